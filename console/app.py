@@ -1,0 +1,180 @@
+"""The operator console: a client of run folders. It reads journals, writes requests, and does no work of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import termios
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from textual.app import App, SystemCommand
+from textual.binding import Binding, BindingType
+from textual.filter import LineFilter
+from textual.screen import Screen
+
+from console import actions
+from console.glyphs import ASCII, UNICODE, PlainText
+from console.screens.base import ConsoleScreen
+from console.screens.run import RunScreen
+from console.screens.runs import RunsScreen
+from console.themes import DAY, NIGHT
+from console.widgets.panels import Look
+from state.workspace import Workspace, default_root
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How the console was started."""
+
+    workspace: Path | None = None
+    """None = the default one; commands that are shown then need not name it."""
+    read_only: bool = False
+    low_bandwidth: bool = False
+    ascii: bool = False
+
+    @property
+    def tick_s(self) -> float:
+        """Seconds between two looks at the journal."""
+        return 2.0 if self.low_bandwidth else 0.5
+
+
+class TraconApp(App[None]):
+    """Screens over one workspace."""
+
+    TITLE = "Tracon"
+    CSS_PATH = "tracon.tcss"
+    ENABLE_COMMAND_PALETTE = True
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide"), (150, "-broad")]  # noqa: RUF012 (declared as an instance variable there)
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (32, "-tall")]  # noqa: RUF012 (likewise)
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+c", "quit", show=False, priority=True, system=True)]
+
+    def __init__(self, options: Options, run: Path | None = None) -> None:
+        super().__init__()
+        self.options = options
+        self.look = Look(glyphs=ASCII if options.ascii else UNICODE, marker=_marker(options))
+        self.last_command: tuple[str, ...] = ()
+        """The command line equal to what was last done here."""
+        self._run = run
+        self.register_theme(NIGHT)
+        self.register_theme(DAY)
+        self.theme = NIGHT.name
+
+    @property
+    def workspace(self) -> Workspace:
+        return Workspace(self.options.workspace or default_root())
+
+    @property
+    def workspace_words(self) -> tuple[str, ...]:
+        """What a command line needs to find this workspace."""
+        return () if self.options.workspace is None else ("--workspace", str(self.options.workspace))
+
+    def workspace_of(self, folder: Path) -> Path | None:
+        """The workspace a command line has to name for this run; None = the default one."""
+        return None if folder.parent == default_root() else folder.parent
+
+    @property
+    def has_runs_screen(self) -> bool:
+        """There is a list of runs to go back to."""
+        return self._run is None
+
+    def on_mount(self) -> None:
+        if not self.is_headless:
+            watch_terminal(self)
+        if self._run is None:
+            self.push_screen(RunsScreen(self.workspace))
+        else:
+            self.open_run(self._run)
+
+    def open_run(self, folder: Path) -> None:
+        """Attach to a run."""
+        self.push_screen(RunScreen(folder))
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """The palette: themes, and every action of the screen that makes sense now."""
+        yield SystemCommand(
+            "Theme", "choose colours (ansi-dark and ansi-light use the terminal's own)", self.search_themes
+        )
+        if not isinstance(screen, ConsoleScreen):
+            return
+        for action in actions.of_screen(screen.NAME):
+            if action.id in ("open", "command_palette") or not screen.check_action(action.id, ()):
+                continue
+            yield SystemCommand(f"{action.label} ({action.key})", action.help, _runner(screen, action.id))
+
+    async def action_quit(self) -> None:
+        self.exit()
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        filters = super().get_line_filters()
+        return [*filters, PlainText()] if self.options.ascii else filters
+
+    def export_screenshot(self, *, title: str | None = None, simplify: bool = False) -> str:
+        """The screen as SVG, with spaces that every viewer keeps."""
+        svg = super().export_screenshot(title=title, simplify=simplify)
+        return svg.replace("<text ", '<text xml:space="preserve" ')
+
+    async def settled(self, limit_s: float = 30.0) -> None:
+        """Return once the screen shows what it is about, or `limit_s` has passed."""
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline:
+            screen = self.screen
+            if isinstance(screen, RunScreen) and not screen.busy:
+                return
+            if isinstance(screen, RunsScreen) and screen.entries is not None:
+                return
+            await asyncio.sleep(0.05)
+
+
+def _runner(screen: ConsoleScreen, action: str) -> Callable[[], Awaitable[None]]:
+    async def run() -> None:
+        await screen.run_action(action)
+
+    return run
+
+
+def _marker(options: Options) -> str:
+    """Without colour, lines are told apart by letters."""
+    if options.ascii or os.environ.get("NO_COLOR"):
+        return "letters"
+    return "hd" if options.low_bandwidth else "braille"
+
+
+def watch_terminal(app: TraconApp) -> None:
+    """End with the terminal: on SIGHUP and SIGTERM, and where SIGHUP is ignored (nohup) as soon as it is gone.
+
+    A thread looks, because a terminal that no longer takes output stalls the event loop itself.
+    """
+    gone = threading.Event()
+    code = [128 + signal.SIGHUP]
+
+    def leave(signum: int, _frame: object) -> None:
+        code[0] = 128 + signum
+        gone.set()
+
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, leave)
+    signal.signal(signal.SIGTERM, leave)
+    threading.Thread(target=_watch, args=(app, gone, code), name="terminal", daemon=True).start()
+
+
+def _watch(app: TraconApp, gone: threading.Event, code: list[int]) -> None:
+    while not gone.wait(1.0):
+        if not _terminal_there():
+            break
+    app.call_later(app.exit, return_code=code[0])
+    time.sleep(2.0)
+    os._exit(code[0])  # the loop did not answer: it waits for a terminal that is not there
+
+
+def _terminal_there() -> bool:
+    try:
+        termios.tcgetattr(0)
+    except (termios.error, OSError):
+        return False
+    return True

@@ -1,0 +1,53 @@
+"""Saves the numbers behind a section of the results; runs in a thread."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from results.findings import Analysis
+
+
+def places(folder: Path, read_only: bool) -> tuple[Path, ...]:
+    """Where files may go, best first: the run's folder, else the folder the console was started in."""
+    return (Path.cwd(),) if read_only else (folder / "exports", Path.cwd())
+
+
+def save(analysis: Analysis, section: str, folders: tuple[Path, ...], stamp: str) -> Path:
+    """Write the section's numbers into the first folder that takes them; raises OSError where none does."""
+    ending, data = content(analysis, section)
+    for place, folder in enumerate(folders, 1):
+        path = folder / f"{section}-{stamp}.{ending}"
+        try:
+            folder.mkdir(exist_ok=True)
+            path.write_bytes(data)
+        except OSError:
+            if place == len(folders):
+                raise
+        else:
+            return path
+    raise OSError("no folder to write to")
+
+
+def content(analysis: Analysis, section: str) -> tuple[str, bytes]:
+    """The file's ending and what it holds: the rows of tax.csv or aggregate.csv, verdicts.json, the report."""
+    import msgspec
+
+    from results import analysis as files
+    from results.report import to_markdown
+
+    def pretty(value: object) -> bytes:
+        return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
+
+    if section == "taxes":
+        return "csv", files.flat_taxes(analysis.taxes).to_csv(index=False).encode()
+    if section == "verdicts":
+        return "json", pretty(files.conclusions(analysis))
+    if section == "rates":
+        return "json", analysis.rates.to_json()
+    if section == "gaps":
+        return "json", pretty(analysis.gaps)
+    if section == "report":
+        return "md", to_markdown(analysis).encode()
+    return "csv", files.flat_cells(analysis).to_csv(index=False).encode()

@@ -1,0 +1,151 @@
+"""Tails a run's journal in a thread of its own and hands out one frozen picture per tick."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from state.errors import StateError
+from state.events import InstanceSampled
+from state.lease import HEARTBEAT_S, LeaseState, lease_state
+from state.store import RunStore
+from state.view import EMPTY, HISTORY_SAMPLES, RunView, fold
+
+TICK_S = 0.5
+LOADING_STEP = 5_000
+"""While a long journal is folded, a sign of life every so many events."""
+TRAIL_STEP_S = 10.0
+"""Samples older than the view keeps are thinned: per instance, of so many seconds the one with the worst TTFT."""
+
+Sample = tuple[float, InstanceSampled]
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """What the journal and the lease said at one moment."""
+
+    view: RunView = EMPTY
+    lease: LeaseState | None = None
+    trails: Mapping[str, tuple[Sample, ...]] = field(default_factory=dict)
+    """Per instance, thinned samples from before what `view` keeps."""
+    folded: int = 0
+    loading: bool = True
+    trouble: str = ""
+    """Why the run cannot be read just now."""
+    frozen_unix_s: float | None = None
+    """Set where the operator holds the screen still: the moment that was frozen."""
+
+    @property
+    def live(self) -> bool:
+        """A process holds the run's lease."""
+        return self.lease is not None and self.lease.live
+
+    def history(self, instance: str) -> tuple[Sample, ...]:
+        """All samples of an instance that there are, thinned where they are old."""
+        recent = self.view.instances[instance].history
+        old = self.trails.get(instance, ())
+        if not old or not recent:
+            return recent or old
+        return (*(sample for sample in old if sample[0] < recent[0][0]), *recent)
+
+
+class Trails:
+    """Keeps what the view forgets, thinned."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, list[Sample]] = {}
+        self._frozen: dict[str, tuple[Sample, ...]] = {}
+        self._seen: dict[str, int] = {}
+
+    def add(self, t_unix_s: float, sample: InstanceSampled) -> None:
+        name = sample.instance
+        self._seen[name] = self._seen.get(name, 0) + 1
+        kept = self._kept.setdefault(name, [])
+        new = (t_unix_s, sample)
+        if kept and t_unix_s // TRAIL_STEP_S == kept[-1][0] // TRAIL_STEP_S:
+            if _worse(sample, kept[-1][1]):
+                kept[-1] = new
+        else:
+            kept.append(new)
+
+    def frozen(self) -> Mapping[str, tuple[Sample, ...]]:
+        """The trails of instances that the view has begun to forget."""
+        for name, kept in self._kept.items():
+            if self._seen[name] > HISTORY_SAMPLES and len(self._frozen.get(name, ())) != len(kept):
+                self._frozen[name] = tuple(kept)
+        return dict(self._frozen)
+
+
+def _worse(new: InstanceSampled, old: InstanceSampled) -> bool:
+    return (new.ttft_p90_s or 0.0, new.tpot_p90_s or 0.0) > (old.ttft_p90_s or 0.0, old.tpot_p90_s or 0.0)
+
+
+class RunFeed:
+    """Reads one run until it is stopped. `post` is called from the feed's thread, at most once per tick."""
+
+    def __init__(self, folder: Path, post: Callable[[Picture], object], *, tick_s: float = TICK_S) -> None:
+        self.folder = folder
+        self._post = post
+        self._tick_s = tick_s
+        self._ending = threading.Event()
+        self._woken = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"feed-{folder.name}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask the thread to end; it does within a tick."""
+        self._ending.set()
+        self._woken.set()
+
+    def wake(self) -> None:
+        """Look now rather than at the next tick (an operator has just asked for something)."""
+        self._woken.set()
+
+    def _run(self) -> None:
+        while not self._ending.is_set():
+            try:
+                with RunStore.open(self.folder, read_only=True) as store:
+                    self._tail(store)
+            except (StateError, OSError) as error:
+                self._post(Picture(trouble=f"{error}. {getattr(error, 'remedy', '')}".strip()))
+                self._sleep(max(2.0, self._tick_s))
+
+    def _tail(self, store: RunStore) -> None:
+        view, trails = EMPTY, Trails()
+        shown: tuple[object, ...] | None = None
+        while not self._ending.is_set():
+            for recorded in store.events(after=view.last_seq):
+                view = fold(view, recorded)
+                if isinstance(recorded.event, InstanceSampled):
+                    trails.add(recorded.t_unix_s, recorded.event)
+                if shown is None and recorded.seq % LOADING_STEP == 0:
+                    self._post(Picture(folded=recorded.seq))
+                if self._ending.is_set():
+                    return
+            lease = lease_state(store)
+            news = (view.last_seq, lease.state, lease.pid, lease.host, _silence(lease))
+            if news != shown:
+                shown = news
+                self._post(Picture(view, lease, trails.frozen(), view.last_seq, loading=False))
+            self._sleep(self._tick_s)
+
+    def _sleep(self, seconds: float) -> None:
+        self._woken.wait(seconds)
+        self._woken.clear()
+
+
+def _silence(lease: LeaseState) -> int:
+    """Tens of seconds that a run process has been silent for beyond three heartbeats."""
+    return 0 if lease.age_s is None or lease.age_s < 3 * HEARTBEAT_S else int(lease.age_s // 10)
+
+
+def now_of(picture: Picture) -> float:
+    """The moment a picture speaks of: now while a process runs the run (or when it was frozen), else its last event."""
+    if picture.frozen_unix_s is not None:
+        return picture.frozen_unix_s
+    return time.time() if picture.live else picture.view.last_t_unix_s

@@ -1,0 +1,103 @@
+"""A run's results, computed from its folder in a thread of their own while somebody looks at them.
+
+Importing what computes them takes a second or two, so only that thread does it: `results.findings` and what stands on
+it (also `console.rows.results`) may be imported where there is a `Findings`, and not before.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from state.run import CELL_ENDED, CellState
+from state.view import RunView
+
+if TYPE_CHECKING:
+    from results.findings import Analysis
+
+EVERY_S = 10.0
+"""An analysis starts at most so often."""
+NICENESS = 10
+"""Of the thread: measuring goes first where the run shares this host."""
+SECTIONS = {
+    "taxes": "Taxes",
+    "verdicts": "Verdicts",
+    "rates": "Rates",
+    "ttft": "TTFT",
+    "tpot": "TPOT",
+    "throughput": "Throughput",
+    "cells": "Cells",
+    "gaps": "Gaps",
+    "report": "Report",
+}
+"""The parts of the Results panel, in their order, with what the operator calls them."""
+
+Progress = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """One analysis of the run's folder, or why there is none."""
+
+    analysis: Analysis | None
+    made_unix_s: float
+    trouble: str = ""
+
+
+def measured(view: RunView) -> int:
+    """Load cells that are done."""
+    return sum(cell.state is CellState.DONE and cell.plan.kind == "load" for cell in view.cells.values())
+
+
+class Analyst:
+    """Analyses one run again whenever more of it is measured. `post` is called from the analyst's thread."""
+
+    def __init__(
+        self, folder: Path, post: Callable[[Findings], object], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._folder = folder
+        self._post = post
+        self._clock = clock
+        self._of: Progress | None = None
+        self._started: float | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def busy(self) -> bool:
+        """An analysis is under way."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def look(self, view: RunView) -> None:
+        """Start an analysis if the run has something new to say, none is under way, and the last is old enough."""
+        ended = [cell for cell in view.cells.values() if cell.state in CELL_ENDED]
+        progress = (len(ended), sum(cell.attempt for cell in ended))
+        if progress == self._of or measured(view) == 0 or self.busy:
+            return
+        now = self._clock()
+        if self._started is not None and now - self._started < EVERY_S:
+            return
+        self._of, self._started = progress, now
+        self._thread = threading.Thread(target=self._run, name="analyst", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with suppress(OSError):  # where a thread has no niceness of its own, it just takes its share
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        self._post(find(self._folder))
+
+
+def find(folder: Path) -> Findings:
+    """The findings of the run's folder as it is now; takes seconds, and imports what computes them."""
+    from results.findings import analyse
+
+    try:
+        return Findings(analyse(folder), time.time())
+    except Exception as error:  # noqa: BLE001 (a folder nobody foresaw is told in the panel; the console goes on)
+        remedy = getattr(error, "remedy", "")
+        return Findings(None, time.time(), f"{type(error).__name__}: {error}{f'. {remedy}' if remedy else ''}")

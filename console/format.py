@@ -1,0 +1,129 @@
+"""How numbers become text: one place for units, significant digits and the sign for "not measured"."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+NOT_MEASURED = "–"
+"""Shown where a value is null; the reason stands in the help, the cell's detail or the feed."""
+
+
+def digits(value: float | None) -> str:
+    """Three significant digits in a width that columns can rely on: `0.04`, `1.66`, `14.2`, `142`, `1420`."""
+    if value is None:
+        return NOT_MEASURED
+    size = abs(value)
+    if size == 0:
+        return "0"
+    if size >= 99.95:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if size >= 9.995 else f"{value:.2f}"
+
+
+def ms(seconds: float | None) -> str:
+    """Seconds as milliseconds."""
+    return digits(None if seconds is None else seconds * 1e3)
+
+
+def short_ms(seconds: float | None) -> str:
+    """Milliseconds in at most four characters: from 10 s on, whole seconds with their unit."""
+    return ms(seconds) if seconds is None or seconds < 9.9995 else f"{seconds:.0f}s"
+
+
+def us_as_ms(microseconds: float | None) -> str:
+    """Microseconds as milliseconds."""
+    return digits(None if microseconds is None else microseconds / 1e3)
+
+
+def whole(value: float | None) -> str:
+    """A count."""
+    return NOT_MEASURED if value is None else f"{value:.0f}"
+
+
+def tokens(count: float | None) -> str:
+    """A count of tokens: `950`, `12.3k`, `1.20M`."""
+    if count is None:
+        return NOT_MEASURED
+    if abs(count) < 1_000:
+        return f"{count:.0f}"
+    return f"{digits(count / 1e6)}M" if abs(count) >= 999_500 else f"{digits(count / 1e3)}k"
+
+
+def percent(fraction: float | None) -> str:
+    """0..1 as a percentage without its sign."""
+    return NOT_MEASURED if fraction is None else f"{fraction * 100:.0f}"
+
+
+def duration(seconds: float | None) -> str:
+    """`45 s`, `9 min 30 s`, `4 h 52 min`."""
+    if seconds is None:
+        return NOT_MEASURED
+    rest = max(0, round(seconds))
+    if rest < 60:
+        return f"{rest} s"
+    minutes, rest = divmod(rest, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min"
+
+
+def age(seconds: float) -> str:
+    """How old something is, as short as it can be said: `4s`, `12m`, `3h`, `2d`."""
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{int(seconds // size)}{unit}"
+    return f"{max(0, int(seconds))}s"
+
+
+def clock(unix_s: float | None, seconds: bool = True) -> str:
+    """The local time of day."""
+    if unix_s is None:
+        return NOT_MEASURED
+    return time.strftime("%H:%M:%S" if seconds else "%H:%M", time.localtime(unix_s))
+
+
+def moment(unix_s: float | None) -> str:
+    """The local date and time."""
+    return NOT_MEASURED if unix_s is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s))
+
+
+def bar(fraction: float, width: int, full: str = "━", empty: str = "─") -> tuple[str, str]:
+    """The filled and the empty part of a progress bar; together `width` characters."""
+    filled = round(max(0.0, min(1.0, fraction)) * width)
+    return full * filled, empty * (width - filled)
+
+
+def named(key: str, value: object) -> tuple[str, str]:
+    """A named number as label and text, the unit by the name's ending: `ttft_p90_s` -> (`ttft p90`, `142 ms`)."""
+    if isinstance(value, bool):
+        return key.replace("_", " "), "yes" if value else "no"
+    if not isinstance(value, int | float) or isinstance(value, str):
+        return key.replace("_", " "), NOT_MEASURED if value is None else _plain(value)
+    for ending, factor, unit in _ENDINGS:
+        if key.endswith(ending):
+            return key.removesuffix(ending).replace("_", " "), f"{digits(value * factor)}{unit}"
+    return key.replace("_", " "), f"{value}" if isinstance(value, int) else digits(value)
+
+
+_ENDINGS = (
+    ("_req_per_s", 1, " req/s"),
+    ("_tok_per_s", 1, " tok/s"),
+    ("_req_s", 1, " req/s"),
+    ("_tok_s", 1, " tok/s"),
+    ("_per_s", 1, " /s"),
+    ("_fraction", 100, " %"),
+    ("_percent", 1, " %"),
+    ("_tokens", 1, " tok"),
+    ("_us", 1e-3, " ms"),
+    ("_ms", 1, " ms"),
+    ("_ns", 1e-6, " ms"),
+    ("_s", 1e3, " ms"),
+)
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {item}" for key, item in value.items())
+    return ", ".join(str(item) for item in value) if isinstance(value, list | tuple) else str(value)

@@ -1,0 +1,151 @@
+"""The signs beside state words, in Unicode and in plain ASCII; a state is never told by colour alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from rich.segment import Segment
+from textual.color import Color
+from textual.filter import LineFilter
+
+from state.run import CellState, InstanceState, RunState, StageState
+
+TONES: Mapping[str, str] = {
+    "pending": "dim",
+    "planned": "dim",
+    "running": "live",
+    "starting": "live",
+    "stopping": "live",
+    "ready": "good",
+    "done": "good",
+    "paused": "warn",
+    "interrupted": "warn",
+    "skipped": "dim",
+    "gone": "dim",
+    "failed": "bad",
+    "degraded": "warn",
+    "info": "dim",
+    "warning": "warn",
+    "error": "bad",
+}
+"""The tone of each state and feed level."""
+
+
+@dataclass(frozen=True, slots=True)
+class Glyphs:
+    """One character set."""
+
+    signs: Mapping[str, str]
+    open: str
+    closed: str
+    full: str
+    empty: str
+    rise: str
+    """Nine characters from nothing to a full cell, for columns."""
+    rule: str
+    dot: str
+    """Between two facts on a line."""
+    dash: str
+
+    def sign(self, state: RunState | StageState | CellState | InstanceState | str) -> str:
+        return self.signs.get(str(state), " ")
+
+    def state(self, state: RunState | StageState | CellState | InstanceState | str) -> tuple[str, str]:
+        """Glyph, word and the tone for both."""
+        return f"{self.sign(state)} {state}", TONES.get(str(state), "")
+
+
+UNICODE = Glyphs(
+    signs={
+        "pending": "·",
+        "planned": "·",
+        "running": "▶",
+        "starting": "◌",
+        "ready": "●",
+        "stopping": "◌",
+        "done": "✓",
+        "failed": "✗",
+        "skipped": "↷",
+        "gone": "○",
+        "paused": "‖",
+        "interrupted": "◼",
+        "degraded": "!",
+        "info": "·",
+        "warning": "!",
+        "error": "✗",
+    },
+    open="▾",
+    closed="▸",
+    full="━",
+    empty="─",
+    rise=" ▁▂▃▄▅▆▇█",
+    rule="─",
+    dot="·",
+    dash="–",
+)
+
+ASCII = Glyphs(
+    signs={
+        "pending": ".",
+        "planned": ".",
+        "running": ">",
+        "starting": "~",
+        "ready": "*",
+        "stopping": "~",
+        "done": "+",
+        "failed": "x",
+        "skipped": "/",
+        "gone": "o",
+        "paused": "=",
+        "interrupted": "#",
+        "degraded": "!",
+        "info": ".",
+        "warning": "!",
+        "error": "x",
+    },
+    open="v",
+    closed=">",
+    full="=",
+    empty="-",
+    rise=" .:-=+*#@",
+    rule="-",
+    dot="-",
+    dash="-",
+)
+
+
+_PLAIN = {
+    **dict.fromkeys("│┃┤├╎▌▐▎▊", "|"),
+    **dict.fromkeys("─━═", "-"),
+    **dict.fromkeys("╭╮╰╯┌┐└┘┬┴┼┏┓┗┛", "+"),
+    **dict.fromkeys("▁▂▃▔", "_"),
+    **dict.fromkeys("▄▅▆▇█▀▖▗▘▝", "#"),
+    "–": "-",
+    "—": "-",
+    "…": "~",
+    "·": "-",
+    "•": "*",
+    "●": "*",
+    "▼": "v",
+    "▲": "^",
+    "←": "<",
+    "→": ">",
+    "▶": ">",
+    "\u00a0": " ",
+}
+
+
+class PlainText(LineFilter):
+    """Replaces what is not ASCII, wherever it comes from, with something as wide."""
+
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+        return [Segment(plain(text), style, control) for text, style, control in segments]
+
+
+def plain(text: str) -> str:
+    """The text in ASCII, in as many cells."""
+    if text.isascii():
+        return text
+    return "".join(each if each.isascii() else _PLAIN.get(each, "?" * cell_len(each)) for each in text)

@@ -1,0 +1,119 @@
+"""What all full screens share: keys from the action table, filter, copy, screenshot, help."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, cast
+
+from textual import on
+from textual.app import ComposeResult
+from textual.screen import Screen
+from textual.widgets import Footer, Input
+
+from console import actions
+from console.screens.help import Help
+
+if TYPE_CHECKING:
+    from console.app import TraconApp
+
+
+class ConsoleScreen(Screen[None]):
+    """A full screen of the console."""
+
+    NAME: ClassVar[str] = ""
+    """Which screen of the action table this is."""
+
+    @property
+    def tracon(self) -> TraconApp:
+        from console.app import TraconApp
+
+        return cast(TraconApp, self.app)
+
+    def compose_foot(self) -> ComposeResult:
+        """The filter line and the footer."""
+        yield Input(placeholder="text, or !text for the others", id="filter", compact=True)
+        yield Footer(compact=True, show_command_palette=False)
+
+    def apply_filter(self, text: str) -> None:
+        """Filter what is focused."""
+
+    def filter_target_focus(self) -> None:
+        """Give the focus back to what was filtered."""
+
+    @property
+    def folder(self) -> Path | None:
+        """The run this screen is about."""
+        return None
+
+    # -- actions every screen has -------------------------------------------------------------------------------
+
+    def action_filter(self) -> None:
+        line = self.query_one("#filter", Input)
+        line.add_class("open")
+        line.focus()
+
+    @on(Input.Changed, "#filter")
+    def filter_typed(self, event: Input.Changed) -> None:
+        self.apply_filter(event.value)
+
+    @on(Input.Submitted, "#filter")
+    def filter_done(self) -> None:
+        self.query_one("#filter", Input).remove_class("open")
+        self.filter_target_focus()
+
+    def clear_filter(self) -> bool:
+        """Close the filter line and forget the filter; False where there was none."""
+        line = self.query_one("#filter", Input)
+        if not line.has_class("open") and not line.value:
+            return False
+        line.value = ""
+        line.remove_class("open")
+        self.apply_filter("")
+        self.filter_target_focus()
+        return True
+
+    def action_quit(self) -> None:
+        self.app.exit()
+
+    def action_command_palette(self) -> None:
+        self.app.action_command_palette()
+
+    def action_help(self) -> None:
+        self.app.push_screen(Help(self.NAME, read_only=self.tracon.options.read_only))
+
+    def action_copy(self) -> None:
+        command = self.tracon.last_command or self.default_command()
+        if command:
+            self.app.copy_to_clipboard(actions.shown(command))
+            self.notify(actions.shown(command), title="copied")
+
+    def default_command(self) -> tuple[str, ...]:
+        """What `y` copies before anything was done here."""
+        if self.folder is None:
+            return ("tracon", "list", *self.tracon.workspace_words)
+        return actions.command_line("copy", self.folder, self.tracon.workspace_of(self.folder))
+
+    def action_screenshot(self) -> None:
+        name = f"console-{time.strftime('%Y%m%d-%H%M%S')}.svg"
+        places = (
+            [self.folder / "screenshots", Path.cwd()]
+            if self.folder and not self.tracon.options.read_only
+            else [Path.cwd()]
+        )
+        svg = self.app.export_screenshot()
+        for place in places:
+            try:
+                place.mkdir(exist_ok=True)
+                (place / name).write_text(svg, encoding="utf-8")
+            except OSError as error:
+                self.notify(f"{place / name}: {error.strerror}", severity="warning")
+            else:
+                self.notify(str(place / name), title="screenshot saved")
+                return
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        known = actions.BY_ID.get(action)
+        if known is not None and known.steers and self.tracon.options.read_only:
+            return False
+        return super().check_action(action, parameters)

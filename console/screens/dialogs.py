@@ -1,0 +1,183 @@
+"""The questions the console asks, and the small windows it opens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rich.text import Text
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Grid, Horizontal, Vertical, VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Button, Input, OptionList, Static
+from textual.widgets.option_list import Option
+
+from console.actions import Action, shown
+
+ESCAPE: list[BindingType] = [Binding("escape", "cancel", "Cancel", show=False)]
+
+
+class Confirm(ModalScreen[bool]):
+    """Yes or no, with Cancel focused."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *ESCAPE,
+        Binding("left,up", "app.focus_previous", show=False),
+        Binding("right,down", "app.focus_next", show=False),
+    ]
+
+    def __init__(self, question: str, verb: str, command: tuple[str, ...]) -> None:
+        super().__init__()
+        self._question = question
+        self._verb = verb
+        self._command = command
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog"):
+            yield Static(Text(self._question), classes="question")
+            yield Static(Text(shown(self._command)), classes="command")
+            with Horizontal(classes="buttons"):
+                yield Button("Cancel", id="cancel")
+                yield Button(self._verb, id="confirm", variant="error")
+
+    def on_mount(self) -> None:
+        self.query_one("#cancel").focus()
+
+    @on(Button.Pressed)
+    def answer(self, event: Button.Pressed) -> None:
+        self.dismiss(event.button.id == "confirm")
+
+    def action_cancel(self) -> None:
+        self.dismiss(False)
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One line of the actions menu."""
+
+    action: Action
+    command: tuple[str, ...]
+    why_not: str
+
+
+class Menu(ModalScreen[str | None]):
+    """Every action on the run, with the equal command line of the highlighted one."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *ESCAPE,
+        Binding("x", "cancel", show=False),
+        Binding("y", "copy", "Copy command", show=False),
+    ]
+
+    def __init__(self, run: str, offers: Sequence[Offer]) -> None:
+        super().__init__()
+        self._run = run
+        self._offers = offers
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog wide"):
+            yield Static(Text(f"Actions on {self._run}"), classes="question")
+            yield OptionList(*(self._option(offer) for offer in self._offers))
+            yield Static("", id="help", classes="help")
+            yield Static("", id="command", classes="command")
+            yield Static(Text("enter does it   y copies the command line   esc closes"), classes="hint")
+
+    def _option(self, offer: Offer) -> Option:
+        text = f"{offer.action.key:>3}  {offer.action.label:<18}{offer.why_not}"
+        return Option(Text(text), id=offer.action.id, disabled=bool(offer.why_not))
+
+    def on_mount(self) -> None:
+        self.query_one(OptionList).focus()
+
+    @property
+    def highlighted(self) -> Offer:
+        index = self.query_one(OptionList).highlighted
+        return self._offers[index or 0]
+
+    @on(OptionList.OptionHighlighted)
+    def describe(self) -> None:
+        self.query_one("#help", Static).update(Text(self.highlighted.action.help))
+        self.query_one("#command", Static).update(Text(shown(self.highlighted.command)))
+
+    @on(OptionList.OptionSelected)
+    def choose(self, event: OptionList.OptionSelected) -> None:
+        self.dismiss(event.option.id)
+
+    def action_copy(self) -> None:
+        command = shown(self.highlighted.command)
+        self.app.copy_to_clipboard(command)
+        self.notify(command, title="copied")
+
+    def action_cancel(self) -> None:
+        self.dismiss(None)
+
+
+class Skip(ModalScreen[tuple[str, str] | None]):
+    """Which cell, config or stage to leave out, and why."""
+
+    BINDINGS: ClassVar[list[BindingType]] = ESCAPE
+
+    def __init__(self, run: str, targets: Sequence[tuple[str, str]]) -> None:
+        super().__init__()
+        self._run = run
+        self._targets = targets
+        """(target, what it means)."""
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog wide"):
+            yield Static(Text(f"Skip what of {self._run}?"), classes="question")
+            yield OptionList(*(Option(Text(f"{target:<34}  {means}"), id=target) for target, means in self._targets))
+            yield Input(placeholder="why (the manifest keeps it)", id="reason")
+            with Horizontal(classes="buttons"):
+                yield Button("Cancel", id="cancel")
+                yield Button("Skip", id="confirm", variant="error")
+
+    def on_mount(self) -> None:
+        targets = self.query_one(OptionList)
+        targets.highlighted = 0
+        targets.focus()
+
+    @on(OptionList.OptionSelected)
+    def to_reason(self) -> None:
+        self.query_one(Input).focus()
+
+    @on(Input.Submitted)
+    def to_buttons(self) -> None:
+        self.query_one("#cancel").focus()
+
+    @on(Button.Pressed)
+    def answer(self, event: Button.Pressed) -> None:
+        index = self.query_one(OptionList).highlighted
+        if event.button.id != "confirm" or index is None:
+            self.dismiss(None)
+            return
+        self.dismiss((self._targets[index][0], self.query_one(Input).value.strip()))
+
+    def action_cancel(self) -> None:
+        self.dismiss(None)
+
+
+class Detail(ModalScreen[None]):
+    """A thing with its facts, one per line."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [*ESCAPE, Binding("enter,q", "cancel", show=False)]
+
+    def __init__(self, title: str, facts: Sequence[tuple[str, str]]) -> None:
+        super().__init__()
+        self._title = title
+        self._facts = facts
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog wide"):
+            yield Static(Text(self._title), classes="question")
+            with VerticalScroll(), Grid(classes="facts"):
+                for label, text in self._facts:
+                    yield Static(Text(label), classes="label")
+                    yield Static(Text(text))
+            yield Static(Text("esc closes"), classes="hint")
+
+    def action_cancel(self) -> None:
+        self.dismiss(None)

@@ -1,0 +1,78 @@
+"""The help: every key, and what every number means."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rich.table import Table as RichTable
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical, VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+from console import actions
+from console.glossary import TERMS
+
+
+class Help(ModalScreen[None]):
+    """Generated from the action table and the glossary."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q,question_mark", "close", "Close", show=False),
+        Binding("down,j", "down", show=False),
+        Binding("up", "up", show=False),
+    ]
+
+    def __init__(self, screen: str, *, read_only: bool) -> None:
+        super().__init__()
+        self._screen = screen
+        self._read_only = read_only
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog help-dialog"):
+            yield Static(Text("Help", style="bold"), classes="question")
+            with VerticalScroll(id="help-text"):
+                yield Static(self._keys(), id="help-keys")
+                yield Static(self._numbers(), id="help-numbers")
+            yield Static(Text("esc closes   up, down, page up, page down scroll"), classes="hint")
+
+    def on_mount(self) -> None:
+        self.query_one("#help-text").focus()
+
+    def _keys(self) -> RichTable:
+        table = RichTable.grid(padding=(0, 2, 0, 0))
+        table.add_column(justify="right", no_wrap=True, style="bold")
+        table.add_column(no_wrap=True)
+        table.add_column(style="dim")
+        for group in actions.GROUPS:
+            mine = [
+                a for a in actions.of_screen(self._screen) if a.group == group and not (a.steers and self._read_only)
+            ]
+            if mine:
+                table.add_row("", Text(group, style="underline"), "")
+            for action in mine:
+                table.add_row(action.key, action.label, action.help)
+        return table
+
+    def _numbers(self) -> RichTable:
+        table = RichTable.grid(padding=(0, 2, 1, 0))
+        table.add_column(justify="right", style="bold", no_wrap=True)
+        table.add_column()
+        for term in TERMS:
+            text = Text(f"{term.meaning}. ")
+            text.append(f"Unit: {term.unit}. Source: {term.source}.", style="dim")
+            if term.watch:
+                text.append(f" Watch: {term.watch}.", style="italic")
+            table.add_row(term.term, text)
+        return table
+
+    def action_close(self) -> None:
+        self.dismiss(None)
+
+    def action_down(self) -> None:
+        self.query_one("#help-text").scroll_down(animate=False)
+
+    def action_up(self) -> None:
+        self.query_one("#help-text").scroll_up(animate=False)

@@ -1,0 +1,143 @@
+"""One instance: what it is, its TTFT and TPOT, its steps, its events."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+from rich.table import Table as RichTable
+from rich.text import Text
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Horizontal, Vertical
+from textual.widgets import Static
+
+from console import actions
+from console.feed import Picture
+from console.rows.events import event_detail
+from console.rows.instances import instance_detail, instance_numbers
+from console.screens.base import ConsoleScreen
+from console.screens.dialogs import Detail
+from console.series import WINDOWS_S
+from console.widgets.header import RunHeader
+from console.widgets.panels import EventsPanel, LatencyPanel, Panel, StepsPanel
+from console.widgets.table import Span, Table
+
+
+class InstanceScreen(ConsoleScreen):
+    """Opened over the run's screen, which hands it every new picture."""
+
+    NAME = actions.INSTANCE
+    BINDINGS: ClassVar[list[BindingType]] = [*actions.bindings(actions.INSTANCE)]
+
+    def __init__(self, instance: str, folder: Path, picture: Picture) -> None:
+        super().__init__()
+        self.instance = instance
+        self._folder = folder
+        self._picture = picture
+        self._frozen: Picture | None = None
+
+    def compose(self) -> ComposeResult:
+        look = self.tracon.look
+        yield RunHeader(glyphs=look.glyphs)
+        with Vertical(id="body"):
+            with Horizontal(id="facts-row"):
+                with Vertical(id="facts-panel", classes="panel"):
+                    yield Static(id="facts")
+                yield StepsPanel(look, id="steps", only=self.instance)
+            yield LatencyPanel(look, id="latency", only=self.instance)
+            yield EventsPanel(look, id="events", about=self._about())
+        yield from self.compose_foot()
+
+    def _about(self) -> frozenset[str]:
+        instance = self._picture.view.instances.get(self.instance)
+        own = {sample.cell for _, sample in instance.history} if instance is not None else set()
+        return frozenset({self.instance, *own})
+
+    def on_mount(self) -> None:
+        self.query_one("#facts-panel").border_title = self.instance
+        self.query_one("#steps", Panel).border_title = "Steps, share per bucket"
+        self.query_one("#events", Panel).border_title = "Its events"
+        self.query_one("#events", EventsPanel).focus_content()
+        self.call_after_refresh(self.show, self._picture)
+
+    @property
+    def folder(self) -> Path:
+        return self._folder
+
+    def show(self, picture: Picture) -> None:
+        """Draw the newest picture."""
+        self._picture = picture
+        self.query_one(RunHeader).show(picture, self._badges())
+        drawn = self._frozen or picture
+        instance = drawn.view.instances.get(self.instance)
+        if instance is None:
+            return
+        self.query_one("#facts", Static).update(_facts(drawn, self.instance))
+        events = self.query_one("#events", EventsPanel)
+        events.about = events.about | ({instance.latest.cell} if instance.latest is not None else set())
+        for panel in self.query(Panel):
+            panel.show(drawn)
+
+    def _badges(self) -> tuple[Span, ...]:
+        if self._frozen is None:
+            return ()
+        return ((f"FROZEN  +{self._picture.view.last_seq - self._frozen.view.last_seq} events  ", "warn"),)
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(self.show, self._picture)
+
+    def action_freeze(self) -> None:
+        self._frozen = None if self._frozen is not None else replace(self._picture, frozen_unix_s=time.time())
+        self.show(self._picture)
+
+    def action_shorter(self) -> None:
+        self._step_window(-1)
+
+    def action_longer(self) -> None:
+        self._step_window(1)
+
+    def _step_window(self, step: int) -> None:
+        place = max(0, min(WINDOWS_S.index(self.tracon.look.window_s) + step, len(WINDOWS_S) - 1))
+        self._look(window_s=WINDOWS_S[place])
+
+    def action_follow(self) -> None:
+        self._look(follow=not self.tracon.look.follow)
+
+    def _look(self, **changes: object) -> None:
+        self.tracon.look = replace(self.tracon.look, **changes)  # type: ignore[arg-type]
+        for panel in self.query(Panel):
+            panel.look = self.tracon.look
+        self.show(self._picture)
+
+    def apply_filter(self, text: str) -> None:
+        self.query_one("#events", EventsPanel).filter(text)
+
+    def filter_target_focus(self) -> None:
+        self.query_one("#events", EventsPanel).focus_content()
+
+    @on(Table.Chosen)
+    def open_event(self, event: Table.Chosen) -> None:
+        self.app.push_screen(Detail("Event", event_detail(self._picture.view, event.key)))
+
+    def action_back(self) -> None:
+        if not self.clear_filter():
+            self.dismiss()
+
+
+def _facts(picture: Picture, name: str) -> RichTable:
+    instance = picture.view.instances[name]
+    numbers = instance_numbers(instance)
+    table = RichTable.grid(padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True, min_width=13)
+    table.add_column(overflow="ellipsis", no_wrap=True)
+    for label, name in (("TTFT", "ttft"), ("TPOT", "tpot"), ("step", "step")):
+        table.add_row(f"{label} p50, p90", f"{numbers[f'{name}_p50']}, {numbers[f'{name}_p90']} ms")
+    table.add_row("requests", f"{numbers['running']} running, {numbers['waiting']} waiting")
+    table.add_row("pend, KV", f"{numbers['pending']} tokens, {numbers['kv']} %")
+    for label, text in instance_detail(picture, instance):
+        table.add_row(label, Text(text))
+    return table

@@ -1,0 +1,138 @@
+"""What a screen needs to steer its run: questions, requests, commands, and what came of them."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from console import actions, steer
+from console.feed import Picture
+from console.screens.base import ConsoleScreen
+from console.screens.dialogs import Confirm, Menu, Offer, Skip
+from state.run import CellState
+
+
+class SteeringScreen(ConsoleScreen):
+    """A screen about one run that can be steered from it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+        self.picture = Picture()
+
+    @property
+    def folder(self) -> Path:
+        return self._folder
+
+    def cursor_target(self) -> str:
+        """What the cursor is on, as `stage:ID` or `cell:ID`; empty = nothing."""
+        return ""
+
+    def look_now(self) -> None:
+        """Read the journal at once: something was asked."""
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        allowed = super().check_action(action, parameters)
+        known = actions.BY_ID.get(action)
+        if allowed and known is not None and known.steers and action != "menu" and self._why_not(action):
+            return None
+        return allowed
+
+    def _why_not(self, action: str) -> str:
+        return actions.why_not(action, None if self.picture.loading else self.picture.view.state, self.picture.live)
+
+    def _command(self, action: str, **values: str) -> tuple[str, ...]:
+        return actions.command_line(action, self._folder, self.tracon.workspace_of(self._folder), **values)
+
+    def action_menu(self) -> None:
+        offers = [
+            Offer(action, self._command(action.id, sort="cell", target="CELL", reason="WHY"), self._why_not(action.id))
+            for action in actions.of_screen(self.NAME)
+            if action.steers and action.id != "menu"
+        ]
+        self.app.push_screen(Menu(self._folder.name, offers), self._menu_chosen)
+
+    def _menu_chosen(self, action: str | None) -> None:
+        if action is not None:
+            self._steer(action)
+
+    def action_pause(self) -> None:
+        self._steer("pause")
+
+    def action_resume(self) -> None:
+        self._steer("resume")
+
+    def action_stop(self) -> None:
+        self._steer("stop")
+
+    def action_stop_now(self) -> None:
+        self._steer("stop_now")
+
+    def action_retry(self) -> None:
+        self._steer("retry")
+
+    def action_skip(self) -> None:
+        self._steer("skip")
+
+    def _steer(self, action: str) -> None:
+        """Do it, after its question was answered where it has one."""
+        if action == "skip":
+            self.app.push_screen(Skip(self._folder.name, self._skip_targets()), self._skip_chosen)
+            return
+        known = actions.BY_ID[action]
+        if not known.question:
+            self._do(action)
+            return
+        question = known.question.format(run=self._folder.name)
+        answered = partial(self._confirmed, action)
+        self.app.push_screen(Confirm(question, known.label, self._command(action)), answered)
+
+    def _confirmed(self, action: str, yes: bool | None) -> None:
+        if yes:
+            self._do(action)
+
+    def _skip_targets(self) -> list[tuple[str, str]]:
+        """What can be skipped from where the cursor is: the cell, its config, its stage."""
+        view = self.picture.view
+        sort, _, name = self.cursor_target().partition(":")
+        left = [cell for cell in view.cells.values() if cell.state in (CellState.PENDING, CellState.RUNNING)]
+        cell = view.cells.get(name) or next(iter((*view.current_cells, *left, *view.cells.values())))
+        config, stage = cell.plan.config or "", name if sort == "stage" else cell.plan.stage
+        if sort == "config":
+            config, stage, _ = name.split(":")
+        targets = []
+        if sort in ("cell", ""):
+            targets.append((f"cell:{cell.cell}", f"this cell, {cell.state}"))
+        if config and sort != "stage":
+            targets.append((f"config:{config}", _to_run(sum(each.plan.config == config for each in left))))
+        return [*targets, (f"stage:{stage}", _to_run(sum(each.plan.stage == stage for each in left)))]
+
+    def _skip_chosen(self, chosen: tuple[str, str] | None) -> None:
+        if chosen is not None:
+            self._do("skip", *chosen)
+
+    def _do(self, action: str, target: str = "", reason: str = "") -> None:
+        """Through the journal of a live run, else by the command line; in a thread, both may wait for a disk."""
+        sort, _, name = target.partition(":")
+        command = self._command(action, sort=sort, target=name, reason=reason)
+        self.tracon.last_command = command
+        if self.picture.live:
+            work = partial(steer.ask, self._folder, action, target, reason)
+        else:
+            work = partial(steer.tracon, command[1:])
+        self.run_worker(partial(self._carry_out, work, command), thread=True, exit_on_error=False)
+
+    def _carry_out(self, work: partial[steer.Result], command: tuple[str, ...]) -> None:
+        result = work()
+        self.app.call_from_thread(self.look_now)
+        self.app.call_from_thread(self._told, result, command)
+
+    def _told(self, result: steer.Result, command: tuple[str, ...]) -> None:
+        if result.done:
+            self.notify(f"{actions.shown(command)}\ny copies the command line", title=result.text)
+        else:
+            self.notify(result.text, title="refused", severity="error", timeout=15)
+
+
+def _to_run(cells: int) -> str:
+    return f"{cells} cell{'' if cells == 1 else 's'} not yet measured"

@@ -1,0 +1,153 @@
+"""The lines above everything: which run, how it stands, how far it is. They stay live when the rest is frozen."""
+
+from __future__ import annotations
+
+import time
+
+from rich.text import Text
+from textual.widgets import Static
+
+from console import format as say
+from console.feed import Picture
+from console.glyphs import UNICODE, Glyphs
+from console.themes import tones
+from console.widgets.table import Span
+from state.lease import HEARTBEAT_S, LeaseState
+from state.run import RunState
+from state.view import elapsed_s, eta_s, progress
+
+Line = list[Span]
+
+
+class RunHeader(Static):
+    """Three lines: name and state; progress, time and ETA; what needs attention, else the newest event."""
+
+    DEFAULT_CSS = """
+    RunHeader { height: 3; padding: 0 1; }
+    """
+
+    def __init__(self, *, id: str | None = None, glyphs: Glyphs = UNICODE) -> None:
+        super().__init__(id=id)
+        self._glyphs = glyphs
+        self._said: tuple[object, ...] = ()
+
+    def show(self, picture: Picture, badges: tuple[Span, ...] = (), name: str = "") -> None:
+        """Draw the picture's header, with what the screen itself has to say (`badges`)."""
+        width = max(20, self.size.width - 2)
+        said = (*header_lines(picture, badges, self._glyphs, width, time.time(), name), width, self.app.theme)
+        if said != self._said:
+            self._said = said
+            styles = tones(self.app.theme_variables)
+            lines = [_text(line, styles) for line in said[:3]]  # type: ignore[arg-type]
+            self.update(Text("\n").join(lines), layout=False)
+
+
+def header_lines(
+    picture: Picture, badges: tuple[Span, ...], glyphs: Glyphs, width: int, now_unix_s: float, name: str = ""
+) -> tuple[tuple[Span, ...], ...]:
+    """The three lines as spans, each at most `width` wide."""
+    if picture.loading:
+        text = picture.trouble or f"reading the journal{f': {picture.folded} events' if picture.folded else ''} ..."
+        return (((name, "bold"),), ((text, "bad" if picture.trouble else "dim"),), badges)
+    return (
+        _fitted(_identity(picture, glyphs, width), _standing(picture, glyphs), width),
+        _clipped(_progress(picture, glyphs, width, now_unix_s), width),
+        _clipped(_attention(picture, badges, glyphs), width),
+    )
+
+
+def _identity(picture: Picture, glyphs: Glyphs, width: int) -> Line:
+    plan = picture.view.plan
+    parts: Line = [(picture.view.run, "bold")]
+    if width >= 100:
+        parts.append((f"   {plan.experiment} {glyphs.dot} {plan.profile} {glyphs.dot} {plan.preset}", "dim"))
+    return parts
+
+
+def _standing(picture: Picture, glyphs: Glyphs) -> Line:
+    view = picture.view
+    text, tone = glyphs.state(view.state)
+    if view.pause == "pausing":
+        text, tone = f"{text}, pausing", "warn"
+    return [(text, tone), ("   ", ""), *_lease(picture.lease, view.state)]
+
+
+def _lease(lease: LeaseState | None, state: RunState) -> Line:
+    if lease is None or lease.state == "none":
+        return [("no process", "warn" if state in (RunState.RUNNING, RunState.PAUSED) else "dim")]
+    if lease.state == "dead":
+        return [(f"process {lease.pid} is gone", "bad")]
+    if lease.age_s is not None and lease.age_s > 3 * HEARTBEAT_S:
+        return [(f"pid {lease.pid} silent for {say.age(lease.age_s)}", "warn")]
+    return [(f"live, pid {lease.pid}", "good")]
+
+
+def _progress(picture: Picture, glyphs: Glyphs, width: int, now_unix_s: float) -> Line:
+    view = picture.view
+    at = now_unix_s if picture.live else view.last_t_unix_s
+    done = progress(view)
+    wide = width >= 100
+    full, empty = say.bar(done.fraction, 34 if wide else 14, glyphs.full, glyphs.empty)
+    parts: Line = [
+        (full, "bad" if view.state is RunState.FAILED else "live"),
+        (empty, "faint"),
+        (f"  {done.fraction * 100:.0f} %", "bold"),
+        (f"   {done.ended}/{done.total} cells", ""),
+        ("   elapsed " if wide else "   ", "dim"),
+        (say.duration(elapsed_s(view, at)), ""),
+    ]
+    left = eta_s(view, at)
+    if left and view.state not in (RunState.DONE, RunState.FAILED):
+        parts += [("   about " if wide else ", ~", "dim"), (say.duration(left), ""), (" left", "dim")]
+        if wide and picture.live and view.state is RunState.RUNNING:
+            parts.append((f", until {say.clock(at + left, seconds=False)}", "dim"))
+    return parts
+
+
+def _attention(picture: Picture, badges: tuple[Span, ...], glyphs: Glyphs) -> Line:
+    view = picture.view
+    parts: Line = list(badges)
+    for request in view.open_requests:
+        parts.append((f"{request.action.replace('_', ' ')} {request.target} asked for  ".replace("  ", " "), "warn"))
+    if view.state in (RunState.RUNNING, RunState.PAUSED) and not picture.live:
+        parts.append(("nobody works on this run: r resumes it  ", "bad"))
+    elif view.reason and view.state in (RunState.FAILED, RunState.INTERRUPTED, RunState.PAUSED):
+        parts.append((f"{view.reason}  ", "warn"))
+    if not parts and view.feed:
+        line = view.feed[-1]
+        tone = {"warning": "warn", "error": "bad"}.get(line.level, "dim")
+        parts = [
+            (f"{say.clock(line.t_unix_s)} {glyphs.sign(line.level)} ", "dim"),
+            (f"{line.subject}  {line.text}", tone),
+        ]
+    return parts
+
+
+def _length(line: Line) -> int:
+    return sum(len(text) for text, _ in line)
+
+
+def _clipped(line: Line, width: int) -> tuple[Span, ...]:
+    kept: Line = []
+    room = width
+    for text, tone in line:
+        if len(text) > room:
+            kept.append((text[: max(0, room - 1)] + "…", tone))
+            break
+        kept.append((text, tone))
+        room -= len(text)
+    return tuple(kept)
+
+
+def _fitted(left: Line, right: Line, width: int) -> tuple[Span, ...]:
+    """Both ends of one line; the left one gives way."""
+    room = width - _length(right) - 2
+    kept = _clipped(left, max(1, room))
+    return (*kept, (" " * max(1, width - _length(list(kept)) - _length(right)), ""), *right)
+
+
+def _text(line: tuple[Span, ...], styles: dict[str, object]) -> Text:
+    text = Text(no_wrap=True, overflow="ellipsis")
+    for part, tone in line:
+        text.append(part, style=styles[tone])  # type: ignore[arg-type]
+    return text

@@ -1,0 +1,135 @@
+"""Step durations of every instance as columns over one shared axis, so that instances can be compared by eye."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.strip import Strip
+from textual.widget import Widget
+
+from console.format import digits, tokens
+from console.glyphs import UNICODE, Glyphs
+from console.themes import tones
+from state.events import STEP_BUCKETS_US
+
+NAME_WIDTH = (12, 24)
+"""The least and the most columns for the names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """The steps of one instance per bucket of STEP_BUCKETS_US, one more for the rest."""
+
+    name: str
+    tone: str
+    counts: tuple[int, ...]
+
+
+class Histogram(Widget):
+    """One band per instance: its name and count at the left, a column per bucket, bucket edges in ms below."""
+
+    DEFAULT_CSS = """
+    Histogram { height: 1fr; width: 1fr; background: transparent; }
+    """
+
+    def __init__(self, *, id: str | None = None, empty: str = "", glyphs: Glyphs = UNICODE) -> None:
+        super().__init__(id=id)
+        self._bands: tuple[Counts, ...] = ()
+        self._empty = empty
+        self._glyphs = glyphs
+        self._drawn: list[Strip] = []
+        self._drawn_for: tuple[Any, ...] = ()
+
+    def show(self, bands: Sequence[Counts]) -> None:
+        content = tuple(bands)
+        if content != self._bands:
+            self._bands = content
+            self.refresh()
+
+    def text(self) -> list[str]:
+        """The histogram as drawn, without style."""
+        self._draw()
+        return [strip.text for strip in self._drawn]
+
+    def render_line(self, y: int) -> Strip:
+        self._draw()
+        strip = self._drawn[y] if y < len(self._drawn) else Strip.blank(self.size.width)
+        return strip.apply_style(self.rich_style)
+
+    def notify_style_update(self) -> None:
+        self._drawn_for = ()
+        super().notify_style_update()
+
+    def _draw(self) -> None:
+        key = (self._bands, self.size)
+        if key == self._drawn_for:
+            return
+        self._drawn_for = key
+        styles = tones(self.app.theme_variables)
+        width, height = self.size
+        bands = [band for band in self._bands if sum(band.counts)]
+        if not bands:
+            self._drawn = [Strip([Segment(self._empty, styles["dim"])]).adjust_cell_length(width)]
+            return
+        bands = bands[: max(1, height - 2)]
+        first, last = bucket_range(bands)
+        names = min(NAME_WIDTH[1], max(NAME_WIDTH[0], *(len(band.name) for band in bands)) + 1)
+        size = max(1, min(6, (width - names) // (last - first + 1)))
+        tall = max(1, min(6, (height - 2) // len(bands)))
+        rows: list[list[Segment]] = []
+        for band in bands:
+            rows += self._band(band, (first, last), (size, tall), names, styles)
+        axis = axis_labels(first, last, size)
+        rule = self._glyphs.rule * (size * (last - first + 1))
+        rows.append([Segment(" " * names), Segment(rule, styles["faint"])])
+        rows.append([Segment("up to, ms".ljust(names), styles["dim"]), Segment(axis, styles["dim"])])
+        self._drawn = [Strip(row).adjust_cell_length(width) for row in rows]
+
+    def _band(
+        self, band: Counts, buckets: tuple[int, int], column: tuple[int, int], names: int, styles: dict[str, Style]
+    ) -> list[list[Segment]]:
+        """One instance's lines. `column` = width and height of a bucket's column in cells."""
+        size, tall = column
+        shown = band.counts[buckets[0] : buckets[1] + 1]
+        top, total = max(shown), sum(band.counts)
+        labels = [(band.name, band.tone), (f"{tokens(total)} steps", "dim"), (f"peak {100 * top / total:.0f} %", "dim")]
+        rows: list[list[Segment]] = []
+        for line in range(tall):
+            label, tone = labels[line] if line < len(labels) else ("", "")
+            columns = "".join(self._column(count / top, tall - 1 - line, tall, size) for count in shown)
+            rows.append([Segment(label[: names - 1].ljust(names), styles[tone]), Segment(columns, styles[band.tone])])
+        return rows
+
+    def _column(self, share: float, level: int, tall: int, size: int) -> str:
+        """One bucket on one line: eighths of a cell; a bucket that holds anything shows at least one eighth."""
+        eighths = max(round(share * tall * 8), 1 if share > 0 else 0)
+        sign = self._glyphs.rise[max(0, min(8, eighths - 8 * level))]
+        return sign * (size - 1) + " " if size > 1 else sign
+
+
+def bucket_range(bands: Sequence[Counts]) -> tuple[int, int]:
+    """First and last bucket that any band fills."""
+    filled = [index for band in bands for index, count in enumerate(band.counts) if count]
+    return (min(filled), max(filled)) if filled else (0, 0)
+
+
+def axis_labels(first: int, last: int, size: int) -> str:
+    """Upper bucket edges in ms, as many as fit without touching."""
+    line = ""
+    for index in range(first, last + 1):
+        edge = edge_text(index)
+        start = (index - first) * size
+        if start >= len(line) + (1 if line else 0):
+            line = line.ljust(start) + edge
+    return line
+
+
+def edge_text(index: int) -> str:
+    """A bucket's upper edge in ms; the last one has none."""
+    if index >= len(STEP_BUCKETS_US):
+        return f">{digits(STEP_BUCKETS_US[-1] / 1e3)}"
+    return f"{STEP_BUCKETS_US[index] / 1e3:g}"

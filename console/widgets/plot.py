@@ -1,0 +1,188 @@
+"""Lines over time: plotext behind one widget, drawn in the console's own tones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+from rich.ansi import AnsiDecoder
+from rich.segment import Segment
+from rich.style import Style
+from rich.text import Text
+from textual.strip import Strip
+from textual.widget import Widget
+
+from console.format import digits
+from console.series import GAP_S, Axis, Series, gaps, thin, time_axis, value_axis
+from console.themes import tones
+
+LETTERS = "abcdefghijklmnop"
+
+
+class Plot(Widget):
+    """One quantity of several instances over clock time, with a legend line that gives the newest values."""
+
+    DEFAULT_CSS = """
+    Plot { height: 1fr; width: 1fr; background: transparent; }
+    """
+
+    def __init__(self, *, id: str | None = None, empty: str = "", text: Callable[[float], str] = digits) -> None:
+        super().__init__(id=id)
+        self._lines: tuple[Series, ...] = ()
+        self._span = (0.0, 1.0)
+        self._empty = empty
+        self._text = text
+        self._drawn: list[Strip] = []
+        self._drawn_for: tuple[Any, ...] = ()
+        self.marker = "braille"
+        """`braille`, `hd` (quarter blocks) or `letters` (tells lines apart without colour)."""
+
+    def show(self, lines: Sequence[Series], start: float, end: float) -> None:
+        """Draw these lines from `start` to `end` (Unix seconds); nothing happens when nothing changed."""
+        content = tuple(lines)
+        moved = any(line.points for line in content) and (start, end) != self._span
+        if content != self._lines or moved:
+            self._lines, self._span = content, (start, end)
+            self.refresh()
+
+    def text(self) -> list[str]:
+        """The plot as drawn, without style."""
+        self._draw()
+        return [strip.text for strip in self._drawn]
+
+    def render_line(self, y: int) -> Strip:
+        self._draw()
+        strip = self._drawn[y] if y < len(self._drawn) else Strip.blank(self.size.width)
+        return strip.apply_style(self.rich_style)
+
+    def notify_style_update(self) -> None:
+        self._drawn_for = ()
+        super().notify_style_update()
+
+    def content(self) -> tuple[object, ...]:
+        """What is to be drawn; it is drawn again when this changes."""
+        return self._lines, self._span
+
+    def paint(self, styles: dict[str, Style], width: int, height: int) -> list[Strip]:
+        """Legend and canvas; empty where there is nothing to draw."""
+        if not any(line.points for line in self._lines):
+            return []
+        return [self._legend(styles, width), *self._canvas(styles, width, height - 1)]
+
+    def _draw(self) -> None:
+        key = (self.content(), self.size, self.marker)
+        if key == self._drawn_for:
+            return
+        self._drawn_for = key
+        styles = tones(self.app.theme_variables)
+        width, height = self.size
+        drawn = self.paint(styles, width, height) if width >= 16 and height >= 4 else []
+        self._drawn = drawn or [Strip([Segment(self._empty, styles["dim"])]).adjust_cell_length(width)]
+
+    def _legend(self, styles: dict[str, Style], width: int) -> Strip:
+        """The newest lines first, as many as fit."""
+        parts: list[Segment] = []
+        room = width
+        for index, line in reversed(list(enumerate(self._lines))):
+            if not line.points:
+                continue
+            sign = LETTERS[index % len(LETTERS)] if self.marker == "letters" else "●"
+            value = self._text(line.points[-1][1])
+            room -= len(line.name) + len(value) + 5
+            if room < -2:
+                break
+            parts += [
+                Segment(f"{sign} ", styles[line.tone]),
+                Segment(f"{line.name} ", styles["dim"]),
+                Segment(f"{value}  ", styles["bold"]),
+            ]
+        return Strip(parts).adjust_cell_length(width)
+
+    def _canvas(self, styles: dict[str, Style], width: int, height: int) -> list[Strip]:
+        start, end = self._span
+        top = max(value for line in self._lines for _, value in line.points)
+        values = value_axis(top, height - 1)
+        margin = max(len(label) for label in values.labels) + 1
+        lines = [
+            (place, line, thin(line.points, start, end, width - margin))
+            for place, line in enumerate(self._lines)
+            if line.points
+        ]
+        times = time_axis(start, end, width - margin)
+        rows = _build(lines, styles, values, times, (width, height), self.marker)
+        return [Strip(row).adjust_cell_length(width) for row in rows]
+
+
+def _build(
+    lines: Sequence[tuple[int, Series, Sequence[tuple[float, float]]]],
+    styles: dict[str, Style],
+    values: Axis,
+    times: Axis,
+    size: tuple[int, int],
+    marker: str,
+) -> list[list[Segment]]:
+    """The plot as rows of segments."""
+    canvas = Canvas(size)
+    for index, line, kept in lines:
+        sign = LETTERS[index % len(LETTERS)] if marker == "letters" else marker
+        breaks = gaps(kept, max(GAP_S, 2.5 * (times.upper - times.lower) / size[0]))
+        canvas.line(kept, sign, styles[line.tone], breaks)
+    return canvas.rows(times, values, styles["dim"])
+
+
+class Canvas:
+    """plotext's one module-level figure, cleared: draw one at a time."""
+
+    def __init__(self, size: tuple[int, int]) -> None:
+        import plotext  # late: 0.2 s that the first frame does not wait for
+
+        plotext.terminal.limit(False, False)  # the widget's size counts, not that of whatever stdout is
+        self._plotext = plotext
+        self._figure = plotext.figure
+        self._figure.clear()
+        self._figure.theme("colorless")
+        self._figure.canvas("default")
+        self._figure.plot_size(*size)
+
+    def line(
+        self, points: Sequence[tuple[float, float]], marker: str, style: Style, breaks: Sequence[int] = ()
+    ) -> None:
+        """A line through the points; those at the indices `breaks` are not joined to the one before."""
+        signal = self._signal(points, marker, style)
+        signal.lines().density("full")
+        for place in breaks:
+            signal.line(place, False)
+        self._figure.draw(signal)
+
+    def dot(self, point: tuple[float, float], sign: str, style: Style) -> None:
+        """One character."""
+        self._figure.draw(self._signal([point], sign, style))
+
+    def _signal(self, points: Sequence[tuple[float, float]], marker: str, style: Style) -> Any:  # noqa: ANN401 (untyped there)
+        pixel = self._plotext.pixel(tuple(style.color.get_truecolor()) if style.color else None)
+        shape = self._plotext.marker(marker, pixel)
+        return self._figure.signal([x for x, _ in points], [y for _, y in points], marker=shape)
+
+    def rows(self, across: Axis, up: Axis, base: Style) -> list[list[Segment]]:
+        """What was drawn between these axes, row by row; axes and labels take the base style."""
+        self._figure.axes(False, axis="x", side="upper")
+        self._figure.axes(False, axis="y", side="right")
+        for name, side, axis in (("x", "lower", across), ("y", "left", up)):
+            self._figure.ruler(name, side).lim(axis.lower, axis.upper).ticks(list(axis.ticks), list(axis.labels))
+        decoder = AnsiDecoder()
+        rows = self._figure.build().string().rstrip("\n").split("\n")
+        return [_segments(decoder.decode_line(row), base) for row in rows]
+
+
+def _segments(row: Text, base: Style) -> list[Segment]:
+    """A decoded row; what carries no colour of its own (axes and labels) takes the base style."""
+    cuts = sorted({0, len(row), *(edge for span in row.spans for edge in (span.start, span.end))})
+    parts: list[Segment] = []
+    for start, end in pairwise(cuts):
+        style = base
+        for span in row.spans:
+            if span.start <= start < span.end and isinstance(span.style, Style):
+                style = style + span.style
+        parts.append(Segment(row.plain[start:end], style))
+    return parts

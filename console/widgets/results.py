@@ -1,0 +1,221 @@
+"""The Results panel: what the run says so far, in sections."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+from textual import events
+from textual.containers import VerticalScroll
+from textual.message import Message
+from textual.widgets import Static
+
+from console.feed import Picture
+from console.findings import SECTIONS, Analyst, Findings, measured
+from console.format import clock
+from console.rows.instances import config_tone
+from console.widgets.panels import Look, Panel
+from console.widgets.rate_plot import RatePlot
+from console.widgets.table import Table
+
+if TYPE_CHECKING:
+    from console.rows.sections import Section
+    from console.widgets.rate_plot import Curve
+    from results.findings import Analysis
+
+UNITS = {"ttft": "TTFT p90, ms", "tpot": "TPOT p90, ms per token", "throughput": "completed, req/s"}
+"""The curves by section, with what their values are."""
+BELOW_TAXES = "ttft"
+"""The curve that stands under the taxes where there is room."""
+PLOT_LINES = 11
+"""A plot is not drawn beside a table with fewer lines than this."""
+KEYS = "  ← →"
+"""What moves between sections, where there is room to say so."""
+TAX_LINES = 16
+"""Of the taxes, which scroll, so many are kept above their plot."""
+
+
+class SectionBar(Static):
+    """The sections' names on one line; a click opens one."""
+
+    DEFAULT_CSS = "SectionBar { height: 1; }"
+
+    class Picked(Message):
+        """A section was clicked."""
+
+        def __init__(self, section: str) -> None:
+            super().__init__()
+            self.section = section
+
+    def show(self, section: str) -> None:
+        """Mark this section as the open one."""
+        text = Text(no_wrap=True)
+        for name, label in SECTIONS.items():
+            text.append(f" {label} ", style="bold reverse" if name == section else "dim")
+        if self.size.width - text.cell_len >= len(KEYS):
+            text.append(KEYS, style="dim")
+        self.update(text, layout=False)
+
+    def on_click(self, event: events.Click) -> None:
+        end = 0
+        for name, label in SECTIONS.items():
+            end += len(label) + 2
+            if event.x < end:
+                self.post_message(self.Picked(name))
+                return
+
+
+class ResultsPanel(Panel):
+    """Taxes, verdicts, rates, curves, cells, gaps and the whole report, analysed again as cells are done."""
+
+    TITLE = "6 Results"
+
+    class Found(Message):
+        """An analysis has ended."""
+
+        def __init__(self, findings: Findings) -> None:
+            super().__init__()
+            self.findings = findings
+
+    def __init__(self, look: Look, folder: Path, *, id: str) -> None:
+        self._bar = SectionBar()
+        self._note = Static(id="results-note")
+        self._plot = RatePlot(empty="no cell of Phase A is measured yet")
+        self._table = Table()
+        self._text = Static(id="results-report")
+        self._scroll = VerticalScroll(self._text)
+        super().__init__(look, self._bar, self._note, self._table, self._plot, self._scroll, id=id)
+        self._analyst = Analyst(folder, lambda findings: self.post_message(self.Found(findings)))
+        self._findings: Findings | None = None
+        self._drawn: tuple[object, ...] = ()
+        self.section = next(iter(SECTIONS))
+
+    @property
+    def table(self) -> Table:
+        return self._table
+
+    @property
+    def analysis(self) -> Analysis | None:
+        """The newest analysis."""
+        return self._findings.analysis if self._findings is not None else None
+
+    @property
+    def busy(self) -> bool:
+        """An analysis is under way, or ended just now and is not drawn yet."""
+        return self._analyst.busy
+
+    def focus_content(self) -> None:
+        for widget in (self._table, self._scroll):
+            if widget.display:
+                self.screen.set_focus(widget)
+                return
+        self.screen.set_focus(None)
+
+    def step(self, by: int) -> None:
+        """Open the section so many further."""
+        names = list(SECTIONS)
+        self.open(names[(names.index(self.section) + by) % len(names)])
+
+    def open(self, section: str) -> None:
+        """Open a section at its beginning."""
+        self.section = section
+        self._table.action_edge(0)
+
+    def load(self, findings: Findings) -> None:
+        """Keep what an analysis found; the last good one stays where a later one failed."""
+        if findings.analysis is None and self.analysis is not None:
+            self.border_subtitle = findings.trouble
+            return
+        self._findings = findings
+        self.border_subtitle = f"as of {clock(findings.made_unix_s)}"
+
+    def show(self, picture: Picture) -> None:
+        self._analyst.look(picture.view)
+        size = self.content_region.size
+        key = (self._findings, self._analyst.busy, measured(picture.view) == 0, self.section, size, self.look)
+        if key == self._drawn or not size.width:
+            return
+        self._drawn = key
+        self._bar.show(self.section)
+        analysis = self.analysis
+        if analysis is None:
+            self._say(self._why_nothing(picture))
+        elif self.section == "report":
+            self._show_report(analysis)
+        else:
+            self._show_section(analysis, lambda config: config_tone(picture.view, config))
+
+    def _why_nothing(self, picture: Picture) -> str:
+        if self._findings is not None and self._findings.trouble:
+            return f"the analysis failed: {self._findings.trouble}"
+        if measured(picture.view) == 0:
+            return "nothing is measured yet: the first numbers stand here once a load cell is done"
+        return "reading what is measured ..."
+
+    def _say(self, text: str) -> None:
+        self._arrange(note=text)
+
+    def _show_report(self, analysis: Analysis) -> None:
+        from results.report import to_rich
+
+        self._text.update(to_rich(analysis))
+        self._arrange(text=True)
+
+    def _show_section(self, analysis: Analysis, tone: Callable[[str], str]) -> None:
+        from console.rows.measured import curves
+
+        curve = self.section if self.section in UNITS else BELOW_TAXES if self.section == "taxes" else ""
+        lines = curves(analysis, curve, tone) if curve else ()
+        section = self._section(analysis, lines, tone)
+        room = self.content_region.height - 1 - len(_lines(section.note, self.content_region.width))
+        needed = len(section.rows) + (2 if any(column.unit for column in section.columns) else 1)
+        spare = room - needed if self.section in UNITS else room - TAX_LINES
+        both = bool(lines) and spare >= PLOT_LINES
+        self._table.set_empty(section.empty)
+        self._table.show(section.columns, section.rows)
+        plot_only = self.section in UNITS and bool(lines) and not both
+        self._plot.marker = self.look.marker
+        if lines and (both or plot_only):
+            self._plot.show_curves(lines, UNITS[curve], diagonal=curve == "throughput")
+        self._arrange(
+            section.note,
+            table=not plot_only,
+            plot=both or plot_only,
+            lines=min(needed, room - PLOT_LINES) if both else 0,
+        )
+
+    def _section(self, analysis: Analysis, lines: tuple[Curve, ...], tone: Callable[[str], str]) -> Section:
+        from console.rows import measured as rows_of_cells
+        from console.rows import results as rows
+
+        width = self._table.room if self._table.display else self.content_region.width - 1
+        if self.section == "taxes":
+            return rows.taxes(analysis, width, tone)
+        if self.section == "verdicts":
+            return rows.verdicts(analysis, width, self.look.glyphs)
+        if self.section == "rates":
+            return rows.rates(analysis, width, tone)
+        if self.section == "cells":
+            return rows_of_cells.cells(analysis, width, tone)
+        if self.section == "gaps":
+            return rows_of_cells.gaps(analysis, width)
+        return rows_of_cells.curve_section(lines, self.section, width, tone)
+
+    def _arrange(
+        self, note: str = "", *, table: bool = False, plot: bool = False, text: bool = False, lines: int = 0
+    ) -> None:
+        """Show these parts; `lines`: of the table where the plot takes the rest, 0 = all there are."""
+        ours = self.has_focus_within or (self.screen.focused is None and self.screen.is_current)
+        self._note.display = bool(note)
+        self._note.update(Text("\n".join(_lines(note, self.content_region.width))))
+        self._table.display, self._plot.display, self._scroll.display = table, plot, text
+        self._table.styles.height = lines or "1fr"
+        if ours:
+            self.focus_content()
+
+
+def _lines(note: str, width: int) -> list[str]:
+    return textwrap.wrap(note, max(20, width))

@@ -1,0 +1,344 @@
+"""A table that repaints only the cells that changed (Textual's DataTable repaints whole)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rich.segment import Segment
+from rich.style import Style
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.geometry import Region, Size
+from textual.message import Message
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from console.themes import tones
+
+Span = tuple[str, str]
+"""Text and the name of its tone."""
+Cell = tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    key: str
+    title: str
+    width: int
+    unit: str = ""
+    """Stands under the title; a table with any unit has a second header line."""
+    left: bool = False
+    """Text stands left, numbers right."""
+    flex: bool = False
+    """Takes the width that is left over (`width` is then its minimum)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    key: str
+    cells: tuple[Cell, ...]
+    also: str = ""
+    """Not shown, but found by a filter."""
+
+
+def cell(text: str, tone: str = "") -> Cell:
+    """A cell of one tone."""
+    return ((text, tone),)
+
+
+class Table(ScrollView, can_focus=True, inherit_bindings=False):
+    """Rows under fixed-width columns, with a cursor that stays on its row's key when rows come and go."""
+
+    DEFAULT_CSS = """
+    Table {
+        height: 1fr; width: 1fr; background: transparent;
+        overflow-x: hidden; scrollbar-size: 1 1; scrollbar-gutter: stable;
+    }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up", "cursor(-1)", show=False),
+        Binding("down", "cursor(1)", show=False),
+        Binding("pageup", "page(-1)", show=False),
+        Binding("pagedown", "page(1)", show=False),
+        Binding("home", "edge(0)", show=False),
+        Binding("end", "edge(1)", show=False),
+        Binding("enter", "choose", show=False),
+    ]
+
+    class Chosen(Message):
+        """Enter, or a second click, on a row."""
+
+        def __init__(self, table: Table, key: str) -> None:
+            super().__init__()
+            self.table = table
+            self.key = key
+
+        @property
+        def control(self) -> Table:
+            return self.table
+
+    class ScrolledByHand(Message):
+        """The operator moved away from the end or back to it."""
+
+        def __init__(self, table: Table, at_end: bool) -> None:
+            super().__init__()
+            self.table = table
+            self.at_end = at_end
+
+    def __init__(self, *, id: str | None = None, gap: int = 1, empty: str = "") -> None:
+        super().__init__(id=id)
+        self.columns: tuple[Column, ...] = ()
+        self.rows: tuple[Row, ...] = ()
+        self._all: tuple[Row, ...] = ()
+        self._filter = ""
+        self._gap = gap
+        self._empty = empty
+        self._cursor = 0
+        self._styles: dict[str, Style] = {}
+        self._cursor_style = Style()
+
+    @property
+    def room(self) -> int:
+        """Columns there are to draw in."""
+        return max(1, self.scrollable_content_region.width or self.size.width)
+
+    # -- content ------------------------------------------------------------------------------------------------
+
+    def show(self, columns: Sequence[Column], rows: Sequence[Row]) -> None:
+        """Replace the content; only cells that differ are drawn again."""
+        changed = tuple(columns) != self.columns
+        self.columns, self._all = tuple(columns), tuple(rows)
+        self._swap(self._filtered(), changed)
+
+    def set_empty(self, text: str) -> None:
+        """What stands there where there are no rows."""
+        if text != self._empty:
+            self._empty = text
+            self.refresh()
+
+    def filter(self, text: str) -> None:
+        """Keep rows whose text holds `text` (case ignored); a leading `!` keeps the others."""
+        if text != self._filter:
+            self._filter = text
+            self._swap(self._filtered(), True)
+
+    @property
+    def cursor_key(self) -> str | None:
+        """The key of the row under the cursor."""
+        return self.rows[self._cursor].key if self.rows else None
+
+    def move_to(self, key: str) -> None:
+        """Put the cursor on the row with this key, if it is there, and bring it into view."""
+        for index, row in enumerate(self.rows):
+            if row.key == key:
+                self._go(index)
+                return
+
+    def go_to_end(self) -> None:
+        self._go(len(self.rows) - 1)
+
+    def text(self) -> list[str]:
+        """Header and rows as drawn, without style."""
+        width = self.room
+        header = [self._header(y, width).text for y in range(self.header_height)]
+        return header + [self._line(row, width, False).text for row in self.rows]
+
+    @property
+    def header_height(self) -> int:
+        if not any(column.title for column in self.columns):
+            return 0
+        return 2 if any(column.unit for column in self.columns) else 1
+
+    def _filtered(self) -> tuple[Row, ...]:
+        wanted = self._filter.strip().lower()
+        inverse = wanted.startswith("!")
+        wanted = wanted.removeprefix("!").strip()
+        if not wanted:
+            return self._all
+        return tuple(row for row in self._all if (wanted in _text(row).lower()) is not inverse)
+
+    def _swap(self, rows: tuple[Row, ...], everything: bool) -> None:
+        before, key = self.rows, self.cursor_key
+        self.rows = rows
+        self._cursor = next(
+            (i for i, row in enumerate(rows) if row.key == key), min(self._cursor, max(0, len(rows) - 1))
+        )
+        height = len(rows) + self.header_height
+        if self.virtual_size.height != height:
+            self.virtual_size = Size(self.size.width, height)
+        same_rows = len(before) == len(rows) and all(a.key == b.key for a, b in zip(before, rows, strict=True))
+        if everything or not same_rows:
+            self.refresh()
+            return
+        regions = [
+            region for y, pair in enumerate(zip(before, rows, strict=True)) for region in self._changes(y, *pair)
+        ]
+        if regions:
+            self.refresh(*regions)
+
+    def _changes(self, y: int, old: Row, new: Row) -> list[Region]:
+        line = y + self.header_height - self.scroll_offset.y
+        if old == new or not self.header_height <= line < self.size.height:
+            return []
+        spans = self._spans(self.room)
+        if len(old.cells) != len(new.cells) or len(new.cells) != len(spans):
+            return [Region(0, line, self.size.width, 1)]
+        if any(
+            _length(before) > width or _length(after) > width
+            for (_, width), before, after in zip(spans, old.cells, new.cells, strict=True)
+        ):
+            return [Region(0, line, self.size.width, 1)]
+        pairs = zip(spans, old.cells, new.cells, strict=True)
+        return [Region(x, line, width, 1) for (x, width), before, after in pairs if before != after]
+
+    # -- drawing ------------------------------------------------------------------------------------------------
+
+    def notify_style_update(self) -> None:
+        self._styles = {}
+        super().notify_style_update()
+
+    def _prepare(self) -> None:
+        if not self._styles:
+            variables = self.app.theme_variables
+            self._styles = tones(variables)
+            back = variables.get("block-cursor-background", "blue")
+            self._cursor_style = Style(bgcolor=_bgcolor(back))
+
+    def _spans(self, width: int) -> list[tuple[int, int]]:
+        """Where each column starts and how wide it is."""
+        fixed = sum(column.width for column in self.columns) + self._gap * max(0, len(self.columns) - 1)
+        flexible = [column for column in self.columns if column.flex]
+        extra = max(0, width - fixed) // max(1, len(flexible))
+        spans, x = [], 0
+        for column in self.columns:
+            size = column.width + (extra if column.flex else 0)
+            spans.append((x, size))
+            x += size + self._gap
+        return spans
+
+    def render_line(self, y: int) -> Strip:
+        self._prepare()
+        width = self.room
+        if not self._all and self._empty:
+            text = self._empty if y == 0 else ""
+            return Strip([Segment(text, self._styles["dim"])]).adjust_cell_length(width).apply_style(self.rich_style)
+        if y < self.header_height:
+            return self._header(y, width).apply_style(self.rich_style)
+        index = y - self.header_height + self.scroll_offset.y
+        if not 0 <= index < len(self.rows):
+            return Strip.blank(self.size.width, self.rich_style)
+        here = index == self._cursor and self.has_focus
+        return self._line(self.rows[index], width, here).apply_style(self.rich_style)
+
+    def _header(self, y: int, width: int) -> Strip:
+        self._prepare()
+        parts: list[Segment] = []
+        for column, (_, size) in zip(self.columns, self._spans(width), strict=True):
+            text = (column.title, column.unit)[y]
+            style = self._styles["bold" if y == 0 and column.title else "dim"] + Style(bold=False)
+            parts += [*_fit(((text, ""),), size, column.left, {"": style}), Segment(" " * self._gap)]
+        return Strip(parts).adjust_cell_length(width)
+
+    def _line(self, row: Row, width: int, here: bool) -> Strip:
+        self._prepare()
+        parts: list[Segment] = []
+        spans = self._spans(width)
+        index = 0
+        while index < len(self.columns):
+            column, content, size = self.columns[index], row.cells[index], spans[index][1]
+            index += 1
+            while (
+                column.left and index < len(self.columns) and _length(content) > size and not _length(row.cells[index])
+            ):
+                size += self._gap + spans[index][1]  # long text runs on over empty cells
+                index += 1
+            parts += [*_fit(content, size, column.left, self._styles), Segment(" " * self._gap)]
+        strip = Strip(parts).adjust_cell_length(width)
+        return Strip(Segment.apply_style(strip, post_style=self._cursor_style)) if here else strip
+
+    # -- keys and mouse -----------------------------------------------------------------------------------------
+
+    def _go(self, index: int) -> None:
+        index = max(0, min(index, len(self.rows) - 1))
+        if index != self._cursor:
+            for line in (self._cursor, index):
+                self.refresh(Region(0, line + self.header_height - self.scroll_offset.y, self.size.width, 1))
+            self._cursor = index
+        visible = max(1, self.size.height - self.header_height)
+        top = self.scroll_offset.y
+        if index < top:
+            self.scroll_to(y=index, animate=False, force=True)
+        elif index >= top + visible:
+            self.scroll_to(y=index - visible + 1, animate=False, force=True)
+
+    def _by_hand(self, index: int) -> None:
+        self._go(index)
+        self.post_message(self.ScrolledByHand(self, self._cursor >= len(self.rows) - 1))
+
+    def action_cursor(self, step: int) -> None:
+        self._by_hand(self._cursor + step)
+
+    def action_page(self, step: int) -> None:
+        self._by_hand(self._cursor + step * max(1, self.size.height - self.header_height - 1))
+
+    def action_edge(self, end: int) -> None:
+        self._by_hand(len(self.rows) - 1 if end else 0)
+
+    def action_choose(self) -> None:
+        if self.cursor_key is not None:
+            self.post_message(self.Chosen(self, self.cursor_key))
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        self.post_message(self.ScrolledByHand(self, False))
+
+    def on_click(self, event: events.Click) -> None:
+        index = event.y - self.header_height + self.scroll_offset.y
+        if event.y < self.header_height or not 0 <= index < len(self.rows):
+            return
+        if index == self._cursor and event.chain == 2:
+            self.action_choose()
+        else:
+            self._by_hand(index)
+
+    def on_focus(self) -> None:
+        self.refresh()
+
+    def on_blur(self) -> None:
+        self.refresh()
+
+    def on_resize(self) -> None:
+        self.virtual_size = Size(self.size.width, len(self.rows) + self.header_height)
+
+
+def _length(content: Cell) -> int:
+    return sum(len(text) for text, _ in content)
+
+
+def _text(row: Row) -> str:
+    return " ".join((*(text for content in row.cells for text, _ in content), row.also))
+
+
+def _bgcolor(value: str) -> str | None:
+    from textual.color import Color, ColorParseError
+
+    try:
+        return Color.parse(value).rgb and Color.parse(value).hex6
+    except ColorParseError:
+        return None
+
+
+def _fit(content: Cell, width: int, left: bool, styles: dict[str, Style]) -> list[Segment]:
+    """The cell in exactly `width` columns; what does not fit ends in `…`."""
+    plain = _length(content)
+    parts: list[Segment] = []
+    if plain > width:
+        room = width - 1
+        for text, tone in content:
+            parts.append(Segment(text[:room], styles.get(tone)))
+            room -= min(room, len(text))
+        return [*parts, Segment("…" if width > 0 else "", styles.get(content[-1][1]))]
+    parts = [Segment(text, styles.get(tone)) for text, tone in content]
+    padding = Segment(" " * (width - plain))
+    return [*parts, padding] if left else [padding, *parts]

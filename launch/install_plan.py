@@ -1,0 +1,216 @@
+"""How an engine environment is built: the commands, in order, as data. Nothing is run here.
+
+The lock files under `engines/` say what goes in. The CPU build of torch is no package of the registry: it comes from a
+folder of wheels the user points at (PIP_FIND_LINKS, UV_FIND_LINKS), else from PyTorch's own index, and in a step of its
+own, so that no other package can come from there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from launch.errors import LaunchError
+
+KINDS = ("cpu", "cuda")
+PYTHON = "3.11"
+"""Python of an engine environment. The locks fit 3.12 as well; 3.11 is what was run."""
+TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+LOCKS = Path(__file__).parent / "engines"
+DISK_BYTES: Mapping[str, int] = {"cpu": 6_000_000_000, "cuda": 25_000_000_000}
+"""What must be free before an install: the environment, its bytecode, and the downloads in uv's cache."""
+
+_CONNECTORS = ("mooncake.engine", "nixl._api", "lmcache")
+_MUST_IMPORT: Mapping[str, tuple[str, ...]] = {
+    "cpu": ("torch", "vllm", "vllm.entrypoints.openai.api_server"),
+    "cuda": (
+        "torch",
+        "vllm",
+    ),  # the server's modules ask for a GPU, and an environment may be built where there is none
+}
+VERIFIED = "tracon-verified "
+"""What the verification prints before its JSON."""
+_VERIFY = """
+import importlib, json, sys
+must, may = json.loads(sys.argv[1])
+for name in must:
+    importlib.import_module(name)
+result = {}
+for name in may:
+    try:
+        importlib.import_module(name)
+    except BaseException as error:
+        result[name.partition(".")[0]] = f"{type(error).__name__}: {error}"
+    else:
+        result[name.partition(".")[0]] = ""
+print()
+print(sys.argv[2] + json.dumps(result), flush=True)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One command of an install."""
+
+    title: str
+    argv: tuple[str, ...]
+    timeout_s: float
+    fine_exit_codes: tuple[int, ...] = (0,)
+    uses_engine_libraries: bool = False
+    """It loads the engine's packages, so it needs the library path that an engine gets."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstallPlan:
+    """How one environment comes to be: built in `partial`, then renamed to `root`."""
+
+    kind: str
+    lock: Path
+    lock_hash: str
+    """First 12 hex digits of the lock's SHA-256."""
+    root: Path
+    partial: Path
+    steps: tuple[Step, ...]
+
+    @property
+    def site_packages(self) -> Path:
+        return self.partial / "lib" / f"python{PYTHON}" / "site-packages"
+
+
+@dataclass(frozen=True, slots=True)
+class TorchOrigin:
+    """Where the CPU build of torch comes from."""
+
+    find_links: tuple[str, ...]
+    """Folders and URLs given by the user."""
+    local: Path | None = field(default=None)
+    """The wheel that fits, where one of the folders holds it."""
+
+
+def lock_file(kind: str) -> Path:
+    """The lock of an engine kind. Raises LaunchError for an unknown kind."""
+    if kind not in KINDS:
+        raise LaunchError(f"unknown engine kind {kind!r}", remedy=f"choose one of: {', '.join(KINDS)}")
+    return LOCKS / f"{kind}.lock"
+
+
+def lock_hash(kind: str) -> str:
+    """First 12 hex digits of the SHA-256 of the kind's lock file."""
+    return hashlib.sha256(lock_file(kind).read_bytes()).hexdigest()[:12]
+
+
+def locked_versions(kind: str) -> dict[str, str]:
+    """Distribution name (normalised) to version, as locked."""
+    lines = (line.split("#")[0].strip() for line in lock_file(kind).read_text().splitlines())
+    pairs = (line.split(" ;")[0].split("==") for line in lines if "==" in line)
+    return {normalise(name): version.strip() for name, version in pairs}
+
+
+def normalise(distribution: str) -> str:
+    """A distribution's name as folders of installed metadata spell it."""
+    return re.sub(r"[-_.]+", "_", distribution).lower()
+
+
+def find_links(environ: Mapping[str, str], cwd: Path) -> tuple[str, ...]:
+    """The wheel folders and pages of PIP_FIND_LINKS (parted by blanks) and UV_FIND_LINKS (by commas), each once.
+
+    Folders are made absolute; those that do not exist are left out, as pip does.
+    """
+    given = [*environ.get("UV_FIND_LINKS", "").split(","), *environ.get("PIP_FIND_LINKS", "").split()]
+    found: dict[str, None] = {}
+    for entry in filter(None, map(str.strip, given)):
+        url = urlsplit(entry)
+        if url.scheme in ("http", "https"):
+            found[entry] = None
+            continue
+        folder = cwd / Path(unquote(url.path) if url.scheme == "file" else entry).expanduser()
+        if folder.exists():
+            found[str(folder)] = None
+    return tuple(found)
+
+
+def torch_origin(entries: Sequence[str], version: str, python: str = PYTHON) -> TorchOrigin:
+    """Where torch `version` for `python` comes from, given find-links entries (their folders are listed)."""
+    wanted = f"torch-{version}-cp{python.replace('.', '')}-"
+    for entry in entries:
+        if urlsplit(entry).scheme:
+            continue
+        for wheel in sorted(Path(entry).glob("torch-*.whl")):
+            if unquote(wheel.name).startswith(wanted) and "x86_64" in wheel.name:
+                return TorchOrigin(tuple(entries), wheel)
+    return TorchOrigin(tuple(entries))
+
+
+def install_plan(
+    kind: str, folder: Path, *, uv: str, interpreter: str = PYTHON, environ: Mapping[str, str] | None = None
+) -> InstallPlan:
+    """The commands that build the `kind` environment below `folder`.
+
+    `interpreter` is what uv makes the environment from: a version (uv finds or downloads it) or a path.
+    """
+    lock = lock_file(kind)
+    digest = lock_hash(kind)
+    root = folder / f"{kind}-{digest}"
+    partial = folder / f"{kind}-{digest}.partial"
+    python = str(partial / "bin" / "python")
+    entries = find_links(os.environ if environ is None else environ, Path.cwd())
+    links = [f"--find-links={entry}" for entry in entries]
+    install = (uv, "pip", "install", "--python", python, "--no-deps", "--only-binary", ":all:")
+    steps = [
+        Step(
+            "create the environment",
+            (uv, "venv", "--relocatable", "--no-project", "--python", interpreter, str(partial)),
+            600,
+        ),
+        *_torch_steps(kind, install, entries),
+        Step(f"install {len(locked_versions(kind))} packages", (*install, *links, "--requirements", str(lock)), 3000),
+        _compile_step(python, partial, root),
+        Step(
+            "verify the imports", (python, "-c", _VERIFY, _to_import(kind), VERIFIED), 600, uses_engine_libraries=True
+        ),
+    ]
+    return InstallPlan(kind, lock, digest, root, partial, tuple(steps))
+
+
+def install_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the install's commands: the caller's without its own Python and what the plan passes."""
+    own = {
+        "VIRTUAL_ENV",
+        "CONDA_PREFIX",
+        "PYTHONHOME",
+        "PYTHONPATH",
+        "PYTHONDONTWRITEBYTECODE",
+        "UV_FIND_LINKS",
+        "UV_PYTHON",
+    }
+    kept = {name: value for name, value in environ.items() if name not in own}
+    return {"UV_HTTP_TIMEOUT": "180", **kept, "NO_COLOR": "1", "UV_NO_PROGRESS": "1"}
+
+
+def _torch_steps(kind: str, install: tuple[str, ...], entries: Sequence[str]) -> list[Step]:
+    if kind != "cpu":
+        return []
+    version = locked_versions(kind)["torch"]
+    origin = torch_origin(entries, version)
+    links = tuple(f"--find-links={entry}" for entry in origin.find_links)
+    if origin.local is not None:
+        return [Step("install torch from a wheel folder", (*install, "--no-index", *links, f"torch=={version}"), 1200)]
+    index = ("--default-index", TORCH_CPU_INDEX)
+    return [Step("install torch from PyTorch's index", (*install, *index, *links, f"torch=={version}"), 3000)]
+
+
+def _compile_step(python: str, partial: Path, root: Path) -> Step:
+    # Bytecode carries the path it was made for; some packages ship templates that are no Python: exit code 1.
+    packages = str(partial / "lib" / f"python{PYTHON}" / "site-packages")
+    argv = (python, "-m", "compileall", "-q", "-j", "0", "-s", str(partial), "-p", str(root), packages)
+    return Step("byte-compile, so that engines start faster", argv, 1800, fine_exit_codes=(0, 1))
+
+
+def _to_import(kind: str) -> str:
+    return json.dumps([_MUST_IMPORT[kind], _CONNECTORS])

@@ -1,0 +1,122 @@
+"""The owner's end of a guard: commands to it, what it reports, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launch.errors import LaunchError
+
+GUARD = Path(__file__).resolve().with_name("guard.py")
+START_TIMEOUT_S = 30.0
+
+
+class GuardFailed(LaunchError):
+    """The small process that keeps an engine could not do its work."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """What a guard says last: who could not be ended (nobody, but for a hung kernel), and how many needed KILL."""
+
+    left: tuple[int, ...]
+    killed: int
+
+
+class GuardLink:
+    """One guard. Its socket lives in this process only: when this process dies, the guard ends what it keeps.
+
+    A process that forks without exec while a link is open would keep the engine alive with it; none may.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        loop = asyncio.get_running_loop()
+        self._reader, self._writer = reader, writer
+        self.exited: asyncio.Future[int] = loop.create_future()
+        """Exit code of the engine's main process, minus the signal's number where one ended it."""
+        self.gone: asyncio.Future[Gone | None] = loop.create_future()
+        """Set when the guard has ended; None where it was killed and could not say what it left."""
+        self._started: asyncio.Future[int] = loop.create_future()
+        self._reading = asyncio.create_task(self._read())
+
+    @classmethod
+    async def over(cls, connection: socket.socket) -> GuardLink:
+        """A link over this process's end of a guard's socket."""
+        reader, writer = await asyncio.open_connection(sock=connection)
+        return cls(reader, writer)
+
+    async def start(self, argv: Sequence[str], env: Mapping[str, str], *, cwd: Path, stdout: Path, stderr: Path) -> int:
+        """Have the guard fork the process; its pid. It runs nothing of `argv` before `go`."""
+        request = {"argv": list(argv), "env": dict(env), "cwd": str(cwd), "stdout": str(stdout), "stderr": str(stderr)}
+        self._send(request)
+        await first_of(START_TIMEOUT_S, self._started, self.gone)
+        if not self._started.done():
+            self.close()
+            raise GuardFailed(f"no process for {argv[0]} appeared", remedy=f"see the end of {stderr}")
+        return self._started.result()
+
+    def go(self) -> None:
+        """Let the process begin."""
+        self._send({"go": True})
+
+    def stop(self, grace_s: float) -> None:
+        """TERM now, KILL to everything left after `grace_s`; asked again, the shorter grace counts."""
+        self._send({"stop": grace_s})
+
+    def close(self) -> None:
+        """Let go: the guard ends what it keeps as if this process had died."""
+        self._writer.close()
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(json.dumps(message).encode() + b"\n")
+
+    async def _read(self) -> None:
+        try:
+            while line := await self._reader.readline():
+                self._note(json.loads(line))
+        except (ConnectionError, ValueError):
+            pass  # the guard was killed in the middle of a line: its end is what counts
+        if not self.gone.done():
+            self.gone.set_result(None)
+        self._writer.close()
+
+    def _note(self, message: Mapping[str, Any]) -> None:
+        if "started" in message:
+            self._started.set_result(int(message["started"]))
+        elif "exited" in message and not self.exited.done():
+            self.exited.set_result(int(message["exited"]))
+        elif "gone" in message and not self.gone.done():
+            gone = message["gone"]
+            self.gone.set_result(Gone(tuple(gone["left"]), int(gone["killed"])))
+
+
+async def first_of(timeout_s: float, *futures: asyncio.Future[Any]) -> None:
+    """Wait until one of the futures is done, `timeout_s` at most; none is cancelled."""
+    await asyncio.wait(futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+
+
+async def spawn_guard(stderr: Path, pass_fds: Sequence[int] = ()) -> GuardLink:
+    """A guard in a session of its own; what goes wrong in it is appended to `stderr`."""
+    ours, theirs = socket.socketpair()
+    try:
+        with stderr.open("ab") as log:
+            await asyncio.create_subprocess_exec(
+                sys.executable, "-I", "-S", str(GUARD), str(theirs.fileno()),
+                stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, stderr=log,
+                pass_fds=(theirs.fileno(), *pass_fds), start_new_session=True,
+            )  # fmt: skip
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    return await GuardLink.over(ours)

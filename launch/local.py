@@ -1,0 +1,204 @@
+"""Starts engines on this host: each from scratch, or forked from a server that has imported vLLM already."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from launch.command import LaunchSpec, unwritable, whole_env
+from launch.environment import Engine
+from launch.errors import LaunchError
+from launch.instance import Instance, describe_exit
+from launch.link import GuardLink, first_of, spawn_guard
+from launch.ports import require_free
+from launch.processes import identify
+from launch.profile import Profile
+from launch.tiny_model import write_tiny_model
+
+OnStarted = Callable[[int, int, float, str, str], None]
+"""(pid, pgid, process_start, boot_id, started_by); the engine begins only after it has returned."""
+
+FORK_SERVER = Path(__file__).resolve().with_name("fork_server.py")
+PRELOAD = (
+    "vllm.entrypoints.launchers.api_server.entry",
+    "vllm.v1.engine.core",
+    "vllm.v1.engine.async_llm",
+    "vllm.v1.engine.utils",
+    "vllm.v1.worker.cpu_worker",
+    "vllm.v1.executor.multiproc_executor",
+    "vllm.v1.executor.uniproc_executor",
+    "vllm.v1.core.sched.scheduler",
+    "vllm.v1.attention.backends.cpu_attn",
+    "vllm.model_executor.models.qwen3",
+)
+IMPORT_TIMEOUT_S = 300.0
+CLOSING_GRACE_S = 3.0
+
+
+class ForkServerFailed(LaunchError):
+    """The fork server could not start, or ended."""
+
+    exit_code = 1
+
+
+class ForkServer:
+    """A process that has imported vLLM once and forks an engine per launch; CPU engines only."""
+
+    def __init__(self, link: GuardLink, control: socket.socket, import_s: float, pid: int) -> None:
+        self._link = link
+        self._control = control
+        self.import_s = import_s
+        self.pid = pid
+
+    @classmethod
+    async def start(
+        cls, python: Path, env: dict[str, str], folder: Path, preload: tuple[str, ...] = PRELOAD
+    ) -> ForkServer:
+        """Start it and wait until its imports are done; its log is `folder`/fork_server.log."""
+        log = folder / "fork_server.log"
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        link: GuardLink | None = None
+        try:
+            link = await spawn_guard(log, (theirs.fileno(),))
+            argv = (str(python), str(FORK_SERVER), str(theirs.fileno()), *preload)
+            pid = await link.start(argv, env, cwd=folder, stdout=log, stderr=log)
+            link.go()
+            import_s = await cls._wait_ready(link, ours, log)
+        except BaseException:
+            ours.close()
+            if link is not None:
+                link.close()
+            raise
+        finally:
+            theirs.close()
+        return cls(link, ours, import_s, pid)
+
+    @staticmethod
+    async def _wait_ready(link: GuardLink, control: socket.socket, log: Path) -> float:
+        answer = asyncio.ensure_future(asyncio.get_running_loop().sock_recv(control, 65536))
+        await first_of(IMPORT_TIMEOUT_S, answer, link.exited, link.gone)
+        if not answer.done():
+            answer.cancel()
+            how = (
+                describe_exit(link.exited.result())
+                if link.exited.done()
+                else f"was not ready after {IMPORT_TIMEOUT_S:.0f} s"
+            )
+            raise ForkServerFailed(
+                f"the fork server {how}", remedy=f'see {log}, or set launch.method = "spawn" in the profile'
+            )
+        said = json.loads(answer.result() or b'{"failed": "it closed its socket"}')
+        if "failed" in said:
+            raise ForkServerFailed(
+                f"the fork server cannot fork engines: {said['failed']}",
+                remedy=f'set launch.method = "spawn" in the profile; its log is {log}',
+            )
+        return float(said["ready"]["import_s"])
+
+    def alive(self) -> bool:
+        return not self._link.exited.done() and not self._link.gone.done()
+
+    async def fork(self) -> GuardLink:
+        """A guard, forked from the server, that starts an engine when told to."""
+        ours, theirs = socket.socketpair()
+        try:
+            socket.send_fds(self._control, [b"f"], [theirs.fileno()])
+        except OSError as error:
+            ours.close()
+            raise ForkServerFailed(f"the fork server is gone: {error}", remedy="start again") from error
+        finally:
+            theirs.close()
+        return await GuardLink.over(ours)
+
+    async def close(self) -> None:
+        """End it, and with it every engine it still has."""
+        self._control.close()
+        self._link.stop(CLOSING_GRACE_S)
+        await first_of(CLOSING_GRACE_S + 10.0, self._link.gone)
+        self._link.close()
+
+
+class LocalBackend:
+    """Engines of one profile on this host. On leaving, every one of them is ended."""
+
+    def __init__(self, profile: Profile, engine: Engine, preload: tuple[str, ...] = PRELOAD) -> None:
+        self._profile = profile
+        self._engine = engine
+        self._preload = preload
+        self._fork_server: ForkServer | None = None
+        self._fork_server_lock = asyncio.Lock()
+        self._instances: list[Instance] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End every engine that still runs, and the fork server."""
+        stops = [instance.stop(CLOSING_GRACE_S, 0.0) for instance in self._instances]
+        results = await asyncio.gather(*stops, return_exceptions=True)
+        server, self._fork_server = self._fork_server, None
+        if server is not None:
+            await server.close()
+        failures = [result for result in results if isinstance(result, BaseException)]
+        if failures:
+            raise failures[0]
+
+    async def start(self, spec: LaunchSpec, on_started: OnStarted) -> Instance:
+        """Start an engine; it begins only after `on_started` has recorded it. Raises LaunchError.
+
+        PortTaken where something listens on one of its ports already.
+        """
+        started_ns = time.perf_counter_ns()
+        await asyncio.to_thread(require_free, dict(spec.ports), spec.host)
+        await asyncio.to_thread(_prepare, spec)
+        link = (
+            await (await self._server(spec)).fork() if spec.method == "fork_server" else await spawn_guard(spec.stderr)
+        )
+        try:
+            pid = await link.start(spec.argv, whole_env(spec.env), cwd=spec.cwd, stdout=spec.stdout, stderr=spec.stderr)
+            identity = identify(pid, pgid=pid)
+            instance = Instance(spec, identity, link, started_ns)
+            self._instances.append(instance)
+            on_started(identity.pid, identity.pgid, identity.process_start, identity.boot_id, spec.started_by)
+        except BaseException:
+            link.close()
+            raise
+        link.go()
+        return instance
+
+    async def _server(self, spec: LaunchSpec) -> ForkServer:
+        """The warm fork server, started at the first launch that wants it."""
+        if spec.kind != "cpu":
+            raise ForkServerFailed(
+                f"a fork server cannot start a {spec.kind} engine", remedy='set launch.method = "spawn" in the profile'
+            )
+        async with self._fork_server_lock:
+            if self._fork_server is None or not self._fork_server.alive():
+                # Hashes are seeded when Python starts, so the configs that need a fixed seed get it here.
+                env = whole_env({**spec.base_env, "PYTHONHASHSEED": "0"})
+                self._fork_server = await ForkServer.start(self._engine.python, env, spec.cwd, self._preload)
+            return self._fork_server
+
+
+def _prepare(spec: LaunchSpec) -> None:
+    try:
+        for path in (spec.stdout, spec.stderr):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.open("ab").close()
+        spec.rings.mkdir(parents=True, exist_ok=True)
+        if spec.tiny_model is not None:
+            write_tiny_model(spec.tiny_model)
+    except OSError as error:
+        raise unwritable(spec.cwd, error) from error

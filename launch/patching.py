@@ -1,0 +1,261 @@
+"""Putting the `patches` package into an engine environment as a distribution of its own, and taking it out again.
+
+The environment gains `tracon_patches/` and `tracon_patches-<version>.dist-info/` in its site-packages, nothing else
+changes: vLLM finds the plugin by its entry point, and `pip uninstall tracon-patches` would remove it as well.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import errno
+import fcntl
+import hashlib
+import importlib.util
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from launch.environment import Engine, inspect_python
+from launch.errors import PatchFailed
+
+PACKAGE = "tracon_patches"
+_DIGEST_FILE = "DIGEST"
+_ENTRY_POINTS = f"[vllm.general_plugins]\ntracon = {PACKAGE}.plugin:register\n"
+
+
+@dataclass(frozen=True, slots=True)
+class PatchStatus:
+    """What an environment has of the patches."""
+
+    applied: bool
+    version: str
+    """Of what is installed; of what would be, where nothing is."""
+    digest: str
+    """First 12 hex digits of the SHA-256 over the package's files; tells two builds of one version apart."""
+    files: tuple[str, ...]
+    """Relative to site-packages."""
+    intact: bool
+    """Every file is there and has the hash its RECORD gives."""
+    current: bool
+    """It is the package this Tracon carries."""
+    site_packages: str
+    reason: str = ""
+    """Why it is not applied, not intact or not current; what was done, after `apply` and `revert`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    version: str
+    digest: str
+    files: dict[str, bytes]
+    """Path below the package to content."""
+
+
+def apply(engine: Engine | Path) -> PatchStatus:
+    """Install the patches, replacing another build of them; does nothing where they are already there and intact.
+
+    Raises PatchFailed where site-packages cannot be written.
+    """
+    packages = _site_packages(engine)
+    source = _source()
+    before = _status(packages, source)
+    if before.applied and before.intact and before.current:
+        return _with_reason(before, "already applied")
+    with _writing(packages):
+        _remove(packages)
+        _install(packages, source)
+    after = _status(packages, source)
+    return _with_reason(after, "applied" if not before.applied else f"replaced {before.version} ({before.reason})")
+
+
+def revert(engine: Engine | Path) -> PatchStatus:
+    """Remove what `apply` installed and the bytecode made of it; does nothing where nothing is installed."""
+    packages = _site_packages(engine)
+    source = _source()
+    before = _status(packages, source)
+    with _writing(packages):
+        _remove(packages)
+    return _with_reason(_status(packages, source), "removed" if before.applied else "was not applied")
+
+
+def status(engine: Engine | Path) -> PatchStatus:
+    """What is installed, and whether it is what was installed."""
+    return _status(_site_packages(engine), _source())
+
+
+def _source() -> _Source:
+    """The package as this Tracon carries it: found, read, never imported."""
+    spec = importlib.util.find_spec("patches")
+    if spec is None or spec.origin is None:
+        raise PatchFailed("the package `patches` is not installed beside Tracon", remedy="install Tracon again")
+    folder = Path(spec.origin).parent
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    files = {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in paths
+        if "__pycache__" not in path.parts and path.suffix not in (".pyc", ".pyo")
+    }
+    total = hashlib.sha256()
+    for name, content in files.items():
+        total.update(f"{name}\0{len(content)}\0".encode() + content)
+    return _Source(_version_in(files["__init__.py"]), total.hexdigest()[:12], files)
+
+
+def _version_in(init: bytes) -> str:
+    for node in ast.parse(init).body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+            if "__version__" in names:
+                return str(node.value.value)
+    raise PatchFailed("the package `patches` names no __version__", remedy="install Tracon again")
+
+
+def _install(packages: Path, source: _Source) -> None:
+    """Both folders are made whole under other names, then renamed; the metadata, which vLLM looks for, comes last."""
+    info = f"{PACKAGE}-{source.version}.dist-info"
+    contents = {f"{PACKAGE}/{name}": content for name, content in source.files.items()}
+    contents |= {f"{info}/{name}": text.encode() for name, text in _metadata(source).items()}
+    rows = [f"{name},{_record_hash(content)},{len(content)}" for name, content in contents.items()]
+    contents[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,", ""]).encode()
+    with tempfile.TemporaryDirectory(prefix=f".{PACKAGE}-", dir=packages) as scratch:
+        for name, content in contents.items():
+            path = Path(scratch, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        for folder in (PACKAGE, info):
+            Path(scratch, folder).rename(packages / folder)
+
+
+def _metadata(source: _Source) -> dict[str, str]:
+    return {
+        "METADATA": (
+            f"Metadata-Version: 2.1\nName: tracon-patches\nVersion: {source.version}\n"
+            "Summary: Step timing, no-op connector and CPU shims of Tracon, as a vLLM plugin\n"
+        ),
+        "WHEEL": "Wheel-Version: 1.0\nGenerator: tracon\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        "INSTALLER": "tracon\n",
+        "entry_points.txt": _ENTRY_POINTS,
+        "top_level.txt": f"{PACKAGE}\n",
+        _DIGEST_FILE: f"{source.digest}\n",
+    }
+
+
+def _record_hash(content: bytes) -> str:
+    return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+
+
+def _remove(packages: Path) -> None:
+    """The metadata goes first, so that no engine finds an entry point without its package.
+
+    Until the package's files are gone it stays under another name: an interrupted removal is finished by the next one.
+    """
+    for info in _infos(packages):
+        info.rename(packages / f".{info.name}.removed")
+    for leftover in sorted(packages.glob(f".{PACKAGE}-*")):
+        for name, _ in _listed(leftover):
+            if name.startswith(f"{PACKAGE}/"):
+                (packages / name).unlink(missing_ok=True)
+    _remove_package(packages / PACKAGE)
+    for leftover in packages.glob(f".{PACKAGE}-*"):
+        shutil.rmtree(leftover)
+
+
+def _remove_package(folder: Path) -> None:
+    """What is left in the package folder: bytecode, files of an install that never got its metadata, empty folders."""
+    ours = set(_source().files)
+    for path in sorted(folder.rglob("*"), reverse=True):
+        if path.is_dir():
+            if not any(path.iterdir()):
+                path.rmdir()
+        elif path.parent.name == "__pycache__" or path.relative_to(folder).as_posix() in ours:
+            path.unlink()
+    if not folder.is_dir():
+        return
+    foreign = sorted(path.name for path in folder.iterdir())
+    if foreign:
+        raise PatchFailed(
+            f"{folder} holds files that are not of the patches: {', '.join(foreign)}", remedy="move them away"
+        )
+    folder.rmdir()
+
+
+def _infos(packages: Path) -> list[Path]:
+    return sorted(packages.glob(f"{PACKAGE}-*.dist-info"))
+
+
+def _listed(info: Path) -> list[tuple[str, str]]:
+    """RECORD's rows: path relative to site-packages, hash (empty for RECORD itself)."""
+    try:
+        lines = (info / "RECORD").read_text().splitlines()
+    except OSError:
+        return []
+    parts = (line.rsplit(",", 2) for line in lines if line.count(",") >= 2)
+    return [(name, digest) for name, digest, _ in parts]
+
+
+def _status(packages: Path, source: _Source) -> PatchStatus:
+    infos = _infos(packages)
+    if not infos:
+        left = "; files of an unfinished install are left" if (packages / PACKAGE).exists() else ""
+        return PatchStatus(False, source.version, source.digest, (), False, False, str(packages), f"not applied{left}")
+    info = infos[0]
+    listed = _listed(info)
+    changed = [name for name, digest in listed if digest and not _matches(packages / name, digest)]
+    wrong = [*changed, *([] if listed else [f"{info.name}/RECORD"]), *(other.name for other in infos[1:])]
+    version = info.name.removeprefix(f"{PACKAGE}-").removesuffix(".dist-info")
+    digest = (info / _DIGEST_FILE).read_text().strip() if (info / _DIGEST_FILE).is_file() else ""
+    current = (version, digest) == (source.version, source.digest)
+    reason = (
+        f"changed or missing: {', '.join(wrong)}" if wrong else "" if current else "another build than this Tracon's"
+    )
+    return PatchStatus(
+        True, version, digest, tuple(name for name, _ in listed), not wrong, current, str(packages), reason
+    )
+
+
+def _matches(path: Path, digest: str) -> bool:
+    try:
+        return _record_hash(path.read_bytes()) == digest
+    except OSError:
+        return False
+
+
+def _site_packages(engine: Engine | Path) -> Path:
+    if isinstance(engine, Engine):
+        return engine.site_packages
+    return Path(inspect_python(engine.absolute())["site_packages"])
+
+
+@contextmanager
+def _writing(packages: Path) -> Iterator[None]:
+    """Hold site-packages against another apply or revert; what cannot be written becomes a PatchFailed."""
+    try:
+        descriptor = os.open(packages, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise PatchFailed(
+            f"cannot change {packages}: {error.strerror or error}",
+            remedy="free space on that disk" if full else _OWN_ENVIRONMENT,
+        ) from error
+
+
+_OWN_ENVIRONMENT = (
+    "run as the user who owns that environment, or build one of your own with `tracon engine install` "
+    "and leave --engine-python away"
+)
+
+
+def _with_reason(patches: PatchStatus, done: str) -> PatchStatus:
+    return replace(
+        patches, reason=f"{done}; {patches.reason}" if patches.reason and patches.reason != "not applied" else done
+    )

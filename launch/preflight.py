@@ -1,0 +1,149 @@
+"""Pre-flight gates: does a config really work here, before anything is measured with it?
+
+Each gate is one numbered check on a ready instance. What cannot be seen does not pass: a metric that is absent, or a
+connector that left no trace, is a failed check with the reason, not a silent success. The first numbers are the
+specification's; then come the config's proofs (launch/preflight_proofs.py), if all of those passed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx
+
+from launch.dummy_bootstrap import DummyBootstrap
+from launch.errors import LaunchError
+from launch.instance import Served, http_client
+from launch.preflight_checks import (
+    Counterpart,
+    Gate,
+    GateFailed,
+    Subject,
+    dummy_bootstrap_answers,
+    engine_did_not_crash,
+    launched_with_its_connector,
+    model_is_served,
+    requests_are_answered,
+    requests_are_in_time,
+    requests_complete,
+)
+from launch.preflight_proofs import BOOTSTRAP_PORT, PROOFS
+from launch.profile import ConnectorConfig, Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One question to an instance and its answer."""
+
+    number: int
+    name: str
+    passed: bool
+    detail: str
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GateResult:
+    """Whether a config may be measured here."""
+
+    config: str
+    passed: bool
+    checks: tuple[Check, ...]
+    reason: str
+    """The first check that failed, in words; empty when all passed."""
+
+
+async def verify(
+    instance: Served, config: ConnectorConfig, profile: Profile, log: Path, counterpart: Counterpart | None = None
+) -> GateResult:
+    """Run every gate of `config` on a ready instance, one launched for pre-flight; each step goes to `log`, timed.
+
+    `counterpart` launches a second engine for proofs that need one; None where none fits beside the first.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w", encoding="utf-8") as file:
+
+        def note(text: str) -> None:
+            file.write(f"{datetime.now(UTC).isoformat(timespec='milliseconds')} {text}\n")
+            file.flush()
+
+        note(f"pre-flight of {config.name}: {instance.name} at {instance.url}, pid {instance.pid}")
+        async with http_client(instance.url) as client, _bootstrap(instance, config, note) as bootstrap:
+            subject = Subject(instance, config, profile, client, instance.pid, note, counterpart, bootstrap)
+            checks = await _ask_all(subject, gates(config), 1)
+            if all(check.passed for check in checks) and config.preflight.proofs:
+                checks += await _ask_all(subject, proofs(config), len(checks) + 1)
+        failed = next((check for check in checks if not check.passed), None)
+        reason = "" if failed is None else f"check {failed.number} ({failed.name}): {failed.detail}"
+        note(f"{'PASS' if failed is None else 'FAIL: ' + reason}")
+    return GateResult(config.name, failed is None, checks, reason)
+
+
+def gates(config: ConnectorConfig) -> dict[str, Gate]:
+    """The specification's checks of a config, by name, in the order of their numbers."""
+    launched = "launched with its connector" if config.connectors else "launched without a connector"
+    if _needs_bootstrap(config):
+        return {
+            "dummy bootstrap answers": dummy_bootstrap_answers,
+            launched: launched_with_its_connector,
+            "model is served": model_is_served,
+            "short request completes": requests_complete,
+            "engine did not crash": engine_did_not_crash,
+        }
+    return {
+        launched: launched_with_its_connector,
+        "requests are answered": requests_are_answered,
+        "requests are in time": requests_are_in_time,
+        "engine did not crash": engine_did_not_crash,
+    }
+
+
+def proofs(config: ConnectorConfig) -> dict[str, Gate]:
+    """The checks that the config's connector does its work, and that the engine outlives them."""
+    named = {f"proof: {name.replace('_', ' ')}": PROOFS[name] for name in config.preflight.proofs}
+    return {**named, "engine outlived the proofs": engine_did_not_crash}
+
+
+async def _ask_all(subject: Subject, named: Mapping[str, Gate], first: int) -> tuple[Check, ...]:
+    return tuple([await _ask(number, name, gate, subject) for number, (name, gate) in enumerate(named.items(), first)])
+
+
+async def _ask(number: int, name: str, gate: Gate, subject: Subject) -> Check:
+    began = time.perf_counter()
+    try:
+        passed, detail = True, await gate(subject)
+    except GateFailed as error:
+        passed, detail = False, str(error)
+    except LaunchError as error:
+        passed, detail = False, f"{error} {error.remedy}"
+    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+        passed, detail = False, f"the server gave no usable answer: {type(error).__name__} {error}".rstrip()
+    check = Check(number, name, passed, detail, time.perf_counter() - began)
+    subject.note(f"{number} {name}: {'PASS' if passed else 'FAIL'} in {check.duration_s:.3f} s: {detail}")
+    return check
+
+
+def _needs_bootstrap(config: ConnectorConfig) -> bool:
+    return "bootstrap_query" in config.preflight.proofs
+
+
+@asynccontextmanager
+async def _bootstrap(
+    instance: Served, config: ConnectorConfig, note: Callable[[str], None]
+) -> AsyncIterator[DummyBootstrap | None]:
+    """The dummy bootstrap of a config that needs one, on the port its engine was told; a consumer leaves that free."""
+    if not _needs_bootstrap(config):
+        yield None
+        return
+    async with AsyncExitStack() as stack:
+        bootstrap: DummyBootstrap | None = None
+        try:
+            bootstrap = await stack.enter_async_context(DummyBootstrap(instance.ports.get(BOOTSTRAP_PORT, 0)))
+        except OSError as error:
+            note(f"the dummy bootstrap cannot be started: {error}")
+        yield bootstrap

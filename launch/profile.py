@@ -1,0 +1,287 @@
+"""Profiles (model, hardware, scale) and configs (which KV connector, how): data, validated, no code."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from launch.errors import LaunchError
+
+PROFILES_FOLDER = Path(__file__).with_name("profiles")
+CONFIGS_FOLDER = Path(__file__).with_name("configs")
+TINY_MODEL = "builtin:tiny"
+"""The `model.source` that stands for the small model which Tracon writes out itself."""
+
+Kind = Literal["cpu", "cuda"]
+Need = Literal["patches", "mooncake", "nixl", "lmcache"]
+Proof = Literal["store_and_retrieve", "self_transfer", "peer_transfer", "prefill_leg", "bootstrap_query"]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
+Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
+
+
+class ProfileError(LaunchError):
+    """A profile or config is missing, is no TOML, or says something that is not known."""
+
+
+class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is served."""
+
+    source: str
+    """`builtin:tiny`, a Hugging Face id, or a folder."""
+    served_name: str
+    vocab_low: Annotated[int, msgspec.Meta(ge=0)]
+    vocab_high: Positive
+    """Random prompts draw their token ids from [vocab_low, vocab_high)."""
+
+
+class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The serving program's arguments and environment."""
+
+    kind: Kind
+    max_model_len: Positive
+    max_num_batched_tokens: Positive
+    tensor_parallel_size: Positive = 1
+    load_format: str = "auto"
+    enforce_eager: bool = False
+    prefix_caching: bool = True
+    chunked_prefill: bool = True
+    gpu_memory_utilization: Share | None = None
+    kv_cache_memory_bytes: Positive | None = None
+    extra_args: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+
+
+class LaunchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How an engine is started, awaited and ended."""
+
+    method: Literal["spawn", "fork_server"]
+    executor: Literal["", "uni", "mp"]
+    """"" leaves the choice to vLLM; `uni` puts the worker into the engine process, `mp` into one of its own."""
+    ready_timeout_s: Seconds
+    stop_grace_s: Seconds
+    release_wait_s: Seconds
+    """Pause after the engine is gone, until the device's memory is free."""
+    port_base: Port
+
+
+class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A model on some hardware at some scale."""
+
+    name: str
+    description: str
+    model: Model
+    engine: EngineSettings
+    launch: LaunchSettings
+    experiments: dict[str, dict[str, dict[str, Any]]] = msgspec.field(name="experiment", default_factory=dict)
+    """Raw tables [experiment.<experiment>.<preset>]; each experiment validates its own."""
+
+
+class Override(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one kind of engine needs beyond, or instead of, the general part of a config."""
+
+    requires: tuple[Need, ...] = ()
+    kv_transfer: dict[str, Any] = {}
+    env: dict[str, str] = {}
+
+
+class PreflightSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a fresh engine of the config must manage before it is measured."""
+
+    requests: Positive = 5
+    """Sent one after the other, random content."""
+    max_tokens: Positive = 32
+    limit_s: Annotated[float, msgspec.Meta(gt=0)] = 30.0
+    """All of them must be complete within this."""
+    proofs: tuple[Proof, ...] = ()
+    """How the connector shows that it does its work; see launch/preflight_proofs.py."""
+    env: dict[str, str] = {}
+    """Set for the pre-flight launch only, never for a measured one."""
+
+
+class ConnectorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A named engine configuration: which KV connector, in which role, with which settings."""
+
+    name: str
+    title: str
+    why: str
+    requires: tuple[Need, ...] = ()
+    kv_transfer: dict[str, Any] | None = None
+    """The JSON of --kv-transfer-config; None = no connector."""
+    loaded_as: tuple[str, ...] = ()
+    """Classes that may stand for it in the engine's log; empty = the connector's own name only."""
+    ports: tuple[str, ...] = ()
+    """Environment variables that each take one free port, e.g. VLLM_NIXL_SIDE_CHANNEL_PORT."""
+    env: dict[str, str] = {}
+    cpu: Override = Override()
+    cuda: Override = Override()
+    preflight: PreflightSettings = PreflightSettings()
+
+    def override(self, kind: Kind) -> Override:
+        return self.cpu if kind == "cpu" else self.cuda
+
+    def requires_on(self, kind: Kind) -> tuple[Need, ...]:
+        """What must be installed for it on this kind of engine."""
+        return tuple(dict.fromkeys((*self.requires, *self.override(kind).requires)))
+
+    def kv_transfer_on(self, kind: Kind) -> dict[str, Any] | None:
+        """The JSON of --kv-transfer-config on this kind of engine; tables merge, the override's values win."""
+        if self.kv_transfer is None:
+            return None
+        return _merged(self.kv_transfer, self.override(kind).kv_transfer)
+
+    def env_on(self, kind: Kind) -> dict[str, str]:
+        return {**self.env, **self.override(kind).env}
+
+    @property
+    def connectors(self) -> tuple[str, ...]:
+        """Class names of which the engine must load one; empty = it must load none."""
+        return self.loaded_as or (() if self.kv_transfer is None else (str(self.kv_transfer["kv_connector"]),))
+
+
+def profile_names() -> tuple[str, ...]:
+    """The profiles that come with Tracon."""
+    return _names(PROFILES_FOLDER)
+
+
+def config_names() -> tuple[str, ...]:
+    """The configs that come with Tracon."""
+    return _names(CONFIGS_FOLDER)
+
+
+def load_profile(name_or_path: str | Path) -> Profile:
+    """The profile of that name, or in that TOML file. Raises ProfileError."""
+    path = _locate(name_or_path, PROFILES_FOLDER, "profile")
+    profile = _decode(path, Profile)
+    if profile.engine.kind == "cuda" and profile.launch.method == "fork_server":
+        raise _refusal(path, "launch.method", '"fork_server" cannot start a cuda engine', 'write method = "spawn"')
+    if profile.model.vocab_low >= profile.model.vocab_high:
+        raise _refusal(path, "model.vocab_low", "is not below model.vocab_high", "swap or widen the two")
+    return profile
+
+
+def load_config(name_or_path: str | Path) -> ConnectorConfig:
+    """The config of that name, or in that TOML file. Raises ProfileError."""
+    path = _locate(name_or_path, CONFIGS_FOLDER, "config")
+    config = _decode(path, ConnectorConfig)
+    if config.kv_transfer is not None and not isinstance(config.kv_transfer.get("kv_connector"), str):
+        raise _refusal(path, "kv_transfer.kv_connector", "is missing", "name the connector's class")
+    return config
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(base)
+    for key, value in over.items():
+        below = result.get(key)
+        result[key] = _merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return result
+
+
+def _names(folder: Path) -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in folder.glob("*.toml")))
+
+
+def _locate(name_or_path: str | Path, folder: Path, what: str) -> Path:
+    text = str(name_or_path)
+    if text.endswith(".toml") or "/" in text:
+        path = Path(text).expanduser()
+        if not path.is_file():
+            raise ProfileError(
+                f"there is no {what} file {path}",
+                remedy=f"give an existing file, or one of: {', '.join(_names(folder))}",
+            )
+        return path
+    if text not in _names(folder):
+        near = difflib.get_close_matches(text, _names(folder), n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ProfileError(
+            f"there is no {what} called {text!r}",
+            remedy=f"{hint}known: {', '.join(_names(folder))}; a file of your own is given by its path (NAME.toml)",
+        )
+    return folder / f"{text}.toml"
+
+
+_Decoded = TypeVar("_Decoded", Profile, ConnectorConfig)
+
+
+def _decode(path: Path, into: type[_Decoded]) -> _Decoded:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ProfileError(
+            f"{path} cannot be read: {error}", remedy="check the file's rights and encoding (UTF-8)"
+        ) from error
+    try:
+        return msgspec.toml.decode(text, type=into)
+    except msgspec.ValidationError as error:
+        raise _explain(path, str(error), into) from error
+    except msgspec.DecodeError as error:
+        raise ProfileError(f"{path} is not valid TOML: {error}", remedy="correct that place in the file") from error
+
+
+def _explain(path: Path, message: str, into: type[Any]) -> ProfileError:
+    """msgspec's message turned into file, dotted key, and what would be valid there."""
+    said, _, where = message.partition(" - at `$")
+    place = where.rstrip("`").lstrip(".")
+    unknown = re.match(r"Object contains unknown field `(.*)`", said)
+    missing = re.match(r"Object missing required field `(.*)`", said)
+    fields = _keys_at(into, place)
+    if unknown:
+        key, nearest = unknown[1], difflib.get_close_matches(unknown[1], fields, n=1, cutoff=0.5)
+        remedy = f"did you mean {_dotted(place, nearest[0])}? " if nearest else ""
+        return _refusal(path, _dotted(place, key), "is not a known key", f"{remedy}valid here: {', '.join(fields)}")
+    if missing:
+        return _refusal(path, _dotted(place, missing[1]), "is missing", "add it")
+    invalid = re.match(r"Invalid enum value '?(.*?)'?$", said)
+    if invalid:
+        choices = [str(value) for value in _literals(_type_at(into, place))]
+        nearest = difflib.get_close_matches(invalid[1], choices, n=1)
+        remedy = f"did you mean {nearest[0]!r}? " if nearest else ""
+        return _refusal(path, place, f"cannot be {invalid[1]!r}", f"{remedy}valid: {', '.join(map(repr, choices))}")
+    return _refusal(path, place or "the file", f"is wrong: {said[:1].lower()}{said[1:]}", "correct the value")
+
+
+def _refusal(path: Path, key: str, what: str, remedy: str) -> ProfileError:
+    return ProfileError(f"{path}: {key} {what}", remedy=remedy)
+
+
+def _dotted(place: str, key: str) -> str:
+    return f"{place}.{key}" if place else key
+
+
+def _type_at(into: object, place: str) -> object:
+    """The annotated type at a dotted place; Any where it leaves the known structure."""
+    current = into
+    for part in re.findall(r"[^.\[\]]+", place):
+        struct = _struct_in(current)
+        if struct is None:
+            return Any
+        names = {field.encode_name: field.name for field in msgspec.structs.fields(struct)}
+        current = get_type_hints(struct, include_extras=True).get(names.get(part, ""), Any)
+    return current
+
+
+def _keys_at(into: object, place: str) -> list[str]:
+    struct = _struct_in(_type_at(into, place))
+    return [] if struct is None else [field.encode_name for field in msgspec.structs.fields(struct)]
+
+
+def _struct_in(hint: object) -> type[msgspec.Struct] | None:
+    """The Struct a hint is or wraps."""
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        return hint
+    return next((found for part in get_args(hint) if (found := _struct_in(part)) is not None), None)
+
+
+def _literals(hint: object) -> Iterator[object]:
+    if get_origin(hint) is Literal:
+        yield from get_args(hint)
+        return
+    for part in get_args(hint):
+        yield from _literals(part)

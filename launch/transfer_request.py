@@ -1,0 +1,89 @@
+"""`kv_transfer_params` checked before they are sent.
+
+A request that asks an engine for the wrong role, or leaves a field out, is not refused by vLLM: the engine dies of an
+assertion, or holds the request forever and dies when the client gives up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from launch.errors import LaunchError
+from launch.profile import ConnectorConfig, Kind
+
+PREFILL, DECODE = "do_remote_decode", "do_remote_prefill"
+"""A prefill leg asks that the decode be remote, and the other way round."""
+_FIELDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "MooncakeConnector": {
+        PREFILL: ("transfer_id",),
+        DECODE: ("transfer_id", "remote_engine_id", "remote_bootstrap_addr"),
+    },
+    "NixlConnector": {
+        PREFILL: (),
+        DECODE: ("remote_engine_id", "remote_request_id", "remote_block_ids", "remote_host", "remote_port", "tp_size"),
+    },
+}
+_FORBIDDEN = {("kv_producer", DECODE), ("kv_consumer", PREFILL)}
+
+
+class TransferRefused(LaunchError):
+    """A request would harm the engine it is meant for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transferring:
+    """The connector of a config that moves KV between engines."""
+
+    connector: str
+    role: str
+
+
+def transferring(config: ConnectorConfig, kind: Kind) -> Transferring | None:
+    """The config's connector that moves KV between engines, alone or inside a MultiConnector; None without one."""
+    whole = config.kv_transfer_on(kind) or {}
+    parts: list[Mapping[str, Any]] = [whole, *whole.get("kv_connector_extra_config", {}).get("connectors", ())]
+    found = (part for part in parts if part.get("kv_connector") in _FIELDS)
+    return next((Transferring(part["kv_connector"], part.get("kv_role", "kv_both")) for part in found), None)
+
+
+def check_request(body: Mapping[str, Any], config: ConnectorConfig, kind: Kind) -> None:
+    """Raise TransferRefused unless an engine of `config` can take this request's `kv_transfer_params`, if it has any.
+
+    A prefill leg must also be told to make exactly one token: where that token ends the text, no block is sent and the
+    other leg waits for minutes.
+    """
+    params = body.get("kv_transfer_params")
+    if params is None:
+        return
+    part = transferring(config, kind)
+    if part is None:
+        raise _refusal(config, "has no connector that transfers", "send the request without kv_transfer_params")
+    legs = [leg for leg in (PREFILL, DECODE) if params.get(leg)]
+    if len(legs) != 1:
+        raise _refusal(config, f"needs one of {PREFILL} and {DECODE}, not {len(legs)}", "ask for one leg at a time")
+    leg = legs[0]
+    if (part.role, leg) in _FORBIDDEN:
+        raise _refusal(config, f"is a {part.role} and dies of {leg}", "send it to an engine of the other role")
+    wrong = [name for name in _FIELDS[part.connector][leg] if not _is_sound(name, params.get(name))]
+    if wrong:
+        raise _refusal(config, f"needs {', '.join(wrong)} for {leg}", "fill them in from the other leg's engine")
+    if leg == PREFILL and (body.get("max_tokens"), body.get("ignore_eos")) != (1, True):
+        raise _refusal(config, "sends blocks only after exactly one token", "set max_tokens=1 and ignore_eos=true")
+
+
+def _is_sound(name: str, value: object) -> bool:
+    if name == "remote_bootstrap_addr":
+        parts = urlsplit(value if isinstance(value, str) else "")
+        return parts.scheme in ("http", "https") and bool(parts.hostname)
+    if name == "remote_block_ids":
+        return isinstance(value, list) and any(value)
+    if name in ("remote_port", "tp_size"):
+        return isinstance(value, int) and value > 0
+    return isinstance(value, str) and bool(value)
+
+
+def _refusal(config: ConnectorConfig, what: str, remedy: str) -> TransferRefused:
+    return TransferRefused(f"an engine of {config.name} {what}", remedy=remedy)

@@ -1,0 +1,198 @@
+"""What the probe needs of vLLM, as a table that is checked against the installed version before anything is installed.
+
+A version is not judged by its number: a hook fits when the method is there with one of the signatures it is known to
+have. Known from 0.18.1, 0.22.0, 0.26.0 (read) and 0.32.0 (run). A hook that does not fit costs its own fields only.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from . import __version__
+
+TESTED_VERSIONS = frozenset({"0.32.0"})
+"""vLLM releases the probe has been run in; any other whose hooks fit is used and marked `untested_version`."""
+
+ENGINE_FIELDS = (
+    "t_ns", "step_id", "step_duration_ns", "build_meta_ns", "num_running", "num_waiting", "prefill_tokens",
+    "decode_tokens", "scheduled_requests", "exec_ns", "update_ns", "engine_step_ns", "period_ns",
+)  # fmt: skip
+WORKER_FIELDS = ("t_ns", "step_id", "get_finished_ns", "start_load_kv_ns", "wait_for_save_ns")
+
+SCHEDULER = "vllm.v1.core.sched.scheduler"
+OUTPUT = "vllm.v1.core.sched.output"
+FACTORY = "vllm.distributed.kv_transfer.kv_connector.factory"
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A method of vLLM that is wrapped or called; it fits when its parameter names are one of `signatures`."""
+
+    module: str
+    owner: str
+    method: str
+    signatures: tuple[tuple[str, ...], ...]
+    feeds: tuple[str, ...]
+    """Record fields that cannot be measured without it."""
+    prefix: bool = False
+    """The signature may go on after the names given."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.owner}.{self.method}"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A dataclass of vLLM whose attributes are read."""
+
+    module: str
+    owner: str
+    attributes: tuple[str, ...]
+    feeds: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.owner
+
+
+SCHEDULE = Method(SCHEDULER, "Scheduler", "schedule", (("self",), ("self", "throttle_prefills")), ENGINE_FIELDS)
+UPDATE = Method(
+    SCHEDULER, "Scheduler", "update_from_output", (("self", "scheduler_output", "model_runner_output"),),
+    ("exec_ns", "update_ns", "engine_step_ns", "period_ns"),
+)  # fmt: skip
+REQUEST_COUNTS = Method(SCHEDULER, "Scheduler", "get_request_counts", (("self",),), ("num_running", "num_waiting"))
+HAS_REQUESTS = Method(SCHEDULER, "Scheduler", "has_requests", (("self",),), ("period_ns",))
+SCHEDULER_INIT = Method(SCHEDULER, "Scheduler", "__init__", (("self", "vllm_config"),), (), prefix=True)
+SCHEDULER_OUTPUT = Shape(
+    OUTPUT, "SchedulerOutput",
+    ("scheduled_new_reqs", "scheduled_cached_reqs", "num_scheduled_tokens", "total_num_scheduled_tokens"),
+    ("prefill_tokens", "decode_tokens", "scheduled_requests"),
+)  # fmt: skip
+CACHED_REQUESTS = Shape(
+    OUTPUT, "CachedRequestData", ("req_ids", "num_output_tokens"), ("prefill_tokens", "decode_tokens")
+)
+CREATE_CONNECTOR = Method(
+    FACTORY, "KVConnectorFactory", "create_connector", (("config", "role", "kv_cache_config"),),
+    ("build_meta_ns", "get_finished_ns", "start_load_kv_ns", "wait_for_save_ns"),
+)  # fmt: skip
+
+HOOKS: tuple[Method | Shape, ...] = (
+    SCHEDULE, UPDATE, REQUEST_COUNTS, HAS_REQUESTS, SCHEDULER_INIT, SCHEDULER_OUTPUT, CACHED_REQUESTS, CREATE_CONNECTOR,
+)  # fmt: skip
+ESSENTIAL = frozenset({SCHEDULE.name, UPDATE.name})
+"""Without these there is no step timing worth the name: `step_timing_available` is false."""
+
+
+@dataclass(frozen=True, slots=True)
+class HookCheck:
+    """What fits the installed vLLM: `misfits` maps a hook's name to why it does not."""
+
+    vllm: str | None
+    misfits: Mapping[str, str]
+
+    def fits(self, hook: Method | Shape) -> bool:
+        return hook.name not in self.misfits
+
+    @property
+    def untested_version(self) -> bool:
+        return self.vllm is None or self.vllm.partition("+")[0] not in TESTED_VERSIONS
+
+    @property
+    def timing_reason(self) -> str | None:
+        """Why steps cannot be timed here, None when they can."""
+        return "; ".join(f"{name}: {why}" for name, why in self.misfits.items() if name in ESSENTIAL) or None
+
+    def unavailable(self) -> dict[str, str]:
+        """Each field that cannot be measured, with the reason."""
+        lost: dict[str, str] = {}
+        for hook in HOOKS:
+            if hook.name in self.misfits:
+                for field in hook.feeds:
+                    lost.setdefault(field, f"{hook.name}: {self.misfits[hook.name]}")
+        return lost
+
+    def status(
+        self, reason: str | None, unavailable: Mapping[str, str], connector_misfits: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """What the hooks decide of a ring's status; `reason` is why steps cannot be timed, None if they can."""
+        fits: dict[str, bool | str] = {hook.name: self.misfits.get(hook.name, True) for hook in HOOKS}
+        return {
+            "vllm": self.vllm,
+            "patches_version": __version__,
+            "step_timing_available": reason is None,
+            "reason": reason,
+            "unavailable": dict(unavailable),
+            "untested_version": self.untested_version,
+            "hooks": {**fits, **{f"connector.{name}": why for name, why in connector_misfits.items()}},
+        }
+
+
+def check_hooks(hooks: Iterable[Method | Shape] = HOOKS) -> HookCheck:
+    """Look at the installed vLLM, change nothing."""
+    misfits = {hook.name: why for hook in hooks if (why := misfit(hook)) is not None}
+    return HookCheck(vllm=_vllm_version(), misfits=misfits)
+
+
+def misfit(hook: Method | Shape) -> str | None:
+    """Why `hook` does not fit the installed vLLM, None when it does."""
+    try:
+        owner = getattr(load(hook.module), hook.owner)
+    except Exception as error:  # noqa: BLE001 - an import of vLLM may fail in any way; each is a reason, none is ours
+        return f"{type(error).__name__}: {error}"
+    return _shape_misfit(owner, hook) if isinstance(hook, Shape) else _method_misfit(owner, hook)
+
+
+def load(module: str) -> ModuleType:
+    return importlib.import_module(module)
+
+
+def replace_on_instance(
+    instance: object, method: str, arguments: int, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> str | None:
+    """Put `wrap(original)` in the place of one instance's method; why that cannot be done, None when it is.
+
+    Connectors come from many hands: their parameter names differ legally, so only the call counts, which is that it
+    takes so many positional arguments.
+    """
+    original = getattr(instance, method, None)
+    if original is None:
+        return "missing"
+    try:
+        inspect.signature(original).bind(*(None,) * arguments)
+        setattr(instance, method, wrap(original))
+    except (TypeError, ValueError, AttributeError) as error:
+        return f"not replaceable, called with {arguments} arguments: {error}"
+    return None
+
+
+def _method_misfit(owner: object, hook: Method) -> str | None:
+    function = getattr(owner, hook.method, None)
+    if not callable(function):
+        return "missing"
+    try:
+        names = tuple(inspect.signature(function).parameters)
+    except (TypeError, ValueError) as error:
+        return f"no readable signature: {error}"
+    for known in hook.signatures:
+        if (names[: len(known)] if hook.prefix else names) == known:
+            return None
+    return f"unknown signature ({', '.join(names)})"
+
+
+def _shape_misfit(owner: object, hook: Shape) -> str | None:
+    there = getattr(owner, "__dataclass_fields__", {})
+    missing = [name for name in hook.attributes if name not in there]
+    return f"no attribute {', '.join(missing)}" if missing else None
+
+
+def _vllm_version() -> str | None:
+    try:
+        return str(load("vllm").__version__)
+    except Exception:  # noqa: BLE001 - the version is told, not needed; None says it is unknown
+        return None

@@ -1,0 +1,54 @@
+"""The entry point vLLM calls in each of its processes: `tracon = tracon_patches.plugin:register`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+STEP_LOG_VARIABLE = "AGENTIC_STEP_LOG_PATH"
+"""Turns the step probe on; `<dir>/engine_step.jsonl` puts the rings at `<dir>/engine_step.<role>.<pid>.ring`."""
+CPU_CONNECTORS_VARIABLE = "TRACON_CPU_CONNECTORS"
+"""`1` lets connectors written for accelerators run on a CPU build."""
+REPAIRS_VARIABLE = "TRACON_REPAIRS"
+"""`1` repairs what would end an engine during a proof of transfer; set for pre-flight launches only."""
+
+
+def register() -> None:
+    """Install what the environment asks for, nothing otherwise; never raises, so that the engine starts in any case."""
+    step_log = os.environ.get(STEP_LOG_VARIABLE)
+    if os.environ.get(CPU_CONNECTORS_VARIABLE) == "1":
+        _guarded("CPU connector shims", _adapt_connectors)
+    if os.environ.get(REPAIRS_VARIABLE) == "1":
+        _guarded("repair of MultiConnector's metrics", _repair)
+    if step_log:
+        _guarded("step probe", lambda: _install_probe(step_log))
+
+
+def _adapt_connectors() -> None:
+    from . import cpu_connectors
+
+    for name, outcome in cpu_connectors.apply().items():
+        if outcome.failed:
+            print(f"[tracon] CPU shim for {name} not applied: {outcome.detail}", file=sys.stderr, flush=True)
+
+
+def _repair() -> None:
+    from . import repairs
+
+    repairs.skip_unregistered_metrics()
+
+
+def _install_probe(step_log: str) -> None:
+    from . import step_probe
+
+    reason = step_probe.install(step_log).timing_reason
+    if reason is not None:
+        print(f"[tracon] step timing off: {reason} (pid {os.getpid()})", file=sys.stderr, flush=True)
+
+
+def _guarded(what: str, action: Callable[[], None]) -> None:
+    try:
+        action()
+    except Exception as error:  # noqa: BLE001 - whatever goes wrong in here, the engine must come up
+        print(f"[tracon] {what} off in pid {os.getpid()}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)

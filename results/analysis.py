@@ -1,0 +1,139 @@
+"""A run's numbers to files: aggregate, tax, manifest, per-config summaries, figures and the report."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from results.figures.files import figures, write_figures
+from results.findings import Analysis, analyse
+from results.html import to_html
+from results.layout import RunLayout, write_atomic
+from results.manifest import to_tsv
+from results.report import to_markdown
+from results.summary import CellSummary
+from results.tax import TaxRow
+
+FORMAT = 1
+"""Version of aggregate.json, tax.json and summary.json."""
+
+
+def analyse_run(root: Path) -> Analysis:
+    """Analyse the run folder `root`: write aggregate.*, tax.*, MANIFEST.tsv, each summary.json, figures/, report.*.
+
+    The same folder gives the same files. Whatever is missing or damaged is a gap, never an error; raises ResultsError
+    where `root` is no folder, OSError where the files cannot be written.
+    """
+    analysis = analyse(root)
+    layout = RunLayout(root)
+    write_atomic(layout.aggregate_json, _pretty(aggregate(analysis)))
+    flat = flat_cells(analysis)
+    write_atomic(layout.aggregate_csv, flat.to_csv(index=False).encode())
+    write_atomic(layout.aggregate_parquet, _parquet(flat))
+    write_atomic(layout.tax_json, _pretty({"format": FORMAT, "taxes": [_tax_row(row) for row in analysis.taxes]}))
+    write_atomic(layout.tax_csv, flat_taxes(analysis.taxes).to_csv(index=False).encode())
+    write_atomic(layout.verdicts_json, _pretty(conclusions(analysis)))
+    write_atomic(layout.manifest, to_tsv(analysis.manifest))
+    for folder in layout.configs():
+        rows = [_cell_row(analysis, cell) for cell in analysis.cells if Path(cell.path).parent.name == folder.root.name]
+        write_atomic(folder.summary_json, _pretty({"format": FORMAT, "cells": rows}))
+    found = figures(analysis, root)
+    drawn = write_figures(found, layout.figures)
+    write_atomic(layout.report_md, to_markdown(analysis, found).encode())
+    write_atomic(layout.report_html, to_html(analysis, found, drawn).encode())
+    return analysis
+
+
+def aggregate(analysis: Analysis) -> dict[str, Any]:
+    """`aggregate.json`: a row per cell, the saturation table with its criteria, the reference rates, the gaps."""
+    facts = analysis.facts
+    return {
+        "format": FORMAT,
+        "definitions": "docs/analysis.md",
+        "run": facts.run,
+        "experiment": facts.experiment,
+        "profile": facts.profile,
+        "preset": facts.preset,
+        "seed": facts.seed,
+        "cells": [_cell_row(analysis, cell) for cell in analysis.cells],
+        "reference_rates": msgspec.to_builtins(analysis.rates),
+        "gaps": msgspec.to_builtins(analysis.gaps),
+    }
+
+
+def _cell_row(analysis: Analysis, cell: CellSummary) -> dict[str, Any]:
+    judgement = analysis.saturation[cell.path]
+    row: dict[str, Any] = msgspec.to_builtins(cell)
+    return row | {"saturation": msgspec.to_builtins(judgement) | {"fired": list(judgement.fired)}}
+
+
+def flat_cells(analysis: Analysis) -> pd.DataFrame:
+    """`aggregate.{csv,parquet}`: one row per cell; latencies have `_low`, `_high` and `_n` columns beside them."""
+    return pd.DataFrame([_flat_cell(analysis, cell) for cell in analysis.cells])
+
+
+def _flat_cell(analysis: Analysis, cell: CellSummary) -> dict[str, Any]:
+    judgement = analysis.saturation[cell.path]
+    row: dict[str, Any] = {
+        "cell": cell.cell,
+        "config": cell.config,
+        "phase": cell.phase,
+        "trial": cell.trial,
+        "rate_per_s": cell.rate_per_s,
+        "input_tokens": cell.shape.input_tokens,
+        "output_tokens": cell.shape.output_tokens,
+        "window_s": cell.window_s,
+        "stop_reason": cell.stop_reason,
+        **cell.counts,
+        "saturated": judgement.saturated,
+        "criteria_fired": ",".join(map(str, judgement.fired)),
+        "degraded": bool(cell.degraded),
+        "step_timing_available": bool(cell.step_timing.get("available", False)),
+    }
+    for name, estimate in cell.values.items():
+        row[name] = estimate.value
+        if name.startswith(("ttft_", "tpot_", "e2e_")):
+            row |= {f"{name}_low": estimate.low, f"{name}_high": estimate.high, f"{name}_n": estimate.n}
+    return row
+
+
+def conclusions(analysis: Analysis) -> dict[str, Any]:
+    """`verdicts.json`: hypotheses and success criteria, and the contrasts of taxes they rest on."""
+    names = ("verdicts", "criteria", "decomposition", "additivity", "amplification", "trends", "drift")
+    return {"format": FORMAT, **{name: msgspec.to_builtins(getattr(analysis, name)) for name in names}}
+
+
+def flat_taxes(taxes: Sequence[TaxRow]) -> pd.DataFrame:
+    """`tax.csv`: one row per tax."""
+    return pd.DataFrame([_tax_row(row) for row in taxes])
+
+
+def _tax_row(row: TaxRow) -> dict[str, Any]:
+    return {
+        "reference": row.reference,
+        "phase": row.phase,
+        "rate_per_s": row.rate_per_s,
+        "input_tokens": row.shape.input_tokens,
+        "output_tokens": row.shape.output_tokens,
+        "config": row.config,
+        "metric": str(row.metric),
+        **msgspec.to_builtins(row.estimate),
+        "verdict": None if row.verdict is None else str(row.verdict),
+    }
+
+
+def _pretty(value: object) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
+
+
+def _parquet(frame: pd.DataFrame) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(pa.Table.from_pandas(frame, preserve_index=False), sink)
+    return sink.getvalue()

@@ -1,0 +1,118 @@
+"""Whether latencies moved over the run for reasons that have nothing to do with a config.
+
+The same config under the same load, measured again later: each config's own repeats give its slope of the logarithm of
+a latency over time (what differs between configs and between loads cancels); the run's slope is their mean, weighted
+by how far in time each config's repeats lie apart. The spread of the configs' slopes gives the interval (jackknife over
+configs, Student's t), so that what two launches of one config differ by counts as noise and not as drift.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from scipy import special  # not scipy.stats, which takes two seconds to import
+
+from results.statistics import LEVEL, Estimate, Samples, unknown
+from results.summary import CellSummary
+
+SERIES = ("ttft_p50_s", "tpot_p50_s")
+"""Medians: a drift moves the whole distribution, and they are the least noisy."""
+MIN_CONFIGS = 4
+"""From so many configs on their spread gives an interval that can be trusted."""
+_ACROSS = "the same load in Phase A and in Phase B or B': what differs between the phases for another reason counts too"
+
+
+class DriftVerdict(StrEnum):
+    """What the interval of the slope says."""
+
+    DETECTED = "detected"
+    NOT_DETECTED = "not detected"
+    NOT_TESTABLE = "not testable"
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """How one latency moved over the run, all configs together."""
+
+    series: str
+    """`ttft_p50_s` or `tpot_p50_s`."""
+    slope_per_h: Estimate
+    """Relative change per hour: 0.02 = 2 % slower an hour later; n counts cells."""
+    span_h: float | None
+    """From the first to the last cell that takes part."""
+    verdict: DriftVerdict
+    reason: str
+    """What it rests on, or why it cannot be tested."""
+
+
+def drifts(summaries: Iterable[CellSummary]) -> tuple[Drift, ...]:
+    """The drift of each of SERIES over these cells: leave out those that are degraded or saturated.
+
+    A run with trials is judged by its repeated cells; a run without by the loads that two phases share.
+    """
+    cells = list(summaries)
+    return tuple(_drift(name, cells) for name in SERIES)
+
+
+def _drift(series: str, cells: Sequence[CellSummary]) -> Drift:
+    if len({cell.trial for cell in cells}) > 1:
+        groups, what = _repeats(series, cells, lambda cell: cell.phase), "cells repeated in trials"
+    else:
+        groups, what = _repeats(series, cells, lambda cell: ""), _ACROSS
+    used = [cell for repeats in groups.values() for cells in repeats for cell in cells]
+    pieces = [(config, *_slope(series, repeats)) for config, repeats in sorted(groups.items())]
+    pieces = [(config, slope, weight) for config, slope, weight in pieces if weight > 0]
+    if len(pieces) < MIN_CONFIGS:
+        why = f"{len(pieces)} of the configs have a load that was measured twice; it needs {MIN_CONFIGS}"
+        return Drift(series, unknown(why, len(used)), None, DriftVerdict.NOT_TESTABLE, why)
+    times = [cell.t_start_unix_s for cell in used]
+    slopes, weights = (np.array(column) for column in list(zip(*pieces, strict=True))[1:])
+    found = _over_configs(slopes, weights, len(used))
+    detected = found.low is not None and found.high is not None and not found.low <= 0 <= found.high
+    verdict = DriftVerdict.DETECTED if detected else DriftVerdict.NOT_DETECTED
+    reason = f"{len(used)} cells of {len(pieces)} configs, {what}"
+    return Drift(series, found, (max(times) - min(times)) / 3600, verdict, reason)
+
+
+def _repeats(
+    series: str, cells: Sequence[CellSummary], kind: Callable[[CellSummary], str]
+) -> dict[str, list[list[CellSummary]]]:
+    """By config, the groups of cells that repeat one another, at least two in each."""
+    found: dict[tuple[str, str, float, str], list[CellSummary]] = defaultdict(list)
+    for cell in cells:
+        value = cell.value(series)
+        if value is not None and value > 0:
+            found[cell.config, kind(cell), cell.rate_per_s, str(cell.shape)].append(cell)
+    groups: dict[str, list[list[CellSummary]]] = defaultdict(list)
+    for (config, *_), repeats in found.items():
+        if len(repeats) > 1:
+            groups[config].append(repeats)
+    return groups
+
+
+def _slope(series: str, groups: Sequence[Sequence[CellSummary]]) -> tuple[float, float]:
+    """Slope of log(latency) per hour within the groups, and the sum of squared hours it rests on."""
+    products = squares = 0.0
+    for cells in groups:
+        hours = np.array([cell.t_start_unix_s for cell in cells]) / 3600
+        logs = np.log(np.array([cell.value(series) for cell in cells], dtype=np.float64))
+        hours -= hours.mean()
+        products += float(hours @ (logs - logs.mean()))
+        squares += float(hours @ hours)
+    return (products / squares if squares > 0 else 0.0), squares
+
+
+def _over_configs(slopes: Samples, weights: Samples, n: int) -> Estimate:
+    """The weighted mean of the configs' slopes with its jackknife interval, as a relative change per hour."""
+    count, part = slopes.size, weights / weights.sum()
+    mean = float(part @ slopes)
+    left_out = part * (slopes - mean) / (1 - part)  # how far the mean moves when this config is left out
+    error = math.sqrt(float(left_out @ left_out) * (count - 1) / count)
+    half = float(special.stdtrit(count - 1, (1 + LEVEL) / 2)) * error
+    low, high = math.expm1(mean - half), math.expm1(mean + half)
+    return Estimate(math.expm1(mean), low, high, n, basis=f"over {count} configs")

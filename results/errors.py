@@ -1,0 +1,23 @@
+"""What reading results refuses, with the remedy and the exit code a command line ends with."""
+
+from __future__ import annotations
+
+
+class ResultsError(Exception):
+    """Base of what `results` refuses: the message names the thing, the remedy says what to do about it."""
+
+    exit_code: int = 2
+
+    def __init__(self, message: str, *, remedy: str = "", exit_code: int | None = None) -> None:
+        super().__init__(message)
+        self.remedy = remedy
+        if exit_code is not None:
+            self.exit_code = exit_code
+
+
+class RingError(ResultsError):
+    """A step ring that cannot be read."""
+
+
+class ArtifactError(ResultsError):
+    """An artifact that is missing, damaged, or of a version this Tracon does not know."""

@@ -1,0 +1,192 @@
+"""What a run folder says about itself: its plan, its configs' launches and environments, its pre-flight decisions.
+
+Read as plain JSON and text, so that a folder copied elsewhere, or written by another version, still tells what it can.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from results.layout import ConfigLayout, RunLayout
+from results.load import Gap, artifact_name
+
+COMPONENTS = ("vllm", "torch", "mooncake", "nixl", "lmcache")
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCell:
+    """A load cell of the plan."""
+
+    cell: str
+    config: str
+    phase: str
+    stem: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """The run's plan, as far as it can be read."""
+
+    run: str
+    experiment: str = ""
+    profile: str = ""
+    preset: str = ""
+    seed: int | None = None
+    engine_kind: str = ""
+    """`cpu`, `cuda`, or empty where it is not known."""
+    configs: tuple[str, ...] = ()
+    cells: tuple[PlannedCell, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    thresholds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """What the numbers were measured on, in a few words."""
+        return " ".join(part for part in (self.profile, f"({self.preset})" if self.preset else "") if part) or "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFacts:
+    """What one config's folder says about how it was launched."""
+
+    date: str
+    config: str
+    versions: Mapping[str, str]
+    vllm_sha: str
+    gpu: str
+    launch_command: tuple[str, ...]
+    gaps: tuple[Gap, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A config's pre-flight."""
+
+    included: bool
+    reason: str
+
+
+def run_facts(root: Path) -> tuple[RunFacts, tuple[Gap, ...]]:
+    """The facts of `plan.json`; what it does not say is empty, and a missing or damaged plan is a gap."""
+    plan = _json_object(RunLayout(root).plan)
+    if isinstance(plan, Gap):
+        return RunFacts(root.name), (plan,)
+    inputs = _object(plan, "inputs")
+    return (
+        RunFacts(
+            run=root.name,
+            experiment=str(plan.get("experiment", "")),
+            profile=str(plan.get("profile", "")),
+            preset=str(plan.get("preset", "")),
+            seed=plan["seed"] if isinstance(plan.get("seed"), int) else None,
+            engine_kind=str(_object(_object(inputs, "profile"), "engine").get("kind", "")),
+            configs=tuple(sorted(map(str, plan.get("configs") or ()))),
+            cells=_planned(plan.get("cells")),
+            versions=_strings(_object(_object(inputs, "engine"), "versions")),
+            thresholds=_numbers(_object(_object(inputs, "grid"), "saturation")),
+        ),
+        (),
+    )
+
+
+def preflight_decisions(root: Path) -> tuple[Mapping[str, Decision], tuple[Gap, ...]]:
+    """`preflight_status.json` by config."""
+    rows = _json_object(RunLayout(root).preflight_status)
+    if isinstance(rows, Gap):
+        return {}, (rows,)
+    return {
+        config: Decision(str(row.get("decision", "")).upper() != "SKIP", str(row.get("reason") or ""))
+        for config, row in rows.items()
+        if isinstance(row, dict)
+    }, ()
+
+
+def config_facts(layout: ConfigLayout) -> ConfigFacts:
+    """The facts of one config folder, from config.json and env.txt."""
+    date, _, config = layout.root.name.partition("_")
+    launch = _json_object(layout.config_json)
+    gaps = [launch] if isinstance(launch, Gap) else []
+    said = {} if isinstance(launch, Gap) else launch
+    try:
+        environment = layout.env_txt.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        gaps.append(Gap(artifact_name(layout.env_txt), _why(error)))
+        environment = ""
+    command = said.get("launch_command") or said.get("argv") or ()
+    return ConfigFacts(
+        date=date,
+        config=str(said.get("config") or config),
+        versions=_versions_in(environment) | _strings(_object(said, "versions")),
+        vllm_sha=str(said.get("vllm_sha") or _line(environment, "vllm commit")),
+        gpu=str(said.get("gpu") or "; ".join(_section(environment, "gpu"))),
+        launch_command=tuple(map(str, command)) if isinstance(command, list) else (),
+        gaps=tuple(gaps),
+    )
+
+
+def missing_files(layout: ConfigLayout) -> tuple[Gap, ...]:
+    """Files that every config that ran must have and this one lacks, beside those that `config_facts` reads."""
+    wanted = (layout.launch_sh, layout.stdout, layout.stderr)
+    return tuple(Gap(artifact_name(path), "is missing") for path in wanted if not path.is_file())
+
+
+def _planned(cells: object) -> tuple[PlannedCell, ...]:
+    rows = [cell for cell in cells if isinstance(cell, dict)] if isinstance(cells, list) else []
+    return tuple(
+        PlannedCell(
+            cell=str(cell.get("cell", "")),
+            config=str(cell.get("config", "")),
+            phase=str(_object(cell, "params").get("phase", "")),
+            stem=str(_object(cell, "params").get("stem", "")),
+        )
+        for cell in rows
+        if cell.get("kind") == "load"
+    )
+
+
+def _json_object(path: Path) -> dict[str, Any] | Gap:
+    try:
+        value = msgspec.json.decode(path.read_bytes())
+    except OSError as error:
+        return Gap(artifact_name(path), _why(error))
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return Gap(artifact_name(path), f"is damaged: {error}")
+    return value if isinstance(value, dict) else Gap(artifact_name(path), "is damaged: no JSON object")
+
+
+def _why(error: OSError) -> str:
+    return "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
+
+
+def _object(value: Mapping[str, Any], key: str) -> dict[str, Any]:
+    found = value.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _strings(value: Mapping[str, Any]) -> dict[str, str]:
+    return {str(name): str(text) for name, text in value.items() if text}
+
+
+def _numbers(value: Mapping[str, Any]) -> dict[str, float]:
+    return {str(name): float(number) for name, number in value.items() if isinstance(number, int | float)}
+
+
+def _section(text: str, title: str) -> list[str]:
+    """The lines of `[title]` in env.txt."""
+    found = re.search(rf"^\[{re.escape(title)}\]\n(.*?)(?=^\[|\Z)", text, re.MULTILINE | re.DOTALL)
+    return [line for line in found.group(1).splitlines() if line.strip()] if found else []
+
+
+def _line(text: str, name: str) -> str:
+    found = re.search(rf"^{re.escape(name)}: (.*)$", text, re.MULTILINE)
+    return found.group(1) if found else ""
+
+
+def _versions_in(text: str) -> dict[str, str]:
+    return {name: version for name in COMPONENTS if (version := _line(text, f"{name} version"))}

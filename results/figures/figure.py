@@ -1,0 +1,45 @@
+"""What a figure is before it is drawn: its numbers, what to know before reading it, or why it cannot be drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pandas as pd
+
+CONFIGS = (
+    "plain",
+    "noop_connector",
+    "mooncake_producer",
+    "mooncake_consumer",
+    "mooncake_both",
+    "nixl_both",
+    "lmcache_only",
+    "multi_mooncake_lmcache",
+)
+"""In the order in which every figure shows them; configs of other names come after, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure of the report (specs/connector_tax, "Analysis & Figures")."""
+
+    number: int
+    title: str
+    caption: str = ""
+    table: pd.DataFrame = field(default_factory=pd.DataFrame)
+    """Every number drawn, one row per mark; units in the column names."""
+    lines: Mapping[str, float] = field(default_factory=dict)
+    """Values drawn as reference lines, by name: `ref_safe` and `ref_load` (req/s), thresholds."""
+    missing: str = ""
+    """Why it cannot be drawn; empty where it can."""
+
+    @property
+    def stem(self) -> str:
+        """Name of its files without suffix."""
+        return f"figure_{self.number}"
+
+
+def in_order(config: str) -> tuple[int, str]:
+    """Sort key of a config's name."""
+    return (CONFIGS.index(config) if config in CONFIGS else len(CONFIGS)), config

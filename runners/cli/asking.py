@@ -1,0 +1,101 @@
+"""Bring an operator's wish to a run: through its journal when it works, by its rules when it does not."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from getpass import getuser
+from pathlib import Path
+from typing import Any
+
+from runners.errors import RunnerError
+from runners.steering import matching, retried
+from state import requests
+from state.events import CellChanged, Event
+from state.lease import lease_state
+from state.model import RequestView
+from state.run import CellState
+from state.store import RunStore
+
+ANSWER_S = 10.0
+POLL_S = 0.1
+
+
+def ask(folder: Path, action: str, target: str, reason: str) -> dict[str, Any]:
+    """The answer of the run (`accepted`, `detail`).
+
+    A live run answers itself within a second. On a run nobody works on, `skip` and `retry` are applied at once; `pause`
+    and `stop` have nothing to act on and are refused with the remedy.
+    """
+    with RunStore.open(folder) as store:
+        if not lease_state(store).live:
+            return {"run": folder.name, "action": action, "target": target} | _apply(
+                store, folder, action, target, reason
+            )
+        request = requests.submit(store, action, target, reason, f"{getuser()}/{os.getpid()}")
+        answer = _await_answer(store, request)
+    detail = answer.detail if answer else "asked; the run process has not answered yet"
+    return {
+        "run": folder.name,
+        "action": action,
+        "target": target,
+        "request": request,
+        "accepted": bool(answer.accepted) if answer else True,
+        "detail": detail,
+    }
+
+
+def skip_stages(folder: Path, stages: Sequence[str]) -> None:
+    """Skip every pending cell of stages, each given by its id or its number (0 is the first), before the run begins.
+
+    Raises RunnerError naming the stages there are.
+    """
+    with RunStore.open(folder) as store:
+        known = [stage.stage for stage in store.plan.stages]
+        for given in stages:
+            name = known[int(given)] if given.isdigit() and int(given) < len(known) else given
+            if name not in known:
+                numbered = ", ".join(f"{number} {stage}" for number, stage in enumerate(known))
+                raise RunnerError(f"there is no stage {given!r}", remedy=f"stages: {numbered}")
+            _apply(store, folder, "skip", f"stage:{name}", "asked for with --skip-stage")
+
+
+def _await_answer(store: RunStore, request: int) -> RequestView | None:
+    deadline = time.monotonic() + ANSWER_S
+    while time.monotonic() < deadline:
+        row = next(row for row in store.request_rows() if row.request == request)
+        if not row.open:
+            return row
+        if not lease_state(store).live:
+            return None
+        time.sleep(POLL_S)
+    return None
+
+
+def _apply(store: RunStore, folder: Path, action: str, target: str, reason: str) -> dict[str, Any]:
+    view = store.view()
+    events: tuple[Event, ...]
+    if action == "retry":
+        events = tuple(retried(view, target))
+    elif action == "skip":
+        events = tuple(
+            CellChanged(
+                plan.cell, CellState.SKIPPED, view.cells[plan.cell].attempt, reason or "skipped by the operator"
+            )
+            for plan in matching(view, target)
+            if view.cells[plan.cell].state is CellState.PENDING
+        )
+    else:
+        verb = action.replace("_", " ")
+        raise RunnerError(
+            f"run {folder.name} is {view.state}: no process works on it, so there is nothing to {verb}",
+            remedy=f"`tracon resume {folder.name}` goes on with it",
+        )
+    if not events:
+        return {
+            "accepted": False,
+            "detail": f"no cell to {action} matches {target!r}" if target else f"no cell to {action}",
+        }
+    store.append(*events)
+    return {"accepted": True, "detail": f"{len(events)} cells; `tracon resume {folder.name}` goes on"}

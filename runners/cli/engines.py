@@ -1,0 +1,204 @@
+"""Commands about engines: environments, probe, hand-started instances, what this machine has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from runners.cli import output
+from runners.cli.options import JsonOption, ProfileOption, PythonOption, WorkspaceOption
+from runners.errors import ExitCode
+
+engine_app = typer.Typer(no_args_is_help=True, help="Engine environments, and engines started by hand.")
+patch_app = typer.Typer(no_args_is_help=True, help="The step probe inside an engine environment.")
+
+KindArg = Annotated[str, typer.Argument(help="`cpu` or `cuda`.")]
+KindOption = Annotated[str, typer.Option("--kind", help="Which engine environment: `cpu` or `cuda`.")]
+NameArg = Annotated[
+    str, typer.Argument(metavar="NAME", help="Name given at `engine up` (default there: the config's).")
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the commands."""
+    app.command()(doctor)
+    app.command()(profiles)
+    engine_app.command()(install)
+    engine_app.command()(up)
+    engine_app.command()(down)
+    engine_app.command("list")(list_engines)
+    engine_app.command()(logs)
+    engine_app.command(hidden=True)(hold)
+    for command in (apply, revert, status):
+        patch_app.command()(command)
+    app.add_typer(engine_app, name="engine")
+    app.add_typer(patch_app, name="patch")
+
+
+def doctor(
+    profile: ProfileOption = "cpu-tiny",
+    engine_python: PythonOption = None,
+    workspace: WorkspaceOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Say what this machine has, what each of the eight configs would need, and the remedy."""
+    from launch.doctor import examine, to_json
+    from launch.profile import config_names, load_config, load_profile
+    from runners.cli.tables import doctor_tables
+
+    chosen = load_profile(profile)
+    requires = {name: load_config(name).requires_on(chosen.engine.kind) for name in config_names()}
+    report = examine(
+        chosen.engine.kind,
+        requires,
+        engine_python=engine_python,
+        port_base=chosen.launch.port_base,
+        workspace=workspace,
+    )
+    if json:
+        output.print_json(to_json(report))
+    else:
+        output.out().print(doctor_tables(report))
+
+
+def profiles(json: JsonOption = False) -> None:
+    """List profiles with their presets, and connector configs."""
+    from launch.profile import config_names, load_config, load_profile, profile_names
+    from runners.cli.tables import profiles_tables
+
+    known = [load_profile(name) for name in profile_names()]
+    configs = [load_config(name) for name in config_names()]
+    if json:
+        output.print_json(
+            {
+                "profiles": [
+                    {
+                        "name": p.name,
+                        "description": p.description,
+                        "engine": p.engine.kind,
+                        "presets": {e: sorted(t) for e, t in p.experiments.items()},
+                    }
+                    for p in known
+                ],
+                "configs": [
+                    {"name": c.name, "title": c.title, "why": c.why, "requires": list(c.requires)} for c in configs
+                ],
+            }
+        )
+    else:
+        output.out().print(profiles_tables(known, configs))
+
+
+def install(kind: KindArg = "cpu", json: JsonOption = False) -> None:
+    """Build an engine environment from its lock file (idempotent; honours PIP_FIND_LINKS and UV_FIND_LINKS)."""
+    from launch.install import install as install_engine
+
+    with output.step_progress() as progress:
+        engine = install_engine(kind, progress=progress)
+    if json:
+        output.print_json({"kind": engine.kind, "python": str(engine.python), "versions": dict(engine.versions)})
+    else:
+        versions = ", ".join(f"{name} {number}" for name, number in engine.versions.items() if number)
+        output.err().print(f"engine [bold]{engine.kind}[/] is ready: {versions}")
+
+
+def up(
+    config: Annotated[str, typer.Argument(help="Connector config, e.g. `plain` or `mooncake_both`.")] = "plain",
+    profile: ProfileOption = "cpu-tiny",
+    name: Annotated[str, typer.Option("--name", help="Name of the engine (default: the config's).")] = "",
+    port: Annotated[int | None, typer.Option("--port", help="Port to serve on (default: the profile's).")] = None,
+    engine_python: PythonOption = None,
+    workspace: WorkspaceOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Start one engine by hand and leave it running until `tracon engine down`."""
+    from runners.byhand import bring_up
+
+    row = bring_up(config, profile, name or config, port, engine_python, workspace)
+    if json:
+        output.print_json(row)
+    else:
+        output.err().print(f"engine [bold]{row.name}[/] serves {row.model} at {row.url} (pid {row.pid})")
+
+
+def down(name: NameArg, workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
+    """Stop an engine started by `engine up`, and see that all of it is gone."""
+    from runners.byhand import take_down
+
+    row = take_down(name, workspace)
+    if json:
+        output.print_json(row)
+    else:
+        output.err().print(f"engine [bold]{name}[/] is gone")
+
+
+def list_engines(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
+    """List engine environments and engines started by hand."""
+    from launch.environment import environments
+    from runners.byhand import running
+    from runners.cli.tables import engines_tables
+
+    built, rows = environments(), running(workspace)
+    if json:
+        output.print_json(
+            {
+                "environments": [
+                    {"kind": e.kind, "python": str(e.python), "versions": dict(e.versions)} for e in built
+                ],
+                "engines": rows,
+            }
+        )
+    else:
+        output.out().print(engines_tables(built, rows))
+
+
+def logs(
+    name: NameArg,
+    lines: Annotated[int, typer.Option("--lines", "-n", help="How many of the last lines.")] = 40,
+    workspace: WorkspaceOption = None,
+) -> None:
+    """Print the last lines of an engine started by hand."""
+    from runners.byhand import log_lines
+
+    for line in log_lines(name, lines, workspace):
+        print(line)
+
+
+def hold(name: str, config: str, profile: str, folder: Path, port: int, python: Path) -> None:
+    """The process that keeps a hand-started engine; `up` starts it."""
+    from runners.byhand import hold as hold_engine
+
+    raise typer.Exit(hold_engine(name, config, profile, folder, port, python))
+
+
+def apply(kind: KindOption = "cpu", engine_python: PythonOption = None, json: JsonOption = False) -> None:
+    """Install the step probe into an engine environment (idempotent; edits none of the engine's files)."""
+    _patch("apply", kind, engine_python, json)
+
+
+def revert(kind: KindOption = "cpu", engine_python: PythonOption = None, json: JsonOption = False) -> None:
+    """Remove exactly what `apply` installed (idempotent)."""
+    _patch("revert", kind, engine_python, json)
+
+
+def status(kind: KindOption = "cpu", engine_python: PythonOption = None, json: JsonOption = False) -> None:
+    """Say whether the probe is installed, in which version, and whether its files are intact."""
+    _patch("status", kind, engine_python, json)
+
+
+def _patch(action: str, kind: str, engine_python: Path | None, json: bool) -> None:
+    from launch import patching
+    from launch.environment import find_engine
+
+    engine = find_engine(kind, engine_python)
+    result = {"apply": patching.apply, "revert": patching.revert, "status": patching.status}[action](engine)
+    if json:
+        output.print_json(result)
+        return
+    state = "applied" if result.applied else "not applied"
+    changed = ", but its files were changed" if result.applied and not result.intact else ""
+    output.err().print(f"probe {result.version or ''} {state}{changed} in {engine.python}")
+    if result.applied and not result.intact:
+        raise typer.Exit(ExitCode.GATE_FAILED)

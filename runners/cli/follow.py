@@ -1,0 +1,121 @@
+"""Follow a run from its journal: progress on a terminal, plain lines in a pipe, events as JSON lines."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import psutil
+from rich.live import Live
+
+from runners.cli import output
+from runners.cli.tables import feed_text, progress_line, progress_panel
+from runners.errors import ExitCode
+from state.events import LIVE_KINDS, Recorded
+from state.feed import feed_line
+from state.lease import lease_state
+from state.run import CellState, RunState
+from state.store import RunStore
+from state.view import EMPTY, RunView, fold
+
+POLL_S = 0.5
+PROGRESS_LINE_S = 60.0
+LEASE_GRACE_S = 20.0
+"""How long a run process may take from its start until it holds the lease."""
+
+
+def follow(folder: Path, *, worker_pid: int | None = None, events: bool = False) -> int:
+    """Follow until the run process has ended; returns the run's exit code.
+
+    `worker_pid` is a child of ours that may not have taken the lease yet. `events` prints the whole journal.
+    """
+    with RunStore.open(folder, read_only=True) as store:
+        if events:
+            return _follow(store, worker_pid, _EventLines())
+        if sys.stderr.isatty():
+            with Live(console=output.err(), refresh_per_second=2, transient=True) as live:
+                return _follow(store, worker_pid, _Panel(live))
+        return _follow(store, worker_pid, _FeedLines())
+
+
+class _Follower(Protocol):
+    def tick(self, new: list[Recorded], view: RunView) -> None:
+        """Show what has come since the last tick."""
+
+
+class _Panel:
+    def __init__(self, live: Live) -> None:
+        self._live = live
+
+    def tick(self, new: list[Recorded], view: RunView) -> None:
+        self._live.update(progress_panel(view, time.time()))
+
+
+class _EventLines:
+    def tick(self, new: list[Recorded], view: RunView) -> None:
+        for recorded in new:
+            line = {
+                "seq": recorded.seq,
+                "t_unix_s": recorded.t_unix_s,
+                "kind": recorded.event.kind,
+                "event": recorded.event,
+            }
+            sys.stdout.buffer.write(msgspec.json.encode(line) + b"\n")
+        sys.stdout.flush()
+
+
+class _FeedLines:
+    """In a pipe: a line for everything that happened, and once a minute how far the run is."""
+
+    def __init__(self) -> None:
+        self._next_progress = time.monotonic() + PROGRESS_LINE_S
+
+    def tick(self, new: list[Recorded], view: RunView) -> None:
+        for recorded in new:
+            if not isinstance(recorded.event, LIVE_KINDS):
+                output.err().print(feed_text(feed_line(recorded)), soft_wrap=True)
+        if time.monotonic() >= self._next_progress:
+            self._next_progress += PROGRESS_LINE_S
+            output.err().print(progress_line(view, time.time()), soft_wrap=True)
+
+
+def _follow(store: RunStore, worker_pid: int | None, follower: _Follower) -> int:
+    view = EMPTY
+    deadline = time.monotonic() + LEASE_GRACE_S
+    worked = False
+    while True:
+        new = list(store.events(after=view.last_seq))
+        for recorded in new:
+            view = fold(view, recorded)
+        follower.tick(new, view)
+        live = lease_state(store).live
+        worked = worked or live
+        if not live and (worked or worker_pid is None or _ended(worker_pid) or time.monotonic() > deadline):
+            if list(store.events(after=view.last_seq, limit=1)):
+                continue  # its last words
+            return exit_code(view)
+        time.sleep(POLL_S)
+
+
+def _ended(pid: int) -> bool:
+    """Whether our child has ended (and reap it)."""
+    try:
+        ended, _status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return not psutil.pid_exists(pid)
+    return ended == pid
+
+
+def exit_code(view: RunView) -> int:
+    """The exit code a run's state stands for."""
+    if view.state is RunState.DONE:
+        return ExitCode.DONE
+    if view.state is not RunState.FAILED:
+        return ExitCode.INTERRUPTED
+    gates = (plan for plan in view.plan.cells if plan.kind in ("preflight", "probe"))
+    failed_gate = any(view.cells[plan.cell].state is CellState.FAILED for plan in gates)
+    return ExitCode.GATE_FAILED if failed_gate else ExitCode.CELLS_FAILED

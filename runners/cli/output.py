@@ -1,0 +1,72 @@
+"""How commands speak: data on stdout, narration and errors on stderr."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
+_color: bool | None = None
+
+
+def use_color(wanted: bool | None) -> None:
+    """Force colour on or off for this process; None = decide by terminal and NO_COLOR."""
+    global _color
+    _color = wanted
+    if wanted is False:
+        os.environ["NO_COLOR"] = "1"  # engines' and the console's processes follow
+
+
+def out() -> Console:
+    """stdout, for data a person reads. In a pipe it is as wide as its content needs."""
+    return _console(stderr=False)
+
+
+def err() -> Console:
+    """stderr, for narration."""
+    return _console(stderr=True)
+
+
+def _console(*, stderr: bool) -> Console:
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else 160
+    return Console(
+        stderr=stderr,
+        no_color=True if _color is False else None,
+        force_terminal=True if _color else None,
+        width=width,
+        highlight=False,
+    )
+
+
+@contextmanager
+def step_progress() -> Iterator[Callable[[int, int, str], None]]:
+    """A callback (step, of, text) shown as a spinner on a terminal and as lines in a pipe."""
+    console = err()
+    if not console.is_terminal:
+        yield lambda step, of, text: console.print(f"[{step}/{of}] {text}", markup=False, soft_wrap=True)
+        return
+    with console.status("") as status:
+        yield lambda step, of, text: status.update(f"[{step}/{of}] {text}".replace("[", r"\["))
+
+
+def print_json(value: object) -> None:
+    """One JSON document on stdout."""
+    sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+    sys.stdout.flush()
+
+
+def fail(error: BaseException) -> int:
+    """Print the error and its remedy as one paragraph on stderr; returns the exit code."""
+    text = Text("tracon: ", style="bold red")
+    text.append(str(error).rstrip(".") + ".", style="default")
+    remedy = getattr(error, "remedy", "")
+    if remedy:
+        text.append(f" {remedy[0].upper()}{remedy[1:].rstrip('.')}." if remedy else "", style="default")
+    err().print(text, soft_wrap=True)
+    return int(getattr(error, "exit_code", 2))

@@ -1,0 +1,360 @@
+"""What commands print: rich tables for people, plain data for `--json`."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from runners.plan import duration_text
+from state.feed import FeedLine
+from state.lease import LeaseState
+from state.run import CellState, RunPlan, RunState, StageState
+from state.view import InstanceView, RunView, StageView, elapsed_s, eta_s, progress, to_json
+from state.workspace import RunEntry
+
+if TYPE_CHECKING:
+    from launch.doctor import DoctorReport
+    from launch.environment import Engine
+    from launch.profile import ConnectorConfig, Profile
+    from results.compare import Comparison
+    from runners.byhand import HandEngine
+    from runners.experiments.connector_tax_plan import Sum
+
+STYLES: Mapping[str, str] = {
+    "done": "green",
+    "ready": "green",
+    "ok": "green",
+    "running": "cyan",
+    "starting": "cyan",
+    "paused": "yellow",
+    "interrupted": "yellow",
+    "warn": "yellow",
+    "skipped": "bright_black",
+    "pending": "bright_black",
+    "gone": "bright_black",
+    "failed": "red",
+    "missing": "red",
+    "warning": "yellow",
+    "error": "red",
+    "live": "green",
+    "dead": "red",
+}
+
+
+def table(*columns: str, title: str = "") -> Table:
+    """A quiet table; a column that starts with `>` is right-aligned."""
+    made = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", title_style="bold", pad_edge=False)
+    for column in columns:
+        made.add_column(
+            column.lstrip(">"), justify="right" if column.startswith(">") else "left", no_wrap=column.startswith(">")
+        )
+    return made
+
+
+def word(state: str) -> Text:
+    """A state as a coloured word."""
+    return Text(state, style=STYLES.get(state, ""))
+
+
+def number(value: float | None, scale: float = 1.0, digits: int = 1) -> str:
+    """A number in its column's unit; an en dash where nothing was measured."""
+    return "–" if value is None else f"{value * scale:.{digits}f}"
+
+
+def plan_json(plan: RunPlan, sums: Sequence[Sum]) -> dict[str, Any]:
+    """The plan as data; `estimated_s` in seconds, with the arithmetic behind it."""
+    return {
+        "experiment": plan.experiment,
+        "profile": plan.profile,
+        "preset": plan.preset,
+        "configs": list(plan.configs),
+        "seed": plan.seed,
+        "stages": [
+            asdict(stage)
+            | {
+                "cells": sum(cell.stage == stage.stage for cell in plan.cells),
+                "estimated_s": round(sum(cell.estimated_s for cell in plan.cells if cell.stage == stage.stage), 1),
+            }
+            for stage in plan.stages
+        ],
+        "cells": [asdict(cell) for cell in plan.cells],
+        "estimated_s": plan.estimated_s,
+        "arithmetic": [asdict(line) for line in sums],
+        "fingerprint": plan.fingerprint,
+    }
+
+
+def plan_tables(plan: RunPlan, sums: Sequence[Sum]) -> RenderableType:
+    """Stages with their cells per config, the time they take, and how that is reckoned."""
+    rows = table("stage", ">cells", "what", ">estimated")
+    for stage in plan.stages:
+        cells = [cell for cell in plan.cells if cell.stage == stage.stage]
+        labels = list(dict.fromkeys(cell.label for cell in cells))
+        per_config = max(Counter(cell.config for cell in cells).values(), default=0)
+        configs = len({cell.config for cell in cells if cell.config})
+        what = f"{configs} configs x {per_config}: " if configs else ""
+        shown = ", ".join(labels[:9]) + (" ..." if len(labels) > 9 else "")
+        rows.add_row(stage.title, str(len(cells)), what + shown, duration_text(sum(cell.estimated_s for cell in cells)))
+    order = Text(f"configs in this order (seed {plan.seed}): {', '.join(plan.configs)}")
+    total = Text(
+        f"estimated {duration_text(plan.estimated_s)}, engine starts included; fingerprint {plan.fingerprint[:12]}",
+        style="bold",
+    )
+    title = Text(f"{plan.experiment} on {plan.profile}/{plan.preset}: {len(plan.cells)} cells", style="bold")
+    reckoned = table("stage", "arithmetic", ">is")
+    for line in sums:
+        reckoned.add_row(line.stage, line.text, duration_text(line.seconds))
+    return Group(title, rows, reckoned, order, total)
+
+
+def status_json(view: RunView, lease: LeaseState, folder: Path, now_unix_s: float) -> dict[str, Any]:
+    """The run's view as data, with who works on it and where it lives."""
+    return to_json(view, now_unix_s) | {"lease": asdict(lease) | {"live": lease.live}, "folder": str(folder)}
+
+
+def status_tables(view: RunView, lease: LeaseState, now_unix_s: float) -> RenderableType:
+    """Head, stages, what runs, instances, the last lines of the feed."""
+    parts: list[RenderableType] = [_head(view, lease, now_unix_s), _stages(view)]
+    if view.live_instances:
+        parts.append(_instances(view.live_instances))
+    failed = [cell for cell in view.cells.values() if cell.state is CellState.FAILED]
+    if failed:
+        rows = table("failed cell", "why")
+        for cell in failed:
+            rows.add_row(cell.cell, cell.reason)
+        parts.append(rows)
+    parts += [feed_text(line) for line in view.feed[-6:]]
+    return Group(*parts)
+
+
+def progress_panel(view: RunView, now_unix_s: float) -> RenderableType:
+    """What `run` and `watch` show on a terminal while they follow."""
+    if not view.run:
+        return Text("starting ...")
+    done = progress(view)
+    bar = Table.grid(padding=(0, 1))
+    bar.add_row(ProgressBar(total=1.0, completed=done.fraction, width=40), progress_line(view, now_unix_s))
+    parts: list[RenderableType] = [bar, _stages(view)]
+    if view.live_instances:
+        parts.append(_instances(view.live_instances))
+    parts += [feed_text(line) for line in view.feed[-5:]]
+    return Group(*parts)
+
+
+def progress_line(view: RunView, now_unix_s: float) -> str:
+    """`12/42 cells, 31 %, 2 min 10 s gone, about 5 min left: phase-a/plain/r8`."""
+    done, left = progress(view), eta_s(view, now_unix_s)
+    eta = "" if left is None or view.state is RunState.DONE else f", about {duration_text(left)} left"
+    cells = ", ".join(f"{cell.cell} {cell.fraction:.0%}" for cell in view.current_cells)
+    gone = duration_text(elapsed_s(view, now_unix_s))
+    return f"{done.ended}/{done.total} cells, {done.fraction:.0%}, {gone} gone{eta}{': ' + cells if cells else ''}"
+
+
+def feed_text(line: FeedLine) -> Text:
+    """One line of the feed."""
+    text = Text(time.strftime("%H:%M:%S ", time.localtime(line.t_unix_s)), style="bright_black")
+    text.append(f"{line.subject} ", style="bold")
+    text.append(line.text, style=STYLES.get(line.level, ""))
+    return text
+
+
+def _head(view: RunView, lease: LeaseState, now_unix_s: float) -> Text:
+    text = Text(view.run, style="bold")
+    text.append(f"  {view.plan.experiment} on {view.plan.profile}/{view.plan.preset}  ", style="default")
+    text.append_text(word(view.state))
+    if view.state in (RunState.RUNNING, RunState.PAUSED) and not lease.live:
+        text.append(f", but its process is gone: `tracon resume {view.run}`", style="yellow")
+    if view.reason:
+        text.append(f": {view.reason}")
+    text.append("\n" + progress_line(view, now_unix_s), style="default")
+    return text
+
+
+def _stages(view: RunView) -> Table:
+    rows = table("stage", "state", ">cells", ">done", ">failed", ">skipped", "now")
+    for stage in view.stages:
+        running = [view.cells[cell].plan.label for cell in stage.cells if view.cells[cell].state is CellState.RUNNING]
+        counts = stage.counts
+        rows.add_row(
+            stage.title,
+            word(_stage_word(stage)),
+            str(len(stage.cells)),
+            str(counts[CellState.DONE]),
+            str(counts[CellState.FAILED]),
+            str(counts[CellState.SKIPPED]),
+            ", ".join(running),
+        )
+    return rows
+
+
+def _stage_word(stage: StageView) -> str:
+    return str(stage.state if stage.state is not StageState.PENDING else "pending")
+
+
+def _instances(instances: Sequence[InstanceView]) -> Table:
+    rows = table(
+        "instance",
+        "state",
+        ">TTFT p50 ms",
+        ">p90",
+        ">TPOT p50 ms",
+        ">p90",
+        ">running",
+        ">waiting",
+        ">pending prefill tok",
+        ">KV %",
+        ">step p50 us",
+        ">p90",
+    )
+    for instance in instances:
+        now = instance.latest
+        if now is None:
+            rows.add_row(instance.instance, word(instance.state), *["–"] * 10)
+            continue
+        rows.add_row(
+            instance.instance,
+            word(instance.state),
+            number(now.ttft_p50_s, 1e3),
+            number(now.ttft_p90_s, 1e3),
+            number(now.tpot_p50_s, 1e3, 2),
+            number(now.tpot_p90_s, 1e3, 2),
+            number(now.running, digits=0),
+            number(now.waiting, digits=0),
+            number(now.pending_prefill_tokens, digits=0),
+            number(now.kv_usage, 100),
+            number(now.step_p50_us, digits=0),
+            number(now.step_p90_us, digits=0),
+        )
+    return rows
+
+
+def runs_json(entries: Sequence[RunEntry]) -> list[dict[str, Any]]:
+    """The workspace's runs as data."""
+    return [
+        {
+            "run": entry.run,
+            "folder": str(entry.folder),
+            "experiment": entry.experiment,
+            "profile": entry.profile,
+            "preset": entry.preset,
+            "state": entry.state,
+            "reason": entry.reason,
+            "created_unix_s": entry.created_unix_s,
+            "cells_ended": entry.progress.ended,
+            "cells_total": entry.progress.total,
+            "fraction": entry.progress.fraction,
+            "lease": entry.lease.state,
+            "problem": entry.problem or None,
+        }
+        for entry in entries
+    ]
+
+
+def runs_table(entries: Sequence[RunEntry]) -> Table:
+    """The workspace's runs, newest first."""
+    rows = table("run", "experiment", "profile", "state", ">cells", ">progress", "process")
+    for entry in entries:
+        if entry.problem:
+            rows.add_row(entry.run, entry.problem, "", word("failed"), "", "", "")
+            continue
+        done = entry.progress
+        process = "live" if entry.lease.live else ("dead" if entry.orphaned else "")
+        rows.add_row(
+            entry.run,
+            entry.experiment,
+            f"{entry.profile}/{entry.preset}",
+            word(entry.state),
+            f"{done.ended}/{done.total}",
+            f"{done.fraction:.0%}",
+            word(process),
+        )
+    return rows
+
+
+def report_json(folder: Path, *, again: bool) -> dict[str, object]:
+    """aggregate.json and tax.json of the run, analysed first where asked or missing."""
+    import msgspec
+
+    from results.analysis import analyse_run
+    from results.layout import RunLayout
+
+    layout = RunLayout(folder)
+    if again or not (layout.aggregate_json.exists() and layout.tax_json.exists()):
+        analyse_run(folder)
+    return {
+        "run": folder.name,
+        "aggregate": msgspec.json.decode(layout.aggregate_json.read_bytes()),
+        "tax": msgspec.json.decode(layout.tax_json.read_bytes()),
+    }
+
+
+def report_tables(folder: Path, *, again: bool, curves_width: int | None = None) -> RenderableType:
+    """The report's tables, from the artifacts as they are; `again` also rewrites the files made from them.
+
+    `curves_width`: columns of the main curves below the tables; None = no curves.
+    """
+    from results.analysis import analyse_run
+    from results.findings import analyse
+    from results.report import to_rich
+    from runners.cli.curves import ttft_curves
+
+    analysis = analyse_run(folder) if again else analyse(folder)
+    curves = ttft_curves(analysis, curves_width) if curves_width else None
+    return Group(to_rich(analysis), *(() if curves is None else (Text(), curves)))
+
+
+def compare_tables(comparison: Comparison) -> RenderableType:
+    """Two runs side by side."""
+    from results.compare_tables import comparison_limits, comparison_tables, headline
+    from results.report import rich_tables
+
+    return rich_tables(headline(comparison), comparison_tables(comparison), comparison_limits(comparison))
+
+
+def doctor_tables(report: DoctorReport) -> RenderableType:
+    """What is here, and what each config needs."""
+    rows = table("what", "state", "detail", "remedy")
+    for row in report.rows:
+        rows.add_row(row.what, word(row.state), row.detail, row.remedy)
+    configs = table("config", "can run", "needs", "remedy", title="configs")
+    for config in report.configs:
+        configs.add_row(
+            config.config,
+            word("ok" if config.ok else "missing"),
+            ", ".join(config.requires) or "nothing",
+            config.remedy,
+        )
+    return Group(rows, configs)
+
+
+def profiles_tables(profiles: Sequence[Profile], configs: Sequence[ConnectorConfig]) -> RenderableType:
+    """Profiles with presets, and configs."""
+    rows = table("profile", "engine", "presets", "what", title="profiles")
+    for profile in profiles:
+        presets = "; ".join(f"{name}: {', '.join(tables)}" for name, tables in profile.experiments.items())
+        rows.add_row(profile.name, profile.engine.kind, presets, profile.description)
+    also = table("config", "needs", "why", title="configs")
+    for config in configs:
+        also.add_row(config.name, ", ".join(config.requires) or "nothing", config.why)
+    return Group(rows, also)
+
+
+def engines_tables(environments: Sequence[Engine], engines: Sequence[HandEngine]) -> RenderableType:
+    """Engine environments and hand-started engines."""
+    rows = table("environment", "vLLM", "python", title="environments")
+    for engine in environments:
+        rows.add_row(engine.kind, str(engine.versions.get("vllm") or "–"), str(engine.python))
+    also = table("engine", "state", "config", "url", ">pid", title="started by hand")
+    for row in engines:
+        also.add_row(row.name, word(row.state), row.config, row.url, str(row.pid or "–"))
+    return Group(rows, also)

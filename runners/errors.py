@@ -1,0 +1,38 @@
+"""What the runners refuse, with the remedy and the exit code the command line ends with."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """How a command ends."""
+
+    DONE = 0
+    CELLS_FAILED = 1
+    BAD_INPUT = 2
+    """Bad usage or input: a wrong key, a missing engine, a port that is taken."""
+    INTERRUPTED = 3
+    """Resumable: `tracon resume RUN` goes on from here."""
+    GATE_FAILED = 4
+    """A pre-flight or acceptance gate failed."""
+
+
+class RunnerError(Exception):
+    """Base of what runners refuse: the message names the thing, the remedy says what to do about it."""
+
+    exit_code: int = ExitCode.BAD_INPUT
+
+    def __init__(self, message: str, *, remedy: str = "", exit_code: int | None = None) -> None:
+        super().__init__(message)
+        self.remedy = remedy
+        if exit_code is not None:
+            self.exit_code = exit_code
+
+
+class CellSkipped(Exception):
+    """The cell cannot or need not be measured; the message is the reason that the manifest keeps."""
+
+
+class CellFailed(Exception):
+    """The cell was tried and gave no measurement; the message is the reason."""

@@ -1,0 +1,195 @@
+"""`connector-tax`: what a KV connector costs, measured on one instance under an open-loop load.
+
+Five barrier stages (specs/connector_tax, "Re-run script"): pre-flight and probe, rate sweep, reference rates, shape
+sweep, probe removal and analysis.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from launch import patching
+from launch.errors import LaunchError
+from launch.preflight import GateResult, verify
+from results.analysis import analyse_run
+from results.cells import analyse_cell, headline
+from results.layout import RunLayout, sha256, write_atomic
+from results.saturation import ReferenceRates, choose_reference_rates
+from runners.campaign import Outcome
+from runners.context import RunContext
+from runners.errors import CellFailed, CellSkipped
+from runners.experiments.connector_tax_grid import EXPERIMENT, Grid
+from runners.experiments.connector_tax_plan import REF_LOAD, REF_SAFE
+from runners.measure import measure
+from state.events import Noted
+from state.run import CellPlan, CellState
+from state.view import RunView
+
+
+class ConnectorTax:
+    """Runs the cells of one `connector-tax` run."""
+
+    name = EXPERIMENT
+
+    def __init__(self, grid: Grid, context: RunContext) -> None:
+        self._grid = grid
+        self._context = context
+        self._cells: dict[str, Callable[[CellPlan, int], Awaitable[Outcome]]] = {
+            "probe": self._apply_probe,
+            "preflight": self._preflight,
+            "load": self._load,
+            "reference": self._reference,
+            "revert": self._revert_probe,
+            "analysis": self._analyse,
+        }
+
+    def why_skip(self, cell: CellPlan, view: RunView) -> str:
+        """A config that did not pass its pre-flight is not measured; nor is a cell whose rate was not found."""
+        if cell.kind == "preflight" or cell.config is None:
+            return ""
+        gate = view.cells.get(f"preflight/{cell.config}")
+        if gate is not None and gate.state is CellState.FAILED:
+            return f"pre-flight failed: {gate.reason}"
+        return ""
+
+    async def run_cell(self, cell: CellPlan, attempt: int) -> Outcome:
+        """Run the cell by its kind."""
+        return await self._cells[cell.kind](cell, attempt)
+
+    def adopt(self, cell: CellPlan) -> Outcome | None:
+        """A load cell whose record lies in place, with every artifact it names whole."""
+        if cell.kind != "load":
+            return None
+        for config in self._context.layout.configs():
+            record = config.cell(cell.params["phase"], cell.params["stem"])
+            if config.root.name.endswith(f"_{cell.config}") and _complete(record, cell.cell):
+                summary = analyse_cell(record)
+                return Outcome(headline(summary), _degraded(record))
+        return None
+
+    async def finish(self) -> None:
+        """Remove the probe and analyse again: cells were added after both had been done."""
+        await asyncio.to_thread(patching.revert, self._context.engine)
+        await asyncio.to_thread(analyse_run, self._context.layout.root)
+
+    async def release(self, reason: str) -> None:
+        """Stop the engine at hand."""
+        await self._context.slot.release(reason)
+
+    async def _apply_probe(self, cell: CellPlan, attempt: int) -> Outcome:
+        """Without the probe the run falls back to client-side numbers; that is recorded, not fatal."""
+        try:
+            status = await asyncio.to_thread(patching.apply, self._context.engine)
+        except LaunchError as error:
+            self._context.emit(Noted("warning", cell.cell, f"no step timing: {error}"))
+            return Outcome({"step_timing_available": False, "reason": str(error)})
+        return Outcome({"step_timing_available": status.applied, "version": status.version, "reason": status.reason})
+
+    async def _ensure_probe(self) -> None:
+        """The probe may have been removed since it was applied: by this run's analysis before a retry, or by another
+        run on this engine environment."""
+        with contextlib.suppress(LaunchError):  # the probe cell has recorded why it cannot be applied
+            await asyncio.to_thread(patching.apply, self._context.engine)
+
+    async def _revert_probe(self, cell: CellPlan, attempt: int) -> Outcome:
+        await self.release("the probe is removed")
+        try:
+            status = await asyncio.to_thread(patching.revert, self._context.engine)
+        except LaunchError as error:
+            raise CellFailed(f"{error} {error.remedy}") from error
+        return Outcome({"applied": status.applied})
+
+    async def _preflight(self, cell: CellPlan, attempt: int) -> Outcome:
+        """Launch the config and see that it really works here; the result decides over all its later cells."""
+        assert cell.config is not None
+        log = self._context.layout.preflight_log(cell.config)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        await self._ensure_probe()
+        try:
+            instance = await self._context.slot.get(cell.config, f"{cell.stage}/{attempt}", preflight=True)
+            beside = partial(self._context.slot.counterpart, cell.config, log.parent / f"counterpart_{cell.config}")
+            fits = self._context.profile.engine.kind == "cpu"  # a GPU's memory is all the first engine's
+            config, profile = self._context.configs[cell.config], self._context.profile
+            result = await verify(instance, config, profile, log, beside if fits else None)
+        except LaunchError as error:
+            _record_gate(self._context.layout, cell.config, {"decision": "SKIP", "reason": str(error), "checks": []})
+            raise CellFailed(f"{error} {error.remedy}") from error
+        finally:
+            await self.release("pre-flight is over")
+        _record_gate(self._context.layout, cell.config, _gate_row(result))
+        if not result.passed:
+            raise CellFailed(f"{result.reason}; the log is {log.name}")
+        return Outcome({"checks_passed": len(result.checks)})
+
+    async def _load(self, cell: CellPlan, attempt: int) -> Outcome:
+        rate_per_s = self._rate(cell)
+        await self._ensure_probe()
+        measured = await measure(cell, attempt, rate_per_s, self._context)
+        return Outcome(measured.summary, measured.degraded)
+
+    def _rate(self, cell: CellPlan) -> float:
+        """The cell's own rate, or the reference rate it names.
+
+        Raises CellSkipped where Phase A gave no such rate, or ref_load would only repeat ref_safe.
+        """
+        if "rate_per_s" in cell.params:
+            return float(cell.params["rate_per_s"])
+        if not self._context.layout.reference_rates.exists():
+            raise CellSkipped("there are no reference rates: that stage was skipped or failed")
+        rates = ReferenceRates.from_json(self._context.layout.reference_rates.read_bytes())
+        if cell.params["rate"] == REF_LOAD and rates.ref_load_per_s == rates.ref_safe_per_s:
+            raise CellSkipped(f"ref_load equals ref_safe ({rates.ref_safe_per_s} req/s): it would repeat Phase B")
+        rate = rates.ref_safe_per_s if cell.params["rate"] == REF_SAFE else rates.ref_load_per_s
+        if rate is None:
+            raise CellSkipped(f"no {cell.params['rate']}: {rates.reason_for(cell.params['rate'])}")
+        return rate
+
+    async def _reference(self, cell: CellPlan, attempt: int) -> Outcome:
+        rates = await asyncio.to_thread(choose_reference_rates, self._context.layout.root, self._grid_thresholds())
+        write_atomic(self._context.layout.reference_rates, rates.to_json())
+        return Outcome({"ref_safe_per_s": rates.ref_safe_per_s, "ref_load_per_s": rates.ref_load_per_s})
+
+    def _grid_thresholds(self) -> dict[str, float]:
+        return {str(name): float(value) for name, value in msgspec.to_builtins(self._grid.saturation).items()}
+
+    async def _analyse(self, cell: CellPlan, attempt: int) -> Outcome:
+        analysis = await asyncio.to_thread(analyse_run, self._context.layout.root)
+        return Outcome({"cells": len(analysis.cells), "gaps": len(analysis.gaps)})
+
+
+def _complete(record: Path, cell: str) -> bool:
+    """Whether the record is this cell's and every artifact it names is there and unchanged."""
+    try:
+        written = msgspec.json.decode(record.read_bytes())
+        names: dict[str, str] = written["checksums"]
+        return written["cell"] == cell and all(sha256(record.parent / name) == digest for name, digest in names.items())
+    except (OSError, KeyError, msgspec.DecodeError):
+        return False
+
+
+def _degraded(record: Path) -> str:
+    fidelity: dict[str, Any] = msgspec.json.decode(record.read_bytes())["fidelity"]
+    return str(fidelity.get("reason") or "degraded") if fidelity.get("degraded") else ""
+
+
+def _gate_row(result: GateResult) -> dict[str, Any]:
+    return {
+        "decision": "include" if result.passed else "SKIP",
+        "reason": result.reason,
+        "checks": [msgspec.to_builtins(check) for check in result.checks],
+    }
+
+
+def _record_gate(layout: RunLayout, config: str, row: dict[str, Any]) -> None:
+    """Add the config's decision to preflight_status.json."""
+    path = layout.preflight_status
+    rows = msgspec.json.decode(path.read_bytes()) if path.exists() else {}
+    rows[config] = row
+    write_atomic(path, msgspec.json.format(msgspec.json.encode(rows), indent=2))

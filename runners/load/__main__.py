@@ -1,0 +1,76 @@
+"""`python -m runners.load SPEC.json`: run one cell; ticks and, last, the outcome as JSON lines on standard output.
+
+Ends at once when its standard input, a pipe from the parent, reaches its end: the parent died. SIGTERM cuts the cell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import stat
+import sys
+from pathlib import Path
+
+import uvloop
+
+from runners.errors import ExitCode
+from runners.load.openloop import run_cell
+from runners.load.spec import LoadError, LoadFailure, LoadLine, LoadTick, load_spec, to_json
+
+STDIN, STDOUT = 0, 1
+
+
+def main(arguments: list[str]) -> int:
+    """Run the cell of a spec file; returns the exit code."""
+    if len(arguments) != 1:
+        sys.stderr.write("usage: python -m runners.load SPEC.json\n")
+        return ExitCode.BAD_INPUT
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_run(Path(arguments[0])))
+    except LoadError as error:
+        _say(LoadLine(failure=LoadFailure(str(error), error.remedy, int(error.exit_code))))
+        return int(error.exit_code)
+
+
+async def _run(path: Path) -> int:
+    loop, cut = asyncio.get_running_loop(), asyncio.Event()
+    spec = load_spec(path)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, cut.set)
+    kind = os.fstat(STDIN).st_mode
+    if stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind):
+        loop.add_reader(STDIN, _end_with_parent)
+    outcome = await run_cell(spec, _say_tick, cut)
+    _say(LoadLine(outcome=outcome))
+    return ExitCode.DONE
+
+
+def _end_with_parent() -> None:
+    """Nobody is left to read the outcome. The kernel closes the files; every whole batch is in them already."""
+    if not os.read(STDIN, 4096):
+        os._exit(ExitCode.INTERRUPTED)
+
+
+def _say_tick(tick: LoadTick) -> None:
+    """A parent that stopped reading loses ticks and does not stall this loop; a line is below a pipe's atomic size."""
+    os.set_blocking(STDOUT, False)
+    try:
+        os.write(STDOUT, to_json(LoadLine(tick=tick)) + b"\n")
+    except BlockingIOError:
+        pass
+    except BrokenPipeError:
+        os._exit(ExitCode.INTERRUPTED)
+    finally:
+        os.set_blocking(STDOUT, True)
+
+
+def _say(line: LoadLine) -> None:
+    data = to_json(line) + b"\n"
+    while data:
+        data = data[os.write(STDOUT, data) :]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

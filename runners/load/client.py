@@ -1,0 +1,294 @@
+"""The streaming HTTP client of the load: one connection per request in flight, stamped first thing when bytes arrive.
+
+A request's send stamp is taken just before its first byte is written, or just before connecting where no connection
+was open. A pooled connection that the server closed before any byte of the response is a stale one: the request is sent
+once more on a fresh connection and keeps its first send stamp, so the detour is in its latency and not hidden.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from dataclasses import dataclass
+from time import perf_counter_ns
+from typing import cast
+from urllib.parse import urlsplit
+
+import httptools
+
+from runners.load.spec import LoadError
+from runners.load.stream import Exchange
+
+STALE_WITHIN_NS = 1_000_000_000
+"""A pooled connection that dies later than this after the send was not stale: the server dropped the request."""
+CONNECT_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where requests go, resolved once so that no name lookup falls into the measurement."""
+
+    address: str
+    port: int
+    host: str
+    path: str
+    tls: bool
+
+    def head(self, request_id: str, length: int) -> bytes:
+        """The request's head, blank line included."""
+        return (
+            f"POST {self.path} HTTP/1.1\r\nhost: {self.host}\r\nuser-agent: tracon\r\naccept: text/event-stream\r\n"
+            f"content-type: application/json\r\nx-request-id: {request_id}\r\ncontent-length: {length}\r\n\r\n"
+        ).encode("ascii")
+
+
+async def resolve(url: str) -> Target:
+    """The target of a base URL. Raises LoadError where its host has no address."""
+    parts = urlsplit(url)
+    host, tls = parts.hostname or "", parts.scheme == "https"
+    port = parts.port or (443 if tls else 80)
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise LoadError(f"{url}: host {host!r} has no address ({error})", remedy="Correct the engine's URL.") from error
+    address = str(found[0][4][0])
+    return Target(address, port, parts.netloc.rpartition("@")[2], parts.path.rstrip("/") + "/v1/completions", tls)
+
+
+class Connection(asyncio.Protocol):
+    """One connection: at most one exchange at a time."""
+
+    __slots__ = ("_client", "_parser", "_transport", "exchange", "payload", "pooled", "t_read_ns")
+
+    def __init__(self, client: LoadClient) -> None:
+        self._client = client
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+        self.exchange: Exchange | None = None
+        self.payload = b""
+        """The bytes sent, kept for one retry until the response begins."""
+        self.pooled = False
+        self.t_read_ns = 0
+
+    @property
+    def usable(self) -> bool:
+        return self.exchange is None and self._transport is not None and not self._transport.is_closing()
+
+    def start(self, exchange: Exchange, payload: bytes, *, pooled: bool) -> None:
+        """Write the request; its send stamp is already taken."""
+        self.exchange, self.payload, self.pooled = exchange, payload, pooled
+        if self._transport is not None:
+            self._transport.write(payload)
+
+    def close(self) -> None:
+        """Drop the connection at once; what is in flight on it must have been ended."""
+        self.exchange, self.payload = None, b""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # asyncio.Protocol
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's own class derives from nothing of asyncio
+        connected = transport.get_extra_info("socket")
+        if connected is not None:
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def data_received(self, data: bytes) -> None:
+        self.t_read_ns = t_ns = perf_counter_ns()
+        exchange = self.exchange
+        if exchange is None:  # bytes that belong to no request: the framing is lost
+            self.close()
+            return
+        if not exchange.t_bytes_ns:
+            self.payload = b""
+        exchange.t_bytes_ns = t_ns
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self.close()
+            exchange.fail(f"malformed HTTP response: {error}", t_ns)
+            return
+        if exchange.fault and exchange.status is None:
+            self.close()
+            exchange.fail("malformed stream", t_ns)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._parser = _SPENT
+        self._client.forget(self)
+        exchange, payload = self.exchange, self.payload
+        self.exchange, self.payload = None, b""
+        if exchange is None:
+            return
+        t_ns = perf_counter_ns()
+        if exchange.done_marker or exchange.http_status not in (None, 200):  # a body that ends with its connection
+            exchange.complete(t_ns)
+        elif payload and self.pooled and t_ns - exchange.t_send_ns < STALE_WITHIN_NS:
+            self._client.send_again(exchange, payload)
+        else:
+            why = f" ({exc})" if exc is not None else ""
+            when = "mid-response" if exchange.t_bytes_ns else "before any byte of the response"
+            exchange.fail(f"connection closed {when}{why}", t_ns)
+
+    # httptools
+    def on_headers_complete(self) -> None:
+        exchange = self.exchange
+        if exchange is not None:
+            exchange.http_status = self._parser.get_status_code()
+
+    def on_body(self, body: bytes) -> None:
+        exchange = self.exchange
+        if exchange is not None:
+            exchange.feed(body, self.t_read_ns)
+
+    def on_message_complete(self) -> None:
+        exchange = self.exchange
+        if exchange is None or (exchange.http_status or 0) < 200:  # 100 Continue: the response is still to come
+            return
+        self.exchange = None
+        if self._parser.should_keep_alive() and not exchange.fault:
+            self._client.give_back(self)
+        else:
+            self.close()
+        exchange.complete(self.t_read_ns)
+
+
+_SPENT = httptools.HttpResponseParser(object())
+"""Takes the place of a dead connection's parser, which refers back to it: with the collector off, cycles pile up."""
+
+
+class LoadClient:
+    """Sends exchanges over pooled connections. Every exchange ends, whatever the server does.
+
+    `sweep` must be called a few times a second: it is what ends requests that time out.
+    """
+
+    def __init__(self, target: Target, *, spares: int, request_timeout_s: float, stall_timeout_s: float) -> None:
+        self.retried = 0
+        self._target = target
+        self._tls = ssl.create_default_context() if target.tls else None
+        self._spares = spares
+        self._request_timeout_ns = int(request_timeout_s * 1e9)
+        self._stall_timeout_ns = int(stall_timeout_s * 1e9)
+        self._idle: list[Connection] = []
+        """Newest last; the newest is used first, so that those left over grow old and the server may close them."""
+        self._connections: set[Connection] = set()
+        self._connecting: dict[Exchange, asyncio.Task[None]] = {}
+        self._topping_up: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Open the first connections. Raises LoadError where the server does not accept one."""
+        try:
+            for _ in range(max(1, self._spares)):
+                self._idle.append(await self._connect())
+        except (OSError, TimeoutError) as error:
+            raise LoadError(
+                f"cannot connect to {self._target.host}: {error or 'timed out'}",
+                remedy="See that the engine is up and listens there (GET /health).",
+            ) from error
+
+    def send(self, exchange: Exchange, request_id: str, body: bytes) -> None:
+        """Stamp and send; never waits."""
+        payload = self._target.head(request_id, len(body)) + body
+        idle = self._idle
+        while idle:
+            connection = idle.pop()
+            if connection.usable:
+                exchange.t_send_ns = perf_counter_ns()
+                connection.start(exchange, payload, pooled=True)
+                break
+        else:
+            exchange.t_send_ns = perf_counter_ns()
+            self._send_fresh(exchange, payload)
+        if len(idle) < self._spares and self._topping_up is None:
+            self._topping_up = asyncio.create_task(self._top_up())
+
+    def send_again(self, exchange: Exchange, payload: bytes) -> None:
+        """The pooled connection was stale: once more on a fresh one."""
+        self.retried += 1
+        self._send_fresh(exchange, payload)
+
+    def give_back(self, connection: Connection) -> None:
+        self._idle.append(connection)
+
+    def forget(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    def sweep(self, now_ns: int) -> None:
+        """End every request that is out of time."""
+        for exchange, task in tuple(self._connecting.items()):
+            if now_ns - exchange.t_send_ns > self._request_timeout_ns:
+                task.cancel()
+                exchange.fail(f"no connection within {self._request_timeout_ns / 1e9:g} s of the send", now_ns)
+        for connection in tuple(self._connections):
+            exchange_ = connection.exchange
+            reason = self._overdue(exchange_, now_ns) if exchange_ is not None else ""
+            if exchange_ is not None and reason:
+                connection.close()
+                exchange_.fail(reason, now_ns)
+
+    def cut(self, now_ns: int) -> None:
+        """End every request that is still in flight as CUT and drop its connection, so that the engine drops it too."""
+        for exchange, task in tuple(self._connecting.items()):
+            task.cancel()
+            exchange.cut(now_ns)
+        for connection in tuple(self._connections):
+            exchange_ = connection.exchange
+            if exchange_ is not None:
+                connection.close()
+                exchange_.cut(now_ns)
+
+    async def close(self) -> None:
+        """Drop all connections; nothing may be in flight."""
+        tasks = [*self._connecting.values(), *([self._topping_up] if self._topping_up else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for connection in tuple(self._connections):
+            connection.close()
+        await asyncio.sleep(0)
+
+    def _overdue(self, exchange: Exchange, now_ns: int) -> str:
+        if exchange.t_bytes_ns and now_ns - exchange.t_bytes_ns > self._stall_timeout_ns:
+            return f"the stream stalled: nothing came for {self._stall_timeout_ns / 1e9:g} s"
+        if now_ns - exchange.t_send_ns > self._request_timeout_ns:
+            return f"timed out: not finished {self._request_timeout_ns / 1e9:g} s after the send"
+        return ""
+
+    def _send_fresh(self, exchange: Exchange, payload: bytes) -> None:
+        self._connecting[exchange] = asyncio.create_task(self._connect_and_send(exchange, payload))
+
+    async def _connect_and_send(self, exchange: Exchange, payload: bytes) -> None:
+        try:
+            connection = await self._connect()
+        except (OSError, TimeoutError) as error:
+            exchange.fail(f"cannot connect: {error or 'timed out'}", perf_counter_ns())
+            return
+        finally:
+            del self._connecting[exchange]
+        if exchange.status is not None:  # it ran out of time meanwhile
+            self.give_back(connection)
+        else:
+            connection.start(exchange, payload, pooled=False)
+
+    async def _connect(self) -> Connection:
+        target = self._target
+        name = target.host.partition(":")[0] if self._tls else None
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            _, connection = await asyncio.get_running_loop().create_connection(
+                lambda: Connection(self), target.address, target.port, ssl=self._tls, server_hostname=name
+            )
+        self._connections.add(connection)
+        return connection
+
+    async def _top_up(self) -> None:
+        try:
+            while len(self._idle) < self._spares:
+                self._idle.append(await self._connect())
+        except (OSError, TimeoutError):
+            return  # the next request that finds no connection open reports what is wrong with the server
+        finally:
+            self._topping_up = None

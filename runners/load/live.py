@@ -1,0 +1,28 @@
+"""What an operator sees of a running cell: percentiles over its last seconds."""
+
+from __future__ import annotations
+
+from collections import deque
+
+LIVE_WINDOW_S = 5.0
+_HELD = 4096
+"""Values kept at most: beyond that rate the window is shorter than LIVE_WINDOW_S."""
+
+
+class RecentValues:
+    """Values of the last LIVE_WINDOW_S seconds."""
+
+    def __init__(self) -> None:
+        self._values: deque[tuple[int, float]] = deque(maxlen=_HELD)
+        self.add = self._values.append
+        """Takes (t_ns, value), t_ns ascending."""
+
+    def quantiles(self, now_ns: int, *levels: float) -> tuple[float | None, ...]:
+        """One value per level (nearest rank), None where the window is empty."""
+        oldest, values = now_ns - int(LIVE_WINDOW_S * 1e9), self._values
+        while values and values[0][0] < oldest:
+            values.popleft()
+        ordered = sorted(value for _, value in values)
+        if not ordered:
+            return (None,) * len(levels)
+        return tuple(ordered[min(len(ordered) - 1, int(level * len(ordered)))] for level in levels)

@@ -1,0 +1,108 @@
+"""The load in a process of its own: started, followed, cut and never left behind.
+
+Its own process, because the campaign's work would otherwise fall into the stamps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from runners.load.spec import LoadError, LoadLine, LoadOutcome, LoadSpec, LoadTick, to_json
+
+CUT_GRACE_S = 15.0
+"""From the cut to the outcome: the records of what was in flight are still written."""
+END_GRACE_S = 2.0
+STDERR_LINES = 20
+
+
+async def run_load(
+    spec: LoadSpec, on_tick: Callable[[LoadTick], None], *, cut: asyncio.Event | None = None
+) -> LoadOutcome:
+    """Run a cell in a load process and return how it ended; the spec is kept beside its records.
+
+    Setting `cut` ends the cell now, with an outcome (`cancelled`). Cancelling this coroutine ends the process at once,
+    without one. Raises LoadError where nothing was measured.
+    """
+    path = _write_spec(spec)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "runners.load", str(path), stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True
+    )
+    last_words: deque[str] = deque(maxlen=STDERR_LINES)
+    listening = asyncio.create_task(_keep_last(process, last_words))
+    cutting = asyncio.create_task(_cut_on(process, cut or asyncio.Event()))
+    try:
+        line = await _read(process, on_tick)
+    finally:
+        cutting.cancel()
+        await _end(process)
+        await asyncio.wait((cutting, listening), timeout=END_GRACE_S)
+        listening.cancel()
+    if line.outcome is not None:
+        return line.outcome
+    if line.failure is not None:
+        raise LoadError(line.failure.message, remedy=line.failure.remedy, exit_code=line.failure.exit_code)
+    tail = "\n".join(last_words) or "(it wrote nothing to stderr)"
+    raise LoadError(
+        f"the load process ended with code {process.returncode} and no outcome: {tail}",
+        remedy="Run the cell again; if it ends so again, report it with this text.",
+    )
+
+
+def _write_spec(spec: LoadSpec) -> Path:
+    requests = Path(spec.requests_path)
+    path = requests.with_name(f"{requests.stem}.spec.json")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(to_json(spec))
+    except OSError as error:
+        remedy = "Free space on that disk or choose another workspace."
+        raise LoadError(f"cannot write {path}: {error.strerror}", remedy=remedy) from error
+    return path
+
+
+async def _read(process: Process, on_tick: Callable[[LoadTick], None]) -> LoadLine:
+    """Follow the ticks to the last line; an empty LoadLine where there is none."""
+    assert process.stdout is not None
+    async for raw in process.stdout:
+        line = msgspec.json.decode(raw, type=LoadLine)
+        if line.tick is None:
+            return line
+        on_tick(line.tick)
+    return LoadLine()
+
+
+async def _keep_last(process: Process, lines: deque[str]) -> None:
+    assert process.stderr is not None
+    async for raw in process.stderr:
+        lines.append(raw.decode("utf-8", "backslashreplace").rstrip())
+
+
+async def _cut_on(process: Process, cut: asyncio.Event) -> None:
+    await cut.wait()
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+        await asyncio.sleep(CUT_GRACE_S)
+        process.kill()
+
+
+async def _end(process: Process) -> None:
+    """See the process gone: it ends by itself at the end of its stdin, and is killed where it does not."""
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        async with asyncio.timeout(END_GRACE_S):
+            await process.wait()
+    except (TimeoutError, asyncio.CancelledError) as why:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        if isinstance(why, asyncio.CancelledError):
+            raise

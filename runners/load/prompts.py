@@ -1,0 +1,179 @@
+"""Random prompts of an exact number of token ids, no two of which share their first block, and their request bodies.
+
+A prompt is a pure function of (seed, cell_index, index): the same index means the same prompt under every config. It
+begins with an identity, the base-`span` digits of a bijection of (cell_index, index), so that under one seed two
+prompts differ within the first `identity_tokens(span)` tokens (8 for 256 token ids, 4 for 150,000): no engine
+whose block is at least that long can reuse anything. The rest is uniform.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+_DOMAIN = 0x70_726F_6D70_74  # "prompt": keeps this stream apart from the schedule's
+_MASK = (1 << 64) - 1
+
+SLICE_TOKENS = 1024
+"""A body is built in slices of so many tokens, tens of microseconds each, so that building never holds up a stamp."""
+
+
+def _mixed(value: int) -> int:
+    """A bijection on 64 bits (the finaliser of SplitMix64)."""
+    value = ((value ^ (value >> 30)) * 0xBF58_476D_1CE4_E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D0_49BB_1331_11EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def identity_tokens(span: int) -> int:
+    """Tokens a 64-bit identity takes when there are `span` token ids."""
+    count = 1
+    while span**count <= _MASK:
+        count += 1
+    return count
+
+
+def identity(seed: int, cell_index: int, index: int, span: int) -> list[int]:
+    """The prompt's first tokens, as digits below `span`; injective in (cell_index, index) for a fixed seed."""
+    value = _mixed((cell_index << 32 | index) ^ _mixed(seed ^ 0x9E37_79B9_7F4A_7C15))
+    digits = []
+    for _ in range(identity_tokens(span)):
+        value, digit = divmod(value, span)
+        digits.append(digit)
+    return digits
+
+
+def token_slices(
+    *, seed: int, cell_index: int, index: int, count: int, low: int, high: int
+) -> Iterator[NDArray[np.int64]]:
+    """The prompt in consecutive slices of at most SLICE_TOKENS ids, low <= id < high, `count` in all."""
+    span = high - low
+    head = identity(seed, cell_index, index, span)[:count]
+    raw = np.random.Philox(
+        key=np.array([seed, _DOMAIN ^ cell_index], dtype=np.uint64), counter=np.array([0, index, 0, 0], dtype=np.uint64)
+    )
+    made = 0
+    while made < count:
+        size = min(SLICE_TOKENS, count - made)
+        # Multiply-shift instead of NumPy's bounded integers: the raw stream is promised for ever, theirs is not.
+        scaled = (raw.random_raw(size) >> np.uint64(32)) * np.uint64(span) >> np.uint64(32)
+        ids = scaled.astype(np.int64) + low
+        if made == 0:
+            ids[: len(head)] = np.array(head, dtype=np.int64) + low
+        made += size
+        yield ids
+
+
+def token_ids(*, seed: int, cell_index: int, index: int, count: int, low: int, high: int) -> NDArray[np.int64]:
+    """The whole prompt."""
+    return np.concatenate(
+        list(token_slices(seed=seed, cell_index=cell_index, index=index, count=count, low=low, high=high))
+    )
+
+
+class BodyShape(msgspec.Struct, frozen=True):
+    """What every request of a cell asks for, besides its prompt."""
+
+    model: str
+    output_tokens: int
+    input_tokens: int
+    seed: int
+    cell_index: int
+    low: int
+    high: int
+    evidence: str
+    """`token_ids` or `usage`, see LoadSpec.token_evidence."""
+
+    def preamble(self) -> bytes:
+        """The body up to its prompt's opening bracket."""
+        fields: dict[str, object] = {
+            "model": self.model,
+            "max_tokens": self.output_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": self.evidence == "usage"},
+            "return_token_ids": self.evidence == "token_ids",
+        }
+        return msgspec.json.encode(fields)[:-1] + b',"prompt":['
+
+
+class Bodies:
+    """Request bodies ready before their time, in order, in bounded memory.
+
+    `prepare` builds what the cell surely needs, up to `budget_bytes`; the rest is built ahead, a slice per `advance`,
+    in gaps between sends. Memory is at most `budget_bytes` plus one body. A body that is not ready at its time is built
+    in `take` and counted in `late`.
+    """
+
+    def __init__(self, shape: BodyShape, count: int, *, budget_bytes: int = 128 << 20) -> None:
+        self.late = 0
+        self._shape = shape
+        self._count = count
+        self._budget = budget_bytes
+        self._preamble = shape.preamble()
+        self._ready: dict[int, bytes] = {}
+        self._held = 0
+        self._next = 0
+        """First index not yet built."""
+        self._parts: list[bytes] = []
+        self._slices: Iterator[NDArray[np.int64]] | None = None
+
+    def prepare(self, needed: int) -> None:
+        """Build the first `needed` bodies, or as many as the budget holds."""
+        while self._next < min(needed, self._count) and self.advance():
+            pass
+
+    def advance(self) -> bool:
+        """One slice of work; False when all is built or the budget is full."""
+        if self._next >= self._count or self._held >= self._budget:
+            return False
+        if self._slices is None:
+            self._slices = self._slices_of(self._next)
+        piece = next(self._slices, None)
+        if piece is not None:
+            self._parts.append(msgspec.json.encode(piece.tolist())[1:-1])
+            return True
+        body = b"".join((self._preamble, b",".join(self._parts), b"]}"))
+        self._ready[self._next] = body
+        self._held += len(body)
+        self._next += 1
+        self._parts, self._slices = [], None
+        return True
+
+    def take(self, index: int) -> bytes:
+        """The body of a request; each once, in ascending order."""
+        body = self._ready.pop(index, None)
+        if body is not None:
+            self._held -= len(body)
+            return body
+        self.late += 1
+        self._skip_to(index + 1)
+        pieces = (msgspec.json.encode(piece.tolist())[1:-1] for piece in self._slices_of(index))
+        return b"".join((self._preamble, b",".join(pieces), b"]}"))
+
+    def skip(self, index: int) -> None:
+        """The request will not be sent: forget its body."""
+        body = self._ready.pop(index, None)
+        if body is not None:
+            self._held -= len(body)
+        else:
+            self._skip_to(index + 1)
+
+    def _skip_to(self, index: int) -> None:
+        if index > self._next:
+            self._next, self._parts, self._slices = index, [], None
+
+    def _slices_of(self, index: int) -> Iterator[NDArray[np.int64]]:
+        shape = self._shape
+        return token_slices(
+            seed=shape.seed,
+            cell_index=shape.cell_index,
+            index=index,
+            count=shape.input_tokens,
+            low=shape.low,
+            high=shape.high,
+        )

@@ -1,0 +1,224 @@
+"""What a load cell is asked for, what it says while it runs, and how it ended: the wire between it and its parent.
+
+All three travel as JSON (`to_json`, `load_spec`, `LoadLine`); times ending in `_ns` are `time.perf_counter_ns()`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+
+from runners.errors import RunnerError
+from runners.load.fidelity import Fidelity
+
+ARRIVALS = ("constant", "poisson")
+EVIDENCE = ("token_ids", "usage")
+SEED_LIMIT = 1 << 64
+CELL_INDEX_LIMIT = 1 << 32
+
+
+class LoadError(RunnerError):
+    """The load could not be run at all (an impossible spec, no server, no room to write); nothing was measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSpec:
+    """One open-loop cell: fixed before it starts, and the same for every config that is compared.
+
+    Schedule and prompts are pure functions of `seed` and `cell_index`. Two cells that meet the same living engine need
+    different `cell_index` (a repeated attempt too), or the second one hits the prefix cache of the first.
+    """
+
+    url: str
+    """Base URL of the engine; requests go to `<url>/v1/completions`."""
+    model: str
+    rate_per_s: float
+    input_tokens: int
+    output_tokens: int
+    requests_path: str
+    """Where the per-request JSONL goes; an existing file is replaced."""
+    arrival: str = "constant"
+    seed: int = 0
+    cell_index: int = 0
+    """Below 2**32; tells the cells of a run apart."""
+    warmup_s: float = 10.0
+    min_duration_s: float = 60.0
+    """Of the measured window, which begins when the warm-up ends."""
+    min_completed: int = 200
+    """Requests that were due inside the window and came back whole."""
+    max_duration_s: float = 600.0
+    """Of the measured window: the hard stop."""
+    drain_s: float = 30.0
+    """How long requests sent before the window closed may take to finish; what is still open then is CUT."""
+    inflight_cap: int = 256
+    vocab_low: int = 0
+    vocab_high: int = 256
+    """Prompt token ids are drawn from vocab_low <= id < vocab_high."""
+    request_timeout_s: float = 600.0
+    """From the send to the end of the response."""
+    stall_timeout_s: float = 60.0
+    """Between two pieces of a response, once it has begun."""
+    max_failures_in_a_row: int = 50
+    """So many failures with no completion between them end the cell; 0 = never."""
+    token_evidence: str = "token_ids"
+    """How the engine is asked to prove tokens: `token_ids` (return_token_ids; it echoes the prompt's ids once, in the
+    first chunk) or `usage` (continuous_usage_stats; a count in every chunk, nothing echoed)."""
+    spare_connections: int = 4
+    """Connections kept open beyond those in use, so that a send seldom has to connect."""
+    realtime: bool = True
+    """Ask the kernel to run the load process as soon as it has something to do (SCHED_RR): it needs little time, but at
+    once, and on a busy machine it else stamps late. Where that is not permitted the cell runs without."""
+    lateness_p99_s: float = 0.010
+    """Fidelity: above it the cell is degraded."""
+    achieved_ratio: float = 0.98
+    """Fidelity: arrivals handled in the window per arrival scheduled there; below it the cell is degraded."""
+    client_cpu_share: float = 0.90
+    """Fidelity: CPU seconds of the client per second; above it the cell is degraded."""
+    chunks_path: str = ""
+    """Where the stamps of every token chunk go (JSONL: index, t_ns); empty = not kept."""
+
+    def __post_init__(self) -> None:
+        for problem, remedy in _problems(self):
+            raise LoadError(f"load spec: {problem}", remedy=remedy)
+
+    @property
+    def horizon_s(self) -> float:
+        """From the first send to the hard stop."""
+        return self.warmup_s + self.max_duration_s
+
+    @property
+    def expected_window_s(self) -> float:
+        """Length of the measured window of an engine that keeps up."""
+        return min(max(self.min_duration_s, self.min_completed / self.rate_per_s), self.max_duration_s)
+
+
+def _problems(spec: LoadSpec) -> list[tuple[str, str]]:
+    parts = urlsplit(spec.url)
+    rules = (
+        (
+            parts.scheme in ("http", "https") and bool(parts.hostname),
+            f"url {spec.url!r} is no http(s) URL",
+            "http://127.0.0.1:8000",
+        ),
+        (spec.rate_per_s > 0, f"rate_per_s is {spec.rate_per_s}", "a rate above 0"),
+        (spec.input_tokens >= 1, f"input_tokens is {spec.input_tokens}", "at least 1"),
+        (spec.output_tokens >= 1, f"output_tokens is {spec.output_tokens}", "at least 1"),
+        (spec.arrival in ARRIVALS, f"arrival is {spec.arrival!r}", f"one of {', '.join(ARRIVALS)}"),
+        (
+            spec.token_evidence in EVIDENCE,
+            f"token_evidence is {spec.token_evidence!r}",
+            f"one of {', '.join(EVIDENCE)}",
+        ),
+        (0 <= spec.seed < SEED_LIMIT, f"seed is {spec.seed}", "0 <= seed < 2**64"),
+        (0 <= spec.cell_index < CELL_INDEX_LIMIT, f"cell_index is {spec.cell_index}", "0 <= cell_index < 2**32"),
+        (
+            spec.vocab_high - spec.vocab_low >= 2,
+            f"tokens {spec.vocab_low}..{spec.vocab_high}",
+            "at least two token ids",
+        ),
+        (spec.vocab_low >= 0, f"vocab_low is {spec.vocab_low}", "0 or more"),
+        (spec.warmup_s >= 0 and spec.drain_s >= 0, "warmup_s or drain_s is negative", "0 or more"),
+        (spec.max_duration_s > 0, f"max_duration_s is {spec.max_duration_s}", "above 0"),
+        (
+            spec.min_duration_s <= spec.max_duration_s,
+            f"min_duration_s {spec.min_duration_s} is above max_duration_s {spec.max_duration_s}",
+            "a hard stop after the minimum duration",
+        ),
+        (spec.inflight_cap >= 1, f"inflight_cap is {spec.inflight_cap}", "at least 1"),
+        (spec.request_timeout_s > 0 and spec.stall_timeout_s > 0, "a timeout is not above 0", "seconds above 0"),
+    )
+    return [(problem, f"Give {remedy}.") for holds, problem, remedy in rules if not holds]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadTick:
+    """One second of a running cell. Counts are since the cell began; latencies cover the last LIVE_WINDOW_S seconds."""
+
+    t_ns: int
+    elapsed_s: float
+    phase: str
+    """`warmup`, `measure` or `drain`."""
+    fraction: float
+    """0..1 of the expected work."""
+    sent: int
+    completed: int
+    failed: int
+    dropped: int
+    inflight: int
+    pending_prefill_tokens: int
+    """Prompt tokens of requests sent whose first token has not come back."""
+    ttft_p50_s: float | None = None
+    ttft_p90_s: float | None = None
+    tpot_p50_s: float | None = None
+    tpot_p90_s: float | None = None
+    lateness_p99_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOutcome:
+    """How a cell ended."""
+
+    t_start_ns: int
+    """Intended time of the first arrival."""
+    t_window_start_ns: int
+    t_window_end_ns: int
+    """When sending stopped: at the scheduled time of the first arrival that was not sent."""
+    t_end_ns: int
+    """When the last request had finished or was cut."""
+    t_start_unix_s: float
+    stop_reason: str
+    """`complete`, `hard_stop`, `cancelled` (cut from outside) or `failing` (max_failures_in_a_row)."""
+    sent: int
+    completed: int
+    failed: int
+    dropped: int
+    cut: int
+    completed_in_window: int
+    """Completions that ended inside the window, warm-up requests included: effective throughput's numerator."""
+    retried: int
+    """Requests sent again on a fresh connection because the pooled one turned out to be closed."""
+    wrong_length: int
+    """Completions whose prompt or output the engine counted differently from what was asked."""
+    late_bodies: int
+    """Bodies that were not ready at their time and were built in place."""
+    realtime: bool
+    """Whether the kernel granted SCHED_RR."""
+    fidelity: Fidelity
+
+    @property
+    def window_s(self) -> float:
+        return (self.t_window_end_ns - self.t_window_start_ns) / 1e9
+
+
+class LoadFailure(msgspec.Struct, frozen=True):
+    """Why the load process measured nothing."""
+
+    message: str
+    remedy: str
+    exit_code: int
+
+
+class LoadLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line of the load process's standard output: exactly one of the three is set."""
+
+    tick: LoadTick | None = None
+    outcome: LoadOutcome | None = None
+    failure: LoadFailure | None = None
+
+
+def to_json(value: LoadSpec | LoadTick | LoadOutcome | LoadLine) -> bytes:
+    """One line of JSON, without the newline."""
+    return msgspec.json.encode(value)
+
+
+def load_spec(path: Path) -> LoadSpec:
+    """The spec in a JSON file. Raises LoadError naming the file and the field that is wrong."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=LoadSpec)
+    except OSError as error:
+        raise LoadError(f"load spec {path}: {error.strerror}", remedy="Give the path of a load spec (JSON).") from error
+    except msgspec.DecodeError as error:
+        raise LoadError(f"load spec {path}: {error}", remedy="Correct that field of the load spec.") from error

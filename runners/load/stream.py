@@ -1,0 +1,305 @@
+"""One request and what came back: server-sent events to tokens and stamps.
+
+A chunk carries a token when its token ids say so, else when the engine's running count rose, else when its text is not
+empty; a chunk with only a role carries none. Stamps are those of the read that completed the event.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import msgspec
+
+from results.records import RequestRecord, RequestStatus
+
+EVENT_LIMIT_BYTES = 16 << 20
+"""An event longer than this is garbage, not a chunk (a prompt's echoed ids are some 7 bytes each)."""
+ERROR_BODY_LIMIT_BYTES = 8 << 10
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    delta: _Delta | None = None
+    token_ids: list[int] | None = None
+    finish_reason: str | None = None
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _PromptDetails | None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: Any = None
+
+
+_decode_chunk = msgspec.json.Decoder(_Chunk).decode
+
+
+class Listener(Protocol):
+    """Who follows a request: told once at its first token and once at its end."""
+
+    def first_token(self, exchange: Exchange) -> None: ...
+    def ended(self, exchange: Exchange) -> None: ...
+
+
+class Exchange:
+    """One request in flight, then its outcome. It ends exactly once: complete, failed or cut."""
+
+    __slots__ = (
+        "_error_body",
+        "_ids_seen",
+        "_listener",
+        "_partial",
+        "cached_tokens",
+        "chunks",
+        "completion_tokens",
+        "done_marker",
+        "error",
+        "fault",
+        "finish_reason",
+        "http_status",
+        "index",
+        "inflight_at_send",
+        "prompt_tokens",
+        "stamps",
+        "status",
+        "t_bytes_ns",
+        "t_end_ns",
+        "t_first_ns",
+        "t_intended_ns",
+        "t_last_ns",
+        "t_send_ns",
+        "tokens",
+        "warmup",
+    )
+
+    def __init__(
+        self, index: int, listener: Listener, *, t_intended_ns: int, warmup: bool, inflight: int, stamps: bool = False
+    ) -> None:
+        self.index = index
+        self.t_intended_ns = t_intended_ns
+        self.warmup = warmup
+        self.inflight_at_send = inflight
+        self.status: RequestStatus | None = None
+        """None while in flight."""
+        self.t_send_ns = 0
+        self.t_bytes_ns = 0
+        """Last read that brought bytes of this response; 0 = none yet."""
+        self.t_first_ns = 0
+        self.t_last_ns = 0
+        self.t_end_ns = 0
+        self.chunks = 0
+        self.tokens = 0
+        """Counted from the chunks; a chunk without ids or a count is one."""
+        self.prompt_tokens: int | None = None
+        self.completion_tokens: int | None = None
+        self.cached_tokens: int | None = None
+        self.http_status: int | None = None
+        self.finish_reason: str | None = None
+        self.error: str | None = None
+        """What the engine or the connection said went wrong."""
+        self.fault = False
+        """The stream is garbage: nothing further in it can be trusted."""
+        self.done_marker = False
+        self.stamps: array[int] | None = array("q") if stamps else None
+        self._listener = listener
+        self._partial = b""
+        self._error_body = b""
+        self._ids_seen = False
+
+    def feed(self, body: bytes, t_ns: int) -> None:
+        """Body bytes of the response, stamped when they were read."""
+        if self.http_status != 200:
+            self._error_body = (self._error_body + body)[:ERROR_BODY_LIMIT_BYTES]
+            return
+        if self._partial or b"\r" in body or not body.endswith(b"\n\n"):
+            body = self._whole_events(body)
+        for event in body.split(b"\n\n"):
+            if event:
+                self._event(event, t_ns)
+
+    def complete(self, t_ns: int) -> None:
+        """The response is whole: decide whether it is what was asked for."""
+        if self.http_status != 200:
+            self.error = f"HTTP {self.http_status}: {_error_text(self._error_body)}"
+        elif self.error is None and not self.done_marker:
+            self.error = f"the stream ended without [DONE] {self._received()}"
+        elif self.error is None and not self.chunks:
+            self.error = "the stream carried no token"
+        elif self.error is None and self.finish_reason in ("abort", "error"):
+            self.error = f"the engine ended it with finish_reason {self.finish_reason!r} {self._received()}"
+        self._end(RequestStatus.OK if self.error is None else RequestStatus.ERROR, t_ns)
+
+    def fail(self, error: str, t_ns: int) -> None:
+        """It ended badly; what was received stays."""
+        if self.error is None:
+            self.error = f"{error} {self._received()}" if self.t_bytes_ns else error
+        self._end(RequestStatus.ERROR, t_ns)
+
+    def cut(self, t_ns: int) -> None:
+        """The cell ended first."""
+        self._end(RequestStatus.CUT, t_ns)
+
+    @property
+    def ttft_s(self) -> float | None:
+        return (self.t_first_ns - self.t_send_ns) / 1e9 if self.t_first_ns else None
+
+    @property
+    def counted_tokens(self) -> int | None:
+        """By the engine's usage, else by the ids in the chunks; None where neither was given."""
+        if self.completion_tokens is not None:
+            return self.completion_tokens
+        return self.tokens if self._ids_seen else None
+
+    @property
+    def tpot_s(self) -> float | None:
+        """(last token - first token) / (tokens - 1); undefined for fewer than two."""
+        tokens = self.counted_tokens
+        if not self.t_first_ns or tokens is None or tokens < 2:
+            return None
+        return (self.t_last_ns - self.t_first_ns) / 1e9 / (tokens - 1)
+
+    def record(self, input_tokens: int, output_tokens: int) -> RequestRecord:
+        """The row of the requests file; only after the end."""
+        if self.status is None:
+            raise RuntimeError(f"request {self.index} is still in flight")
+        return RequestRecord(
+            index=self.index,
+            status=self.status,
+            warmup=self.warmup,
+            t_intended_ns=self.t_intended_ns,
+            t_send_ns=self.t_send_ns,
+            t_first_token_ns=self.t_first_ns or None,
+            t_last_token_ns=self.t_last_ns or None,
+            t_end_ns=self.t_end_ns,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.counted_tokens,
+            cached_tokens=self.cached_tokens,
+            chunks=self.chunks,
+            inflight_at_send=self.inflight_at_send,
+            http_status=self.http_status,
+            finish_reason=self.finish_reason,
+            error=self.error,
+        )
+
+    def _end(self, status: RequestStatus, t_ns: int) -> None:
+        if self.status is not None:
+            return
+        self.status = status
+        self.t_end_ns = t_ns
+        self._listener.ended(self)
+
+    def _received(self) -> str:
+        return f"(after {self.chunks} token chunks)"
+
+    def _whole_events(self, body: bytes) -> bytes:
+        """What is whole so far, line ends made uniform; the rest waits for more."""
+        text = self._partial + body
+        if b"\r" in text:
+            held = b"\r" if text.endswith(b"\r") else b""
+            text = text[: len(text) - len(held)].replace(b"\r\n", b"\n").replace(b"\r", b"\n") + held
+        cut = text.rfind(b"\n\n")
+        cut = 0 if cut < 0 else cut + 2
+        self._partial = text[cut:]
+        if len(self._partial) > EVENT_LIMIT_BYTES:
+            self._garbage(f"an event of more than {EVENT_LIMIT_BYTES} bytes", self._partial)
+        return text[:cut]
+
+    def _event(self, event: bytes, t_ns: int) -> None:
+        if event.startswith(b"data: ") and b"\n" not in event:
+            payload = event[6:]
+        else:
+            payload = b"\n".join(_data_lines(event))
+            if not payload:
+                return
+        if payload == b"[DONE]":
+            self.done_marker = True
+            return
+        try:
+            chunk = _decode_chunk(payload)
+        except msgspec.DecodeError as error:
+            self._garbage(f"malformed chunk: {error}", payload)
+            return
+        if chunk.error is not None:
+            self.error = f"the engine reported an error in the stream: {_error_text(bytes(payload))} {self._received()}"
+            return
+        self._count(chunk, t_ns)
+
+    def _count(self, chunk: _Chunk, t_ns: int) -> None:
+        tokens, usage = 0, chunk.usage
+        for choice in chunk.choices:
+            if choice.finish_reason is not None:
+                self.finish_reason = choice.finish_reason
+            if choice.token_ids is not None:
+                self._ids_seen = True
+                tokens += len(choice.token_ids)
+            elif usage is not None and usage.completion_tokens is not None:
+                tokens += max(0, usage.completion_tokens - self.tokens)
+            else:
+                tokens += _has_text(choice)
+        if usage is not None:
+            self._keep(usage)
+        if not tokens:
+            return
+        self.tokens += tokens
+        self.chunks += 1
+        self.t_last_ns = t_ns
+        if self.stamps is not None:
+            self.stamps.append(t_ns)
+        if not self.t_first_ns:
+            self.t_first_ns = t_ns
+            self._listener.first_token(self)
+
+    def _keep(self, usage: _Usage) -> None:
+        self.prompt_tokens = usage.prompt_tokens
+        self.completion_tokens = usage.completion_tokens
+        if usage.prompt_tokens_details is not None:
+            self.cached_tokens = usage.prompt_tokens_details.cached_tokens
+
+    def _garbage(self, what: str, data: bytes) -> None:
+        if self.error is None:
+            self.error = f"{what}: {data[:80].decode('utf-8', 'backslashreplace')!r} {self._received()}"
+        self.fault = True
+
+
+def _has_text(choice: _Choice) -> bool:
+    delta = choice.delta
+    return bool(choice.text or (delta is not None and (delta.content or delta.reasoning or delta.reasoning_content)))
+
+
+def _data_lines(event: bytes) -> Iterator[bytes]:
+    """The data of an event by the SSE rules: comments and other fields fall away, one leading space goes."""
+    for line in event.split(b"\n"):
+        if line.startswith(b"data:"):
+            yield line[6:] if line.startswith(b"data: ") else line[5:]
+
+
+def _error_text(body: bytes) -> str:
+    """The message in an OpenAI- or FastAPI-shaped error body, else the start of the body."""
+    try:
+        found = msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        found = None
+    for key in ("error", "message", "detail"):
+        if isinstance(found, dict) and key in found:
+            found = found[key]
+    text = found if isinstance(found, str) else body.decode("utf-8", "backslashreplace")
+    return " ".join(text.split())[:300] or "(no body)"

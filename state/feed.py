@@ -1,0 +1,134 @@
+"""Every event as one line that an operator can read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from state.events import (
+    CellChanged,
+    CellProgressed,
+    Event,
+    InstanceChanged,
+    InstanceSampled,
+    Noted,
+    Recorded,
+    RequestAnswered,
+    RequestSubmitted,
+    RunChanged,
+    RunPlanned,
+    RunTaken,
+    StageChanged,
+    Unknown,
+)
+from state.run import CellState, InstanceState, RunState, StageState
+
+_SHOWN_NUMBERS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class FeedLine:
+    """One line of the feed."""
+
+    t_unix_s: float
+    level: str
+    """`info`, `warning` or `error`."""
+    subject: str
+    """The run, stage, cell, instance or request it is about."""
+    text: str
+
+
+def feed_line(recorded: Recorded) -> FeedLine:
+    """The line for an event of any kind."""
+    level, subject, text = _told(recorded.event)
+    return FeedLine(recorded.t_unix_s, level, subject, text)
+
+
+def _told(event: Event) -> tuple[str, str, str]:
+    match event:
+        case RunPlanned():
+            return "info", event.run, _planned(event)
+        case RunChanged():
+            return _RUN_LEVELS.get(event.state, "info"), "run", _because(event.state, event.reason)
+        case RunTaken():
+            dead = f"process {event.dead_pid} on {event.dead_host}, which died"
+            return "warning", "run", f"taken over by process {event.pid} on {event.host} from {dead}"
+        case StageChanged():
+            level = "error" if event.state is StageState.FAILED else "info"
+            return level, event.stage, _because(event.state, event.reason)
+        case CellChanged():
+            return _cell(event)
+        case InstanceChanged():
+            return _instance(event)
+        case _:
+            return _told_of_the_rest(event)
+
+
+def _told_of_the_rest(event: Event) -> tuple[str, str, str]:
+    match event:
+        case RequestSubmitted():
+            asked = " ".join(part for part in (event.action, event.target) if part)
+            by = f" by {event.by}" if event.by else ""
+            return "info", f"request {event.request}", _because(f"{asked} asked for{by}", event.reason)
+        case RequestAnswered():
+            level, word = ("info", "accepted") if event.accepted else ("warning", "refused")
+            return level, f"request {event.request}", _because(word, event.detail)
+        case Noted():
+            return event.level, event.subject, event.text
+        case CellProgressed():
+            return "info", event.cell, _because(f"{event.fraction:.0%}", event.note)
+        case InstanceSampled():
+            return "info", event.instance, _sampled(event)
+        case Unknown():
+            return "info", event.wire_kind, "an event of a newer Tracon; this one cannot show it"
+        case _:
+            return "info", event.kind, "an event without a text"
+
+
+_RUN_LEVELS: Mapping[RunState, str] = {RunState.FAILED: "error", RunState.INTERRUPTED: "warning"}
+
+
+def _because(what: str, reason: str) -> str:
+    return f"{what}: {reason}" if reason else str(what)
+
+
+def _planned(event: RunPlanned) -> str:
+    plan = event.plan
+    cells = f"{len(plan.cells)} cell{'' if len(plan.cells) == 1 else 's'}"
+    return f"{plan.experiment} on {plan.profile}/{plan.preset}: {cells}, about {plan.estimated_s:.0f} s"
+
+
+def _cell(event: CellChanged) -> tuple[str, str, str]:
+    attempt = f" (attempt {event.attempt})" if event.attempt > 1 else ""
+    if event.state is CellState.DONE:
+        text = _because(f"done{attempt}", _numbers(event.summary))
+        if event.degraded:
+            return "warning", event.cell, f"{text}; degraded: {event.degraded}"
+        return "info", event.cell, text
+    level = "error" if event.state is CellState.FAILED else "info"
+    return level, event.cell, _because(f"{event.state}{attempt}", event.reason)
+
+
+def _numbers(summary: Mapping[str, Any]) -> str:
+    numbers = [(name, value) for name, value in summary.items() if isinstance(value, int | float)]
+    return ", ".join(f"{name} {value:.4g}" for name, value in numbers[:_SHOWN_NUMBERS])
+
+
+def _instance(event: InstanceChanged) -> tuple[str, str, str]:
+    level = "error" if event.state is InstanceState.FAILED else "info"
+    facts = (f"pid {event.pid}" if event.pid is not None else "", event.url, event.started_by)
+    text = " ".join((str(event.state), *(fact for fact in facts if fact)))
+    return level, event.instance, _because(text, event.reason)
+
+
+def _sampled(event: InstanceSampled) -> str:
+    numbers = (
+        ("ttft_p50_s", event.ttft_p50_s),
+        ("tpot_p50_s", event.tpot_p50_s),
+        ("running", event.running),
+        ("waiting", event.waiting),
+        ("step_p50_us", event.step_p50_us),
+    )
+    known = (f"{name} {value:.4g}" for name, value in numbers if value is not None)
+    return ", ".join((*known, f"completed {event.completed}/{event.sent}"))

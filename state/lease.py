@@ -1,0 +1,126 @@
+"""Who runs a run: one row that names the run process, and the takeover of a dead one.
+
+A run process holds the lease while it works and renews its heartbeat every `HEARTBEAT_S`. On its own host a holder is
+judged by its process (pid, start, boot), however long it has been silent; from elsewhere by its heartbeat.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import astuple, dataclass, fields
+from typing import Literal, Self
+
+from state.errors import LeaseHeld, LeaseLost
+from state.events import RunTaken
+from state.process import ProcessIdentity, is_alive, sees, this_process
+from state.store import RunStore
+
+HEARTBEAT_S = 5.0
+"""How often a run process renews its lease."""
+STALE_S = 60.0
+"""A holder on another host that has been silent for so long counts as dead."""
+
+_COLUMNS = (*(f.name for f in fields(ProcessIdentity)), "acquired_unix_s", "heartbeat_unix_s")
+_MINE = "pid = ? AND process_start = ? AND boot_id = ? AND host = ?"
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseState:
+    """What a reader can say about the run process."""
+
+    state: Literal["live", "dead", "none"]
+    pid: int | None = None
+    host: str = ""
+    age_s: float | None = None
+    """Seconds since its last heartbeat."""
+    heartbeat_unix_s: float | None = None
+
+    @property
+    def live(self) -> bool:
+        return self.state == "live"
+
+
+@dataclass(slots=True)
+class Lease:
+    """This process's right to run the run. As a context manager it is released at the end."""
+
+    store: RunStore
+    holder: ProcessIdentity
+    taken_from: LeaseState
+    """What was there before: `dead` where this is a takeover."""
+    clock: Callable[[], float]
+
+    def heartbeat(self) -> None:
+        """Say that this process is still there. Raises LeaseLost where another one has taken over."""
+        with self.store.transaction(durable=False) as transaction:
+            sql = f"UPDATE lease SET heartbeat_unix_s = ? WHERE {_MINE}"
+            if transaction.connection.execute(sql, (self.clock(), *self._key())).rowcount == 0:
+                message = f"process {self.holder.pid} no longer runs {self.store.run}: another one took it over"
+                raise LeaseLost(message, remedy=f"`tracon status {self.store.run}` names the process that runs it")
+
+    def release(self) -> None:
+        """Give the run back. Nothing happens where the lease is another's by now."""
+        with self.store.transaction() as transaction:
+            transaction.connection.execute(f"DELETE FROM lease WHERE {_MINE}", self._key())
+
+    def _key(self) -> tuple[int, float, str, str]:
+        return self.holder.pid, self.holder.process_start, self.holder.boot_id, self.holder.host
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def acquire(store: RunStore, *, takeover: bool = True, clock: Callable[[], float] = time.time) -> Lease:
+    """Take the run for this process, from a dead holder too unless `takeover` is False.
+
+    Judging the holder, taking its place and saying so in the journal are one transaction: of two processes that try,
+    one gets it. Raises LeaseHeld where a live process holds it (this one included), or where a dead one does and
+    `takeover` is False.
+    """
+    me = this_process()
+    with store.transaction() as transaction:
+        row = transaction.connection.execute(f"SELECT {', '.join(_COLUMNS)} FROM lease").fetchone()
+        before = _judged(row, clock())
+        if before.live or (before.state == "dead" and not takeover):
+            raise _held(store.run, before)
+        if before.state == "dead":
+            transaction.append(_taken(me, before))
+        values = (1, *astuple(me), clock(), clock())
+        sql = f"INSERT OR REPLACE INTO lease (id, {', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(values))})"
+        transaction.connection.execute(sql, values)
+    return Lease(store, me, before, clock)
+
+
+def _taken(me: ProcessIdentity, before: LeaseState) -> RunTaken:
+    assert before.pid is not None
+    assert before.heartbeat_unix_s is not None
+    return RunTaken(me.pid, me.host, before.pid, before.host, before.heartbeat_unix_s)
+
+
+def _held(run: str, lease: LeaseState) -> LeaseHeld:
+    where = f"process {lease.pid} on {lease.host}"
+    if lease.live:
+        message = f"{run} is being run by {where} (last heartbeat {lease.age_s:.0f} s ago)"
+        return LeaseHeld(message, remedy=f"`tracon stop {run}` ends it; `tracon console {run}` watches it")
+    return LeaseHeld(f"{run} was being run by {where}, which is gone", remedy=f"`tracon resume {run}` takes it over")
+
+
+def lease_state(store: RunStore, now_unix_s: float | None = None) -> LeaseState:
+    """Whether a process runs the run now."""
+    rows = store.read(f"SELECT {', '.join(_COLUMNS)} FROM lease")
+    return _judged(rows[0] if rows else None, time.time() if now_unix_s is None else now_unix_s)
+
+
+def _judged(row: tuple[object, ...] | None, now_unix_s: float) -> LeaseState:
+    if row is None:
+        return LeaseState("none")
+    *identity, _acquired_unix_s, heartbeat_unix_s = row
+    holder = ProcessIdentity(*identity)  # type: ignore[arg-type]
+    assert isinstance(heartbeat_unix_s, float)
+    age_s = max(0.0, now_unix_s - heartbeat_unix_s)
+    alive = is_alive(holder) if sees(holder) else age_s < STALE_S
+    return LeaseState("live" if alive else "dead", holder.pid, holder.host, age_s, heartbeat_unix_s)

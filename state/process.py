@@ -1,0 +1,82 @@
+"""Which process this is, and whether one written down earlier is still the same one."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+_START_TOLERANCE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """A process, told from every other that ever had its pid."""
+
+    pid: int
+    process_start: float
+    """psutil creation time, seconds since the epoch; moves when the host's clock is set."""
+    start_ticks: int | None
+    """Start in clock ticks since boot, which no clock change moves; None where /proc does not tell."""
+    boot_id: str
+    host: str
+    pid_namespace: str
+    """Pids mean something inside it only; empty where there is none."""
+
+
+def identify(pid: int) -> ProcessIdentity:
+    """The identity of a process of this host. Raises psutil.NoSuchProcess where there is none."""
+    started = psutil.Process(pid).create_time()
+    return ProcessIdentity(pid, started, _start_ticks(pid), boot_id(), platform.node(), _pid_namespace())
+
+
+def this_process() -> ProcessIdentity:
+    """The identity of the calling process."""
+    return identify(os.getpid())
+
+
+def sees(identity: ProcessIdentity) -> bool:
+    """Whether pids of that process mean anything here: same host, same pid namespace."""
+    return identity.host == platform.node() and identity.pid_namespace == _pid_namespace()
+
+
+def is_alive(identity: ProcessIdentity) -> bool:
+    """Whether exactly that process of this host still runs; a zombie or a reused pid does not count."""
+    if identity.boot_id != boot_id():
+        return False
+    try:
+        process = psutil.Process(identity.pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        ticks = _start_ticks(identity.pid)
+        if ticks is not None and identity.start_ticks is not None:
+            return ticks == identity.start_ticks
+        return abs(process.create_time() - identity.process_start) < _START_TOLERANCE_S
+    except psutil.NoSuchProcess:
+        return False
+
+
+def boot_id() -> str:
+    """What changes with every boot of this host."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return f"{psutil.boot_time():.0f}"
+
+
+def _start_ticks(pid: int) -> int | None:
+    try:
+        line = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    return int(line.rpartition(")")[2].split()[19])
+
+
+def _pid_namespace() -> str:
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""

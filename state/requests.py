@@ -1,0 +1,92 @@
+"""What operators ask of a run: written down by any process, answered by the run process."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+from state.errors import RequestRefused
+from state.events import RequestAnswered, RequestSubmitted
+from state.lease import LeaseState, lease_state
+from state.run import RunPlan
+from state.store import RunStore
+
+ACTIONS = ("pause", "resume", "stop", "stop_now", "skip", "retry")
+_TARGETED = ("skip", "retry")
+
+
+def submit(
+    store: RunStore, action: str, target: str = "", reason: str = "", by: str = "", *, needs_runner: bool = True
+) -> int:
+    """Ask for something; the number of the request.
+
+    Raises RequestRefused for an action or target that does not exist and, with `needs_runner`, where no process runs
+    the run. Without it the request waits for the next `tracon resume`.
+    """
+    _check(store.plan, action, target)
+    if needs_runner:
+        require_runner(store)
+    with store.transaction() as transaction:
+        (number,) = transaction.connection.execute("SELECT coalesce(max(request), 0) + 1 FROM requests").fetchone()
+        transaction.append(RequestSubmitted(number, action, target, reason, by))
+    return int(number)
+
+
+def require_runner(store: RunStore) -> LeaseState:
+    """The live run process. Raises RequestRefused with the remedy where there is none."""
+    lease = lease_state(store)
+    if lease.live:
+        return lease
+    died = f" (process {lease.pid} on {lease.host} is gone)" if lease.state == "dead" else ""
+    raise RequestRefused(f"no process runs {store.run}{died}", remedy=f"`tracon resume {store.run}` starts one")
+
+
+def pending(store: RunStore) -> tuple[RequestSubmitted, ...]:
+    """The requests nobody has answered, oldest first."""
+    return tuple(
+        RequestSubmitted(row.request, row.action, row.target, row.reason, row.by)
+        for row in store.request_rows()
+        if row.open
+    )
+
+
+def answer(store: RunStore, request: int, accepted: bool, detail: str = "") -> bool:
+    """Answer a request; False where it had its answer already, which then stands.
+
+    Raises RequestRefused where there is no such request.
+    """
+    with store.transaction() as transaction:
+        row = transaction.connection.execute("SELECT accepted FROM requests WHERE request = ?", (request,)).fetchone()
+        if row is None:
+            remedy = f"`tracon status {store.run}` lists them"
+            raise RequestRefused(f"{store.run} has no request {request}", remedy=remedy)
+        if row[0] is not None:
+            return False
+        transaction.append(RequestAnswered(request, accepted, detail))
+    return True
+
+
+def _check(plan: RunPlan, action: str, target: str) -> None:
+    if action not in ACTIONS:
+        raise RequestRefused(f"no such request: {action!r}", remedy=f"ask for one of {', '.join(ACTIONS)}")
+    if action not in _TARGETED:
+        if target:
+            raise RequestRefused(f"{action} takes no target ({target!r})", remedy=f"`tracon {action} RUN` stands alone")
+        return
+    if not target and action == "skip":
+        raise RequestRefused("skip needs to know what", remedy="name cell:ID, config:NAME or stage:ID")
+    if target:
+        _check_target(plan, target)
+
+
+def _check_target(plan: RunPlan, target: str) -> None:
+    kind, _, name = target.partition(":")
+    names = {
+        "cell": [cell.cell for cell in plan.cells],
+        "config": list(plan.configs),
+        "stage": [stage.stage for stage in plan.stages],
+    }.get(kind)
+    if names is None:
+        raise RequestRefused(f"no such target: {target!r}", remedy="name cell:ID, config:NAME or stage:ID")
+    if name not in names:
+        near = get_close_matches(name, names, n=3, cutoff=0.4) or names[:5]
+        raise RequestRefused(f"the plan has no {kind} {name!r}", remedy=f"did you mean {', '.join(near)}?")

@@ -1,0 +1,244 @@
+"""The current rows in SQLite: what each event does to them, and how they are read back."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields
+from typing import Any
+
+import msgspec
+
+from state.changes import (
+    active_s,
+    cell_after,
+    cell_progressed,
+    illegal_cell,
+    illegal_instance,
+    illegal_run,
+    illegal_stage,
+    instance_after,
+    request_answered,
+    request_submitted,
+    run_after,
+    run_taken,
+    stage_after,
+)
+from state.errors import IllegalTransition
+from state.events import (
+    CellChanged,
+    CellProgressed,
+    InstanceChanged,
+    InstanceSampled,
+    Recorded,
+    RequestAnswered,
+    RequestSubmitted,
+    RunChanged,
+    RunPlanned,
+    RunTaken,
+    StageChanged,
+)
+from state.model import AttemptView, CellView, InstanceRow, RequestView, RunRow, StageRow
+from state.run import AttemptState, CellPlan, CellState, InstanceState, RunPlan, RunState, StageState
+
+
+class Tables:
+    """The current rows over one connection; `apply` is called inside the transaction that writes the event."""
+
+    def __init__(self, connection: sqlite3.Connection, plan: Callable[[], RunPlan]) -> None:
+        self._connection = connection
+        self._plan = plan
+        self._cell_plans: Mapping[str, CellPlan] | None = None
+
+    def apply(self, recorded: Recorded, previous_t_unix_s: float) -> None:
+        """Change the rows as the event says. Raises IllegalTransition where it may not be."""
+        match recorded.event:
+            case RunPlanned() as event:
+                self._planned(event, recorded)
+            case RunChanged() as event:
+                self._run_changed(event, recorded, previous_t_unix_s)
+            case RunTaken() as event:
+                self._update("run", "id", 1, asdict(run_taken(self.run(), event)))
+            case StageChanged() as event:
+                self._stage_changed(event, recorded.t_unix_s)
+            case CellChanged() as event:
+                self._cell_changed(event, recorded.t_unix_s)
+            case CellProgressed() as event:
+                self._cell_progressed(event)
+            case InstanceChanged() as event:
+                self._instance_changed(event, recorded)
+            case InstanceSampled() as event:
+                self._sampled(event)
+            case RequestSubmitted() | RequestAnswered() as event:
+                self._save("requests", asdict(self._request_after(event, recorded)))
+
+    def run(self) -> RunRow:
+        """The run's row."""
+        row = self._one(f"SELECT {_names(RunRow)} FROM run")
+        if row is None:
+            raise IllegalTransition("the run has no plan", remedy="write its plan first")
+        return RunRow(**{**row, "state": RunState(row["state"])})
+
+    def stages(self) -> tuple[StageRow, ...]:
+        """All stages in the plan's order."""
+        return tuple(_stage(row) for row in self._all(f"SELECT {_names(StageRow)} FROM stages ORDER BY ordinal"))
+
+    def cells(self) -> tuple[CellView, ...]:
+        """All cells in the plan's order."""
+        attempts: dict[str, list[AttemptView]] = {}
+        for row in self._all("SELECT * FROM attempts ORDER BY cell, attempt"):
+            attempts.setdefault(row["cell"], []).append(_attempt(row))
+        rows = self._all(f"SELECT {_CELL_NAMES} FROM cells ORDER BY ordinal")
+        return tuple(self._cell(row, tuple(attempts.get(row["cell"], ()))) for row in rows)
+
+    def instances(self) -> tuple[InstanceRow, ...]:
+        """All instances in the order they were started, ended ones too."""
+        rows = self._all(f"SELECT {_names(InstanceRow)} FROM instances ORDER BY ordinal")
+        return tuple(_instance(row) for row in rows)
+
+    def requests(self) -> tuple[RequestView, ...]:
+        """All requests in the order they came."""
+        rows = self._all(f"SELECT {_names(RequestView)} FROM requests ORDER BY submitted_seq")
+        return tuple(_request(row) for row in rows)
+
+    def cell(self, cell: str) -> CellView:
+        """One cell. Raises IllegalTransition where the plan has none of that name."""
+        row = self._one(f"SELECT {_CELL_NAMES} FROM cells WHERE cell = ?", cell)
+        if row is None:
+            raise IllegalTransition(f"the plan has no cell {cell!r}", remedy="use a cell of the run's plan")
+        attempts = self._all("SELECT * FROM attempts WHERE cell = ? ORDER BY attempt", cell)
+        return self._cell(row, tuple(_attempt(attempt) for attempt in attempts))
+
+    def _cell(self, row: Mapping[str, Any], attempts: tuple[AttemptView, ...]) -> CellView:
+        if self._cell_plans is None:
+            self._cell_plans = {cell.cell: cell for cell in self._plan().cells}
+        values = dict(row)
+        values["state"] = CellState(values["state"])
+        values["summary"] = msgspec.json.decode(values["summary"])
+        return CellView(**values, plan=self._cell_plans[values["cell"]], attempts=attempts)
+
+    def _planned(self, event: RunPlanned, recorded: Recorded) -> None:
+        if self._one("SELECT id FROM run") is not None:
+            raise IllegalTransition("the run already has a plan", remedy="a new plan is a new run")
+        plan = event.plan
+        identity = {"id": 1, "run": event.run, "experiment": plan.experiment, "profile": plan.profile}
+        identity |= {"preset": plan.preset, "tracon_version": event.tracon_version}
+        row = RunRow(created_unix_s=recorded.t_unix_s, changed_seq=recorded.seq)
+        self._save("run", {**identity, **asdict(row)})
+        for ordinal, stage in enumerate(plan.stages):
+            self._save("stages", {**asdict(StageRow(stage.stage)), "ordinal": ordinal})
+        for ordinal, cell in enumerate(plan.cells):
+            place = {"ordinal": ordinal, "stage": cell.stage, "config": cell.config, "estimated_s": cell.estimated_s}
+            self._save("cells", {**_cell_values(CellView(cell.cell, cell)), **place})
+
+    def _run_changed(self, event: RunChanged, recorded: Recorded, previous_t_unix_s: float) -> None:
+        run = self.run()
+        _refuse(illegal_run(run, event))
+        self._update("run", "id", 1, asdict(run_after(run, event, recorded.t_unix_s, previous_t_unix_s, recorded.seq)))
+
+    def _stage_changed(self, event: StageChanged, t_unix_s: float) -> None:
+        row = self._one(f"SELECT {_names(StageRow)} FROM stages WHERE stage = ?", event.stage)
+        if row is None:
+            raise IllegalTransition(f"the plan has no stage {event.stage!r}", remedy="use a stage of the run's plan")
+        stage = _stage(row)
+        _refuse(illegal_stage(stage, event))
+        self._update("stages", "stage", stage.stage, asdict(stage_after(stage, event, t_unix_s)))
+
+    def _cell_changed(self, event: CellChanged, t_unix_s: float) -> None:
+        cell = self.cell(event.cell)
+        _refuse(illegal_cell(cell, event))
+        after = cell_after(cell, event, t_unix_s, active_s(self.run(), t_unix_s))
+        self._update("cells", "cell", cell.cell, _cell_values(after))
+        if after.attempts != cell.attempts:
+            self._save("attempts", {"cell": cell.cell, **asdict(after.attempts[-1])})
+
+    def _cell_progressed(self, event: CellProgressed) -> None:
+        cell = self.cell(event.cell)
+        after = cell_progressed(cell, event)
+        if after is not cell:
+            self._update("cells", "cell", cell.cell, {"fraction": after.fraction, "note": after.note})
+
+    def _instance(self, instance: str) -> InstanceRow | None:
+        row = self._one(f"SELECT {_names(InstanceRow)} FROM instances WHERE instance = ?", instance)
+        return None if row is None else _instance(row)
+
+    def _instance_changed(self, event: InstanceChanged, recorded: Recorded) -> None:
+        before = self._instance(event.instance)
+        _refuse(illegal_instance(before, event))
+        new = InstanceRow(event.instance, event.config, event.state, started_unix_s=recorded.t_unix_s)
+        after = asdict(instance_after(before or new, event, recorded.t_unix_s))
+        if before is None:
+            self._save("instances", {**after, "ordinal": recorded.seq})
+        else:
+            self._update("instances", "instance", event.instance, after)
+
+    def _sampled(self, event: InstanceSampled) -> None:
+        if self._one("SELECT 1 FROM instances WHERE instance = ?", event.instance) is None:
+            message = f"numbers of an instance that never started: {event.instance!r}"
+            raise IllegalTransition(message, remedy="record the instance as STARTING before it is used")
+
+    def _request_after(self, event: RequestSubmitted | RequestAnswered, recorded: Recorded) -> RequestView:
+        row = self._one(f"SELECT {_names(RequestView)} FROM requests WHERE request = ?", event.request)
+        if isinstance(event, RequestSubmitted):
+            if row is not None:
+                raise IllegalTransition(f"request {event.request} was made already", remedy="take the next number")
+            return request_submitted(event, recorded.t_unix_s, recorded.seq)
+        if row is None or row["accepted"] is not None:
+            what = "was never made" if row is None else "has its answer"
+            raise IllegalTransition(f"request {event.request} {what}", remedy="answer an open request")
+        return request_answered(_request(row), event, recorded.t_unix_s)
+
+    def _one(self, sql: str, *values: object) -> dict[str, Any] | None:
+        rows = self._all(sql, *values)
+        return rows[0] if rows else None
+
+    def _all(self, sql: str, *values: object) -> list[dict[str, Any]]:
+        cursor = self._connection.execute(sql, values)
+        names = [column[0] for column in cursor.description]
+        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+    def _save(self, table: str, values: Mapping[str, Any]) -> None:
+        names, marks = ", ".join(values), ", ".join("?" * len(values))
+        self._connection.execute(f"INSERT OR REPLACE INTO {table} ({names}) VALUES ({marks})", tuple(values.values()))
+
+    def _update(self, table: str, key: str, value: object, values: Mapping[str, Any]) -> None:
+        assignments = ", ".join(f"{name} = ?" for name in values)
+        self._connection.execute(f"UPDATE {table} SET {assignments} WHERE {key} = ?", (*values.values(), value))
+
+
+def _names(kind: type[Any]) -> str:
+    return ", ".join(f.name for f in fields(kind))
+
+
+_CELL_COLUMNS = tuple(f.name for f in fields(CellView) if f.name not in ("plan", "attempts"))
+_CELL_NAMES = ", ".join(_CELL_COLUMNS)
+
+
+def _cell_values(cell: CellView) -> dict[str, Any]:
+    values = {name: getattr(cell, name) for name in _CELL_COLUMNS}
+    values["summary"] = msgspec.json.encode(cell.summary).decode()
+    return values
+
+
+def _stage(row: Mapping[str, Any]) -> StageRow:
+    return StageRow(**{**row, "state": StageState(row["state"])})
+
+
+def _attempt(row: Mapping[str, Any]) -> AttemptView:
+    values = {name: value for name, value in row.items() if name != "cell"}
+    return AttemptView(**{**values, "state": AttemptState(row["state"])})
+
+
+def _instance(row: Mapping[str, Any]) -> InstanceRow:
+    return InstanceRow(**{**row, "state": InstanceState(row["state"])})
+
+
+def _request(row: Mapping[str, Any]) -> RequestView:
+    accepted = row["accepted"]
+    return RequestView(**{**row, "accepted": None if accepted is None else bool(accepted)})
+
+
+def _refuse(change: str) -> None:
+    if change:
+        remedy = "`tracon status RUN` shows what each part of the run has become; what is done stays done"
+        raise IllegalTransition(f"not allowed: {change}", remedy=remedy)

@@ -1,0 +1,368 @@
+"""What a reader sees of a run: one frozen view, folded from the journal by one pure reducer.
+
+The console, `tracon status`, the report and a replay all use it. Histories are bounded: an instance keeps its last
+`HISTORY_SAMPLES` seconds, the feed its last `FEED_LINES` lines; everything older is in the journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any, NamedTuple
+
+from state import changes
+from state.events import (
+    LIVE_KINDS,
+    STEP_BUCKETS_US,
+    CellChanged,
+    CellProgressed,
+    InstanceChanged,
+    InstanceSampled,
+    Recorded,
+    RequestAnswered,
+    RequestSubmitted,
+    RunChanged,
+    RunPlanned,
+    RunTaken,
+    StageChanged,
+)
+from state.feed import FeedLine, feed_line
+from state.model import (
+    EMPTY,
+    AttemptView,
+    CellView,
+    InstanceView,
+    RequestView,
+    RunRow,
+    RunView,
+    StageView,
+    count_cells,
+)
+from state.run import CELL_ENDED, CellState, RunState
+
+__all__ = [
+    "EMPTY",
+    "FEED_LINES",
+    "HISTORY_SAMPLES",
+    "AttemptView",
+    "CellView",
+    "FeedLine",
+    "InstanceView",
+    "Progress",
+    "RequestView",
+    "RunView",
+    "StageView",
+    "elapsed_s",
+    "eta_s",
+    "fold",
+    "progress",
+    "progress_fraction",
+    "to_json",
+]
+
+HISTORY_SAMPLES = 900
+"""Seconds of live numbers kept per instance: 15 minutes."""
+FEED_LINES = 200
+"""Lines of the feed kept."""
+
+
+def fold(view: RunView, recorded: Recorded) -> RunView:
+    """The view after one more event. An event of an unknown kind moves `last_seq` and the feed only."""
+    changed = _changes(view, recorded)
+    if not isinstance(recorded.event, LIVE_KINDS):
+        changed["feed"] = (*view.feed[1 - FEED_LINES :], feed_line(recorded))
+    return replace(view, last_seq=recorded.seq, last_t_unix_s=recorded.t_unix_s, **changed)
+
+
+def _changes(view: RunView, recorded: Recorded) -> dict[str, Any]:
+    match recorded.event:
+        case InstanceSampled() as event:
+            return _sampled(view, event, recorded.t_unix_s)
+        case CellProgressed() as event:
+            return _progressed(view, event)
+        case CellChanged() as event:
+            return _cell_changed(view, event, recorded.t_unix_s)
+        case InstanceChanged() as event:
+            return _instance_changed(view, event, recorded.t_unix_s)
+        case StageChanged() as event:
+            return _stage_changed(view, event, recorded.t_unix_s)
+        case RunChanged() as event:
+            return {"row": changes.run_after(view.row, event, recorded.t_unix_s, view.last_t_unix_s, recorded.seq)}
+        case RunTaken() as event:
+            return {"row": changes.run_taken(view.row, event)}
+        case RequestSubmitted() | RequestAnswered() as event:
+            return _request(view, event, recorded)
+        case RunPlanned() as event:
+            return _planned(event, recorded)
+    return {}
+
+
+def _planned(event: RunPlanned, recorded: Recorded) -> dict[str, Any]:
+    cells = {cell.cell: CellView(cell.cell, cell) for cell in event.plan.cells}
+    stages = []
+    for stage in event.plan.stages:
+        own = tuple(cell.cell for cell in event.plan.cells if cell.stage == stage.stage)
+        counts = count_cells(cells[cell] for cell in own)
+        stages.append(StageView(stage.stage, title=stage.title, cells=own, counts=counts))
+    row = RunRow(created_unix_s=recorded.t_unix_s, changed_seq=recorded.seq)
+    known = {"run": event.run, "plan": event.plan, "tracon_version": event.tracon_version}
+    return {**known, "row": row, "stages": tuple(stages), "cells": cells}
+
+
+def _request(view: RunView, event: RequestSubmitted | RequestAnswered, recorded: Recorded) -> dict[str, Any]:
+    if isinstance(event, RequestSubmitted):
+        request = changes.request_submitted(event, recorded.t_unix_s, recorded.seq)
+    elif event.request in view.requests:
+        request = changes.request_answered(view.requests[event.request], event, recorded.t_unix_s)
+    else:
+        return {}
+    return {"requests": {**view.requests, event.request: request}}
+
+
+def _sampled(view: RunView, event: InstanceSampled, t_unix_s: float) -> dict[str, Any]:
+    before = view.instances.get(event.instance)
+    if before is None:
+        return {}
+    after = replace(
+        before,
+        latest=event,
+        latest_unix_s=t_unix_s,
+        history=(*before.history[1 - HISTORY_SAMPLES :], (t_unix_s, event)),
+        step_counts_total=_added(before.step_counts_total, event.step_counts),
+    )
+    return {"instances": {**view.instances, event.instance: after}}
+
+
+def _added(total: tuple[int, ...], counts: tuple[int, ...]) -> tuple[int, ...]:
+    if len(total) != len(counts):
+        return total or counts
+    return tuple(map(int.__add__, total, counts))
+
+
+def _progressed(view: RunView, event: CellProgressed) -> dict[str, Any]:
+    before = view.cells.get(event.cell)
+    after = None if before is None else changes.cell_progressed(before, event)
+    return {} if after is before else {"cells": {**view.cells, event.cell: after}}
+
+
+def _cell_changed(view: RunView, event: CellChanged, t_unix_s: float) -> dict[str, Any]:
+    before = view.cells.get(event.cell)
+    if before is None:
+        return {}
+    after = changes.cell_after(before, event, t_unix_s, changes.active_s(view.row, t_unix_s))
+    cells = {**view.cells, event.cell: after}
+    stages = (_recounted(stage, cells) if stage.stage == before.plan.stage else stage for stage in view.stages)
+    return {"cells": cells, "stages": tuple(stages)}
+
+
+def _recounted(stage: StageView, cells: Mapping[str, CellView]) -> StageView:
+    return replace(stage, counts=count_cells(cells[cell] for cell in stage.cells))
+
+
+def _stage_changed(view: RunView, event: StageChanged, t_unix_s: float) -> dict[str, Any]:
+    stages = tuple(
+        changes.stage_after(stage, event, t_unix_s) if stage.stage == event.stage else stage for stage in view.stages
+    )
+    return {"stages": stages}
+
+
+def _instance_changed(view: RunView, event: InstanceChanged, t_unix_s: float) -> dict[str, Any]:
+    new = InstanceView(event.instance, event.config, event.state, started_unix_s=t_unix_s)
+    after = changes.instance_after(view.instances.get(event.instance, new), event, t_unix_s)
+    return {"instances": {**view.instances, event.instance: after}}
+
+
+class Progress(NamedTuple):
+    """How far a run is."""
+
+    ended: int
+    """Cells that ask for no more work: done, failed or skipped."""
+    total: int
+    fraction: float
+    """0..1 of the plan's estimated time (of its cells where nothing was estimated), running cells' share included."""
+
+
+def progress(view: RunView) -> Progress:
+    """How far the run is."""
+    cells = view.cells.values()
+    ended = sum(cell.state in CELL_ENDED for cell in cells)
+    return Progress(ended, len(cells), progress_fraction([(cell.plan.estimated_s, cell.fraction) for cell in cells]))
+
+
+def progress_fraction(cells: list[tuple[float, float]]) -> float:
+    """0..1 from each cell's (estimated seconds, fraction of it behind us)."""
+    total_s = sum(estimated for estimated, _ in cells)
+    if total_s <= 0:
+        return sum(fraction for _, fraction in cells) / len(cells) if cells else 0.0
+    return sum(estimated * fraction for estimated, fraction in cells) / total_s
+
+
+def elapsed_s(view: RunView, now_unix_s: float) -> float:
+    """Seconds the run has been running; pauses and the time nobody ran it left out."""
+    return changes.active_s(view.row, now_unix_s)
+
+
+def eta_s(view: RunView, now_unix_s: float) -> float | None:
+    """Seconds of running still to come: 0 for a run that is done, None for one that failed.
+
+    The estimate of each cell left, times observed/estimated over the cells of its kind that are done (over all done
+    cells where its kind has none, 1 before the first), plus for each that waits what went by between cells so far.
+    """
+    if view.state in (RunState.DONE, RunState.FAILED):
+        return 0.0 if view.state is RunState.DONE else None
+    left = [cell for cell in view.cells.values() if cell.state not in CELL_ENDED]
+    now_active_s = elapsed_s(view, now_unix_s)
+    scales = _scales(view)
+    work_s = sum(_left_s(cell, scales.get(cell.plan.kind, scales[None]), now_active_s) for cell in left)
+    waiting = sum(cell.state is CellState.PENDING for cell in left)
+    return work_s + _between_s(view, now_active_s) * waiting
+
+
+def _scales(view: RunView) -> dict[str | None, float]:
+    """observed/estimated seconds of the done cells by kind; under None over all of them."""
+    observed: dict[str | None, list[float]] = {None: [0.0, 0.0]}
+    for cell in view.cells.values():
+        if cell.observed_s is not None and cell.plan.estimated_s > 0:
+            for kind in (None, cell.plan.kind):
+                sums = observed.setdefault(kind, [0.0, 0.0])
+                sums[0] += cell.observed_s
+                sums[1] += cell.plan.estimated_s
+    return {kind: took / estimated if estimated > 0 else 1.0 for kind, (took, estimated) in observed.items()}
+
+
+def _left_s(cell: CellView, scale: float, now_active_s: float) -> float:
+    expected_s = cell.plan.estimated_s * scale
+    if cell.state is not CellState.RUNNING:
+        return expected_s
+    if cell.fraction > 0:
+        return expected_s * (1 - cell.fraction)
+    return max(0.0, expected_s - (now_active_s - cell.attempts[-1].started_active_s))
+
+
+def _between_s(view: RunView, now_active_s: float) -> float:
+    """Seconds per ended attempt in which no cell was being measured (engines starting and stopping)."""
+    attempts = [attempt for cell in view.cells.values() for attempt in cell.attempts]
+    ended = [attempt for attempt in attempts if attempt.spent_s is not None]
+    if not ended:
+        return 0.0
+    running_s = sum(now_active_s - attempt.started_active_s for attempt in attempts if attempt.spent_s is None)
+    measured_s = sum(attempt.spent_s or 0.0 for attempt in ended) + running_s
+    return max(0.0, now_active_s - measured_s) / len(attempts)
+
+
+def to_json(view: RunView, now_unix_s: float) -> dict[str, Any]:
+    """The run as JSON values: what `tracon status --json` prints. Null is a number nobody measured."""
+    how_far = progress(view)
+    return {
+        "run": view.run,
+        "experiment": view.plan.experiment,
+        "profile": view.plan.profile,
+        "preset": view.plan.preset,
+        "configs": list(view.plan.configs),
+        "seed": view.plan.seed,
+        "fingerprint": view.plan.fingerprint,
+        "tracon_version": view.tracon_version,
+        "state": str(view.state),
+        "reason": view.reason,
+        "pause": view.pause,
+        "pid": view.row.pid,
+        "created_unix_s": view.created_unix_s,
+        "started_unix_s": view.started_unix_s,
+        "ended_unix_s": view.ended_unix_s,
+        "elapsed_s": elapsed_s(view, now_unix_s),
+        "eta_s": eta_s(view, now_unix_s),
+        "estimated_s": view.plan.estimated_s,
+        "progress": how_far._asdict(),
+        "cell_counts": _count_json(view.counts),
+        "current_cells": [cell.cell for cell in view.current_cells],
+        "stages": [_stage_json(stage) for stage in view.stages],
+        "cells": [_cell_json(cell) for cell in view.cells.values()],
+        "instances": [_instance_json(instance) for instance in view.instances.values()],
+        "requests": [asdict(request) for request in view.requests.values()],
+        "last_seq": view.last_seq,
+        "last_t_unix_s": view.last_t_unix_s,
+    }
+
+
+def _count_json(counts: Mapping[CellState, int]) -> dict[str, int]:
+    return {str(state): count for state, count in counts.items()}
+
+
+def _stage_json(stage: StageView) -> dict[str, Any]:
+    return {
+        "stage": stage.stage,
+        "title": stage.title,
+        "state": str(stage.state),
+        "reason": stage.reason,
+        "started_unix_s": stage.started_unix_s,
+        "ended_unix_s": stage.ended_unix_s,
+        "cell_counts": _count_json(stage.counts),
+        "cells": list(stage.cells),
+    }
+
+
+def _cell_json(cell: CellView) -> dict[str, Any]:
+    plan = cell.plan
+    return {
+        "cell": cell.cell,
+        "stage": plan.stage,
+        "kind": plan.kind,
+        "config": plan.config,
+        "label": plan.label,
+        "trial": plan.trial,
+        "params": dict(plan.params),
+        "state": str(cell.state),
+        "attempt": cell.attempt,
+        "reason": cell.reason,
+        "degraded": cell.degraded,
+        "fraction": cell.fraction,
+        "note": cell.note,
+        "estimated_s": plan.estimated_s,
+        "observed_s": cell.observed_s,
+        "started_unix_s": cell.started_unix_s,
+        "ended_unix_s": cell.ended_unix_s,
+        "summary": dict(cell.summary),
+        "attempts": [_attempt_json(attempt) for attempt in cell.attempts],
+    }
+
+
+def _attempt_json(attempt: AttemptView) -> dict[str, Any]:
+    return {
+        "attempt": attempt.attempt,
+        "state": str(attempt.state),
+        "reason": attempt.reason,
+        "started_unix_s": attempt.started_unix_s,
+        "ended_unix_s": attempt.ended_unix_s,
+        "spent_s": attempt.spent_s,
+    }
+
+
+def _instance_json(instance: InstanceView) -> dict[str, Any]:
+    return {
+        "instance": instance.instance,
+        "config": instance.config,
+        "state": str(instance.state),
+        "reason": instance.reason,
+        "pid": instance.pid,
+        "pgid": instance.pgid,
+        "url": instance.url,
+        "started_by": instance.started_by,
+        "started_unix_s": instance.started_unix_s,
+        "ready_unix_s": instance.ready_unix_s,
+        "ended_unix_s": instance.ended_unix_s,
+        "latest": _latest_json(instance),
+        "step_histogram": _histogram_json(instance.step_counts_total),
+    }
+
+
+def _latest_json(instance: InstanceView) -> dict[str, Any] | None:
+    if instance.latest is None:
+        return None
+    numbers = asdict(instance.latest)
+    del numbers["instance"], numbers["step_counts"]
+    return {"t_unix_s": instance.latest_unix_s, **numbers}
+
+
+def _histogram_json(counts: tuple[int, ...]) -> dict[str, Any] | None:
+    """Steps per bucket since the instance started; the last count is of steps above the last edge."""
+    return {"upper_edges_us": list(STEP_BUCKETS_US), "counts": list(counts)} if counts else None

@@ -1,0 +1,185 @@
+"""A workspace: the folder in which every run has its folder. Making, listing and finding runs."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from difflib import get_close_matches
+from pathlib import Path
+
+from platformdirs import user_state_dir
+
+from state.errors import RunNotFound, StateError, StoreUnusable
+from state.lease import LeaseState, lease_state
+from state.run import CELL_ENDED, RunState
+from state.store import STATE_FILE, RunStore
+from state.view import Progress, progress_fraction
+
+_RUN_ID = re.compile(r"\d{8}-\d{6}-.+")
+_NAMES_SHOWN = 8
+_CLASHES = 1_000
+_NO_PROGRESS = Progress(0, 0, 0.0)
+_NO_LEASE = LeaseState("none")
+
+
+def default_root() -> Path:
+    """$TRACON_WORKSPACE, else the user's state folder."""
+    named = os.environ.get("TRACON_WORKSPACE")
+    return Path(named).expanduser() if named else Path(user_state_dir("tracon"))
+
+
+@dataclass(frozen=True, slots=True)
+class RunEntry:
+    """One line of the list of runs. Where `problem` is set, only `run` and `folder` mean something."""
+
+    run: str
+    folder: Path
+    experiment: str = ""
+    profile: str = ""
+    preset: str = ""
+    state: RunState = RunState.PLANNED
+    reason: str = ""
+    created_unix_s: float = 0.0
+    started_unix_s: float | None = None
+    ended_unix_s: float | None = None
+    progress: Progress = _NO_PROGRESS
+    lease: LeaseState = _NO_LEASE
+    problem: str = ""
+    """Why the folder cannot be read."""
+
+    @property
+    def orphaned(self) -> bool:
+        """It says that it runs, and no process runs it: it died without a word. `tracon resume` goes on from there."""
+        return self.state in (RunState.RUNNING, RunState.PAUSED) and not self.lease.live
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """A folder of runs. It need not exist before the first run."""
+
+    root: Path
+
+    def create_folder(self, experiment: str, profile: str, now: datetime) -> Path:
+        """An empty folder for a new run, named `YYYYMMDD-HHMMSS-experiment-profile`, with -2, -3 ... on a clash.
+
+        Raises StoreUnusable where the workspace cannot be written.
+        """
+        name = f"{now:%Y%m%d-%H%M%S}-{_slug(experiment)}-{_slug(profile)}"
+        for number in range(1, _CLASHES):
+            folder = self.root / (name if number == 1 else f"{name}-{number}")
+            try:
+                folder.mkdir(parents=True)
+            except FileExistsError:
+                continue
+            except OSError as error:
+                message = f"workspace {self.root} cannot be written: {error.strerror}"
+                remedy = "name a folder that this user can write, with --workspace or $TRACON_WORKSPACE"
+                raise StoreUnusable(message, remedy=remedy) from error
+            return folder
+        raise StoreUnusable(f"{self.root} has {_CLASHES} runs named {name}", remedy="name another --workspace")
+
+    def runs(self) -> tuple[RunEntry, ...]:
+        """Every run, newest first; a folder that cannot be read is listed with its problem."""
+        entries = [entry(folder) for folder in self._folders()]
+        return tuple(sorted(entries, key=lambda e: (e.created_unix_s or _mtime(e.folder), e.run), reverse=True))
+
+    def find(self, name: str | Path | None = None) -> Path:
+        """The folder of a run: its id, a path, the beginning of exactly one id, or None for the newest run.
+
+        Raises RunNotFound with what it could have meant.
+        """
+        if name is None:
+            return self._newest()
+        text = str(name)
+        names = [folder.name for folder in self._folders()]
+        if text in names:
+            return self.root / text
+        path = Path(name).expanduser()
+        folder = path.parent if path.name == STATE_FILE else path
+        if _holds_a_run(folder):
+            return folder.resolve()
+        matches = [each for each in names if text and each.startswith(text)]
+        if len(matches) == 1:
+            return self.root / matches[0]
+        raise self._not_found(text, matches, names)
+
+    def _newest(self) -> Path:
+        usable = [each for each in self.runs() if not each.problem]
+        if not usable:
+            remedy = "`tracon run` starts one; --workspace names another folder"
+            raise RunNotFound(f"no run in {self.root}", remedy=remedy)
+        return usable[0].folder
+
+    def _not_found(self, text: str, matches: Sequence[str], names: Sequence[str]) -> RunNotFound:
+        if matches:
+            shown = ", ".join(sorted(matches, reverse=True)[:_NAMES_SHOWN])
+            return RunNotFound(f"{len(matches)} runs begin with {text!r}: {shown}", remedy="type more of the name")
+        near = get_close_matches(text, names, n=3, cutoff=0.4) or [each for each in names if text in each][:3]
+        listed = "`tracon list` shows the runs; --workspace names another folder"
+        remedy = f"did you mean {', '.join(near)}?" if near else listed
+        return RunNotFound(f"no run {text!r} in {self.root}", remedy=remedy)
+
+    def _folders(self) -> list[Path]:
+        try:
+            folders = sorted(path for path in self.root.iterdir() if path.is_dir())
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            message = f"workspace {self.root} cannot be read: {error.strerror}"
+            raise StoreUnusable(message, remedy="name another one, with --workspace or $TRACON_WORKSPACE") from error
+        return [path for path in folders if _RUN_ID.fullmatch(path.name) or _holds_a_run(path)]
+
+
+def entry(folder: Path) -> RunEntry:
+    """A run's line, from its rows alone."""
+    try:
+        with RunStore.open(folder, read_only=True) as store:
+            return _read(store)
+    except StateError as error:
+        return RunEntry(folder.name, folder, problem=str(error))
+
+
+def _read(store: RunStore) -> RunEntry:
+    run = store.run_row()
+    ((name, experiment, profile, preset),) = store.read("SELECT run, experiment, profile, preset FROM run")
+    cells = store.read("SELECT state, estimated_s, fraction FROM cells")
+    ended = sum(state in CELL_ENDED for state, _, _ in cells)
+    fraction = progress_fraction([(float(str(estimated)), float(str(done))) for _, estimated, done in cells])
+    known = RunEntry(
+        run=str(name),
+        folder=store.folder,
+        experiment=str(experiment),
+        profile=str(profile),
+        preset=str(preset),
+        progress=Progress(ended, len(cells), fraction),
+        lease=lease_state(store),
+    )
+    return replace(
+        known,
+        state=run.state,
+        reason=run.reason,
+        created_unix_s=run.created_unix_s,
+        started_unix_s=run.started_unix_s,
+        ended_unix_s=run.ended_unix_s,
+    )
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.") or "run"
+
+
+def _holds_a_run(folder: Path) -> bool:
+    try:
+        return (folder / STATE_FILE).is_file()
+    except OSError:
+        return False
+
+
+def _mtime(folder: Path) -> float:
+    try:
+        return folder.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,56 @@
+"""The action table is the only place that says what keys do; help, footer and documentation follow it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from console import actions, glossary
+
+PAGE = Path(__file__).parents[2] / "docs" / "console.md"
+BEGIN, END = "<!-- {}: made from the code by `python -m tests.console.test_docs` -->", "<!-- end of {} -->"
+
+
+def parts() -> dict[str, str]:
+    return {"keys": "\n".join(actions.table_lines()), "numbers": "\n".join(glossary.lines())}
+
+
+def test_the_page_tells_what_the_code_does() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    for name, made in parts().items():
+        written = page.partition(BEGIN.format(name))[2].partition(END.format(name))[0]
+        assert written.strip() == made.strip(), "run: python -m tests.console.test_docs"
+
+
+def test_no_key_means_two_things_on_one_screen() -> None:
+    for screen in actions.EVERYWHERE:
+        keys = [key for action in actions.of_screen(screen) for key in action.keys]
+        assert len(keys) == len(set(keys)), screen
+
+
+def test_every_action_is_complete() -> None:
+    for action in actions.ACTIONS:
+        assert action.help, f"{action.id} has no help"
+        assert action.group in actions.GROUPS, action.id
+        assert not action.steers or action.command or action.id == "menu", f"{action.id} has no equal command line"
+    assert len(actions.BY_ID) == len(actions.ACTIONS)
+
+
+def test_the_issue_s_keys_exist() -> None:
+    assert {"start", "pause", "stop", "resume", "skip", "help"} <= set(actions.BY_ID)
+
+
+def write() -> None:
+    """Bring the page's generated parts up to date."""
+    page = PAGE.read_text(encoding="utf-8")
+    for name, made in parts().items():
+        before, begin, rest = page.partition(BEGIN.format(name))
+        _, end, after = rest.partition(END.format(name))
+        if not begin or not end:
+            sys.exit(f"{PAGE} has no part {name!r}")
+        page = f"{before}{begin}\n{made.strip()}\n{end}{after}"
+    PAGE.write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()

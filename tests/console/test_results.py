@@ -1,0 +1,254 @@
+"""The Results panel: the numbers of `tracon report`, during a run and after it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+
+from console.findings import EVERY_S, SECTIONS, Analyst, Findings
+from console.rows.results import signed_percent
+from console.widgets.rate_plot import log_axis, rate_axis
+from console.widgets.results import ResultsPanel
+from results.analysis import analyse_run
+from state.run import CellState
+from state.store import RunStore
+from tests.console import demo
+from tests.console.conftest import NARROW, RUN, WIDE, app_for, sees, settled, shown, until
+from tests.results.synthetic import Behaviour, write_run
+from tests.results.synthetic import Run as Truth
+
+ROOT = Path(__file__).parents[2]
+CALLBACKS = (5.0, 3.0, 8.0)
+
+
+@pytest.fixture(scope="session")
+def analysed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run with a known tax, a knee and a degraded nothing, and the files its analysis wrote."""
+    folder = tmp_path_factory.mktemp("analysed") / RUN
+    demo.write(folder)
+    configs = {
+        "plain": Behaviour(knee_per_s=8.0),
+        "mooncake_both": Behaviour(ttft_p50_s=0.300, knee_per_s=8.0, callbacks_us=CALLBACKS),
+        "noop_connector": Behaviour(ttft_p50_s=0.200, knee_per_s=8.0, callbacks_us=CALLBACKS),
+    }
+    write_run(folder, Truth(configs, requests=120, steps=60, skipped={"nixl_both": "no RDMA device on this host"}))
+    analyse_run(folder)
+    return folder
+
+
+@pytest.fixture
+def measured_run(analysed: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(analysed, tmp_path / "ws" / RUN))
+
+
+def panel_of(pilot: Pilot[None]) -> ResultsPanel:
+    return pilot.app.screen.query_one(ResultsPanel)
+
+
+async def opened(pilot: Pilot[None], section: str = "taxes") -> ResultsPanel:
+    """The panel with its analysis done, at this section."""
+    await settled(pilot)
+    await pilot.press("6")
+    panel = panel_of(pilot)
+    await until(pilot, lambda: panel.analysis is not None, "no analysis")
+    for _ in range(list(SECTIONS).index(section)):
+        await pilot.press("right")
+    assert panel.section == section
+    await pilot.pause(0.1)
+    return panel
+
+
+@pytest.mark.parametrize("size", [NARROW, WIDE])
+async def test_taxes_are_those_of_tax_json(measured_run: Path, size: tuple[int, int]) -> None:
+    taxes = json.loads((measured_run / "tax.json").read_bytes())["taxes"]
+    async with app_for(measured_run).run_test(size=size) as pilot:
+        panel = await opened(pilot)
+        await sees(pilot, "ref_safe  4 req/s")
+        lines = panel.table.text()
+    wanted = [tax for tax in taxes if tax["metric"] in ("tax_ttft_p90", "tax_tpot_p90")]
+    assert wanted
+    for tax in wanted:
+        row = f"{tax['config']}.*{re.escape(signed_percent(tax['value']))} .*{tax['verdict']}"
+        assert any(re.search(row, line) for line in lines), (tax, lines)
+    assert all(len(line) <= size[0] for line in lines)
+    assert not any("…" in line for line in lines), "nothing is cut off"
+
+
+@pytest.mark.parametrize("size", [NARROW, WIDE])
+@pytest.mark.parametrize(
+    ("section", "parts"),
+    [
+        ("verdicts", ["H1", "supported", "The substrate tax persists"]),
+        ("rates", ["ref_safe  4 req/s", "ref_load  4 req/s", "saturated at 8 req/s", "at 8", "ok"]),
+        ("ttft", ["TTFT p90, ms, over the send rate", "┤", "mooncake_both", "x"]),
+        ("tpot", ["TPOT p90, ms per token", "┤"]),
+        ("throughput", ["Completed, req/s", "┤"]),
+        ("cells", ["Phase A  2 req/s  4096x256 tokens", "plain", "served"]),
+        ("gaps", ["Configs that did not run", "nixl_both", "no RDMA device on this host"]),
+        ("report", ["Hypotheses"]),
+    ],
+)
+async def test_each_section_is_readable(
+    measured_run: Path, size: tuple[int, int], section: str, parts: list[str]
+) -> None:
+    async with app_for(measured_run).run_test(size=size) as pilot:
+        await opened(pilot, section)
+        for part in parts:
+            await sees(pilot, part)
+        assert len(shown(pilot.app)) == size[1]
+
+
+async def test_the_criterion_that_fired_stands_under_its_rate(measured_run: Path) -> None:
+    cells = json.loads((measured_run / "aggregate.json").read_bytes())["cells"]
+    fired = {c["rate_per_s"]: c["saturation"]["fired"] for c in cells if c["config"] == "mooncake_both"}
+    async with app_for(measured_run).run_test(size=WIDE) as pilot:
+        panel = await opened(pilot, "rates")
+        row = next(line for line in panel.table.text() if line.startswith("mooncake_both"))
+    expected = [",".join(map(str, fired[rate])) or "ok" for rate in (2.0, 4.0, 8.0)]
+    assert row.split()[-3:] == expected
+    assert expected[-1] != "ok"
+
+
+async def test_enter_tells_everything_about_a_verdict_and_a_cell(measured_run: Path) -> None:
+    async with app_for(measured_run).run_test(size=WIDE) as pilot:
+        panel = await opened(pilot, "verdicts")
+        panel.table.move_to("verdict H1")
+        await pilot.press("enter")
+        await sees(pilot, "prior")
+        await pilot.press("escape", "right", "right", "right", "right", "right")
+        assert panel.section == "cells"
+        await pilot.pause(0.1)
+        await pilot.press("down", "enter")
+        await sees(pilot, "ttft_p99_s")
+
+
+async def test_export_saves_what_tax_csv_says(measured_run: Path) -> None:
+    async with app_for(measured_run).run_test(size=NARROW) as pilot:
+        await opened(pilot)
+        await pilot.press("e")
+        await until(pilot, lambda: any((measured_run / "exports").glob("taxes-*.csv")), "nothing was saved")
+    (file,) = (measured_run / "exports").glob("taxes-*.csv")
+    with file.open() as ours, (measured_run / "tax.csv").open() as theirs:
+        assert list(csv.reader(ours)) == list(csv.reader(theirs))
+
+
+async def test_read_only_saves_nothing_in_the_run(
+    measured_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with app_for(measured_run, read_only=True).run_test(size=NARROW) as pilot:
+        await opened(pilot)
+        await pilot.press("e")
+        await until(pilot, lambda: any(tmp_path.glob("taxes-*.csv")), "nothing was saved")
+    assert not (measured_run / "exports").exists()
+
+
+async def test_a_filter_keeps_the_rows_of_one_config(measured_run: Path) -> None:
+    async with app_for(measured_run).run_test(size=NARROW) as pilot:
+        panel = await opened(pilot)
+        await pilot.press("slash", *"noop", "enter")
+        assert panel.table.rows
+        assert all("noop_connector" in row.key for row in panel.table.rows)
+
+
+async def test_while_nothing_is_measured_it_says_so(tmp_path: Path) -> None:
+    folder = tmp_path / RUN
+    demo.write(folder, seconds=5)
+    async with app_for(folder).run_test(size=NARROW) as pilot:
+        await settled(pilot)
+        await pilot.press("6")
+        await sees(pilot, "nothing is measured yet")
+
+
+async def test_a_run_without_artifacts_says_what_is_missing(ended_run: Path) -> None:
+    async with app_for(ended_run).run_test(size=NARROW) as pilot:
+        await opened(pilot)
+        await sees(pilot, "none: plain was not measured")
+        await pilot.press("left", "left")
+        await sees(pilot, "plan.json")
+
+
+async def test_in_ascii_curves_are_letters(measured_run: Path) -> None:
+    async with app_for(measured_run, ascii=True).run_test(size=WIDE) as pilot:
+        await opened(pilot, "ttft")
+        await sees(pilot, "a plain")
+        text = "\n".join(shown(pilot.app))
+    assert text.isascii(), {character for character in text if not character.isascii()}
+
+
+class Recorder:
+    """Stands in for the panel: what an analyst posted, and when."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.posted: list[Findings] = []
+        self.done = threading.Event()
+
+    def post(self, findings: Findings) -> None:
+        self.posted.append(findings)
+        self.done.set()
+
+    def settle(self, analyst: Analyst) -> None:
+        assert self.done.wait(60)
+        self.done.clear()
+        thread = analyst._thread
+        assert thread is not None
+        thread.join(60)
+
+
+def test_a_run_is_analysed_when_more_is_measured_and_not_more_often(measured_run: Path) -> None:
+    seen = Recorder()
+    analyst = Analyst(measured_run, seen.post, clock=lambda: seen.now)
+    with RunStore.open(measured_run, read_only=True) as store:
+        view = store.view()
+    analyst.look(view)
+    seen.settle(analyst)
+    analyst.look(view)
+    assert not analyst.busy, "nothing changed"
+    failed = next(cell for cell in view.cells.values() if cell.state is CellState.FAILED)
+    again = replace(failed, attempt=failed.attempt + 1)
+    later = replace(view, cells={**view.cells, failed.cell: again})
+    seen.now = EVERY_S / 2
+    analyst.look(later)
+    assert not analyst.busy, "too soon"
+    seen.now = EVERY_S + 1
+    analyst.look(later)
+    seen.settle(analyst)
+    assert [found.trouble for found in seen.posted] == ["", ""]
+
+
+def test_opening_the_console_imports_nothing_that_analyses() -> None:
+    heavy = ("pandas", "scipy", "pyarrow", "numpy", "matplotlib")
+    code = f"import sys, console.__main__, console.app; print([name for name in {heavy!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_screenshot_of_the_results_keeps_its_spaces(measured_run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "results.svg"
+    command = [sys.executable, "-m", "console", str(measured_run), "--screenshot", str(file), "--press", "6,right"]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=120, stdin=subprocess.DEVNULL)
+    svg = file.read_text(encoding="utf-8")
+    assert "supported" in svg
+    texts = re.findall(r"<text [^>]*>", svg)
+    assert texts
+    assert all('xml:space="preserve"' in text for text in texts)
+
+
+def test_axes_hold_every_value_and_label_what_was_measured() -> None:
+    axis = log_axis([15.0, 4565.0], 12)
+    assert 10**axis.lower < 15.0
+    assert 10**axis.upper > 4565.0
+    assert 2 <= len(axis.labels) <= 12
+    assert rate_axis([8.0, 2.0, 4.0, 4.0]).labels == ("2", "4", "8")
+    assert rate_axis([4.0]).lower < rate_axis([4.0]).upper

@@ -1,0 +1,250 @@
+"""What an operator sees of a run."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from console import format as say
+from console.screens.instance import InstanceScreen
+from state.events import Noted
+from state.store import RunStore
+from state.view import to_json
+from tests.console.conftest import NARROW, RUN, WIDE, app_for, sees, settled, shown, until
+
+
+@pytest.mark.parametrize("size", [NARROW, WIDE])
+async def test_the_header_names_the_run_and_tells_how_it_stands(live_run: Path, size: tuple[int, int]) -> None:
+    async with app_for(live_run).run_test(size=size) as pilot:
+        await settled(pilot)
+        first, second, _ = shown(pilot.app)[:3]
+    assert RUN in first
+    assert "running" in first
+    assert f"live, pid {os.getpid()}" in first
+    assert "/39 cells" in second
+    assert "left" in second
+
+
+async def test_the_dashboard_shows_everything_at_once(live_run: Path) -> None:
+    async with app_for(live_run).run_test(size=WIDE) as pilot:
+        await settled(pilot)
+        await sees(pilot, "TTFT p90, ms")
+        text = "\n".join(shown(pilot.app))
+    for part in ("1 Stages", "2 Instances", "3 TTFT p90, ms", "3 TPOT p90, ms per token", "4 Steps", "5 Events"):
+        assert part in text
+    assert "Phase A: rate sweep" in text
+    assert "up to, ms" in text, "the histogram has an axis"
+    assert "last 5 min" in text, "plots say which time they show"
+
+
+@pytest.mark.parametrize(
+    ("key", "parts"),
+    [
+        ("1", ["Phase A: rate sweep", "✓ done", "▶ running", "TTFT p90", "req/s"]),
+        ("2", ["TTFT ms", "TPOT ms", "run wait", "pend", "KV", "step ms", "p50/p90", " old", "○ gone"]),
+        ("3", ["TTFT p90, ms", "TPOT p90, ms per token", "┤", "┬"]),
+        ("4", ["up to, ms", "steps", "█"]),
+        ("5", ["phase-a", "running"]),
+        ("6", ["Taxes", "Verdicts", "← →"]),
+    ],
+)
+async def test_at_80x24_each_key_opens_its_panel(live_run: Path, key: str, parts: list[str]) -> None:
+    async with app_for(live_run).run_test(size=NARROW) as pilot:
+        await settled(pilot)
+        await pilot.press(key)
+        for part in parts:
+            await sees(pilot, part)
+        lines = shown(pilot.app)
+    assert len(lines) == 24
+    assert "q Quit" in lines[-1], "the footer fits"
+
+
+async def test_the_numbers_are_those_of_status_json(ended_run: Path) -> None:
+    with RunStore.open(ended_run, read_only=True) as store:
+        view = store.view()
+    told = to_json(view, time.time())
+    async with app_for(ended_run).run_test(size=(200, 50)) as pilot:
+        await settled(pilot)
+        await pilot.press("2", "z")
+        await sees(pilot, "nixl_both-12")
+        lines = shown(pilot.app)
+    for instance in told["instances"]:
+        row = next(line for line in lines if line.strip("│ ").startswith(instance["instance"] + " "))
+        latest = instance["latest"]
+        if latest is None:
+            assert say.NOT_MEASURED in row
+            continue
+        expected = [
+            say.ms(latest["ttft_p50_s"]),
+            say.ms(latest["ttft_p90_s"]),
+            say.ms(latest["tpot_p50_s"]),
+            say.ms(latest["tpot_p90_s"]),
+            say.whole(latest["running"]),
+            say.whole(latest["waiting"]),
+            say.tokens(latest["pending_prefill_tokens"]),
+            say.percent(latest["kv_usage"]),
+            say.us_as_ms(latest["step_p50_us"]),
+            say.us_as_ms(latest["step_p90_us"]),
+        ]
+        assert row.strip("│ ").split()[3:] == expected
+
+
+async def test_the_header_numbers_are_those_of_status_json(ended_run: Path) -> None:
+    with RunStore.open(ended_run, read_only=True) as store:
+        told = to_json(store.view(), time.time())
+    async with app_for(ended_run).run_test(size=WIDE) as pilot:
+        await settled(pilot)
+        lines = shown(pilot.app)
+    progress = told["progress"]
+    assert "✗ failed" in lines[0]
+    assert "no process" in lines[0]
+    assert f"{progress['fraction'] * 100:.0f} %   {progress['ended']}/{progress['total']} cells" in lines[1]
+    assert say.duration(told["elapsed_s"]) in lines[1]
+    assert told["reason"] in lines[2]
+
+
+async def test_a_finished_cell_shows_its_headline_and_its_detail_on_enter(ended_run: Path) -> None:
+    with RunStore.open(ended_run, read_only=True) as store:
+        cell = next(c for c in to_json(store.view(), 0)["cells"] if c["cell"] == "phase-a/plain/r8")
+    async with app_for(ended_run).run_test(size=(140, 50)) as pilot:
+        await settled(pilot)
+        await sees(pilot, "8 req/s")
+        table = pilot.app.screen.panel("stages").table  # type: ignore[attr-defined]
+        row = next(line for line in table.text() if "8 req/s" in line)
+        assert say.ms(cell["summary"]["ttft_p90_s"]) in row
+        assert say.ms(cell["summary"]["tpot_p90_s"]) in row
+        table.move_to("cell:phase-a/plain/r8")
+        await pilot.press("enter")
+        await sees(pilot, "effective throughput")
+        await pilot.press("escape")
+        assert "stage, cell" in "\n".join(shown(pilot.app))
+
+
+async def test_a_failed_cell_says_why_and_a_degraded_one_too(ended_run: Path) -> None:
+    async with app_for(ended_run).run_test(size=(160, 60)) as pilot:
+        await settled(pilot)
+        await pilot.press("z")
+        await pilot.pause()
+        text = "\n".join(pilot.app.screen.panel("stages").table.text())  # type: ignore[attr-defined]
+    assert "! degraded" in text
+    assert "the client was late: p99 14.1 ms" in text
+    assert "✗ failed" in text
+    assert "the engine died: exit code -9" in text
+
+
+async def test_a_run_whose_process_died_says_so_and_how_to_go_on(dead_run: Path) -> None:
+    async with app_for(dead_run).run_test(size=WIDE) as pilot:
+        await settled(pilot)
+        lines = shown(pilot.app)
+    assert "no process" in lines[0]
+    assert "nobody works on this run: r resumes it" in lines[2]
+
+
+async def test_freeze_holds_the_panels_and_counts_what_comes(live_run: Path) -> None:
+    async with app_for(live_run).run_test(size=WIDE) as pilot:
+        await settled(pilot)
+        await pilot.press("space")
+        await sees(pilot, "FROZEN  +0 events")
+        with RunStore.open(live_run) as store:
+            store.append(Noted("warning", "phase-a", "something new"), Noted("info", "phase-a", "and more"))
+        await sees(pilot, "FROZEN  +2 events")
+        events = pilot.app.screen.panel("events").table  # type: ignore[attr-defined]
+        assert "something new" not in "\n".join(events.text())
+        await pilot.press("space")
+        await until(pilot, lambda: "something new" in "\n".join(events.text()), "the feed did not catch up")
+        assert "FROZEN" not in "\n".join(shown(pilot.app))
+
+
+async def test_new_events_appear_without_a_key(live_run: Path) -> None:
+    async with app_for(live_run).run_test(size=WIDE) as pilot:
+        await settled(pilot)
+        with RunStore.open(live_run) as store:
+            store.append(Noted("error", "plain-5", "it hiccuped"))
+        await sees(pilot, "it hiccuped")
+
+
+async def test_filter_keeps_matching_rows_and_escape_brings_all_back(live_run: Path) -> None:
+    async with app_for(live_run).run_test(size=NARROW) as pilot:
+        await settled(pilot)
+        await pilot.press("2", "slash", *"mooncake", "enter")
+        await sees(pilot, "mooncake_both-2")
+        table = pilot.app.screen.panel("instances").table  # type: ignore[attr-defined]
+        assert {row.key.split("-")[0] for row in table.rows} == {"mooncake_both"}
+        await pilot.press("slash", "home", "exclamation_mark", "enter")
+        assert "mooncake_both" not in {row.key.split("-")[0] for row in table.rows}
+        await pilot.press("escape")
+        assert len({row.key.split("-")[0] for row in table.rows}) > 1
+
+
+async def test_a_filter_finds_cells_by_their_config(live_run: Path) -> None:
+    async with app_for(live_run).run_test(size=NARROW) as pilot:
+        await settled(pilot)
+        await pilot.press("slash", *"phase-a/plain", "enter")
+        table = pilot.app.screen.panel("stages").table  # type: ignore[attr-defined]
+        assert [row.key for row in table.rows] == [f"cell:phase-a/plain/r{rate}" for rate in (2, 4, 8, 12, 16)]
+
+
+async def test_the_time_window_steps_through_its_sizes(live_run: Path) -> None:
+    async with app_for(live_run).run_test(size=WIDE) as pilot:
+        await settled(pilot)
+        for key, text in (
+            ("left_square_bracket", "last 1 min"),
+            ("left_square_bracket", "last 1 min"),
+            ("right_square_bracket", "last 5 min"),
+            ("right_square_bracket", "last 15 min"),
+            ("right_square_bracket", "last 60 min"),
+            ("right_square_bracket", "whole run"),
+        ):
+            await pilot.press(key)
+            await sees(pilot, text)
+
+
+async def test_enter_on_an_instance_opens_it_and_escape_returns(live_run: Path) -> None:
+    async with app_for(live_run).run_test(size=WIDE) as pilot:
+        await settled(pilot)
+        await pilot.press("2", "enter")
+        await sees(pilot, "TTFT p50, p90, ms")
+        assert isinstance(pilot.app.screen, InstanceScreen)
+        name = pilot.app.screen.instance
+        for part in (name, "http://127.0.0.1:", "fork_server/uni", "requests", "Steps, share per bucket", "p50"):
+            await sees(pilot, part)
+        await pilot.press("escape")
+        await sees(pilot, "2 Instances")
+
+
+async def test_an_instance_has_its_plots_at_80x24_too(live_run: Path) -> None:
+    async with app_for(live_run).run_test(size=NARROW) as pilot:
+        await settled(pilot)
+        await pilot.press("2", "enter")
+        for part in ("TTFT p50, p90, ms", "┤", "up to, ms", "Its events"):
+            await sees(pilot, part)
+
+
+async def test_zoom_shows_one_panel_alone_and_back(live_run: Path) -> None:
+    async with app_for(live_run).run_test(size=WIDE) as pilot:
+        await settled(pilot)
+        await pilot.press("5", "z")
+        await until(pilot, lambda: "4 Steps, share" not in "\n".join(shown(pilot.app)), "the other panels stayed")
+        await pilot.press("z")
+        await sees(pilot, "4 Steps, share")
+
+
+async def test_ascii_shows_nothing_else(live_run: Path) -> None:
+    async with app_for(live_run, ascii=True).run_test(size=WIDE) as pilot:
+        await settled(pilot)
+        await sees(pilot, "> running")
+        text = "\n".join(shown(pilot.app))
+    assert text.isascii(), {character for character in text if not character.isascii()}
+
+
+async def test_help_explains_every_key_and_number(live_run: Path) -> None:
+    async with app_for(live_run).run_test(size=(120, 120)) as pilot:
+        await settled(pilot)
+        await pilot.press("question_mark")
+        for part in ("Stop after cell", "Freeze", "TTFT p50, p90", "vllm:num_requests_waiting", "step histogram"):
+            await sees(pilot, part)
+        await pilot.press("escape")
+        await sees(pilot, "1 Stages")

@@ -1,0 +1,69 @@
+"""The stage tree."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from console.feed import Picture
+from console.glyphs import UNICODE
+from console.rows.stages import stage_columns, stage_rows
+from console.widgets.table import Row
+from state.run import CellPlan, RunPlan, StagePlan
+from state.store import RunStore
+from tests.console import demo
+
+
+def text(row: Row) -> str:
+    return " ".join("".join(part for part, _ in content) for content in row.cells)
+
+
+def rows(folder: Path, plan: RunPlan, folded: frozenset[str] = frozenset(), width: int = 78) -> tuple[Row, ...]:
+    with RunStore.create(folder, "r", plan, "0") as store:
+        picture = Picture(store.view(), loading=False)
+    return stage_rows(picture, folded, UNICODE, stage_columns(width))
+
+
+def test_cells_stand_under_their_config_and_stage(tmp_path: Path) -> None:
+    tree = rows(tmp_path, demo.plan())
+    keys = [row.key for row in tree]
+    start = keys.index("stage:phase-a")
+    assert keys[start + 1].startswith("config:plain:phase-a")
+    assert keys[start + 2 : start + 7] == [f"cell:phase-a/plain/r{rate}" for rate in demo.RATES]
+    assert "20" in text(tree[start])
+    assert "0/5" in text(tree[start + 1])
+
+
+def test_one_cell_per_config_needs_no_level_of_its_own(tmp_path: Path) -> None:
+    keys = [row.key for row in rows(tmp_path, demo.plan())]
+    preflight = keys[1 : keys.index("stage:phase-a")]
+    assert all(key.startswith("cell:preflight/") for key in preflight)
+
+
+def test_a_folded_stage_hides_its_cells(tmp_path: Path) -> None:
+    keys = [row.key for row in rows(tmp_path, demo.plan(), frozenset({"phase-a"}))]
+    assert "stage:phase-a" in keys
+    assert not any("phase-a/" in key for key in keys)
+
+
+def test_repeated_trials_are_told_apart(tmp_path: Path) -> None:
+    cells = tuple(
+        CellPlan(f"a/{config}/r{rate}/t{trial}", "a", "load", config, f"{rate} req/s", {}, 1.0, trial)
+        for trial, order in enumerate((("plain", "nixl_both"), ("nixl_both", "plain")))
+        for config in order
+        for rate in (2, 4)
+    )
+    plan = replace(demo.plan(), stages=(StagePlan("a", "A"),), cells=cells)
+    heads = [row for row in rows(tmp_path, plan) if row.key.startswith("config:")]
+    names = ["".join(part for part, _ in row.cells[1]) for row in heads]
+    assert names == ["plain  trial 0", "nixl_both  trial 0", "nixl_both  trial 1", "plain  trial 1"]
+    assert len({row.key for row in heads}) == 4
+
+
+@pytest.mark.parametrize("width", [38, 50, 78, 120])
+def test_every_row_has_a_cell_for_every_column(tmp_path: Path, width: int) -> None:
+    columns = stage_columns(width)
+    assert sum(column.width + 1 for column in columns) - 1 <= width
+    assert all(len(row.cells) == len(columns) for row in rows(tmp_path, demo.plan(), width=width))

@@ -1,0 +1,157 @@
+"""The command that starts an engine: exact, re-runnable, and recorded without secrets."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launch.command import LaunchSpec, Unwritable, build_launch, ports_needed, whole_env, write_launch
+from launch.environment import Engine
+from launch.profile import config_names, load_config, load_profile, profile_names
+from results.layout import ConfigLayout
+
+SECRET = "hf_" + "x" * 30
+
+
+def spec_of(folder: Path, config: str = "plain", profile: str = "cpu-tiny", launch: int = 1) -> LaunchSpec:
+    settings = load_profile(profile)
+    engine = Engine(
+        kind=settings.engine.kind, python=Path(sys.executable), root=folder, site_packages=folder, versions={},
+        env={"LD_LIBRARY_PATH": "/somewhere/lib"},
+    )  # fmt: skip
+    return build_launch(
+        settings,
+        load_config(config),
+        engine,
+        instance=f"{config}-{launch}",
+        port=18123,
+        layout=ConfigLayout(folder),
+        launch=launch,
+    )
+
+
+@pytest.mark.parametrize("config", config_names())
+def test_what_proofs_need_of_an_engine_is_never_given_to_a_measured_one(tmp_path: Path, config: str) -> None:
+    settings, profile = load_config(config), load_profile("cpu-tiny")
+    engine = Engine(kind="cpu", python=Path(sys.executable), root=tmp_path, site_packages=tmp_path, versions={})
+    measured, proven = (
+        build_launch(
+            profile, settings, engine,
+            instance="one", port=18123, layout=ConfigLayout(tmp_path), launch=1, preflight=preflight,
+        )
+        for preflight in (False, True)
+    )  # fmt: skip
+    assert proven.argv == measured.argv
+    assert {name: value for name, value in proven.env.items() if name not in measured.env} == settings.preflight.env
+    assert not set(measured.env) & {"VLLM_SERVER_DEV_MODE", "TRACON_REPAIRS"}
+
+
+def option(spec: LaunchSpec, name: str) -> str:
+    return spec.argv[spec.argv.index(name) + 1]
+
+
+@pytest.mark.parametrize("profile", profile_names())
+@pytest.mark.parametrize("config", config_names())
+def test_every_config_of_every_profile_gives_a_command_on_loopback(tmp_path: Path, profile: str, config: str) -> None:
+    spec = spec_of(tmp_path, config, profile)
+    assert spec.argv[:3] == (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
+    assert (option(spec, "--host"), option(spec, "--port")) == ("127.0.0.1", "18123")
+    assert option(spec, "--served-model-name") == spec.model == load_profile(profile).model.served_name
+    assert spec.env["VLLM_PLUGINS"] == "tracon"
+    assert spec.env["AGENTIC_STEP_LOG_PATH"] == str(tmp_path / "rings" / "1" / "engine_step.jsonl")
+    assert ("TRACON_CPU_CONNECTORS" in spec.env) == (spec.kind == "cpu")
+    assert len(spec.ports) == ports_needed(load_config(config)) == len(set(spec.ports.values()))
+
+
+def test_plain_has_no_connector_and_a_connector_travels_as_json(tmp_path: Path) -> None:
+    assert "--kv-transfer-config" not in spec_of(tmp_path, "plain").argv
+    noop = json.loads(option(spec_of(tmp_path, "noop_connector"), "--kv-transfer-config"))
+    assert noop == {
+        "kv_connector": "NoOpConnector",
+        "kv_connector_module_path": "tracon_patches.noop_connector",
+        "kv_role": "kv_both",
+    }
+
+
+def test_ports_a_connector_needs_are_set_in_its_environment(tmp_path: Path) -> None:
+    assert spec_of(tmp_path, "mooncake_both").env["VLLM_MOONCAKE_BOOTSTRAP_PORT"] == "18124"
+    assert spec_of(tmp_path, "nixl_both").env["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "18124"
+
+
+def test_the_one_process_executor_of_a_cpu_engine_needs_its_environment_variable(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path)
+    assert (spec.env["VLLM_ENABLE_V1_MULTIPROCESSING"], spec.started_by) == ("0", "fork_server/uni")
+    gpu = spec_of(tmp_path, profile="h20-qwen3-coder-30b")
+    assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in gpu.env
+    assert gpu.started_by == "spawn/default"
+    assert option(gpu, "--gpu-memory-utilization") == "0.9"
+
+
+def test_the_shared_environment_says_nothing_of_one_config(tmp_path: Path) -> None:
+    shared = {frozenset(spec_of(tmp_path, config).base_env.items()) for config in config_names()}
+    assert len(shared) == 1
+
+
+def test_launch_sh_runs_exactly_the_recorded_command(tmp_path: Path) -> None:
+    folder = tmp_path / 'it\'s a "folder" $HOME'
+    show = "import json, os, sys; print(json.dumps([sys.argv, os.environ['ODD'], os.getcwd()]))"
+    argv = (sys.executable, "-c", show, "--kv-transfer-config", '{"a": "b c"}', "two words", "")
+    spec = replace(spec_of(folder), argv=argv, env={"ODD": "it's $odd \"`\\"})
+    write_launch(spec, ConfigLayout(folder))
+    ran = subprocess.run([str(folder / "launch.sh")], capture_output=True, text=True, check=True)
+    assert json.loads(ran.stdout) == [["-c", *argv[3:]], "it's $odd \"`\\", str(folder)]
+
+
+def test_a_secret_of_the_profile_reaches_no_artifact_and_the_script_still_runs(tmp_path: Path) -> None:
+    show = "import os; print(os.environ['HF_TOKEN'])"
+    spec = replace(spec_of(tmp_path), argv=(sys.executable, "-c", show), env={"HF_TOKEN": SECRET})
+    write_launch(spec, ConfigLayout(tmp_path))
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(written) == 3
+    assert all(SECRET not in path.read_text() for path in written)
+    script = [str(tmp_path / "launch.sh")]
+    ran = subprocess.run(script, env={**os.environ, "HF_TOKEN": SECRET}, capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == SECRET
+    without = {name: value for name, value in os.environ.items() if name != "HF_TOKEN"}
+    assert (
+        "is a secret: set it" in subprocess.run(script, env=without, capture_output=True, text=True, check=False).stderr
+    )
+
+
+def test_every_launch_is_kept_and_the_last_one_is_the_config(tmp_path: Path) -> None:
+    layout = ConfigLayout(tmp_path)
+    for launch in (1, 2):
+        write_launch(spec_of(tmp_path, launch=launch), layout)
+    rows = [json.loads(line) for line in layout.launches.read_text().splitlines()]
+    assert [row["launch"] for row in rows] == [1, 2]
+    assert json.loads(layout.config_json.read_text())["instance"] == "plain-2"
+    assert shlex.quote(sys.executable) in layout.launch_sh.read_text()
+    assert layout.rings(2).is_dir()
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    folder = tmp_path / "file" / "below"
+    with pytest.raises(Unwritable) as caught:
+        write_launch(spec_of(folder), ConfigLayout(folder))
+    assert str(folder) in str(caught.value)
+    assert "free space" in caught.value.remedy
+
+
+def test_the_engine_does_not_inherit_the_settings_of_our_own_python() -> None:
+    env = whole_env({"A": "1"}, {"PATH": "/bin", "PYTHONHOME": "/ours", "VIRTUAL_ENV": "/ours", "A": "0"})
+    assert env == {"PATH": "/bin", "A": "1"}
+
+
+def test_a_profile_of_another_model_writes_no_tiny_model(tmp_path: Path) -> None:
+    assert spec_of(tmp_path, profile="h20-qwen3-coder-30b").tiny_model is None
+    tiny = spec_of(tmp_path).tiny_model
+    assert tiny is not None
+    assert option(spec_of(tmp_path), "--model") == str(tiny)

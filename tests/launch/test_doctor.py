@@ -1,0 +1,171 @@
+"""What the doctor says of a machine, and of each config on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+from launch import doctor
+from launch.doctor import MISSING, OK, PORTS_LOOKED_AT, WARN, DoctorReport, Row, examine, to_json
+from launch.install_plan import lock_file
+from launch.libraries import SYSTEM_LIBRARIES, LibraryState
+from launch.patching import apply
+from tests.launch import fake_uv
+
+REQUIRES = {
+    "plain": (),
+    "noop_connector": ("patches",),
+    "mooncake_both": ("mooncake", "patches"),
+    "nixl_both": ("nixl",),
+    "lmcache_only": ("lmcache", "patches"),
+    "multi_mooncake_lmcache": ("mooncake", "lmcache", "patches"),
+}
+
+
+@pytest.fixture
+def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The Python of an environment with stubs of all that is locked; LMCache's cannot be imported."""
+    monkeypatch.setenv("TRACON_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("launch.environment.provide", lambda *_: LibraryState((), (), ()))
+    monkeypatch.setattr("launch.doctor.loadable", lambda soname: True)
+    fake_uv.make_environment(tmp_path / "env")
+    fake_uv.install_stubs(tmp_path / "env" / "lib" / "python3.11" / "site-packages", lock_file("cpu"))
+    return tmp_path / "env" / "bin" / "python"
+
+
+def rows(report: DoctorReport) -> dict[str, Row]:
+    return {row.what: row for row in report.rows}
+
+
+def can_run(report: DoctorReport) -> dict[str, bool]:
+    return {config.config: config.ok for config in report.configs}
+
+
+def test_without_an_engine_every_config_says_how_to_get_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACON_HOME", str(tmp_path))
+    report = examine("cpu", REQUIRES)
+    assert rows(report)["engine"].state == MISSING
+    assert not report.ok
+    for config in report.configs:
+        assert not config.ok
+        assert config.missing[0] == "engine"
+        assert "tracon engine install cpu" in config.remedy
+
+
+def test_a_config_can_run_where_what_it_needs_works(python: Path) -> None:
+    report = examine("cpu", REQUIRES, engine_python=python)
+    assert can_run(report) == {
+        "plain": True, "noop_connector": True, "mooncake_both": True, "nixl_both": True,
+        "lmcache_only": False, "multi_mooncake_lmcache": False,
+    }  # fmt: skip
+    broken = next(config for config in report.configs if config.config == "lmcache_only")
+    assert broken.missing == ("lmcache",)
+    assert "no stub of lmcache" in broken.detail
+    assert broken.remedy
+
+
+def test_a_package_that_is_not_there_is_named(python: Path) -> None:
+    packages = python.parent.parent / "lib" / "python3.11" / "site-packages"
+    shutil.rmtree(next(packages.glob("nixl-*.dist-info")))
+    report = examine("cpu", REQUIRES, engine_python=python)
+    assert rows(report)["nixl"].state == MISSING
+    assert not can_run(report)["nixl_both"]
+    assert can_run(report)["plain"]
+
+
+def test_a_library_that_nobody_has_stops_what_needs_it(python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    verbs = next(library for library in SYSTEM_LIBRARIES["cpu"] if library.soname == "libibverbs.so.1")
+    monkeypatch.setattr("launch.environment.provide", lambda *_: LibraryState((), (verbs,), ()))
+    monkeypatch.setattr(doctor, "loadable", lambda soname: soname != verbs.soname)
+    report = examine("cpu", REQUIRES, engine_python=python)
+    assert rows(report)["system libraries"] == Row(
+        "system libraries", MISSING, "libibverbs.so.1", "apt-get install libibverbs1"
+    )
+    mooncake = next(config for config in report.configs if config.config == "mooncake_both")
+    assert not mooncake.ok
+    assert mooncake.remedy == "apt-get install libibverbs1"
+    assert can_run(report)["nixl_both"]
+
+
+def test_patches_are_told_apart_absent_there_and_changed(python: Path) -> None:
+    assert rows(examine("cpu", {}, engine_python=python))["patches"].state == WARN
+    done = apply(python)
+    assert rows(examine("cpu", {}, engine_python=python))["patches"].state == OK
+    (Path(done.site_packages) / "tracon_patches" / "plugin.py").write_text("")
+    row = rows(examine("cpu", {}, engine_python=python))["patches"]
+    assert row.state == WARN
+    assert "plugin.py" in row.detail
+    assert f"tracon patch apply --engine-python {python}" in row.remedy
+
+
+def test_patches_that_cannot_be_applied_stop_what_needs_them(python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writable = os.access
+
+    def access(path: str | Path, mode: int) -> bool:
+        return mode != os.W_OK and writable(path, mode)
+
+    monkeypatch.setattr("os.access", access)
+    report = examine("cpu", REQUIRES, engine_python=python)
+    assert can_run(report)["plain"]
+    assert not can_run(report)["noop_connector"]
+
+
+def test_a_taken_port_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACON_HOME", str(tmp_path))
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port = server.getsockname()[1]
+        row = rows(examine("cpu", {}, port_base=max(1024, port - PORTS_LOOKED_AT + 1)))["ports"]
+    assert row.state == WARN
+    assert str(port) in row.detail
+    assert "port_base" in row.remedy
+
+
+def test_a_cuda_engine_needs_a_gpu_and_a_cpu_engine_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACON_HOME", str(tmp_path))
+    monkeypatch.setattr(doctor, "_nvidia_smi", lambda: "no nvidia-smi")
+    monkeypatch.setattr(doctor, "INFINIBAND", tmp_path / "none")
+    assert rows(examine("cpu", {}))["GPU"].state == OK
+    assert rows(examine("cuda", {}))["GPU"].state == MISSING
+    assert rows(examine("cuda", {}))["RDMA"].state == WARN
+    (tmp_path / "none" / "mlx5_0").mkdir(parents=True)
+    assert rows(examine("cuda", {}))["RDMA"] == Row("RDMA", OK, "mlx5_0")
+
+
+def test_gpus_are_counted_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\nprintf 'GPU 0: NVIDIA H20 (UUID: GPU-1)\\nGPU 1: NVIDIA H20 (UUID: GPU-2)\\n'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("TRACON_HOME", str(tmp_path))
+    assert rows(examine("cuda", {}))["GPU"] == Row("GPU", OK, "2 (NVIDIA H20)")
+
+
+def test_a_disk_without_room_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACON_HOME", str(tmp_path))
+    monkeypatch.setattr(doctor, "RUN_BYTES", 10**18)
+    row = rows(examine("cpu", {}, workspace=tmp_path / "not" / "yet"))["disk for runs"]
+    assert row.state == MISSING
+    assert "1000000000 GB needed" in row.detail
+
+
+def test_json_holds_all_of_it(python: Path) -> None:
+    report = examine("cpu", REQUIRES, engine_python=python)
+    document = json.loads(json.dumps(to_json(report)))
+    assert document["kind"] == "cpu"
+    assert document["ok"] is report.ok
+    assert [row["what"] for row in document["rows"]] == [row.what for row in report.rows]
+    assert {config["config"]: config["requires"] for config in document["configs"]} == {
+        name: list(needs) for name, needs in REQUIRES.items()
+    }
+
+
+def test_a_need_that_is_not_known_is_not_taken_for_met(python: Path) -> None:
+    report = examine("cpu", {"new": ("warp_drive",)}, engine_python=python)
+    assert report.configs[0].missing == ("warp_drive",)

@@ -1,0 +1,154 @@
+"""The fork server: engines as forks, each with its own environment, logs and death; none outlives its owner."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from launch.command import whole_env
+from launch.link import GuardLink
+from launch.local import ForkServer, ForkServerFailed
+from tests.launch.programs import STUBBORN, pids_noted, running, wait_until
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SOON_S = 15.0
+
+PRELOADED = "import time\nLOADED_AT = time.monotonic_ns()\n"
+ENGINE = """
+import json, os, sys, preloaded
+where = {"argv": sys.argv, "pid": os.getpid(), "sid": os.getsid(0), "pgid": os.getpgid(0), "name": __name__,
+         "loaded_at": preloaded.LOADED_AT, "color": os.environ.get("COLOR"), "path0": sys.path[0]}
+if sys.argv[1] == "crash":
+    raise RuntimeError("no room")
+print(json.dumps(where), flush=True)
+sys.exit(int(sys.argv[2]))
+"""
+
+OWNER = """
+import asyncio, os, sys
+from pathlib import Path
+from launch.local import ForkServer
+async def main(folder):
+    env = {**os.environ, "PYTHONPATH": str(folder)}
+    server = await ForkServer.start(Path(sys.executable), env, folder, ("preloaded",))
+    (folder / "server").write_text(str(server.pid))
+    link = await server.fork()
+    log = folder / "log"
+    await link.start([sys.executable, "-m", "stubborn", str(folder)], env, cwd=folder, stdout=log, stderr=log)
+    link.go()
+    await asyncio.sleep(600)
+asyncio.run(main(Path(sys.argv[1])))
+"""
+
+
+@pytest.fixture
+def modules(tmp_path: Path) -> Path:
+    """A folder with modules that stand in for vLLM and its server."""
+    (tmp_path / "preloaded.py").write_text(PRELOADED)
+    (tmp_path / "engine.py").write_text(ENGINE)
+    (tmp_path / "stubborn.py").write_text(STUBBORN)
+    return tmp_path
+
+
+async def server_in(folder: Path, *preload: str) -> ForkServer:
+    env = whole_env({"PYTHONPATH": str(folder)})
+    return await ForkServer.start(Path(sys.executable), env, folder, preload or ("preloaded",))
+
+
+async def engine_of(
+    server: ForkServer, folder: Path, name: str, module: str, *arguments: str, color: str = ""
+) -> GuardLink:
+    link = await server.fork()
+    env = whole_env({"PYTHONPATH": str(folder), "COLOR": color})
+    log = folder / name
+    await link.start([sys.executable, "-m", module, *arguments], env, cwd=folder, stdout=log, stderr=log)
+    link.go()
+    return link
+
+
+async def test_each_engine_has_its_own_arguments_environment_log_session_and_exit_code(modules: Path) -> None:
+    server = await server_in(modules)
+    try:
+        links = [await engine_of(server, modules, f"log{n}", "engine", "run", str(n), color=f"c{n}") for n in (0, 3)]
+        codes = [await asyncio.wait_for(link.exited, SOON_S) for link in links]
+        said = [json.loads((modules / f"log{n}").read_text()) for n in (0, 3)]
+    finally:
+        await server.close()
+    assert codes == [0, 3]
+    for row, n in zip(said, (0, 3), strict=True):
+        assert row["argv"][1:] == ["run", str(n)]
+        assert row["color"] == f"c{n}"
+        assert row["pid"] == row["sid"] == row["pgid"]
+        assert row["name"] == "__main__"
+    assert said[0]["loaded_at"] == said[1]["loaded_at"], "the imports happened once, in the server"
+    assert said[0]["pid"] != said[1]["pid"]
+
+
+async def test_an_engine_that_raises_leaves_its_traceback_and_a_non_zero_code(modules: Path) -> None:
+    server = await server_in(modules)
+    try:
+        link = await engine_of(server, modules, "log", "engine", "crash", "0")
+        assert await asyncio.wait_for(link.exited, SOON_S) == 1
+        assert server.alive(), "a crashed engine does not take the server with it"
+    finally:
+        await server.close()
+    assert "RuntimeError: no room" in (modules / "log").read_text()
+
+
+async def test_engines_do_not_find_the_modules_beside_the_server(modules: Path) -> None:
+    (modules / "looks.py").write_text("import profile\nassert 'launch' not in profile.__file__, profile.__file__\n")
+    server = await server_in(modules, "preloaded", "looks")
+    await server.close()
+
+
+async def test_an_import_that_fails_is_an_error_that_names_it(modules: Path) -> None:
+    with pytest.raises(ForkServerFailed, match="no_such_module") as caught:
+        await server_in(modules, "no_such_module")
+    assert "spawn" in caught.value.remedy
+
+
+async def test_a_server_with_threads_refuses_to_fork(modules: Path) -> None:
+    (modules / "threaded.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+    )
+    with pytest.raises(ForkServerFailed, match="2 threads"):
+        await server_in(modules, "threaded")
+
+
+async def test_closing_the_server_ends_it_and_its_engines(modules: Path) -> None:
+    server = await server_in(modules)
+    link = await engine_of(server, modules, "log", "stubborn", str(modules))
+    pids = await asyncio.to_thread(pids_noted, modules)
+    await server.close()
+    await asyncio.wait_for(link.gone, SOON_S)
+    assert await asyncio.to_thread(wait_until, lambda: not running([*pids.values(), server.pid]), SOON_S)
+
+
+@pytest.mark.fault
+def test_kill_9_of_the_owner_leaves_neither_server_nor_engines(modules: Path) -> None:
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, str(modules)], cwd=REPOSITORY)
+    pids = pids_noted(modules, ("engine", "worker", "daemon", "server"))
+    family = {owner.pid, *(child.pid for child in psutil.Process(owner.pid).children(recursive=True))}
+    assert set(pids.values()) < family
+    owner.kill()
+    owner.wait()
+    assert wait_until(lambda: not running(family), SOON_S)
+
+
+@pytest.mark.fault
+async def test_kill_9_of_the_server_ends_its_engines(modules: Path) -> None:
+    server = await server_in(modules)
+    link = await engine_of(server, modules, "log", "stubborn", str(modules))
+    pids = await asyncio.to_thread(pids_noted, modules)
+    os.kill(server.pid, signal.SIGKILL)
+    await asyncio.wait_for(link.gone, SOON_S)
+    assert await asyncio.to_thread(wait_until, lambda: not running(pids.values()), SOON_S)
+    await server.close()

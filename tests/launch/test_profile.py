@@ -1,0 +1,150 @@
+"""Profiles and configs are data; a mistake in one is an error that names the file, the key, and what would be right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launch.profile import (
+    CONFIGS_FOLDER,
+    PROFILES_FOLDER,
+    ConnectorConfig,
+    Profile,
+    ProfileError,
+    config_names,
+    load_config,
+    load_profile,
+    profile_names,
+)
+
+CPU_TINY = (PROFILES_FOLDER / "cpu-tiny.toml").read_text()
+NIXL = (CONFIGS_FOLDER / "nixl_both.toml").read_text()
+
+
+def refused(tmp_path: Path, text: str) -> ProfileError:
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(ProfileError) as caught:
+        load_profile(path)
+    assert str(path) in str(caught.value)
+    assert caught.value.exit_code == 2
+    assert caught.value.remedy
+    return caught.value
+
+
+def test_the_three_profiles_and_the_eight_configs_load_under_their_own_names() -> None:
+    assert set(profile_names()) >= {"cpu-tiny", "h20-qwen3-coder-30b", "h200-qwen3-coder-30b-dummy"}
+    assert set(config_names()) == {
+        "plain", "noop_connector", "mooncake_producer", "mooncake_consumer", "mooncake_both", "nixl_both",
+        "lmcache_only", "multi_mooncake_lmcache",
+    }  # fmt: skip
+    assert [load_profile(name).name for name in profile_names()] == list(profile_names())
+    assert [load_config(name).name for name in config_names()] == list(config_names())
+
+
+def test_the_h20_profile_has_the_parameters_of_the_specification() -> None:
+    engine = load_profile("h20-qwen3-coder-30b").engine
+    assert (engine.tensor_parallel_size, engine.max_model_len, engine.max_num_batched_tokens) == (1, 200_000, 8192)
+    assert (engine.prefix_caching, engine.chunked_prefill, engine.gpu_memory_utilization) == (True, True, 0.9)
+    assert load_profile("h20-qwen3-coder-30b").launch.release_wait_s == 60
+
+
+def test_a_wrong_key_is_named_with_its_place_and_the_nearest_valid_one(tmp_path: Path) -> None:
+    error = refused(tmp_path, CPU_TINY.replace("enforce_eager", "enforce_eagre"))
+    assert "engine.enforce_eagre is not a known key" in str(error)
+    assert "did you mean engine.enforce_eager?" in error.remedy
+
+
+def test_a_wrong_table_is_named(tmp_path: Path) -> None:
+    error = refused(tmp_path, CPU_TINY.replace("[launch]", "[lanuch]"))
+    assert "lanuch is not a known key" in str(error) or "launch is missing" in str(error)
+
+
+def test_a_missing_key_is_named(tmp_path: Path) -> None:
+    assert "engine.max_model_len is missing" in str(refused(tmp_path, CPU_TINY.replace("max_model_len = 40960", "")))
+
+
+def test_a_wrong_type_is_named(tmp_path: Path) -> None:
+    error = refused(tmp_path, CPU_TINY.replace("max_model_len = 40960", 'max_model_len = "long"'))
+    assert "engine.max_model_len is wrong: expected `int`, got `str`" in str(error)
+
+
+def test_a_number_out_of_range_is_named(tmp_path: Path) -> None:
+    assert "launch.port_base is wrong" in str(refused(tmp_path, CPU_TINY.replace("port_base = 18100", "port_base = 0")))
+
+
+def test_a_wrong_choice_is_named_with_the_nearest_one(tmp_path: Path) -> None:
+    error = refused(tmp_path, CPU_TINY.replace('"fork_server"', '"forkserver"'))
+    assert "launch.method cannot be 'forkserver'" in str(error)
+    assert "did you mean 'fork_server'?" in error.remedy
+
+
+def test_broken_toml_is_named_with_the_line(tmp_path: Path) -> None:
+    assert "line 1" in str(refused(tmp_path, "name = \n"))
+
+
+def test_a_fork_server_for_cuda_is_refused(tmp_path: Path) -> None:
+    assert "launch.method" in str(refused(tmp_path, CPU_TINY.replace('kind = "cpu"', 'kind = "cuda"')))
+
+
+def test_an_unknown_name_suggests_the_nearest() -> None:
+    with pytest.raises(ProfileError) as caught:
+        load_profile("cpu-tyni")
+    assert "did you mean cpu-tiny?" in caught.value.remedy
+    with pytest.raises(ProfileError) as caught:
+        load_config("mooncake_bth")
+    assert "did you mean mooncake_both?" in caught.value.remedy
+
+
+def test_a_file_of_ones_own_is_loaded_by_its_path(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(CPU_TINY.replace('name = "cpu-tiny"', 'name = "mine"'))
+    assert load_profile(path).name == "mine"
+    path.write_text(NIXL.replace('name = "nixl_both"', 'name = "my_nixl"'))
+    assert load_config(str(path)).name == "my_nixl"
+
+
+def test_the_tables_of_an_experiment_are_carried_through(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(CPU_TINY.split("[experiment")[0] + "\n[experiment.some-test.full]\nrates = [0.5, 1]\n")
+    assert load_profile(path).experiments == {"some-test": {"full": {"rates": [0.5, 1]}}}
+
+
+def test_a_config_changes_with_the_kind_of_engine() -> None:
+    mooncake = load_config("mooncake_both")
+    assert mooncake.kv_transfer_on("cuda") == {"kv_connector": "MooncakeConnector", "kv_role": "kv_both"}
+    assert mooncake.kv_transfer_on("cpu") == {
+        "kv_connector": "MooncakeConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"mooncake_protocol": "tcp"},
+    }
+    assert (mooncake.requires_on("cuda"), mooncake.requires_on("cpu")) == (("mooncake",), ("mooncake", "patches"))
+    plain = load_config("plain")
+    assert plain.kv_transfer_on("cpu") is None
+    assert plain.connectors == ()
+
+
+def test_a_connector_without_a_class_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(NIXL.replace('kv_connector = "NixlConnector"', ""))
+    with pytest.raises(ProfileError, match=r"kv_transfer\.kv_connector is missing"):
+        load_config(path)
+
+
+KEYS = sorted({field.encode_name for field in msgspec.structs.fields(Profile)})
+
+
+@given(key=st.from_regex(r"[a-z][a-z_]{0,15}", fullmatch=True).filter(lambda key: key not in KEYS))
+def test_no_unknown_key_is_accepted(tmp_path_factory: pytest.TempPathFactory, key: str) -> None:
+    error = refused(tmp_path_factory.mktemp("profile"), f"{key} = 1\n{CPU_TINY}")
+    assert f"{key} is not a known key" in str(error)
+
+
+def test_settings_are_frozen() -> None:
+    config: ConnectorConfig = load_config("plain")
+    with pytest.raises(AttributeError):
+        config.name = "other"  # type: ignore[misc]

@@ -1,0 +1,104 @@
+"""A real vLLM: forked, ready, answering, passing pre-flight; and nothing of it left when its owner is killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from launch.command import build_launch, write_launch
+from launch.environment import find_engine
+from launch.local import LocalBackend
+from launch.ports import free_port
+from launch.preflight import verify
+from launch.profile import load_config, load_profile
+from results.layout import ConfigLayout
+from tests.launch.engines import ignore_start
+from tests.launch.programs import running, wait_until
+
+pytestmark = pytest.mark.engine
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+START_S = 240.0
+GONE_S = 20.0
+"""The product's promise is 5 s; a busy test host gets more."""
+
+OWNER = """
+import asyncio, sys
+from pathlib import Path
+from launch.command import build_launch
+from launch.environment import find_engine
+from launch.local import LocalBackend
+from launch.ports import free_port
+from launch.profile import load_config, load_profile
+from results.layout import ConfigLayout
+async def main(folder):
+    profile, engine = load_profile("cpu-tiny"), find_engine("cpu")
+    def started(pid, *_):
+        (folder / "engine").write_text(str(pid))
+    async with LocalBackend(profile, engine) as backend:
+        spec = build_launch(profile, load_config("plain"), engine, instance="plain-1", port=free_port(22_000, 2),
+                            layout=ConfigLayout(folder), launch=1)
+        instance = await backend.start(spec, started)
+        await instance.wait_ready(240.0)
+        (folder / "ready").write_text(str(instance.pid))
+        await asyncio.sleep(600)
+asyncio.run(main(Path(sys.argv[1])))
+"""
+
+
+async def test_plain_starts_by_fork_server_serves_and_passes_pre_flight(tmp_path: Path) -> None:
+    profile, config, engine = load_profile("cpu-tiny"), load_config("plain"), find_engine("cpu")
+    layout = ConfigLayout(tmp_path)
+    async with LocalBackend(profile, engine) as backend:
+        for launch in (1, 2):
+            spec = build_launch(
+                profile,
+                config,
+                engine,
+                instance=f"plain-{launch}",
+                port=free_port(22_000, 2),
+                layout=layout,
+                launch=launch,
+            )
+            write_launch(spec, layout)
+            instance = await backend.start(spec, ignore_start)
+            await instance.wait_ready(START_S)
+            result = await verify(instance, config, profile, tmp_path / "verify_plain.log")
+            family = psutil.Process(instance.pid).children(recursive=True)
+            report = await instance.stop(profile.launch.stop_grace_s, 0.0)
+            assert result.passed, result.reason
+            assert family, "the engine core is a process of its own"
+            assert running([instance.pid, *(process.pid for process in family)]) == []
+            assert report.exit_code == 0
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("moment", ["engine", "ready"], ids=["in the middle of the launch", "while it serves"])
+def test_kill_9_of_the_owner_leaves_nothing(tmp_path: Path, moment: str) -> None:
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path)], cwd=REPOSITORY)
+    try:
+        assert wait_until(lambda: (tmp_path / moment).exists() or owner.poll() is not None, START_S)
+        assert owner.poll() is None, "the owner could not start an engine"
+        family = {child.pid for child in psutil.Process(owner.pid).children(recursive=True)}
+    finally:
+        owner.kill()
+        owner.wait()
+    assert len(family) >= 6, "two guards and the fork server, two guards and the engine"
+    assert wait_until(lambda: not running(family | of_folder(tmp_path)), GONE_S)
+
+
+def of_folder(folder: Path) -> set[int]:
+    """Every process that works in that folder: also one that was forked after we looked."""
+    return {pid for pid in psutil.pids() if _cwd(pid) == str(folder)} - {os.getpid()}
+
+
+def _cwd(pid: int) -> str:
+    try:
+        return psutil.Process(pid).cwd()
+    except psutil.Error:
+        return ""

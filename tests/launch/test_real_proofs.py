@@ -1,0 +1,68 @@
+"""Every config on a real vLLM: its connector does its work, or it does not pass."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from launch import patching
+from launch.command import build_launch, write_launch
+from launch.environment import Engine, find_engine
+from launch.instance import Instance
+from launch.local import LocalBackend
+from launch.ports import free_port
+from launch.preflight import GateResult, verify
+from launch.profile import ConnectorConfig, config_names, load_config, load_profile
+from results.layout import ConfigLayout
+from tests.launch.engines import ignore_start
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+PROFILE = load_profile("cpu-tiny")
+START_S = 240.0
+
+
+@asynccontextmanager
+async def running(
+    backend: LocalBackend, engine: Engine, config: ConnectorConfig, folder: Path
+) -> AsyncIterator[Instance]:
+    layout = ConfigLayout(folder)
+    spec = build_launch(
+        PROFILE, config, engine,
+        instance=folder.name, port=free_port(23_000, 2), layout=layout, launch=1, preflight=True,
+    )  # fmt: skip
+    write_launch(spec, layout)
+    instance = await backend.start(spec, ignore_start)
+    try:
+        await instance.wait_ready(START_S)
+        yield instance
+    finally:
+        await instance.stop(PROFILE.launch.stop_grace_s, 0.0)
+
+
+async def verified(backend: LocalBackend, engine: Engine, config: ConnectorConfig, folder: Path) -> GateResult:
+    async with running(backend, engine, config, folder / config.name) as instance:
+        return await verify(
+            instance,
+            config,
+            PROFILE,
+            folder / f"verify_{config.name}.log",
+            lambda: running(backend, engine, config, folder / f"{config.name}-counterpart"),
+        )
+
+
+async def test_every_config_proves_its_connector(tmp_path: Path) -> None:
+    engine = find_engine("cpu")
+    patching.apply(engine)
+    async with LocalBackend(PROFILE, engine) as backend:
+        results = [await verified(backend, engine, load_config(name), tmp_path) for name in config_names()]
+    assert {result.config: result.reason for result in results} == dict.fromkeys(config_names(), "")
+    proofs = {result.config: [c.detail for c in result.checks if c.name.startswith("proof")] for result in results}
+    for name in ("mooncake_both", "multi_mooncake_lmcache", "lmcache_only"):
+        assert any(" of 4096 tokens " in detail for detail in proofs[name]), name
+        assert all("same answer as computed" in detail for detail in proofs[name]), name
+    assert "bytes) from the counterpart" in proofs["nixl_both"][0]
+    assert "same answer as computed" in proofs["nixl_both"][0]

@@ -1,0 +1,154 @@
+"""Intervals hold what they promise, and say so where the samples do not suffice for a promise."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from results.statistics import (
+    Estimate,
+    Samples,
+    bootstrap_quantiles,
+    clean,
+    mean,
+    order_statistic_ranks,
+    percentile,
+    percentile_difference,
+    percentile_ratio,
+    percentiles,
+    samples_needed,
+    series_percentile,
+)
+
+TRIALS = 400
+NOMINAL = 0.95
+MONTE_CARLO = 4 * math.sqrt(NOMINAL * (1 - NOMINAL) / TRIALS)
+"""Four standard errors of an observed coverage."""
+
+finite = st.floats(-1e6, 1e6, allow_nan=False)
+
+
+@pytest.mark.parametrize("n", [40, 200, 1000])
+@pytest.mark.parametrize("p", [0.5, 0.9])
+def test_the_interval_of_a_percentile_covers_the_truth_as_often_as_it_says(n: int, p: float) -> None:
+    rng = np.random.default_rng(7)
+    truth = float(stats.lognorm.ppf(p, 0.5))
+    found = [percentile(rng.lognormal(0, 0.5, n), p) for _ in range(TRIALS)]
+    covered = np.mean([e.low <= truth <= e.high for e in found if e.low is not None and e.high is not None])
+    assert covered > NOMINAL - MONTE_CARLO  # discrete ranks: at least, often more
+    assert covered < 1.0
+
+
+@pytest.mark.parametrize("n", [5, 36, 200, 368, 5000])
+@pytest.mark.parametrize("p", [0.5, 0.9, 0.99])
+def test_the_ranks_are_the_tightest_that_keep_each_tail(n: int, p: float) -> None:
+    low, high = order_statistic_ranks(n, p)
+    binomial = stats.binom(n, p)
+    assert binomial.cdf(low or 0) > 0.025
+    assert low is None or binomial.cdf(low - 1) <= 0.025
+    assert high is None or (binomial.sf(high - 1) <= 0.025 < binomial.sf(high - 2))
+    assert (low is not None and high is not None) == (n >= samples_needed(p))
+
+
+def test_a_bound_that_the_samples_cannot_give_is_none_and_says_what_it_needs() -> None:
+    estimate = percentile(np.arange(200.0), 0.99)
+    assert estimate.low is not None
+    assert estimate.high is None
+    assert estimate.reason is not None
+    assert "needs 368" in estimate.reason
+    assert percentile(np.arange(400.0), 0.99).high is not None
+
+
+@given(st.lists(finite, min_size=1, max_size=300), st.floats(0.01, 0.99))
+def test_a_percentile_lies_inside_its_interval_and_is_numpy_s(values: list[float], p: float) -> None:
+    estimate = percentile(values, p)
+    assert estimate.value is not None
+    assert estimate.value == np.quantile(np.array(values), p)
+    assert estimate.n == len(values)
+    assert estimate.low is None or estimate.low <= estimate.value
+    assert estimate.high is None or estimate.value <= estimate.high
+
+
+def test_missing_values_do_not_count_and_nothing_is_not_zero() -> None:
+    assert percentile([1.0, math.nan, 3.0], 0.5) == percentile([1.0, 3.0], 0.5)
+    assert percentile([math.nan], 0.5) == Estimate(None, n=0, reason="no samples")
+    assert percentiles([], (0.5, 0.9)) == (Estimate(None, reason="no samples"),) * 2
+    assert mean([]).value is None
+    assert clean([1.0, math.inf, math.nan]).tolist() == [1.0]
+
+
+@pytest.mark.parametrize(("p", "n"), [(0.9, 200), (0.5, 200), (0.9, 700)])
+def test_the_interval_of_a_ratio_covers_the_true_tax(p: float, n: int) -> None:
+    """The bootstrap of a tail quantile is a little narrow; it must not be more than a little."""
+    rng = np.random.default_rng(11)
+    tax = 0.3
+    covered = 0
+    trials = 150
+    for seed in range(trials):
+        found = percentile_ratio(1.3 * rng.lognormal(0, 0.3, n), rng.lognormal(0, 0.3, n), p, seed=seed, draws=300)
+        assert found.low is not None
+        assert found.high is not None
+        covered += found.low <= tax <= found.high
+    assert 0.88 < covered / trials < 1.0
+
+
+def test_alike_neighbours_widen_the_interval_of_a_difference() -> None:
+    """Requests that queue together are fewer observations than they look."""
+    rng = np.random.default_rng(3)
+
+    def alike(n: int) -> Samples:
+        return np.repeat(rng.standard_normal(n // 10), 10)
+
+    trials = 80
+    covered = 0
+    for seed in range(trials):
+        found = percentile_difference(10 + alike(1000), 10 + alike(1000), 0.5, seed=seed, draws=200)
+        assert found.low is not None
+        assert found.high is not None
+        covered += found.low <= 0 <= found.high
+    assert covered / trials > 0.8  # independent resampling would cover about half of the time
+
+
+def test_the_same_seed_gives_the_same_interval() -> None:
+    values, base = np.random.default_rng(1).lognormal(size=(2, 300))
+    assert percentile_ratio(values, base, 0.9, seed=5) == percentile_ratio(values, base, 0.9, seed=5)
+    assert percentile_ratio(values, base, 0.9, seed=5) != percentile_ratio(values, base, 0.9, seed=6)
+
+
+def test_too_few_samples_give_a_value_without_an_interval() -> None:
+    found = percentile_ratio(np.full(30, 2.0), np.full(30, 1.0), 0.9, seed=1)
+    assert (found.value, found.low, found.high) == (1.0, None, None)
+    assert found.reason is not None
+    assert "needs 36" in found.reason
+    assert percentile_ratio([], [1.0], 0.9, seed=1).value is None
+    assert percentile_ratio([1.0], [0.0], 0.9, seed=1).reason == "the base is not positive"
+
+
+@pytest.mark.parametrize("n", [300, 200_000])
+def test_the_bootstrap_of_many_samples_spreads_as_theory_says(n: int) -> None:
+    """Standard error of the median of a normal: sqrt(pi / 2 / n); the rank bins must not hide it."""
+    rng = np.random.default_rng(2)
+    spread = bootstrap_quantiles(rng.standard_normal(n), 0.5, 2000, rng).std()
+    assert spread == pytest.approx(math.sqrt(math.pi / 2 / n), rel=0.3)
+
+
+def test_the_interval_of_a_series_holds_its_percentile() -> None:
+    found = series_percentile(np.random.default_rng(4).normal(50, 5, 5000), 0.5, seed=1)
+    assert found.value == pytest.approx(50, abs=0.3)
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low < 50 < found.high
+    assert found.high - found.low < 1
+
+
+def test_the_mean_has_student_s_interval() -> None:
+    values = [1.0, 2.0, 3.0, 4.0, 10.0]
+    found = mean(values)
+    low, high = stats.t.interval(0.95, 4, loc=4.0, scale=stats.sem(values))
+    assert (found.value, found.low, found.high) == pytest.approx((4.0, low, high))
+    assert mean([7.0]).low is None

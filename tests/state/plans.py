@@ -1,0 +1,49 @@
+"""Plans and runs that the tests of this room begin with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from state.run import CellPlan, RunPlan, StagePlan
+from state.store import RunStore
+
+CONFIGS = ("plain", "noop_connector")
+STAGES = (StagePlan("preflight", "Preflight"), StagePlan("phase-a", "Phase A: load sweep"))
+CELLS = tuple(
+    [CellPlan(f"preflight/{config}", "preflight", "preflight", config, "verify", {}, 10.0) for config in CONFIGS]
+    + [
+        CellPlan(f"phase-a/{config}/r{rate}", "phase-a", "load", config, f"{rate} req/s", {"rate_per_s": rate}, 30.0)
+        for config in CONFIGS
+        for rate in (1, 4)
+    ]
+)
+
+
+def a_plan() -> RunPlan:
+    return RunPlan(
+        experiment="connector-tax",
+        profile="cpu-tiny",
+        preset="demo",
+        configs=CONFIGS,
+        seed=7,
+        stages=STAGES,
+        cells=CELLS,
+        estimated_s=sum(cell.estimated_s for cell in CELLS),
+        inputs={"profile": "cpu-tiny"},
+        fingerprint="f" * 64,
+    )
+
+
+class Clock:
+    """Seconds that pass one at each look, or as told."""
+
+    def __init__(self, start_s: float = 1_000.0) -> None:
+        self.now_s = start_s
+
+    def __call__(self) -> float:
+        self.now_s += 1.0
+        return self.now_s
+
+
+def a_run(folder: Path, run: str = "20260101-120000-connector-tax-cpu-tiny") -> RunStore:
+    return RunStore.create(folder, run, a_plan(), "0.1.0", clock=Clock())

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+
+from state.events import (
+    KINDS,
+    Event,
+    InstanceChanged,
+    InstanceSampled,
+    Noted,
+    Recorded,
+    Unknown,
+    decode,
+    encode,
+    wire_kind,
+)
+from state.feed import feed_line
+from state.run import InstanceState
+from tests.state.strategies import any_event
+
+
+@given(any_event)
+def test_every_event_comes_back_from_the_wire_as_it_went(event: Event) -> None:
+    assert decode(wire_kind(event), encode(event)) == event
+
+
+@given(any_event)
+def test_every_event_can_be_told_in_one_line(event: Event) -> None:
+    line = feed_line(Recorded(1, 5.0, 0, event))
+    assert line.t_unix_s == 5.0
+    assert isinstance(line.text, str)
+    if not isinstance(event, Noted):
+        assert line.text
+        assert line.level in ("info", "warning", "error")
+
+
+def test_each_kind_has_a_wire_name_of_its_own() -> None:
+    assert all(cls.kind == kind for kind, cls in KINDS.items())
+
+
+def test_an_event_of_a_newer_version_is_kept() -> None:
+    event = decode("of_tomorrow", b'{"depth": 3}')
+    assert event == Unknown("of_tomorrow", {"depth": 3})
+    assert decode(wire_kind(event), encode(event)) == event
+
+
+def test_a_field_of_a_newer_version_is_passed_over() -> None:
+    event = decode("noted", b'{"level": "info", "subject": "a", "text": "b", "colour": "green"}')
+    assert event == Noted("info", "a", "b")
+
+
+def test_bytes_that_are_no_text_do_not_stop_an_event() -> None:
+    last_words = b"died: \xff\x80".decode("utf-8", "surrogateescape")
+    event = InstanceChanged("plain-1", "plain", InstanceState.FAILED, reason=last_words)
+    read = decode(event.kind, encode(event))
+    assert isinstance(read, InstanceChanged)
+    assert read.reason == "died: ??"
+    assert read.state is InstanceState.FAILED
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), None])
+def test_what_is_no_number_was_not_measured(value: float | None) -> None:
+    read = decode("instance_sampled", encode(InstanceSampled("plain-1", "a", ttft_p50_s=value)))
+    assert isinstance(read, InstanceSampled)
+    assert read.ttft_p50_s is None

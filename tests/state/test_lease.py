@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import astuple, fields, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from state.errors import LeaseHeld, LeaseLost, StateError
+from state.events import Noted, RunTaken
+from state.lease import HEARTBEAT_S, STALE_S, acquire, lease_state
+from state.process import ProcessIdentity, identify, is_alive, this_process
+from state.store import RunStore
+from state.verify import problems
+from tests.state.plans import a_run
+
+FORK = multiprocessing.get_context("fork")
+
+
+def _hold(folder: Path, said: Connection) -> None:
+    with RunStore.open(folder) as store:
+        try:
+            acquire(store)
+            said.send("held")
+        except LeaseHeld as refused:
+            said.send(str(refused))
+        signal.pause()
+
+
+@contextmanager
+def a_holder(folder: Path) -> Iterator[multiprocessing.process.BaseProcess]:
+    """Another process that holds the lease and will not let go."""
+    hears, says = FORK.Pipe(duplex=False)
+    process = FORK.Process(target=_hold, args=(folder, says), daemon=True)
+    process.start()
+    try:
+        assert hears.poll(60)
+        assert hears.recv() == "held"
+        yield process
+    finally:
+        process.kill()
+        process.join()
+
+
+def _put(store: RunStore, holder: ProcessIdentity, heartbeat_unix_s: float) -> None:
+    names = ", ".join(f.name for f in fields(ProcessIdentity))
+    with store.transaction() as transaction:
+        transaction.connection.execute(
+            f"INSERT OR REPLACE INTO lease (id, {names}, acquired_unix_s, heartbeat_unix_s) "
+            "VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (*astuple(holder), heartbeat_unix_s, heartbeat_unix_s),
+        )
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[RunStore]:
+    a_run(tmp_path / "run").close()
+    with RunStore.open(tmp_path / "run") as store:
+        yield store
+
+
+def test_a_run_that_nobody_runs_says_so(store: RunStore) -> None:
+    assert lease_state(store).state == "none"
+    with acquire(store) as lease:
+        assert lease_state(store).live
+        assert lease.taken_from.state == "none"
+    assert lease_state(store).state == "none"
+
+
+def test_a_live_run_process_is_left_alone(tmp_path: Path, store: RunStore) -> None:
+    with a_holder(tmp_path / "run") as holder:
+        with pytest.raises(LeaseHeld) as refused:
+            acquire(store)
+        assert str(holder.pid) in str(refused.value)
+        assert this_process().host in str(refused.value)
+        assert f"tracon stop {store.run}" in refused.value.remedy
+        assert refused.value.exit_code == 2
+        assert [recorded.seq for recorded in store.events()] == [1]
+
+
+def test_a_run_process_that_is_stopped_or_silent_for_long_still_holds_its_run(tmp_path: Path, store: RunStore) -> None:
+    with a_holder(tmp_path / "run") as holder:
+        assert holder.pid is not None
+        os.kill(holder.pid, signal.SIGSTOP)
+        assert lease_state(store, now_unix_s=4e9).live
+
+
+def test_one_process_cannot_run_a_run_twice(store: RunStore) -> None:
+    with acquire(store), pytest.raises(LeaseHeld, match=f"process {os.getpid()}"):
+        acquire(store)
+
+
+def test_the_run_of_a_killed_process_is_taken_over(tmp_path: Path, store: RunStore) -> None:
+    with a_holder(tmp_path / "run") as holder:
+        assert holder.pid is not None
+        os.kill(holder.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)  # dead, and a zombie still
+        assert lease_state(store).state == "dead"
+    with acquire(store) as lease:
+        assert (lease.taken_from.state, lease.taken_from.pid) == ("dead", holder.pid)
+        assert lease_state(store).pid == os.getpid()
+        *_, last = store.events()
+        assert isinstance(last.event, RunTaken)
+        assert (last.event.dead_pid, last.event.pid) == (holder.pid, os.getpid())
+    assert problems(store) == ()
+
+
+def test_a_dead_lease_can_be_left_alone(store: RunStore) -> None:
+    _put(store, replace(this_process(), boot_id="an earlier boot"), 1.0)
+    with pytest.raises(LeaseHeld) as refused:
+        acquire(store, takeover=False)
+    assert "tracon resume" in refused.value.remedy
+
+
+def test_a_reused_pid_does_not_hold_a_run(store: RunStore) -> None:
+    me = this_process()
+    assert me.start_ticks is None or is_alive(me)
+    ticks = None if me.start_ticks is None else me.start_ticks - 1
+    _put(store, replace(me, process_start=me.process_start - 60, start_ticks=ticks), 1.0)
+    assert lease_state(store).state == "dead"
+    acquire(store).release()
+
+
+def test_without_ticks_the_creation_time_tells(store: RunStore) -> None:
+    me = replace(this_process(), start_ticks=None)
+    assert is_alive(me)
+    assert not is_alive(replace(me, process_start=me.process_start - 60))
+
+
+def test_setting_the_clock_does_not_kill_a_run() -> None:
+    me = this_process()
+    if me.start_ticks is None:
+        pytest.skip("this system does not tell ticks")
+    assert is_alive(replace(me, process_start=me.process_start - 3_600))
+
+
+def test_a_holder_of_an_earlier_boot_is_dead(store: RunStore) -> None:
+    _put(store, replace(this_process(), boot_id="an earlier boot"), 1e12)
+    assert lease_state(store).state == "dead"
+
+
+@pytest.mark.parametrize("elsewhere", [{"host": "another-host"}, {"pid_namespace": "pid:[1]"}])
+def test_a_holder_elsewhere_is_judged_by_its_heartbeat(store: RunStore, elsewhere: dict[str, str]) -> None:
+    _put(store, replace(this_process(), **elsewhere), 1_000.0)  # type: ignore[arg-type]
+    assert lease_state(store, now_unix_s=1_000.0 + STALE_S - 1).live
+    assert lease_state(store, now_unix_s=1_000.0 + STALE_S + 1).state == "dead"
+    assert STALE_S > 3 * HEARTBEAT_S
+
+
+def test_heartbeats_make_the_lease_young_again(store: RunStore) -> None:
+    now = [1_000.0]
+    lease = acquire(store, clock=lambda: now[0])
+    now[0] = 1_050.0
+    assert lease_state(store, now[0]).age_s == 50.0
+    lease.heartbeat()
+    assert lease_state(store, now[0]).age_s == 0.0
+    lease.release()
+
+
+def test_a_process_that_lost_its_run_learns_it_and_harms_nobody(store: RunStore) -> None:
+    lease = acquire(store)
+    _put(store, identify(os.getppid()), 1.0)
+    with pytest.raises(LeaseLost, match=str(os.getpid())):
+        lease.heartbeat()
+    lease.release()
+    assert lease_state(store).pid == os.getppid()
+
+
+def _race(folder: Path, start: Connection, said: Connection) -> None:
+    with RunStore.open(folder) as store:
+        start.recv()
+        try:
+            acquire(store)
+            said.send("won")
+        except StateError as refused:
+            said.send(type(refused).__name__)
+        signal.pause()
+
+
+def test_of_two_that_resume_a_dead_run_one_gets_it(tmp_path: Path, store: RunStore) -> None:
+    _put(store, replace(this_process(), boot_id="an earlier boot"), 1.0)
+    starts, verdicts, racers = [], [], []
+    for _ in range(2):
+        (hears, says), (waits, starts_it) = FORK.Pipe(duplex=False), FORK.Pipe(duplex=False)
+        racer = FORK.Process(target=_race, args=(tmp_path / "run", waits, says), daemon=True)
+        racer.start()
+        starts.append(starts_it)
+        verdicts.append(hears)
+        racers.append(racer)
+    try:
+        for start in starts:
+            start.send("go")
+        assert sorted(verdict.recv() for verdict in verdicts) == ["LeaseHeld", "won"]
+    finally:
+        for racer in racers:
+            racer.kill()
+            racer.join()
+    assert sum(isinstance(recorded.event, RunTaken) for recorded in store.events()) == 1
+
+
+def test_a_lease_does_not_fill_the_journal(store: RunStore) -> None:
+    with acquire(store) as lease:
+        for _ in range(3):
+            lease.heartbeat()
+    store.append(Noted("info", "run", "x"))
+    assert [recorded.seq for recorded in store.events()] == [1, 2]

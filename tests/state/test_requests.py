@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from state.errors import RequestRefused
+from state.lease import acquire
+from state.requests import ACTIONS, answer, pending, require_runner, submit
+from state.store import RunStore
+from state.verify import problems
+from tests.state.plans import CELLS, a_run
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[RunStore]:
+    a_run(tmp_path / "run").close()
+    with RunStore.open(tmp_path / "run") as store:
+        yield store
+
+
+@pytest.fixture
+def served(store: RunStore) -> Iterator[RunStore]:
+    with acquire(store):
+        yield store
+
+
+def test_requests_wait_in_order_until_answered(served: RunStore) -> None:
+    first = submit(served, "pause", by="ann")
+    second = submit(served, "skip", f"cell:{CELLS[0].cell}", "broken")
+    assert [request.request for request in pending(served)] == [first, second]
+    assert answer(served, first, True, "after this cell")
+    (left,) = pending(served)
+    assert (left.request, left.action, left.target, left.reason) == (
+        second, "skip", f"cell:{CELLS[0].cell}", "broken"
+    )  # fmt: skip
+    view = served.view()
+    assert [request.request for request in view.open_requests] == [second]
+    assert view.requests[first].detail == "after this cell"
+    assert problems(served) == ()
+
+
+def test_the_first_answer_stands(served: RunStore) -> None:
+    number = submit(served, "pause")
+    assert answer(served, number, True, "yes")
+    assert not answer(served, number, False, "no")
+    assert (served.view().requests[number].accepted, served.view().requests[number].detail) == (True, "yes")
+
+
+def test_an_operator_in_another_process_is_heard(tmp_path: Path, served: RunStore) -> None:
+    with RunStore.open(tmp_path / "run") as operator:
+        number = submit(operator, "stop")
+        assert [request.request for request in pending(served)] == [number]
+        answer(served, number, True)
+        assert pending(operator) == ()
+
+
+def test_without_a_run_process_a_request_is_refused_with_the_remedy(store: RunStore) -> None:
+    for ask in (lambda: submit(store, "pause"), lambda: require_runner(store)):
+        with pytest.raises(RequestRefused, match="no process runs") as refused:
+            ask()
+        assert f"tracon resume {store.run}" in refused.value.remedy
+        assert refused.value.exit_code == 2
+    assert pending(store) == ()
+
+
+def test_what_may_wait_for_the_next_resume_is_taken(store: RunStore) -> None:
+    number = submit(store, "retry", needs_runner=False)
+    assert [request.request for request in pending(store)] == [number]
+
+
+@pytest.mark.parametrize(
+    ("action", "target", "hint"),
+    [
+        ("explode", "", "pause"),
+        ("skip", "", "cell:ID"),
+        ("skip", "plain", "cell:ID"),
+        ("skip", "config:plan", "plain"),
+        ("skip", "stage:phase-b", "phase-a"),
+        ("retry", "cell:phase-a/plain/r3", "phase-a/plain/r"),
+        ("pause", "config:plain", "pause"),
+    ],
+)
+def test_a_request_that_means_nothing_is_refused_with_what_could_be_meant(
+    served: RunStore, action: str, target: str, hint: str
+) -> None:
+    with pytest.raises(RequestRefused) as refused:
+        submit(served, action, target)
+    assert hint in refused.value.remedy
+    assert pending(served) == ()
+
+
+def test_every_action_can_be_asked_for(served: RunStore) -> None:
+    for action in ACTIONS:
+        submit(served, action, "config:plain" if action in ("skip", "retry") else "")
+    assert [request.action for request in pending(served)] == list(ACTIONS)
+
+
+def test_an_answer_to_nothing_is_refused(served: RunStore) -> None:
+    with pytest.raises(RequestRefused, match="no request 9"):
+        answer(served, 9, True)

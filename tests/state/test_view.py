@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+import json
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from state.events import (
+    CellChanged,
+    CellProgressed,
+    Event,
+    InstanceChanged,
+    InstanceSampled,
+    Noted,
+    Recorded,
+    RequestAnswered,
+    RequestSubmitted,
+    RunChanged,
+    RunPlanned,
+    RunTaken,
+    Unknown,
+    decode,
+)
+from state.run import CellState, InstanceState, RunState
+from state.view import EMPTY, FEED_LINES, HISTORY_SAMPLES, RunView, elapsed_s, eta_s, fold, progress, to_json
+from tests.state.plans import CELLS, a_plan
+from tests.state.strategies import any_event, run_events
+
+FIXTURES = Path(__file__).parent / "fixtures"
+FIRST, SECOND = CELLS[0].cell, CELLS[1].cell
+
+
+def folded(*events: Event, start_s: float = 100.0, step_s: float = 1.0) -> RunView:
+    """The view of a run whose events come `step_s` apart; the plan is event 1, at `start_s`."""
+    planned = RunPlanned("a-run", a_plan(), "0.1.0")
+    recorded = [Recorded(n + 1, start_s + n * step_s, 0, event) for n, event in enumerate((planned, *events))]
+    return reduce(fold, recorded, EMPTY)
+
+
+@given(st.lists(any_event | run_events, max_size=25), st.data())
+@settings(deadline=None)
+def test_folding_in_two_parts_is_folding_at_once_and_never_fails(events: list[Event], data: st.DataObject) -> None:
+    recorded = [Recorded(n + 1, 10.0 + n, 0, event) for n, event in enumerate(events)]
+    cut = data.draw(st.integers(0, len(recorded)))
+    assert reduce(fold, recorded[cut:], reduce(fold, recorded[:cut], EMPTY)) == reduce(fold, recorded, EMPTY)
+
+
+@given(st.lists(run_events, max_size=25), st.floats(0, 1e6))
+@settings(deadline=None)
+def test_every_view_can_be_printed_as_json(events: list[Event], later_s: float) -> None:
+    view = folded(*events)
+    now = view.last_t_unix_s + later_s
+    printed = json.loads(json.dumps(to_json(view, now), allow_nan=False))
+    assert printed["last_seq"] == len(events) + 1
+    assert 0.0 <= printed["progress"]["fraction"] <= 1.0
+    assert printed["eta_s"] is None or printed["eta_s"] >= 0.0
+    assert sum(printed["cell_counts"].values()) == len(CELLS)
+
+
+def golden() -> RunView:
+    """A run with a failed pre-flight, a kill -9 in the middle of a cell, a takeover and two requests."""
+    view = EMPTY
+    for text in (FIXTURES / "run.jsonl").read_text().splitlines():
+        line = json.loads(text)
+        event = decode(line["kind"], json.dumps(line["body"]))
+        view = fold(view, Recorded(line["seq"], line["t_unix_s"], line["t_mono_ns"], event))
+    return view
+
+
+def test_the_golden_journal_reads_as_an_operator_reads_it() -> None:
+    view = golden()
+    lines = [
+        f"{line.t_unix_s - view.created_unix_s:4.0f} {line.level:7} {line.subject}: {line.text}" for line in view.feed
+    ]
+    assert lines == (FIXTURES / "run.feed.txt").read_text().splitlines()
+
+
+def test_the_golden_journal_gives_the_golden_status() -> None:
+    """The contract of `tracon status --json`: change it knowingly, with the expected file."""
+    shown: dict[str, Any] = json.loads(json.dumps(to_json(golden(), now_unix_s=1_767_268_880.0)))
+    assert shown == json.loads((FIXTURES / "run.status.json").read_text())
+
+
+def test_histories_and_feed_are_bounded() -> None:
+    start = InstanceChanged("plain-1", "plain", InstanceState.STARTING, pid=1)
+    samples = [InstanceSampled("plain-1", FIRST, sent=n, step_counts=(1, 2)) for n in range(HISTORY_SAMPLES + 50)]
+    notes = [Noted("info", "run", str(n)) for n in range(FEED_LINES + 50)]
+    view = folded(start, *samples, *notes)
+    instance = view.instances["plain-1"]
+    assert len(instance.history) == HISTORY_SAMPLES
+    assert instance.history[-1][1] is instance.latest is samples[-1]
+    assert instance.history[0][1] is samples[50]
+    assert instance.step_counts_total == (len(samples), 2 * len(samples))
+    assert [line.text for line in view.feed] == [str(n) for n in range(50, FEED_LINES + 50)]
+
+
+def test_live_numbers_make_no_feed_line() -> None:
+    before = folded(InstanceChanged("plain-1", "plain", InstanceState.STARTING))
+    after = fold(before, Recorded(3, 102.0, 0, InstanceSampled("plain-1", FIRST)))
+    assert after.feed is before.feed
+
+
+def test_an_unknown_event_moves_the_journal_and_nothing_else() -> None:
+    before = folded(CellChanged(FIRST, CellState.RUNNING, 1))
+    after = fold(before, Recorded(3, 102.0, 0, Unknown("of_tomorrow", {"a": 1})))
+    assert (after.last_seq, after.feed[-1].subject) == (3, "of_tomorrow")
+    assert (after.cells, after.stages, after.row) == (before.cells, before.stages, before.row)
+
+
+def test_seconds_without_step_timing_leave_the_histogram_alone() -> None:
+    start = InstanceChanged("plain-1", "plain", InstanceState.STARTING)
+    view = folded(
+        start,
+        InstanceSampled("plain-1", FIRST),
+        InstanceSampled("plain-1", FIRST, step_counts=(1, 0, 4)),
+        InstanceSampled("plain-1", FIRST),
+    )
+    assert view.instances["plain-1"].step_counts_total == (1, 0, 4)
+
+
+def test_what_an_instance_event_leaves_out_stays_known() -> None:
+    view = folded(
+        InstanceChanged("plain-1", "plain", InstanceState.STARTING, pid=9, pgid=9, process_start=1.5, boot_id="b"),
+        InstanceChanged("plain-1", "plain", InstanceState.READY, url="http://127.0.0.1:8000"),
+        InstanceChanged("plain-1", "plain", InstanceState.FAILED, reason="died"),
+    )
+    instance = view.instances["plain-1"]
+    assert (instance.pid, instance.pgid, instance.process_start, instance.boot_id) == (9, 9, 1.5, "b")
+    assert (instance.url, instance.reason, instance.ready_unix_s) == ("http://127.0.0.1:8000", "died", 102.0)
+    assert view.live_instances == ()
+
+
+def test_pausing_shows_from_the_request_until_the_run_rests() -> None:
+    running = RunChanged(RunState.RUNNING)
+    asked = RequestSubmitted(1, "pause")
+    assert folded(running).pause == ""
+    assert folded(running, asked).pause == "pausing"
+    assert folded(running, asked, RequestAnswered(1, True)).pause == "pausing"
+    assert folded(running, asked, RequestAnswered(1, False)).pause == ""
+    assert folded(running, asked, RequestSubmitted(2, "resume")).pause == ""
+    assert folded(running, asked, RunChanged(RunState.PAUSED)).pause == "paused"
+    assert folded(running, asked, RunChanged(RunState.PAUSED), running).pause == ""
+
+
+def test_time_counts_only_while_someone_runs_the_run() -> None:
+    ran_10 = folded(RunChanged(RunState.RUNNING), RunChanged(RunState.PAUSED), start_s=0, step_s=10)
+    assert elapsed_s(ran_10, 1_000.0) == 10.0
+    again = folded(
+        RunChanged(RunState.RUNNING),  # 10 s
+        RunChanged(RunState.PAUSED),  # 20 s
+        RunChanged(RunState.RUNNING),  # 30 s
+        start_s=0,
+        step_s=10,
+    )
+    assert elapsed_s(again, 31.0) == 11.0
+    taken = RunTaken(2, "host", 1, "host", last_heartbeat_unix_s=13.0)
+    after_death = folded(
+        RunChanged(RunState.RUNNING, pid=1),  # 10 s; dead after 13 s
+        taken,  # 20 s
+        RunChanged(RunState.RUNNING, pid=2),  # 30 s
+        start_s=0,
+        step_s=10,
+    )
+    assert elapsed_s(after_death, 32.0) == 5.0
+
+
+def test_a_takeover_without_a_word_goes_on_from_the_last_event() -> None:
+    view = folded(
+        RunChanged(RunState.RUNNING),  # 10 s
+        Noted("info", "run", "alive"),  # 20 s
+        RunChanged(RunState.RUNNING),  # 30 s
+        start_s=0,
+        step_s=10,
+    )
+    assert elapsed_s(view, 31.0) == 11.0
+
+
+def test_progress_weighs_cells_by_their_estimate() -> None:
+    view = folded(
+        CellChanged(FIRST, CellState.RUNNING, 1),
+        CellChanged(FIRST, CellState.DONE, 1),
+        CellChanged(SECOND, CellState.RUNNING, 1),
+        CellProgressed(SECOND, 0.5),
+    )
+    ended, total, fraction = progress(view)
+    assert (ended, total) == (1, 6)
+    assert fraction == pytest.approx((10 + 5) / 140)
+    assert view.counts[CellState.PENDING] == 4
+    assert [cell.cell for cell in view.current_cells] == [SECOND]
+
+
+def test_before_anything_ran_the_plan_is_the_forecast() -> None:
+    assert eta_s(folded(), 500.0) == pytest.approx(a_plan().estimated_s)
+
+
+def test_cells_that_take_twice_their_estimate_double_the_forecast() -> None:
+    view = folded(
+        RunChanged(RunState.RUNNING),  # 20 s
+        CellChanged(FIRST, CellState.RUNNING, 1),  # 40 s
+        CellChanged(FIRST, CellState.DONE, 1),  # 60 s: 20 s for an estimate of 10
+        start_s=0,
+        step_s=20,
+    )
+    between_s = 20.0  # the run ran 20 s before its first cell
+    assert eta_s(view, 60.0) == pytest.approx(2 * 130 + 5 * between_s)
+
+
+def test_kinds_of_cells_are_scaled_by_their_own_kind() -> None:
+    first_load = CELLS[2].cell
+    view = folded(
+        RunChanged(RunState.RUNNING),
+        CellChanged(FIRST, CellState.RUNNING, 1),
+        CellChanged(FIRST, CellState.DONE, 1),  # 1 s for an estimate of 10
+        CellChanged(first_load, CellState.RUNNING, 1),
+        CellChanged(first_load, CellState.DONE, 1),  # 1 s for an estimate of 30
+    )
+    between_s = (5 - 1 - 2) / 2
+    assert eta_s(view, view.last_t_unix_s) == pytest.approx(10 * 0.1 + 90 / 30 + 4 * between_s)
+
+
+def test_the_forecast_shrinks_while_a_cell_runs_and_never_goes_below_the_rest() -> None:
+    view = folded(RunChanged(RunState.RUNNING), CellChanged(FIRST, CellState.RUNNING, 1), step_s=0.0)
+    forecasts = [eta_s(view, 100.0 + passed) or 0.0 for passed in range(0, 60, 5)]
+    assert forecasts == sorted(forecasts, reverse=True)
+    assert forecasts[0] == pytest.approx(140.0)
+    assert forecasts[-1] == pytest.approx(130.0)
+
+
+def test_an_ended_run_has_nothing_to_come() -> None:
+    assert eta_s(folded(RunChanged(RunState.RUNNING), RunChanged(RunState.DONE)), 1e6) == 0.0
+    assert eta_s(folded(RunChanged(RunState.RUNNING), RunChanged(RunState.FAILED)), 1e6) is None
+
+
+def test_a_cell_that_overshoots_its_expectation_is_not_more_than_done() -> None:
+    for fraction, shown in ((1.7, 1.0), (-0.2, 0.0)):
+        view = folded(CellChanged(FIRST, CellState.RUNNING, 1), CellProgressed(FIRST, fraction))
+        assert view.cells[FIRST].fraction == shown
+
+
+def test_progress_of_a_cell_that_does_not_run_counts_for_nothing() -> None:
+    assert folded(CellProgressed(FIRST, 0.5)).cells[FIRST].fraction == 0.0
