@@ -68,8 +68,15 @@ class MetricsRecord:
 
 
 STEP_FIELDS_US = (
-    "step_duration_us", "build_meta_us", "get_finished_us", "start_load_kv_us", "wait_for_save_us", "exec_us",
-    "update_us", "engine_step_us", "period_us",
+    "step_duration_us",
+    "build_meta_us",
+    "get_finished_us",
+    "start_load_kv_us",
+    "wait_for_save_us",
+    "exec_us",
+    "update_us",
+    "engine_step_us",
+    "period_us",
 )
 STEP_COUNTS = ("num_running", "num_waiting", "prefill_tokens", "decode_tokens", "scheduled_requests")
 STEP_COLUMNS = ("t_ns", "step_id", "role", *STEP_FIELDS_US, *STEP_COUNTS)

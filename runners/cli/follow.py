@@ -83,6 +83,14 @@ class _FeedLines:
             output.err().print(progress_line(view, time.time()), soft_wrap=True)
 
 
+def await_lease(folder: Path, worker_pid: int) -> None:
+    """Wait until the run process, a child of ours, holds the run's lease; until it has ended, where it never does."""
+    deadline = time.monotonic() + LEASE_GRACE_S
+    with RunStore.open(folder, read_only=True) as store:
+        while not lease_state(store).live and not _ended(worker_pid) and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+
 def _follow(store: RunStore, worker_pid: int | None, follower: _Follower) -> int:
     view = EMPTY
     deadline = time.monotonic() + LEASE_GRACE_S

@@ -338,9 +338,11 @@ def _refuse_changes(view: RunView) -> None:
 
 def _accompany(folder: Path, worker_pid: int, *, detach: bool, console: bool, json: bool) -> NoReturn:
     """What the command that started a run process does while it works."""
+    from runners.cli.follow import await_lease
     from runners.cli.tables import report_tables, status_json
 
     if detach:
+        await_lease(folder, worker_pid)  # so that the next command meets a live run
         if json:
             output.print_json({"run": folder.name, "folder": str(folder), "pid": worker_pid})
         else:
