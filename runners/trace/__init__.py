@@ -1,0 +1,1 @@
+"""Traces: recorded or made-up requests of sessions, read, described, changed and replayed."""
