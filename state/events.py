@@ -152,6 +152,59 @@ class InstanceSampled(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class RoutedLoad:
+    """What the router knew of one instance in one second; its own counters, not the engine's gauges."""
+
+    instance: str
+    available: bool
+    """It may be picked."""
+    why: str
+    """Why it may not; empty where it may."""
+    num_requests: int
+    """BS: requests sent there that have not ended."""
+    pending_prefill_tokens: int
+    """PP: uncached prompt tokens of requests whose first token has not come back."""
+    ongoing_tokens: int
+    """OT: prompt tokens of requests that have not ended."""
+    sessions: int
+    """Sessions bound there now."""
+    picks: int | None = None
+    """Picks that went there since the router started; None = not counted per instance."""
+    role: str = "both"
+    """`both`, `prefill` or `decode`: only instances of one role are compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedLine:
+    """One pick as the latest decisions show it."""
+
+    t_unix_s: float
+    request: str
+    session: str
+    instance: str
+    """Empty: it could go nowhere, see `reason`."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSampled(Event):
+    """One second of the router of a running cell."""
+
+    kind: ClassVar[str] = "router_sampled"
+    cell: str
+    policy: str
+    instances: tuple[RoutedLoad, ...]
+    sessions: int = 0
+    """Sessions that are bound to an instance."""
+    decisions: Mapping[str, int] = field(default_factory=dict)
+    """Picks by reason since the router started."""
+    latest: tuple[RoutedLine, ...] = ()
+    """The newest picks; those of earlier seconds may be among them again."""
+    alarms: tuple[str, ...] = ()
+    """What whoever runs the cell has to warn of. Hot and cold instances are found by the reader (`state.routing`)."""
+
+
+@dataclass(frozen=True, slots=True)
 class CellProgressed(Event):
     """How far the running cell is, at 1 Hz."""
 
@@ -227,6 +280,7 @@ KINDS: Mapping[str, type[Event]] = {
         CellChanged,
         InstanceChanged,
         InstanceSampled,
+        RouterSampled,
         CellProgressed,
         RequestSubmitted,
         RequestAnswered,
@@ -235,7 +289,7 @@ KINDS: Mapping[str, type[Event]] = {
 }
 
 
-LIVE_KINDS: tuple[type[Event], ...] = (InstanceSampled, CellProgressed)
+LIVE_KINDS: tuple[type[Event], ...] = (InstanceSampled, RouterSampled, CellProgressed)
 """Numbers that come once a second: they change no state, make no feed line, and are not worth waiting for the disk."""
 
 

@@ -16,6 +16,7 @@ from state.events import (
     Recorded,
     RequestAnswered,
     RequestSubmitted,
+    RouterSampled,
     RunChanged,
     RunPlanned,
     RunTaken,
@@ -80,6 +81,8 @@ def _told_of_the_rest(event: Event) -> tuple[str, str, str]:
             return "info", event.cell, _because(f"{event.fraction:.0%}", event.note)
         case InstanceSampled():
             return "info", event.instance, _sampled(event)
+        case RouterSampled():
+            return "info", event.cell, _routed(event)
         case Unknown():
             return "info", event.wire_kind, "an event of a newer Tracon; this one cannot show it"
         case _:
@@ -132,3 +135,9 @@ def _sampled(event: InstanceSampled) -> str:
     )
     known = (f"{name} {value:.4g}" for name, value in numbers if value is not None)
     return ", ".join((*known, f"completed {event.completed}/{event.sent}"))
+
+
+def _routed(event: RouterSampled) -> str:
+    pending = sum(load.pending_prefill_tokens for load in event.instances)
+    counts = f"{sum(event.decisions.values())} picks, {event.sessions} sessions, {pending} pending prefill tokens"
+    return _because(f"{event.policy} over {len(event.instances)} instances: {counts}", "; ".join(event.alarms))

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from state.events import InstanceSampled
 from state.feed import FeedLine
+from state.routing import RoutingView
 from state.run import (
     INSTANCE_ENDED,
     AttemptState,
@@ -175,6 +176,8 @@ class RunView:
     instances: Mapping[str, InstanceView] = field(default_factory=dict)
     """By id, in the order they were started; ended ones stay."""
     requests: Mapping[int, RequestView] = field(default_factory=dict)
+    routing: RoutingView | None = None
+    """The router of the cell that was routed last; None where no cell has a router."""
     feed: tuple[FeedLine, ...] = ()
     last_seq: int = 0
     last_t_unix_s: float = 0.0

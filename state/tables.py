@@ -33,6 +33,7 @@ from state.events import (
     Recorded,
     RequestAnswered,
     RequestSubmitted,
+    RouterSampled,
     RunChanged,
     RunPlanned,
     RunTaken,
@@ -63,12 +64,10 @@ class Tables:
                 self._stage_changed(event, recorded.t_unix_s)
             case CellChanged() as event:
                 self._cell_changed(event, recorded.t_unix_s)
-            case CellProgressed() as event:
-                self._cell_progressed(event)
             case InstanceChanged() as event:
                 self._instance_changed(event, recorded)
-            case InstanceSampled() as event:
-                self._sampled(event)
+            case InstanceSampled() | RouterSampled() | CellProgressed() as event:
+                self._live(event)
             case RequestSubmitted() | RequestAnswered() as event:
                 self._save("requests", asdict(self._request_after(event, recorded)))
 
@@ -151,6 +150,14 @@ class Tables:
         self._update("cells", "cell", cell.cell, _cell_values(after))
         if after.attempts != cell.attempts:
             self._save("attempts", {"cell": cell.cell, **asdict(after.attempts[-1])})
+
+    def _live(self, event: InstanceSampled | RouterSampled | CellProgressed) -> None:
+        if isinstance(event, InstanceSampled):
+            self._sampled(event)
+        elif isinstance(event, RouterSampled):
+            self.cell(event.cell)  # no row keeps it; a cell that the plan does not have is refused
+        else:
+            self._cell_progressed(event)
 
     def _cell_progressed(self, event: CellProgressed) -> None:
         cell = self.cell(event.cell)

@@ -21,6 +21,7 @@ from state.events import (
     Recorded,
     RequestAnswered,
     RequestSubmitted,
+    RouterSampled,
     RunChanged,
     RunPlanned,
     RunTaken,
@@ -38,6 +39,7 @@ from state.model import (
     StageView,
     count_cells,
 )
+from state.routing import routing_after, routing_json
 from state.run import CELL_ENDED, CellState, RunState
 
 __all__ = [
@@ -76,10 +78,8 @@ def fold(view: RunView, recorded: Recorded) -> RunView:
 
 def _changes(view: RunView, recorded: Recorded) -> dict[str, Any]:
     match recorded.event:
-        case InstanceSampled() as event:
-            return _sampled(view, event, recorded.t_unix_s)
-        case CellProgressed() as event:
-            return _progressed(view, event)
+        case InstanceSampled() | RouterSampled() | CellProgressed() as event:
+            return _live(view, event, recorded.t_unix_s)
         case CellChanged() as event:
             return _cell_changed(view, event, recorded.t_unix_s)
         case InstanceChanged() as event:
@@ -119,6 +119,18 @@ def _request(view: RunView, event: RequestSubmitted | RequestAnswered, recorded:
     return {"requests": {**view.requests, event.request: request}}
 
 
+def _live(view: RunView, event: InstanceSampled | RouterSampled | CellProgressed, t_unix_s: float) -> dict[str, Any]:
+    if isinstance(event, InstanceSampled):
+        return _sampled(view, event, t_unix_s)
+    before = view.cells.get(event.cell)
+    if before is None:
+        return {}
+    if isinstance(event, RouterSampled):
+        return {"routing": routing_after(view.routing, event, t_unix_s, before.attempt)}
+    after = changes.cell_progressed(before, event)
+    return {} if after is before else {"cells": {**view.cells, event.cell: after}}
+
+
 def _sampled(view: RunView, event: InstanceSampled, t_unix_s: float) -> dict[str, Any]:
     before = view.instances.get(event.instance)
     if before is None:
@@ -137,12 +149,6 @@ def _added(total: tuple[int, ...], counts: tuple[int, ...]) -> tuple[int, ...]:
     if len(total) != len(counts):
         return total or counts
     return tuple(map(int.__add__, total, counts))
-
-
-def _progressed(view: RunView, event: CellProgressed) -> dict[str, Any]:
-    before = view.cells.get(event.cell)
-    after = None if before is None else changes.cell_progressed(before, event)
-    return {} if after is before else {"cells": {**view.cells, event.cell: after}}
 
 
 def _cell_changed(view: RunView, event: CellChanged, t_unix_s: float) -> dict[str, Any]:
@@ -278,6 +284,7 @@ def to_json(view: RunView, now_unix_s: float) -> dict[str, Any]:
         "stages": [_stage_json(stage) for stage in view.stages],
         "cells": [_cell_json(cell) for cell in view.cells.values()],
         "instances": [_instance_json(instance) for instance in view.instances.values()],
+        "routing": None if view.routing is None else routing_json(view.routing),
         "requests": [asdict(request) for request in view.requests.values()],
         "last_seq": view.last_seq,
         "last_t_unix_s": view.last_t_unix_s,

@@ -30,6 +30,7 @@ _BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     float | None: st.none() | numbers,
     str | None: st.none() | st.text(max_size=8),
     Mapping[str, Any]: json_objects,
+    Mapping[str, int]: st.dictionaries(st.text(max_size=8), st.integers(0, 2**31), max_size=4),
     tuple[int, ...]: st.lists(st.integers(0, 1000), max_size=22).map(tuple),
     tuple[str, ...]: st.lists(st.text(max_size=6), max_size=3).map(tuple),
 }
@@ -48,6 +49,8 @@ def _of(hint: Any) -> st.SearchStrategy[Any]:  # noqa: ANN401 - an annotation ma
 
 
 _BY_TYPE[tuple[StagePlan, ...]] = st.lists(built(StagePlan), max_size=2).map(tuple)
+_BY_TYPE[tuple[ev.RoutedLoad, ...]] = st.lists(built(ev.RoutedLoad), max_size=3).map(tuple)
+_BY_TYPE[tuple[ev.RoutedLine, ...]] = st.lists(built(ev.RoutedLine), max_size=3).map(tuple)
 _BY_TYPE[tuple[CellPlan, ...]] = st.lists(built(CellPlan), max_size=2).map(tuple)
 
 any_event: st.SearchStrategy[ev.Event] = st.one_of([built(cls) for cls in ev.KINDS.values()])
@@ -73,6 +76,7 @@ run_events: st.SearchStrategy[ev.Event] = st.one_of(
     _with(ev.CellProgressed, cell=_cells, fraction=st.floats(-0.5, 1.5)),
     _with(ev.InstanceChanged, instance=_instances, reason=_reasons, pid=_pids, pgid=_pids),
     _with(ev.InstanceSampled, instance=_instances, cell=_cells),
+    _with(ev.RouterSampled, cell=_cells),
     _with(ev.RequestSubmitted, request=st.integers(1, 5)),
     _with(ev.RequestAnswered, request=st.integers(1, 5)),
     built(ev.Noted),

@@ -1,0 +1,176 @@
+"""What a reader sees of the router of a cell: its newest second, a bounded past, and the alarms that follow from both.
+
+Alarms are told from the samples alone, so that the console, `tracon status --json` and a replay of the journal say the
+same; whoever runs the cell can add its own (`RouterSampled.alarms`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from state.events import RoutedLine, RoutedLoad, RouterSampled
+
+ROUTING_SAMPLES = 900
+"""Seconds of load terms kept: 15 minutes."""
+ROUTED_LINES = 200
+"""Decisions kept."""
+HOT_S = 5.0
+"""An instance is hot when in every second of so many it ..."""
+HOT_FACTOR = 3.0
+"""... had more than so many times the mean pending prefill tokens of the others ..."""
+HOT_REQUESTS = 2
+"""... and at least so many requests: one long prompt alone is no fault of the routing."""
+COLD_S = 10.0
+"""An instance is cold when in so many seconds it had no request and no pick ..."""
+COLD_REQUESTS = 2.0
+"""... while the others held at least so many requests each, in the mean."""
+_JITTER_S = 0.5
+"""Samples of one second do not come exactly one second apart."""
+_SEEN = 0.5
+"""Of a span's seconds this share must have been seen."""
+
+LoadSample = tuple[float, tuple[RoutedLoad, ...]]
+"""Unix seconds, and the load terms of every instance."""
+_Compared = tuple[RoutedLoad, list[RoutedLoad]]
+"""An instance and the others of its role in one second."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingView:
+    """The router of one attempt at one cell."""
+
+    cell: str
+    attempt: int
+    latest: RouterSampled
+    latest_unix_s: float
+    history: tuple[LoadSample, ...] = ()
+    """Oldest first, at most `ROUTING_SAMPLES`."""
+    lines: tuple[RoutedLine, ...] = ()
+    """The newest decisions, oldest first, each once, at most `ROUTED_LINES`."""
+
+    @property
+    def policy(self) -> str:
+        return self.latest.policy
+
+    @property
+    def shares(self) -> Mapping[str, float | None]:
+        """0..1 of the picks by instance: of all, or of `lines` where the router counts none; None before the first."""
+        counts = _picks(self)
+        total = sum(counts.values())
+        return {name: count / total if total else None for name, count in counts.items()}
+
+    @property
+    def alarms(self) -> tuple[str, ...]:
+        """What is wrong now: said by whoever runs the cell, then found in the samples."""
+        return tuple(dict.fromkeys((*self.latest.alarms, *alarms(self.history))))
+
+
+def routing_after(before: RoutingView | None, event: RouterSampled, t_unix_s: float, attempt: int) -> RoutingView:
+    """The view after one more second. Another cell, or another attempt at it, has a new router and begins anew."""
+    if before is None or (before.cell, before.attempt) != (event.cell, attempt):
+        before = RoutingView(event.cell, attempt, event, t_unix_s)
+    known = set(before.lines)
+    new = sorted({*event.latest} - known, key=lambda line: (line.t_unix_s, line.request))
+    return replace(
+        before,
+        latest=event,
+        latest_unix_s=t_unix_s,
+        history=(*before.history[1 - ROUTING_SAMPLES :], (t_unix_s, event.instances)),
+        lines=(*before.lines, *new)[-ROUTED_LINES:],
+    )
+
+
+def routing_json(routing: RoutingView) -> dict[str, Any]:
+    """The router as JSON values: the part `routing` of `tracon status --json`."""
+    shares = routing.shares
+    loads = routing.latest.instances
+    return {
+        "t_unix_s": routing.latest_unix_s,
+        "cell": routing.cell,
+        "attempt": routing.attempt,
+        "policy": routing.policy,
+        "instances": [{**asdict(load), "share_of_picks": shares[load.instance]} for load in loads],
+        "sessions": routing.latest.sessions,
+        "decisions": dict(routing.latest.decisions),
+        "latest": [asdict(line) for line in routing.latest.latest],
+        "alarms": list(routing.alarms),
+    }
+
+
+def _picks(routing: RoutingView) -> dict[str, int]:
+    loads = routing.latest.instances
+    if all(load.picks is not None for load in loads):
+        return {load.instance: load.picks or 0 for load in loads}
+    return {load.instance: sum(line.instance == load.instance for line in routing.lines) for load in loads}
+
+
+def alarms(history: Sequence[LoadSample]) -> tuple[str, ...]:
+    """What is wrong at the end of these seconds (oldest first), one sentence each; nothing where too few were seen."""
+    if not history:
+        return ()
+    found = (_alarms_of(history, load.instance) for load in history[-1][1] if load.available)
+    return tuple(text for texts in found for text in texts)
+
+
+def _alarms_of(history: Sequence[LoadSample], instance: str) -> Iterator[str]:
+    hot, cold = _span(history, HOT_S, instance), _span(history, COLD_S, instance)
+    if hot and all(_far_above(own, others) for own, others in hot):
+        own, others = hot[-1]
+        pending = f"{own.pending_prefill_tokens} pending prefill tokens, the others {_mean_pending(others):.0f} each"
+        yield f"hot: {instance} has {pending}, and far more than they for {HOT_S:.0f} s"
+    if not cold or not all(_idle_beside_load(own, others) for own, others in cold):
+        return
+    back_s = _idle_since_return_s(history, instance)
+    if back_s is not None:
+        yield f"never rebalanced: {instance} came back {back_s:.0f} s ago and has had no request since"
+    elif cold[0][0].picks == cold[-1][0].picks:
+        yield f"cold: {instance} has had no request for {COLD_S:.0f} s, and the others are loaded"
+
+
+def _span(history: Sequence[LoadSample], seconds: float, instance: str) -> list[_Compared]:
+    """The last `seconds` as the instance beside the others of its role; none where one of these seconds lacks either,
+    or where too few were seen."""
+    end = history[-1][0]
+    span: list[_Compared] = []
+    for t_unix_s, loads in reversed(history):
+        own = next((load for load in loads if load.instance == instance and load.available), None)
+        if own is None:
+            return []
+        others = [load for load in loads if load.available and load.role == own.role and load is not own]
+        if not others:
+            return []
+        span.append((own, others))
+        if t_unix_s <= end - seconds + _JITTER_S:
+            return span[::-1] if len(span) >= seconds * _SEEN else []
+    return []
+
+
+def _mean_pending(loads: Sequence[RoutedLoad]) -> float:
+    return sum(load.pending_prefill_tokens for load in loads) / len(loads)
+
+
+def _far_above(own: RoutedLoad, others: Sequence[RoutedLoad]) -> bool:
+    return own.num_requests >= HOT_REQUESTS and own.pending_prefill_tokens > HOT_FACTOR * _mean_pending(others)
+
+
+def _idle_beside_load(own: RoutedLoad, others: Sequence[RoutedLoad]) -> bool:
+    return own.num_requests == 0 and sum(load.num_requests for load in others) >= COLD_REQUESTS * len(others)
+
+
+def _idle_since_return_s(history: Sequence[LoadSample], instance: str) -> float | None:
+    """Seconds since the instance became available again; None where it never was away, or has had work since."""
+    end, picks = history[-1][0], None
+    back = end
+    for t_unix_s, loads in reversed(history):
+        own = next((load for load in loads if load.instance == instance), None)
+        if own is None:
+            return None
+        if not own.available:
+            return end - back
+        picks = own.picks if t_unix_s == end else picks
+        if own.num_requests or own.sessions or own.picks != picks:
+            return None
+        back = t_unix_s
+    return None
