@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,10 +82,11 @@ def build_launch(
     layout: ConfigLayout,
     launch: int,
     preflight: bool = False,
+    extra_args: Sequence[str] = (),
 ) -> LaunchSpec:
     """The launch of `config` on `port`; the ports its connector needs follow directly after that one.
 
-    A launch for pre-flight also gets what the config's proofs need of the engine.
+    A launch for pre-flight also gets what the config's proofs need of the engine. `extra_args` come last.
     """
     kind = profile.engine.kind
     tiny = home() / "models" / MODEL_ID if profile.model.source == TINY_MODEL else None
@@ -104,6 +105,7 @@ def build_launch(
             "-m",
             SERVER_MODULE,
             *_arguments(profile, config, str(tiny or profile.model.source), port),
+            *extra_args,
         ),
         env={
             **base_env,
@@ -172,6 +174,8 @@ def _engine_arguments(settings: EngineSettings) -> list[str]:
         arguments.append("--enforce-eager")
     if settings.gpu_memory_utilization is not None:
         arguments += ["--gpu-memory-utilization", str(settings.gpu_memory_utilization)]
+    if settings.block_size is not None:
+        arguments += ["--block-size", str(settings.block_size)]
     if settings.kv_cache_memory_bytes is not None:
         arguments += ["--kv-cache-memory-bytes", str(settings.kv_cache_memory_bytes)]
     return arguments

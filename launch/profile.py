@@ -54,6 +54,8 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     chunked_prefill: bool = True
     gpu_memory_utilization: Share | None = None
     kv_cache_memory_bytes: Positive | None = None
+    block_size: Positive | None = None
+    """Tokens of a KV cache block; None = vLLM's choice (128 on a CPU, where it must be a multiple of 32)."""
     extra_args: tuple[str, ...] = ()
     env: dict[str, str] = {}
 

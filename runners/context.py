@@ -10,6 +10,7 @@ from launch.environment import Engine
 from launch.profile import ConnectorConfig, Profile
 from results.layout import ConfigLayout, RunLayout
 from runners.instances import EngineSlot
+from runners.launcher import Launcher
 from state.events import Event
 from state.run import CellPlan
 from state.store import RunStore
@@ -21,6 +22,7 @@ class RunContext:
 
     layout: RunLayout
     store: RunStore
+    launcher: Launcher
     slot: EngineSlot
     engine: Engine
     profile: Profile
@@ -32,7 +34,7 @@ class RunContext:
 
     def config_layout(self, config: str) -> ConfigLayout:
         """The config's artifact folder."""
-        return self.slot.config_layout(config)
+        return self.launcher.config_layout(config)
 
     def attempt_folder(self, cell: CellPlan, attempt: int) -> Path:
         """A folder for what this attempt writes while it runs."""

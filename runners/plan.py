@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from state.run import CellPlan, RunPlan, StagePlan
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """One line of the time estimate's arithmetic."""
+
+    stage: str
+    text: str
+    seconds: float
 
 
 def freeze(

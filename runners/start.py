@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -14,50 +14,32 @@ from typing import Any
 
 import msgspec
 
-from launch.command import ports_needed
 from launch.environment import Engine, find_engine
 from launch.errors import LaunchError
 from launch.ports import require_free
-from launch.profile import ConnectorConfig, Profile, load_config, load_profile
+from launch.profile import Profile, load_profile
 from results.layout import RunLayout, write_atomic
 from runners.disk import require_disk
+from runners.draft import Draft, Wish
 from runners.errors import RunnerError
-from runners.experiments import connector_tax_grid as tax_grid
-from runners.experiments.connector_tax_plan import make_plan
+from runners.experiments.registry import draft_of
 from state.run import RunPlan
 from state.store import RunStore
 from state.workspace import Workspace
-
-EXPERIMENTS = (tax_grid.EXPERIMENT,)
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What the user asked for, as given on the command line."""
-
-    experiment: str
-    profile: str
-    preset: str = "full"
-    configs: tuple[str, ...] = ()
-    """Empty = those of the preset."""
-    seed: int | None = None
-    engine_python: Path | None = None
-    trials: int | None = None
-    """None = as the preset says."""
-    port: int | None = None
-    """First port of the engines; None = the profile's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """Everything a run needs, checked."""
 
-    profile: Profile
-    grid: tax_grid.Grid
-    configs: tuple[ConnectorConfig, ...]
+    draft: Draft
     engine: Engine | None
     """None where no engine environment was found (a plan can be made without one)."""
     plan: RunPlan
+
+    @property
+    def profile(self) -> Profile:
+        return self.draft.profile
 
 
 def tracon_version() -> str:
@@ -69,32 +51,12 @@ def prepare(wish: Wish, *, need_engine: bool) -> Prepared:
 
     Raises RunnerError or LaunchError naming the wrong key, config or missing engine.
     """
-    if wish.experiment not in EXPERIMENTS:
-        raise RunnerError(f"unknown experiment {wish.experiment!r}", remedy=f"choose one of: {', '.join(EXPERIMENTS)}")
     profile = load_profile(wish.profile)
     if wish.port is not None:
         profile = msgspec.structs.replace(profile, launch=msgspec.structs.replace(profile.launch, port_base=wish.port))
-    grid = tax_grid.grid_of(profile.experiments.get(wish.experiment, {}), profile.name, wish.preset)
-    if wish.trials is not None:
-        grid = msgspec.structs.replace(grid, trials=wish.trials)
-    configs = tuple(load_config(name) for name in (wish.configs or grid.configs))
-    names = [config.name for config in configs]
-    if len(set(names)) < len(names):
-        raise RunnerError(f"a config is named twice among {', '.join(names)}", remedy="name each one once")
-    if "plain" not in names:
-        raise RunnerError("the configs do not include `plain`", remedy="add it: every tax is measured against it")
+    draft = draft_of(wish, profile)
     engine = _engine(profile, wish.engine_python, need_engine)
-    seed = grid.seed if wish.seed is None else wish.seed
-    plan = make_plan(
-        grid,
-        profile=wish.profile,
-        preset=wish.preset,
-        configs=names,
-        seed=seed,
-        release_wait_s=profile.launch.release_wait_s,
-        inputs=_inputs(wish, profile, grid, configs, engine),
-    )
-    return Prepared(profile, grid, configs, engine, plan)
+    return Prepared(draft, engine, draft.plan(_inputs(draft, engine)))
 
 
 def _engine(profile: Profile, engine_python: Path | None, need_engine: bool) -> Engine | None:
@@ -106,19 +68,15 @@ def _engine(profile: Profile, engine_python: Path | None, need_engine: bool) -> 
         return None
 
 
-def _inputs(
-    wish: Wish, profile: Profile, grid: tax_grid.Grid, configs: Sequence[ConnectorConfig], engine: Engine | None
-) -> dict[str, Any]:
-    described = msgspec.to_builtins(profile)
+def _inputs(draft: Draft, engine: Engine | None) -> Mapping[str, Any]:
+    described = msgspec.to_builtins(draft.profile)
     for key in ("description", "experiments", "experiment"):
         described.pop(key, None)
     return {
         "profile": described,
-        "grid": msgspec.to_builtins(grid),
-        "configs": {config.name: msgspec.to_builtins(config) for config in configs},
-        "config_names": list(wish.configs or grid.configs),
         "engine": None if engine is None else {"python": str(engine.python), "versions": dict(engine.versions)},
         "tracon": tracon_version(),
+        **draft.inputs,
     }
 
 
@@ -128,8 +86,7 @@ def require_ports(prepared: Prepared) -> None:
     Raises PortTaken naming port and holder.
     """
     first = prepared.profile.launch.port_base
-    count = max(ports_needed(config) for config in prepared.configs)
-    require_free({f"engine port {port - first}": port for port in range(first, first + count)})
+    require_free({f"engine port {port - first}": port for port in range(first, first + prepared.draft.ports)})
 
 
 def wish_of(plan: RunPlan) -> Wish:
@@ -149,6 +106,9 @@ def wish_of(plan: RunPlan) -> Wish:
         engine_python=Path(engine["python"]) if engine else None,
         trials=plan.inputs["grid"]["trials"],
         port=plan.inputs["profile"]["launch"]["port_base"],
+        policies=tuple(plan.inputs.get("policy_names", ())),
+        settings=tuple(plan.inputs.get("settings", ())),
+        trace=plan.inputs.get("trace_path", ""),
     )
 
 

@@ -13,8 +13,8 @@ from results.layout import RunLayout
 from runners.campaign import Campaign
 from runners.context import RunContext
 from runners.errors import ExitCode, RunnerError
-from runners.experiments.connector_tax import ConnectorTax
 from runners.instances import EngineSlot
+from runners.launcher import Launcher
 from runners.plan import differences
 from runners.start import Prepared, prepare, wish_of
 from state import lease as leases
@@ -60,9 +60,9 @@ def _prepare(store: RunStore, *, accept_changes: bool) -> Prepared:
 async def _campaign(store: RunStore, lease: leases.Lease, folder: Path, prepared: Prepared) -> ExitCode:
     assert prepared.engine is not None
     layout = RunLayout(folder)
-    configs = {config.name: config for config in prepared.configs}
+    configs = {config.name: config for config in prepared.draft.configs}
     async with LocalBackend(prepared.profile, prepared.engine) as backend:
-        slot = EngineSlot(
+        launcher = Launcher(
             backend=backend,
             profile=prepared.profile,
             configs=configs,
@@ -71,8 +71,8 @@ async def _campaign(store: RunStore, lease: leases.Lease, folder: Path, prepared
             date=folder.name[:8],
             store=store,
         )
-        context = RunContext(layout, store, slot, prepared.engine, prepared.profile, configs)
-        campaign = Campaign(store, lease, folder, ConnectorTax(prepared.grid, context))
+        context = RunContext(layout, store, launcher, EngineSlot(launcher), prepared.engine, prepared.profile, configs)
+        campaign = Campaign(store, lease, folder, prepared.draft.experiment(context))
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, campaign.stop_now, f"signal {signal.Signals(signum).name}")

@@ -59,17 +59,16 @@ def plan(
     Example: `tracon plan connector-tax --profile h20-qwen3-coder-30b`
     """
     from runners.cli.tables import plan_json, plan_tables
-    from runners.experiments.connector_tax_plan import arithmetic
-    from runners.start import Wish, prepare
+    from runners.draft import Wish
+    from runners.start import prepare
 
     prepared = prepare(
         Wish(experiment, profile, preset, tuple(config or ()), seed, engine_python, trials), need_engine=False
     )
-    sums = arithmetic(prepared.grid, prepared.plan.configs, prepared.profile.launch.release_wait_s)
     if json:
-        output.print_json(plan_json(prepared.plan, sums))
+        output.print_json(plan_json(prepared.plan, prepared.draft.sums))
     else:
-        output.out().print(plan_tables(prepared.plan, sums))
+        output.out().print(plan_tables(prepared.plan, prepared.draft.sums))
 
 
 def run(
@@ -97,7 +96,8 @@ def run(
     `tracon resume` can go on; twice leaves it running.
     """
     from runners.cli.asking import skip_stages
-    from runners.start import Wish, create_run, prepare, require_ports, spawn_worker
+    from runners.draft import Wish
+    from runners.start import create_run, prepare, require_ports, spawn_worker
 
     wish = Wish(experiment, profile, preset, tuple(config or ()), seed, engine_python, trials, port)
     prepared = prepare(wish, need_engine=True)

@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from runners.plan import duration_text
+from runners.plan import Sum, duration_text
 from state.feed import FeedLine
 from state.lease import LeaseState
 from state.run import CellState, RunPlan, RunState, StageState
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from launch.profile import ConnectorConfig, Profile
     from results.compare import Comparison
     from runners.byhand import HandEngine
-    from runners.experiments.connector_tax_plan import Sum
 
 STYLES: Mapping[str, str] = {
     "done": "green",

@@ -5,11 +5,22 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from runners.experiments.connector_tax_grid import EXPERIMENT, Grid
-from runners.plan import freeze, load_cell_s
+import msgspec
+
+from launch.command import ports_needed
+from launch.profile import ConnectorConfig, Profile, load_config
+from runners.draft import Draft, Wish
+from runners.errors import RunnerError
+from runners.experiments.connector_tax_grid import EXPERIMENT, Grid, grid_of
+from runners.plan import Sum, freeze, load_cell_s
 from state.run import CellPlan, RunPlan, StagePlan
+
+if TYPE_CHECKING:
+    from runners.context import RunContext
+    from runners.experiments.connector_tax import ConnectorTax
 
 STAGES = (
     StagePlan("preflight", "Pre-flight and step probe"),
@@ -26,6 +37,56 @@ PHASE_A, PHASE_B, PHASE_B_PRIME = "A", "B", "Bp"
 STAGE_OF = {PHASE_A: "phase-a", PHASE_B: "phase-b", PHASE_B_PRIME: "phase-b"}
 PLACES_PER_PHASE = 1_000
 """Cells of one phase and trial get numbers from a block of this size: no two cells of a run share a prompt."""
+
+
+def draft(wish: Wish, profile: Profile) -> Draft:
+    """The experiment's answer to a wish. Raises RunnerError or LaunchError naming the wrong key or config."""
+    if wish.policies or wish.settings or wish.trace:
+        raise RunnerError(f"{EXPERIMENT} routes nothing", remedy="--policy, --set and --trace belong to `routing`")
+    grid = grid_of(profile.experiments.get(EXPERIMENT, {}), profile.name, wish.preset)
+    if wish.trials is not None:
+        grid = msgspec.structs.replace(grid, trials=wish.trials)
+    configs = _configs(wish.configs or grid.configs)
+    names = [config.name for config in configs]
+    seed, release_wait_s = grid.seed if wish.seed is None else wish.seed, profile.launch.release_wait_s
+    return Draft(
+        profile=profile,
+        seed=seed,
+        configs=configs,
+        ports=max(ports_needed(config) for config in configs),
+        inputs={
+            "grid": msgspec.to_builtins(grid),
+            "configs": {config.name: msgspec.to_builtins(config) for config in configs},
+            "config_names": list(wish.configs or grid.configs),
+        },
+        sums=arithmetic(grid, names, release_wait_s),
+        plan=lambda inputs: make_plan(
+            grid,
+            profile=wish.profile,
+            preset=wish.preset,
+            configs=names,
+            seed=seed,
+            release_wait_s=release_wait_s,
+            inputs=inputs,
+        ),
+        experiment=partial(_experiment, grid),
+    )
+
+
+def _experiment(grid: Grid, context: RunContext) -> ConnectorTax:
+    from runners.experiments.connector_tax import ConnectorTax  # it loads the analysis; a plan needs none
+
+    return ConnectorTax(grid, context)
+
+
+def _configs(names: Sequence[str]) -> tuple[ConnectorConfig, ...]:
+    configs = tuple(load_config(name) for name in names)
+    found = [config.name for config in configs]
+    if len(set(found)) < len(found):
+        raise RunnerError(f"a config is named twice among {', '.join(found)}", remedy="name each one once")
+    if "plain" not in found:
+        raise RunnerError("the configs do not include `plain`", remedy="add it: every tax is measured against it")
+    return configs
 
 
 def make_plan(
@@ -148,15 +209,6 @@ class _Trial:
             estimated_s=_load_s(grid, expected_rate_per_s) + (self.engine_s if first else 0.0),
             trial=self.number,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Sum:
-    """One line of the time estimate's arithmetic."""
-
-    stage: str
-    text: str
-    seconds: float
 
 
 def arithmetic(grid: Grid, configs: Sequence[str], release_wait_s: float) -> tuple[Sum, ...]:

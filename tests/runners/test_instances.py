@@ -14,6 +14,7 @@ from launch.local import LocalBackend
 from launch.profile import load_config, load_profile
 from results.layout import RunLayout
 from runners.instances import LAUNCH_TRIES, EngineSlot
+from runners.launcher import Launcher
 from state.store import RunStore
 from tests.runners.scripted import scripted_plan
 
@@ -41,7 +42,7 @@ def slot(tmp_path: Path, backend: NeverStarts) -> EngineSlot:
     env = layout.config("20990101", "plain").env_txt  # captured once per config: here already
     env.parent.mkdir(parents=True)
     env.write_text("as captured before\n")
-    return EngineSlot(
+    launcher = Launcher(
         backend=cast(LocalBackend, backend),
         profile=load_profile("cpu-tiny"),
         configs={"plain": load_config("plain")},
@@ -50,6 +51,7 @@ def slot(tmp_path: Path, backend: NeverStarts) -> EngineSlot:
         date="20990101",
         store=RunStore.create(tmp_path / "state", "run", scripted_plan(), "test"),
     )
+    return EngineSlot(launcher)
 
 
 async def test_a_config_that_will_not_start_is_tried_twice_and_then_refused_at_once(

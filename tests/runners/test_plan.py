@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch.profile import CONFIGS_FOLDER, load_profile
+from runners.draft import Wish
 from runners.errors import RunnerError
 from runners.experiments.connector_tax_grid import EXPERIMENT, Grid, grid_of
 from runners.experiments.connector_tax_plan import arithmetic, make_plan
 from runners.plan import differences, duration_text, load_cell_s
-from runners.start import Wish, prepare, wish_of
+from runners.start import prepare, wish_of
 from state.run import RunPlan
 
 
