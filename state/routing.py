@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
 from typing import Any
 
 from state.events import RoutedLine, RoutedLoad, RouterSampled
@@ -37,6 +38,24 @@ _Compared = tuple[RoutedLoad, list[RoutedLoad]]
 """An instance and the others of its role in one second."""
 
 
+class AlarmKind(StrEnum):
+    HOT = "hot"
+    """It has far more prompt left to prefill than the others, and has had for seconds."""
+    COLD = "cold"
+    """It gets nothing while the others are loaded."""
+    NEVER_REBALANCED = "never rebalanced"
+    """It came back, and has had nothing since while the others are loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """What is wrong with the routing to one instance."""
+
+    kind: AlarmKind
+    instance: str
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
 class RoutingView:
     """The router of one attempt at one cell."""
@@ -64,7 +83,7 @@ class RoutingView:
     @property
     def alarms(self) -> tuple[str, ...]:
         """What is wrong now: said by whoever runs the cell, then found in the samples."""
-        return tuple(dict.fromkeys((*self.latest.alarms, *alarms(self.history))))
+        return (*self.latest.alarms, *(alarm.text for alarm in alarms(self.history)))
 
 
 def routing_after(before: RoutingView | None, event: RouterSampled, t_unix_s: float, attempt: int) -> RoutingView:
@@ -106,45 +125,51 @@ def _picks(routing: RoutingView) -> dict[str, int]:
     return {load.instance: sum(line.instance == load.instance for line in routing.lines) for load in loads}
 
 
-def alarms(history: Sequence[LoadSample]) -> tuple[str, ...]:
-    """What is wrong at the end of these seconds (oldest first), one sentence each; nothing where too few were seen."""
+def alarms(history: Sequence[LoadSample]) -> tuple[Alarm, ...]:
+    """What is wrong at the end of these seconds (oldest first); nothing where too few of them were seen."""
     if not history:
         return ()
-    found = (_alarms_of(history, load.instance) for load in history[-1][1] if load.available)
-    return tuple(text for texts in found for text in texts)
+    of_each = (_alarms_of(history, load.instance) for load in history[-1][1] if load.available)
+    return tuple(alarm for found in of_each for alarm in found)
 
 
-def _alarms_of(history: Sequence[LoadSample], instance: str) -> Iterator[str]:
+def _alarms_of(history: Sequence[LoadSample], instance: str) -> Iterator[Alarm]:
     hot, cold = _span(history, HOT_S, instance), _span(history, COLD_S, instance)
     if hot and all(_far_above(own, others) for own, others in hot):
         own, others = hot[-1]
         pending = f"{own.pending_prefill_tokens} pending prefill tokens, the others {_mean_pending(others):.0f} each"
-        yield f"hot: {instance} has {pending}, and far more than they for {HOT_S:.0f} s"
+        yield Alarm(AlarmKind.HOT, instance, f"hot: {instance} has {pending}; far above them for {HOT_S:.0f} s")
     if not cold or not all(_idle_beside_load(own, others) for own, others in cold):
         return
     back_s = _idle_since_return_s(history, instance)
     if back_s is not None:
-        yield f"never rebalanced: {instance} came back {back_s:.0f} s ago and has had no request since"
+        text = f"never rebalanced: {instance} came back {back_s:.0f} s ago and has had no request since"
+        yield Alarm(AlarmKind.NEVER_REBALANCED, instance, text)
     elif cold[0][0].picks == cold[-1][0].picks:
-        yield f"cold: {instance} has had no request for {COLD_S:.0f} s, and the others are loaded"
+        text = f"cold: {instance} has had no request for {COLD_S:.0f} s while the others are loaded"
+        yield Alarm(AlarmKind.COLD, instance, text)
 
 
 def _span(history: Sequence[LoadSample], seconds: float, instance: str) -> list[_Compared]:
-    """The last `seconds` as the instance beside the others of its role; none where one of these seconds lacks either,
-    or where too few were seen."""
+    """The last `seconds` as the instance beside the others of its role.
+
+    None where one of these seconds lacks the instance or the others, or where too few seconds were seen.
+    """
     end = history[-1][0]
     span: list[_Compared] = []
     for t_unix_s, loads in reversed(history):
-        own = next((load for load in loads if load.instance == instance and load.available), None)
-        if own is None:
-            return []
-        others = [load for load in loads if load.available and load.role == own.role and load is not own]
-        if not others:
+        own = _of(loads, instance)
+        others = [load for load in loads if own and load.available and load.role == own.role and load is not own]
+        if own is None or not own.available or not others:
             return []
         span.append((own, others))
         if t_unix_s <= end - seconds + _JITTER_S:
             return span[::-1] if len(span) >= seconds * _SEEN else []
     return []
+
+
+def _of(loads: Sequence[RoutedLoad], instance: str) -> RoutedLoad | None:
+    return next((load for load in loads if load.instance == instance), None)
 
 
 def _mean_pending(loads: Sequence[RoutedLoad]) -> float:
@@ -161,16 +186,15 @@ def _idle_beside_load(own: RoutedLoad, others: Sequence[RoutedLoad]) -> bool:
 
 def _idle_since_return_s(history: Sequence[LoadSample], instance: str) -> float | None:
     """Seconds since the instance became available again; None where it never was away, or has had work since."""
-    end, picks = history[-1][0], None
-    back = end
-    for t_unix_s, loads in reversed(history):
-        own = next((load for load in loads if load.instance == instance), None)
-        if own is None:
+    end, loads = history[-1]
+    last, back = _of(loads, instance), end
+    for t_unix_s, earlier in reversed(history):
+        own = _of(earlier, instance)
+        if own is None or last is None:
             return None
         if not own.available:
             return end - back
-        picks = own.picks if t_unix_s == end else picks
-        if own.num_requests or own.sessions or own.picks != picks:
+        if own.num_requests or own.sessions or own.picks != last.picks:
             return None
         back = t_unix_s
     return None
