@@ -83,10 +83,12 @@ def build_launch(
     launch: int,
     preflight: bool = False,
     extra_args: Sequence[str] = (),
+    extra_env: Mapping[str, str] | None = None,
 ) -> LaunchSpec:
     """The launch of `config` on `port`; the ports its connector needs follow directly after that one.
 
-    A launch for pre-flight also gets what the config's proofs need of the engine. `extra_args` come last.
+    A launch for pre-flight also gets what the config's proofs need of the engine. `extra_args` and `extra_env`
+    come last.
     """
     kind = profile.engine.kind
     tiny = home() / "models" / MODEL_ID if profile.model.source == TINY_MODEL else None
@@ -113,6 +115,7 @@ def build_launch(
             **(config.preflight.env if preflight else {}),
             **{name: str(number) for name, number in ports.items() if name != "http"},
             "AGENTIC_STEP_LOG_PATH": str(rings / STEP_LOG),
+            **(extra_env or {}),
         },
         base_env=base_env,
         cwd=layout.root,

@@ -40,6 +40,8 @@ class Launcher:
         self._layout = layout
         self._store = store
         self._launches = _launches_so_far(store)
+        self._captured = b""
+        self._capturing = asyncio.Lock()
 
     def config_layout(self, config: str) -> ConfigLayout:
         """The config's artifact folder."""
@@ -54,6 +56,7 @@ class Launcher:
         preflight: bool = False,
         prefix: str = "",
         extra_args: Sequence[str] = (),
+        extra_env: Mapping[str, str] | None = None,
     ) -> Instance:
         """A ready engine of the config, its files in `layout`. It is named `<prefix, else config>-<number>`.
 
@@ -70,10 +73,11 @@ class Launcher:
             launch=number,
             preflight=preflight,
             extra_args=extra_args,
+            extra_env=extra_env,
         )
         write_launch(spec, layout)
         if not layout.env_txt.exists():
-            write_atomic(layout.env_txt, (await asyncio.to_thread(capture, self._engine)).encode())
+            write_atomic(layout.env_txt, await self._environment())
 
         def started(pid: int, pgid: int, process_start: float, boot_id: str, started_by: str) -> None:
             self._store.append(
@@ -108,6 +112,13 @@ class Launcher:
         self._record(instance, InstanceState.STOPPING, reason)
         await instance.stop(self.profile.launch.stop_grace_s, self.profile.launch.release_wait_s)
         self._record(instance, InstanceState.FAILED if died else InstanceState.GONE, died or reason)
+
+    async def _environment(self) -> bytes:
+        """What the engines run with, looked up once per run process: it takes a second of a core."""
+        async with self._capturing:
+            if not self._captured:
+                self._captured = (await asyncio.to_thread(capture, self._engine)).encode()
+            return self._captured
 
     def _record(self, instance: Instance, state: InstanceState, reason: str) -> None:
         spec = instance.spec

@@ -1,0 +1,271 @@
+"""The grid of `routing` as a profile states it (`[experiment.routing.<preset>]`) and the user changed it, checked."""
+
+from __future__ import annotations
+
+import copy
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from launch.profile import EngineSettings, Profile
+from results.decisions import Role
+from runners.errors import RunnerError
+
+EXPERIMENT = "routing"
+SYNTH = "synth"
+"""The `trace.source` that stands for sessions generated from stated statistics."""
+
+
+class PolicyChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One policy of the comparison."""
+
+    name: str
+    """A policy Tracon has, or the path of a Python file with one."""
+    label: str = ""
+    """What tables call it; empty = its name with its parameters."""
+    parameters: dict[str, Any] = {}
+    prefill_instances: int = 0
+    """The first so many instances only prefill and the others only decode; 0 = every instance does both."""
+
+
+class TraceChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which trace is replayed, and how much of it."""
+
+    source: str = SYNTH
+    """`synth`, or a trace file."""
+    format: str | None = None
+    """Of the file; None = found out from it."""
+    sessions: int = 0
+    """How many: generated, or drawn from the file; 0 = all of the file."""
+    seed: int = 1
+    """Of the generator, or of the draw."""
+    tokens: float = 1.0
+    """Factor on every token count, block size included: a big trace for a small model."""
+    turns: int = 0
+    """At most so many of each session, from its beginning; 0 = all."""
+    statistics: dict[str, Any] = {}
+    """Of the generator, over its defaults."""
+
+
+class ReplayChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How the trace is replayed."""
+
+    time_scale: float = 1.0
+    """Factor on recorded times: 0.1 is ten times as fast."""
+    idle_gap_cap_s: float | None = None
+    """No pause between turns is longer, after scaling; None = no cap."""
+    max_inflight_sessions: int = 0
+    """Sessions begun and not ended at once; 0 = no limit."""
+    think: Literal["recorded", "none"] = "recorded"
+    max_duration_s: float = 3600.0
+    """The hard stop of a cell."""
+    request_timeout_s: float = 600.0
+    drain_s: float = 30.0
+    lateness_p99_s: float = 0.010
+    """Above it the cell is degraded."""
+
+
+class EngineChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the engines of this preset have otherwise than the profile's; None = as the profile says."""
+
+    block_size: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    max_model_len: int | None = None
+    max_num_batched_tokens: int | None = None
+    gpu_memory_utilization: float | None = None
+
+
+class RouterChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The router beside the policy."""
+
+    index: Literal["approximate", "events"] = "approximate"
+    """What it knows of the engines' prefix caches: an own index, or the engines' KV events."""
+
+
+class InterferenceChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How long a prefill holds up the decodes beside it."""
+
+    prefill_tokens: tuple[int, ...] = ()
+    """A cell per length; empty = not measured."""
+    decodes: int = 4
+    """Running when the prefill joins."""
+    decode_prompt_tokens: int = 64
+    settle_s: float = 0.5
+    """All of them decode for so long before the prefill joins, and again after it."""
+    repeats: int = 5
+
+
+class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One preset of the experiment."""
+
+    policies: tuple[PolicyChoice, ...]
+    instances: int
+    expected_replay_s: float
+    """What one replay takes, for the time estimate."""
+    engine_start_s: float
+    """What the engines of a cell take until all are ready, for the time estimate."""
+    config: str = "plain"
+    """Of every engine."""
+    trials: int = 3
+    """How often every policy replays the trace, each time on fresh engines, the policies in a new random order."""
+    seed: int = 1
+    gpus: int = 0
+    """GPUs of the host that instances share; 0 = each has its own."""
+    preflight_s: float = 30.0
+    trace: TraceChoice = TraceChoice()
+    replay: ReplayChoice = ReplayChoice()
+    engine: EngineChoice = EngineChoice()
+    router: RouterChoice = RouterChoice()
+    interference: InterferenceChoice = InterferenceChoice()
+
+    def label(self, policy: PolicyChoice) -> str:
+        """What tables call the policy; unique in the grid."""
+        if policy.label:
+            return policy.label
+        stem = Path(policy.name).stem if policy.name.endswith(".py") else policy.name
+        given = [f"{key}={_short(value)}" for key, value in sorted(policy.parameters.items())]
+        pools = [f"{policy.prefill_instances}P+{self.instances - policy.prefill_instances}D"]
+        return " ".join([stem, *(pools if policy.prefill_instances else []), *given])
+
+    def roles(self, policy: PolicyChoice) -> tuple[Role, ...]:
+        """Per instance."""
+        if not policy.prefill_instances:
+            return ("both",) * self.instances
+        return ("prefill",) * policy.prefill_instances + ("decode",) * (self.instances - policy.prefill_instances)
+
+
+def slug(label: str) -> str:
+    """A label as part of a file name."""
+    return re.sub(r"[^A-Za-z0-9.=+-]+", "_", label).strip("_.")
+
+
+def grid_of(
+    tables: Mapping[str, Mapping[str, Any]],
+    profile: str,
+    preset: str,
+    *,
+    policies: Sequence[str] = (),
+    settings: Sequence[str] = (),
+) -> Grid:
+    """The validated grid of a preset with the user's policies and settings.
+
+    `policies` choose among the preset's by label or name; a name it does not have joins with default parameters.
+    `settings` are `KEY=VALUE`: a key of the grid, dotted, or POLICY.PARAMETER. Raises RunnerError naming the key.
+    """
+    if preset not in tables:
+        known = ", ".join(sorted(tables)) or "none"
+        raise RunnerError(
+            f"profile {profile} has no preset {preset!r} for {EXPERIMENT}", remedy=f"choose one of: {known}"
+        )
+    where = f"profile {profile}, [experiment.{EXPERIMENT}.{preset}]"
+    raw = _named(copy.deepcopy(dict(tables[preset])))
+    parsed = [_setting(text) for text in settings]
+    of_grid = [(key, value) for key, value in parsed if key.split(".")[0] in Grid.__struct_fields__]
+    for key, value in of_grid:
+        _put(raw, key, value)
+    grid = _convert(raw, where)
+    grid = msgspec.structs.replace(grid, policies=_chosen(grid, policies))
+    for key, value in parsed:
+        if (key, value) not in of_grid:
+            grid = _with_parameter(grid, key, value)
+    _check(grid, where)
+    return grid
+
+
+def routed_profile(profile: Profile, grid: Grid) -> Profile:
+    """The profile with the preset's engine settings."""
+    changed = {name: value for name, value in msgspec.structs.asdict(grid.engine).items() if value is not None}
+    settings: EngineSettings = msgspec.structs.replace(profile.engine, **changed)
+    return msgspec.structs.replace(profile, engine=settings)
+
+
+def _named(raw: dict[str, Any]) -> dict[str, Any]:
+    """A policy may be given by its name alone."""
+    raw["policies"] = [{"name": entry} if isinstance(entry, str) else entry for entry in raw.get("policies", [])]
+    return raw
+
+
+def _convert(raw: Mapping[str, Any], where: str) -> Grid:
+    try:
+        return msgspec.convert(raw, Grid)
+    except msgspec.ValidationError as error:
+        raise RunnerError(
+            f"{where}: {error}", remedy="correct that key in the profile or in --set; docs/routing.md lists them all"
+        ) from error
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    """`KEY=VALUE`, the value as TOML writes it; what is no TOML value is text."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise RunnerError(f"{text!r} is no setting", remedy="write KEY=VALUE, e.g. --set unified.overload_factor=1.5")
+    try:
+        parsed = tomllib.loads(f"value = {value.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value.strip()
+    return key.strip(), parsed
+
+
+def _put(raw: dict[str, Any], key: str, value: object) -> None:
+    *sections, last = key.split(".")
+    for section in sections:
+        raw = raw.setdefault(section, {})
+    raw[last] = value
+
+
+def _chosen(grid: Grid, wanted: Sequence[str]) -> tuple[PolicyChoice, ...]:
+    if not wanted:
+        return grid.policies
+    chosen: list[PolicyChoice] = []
+    for name in wanted:
+        found = [entry for entry in grid.policies if name in (entry.name, grid.label(entry))]
+        chosen += found or [PolicyChoice(name)]
+    return tuple(chosen)
+
+
+def _with_parameter(grid: Grid, key: str, value: object) -> Grid:
+    """The grid with one parameter of one policy changed; without a policy's name it is the only policy's."""
+    name, dot, parameter = key.rpartition(".")
+    named = [entry for entry in grid.policies if name in (entry.name, grid.label(entry))]
+    found = named if dot else list(grid.policies)
+    if len(found) != 1:
+        known = ", ".join(grid.label(entry) for entry in grid.policies)
+        raise RunnerError(
+            f"--set {key}: that is no setting of the grid, and {len(found)} policies of this run are meant by it",
+            remedy=f"write POLICY.PARAMETER=VALUE; policies: {known}; settings: {', '.join(Grid.__struct_fields__)}",
+        )
+    changed = msgspec.structs.replace(found[0], parameters=found[0].parameters | {parameter: value})
+    policies = tuple(changed if entry is found[0] else entry for entry in grid.policies)
+    return msgspec.structs.replace(grid, policies=policies)
+
+
+def _check(grid: Grid, where: str) -> None:
+    labels = [slug(grid.label(policy)) for policy in grid.policies]
+    pools = [policy.prefill_instances for policy in grid.policies]
+    trace, replay, beside = grid.trace, grid.replay, grid.interference
+    problems = [
+        (not labels, "policies must name at least one"),
+        (len(set(labels)) < len(labels), f"two policies have one label among {', '.join(labels)}"),
+        (grid.instances < 1, "instances must be at least 1"),
+        (any(not 0 <= count < grid.instances for count in pools), "prefill_instances must leave one to decode"),
+        (grid.trials < 1, "trials must be at least 1"),
+        (trace.source == SYNTH and trace.sessions < 1, "trace.sessions must be at least 1 where they are generated"),
+        (trace.tokens <= 0, "trace.tokens must be above 0"),
+        (trace.sessions < 0 or trace.turns < 0, "trace.sessions and trace.turns must not be negative"),
+        (replay.time_scale < 0, "replay.time_scale must not be negative"),
+        (replay.max_inflight_sessions < 0, "replay.max_inflight_sessions must not be negative"),
+        (replay.max_duration_s <= 0, "replay.max_duration_s must be above 0"),
+        (any(tokens < 1 for tokens in beside.prefill_tokens), "interference.prefill_tokens must be at least 1"),
+        (beside.decodes < 1 or beside.repeats < 1, "interference.decodes and .repeats must be at least 1"),
+    ]
+    for wrong, text in problems:
+        if wrong:
+            raise RunnerError(f"{where}: {text}", remedy="correct it in the profile or in --set")
+
+
+def _short(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

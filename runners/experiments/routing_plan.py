@@ -1,0 +1,229 @@
+"""The plan of a `routing` run: every policy replays one trace, trial by trial, in a new random order each time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from launch.command import ports_needed
+from launch.profile import Profile, load_config
+from results.layout import sha256
+from runners.draft import Draft, Wish
+from runners.errors import RunnerError
+from runners.experiments.routing_grid import EXPERIMENT, SYNTH, Grid, PolicyChoice, grid_of, routed_profile, slug
+from runners.plan import Sum, freeze
+from state.run import CellPlan, RunPlan, StagePlan
+
+if TYPE_CHECKING:
+    from runners.context import RunContext
+    from runners.experiments.routing import Routing
+
+PREPARE, TRIALS, INTERFERENCE, ANALYSIS = "prepare", "trials", "interference", "analysis"
+TRACE_CELL = "prepare/trace"
+TITLES = {
+    PREPARE: "Trace and pre-flight",
+    TRIALS: "Trials: every policy, the same schedule",
+    INTERFERENCE: "Prefill beside decodes",
+    ANALYSIS: "Analysis",
+}
+EVENT_PORTS = 2
+"""Of each instance where its KV events are read: one to publish, one to ask again."""
+SEEDS_PER_RUN = 1_000
+COMPUTE_S = 5.0
+DECODE_RUNS_S = 2.0
+"""What one repeat of the interference measurement takes beyond its two settling times, for the time estimate."""
+
+
+def draft(wish: Wish, profile: Profile) -> Draft:
+    """The experiment's answer to a wish.
+
+    Raises RunnerError or LaunchError naming the wrong key, policy, parameter, config or trace.
+    """
+    grid = grid_of(
+        profile.experiments.get(EXPERIMENT, {}),
+        profile.name,
+        wish.preset,
+        policies=wish.policies,
+        settings=wish.settings,
+    )
+    grid = _as_wished(grid, wish)
+    profile = routed_profile(profile, grid)
+    config = load_config(grid.config)
+    seed = grid.seed if wish.seed is None else wish.seed
+    return Draft(
+        profile=profile,
+        seed=seed,
+        configs=(config,),
+        ports=grid.instances * ports_per_instance(grid, ports_needed(config)),
+        inputs={
+            "grid": msgspec.to_builtins(grid),
+            "configs": {config.name: msgspec.to_builtins(config)},
+            "config_names": [grid.config],
+            "policy_names": list(wish.policies),
+            "settings": list(wish.settings),
+            "trace_path": wish.trace,
+            "files": _digests(grid),
+        },
+        sums=arithmetic(grid, profile.launch.release_wait_s),
+        plan=lambda inputs: make_plan(
+            grid,
+            profile=wish.profile,
+            preset=wish.preset,
+            config=config.name,
+            seed=seed,
+            release_wait_s=profile.launch.release_wait_s,
+            inputs=inputs,
+        ),
+        experiment=partial(_experiment, grid),
+    )
+
+
+def ports_per_instance(grid: Grid, needed: int) -> int:
+    """Ports in a row that one instance takes; `needed` is what its config takes."""
+    return needed + (EVENT_PORTS if grid.router.index == "events" else 0)
+
+
+def make_plan(
+    grid: Grid,
+    *,
+    profile: str,
+    preset: str,
+    config: str,
+    seed: int,
+    release_wait_s: float,
+    inputs: Mapping[str, Any],
+) -> RunPlan:
+    """Stages and cells in the order they run; a trial is a block in which each policy has its turn once."""
+    around_s = grid.engine_start_s + release_wait_s
+    cells = [
+        CellPlan(TRACE_CELL, PREPARE, "trace", None, "the trace as it is replayed", {}, COMPUTE_S),
+        CellPlan(f"preflight/{config}", PREPARE, "preflight", config, config, {}, around_s + grid.preflight_s),
+        *_trials(grid, config, seed, around_s),
+        *_interference(grid, config, seed, around_s),
+        CellPlan("analysis/report", ANALYSIS, "analysis", None, "numbers, tables, figures, report", {}, COMPUTE_S),
+    ]
+    used = {cell.stage for cell in cells}
+    return freeze(
+        experiment=EXPERIMENT,
+        profile=profile,
+        preset=preset,
+        configs=[config],
+        seed=seed,
+        stages=[StagePlan(stage, title) for stage, title in TITLES.items() if stage in used],
+        cells=cells,
+        inputs=inputs,
+    )
+
+
+def arithmetic(grid: Grid, release_wait_s: float) -> tuple[Sum, ...]:
+    """How the estimate of the engine stages comes about."""
+    around = f"{grid.engine_start_s:g} s start + {{}} + {release_wait_s:g} s release"
+    around_s, beside = grid.engine_start_s + release_wait_s, grid.interference
+    count, repeat_s = len(grid.policies), _repeat_s(grid)
+    lines = [
+        Sum(PREPARE, f"1 config x ({around.format(f'{grid.preflight_s:g} s checks')})", around_s + grid.preflight_s),
+        Sum(
+            TRIALS,
+            f"{grid.trials} trials x {count} policies x ({around.format(f'{grid.expected_replay_s:g} s replay')})",
+            grid.trials * count * (around_s + grid.expected_replay_s),
+        ),
+    ]
+    if beside.prefill_tokens:
+        lengths = len(beside.prefill_tokens)
+        text = around.format(f"{lengths} lengths x {beside.repeats} x {repeat_s:g} s")
+        lines.append(Sum(INTERFERENCE, text, around_s + lengths * beside.repeats * repeat_s))
+    return tuple(lines)
+
+
+def _trials(grid: Grid, config: str, seed: int, around_s: float) -> Iterator[CellPlan]:
+    """Policies interleaved in random blocks: what drifts over the run falls on all of them alike."""
+    draw = random.Random(seed)
+    place = 0
+    for trial in range(grid.trials):
+        for policy in draw.sample(grid.policies, len(grid.policies)):
+            yield CellPlan(
+                cell=f"{TRIALS}/{slug(grid.label(policy))}/t{trial}",
+                stage=TRIALS,
+                kind="replay",
+                config=config,
+                label=grid.label(policy),
+                params=_params(grid, policy, seed, trial, place),
+                estimated_s=around_s + grid.expected_replay_s,
+                trial=trial,
+            )
+            place += 1
+
+
+def _params(grid: Grid, policy: PolicyChoice, seed: int, trial: int, place: int) -> dict[str, Any]:
+    """Prompts depend on seed and trial, never on the policy: all policies of a trial see the same ones."""
+    return {
+        "policy": policy.name,
+        "parameters": dict(policy.parameters),
+        "roles": list(grid.roles(policy)),
+        "place": place,
+        "replay_seed": seed * SEEDS_PER_RUN + trial,
+    }
+
+
+def _interference(grid: Grid, config: str, seed: int, around_s: float) -> Iterator[CellPlan]:
+    beside = grid.interference
+    for place, tokens in enumerate(beside.prefill_tokens):
+        params = msgspec.to_builtins(beside) | {"prefill_tokens": tokens, "load_seed": seed}
+        yield CellPlan(
+            cell=f"{INTERFERENCE}/n{tokens}",
+            stage=INTERFERENCE,
+            kind="interference",
+            config=config,
+            label=f"{tokens} tokens",
+            params=params,
+            estimated_s=beside.repeats * _repeat_s(grid) + (around_s if place == 0 else 0.0),
+        )
+
+
+def _repeat_s(grid: Grid) -> float:
+    return 2 * grid.interference.settle_s + DECODE_RUNS_S
+
+
+def _as_wished(grid: Grid, wish: Wish) -> Grid:
+    if len(wish.configs) > 1:
+        raise RunnerError(
+            f"{EXPERIMENT} runs all its engines with one config, not {', '.join(wish.configs)}",
+            remedy="name one with --config; what differs between cells is the policy (--policy)",
+        )
+    if wish.configs:
+        grid = msgspec.structs.replace(grid, config=wish.configs[0])
+    if wish.trials is not None:
+        grid = msgspec.structs.replace(grid, trials=wish.trials)
+    if wish.trace:
+        grid = msgspec.structs.replace(grid, trace=msgspec.structs.replace(grid.trace, source=wish.trace))
+    if grid.trace.source != SYNTH and not Path(grid.trace.source).is_file():
+        raise RunnerError(f"there is no trace file {grid.trace.source}", remedy=f"name an existing one, or `{SYNTH}`")
+    _require_policies(grid)
+    return grid
+
+
+def _require_policies(grid: Grid) -> None:
+    """Refuse an unknown policy or parameter before anything runs."""
+    from runners.router.policies import make_policy
+
+    for policy in grid.policies:
+        make_policy(policy.name, policy.parameters)
+
+
+def _digests(grid: Grid) -> dict[str, str]:
+    """SHA-256 of every file that shapes the numbers: the trace, and policies of the user's own."""
+    files = [policy.name for policy in grid.policies if policy.name.endswith(".py")]
+    if grid.trace.source != SYNTH:
+        files.append(grid.trace.source)
+    return {name: sha256(Path(name)) for name in files}
+
+
+def _experiment(grid: Grid, context: RunContext) -> Routing:
+    from runners.experiments.routing import Routing  # it loads the analysis; a plan needs none
+
+    return Routing(grid, context)
