@@ -1,0 +1,232 @@
+"""What the router remembers of each session: where its KV lives, how often it came, when it moved, who refused it.
+
+In memory, bounded in sessions and in time. A binding is committed when the instance has served the session, not when
+the request was sent there; until a first commit the session's owner is the instance that its request is on its way to.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+_NONE: Mapping[str, int] = MappingProxyType({})
+
+
+class _Session:
+    """One session's row."""
+
+    __slots__ = ("coming", "home", "instance", "left", "moved_s", "open", "rejects", "stale", "turns", "used_s")
+
+    def __init__(self) -> None:
+        self.instance = ""
+        """Committed owner."""
+        self.home = ""
+        """What it is counted under: the committed owner, else where its request is on its way to."""
+        self.coming = False
+        """`home` is not committed yet."""
+        self.left = ""
+        """Instance that a rebalance took it from."""
+        self.stale = 0
+        """Requests that were open there at that moment: their commits must not undo the move."""
+        self.moved_s: float | None = None
+        self.open: dict[str, int] = {}
+        """Binding requests on their way or being served, by instance."""
+        self.rejects: dict[str, int] = {}
+        self.turns = 0
+        self.used_s = 0.0
+
+
+class Bindings:
+    """Session -> instance. Times are seconds of one monotonic clock, the caller's; an empty session id is never kept.
+
+    `max_sessions`: the session unused for longest is forgotten first. `ttl_s`: a session unused for so long is
+    forgotten at the next `commit`, `arrive` or `expire`.
+    """
+
+    def __init__(self, max_sessions: int = 100_000, ttl_s: float = 14_400.0) -> None:
+        self.max_sessions = max_sessions
+        self.ttl_s = ttl_s
+        self._sessions: OrderedDict[str, _Session] = OrderedDict()
+        self._active: Counter[str] = Counter()
+        self._coming: Counter[str] = Counter()
+        self._committed: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        """Sessions known."""
+        return len(self._sessions)
+
+    def owner(self, session: str) -> str:
+        """The instance that holds the session's KV, or that its first request is on its way to; empty = none."""
+        kept = self._sessions.get(session)
+        return kept.home if kept else ""
+
+    def since_move_s(self, session: str, now: float) -> float | None:
+        """Since its binding last moved from one instance to another; None = never."""
+        kept = self._sessions.get(session)
+        return None if kept is None or kept.moved_s is None else now - kept.moved_s
+
+    def rejects(self, session: str) -> Mapping[str, int]:
+        """Per instance: admissions in a row that it refused this session."""
+        kept = self._sessions.get(session)
+        return dict(kept.rejects) if kept and kept.rejects else _NONE
+
+    def active(self, instance: str) -> int:
+        """Sessions that live there now, those on their way included."""
+        return self._active[instance]
+
+    def assigned(self, instance: str) -> int:
+        """Sessions ever bound there, those on their way included."""
+        return self._committed[instance] + self._coming[instance]
+
+    def sessions_of(self, instance: str) -> tuple[str, ...]:
+        """The sessions that live there, the one unused for longest first."""
+        return tuple(name for name, kept in self._sessions.items() if kept.home == instance)
+
+    def arrive(self, session: str, now: float) -> int:
+        """Count a request of the session; returns its turn, 0-based. 0 for the empty session."""
+        if not session:
+            return 0
+        kept = self._touch(session, now)
+        kept.turns += 1
+        return kept.turns - 1
+
+    def expect(self, session: str, instance: str) -> None:
+        """A request that will bind the session is on its way to `instance`; one `drop` must follow."""
+        kept = self._sessions.get(session)
+        if kept is None:
+            if not session:
+                return
+            kept = self._sessions[session] = _Session()
+        kept.open[instance] = kept.open.get(instance, 0) + 1
+        self._settle(kept)
+
+    def drop(self, session: str, instance: str) -> None:
+        """That request has ended, whatever came of it."""
+        kept = self._sessions.get(session)
+        if kept is None or instance not in kept.open:
+            return  # forgotten in the meantime
+        kept.open[instance] -= 1
+        if not kept.open[instance]:
+            del kept.open[instance]
+        if kept.stale and instance == kept.left:
+            kept.stale -= 1
+        self._settle(kept)
+
+    def commit(self, session: str, instance: str, now: float) -> None:
+        """`instance` has served the session: it is bound there, and the refusals that `instance` gave it are forgotten.
+
+        A request that was open when a rebalance moved its session elsewhere does not move it back.
+        """
+        if not session:
+            return
+        kept = self._touch(session, now)
+        kept.rejects.pop(instance, None)
+        if kept.stale and instance == kept.left:
+            return
+        self._bind(kept, instance, now)
+
+    def rejected(self, session: str, instance: str) -> None:
+        """`instance` refused to admit the session. Call it where the refusal is seen, never by matching messages."""
+        kept = self._sessions.get(session)
+        if kept is not None:
+            kept.rejects[instance] = kept.rejects.get(instance, 0) + 1
+
+    def accepted(self, session: str, instance: str) -> None:
+        """`instance` admitted the session: its refusals in a row are over."""
+        kept = self._sessions.get(session)
+        if kept is not None:
+            kept.rejects.pop(instance, None)
+
+    def release(self, session: str) -> None:
+        """The session has no owner any more; its turns and its last move are remembered."""
+        kept = self._sessions.get(session)
+        if kept is not None:
+            kept.instance = ""
+            self._settle(kept)
+
+    def release_instance(self, instance: str) -> tuple[str, ...]:
+        """The instance is gone with its KV: its sessions have no owner any more. Returns them."""
+        gone = tuple(name for name, kept in self._sessions.items() if kept.instance == instance)
+        for name in gone:
+            self.release(name)
+        return gone
+
+    def rebalance(self, instance: str, among: Sequence[str], now: float) -> tuple[str, ...]:
+        """Move sessions to an instance that came back, up to its even share of those bound to `among`. Returns them.
+
+        They come from the instances with the most, the session unused for longest first. Its KV is not there, so its
+        next turn is prefilled anew (or the policy leaves again); without this a recovered instance stays empty.
+        """
+        names = sorted({*among, instance})
+        share = sum(self._active[name] for name in names) // len(names)
+        bound = {name: self._bound_to(name)[::-1] for name in names if name != instance}
+        moved: list[str] = []
+        while self._active[instance] < share:
+            giving = [name for name, sessions in bound.items() if sessions and self._active[name] > share]
+            if not giving:
+                break
+            session = bound[max(giving, key=self._active.__getitem__)].pop()
+            kept = self._sessions[session]
+            kept.left, kept.stale = kept.instance, kept.open.get(kept.instance, 0)
+            self._bind(kept, instance, now)
+            moved.append(session)
+        return tuple(moved)
+
+    def expire(self, now: float) -> int:
+        """Forget the sessions unused for longer than `ttl_s`, those with open requests excepted; returns how many."""
+        count = 0
+        for session, kept in list(self._oldest(now)):
+            if not kept.open:
+                self._forget(session)
+                count += 1
+        return count
+
+    def _oldest(self, now: float) -> Sequence[tuple[str, _Session]]:
+        found = []
+        for session, kept in self._sessions.items():
+            if now - kept.used_s <= self.ttl_s:
+                break
+            found.append((session, kept))
+        return found
+
+    def _bound_to(self, instance: str) -> list[str]:
+        return [name for name, kept in self._sessions.items() if kept.instance == instance]
+
+    def _touch(self, session: str, now: float) -> _Session:
+        kept = self._sessions.get(session)
+        if kept is None:
+            self.expire(now)
+            while len(self._sessions) >= self.max_sessions:
+                self._forget(next(iter(self._sessions)))
+            kept = self._sessions[session] = _Session()
+        else:
+            self._sessions.move_to_end(session)
+        kept.used_s = now
+        return kept
+
+    def _bind(self, kept: _Session, instance: str, now: float) -> None:
+        if kept.instance == instance:
+            return
+        if kept.instance:
+            kept.moved_s = now
+        kept.instance = instance
+        self._committed[instance] += 1
+        self._settle(kept)
+
+    def _settle(self, kept: _Session) -> None:
+        """Bring the counts in line with where the session lives now."""
+        self._uncount(kept)
+        kept.home = kept.instance or next(iter(kept.open), "")
+        kept.coming = not kept.instance
+        if kept.home:
+            self._active[kept.home] += 1
+            self._coming[kept.home] += kept.coming
+
+    def _uncount(self, kept: _Session) -> None:
+        if kept.home:
+            self._active[kept.home] -= 1
+            self._coming[kept.home] -= kept.coming
+
+    def _forget(self, session: str) -> None:
+        self._uncount(self._sessions.pop(session))

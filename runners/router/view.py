@@ -1,0 +1,245 @@
+"""The router's own counters of every instance, and the one way they change: reserve at the pick, release once.
+
+Nothing here waits: `view`, a policy's `decide` and `reserve` in a row are one atomic step of an event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from results.decisions import ClusterView, Decision, InstanceLoad, Role, RoutedRequest
+from runners.router.bindings import Bindings
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """An instance as the router is told of it."""
+
+    instance: str
+    url: str = ""
+    role: Role = "both"
+    kv_capacity_tokens: int | None = None
+    """Tokens its KV pool has room for; None = not known."""
+
+
+class _Counters:
+    """One instance's counters."""
+
+    __slots__ = (
+        "available",
+        "draining",
+        "member",
+        "num_requests",
+        "ongoing_decode_tokens",
+        "ongoing_tokens",
+        "paused_until_s",
+        "pending_prefill_tokens",
+        "promised_tokens",
+        "why",
+    )
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self.available = True
+        self.why = ""
+        self.draining = False
+        self.paused_until_s = 0.0
+        self.num_requests = 0
+        self.pending_prefill_tokens = 0
+        self.ongoing_tokens = 0
+        self.ongoing_decode_tokens = 0
+        self.promised_tokens = 0
+        """Outputs that its open requests may still ask room for: their `max_tokens`."""
+
+    def load(self, bindings: Bindings, now: float) -> InstanceLoad:
+        capacity = self.member.kv_capacity_tokens
+        free = None if capacity is None else max(0, capacity - self.ongoing_tokens - self.promised_tokens)
+        name = self.member.instance
+        return InstanceLoad(
+            instance=name,
+            role=self.member.role,
+            available=self.available and not self.draining,
+            why_unavailable=self.why if not self.available else ("draining" if self.draining else ""),
+            num_requests=self.num_requests,
+            pending_prefill_tokens=self.pending_prefill_tokens,
+            ongoing_tokens=self.ongoing_tokens,
+            ongoing_decode_tokens=self.ongoing_decode_tokens,
+            kv_capacity_tokens=capacity,
+            free_kv_tokens=free,
+            assigned=bindings.assigned(name),
+            active_sessions=bindings.active(name),
+            paused_for_s=max(0.0, self.paused_until_s - now),
+        )
+
+
+class _Hold:
+    """What one request holds of one instance. Released in two steps, each once, in whatever order the end comes."""
+
+    __slots__ = ("_counters", "_new", "_open", "_prefilling", "_promised", "_tokens")
+
+    def __init__(self, counters: _Counters, request: RoutedRequest, *, prefills: bool, decodes: bool) -> None:
+        name = counters.member.instance
+        self._counters = counters
+        self._tokens = request.input_tokens
+        self._promised = request.max_tokens if decodes else 0
+        self._new = max(0, request.input_tokens - request.cached_tokens.get(name, 0)) if prefills else 0
+        self._prefilling = self._open = True
+        counters.num_requests += 1
+        counters.pending_prefill_tokens += self._new
+        counters.ongoing_tokens += self._tokens
+        counters.promised_tokens += self._promised
+
+    def first_byte(self) -> None:
+        if self._prefilling:
+            self._prefilling = False
+            self._counters.pending_prefill_tokens -= self._new
+            self._counters.ongoing_decode_tokens += self._tokens
+
+    def end(self) -> None:
+        if not self._open:
+            return
+        self._open = False
+        counters = self._counters
+        if self._prefilling:
+            self._prefilling = False
+            counters.pending_prefill_tokens -= self._new
+        else:
+            counters.ongoing_decode_tokens -= self._tokens
+        counters.num_requests -= 1
+        counters.ongoing_tokens -= self._tokens
+        counters.promised_tokens -= self._promised
+
+
+class Reservation:
+    """A pick's claim on its instances' counters. Both steps may be called at any time, any number of times."""
+
+    __slots__ = ("_bindings", "_decode", "_prefill", "decision", "request")
+
+    def __init__(
+        self, decision: Decision, request: RoutedRequest, decode: _Hold, prefill: _Hold | None, bindings: Bindings
+    ) -> None:
+        self.decision = decision
+        self.request = request
+        self._decode = decode
+        self._prefill = prefill
+        self._bindings: Bindings | None = bindings if decision.binds else None
+        if self._bindings is not None:
+            self._bindings.expect(request.session, decision.instance)
+
+    def first_byte(self) -> None:
+        """The first byte of the response's body has come: the prompt is no longer pending."""
+        self._decode.first_byte()
+        if self._prefill is not None:
+            self._prefill.end()
+
+    def end(self) -> None:
+        """The request is over: ended, failed, or left by its client. Commit its binding before, not after."""
+        self._decode.end()
+        if self._prefill is not None:
+            self._prefill.end()
+        if self._bindings is not None:
+            self._bindings.drop(self.request.session, self.decision.instance)
+            self._bindings = None
+
+
+class Cluster:
+    """Membership, availability and counters of all instances. `clock`: monotonic seconds, e.g. `time.monotonic`.
+
+    `bindings` are asked for the sessions of each instance; without any, the cluster keeps a table of its own.
+    """
+
+    def __init__(
+        self, instances: Iterable[Member], clock: Callable[[], float], bindings: Bindings | None = None
+    ) -> None:
+        self.bindings = bindings if bindings is not None else Bindings()
+        self.picks = 0
+        self.fallbacks = 0
+        self._clock = clock
+        self._counters: dict[str, _Counters] = {}
+        for member in instances:
+            self.add(member)
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """In the order of their names."""
+        return tuple(self._counters[name].member for name in sorted(self._counters))
+
+    def view(self) -> ClusterView:
+        """Everything a policy may know of the cluster now."""
+        now = self._clock()
+        loads = tuple(self._counters[name].load(self.bindings, now) for name in sorted(self._counters))
+        return ClusterView(loads, self.picks, self.fallbacks)
+
+    def reserve(self, decision: Decision, request: RoutedRequest) -> Reservation:
+        """Count the pick on its instance: BS+1, PP+uncached, OT+prompt, and the output's room.
+
+        With a prefill instance the uncached tokens are pending there, until the first byte, and not where it decodes.
+        Raises KeyError where the decision names an instance that is not a member (or none).
+        """
+        decodes = self._counters[decision.instance]
+        prefills = self._counters[decision.prefill] if decision.prefill else None
+        self.picks += 1
+        self.fallbacks += decision.advances
+        first = _Hold(prefills, request, prefills=True, decodes=False) if prefills else None
+        second = _Hold(decodes, request, prefills=prefills is None, decodes=True)
+        return Reservation(decision, request, second, first, self.bindings)
+
+    def add(self, member: Member) -> None:
+        """Bring in an instance; one of that name that drains is taken back. Raises ValueError for a known other one."""
+        known = self._counters.get(member.instance)
+        if known is None:
+            self._counters[member.instance] = _Counters(member)
+        elif known.draining and known.member.url == member.url:
+            known.draining = False
+        else:
+            raise ValueError(f"there is an instance {member.instance} already, at {known.member.url}")
+
+    def drain(self, instance: str) -> None:
+        """No new requests for it; those it has go on. Raises KeyError for an unknown one."""
+        self._counters[instance].draining = True
+
+    def drained(self, instance: str) -> bool:
+        """It drains and has no request left."""
+        counters = self._counters[instance]
+        return counters.draining and counters.num_requests == 0
+
+    def remove(self, instance: str) -> tuple[str, ...]:
+        """Forget it, its counters and its bindings; returns the sessions that lost their owner.
+
+        Open reservations on it may still be ended. Raises KeyError for an unknown one.
+        """
+        del self._counters[instance]
+        return self.bindings.release_instance(instance)
+
+    def set_available(self, instance: str, available: bool, why: str = "") -> tuple[str, ...]:
+        """Say whether it may be picked (health, breaker), and why not.
+
+        An instance that comes back is given its even share of the bound sessions; returns those that moved. Bindings to
+        an instance that is merely away stay: its KV may still be there when it returns.
+        """
+        counters = self._counters[instance]
+        came_back = available and not counters.available
+        counters.available, counters.why = available, "" if available else why or "unavailable"
+        if not came_back or counters.draining:
+            return ()
+        others = [name for name, other in self._counters.items() if other.available and not other.draining]
+        return self.bindings.rebalance(instance, others, self._clock())
+
+    def pause(self, instance: str, seconds: float) -> None:
+        """Back-pressure: the instance asked not to be sent anything new for so long; 0 ends the pause."""
+        self._counters[instance].paused_until_s = self._clock() + seconds
+
+    def set_capacity(self, instance: str, kv_capacity_tokens: int | None) -> None:
+        """What its KV pool has room for, once the engine has said so."""
+        counters = self._counters[instance]
+        known = counters.member
+        counters.member = Member(known.instance, known.url, known.role, kv_capacity_tokens)
+
+
+def idle(loads: Sequence[InstanceLoad]) -> bool:
+    """Whether every counter of every instance is back at zero."""
+    return not any(
+        load.num_requests or load.pending_prefill_tokens or load.ongoing_tokens or load.ongoing_decode_tokens
+        for load in loads
+    )
