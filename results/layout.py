@@ -23,6 +23,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 
 @dataclass(frozen=True, slots=True)
 class ConfigLayout:
@@ -186,6 +188,16 @@ def publish(moves: Mapping[Path, Path]) -> None:
             os.fsync(file.fileno())
         source.replace(target)
         _sync_folder(target.parent)
+
+
+def is_complete(record: Path, cell: str) -> bool:
+    """Whether the record, a cell's commit mark, is this cell's, and every file it names beside it is there, unchanged."""
+    try:
+        written = msgspec.json.decode(record.read_bytes())
+        names: dict[str, str] = written["checksums"]
+        return written["cell"] == cell and all(sha256(record.parent / name) == digest for name, digest in names.items())
+    except (OSError, KeyError, TypeError, msgspec.DecodeError):
+        return False
 
 
 def _sync_folder(folder: Path) -> None:

@@ -17,19 +17,19 @@ import msgspec
 
 from launch import patching
 from launch.errors import LaunchError
-from launch.preflight import GateResult, verify
 from results.analysis import analyse_run
 from results.cells import analyse_cell, headline
-from results.layout import RunLayout, sha256, write_atomic
+from results.layout import is_complete, write_atomic
 from results.saturation import ReferenceRates, choose_reference_rates
 from runners.campaign import Outcome
 from runners.context import RunContext
 from runners.errors import CellFailed, CellSkipped
 from runners.experiments.connector_tax_grid import EXPERIMENT, Grid
 from runners.experiments.connector_tax_plan import REF_LOAD, REF_SAFE
+from runners.experiments.gates import preflight, why_gated
 from runners.measure import measure
 from state.events import Noted
-from state.run import CellPlan, CellState
+from state.run import CellPlan
 from state.view import RunView
 
 
@@ -52,12 +52,7 @@ class ConnectorTax:
 
     def why_skip(self, cell: CellPlan, view: RunView) -> str:
         """A config that did not pass its pre-flight is not measured; nor is a cell whose rate was not found."""
-        if cell.kind == "preflight" or cell.config is None:
-            return ""
-        gate = view.cells.get(f"preflight/{cell.config}")
-        if gate is not None and gate.state is CellState.FAILED:
-            return f"pre-flight failed: {gate.reason}"
-        return ""
+        return why_gated(cell, view)
 
     async def run_cell(self, cell: CellPlan, attempt: int) -> Outcome:
         """Run the cell by its kind."""
@@ -69,7 +64,7 @@ class ConnectorTax:
             return None
         for config in self._context.layout.configs():
             record = config.cell(cell.params["phase"], cell.params["stem"])
-            if config.root.name.endswith(f"_{cell.config}") and _complete(record, cell.cell):
+            if config.root.name.endswith(f"_{cell.config}") and is_complete(record, cell.cell):
                 summary = analyse_cell(record)
                 return Outcome(headline(summary), _degraded(record))
         return None
@@ -109,24 +104,11 @@ class ConnectorTax:
     async def _preflight(self, cell: CellPlan, attempt: int) -> Outcome:
         """Launch the config and see that it really works here; the result decides over all its later cells."""
         assert cell.config is not None
-        log = self._context.layout.preflight_log(cell.config)
-        log.parent.mkdir(parents=True, exist_ok=True)
         await self._ensure_probe()
-        try:
-            instance = await self._context.slot.get(cell.config, f"{cell.stage}/{attempt}", preflight=True)
-            beside = partial(self._context.slot.counterpart, cell.config, log.parent / f"counterpart_{cell.config}")
-            fits = self._context.profile.engine.kind == "cpu"  # a GPU's memory is all the first engine's
-            config, profile = self._context.configs[cell.config], self._context.profile
-            result = await verify(instance, config, profile, log, beside if fits else None)
-        except LaunchError as error:
-            _record_gate(self._context.layout, cell.config, {"decision": "SKIP", "reason": str(error), "checks": []})
-            raise CellFailed(f"{error} {error.remedy}") from error
-        finally:
-            await self.release("pre-flight is over")
-        _record_gate(self._context.layout, cell.config, _gate_row(result))
-        if not result.passed:
-            raise CellFailed(f"{result.reason}; the log is {log.name}")
-        return Outcome({"checks_passed": len(result.checks)})
+        folder = self._context.layout.preflight_log(cell.config).parent / f"counterpart_{cell.config}"
+        beside = partial(self._context.slot.counterpart, cell.config, folder)
+        fits = self._context.profile.engine.kind == "cpu"  # a GPU's memory is all the first engine's
+        return await preflight(cell, attempt, self._context, beside if fits else None)
 
     async def _load(self, cell: CellPlan, attempt: int) -> Outcome:
         rate_per_s = self._rate(cell)
@@ -164,32 +146,6 @@ class ConnectorTax:
         return Outcome({"cells": len(analysis.cells), "gaps": len(analysis.gaps)})
 
 
-def _complete(record: Path, cell: str) -> bool:
-    """Whether the record is this cell's and every artifact it names is there and unchanged."""
-    try:
-        written = msgspec.json.decode(record.read_bytes())
-        names: dict[str, str] = written["checksums"]
-        return written["cell"] == cell and all(sha256(record.parent / name) == digest for name, digest in names.items())
-    except (OSError, KeyError, msgspec.DecodeError):
-        return False
-
-
 def _degraded(record: Path) -> str:
     fidelity: dict[str, Any] = msgspec.json.decode(record.read_bytes())["fidelity"]
     return str(fidelity.get("reason") or "degraded") if fidelity.get("degraded") else ""
-
-
-def _gate_row(result: GateResult) -> dict[str, Any]:
-    return {
-        "decision": "include" if result.passed else "SKIP",
-        "reason": result.reason,
-        "checks": [msgspec.to_builtins(check) for check in result.checks],
-    }
-
-
-def _record_gate(layout: RunLayout, config: str, row: dict[str, Any]) -> None:
-    """Add the config's decision to preflight_status.json."""
-    path = layout.preflight_status
-    rows = msgspec.json.decode(path.read_bytes()) if path.exists() else {}
-    rows[config] = row
-    write_atomic(path, msgspec.json.format(msgspec.json.encode(rows), indent=2))

@@ -1,0 +1,62 @@
+"""The pre-flight of a config as a cell: launch it, see that it really works here, keep the decision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from launch.errors import LaunchError
+from launch.preflight import GateResult, verify
+from launch.preflight_checks import Counterpart
+from results.layout import RunLayout, write_atomic
+from runners.campaign import Outcome
+from runners.context import RunContext
+from runners.errors import CellFailed
+from state.run import CellPlan, CellState
+from state.view import RunView
+
+
+async def preflight(cell: CellPlan, attempt: int, context: RunContext, counterpart: Counterpart | None) -> Outcome:
+    """Raises CellFailed with the reason where the config does not work; its later cells are then skipped."""
+    assert cell.config is not None
+    log = context.layout.preflight_log(cell.config)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        instance = await context.slot.get(cell.config, f"{cell.stage}/{attempt}", preflight=True)
+        result = await verify(instance, context.configs[cell.config], context.profile, log, counterpart)
+    except LaunchError as error:
+        _record(context.layout, cell.config, {"decision": "SKIP", "reason": str(error), "checks": []})
+        raise CellFailed(f"{error} {error.remedy}") from error
+    finally:
+        await context.slot.release("pre-flight is over")
+    _record(context.layout, cell.config, _row(result))
+    if not result.passed:
+        raise CellFailed(f"{result.reason}; the log is {log.name}")
+    return Outcome({"checks_passed": len(result.checks)})
+
+
+def why_gated(cell: CellPlan, view: RunView) -> str:
+    """Why a config's cell is not to run; empty where its pre-flight did not fail."""
+    if cell.kind == "preflight" or cell.config is None:
+        return ""
+    gate = view.cells.get(f"preflight/{cell.config}")
+    if gate is not None and gate.state is CellState.FAILED:
+        return f"pre-flight failed: {gate.reason}"
+    return ""
+
+
+def _row(result: GateResult) -> dict[str, Any]:
+    return {
+        "decision": "include" if result.passed else "SKIP",
+        "reason": result.reason,
+        "checks": [msgspec.to_builtins(check) for check in result.checks],
+    }
+
+
+def _record(layout: RunLayout, config: str, row: dict[str, Any]) -> None:
+    """Add the config's decision to preflight_status.json."""
+    path = layout.preflight_status
+    rows = msgspec.json.decode(path.read_bytes()) if path.exists() else {}
+    rows[config] = row
+    write_atomic(path, msgspec.json.format(msgspec.json.encode(rows), indent=2))
