@@ -191,7 +191,7 @@ def publish(moves: Mapping[Path, Path]) -> None:
 
 
 def is_complete(record: Path, cell: str) -> bool:
-    """Whether the record, a cell's commit mark, is this cell's, and every file it names beside it is there, unchanged."""
+    """Whether the record, a commit mark, is this cell's, and every file that it names lies beside it unchanged."""
     try:
         written = msgspec.json.decode(record.read_bytes())
         names: dict[str, str] = written["checksums"]
