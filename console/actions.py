@@ -148,6 +148,13 @@ ACTIONS: tuple[Action, ...] = (
         GROUPS[1],
         command=("tracon", "report", "{run}"),
     ),
+    Action(
+        "routing",
+        ("7",),
+        "Routing",
+        "instances with their load terms, where sessions are bound, decisions by reason, the latest ones, alarms",
+        GROUPS[1],
+    ),
     Action("section_before", ("left",), "Section before", "on Results: the section before", GROUPS[1]),
     Action(
         "section_after",
@@ -236,7 +243,7 @@ ACTIONS: tuple[Action, ...] = (
 )
 
 BY_ID = {action.id: action for action in ACTIONS}
-PANELS = ("stages", "instances", "latency", "steps", "events", "results")
+PANELS = ("stages", "instances", "latency", "steps", "events", "results", "routing")
 
 
 def of_screen(screen: str) -> tuple[Action, ...]:

@@ -25,6 +25,8 @@ EVERY_S = 10.0
 """An analysis starts at most so often."""
 NICENESS = 10
 """Of the thread: measuring goes first where the run shares this host."""
+MEASURED = ("load", "replay")
+"""The kinds of cells that have numbers to analyse."""
 SECTIONS = {
     "taxes": "Taxes",
     "verdicts": "Verdicts",
@@ -51,8 +53,8 @@ class Findings:
 
 
 def measured(view: RunView) -> int:
-    """Load cells that are done."""
-    return sum(cell.state is CellState.DONE and cell.plan.kind == "load" for cell in view.cells.values())
+    """Cells with numbers that are done."""
+    return sum(cell.state is CellState.DONE and cell.plan.kind in MEASURED for cell in view.cells.values())
 
 
 class Analyst:

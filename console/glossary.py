@@ -81,6 +81,42 @@ TERMS: tuple[Term, ...] = (
         "more than 0: offered load was not delivered",
     ),
     Term(
+        "BS",
+        "requests",
+        "on Routing: requests the router sent to the instance that have not ended",
+        "router's own counter, read once a second",
+        "far above the others': look at the reasons of the latest decisions",
+    ),
+    Term(
+        "PP",
+        "tokens",
+        "on Routing: prompt tokens, less what the prefix index says is cached, of requests whose first token has not "
+        "come back; the bar's full length is the most any instance had in the past minute",
+        "router's own counter, read once a second",
+        "hot: more than 3 times the mean of the others for 5 s, from at least 2 requests",
+    ),
+    Term(
+        "OT",
+        "tokens",
+        "on Routing: prompt tokens of requests that have not ended",
+        "router's own counter, read once a second",
+    ),
+    Term(
+        "sess",
+        "sessions",
+        "on Routing: sessions bound to the instance now",
+        "router's bindings",
+        "never rebalanced: it came back 10 s ago or more, has had no request since, and the others are loaded",
+    ),
+    Term(
+        "picks",
+        "%",
+        "on Routing: share of the picks that went to the instance since the cell began (of the decisions listed, "
+        "where the router does not count by instance)",
+        "router's own counter",
+        "cold: no pick and no request for 10 s while the others held 2 requests each",
+    ),
+    Term(
         "progress", "%", "work of finished cells / work of all cells, by the plan's time estimates", "plan and journal"
     ),
     Term(

@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import groupby
 from typing import Any
 
 from console import format as say
 from console.feed import Picture
+from console.findings import MEASURED
 from console.glyphs import Glyphs
 from console.rows.instances import config_tone
 from console.widgets.table import Cell, Column, Row, cell
 from state.run import CELL_ENDED, CellState
 from state.view import CellView, RunView, StageView
 
-CELL_NUMBERS = (
+_LATENCIES = (
     ("ttft_p90_s", Column("ttft", "TTFT p90", 8, "ms")),
     ("tpot_p90_s", Column("tpot", "TPOT p90", 8, "ms")),
+)
+CELL_NUMBERS = (
+    *_LATENCIES,
     ("effective_throughput_per_s", Column("rate", "served", 6, "req/s")),
     ("step_p50_us", Column("step", "step p50", 8, "ms")),
 )
 """The numbers of a finished cell that have a column where there is room, most wanted first; all stand in its detail."""
+REPLAY_NUMBERS = (
+    *_LATENCIES,
+    ("apc", Column("apc", "APC", 4, "%")),
+    ("amplification", Column("amplification", "wall/span", 9, "x")),
+)
+"""The same of cells that replay a trace."""
 NARROW_CELL_NUMBERS = (Column("ttft", "TTFT", 5, "p90"), Column("tpot", "TPOT", 5, "p90"))
 
 
-def stage_columns(width: int) -> tuple[Column, ...]:
+def stage_columns(width: int, experiment: str = "") -> tuple[Column, ...]:
     """State and name, then as many of a cell's numbers as fit beside 28 columns of name."""
     fixed = (Column("state", "state", 12, left=True), Column("name", "stage, cell", 13, left=True, flex=True))
-    numbers = [column for _, column in CELL_NUMBERS]
+    numbers = [column for _, column in (REPLAY_NUMBERS if experiment == "routing" else CELL_NUMBERS)]
     while numbers and sum(column.width + 1 for column in numbers) > width - 13 - 28:
         numbers.pop()
     if len(numbers) < 2:
@@ -96,17 +106,26 @@ def _cell_row(view: CellView, grouped: bool, glyphs: Glyphs, columns: tuple[Colu
         return Row(
             f"cell:{view.cell}", _padded(first, len(columns), cell(f"{view.fraction * 100:.0f} %", "bold")), view.cell
         )
-    measured = view.state is CellState.DONE and view.plan.kind == "load"
+    measured = view.state is CellState.DONE and view.plan.kind in MEASURED
     numbers = tuple(cell(cell_number(view.summary, column.key) if measured else "") for column in columns[2:])
     return Row(f"cell:{view.cell}", (*first, *numbers), view.cell)
 
 
 def cell_number(summary: Mapping[str, Any], column: str) -> str:
-    """One of CELL_NUMBERS as its column shows it."""
-    key = next(key for key, each in CELL_NUMBERS if each.key == column)
+    """One of CELL_NUMBERS or REPLAY_NUMBERS as its column shows it."""
+    key = next(key for key, each in (*CELL_NUMBERS, *REPLAY_NUMBERS) if each.key == column)
     value = summary.get(key)
-    shown = {"ttft": say.ms, "tpot": say.ms, "rate": say.digits, "step": say.us_as_ms}[column]
-    return shown(value if isinstance(value, int | float) else None)
+    return _SHOWN[column](value if isinstance(value, int | float) else None)
+
+
+_SHOWN: Mapping[str, Callable[[float | None], str]] = {
+    "ttft": say.ms,
+    "tpot": say.ms,
+    "rate": say.digits,
+    "step": say.us_as_ms,
+    "apc": say.percent,
+    "amplification": say.digits,
+}
 
 
 def cell_says(view: CellView, glyphs: Glyphs, narrow: bool) -> Cell:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Mapping
 
+from rich.style import Style
 from rich.text import Text
 from textual.widgets import Static
 
 from console import format as say
 from console.feed import Picture
 from console.glyphs import UNICODE, Glyphs
+from console.rows.routing import alarms_now
 from console.themes import tones
 from console.widgets.table import Span
 from state.lease import HEARTBEAT_S, LeaseState
@@ -38,7 +41,7 @@ class RunHeader(Static):
         if said != self._said:
             self._said = said
             styles = tones(self.app.theme_variables)
-            lines = [_text(line, styles) for line in said[:3]]  # type: ignore[arg-type]
+            lines = [styled(line, styles) for line in said[:3]]  # type: ignore[arg-type]
             self.update(Text("\n").join(lines), layout=False)
 
 
@@ -107,6 +110,7 @@ def _progress(picture: Picture, glyphs: Glyphs, width: int, now_unix_s: float) -
 def _attention(picture: Picture, badges: tuple[Span, ...], glyphs: Glyphs) -> Line:
     view = picture.view
     parts: Line = list(badges)
+    parts += [(f"{alarm}  ", "warn") for alarm in alarms_now(picture)]
     for request in view.open_requests:
         parts.append((f"{request.action.replace('_', ' ')} {request.target} asked for  ".replace("  ", " "), "warn"))
     if view.state in (RunState.RUNNING, RunState.PAUSED) and not picture.live:
@@ -146,8 +150,9 @@ def _fitted(left: Line, right: Line, width: int) -> tuple[Span, ...]:
     return (*kept, (" " * max(1, width - _length(list(kept)) - _length(right)), ""), *right)
 
 
-def _text(line: tuple[Span, ...], styles: dict[str, object]) -> Text:
+def styled(line: Iterable[Span], styles: Mapping[str, Style]) -> Text:
+    """The line as rich text."""
     text = Text(no_wrap=True, overflow="ellipsis")
     for part, tone in line:
-        text.append(part, style=styles[tone])  # type: ignore[arg-type]
+        text.append(part, style=styles[tone])
     return text

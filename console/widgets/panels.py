@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass, field
 
 from textual.containers import Horizontal, Vertical
@@ -40,9 +41,9 @@ class Panel(Vertical):
         self.look = look
         self.border_title = self.TITLE
 
+    @abstractmethod
     def show(self, picture: Picture) -> None:
-        """Draw what changed."""
-        raise NotImplementedError
+        """Draw what changed. mypy sees to it that every panel does; Textual's metaclass leaves no room for ABCMeta."""
 
     @property
     def table(self) -> Table | None:
@@ -74,7 +75,7 @@ class StagesPanel(Panel):
         return self._table
 
     def show(self, picture: Picture) -> None:
-        columns = stages.stage_columns(self.table.room)
+        columns = stages.stage_columns(self.table.room, picture.view.plan.experiment)
         self.table.show(columns, stages.stage_rows(picture, self.look.folded, self.look.glyphs, columns))
         running = picture.view.current_cells
         if self.look.follow and running:

@@ -20,6 +20,7 @@ from state.store import RunStore
 from tests.console import demo
 
 RUN = "20260302-101112-connector-tax-cpu-tiny"
+ROUTING_RUN = "20260302-111213-routing-cpu-tiny"
 WIDE, NARROW = (120, 40), (80, 24)
 CELL_WIDTH, LINE_HEIGHT = 12.2, 24.4
 """Of a character in Textual's SVG."""
@@ -52,6 +53,21 @@ def live_run(dead_run: Path) -> Iterator[Path]:
     """A run that this test process holds the lease of."""
     with RunStore.open(dead_run) as store, lease.acquire(store):
         yield dead_run
+
+
+@pytest.fixture
+def routing_run(tmp_path: Path) -> Path:
+    """A routing run in the middle of its second cell, the last tick a minute ahead so that it stays new."""
+    folder = tmp_path / "ws" / ROUTING_RUN
+    demo.write(folder, seconds=120, ends_at=time.time() + 60, tale=demo.ROUTING)
+    return folder
+
+
+@pytest.fixture
+def live_routing(routing_run: Path) -> Iterator[Path]:
+    """The same while this test process holds its lease."""
+    with RunStore.open(routing_run) as store, lease.acquire(store):
+        yield routing_run
 
 
 def app_for(

@@ -2,7 +2,7 @@
 
 `python -m tests.console.demo FOLDER` writes a run in the middle of its work and then goes on writing, one second per
 second, holding the run's lease and answering requests, so that the console can be looked at and steered.
-`--finished` writes a run that has ended, and returns.
+`--finished` writes a run that has ended, and returns; `--routing` makes it a routing run.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import math
 import random
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from state import lease, requests
@@ -25,11 +25,13 @@ from state.events import (
     InstanceChanged,
     InstanceSampled,
     Noted,
+    RouterSampled,
     RunChanged,
     StageChanged,
 )
 from state.run import CellPlan, CellState, InstanceState, RunPlan, RunState, StagePlan, StageState
 from state.store import RunStore
+from tests.console import routing_demo
 
 CONFIGS = ("plain", "mooncake_both", "noop_connector", "nixl_both")
 RATES = (2, 4, 8, 12, 16)
@@ -183,13 +185,48 @@ def _measure(instance: str, cell: CellPlan, dice: random.Random) -> Iterator[tup
     yield 0.2, (CellChanged(cell.cell, CellState.DONE, 1, summary=summary(cell.config, cell, dice), degraded=late),)
 
 
-def write(folder: Path, *, seconds: float | None = None, ends_at: float | None = None, pid: int = 4711) -> Clock:
-    """A journal of the first `seconds` of the story (None = all); its last event lies at `ends_at` (None = now)."""
-    events = list(story(pid))
+@dataclass(frozen=True)
+class Tale:
+    """A run: its plan and what happens in it."""
+
+    plan: Callable[[], RunPlan] = plan
+    story: Callable[[int], Iterator[tuple[float, tuple[Event, ...]]]] = story
+
+
+CONNECTOR_TAX, ROUTING = Tale(), Tale(routing_demo.plan, routing_demo.story)
+
+
+class Dates:
+    """Gives decisions the time of day; the tale counts it from the start of their cell."""
+
+    def __init__(self) -> None:
+        self._starts: dict[str, float] = {}
+
+    def put(self, batch: tuple[Event, ...], now: float) -> list[Event]:
+        """The events as they are written at `now`."""
+        return [self._put(event, now) if isinstance(event, RouterSampled) else event for event in batch]
+
+    def _put(self, event: RouterSampled, now: float) -> RouterSampled:
+        newest = max((line.t_unix_s for line in event.latest), default=0.0)
+        start = self._starts.setdefault(event.cell, now - newest)
+        return replace(event, latest=tuple(replace(line, t_unix_s=start + line.t_unix_s) for line in event.latest))
+
+
+def write(
+    folder: Path,
+    *,
+    seconds: float | None = None,
+    ends_at: float | None = None,
+    tale: Tale = CONNECTOR_TAX,
+    dates: Dates | None = None,
+) -> Clock:
+    """A journal of the first `seconds` of the tale (None = all); its last event lies at `ends_at` (None = now)."""
+    dates = dates or Dates()
+    events = list(tale.story(4711))
     total = sum(wait for wait, _ in events)
     length = total if seconds is None else min(seconds, total)
     clock = Clock((time.time() if ends_at is None else ends_at) - length - 2.0)
-    with RunStore.create(folder, folder.name, plan(), "0.1.0", clock=clock) as store:
+    with RunStore.create(folder, folder.name, tale.plan(), "0.1.0", clock=clock) as store:
         clock.now += 2.0
         passed = 0.0
         for wait, batch in events:
@@ -197,16 +234,17 @@ def write(folder: Path, *, seconds: float | None = None, ends_at: float | None =
             if passed > length:
                 break
             clock.now += wait
-            store.append(*batch)
+            store.append(*dates.put(batch, clock.now))
     return clock
 
 
-def play(folder: Path, seconds: float) -> None:
-    """Go on from `seconds` into the story in real time, as a run process would."""
-    write(folder, seconds=seconds)
+def play(folder: Path, seconds: float, tale: Tale = CONNECTOR_TAX) -> None:
+    """Go on from `seconds` into the tale in real time, as a run process would."""
+    dates = Dates()
+    write(folder, seconds=seconds, tale=tale, dates=dates)
     with RunStore.open(folder) as store, lease.acquire(store) as held:
         passed = 0.0
-        for wait, batch in story(4711):
+        for wait, batch in tale.story(4711):
             passed += wait
             if passed <= seconds:
                 continue
@@ -217,7 +255,7 @@ def play(folder: Path, seconds: float) -> None:
                 if request.action in ("stop", "stop_now"):
                     store.append(RunChanged(RunState.INTERRUPTED, request.reason or "stopped by the operator"))
                     return
-            store.append(*batch)
+            store.append(*dates.put(batch, time.time()))
 
 
 def main() -> int:
@@ -225,12 +263,14 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seconds", type=float, default=420.0)
     parser.add_argument("--finished", action="store_true")
+    parser.add_argument("--routing", action="store_true")
     given = parser.parse_args()
+    tale = ROUTING if given.routing else CONNECTOR_TAX
     given.folder.mkdir(parents=True, exist_ok=True)
     if given.finished:
-        write(given.folder)
+        write(given.folder, tale=tale)
     else:
-        play(given.folder, given.seconds)
+        play(given.folder, given.seconds, tale)
     return 0
 
 

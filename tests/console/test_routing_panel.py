@@ -1,0 +1,292 @@
+"""The Routing panel: what an operator sees of the router of a cell."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+
+from console import format as say
+from console.feed import Picture
+from console.glyphs import ASCII, UNICODE
+from console.rows import routing as rows
+from console.screens.dialogs import Detail
+from console.screens.run import RunScreen
+from console.widgets.routing import RoutingPanel
+from console.widgets.table import Cell, Row
+from state.lease import LeaseState
+from state.routing import RoutingView
+from state.store import RunStore
+from state.view import to_json
+from tests.console.conftest import NARROW, WIDE, app_for, sees, settled, shown, until
+
+LIVE = LeaseState("live", 4711, "here", 0.5)
+AGED_S = rows.STALE_S + 5
+
+
+def text(content: Cell) -> str:
+    return "".join(part for part, _ in content)
+
+
+def told(row: Row) -> list[str]:
+    return [text(content) for content in row.cells]
+
+
+@pytest.fixture
+def picture(routing_run: Path) -> Picture:
+    with RunStore.open(routing_run, read_only=True) as store:
+        view = store.view()
+    return Picture(view, LIVE, loading=False, frozen_unix_s=view.last_t_unix_s)
+
+
+def routing_of(picture: Picture) -> RoutingView:
+    assert picture.view.routing is not None
+    return picture.view.routing
+
+
+def panel_of(pilot: Pilot[None]) -> RoutingPanel:
+    return pilot.app.screen.query_one(RoutingPanel)
+
+
+async def opened(pilot: Pilot[None]) -> RoutingPanel:
+    await settled(pilot)
+    await pilot.press("7")
+    await sees(pilot, "PP")
+    return panel_of(pilot)
+
+
+# -- rows -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [57, 79, 99, 100, 119, 200])
+def test_columns_fit_and_every_row_fills_them(picture: Picture, width: int) -> None:
+    routing = routing_of(picture)
+    for columns, made in (
+        (rows.load_columns(width), rows.load_rows(picture, routing, UNICODE, rows.load_columns(width))),
+        (rows.decision_columns(width), rows.decision_rows(picture, routing, rows.decision_columns(width))),
+    ):
+        assert sum(column.width + 1 for column in columns) - 1 <= max(width, 79)
+        assert made
+        assert all(len(row.cells) == len(columns) for row in made)
+
+
+def test_an_instance_is_shown_with_what_the_router_knows_of_it(picture: Picture) -> None:
+    routing = routing_of(picture)
+    columns = rows.load_columns(79)
+    keys = [column.key for column in columns]
+    picks = sum(load.picks or 0 for load in routing.latest.instances)
+    for load, row in zip(routing.latest.instances, rows.load_rows(picture, routing, UNICODE, columns), strict=True):
+        shown = dict(zip(keys, told(row), strict=True))
+        assert row.key == shown["name"] == load.instance
+        assert shown["requests"] == str(load.num_requests)
+        assert shown["pending"] == say.tokens(load.pending_prefill_tokens)
+        assert shown["ongoing"] == say.tokens(load.ongoing_tokens)
+        assert shown["sessions"] == str(load.sessions)
+        assert shown["share"] == f"{100 * (load.picks or 0) / picks:.0f}"
+
+
+def test_the_bar_is_full_where_the_most_is_pending_and_empty_where_nothing_is(picture: Picture) -> None:
+    routing = routing_of(picture)
+    top = max(load.pending_prefill_tokens for load in routing.latest.instances)
+    full = replace(routing, history=((routing.latest_unix_s, routing.latest.instances),))
+    columns = rows.load_columns(79)
+    place = [column.key for column in columns].index("bar")
+    for load, row in zip(routing.latest.instances, rows.load_rows(picture, full, UNICODE, columns), strict=True):
+        filled = text(row.cells[place]).count(UNICODE.full)
+        assert filled == round(load.pending_prefill_tokens / top * columns[place].width)
+
+
+def test_the_past_minute_tells_a_second_without_work_from_one_not_seen(picture: Picture) -> None:
+    routing = routing_of(picture)
+    first = routing.latest.instances[0]
+    end = routing.latest_unix_s
+    idle, busy = replace(first, pending_prefill_tokens=0), replace(first, pending_prefill_tokens=800)
+    seen = replace(routing, history=((end - 5, (idle,)), (end - 3, (busy,)), (end, (idle,))))
+    columns = rows.load_columns(119)
+    place = [column.key for column in columns].index("past")
+    curve = text(rows.load_rows(picture, seen, UNICODE, columns)[0].cells[place])
+    assert len(curve) == columns[place].width
+    assert curve.strip() == f"{rows.NO_WORK}{UNICODE.rise[8]}{rows.NO_WORK}"
+
+
+def test_hot_and_never_rebalanced_instances_are_named_and_marked(picture: Picture) -> None:
+    routing = routing_of(picture)
+    lines = [text(line) for line in rows.warnings(picture, routing, UNICODE)]
+    assert any(line.startswith("! hot: e2 has ") for line in lines)
+    assert any(line.startswith("! never rebalanced: e3 ") for line in lines)
+    marked = {row.key: told(row)[1] for row in rows.load_rows(picture, routing, UNICODE, rows.load_columns(119))}
+    assert marked == {"e0": "● available", "e1": "● available", "e2": "! hot", "e3": "! never rebalanced"}
+
+
+def test_an_instance_that_is_not_picked_says_why(picture: Picture) -> None:
+    routing = routing_of(picture)
+    first, *others = routing.latest.instances
+    out = replace(first, available=False, why="no answer for 5 s")
+    latest = replace(routing.latest, instances=(out, *others))
+    changed = replace(routing, latest=latest, history=())
+    (line,) = rows.warnings(picture, changed, ASCII)
+    assert text(line) == "x e0 is not picked: no answer for 5 s"
+    assert told(rows.load_rows(picture, changed, ASCII, rows.load_columns(119))[0])[1] == "x no answer for 5 s"
+
+
+def test_many_warnings_are_counted(picture: Picture) -> None:
+    routing = routing_of(picture)
+    changed = replace(routing, history=(), latest=replace(routing.latest, alarms=tuple("abcdef")))
+    lines = [text(line) for line in rows.warnings(picture, changed, UNICODE)]
+    assert lines == ["! a", "! b", "and 4 more"]
+
+
+def test_old_numbers_warn_of_nothing_but_of_their_age(picture: Picture) -> None:
+    routing = routing_of(picture)
+    late = replace(picture, frozen_unix_s=routing.latest_unix_s + AGED_S)
+    assert rows.warnings(late, routing, UNICODE) == rows.alarms_now(late) == ()
+    assert "no word from the router for 8s" in text(rows.head(late, routing))
+    assert rows.alarms_now(picture) == routing.alarms != ()
+
+
+def test_after_the_cell_its_numbers_are_those_of_a_past_moment(picture: Picture) -> None:
+    routing = routing_of(picture)
+    gone = replace(picture, lease=LeaseState("none"))
+    assert rows.alarms_now(gone) == ()
+    assert f"as of {say.clock(routing.latest_unix_s)}" in text(rows.head(gone, routing))
+
+
+def test_reasons_are_ordered_by_their_picks_and_add_up(picture: Picture) -> None:
+    routing = routing_of(picture)
+    picks = [int(told(row)[1]) for row in rows.reason_rows(routing, UNICODE)]
+    assert picks == sorted(picks, reverse=True)
+    assert sum(picks) == sum(routing.latest.decisions.values())
+    line = text(rows.reason_line(routing))
+    assert all(reason in line for reason in routing.latest.decisions)
+
+
+def test_a_pick_that_went_nowhere_says_so(picture: Picture) -> None:
+    routing = routing_of(picture)
+    last = replace(routing.lines[-1], instance="", session="", reason="queue_full")
+    (row,) = rows.decision_rows(picture, replace(routing, lines=(last,)), rows.decision_columns(79))
+    assert told(row)[1:] == ["no session", "nowhere", "queue_full"]
+    facts = dict(rows.decision_detail(replace(routing, lines=(last,)), row.key, "a-run"))
+    assert (facts["instance"], facts["all that was weighed"]) == ("nowhere", f"tracon why a-run {last.request}")
+
+
+# -- on the screen --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [NARROW, WIDE])
+async def test_it_shows_instances_reasons_decisions_and_alarms(live_routing: Path, size: tuple[int, int]) -> None:
+    async with app_for(live_routing).run_test(size=size) as pilot:
+        panel = await opened(pilot)
+        if size == WIDE:
+            await pilot.press("z")
+        for part in ("sticky", "sessions bound", "hot: e2", "never rebalanced: e3", "BS", "OT", "sess", "picks",
+                     "decided by", "affinity", "least_loaded", "instance", "reason"):  # fmt: skip
+            await sees(pilot, part)
+        lines = shown(pilot.app)
+        newest = panel.table.rows[-1]
+    assert len(lines) == size[1]
+    assert "q Quit" in lines[-1], "the footer fits"
+    assert any(told(newest)[1] in line and told(newest)[3] in line for line in lines), "the newest decision is seen"
+    assert not any("…" in line for line in lines[4:-1]), "nothing is cut off"
+
+
+async def test_the_numbers_are_those_of_status_json(live_routing: Path) -> None:
+    with RunStore.open(live_routing, read_only=True) as store:
+        known = to_json(store.view(), time.time())["routing"]
+    async with app_for(live_routing).run_test(size=WIDE) as pilot:
+        panel = await opened(pilot)
+        lines = panel.loads.text()
+        screen = "\n".join(shown(pilot.app))
+    assert f"{sum(known['decisions'].values())} picks   {known['sessions']} sessions bound" in screen
+    for instance in known["instances"]:
+        row = next(line for line in lines if line.startswith(instance["instance"]))
+        assert f" {instance['num_requests']} " in row
+        assert say.tokens(instance["pending_prefill_tokens"]) in row
+        assert row.split()[-3:] == [
+            say.tokens(instance["ongoing_tokens"]),
+            str(instance["sessions"]),
+            say.percent(instance["share_of_picks"]),
+        ]
+    for alarm in known["alarms"]:
+        assert alarm in screen
+
+
+async def test_on_the_dashboard_of_a_routing_run_it_stands_where_the_steps_were(live_routing: Path) -> None:
+    async with app_for(live_routing).run_test(size=WIDE) as pilot:
+        await settled(pilot)
+        for part in ("1 Stages", "2 Instances", "3 TTFT p90, ms", "5 Events", "7 Routing", "sessions bound"):
+            await sees(pilot, part)
+        assert "4 Steps" not in "\n".join(shown(pilot.app))
+        await pilot.press("4")
+        await until(pilot, lambda: "7 Routing" not in "\n".join(shown(pilot.app)), "the steps do not stand alone")
+        await pilot.press("escape")
+        await sees(pilot, "7 Routing")
+
+
+async def test_an_alarm_is_seen_from_every_panel(live_routing: Path) -> None:
+    async with app_for(live_routing).run_test(size=NARROW) as pilot:
+        await settled(pilot)
+        for key in "12345":
+            await pilot.press(key)
+            await until(pilot, lambda: "hot: e2" in shown(pilot.app)[2], "the header says nothing")
+
+
+async def test_enter_on_a_decision_tells_how_to_learn_everything(live_routing: Path) -> None:
+    async with app_for(live_routing).run_test(size=NARROW) as pilot:
+        panel = await opened(pilot)
+        request = panel.table.rows[-1].also
+        await pilot.press("enter")
+        await until(pilot, lambda: isinstance(pilot.app.screen, Detail), "nothing opened")
+        await sees(pilot, f"tracon why {live_routing.name}")
+        await sees(pilot, request)
+
+
+async def test_tab_reaches_the_instances_and_enter_opens_one(live_routing: Path) -> None:
+    async with app_for(live_routing).run_test(size=NARROW) as pilot:
+        panel = await opened(pilot)
+        await pilot.press("shift+tab")
+        await until(pilot, lambda: panel.loads.has_focus, "the instances cannot be reached")
+        await pilot.press("enter")
+        await until(pilot, lambda: isinstance(pilot.app.screen, Detail), "nothing opened")
+        await sees(pilot, "uncached prompt tokens")
+
+
+async def test_a_filter_keeps_the_decisions_of_a_session(live_routing: Path) -> None:
+    async with app_for(live_routing).run_test(size=NARROW) as pilot:
+        panel = await opened(pilot)
+        session = told(panel.table.rows[-1])[1]
+        await pilot.press("slash", *session, "enter")
+        assert {told(row)[1] for row in panel.table.rows} == {session}
+
+
+async def test_in_ascii_nothing_else_is_shown(live_routing: Path) -> None:
+    async with app_for(live_routing, ascii=True).run_test(size=WIDE) as pilot:
+        await opened(pilot)
+        await sees(pilot, "! hot")
+        screen = "\n".join(shown(pilot.app))
+    assert screen.isascii(), {character for character in screen if not character.isascii()}
+
+
+async def test_a_run_without_a_router_says_so_and_keeps_its_steps(live_run: Path) -> None:
+    async with app_for(live_run).run_test(size=WIDE) as pilot:
+        await settled(pilot)
+        await sees(pilot, "4 Steps")
+        await pilot.press("7")
+        await sees(pilot, "no request of this run goes through a router")
+        await pilot.press("escape")
+        await sees(pilot, "4 Steps")
+
+
+async def test_finished_cells_show_the_numbers_of_routing(live_routing: Path) -> None:
+    async with app_for(live_routing).run_test(size=NARROW) as pilot:
+        await settled(pilot)
+        assert isinstance(pilot.app.screen, RunScreen)
+        await sees(pilot, "lmetric")
+        with RunStore.open(live_routing, read_only=True) as store:
+            summary = store.view().cells["trials/lmetric/t0"].summary
+        lines = pilot.app.screen.panel("stages").table.text()  # type: ignore[union-attr]
+        row = next(line for line in lines if "lmetric" in line)
+    assert say.ms(summary["ttft_p90_s"]) in row
+    assert say.percent(summary["apc"]) in row.split()
