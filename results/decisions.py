@@ -112,6 +112,8 @@ class Decision:
     reason: str
     """A short code: which gate, term or path decided, e.g. `affinity`, `fallback`, `cold`, `queue_full`."""
     candidates: tuple[Candidate, ...] = ()
+    keys: tuple[str, ...] = ()
+    """What the places of the candidates' scores stand for, in their order."""
     gates: tuple[Gate, ...] = ()
     tie_break: str = ""
     """What told equal scores apart; empty = nothing had to."""

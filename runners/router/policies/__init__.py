@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol
+import difflib
+import inspect
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol
+
+import msgspec
 
 from results.decisions import ClusterView, Decision, RoutedRequest
+from runners.router.policies.balance import LeastWork, LoadOnly, RoundRobin
+from runners.router.policies.errors import PolicyError
+from runners.router.policies.kv_aware import KvAware
+from runners.router.policies.lmetric import KvLinear, LMetric
+from runners.router.policies.static_pd import StaticPD
+from runners.router.policies.sticky import Sticky
+from runners.router.policies.unified import ApproachA, Unified
+from runners.router.policies.user_file import load_class
 
 
 class Policy(Protocol):
@@ -16,3 +29,111 @@ class Policy(Protocol):
 
     def decide(self, request: RoutedRequest, cluster: ClusterView) -> Decision:
         """Where the request goes and why. Called with at least one instance; never raises for a legal view."""
+
+
+POLICIES: Mapping[str, type[Policy]] = {
+    policy.name: policy
+    for policy in (RoundRobin, LoadOnly, LMetric, KvLinear, Sticky, Unified, ApproachA, KvAware, LeastWork, StaticPD)
+}
+"""Ours, by name."""
+
+
+class ParameterInfo(msgspec.Struct, frozen=True):
+    """One parameter of a policy."""
+
+    name: str
+    kind: str
+    """Its type with its limits in words, e.g. `number >= 0`, `rr | first`, `integer or null`."""
+    default: object
+    text: str
+
+
+class PolicyInfo(msgspec.Struct, frozen=True):
+    """One policy, as `tracon policies` shows it."""
+
+    name: str
+    summary: str
+    source: str
+    parameters: tuple[ParameterInfo, ...]
+
+
+def policy_class(name_or_path: str) -> type[Policy]:
+    """The policy of that name, or the one in that Python file (`FILE.py`, or `FILE.py:Class` where it has several)."""
+    if name_or_path in POLICIES:
+        return POLICIES[name_or_path]
+    path, _, wanted = name_or_path.partition(":")
+    if path.endswith(".py"):
+        return load_class(path, wanted)
+    near = difflib.get_close_matches(name_or_path, POLICIES, n=1)
+    hint = f"did you mean `{near[0]}`? There are" if near else "there are"
+    raise PolicyError(
+        f"there is no policy {name_or_path!r}",
+        remedy=f"{hint} {', '.join(POLICIES)}, or the path of a Python file with one",
+    )
+
+
+def make_policy(name_or_path: str, parameters: Mapping[str, object]) -> Policy:
+    """The policy with these parameters; values may be text, as the command line has them (`null` = none).
+
+    Raises PolicyError naming the policy and the parameter that is unknown or out of its limits.
+    """
+    cls = policy_class(name_or_path)
+    known = tuple(inspect.signature(cls).parameters)
+    for name in parameters:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean `{near[0]}`? " if near else ""
+            has = f"it has {', '.join(known)}" if known else "it has none"
+            raise PolicyError(f"policy {cls.name} has no parameter {name!r}", remedy=hint + has)
+    try:
+        if hasattr(cls, "__struct_fields__") or hasattr(cls, "__dataclass_fields__"):
+            return msgspec.convert(dict(parameters), cls, strict=False)
+        return cls(**parameters)
+    except (msgspec.ValidationError, TypeError, ValueError) as error:
+        raise PolicyError(
+            f"policy {cls.name}: {error}", remedy=f"`tracon policies {name_or_path}` shows its parameters"
+        ) from error
+
+
+def parameters_of(policy: Policy) -> dict[str, Any]:
+    """All parameters of a policy with their values, for configs and reports; {} for a class that does not show them."""
+    if hasattr(policy, "__struct_fields__") or hasattr(policy, "__dataclass_fields__"):
+        return dict(msgspec.to_builtins(policy))
+    return {}
+
+
+def describe_policies() -> tuple[PolicyInfo, ...]:
+    """All of ours."""
+    return tuple(describe(policy) for policy in POLICIES.values())
+
+
+def describe(cls: type[Policy]) -> PolicyInfo:
+    """What a policy is and which parameters it takes."""
+    summary = (inspect.getdoc(cls) or "").split("\n\n")[0].replace("\n", " ")
+    return PolicyInfo(cls.name, summary, cls.source, _parameters(cls))
+
+
+def _parameters(cls: type[Policy]) -> tuple[ParameterInfo, ...]:
+    try:
+        schema = msgspec.json.schema(cls)
+    except TypeError:  # a user's plain class: its signature is all there is
+        return tuple(
+            ParameterInfo(name, "", None if field.default is inspect.Parameter.empty else field.default, "")
+            for name, field in inspect.signature(cls).parameters.items()
+        )
+    fields = schema["$defs"][cls.__name__]["properties"]
+    return tuple(
+        ParameterInfo(name, _kind(field), field.get("default"), field.get("description", ""))
+        for name, field in fields.items()
+    )
+
+
+def _kind(field: Mapping[str, Any]) -> str:
+    """A JSON schema's type in words."""
+    if "anyOf" in field:
+        return " or ".join(_kind(one) for one in field["anyOf"])
+    if "enum" in field:
+        return " | ".join(str(value) for value in field["enum"])
+    limits = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+    said = [f"{sign} {field[key]:g}" for key, sign in limits.items() if key in field]
+    return " ".join([str(field.get("type", "any")), *said])

@@ -1,0 +1,223 @@
+"""KvAware of `specs/load_floor.md`: overlap first, with the load-floor bonus and every alternative as a switch."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
+
+from results.decisions import ClusterView, Decision, Gate, InstanceLoad, RoutedRequest
+from runners.router.policies.weighing import (
+    Pickable,
+    Tie,
+    Weighed,
+    decision,
+    lowest,
+    nowhere,
+    owner_is_paused,
+    pickable,
+    turn_key,
+)
+
+OVERLAP_FIRST = ("overlap_and_bonuses", "sticky", "inflight", "assigned", "turns_away")
+INFLIGHT_FIRST = ("inflight", "overlap_and_bonuses", "sticky", "assigned", "turns_away")
+
+
+class KvAware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The highest (overlap in blocks + bonuses, sticky, -inflight, -assigned), compared from left to right."""
+
+    name: ClassVar[str] = "kv_aware"
+    source: ClassVar[str] = "specs/load_floor.md, Q2 (A to G) and Q1.E"
+
+    sticky_bonus: Annotated[int, msgspec.Meta(ge=0, description="alpha: blocks that being the owner is worth")] = 100
+    load_floor_bonus: Annotated[
+        int, msgspec.Meta(ge=0, description="K of Q2.B: blocks for an instance with few sessions; 0 = off, try 200")
+    ] = 0
+    floor_form: Annotated[
+        Literal["mean", "max"],
+        msgspec.Meta(description="`mean`: int(K * deficit / max(1, mean)); `max`: int(K * (most - mine) / most)"),
+    ] = "mean"
+    floor_gate: Annotated[
+        Literal["unowned", "per_worker"],
+        msgspec.Meta(
+            description="who gets the bonus: every instance, for a session `unowned` by any; or, as the spec has it, "
+            "each instance that is not the owner (it can draw a warm session away)"
+        ),
+    ] = "unowned"
+    assigned: Annotated[
+        Literal["cumulative", "active"],
+        msgspec.Meta(description="sessions ever bound (the spec; a new instance is flooded) or bound now"),
+    ] = "cumulative"
+    order: Annotated[
+        Literal["overlap_first", "inflight_first"], msgspec.Meta(description="`inflight_first` is Q2.C")
+    ] = "overlap_first"
+    cold_bonus: Annotated[
+        int, msgspec.Meta(ge=0, description="Q2.A: blocks for an instance that no session was ever bound to; 0 = off")
+    ] = 0
+    overlap_discount: Annotated[
+        Literal["off", "largest", "fixed"],
+        msgspec.Meta(
+            description="Q2.D: overlap * (1 - inflight / most), most: the `largest` now, or `fixed` by max_inflight"
+        ),
+    ] = "off"
+    max_inflight: Annotated[int, msgspec.Meta(ge=1, description="requests at which Q2.D `fixed` leaves nothing")] = 64
+    min_overlap_blocks: Annotated[int, msgspec.Meta(ge=0, description="Q2.F: overlap counts above so many blocks")] = 0
+    min_overlap_share: Annotated[
+        float, msgspec.Meta(ge=0, le=1, description="Q2.F: overlap counts above this share of the prompt")
+    ] = 0.0
+    prewarm_tokens: Annotated[
+        int,
+        msgspec.Meta(
+            ge=0,
+            description="Q2.E: tokens of the trace's common prefix to send to every instance before the first session; "
+            "carried out by the router's owner, deciding does not read it",
+        ),
+    ] = 0
+    migration_reject_threshold: Annotated[
+        int,
+        msgspec.Meta(ge=0, description="refusals in a row after which an instance is out for the session; 0 = never"),
+    ] = 3
+    backpressure_above: Annotated[
+        float | None,
+        msgspec.Meta(
+            gt=0, le=1, description="Q1.E: skip an instance whose KV pool is fuller than this share; null = off"
+        ),
+    ] = None
+    tie: Tie = "rr"
+
+    def decide(self, request: RoutedRequest, cluster: ClusterView) -> Decision:
+        """The lex maximum; scores hold the negatives, so that the lowest wins as everywhere."""
+        may = pickable(request, cluster)
+        if not may.loads:
+            return nowhere(self.name, may)
+        roomy = self._with_room(may)
+        left = self._admitting(request, roomy)
+        weighed = [self._weigh(request, load, place, left.loads, cluster) for place, load in enumerate(left.loads)]
+        keys = OVERLAP_FIRST if self.order == "overlap_first" else INFLIGHT_FIRST
+        chosen = lowest(weighed).load.instance
+        reason = self._why(request, cluster, chosen, may, roomy, left)
+        return decision(
+            self.name,
+            left,
+            weighed,
+            keys,
+            reason,
+            gates=self._gates(request),
+            binds=reason not in ("owner_paused", "backpressure"),
+            advances=True,
+        )
+
+    def _with_room(self, may: Pickable) -> Pickable:
+        """Q1.E: without instances that are too full, unless all are."""
+        if self.backpressure_above is None:
+            return may
+        used = {load.instance: _pool_used(load) for load in may.loads}
+        full = {
+            name: f"back-pressure: its KV pool is {share:.0%} full > {self.backpressure_above:.0%}"
+            for name, share in used.items()
+            if share > self.backpressure_above
+        }
+        return may.without(full) if len(full) < len(may.loads) else may
+
+    def _admitting(self, request: RoutedRequest, may: Pickable) -> Pickable:
+        """Without instances that refused the session too often; where all did, those with the fewest refusals."""
+        if not self.migration_reject_threshold:
+            return may
+        counts = {load.instance: request.rejects.get(load.instance, 0) for load in may.loads}
+        limit = max(self.migration_reject_threshold, min(counts.values()) + 1)
+        return may.without({name: _refusals(name, n) for name, n in counts.items() if n >= limit})
+
+    def _weigh(
+        self,
+        request: RoutedRequest,
+        load: InstanceLoad,
+        place: int,
+        loads: tuple[InstanceLoad, ...],
+        cluster: ClusterView,
+    ) -> Weighed:
+        sticky = int(load.instance == request.owner)
+        blocks = request.cached_tokens.get(load.instance, 0) // request.block_tokens
+        overlap = self._counted_overlap(request, blocks) * self._worth(load, loads)
+        floor = self._floor_bonus(load, loads) if self._gets_floor(request, sticky) else 0
+        cold = self.cold_bonus if not sticky and self._sessions(load) == 0 else 0
+        value = overlap + self.sticky_bonus * sticky + floor + cold
+        turn = turn_key(self.tie, place, len(loads), cluster.fallbacks)
+        rest = (-sticky, load.num_requests, self._sessions(load), turn)
+        score = (-value, *rest) if self.order == "overlap_first" else (rest[1], -value, rest[0], rest[2], turn)
+        terms = {
+            "overlap_blocks": blocks,
+            "counted_overlap": overlap,
+            "sticky_bonus": self.sticky_bonus * sticky,
+            "floor_bonus": floor,
+            "cold_bonus": cold,
+            "num_requests": load.num_requests,
+            "assigned": self._sessions(load),
+        }
+        return Weighed(load, score, terms)
+
+    def _counted_overlap(self, request: RoutedRequest, blocks: int) -> int:
+        """Q2.F: the overlap, 0 where it is not material."""
+        share = blocks * request.block_tokens / request.input_tokens if request.input_tokens > 0 else 0.0
+        material = (not self.min_overlap_blocks or blocks > self.min_overlap_blocks) and (
+            not self.min_overlap_share or share > self.min_overlap_share
+        )
+        return blocks if material else 0
+
+    def _worth(self, load: InstanceLoad, loads: tuple[InstanceLoad, ...]) -> float:
+        """Q2.D: what a block there is worth, 1 on an idle instance and never below 0."""
+        if self.overlap_discount == "off":
+            return 1
+        most = self.max_inflight if self.overlap_discount == "fixed" else max(other.num_requests for other in loads)
+        return max(0.0, 1 - load.num_requests / max(1, most))
+
+    def _gets_floor(self, request: RoutedRequest, sticky: int) -> bool:
+        return not request.owner if self.floor_gate == "unowned" else not sticky
+
+    def _floor_bonus(self, load: InstanceLoad, loads: tuple[InstanceLoad, ...]) -> int:
+        """Q2.B in blocks, cut to a whole number as in the specification's sketch."""
+        counts = [self._sessions(other) for other in loads]
+        if self.floor_form == "max":
+            most = max(1, *counts)
+            return int(self.load_floor_bonus * (most - self._sessions(load)) / most)
+        mean = sum(counts) / len(counts)
+        return int(self.load_floor_bonus * max(0.0, mean - self._sessions(load)) / max(1.0, mean))
+
+    def _sessions(self, load: InstanceLoad) -> int:
+        return load.assigned if self.assigned == "cumulative" else load.active_sessions
+
+    def _gates(self, request: RoutedRequest) -> tuple[Gate, ...]:
+        count, limit = request.rejects.get(request.owner, 0), self.migration_reject_threshold
+        if not (request.owner and limit):
+            return ()
+        text = f"{request.owner} refused this session {count} times in a row < {limit}"
+        return (Gate("rejects", count, limit, count < limit, text),)
+
+    def _why(
+        self,
+        request: RoutedRequest,
+        cluster: ClusterView,
+        chosen: str,
+        may: Pickable,
+        roomy: Pickable,
+        left: Pickable,
+    ) -> str:
+        """Whether the session stayed, and if not, what took its owner out."""
+        owner = request.owner
+        if not owner or chosen == owner:
+            return "owner" if owner else "cold"
+        if may.get(owner) is None:
+            return "owner_paused" if owner_is_paused(request, cluster) else "fallback_owner_down"
+        if roomy.get(owner) is None:
+            return "backpressure"
+        return "left_owner" if left.get(owner) else "reject_migration"
+
+
+def _refusals(name: str, count: int) -> str:
+    return f"{name} refused this session {count} times in a row"
+
+
+def _pool_used(load: InstanceLoad) -> float:
+    """Share of the KV pool in use by the router's own count; 0 where its size is not known."""
+    if not load.kv_capacity_tokens or load.free_kv_tokens is None:
+        return 0.0
+    return 1 - load.free_kv_tokens / load.kv_capacity_tokens

@@ -1,0 +1,105 @@
+"""LMetric: prompt work times batch size, without any affinity; and the mix of cache share and load in one sum."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
+
+from results.decisions import ClusterView, Decision, InstanceLoad, RoutedRequest
+from runners.router.policies.weighing import (
+    Tie,
+    Weighed,
+    cached_share,
+    decision,
+    load_terms,
+    new_tokens,
+    nowhere,
+    pickable,
+    turn_key,
+)
+
+BsOffset = Annotated[
+    int,
+    msgspec.Meta(
+        ge=0, le=1, description="added to the requests in the product; 1 keeps an idle instance's score above 0"
+    ),
+]
+
+
+def work_by_batch(request: RoutedRequest, load: InstanceLoad, *, bs_offset: int = 0, p_floor: int = 0) -> int:
+    """(pending prefill + new tokens) * (requests + bs_offset); the first factor at least `p_floor`."""
+    work = max(p_floor, load.pending_prefill_tokens + new_tokens(request, load))
+    return work * (load.num_requests + bs_offset)
+
+
+class LMetric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The lowest (pending prefill + new tokens) x requests; never reads or writes a session's affinity."""
+
+    name: ClassVar[str] = "lmetric"
+    source: ClassVar[str] = "specs/routing_log.md, the pure baseline; LMetric, OSDI'26"
+
+    tie: Tie = "rr"
+    bs_offset: BsOffset = 0
+
+    def decide(self, request: RoutedRequest, cluster: ClusterView) -> Decision:
+        """argmin P x BS."""
+        may = pickable(request, cluster)
+        if not may.loads:
+            return nowhere(self.name, may)
+        of = len(may.loads)
+        weighed = [
+            Weighed(
+                load,
+                (
+                    work_by_batch(request, load, bs_offset=self.bs_offset),
+                    turn_key(self.tie, place, of, cluster.fallbacks),
+                ),
+                load_terms(request, load),
+            )
+            for place, load in enumerate(may.loads)
+        ]
+        keys = ("work_x_requests", "turns_away")
+        return decision(self.name, may, weighed, keys, "lowest_score", advances=True)
+
+
+class KvLinear(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Cache share against load in one sum (the `kvcache-aware + load-balance` baseline); the highest wins."""
+
+    name: ClassVar[str] = "kv_linear"
+    source: ClassVar[str] = "specs/ear.md 5.1, baseline 3 (only `linear combination`: the forms are a choice)"
+
+    form: Annotated[
+        Literal["mix", "pr1035"],
+        msgspec.Meta(
+            description="`mix`: w * cached share - (1 - w) * requests / most requests; "
+            "`pr1035`: cached share - beta * (requests - mean) / max(1, mean), as vLLM production-stack PR 1035"
+        ),
+    ] = "mix"
+    w: Annotated[float, msgspec.Meta(ge=0, le=1, description="weight of the cache in `mix`")] = 0.5
+    beta: Annotated[float, msgspec.Meta(ge=0, description="weight of the load in `pr1035`")] = 1.0
+    tie: Tie = "rr"
+
+    def decide(self, request: RoutedRequest, cluster: ClusterView) -> Decision:
+        """argmax of the sum; scores hold its negative, so that the lowest wins as everywhere."""
+        may = pickable(request, cluster)
+        if not may.loads:
+            return nowhere(self.name, may)
+        counts = [load.num_requests for load in may.loads]
+        weighed = [
+            Weighed(
+                load,
+                (-self._sum(request, load, counts), turn_key(self.tie, place, len(counts), cluster.fallbacks)),
+                load_terms(request, load) | {"cached_share": cached_share(request, load.instance)},
+            )
+            for place, load in enumerate(may.loads)
+        ]
+        keys = ("load_less_cache", "turns_away")
+        return decision(self.name, may, weighed, keys, "lowest_score", advances=True)
+
+    def _sum(self, request: RoutedRequest, load: InstanceLoad, counts: list[int]) -> float:
+        share = cached_share(request, load.instance)
+        if self.form == "mix":
+            return self.w * share - (1 - self.w) * load.num_requests / max(1, *counts)
+        mean = sum(counts) / len(counts)
+        return share - self.beta * (load.num_requests - mean) / max(1.0, mean)

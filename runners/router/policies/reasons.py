@@ -1,0 +1,34 @@
+"""What the reason codes of our policies mean, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+REASONS: Mapping[str, str] = {
+    "turn": "it was its turn",
+    "least_load": "it had the fewest requests",
+    "no_session": "the request has no session id: it had the fewest requests",
+    "least_work": "it had the fewest prompt tokens left to compute",
+    "lowest_score": "it had the lowest score",
+    "bound": "the session is bound to it",
+    "hashed": "the session's hash put it there",
+    "owner_down": "the session's instance cannot be picked; it is the next from the session's hash",
+    "owner_paused": "the session's instance is paused; this request alone goes elsewhere",
+    "affinity": "it is the session's owner and every gate passed",
+    "cold": "the session has no owner yet; it had the lowest score",
+    "fallback_owner_down": "the session's owner cannot be picked; it had the lowest score of the others",
+    "fallback_low_cache": "the session's owner holds too little of the prompt; it had the lowest score",
+    "fallback_overload": "the session's owner is overloaded; it had the lowest score",
+    "fallback_cost": "the session's owner costs too much more than the best; it had the lowest score",
+    "owner": "it is the session's owner and still had the best score",
+    "left_owner": "another instance's score beat the session's owner",
+    "reject_migration": "the session's owner refused it too often; it had the best score of the others",
+    "backpressure": "the session's owner has too full a KV pool; this request alone goes elsewhere",
+    "pools": "the prefill instance has the least work, the decode instance the most free KV",
+    "no_instance": "no instance can be picked",
+    "no_prefill_instance": "no instance of the prefill pool can be picked",
+    "no_decode_instance": "no instance of the decode pool can be picked",
+    "wait_decode_kv": "no decode instance has room for prompt and output: the request may be held and asked for again",
+    "reject_decode_kv": "no decode instance has room for prompt and output: the request is refused",
+}
+"""A decision without an instance whose reason begins with `wait_` may be made again later; any other is final."""

@@ -1,0 +1,114 @@
+"""Sticky: a session stays where its hash, or its binding, put it."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
+
+from results.decisions import ClusterView, Decision, RoutedRequest
+from runners.router.policies.balance import LoadOnly
+from runners.router.policies.weighing import (
+    WHOLE,
+    Pickable,
+    Weighed,
+    decision,
+    load_terms,
+    nowhere,
+    owner_is_paused,
+    pickable,
+)
+
+KEYS = ("over_bound", "places_from_its_hash")
+
+
+class Sticky(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A session's instance never changes while it is up; the first one comes from a hash of the session's id."""
+
+    name: ClassVar[str] = "sticky"
+    source: ClassVar[str] = "specs/ear.md 3.3 and 5.1, baseline 4 (hash or ring is not said: a choice)"
+
+    place: Annotated[
+        Literal["modulo", "ring"],
+        msgspec.Meta(
+            description="`modulo`: hash mod instances; `ring`: consistent hashing, so that a new instance takes few"
+        ),
+    ] = "modulo"
+    points: Annotated[int, msgspec.Meta(ge=1, le=4096, description="points of each instance on the ring")] = 160
+    bound: Annotated[
+        float | None,
+        msgspec.Meta(
+            description="a new session passes on from an instance that has so many times the mean of sessions; "
+            "null = hash alone"
+        ),
+    ] = None
+    rebind: Annotated[
+        bool,
+        msgspec.Meta(
+            description="a session whose instance is down stays with its next one; false = it goes back to its hash"
+        ),
+    ] = True
+
+    def decide(self, request: RoutedRequest, cluster: ClusterView) -> Decision:
+        """The owner while it is up, else the next from the session's hash; without a session id as `load_only`."""
+        may = pickable(request, cluster)
+        if not may.loads:
+            return nowhere(self.name, may)
+        if not request.session:
+            return replace(LoadOnly().decide(request, cluster), policy=self.name, reason="no_session")
+        weighed = self._weigh(request, cluster, may)
+        owner = next((one for one in weighed if one.load.instance == request.owner), None) if self.rebind else None
+        if owner is not None:
+            return decision(self.name, may, weighed, KEYS, "bound", winner=owner, binds=True)
+        if owner_is_paused(request, cluster):
+            return decision(self.name, may, weighed, KEYS, "owner_paused")
+        lost = self.rebind and request.owner != ""
+        return decision(self.name, may, weighed, KEYS, "owner_down" if lost else "hashed", binds=True)
+
+    def _weigh(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> list[Weighed]:
+        members = [load for load in cluster.instances if load.role in WHOLE]
+        order = placing_order(request.session, [load.instance for load in members], self.place, self.points)
+        rank = {name: place for place, name in enumerate(order)}
+        limit = math.inf
+        if self.bound is not None:
+            limit = math.ceil(self.bound * (1 + sum(load.active_sessions for load in members)) / len(members))
+        return [
+            Weighed(
+                load,
+                (int(load.active_sessions + 1 > limit), rank[load.instance]),
+                load_terms(request, load) | {"active_sessions": load.active_sessions},
+            )
+            for load in may.loads
+        ]
+
+
+def placing_order(session: str, names: Sequence[str], place: str, points: int) -> list[str]:
+    """All instances in the order in which the session would take them; the same in every process."""
+    if place == "modulo":
+        start = _hash(session) % len(names)
+        return [*names[start:], *names[:start]]
+    ring = _ring(tuple(names), points)
+    start = bisect_right(ring, (_hash(session), len(names)))
+    order: dict[str, None] = {}
+    for step in range(len(ring)):
+        order[names[ring[(start + step) % len(ring)][1]]] = None
+        if len(order) == len(names):
+            break
+    return list(order)
+
+
+@lru_cache(maxsize=64)
+def _ring(names: tuple[str, ...], points: int) -> tuple[tuple[int, int], ...]:
+    """Points of all instances in order; a pure function of its arguments, kept because it takes milliseconds."""
+    marks = ((_hash(f"{name}#{point}"), place) for place, name in enumerate(names) for point in range(points))
+    return tuple(sorted(marks))
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "little")

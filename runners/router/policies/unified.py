@@ -1,0 +1,225 @@
+"""The hybrid of `specs/routing_log.md`: a gate for sessions whose cache is worth keeping, LMetric for all others."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
+
+from results.decisions import ClusterView, Decision, Gate, InstanceLoad, RoutedRequest
+from runners.router.policies.lmetric import BsOffset, work_by_batch
+from runners.router.policies.weighing import (
+    Pickable,
+    Weighed,
+    cached_share,
+    decision,
+    load_terms,
+    new_tokens,
+    nowhere,
+    owner_is_paused,
+    pickable,
+    turn_key,
+)
+
+KEYS = ("work_x_requests", "new_tokens", "num_requests", "turns_away")
+COLD_KEYS = ("work_x_requests", "active_sessions", "new_tokens", "num_requests", "turns_away")
+
+Factor = Annotated[float, msgspec.Meta(gt=0, description="an owner may have so many times the mean")]
+
+
+class Unified(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The session's owner if it holds enough of the prompt and is not overloaded; else LMetric with four keys."""
+
+    name: ClassVar[str] = "unified"
+    source: ClassVar[str] = "specs/routing_log.md, current algorithm (commit 255c8e6)"
+
+    affinity_ratio: Annotated[
+        float, msgspec.Meta(ge=0, le=1, description="gate 1: the owner holds more than this share of the prompt")
+    ] = 0.5
+    overload_factor: Factor = 2.0
+    average_over: Annotated[
+        Literal["all", "others"],
+        msgspec.Meta(
+            description="gate 2 compares the owner with the mean of all (the spec; with 2 instances and factor 2.0 it "
+            "can never fail) or of the others"
+        ),
+    ] = "all"
+    hard_ceiling: Annotated[
+        int | None,
+        msgspec.Meta(
+            ge=1,
+            description="an owner with so many requests or more is not picked, not by the fallback either; null = off",
+        ),
+    ] = None
+    exclude_owner_on_gate2_fail: Annotated[
+        bool, msgspec.Meta(description="the fallback may not pick the owner that gate 2 refused")
+    ] = False
+    bs_offset: BsOffset = 0
+    p_floor: Annotated[
+        int, msgspec.Meta(ge=0, le=1, description="smallest prompt work in the product; 1 makes a full cache hit count")
+    ] = 0
+    update_affinity: Annotated[
+        bool,
+        msgspec.Meta(description="a fallback moves the session's binding; false = its first owner stays its owner"),
+    ] = True
+    spread_cold: Annotated[
+        bool,
+        msgspec.Meta(
+            description="for a session without an owner, fewer bound sessions come before the cache: a shared system "
+            "prompt cannot draw every new session to one idle instance"
+        ),
+    ] = False
+    decode_iteration_s: Annotated[float, msgspec.Meta(description="accepted, not used (an input of approach_a)")] = 0.05
+    prefill_throughput: Annotated[float, msgspec.Meta(description="accepted, not used (an input of approach_a)")] = (
+        7000.0
+    )
+    rdma_overhead_s: Annotated[float, msgspec.Meta(description="accepted, not used (an input of approach_a)")] = 0.0
+
+    def decide(self, request: RoutedRequest, cluster: ClusterView) -> Decision:
+        """Affinity if both gates pass, else argmin of (P x BS, new, BS, turn)."""
+        may = pickable(request, cluster)
+        if not may.loads:
+            return nowhere(self.name, may)
+        owner = may.get(request.owner)
+        gates = self._gates(request, owner, may.loads) if request.owner else ()
+        cold = not request.owner
+        if owner is not None and all(gate.passed for gate in gates):
+            weighed = self._weigh(request, may, cluster.fallbacks, cold=False)
+            winner = next(one for one in weighed if one.load is owner)
+            return decision(self.name, may, weighed, KEYS, "affinity", winner=winner, gates=gates, binds=True)
+        left = self._without_refused(may, owner, gates)
+        return decision(
+            self.name,
+            left,
+            self._weigh(request, left, cluster.fallbacks, cold=cold),
+            COLD_KEYS if cold and self.spread_cold else KEYS,
+            _why(request, owner, gates),
+            gates=gates,
+            binds=cold or (self.update_affinity and not owner_is_paused(request, cluster)),
+            advances=True,
+        )
+
+    def _gates(
+        self, request: RoutedRequest, owner: InstanceLoad | None, loads: tuple[InstanceLoad, ...]
+    ) -> tuple[Gate, ...]:
+        if owner is None:
+            return (Gate("owner_up", 0, 1, False, f"owner {request.owner} can be picked"),)
+        share = cached_share(request, owner.instance)
+        counted = [load.num_requests for load in loads if self.average_over == "all" or load is not owner]
+        mean = sum(counted) / len(counted) if counted else float(owner.num_requests)
+        limit = mean * self.overload_factor
+        busy = owner.num_requests
+        gates = [
+            Gate(
+                "cache",
+                share,
+                self.affinity_ratio,
+                share > self.affinity_ratio,
+                f"{owner.instance} holds {share:.2f} of the prompt > {self.affinity_ratio:g}",
+            ),
+            Gate(
+                "load",
+                busy,
+                limit,
+                busy <= limit,
+                f"{owner.instance} has {busy} requests <= {self.overload_factor:g} x mean {mean:.2f}",
+            ),
+        ]
+        if self.hard_ceiling is not None:
+            text = f"{owner.instance} has {busy} requests < ceiling {self.hard_ceiling}"
+            gates.append(Gate("ceiling", busy, self.hard_ceiling, busy < self.hard_ceiling, text))
+        return tuple(gates)
+
+    def _without_refused(self, may: Pickable, owner: InstanceLoad | None, gates: tuple[Gate, ...]) -> Pickable:
+        """Without the owner where a setting keeps the fallback from picking it again, unless nobody else is left."""
+        if owner is None or len(may.loads) < 2:
+            return may
+        failed = {gate.name: gate.text for gate in gates if not gate.passed}
+        if "ceiling" in failed:
+            return may.without({owner.instance: f"over the hard ceiling: not {failed['ceiling']}"})
+        if "load" in failed and self.exclude_owner_on_gate2_fail:
+            return may.without({owner.instance: f"overloaded owner: not {failed['load']}"})
+        return may
+
+    def _weigh(self, request: RoutedRequest, may: Pickable, counter: int, *, cold: bool) -> list[Weighed]:
+        weighed = []
+        for place, load in enumerate(may.loads):
+            work = work_by_batch(request, load, bs_offset=self.bs_offset, p_floor=self.p_floor)
+            spread = (load.active_sessions,) if cold and self.spread_cold else ()
+            turn = turn_key("rr", place, len(may.loads), counter)
+            score = (work, *spread, new_tokens(request, load), load.num_requests, turn)
+            weighed.append(Weighed(load, score, load_terms(request, load)))
+        return weighed
+
+
+def _why(request: RoutedRequest, owner: InstanceLoad | None, gates: tuple[Gate, ...]) -> str:
+    """Which gate sent the request to the fallback; the load gates weigh more, as they speak of the instance."""
+    if not request.owner:
+        return "cold"
+    if owner is None:
+        return "fallback_owner_down"
+    failed = {gate.name for gate in gates if not gate.passed}
+    return "fallback_overload" if failed & {"load", "ceiling"} else "fallback_low_cache"
+
+
+class ApproachA(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Retired, kept as a baseline: an additive cost in seconds, with gates for the session's owner."""
+
+    name: ClassVar[str] = "approach_a"
+    source: ClassVar[str] = "specs/routing_log.md, Approach A (historical, retired by 255c8e6)"
+
+    decode_iteration_s: Annotated[float, msgspec.Meta(ge=0, description="cost of a request that is there, s")] = 0.05
+    prefill_throughput: Annotated[float, msgspec.Meta(gt=0, description="prompt tokens per second")] = 7000.0
+    overload_factor: Factor = 2.0
+    tie: Annotated[Literal["rr", "first"], msgspec.Meta(description="equal costs, as in lmetric")] = "rr"
+
+    def decide(self, request: RoutedRequest, cluster: ClusterView) -> Decision:
+        """The owner if it has no more than its share of tokens and costs no more than the best by the factor."""
+        may = pickable(request, cluster)
+        if not may.loads:
+            return nowhere(self.name, may)
+        weighed = [self._weigh(request, load, place, may, cluster) for place, load in enumerate(may.loads)]
+        keys = ("cost_s", "turns_away")
+        owner = next((one for one in weighed if one.load.instance == request.owner), None)
+        if owner is None:
+            reason = "fallback_owner_down" if request.owner else "cold"
+            binds = not owner_is_paused(request, cluster)
+            return decision(self.name, may, weighed, keys, reason, binds=binds, advances=True)
+        gates = self._gates(owner, weighed)
+        if all(gate.passed for gate in gates):
+            return decision(self.name, may, weighed, keys, "affinity", winner=owner, gates=gates, binds=True)
+        reason = "fallback_overload" if not gates[0].passed else "fallback_cost"
+        return decision(self.name, may, weighed, keys, reason, gates=gates, binds=True, advances=True)
+
+    def _weigh(
+        self, request: RoutedRequest, load: InstanceLoad, place: int, may: Pickable, cluster: ClusterView
+    ) -> Weighed:
+        parts = {
+            "contention_s": load.num_requests * self.decode_iteration_s,
+            "queue_s": load.pending_prefill_tokens / self.prefill_throughput,
+            "prefill_s": new_tokens(request, load) / self.prefill_throughput,
+        }
+        turn = turn_key(self.tie, place, len(may.loads), cluster.fallbacks)
+        return Weighed(load, (sum(parts.values()), turn), load_terms(request, load) | parts)
+
+    def _gates(self, owner: Weighed, weighed: list[Weighed]) -> tuple[Gate, ...]:
+        name, factor = owner.load.instance, self.overload_factor
+        mean = sum(one.load.ongoing_tokens for one in weighed) / len(weighed)
+        best, cost = min(one.score[0] for one in weighed), owner.score[0]
+        tokens = owner.load.ongoing_tokens
+        return (
+            Gate(
+                "tokens",
+                tokens,
+                mean * factor,
+                tokens <= mean * factor,
+                f"{name} has {tokens} tokens under way <= {factor:g} x mean {mean:.0f}",
+            ),
+            Gate(
+                "cost",
+                cost,
+                best * factor,
+                cost <= best * factor,
+                f"{name} costs {cost:.3f} s <= {factor:g} x best {best:.3f} s",
+            ),
+        )

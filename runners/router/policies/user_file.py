@@ -1,0 +1,65 @@
+"""A user's own policy: a class in a Python file, with the same parts as ours."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from runners.router.policies.errors import PolicyError
+
+if TYPE_CHECKING:
+    from runners.router.policies import Policy
+
+
+def load_class(path: str, wanted: str = "") -> type[Policy]:
+    """The one policy class that the file defines, or the one named `wanted`. Runs the file's code.
+
+    A policy class has `name` (text), `source` (text) and `decide(request, cluster)`. Raises PolicyError naming the file
+    and what is wrong with it.
+    """
+    module = _run(Path(path))
+    found = {
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, type) and value.__module__ == module.__name__ and callable(getattr(value, "decide", None))
+    }
+    if wanted and wanted not in found:
+        raise PolicyError(f"{path} has no policy class {wanted!r}", remedy=f"it has {', '.join(found) or 'none'}")
+    if not wanted and len(found) != 1:
+        remedy = f"name one: {path}:{next(iter(found))}" if found else "write a class with name, source and decide"
+        raise PolicyError(f"{path} has {len(found)} classes with a `decide`, not one", remedy=remedy)
+    cls = found[wanted or next(iter(found))]
+    for part in ("name", "source"):
+        if not isinstance(getattr(cls, part, None), str):
+            raise PolicyError(
+                f"{path}: {cls.__name__} has no `{part}`", remedy=f'add `{part}: ClassVar[str] = "..."` to it'
+            )
+    return cls
+
+
+def _run(path: Path) -> ModuleType:
+    try:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    except OSError as error:
+        raise PolicyError(
+            f"policy file {path}: {error.strerror}", remedy="give the path of a Python file with a policy class"
+        ) from error
+    name = f"tracon_policy_{digest}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise PolicyError(f"policy file {path} is no Python file", remedy="its name has to end in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up while they are made
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        where = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
+        raise PolicyError(
+            f"policy file {path}{where}: {type(error).__name__}: {error}", remedy="correct the file"
+        ) from error
+    return module
