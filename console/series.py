@@ -6,12 +6,11 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-
-from state.events import InstanceSampled
+from typing import TypeVar
 
 Point = tuple[float, float]
 """Unix seconds and value."""
-Sample = tuple[float, InstanceSampled]
+_S = TypeVar("_S")
 
 GAP_S = 5.0
 """Samples further apart than this are not joined by a line."""
@@ -42,9 +41,7 @@ def window_text(window_s: float | None) -> str:
     return f"last {window_s / 60:.0f} min"
 
 
-def points(
-    history: Iterable[Sample], value: Callable[[InstanceSampled], float | None], since: float
-) -> tuple[Point, ...]:
+def points(history: Iterable[tuple[float, _S]], value: Callable[[_S], float | None], since: float) -> tuple[Point, ...]:
     """The measured values from `since` on; seconds without one are left out."""
     found = ((t, value(sample)) for t, sample in history if t >= since)
     return tuple((t, number) for t, number in found if number is not None)

@@ -172,6 +172,8 @@ class RoutedLoad:
     """Picks that went there since the router started; None = not counted per instance."""
     role: str = "both"
     """`both`, `prefill` or `decode`: only instances of one role are compared."""
+    engine: str = ""
+    """What the other events of the run call it, e.g. `plain-17`; empty = the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +186,16 @@ class RoutedLine:
     instance: str
     """Empty: it could go nowhere, see `reason`."""
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedLatency:
+    """What the client saw in the last seconds, over all instances. None = nothing to measure it by."""
+
+    ttft_p50_s: float | None = None
+    ttft_p90_s: float | None = None
+    tpot_p50_s: float | None = None
+    tpot_p90_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +214,7 @@ class RouterSampled(Event):
     """The newest picks; those of earlier seconds may be among them again."""
     alarms: tuple[str, ...] = ()
     """What whoever runs the cell has to warn of. Hot and cold instances are found by the reader (`state.routing`)."""
+    latency: RoutedLatency = RoutedLatency()
 
 
 @dataclass(frozen=True, slots=True)

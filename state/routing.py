@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from state.events import RoutedLine, RoutedLoad, RouterSampled
+from state.events import RoutedLatency, RoutedLine, RoutedLoad, RouterSampled
 
 ROUTING_SAMPLES = 900
 """Seconds of load terms kept: 15 minutes."""
@@ -34,6 +34,8 @@ _SEEN = 0.5
 
 LoadSample = tuple[float, tuple[RoutedLoad, ...]]
 """Unix seconds, and the load terms of every instance."""
+LatencySample = tuple[float, RoutedLatency]
+"""Unix seconds, and what the client saw."""
 _Compared = tuple[RoutedLoad, list[RoutedLoad]]
 """An instance and the others of its role in one second."""
 
@@ -68,6 +70,8 @@ class RoutingView:
     """Oldest first, at most `ROUTING_SAMPLES`."""
     lines: tuple[RoutedLine, ...] = ()
     """The newest decisions, oldest first, each once, at most `ROUTED_LINES`."""
+    latencies: tuple[LatencySample, ...] = ()
+    """Of this cell and of those before it, oldest first, at most `ROUTING_SAMPLES`."""
 
     @property
     def policy(self) -> str:
@@ -88,6 +92,7 @@ class RoutingView:
 
 def routing_after(before: RoutingView | None, event: RouterSampled, t_unix_s: float, attempt: int) -> RoutingView:
     """The view after one more second. Another cell, or another attempt at it, has a new router and begins anew."""
+    latencies = () if before is None else before.latencies
     if before is None or (before.cell, before.attempt) != (event.cell, attempt):
         before = RoutingView(event.cell, attempt, event, t_unix_s)
     known = set(before.lines)
@@ -98,6 +103,7 @@ def routing_after(before: RoutingView | None, event: RouterSampled, t_unix_s: fl
         latest_unix_s=t_unix_s,
         history=(*before.history[1 - ROUTING_SAMPLES :], (t_unix_s, event.instances)),
         lines=(*before.lines, *new)[-ROUTED_LINES:],
+        latencies=(*latencies[1 - ROUTING_SAMPLES :], (t_unix_s, event.latency)),
     )
 
 
@@ -113,6 +119,7 @@ def routing_json(routing: RoutingView) -> dict[str, Any]:
         "instances": [{**asdict(load), "share_of_picks": shares[load.instance]} for load in loads],
         "sessions": routing.latest.sessions,
         "decisions": dict(routing.latest.decisions),
+        "latency": asdict(routing.latest.latency),
         "latest": [asdict(line) for line in routing.latest.latest],
         "alarms": list(routing.alarms),
     }

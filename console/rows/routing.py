@@ -56,11 +56,12 @@ def nothing(picture: Picture) -> str:
 
 def head(picture: Picture, routing: RoutingView) -> Cell:
     """Policy, cell, and how much of it there is."""
-    picks = sum(routing.latest.decisions.values())
+    picks, current = sum(routing.latest.decisions.values()), is_current(picture, routing)
     return (
         (routing.policy, "bold"),
         (f"  {routing.cell}   ", "dim"),
         (f"{picks} picks   {routing.latest.sessions} sessions bound   ", ""),
+        (f"TTFT p90 {say.ms(routing.latest.latency.ttft_p90_s)} ms   ", "" if current else "dim"),
         _as_of(picture, routing),
     )
 
@@ -115,7 +116,7 @@ def load_rows(picture: Picture, routing: RoutingView, glyphs: Glyphs, columns: t
     rows = []
     for place, load in enumerate(routing.latest.instances):
         mark = marks.get(load.instance)
-        color = _color(picture, place, load.instance)
+        color = _color(picture, place, load)
         cells = {
             "name": cell(load.instance, color),
             "state": _state(load, mark, glyphs),
@@ -131,8 +132,13 @@ def load_rows(picture: Picture, routing: RoutingView, glyphs: Glyphs, columns: t
     return tuple(rows)
 
 
-def _color(picture: Picture, place: int, name: str) -> str:
-    known = picture.view.instances.get(name)
+def engine_of(load: RoutedLoad) -> str:
+    """What the rest of the run calls this instance."""
+    return load.engine or load.instance
+
+
+def _color(picture: Picture, place: int, load: RoutedLoad) -> str:
+    known = picture.view.instances.get(engine_of(load))
     return f"series-{place % SERIES}" if known is None else tone_of(picture.view, known)
 
 
@@ -240,7 +246,7 @@ def decision_columns(width: int) -> tuple[Column, ...]:
 
 def decision_rows(picture: Picture, routing: RoutingView, columns: tuple[Column, ...]) -> tuple[Row, ...]:
     """The decisions that are kept, oldest first."""
-    colors = {load.instance: _color(picture, place, load.instance) for place, load in
+    colors = {load.instance: _color(picture, place, load) for place, load in
               enumerate(routing.latest.instances)}  # fmt: skip
     rows = []
     for key, line in _keyed(routing):

@@ -254,9 +254,13 @@ class RunScreen(DashboardScreen):
     def _open_load(self, instance: str) -> None:
         """The instance's own screen where the run launched it; what the router knows of it where it did not."""
         view = (self._frozen or self.picture).view
-        if instance in view.instances:
-            self._open_instance(instance)
-        elif view.routing is not None:
+        if view.routing is None:
+            return
+        engines = {load.instance: routing.engine_of(load) for load in view.routing.latest.instances}
+        engine = engines.get(instance, instance)
+        if engine in view.instances:
+            self._open_instance(engine)
+        else:
             self.app.push_screen(Detail(instance, routing.load_detail(view.routing, instance)))
 
     def _open_decision(self, key: str) -> None:

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from textual.containers import Horizontal, Vertical
 from textual.widget import Widget
 
-from console.feed import Picture, Sample, now_of
+from console.feed import Picture, now_of
 from console.glyphs import UNICODE, Glyphs
 from console.rows import events, instances, stages
 from console.series import Series, points, window_text
 from console.widgets.histogram import Histogram
 from console.widgets.plot import Plot
 from console.widgets.table import Table
-from state.events import InstanceSampled
+from state.events import InstanceSampled, RoutedLatency
 from state.view import InstanceView
 
 
@@ -133,7 +133,14 @@ class LatencyPanel(Panel):
             if box.border_subtitle != window_text(self.look.window_s):  # setting it draws the box again
                 box.border_subtitle = window_text(self.look.window_s)
             box.plot.marker = self.look.marker
-            box.plot.show([line for i in shown for line in self._lines(picture, i, name, start)], start, end)
+            of_each = [line for i in shown for line in self._lines(picture, i, name, start)]
+            box.plot.show([*self._overall(picture, name, start), *of_each], start, end)
+
+    def _overall(self, picture: Picture, name: str, start: float) -> list[Series]:
+        """Where a router stands before the instances, what the client saw of all of them."""
+        if self.only or picture.view.routing is None:
+            return []
+        return [Series("all", "bold", _line(picture.view.routing.latencies, f"{name}_p90_s", start))]
 
     def _lines(self, picture: Picture, instance: InstanceView, name: str, start: float) -> list[Series]:
         history = picture.history(instance.instance)
@@ -144,8 +151,10 @@ class LatencyPanel(Panel):
         return [Series(label, color, _line(history, field_name, start)) for field_name, label, color in which]
 
 
-def _line(history: tuple[Sample, ...], name: str, start: float) -> tuple[tuple[float, float], ...]:
-    def milliseconds(sample: InstanceSampled) -> float | None:
+def _line(
+    history: tuple[tuple[float, InstanceSampled | RoutedLatency], ...], name: str, start: float
+) -> tuple[tuple[float, float], ...]:
+    def milliseconds(sample: InstanceSampled | RoutedLatency) -> float | None:
         value: float | None = getattr(sample, name)
         return None if value is None else value * 1e3
 

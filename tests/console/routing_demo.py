@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from state.events import (
     CellChanged,
@@ -16,6 +16,7 @@ from state.events import (
     Event,
     InstanceChanged,
     InstanceSampled,
+    RoutedLatency,
     RoutedLine,
     RoutedLoad,
     RouterSampled,
@@ -139,6 +140,12 @@ def _replay(cell: CellPlan, names: tuple[str, ...], dice: random.Random) -> Iter
         tick = router.second(cell.cell, second, float(second))
         samples = [_sample(name, cell.cell, load, dice) for name, load in zip(names, tick.instances, strict=True)]
         progress = CellProgressed(cell.cell, (second + 1) / CELL_S, f"{second // 3} of {SESSIONS} sessions")
+        engines = zip(tick.instances, names, strict=True)
+        tick = replace(
+            tick,
+            instances=tuple(replace(load, engine=name) for load, name in engines),
+            latency=_latency(tick, dice),
+        )
         yield 1.0, (*samples, tick, progress)
     summary = {"ttft_p90_s": dice.uniform(0.2, 0.9), "tpot_p90_s": dice.uniform(0.004, 0.009),
                "apc": dice.uniform(0.5, 0.9), "amplification": dice.uniform(1.0, 1.6)}  # fmt: skip
@@ -146,8 +153,14 @@ def _replay(cell: CellPlan, names: tuple[str, ...], dice: random.Random) -> Iter
 
 
 def _sample(name: str, cell: str, load: RoutedLoad, dice: random.Random) -> InstanceSampled:
-    ttft = (0.05 + load.pending_prefill_tokens / 9_000) * dice.uniform(0.8, 1.2)
     return InstanceSampled(
-        name, cell, ttft, 2 * ttft, 0.004, 0.006, running=float(load.num_requests), waiting=0.0,
-        pending_prefill_tokens=load.pending_prefill_tokens, kv_usage=min(1.0, load.ongoing_tokens / 40_000),
+        name, cell, running=float(load.num_requests), waiting=0.0, inflight=load.num_requests,
+        pending_prefill_tokens=load.pending_prefill_tokens,
+        kv_usage=min(1.0, load.ongoing_tokens / 40_000) * dice.uniform(0.9, 1.0),
     )  # fmt: skip
+
+
+def _latency(tick: RouterSampled, dice: random.Random) -> RoutedLatency:
+    pending = max(load.pending_prefill_tokens for load in tick.instances)
+    ttft = (0.05 + pending / 9_000) * dice.uniform(0.9, 1.1)
+    return RoutedLatency(ttft / 2, ttft, 0.004, 0.006 * dice.uniform(0.9, 1.1))

@@ -14,6 +14,7 @@ from console.feed import Picture
 from console.glyphs import ASCII, UNICODE
 from console.rows import routing as rows
 from console.screens.dialogs import Detail
+from console.screens.instance import InstanceScreen
 from console.screens.run import RunScreen
 from console.widgets.routing import RoutingPanel
 from console.widgets.table import Cell, Row
@@ -218,6 +219,7 @@ async def test_on_the_dashboard_of_a_routing_run_it_stands_where_the_steps_were(
         await settled(pilot)
         for part in ("1 Stages", "2 Instances", "3 TTFT p90, ms", "5 Events", "7 Routing", "sessions bound"):
             await sees(pilot, part)
+        await sees(pilot, "┤")  # what the client saw, where no instance measures it
         assert "4 Steps" not in "\n".join(shown(pilot.app))
         await pilot.press("4")
         await until(pilot, lambda: "7 Routing" not in "\n".join(shown(pilot.app)), "the steps do not stand alone")
@@ -249,8 +251,15 @@ async def test_tab_reaches_the_instances_and_enter_opens_one(live_routing: Path)
         await pilot.press("shift+tab")
         await until(pilot, lambda: panel.loads.has_focus, "the instances cannot be reached")
         await pilot.press("enter")
-        await until(pilot, lambda: isinstance(pilot.app.screen, Detail), "nothing opened")
-        await sees(pilot, "uncached prompt tokens")
+        await until(pilot, lambda: isinstance(pilot.app.screen, InstanceScreen), "nothing opened")
+        await sees(pilot, "plain-5")
+
+
+def test_of_an_instance_that_the_run_did_not_launch_the_router_s_knowledge_is_told(picture: Picture) -> None:
+    facts = dict(rows.load_detail(routing_of(picture), "e2"))
+    assert facts["state"] == "available"
+    assert "uncached prompt tokens" in facts["PP"]
+    assert dict(rows.load_detail(routing_of(picture), "e9")) == {"instance": "the router no longer has it"}
 
 
 async def test_a_filter_keeps_the_decisions_of_a_session(live_routing: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from state.errors import IllegalTransition
-from state.events import CellChanged, Event, Recorded, RoutedLine, RoutedLoad, RouterSampled, RunPlanned
+from state.events import CellChanged, Event, Recorded, RoutedLatency, RoutedLine, RoutedLoad, RouterSampled, RunPlanned
 from state.routing import (
     COLD_S,
     HOT_S,
@@ -174,6 +174,13 @@ def test_another_cell_or_attempt_begins_anew() -> None:
         assert (len(routing.history), routing.lines) == (1, ())
 
 
+def test_what_the_client_saw_is_kept_from_cell_to_cell() -> None:
+    slow = RoutedLatency(ttft_p90_s=2.0)
+    routing = folded(replace(sampled(), latency=slow), sampled(SECOND)).routing
+    assert routing is not None
+    assert routing.latencies == ((101.0, slow), (102.0, RoutedLatency()))
+
+
 def test_a_cell_that_the_plan_does_not_have_is_passed_over_by_readers_and_refused_by_the_file(tmp_path: Path) -> None:
     assert folded(sampled("no/such")).routing is None
     with a_run(tmp_path / "run") as store:
@@ -235,12 +242,13 @@ def test_the_router_as_json() -> None:
         "policy": "lmetric",
         "instances": [
             {"instance": "a", "available": True, "why": "", "num_requests": 3, "pending_prefill_tokens": 1000,
-             "ongoing_tokens": 2000, "sessions": 0, "picks": 1, "role": "both", "share_of_picks": 1.0},
+             "ongoing_tokens": 2000, "sessions": 0, "picks": 1, "role": "both", "engine": "", "share_of_picks": 1.0},
             {"instance": "b", "available": False, "why": "no answer", "num_requests": 0, "pending_prefill_tokens": 0,
-             "ongoing_tokens": 0, "sessions": 0, "picks": 0, "role": "both", "share_of_picks": 0.0},
+             "ongoing_tokens": 0, "sessions": 0, "picks": 0, "role": "both", "engine": "", "share_of_picks": 0.0},
         ],
         "sessions": 3,
         "decisions": {"affinity": 2, "cold": 1},
+        "latency": {"ttft_p50_s": None, "ttft_p90_s": None, "tpot_p50_s": None, "tpot_p90_s": None},
         "latest": [{"t_unix_s": 101.0, "request": "r-1", "session": "s-1", "instance": "a", "reason": "affinity"}],
         "alarms": [],
     }  # fmt: skip
