@@ -14,6 +14,8 @@ import msgspec
 from launch.profile import EngineSettings, Profile
 from results.decisions import Role
 from runners.errors import RunnerError
+from runners.load.replay_plan import THINKING
+from runners.load.replay_spec import ON_ERROR
 
 EXPERIMENT = "routing"
 SYNTH = "synth"
@@ -52,21 +54,20 @@ class TraceChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReplayChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How the trace is replayed."""
+    """How the trace is replayed; as `ReplaySpec` has them."""
 
     time_scale: float = 1.0
-    """Factor on recorded times: 0.1 is ten times as fast."""
     idle_gap_cap_s: float | None = None
-    """No pause between turns is longer, after scaling; None = no cap."""
+    think: str = "recorded"
     max_inflight_sessions: int = 0
-    """Sessions begun and not ended at once; 0 = no limit."""
-    think: Literal["recorded", "none"] = "recorded"
+    on_error: str = "continue"
     max_duration_s: float = 3600.0
     """The hard stop of a cell."""
-    request_timeout_s: float = 600.0
     drain_s: float = 30.0
+    request_timeout_s: float = 600.0
     lateness_p99_s: float = 0.010
-    """Above it the cell is degraded."""
+    achieved_ratio: float = 0.98
+    client_cpu_share: float = 0.90
 
 
 class EngineChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -256,9 +257,11 @@ def _check(grid: Grid, where: str) -> None:
         (trace.source == SYNTH and trace.sessions < 1, "trace.sessions must be at least 1 where they are generated"),
         (trace.tokens <= 0, "trace.tokens must be above 0"),
         (trace.sessions < 0 or trace.turns < 0, "trace.sessions and trace.turns must not be negative"),
-        (replay.time_scale < 0, "replay.time_scale must not be negative"),
+        (replay.think not in THINKING, f"replay.think must be one of {', '.join(THINKING)}"),
+        (replay.on_error not in ON_ERROR, f"replay.on_error must be one of {', '.join(ON_ERROR)}"),
+        (replay.time_scale <= 0, "replay.time_scale must be above 0"),
         (replay.max_inflight_sessions < 0, "replay.max_inflight_sessions must not be negative"),
-        (replay.max_duration_s <= 0, "replay.max_duration_s must be above 0"),
+        (replay.max_duration_s <= 0 or replay.drain_s < 0, "replay.max_duration_s must be above 0, drain_s not below"),
         (any(tokens < 1 for tokens in beside.prefill_tokens), "interference.prefill_tokens must be at least 1"),
         (beside.decodes < 1 or beside.repeats < 1, "interference.decodes and .repeats must be at least 1"),
     ]

@@ -1,0 +1,144 @@
+"""One cell of `routing`: fresh engines, a router with one policy before them, one replay of the trace."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from launch.command import ports_needed
+from runners.context import RunContext
+from runners.engine_counters import CacheShape, baseline_shape
+from runners.errors import CellFailed
+from runners.experiments.routing_artifacts import Replayed, degraded, first_error, put_in_place
+from runners.experiments.routing_grid import Grid
+from runners.experiments.routing_plan import ports_per_instance
+from runners.experiments.routing_trace import TraceRecord, trace_path
+from runners.experiments.routing_watch import Watch
+from runners.gpu_sampler import GpuSampler
+from runners.group import GroupPlan, Member, engine_group
+from runners.load.process import run_replay
+from runners.load.replay_spec import ReplaySpec
+from runners.router.process import router_process
+from runners.router.spec import InstanceSpec, RouterSpec
+from runners.sampler import MetricsSampler
+from state.run import CellPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A finished cell."""
+
+    summary: dict[str, Any]
+    degraded: str
+
+
+async def replay_cell(cell: CellPlan, attempt: int, grid: Grid, trace: TraceRecord, context: RunContext) -> Measured:
+    """Measure the cell and publish its artifacts.
+
+    Raises CellFailed where an engine or the router died or nothing was completed, LaunchError where engines did not
+    start. The attempt's folder keeps what there was.
+    """
+    assert cell.config is not None
+    folder = context.attempt_folder(cell, attempt)
+    group = GroupPlan(
+        config=cell.config,
+        roles=tuple(cell.params["roles"]),
+        folder=folder / "engines",
+        ports=ports_per_instance(grid, ports_needed(context.configs[cell.config])),
+        events=grid.router.index == "events",
+        gpus=grid.gpus,
+    )
+    async with engine_group(context.launcher, group) as members:
+        replayed = await _replay(cell, grid, members, folder, context)
+    outcome = replayed.replay
+    if not outcome.completed:
+        raise CellFailed(
+            f"{outcome.failed} of {outcome.sent} turns failed and none was completed; "
+            f"the first error was: {first_error(folder / 'metrics.jsonl')}"
+        )
+    summary = await asyncio.to_thread(put_in_place, cell, attempt, grid, trace, replayed, folder, context)
+    return Measured(summary, degraded(outcome))
+
+
+async def _replay(
+    cell: CellPlan, grid: Grid, members: tuple[Member, ...], folder: Path, context: RunContext
+) -> Replayed:
+    """The replay with everything that watches it, all of it ended; the engines still run."""
+    cut = asyncio.Event()
+    async with AsyncExitStack() as stack:
+        samplers = {
+            member.name: await stack.enter_async_context(MetricsSampler(member.engine.url, scrapes(folder, member)))
+            for member in members
+        }
+        gpu = await stack.enter_async_context(GpuSampler(folder / "gpu_util.csv"))
+        shapes = {member.name: baseline_shape(scrapes(folder, member)) for member in members}
+        watch = stack.enter_context(Watch(cell, members, samplers, folder / "engines.jsonl", context.emit, cut))
+        spec = _router_spec(cell, grid, members, shapes, folder)
+        async with router_process(spec, folder / "router.spec.json", watch.router_tick) as router:
+            outcome = await run_replay(
+                _replay_spec(cell, grid, router.url, shapes, folder, context), watch.replay_tick, cut=cut
+            )
+            watch.require_engines()
+            ended = await router.stop()
+    return Replayed(outcome, ended, members, shapes, {m.name: scrapes(folder, m) for m in members}, gpu.use)
+
+
+def scrapes(folder: Path, member: Member) -> Path:
+    """What an engine said about itself, second by second."""
+    return folder / "engines" / member.name / "metrics.jsonl"
+
+
+def _router_spec(
+    cell: CellPlan, grid: Grid, members: Sequence[Member], shapes: Mapping[str, CacheShape], folder: Path
+) -> RouterSpec:
+    return RouterSpec(
+        instances=tuple(
+            InstanceSpec(
+                instance=member.name,
+                url=member.engine.url,
+                role=member.role,
+                kv_capacity_tokens=shapes[member.name].capacity_tokens,
+                block_tokens=shapes[member.name].block_tokens,
+                kv_events="" if member.events is None else member.events.endpoint,
+                kv_replay="" if member.events is None else member.events.replay_endpoint,
+            )
+            for member in members
+        ),
+        policy=cell.params["policy"],
+        parameters=cell.params["parameters"],
+        decisions_path=str(folder / "decisions.jsonl"),
+        index=grid.router.index,
+    )
+
+
+def _replay_spec(
+    cell: CellPlan, grid: Grid, url: str, shapes: Mapping[str, CacheShape], folder: Path, context: RunContext
+) -> ReplaySpec:
+    """The same for every policy of a trial, but for the router's address."""
+    model = context.profile.model
+    return ReplaySpec(
+        url=url,
+        model=model.served_name,
+        trace_path=str(trace_path(context.layout)),
+        requests_path=str(folder / "metrics.jsonl"),
+        seed=cell.params["replay_seed"],
+        vocab_low=model.vocab_low,
+        vocab_high=model.vocab_high,
+        block_tokens=_block_tokens(shapes),
+        **msgspec.structs.asdict(grid.replay),
+    )
+
+
+def _block_tokens(shapes: Mapping[str, CacheShape]) -> int:
+    """The engines' one block size. Raises CellFailed where they do not say it, or differ."""
+    found = {shape.block_tokens for shape in shapes.values()}
+    size = found.pop() if len(found) == 1 else None
+    if size is None:
+        raise CellFailed("the engines state no common KV block size: the trace's bound is not defined for them")
+    return size

@@ -1,0 +1,141 @@
+"""The trace as a `routing` run replays it: read or generated once, cut to what the engines can serve, kept in the run.
+
+RUN/trace/trace.jsonl    what every cell replays
+RUN/trace/trace.json     TraceRecord, written last
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from results.layout import RunLayout, sha256, write_atomic
+from runners.errors import CellFailed
+from runners.experiments.routing_grid import SYNTH, TraceChoice
+from runners.trace.formats import read_trace, write_trace
+from runners.trace.session import Session, Trace, Turn
+from runners.trace.synth import synthesise
+from runners.trace.transform import sample, scale
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRecord:
+    """`trace.json`: which trace the run replays and what was done to it."""
+
+    file: str
+    """The source's name, without its folder; `synth` where it was generated."""
+    sha256: str
+    """Of trace.jsonl."""
+    format: str
+    requests: int
+    sessions: int
+    input_tokens: int
+    output_tokens: int
+    span_s: float
+    """From the first recorded send to the last, before the replay's time scale."""
+    block_tokens: int
+    tokens_factor: float
+    turns_dropped: int
+    """Turns left out because they do not fit an engine (`max_tokens`)."""
+    max_tokens: int
+    """The longest prompt with its answer that an engine takes."""
+
+
+def trace_path(layout: RunLayout) -> Path:
+    """What every cell replays."""
+    return layout.root / "trace" / "trace.jsonl"
+
+
+def record_path(layout: RunLayout) -> Path:
+    """The commit mark of the trace."""
+    return layout.root / "trace" / "trace.json"
+
+
+def prepare_trace(choice: TraceChoice, max_tokens: int, layout: RunLayout) -> TraceRecord:
+    """Make the run's trace; the same choice gives the same file.
+
+    Raises TraceError naming file, line and rule, or CellFailed where nothing of it fits.
+    """
+    trace = _source(choice)
+    if choice.tokens != 1.0:
+        trace = scale(trace, choice.tokens)
+    wanted = sum(min(len(session.turns), choice.turns or len(session.turns)) for session in trace.sessions)
+    trace = fitted(trace, max_tokens, choice.turns)
+    if not trace.requests:
+        raise CellFailed(f"no turn of the trace fits into {max_tokens} tokens: lower trace.tokens")
+    path = trace_path(layout)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_trace(path, trace.facts, trace.sessions)
+    turns = [turn for session in trace.sessions for turn in session.turns]
+    record = TraceRecord(
+        file=choice.source if choice.source == SYNTH else Path(choice.source).name,
+        sha256=sha256(path),
+        format=trace.facts.format,
+        requests=len(turns),
+        sessions=len(trace.sessions),
+        input_tokens=sum(turn.input_tokens for turn in turns),
+        output_tokens=sum(turn.output_tokens for turn in turns),
+        span_s=trace.span_s,
+        block_tokens=trace.facts.block_tokens,
+        tokens_factor=choice.tokens,
+        turns_dropped=wanted - len(turns),
+        max_tokens=max_tokens,
+    )
+    write_atomic(record_path(layout), msgspec.json.format(msgspec.json.encode(record), indent=2))
+    return record
+
+
+def read_record(layout: RunLayout) -> TraceRecord | None:
+    """The run's trace if it is there, whole; else None."""
+    try:
+        record = msgspec.json.decode(record_path(layout).read_bytes(), type=TraceRecord)
+        return record if sha256(trace_path(layout)) == record.sha256 else None
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def fitted(trace: Trace, max_tokens: int, turns: int = 0) -> Trace:
+    """The trace without the turns that no engine could take, and with at most `turns` of each session (0 = all).
+
+    A turn that waited for one that was left out waits for what that one waited for. The first session arrives at 0.
+    """
+    cut = [(session, _kept(session, max_tokens, turns)) for session in trace.sessions]
+    sessions = [replace(session, turns=kept) for session, kept in cut if kept]
+    begin_s = min((session.arrival_s for session in sessions), default=0.0)
+    moved = sorted((_moved(session, -begin_s) for session in sessions), key=lambda session: session.arrival_s)
+    return Trace(trace.facts, tuple(moved))
+
+
+def _kept(session: Session, max_tokens: int, turns: int) -> tuple[Turn, ...]:
+    waits: list[tuple[int, ...]] = []
+    """Per turn, kept or not: the kept places that whoever waits for it has to wait for."""
+    numbers: defaultdict[str, int] = defaultdict(int)
+    kept: list[Turn] = []
+    for place, turn in enumerate(session.turns):
+        after = _after(turn.after, waits)
+        if turn.input_tokens + turn.output_tokens > max_tokens or (turns and place >= turns):
+            waits.append(after)
+            continue
+        waits.append((len(kept),))
+        kept.append(replace(turn, turn=numbers[turn.agent], after=after))
+        numbers[turn.agent] += 1
+    return tuple(kept)
+
+
+def _after(places: Sequence[int], waits: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(sorted({kept for place in places for kept in waits[place]}))
+
+
+def _moved(session: Session, by_s: float) -> Session:
+    return replace(session, turns=tuple(replace(turn, arrival_s=turn.arrival_s + by_s) for turn in session.turns))
+
+
+def _source(choice: TraceChoice) -> Trace:
+    if choice.source == SYNTH:
+        return synthesise(choice.sessions, choice.seed, choice.statistics)
+    trace = read_trace(Path(choice.source), choice.format)
+    return sample(trace, choice.sessions, choice.seed) if choice.sessions else trace

@@ -1,0 +1,127 @@
+"""What is seen of a running `routing` cell: events, a row per engine and second, and whether all engines still live."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from results.routing.record import EngineSample
+from runners.errors import CellFailed
+from runners.group import Member
+from runners.load.replay_spec import ReplayTick
+from runners.router.spec import RouterTick, TickInstance
+from runners.sampler import MetricsSampler
+from state.events import CellProgressed, Event, InstanceSampled, RoutedLine, RoutedLoad, RouterSampled
+from state.run import CellPlan
+
+
+class Watch:
+    """Fed by the ticks of router and replay; cuts the replay when an engine has died."""
+
+    def __init__(
+        self,
+        cell: CellPlan,
+        members: Sequence[Member],
+        samplers: Mapping[str, MetricsSampler],
+        path: Path,
+        emit: Callable[..., None],
+        cut: asyncio.Event,
+    ) -> None:
+        self._cell = cell
+        self._members = tuple(members)
+        self._samplers = samplers
+        self._path = path
+        self._emit = emit
+        self._cut = cut
+        self._routed: Mapping[str, TickInstance] = {}
+
+    def __enter__(self) -> Self:
+        self._file = self._path.open("wb", buffering=0)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def router_tick(self, tick: RouterTick) -> None:
+        """The router's second."""
+        self._routed = {load.instance: load for load in tick.instances}
+        self._emit(router_sampled(self._cell.cell, tick, {m.name: m.role for m in self._members}))
+
+    def replay_tick(self, tick: ReplayTick) -> None:
+        """The replay's second: the engines are sampled with it."""
+        t_ns = time.perf_counter_ns()
+        samples = [self._sample(member, t_ns) for member in self._members]
+        self._file.write(msgspec.json.Encoder().encode_lines(samples))
+        events: list[Event] = [
+            InstanceSampled(
+                instance=member.engine.name,
+                cell=self._cell.cell,
+                running=sample.running,
+                waiting=sample.waiting,
+                kv_usage=sample.kv_usage,
+                pending_prefill_tokens=sample.pending_prefill_tokens,
+                inflight=sample.num_requests or 0,
+            )
+            for member, sample in zip(self._members, samples, strict=True)
+        ]
+        self._emit(*events, CellProgressed(self._cell.cell, tick.fraction, _note(tick)))
+        if not all(member.engine.alive() for member in self._members):
+            self._cut.set()  # what is measured from here on is not the policy
+
+    def require_engines(self) -> None:
+        """Raises CellFailed with the last words of an engine that died."""
+        for member in self._members:
+            if not member.engine.alive():
+                raise CellFailed(f"{member.name} died during the cell. Its last words: {member.engine.tail(8)}")
+
+    def _sample(self, member: Member, t_ns: int) -> EngineSample:
+        gauges, routed = self._samplers[member.name].latest, self._routed.get(member.name)
+        return EngineSample(
+            t_ns=t_ns,
+            instance=member.name,
+            running=gauges.running,
+            waiting=gauges.waiting,
+            kv_usage=gauges.kv_usage,
+            pending_prefill_tokens=None if routed is None else routed.pending_prefill_tokens,
+            num_requests=None if routed is None else routed.num_requests,
+        )
+
+
+def router_sampled(cell: str, tick: RouterTick, roles: Mapping[str, str]) -> RouterSampled:
+    """A router's tick as the journal keeps it."""
+    unix_of_ns = time.time() - time.perf_counter_ns() / 1e9
+    return RouterSampled(
+        cell=cell,
+        policy=tick.policy,
+        instances=tuple(
+            RoutedLoad(
+                instance=load.instance,
+                available=load.available,
+                why=load.why,
+                num_requests=load.num_requests,
+                pending_prefill_tokens=load.pending_prefill_tokens,
+                ongoing_tokens=load.ongoing_tokens,
+                sessions=load.sessions,
+                role=roles.get(load.instance, "both"),
+            )
+            for load in tick.instances
+        ),
+        sessions=tick.sessions,
+        decisions=tick.decisions,
+        latest=tuple(
+            RoutedLine(unix_of_ns + pick.t_ns / 1e9, pick.request, pick.session, pick.instance, pick.reason)
+            for pick in tick.latest
+        ),
+    )
+
+
+def _note(tick: ReplayTick) -> str:
+    return f"{tick.completed} turns, {tick.inflight_sessions} sessions in flight"

@@ -1,0 +1,219 @@
+"""The plan of a routing run: paired, interleaved, the same schedule for every policy, and what the user may change."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launch.profile import load_profile
+from runners.draft import Wish
+from runners.errors import RunnerError
+from runners.experiments.routing_grid import EXPERIMENT, Grid, PolicyChoice, grid_of, routed_profile, slug
+from runners.experiments.routing_plan import arithmetic, make_plan
+from runners.start import prepare, wish_of
+from state.run import CellPlan, RunPlan
+
+CPU = load_profile("cpu-tiny")
+POLICY_OF_ONES_OWN = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+from results.decisions import ClusterView, Decision, RoutedRequest
+
+
+@dataclass(frozen=True)
+class First:
+    name: ClassVar[str] = "first"
+    source: ClassVar[str] = "a test"
+    bias: float = 0.0
+
+    def decide(self, request: RoutedRequest, cluster: ClusterView) -> Decision:
+        return Decision("first", next(i.instance for i in cluster.instances if i.available), "first")
+"""
+
+
+def grid(preset: str = "full", policies: Sequence[str] = (), settings: Sequence[str] = ()) -> Grid:
+    return grid_of(CPU.experiments[EXPERIMENT], CPU.name, preset, policies=policies, settings=settings)
+
+
+def plan_of(of: Grid, seed: int = 1, release_wait_s: float = 0.5) -> RunPlan:
+    return make_plan(
+        of,
+        profile="cpu-tiny",
+        preset="full",
+        config=of.config,
+        seed=seed,
+        release_wait_s=release_wait_s,
+        inputs=msgspec.to_builtins(of),
+    )
+
+
+def replays(plan: RunPlan) -> list[CellPlan]:
+    return [cell for cell in plan.cells if cell.kind == "replay"]
+
+
+def test_every_policy_has_its_turn_once_before_the_next_trial_begins() -> None:
+    of = grid()
+    cells = replays(plan_of(of))
+    labels = {of.label(policy) for policy in of.policies}
+    assert [cell.trial for cell in cells] == sorted(cell.trial for cell in cells)
+    for trial in range(of.trials):
+        assert {cell.label for cell in cells if cell.trial == trial} == labels
+    assert [cell.params["place"] for cell in cells] == list(range(len(cells)))
+    assert len({cell.cell for cell in plan_of(of).cells}) == len(plan_of(of).cells)
+
+
+def test_the_order_is_drawn_anew_for_every_trial_and_comes_from_the_seed_alone() -> None:
+    of = grid()
+
+    def orders(seed: int) -> list[tuple[str, ...]]:
+        by_trial = defaultdict(list)
+        for cell in replays(plan_of(of, seed)):
+            by_trial[cell.trial].append(cell.label)
+        return [tuple(order) for order in by_trial.values()]
+
+    assert orders(3) == orders(3)
+    assert len(set(orders(3))) > 1
+    assert orders(3) != orders(4)
+
+
+def test_all_policies_of_a_trial_get_the_same_prompts_and_no_two_trials_do() -> None:
+    seeds = defaultdict(set)
+    for cell in replays(plan_of(grid(), seed=7)):
+        seeds[cell.trial].add(cell.params["replay_seed"])
+    assert all(len(found) == 1 for found in seeds.values())
+    assert len(set.union(*seeds.values())) == len(seeds)
+
+
+@pytest.mark.parametrize("preset", ["full", "demo", "smoke"])
+@pytest.mark.parametrize("trials", [1, 4])
+def test_the_arithmetic_shown_adds_up_to_the_plan(preset: str, trials: int) -> None:
+    of = msgspec.structs.replace(grid(preset), trials=trials)
+    engines_s = sum(cell.estimated_s for cell in plan_of(of).cells if cell.config is not None)
+    assert sum(line.seconds for line in arithmetic(of, 0.5)) == pytest.approx(engines_s)
+
+
+def test_the_presets_of_this_machine_take_as_long_as_they_promise() -> None:
+    assert plan_of(grid("full")).estimated_s < 30 * 60
+    assert plan_of(grid("demo")).estimated_s < 6 * 60
+    assert plan_of(grid("smoke")).estimated_s < 90
+
+
+@given(seed=st.integers(0, 2**32))
+def test_stages_are_barriers_in_the_plan(seed: int) -> None:
+    plan = plan_of(grid("demo"), seed)
+    order = [stage.stage for stage in plan.stages]
+    places = [order.index(cell.stage) for cell in plan.cells]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("name", ["h20-qwen3-coder-30b", "h200-qwen3-coder-30b-dummy"])
+def test_every_profile_has_a_routing_preset(name: str) -> None:
+    plan = prepare(Wish(EXPERIMENT, name, "full"), need_engine=False).plan
+    assert len({cell.label for cell in replays(plan)}) >= 6
+
+
+def test_policies_are_chosen_by_name_or_label_and_others_may_join() -> None:
+    chosen = grid("smoke", policies=["lmetric", "leastwork"])
+    assert [chosen.label(policy) for policy in chosen.policies] == ["lmetric", "leastwork"]
+    labelled = PolicyChoice("unified", label="ours")
+    assert Grid((labelled,), 2, 1.0, 1.0).label(labelled) == "ours"
+
+
+def test_a_setting_changes_the_grid_or_a_policys_parameter() -> None:
+    changed = grid(
+        "smoke",
+        policies=["unified"],
+        settings=["trace.sessions=3", "replay.time_scale=0.25", "instances=3", "unified.overload_factor=1.3"],
+    )
+    assert changed.trace.sessions == 3
+    assert changed.replay.time_scale == 0.25
+    assert changed.instances == 3
+    assert changed.policies[0].parameters["overload_factor"] == 1.3
+    assert changed.label(changed.policies[0]) == "unified overload_factor=1.3"
+    assert grid("smoke", policies=["unified"], settings=["overload_factor=1.3"]).policies == changed.policies
+
+
+@pytest.mark.parametrize(
+    ("policies", "settings", "named"),
+    [
+        ((), ["trace.sesions=3"], "sesions"),
+        ((), ["trace.sessions=many"], "sessions"),
+        ((), ["overload"], "overload"),
+        (("unified", "lmetric"), ["factor=2"], "factor"),
+        (("unified",), ["instances=0"], "instances"),
+        (("unified",), ["replay.time_scale=0"], "time_scale"),
+        (("unified",), ["replay.think=slowly"], "think"),
+        (("unified", "unified"), [], "one label"),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_name(policies: tuple[str, ...], settings: list[str], named: str) -> None:
+    with pytest.raises(RunnerError, match=named):
+        grid("smoke", policies=policies, settings=settings)
+
+
+@pytest.mark.parametrize(
+    ("wish", "named"),
+    [
+        (Wish(EXPERIMENT, "cpu-tiny", "smoke", policies=("unifed",)), "unifed"),
+        (
+            Wish(EXPERIMENT, "cpu-tiny", "smoke", policies=("unified",), settings=("unified.overlod_factor=2",)),
+            "overlod",
+        ),
+        (Wish(EXPERIMENT, "cpu-tiny", "smoke", trace="no-such-file.jsonl"), "no-such-file"),
+        (Wish(EXPERIMENT, "cpu-tiny", "smoke", ("plain", "nixl_both")), "one config"),
+        (Wish(EXPERIMENT, "cpu-tiny", "huge"), "huge"),
+        (Wish("connector-tax", "cpu-tiny", "smoke", policies=("unified",)), "routes nothing"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_anything_starts(wish: Wish, named: str) -> None:
+    with pytest.raises(RunnerError, match=named):
+        prepare(wish, need_engine=False)
+
+
+def test_pools_are_in_the_label_and_in_the_roles() -> None:
+    pools = PolicyChoice("static_pd", prefill_instances=4)
+    of = Grid((pools,), 8, 1.0, 1.0)
+    assert of.label(pools) == "static_pd 4P+4D"
+    assert of.roles(pools) == ("prefill",) * 4 + ("decode",) * 4
+    assert of.roles(PolicyChoice("lmetric")) == ("both",) * 8
+
+
+@given(st.text(min_size=1, max_size=40))
+def test_a_label_is_safe_in_a_file_name(label: str) -> None:
+    assert not set(slug(label)) & set("/\\ :*?\"'<>|\0")
+
+
+def test_a_plan_can_be_made_again_from_what_it_holds(tmp_path: Path) -> None:
+    own = tmp_path / "mine.py"
+    own.write_text(POLICY_OF_ONES_OWN)
+    wish = Wish(
+        EXPERIMENT,
+        "cpu-tiny",
+        "smoke",
+        seed=9,
+        trials=2,
+        port=19999,
+        policies=("lmetric", str(own)),
+        settings=("trace.sessions=3", f"{own}.bias=0.5"),
+    )
+    plan = prepare(wish, need_engine=False).plan
+    assert {cell.label for cell in replays(plan)} == {"lmetric", "mine bias=0.5"}
+    assert prepare(wish_of(plan), need_engine=False).plan.fingerprint == plan.fingerprint
+    own.write_text(POLICY_OF_ONES_OWN + "\n# changed\n")
+    assert prepare(wish_of(plan), need_engine=False).plan.fingerprint != plan.fingerprint
+
+
+def test_the_presets_engines_are_the_runs_engines() -> None:
+    of = grid("smoke")
+    settings = routed_profile(CPU, of).engine
+    assert settings.block_size == of.engine.block_size == 32
+    assert settings.kv_cache_memory_bytes == of.engine.kv_cache_memory_bytes
+    plan = prepare(Wish(EXPERIMENT, "cpu-tiny", "smoke"), need_engine=False).plan
+    assert plan.inputs["profile"]["engine"]["block_size"] == 32
