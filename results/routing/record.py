@@ -34,6 +34,7 @@ class TurnRecord:
     agent: str
     turn: int
     status: RequestStatus
+    """`cut`: in flight or not yet sent when the replay ended; `dropped`: an earlier turn failed and ended its session."""
     t_due_ns: int | None
     """When it was to be sent: what it waited for had ended and its think time was over. None = that never came."""
     t_send_ns: int | None
@@ -58,6 +59,8 @@ class TurnRecord:
     http_status: int | None = None
     finish_reason: str | None = None
     error: str | None = None
+    session_delay_s: float = 0.0
+    """How long max_inflight_sessions held its session back; the same for all turns of a session that began."""
 
 
 @dataclass(frozen=True, slots=True)

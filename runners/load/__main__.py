@@ -1,6 +1,7 @@
-"""`python -m runners.load SPEC.json`: run one cell; ticks and, last, the outcome as JSON lines on standard output.
+"""`python -m runners.load SPEC.json` runs one cell, `python -m runners.load replay SPEC.json` one replay; ticks and,
+last, the outcome go to standard output as JSON lines.
 
-Ends at once when its standard input, a pipe from the parent, reaches its end: the parent died. SIGTERM cuts the cell.
+Ends at once when its standard input, a pipe from the parent, reaches its end: the parent died. SIGTERM cuts the load.
 """
 
 from __future__ import annotations
@@ -12,38 +13,45 @@ import stat
 import sys
 from pathlib import Path
 
+import msgspec
 import uvloop
 
-from runners.errors import ExitCode
+from runners.errors import ExitCode, RunnerError
 from runners.load.openloop import run_cell
-from runners.load.spec import LoadError, LoadFailure, LoadLine, LoadTick, load_spec, to_json
+from runners.load.replay_spec import ReplayLine, ReplaySpec, ReplayTick, load_replay_spec
+from runners.load.spec import LoadFailure, LoadLine, LoadTick, load_spec, to_json
 
 STDIN, STDOUT = 0, 1
 
 
 def main(arguments: list[str]) -> int:
-    """Run the cell of a spec file; returns the exit code."""
-    if len(arguments) != 1:
-        sys.stderr.write("usage: python -m runners.load SPEC.json\n")
+    """Run the cell or the replay of a spec file; returns the exit code."""
+    replay = arguments[:1] == ["replay"]
+    if len(arguments) != 1 + replay:
+        sys.stderr.write("usage: python -m runners.load [replay] SPEC.json\n")
         return ExitCode.BAD_INPUT
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_run(Path(arguments[0])))
-    except LoadError as error:
+            return runner.run(_run(Path(arguments[-1]), replay))
+    except RunnerError as error:
         _say(LoadLine(failure=LoadFailure(str(error), error.remedy, int(error.exit_code))))
         return int(error.exit_code)
 
 
-async def _run(path: Path) -> int:
+async def _run(path: Path, replay: bool) -> int:
     loop, cut = asyncio.get_running_loop(), asyncio.Event()
-    spec = load_spec(path)
+    spec = load_replay_spec(path) if replay else load_spec(path)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, cut.set)
     kind = os.fstat(STDIN).st_mode
     if stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind):
         loop.add_reader(STDIN, _end_with_parent)
-    outcome = await run_cell(spec, _say_tick, cut)
-    _say(LoadLine(outcome=outcome))
+    if isinstance(spec, ReplaySpec):
+        from runners.load.closedloop import run_trace  # an open-loop cell starts without the trace readers
+
+        _say(ReplayLine(outcome=await run_trace(spec, _say_replay_tick, cut)))
+    else:
+        _say(LoadLine(outcome=await run_cell(spec, _say_tick, cut)))
     return ExitCode.DONE
 
 
@@ -54,10 +62,18 @@ def _end_with_parent() -> None:
 
 
 def _say_tick(tick: LoadTick) -> None:
+    _say_unless_full(LoadLine(tick=tick))
+
+
+def _say_replay_tick(tick: ReplayTick) -> None:
+    _say_unless_full(ReplayLine(tick=tick))
+
+
+def _say_unless_full(line: msgspec.Struct) -> None:
     """A parent that stopped reading loses ticks and does not stall this loop; a line is below a pipe's atomic size."""
     os.set_blocking(STDOUT, False)
     try:
-        os.write(STDOUT, to_json(LoadLine(tick=tick)) + b"\n")
+        os.write(STDOUT, to_json(line) + b"\n")
     except BlockingIOError:
         pass
     except BrokenPipeError:
@@ -66,7 +82,7 @@ def _say_tick(tick: LoadTick) -> None:
         os.set_blocking(STDOUT, True)
 
 
-def _say(line: LoadLine) -> None:
+def _say(line: msgspec.Struct) -> None:
     data = to_json(line) + b"\n"
     while data:
         data = data[os.write(STDOUT, data) :]

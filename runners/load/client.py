@@ -23,6 +23,7 @@ from runners.load.stream import Exchange
 STALE_WITHIN_NS = 1_000_000_000
 """A pooled connection that dies later than this after the send was not stale: the server dropped the request."""
 CONNECT_TIMEOUT_S = 10.0
+INSTANCE_HEADER = b"x-tracon-instance"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +36,11 @@ class Target:
     path: str
     tls: bool
 
-    def head(self, request_id: str, length: int) -> bytes:
-        """The request's head, blank line included."""
+    def head(self, request_id: str, length: int, more: str = "") -> bytes:
+        """The request's head, blank line included; `more` holds further header lines, each with its line end."""
         return (
             f"POST {self.path} HTTP/1.1\r\nhost: {self.host}\r\nuser-agent: tracon\r\naccept: text/event-stream\r\n"
-            f"content-type: application/json\r\nx-request-id: {request_id}\r\ncontent-length: {length}\r\n\r\n"
+            f"content-type: application/json\r\nx-request-id: {request_id}\r\n{more}content-length: {length}\r\n\r\n"
         ).encode("ascii")
 
 
@@ -154,6 +155,16 @@ class Connection(asyncio.Protocol):
         exchange.complete(self.t_read_ns)
 
 
+class RoutedConnection(Connection):
+    """A connection that reads which instance answered; apart, because every header of a response costs it a call."""
+
+    __slots__ = ()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.exchange is not None and name.lower() == INSTANCE_HEADER:
+            self.exchange.instance = value.decode("latin-1")
+
+
 _SPENT = httptools.HttpResponseParser(object())
 """Takes the place of a dead connection's parser, which refers back to it: with the collector off, cycles pile up."""
 
@@ -164,8 +175,17 @@ class LoadClient:
     `sweep` must be called a few times a second: it is what ends requests that time out.
     """
 
-    def __init__(self, target: Target, *, spares: int, request_timeout_s: float, stall_timeout_s: float) -> None:
+    def __init__(
+        self,
+        target: Target,
+        *,
+        spares: int,
+        request_timeout_s: float,
+        stall_timeout_s: float,
+        connection: type[Connection] = Connection,
+    ) -> None:
         self.retried = 0
+        self._connection = connection
         self._target = target
         self._tls = ssl.create_default_context() if target.tls else None
         self._spares = spares
@@ -188,9 +208,9 @@ class LoadClient:
                 remedy="See that the engine is up and listens there (GET /health).",
             ) from error
 
-    def send(self, exchange: Exchange, request_id: str, body: bytes) -> None:
-        """Stamp and send; never waits."""
-        payload = self._target.head(request_id, len(body)) + body
+    def send(self, exchange: Exchange, request_id: str, body: bytes, more: str = "") -> None:
+        """Stamp and send; never waits. `more` as in Target.head."""
+        payload = self._target.head(request_id, len(body), more) + body
         idle = self._idle
         while idle:
             connection = idle.pop()
@@ -279,7 +299,7 @@ class LoadClient:
         name = target.host.partition(":")[0] if self._tls else None
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: Connection(self), target.address, target.port, ssl=self._tls, server_hostname=name
+                lambda: self._connection(self), target.address, target.port, ssl=self._tls, server_hostname=name
             )
         self._connections.add(connection)
         return connection

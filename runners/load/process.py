@@ -12,15 +12,33 @@ from asyncio.subprocess import PIPE, Process
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import msgspec
 
-from runners.load.spec import LoadError, LoadLine, LoadOutcome, LoadSpec, LoadTick, to_json
+from runners.load.replay_spec import ReplayLine, ReplayOutcome, ReplaySpec, ReplayTick
+from runners.load.spec import LoadError, LoadFailure, LoadLine, LoadOutcome, LoadSpec, LoadTick, to_json
 
 CUT_GRACE_S = 15.0
 """From the cut to the outcome: the records of what was in flight are still written."""
 END_GRACE_S = 2.0
 STDERR_LINES = 20
+
+Tick = TypeVar("Tick")
+Outcome = TypeVar("Outcome")
+TickOut = TypeVar("TickOut", covariant=True)
+OutcomeOut = TypeVar("OutcomeOut", covariant=True)
+
+
+class _Line(Protocol[TickOut, OutcomeOut]):
+    """A line that a load process says."""
+
+    @property
+    def tick(self) -> TickOut | None: ...
+    @property
+    def outcome(self) -> OutcomeOut | None: ...
+    @property
+    def failure(self) -> LoadFailure | None: ...
 
 
 async def run_load(
@@ -31,23 +49,38 @@ async def run_load(
     Setting `cut` ends the cell now, with an outcome (`cancelled`). Cancelling this coroutine ends the process at once,
     without one. Raises LoadError where nothing was measured.
     """
-    path = _write_spec(spec)
+    path = _write_spec(spec, spec.requests_path)
+    return await _run((str(path),), LoadLine, on_tick, cut or asyncio.Event())
+
+
+async def run_replay(
+    spec: ReplaySpec, on_tick: Callable[[ReplayTick], None], *, cut: asyncio.Event | None = None
+) -> ReplayOutcome:
+    """The same for a replay."""
+    path = _write_spec(spec, spec.requests_path)
+    return await _run(("replay", str(path)), ReplayLine, on_tick, cut or asyncio.Event())
+
+
+async def _run(
+    arguments: tuple[str, ...], kind: type[_Line[Tick, Outcome]], on_tick: Callable[[Tick], None], cut: asyncio.Event
+) -> Outcome:
+    command = (sys.executable, "-m", "runners.load", *arguments)
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "runners.load", str(path), stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True
+        *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True
     )
     last_words: deque[str] = deque(maxlen=STDERR_LINES)
     listening = asyncio.create_task(_keep_last(process, last_words))
-    cutting = asyncio.create_task(_cut_on(process, cut or asyncio.Event()))
+    cutting = asyncio.create_task(_cut_on(process, cut))
     try:
-        line = await _read(process, on_tick)
+        line = await _read(process, kind, on_tick)
     finally:
         cutting.cancel()
         await _end(process)
         await asyncio.wait((cutting, listening), timeout=END_GRACE_S)
         listening.cancel()
-    if line.outcome is not None:
+    if line is not None and line.outcome is not None:
         return line.outcome
-    if line.failure is not None:
+    if line is not None and line.failure is not None:
         raise LoadError(line.failure.message, remedy=line.failure.remedy, exit_code=line.failure.exit_code)
     tail = "\n".join(last_words) or "(it wrote nothing to stderr)"
     raise LoadError(
@@ -56,8 +89,8 @@ async def run_load(
     )
 
 
-def _write_spec(spec: LoadSpec) -> Path:
-    requests = Path(spec.requests_path)
+def _write_spec(spec: LoadSpec | ReplaySpec, requests_path: str) -> Path:
+    requests = Path(requests_path)
     path = requests.with_name(f"{requests.stem}.spec.json")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,15 +101,17 @@ def _write_spec(spec: LoadSpec) -> Path:
     return path
 
 
-async def _read(process: Process, on_tick: Callable[[LoadTick], None]) -> LoadLine:
-    """Follow the ticks to the last line; an empty LoadLine where there is none."""
+async def _read(
+    process: Process, kind: type[_Line[Tick, Outcome]], on_tick: Callable[[Tick], None]
+) -> _Line[Tick, Outcome] | None:
+    """Follow the ticks to the last line; None where there is none."""
     assert process.stdout is not None
     async for raw in process.stdout:
-        line = msgspec.json.decode(raw, type=LoadLine)
+        line = msgspec.json.decode(raw, type=kind)
         if line.tick is None:
             return line
         on_tick(line.tick)
-    return LoadLine()
+    return None
 
 
 async def _keep_last(process: Process, lines: deque[str]) -> None:

@@ -89,16 +89,21 @@ class BodyShape(msgspec.Struct, frozen=True):
 
     def preamble(self) -> bytes:
         """The body up to its prompt's opening bracket."""
-        fields: dict[str, object] = {
-            "model": self.model,
-            "max_tokens": self.output_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True, "continuous_usage_stats": self.evidence == "usage"},
-            "return_token_ids": self.evidence == "token_ids",
-        }
-        return msgspec.json.encode(fields)[:-1] + b',"prompt":['
+        return body_preamble(self.model, self.output_tokens, self.evidence)
+
+
+def body_preamble(model: str, output_tokens: int, evidence: str) -> bytes:
+    """A request's body up to its prompt's opening bracket; `evidence` as in LoadSpec.token_evidence."""
+    fields: dict[str, object] = {
+        "model": model,
+        "max_tokens": output_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": evidence == "usage"},
+        "return_token_ids": evidence == "token_ids",
+    }
+    return msgspec.json.encode(fields)[:-1] + b',"prompt":['
 
 
 class Bodies:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -18,6 +19,8 @@ ARRIVALS = ("constant", "poisson")
 EVIDENCE = ("token_ids", "usage")
 SEED_LIMIT = 1 << 64
 CELL_INDEX_LIMIT = 1 << 32
+
+Spec = TypeVar("Spec")
 
 
 class LoadError(RunnerError):
@@ -95,14 +98,15 @@ class LoadSpec:
         return min(max(self.min_duration_s, self.min_completed / self.rate_per_s), self.max_duration_s)
 
 
+def is_url(text: str) -> bool:
+    """Whether it is an http(s) URL with a host."""
+    parts = urlsplit(text)
+    return parts.scheme in ("http", "https") and bool(parts.hostname)
+
+
 def _problems(spec: LoadSpec) -> list[tuple[str, str]]:
-    parts = urlsplit(spec.url)
     rules = (
-        (
-            parts.scheme in ("http", "https") and bool(parts.hostname),
-            f"url {spec.url!r} is no http(s) URL",
-            "http://127.0.0.1:8000",
-        ),
+        (is_url(spec.url), f"url {spec.url!r} is no http(s) URL", "http://127.0.0.1:8000"),
         (spec.rate_per_s > 0, f"rate_per_s is {spec.rate_per_s}", "a rate above 0"),
         (spec.input_tokens >= 1, f"input_tokens is {spec.input_tokens}", "at least 1"),
         (spec.output_tokens >= 1, f"output_tokens is {spec.output_tokens}", "at least 1"),
@@ -209,15 +213,20 @@ class LoadLine(msgspec.Struct, frozen=True, omit_defaults=True):
     failure: LoadFailure | None = None
 
 
-def to_json(value: LoadSpec | LoadTick | LoadOutcome | LoadLine) -> bytes:
-    """One line of JSON, without the newline."""
+def to_json(value: object) -> bytes:
+    """A spec or a line as one line of JSON, without the newline."""
     return msgspec.json.encode(value)
 
 
 def load_spec(path: Path) -> LoadSpec:
     """The spec in a JSON file. Raises LoadError naming the file and the field that is wrong."""
+    return decode_spec(path, LoadSpec)
+
+
+def decode_spec(path: Path, kind: type[Spec]) -> Spec:
+    """A spec of that kind in a JSON file. Raises LoadError naming the file and the field that is wrong."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=LoadSpec)
+        return msgspec.json.decode(path.read_bytes(), type=kind)
     except OSError as error:
         raise LoadError(f"load spec {path}: {error.strerror}", remedy="Give the path of a load spec (JSON).") from error
     except msgspec.DecodeError as error:

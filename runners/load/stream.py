@@ -76,6 +76,7 @@ class Exchange:
         "http_status",
         "index",
         "inflight_at_send",
+        "instance",
         "prompt_tokens",
         "stamps",
         "status",
@@ -93,6 +94,8 @@ class Exchange:
         self, index: int, listener: Listener, *, t_intended_ns: int, warmup: bool, inflight: int, stamps: bool = False
     ) -> None:
         self.index = index
+        self.instance = ""
+        """The instance that answered, as the response's head says; empty = it does not say."""
         self.t_intended_ns = t_intended_ns
         self.warmup = warmup
         self.inflight_at_send = inflight

@@ -1,0 +1,169 @@
+"""Prompts from block hashes: token ids that share a prefix exactly as far as the hashes of a trace do.
+
+The block behind a hash is a pure function of (seed, scope, hash), the same in every process and on every host: the
+scope is empty where the trace's hashes are global, else the session. It begins with a name, the base-`span` digits of
+a keyed permutation of the hash, so two hashes of a scope differ within the first `name_tokens(block_tokens, span)`
+tokens of their blocks: always where a block has room for 64 bits (8 tokens of 256 ids, 4 of 150,000), and in a shorter
+one wherever both hashes are below `span ** block_tokens`. The rest of a block is uniform, and so are the tokens behind
+the last hash, which belong to one turn alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from runners.load.prompts import SLICE_TOKENS, identity_tokens
+
+Hashes = NDArray[np.uint64]
+
+_MASK = (1 << 64) - 1
+_GOLDEN = np.uint64(0x9E37_79B9_7F4A_7C15)
+_ROUNDS = 4
+_KEPT_SLICES = 4096
+"""Serialised slices kept for the turns that share them; some 4 to 7 KB each."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockShape:
+    """How the hashes of a trace become token ids."""
+
+    seed: int
+    block_tokens: int
+    """Tokens behind one hash of the trace."""
+    hash_scope: str
+    """`global` or `session`, as TraceFacts.hash_scope."""
+    low: int
+    high: int
+    """Token ids are drawn from low <= id < high."""
+
+    def key(self, session: str) -> int:
+        """What tells the blocks of this scope from those of another."""
+        return _key(self.seed, "block", session if self.hash_scope == "session" else "")
+
+
+@dataclass(frozen=True, slots=True)
+class TurnPrompt:
+    """Which prompt a turn sends."""
+
+    session: str
+    place: int
+    """Place of the turn in its session."""
+    input_tokens: int
+    hashes: Hashes
+
+
+def as_hashes(hashes: Sequence[int]) -> Hashes:
+    """Hashes as 64-bit numbers; one that is negative or longer is folded."""
+    if hashes and (min(hashes) < 0 or max(hashes) > _MASK):
+        hashes = [value if 0 <= value <= _MASK else _folded(str(value)) for value in hashes]
+    return np.array(hashes, dtype=np.uint64)
+
+
+def name_tokens(block_tokens: int, span: int) -> int:
+    """Tokens at the beginning of a block that name its hash, for `span` token ids."""
+    return min(block_tokens, identity_tokens(span))
+
+
+def prompt_ids(shape: BlockShape, prompt: TurnPrompt) -> NDArray[np.int64]:
+    """The whole prompt, exactly `input_tokens` ids."""
+    return np.array([token for piece in prompt_pieces(shape, prompt) for token in _ids_in(piece)], dtype=np.int64)
+
+
+def prompt_pieces(shape: BlockShape, prompt: TurnPrompt) -> Iterator[bytes]:
+    """The prompt as JSON numbers with commas between them, in pieces of at most SLICE_TOKENS ids (or one block)."""
+    key, size, left = shape.key(prompt.session), shape.block_tokens, prompt.input_tokens
+    step = max(1, SLICE_TOKENS // size)
+    for first in range(0, len(prompt.hashes), step):
+        if left <= 0:
+            return
+        names = prompt.hashes[first : first + step].tobytes()
+        whole = len(names) // 8 * size
+        if left >= whole:
+            yield _shared_piece(key, names, size, shape.low, shape.high)
+        else:  # a last block that is not full
+            yield _joined(_blocks(key, np.frombuffer(names, np.uint64), size, shape.low, shape.high).ravel()[:left])
+        left -= whole
+    yield from _tail(shape, prompt, left)
+
+
+def _tail(shape: BlockShape, prompt: TurnPrompt, count: int) -> Iterator[bytes]:
+    """The tokens behind the last hash: nobody else's."""
+    key = _key(shape.seed, "tail", prompt.session, str(prompt.place))
+    for first in range(0, count, SLICE_TOKENS):
+        name = np.array([first // SLICE_TOKENS], dtype=np.uint64)
+        yield _joined(_blocks(key, name, min(SLICE_TOKENS, count - first), shape.low, shape.high).ravel())
+
+
+@lru_cache(maxsize=_KEPT_SLICES)
+def _shared_piece(key: int, hashes: bytes, block_tokens: int, low: int, high: int) -> bytes:
+    """Whole blocks, serialised. Turns of a session begin alike, so most pieces are asked for many times."""
+    return _joined(_blocks(key, np.frombuffer(hashes, np.uint64), block_tokens, low, high).ravel())
+
+
+def _joined(ids: NDArray[np.int64]) -> bytes:
+    return msgspec.json.encode(ids.tolist())[1:-1]
+
+
+def _ids_in(piece: bytes) -> list[int]:
+    return msgspec.json.decode(b"[" + piece + b"]", type=list[int])
+
+
+def _blocks(key: int, hashes: Hashes, block_tokens: int, low: int, high: int) -> NDArray[np.int64]:
+    """One row of `block_tokens` ids per hash."""
+    span = high - low
+    start = _mixed(hashes ^ np.uint64(key))
+    counters = start[:, None] + np.arange(1, block_tokens + 1, dtype=np.uint64) * _GOLDEN
+    # Multiply-shift on the high half: as uniform as 32 bits allow, and the same for ever.
+    ids = ((_mixed(counters) >> np.uint64(32)) * np.uint64(span) >> np.uint64(32)).astype(np.int64)
+    named = name_tokens(block_tokens, span)
+    value = _permuted(hashes, key, min(span**named, 1 << 64))
+    for place in range(named):
+        ids[:, place] = (value % np.uint64(span)).astype(np.int64)
+        value = value // np.uint64(span)
+    return ids + low
+
+
+def _permuted(values: Hashes, key: int, size: int) -> Hashes:
+    """A permutation of 0..size-1 chosen by the key: a Feistel network walked until it is back in range.
+
+    The network permutes at most 4 x `size` numbers, so a walk takes fewer than four rounds on average, and it ends.
+    """
+    if size < 1 << 64:
+        values = values % np.uint64(size)
+    half = max(1, ((size - 1).bit_length() + 1) // 2)
+    walked = _feistel(values, key, half)
+    while (outside := walked > np.uint64(size - 1)).any():
+        walked[outside] = _feistel(walked[outside], key, half)
+    return walked
+
+
+def _feistel(values: Hashes, key: int, half: int) -> Hashes:
+    mask, shift = np.uint64((1 << half) - 1), np.uint64(half)
+    left, right = values >> shift, values & mask
+    for number in range(_ROUNDS):
+        round_key = np.uint64((key + number * 0xD1B5_4A32_D192_ED03) & _MASK)
+        left, right = right, left ^ (_mixed(right ^ round_key) >> np.uint64(7) & mask)
+    return left << shift | right
+
+
+def _mixed(values: Hashes) -> Hashes:
+    """A bijection on 64 bits (the finaliser of SplitMix64), element by element."""
+    values = (values ^ values >> np.uint64(30)) * np.uint64(0xBF58_476D_1CE4_E5B9)
+    values = (values ^ values >> np.uint64(27)) * np.uint64(0x94D0_49BB_1331_11EB)
+    return values ^ values >> np.uint64(31)
+
+
+@lru_cache(maxsize=1024)
+def _key(seed: int, *parts: str) -> int:
+    return _folded("\0".join((str(seed), *parts)))
+
+
+def _folded(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")

@@ -1,0 +1,172 @@
+"""When the turns of a replay may leave: fixed before it starts, from the trace and the pace alone. Pure.
+
+A turn that waits for others leaves its pause after the last of them has ended. The pause is the recorded think time;
+where the source has none it is the recorded gap from send to send, counted from the send of the turn waited for, and
+the turn still never leaves before that has ended. Every recorded time is multiplied by `time_scale`; after that no
+pause inside a session is longer than `idle_gap_cap_s`. Sessions begin at their recorded arrivals, scaled, never capped.
+
+The trace span is the replay of a system that takes as long over each turn as the recorded one did (scaled): from the
+first send to the last, with the pauses cut as above. It depends on the trace and the pace only, not on `think`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from runners.load.block_prompts import TurnPrompt, as_hashes
+from runners.trace.session import Session, Trace, Turn
+
+THINKING = ("recorded", "gaps", "none")
+FROM_END = -1
+"""`PlannedTurn.anchor` of a pause that counts from the end of what the turn waits for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How recorded times become times of the replay."""
+
+    time_scale: float = 1.0
+    """0.5 = twice as fast as recorded."""
+    idle_gap_cap_s: float | None = None
+    think: str = "recorded"
+    """`recorded`: think times, gaps where there are none; `gaps`: always the gaps from send to send; `none`: no pause
+    after the turns waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTurn:
+    """One turn of a replay."""
+
+    index: int
+    """Place among all turns of the replay."""
+    session: int
+    """Place among the sessions."""
+    agent: str
+    turn: int
+    output_tokens: int
+    prompt: TurnPrompt
+    waits: int
+    """Turns that must have ended before it; 0 = it leaves `offset_ns` after its session began."""
+    followers: tuple[int, ...]
+    """Indices of the turns that wait for it."""
+    offset_ns: int
+    pause_ns: int
+    anchor: int
+    """Index of the turn from whose send the pause counts; FROM_END = it counts from the last end."""
+    reusable_any_tokens: int
+    reusable_intra_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSession:
+    """One session: the turns `first` <= index < `end`."""
+
+    session: str
+    start_ns: int
+    """After the replay's start."""
+    first: int
+    end: int
+    agents: int
+    """How many agents it has: about so many of its turns may be in flight at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPlan:
+    """All of a replay. Sessions by start; `turns[i].index == i`."""
+
+    sessions: tuple[PlannedSession, ...]
+    turns: tuple[PlannedTurn, ...]
+    trace_span_s: float
+
+    def widest(self, max_sessions: int) -> int:
+        """Requests that may be in flight at once when so many sessions may (0 = all), as far as agents tell."""
+        widths = sorted((session.agents for session in self.sessions), reverse=True)
+        return sum(widths[: max_sessions or None])
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """The timing of one turn within its session."""
+
+    offset_s: float
+    """Its send, after the session's start, as the trace span counts it."""
+    pause_s: float
+    anchor: int
+    """Place in the session, or FROM_END."""
+
+
+def plan_replay(trace: Trace, reusable: Sequence[tuple[int, int]], pace: Pace) -> ReplayPlan:
+    """The plan of a trace; `reusable` holds (any, intra) tokens per turn, in the order of sessions and their turns.
+
+    A prompt or an output of no token becomes one of one token: an engine serves no less.
+    """
+    sessions: list[PlannedSession] = []
+    turns: list[PlannedTurn] = []
+    begin_s = min((session.arrival_s for session in trace.sessions), default=0.0)
+    last_s = 0.0
+    for place, session in enumerate(trace.sessions):
+        moments = _moments(session, pace)
+        start_s = (session.arrival_s - begin_s) * pace.time_scale
+        first = len(turns)
+        turns += _planned(session, place, first, moments, reusable, pace)
+        agents = len({turn.agent for turn in session.turns})
+        sessions.append(PlannedSession(session.session, round(start_s * 1e9), first, len(turns), agents))
+        last_s = max(last_s, start_s + max(moment.offset_s for moment in moments))
+    return ReplayPlan(tuple(sessions), tuple(turns), last_s)
+
+
+def _planned(
+    session: Session, place: int, first: int, moments: list[_Moment], reusable: Sequence[tuple[int, int]], pace: Pace
+) -> list[PlannedTurn]:
+    followers: list[list[int]] = [[] for _ in session.turns]
+    for number, turn in enumerate(session.turns):
+        for waited in set(turn.after):
+            followers[waited].append(first + number)
+    found = []
+    for number, (turn, moment) in enumerate(zip(session.turns, moments, strict=True)):
+        reusable_any, reusable_intra = reusable[first + number]
+        idle = pace.think == "none"
+        found.append(
+            PlannedTurn(
+                index=first + number,
+                session=place,
+                agent=turn.agent,
+                turn=turn.turn,
+                output_tokens=max(1, turn.output_tokens),
+                prompt=TurnPrompt(session.session, number, max(1, turn.input_tokens), as_hashes(turn.hashes)),
+                waits=len(set(turn.after)),
+                followers=tuple(followers[number]),
+                offset_ns=round(moment.offset_s * 1e9),
+                pause_ns=0 if idle else round(moment.pause_s * 1e9),
+                anchor=FROM_END if idle or moment.anchor == FROM_END else first + moment.anchor,
+                reusable_any_tokens=reusable_any,
+                reusable_intra_tokens=reusable_intra,
+            )
+        )
+    return found
+
+
+def _moments(session: Session, pace: Pace) -> list[_Moment]:
+    """Per turn: its pause after capping, and its recorded send less what capping has saved before it."""
+    saved: list[float] = []
+    moments = []
+    for number, turn in enumerate(session.turns):
+        before = max(turn.after, key=lambda place: session.turns[place].arrival_s) if turn.after else number - 1
+        recorded_s, anchor = _pause(session, turn, before, pace)
+        scaled_s = recorded_s * pace.time_scale
+        cap_s = pace.idle_gap_cap_s
+        pause_s = scaled_s if cap_s is None else min(scaled_s, cap_s)
+        saved.append((saved[before] if before >= 0 else 0.0) + scaled_s - pause_s)
+        offset_s = (turn.arrival_s - session.arrival_s) * pace.time_scale - saved[-1]
+        moments.append(_Moment(max(0.0, offset_s), pause_s, anchor))
+    return moments
+
+
+def _pause(session: Session, turn: Turn, before: int, pace: Pace) -> tuple[float, int]:
+    """The recorded pause before a turn and what it counts from; `before` is the turn it follows (-1 = none)."""
+    if before < 0:
+        return 0.0, FROM_END
+    if turn.after and turn.think_s is not None and pace.think != "gaps":
+        return max(0.0, turn.think_s), FROM_END
+    return max(0.0, turn.arrival_s - session.turns[before].arrival_s), before
