@@ -80,8 +80,9 @@ async def _start(launcher: Launcher, plan: GroupPlan) -> tuple[Member, ...]:
 
 
 async def _start_once(launcher: Launcher, plan: GroupPlan) -> tuple[Member, ...]:
-    """All at once. Where one fails, the others are ended."""
-    launches = [asyncio.create_task(_launch(launcher, plan, place)) for place in range(len(plan.roles))]
+    """All at once, but those that share GPUs in turn: each takes its part of what is free. One fails, all are ended."""
+    turn = asyncio.Semaphore(1 if plan.gpus else len(plan.roles))
+    launches = [asyncio.create_task(_launch(launcher, plan, place, turn)) for place in range(len(plan.roles))]
     try:
         return tuple(await asyncio.gather(*launches))
     except BaseException:
@@ -93,19 +94,20 @@ async def _start_once(launcher: Launcher, plan: GroupPlan) -> tuple[Member, ...]
         raise
 
 
-async def _launch(launcher: Launcher, plan: GroupPlan, place: int) -> Member:
+async def _launch(launcher: Launcher, plan: GroupPlan, place: int, turn: asyncio.Semaphore) -> Member:
     name, layout = f"e{place}", ConfigLayout(plan.folder / f"e{place}")
     port = launcher.profile.launch.port_base + place * plan.ports
     first = port + ports_needed(launcher.configs[plan.config])
     events = EventSource(*(f"tcp://{LOOPBACK}:{first + i}" for i in range(2))) if plan.events else None
-    engine = await launcher.launch(
-        plan.config,
-        layout,
-        port,
-        prefix=name,
-        extra_args=() if events is None else ("--kv-events-config", _event_settings(events)),
-        extra_env=_devices(launcher, plan, place),
-    )
+    async with turn:
+        engine = await launcher.launch(
+            plan.config,
+            layout,
+            port,
+            prefix=name,
+            extra_args=() if events is None else ("--kv-events-config", _event_settings(events)),
+            extra_env=_devices(launcher, plan, place),
+        )
     return Member(name, plan.roles[place], engine, layout, events)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from runners.cli import engines, runs
+from runners.cli import engines, reports, runs
 from runners.cli.output import fail, use_color
 from runners.errors import RunnerError
 
@@ -22,6 +22,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 runs.add_to(app)
+reports.add_to(app)
 engines.add_to(app)
 
 REMEDIES = {

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-ExperimentArg = Annotated[str, typer.Argument(help="What to run, e.g. `connector-tax`.")]
+ExperimentArg = Annotated[str, typer.Argument(help="What to run: `connector-tax` or `routing`.")]
 ProfileOption = Annotated[
     str, typer.Option("--profile", "-p", help="Profile name or TOML file: model, hardware, scale.")
 ]
@@ -16,7 +16,23 @@ PresetOption = Annotated[
 ]
 ConfigOption = Annotated[
     list[str] | None,
-    typer.Option("--config", "-c", help="Only these configs (repeatable); `plain` must be among them."),
+    typer.Option(
+        "--config", "-c", help="Only these configs (repeatable); `plain` must be among them. `routing`: of all engines."
+    ),
+]
+PolicyOption = Annotated[
+    list[str] | None,
+    typer.Option("--policy", help="`routing`: only these policies (repeatable), by name, label or Python file."),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="`routing`: KEY=VALUE over the preset (repeatable): `trace.sessions=50`, `unified.overload_factor=1.3`.",
+    ),
+]
+TraceOption = Annotated[
+    Path | None, typer.Option("--trace", help="`routing`: replay this trace file instead of the preset's.")
 ]
 SeedOption = Annotated[int | None, typer.Option("--seed", help="Seed of config order, schedules and prompts.")]
 TrialsOption = Annotated[

@@ -1,4 +1,4 @@
-"""Commands about runs: plan, run, watch, steer, list, report."""
+"""Commands about runs: plan, run, watch, steer, list."""
 
 from __future__ import annotations
 
@@ -12,33 +12,36 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from runners.cli import output
+from runners.cli.folders import workspace_of
 from runners.cli.options import (
     ConfigOption,
     DetachOption,
     ExperimentArg,
     JsonOption,
+    PolicyOption,
     PresetOption,
     ProfileOption,
     PythonOption,
     ReasonOption,
     RunArg,
-    RunsArg,
     SeedOption,
+    SetOption,
     SkipStageOption,
+    TraceOption,
     TrialsOption,
     WorkspaceOption,
 )
 from runners.errors import ExitCode, RunnerError
 
 if TYPE_CHECKING:
+    from runners.draft import Wish
     from state.lease import LeaseState
     from state.view import RunView
-    from state.workspace import Workspace
 
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
-    for command in (plan, run, resume, status, watch, stop, pause, skip, retry, report, compare, console):
+    for command in (plan, run, resume, status, watch, stop, pause, skip, retry, console):
         app.command()(command)
     app.command("list")(list_runs)
     app.command(hidden=True)(work)
@@ -51,20 +54,21 @@ def plan(
     config: ConfigOption = None,
     seed: SeedOption = None,
     trials: TrialsOption = None,
+    policy: PolicyOption = None,
+    settings: SetOption = None,
+    trace: TraceOption = None,
     engine_python: PythonOption = None,
     json: JsonOption = False,
 ) -> None:
     """Print stages, cells and the estimated time without running anything.
 
-    Example: `tracon plan connector-tax --profile h20-qwen3-coder-30b`
+    Examples: `tracon plan connector-tax --profile h20-qwen3-coder-30b`, `tracon plan routing --policy unified`
     """
     from runners.cli.tables import plan_json, plan_tables
-    from runners.draft import Wish
     from runners.start import prepare
 
-    prepared = prepare(
-        Wish(experiment, profile, preset, tuple(config or ()), seed, engine_python, trials), need_engine=False
-    )
+    wish = _wish(experiment, profile, preset, config, seed, engine_python, trials, None, policy, settings, trace)
+    prepared = prepare(wish, need_engine=False)
     if json:
         output.print_json(plan_json(prepared.plan, prepared.draft.sums))
     else:
@@ -78,6 +82,9 @@ def run(
     config: ConfigOption = None,
     seed: SeedOption = None,
     trials: TrialsOption = None,
+    policy: PolicyOption = None,
+    settings: SetOption = None,
+    trace: TraceOption = None,
     engine_python: PythonOption = None,
     workspace: WorkspaceOption = None,
     detach: DetachOption = False,
@@ -94,15 +101,17 @@ def run(
 
     The work is done by a process of its own: closing this terminal changes nothing. Ctrl-C stops the run so that
     `tracon resume` can go on; twice leaves it running.
+
+    Examples: `tracon run connector-tax --preset demo`,
+    `tracon run routing --policy lmetric --policy unified --set unified.overload_factor=1.3 --trace sessions.jsonl`
     """
     from runners.cli.asking import skip_stages
-    from runners.draft import Wish
     from runners.start import create_run, prepare, require_ports, spawn_worker
 
-    wish = Wish(experiment, profile, preset, tuple(config or ()), seed, engine_python, trials, port)
+    wish = _wish(experiment, profile, preset, config, seed, engine_python, trials, port, policy, settings, trace)
     prepared = prepare(wish, need_engine=True)
     require_ports(prepared)
-    folder = create_run(_workspace(workspace), prepared)
+    folder = create_run(workspace_of(workspace), prepared)
     output.err().print(f"run [bold]{folder.name}[/] in {folder.parent}")
     skip_stages(folder, skip_stage or ())
     worker = spawn_worker(folder)
@@ -129,7 +138,7 @@ def resume(
     from state.lease import lease_state
     from state.store import RunStore
 
-    folder = _workspace(workspace).find(run)
+    folder = workspace_of(workspace).find(run)
     with RunStore.open(folder) as store:
         if lease_state(store).live:
             _ask(folder, "resume", "", "")
@@ -145,7 +154,7 @@ def status(run: RunArg = None, workspace: WorkspaceOption = None, json: JsonOpti
     """Show where a run stands: stages, cells, instances, ETA."""
     from runners.cli.tables import status_json, status_tables
 
-    folder = _workspace(workspace).find(run)
+    folder = workspace_of(workspace).find(run)
     view, lease = _read(folder)
     if json:
         output.print_json(status_json(view, lease, folder, time.time()))
@@ -160,7 +169,7 @@ def watch(run: RunArg = None, workspace: WorkspaceOption = None, json: JsonOptio
     """
     from runners.cli.follow import follow
 
-    folder = _workspace(workspace).find(run)
+    folder = workspace_of(workspace).find(run)
     try:
         code = follow(folder, events=json)
     except KeyboardInterrupt:
@@ -179,14 +188,14 @@ def stop(
     json: JsonOption = False,
 ) -> None:
     """Stop a run after the running cell (or `--now`); `tracon resume` goes on from there."""
-    _ask(_workspace(workspace).find(run), "stop_now" if now else "stop", "", reason, json=json)
+    _ask(workspace_of(workspace).find(run), "stop_now" if now else "stop", "", reason, json=json)
 
 
 def pause(
     run: RunArg = None, workspace: WorkspaceOption = None, reason: ReasonOption = "", json: JsonOption = False
 ) -> None:
     """Pause a run after the running cell; its engine is released, `tracon resume` goes on."""
-    _ask(_workspace(workspace).find(run), "pause", "", reason, json=json)
+    _ask(workspace_of(workspace).find(run), "pause", "", reason, json=json)
 
 
 def skip(
@@ -202,7 +211,7 @@ def skip(
     given = [f"{sort}:{name}" for sort, name in (("cell", cell), ("config", config), ("stage", stage)) if name]
     if len(given) != 1:
         raise RunnerError("name exactly one thing to skip", remedy="give one of --cell, --config, --stage")
-    _ask(_workspace(workspace).find(run), "skip", given[0], reason, json=json)
+    _ask(workspace_of(workspace).find(run), "skip", given[0], reason, json=json)
 
 
 def retry(
@@ -217,14 +226,14 @@ def retry(
     given = [f"{sort}:{name}" for sort, name in (("cell", cell), ("config", config), ("stage", stage)) if name]
     if len(given) > 1:
         raise RunnerError("name at most one thing to retry", remedy="give one of --cell, --config, --stage, or none")
-    _ask(_workspace(workspace).find(run), "retry", given[0] if given else "", "", json=json)
+    _ask(workspace_of(workspace).find(run), "retry", given[0] if given else "", "", json=json)
 
 
 def list_runs(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
     """List the runs of the workspace, newest first."""
     from runners.cli.tables import runs_json, runs_table
 
-    entries = _workspace(workspace).runs()
+    entries = workspace_of(workspace).runs()
     if json:
         output.print_json(runs_json(entries))
     elif entries:
@@ -233,42 +242,9 @@ def list_runs(workspace: WorkspaceOption = None, json: JsonOption = False) -> No
         output.err().print("no runs yet: `tracon run connector-tax --profile cpu-tiny --preset demo` makes one")
 
 
-def report(
-    run: RunArg = None,
-    workspace: WorkspaceOption = None,
-    again: Annotated[bool, typer.Option("--again", help="Analyse the artifacts again first.")] = False,
-    json: JsonOption = False,
-) -> None:
-    """Print a run's tables: verdicts, taxes, percentiles with intervals, saturation; on a terminal the curves too.
-
-    The whole report with its figures is the run's `report.html`; `--again` writes it anew.
-    """
-    from runners.cli.tables import report_json, report_tables
-
-    folder = _artifacts(run, workspace)
-    if json:
-        output.print_json(report_json(folder, again=again))
-    else:
-        screen = output.out()
-        curves_width = min(screen.width, 120) if screen.is_terminal else None
-        screen.print(report_tables(folder, again=again, curves_width=curves_width))
-
-
-def compare(first: RunsArg, second: RunsArg, workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
-    """Print two runs of one experiment side by side: latencies, taxes, reference rates, and what differed."""
-    from results.compare import compare_runs, to_json
-    from runners.cli.tables import compare_tables
-
-    comparison = compare_runs(_artifacts(first, workspace), _artifacts(second, workspace))
-    if json:
-        output.print_json(to_json(comparison))
-    else:
-        output.out().print(compare_tables(comparison))
-
-
 def console(run: RunArg = None, workspace: WorkspaceOption = None) -> None:
     """Open the console on a run, or on the list of runs. Closing it never touches a run."""
-    open_console(str(_workspace(workspace).find(run)) if run else None, workspace)
+    open_console(str(workspace_of(workspace).find(run)) if run else None, workspace)
 
 
 def work(folder: Path, accept_changes: Annotated[bool, typer.Option("--accept-changes")] = False) -> None:
@@ -288,17 +264,36 @@ def open_console(run: str | None, workspace: Path | None) -> NoReturn:
     os.execv(sys.executable, argv)
 
 
-def _workspace(root: Path | None) -> Workspace:
-    from state.workspace import Workspace, default_root
+def _wish(
+    experiment: str,
+    profile: str,
+    preset: str,
+    config: list[str] | None,
+    seed: int | None,
+    engine_python: Path | None,
+    trials: int | None,
+    port: int | None,
+    policy: list[str] | None,
+    settings: list[str] | None,
+    trace: Path | None,
+) -> Wish:
+    """Files are named from the root: the run process may be started again from another folder."""
+    from runners.draft import Wish
 
-    return Workspace(root or default_root())
-
-
-def _artifacts(run: str | None, workspace: Path | None) -> Path:
-    """The run's folder; a copy that lost its state file can still be analysed."""
-    if run and (Path(run) / "plan.json").is_file():
-        return Path(run).resolve()
-    return _workspace(workspace).find(run)
+    policies = tuple(str(Path(name).resolve()) if "/" in name or ".py" in name else name for name in policy or ())
+    return Wish(
+        experiment=experiment,
+        profile=profile,
+        preset=preset,
+        configs=tuple(config or ()),
+        seed=seed,
+        engine_python=engine_python,
+        trials=trials,
+        port=port,
+        policies=policies,
+        settings=tuple(settings or ()),
+        trace=str(trace.resolve()) if trace else "",
+    )
 
 
 def _read(folder: Path) -> tuple[RunView, LeaseState]:
@@ -339,7 +334,8 @@ def _refuse_changes(view: RunView) -> None:
 def _accompany(folder: Path, worker_pid: int, *, detach: bool, console: bool, json: bool) -> NoReturn:
     """What the command that started a run process does while it works."""
     from runners.cli.follow import await_lease
-    from runners.cli.tables import report_tables, status_json
+    from runners.cli.reports import report_tables
+    from runners.cli.tables import status_json
 
     if detach:
         await_lease(folder, worker_pid)  # so that the next command meets a live run

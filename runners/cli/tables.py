@@ -280,38 +280,6 @@ def runs_table(entries: Sequence[RunEntry]) -> Table:
     return rows
 
 
-def report_json(folder: Path, *, again: bool) -> dict[str, object]:
-    """aggregate.json and tax.json of the run, analysed first where asked or missing."""
-    import msgspec
-
-    from results.analysis import analyse_run
-    from results.layout import RunLayout
-
-    layout = RunLayout(folder)
-    if again or not (layout.aggregate_json.exists() and layout.tax_json.exists()):
-        analyse_run(folder)
-    return {
-        "run": folder.name,
-        "aggregate": msgspec.json.decode(layout.aggregate_json.read_bytes()),
-        "tax": msgspec.json.decode(layout.tax_json.read_bytes()),
-    }
-
-
-def report_tables(folder: Path, *, again: bool, curves_width: int | None = None) -> RenderableType:
-    """The report's tables, from the artifacts as they are; `again` also rewrites the files made from them.
-
-    `curves_width`: columns of the main curves below the tables; None = no curves.
-    """
-    from results.analysis import analyse_run
-    from results.findings import analyse
-    from results.report import to_rich
-    from runners.cli.curves import ttft_curves
-
-    analysis = analyse_run(folder) if again else analyse(folder)
-    curves = ttft_curves(analysis, curves_width) if curves_width else None
-    return Group(to_rich(analysis), *(() if curves is None else (Text(), curves)))
-
-
 def compare_tables(comparison: Comparison) -> RenderableType:
     """Two runs side by side."""
     from results.compare_tables import comparison_limits, comparison_tables, headline

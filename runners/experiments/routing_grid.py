@@ -127,7 +127,8 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """What tables call the policy; unique in the grid."""
         if policy.label:
             return policy.label
-        stem = Path(policy.name).stem if policy.name.endswith(".py") else policy.name
+        file = policy_file(policy.name)
+        stem = policy.name if file is None else file.stem
         given = [f"{key}={_short(value)}" for key, value in sorted(policy.parameters.items())]
         pools = [f"{policy.prefill_instances}P+{self.instances - policy.prefill_instances}D"]
         return " ".join([stem, *(pools if policy.prefill_instances else []), *given])
@@ -137,6 +138,12 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not policy.prefill_instances:
             return ("both",) * self.instances
         return ("prefill",) * policy.prefill_instances + ("decode",) * (self.instances - policy.prefill_instances)
+
+
+def policy_file(name: str) -> Path | None:
+    """The Python file that a policy's name points to (`FILE.py` or `FILE.py:Class`); None for one of Tracon's own."""
+    path = name.partition(":")[0]
+    return Path(path) if path.endswith(".py") else None
 
 
 def slug(label: str) -> str:

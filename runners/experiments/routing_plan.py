@@ -15,7 +15,16 @@ from launch.profile import Profile, load_config
 from results.layout import sha256
 from runners.draft import Draft, Wish
 from runners.errors import RunnerError
-from runners.experiments.routing_grid import EXPERIMENT, SYNTH, Grid, PolicyChoice, grid_of, routed_profile, slug
+from runners.experiments.routing_grid import (
+    EXPERIMENT,
+    SYNTH,
+    Grid,
+    PolicyChoice,
+    grid_of,
+    policy_file,
+    routed_profile,
+    slug,
+)
 from runners.plan import Sum, freeze
 from state.run import CellPlan, RunPlan, StagePlan
 
@@ -217,10 +226,10 @@ def _require_policies(grid: Grid) -> None:
 
 def _digests(grid: Grid) -> dict[str, str]:
     """SHA-256 of every file that shapes the numbers: the trace, and policies of the user's own."""
-    files = [policy.name for policy in grid.policies if policy.name.endswith(".py")]
+    files = [file for policy in grid.policies if (file := policy_file(policy.name)) is not None]
     if grid.trace.source != SYNTH:
-        files.append(grid.trace.source)
-    return {name: sha256(Path(name)) for name in files}
+        files.append(Path(grid.trace.source))
+    return {str(file): sha256(file) for file in files}
 
 
 def _experiment(grid: Grid, context: RunContext) -> Routing:

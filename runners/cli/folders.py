@@ -1,0 +1,23 @@
+"""From what a command names to the folder it means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from state.workspace import Workspace
+
+
+def workspace_of(root: Path | None) -> Workspace:
+    """The workspace given, else the user's."""
+    from state.workspace import Workspace, default_root
+
+    return Workspace(root or default_root())
+
+
+def artifacts_of(run: str | None, workspace: Path | None) -> Path:
+    """The run's folder; a copy that lost its state file can still be analysed."""
+    if run and (Path(run) / "plan.json").is_file():
+        return Path(run).resolve()
+    return workspace_of(workspace).find(run)

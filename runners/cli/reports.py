@@ -1,0 +1,120 @@
+"""Commands about results: report, compare. Which analysis reads a run depends on its experiment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from runners.cli import output
+from runners.cli.folders import artifacts_of
+from runners.cli.options import JsonOption, RunArg, RunsArg, WorkspaceOption
+from runners.errors import RunnerError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+ROUTING = "routing"
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the commands."""
+    for command in (report, compare):
+        app.command()(command)
+
+
+def report(
+    run: RunArg = None,
+    workspace: WorkspaceOption = None,
+    again: Annotated[bool, typer.Option("--again", help="Analyse the artifacts again first.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Print a run's tables: verdicts, taxes or policies, percentiles with intervals; on a terminal the curves too.
+
+    The whole report with its figures is the run's `report.html`; `--again` writes it anew.
+    """
+    folder = artifacts_of(run, workspace)
+    if json:
+        output.print_json(report_json(folder, again=again))
+    else:
+        screen = output.out()
+        curves_width = min(screen.width, 120) if screen.is_terminal else None
+        screen.print(report_tables(folder, again=again, curves_width=curves_width))
+
+
+def compare(first: RunsArg, second: RunsArg, workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
+    """Print two connector-tax runs side by side: latencies, taxes, reference rates, and what differed."""
+    from results.compare import compare_runs, to_json
+    from runners.cli.tables import compare_tables
+
+    folders = [artifacts_of(run, workspace) for run in (first, second)]
+    for folder in folders:
+        if experiment_of(folder) == ROUTING:
+            raise RunnerError(
+                f"{folder.name} is a routing run: its policies are compared within it",
+                remedy=f"`tracon report {folder.name}` sets them side by side, paired by trial",
+            )
+    comparison = compare_runs(*folders)
+    if json:
+        output.print_json(to_json(comparison))
+    else:
+        output.out().print(compare_tables(comparison))
+
+
+def experiment_of(folder: Path) -> str:
+    """What the run in `folder` executes; empty where its plan cannot be read."""
+    import msgspec
+
+    from results.layout import RunLayout
+
+    try:
+        plan = msgspec.json.decode(RunLayout(folder).plan.read_bytes())
+    except (OSError, msgspec.DecodeError):
+        return ""
+    return str(plan.get("experiment", "")) if isinstance(plan, dict) else ""
+
+
+def report_json(folder: Path, *, again: bool) -> dict[str, Any]:
+    """The run's numbers as data, analysed first where asked or missing."""
+    import msgspec
+
+    from results.layout import RunLayout
+
+    if experiment_of(folder) == ROUTING:
+        from results.routing.analysis import report_data
+
+        return {"run": folder.name, **report_data(folder, again=again)}
+    from results.analysis import analyse_run
+
+    layout = RunLayout(folder)
+    if again or not (layout.aggregate_json.exists() and layout.tax_json.exists()):
+        analyse_run(folder)
+    return {
+        "run": folder.name,
+        "aggregate": msgspec.json.decode(layout.aggregate_json.read_bytes()),
+        "tax": msgspec.json.decode(layout.tax_json.read_bytes()),
+    }
+
+
+def report_tables(folder: Path, *, again: bool, curves_width: int | None = None) -> RenderableType:
+    """The report's tables, from the artifacts as they are; `again` also rewrites the files made from them.
+
+    `curves_width`: columns of the main curves below the tables; None = no curves.
+    """
+    from rich.console import Group
+    from rich.text import Text
+
+    if experiment_of(folder) == ROUTING:
+        from results.routing.analysis import analyse_routing, terminal_tables
+        from results.routing.findings import analyse as analyse_policies
+
+        return terminal_tables(analyse_routing(folder) if again else analyse_policies(folder))
+    from results.analysis import analyse_run
+    from results.findings import analyse
+    from results.report import to_rich
+    from runners.cli.curves import ttft_curves
+
+    analysis = analyse_run(folder) if again else analyse(folder)
+    curves = ttft_curves(analysis, curves_width) if curves_width else None
+    return Group(to_rich(analysis), *(() if curves is None else (Text(), curves)))
