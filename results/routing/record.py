@@ -34,7 +34,7 @@ class TurnRecord:
     agent: str
     turn: int
     status: RequestStatus
-    """`cut`: in flight or not yet sent when the replay ended; `dropped`: an earlier turn failed and ended its session."""
+    """`cut`: in flight or not yet sent when the replay ended; `dropped`: a failed turn had ended its session before."""
     t_due_ns: int | None
     """When it was to be sent: what it waited for had ended and its think time was over. None = that never came."""
     t_send_ns: int | None

@@ -129,6 +129,7 @@ class Replay:
             self._building.cancel()
         self._client.cut(self.t_end_ns)
         for turn, due_ns in self._sessions.unsent(self.t_stop_ns):
+            self.counts.cut += 1
             self.counts.overdue += due_ns is not None
             self._record_unsent(turn, RequestStatus.CUT, due_ns, None)
 

@@ -161,7 +161,7 @@ class ReplayOutcome:
     completed: int
     failed: int
     cut: int
-    """In flight when the replay ended."""
+    """In flight or still to come when the replay ended."""
     never_sent: int
     """Turns whose time never came, because the replay or (on_error) their session ended first."""
     sessions: int
