@@ -144,7 +144,7 @@ ACTIONS: tuple[Action, ...] = (
         "results",
         ("6",),
         "Results",
-        "taxes, verdicts, rates, curves, cells and gaps of what is measured so far; analysed while it is shown",
+        "what is measured so far: taxes, verdicts, rates, curves, cells, gaps, or the tables of a routing run",
         GROUPS[1],
         command=("tracon", "report", "{run}"),
     ),
@@ -160,7 +160,7 @@ ACTIONS: tuple[Action, ...] = (
         "section_after",
         ("right",),
         "Next section",
-        "on Results: the next section: taxes, verdicts, rates, curves, cells, gaps, report",
+        "on Results: the next section",
         GROUPS[1],
     ),
     Action(

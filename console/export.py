@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from console.findings import Report
 
 if TYPE_CHECKING:
     from results.findings import Analysis
@@ -14,7 +18,7 @@ def places(folder: Path, read_only: bool) -> tuple[Path, ...]:
     return (Path.cwd(),) if read_only else (folder / "exports", Path.cwd())
 
 
-def save(analysis: Analysis, section: str, folders: tuple[Path, ...], stamp: str) -> Path:
+def save(analysis: Analysis | Report, section: str, folders: tuple[Path, ...], stamp: str) -> Path:
     """Write the section's numbers into the first folder that takes them; raises OSError where none does."""
     ending, data = content(analysis, section)
     for place, folder in enumerate(folders, 1):
@@ -30,8 +34,10 @@ def save(analysis: Analysis, section: str, folders: tuple[Path, ...], stamp: str
     raise OSError("no folder to write to")
 
 
-def content(analysis: Analysis, section: str) -> tuple[str, bytes]:
-    """The file's ending and what it holds: the rows of tax.csv or aggregate.csv, verdicts.json, the report."""
+def content(analysis: Analysis | Report, section: str) -> tuple[str, bytes]:
+    """The file's ending and what it holds: the rows of tax.csv or aggregate.csv, verdicts.json, a table, the report."""
+    if isinstance(analysis, Report):
+        return _of_report(analysis, section)
     import msgspec
 
     from results import analysis as files
@@ -51,3 +57,14 @@ def content(analysis: Analysis, section: str) -> tuple[str, bytes]:
     if section == "report":
         return "md", to_markdown(analysis).encode()
     return "csv", files.flat_cells(analysis).to_csv(index=False).encode()
+
+
+def _of_report(report: Report, section: str) -> tuple[str, bytes]:
+    table = report.sections.get(section)
+    if table is None:
+        from results.report import markdown
+
+        return "md", markdown("Report", report.head, report.tables, (), report.unsaid).encode()
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows((table.columns, *table.rows))
+    return "csv", text.getvalue().encode()

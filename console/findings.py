@@ -19,7 +19,10 @@ from state.run import CELL_ENDED, CellState
 from state.view import RunView
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from results.findings import Analysis
+    from results.table import Table
 
 EVERY_S = 10.0
 """An analysis starts at most so often."""
@@ -27,6 +30,8 @@ NICENESS = 10
 """Of the thread: measuring goes first where the run shares this host."""
 MEASURED = ("load", "replay")
 """The kinds of cells that have numbers to analyse."""
+ROUTING = "routing"
+"""The experiment whose results are the tables of its report."""
 SECTIONS = {
     "taxes": "Taxes",
     "verdicts": "Verdicts",
@@ -39,17 +44,43 @@ SECTIONS = {
     "report": "Report",
 }
 """The parts of the Results panel, in their order, with what the operator calls them."""
+FIRST = "table-1"
+"""The section of a report's first table."""
+WHOLE = "report"
+"""The section that has everything, of any experiment."""
 
 Progress = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a run says whose experiment has no sections of its own: the tables of its report."""
+
+    head: str
+    tables: tuple[Table, ...]
+    unsaid: tuple[str, ...]
+    """What the tables do not say."""
+
+    @property
+    def sections(self) -> Mapping[str, Table]:
+        """A section per table."""
+        return {f"table-{number}": table for number, table in enumerate(self.tables, 1)}
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
     """One analysis of the run's folder, or why there is none."""
 
-    analysis: Analysis | None
+    analysis: Analysis | Report | None
     made_unix_s: float
     trouble: str = ""
+
+
+def sections_of(analysis: Analysis | Report | None, experiment: str) -> Mapping[str, str]:
+    """The sections by name, with what the operator calls them; before the analysis, those the experiment is sure of."""
+    if isinstance(analysis, Report):
+        return {name: table.title for name, table in analysis.sections.items()} | {WHOLE: SECTIONS[WHOLE]}
+    return {FIRST: "Tables", WHOLE: SECTIONS[WHOLE]} if experiment == ROUTING else SECTIONS
 
 
 def measured(view: RunView) -> int:
@@ -85,21 +116,34 @@ class Analyst:
         if self._started is not None and now - self._started < EVERY_S:
             return
         self._of, self._started = progress, now
-        self._thread = threading.Thread(target=self._run, name="analyst", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(view.plan.experiment,), name="analyst", daemon=True)
         self._thread.start()
 
-    def _run(self) -> None:
+    def _run(self, experiment: str) -> None:
         with suppress(OSError):  # where a thread has no niceness of its own, it just takes its share
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
-        self._post(find(self._folder))
+        self._post(find(self._folder, experiment))
 
 
-def find(folder: Path) -> Findings:
+def find(folder: Path, experiment: str) -> Findings:
     """The findings of the run's folder as it is now; takes seconds, and imports what computes them."""
-    from results.findings import analyse
-
     try:
-        return Findings(analyse(folder), time.time())
+        return Findings(_report(folder) if experiment == ROUTING else _analysis(folder), time.time())
     except Exception as error:  # noqa: BLE001 (a folder nobody foresaw is told in the panel; the console goes on)
         remedy = getattr(error, "remedy", "")
         return Findings(None, time.time(), f"{type(error).__name__}: {error}{f'. {remedy}' if remedy else ''}")
+
+
+def _analysis(folder: Path) -> Analysis:
+    from results.findings import analyse
+
+    return analyse(folder)
+
+
+def _report(folder: Path) -> Report:
+    from results.routing.findings import analyse
+    from results.routing.report import limits, opening
+    from results.routing.tables import tables
+
+    analysis = analyse(folder)
+    return Report(opening(analysis), tuple(tables(analysis)), tuple(limits(analysis)))

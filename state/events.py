@@ -169,7 +169,7 @@ class RoutedLoad:
     sessions: int
     """Sessions bound there now."""
     picks: int | None = None
-    """Picks that went there since the router started; None = not counted per instance."""
+    """Picks that it was part of since the router started; None = not counted per instance."""
     role: str = "both"
     """`both`, `prefill` or `decode`: only instances of one role are compared."""
     engine: str = ""
@@ -211,7 +211,7 @@ class RouterSampled(Event):
     decisions: Mapping[str, int] = field(default_factory=dict)
     """Picks by reason since the router started."""
     latest: tuple[RoutedLine, ...] = ()
-    """The newest picks; those of earlier seconds may be among them again."""
+    """The newest picks; those of earlier seconds may be among them again, word for word."""
     alarms: tuple[str, ...] = ()
     """What whoever runs the cell has to warn of. Hot and cold instances are found by the reader (`state.routing`)."""
     latency: RoutedLatency = RoutedLatency()

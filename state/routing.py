@@ -6,6 +6,7 @@ same; whoever runs the cell can add its own (`RouterSampled.alarms`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -79,10 +80,15 @@ class RoutingView:
 
     @property
     def shares(self) -> Mapping[str, float | None]:
-        """0..1 of the picks by instance: of all, or of `lines` where the router counts none; None before the first."""
-        counts = _picks(self)
-        total = sum(counts.values())
-        return {name: count / total if total else None for name, count in counts.items()}
+        """By instance, its share (0..1) of the picks of its role; of those in `lines` where the router counts none.
+
+        None before the first pick.
+        """
+        counts, totals = _picks(self), Counter[str]()
+        for load in self.latest.instances:
+            totals[load.role] += counts[load.instance]
+        roles = {load.instance: totals[load.role] for load in self.latest.instances}
+        return {name: counts[name] / total if total else None for name, total in roles.items()}
 
     @property
     def alarms(self) -> tuple[str, ...]:
@@ -201,7 +207,7 @@ def _idle_since_return_s(history: Sequence[LoadSample], instance: str) -> float 
             return None
         if not own.available:
             return end - back
-        if own.num_requests or own.sessions or own.picks != last.picks:
+        if own.num_requests or own.picks != last.picks:
             return None
         back = t_unix_s
     return None

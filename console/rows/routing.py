@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from console import format as say
 from console.feed import Picture, now_of
+from console.findings import ROUTING
 from console.glyphs import Glyphs
 from console.rows.instances import STALE_S, tone_of
 from console.themes import SERIES
@@ -49,7 +50,7 @@ def alarms_now(picture: Picture) -> tuple[str, ...]:
 
 def nothing(picture: Picture) -> str:
     """What stands in place of a router."""
-    if picture.view.plan.experiment == "routing":
+    if picture.view.plan.experiment == ROUTING:
         return "no cell has been routed yet"
     return "no request of this run goes through a router"
 

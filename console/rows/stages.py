@@ -8,7 +8,7 @@ from typing import Any
 
 from console import format as say
 from console.feed import Picture
-from console.findings import MEASURED
+from console.findings import MEASURED, ROUTING
 from console.glyphs import Glyphs
 from console.rows.instances import config_tone
 from console.widgets.table import Cell, Column, Row, cell
@@ -37,7 +37,7 @@ NARROW_CELL_NUMBERS = (Column("ttft", "TTFT", 5, "p90"), Column("tpot", "TPOT", 
 def stage_columns(width: int, experiment: str = "") -> tuple[Column, ...]:
     """State and name, then as many of a cell's numbers as fit beside 28 columns of name."""
     fixed = (Column("state", "state", 12, left=True), Column("name", "stage, cell", 13, left=True, flex=True))
-    numbers = [column for _, column in (REPLAY_NUMBERS if experiment == "routing" else CELL_NUMBERS)]
+    numbers = [column for _, column in (REPLAY_NUMBERS if experiment == ROUTING else CELL_NUMBERS)]
     while numbers and sum(column.width + 1 for column in numbers) > width - 13 - 28:
         numbers.pop()
     if len(numbers) < 2:
@@ -150,7 +150,7 @@ def cell_detail(view: CellView) -> list[tuple[str, str]]:
         ("cell", view.cell),
         ("state", str(view.state) + (", degraded" if view.degraded else "")),
         ("config", view.plan.config or say.NOT_MEASURED),
-        ("load", view.plan.label),
+        ("policy" if view.plan.kind == "replay" else "load", view.plan.label),
         ("attempts", ", ".join(f"{a.attempt} {a.state}{_spent(a.spent_s)}" for a in view.attempts) or "none yet"),
         ("estimated", say.duration(view.plan.estimated_s)),
         ("took", say.duration(view.observed_s)),

@@ -14,6 +14,7 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from console import actions
+from console.findings import ROUTING
 from console.screens.steering import SteeringScreen
 from console.widgets.header import RunHeader
 from console.widgets.panels import (
@@ -99,7 +100,7 @@ class DashboardScreen(SteeringScreen):
     def routed(self) -> bool:
         """The run sends requests through a router."""
         view = self.picture.view
-        return view.routing is not None or view.plan.experiment == "routing"
+        return view.routing is not None or view.plan.experiment == ROUTING
 
     def on_dashboard(self, name: str) -> bool:
         """The dashboard shows this panel."""

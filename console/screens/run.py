@@ -13,6 +13,7 @@ from textual.message import Message
 
 from console import actions, export
 from console.feed import Picture, RunFeed
+from console.findings import Report
 from console.rows import events, routing, stages
 from console.screens.dashboard import DashboardScreen
 from console.screens.dialogs import Detail
@@ -171,7 +172,7 @@ class RunScreen(DashboardScreen):
         places = export.places(self.folder, self.tracon.options.read_only)
         self.run_worker(lambda: self._export(analysis, self.results.section, places), thread=True, group="export")
 
-    def _export(self, analysis: Analysis, section: str, places: tuple[Path, ...]) -> None:
+    def _export(self, analysis: Analysis | Report, section: str, places: tuple[Path, ...]) -> None:
         """In a thread: what writes tables takes a moment to import."""
         try:
             path = export.save(analysis, section, places, time.strftime("%Y%m%d-%H%M%S"))
@@ -270,7 +271,7 @@ class RunScreen(DashboardScreen):
 
     def _open_result(self, key: str) -> None:
         analysis = self.results.analysis
-        if analysis is None:
+        if analysis is None or isinstance(analysis, Report):
             return
         from console.rows.result_detail import detail
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from textual.message import Message
 from textual.widgets import Static
 
 from console.feed import Picture
-from console.findings import SECTIONS, Analyst, Findings, measured
+from console.findings import SECTIONS, WHOLE, Analyst, Findings, Report, measured, sections_of
 from console.format import clock
 from console.rows.instances import config_tone
 from console.widgets.panels import Look, Panel
@@ -39,7 +39,7 @@ TAX_LINES = 16
 
 
 class SectionBar(Static):
-    """The sections' names on one line; a click opens one."""
+    """The sections' names on one line; a click opens one. Where they do not fit, the others are numbers."""
 
     DEFAULT_CSS = "SectionBar { height: 1; }"
 
@@ -50,10 +50,15 @@ class SectionBar(Static):
             super().__init__()
             self.section = section
 
-    def show(self, section: str) -> None:
+    def __init__(self) -> None:
+        super().__init__()
+        self._labels: Mapping[str, str] = SECTIONS
+
+    def show(self, section: str, sections: Mapping[str, str]) -> None:
         """Mark this section as the open one."""
+        self._labels = labels(sections, section, self.size.width)
         text = Text(no_wrap=True)
-        for name, label in SECTIONS.items():
+        for name, label in self._labels.items():
             text.append(f" {label} ", style="bold reverse" if name == section else "dim")
         if self.size.width - text.cell_len >= len(KEYS):
             text.append(KEYS, style="dim")
@@ -61,15 +66,22 @@ class SectionBar(Static):
 
     def on_click(self, event: events.Click) -> None:
         end = 0
-        for name, label in SECTIONS.items():
+        for name, label in self._labels.items():
             end += len(label) + 2
             if event.x < end:
                 self.post_message(self.Picked(name))
                 return
 
 
+def labels(sections: Mapping[str, str], section: str, width: int) -> Mapping[str, str]:
+    """What the bar says of each section: its name where there is room for all, else a number but for the open one."""
+    if sum(len(label) + 2 for label in sections.values()) <= width:
+        return sections
+    return {name: label if name == section else str(n) for n, (name, label) in enumerate(sections.items(), 1)}
+
+
 class ResultsPanel(Panel):
-    """Taxes, verdicts, rates, curves, cells, gaps and the whole report, analysed again as cells are done."""
+    """What the run's report says, in sections, analysed again as cells are done."""
 
     TITLE = "6 Results"
 
@@ -91,6 +103,7 @@ class ResultsPanel(Panel):
         self._analyst = Analyst(folder, lambda findings: self.post_message(self.Found(findings)))
         self._findings: Findings | None = None
         self._drawn: tuple[object, ...] = ()
+        self._sections: Mapping[str, str] = SECTIONS
         self.section = next(iter(SECTIONS))
 
     @property
@@ -98,7 +111,7 @@ class ResultsPanel(Panel):
         return self._table
 
     @property
-    def analysis(self) -> Analysis | None:
+    def analysis(self) -> Analysis | Report | None:
         """The newest analysis."""
         return self._findings.analysis if self._findings is not None else None
 
@@ -116,13 +129,14 @@ class ResultsPanel(Panel):
 
     def step(self, by: int) -> None:
         """Open the section so many further."""
-        names = list(SECTIONS)
+        names = list(self._sections)
         self.open(names[(names.index(self.section) + by) % len(names)])
 
     def open(self, section: str) -> None:
         """Open a section at its beginning."""
         self.section = section
         self._table.action_edge(0)
+        self._scroll.scroll_home(animate=False)
 
     def load(self, findings: Findings) -> None:
         """Keep what an analysis found; the last good one stays where a later one failed."""
@@ -134,16 +148,21 @@ class ResultsPanel(Panel):
 
     def show(self, picture: Picture) -> None:
         self._analyst.look(picture.view)
+        self._sections = sections_of(self.analysis, picture.view.plan.experiment)
+        if self.section not in self._sections:
+            self.section = next(iter(self._sections))
         size = self.content_region.size
         key = (self._findings, self._analyst.busy, measured(picture.view) == 0, self.section, size, self.look)
         if key == self._drawn or not size.width:
             return
         self._drawn = key
-        self._bar.show(self.section)
+        self._bar.show(self.section, self._sections)
         analysis = self.analysis
         if analysis is None:
             self._say(self._why_nothing(picture))
-        elif self.section == "report":
+        elif isinstance(analysis, Report):
+            self._show_tables(analysis)
+        elif self.section == WHOLE:
             self._show_report(analysis)
         else:
             self._show_section(analysis, lambda config: config_tone(picture.view, config))
@@ -152,7 +171,7 @@ class ResultsPanel(Panel):
         if self._findings is not None and self._findings.trouble:
             return f"the analysis failed: {self._findings.trouble}"
         if measured(picture.view) == 0:
-            return "nothing is measured yet: the first numbers stand here once a load cell is done"
+            return "nothing is measured yet: the first numbers stand here once a cell is done"
         return "reading what is measured ..."
 
     def _say(self, text: str) -> None:
@@ -162,6 +181,16 @@ class ResultsPanel(Panel):
         from results.report import to_rich
 
         self._text.update(to_rich(analysis))
+        self._arrange(text=True)
+
+    def _show_tables(self, report: Report) -> None:
+        from results.report import rich_table, rich_tables
+
+        table = report.sections.get(self.section)
+        if table is None:
+            self._text.update(rich_tables(report.head, report.tables, report.unsaid))
+        else:
+            self._text.update(rich_table(table))
         self._arrange(text=True)
 
     def _show_section(self, analysis: Analysis, tone: Callable[[str], str]) -> None:

@@ -17,7 +17,7 @@ from runners.group import Member
 from runners.load.replay_spec import ReplayTick
 from runners.router.spec import RouterTick, TickInstance
 from runners.sampler import MetricsSampler
-from state.events import CellProgressed, Event, InstanceSampled, RoutedLine, RoutedLoad, RouterSampled
+from state.events import CellProgressed, Event, InstanceSampled, RoutedLatency, RoutedLine, RoutedLoad, RouterSampled
 from state.run import CellPlan
 
 
@@ -40,6 +40,9 @@ class Watch:
         self._emit = emit
         self._cut = cut
         self._routed: Mapping[str, TickInstance] = {}
+        self._latency = RoutedLatency()
+        self._unix_of_ns = time.time() - time.perf_counter_ns() / 1e9
+        """Taken once: a pick that several ticks tell has one time."""
 
     def __enter__(self) -> Self:
         self._file = self._path.open("wb", buffering=0)
@@ -53,10 +56,11 @@ class Watch:
     def router_tick(self, tick: RouterTick) -> None:
         """The router's second."""
         self._routed = {load.instance: load for load in tick.instances}
-        self._emit(router_sampled(self._cell.cell, tick, {m.name: m.role for m in self._members}))
+        self._emit(router_sampled(self._cell.cell, tick, self._members, self._latency, self._unix_of_ns))
 
     def replay_tick(self, tick: ReplayTick) -> None:
         """The replay's second: the engines are sampled with it."""
+        self._latency = RoutedLatency(tick.ttft_p50_s, tick.ttft_p90_s, tick.tpot_p50_s, tick.tpot_p90_s)
         t_ns = time.perf_counter_ns()
         samples = [self._sample(member, t_ns) for member in self._members]
         self._file.write(msgspec.json.Encoder().encode_lines(samples))
@@ -95,9 +99,11 @@ class Watch:
         )
 
 
-def router_sampled(cell: str, tick: RouterTick, roles: Mapping[str, str]) -> RouterSampled:
-    """A router's tick as the journal keeps it."""
-    unix_of_ns = time.time() - time.perf_counter_ns() / 1e9
+def router_sampled(
+    cell: str, tick: RouterTick, members: Sequence[Member], latency: RoutedLatency, unix_of_ns: float
+) -> RouterSampled:
+    """A router's tick as the journal keeps it, with what the client saw last."""
+    known = {member.name: member for member in members}
     return RouterSampled(
         cell=cell,
         policy=tick.policy,
@@ -110,7 +116,8 @@ def router_sampled(cell: str, tick: RouterTick, roles: Mapping[str, str]) -> Rou
                 pending_prefill_tokens=load.pending_prefill_tokens,
                 ongoing_tokens=load.ongoing_tokens,
                 sessions=load.sessions,
-                role=roles.get(load.instance, "both"),
+                role=known[load.instance].role,
+                engine=known[load.instance].engine.name,
             )
             for load in tick.instances
         ),
@@ -120,6 +127,7 @@ def router_sampled(cell: str, tick: RouterTick, roles: Mapping[str, str]) -> Rou
             RoutedLine(unix_of_ns + pick.t_ns / 1e9, pick.request, pick.session, pick.instance, pick.reason)
             for pick in tick.latest
         ),
+        latency=latency,
     )
 
 

@@ -221,6 +221,13 @@ def test_shares_are_of_all_picks_where_they_are_counted_else_of_the_decisions_ke
     assert before.routing.shares == {"a": None, "b": None}
 
 
+def test_with_pools_shares_are_of_the_picks_of_a_role() -> None:
+    pools = (load("p", picks=10, role="prefill"), load("d", picks=4, role="decode"), load("e", picks=6, role="decode"))
+    view = folded(sampled(instances=pools))
+    assert view.routing is not None
+    assert view.routing.shares == {"p": 1.0, "d": 0.4, "e": 0.6}
+
+
 def test_the_alarms_of_the_run_process_come_first() -> None:
     hot = [sampled(instances=HOT) for _ in range(SHORT)]
     view = folded(*hot, replace(hot[0], alarms=("the router did not answer for 4 s",)))
