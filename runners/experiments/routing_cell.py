@@ -23,8 +23,8 @@ from runners.experiments.routing_watch import Watch
 from runners.gpu_sampler import GpuSampler
 from runners.group import GroupPlan, Member, engine_group
 from runners.load.process import run_replay
-from runners.load.replay_spec import ReplaySpec
-from runners.router.process import router_process
+from runners.load.replay_spec import ReplaySpec, ReplayTick
+from runners.router.process import RouterProcess
 from runners.router.spec import InstanceSpec, RouterSpec
 from runners.sampler import MetricsSampler
 from state.run import CellPlan
@@ -80,12 +80,16 @@ async def _replay(
         shapes = {member.name: baseline_shape(scrapes(folder, member)) for member in members}
         watch = stack.enter_context(Watch(cell, members, samplers, folder / "engines.jsonl", context.emit, cut))
         spec = _router_spec(cell, grid, members, shapes, folder)
-        async with router_process(spec, folder / "router.spec.json", watch.router_tick) as router:
-            outcome = await run_replay(
-                _replay_spec(cell, grid, router.url, shapes, folder, context), watch.replay_tick, cut=cut
-            )
+        async with RouterProcess(spec, folder / "router.spec.json", watch.router_tick) as router:
+
+            def tick(said: ReplayTick) -> None:
+                watch.replay_tick(said)
+                if not router.alive:
+                    cut.set()  # `router.end` says why
+
+            outcome = await run_replay(_replay_spec(cell, grid, router.url, shapes, folder, context), tick, cut=cut)
             watch.require_engines()
-            ended = await router.stop()
+            ended = await router.end()
     return Replayed(outcome, ended, members, shapes, {m.name: scrapes(folder, m) for m in members}, gpu.use)
 
 

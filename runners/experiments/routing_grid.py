@@ -47,6 +47,10 @@ class TraceChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of the generator, or of the draw."""
     tokens: float = 1.0
     """Factor on every token count, block size included: a big trace for a small model."""
+    output_tokens: float | None = None
+    """Factor on the outputs; None = as `tokens`."""
+    sessions_per_s: float = 0.0
+    """Sessions arrive at random at this rate, before the replay's time scale; 0 = as the trace says."""
     turns: int = 0
     """At most so many of each session, from its beginning; 0 = all."""
     statistics: dict[str, Any] = {}
@@ -263,7 +267,7 @@ def _check(grid: Grid, where: str) -> None:
         (grid.trials < 1, "trials must be at least 1"),
         (trace.source == SYNTH and trace.sessions < 1, "trace.sessions must be at least 1 where they are generated"),
         (trace.tokens <= 0, "trace.tokens must be above 0"),
-        (trace.sessions < 0 or trace.turns < 0, "trace.sessions and trace.turns must not be negative"),
+        (min(trace.sessions, trace.turns, trace.sessions_per_s) < 0, "a number of trace is below 0"),
         (replay.think not in THINKING, f"replay.think must be one of {', '.join(THINKING)}"),
         (replay.on_error not in ON_ERROR, f"replay.on_error must be one of {', '.join(ON_ERROR)}"),
         (replay.time_scale <= 0, "replay.time_scale must be above 0"),

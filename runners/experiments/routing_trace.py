@@ -6,9 +6,7 @@ RUN/trace/trace.json     TraceRecord, written last
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -17,9 +15,9 @@ from results.layout import RunLayout, sha256, write_atomic
 from runners.errors import CellFailed
 from runners.experiments.routing_grid import SYNTH, TraceChoice
 from runners.trace.formats import read_trace, write_trace
-from runners.trace.session import Session, Trace, Turn
+from runners.trace.session import Trace
 from runners.trace.synth import synthesise
-from runners.trace.transform import sample, scale
+from runners.trace.transform import arriving, limit, sample, scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +59,12 @@ def prepare_trace(choice: TraceChoice, max_tokens: int, layout: RunLayout) -> Tr
     Raises TraceError naming file, line and rule, or CellFailed where nothing of it fits.
     """
     trace = _source(choice)
-    if choice.tokens != 1.0:
-        trace = scale(trace, choice.tokens)
+    if choice.tokens != 1.0 or choice.output_tokens is not None:
+        trace = scale(trace, choice.tokens, output_tokens=choice.output_tokens)
     wanted = sum(min(len(session.turns), choice.turns or len(session.turns)) for session in trace.sessions)
-    trace = fitted(trace, max_tokens, choice.turns)
+    trace = limit(trace, max_context_tokens=max_tokens, turns=choice.turns)
+    if choice.sessions_per_s:
+        trace = Trace(trace.facts, tuple(arriving(trace.sessions, choice.sessions_per_s, choice.seed)))
     if not trace.requests:
         raise CellFailed(f"no turn of the trace fits into {max_tokens} tokens: lower trace.tokens")
     path = trace_path(layout)
@@ -96,42 +96,6 @@ def read_record(layout: RunLayout) -> TraceRecord | None:
         return record if sha256(trace_path(layout)) == record.sha256 else None
     except (OSError, msgspec.DecodeError):
         return None
-
-
-def fitted(trace: Trace, max_tokens: int, turns: int = 0) -> Trace:
-    """The trace without the turns that no engine could take, and with at most `turns` of each session (0 = all).
-
-    A turn that waited for one that was left out waits for what that one waited for. The first session arrives at 0.
-    """
-    cut = [(session, _kept(session, max_tokens, turns)) for session in trace.sessions]
-    sessions = [replace(session, turns=kept) for session, kept in cut if kept]
-    begin_s = min((session.arrival_s for session in sessions), default=0.0)
-    moved = sorted((_moved(session, -begin_s) for session in sessions), key=lambda session: session.arrival_s)
-    return Trace(trace.facts, tuple(moved))
-
-
-def _kept(session: Session, max_tokens: int, turns: int) -> tuple[Turn, ...]:
-    waits: list[tuple[int, ...]] = []
-    """Per turn, kept or not: the kept places that whoever waits for it has to wait for."""
-    numbers: defaultdict[str, int] = defaultdict(int)
-    kept: list[Turn] = []
-    for place, turn in enumerate(session.turns):
-        after = _after(turn.after, waits)
-        if turn.input_tokens + turn.output_tokens > max_tokens or (turns and place >= turns):
-            waits.append(after)
-            continue
-        waits.append((len(kept),))
-        kept.append(replace(turn, turn=numbers[turn.agent], after=after))
-        numbers[turn.agent] += 1
-    return tuple(kept)
-
-
-def _after(places: Sequence[int], waits: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    return tuple(sorted({kept for place in places for kept in waits[place]}))
-
-
-def _moved(session: Session, by_s: float) -> Session:
-    return replace(session, turns=tuple(replace(turn, arrival_s=turn.arrival_s + by_s) for turn in session.turns))
 
 
 def _source(choice: TraceChoice) -> Trace:

@@ -1,0 +1,139 @@
+"""`tracon run routing` on real engines: killed in the middle it leaves nothing, resumed it measures every cell once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+
+from results.layout import RunLayout, is_complete
+from results.routing.load import collect
+from results.routing.record import trial_layouts
+from state.events import CellChanged, RouterSampled
+from state.run import CellState, RunState
+from state.store import RunStore
+from tests.e2e.cli import data, port, tracon, view_of, wait_until, wait_until_no_engine, worker_pid
+
+pytestmark = [pytest.mark.engine, pytest.mark.fault, pytest.mark.timeout(240)]
+
+POLICIES = {"round_robin", "unified"}
+
+
+def left_behind(folder: Path) -> list[str]:
+    """Routers and replays whose spec lies in the run's folder."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            words = process.cmdline()
+        except psutil.Error:
+            continue
+        if any(word.startswith(str(folder)) for word in words) and (
+            "runners.router" in words or "runners.load" in words
+        ):
+            found.append(" ".join(words))
+    return found
+
+
+def wait_until_nothing_is_left(folder: Path) -> None:
+    wait_until_no_engine(folder)
+    deadline = time.monotonic() + 10
+    while (left := left_behind(folder)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not left
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A smoke run whose process was killed with -9 in the middle of a replay, and resumed to its end."""
+    workspace = tmp_path_factory.mktemp("workspace")
+    started = tracon("run", "routing", "--preset", "smoke", "--port", port(), "--detach", "--json", workspace=workspace)
+    assert started.returncode == 0, started.stderr
+    run = Path(data(started)["folder"])
+    wait_until(run, lambda view: any(cell.plan.kind == "replay" and cell.fraction > 0 for cell in view.current_cells))
+    assert left_behind(run), "a router and a replay run"
+    pid = worker_pid(run)
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    wait_until_nothing_is_left(run)
+    resumed = tracon("resume", run.name, "--json", workspace=workspace)
+    assert resumed.returncode == 0, resumed.stderr[-4000:]
+    return run
+
+
+def test_every_cell_is_measured_once_and_nothing_stays(folder: Path) -> None:
+    view = view_of(folder)
+    assert view.state is RunState.DONE
+    assert {cell.state for cell in view.cells.values()} == {CellState.DONE}
+    with RunStore.open(folder, read_only=True) as store:
+        done = Counter(
+            recorded.event.cell
+            for recorded in store.events()
+            if isinstance(recorded.event, CellChanged) and recorded.event.state is CellState.DONE
+        )
+    assert set(done.values()) == {1}
+    wait_until_nothing_is_left(folder)
+
+
+def test_every_cell_has_its_artifacts_whole(folder: Path) -> None:
+    cells, gaps = collect(folder)
+    assert {cell.record.label for cell in cells} == POLICIES
+    assert gaps == ()
+    for layout in trial_layouts(folder):
+        record: dict[str, Any] = msgspec.json.decode(layout.cell.read_bytes())
+        assert is_complete(layout.cell, record["cell"])
+        assert {path.name for path in (layout.root / "engines").iterdir()} == {"e0", "e1"}
+        assert record["gpu_utilisation"] is None
+        assert record["gpu_reason"]
+        assert len(record["git_commit"] or "") == 40 or record["git_reason"]
+
+
+def test_all_policies_replayed_the_same_turns(folder: Path) -> None:
+    cells, _ = collect(folder)
+    seen = set()
+    for cell in cells:
+        assert cell.turns is not None
+        assert cell.record.replay["stop_reason"] == "complete"
+        seen.add(tuple(zip(cell.turns.session, cell.turns.input_tokens, cell.turns.reusable_any_tokens, strict=True)))
+        assert set(cell.turns.instance) == {"e0", "e1"}
+    assert len(seen) == 1
+
+
+def test_the_engines_saw_the_traces_reuse_and_no_more_than_it(folder: Path) -> None:
+    cells, _ = collect(folder)
+    apc = {cell.record.label: hit_share(cell.record.engines) for cell in cells}
+    bound = cells[0].record.trace["apc_bound_any"]
+    assert all(share <= bound + 0.01 for share in apc.values()), (apc, bound)
+    assert apc["unified"] > 0.5 * bound
+
+
+def hit_share(engines: tuple[Any, ...]) -> float:
+    return float(sum(e.cached_tokens for e in engines) / sum(e.prompt_tokens for e in engines))
+
+
+def test_the_console_saw_the_router_live(folder: Path) -> None:
+    with RunStore.open(folder, read_only=True) as store:
+        seen = [recorded.event for recorded in store.events() if isinstance(recorded.event, RouterSampled)]
+    assert {event.policy for event in seen} == POLICIES
+    assert any(event.latest for event in seen)
+
+
+def test_a_prefill_holds_up_the_decodes_beside_it(folder: Path) -> None:
+    rows = [msgspec.json.decode(line) for line in (folder / "results" / "interference.jsonl").open("rb")]
+    assert rows
+    assert all(row["tpot_during_s"] > row["tpot_before_s"] for row in rows)
+
+
+def test_the_report_sets_the_policies_side_by_side(folder: Path) -> None:
+    assert RunLayout(folder).report_md.stat().st_size > 0
+    assert RunLayout(folder).report_html.stat().st_size > 0
+    printed = tracon("report", folder.name, workspace=folder.parent)
+    assert printed.returncode == 0, printed.stderr
+    assert all(policy in printed.stdout for policy in POLICIES)
+    assert data(tracon("report", folder.name, "--json", workspace=folder.parent))
