@@ -1,0 +1,85 @@
+"""Whether an instance may be picked, as far as its requests and probes say: a pure state machine.
+
+closed --(failures in a row, or a dead connection)--> open --(its time is over and /health answers)--> half open
+half open --(the trial's first byte)--> closed; --(the trial fails)--> open, for twice as long.
+A 4xx is the request's own fault and says nothing here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from runners.router.spec import HealthRules
+
+
+class BreakerState(StrEnum):
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+
+
+@dataclass(frozen=True, slots=True)
+class Breaker:
+    """The breaker of one instance; every method returns the next one."""
+
+    rules: HealthRules
+    state: BreakerState = BreakerState.CLOSED
+    failures: int = 0
+    """Requests in a row that failed while closed."""
+    silent_probes: int = 0
+    """Probes in a row that failed."""
+    opened: int = 0
+    """Times in a row it opened without a success between."""
+    until_s: float = 0.0
+    """Open at least until then."""
+    trial: bool = False
+    """Half open, and the one trial is on its way."""
+    why: str = ""
+
+    @property
+    def passes(self) -> bool:
+        """Another request may be sent."""
+        return self.state is BreakerState.CLOSED or (self.state is BreakerState.HALF_OPEN and not self.trial)
+
+    def dispatched(self) -> Breaker:
+        """A request was sent there."""
+        return replace(self, trial=True) if self.state is BreakerState.HALF_OPEN else self
+
+    def succeeded(self) -> Breaker:
+        """A request got its first byte. While open it says nothing: it was sent before."""
+        if self.state is BreakerState.OPEN:
+            return self
+        return Breaker(self.rules)
+
+    def let_go(self) -> Breaker:
+        """A request ended without evidence: 4xx, or the client left."""
+        return replace(self, trial=False) if self.trial else self
+
+    def failed(self, now_s: float, why: str, *, dead: bool = False) -> Breaker:
+        """A request failed there; `dead`: its connection was refused or cut, which is enough to open."""
+        if self.state is BreakerState.OPEN:
+            return self
+        failures = self.failures + 1
+        if self.state is BreakerState.CLOSED and not dead and failures < self.rules.failures_to_open:
+            return replace(self, failures=failures, why=why)
+        return self._open(now_s, why)
+
+    def probed(self, now_s: float, why: str, *, refused: bool = False) -> Breaker:
+        """A probe came back; `why` is empty where /health said 200. `refused`: nothing listens there."""
+        if not why:
+            well = replace(self, silent_probes=0)
+            if self.state is BreakerState.OPEN and now_s >= self.until_s:
+                return replace(well, state=BreakerState.HALF_OPEN, trial=False)
+            return well
+        silent = self.silent_probes + 1
+        if self.state is BreakerState.OPEN:
+            return replace(self, silent_probes=silent, why=why)
+        if refused or silent >= self.rules.unhealthy_after:
+            return replace(self._open(now_s, why), silent_probes=silent)
+        return replace(self, silent_probes=silent)
+
+    def _open(self, now_s: float, why: str) -> Breaker:
+        opened = self.opened + 1
+        held_s = min(self.rules.open_max_s, self.rules.open_s * 2.0 ** min(opened - 1, 30))
+        return Breaker(self.rules, BreakerState.OPEN, opened=opened, until_s=now_s + held_s, why=why)

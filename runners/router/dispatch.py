@@ -1,0 +1,219 @@
+"""Where a request goes: one synchronous step from what is known to a pick that is counted and logged."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from time import perf_counter_ns
+
+from results.decisions import ClusterView, Decision, DecisionRecord, InstanceLoad, RoutedOutcome, RoutedRequest
+from runners.router.bindings import Bindings
+from runners.router.facts import Usage
+from runners.router.log import DecisionLog
+from runners.router.metrics import Counts
+from runners.router.policies import Policy
+from runners.router.prefix_index import Index, cached_tokens
+from runners.router.spec import LATEST, TickPick
+from runners.router.view import Cluster, Reservation
+
+PAUSE_LIMIT_S = 60.0
+NOTHING_CACHED: Mapping[str, int] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request as it came to be routed."""
+
+    request: str
+    session: str
+    turn: int
+    keys: tuple[int, ...]
+    input_tokens: int
+    max_tokens: int
+
+
+class Placement:
+    """One pick: its claim on the counters, until it ends. It ends once, with one record."""
+
+    __slots__ = ("_dispatcher", "_ended", "_record", "_reservation", "_t_dispatch_ns", "_t_first_ns")
+
+    def __init__(self, dispatcher: Dispatcher, record: DecisionRecord, reservation: Reservation | None) -> None:
+        self._dispatcher = dispatcher
+        self._record = record
+        self._reservation = reservation
+        self._t_dispatch_ns = perf_counter_ns()
+        self._t_first_ns = 0
+        self._ended = False
+
+    @property
+    def instance(self) -> str:
+        """Where the request goes; empty = nowhere."""
+        return self._record.decision.instance
+
+    @property
+    def reason(self) -> str:
+        return self._record.decision.reason
+
+    def first_byte(self, *, served: bool) -> None:
+        """The body begins; `served`: with a 2xx, which binds the session."""
+        self._t_first_ns = perf_counter_ns()
+        if self._reservation is not None:
+            self._reservation.first_byte()
+        if served:
+            self._dispatcher.served(self._record)
+
+    def end(self, status: str, *, http_status: int | None = None, usage: Usage | None = None, error: str = "") -> None:
+        """It is over: `status` as in RoutedOutcome."""
+        if self._ended:
+            return
+        self._ended = True
+        t_end_ns = perf_counter_ns()
+        if self._reservation is not None:
+            self._reservation.end()
+        counted = usage or Usage()
+        outcome = RoutedOutcome(
+            status=status,
+            http_status=http_status,
+            ttft_s=(self._t_first_ns - self._t_dispatch_ns) / 1e9 if self._t_first_ns else None,
+            e2e_s=(t_end_ns - self._t_dispatch_ns) / 1e9,
+            prompt_tokens=counted.prompt_tokens,
+            cached_tokens=counted.cached_tokens,
+            completion_tokens=counted.completion_tokens,
+            error=error,
+        )
+        self._dispatcher.over(self._record, outcome)
+
+
+class Dispatcher:
+    """Policy, counters, bindings and prefix indexes behind one call, `pick`. Nothing here waits."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        cluster: Cluster,
+        bindings: Bindings,
+        indexes: Mapping[str, Index],
+        log: DecisionLog,
+        counts: Counts,
+        block_tokens: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self.block_tokens = block_tokens
+        self.latest: deque[TickPick] = deque(maxlen=LATEST)
+        self._policy = policy
+        self._cluster = cluster
+        self._bindings = bindings
+        self._indexes = indexes
+        self._log = log
+        self._counts = counts
+        self._clock = clock
+        self._complained = False
+
+    @property
+    def keeps_records(self) -> bool:
+        return self._log.kept
+
+    def arrived(self, session: str) -> int:
+        """Count a request of the session; returns its turn."""
+        self._counts.requests += 1
+        return self._bindings.arrive(session, self._clock())
+
+    def pick(self, asked: Asked, tried: tuple[str, ...] = ()) -> Placement:
+        """Decide, count and remember: no other pick comes between."""
+        t_ns = perf_counter_ns()
+        request = self._request(asked, tried)
+        view = self._cluster.view()
+        decision = self._decide(request, view)
+        reservation = None
+        if decision.instance:
+            reservation = self._cluster.reserve(decision, request)
+            index = self._indexes.get(decision.prefill or decision.instance)
+            if index is not None:
+                index.insert(asked.keys)
+        decide_us = (perf_counter_ns() - t_ns) / 1e3
+        counts = self._counts
+        record = DecisionRecord(counts.picks, t_ns, decide_us, request, view, decision)
+        counts.picks += 1
+        counts.retries += bool(tried)
+        counts.decisions[decision.reason] += 1
+        counts.decided(decide_us)
+        self.latest.append(TickPick(t_ns, asked.request, asked.session, decision.instance, decision.reason))
+        return Placement(self, record, reservation)
+
+    def another(self, tried: tuple[str, ...]) -> bool:
+        """Some instance that has not been tried may be picked."""
+        return any(load.available and load.instance not in tried for load in self._cluster.view().instances)
+
+    def served(self, record: DecisionRecord) -> None:
+        """An instance has begun to answer a request well: its session lives there now."""
+        request, decision = record.request, record.decision
+        if decision.binds and request.session:
+            self._bindings.commit(request.session, decision.instance, self._clock())
+        else:
+            self._bindings.accepted(request.session, decision.instance)
+
+    def refused(self, session: str, instance: str, pause_s: float) -> None:
+        """An instance did not admit a request (429 or 503), and maybe said how long to stay away."""
+        self._bindings.rejected(session, instance)
+        self.pause(instance, pause_s)
+
+    def pause(self, instance: str, seconds: float) -> None:
+        if seconds > 0:
+            self._cluster.pause(instance, min(seconds, PAUSE_LIMIT_S))
+
+    def over(self, record: DecisionRecord, outcome: RoutedOutcome) -> None:
+        """Count and log how a pick ended."""
+        counts = self._counts
+        counts.outcomes[record.decision.instance, outcome.status] += 1
+        if outcome.ttft_s is not None and outcome.e2e_s is not None and outcome.status == "ok":
+            counts.ttft.add(outcome.ttft_s)
+            counts.e2e.add(outcome.e2e_s)
+        if self._log.kept:
+            self._log.append(replace(record, outcome=outcome))
+
+    def _request(self, asked: Asked, tried: tuple[str, ...]) -> RoutedRequest:
+        bindings, session = self._bindings, asked.session
+        cached = NOTHING_CACHED
+        if asked.keys:
+            cached = {
+                name: cached_tokens(index, asked.keys, asked.input_tokens) for name, index in self._indexes.items()
+            }
+        return RoutedRequest(
+            request=asked.request,
+            session=session,
+            turn=asked.turn,
+            input_tokens=asked.input_tokens,
+            max_tokens=asked.max_tokens,
+            block_tokens=self.block_tokens,
+            cached_tokens=cached,
+            owner=bindings.owner(session),
+            since_migration_s=bindings.since_move_s(session, self._clock()),
+            rejects=bindings.rejects(session),
+            tried=tried,
+        )
+
+    def _decide(self, request: RoutedRequest, view: ClusterView) -> Decision:
+        """The policy's decision; where a user's policy fails, the fewest requests decide, and it is said so."""
+        try:
+            decision = self._policy.decide(request, view)
+        except Exception as error:  # noqa: BLE001  (a user's own code: it may raise anything, and serving goes on)
+            return self._instead(request, view, f"{type(error).__name__}: {error}")
+        may = {load.instance for load in view.instances if load.available} - set(request.tried)
+        named = {decision.instance, decision.prefill} - {""}
+        if not named <= may:
+            return self._instead(request, view, f"it named {', '.join(sorted(named - may))}, which may not be picked")
+        return decision
+
+    def _instead(self, request: RoutedRequest, view: ClusterView, why: str) -> Decision:
+        self._counts.policy_errors += 1
+        if not self._complained:
+            self._complained = True
+            sys.stderr.write(f"policy {self._policy.name} failed, the fewest requests decide instead: {why}\n")
+        may = [load for load in view.instances if load.available and load.instance not in request.tried]
+        return Decision(self._policy.name, min(may, key=_requests).instance if may else "", "policy_error")
+
+
+def _requests(load: InstanceLoad) -> int:
+    return load.num_requests

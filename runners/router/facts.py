@@ -1,0 +1,150 @@
+"""What the router reads of a request (session, length, prefix) and of a response (token counts, a plea for a pause).
+
+Bodies are read, never changed. A prompt of token ids is taken as it is. Text cannot be tokenised here: four bytes of it
+count as one token, of `prompt`, or of `tools` and `messages` as they stand in the body, so that a longer conversation
+of the same client begins with the shorter one. A body that is no JSON object, or whose prompt is none of these, counts
+by its bytes; the instance is the one to refuse it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from runners.router.prefix_index import block_keys, byte_keys
+
+BYTES_PER_TOKEN = 4
+COMPLETIONS_MAX_TOKENS = 16
+"""What the API says where a completion names no `max_tokens`."""
+SESSION_LIMIT = 256
+_raw_decode = json.JSONDecoder().raw_decode
+
+
+class _Body(msgspec.Struct):
+    prompt: msgspec.Raw = msgspec.Raw(b"")
+    messages: msgspec.Raw = msgspec.Raw(b"")
+    tools: msgspec.Raw = msgspec.Raw(b"")
+    session_id: Any = None
+    user: Any = None
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
+
+
+_read_body = msgspec.json.Decoder(_Body).decode
+_read_ids = msgspec.json.Decoder(list[int]).decode
+_read_many = msgspec.json.Decoder(list[list[int]]).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What one body says."""
+
+    session: str
+    """From the body; empty = it names none."""
+    keys: tuple[int, ...]
+    """Of the prompt's full blocks: what the prefix index is asked with."""
+    input_tokens: int
+    max_tokens: int
+    """0 = not said, and the API has no default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of a response; None = it gave none."""
+
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+def read_facts(body: bytes, block_tokens: int, *, chat: bool) -> Facts:
+    """The facts of a request body; never raises."""
+    try:
+        read = _read_body(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return Facts("", (), -(-len(body) // BYTES_PER_TOKEN), 0)
+    if chat:
+        keys, count = _text(bytes(read.tools) + bytes(read.messages)[:-1], block_tokens)
+    else:
+        keys, count = _prompt(bytes(read.prompt), block_tokens)
+    default = 0 if chat else COMPLETIONS_MAX_TOKENS
+    asked = read.max_completion_tokens if read.max_completion_tokens is not None else read.max_tokens
+    return Facts(
+        session_name(read.session_id) or session_name(read.user),
+        keys,
+        count,
+        asked if isinstance(asked, int) and asked >= 0 else default,
+    )
+
+
+def session_name(value: object) -> str:
+    """A session id as it is kept: text or a number, at most SESSION_LIMIT characters; empty for anything else."""
+    if isinstance(value, bytes):
+        value = value.decode("latin-1")
+    elif isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    return value.strip()[:SESSION_LIMIT] if isinstance(value, str) else ""
+
+
+def _prompt(prompt: bytes, block_tokens: int) -> tuple[tuple[int, ...], int]:
+    if not prompt.startswith(b"["):
+        return _text(prompt[1:-1], block_tokens)
+    try:
+        ids = _read_ids(prompt)
+    except msgspec.DecodeError:
+        return _prompts(prompt, block_tokens)
+    return _keys(ids, block_tokens), len(ids)
+
+
+def _prompts(prompt: bytes, block_tokens: int) -> tuple[tuple[int, ...], int]:
+    """Several prompts in one request: the first one's prefix, the length of all."""
+    try:
+        many = _read_many(prompt)
+    except msgspec.DecodeError:
+        return _text(prompt[1:-1], block_tokens)
+    return _keys(many[0] if many else [], block_tokens), sum(len(ids) for ids in many)
+
+
+def _keys(ids: list[int], block_tokens: int) -> tuple[int, ...]:
+    try:
+        return block_keys(ids, block_tokens)
+    except OverflowError:  # no token id has so many digits: the instance will say so
+        return ()
+
+
+def _text(text: bytes, block_tokens: int) -> tuple[tuple[int, ...], int]:
+    return byte_keys(text, BYTES_PER_TOKEN * block_tokens), -(-len(text) // BYTES_PER_TOKEN)
+
+
+def read_usage(text: bytes) -> Usage:
+    """The token counts at the end of a response, from its last bytes."""
+    place = text.rfind(b'"usage":')
+    if place < 0 or b'"prompt_tokens"' not in text[place:]:
+        return Usage()
+    try:
+        found, _ = _raw_decode(text[place + 8 :].decode("utf-8", "replace").lstrip())
+    except ValueError:
+        return Usage()
+    if not isinstance(found, dict):
+        return Usage()
+    details = found.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    return Usage(_count(found.get("prompt_tokens")), _count(cached), _count(found.get("completion_tokens")))
+
+
+def pause_s(headers: Iterable[tuple[bytes, bytes]], *, refusal: bool) -> float:
+    """For how long an instance wants no more: `x-recommended-pause-ms`, or a refusal's `retry-after`; 0 = not said."""
+    for name, value in headers:
+        if name == b"x-recommended-pause-ms" and value.isdigit():
+            return int(value) / 1e3
+        if refusal and name == b"retry-after" and value.isdigit():
+            return float(value)
+    return 0.0
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) else None

@@ -1,0 +1,80 @@
+"""The decision log on disk: records are encoded when their outcome is known, and written by a thread in batches."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import msgspec
+
+from results.decisions import DecisionRecord
+from runners.router.spec import RouterError
+
+FLUSH_S = 0.5
+HELD_LIMIT_BYTES = 64 << 20
+"""What a disk that does not keep up may hold back; beyond it records are lost, and counted."""
+
+
+class DecisionLog:
+    """`decisions.jsonl`. Serving never waits for it: a disk that fails costs records, which are counted."""
+
+    def __init__(self, path: str) -> None:
+        self.lost = 0
+        self.error = ""
+        """What the disk said last; empty = it never failed."""
+        self._encode = msgspec.json.Encoder().encode
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+        self._task: asyncio.Task[None] | None = None
+        self._file = -1
+        if path:
+            try:
+                Path(path).parent.mkdir(parents=True, exist_ok=True)
+                self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            except OSError as error:
+                remedy = "Free space on that disk or name another path."
+                raise RouterError(f"cannot write {path}: {error.strerror}", remedy=remedy) from error
+
+    @property
+    def kept(self) -> bool:
+        return self._file >= 0
+
+    def append(self, record: DecisionRecord) -> None:
+        """Keep a record; it is on disk within FLUSH_S or so."""
+        if self._file < 0:
+            return
+        if self._held_bytes > HELD_LIMIT_BYTES:
+            self.lost += 1
+            return
+        line = self._encode(record)
+        self._held_bytes += len(line) + 1
+        self._held.append(line)
+        if self._task is None:
+            self._task = asyncio.create_task(self._flush_soon())
+
+    async def close(self) -> None:
+        """Write what is held and close the file."""
+        if self._task is not None:
+            await asyncio.shield(self._task)
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    async def _flush_soon(self) -> None:
+        await asyncio.sleep(FLUSH_S)
+        while self._held:
+            lines, self._held = self._held, []
+            self._held_bytes = 0
+            try:
+                await asyncio.to_thread(_write, self._file, b"\n".join(lines) + b"\n")
+            except OSError as error:
+                self.error = error.strerror or str(error)
+                self.lost += len(lines)
+        self._task = None
+
+
+def _write(file: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]

@@ -1,0 +1,157 @@
+"""What the router counts, and its `/metrics` page. Counting is adding to integers; the page is made when asked for."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from results.decisions import ClusterView
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+DECIDE_BUCKETS_S = (5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 5e-3)
+LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0, 300.0)
+DECIDE_KEPT = 1 << 17
+"""Latest decision times kept for percentiles."""
+PREFIX = "tracon_router_"
+
+
+class Histogram:
+    """Counts by bucket."""
+
+    __slots__ = ("_edges", "counts", "total")
+
+    def __init__(self, edges: tuple[float, ...]) -> None:
+        self._edges = edges
+        self.counts = [0] * (len(edges) + 1)
+        self.total = 0.0
+
+    def add(self, value: float) -> None:
+        self.counts[bisect_left(self._edges, value)] += 1
+        self.total += value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Cumulative, as Prometheus wants them."""
+        found, below = [], 0
+        for edge, count in zip((*self._edges, float("inf")), self.counts, strict=True):
+            below += count
+            found.append(("+Inf" if edge == float("inf") else repr(edge), float(below)))
+        return found
+
+
+class Counts:
+    """Everything counted since the start."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.picks = 0
+        self.retries = 0
+        self.cut = 0
+        self.policy_errors = 0
+        """Picks where the policy raised or named an instance that may not be picked."""
+        self.outcomes: Counter[tuple[str, str]] = Counter()
+        """By (instance, status); the instance is empty where none was picked."""
+        self.decisions: Counter[str] = Counter()
+        self.failures: Counter[tuple[str, str]] = Counter()
+        """By (instance, kind): `connect`, `closed`, `timeout`, `stall`, `status`, `protocol`, `refused`, `down`."""
+        self.decide = Histogram(DECIDE_BUCKETS_S)
+        self.ttft = Histogram(LATENCY_BUCKETS_S)
+        self.e2e = Histogram(LATENCY_BUCKETS_S)
+        self._decide_us = array("d")
+
+    def decided(self, decide_us: float) -> None:
+        self.decide.add(decide_us / 1e6)
+        if len(self._decide_us) < DECIDE_KEPT:
+            self._decide_us.append(decide_us)
+        else:
+            self._decide_us[self.picks % DECIDE_KEPT] = decide_us
+
+    def decide_us(self, level: float) -> float | None:
+        """A quantile of the latest decision times; None = there were none."""
+        values = sorted(self._decide_us)
+        return values[min(len(values) - 1, int(level * len(values)))] if values else None
+
+    def ended(self, status: str) -> int:
+        """Requests (attempts, for `retried`) that ended so, over all instances."""
+        return sum(count for (_, ended), count in self.outcomes.items() if ended == status)
+
+
+class _Page:
+    """A collector over one moment, for the library's text encoder."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._families
+
+
+def page(counts: Counts, view: ClusterView, sessions: Mapping[str, int], streams: int, records_lost: int) -> bytes:
+    """The Prometheus text of one moment; `sessions`: those bound, by instance."""
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    registry = CollectorRegistry()
+    registry.register(_Page([*_totals(counts, streams, records_lost), *_gauges(view, sessions), *_histograms(counts)]))
+    return generate_latest(registry)
+
+
+def _totals(counts: Counts, streams: int, records_lost: int) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    for name, text, value in (
+        ("requests", "Requests that came to be routed.", counts.requests),
+        ("picks", "Decisions made, repeated ones included.", counts.picks),
+        ("retries", "Decisions repeated because an instance failed before the first byte.", counts.retries),
+        ("policy_errors", "Picks where the policy failed and the fewest requests decided.", counts.policy_errors),
+        ("records_lost", "Decision records that could not be written.", records_lost),
+    ):
+        yield CounterMetricFamily(PREFIX + name, text, value=value)
+    outcomes = CounterMetricFamily(PREFIX + "outcomes", "Ends of attempts.", labels=["instance", "status"])
+    for (instance, status), value in counts.outcomes.items():
+        outcomes.add_metric([instance, status], value)
+    yield outcomes
+    decisions = CounterMetricFamily(PREFIX + "decisions", "Picks by what decided.", labels=["reason"])
+    for reason, value in counts.decisions.items():
+        decisions.add_metric([reason], value)
+    yield decisions
+    failures = CounterMetricFamily(PREFIX + "failures", "Failed attempts by kind.", labels=["instance", "kind"])
+    for (instance, kind), value in counts.failures.items():
+        failures.add_metric([instance, kind], value)
+    yield failures
+    yield GaugeMetricFamily(PREFIX + "client_connections", "Client connections open.", value=streams)
+
+
+def _gauges(view: ClusterView, sessions: Mapping[str, int]) -> Iterator[Metric]:
+    from prometheus_client.core import GaugeMetricFamily
+
+    rows = (
+        ("available", "1 = it may be picked.", lambda load: float(load.available)),
+        ("num_requests", "Requests sent there that have not ended.", lambda load: load.num_requests),
+        (
+            "pending_prefill_tokens",
+            "Uncached prompt tokens of requests without a first token.",
+            lambda load: load.pending_prefill_tokens,
+        ),
+        ("ongoing_tokens", "Prompt tokens of requests that have not ended.", lambda load: load.ongoing_tokens),
+        ("sessions", "Sessions bound there.", lambda load: sessions.get(load.instance, 0)),
+    )
+    for name, text, value in rows:
+        family = GaugeMetricFamily(PREFIX + "instance_" + name, text, labels=["instance"])
+        for load in view.instances:
+            family.add_metric([load.instance], value(load))
+        yield family
+
+
+def _histograms(counts: Counts) -> Iterator[Metric]:
+    from prometheus_client.core import HistogramMetricFamily
+
+    for name, text, histogram in (
+        ("decide_seconds", "Time to decide.", counts.decide),
+        ("ttft_seconds", "Dispatch to first body byte.", counts.ttft),
+        ("e2e_seconds", "Dispatch to the end of the response.", counts.e2e),
+    ):
+        yield HistogramMetricFamily(PREFIX + name, text, buckets=histogram.buckets(), sum_value=histogram.total)

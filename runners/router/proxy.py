@@ -1,0 +1,288 @@
+"""One request on its way: picked, sent, retried elsewhere until its first byte, and passed on as it comes.
+
+The instance's head is held back until its first body byte, so that everything before that byte can still be retried.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from http import HTTPStatus
+from time import monotonic
+from typing import Protocol
+
+import msgspec
+
+from runners.router.dispatch import Asked, Placement
+from runners.router.facts import pause_s, read_usage
+from runners.router.link import Answer, Failure, Link
+from runners.router.traffic import Traffic
+from runners.router.upstream import Pool
+
+REFUSALS = (429, 503)
+"""The instance did not admit the request."""
+TAIL_PIECES = 4
+"""Last pieces of a body, in which its usage and its end are looked for."""
+STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+
+
+class Client(Protocol):
+    """The client's side of an exchange."""
+
+    keep_alive: bool
+    """Its connection is kept after the response, as far as the client is concerned."""
+
+    def write(self, data: bytes) -> None: ...
+    def done(self, *, keep: bool) -> None:
+        """The response is whole."""
+
+    def abort(self) -> None:
+        """The response cannot be made whole: cut the connection, so that the client sees it."""
+
+    def refuse(self, status: int, message: str, kind: str, headers: bytes = b"") -> None:
+        """An error of the router's own."""
+
+
+class Exchange:
+    """One request of a client, over as many instances as it takes. It ends once."""
+
+    __slots__ = (
+        "_answer",
+        "_asked",
+        "_body",
+        "_client",
+        "_headers",
+        "_opened",
+        "_path",
+        "_placement",
+        "_pool",
+        "_tail",
+        "_traffic",
+        "_tried",
+        "link",
+        "t_dispatch_s",
+        "t_paused_s",
+        "t_read_s",
+    )
+
+    def __init__(
+        self, traffic: Traffic, client: Client, asked: Asked, path: bytes, headers: bytes, body: bytes
+    ) -> None:
+        self.t_dispatch_s = 0.0
+        self.t_read_s = 0.0
+        self.t_paused_s = 0.0
+        """Since when the client's buffers are full; 0 = they are not."""
+        self.link: Link | None = None
+        self._traffic = traffic
+        self._client = client
+        self._asked = asked
+        self._path = path
+        self._headers = headers
+        self._body = body
+        self._tried: tuple[str, ...] = ()
+        self._placement: Placement
+        self._pool: Pool
+        self._answer: Answer
+        self._opened = False
+        self._tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
+
+    @property
+    def instance(self) -> str:
+        return self._placement.instance
+
+    def begin(self) -> None:
+        """Pick an instance and send the request there."""
+        traffic = self._traffic
+        self._placement = placement = traffic.dispatcher.pick(self._asked, self._tried)
+        if not placement.instance:
+            why = f"no instance may take the request ({placement.reason})"
+            placement.end("error", http_status=503, error=why)
+            self._client.refuse(503, why, "no_instance", b"retry-after: 1\r\n")
+            return
+        self.t_dispatch_s = self.t_read_s = monotonic()
+        traffic.waiting[self] = None
+        traffic.health.dispatched(placement.instance)
+        self._pool = pool = traffic.pools[placement.instance]
+        pool.send(self, (pool.target.head("POST", self._path, self._headers, len(self._body)), self._body))
+
+    # the instance's side
+    def answered(self, answer: Answer) -> bool:
+        """The head came: 5xx and refusals go elsewhere while there is an elsewhere."""
+        self._answer = answer
+        status, instance, dispatcher = answer.status, self.instance, self._traffic.dispatcher
+        if status in REFUSALS:
+            dispatcher.refused(self._asked.session, instance, pause_s(answer.headers, refusal=True))
+        if status < 500 and status != 429:
+            dispatcher.pause(instance, pause_s(answer.headers, refusal=False))
+            return True
+        if not self._may_retry():
+            return True
+        self._again(Failure("refused" if status in REFUSALS else "status", f"HTTP {status}", status=status))
+        return False
+
+    def body(self, data: bytes) -> None:
+        self._tail.append(data)
+        if self._opened:
+            self._client.write(data)
+        else:
+            self._open(data)
+
+    def finished(self, *, proven: bool) -> None:
+        if not proven and self._answer.events and b"[DONE]" not in b"".join(self._tail):
+            self.failed(Failure("closed", "connection closed mid-stream"))
+            return
+        if not self._opened:  # a body of no bytes that ended with its connection
+            self._open(b"")
+        status = self._answer.status
+        error = "" if status < 400 else f"HTTP {status}"
+        outcome = "ok" if status < 400 else "client_error" if status < 500 else "error"
+        self._end(outcome, error)
+        self._client.done(keep=proven)
+
+    def failed(self, failure: Failure) -> None:
+        traffic, instance = self._traffic, self.instance
+        if self._opened:
+            traffic.counts.failures[instance, failure.kind] += 1
+            self._end("error", failure.text)
+            traffic.health.failed(instance, failure)
+            self._break_off(f"instance {instance} failed in the middle of the response: {failure.text}")
+        elif failure.kind != "own" and self._may_retry():
+            self._again(failure)
+        else:
+            self._fail_for_good(failure)
+
+    # the client's side
+    def pause(self) -> None:
+        """The client's buffers are full."""
+        self.t_paused_s = monotonic()
+        if self.link is not None:
+            self.link.pause()
+
+    def resume(self) -> None:
+        """The client reads again."""
+        self.t_paused_s, self.t_read_s = 0.0, monotonic()
+        if self.link is not None:
+            self.link.resume()
+
+    def abandon(self, why: str = "the client left") -> None:
+        """The client is gone: drop the request, so that the instance stops computing it."""
+        self._pool.cancel(self)
+        instance = self.instance
+        self._end("aborted", why)
+        self._traffic.health.let_go(instance)
+
+    # what the clock and the operator say
+    def give_up_on(self, failure: Failure) -> None:
+        """The instance is not to be waited for any longer."""
+        self._pool.cancel(self)
+        self.failed(failure)
+
+    def leave(self, why: str) -> None:
+        """The client is not to be waited for any longer."""
+        self.abandon(why)
+        self._client.abort()
+
+    def cut(self, why: str, *, elsewhere: bool) -> None:
+        """End it from outside, or (`elsewhere`, before its first byte) send it to another instance."""
+        self._pool.cancel(self)
+        instance = self.instance
+        if self._opened:
+            self._end("error", why)
+            self._break_off(why)
+        elif elsewhere and self._may_retry():
+            self._again(Failure("down", why))
+        else:
+            self._end("error", why, http_status=503)
+            self._client.refuse(503, why, "cut")
+        self._traffic.health.let_go(instance)
+
+    def _may_retry(self) -> bool:
+        tried = (*self._tried, self.instance)
+        return len(tried) < self._traffic.limits.attempts and self._traffic.dispatcher.another(tried)
+
+    def _again(self, failure: Failure) -> None:
+        """Count what failed, and pick another instance."""
+        traffic, instance = self._traffic, self.instance
+        traffic.counts.failures[instance, failure.kind] += 1
+        self._end("retried", failure.text, http_status=failure.status)
+        self._tried = (*self._tried, instance)
+        self.link = None
+        self._report(instance, failure)
+        self.begin()
+
+    def _fail_for_good(self, failure: Failure) -> None:
+        traffic, instance = self._traffic, self.instance
+        traffic.counts.failures[instance, failure.kind] += 1
+        status = {"timeout": 504, "own": 503}.get(failure.kind, 502)
+        self._end("error", failure.text, http_status=status)
+        self._report(instance, failure)
+        kind = "router_overloaded" if failure.kind == "own" else "instance_failed"
+        self._client.refuse(status, f"instance {instance}: {failure.text}", kind)
+
+    def _report(self, instance: str, failure: Failure) -> None:
+        """Tell the breaker; that the instance is full is no failure of it."""
+        if failure.kind == "refused" and failure.status == 429:
+            self._traffic.health.let_go(instance)
+        else:
+            self._traffic.health.failed(instance, failure)
+
+    def _open(self, data: bytes) -> None:
+        """The first byte: from here on the client has an answer, and the answer this instance."""
+        self._opened = True
+        traffic, answer, instance = self._traffic, self._answer, self.instance
+        del traffic.waiting[self]
+        traffic.streaming[self] = None
+        self._placement.first_byte(served=answer.status < 300)
+        if answer.status < 400:
+            traffic.health.succeeded(instance)
+        elif answer.status < 500:
+            traffic.health.let_go(instance)
+        else:
+            traffic.counts.failures[instance, "status"] += 1
+            traffic.health.failed(instance, Failure("status", f"HTTP {answer.status}", status=answer.status))
+        self._client.write(self._head(answer, instance) + data)
+
+    def _head(self, answer: Answer, instance: str) -> bytes:
+        lines = [STATUS_LINES.get(answer.status) or b"HTTP/1.1 %d \r\n" % answer.status]
+        named = False
+        for name, value in answer.headers:
+            named |= name == b"x-request-id"
+            lines.append(b"%b: %b\r\n" % (name, value))
+        lines.append(b"x-tracon-instance: %b\r\n" % instance.encode())
+        if not named:
+            lines.append(b"x-request-id: %b\r\n" % self._asked.request.encode("latin-1"))
+        ends_with_it = not answer.chunked and not answer.sized
+        if ends_with_it or not self._client.keep_alive:
+            lines.append(b"connection: close\r\n")
+        lines.append(b"\r\n")
+        return b"".join(lines)
+
+    def _break_off(self, message: str) -> None:
+        """End a response that cannot be finished: an event stream with an event that says why, others by cutting."""
+        answer, torn = self._answer, self.link is not None and self.link.torn
+        if not answer.events or answer.sized or torn:
+            self._client.abort()
+            return
+        error = {"message": message, "type": "instance_failed", "code": 502, "instance": self.instance}
+        event = b"data: " + msgspec.json.encode({"error": error}) + b"\n\n"
+        if not self._event_ended():
+            event = b"\n\n" + event
+        if answer.chunked:
+            self._client.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event))
+        else:
+            self._client.write(event)
+        self._client.done(keep=answer.chunked)
+
+    def _event_ended(self) -> bool:
+        body = b"".join(self._tail)
+        if self._answer.chunked:
+            body = body.removesuffix(b"\r\n")
+        return not body or body.endswith((b"\n\n", b"\r\n\r\n", b"\r\r"))
+
+    def _end(self, status: str, error: str = "", *, http_status: int | None = None) -> None:
+        traffic, usage = self._traffic, None
+        traffic.ended(self)
+        if self._opened:
+            http_status = self._answer.status
+            if status == "ok" and traffic.dispatcher.keeps_records:
+                usage = read_usage(b"".join(self._tail))
+        self._placement.end(status, http_status=http_status, usage=usage, error=error)

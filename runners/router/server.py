@@ -1,0 +1,268 @@
+"""The router: its parts put together, its socket, its clock, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import sys
+from collections.abc import Callable
+from time import monotonic, perf_counter_ns
+from uuid import uuid4
+
+from runners.router.bindings import Bindings
+from runners.router.dispatch import Asked, Dispatcher
+from runners.router.facts import read_facts, session_name
+from runners.router.fleet import Fleet
+from runners.router.front import ClientConnection, Request
+from runners.router.log import DecisionLog
+from runners.router.metrics import Counts
+from runners.router.pages import Pages
+from runners.router.policies import Policy
+from runners.router.proxy import Exchange
+from runners.router.spec import RouterError, RouterOutcome, RouterReady, RouterSpec, RouterTick, TickInstance
+from runners.router.traffic import Traffic
+from runners.router.view import Cluster
+
+BACKLOG = 4096
+BEAT_S = 0.25
+TICK_S = 1.0
+CLIENT_SWEEP_S = 5.0
+DESCRIPTORS_KEPT = 64
+"""For files, probes and the loop itself."""
+END_GRACE_S = 0.5
+"""From the cut of what is in flight until its connections are closed."""
+ROUTED = {"/v1/completions": False, "/v1/chat/completions": True}
+"""Path -> whether it is a chat."""
+REQUEST_ID_LIMIT = 200
+
+
+class Server:
+    """One router, from `start` to `end`. `on_tick` is called once a second."""
+
+    def __init__(self, spec: RouterSpec, policy: Policy, on_tick: Callable[[RouterTick], None]) -> None:
+        self.closing = False
+        self.body_limit_bytes = spec.limits.body_bytes
+        self._spec = spec
+        self._policy = policy
+        self._on_tick = on_tick
+        self._t_start_ns = perf_counter_ns()
+        self._counts = Counts()
+        self._links = 0
+        self._clients: set[ClientConnection] = set()
+        self._limit = spec.limits.streams or _streams_possible()
+        self._pages_open: set[asyncio.Task[None]] = set()
+        self._log = DecisionLog(spec.decisions_path)
+        self._bindings = Bindings(spec.max_sessions, spec.session_ttl_s)
+        self._cluster = Cluster((), monotonic, self._bindings)
+        self._fleet = Fleet(spec, self._cluster, self._linked)
+        self._dispatcher: Dispatcher
+        self._traffic: Traffic
+        self._pages: Pages
+        self._beating: asyncio.Task[None] | None = None
+        self._listening: asyncio.Server | None = None
+
+    @property
+    def connections(self) -> int:
+        """Client connections open."""
+        return len(self._clients)
+
+    @property
+    def links(self) -> int:
+        """Connections open to instances."""
+        return self._links
+
+    @property
+    def records_lost(self) -> int:
+        return self._log.lost
+
+    @property
+    def cluster(self) -> Cluster:
+        return self._cluster
+
+    async def start(self) -> RouterReady:
+        """Bring in the instances, probe each once, and listen. Raises RouterError."""
+        spec, fleet = self._spec, self._fleet
+        await fleet.start()
+        self._dispatcher = Dispatcher(
+            self._policy,
+            self._cluster,
+            self._bindings,
+            fleet.indexes,
+            self._log,
+            self._counts,
+            fleet.block_tokens,
+            monotonic,
+        )
+        self._traffic = Traffic(self._dispatcher, fleet.pools, fleet.health, self._counts, spec.limits)
+        fleet.on_lost = self._traffic.lost
+        self._pages = Pages(fleet, self._cluster, self._bindings, self._traffic, self)
+        loop = asyncio.get_running_loop()
+        try:
+            self._listening = await loop.create_server(
+                lambda: ClientConnection(self), spec.host, spec.port, backlog=BACKLOG
+            )
+        except OSError as error:
+            remedy = "Give another --port (0 = any free one), or end what listens there."
+            raise RouterError(f"cannot listen on {spec.host}:{spec.port}: {error.strerror}", remedy=remedy) from error
+        self._beating = asyncio.create_task(self._beat())
+        host, port = self._listening.sockets[0].getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        names = tuple(instance.instance for instance in spec.instances)
+        return RouterReady(f"http://{shown}:{port}", os.getpid(), names, fleet.block_tokens)
+
+    async def end(self, drain_s: float | None = None) -> RouterOutcome:
+        """Accept nothing more, let what is in flight finish for at most `drain_s` (default: the spec's), and stop."""
+        self.closing = True
+        if self._listening is not None:
+            self._listening.close()
+        for client in tuple(self._clients):
+            if client.idle:
+                client.abort()
+        drain_s = self._spec.limits.drain_s if drain_s is None else drain_s
+        if not await self._traffic.drain(drain_s):
+            self._counts.cut = self._traffic.cut("the router is shutting down")
+            await asyncio.sleep(END_GRACE_S)
+        if self._beating is not None:
+            self._beating.cancel()
+            await asyncio.gather(self._beating, *self._pages_open, return_exceptions=True)
+        for client in tuple(self._clients):
+            client.abort()
+        await self._fleet.close()
+        await self._log.close()
+        return self._outcome()
+
+    def hurry(self) -> None:
+        """Cut a drain short that `end` waits for."""
+        self._traffic.hurry()
+
+    def tick(self) -> RouterTick:
+        """What is known now."""
+        bindings, counts = self._bindings, self._counts
+        rows = tuple(
+            TickInstance(
+                load.instance,
+                load.available,
+                load.why_unavailable,
+                load.num_requests,
+                load.pending_prefill_tokens,
+                load.ongoing_tokens,
+                bindings.active(load.instance),
+            )
+            for load in self._cluster.view().instances
+        )
+        return RouterTick(
+            t_ns=perf_counter_ns(),
+            policy=self._policy.name,
+            instances=rows,
+            sessions=sum(row.sessions for row in rows),
+            decisions=dict(counts.decisions),
+            latest=tuple(self._dispatcher.latest),
+            retries=counts.retries,
+            errors=counts.ended("error"),
+        )
+
+    # the service of client connections
+    def admit(self, connection: ClientConnection) -> bool:
+        self._clients.add(connection)
+        return len(self._clients) <= self._limit and not self.closing
+
+    def forget(self, connection: ClientConnection) -> None:
+        self._clients.discard(connection)
+
+    def serve(self, connection: ClientConnection, request: Request) -> None:
+        chat = ROUTED.get(request.path)
+        if chat is None or request.method != "POST":
+            task = asyncio.get_running_loop().create_task(self._pages.answer(connection, request))
+            self._pages_open.add(task)
+            task.add_done_callback(self._page_done)
+        elif self.closing:
+            connection.refuse(503, "the router is shutting down", "closing")
+        elif request.version != "1.1":
+            connection.refuse(505, "the router proxies HTTP/1.1 only", "bad_request")
+        else:
+            self._route(connection, request, chat=chat)
+
+    def _route(self, connection: ClientConnection, request: Request, *, chat: bool) -> None:
+        dispatcher = self._dispatcher
+        facts = read_facts(request.body, dispatcher.block_tokens, chat=chat)
+        session = session_name(request.header(b"x-session-id")) or facts.session
+        given = request.header(b"x-request-id")
+        name = given.decode("latin-1") if 0 < len(given) <= REQUEST_ID_LIMIT else f"tracon-{uuid4().hex}"
+        headers = request.forwarded() + b"x-request-id: %b\r\n" % name.encode("latin-1")
+        turn = dispatcher.arrived(session)
+        asked = Asked(name, session, turn, facts.keys, facts.input_tokens, facts.max_tokens)
+        exchange = Exchange(self._traffic, connection, asked, request.target, headers, request.body)
+        connection.in_flight = exchange
+        exchange.begin()
+
+    def _page_done(self, task: asyncio.Task[None]) -> None:
+        self._pages_open.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            sys.stderr.write(f"a page of the router failed: {type(error).__name__}: {error}\n")
+
+    def _linked(self, more: int) -> None:
+        self._links += more
+
+    async def _beat(self) -> None:
+        """Everything that depends on time passing."""
+        limits = self._spec.limits
+        stall_every_s = min(5.0, max(BEAT_S, min(limits.stall_s, limits.client_stall_s) / 8))
+        due = {"tick": monotonic() + TICK_S, "stall": 0.0, "clients": 0.0}
+        while True:
+            await asyncio.sleep(BEAT_S)
+            now_s = monotonic()
+            self._traffic.sweep_waiting(now_s)
+            self._fleet.follow_events()
+            if now_s >= due["stall"]:
+                due["stall"] = now_s + stall_every_s
+                self._traffic.sweep_streaming(now_s)
+            if now_s >= due["clients"]:
+                due["clients"] = now_s + min(CLIENT_SWEEP_S, limits.client_idle_s / 4)
+                self._sweep_clients(now_s - limits.client_idle_s)
+            if now_s >= due["tick"]:
+                due["tick"] = max(now_s, due["tick"] + TICK_S)
+                self._each_second()
+
+    def _each_second(self) -> None:
+        for pool in self._fleet.pools.values():
+            pool.trim()
+        self._bindings.expire(monotonic())
+        with contextlib.suppress(BrokenPipeError):
+            self._on_tick(self.tick())
+
+    def _sweep_clients(self, oldest_s: float) -> None:
+        for client in tuple(self._clients):
+            if client.idle and client.t_read_s < oldest_s:
+                client.abort()
+
+    def _outcome(self) -> RouterOutcome:
+        counts = self._counts
+        return RouterOutcome(
+            t_start_ns=self._t_start_ns,
+            t_end_ns=perf_counter_ns(),
+            policy=self._policy.name,
+            index=self._spec.index,
+            requests=counts.requests,
+            picks=counts.picks,
+            retries=counts.retries,
+            errors=counts.ended("error"),
+            aborted=counts.ended("aborted"),
+            cut=counts.cut,
+            decisions=dict(counts.decisions),
+            decide_us_p50=counts.decide_us(0.5),
+            decide_us_p99=counts.decide_us(0.99),
+            records_lost=self._log.lost,
+            log_error=self._log.error,
+        )
+
+
+def _streams_possible() -> int:
+    """Client connections that the descriptors of this process suffice for: each needs one to an instance too."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    limit = hard if hard != resource.RLIM_INFINITY else 1 << 20
+    return max(1, (limit - DESCRIPTORS_KEPT) // 2)

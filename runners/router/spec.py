@@ -1,0 +1,266 @@
+"""What a router is asked for, what it says while it runs, and how it ended: the wire between it and its parent.
+
+All travel as JSON; times ending in `_ns` are `time.perf_counter_ns()`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from results.decisions import Role
+from runners.errors import RunnerError
+
+INDEXES = ("approximate", "events")
+INSTANCE_NAME_LIMIT = 64
+LATEST = 20
+"""Picks that a tick names."""
+
+
+class RouterError(RunnerError):
+    """The router cannot be started, or was told something it cannot do."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceSpec:
+    """One instance behind the router."""
+
+    instance: str
+    """Its name: in decisions, metrics and the `x-tracon-instance` header."""
+    url: str
+    """Base URL; a request for `/v1/completions` goes to `<url>/v1/completions`."""
+    role: Role = "both"
+    kv_capacity_tokens: int | None = None
+    """Tokens its KV cache has room for; None = ask its `/metrics`."""
+    block_tokens: int | None = None
+    """Its KV block size; None = ask its `/metrics`."""
+    kv_events: str = ""
+    """ZMQ endpoint that the router binds and the instance publishes KV events to; needed with index `events`."""
+    kv_replay: str = ""
+    """ZMQ endpoint where the instance replays events that were missed; empty = gaps stay."""
+
+
+@dataclass(frozen=True, slots=True)
+class HealthRules:
+    """When an instance is not to be picked, and how it comes back."""
+
+    probe_interval_s: float = 2.0
+    """Between two GET /health of an instance that is well; one that is not is asked every `open_s`."""
+    probe_timeout_s: float = 5.0
+    unhealthy_after: int = 3
+    """Probes in a row that fail (time out, or answer anything but 200) before the instance counts as down. One refused
+    connection is enough: nothing listens there."""
+    failures_to_open: int = 3
+    """Requests in a row that it failed (5xx, cut, no answer in time) before the breaker opens. A connection that cannot
+    be made is enough."""
+    open_s: float = 1.0
+    """The breaker lets a trial through so long after it opened, once /health answers; doubles each time it fails."""
+    open_max_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Times and sizes that nothing may exceed."""
+
+    connect_s: float = 3.0
+    first_byte_s: float = 300.0
+    """Dispatch to the first body byte; then another instance is tried."""
+    stall_s: float = 120.0
+    """Between two pieces of a response that has begun; then the client gets an error event."""
+    client_stall_s: float = 300.0
+    """A client that takes nothing for so long is dropped."""
+    client_idle_s: float = 300.0
+    """A client connection without a request, or with half a one, is closed after it."""
+    drain_s: float = 30.0
+    """At shutdown, requests in flight may take so long to finish."""
+    attempts: int = 3
+    """Instances that one request may be sent to."""
+    body_bytes: int = 64 << 20
+    streams: int = 0
+    """Client connections at a time; 0 = as many as the process may open descriptors for, two each."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSpec:
+    """One router: where it listens, what stands behind it, how it decides."""
+
+    instances: tuple[InstanceSpec, ...]
+    policy: str = "unified"
+    """A policy's name, or the path of a Python file with one."""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0 = any free one; the ready line says which."""
+    decisions_path: str = ""
+    """Where decision records go (JSONL); an existing file is replaced. Empty = they are not kept."""
+    index: str = "approximate"
+    """What instances hold: `approximate` (an own LRU index of what was sent there) or `events` (their KV events)."""
+    block_tokens: int = 0
+    """Block size of the index; 0 = the instances' own, or 16 where they do not say."""
+    max_sessions: int = 100_000
+    """Sessions whose binding is remembered."""
+    session_ttl_s: float = 7200.0
+    """A binding unused for so long is forgotten."""
+    health: HealthRules = field(default_factory=HealthRules)
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        for problem, remedy in _problems(self):
+            raise RouterError(f"router spec: {problem}", remedy=remedy)
+
+
+def instance_problem(spec: InstanceSpec) -> tuple[str, str] | None:
+    """What is wrong with one instance, and what it has to be; None = nothing."""
+    parts = urlsplit(spec.url)
+    name = spec.instance
+    usable = name.isascii() and name.isprintable() and not set(name) & set(' /"\\')
+    if not (name and usable and len(name) <= INSTANCE_NAME_LIMIT):
+        return (
+            f"instance name {name!r}",
+            f"1 to {INSTANCE_NAME_LIMIT} printable characters without blank, slash or quote",
+        )
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        return f"instance {name}: url {spec.url!r} is no http(s) URL", "http://127.0.0.1:8000"
+    if (spec.block_tokens or 1) < 1 or (spec.kv_capacity_tokens or 1) < 1:
+        return f"instance {name}: block_tokens or kv_capacity_tokens is below 1", "at least 1, or null"
+    return None
+
+
+def _problems(spec: RouterSpec) -> list[tuple[str, str]]:
+    names = [instance.instance for instance in spec.instances]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    found = [problem for instance in spec.instances if (problem := instance_problem(instance))]
+    limits, health = spec.limits, spec.health
+    times = (limits.connect_s, limits.first_byte_s, limits.stall_s, limits.client_stall_s, limits.client_idle_s)
+    rules = (
+        (bool(names), "it has no instance", "at least one instance"),
+        (not twice, f"instances are named twice: {', '.join(twice)}", "every instance a name of its own"),
+        (0 <= spec.port < 65536, f"port is {spec.port}", "a port from 0 to 65535"),
+        (spec.index in INDEXES, f"index is {spec.index!r}", f"one of {', '.join(INDEXES)}"),
+        (
+            spec.index != "events" or all(instance.kv_events for instance in spec.instances),
+            "index is 'events', and an instance has no kv_events endpoint",
+            "every instance a kv_events endpoint",
+        ),
+        (min(times) > 0 and limits.drain_s >= 0, "a limit in seconds is not above 0", "seconds above 0"),
+        (limits.attempts >= 1 and limits.body_bytes >= 1, "limits.attempts or body_bytes is below 1", "at least 1"),
+        (min(health.probe_interval_s, health.probe_timeout_s, health.open_s) > 0, "a health time is 0", "above 0"),
+        (min(health.unhealthy_after, health.failures_to_open) >= 1, "a health count is below 1", "at least 1"),
+    )
+    found += [(problem, remedy) for holds, problem, remedy in rules if not holds]
+    return [(problem, f"Give {remedy}.") for problem, remedy in found]
+
+
+@dataclass(frozen=True, slots=True)
+class TickInstance:
+    """One instance in a tick."""
+
+    instance: str
+    available: bool
+    why: str
+    num_requests: int
+    pending_prefill_tokens: int
+    ongoing_tokens: int
+    sessions: int
+
+
+@dataclass(frozen=True, slots=True)
+class TickPick:
+    """One of the latest picks."""
+
+    t_ns: int
+    request: str
+    session: str
+    instance: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RouterTick:
+    """One second of a running router. Counts are since it started."""
+
+    t_ns: int
+    policy: str
+    instances: tuple[TickInstance, ...]
+    sessions: int
+    """Sessions bound."""
+    decisions: Mapping[str, int]
+    """Picks by reason."""
+    latest: tuple[TickPick, ...]
+    """The last LATEST picks, oldest first."""
+    retries: int
+    """Picks made again because an instance failed before the first byte."""
+    errors: int
+    """Requests that ended in an error that was not the client's."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouterReady:
+    """It listens."""
+
+    url: str
+    pid: int
+    instances: tuple[str, ...]
+    block_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RouterOutcome:
+    """How a router ended."""
+
+    t_start_ns: int
+    t_end_ns: int
+    policy: str
+    index: str
+    requests: int
+    picks: int
+    retries: int
+    errors: int
+    aborted: int
+    """Requests whose client left first."""
+    cut: int
+    """Requests still in flight when the drain was over."""
+    decisions: Mapping[str, int]
+    decide_us_p50: float | None
+    """Of the latest picks; None = there were none."""
+    decide_us_p99: float | None
+    records_lost: int
+    """Decision records that could not be written."""
+    log_error: str = ""
+
+
+class RouterFailure(msgspec.Struct, frozen=True):
+    """Why it did not start."""
+
+    message: str
+    remedy: str
+    exit_code: int
+
+
+class RouterLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line of the router's standard output: exactly one is set."""
+
+    ready: RouterReady | None = None
+    tick: RouterTick | None = None
+    end: RouterOutcome | None = None
+    failure: RouterFailure | None = None
+
+
+def to_json(value: RouterSpec | RouterLine) -> bytes:
+    """One line of JSON, without the newline."""
+    return msgspec.json.encode(value)
+
+
+def router_spec(path: Path) -> RouterSpec:
+    """The spec in a JSON file. Raises RouterError naming the file and the field that is wrong."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=RouterSpec)
+    except OSError as error:
+        raise RouterError(f"router spec {path}: {error.strerror}", remedy="Give the path of a router spec.") from error
+    except msgspec.DecodeError as error:
+        raise RouterError(f"router spec {path}: {error}", remedy="Correct that field of the router spec.") from error

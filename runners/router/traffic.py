@@ -1,0 +1,91 @@
+"""Requests in flight, and what ends them from outside: the clock, an outage, the operator."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from runners.router.dispatch import Dispatcher
+from runners.router.health import Health
+from runners.router.link import Failure
+from runners.router.metrics import Counts
+from runners.router.spec import Limits
+from runners.router.upstream import Pool
+
+if TYPE_CHECKING:
+    from runners.router.proxy import Exchange
+
+
+class Traffic:
+    """Requests in flight, and what they share."""
+
+    def __init__(
+        self, dispatcher: Dispatcher, pools: Mapping[str, Pool], health: Health, counts: Counts, limits: Limits
+    ) -> None:
+        self.dispatcher = dispatcher
+        self.pools = pools
+        self.health = health
+        self.counts = counts
+        self.limits = limits
+        self.waiting: dict[Exchange, None] = {}
+        """Without a body byte yet, in the order of their dispatch."""
+        self.streaming: dict[Exchange, None] = {}
+        self._drained: asyncio.Event | None = None
+
+    def ended(self, exchange: Exchange) -> None:
+        """A request (or an attempt of one) is over."""
+        self.waiting.pop(exchange, None)
+        self.streaming.pop(exchange, None)
+        if self._drained is not None and not self.waiting and not self.streaming:
+            self._drained.set()
+
+    async def drain(self, limit_s: float) -> bool:
+        """Wait until nothing is in flight; False = some still is after `limit_s`."""
+        if not self.waiting and not self.streaming:
+            return True
+        self._drained = asyncio.Event()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._drained.wait()
+        return not self.waiting and not self.streaming
+
+    def hurry(self) -> None:
+        """Cut a drain short."""
+        if self._drained is not None:
+            self._drained.set()
+
+    def sweep_waiting(self, now_s: float) -> None:
+        """Give up on instances that let a request wait for too long."""
+        limit_s = self.limits.first_byte_s
+        while self.waiting:
+            oldest = next(iter(self.waiting))
+            if now_s - oldest.t_dispatch_s <= limit_s:
+                break
+            oldest.give_up_on(Failure("timeout", f"no byte of the response within {limit_s:g} s"))
+
+    def sweep_streaming(self, now_s: float) -> None:
+        """End streams that stand still."""
+        limits = self.limits
+        for exchange in tuple(self.streaming):
+            if exchange.t_paused_s:
+                if now_s - exchange.t_paused_s > limits.client_stall_s:
+                    exchange.leave(f"the client took nothing for {limits.client_stall_s:g} s")
+            elif now_s - exchange.t_read_s > limits.stall_s:
+                exchange.give_up_on(Failure("stall", f"nothing came for {limits.stall_s:g} s"))
+
+    def lost(self, instance: str, why: str) -> None:
+        """The instance is gone: what waits there goes elsewhere; what streams hears it from its connection."""
+        for exchange in tuple(self.waiting):
+            if exchange.instance == instance:
+                exchange.give_up_on(Failure("down", why))
+
+    def cut(self, why: str, instance: str = "") -> int:
+        """End everything in flight (at one instance); returns how many requests."""
+        ended = 0
+        for exchange in (*self.waiting, *self.streaming):
+            if not instance or exchange.instance == instance:
+                exchange.cut(why, elsewhere=bool(instance))
+                ended += 1
+        return ended
