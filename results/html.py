@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from string import Template
 
 from results.figures.figure import Figure
 from results.findings import Analysis
-from results.report import limits, opening
+from results.report import limits, opening, title
 from results.table import Table
 from results.tables import tables
 
@@ -56,15 +57,34 @@ $sections
 """)
 
 
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What stands on a page."""
+
+    tables: Sequence[Table]
+    figures: Sequence[Figure]
+    drawn: Mapping[int, str]
+    """SVG text by figure number; a figure that is not in it is listed with its reason."""
+    before: str
+    """The figures stand before the first table whose title begins so."""
+
+
 def to_html(analysis: Analysis, figures: Sequence[Figure], drawn: Mapping[int, str]) -> str:
     """`report.html`. `drawn`: SVG text by figure number; a figure that is not in it is listed with its reason."""
-    found = tables(analysis)
-    first = next((place for place, table in enumerate(found) if table.title.startswith(FIGURES_BEFORE)), len(found))
+    shown = Shown(tables(analysis), figures, drawn, FIGURES_BEFORE)
+    return page(title(analysis.facts), opening(analysis), shown, limits(analysis))
+
+
+def page(name: str, head: str, shown: Shown, unsaid: Iterable[str]) -> str:
+    """A page of a title, a paragraph, tables and figures, and what they do not say."""
+    found = shown.tables
+    first = next((place for place, table in enumerate(found) if table.title.startswith(shown.before)), len(found))
+    figures = "\n".join(_figure(figure, shown.drawn.get(figure.number)) for figure in shown.figures)
     parts = [
         *((table.title, _table(table)) for table in found[:first]),
-        ("Figures", "\n".join(_figure(figure, drawn.get(figure.number)) for figure in figures)),
+        ("Figures", figures),
         *((table.title, _table(table)) for table in found[first:]),
-        ("What this does not say", _list(limits(analysis))),
+        ("What this does not say", _list(unsaid)),
     ]
     sections = [
         f'<section id="s{number}"><h2>{escape(title)}</h2>\n{body}\n</section>'
@@ -72,16 +92,16 @@ def to_html(analysis: Analysis, figures: Sequence[Figure], drawn: Mapping[int, s
     ]
     contents = [f'<li><a href="#s{number}">{escape(title)}</a></li>' for number, (title, _) in enumerate(parts, 1)]
     return _PAGE.substitute(
-        title=escape(f"{analysis.facts.experiment or 'Run'} {analysis.facts.run}"),
+        title=escape(name),
         style=_STYLE,
-        opening=escape(opening(analysis)),
+        opening=escape(head),
         contents="\n".join(contents),
         sections="\n".join(sections),
     )
 
 
 def _figure(figure: Figure, svg: str | None) -> str:
-    name = f"<b>Figure {figure.number}. {escape(figure.title)}.</b>"
+    name = f"<b>Figure {figure.label}. {escape(figure.title)}.</b>"
     if svg is None:
         return f'<p class="note">{name} Not drawn: {escape(figure.missing)}</p>'
     image = b64encode(svg.encode()).decode()  # as an image, so that the ids of several drawings cannot meet
@@ -89,7 +109,7 @@ def _figure(figure: Figure, svg: str | None) -> str:
     numbers = Table("", tuple(map(str, figure.table.columns)), tuple(rows))
     shown = f'<img alt="{escape(figure.title)}" src="data:image/svg+xml;base64,{image}">'
     return (
-        f'<figure id="figure-{figure.number}">{shown}\n'
+        f'<figure id="figure-{figure.label}">{shown}\n'
         f"<figcaption>{name} {escape(figure.caption)}</figcaption>\n"
         f"<details><summary>Its numbers ({len(figure.table)} rows)</summary>{_table(numbers)}</details></figure>"
     )

@@ -85,7 +85,8 @@ class _Source(msgspec.Struct, frozen=True):
 
 def artifact_name(path: Path) -> str:
     """How gaps name a file: its path below the run's folder, e.g. `results/2026-01-31_plain/requests_A_r4.jsonl`."""
-    for folder, depth in (("results", 3), ("preflight", 2)):
+    deepest = (("results", 4),) if path.parent.name.startswith("trial_") else ()  # a cell of the routing experiment
+    for folder, depth in (("results", 3), ("preflight", 2), *deepest):
         if path.parts[-depth : -depth + 1] == (folder,):
             return "/".join(path.parts[-depth:])
     return path.name
@@ -101,7 +102,7 @@ def read_requests(path: Path, checksum: str | None = None) -> Loaded:
 
     `checksum`: SHA-256 of the JSONL as the finished cell recorded it.
     """
-    loaded = _read_table(path, REQUEST_SCHEMA, checksum, None)
+    loaded = read_table(path, REQUEST_SCHEMA, checksum, None)
     if isinstance(loaded, Gap):
         return Loaded(None, (loaded,))
     table, gaps = loaded
@@ -111,7 +112,7 @@ def read_requests(path: Path, checksum: str | None = None) -> Loaded:
 
 def read_steps(path: Path, checksum: str | None = None, columns: Sequence[str] | None = None) -> Loaded:
     """The step records at `path` (all columns, or `columns`), numpy-backed, NaN for missing, in the order written."""
-    loaded = _read_table(path, STEP_SCHEMA, checksum, columns)
+    loaded = read_table(path, STEP_SCHEMA, checksum, columns)
     if isinstance(loaded, Gap):
         return Loaded(None, (loaded,))
     return Loaded(loaded[0].to_pandas(), loaded[1])
@@ -120,7 +121,7 @@ def read_steps(path: Path, checksum: str | None = None, columns: Sequence[str] |
 def read_metrics(path: Path, names: Iterable[str], checksum: str | None = None) -> Loaded:
     """The scrapes at `path`: columns t_ns, moment, error, and a float column per name of `names` (NaN = absent)."""
     wanted = tuple(names)
-    raw = _verified_bytes(path, checksum)
+    raw = verified_bytes(path, checksum)
     if isinstance(raw, Gap):
         return Loaded(None, (raw,))
     try:
@@ -169,14 +170,15 @@ def write_parquet(table: pa.Table, jsonl: Path, digest: str) -> None:
         partial.unlink(missing_ok=True)
 
 
-def _read_table(
-    path: Path, schema: pa.Schema, checksum: str | None, columns: Sequence[str] | None
+def read_table(
+    path: Path, schema: pa.Schema, checksum: str | None = None, columns: Sequence[str] | None = None
 ) -> tuple[pa.Table, tuple[Gap, ...]] | Gap:
+    """The rows of a JSONL file under `schema`, from its Parquet copy where that still holds; or what is wrong."""
     kept = _read_parquet(path, schema, checksum, columns)
     if kept is not None:
         missing = () if path.exists() else (Gap(artifact_name(path), "is missing; read from its Parquet copy"),)
         return kept, missing
-    raw = _verified_bytes(path, checksum)
+    raw = verified_bytes(path, checksum)
     if isinstance(raw, Gap):
         return raw
     try:
@@ -200,7 +202,8 @@ def _parse(raw: bytes, schema: pa.Schema) -> pa.Table:
     return table
 
 
-def _verified_bytes(path: Path, checksum: str | None) -> bytes | Gap:
+def verified_bytes(path: Path, checksum: str | None = None) -> bytes | Gap:
+    """The file's content, held against the SHA-256 its cell was finished with; or what is wrong."""
     try:
         raw = path.read_bytes()
     except FileNotFoundError:

@@ -12,6 +12,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from results.drift import DriftVerdict
+from results.facts import RunFacts
 from results.figures.figure import Figure
 from results.findings import Analysis
 from results.saturation import BASELINE
@@ -23,13 +24,22 @@ from results.trials import MIN_PAIRED
 
 def to_markdown(analysis: Analysis, figures: Sequence[Figure] = ()) -> str:
     """`report.md`: the same analysis gives the same text. Links `figures`, as they lie in the run's `figures/`."""
-    facts = analysis.facts
-    lines = [f"# {facts.experiment or 'Run'} {facts.run}", "", opening(analysis), ""]
-    for table in tables(analysis):
+    return markdown(title(analysis.facts), opening(analysis), tables(analysis), figures, limits(analysis))
+
+
+def title(facts: RunFacts) -> str:
+    """What a run's report is called."""
+    return f"{facts.experiment or 'Run'} {facts.run}"
+
+
+def markdown(name: str, head: str, shown: Iterable[Table], figures: Sequence[Figure], unsaid: Iterable[str]) -> str:
+    """A title, a paragraph, tables, figures, and what they do not say."""
+    lines = [f"# {name}", "", head, ""]
+    for table in shown:
         lines += [f"## {table.title}", "", *([table.note, ""] if table.note else []), *_markdown_table(table), ""]
     if figures:
         lines += ["## Figures", "", *(line for figure in figures for line in _markdown_figure(figure))]
-    lines += ["## What this does not say", "", *(f"- {line}" for line in limits(analysis))]
+    lines += ["## What this does not say", "", *(f"- {line}" for line in unsaid)]
     return "\n".join(lines) + "\n"
 
 
@@ -42,18 +52,23 @@ def rich_tables(head: str, shown: Iterable[Table], unsaid: Iterable[str]) -> Ren
     """A paragraph, tables, and what they do not say, for a terminal."""
     parts: list[RenderableType] = [Text(head), Text()]
     for table in shown:
-        drawn = RichTable(box=SIMPLE_HEAD, pad_edge=False, title_justify="left", caption_justify="left")
-        drawn.title, drawn.title_style = escape(table.title), "bold"
-        for number, column in enumerate(table.columns):
-            drawn.add_column(escape(column), overflow="fold", no_wrap=number == 0 or column == "config")
-        for row in table.rows:
-            drawn.add_row(*(escape(cell) for cell in row))
-        if table.note:
-            drawn.caption = escape(table.note)
-        parts += [drawn, Text()]
+        parts += [rich_table(table), Text()]
     parts.append(Text("What this does not say", style="bold"))
     parts += [Padding(Text(f"- {line}"), (0, 0, 0, 2)) for line in unsaid]
     return Group(*parts)
+
+
+def rich_table(table: Table) -> RichTable:
+    """One table for a terminal."""
+    drawn = RichTable(box=SIMPLE_HEAD, pad_edge=False, title_justify="left", caption_justify="left")
+    drawn.title, drawn.title_style = escape(table.title), "bold"
+    for number, column in enumerate(table.columns):
+        drawn.add_column(escape(column), overflow="fold", no_wrap=number == 0 or column == "config")
+    for row in table.rows:
+        drawn.add_row(*(escape(cell) for cell in row))
+    if table.note:
+        drawn.caption = escape(table.note)
+    return drawn
 
 
 def opening(analysis: Analysis) -> str:
@@ -102,7 +117,7 @@ def limits(analysis: Analysis) -> tuple[str, ...]:
 
 
 def _markdown_figure(figure: Figure) -> list[str]:
-    name = f"Figure {figure.number}. {figure.title}"
+    name = f"Figure {figure.label}. {figure.title}"
     if figure.missing:
         return [f"**{name}**: not drawn: {figure.missing}", ""]
     path = f"figures/{figure.stem}"

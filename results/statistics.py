@@ -212,28 +212,42 @@ def bootstrap_quantiles(values: Samples, p: float, draws: int, rng: np.random.Ge
     Blocks hold about n^(1/3) values (at most MAX_BLOCKS blocks). A replicate draws as many blocks as there are, with
     replacement; its quantile is read from block counts over at most MAX_BINS rank bins: the cost does not grow with n.
     """
-    edges, counts = _block_counts(values, p)
-    blocks = counts.shape[0]
-    chosen = rng.integers(0, blocks, (draws, blocks)) + blocks * np.arange(draws)[:, None]
-    weights = np.bincount(chosen.ravel(), minlength=draws * blocks).reshape(draws, blocks).astype(np.float64)
+    n = int(values.size)
+    length = max(math.ceil(n ** (1 / 3)), math.ceil(n / MAX_BLOCKS))
+    block = np.arange(n) // length
+    return weighted_quantiles(values, p, block, resample(int(block[-1]) + 1, draws, rng))
+
+
+def resample(groups: int, draws: int, rng: np.random.Generator) -> Samples:
+    """How often each of `groups` is drawn when as many are drawn with replacement (draws x groups)."""
+    chosen = rng.integers(0, groups, (draws, groups)) + groups * np.arange(draws)[:, None]
+    return np.bincount(chosen.ravel(), minlength=draws * groups).reshape(draws, groups).astype(np.float64)
+
+
+def weighted_quantiles(values: Samples, p: float, group: Ranks, weights: Samples) -> Samples:
+    """The p-quantile of each replicate: `weights` (draws x groups) says how often the values of each group count.
+
+    NaN where a replicate draws no group that has a value.
+    """
+    edges, counts = _group_counts(values, p, group, weights.shape[1])
     cumulative = np.cumsum(weights @ counts, axis=1)
+    empty = cumulative[:, -1] < 0.5
+    cumulative[empty] += 1.0  # any rank will do: what is read there is thrown away
     position = p * (cumulative[:, -1] - 1)
     ordered = np.sort(values)
     below = _at_rank(ordered, edges, cumulative, np.floor(position))
     above = _at_rank(ordered, edges, cumulative, np.ceil(position))
-    return np.asarray(below + (above - below) * (position - np.floor(position)), dtype=np.float64)
+    found = below + (above - below) * (position - np.floor(position))
+    return np.asarray(np.where(empty, np.nan, found), dtype=np.float64)
 
 
-def _block_counts(values: Samples, p: float) -> tuple[Ranks, Samples]:
-    """Edges of the rank bins (k + 1) and how many of each block's samples fall into each bin (blocks x k)."""
-    n = int(values.size)
-    length = max(math.ceil(n ** (1 / 3)), math.ceil(n / MAX_BLOCKS))
-    block = np.arange(n) // length
-    edges = _rank_bins(n, p)
-    blocks, bins = int(block[-1]) + 1, edges.size - 1
+def _group_counts(values: Samples, p: float, group: Ranks, groups: int) -> tuple[Ranks, Samples]:
+    """Edges of the rank bins (k + 1) and how many of each group's samples fall into each bin (groups x k)."""
+    edges = _rank_bins(int(values.size), p)
+    bins = edges.size - 1
     bin_of_rank = np.repeat(np.arange(bins), np.diff(edges))
-    flat = np.bincount(block[np.argsort(values, kind="stable")] * bins + bin_of_rank, minlength=blocks * bins)
-    return edges, flat.reshape(blocks, bins).astype(np.float64)
+    flat = np.bincount(group[np.argsort(values, kind="stable")] * bins + bin_of_rank, minlength=groups * bins)
+    return edges, flat.reshape(groups, bins).astype(np.float64)
 
 
 def _at_rank(ordered: Samples, edges: Ranks, cumulative: Samples, rank: Samples) -> Samples:

@@ -151,7 +151,10 @@ def _t(n: int, level: float) -> float:
 
 
 def _quantiles(draws: Samples, level: float) -> tuple[float, float]:
-    low, high = np.quantile(draws, ((1 - level) / 2, (1 + level) / 2))
+    told = draws[np.isfinite(draws)]  # a draw of sessions may leave one side without a value
+    if not told.size:
+        return math.nan, math.nan
+    low, high = np.quantile(told, ((1 - level) / 2, (1 + level) / 2))
     return float(low), float(high)
 
 

@@ -22,9 +22,10 @@ CONFIGS = (
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure of the report (specs/connector_tax, "Analysis & Figures")."""
+    """One figure of a report (specs/connector_tax, "Analysis & Figures"; specs/ear)."""
 
     number: int
+    """Unique in its report, where it is the order."""
     title: str
     caption: str = ""
     table: pd.DataFrame = field(default_factory=pd.DataFrame)
@@ -33,11 +34,18 @@ class Figure:
     """Values drawn as reference lines, by name: `ref_safe` and `ref_load` (req/s), thresholds."""
     missing: str = ""
     """Why it cannot be drawn; empty where it can."""
+    name: str = ""
+    """What its specification calls it, e.g. `4a`; empty = by its number."""
+
+    @property
+    def label(self) -> str:
+        """What a reader calls it."""
+        return self.name or str(self.number)
 
     @property
     def stem(self) -> str:
         """Name of its files without suffix."""
-        return f"figure_{self.number}"
+        return f"figure_{self.label}"
 
 
 def in_order(config: str) -> tuple[int, str]:

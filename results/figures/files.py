@@ -22,7 +22,10 @@ from results.summary import CellSummary
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
-_DRAW: dict[int, Callable[[Figure], Drawing]] = {
+Drawers = Mapping[int, "Callable[[Figure], Drawing]"]
+"""By figure number: what draws it."""
+
+_DRAW: Drawers = {
     1: draw_curves.draw_latency,
     2: draw_curves.draw_latency,
     3: draw_curves.draw_throughput,
@@ -55,18 +58,18 @@ def figures(analysis: Analysis, root: Path) -> tuple[Figure, ...]:
     )
 
 
-def draw(figure: Figure) -> dict[str, bytes]:
+def draw(figure: Figure, by: Drawers = _DRAW) -> dict[str, bytes]:
     """The figure as `png` and `svg`; the same figure gives the same bytes. Raises ValueError where it is missing."""
     if figure.missing:
-        raise ValueError(f"figure {figure.number} cannot be drawn: {figure.missing}")
+        raise ValueError(f"figure {figure.label} cannot be drawn: {figure.missing}")
     from matplotlib import rc_context
 
     with rc_context(STYLE):
-        drawing = _DRAW[figure.number](figure)
+        drawing = by[figure.number](figure)
         return {form: to_bytes(drawing, form) for form in FORMATS}
 
 
-def write_figures(found: Iterable[Figure], folder: Path) -> Mapping[int, str]:
+def write_figures(found: Iterable[Figure], folder: Path, by: Drawers = _DRAW) -> Mapping[int, str]:
     """Write `figure_<n>.png`, `.svg` and `.csv` into `folder`; returns the SVG texts by number.
 
     Files of a figure that cannot be drawn any more are removed. Raises OSError.
@@ -77,7 +80,7 @@ def write_figures(found: Iterable[Figure], folder: Path) -> Mapping[int, str]:
             for suffix in (*FORMATS, "csv"):
                 (folder / f"{figure.stem}.{suffix}").unlink(missing_ok=True)
             continue
-        images = draw(figure)
+        images = draw(figure, by)
         for form, image in images.items():
             write_atomic(folder / f"{figure.stem}.{form}", image)
         write_atomic(folder / f"{figure.stem}.csv", figure.table.to_csv(index=False).encode())

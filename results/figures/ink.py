@@ -69,13 +69,18 @@ _DASHES: Sequence[Any] = (
 
 
 def pens(configs: Iterable[str]) -> dict[str, Pen]:
-    """One per config: a known name has the same pen in every figure, others take what is left over."""
+    """One per config: a known name has the same pen in every figure, others take what is left over.
+
+    Where more names are left than pens, a colour comes again with another marker and line.
+    """
     names = list(dict.fromkeys(configs))
     spare = [place for place, known in enumerate(CONFIGS) if known not in names] or list(range(len(CONFIGS)))
     unknown = [name for name in names if name not in CONFIGS]
-    places = {name: CONFIGS.index(name) for name in names if name in CONFIGS}
-    places |= {name: spare[number % len(spare)] for number, name in enumerate(unknown)}
-    return {name: Pen(_COLORS[places[name]], _MARKERS[places[name]], _DASHES[places[name]]) for name in names}
+    places = {name: (CONFIGS.index(name), CONFIGS.index(name)) for name in names if name in CONFIGS}
+    for number, name in enumerate(unknown):
+        again, place = divmod(number, len(spare))
+        places[name] = (spare[place], (spare[place] + 3 * again) % len(_MARKERS))
+    return {name: Pen(_COLORS[color], _MARKERS[shape], _DASHES[shape]) for name, (color, shape) in places.items()}
 
 
 def sheet(width: float, height: float) -> Drawing:
@@ -118,6 +123,13 @@ def rate_axis(axes: Axes, rates: Sequence[float]) -> None:
     axes.xaxis.set_major_formatter(FixedFormatter([f"{rate:g}" for rate in rates]))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlim(min(rates) / 1.25, max(rates) * 1.25)
+
+
+def shares(axis: Axis) -> None:
+    """Fractions of a whole as per cent."""
+    from matplotlib.ticker import FuncFormatter
+
+    axis.set_major_formatter(FuncFormatter(lambda value, _place: f"{100 * value:g} %"))
 
 
 def percent(axis: Axis) -> None:

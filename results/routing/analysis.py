@@ -1,0 +1,183 @@
+"""A `routing` run's numbers to files: aggregate, pairs, verdicts, manifest, figures and the report."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from results.figures.files import write_figures
+from results.html import Shown, page
+from results.layout import RunLayout, write_atomic
+from results.report import title
+from results.routing.draw import DRAWERS
+from results.routing.figures import figures
+from results.routing.findings import RoutingAnalysis, analyse
+from results.routing.report import limits, opening, terminal_tables, to_markdown
+from results.routing.summary import RoutedSummary
+from results.routing.tables import FIGURES_BEFORE, tables
+
+__all__ = ["RoutingAnalysis", "aggregate", "analyse", "analyse_routing", "terminal_tables"]
+
+FORMAT = 1
+"""Version of aggregate.json, pairs.json and verdicts.json."""
+PAIRS = "pairs"
+"""Stem of the files with every difference of two policies."""
+
+
+def analyse_routing(root: Path) -> RoutingAnalysis:
+    """Analyse the run folder `root`: write aggregate.*, pairs.*, verdicts.json, MANIFEST.tsv, figures/ and report.*.
+
+    The same folder gives the same files. Whatever is missing or damaged is a gap, never an error; raises ResultsError
+    where `root` is no folder, OSError where the files cannot be written.
+    """
+    analysis = analyse(root)
+    layout = RunLayout(root)
+    write_atomic(layout.aggregate_json, _pretty(aggregate(analysis)))
+    flat = flat_cells(analysis)
+    write_atomic(layout.aggregate_csv, flat.to_csv(index=False).encode())
+    write_atomic(layout.aggregate_parquet, _parquet(flat))
+    write_atomic(root / f"{PAIRS}.json", _pretty(compared(analysis)))
+    write_atomic(root / f"{PAIRS}.csv", flat_pairs(analysis).to_csv(index=False).encode())
+    write_atomic(layout.verdicts_json, _pretty(conclusions(analysis)))
+    write_atomic(layout.manifest, manifest(analysis).to_csv(index=False, sep="\t", lineterminator="\n").encode())
+    found = figures(analysis)
+    drawn = write_figures(found, layout.figures, DRAWERS)
+    write_atomic(layout.report_md, to_markdown(analysis, found).encode())
+    shown = Shown(tables(analysis), found, drawn, FIGURES_BEFORE)
+    name = title(analysis.facts)
+    write_atomic(layout.report_html, page(name, opening(analysis), shown, limits(analysis)).encode())
+    return analysis
+
+
+def aggregate(analysis: RoutingAnalysis) -> dict[str, Any]:
+    """`aggregate.json`: a row per cell, each policy's numbers over its trials, and the gaps."""
+    facts = analysis.facts
+    return {
+        "format": FORMAT,
+        "definitions": "docs/routing-analysis.md",
+        "run": facts.run,
+        "experiment": facts.experiment,
+        "profile": facts.profile,
+        "preset": facts.preset,
+        "seed": facts.seed,
+        "trace": analysis.trace,
+        "baseline": analysis.baseline,
+        "trials": analysis.trials,
+        "cells": msgspec.to_builtins(analysis.cells),
+        "policies": [
+            {"label": label, "policy": analysis.policies[label], "values": msgspec.to_builtins(analysis.values[label])}
+            for label in analysis.labels
+        ],
+        "interference": msgspec.to_builtins(analysis.interference),
+        "gaps": msgspec.to_builtins(analysis.gaps),
+    }
+
+
+def compared(analysis: RoutingAnalysis) -> dict[str, Any]:
+    """`pairs.json`: every metric of every two policies, and every latency of them turn by turn."""
+    return {
+        "format": FORMAT,
+        "pairs": msgspec.to_builtins(analysis.pairs),
+        "turn_by_turn": msgspec.to_builtins(analysis.turn_pairs),
+    }
+
+
+def conclusions(analysis: RoutingAnalysis) -> dict[str, Any]:
+    """`verdicts.json`: who wins what, the loop of every policy, what decode pools would hold."""
+    return {
+        "format": FORMAT,
+        "standings": [msgspec.to_builtins(row) | {"alone": row.alone} for row in analysis.standings],
+        "coupling": msgspec.to_builtins(analysis.couplings),
+        "footprints": msgspec.to_builtins(analysis.footprints),
+        "decode_pools": [msgspec.to_builtins(row) for row in analysis.occupancies if row.point],
+    }
+
+
+def flat_cells(analysis: RoutingAnalysis) -> pd.DataFrame:
+    """`aggregate.{csv,parquet}`: one row per cell; latencies have `_low`, `_high` and `_n` columns beside them."""
+    return pd.DataFrame([_flat_cell(cell) for cell in analysis.cells])
+
+
+def _flat_cell(cell: RoutedSummary) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "cell": cell.cell,
+        "label": cell.label,
+        "policy": cell.policy,
+        "trial": cell.trial,
+        "place": cell.place,
+        "duration_s": cell.duration_s,
+        "degraded": bool(cell.degraded),
+        **cell.counts,
+    }
+    for name, estimate in cell.values.items():
+        row[name] = estimate.value
+        if name.startswith(("ttft_", "tpot_", "e2e_")):
+            row |= {f"{name}_low": estimate.low, f"{name}_high": estimate.high, f"{name}_n": estimate.n}
+    return row
+
+
+def flat_pairs(analysis: RoutingAnalysis) -> pd.DataFrame:
+    """`pairs.csv`: one row per metric and two policies."""
+    return pd.DataFrame(
+        [
+            {
+                "metric": row.metric,
+                "first": row.first,
+                "second": row.second,
+                **msgspec.to_builtins(row.difference),
+                "second_value": row.second_value.value,
+                "relative": row.relative,
+                "verdict": None if row.verdict is None else str(row.verdict),
+                "common_turns": row.common_turns,
+                "lost_turns": row.lost_turns,
+            }
+            for row in analysis.pairs
+        ]
+    )
+
+
+def manifest(analysis: RoutingAnalysis) -> pd.DataFrame:
+    """`MANIFEST.tsv`: a row per policy of the plan or of a result folder; an empty field is not known."""
+    labels = dict.fromkeys((*analysis.planned, *analysis.labels))
+    return pd.DataFrame([_manifest_row(analysis, label) for label in sorted(labels)], dtype=str)
+
+
+def _manifest_row(analysis: RoutingAnalysis, label: str) -> dict[str, str]:
+    cells = [cell for cell in analysis.cells if cell.label == label]
+    planned = analysis.planned.get(label)
+    row = {
+        "label": label,
+        "policy": analysis.policies.get(label, ""),
+        "parameters": msgspec.json.encode(cells[0].parameters, order="sorted").decode() if cells else "",
+        "status": "ran" if cells else "not run",
+        "trials_done": str(len(cells)),
+        "trials_planned": "" if planned is None else str(planned),
+        "trials_degraded": str(sum(bool(cell.degraded) for cell in cells)),
+        "result_directories": "; ".join(str(Path(cell.path).parent) for cell in cells),
+        "git_commit": _joined(cell.git_commit or "" for cell in cells),
+        "trace": str(analysis.trace.get("file") or ""),
+        "trace_sha256": str(analysis.trace.get("sha256") or ""),
+        "engine_versions": "; ".join(f"{name} {version}" for name, version in sorted(analysis.facts.versions.items())),
+    }
+    return {name: " ".join(value.split()) for name, value in row.items()}
+
+
+def _joined(values: Iterable[str]) -> str:
+    return "; ".join(dict.fromkeys(value for value in values if value))
+
+
+def _pretty(value: object) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
+
+
+def _parquet(frame: pd.DataFrame) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(pa.Table.from_pandas(frame, preserve_index=False), sink)
+    return sink.getvalue()

@@ -1,0 +1,304 @@
+"""Dispatch coupling (specs/ear section 2.3): slower turns keep sessions longer, more sessions make turns slower.
+
+In a closed loop L = Lambda N (W_turn(L) + T): sessions in the system = their arrival rate x turns per session x (time a
+turn is served + think time). W_turn(L) is fitted inside each cell as W + slope (L - mean L), by least squares of the
+turns' service time over the sessions in the system at their send, with input and output tokens beside it so that long
+turns at busy times are not taken for the coupling. Between policies the two move together by Little's law alone, so
+nothing is fitted across policies. Loop gain g = Lambda N slope; a slow-down by a small share moves L by L* / (1 - g).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from results.routing.load import LoadedCell
+from results.routing.measure import Measurements, interval
+from results.routing.metrics import metric
+from results.routing.turns import SessionTimes, Turns, session_times
+from results.statistics import Estimate, Ranks, Samples, unknown
+from results.trials import MIN_PAIRED, Measured, Trial, combine, unmeasured
+
+MIN_TURNS = 30
+"""Fewer say nothing of a slope beside two covariates."""
+UNBOUNDED = "the loop gain may reach 1: no bound"
+_NEEDS_TRIALS = f"one number per trial: an interval needs {MIN_PAIRED} trials"
+_TERMS = ("arrivals_per_s", "turns", "service_s", "think_s", "concurrency")
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """One cell's terms of L = Lambda N (W + T)."""
+
+    arrivals_per_s: float
+    """Lambda: sessions per second while sessions arrive."""
+    turns: float
+    """N: turns in a row per session; turns of sub-agents that overlap count as one."""
+    service_s: float
+    """W: mean service time of a turn."""
+    think_s: float
+    """T: pause per turn."""
+    concurrency: float
+    """L: mean over turns of the sessions in the system at their send."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coupling:
+    """One policy."""
+
+    label: str
+    arrivals_per_s: Estimate
+    turns: Estimate
+    service_s: Estimate
+    think_s: Estimate
+    concurrency: Estimate
+    slope_s: Estimate
+    """W'(L): seconds per turn that one more session adds."""
+    loop_gain: Estimate
+    """Lambda N W'(L)."""
+    equilibrium: Estimate
+    """L*: where the fitted W(L) meets Little's law."""
+    gain: Estimate
+    """1 / (1 - loop gain): how often the loop returns a small slow-down."""
+    sensitivity: Estimate
+    """L* / (1 - loop gain): sessions that a slow-down adds, per unit of it (specs/ear section 2.3)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Predictions over W_turn, drawn over the measured amplifications."""
+
+    label: str
+    """The policy they start from: the one with the fastest turns."""
+    service_s: Samples
+    kinematic: Samples
+    """Wall clock over trace span if all its turns took so much longer or shorter and nothing else changed."""
+    specified: Samples
+    """L* / (1 - Lambda N W'(L*)), scaled to pass through that policy; NaN where the fit does not allow it."""
+    reason: str
+    """Why there is no specified curve; empty where there is one."""
+
+
+def loop_of(turns: Turns) -> Loop | str:
+    """A cell's terms, or why it has none."""
+    times = session_times(turns)
+    service = turns.e2e_s[np.isfinite(turns.e2e_s)]
+    spread = float(np.ptp(times.arrival_s)) if times.session else 0.0
+    if not service.size or not times.session:
+        return "no turn was completed"
+    if len(times.session) < 2 or spread <= 0:
+        return "all sessions arrived at once: there is no arrival rate"
+    mean_s = float(service.mean())
+    in_a_row = float(times.busy_s.mean()) / mean_s
+    return Loop(
+        arrivals_per_s=(len(times.session) - 1) / spread,
+        turns=in_a_row,
+        service_s=mean_s,
+        think_s=float(times.idle_s.mean()) / in_a_row,
+        concurrency=float(np.nanmean(turns.inflight_sessions)),
+    )
+
+
+def fit_slope(turns: Turns, group: Ranks, weights: Callable[[], Samples | str]) -> Trial | str:
+    """W'(L) of one cell (s per session) with replicates over its sessions, or why there is none.
+
+    `group`: of each turn's session; `weights`: draws x groups.
+    """
+    used = np.isfinite(turns.e2e_s) & np.isfinite(turns.inflight_sessions)
+    n = int(used.sum())
+    if n < MIN_TURNS:
+        return f"{n} completed turns are too few for a slope (needs {MIN_TURNS})"
+    if float(np.ptp(turns.inflight_sessions[used])) < 1:
+        return "the number of sessions in the system never changed"
+    beside = [column[used] for column in (turns.input_tokens, turns.output_tokens)]
+    columns = [turns.inflight_sessions[used], *(column for column in beside if float(np.ptp(column)) > 0)]
+    scales = [float(column.std()) for column in columns]
+    design = np.stack([np.ones(n), *(column / scale for column, scale in zip(columns, scales, strict=True))], axis=1)
+    groups = group[used]
+    products = np.einsum("ni,nj->nij", design, design)
+    answers = design * turns.e2e_s[used][:, None]
+
+    def draws() -> Samples | str:
+        drawn = weights()
+        if isinstance(drawn, str):
+            return drawn
+        squares, sums = (_by_group(part, groups, drawn.shape[1]) for part in (products, answers))
+        left = np.tensordot(drawn, squares, axes=1)
+        right = np.tensordot(drawn, sums, axes=1)
+        solved = np.linalg.pinv(left, hermitian=True) @ right[..., None]
+        return np.asarray(solved[:, 1, 0] / scales[0], dtype=np.float64)
+
+    solved = np.linalg.pinv(products.sum(axis=0), hermitian=True) @ answers.sum(axis=0)
+    return Trial(float(solved[1] / scales[0]), n, draws)
+
+
+def _by_group(values: Samples, group: Ranks, groups: int) -> Samples:
+    found = np.zeros((groups, *values.shape[1:]))
+    np.add.at(found, group, values)
+    return found
+
+
+def couplings(measurements: Measurements, labels: Sequence[str]) -> tuple[Coupling, ...]:
+    """The loop of every label, trial by trial."""
+    return tuple(_coupling(measurements, label) for label in labels)
+
+
+def _coupling(measurements: Measurements, label: str) -> Coupling:
+    loops: dict[int, Loop] = {}
+    slopes: dict[int, Trial] = {}
+    why: dict[str, None] = {}
+    for trial, turns, group in measurements.turns(label):
+        loop, slope = loop_of(turns), fit_slope(turns, group, measurements.weights)
+        for found in (loop, slope):
+            if isinstance(found, str):
+                why[found] = None
+        if isinstance(loop, Loop):
+            loops[trial] = loop
+        if isinstance(slope, Trial):
+            slopes[trial] = slope
+    reason = "; ".join(why) or ("" if loops else f"{label} has no turn records that count")
+    terms = [Measured({trial: _fixed(getattr(loop, name)) for trial, loop in loops.items()}, reason) for name in _TERMS]
+    slope_s = Measured(slopes, reason) if slopes else unmeasured(reason)
+    loop_gain = interval(combine(_loop_gain, *terms[:2], slope_s))
+    gain = _gain(loop_gain)
+    return Coupling(
+        label=label,
+        **{name: _alone(term) for name, term in zip(_TERMS, terms, strict=True)},
+        slope_s=interval(slope_s),
+        loop_gain=loop_gain,
+        equilibrium=_settled(combine(_equilibrium, *terms, slope_s), gain),
+        gain=gain,
+        sensitivity=_settled(combine(_sensitivity, *terms, slope_s), gain),
+    )
+
+
+def _fixed(value: float) -> Trial:
+    """A number of a whole cell: beside a resampled slope it stands as it is."""
+    return Trial(value, 1, lambda: np.array([value]))
+
+
+def _alone(term: Measured) -> Estimate:
+    """The same by itself: it was not resampled, so only trials give it an interval."""
+    trials = {number: replace(trial, draws=lambda: _NEEDS_TRIALS) for number, trial in term.trials.items()}
+    return interval(Measured(trials, term.reason))
+
+
+def _settled(measured: Measured, gain: Estimate) -> Estimate:
+    """A number that only a loop with an equilibrium has, with no upper bound where the loop's gain has none."""
+    if gain.value is None or not all(np.isfinite(trial.value) for trial in measured.trials.values()):
+        return unknown(gain.reason or "a trial has no equilibrium")
+    found = interval(measured)
+    return found if gain.high is not None else replace(found, high=None, reason=gain.reason)
+
+
+def _loop_gain(arrivals: Samples, turns: Samples, slope: Samples) -> Samples:
+    return arrivals * turns * slope
+
+
+def _equilibrium(
+    arrivals: Samples, turns: Samples, service: Samples, think: Samples, at: Samples, slope: Samples
+) -> Samples:
+    """L* of W(L) = service + slope (L - at); NaN where the loop gain is 1 or more."""
+    flow = arrivals * turns
+    rest = 1 - flow * slope
+    empty = service - slope * at
+    return np.where(rest > 0, flow * (empty + think) / np.where(rest > 0, rest, 1.0), np.nan)
+
+
+def _sensitivity(
+    arrivals: Samples, turns: Samples, service: Samples, think: Samples, at: Samples, slope: Samples
+) -> Samples:
+    rest = 1 - arrivals * turns * slope
+    found = _equilibrium(arrivals, turns, service, think, at, slope)
+    return np.where(rest > 0, found / np.where(rest > 0, rest, 1.0), np.nan)
+
+
+def _gain(loop_gain: Estimate) -> Estimate:
+    """1 / (1 - g) with the bounds of g; g grows to it, so bounds stay bounds."""
+    if loop_gain.value is None:
+        return loop_gain
+    if loop_gain.value >= 1:
+        return unknown(f"the loop gain is {loop_gain.value:.2f}: 1 or more has no equilibrium", loop_gain.n)
+    low, high = (None if bound is None or bound >= 1 else 1 / (1 - bound) for bound in (loop_gain.low, loop_gain.high))
+    lost = UNBOUNDED if loop_gain.high is not None and high is None else loop_gain.reason
+    return replace(loop_gain, value=1 / (1 - loop_gain.value), low=low, high=high, reason=lost)
+
+
+def predicted_wall_s(times: SessionTimes, slower: float, cap: int) -> float:
+    """When the last session ends if every turn takes `slower` times as long: each session waits for its turns and its
+    think time as before, and at most `cap` sessions (0 = any number) are in the system, the first come first."""
+    stay = times.busy_s * slower + times.idle_s
+    order = np.argsort(times.arrival_s, kind="stable")
+    ends: list[float] = []
+    last = 0.0
+    for place in order:
+        begin = float(times.arrival_s[place])
+        if cap and len(ends) >= cap:
+            begin = max(begin, heapq.heappop(ends))
+        end = begin + float(stay[place])
+        heapq.heappush(ends, end)
+        last = max(last, end)
+    return last
+
+
+def curve(
+    measurements: Measurements, found: Sequence[Coupling], cells: Mapping[tuple[str, int], LoadedCell]
+) -> Curve | str:
+    """The predictions from the policy with the fastest turns, over the range of all; or why there are none."""
+    told = metric("amplification")
+    known = {
+        row.label: row.service_s.value
+        for row in found
+        if row.service_s.value is not None and measurements.get(row.label, told).trials
+    }
+    if not known:
+        return "no policy has both a service time and an amplification"
+    label = min(known, key=lambda name: known[name])
+    at = np.linspace(0.85 * min(known.values()), 1.15 * max(known.values()), 60)
+    walls = [
+        _kinematic(turns, cells[label, trial], at)
+        for trial, turns, _ in measurements.turns(label)
+        if trial in measurements.get(label, told).trials
+    ]
+    if not walls:
+        return "no policy has both a service time and an amplification"
+    kinematic = np.mean(np.stack(walls), axis=0)
+    row = next(row for row in found if row.label == label)
+    shape = specified_curve(row, at)
+    if isinstance(shape, str):
+        return Curve(label, at, kinematic, np.full(at.size, np.nan), shape)
+    here = float(np.interp(known[label], at, shape))
+    base = interval(measurements.get(label, told)).value or 1.0
+    return Curve(label, at, kinematic, base * shape / here, "")
+
+
+def _kinematic(turns: Turns, cell: LoadedCell, at: Samples) -> Samples:
+    """Amplification of one cell at other service times; what its wall clock holds beside is kept."""
+    times = session_times(turns)
+    replay = cell.record.replay
+    cap = int(replay.get("max_inflight_sessions") or 0)
+    span, wall = float(replay["trace_span_s"]), float(replay["wall_clock_s"])
+    own = float(np.nanmean(turns.e2e_s))
+    beside = wall - predicted_wall_s(times, 1.0, cap)
+    return np.array([(predicted_wall_s(times, value / own, cap) + beside) / span for value in at])
+
+
+def specified_curve(row: Coupling, at: Samples) -> Samples | str:
+    """L / (1 - Lambda N W'(L)) at each W_turn, as the whole of the row's fitted W(L) is scaled; or why there is none.
+
+    W = (1 + e)(w0 + slope L) and L = Lambda N (W + T) give 1 + e, and the slope there is (1 + e) slope.
+    """
+    terms = (row.arrivals_per_s, row.turns, row.service_s, row.think_s, row.concurrency, row.slope_s)
+    if any(term.value is None for term in terms):
+        return next(term.reason for term in terms if term.value is None) or "the loop was not fitted"
+    arrivals, turns, service, think, sessions, slope = (float(term.value or 0.0) for term in terms)
+    empty = service - slope * sessions
+    if slope <= 0 or empty <= 0:
+        return f"the fitted slope ({slope:.3g} s per session) gives no feedback to draw"
+    flow = arrivals * turns
+    scaled = at / (empty + slope * flow * (at + think))
+    rest = 1 - flow * slope * scaled
+    return np.where(rest > 0, flow * at / np.where(rest > 0, rest, 1.0), np.nan)

@@ -1,0 +1,151 @@
+"""Everything that is known of a `routing` run, computed from its folder and written nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from results.errors import ResultsError
+from results.facts import RunFacts, run_facts
+from results.layout import RunLayout
+from results.load import Gap
+from results.routing.coupling import Coupling, Curve, couplings, curve
+from results.routing.interference import Interference, interferences, read_interference
+from results.routing.load import LoadedCell, collect
+from results.routing.measure import Measurements, interval, odd_gaps
+from results.routing.metrics import METRICS
+from results.routing.occupancy import Footprints, Occupancy, footprints, occupancies
+from results.routing.pairs import Pair, Standing, TurnPair, order_of, pairs, standings, turn_pairs
+from results.routing.summary import RoutedSummary, summary_of
+from results.statistics import Estimate, unknown
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingAnalysis:
+    """All that is known of a `routing` run from its folder."""
+
+    facts: RunFacts
+    cells: tuple[RoutedSummary, ...]
+    """In the order they were measured."""
+    labels: tuple[str, ...]
+    """Every policy that was measured, in the order of tables and figures."""
+    policies: Mapping[str, str]
+    """Label to the policy's name."""
+    baseline: str
+    """The label that the others are set against; empty where nothing was measured."""
+    trials: int
+    """The most trials that any policy has."""
+    values: Mapping[str, Mapping[str, Estimate]]
+    """Label to metric to its mean over the trials, with its interval."""
+    pairs: tuple[Pair, ...]
+    turn_pairs: tuple[TurnPair, ...]
+    standings: tuple[Standing, ...]
+    couplings: tuple[Coupling, ...]
+    curve: Curve | None
+    curve_reason: str
+    """Why there is no curve."""
+    footprints: Footprints
+    occupancies: tuple[Occupancy, ...]
+    interference: tuple[Interference, ...]
+    planned: Mapping[str, int]
+    """Label to its trials in the plan; empty where the plan cannot be read."""
+    trace: Mapping[str, Any]
+    """Of the first cell."""
+    replay: Mapping[str, Any]
+    gaps: tuple[Gap, ...]
+
+    @property
+    def degraded(self) -> tuple[RoutedSummary, ...]:
+        """Cells whose client could not keep its schedule."""
+        return tuple(cell for cell in self.cells if cell.degraded)
+
+    def value(self, label: str, metric: str) -> Estimate:
+        """A label's metric; unknown where there is none."""
+        return self.values.get(label, {}).get(metric, unknown("not measured"))
+
+
+def analyse(root: Path) -> RoutingAnalysis:
+    """As analyse_routing, writing nothing but the Parquet copies. Raises ResultsError where `root` is no folder."""
+    if not root.is_dir():
+        raise ResultsError(f"no run folder at {root}", remedy="name a run's folder, or see `tracon list`")
+    facts, fact_gaps = run_facts(root)
+    cells, cell_gaps = collect(root)
+    rows, row_gaps = read_interference(root)
+    summaries = tuple(summary_of(cell) for cell in cells)
+    measurements = Measurements(cells, summaries)
+    labels = _ordered(summaries)
+    names = [label for label, _ in labels]
+    planned = _planned(root)
+    found = pairs(measurements, names)
+    loops = couplings(measurements, names)
+    predicted = curve(measurements, loops, {(cell.record.label, cell.record.trial): cell for cell in cells})
+    counted = [cell for cell in cells if not cell.degraded]
+    held = footprints(counted)
+    return RoutingAnalysis(
+        facts=facts,
+        cells=summaries,
+        labels=tuple(names),
+        policies=dict(labels),
+        baseline=names[0] if names else "",
+        trials=measurements.trials,
+        values=_values(measurements, names),
+        pairs=found,
+        turn_pairs=turn_pairs(measurements, names),
+        standings=standings(measurements, names, found),
+        couplings=loops,
+        curve=None if isinstance(predicted, str) else predicted,
+        curve_reason=predicted if isinstance(predicted, str) else predicted.reason,
+        footprints=held,
+        occupancies=occupancies(held),
+        interference=interferences(rows),
+        planned=_trials_by_label(planned),
+        trace=dict(cells[0].record.trace) if cells else {},
+        replay=dict(cells[0].record.replay) if cells else {},
+        gaps=(*fact_gaps, *cell_gaps, *row_gaps, *odd_gaps(cells), *_unmeasured(planned, cells)),
+    )
+
+
+def _values(measurements: Measurements, labels: Sequence[str]) -> dict[str, dict[str, Estimate]]:
+    return {label: {metric.name: interval(measurements.get(label, metric)) for metric in METRICS} for label in labels}
+
+
+def _ordered(summaries: Sequence[RoutedSummary]) -> list[tuple[str, str]]:
+    found = {summary.label: summary.policy for summary in summaries}
+    return sorted(found.items(), key=lambda item: order_of(*item))
+
+
+@dataclass(frozen=True, slots=True)
+class _PlannedCell:
+    cell: str
+    label: str
+
+
+def _planned(root: Path) -> tuple[_PlannedCell, ...]:
+    """The replay cells of the plan; a plan that cannot be read is a gap of the run's facts."""
+    try:
+        plan = msgspec.json.decode(RunLayout(root).plan.read_bytes())
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return ()
+    cells = plan.get("cells") if isinstance(plan, dict) else None
+    return tuple(
+        _PlannedCell(str(cell.get("cell", "")), str(cell.get("label", "")))
+        for cell in (cells if isinstance(cells, list) else [])
+        if isinstance(cell, dict) and cell.get("kind") == "replay"
+    )
+
+
+def _trials_by_label(planned: Sequence[_PlannedCell]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for cell in planned:
+        found[cell.label] = found.get(cell.label, 0) + 1
+    return found
+
+
+def _unmeasured(planned: Sequence[_PlannedCell], cells: Sequence[LoadedCell]) -> list[Gap]:
+    """Planned cells without a record."""
+    done = {cell.record.cell for cell in cells}
+    return [Gap(cell.cell, "not measured") for cell in planned if cell.cell not in done]

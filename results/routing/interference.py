@@ -1,0 +1,95 @@
+"""What a prefill does to the decodes beside it: the rows of `interference.jsonl` to a table (figure f4d)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from results.load import Gap, artifact_name, verified_bytes
+from results.statistics import Estimate, mean, unknown
+
+
+class InterferenceRow(msgspec.Struct, frozen=True):
+    """One repeat, as far as it is read here. None = not measured."""
+
+    instance: str
+    prefill_tokens: int
+    decodes: int
+    tpot_before_s: float | None = None
+    tpot_during_s: float | None = None
+    tpot_after_s: float | None = None
+    worst_gap_before_s: float | None = None
+    worst_gap_during_s: float | None = None
+    prefill_ttft_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Interference:
+    """All repeats of one prefill length beside so many decodes."""
+
+    prefill_tokens: int
+    decodes: int
+    repeats: int
+    before_s: Estimate
+    """TPOT of the running decodes before the prefill joined: mean over repeats with Student's t interval."""
+    during_s: Estimate
+    """While it ran: gaps between tokens that overlap the time from its send to its token."""
+    after_s: Estimate
+    slowdown: Estimate
+    """during / before of each repeat: mean over repeats, with its interval."""
+    worst_gap_s: float | None
+    """The longest gap between two tokens of any decode while a prefill ran."""
+
+
+def interference_path(root: Path) -> Path:
+    """Where a run keeps the rows."""
+    return root / "results" / "interference.jsonl"
+
+
+def read_interference(root: Path) -> tuple[tuple[InterferenceRow, ...], tuple[Gap, ...]]:
+    """The rows of the run; none where the file is not there, which is no gap: not every preset measures it."""
+    path = interference_path(root)
+    if not path.is_file():
+        return (), ()
+    raw = verified_bytes(path)
+    if isinstance(raw, Gap):
+        return (), (raw,)
+    try:
+        return tuple(msgspec.json.Decoder(InterferenceRow).decode_lines(raw)), ()
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return (), (Gap(artifact_name(path), f"is damaged: {error}"),)
+
+
+def interferences(rows: Sequence[InterferenceRow]) -> tuple[Interference, ...]:
+    """By prefill length and number of decodes."""
+    groups: dict[tuple[int, int], list[InterferenceRow]] = defaultdict(list)
+    for row in rows:
+        groups[row.decodes, row.prefill_tokens].append(row)
+    return tuple(_interference(*key, groups[key]) for key in sorted(groups))
+
+
+def _interference(decodes: int, prefill_tokens: int, rows: Sequence[InterferenceRow]) -> Interference:
+    ratios = [
+        row.tpot_during_s / row.tpot_before_s for row in rows if row.tpot_during_s is not None and row.tpot_before_s
+    ]
+    worst = [row.worst_gap_during_s for row in rows if row.worst_gap_during_s is not None]
+    return Interference(
+        prefill_tokens=prefill_tokens,
+        decodes=decodes,
+        repeats=len(rows),
+        before_s=_mean([row.tpot_before_s for row in rows]),
+        during_s=_mean([row.tpot_during_s for row in rows]),
+        after_s=_mean([row.tpot_after_s for row in rows]),
+        slowdown=_mean(ratios),
+        worst_gap_s=max(worst) if worst else None,
+    )
+
+
+def _mean(values: Sequence[float | None]) -> Estimate:
+    known = np.array([value for value in values if value is not None], dtype=np.float64)
+    return mean(known) if known.size else unknown("no repeat measured it")

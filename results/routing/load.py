@@ -1,0 +1,191 @@
+"""The cells of a `routing` run as they lie in its folder, and what is missing or damaged of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from results.decisions import DecisionRecord
+from results.layout import sha256
+from results.load import Gap, artifact_name, read_table, verified_bytes
+from results.routing.record import EngineSample, RoutingCell, TrialLayout, trial_layouts
+from results.routing.turns import TURN_SCHEMA, Turns, turns_of
+
+VERSION = 1
+"""Of `cell.json`."""
+
+_Row = TypeVar("_Row")
+
+
+@dataclass(frozen=True, slots=True)
+class PickCounts:
+    """What the router did, counted from its decision log."""
+
+    picks: int
+    reasons: Mapping[str, int]
+    by_instance: Mapping[str, Mapping[str, int]]
+    """Instance to reason to picks; the instance is empty where a request went nowhere."""
+    statuses: Mapping[str, int]
+    """How the picks ended: `ok`, `error`, `client_error`, `aborted`, `retried`, `unknown`."""
+    migrations: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedCell:
+    """One cell."""
+
+    record: RoutingCell
+    turns: Turns | None
+    picks: PickCounts | None
+    samples: tuple[EngineSample, ...]
+    path: str
+    """The cell record's file, below the run's folder."""
+    gaps: tuple[Gap, ...] = field(default_factory=tuple)
+
+    @property
+    def degraded(self) -> str:
+        """Why the client could not keep its schedule; empty when it could."""
+        fidelity = self.record.replay.get("fidelity")
+        if not isinstance(fidelity, Mapping) or not fidelity.get("degraded"):
+            return ""
+        return str(fidelity.get("reason") or "the client fell behind")
+
+
+class _Decision(msgspec.Struct, frozen=True):
+    instance: str
+    reason: str
+    migrate_from: str = ""
+
+
+class _Outcome(msgspec.Struct, frozen=True):
+    status: str
+
+
+class _Pick(msgspec.Struct, frozen=True):
+    """The few fields of a DecisionRecord that are counted; its views would be most of the work of reading it."""
+
+    decision: _Decision
+    outcome: _Outcome | None = None
+
+
+def collect(root: Path) -> tuple[tuple[LoadedCell, ...], tuple[Gap, ...]]:
+    """Every finished cell below `root` in the order it was measured, and all that is wrong. A bad cell is a gap."""
+    cells: list[LoadedCell] = []
+    gaps: list[Gap] = []
+    for layout in trial_layouts(root):
+        found = load_cell(layout)
+        if isinstance(found, Gap):
+            gaps.append(found)
+            continue
+        cells.append(found)
+        gaps.extend(found.gaps)
+    return tuple(sorted(cells, key=lambda cell: (cell.record.place, cell.path))), tuple(gaps)
+
+
+def load_cell(layout: TrialLayout) -> LoadedCell | Gap:
+    """The cell in this folder; one whose record cannot be read is not counted, and says why."""
+    record = _record(layout.cell)
+    if isinstance(record, Gap):
+        return record
+    turns, turn_gaps = _turns(layout, record)
+    picks, pick_gaps = _picks(layout, record)
+    samples, sample_gaps = _rows(layout.engines, EngineSample, record)
+    missing = [
+        Gap(artifact_name(path), "is missing")
+        for path in (layout.config, layout.summary, layout.breakdown, layout.apc, layout.gpu_util)
+        if not path.is_file()
+    ]
+    gaps = (*turn_gaps, *pick_gaps, *sample_gaps, *missing)
+    return LoadedCell(record, turns, picks, samples, artifact_name(layout.cell), gaps)
+
+
+def count_picks(picks: Iterable[DecisionRecord | _Pick]) -> PickCounts:
+    """Picks by reason, by instance, and by how they ended."""
+    reasons: Counter[str] = Counter()
+    statuses: Counter[str] = Counter()
+    by_instance: dict[str, Counter[str]] = {}
+    migrations = 0
+    for pick in picks:
+        decision, outcome = pick.decision, pick.outcome
+        reasons[decision.reason] += 1
+        by_instance.setdefault(decision.instance, Counter())[decision.reason] += 1
+        statuses["unknown" if outcome is None else outcome.status] += 1
+        migrations += bool(decision.migrate_from)
+    ordered = {instance: _by_name(by_instance[instance]) for instance in sorted(by_instance)}
+    return PickCounts(reasons.total(), _by_name(reasons), ordered, _by_name(statuses), migrations)
+
+
+def _by_name(counts: Mapping[str, int]) -> dict[str, int]:
+    return dict(sorted(counts.items()))
+
+
+def _record(path: Path) -> RoutingCell | Gap:
+    name = artifact_name(path)
+    try:
+        record = msgspec.json.decode(path.read_bytes(), type=RoutingCell)
+    except FileNotFoundError:
+        return Gap(name, "is missing: the cell was not finished and is not counted")
+    except OSError as error:
+        return Gap(name, f"cannot be read: {error.strerror}; the cell is not counted")
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return Gap(name, f"is damaged: {error}; the cell is not counted")
+    if record.version != VERSION:
+        return Gap(name, f"has version {record.version}; this Tracon reads version {VERSION}")
+    return record
+
+
+def _turns(layout: TrialLayout, record: RoutingCell) -> tuple[Turns | None, tuple[Gap, ...]]:
+    loaded = read_table(layout.metrics, TURN_SCHEMA, record.checksums.get(layout.metrics.name))
+    if isinstance(loaded, Gap):
+        return None, (loaded,)
+    table, gaps = loaded
+    turns = turns_of(table, record.t_start_ns)
+    twice = int(turns.index.size - np.unique(turns.index).size)
+    if twice:
+        return None, (*gaps, Gap(artifact_name(layout.metrics), f"is damaged: {twice} turns are there twice"))
+    return turns, gaps
+
+
+def _picks(layout: TrialLayout, record: RoutingCell) -> tuple[PickCounts | None, tuple[Gap, ...]]:
+    """From `breakdown.json`, which is counted from the decision log when the cell ends; else from the log itself."""
+    gaps = tuple(_altered(layout.decisions, record))
+    try:
+        said = msgspec.json.decode(layout.breakdown.read_bytes(), type=dict[str, Any])
+        return msgspec.convert(said["picks"], PickCounts), gaps
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, KeyError) as error:
+        absent = isinstance(error, FileNotFoundError)  # then it is among the missing files already
+        own = () if absent else (Gap(artifact_name(layout.breakdown), "is damaged; counted from the decision log"),)
+    if gaps:
+        return None, (*gaps, *own)
+    found, row_gaps = _rows(layout.decisions, _Pick, record)
+    return (None if row_gaps else count_picks(found)), (*own, *row_gaps)
+
+
+def _altered(path: Path, record: RoutingCell) -> Iterator[Gap]:
+    """A file that is gone, or is not the one that its cell was finished with."""
+    checksum = record.checksums.get(path.name)
+    try:
+        if checksum is not None and sha256(path) != checksum:
+            yield Gap(artifact_name(path), "differs from the checksum its cell was finished with")
+        elif not path.is_file():
+            yield Gap(artifact_name(path), "is missing")
+    except FileNotFoundError:
+        yield Gap(artifact_name(path), "is missing")
+    except OSError as error:
+        yield Gap(artifact_name(path), f"cannot be read: {error.strerror}")
+
+
+def _rows(path: Path, kind: type[_Row], record: RoutingCell) -> tuple[tuple[_Row, ...], tuple[Gap, ...]]:
+    raw = verified_bytes(path, record.checksums.get(path.name))
+    if isinstance(raw, Gap):
+        return (), (raw,)
+    try:
+        return tuple(msgspec.json.Decoder(kind).decode_lines(raw)), ()
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return (), (Gap(artifact_name(path), f"is damaged: {error}"),)

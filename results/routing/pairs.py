@@ -1,0 +1,155 @@
+"""Policies against one another: every difference with its interval, and who wins what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from results.routing.measure import Measurements, interval
+from results.routing.metrics import HEADLINE, METRICS, Metric, metric
+from results.routing.turns import SERIES
+from results.statistics import Estimate
+from results.tax import Verdict, verdict_of
+
+ORDER = (
+    "round_robin", "load_only", "leastwork", "lmetric", "kv_linear", "kv_aware", "sticky", "approach_a", "unified",
+    "static_pd",
+)  # fmt: skip
+"""In the order in which tables and figures show them; policies of other names come after, by name. The first one that
+was measured is what the others are set against."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One metric of two policies."""
+
+    metric: str
+    first: str
+    second: str
+    difference: Estimate
+    """first - second, in the metric's unit."""
+    second_value: Estimate
+    relative: float | None
+    """difference / second's value."""
+    verdict: Verdict | None
+    """What the interval of the difference says of first; None without an interval."""
+    common_turns: int | None
+    """Turns behind the difference, over all trials; None for a number of whole cells."""
+    lost_turns: int | None
+    """Turns that only one of the two completed: they are in neither side."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnPair:
+    """One latency of two policies, each turn against itself."""
+
+    series: str
+    first: str
+    second: str
+    median: Estimate
+    """Of first - second (s)."""
+    faster: Estimate
+    """The share of turns that first served in less time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Who is best on one metric, and of whom that can be told."""
+
+    metric: str
+    best: str
+    """The label with the best value; whether it is alone is what the rest says."""
+    value: Estimate
+    behind: tuple[str, ...]
+    """Distinguishably worse than the best."""
+    level: tuple[str, ...]
+    """Not distinguishable from it."""
+    untold: tuple[str, ...]
+    """No interval, or not measured."""
+    basis: str
+    """What the intervals cover."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether every other policy is distinguishably worse."""
+        return bool(self.behind) and not self.level and not self.untold
+
+
+def order_of(label: str, policy: str) -> tuple[int, str]:
+    """Sort key of a label."""
+    return (ORDER.index(policy) if policy in ORDER else len(ORDER)), label
+
+
+def pairs(measurements: Measurements, labels: Sequence[str]) -> tuple[Pair, ...]:
+    """Every metric of every two labels, the later one in `labels` against the earlier."""
+    return tuple(
+        pair(measurements, second, first, measure) for first, second in combinations(labels, 2) for measure in METRICS
+    )
+
+
+def pair(measurements: Measurements, first: str, second: str, measure: Metric) -> Pair:
+    """One metric of two labels."""
+    difference = interval(measurements.difference(first, second, measure))
+    base = interval(measurements.get(second, measure))
+    common: tuple[int | None, int | None] = (None, None)
+    if measure.series in SERIES:
+        common = measurements.common_turns(first, second, measure.series)
+    relative = difference.value / base.value if difference.value is not None and base.value else None
+    return Pair(measure.name, first, second, difference, base, relative, verdict_of(difference), *common)
+
+
+def turn_pairs(measurements: Measurements, labels: Sequence[str]) -> tuple[TurnPair, ...]:
+    """Every latency of every two labels, turn by turn."""
+    return tuple(
+        TurnPair(
+            series,
+            second,
+            first,
+            interval(measurements.turn_by_turn(second, first, series, "median")),
+            interval(measurements.turn_by_turn(second, first, series, "faster")),
+        )
+        for first, second in combinations(labels, 2)
+        for series in SERIES
+    )
+
+
+def standings(measurements: Measurements, labels: Sequence[str], found: Sequence[Pair]) -> tuple[Standing, ...]:
+    """Who is best on each of HEADLINE; a metric that nobody has is left out."""
+    rows = (_standing(measurements, labels, found, metric(name)) for name in HEADLINE)
+    return tuple(row for row in rows if row is not None)
+
+
+def _standing(
+    measurements: Measurements, labels: Sequence[str], found: Sequence[Pair], measure: Metric
+) -> Standing | None:
+    values = {label: interval(measurements.get(label, measure)) for label in labels}
+    known = {label: found.value for label, found in values.items() if found.value is not None}
+    if not known:
+        return None
+    sign = -1 if measure.higher_is_better else 1
+    best = min(known, key=lambda label: sign * known[label])  # the first of equals, in the order of labels
+    worse = Verdict.HIGHER if sign > 0 else Verdict.LOWER
+    sorted_out: dict[str, list[str]] = {"behind": [], "level": [], "untold": []}
+    bases: dict[str, None] = {}
+    for label in labels:
+        if label == best:
+            continue
+        told = _against(found, measure, label, best)
+        place = "untold" if told is None else "behind" if told[0] == worse else "level"
+        sorted_out[place].append(label)
+        if told is not None:
+            bases[told[1]] = None
+    groups = {name: tuple(names) for name, names in sorted_out.items()}
+    return Standing(measure.name, best, values[best], **groups, basis="; ".join(bases))
+
+
+def _against(found: Sequence[Pair], measure: Metric, label: str, best: str) -> tuple[Verdict, str] | None:
+    """What the interval of label - best says, and what it covers."""
+    for row in found:
+        if row.metric != measure.name or {row.first, row.second} != {label, best} or row.verdict is None:
+            continue
+        turned = {Verdict.HIGHER: Verdict.LOWER, Verdict.LOWER: Verdict.HIGHER}
+        verdict = row.verdict if row.first == label else turned.get(row.verdict, row.verdict)
+        return verdict, row.difference.basis or ""
+    return None

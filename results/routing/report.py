@@ -1,0 +1,111 @@
+"""What a `routing` run says in words: its opening, its verdict, and what it does not say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import RenderableType
+
+from results.figures.figure import Figure
+from results.report import markdown, rich_tables, title
+from results.routing.findings import RoutingAnalysis
+from results.routing.metrics import metric
+from results.routing.pairs import Standing
+from results.routing.tables import shown, tables
+from results.statistics import LEVEL
+from results.trials import MIN_PAIRED
+
+
+def to_markdown(analysis: RoutingAnalysis, figures: Sequence[Figure] = ()) -> str:
+    """`report.md`: the same analysis gives the same text. Links `figures`, as they lie in the run's `figures/`."""
+    return markdown(title(analysis.facts), opening(analysis), tables(analysis), figures, limits(analysis))
+
+
+def terminal_tables(analysis: RoutingAnalysis) -> RenderableType:
+    """The same for a terminal."""
+    return rich_tables(opening(analysis), tables(analysis), limits(analysis))
+
+
+def opening(analysis: RoutingAnalysis) -> str:
+    """What was measured, how to read the numbers, and what they say."""
+    facts = analysis.facts
+    where = {"cpu": ", on a CPU build of the engine", "cuda": ", on a GPU"}.get(facts.engine_kind, "")
+    return (
+        f"Profile {facts.label}{where}: {len(analysis.labels)} policies, {analysis.trials} "
+        f"{'trial' if analysis.trials == 1 else 'trials'} each at most, {len(analysis.cells)} cells, degraded: "
+        f"{len(analysis.degraded)}, gaps: {len(analysis.gaps)}. {_trace(analysis)}Brackets hold {LEVEL:.0%} intervals; "
+        f"`?` is a bound that too few samples allow, `-` a value that was not measured. {verdict(analysis)}"
+    )
+
+
+def _trace(analysis: RoutingAnalysis) -> str:
+    said = analysis.trace
+    if not said:
+        return ""
+    name = f"{said.get('file') or 'a generated trace'} ({said.get('format') or 'format not stated'})"
+    sizes = ", ".join(f"{said[key]} {key.replace('_', ' ')}" for key in ("sessions", "requests") if said.get(key))
+    return f"Trace {name}: {sizes or 'sizes not stated'}. "
+
+
+def verdict(analysis: RoutingAnalysis) -> str:
+    """Which policy wins, said no more strongly than the intervals allow."""
+    if not analysis.standings:
+        return "Nothing can be compared."
+    alone = [row for row in analysis.standings if row.alone]
+    if not alone:
+        return (
+            "No policy is distinguishably better than all others on any headline metric: "
+            f"{'; '.join(_leader(row) for row in analysis.standings)}."
+        )
+    wins: dict[str, list[str]] = {}
+    for row in alone:
+        wins.setdefault(row.best, []).append(metric(row.metric).title)
+    told = "; ".join(f"{label} on {', '.join(names)}" for label, names in wins.items())
+    open_rows = [row for row in analysis.standings if not row.alone]
+    rest = f" Undecided: {'; '.join(_leader(row) for row in open_rows)}." if open_rows else ""
+    return f"Distinguishably better than every other policy: {told}.{rest}"
+
+
+def _leader(row: Standing) -> str:
+    measure = metric(row.metric)
+    beside = (*row.level, *row.untold)
+    shared = f", not told from {len(beside)} of {len(beside) + len(row.behind)} others" if beside else ", the only one"
+    return f"{measure.title} {row.best} ({shown(row.value, measure)}{shared})"
+
+
+def limits(analysis: RoutingAnalysis) -> tuple[str, ...]:
+    """What these numbers do not say: part of every report."""
+    found = []
+    if analysis.facts.engine_kind == "cpu":
+        found.append(
+            "This is a CPU build of the engine with the profile's model, and instances, router and client share its "
+            "cores: the sizes say nothing about a GPU, and instances slow one another whatever the policy does."
+        )
+    if analysis.trials < MIN_PAIRED:
+        found.append(
+            f"Fewer than {MIN_PAIRED} trials: the intervals resample sessions, the same in every cell. They hold what "
+            "varies between sessions, not what varies between launches or over time, and neighbouring sessions that "
+            "queue behind one another are taken as independent. Numbers of whole cells (APC, amplification) have none."
+        )
+    else:
+        found.append(
+            f"Intervals over {analysis.trials} trials hold what varies between launches and over the run, not between "
+            "traces: every trial replays the same sessions."
+        )
+    found.append(
+        "Latencies of a comparison are over the turns that both policies completed; what a policy failed to serve "
+        "shows in `completed` alone."
+    )
+    found.append(
+        "W_turn(L) is fitted from how a cell's own concurrency varied; turns at busy times differ in more than the "
+        "tokens that are held, so the slope is an association. Figure 8's dashed curve is scaled through one policy."
+    )
+    if any((cell.counts.get("failed") or 0) + (cell.counts.get("cut") or 0) for cell in analysis.cells):
+        found.append("Some turns failed or were cut: wall clock and latencies leave out what they would have taken.")
+    if analysis.occupancies:
+        found.append(
+            "Decode pools: computed for deployments that were not run, from the concurrency of those that were."
+        )
+    if len(analysis.labels) < 2:
+        found.append("Fewer than two policies were measured: there is nothing to compare.")
+    return tuple(found)

@@ -1,0 +1,280 @@
+"""The numbers of one cell: what `metrics.summary.json` and `breakdown.json` hold, and what the analysis reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from results.decisions import DecisionRecord
+from results.records import RequestStatus
+from results.routing.load import LoadedCell, PickCounts, count_picks
+from results.routing.record import RoutedEngine, RoutingCell, TurnRecord
+from results.routing.turns import SERIES, Mask, Turns, session_times, turn_table, turns_of
+from results.statistics import Estimate, mean, percentiles, unknown
+from results.summary import POINTS, percentile_name
+
+FORMAT = 1
+"""Version of `metrics.summary.json` and `breakdown.json`."""
+UNREADABLE = "the turn records cannot be read"
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceNumbers:
+    """One instance in one cell."""
+
+    instance: str
+    role: str
+    turns: int | None
+    """Completed there; None = the turn records cannot be read."""
+    failed: int | None
+    sessions: int | None
+    """Sessions with at least one turn there."""
+    values: Mapping[str, Estimate]
+    """ttft_p50_s, ttft_p90_s, apc (the engine's counters), apc_usage (as its responses say)."""
+    reasons: Mapping[str, int]
+    """Picks of this instance by the reason of the decision."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedSummary:
+    """One cell. `docs/routing-analysis.md` defines every value."""
+
+    cell: str
+    label: str
+    policy: str
+    parameters: Mapping[str, Any]
+    trial: int
+    place: int
+    attempt: int
+    counts: Mapping[str, int | None]
+    """Turns: turns, completed, failed, dropped, cut; sessions, sessions_done; picks, retried, migrations."""
+    values: Mapping[str, Estimate]
+    """By name with its unit, e.g. `ttft_p90_s`, `apc`, `amplification`."""
+    instances: tuple[InstanceNumbers, ...]
+    reasons: Mapping[str, int]
+    """Picks by reason."""
+    degraded: str
+    """Why the client could not keep its schedule; empty when it could."""
+    gpu_utilisation: float | None
+    gpu_reason: str
+    git_commit: str | None
+    t_start_unix_s: float
+    duration_s: float
+    path: str
+
+    def estimate(self, name: str) -> Estimate:
+        """The value called `name`; one that no cell has is unknown, not an error."""
+        return self.values.get(name, unknown("not measured in this cell"))
+
+
+def summarise(
+    turns: Sequence[TurnRecord], decisions: Sequence[DecisionRecord], cell: RoutingCell
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`metrics.summary.json` and `breakdown.json` of a cell that has just ended, as JSON values."""
+    picks = count_picks(decisions)
+    columns = turns_of(turn_table(turns), cell.t_start_ns)
+    found = summary_of(LoadedCell(cell, columns, picks, (), ""))
+    said = msgspec.to_builtins(found)
+    own = ("cell", "label", "policy", "parameters", "trial", "counts", "values", "degraded")
+    return (
+        {"format": FORMAT, "definitions": "docs/routing-analysis.md", **{name: said[name] for name in own}},
+        {"format": FORMAT, "cell": cell.cell, "instances": said["instances"], "picks": msgspec.to_builtins(picks)},
+    )
+
+
+def summary_of(cell: LoadedCell) -> RoutedSummary:
+    """All numbers of a loaded cell; what is missing is null with a reason."""
+    record, turns, picks = cell.record, cell.turns, cell.picks
+    instances = tuple(_instance(engine, turns, picks) for engine in record.engines)
+    return RoutedSummary(
+        cell=record.cell,
+        label=record.label,
+        policy=record.policy,
+        parameters=record.parameters,
+        trial=record.trial,
+        place=record.place,
+        attempt=record.attempt,
+        counts=_counts(turns, picks, record),
+        values={**_latencies(turns), **_caching(turns, record), **_workers(instances), **_coupling(turns, record)},
+        instances=instances,
+        reasons={} if picks is None else picks.reasons,
+        degraded=cell.degraded,
+        gpu_utilisation=record.gpu_utilisation,
+        gpu_reason=record.gpu_reason,
+        git_commit=record.git_commit,
+        t_start_unix_s=record.t_start_unix_s,
+        duration_s=(record.t_end_ns - record.t_start_ns) / 1e9,
+        path=cell.path,
+    )
+
+
+def _counts(turns: Turns | None, picks: PickCounts | None, record: RoutingCell) -> dict[str, int | None]:
+    found: dict[str, int | None] = dict.fromkeys(("turns", "completed", "failed", "dropped", "cut", "sessions"))
+    if turns is not None:
+        found |= {
+            "turns": int(turns.index.size),
+            "completed": turns.count(RequestStatus.OK),
+            "failed": turns.count(RequestStatus.ERROR),
+            "dropped": turns.count(RequestStatus.DROPPED),
+            "cut": turns.count(RequestStatus.CUT),
+            "sessions": len(set(turns.session)),
+        }
+    done = record.replay.get("sessions_done")
+    found["sessions_done"] = done if isinstance(done, int) else None
+    found["picks"] = None if picks is None else picks.picks
+    found["retried"] = None if picks is None else picks.statuses.get("retried", 0)
+    found["migrations"] = None if picks is None else picks.migrations
+    return found
+
+
+def _latencies(turns: Turns | None) -> dict[str, Estimate]:
+    """Mean, p50, p90 and p99 of each series (s), with the interval inside the cell."""
+    found: dict[str, Estimate] = {}
+    for series in SERIES:
+        if turns is None:
+            found |= {percentile_name(series, point): unknown(UNREADABLE) for point in ("mean", *POINTS)}
+            continue
+        samples = turns.series(series)
+        points = percentiles(samples, tuple(POINTS.values()))
+        found[percentile_name(series, "mean")] = mean(samples)
+        found |= {percentile_name(series, point): estimate for point, estimate in zip(POINTS, points, strict=True)}
+    return found
+
+
+def _caching(turns: Turns | None, record: RoutingCell) -> dict[str, Estimate]:
+    """APC by the engines' counters and by the responses, the bounds of the completed turns, and APC over its bound."""
+    why = unknown(UNREADABLE)
+    apc = engines_apc(record.engines)
+    if turns is None:
+        return {"apc": apc, **dict.fromkeys(("apc_usage", "apc_bound_any", "apc_bound_intra", "apc_of_bound"), why)}
+    done = turns.completed
+    whole = float(turns.input_tokens[done].sum())
+    reusable = {"any": turns.reusable_any_tokens, "intra": turns.reusable_intra_tokens}
+    bounds = {
+        f"apc_bound_{kind}": Estimate(float(tokens[done].sum()) / whole, n=int(done.sum()))
+        if whole
+        else unknown("no turn was completed")
+        for kind, tokens in reusable.items()
+    }
+    bound = bounds["apc_bound_any"].value
+    return {
+        "apc": apc,
+        "apc_usage": _apc_usage(turns, done),
+        **bounds,
+        "apc_of_bound": Estimate(apc.value / bound)
+        if apc.value is not None and bound
+        else unknown(apc.reason or "the trace shares no prefix"),
+    }
+
+
+def engines_apc(engines: Sequence[RoutedEngine]) -> Estimate:
+    """Cached over all prompt tokens by the engines' own counters; unknown where one engine's could not be read."""
+    unread = [engine.instance for engine in engines if engine.prompt_tokens is None or engine.cached_tokens is None]
+    if unread or not engines:
+        named = ", ".join(unread) or "any instance"
+        return unknown(f"the counters of {named} were not read")
+    prompts = sum(engine.prompt_tokens or 0.0 for engine in engines)
+    if prompts <= 0:
+        return unknown("the engines counted no prompt token")
+    return Estimate(sum(engine.cached_tokens or 0.0 for engine in engines) / prompts)
+
+
+def _apc_usage(turns: Turns, where: Mask) -> Estimate:
+    """The same as the responses' usage says, over the turns of `where` that say it."""
+    said = where & np.isfinite(turns.cached_tokens) & np.isfinite(turns.prompt_tokens)
+    prompts = float(turns.prompt_tokens[said].sum())
+    if not prompts:
+        return unknown("no response stated its cached tokens")
+    return Estimate(float(turns.cached_tokens[said].sum()) / prompts, n=int(said.sum()))
+
+
+def _instance(engine: RoutedEngine, turns: Turns | None, picks: PickCounts | None) -> InstanceNumbers:
+    reasons = {} if picks is None else picks.by_instance.get(engine.instance, {})
+    apc = engines_apc((engine,))
+    if turns is None:
+        values = dict.fromkeys(("ttft_p50_s", "ttft_p90_s", "apc_usage"), unknown(UNREADABLE))
+        return InstanceNumbers(engine.instance, engine.role, None, None, None, {**values, "apc": apc}, reasons)
+    here = np.asarray(turns.instance == engine.instance, dtype=np.bool_)
+    p50, p90 = percentiles(turns.ttft_s[here], (0.5, 0.9))
+    return InstanceNumbers(
+        instance=engine.instance,
+        role=engine.role,
+        turns=int((here & turns.completed).sum()),
+        failed=int((here & (turns.status == RequestStatus.ERROR.value)).sum()),
+        sessions=len(set(turns.session[here])),
+        values={"ttft_p50_s": p50, "ttft_p90_s": p90, "apc": apc, "apc_usage": _apc_usage(turns, here)},
+        reasons=reasons,
+    )
+
+
+def _workers(instances: Sequence[InstanceNumbers]) -> dict[str, Estimate]:
+    """The per-instance TTFT p90 as (median, max) over the instances that served: never as a ratio (specs/ear, 3.3)."""
+    served = [found for one in instances if (found := one.values["ttft_p90_s"]).value is not None]
+    if not served:
+        why = unknown("no turn says which instance served it")
+        return {"worker_ttft_p90_median_s": why, "worker_ttft_p90_max_s": why}
+    values = np.array([found.value for found in served], dtype=np.float64)
+    n = min(found.n for found in served)
+    idle = len(instances) - len(served)
+    reason = f"{idle} of {len(instances)} instances served no turn" if idle else None
+    return {
+        "worker_ttft_p90_median_s": Estimate(float(np.median(values)), n=n, reason=reason),
+        "worker_ttft_p90_max_s": Estimate(float(values.max()), n=n, reason=reason),
+    }
+
+
+def _coupling(turns: Turns | None, record: RoutingCell) -> dict[str, Estimate]:
+    """How long the replay took against its trace, and how many sessions were in the system meanwhile."""
+    wall, span = (_number(record.replay.get(name)) for name in ("wall_clock_s", "trace_span_s"))
+    found = {"wall_clock_s": _known(wall, "not stated"), "trace_span_s": _known(span, "not stated")}
+    found["amplification"] = amplification(record.replay)
+    if turns is None:
+        return found | dict.fromkeys((*_INFLIGHT, "concurrency", "completed_share", "turns_per_s"), unknown(UNREADABLE))
+    times = session_times(turns)
+    completed = turns.count(RequestStatus.OK)
+    total = int(turns.index.size)
+    observed = float(np.nanmax(turns.end_s) - np.nanmin(turns.send_s)) if times.session else 0.0
+    found["concurrency"] = (
+        Estimate(float(times.residence_s.sum()) / observed, n=len(times.session))
+        if observed > 0
+        else unknown("no session was served")
+    )
+    found |= _inflight(turns)
+    found["completed_share"] = Estimate(completed / total, n=total) if total else unknown("the trace has no turn")
+    found["turns_per_s"] = Estimate(completed / wall, n=completed) if wall else unknown("no wall clock is stated")
+    return found
+
+
+_INFLIGHT = ("inflight_sessions_mean", "inflight_sessions_p10", "inflight_sessions_p90")
+
+
+def _inflight(turns: Turns) -> dict[str, Estimate]:
+    """Sessions in the system at the sends of the turns."""
+    seen = turns.inflight_sessions[np.isfinite(turns.inflight_sessions)]
+    if not seen.size:
+        return dict.fromkeys(_INFLIGHT, unknown("no turn was sent"))
+    values = (seen.mean(), *np.quantile(seen, (0.1, 0.9)))
+    return {name: Estimate(float(value), n=int(seen.size)) for name, value in zip(_INFLIGHT, values, strict=True)}
+
+
+def amplification(replay: Mapping[str, Any]) -> Estimate:
+    """Wall clock over trace span; unknown where the replay was cut before its last turn had ended."""
+    cut = _number(replay.get("cut"))
+    if cut:
+        return unknown(f"the replay was cut with {cut:g} turns in flight or still to come")
+    wall, span = (_number(replay.get(name)) for name in ("wall_clock_s", "trace_span_s"))
+    if wall is None or span is None:
+        return unknown("the replay states no wall clock or no trace span")
+    return Estimate(wall / span) if span > 0 else unknown("the trace spans no time")
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _known(value: float | None, why: str) -> Estimate:
+    return unknown(why) if value is None else Estimate(value)

@@ -1,0 +1,350 @@
+"""The tables of a `routing` report, as text: what each says, whatever it is drawn on."""
+
+from __future__ import annotations
+
+from results.routing.findings import RoutingAnalysis
+from results.routing.metrics import HEADLINE, NAMES, Metric, metric
+from results.routing.occupancy import DEPLOYMENTS
+from results.routing.pairs import Pair, Standing
+from results.routing.summary import RoutedSummary
+from results.routing.turns import SERIES
+from results.statistics import Estimate
+from results.summary import POINTS, percentile_name
+from results.table import NOT_MEASURED, Table
+from results.tax import Verdict
+
+FIGURES_BEFORE = "Cells"
+"""The figures stand between the comparisons and the tables of single cells, which begin with this title."""
+
+
+def tables(analysis: RoutingAnalysis) -> tuple[Table, ...]:
+    """Every table that has rows, in reading order."""
+    found = (
+        winners(analysis),
+        end_to_end(analysis),
+        against(analysis),
+        turn_by_turn(analysis),
+        *(latencies(analysis, series) for series in SERIES),
+        caching(analysis),
+        workers(analysis),
+        decisions(analysis),
+        coupling(analysis),
+        occupancy(analysis),
+        interference(analysis),
+        cells(analysis),
+        degraded(analysis),
+        gaps(analysis),
+    )
+    return tuple(table for table in found if table.rows)
+
+
+def winners(analysis: RoutingAnalysis) -> Table:
+    """Who is best on what, and of whom that can be told."""
+    rows = tuple(_winner(row) for row in analysis.standings)
+    compared = sum(len(row.behind) + len(row.level) for row in analysis.standings)
+    note = (
+        "The best value, and what the interval of each other policy's difference to it says. "
+        f"No correction is made for {compared} comparisons: of those that find a difference, some would without one."
+    )
+    columns = ("metric", "best", "value", "distinguishably worse", "not distinguishable", "no interval", "interval")
+    return Table("Who wins what", columns, rows, note)
+
+
+def _winner(row: Standing) -> tuple[str, ...]:
+    measure = metric(row.metric)
+    groups = (", ".join(names) or NOT_MEASURED for names in (row.behind, row.level, row.untold))
+    return (measure.title, row.best, shown(row.value, measure), *groups, row.basis or NOT_MEASURED)
+
+
+def end_to_end(analysis: RoutingAnalysis) -> Table:
+    """The specification's table of baselines."""
+    measures = [metric(name) for name in (*HEADLINE, "completed_share")]
+    columns = ("policy", *map(headed, measures), "trials")
+    rows = tuple(
+        (label, *(shown(analysis.value(label, one.name), one) for one in measures), _trials(analysis, label))
+        for label in analysis.labels
+    )
+    note = "Means over the trials. APC by the engines' own counters; instances as (median, max), never as a ratio."
+    return Table("End to end", columns, rows, note)
+
+
+def _trials(analysis: RoutingAnalysis, label: str) -> str:
+    done = sum(cell.label == label for cell in analysis.cells)
+    planned = analysis.planned.get(label)
+    return f"{done} of {planned}" if planned is not None and planned != done else str(done)
+
+
+def against(analysis: RoutingAnalysis) -> Table:
+    """Every policy's difference to the baseline."""
+    others = [label for label in analysis.labels if label != analysis.baseline]
+    found = {(row.first, row.metric): row for row in analysis.pairs if row.second == analysis.baseline}
+    columns = ("policy", *(headed(metric(name)) for name in HEADLINE), "interval")
+    rows = []
+    for label in others:
+        pairs = [found.get((label, name)) for name in HEADLINE]
+        bases = dict.fromkeys(pair.difference.basis or "" for pair in pairs if pair is not None)
+        rows.append((label, *map(difference, pairs), "; ".join(basis for basis in bases if basis) or NOT_MEASURED))
+    note = (
+        "Differences inside a trial (same sessions, same prompts), mean over trials: below zero is less. Latencies "
+        "over the turns that both completed. n.d.: the interval covers zero. All pairs stand in pairs.csv."
+    )
+    return Table(f"Against {analysis.baseline}", columns, tuple(rows), note)
+
+
+def difference(pair: Pair | None) -> str:
+    """A difference in the metric's unit, marked where it is not distinguishable from none."""
+    if pair is None or pair.difference.value is None:
+        return NOT_MEASURED
+    measure = metric(pair.metric)
+    found = pair.difference
+    digits = ".2f" if measure.unit == "x" else ".1f" if measure.unit in ("share", "ms") else ".3f"
+    text = f"{found.value * measure.scale:+{digits}}" if found.value is not None else ""
+    if found.low is not None and found.high is not None:
+        text += f" [{found.low * measure.scale:+{digits}}, {found.high * measure.scale:+{digits}}]"
+    marks = {None: " (no interval)", Verdict.NOT_DISTINGUISHABLE: " n.d."}
+    return text + marks.get(pair.verdict, "")
+
+
+def turn_by_turn(analysis: RoutingAnalysis) -> Table:
+    """Each turn against itself under the baseline."""
+    rows = tuple(
+        (
+            row.first,
+            NAMES[row.series],
+            row.median.text(3, 1e3),
+            row.faster.text(3, 100),
+            row.median.basis or row.median.reason or NOT_MEASURED,
+        )
+        for row in analysis.turn_pairs
+        if row.second == analysis.baseline
+    )
+    columns = ("policy", "of", "median difference (ms)", "turns served faster (%)", "interval")
+    note = "The same turn of the same session under both policies: the median of the differences is of single turns."
+    return Table(f"Turn by turn against {analysis.baseline}", columns, rows, note)
+
+
+def latencies(analysis: RoutingAnalysis, series: str) -> Table:
+    """Mean and percentiles of one latency."""
+    names = [percentile_name(series, point) for point in ("mean", *POINTS)]
+    unit = metric(names[0]).shown_unit
+    rows = tuple(
+        (label, *(shown(analysis.value(label, name), metric(name)) for name in names)) for label in analysis.labels
+    )
+    return Table(f"{NAMES[series]} ({unit})", ("policy", "mean", *POINTS), rows)
+
+
+def caching(analysis: RoutingAnalysis) -> Table:
+    """APC against what the trace allows."""
+    names = ("apc", "apc_usage", "apc_bound_any", "apc_bound_intra", "apc_of_bound")
+    rows = []
+    for label in analysis.labels:
+        counted = [cell for cell in analysis.cells if cell.label == label and not cell.degraded]
+        bounds = [_mean_text(counted, name) for name in names[2:]]
+        rows.append((label, *(shown(analysis.value(label, name), metric(name)) for name in names[:2]), *bounds))
+    note = "Bounds: an endless cache in one place, over the turns that were completed, at the engine's block size."
+    columns = (
+        "policy",
+        "APC (%)",
+        "as responses say (%)",
+        "bound, any (%)",
+        "bound, own session (%)",
+        "of its bound (%)",
+    )
+    return Table("Prefix cache", columns, tuple(rows), note)
+
+
+def _mean_text(counted: list[RoutedSummary], name: str) -> str:
+    found = [value for cell in counted if (value := cell.estimate(name).value) is not None]
+    return f"{100 * sum(found) / len(found):.1f}" if found else NOT_MEASURED
+
+
+def workers(analysis: RoutingAnalysis) -> Table:
+    """Every instance of every policy, mean over the trials."""
+    rows = []
+    for label in analysis.labels:
+        counted = [cell for cell in analysis.cells if cell.label == label and not cell.degraded]
+        for name in dict.fromkeys(one.instance for cell in counted for one in cell.instances):
+            ones = [one for cell in counted for one in cell.instances if one.instance == name]
+            p90 = [value for one in ones if (value := one.values["ttft_p90_s"].value) is not None]
+            hits = [value for one in ones if (value := one.values["apc"].value) is not None]
+            turns = [one.turns for one in ones if one.turns is not None]
+            rows.append(
+                (
+                    label,
+                    name,
+                    ones[0].role,
+                    _mean(turns, ".0f"),
+                    _mean([one.sessions for one in ones if one.sessions is not None], ".1f"),
+                    _mean([1e3 * value for value in p90], ".1f"),
+                    _mean([100 * value for value in hits], ".1f"),
+                )
+            )
+    columns = ("policy", "instance", "role", "turns", "sessions seen", "TTFT p90 ms", "APC %")
+    return Table("Instances", columns, tuple(rows), "Means over the trials.")
+
+
+def _mean(values: list[float] | list[int], form: str) -> str:
+    return format(sum(values) / len(values), form) if values else NOT_MEASURED
+
+
+def decisions(analysis: RoutingAnalysis) -> Table:
+    """Why the router picked as it did."""
+    rows = []
+    for label in analysis.labels:
+        own = [cell for cell in analysis.cells if cell.label == label]
+        reasons: dict[str, int] = {}
+        for cell in own:
+            for reason, count in cell.reasons.items():
+                reasons[reason] = reasons.get(reason, 0) + count
+        picks = sum(reasons.values())
+        told = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
+        rows.append(
+            (
+                label,
+                str(picks) if picks else NOT_MEASURED,
+                ", ".join(f"{reason} {count / picks:.0%}" for reason, count in told) or NOT_MEASURED,
+                _sum(own, "retried"),
+                _sum(own, "migrations"),
+            )
+        )
+    return Table("Decisions", ("policy", "picks", "reasons", "retried", "migrations asked for"), tuple(rows))
+
+
+def _sum(own: list[RoutedSummary], name: str) -> str:
+    known = [count for cell in own if (count := cell.counts.get(name)) is not None]
+    return str(sum(known)) if known else NOT_MEASURED
+
+
+def coupling(analysis: RoutingAnalysis) -> Table:
+    """The loop of every policy."""
+    rows = tuple(
+        (
+            row.label,
+            row.arrivals_per_s.text(3),
+            row.turns.text(3),
+            row.service_s.text(3),
+            row.think_s.text(3),
+            row.concurrency.text(3),
+            row.slope_s.text(3, 1e3),
+            row.loop_gain.text(3),
+            _told(row.equilibrium),
+            _told(row.gain),
+            _told(row.sensitivity),
+        )
+        for row in analysis.couplings
+    )
+    note = (
+        "L = Lambda N (W + T). W': ms per turn that one more session in the system adds, fitted inside the cells; gain "
+        "= 1 / (1 - Lambda N W'), how often the loop returns a small slow-down; L* x gain: sessions that it adds."
+    )
+    columns = (
+        "policy", "Lambda /s", "N", "W s", "T s", "L", "W' ms", "Lambda N W'", "L*", "gain", "L* x gain",
+    )  # fmt: skip
+    return Table("Dispatch coupling", columns, rows, note)
+
+
+def _told(found: Estimate) -> str:
+    return f"{NOT_MEASURED} ({found.reason})" if found.value is None and found.reason else found.text(3)
+
+
+def occupancy(analysis: RoutingAnalysis) -> Table:
+    """What decode pools would hold at the percentiles of the footprints."""
+    at = {(row.deployment, row.point): row for row in analysis.occupancies if row.point}
+    points = list(dict.fromkeys(point for _, point in at))
+    rows = tuple(
+        (
+            point,
+            f"{at[next(iter(DEPLOYMENTS)), point].footprint_tokens:.0f}",
+            *(f"{at[name, point].p90:.0%} (fits {at[name, point].fit_per_pool})" for name in DEPLOYMENTS),
+        )
+        for point in points
+    )
+    columns = ("footprint", "tokens", *DEPLOYMENTS)
+    note = (
+        "Share of the decode pools held by the decodes passed a tenth of the time, if each were of this footprint; and "
+        "how many fit. Computed from this run's concurrency and KV capacity; no KV was moved."
+    )
+    return Table("Decode pools by footprint", columns, rows, note)
+
+
+def interference(analysis: RoutingAnalysis) -> Table:
+    """Prefill beside decodes."""
+    rows = tuple(
+        (
+            str(row.prefill_tokens),
+            str(row.decodes),
+            row.before_s.text(3, 1e3),
+            row.during_s.text(3, 1e3),
+            row.slowdown.text(3),
+            NOT_MEASURED if row.worst_gap_s is None else f"{1e3 * row.worst_gap_s:.1f}",
+            str(row.repeats),
+        )
+        for row in analysis.interference
+    )
+    columns = (
+        "prefill tokens", "decodes", "TPOT before ms", "TPOT during ms", "during / before", "longest gap ms", "repeats",
+    )  # fmt: skip
+    return Table("A prefill beside decodes", columns, rows, "Means over repeats; during: while the prefill runs.")
+
+
+def cells(analysis: RoutingAnalysis) -> Table:
+    """Every cell."""
+    columns = (
+        "policy",
+        "trial",
+        "place",
+        "turns",
+        "TTFT p90 ms",
+        "E2E p90 s",
+        "APC %",
+        "wall s",
+        "amplification",
+        "marks",
+    )
+    return Table(FIGURES_BEFORE, columns, tuple(_cell(cell) for cell in analysis.cells))
+
+
+def _cell(cell: RoutedSummary) -> tuple[str, ...]:
+    completed, turns = cell.counts.get("completed"), cell.counts.get("turns")
+    return (
+        cell.label,
+        str(cell.trial),
+        str(cell.place),
+        NOT_MEASURED if turns is None else f"{completed} of {turns}",
+        cell.estimate("ttft_p90_s").text(scale=1e3),
+        cell.estimate("e2e_p90_s").text(),
+        cell.estimate("apc").text(3, 100),
+        cell.estimate("wall_clock_s").text(),
+        cell.estimate("amplification").text(3),
+        _marks(cell),
+    )
+
+
+def _marks(cell: RoutedSummary) -> str:
+    found = ["DEGRADED"] if cell.degraded else []
+    found += [f"{cell.counts[name]} {name}" for name in ("failed", "dropped", "cut") if cell.counts.get(name)]
+    if cell.gpu_utilisation is None and cell.gpu_reason:
+        found.append(f"GPU: {cell.gpu_reason}")
+    return ", ".join(found)
+
+
+def degraded(analysis: RoutingAnalysis) -> Table:
+    """Cells whose client fell behind."""
+    rows = tuple((cell.cell, cell.degraded) for cell in analysis.degraded)
+    note = "The client fell behind in these cells: their latencies are its own, and no comparison uses them."
+    return Table("Degraded cells", ("cell", "why"), rows, note)
+
+
+def gaps(analysis: RoutingAnalysis) -> Table:
+    """What is missing or damaged."""
+    return Table("Gaps", ("artifact", "what is wrong"), tuple((gap.artifact, gap.reason) for gap in analysis.gaps))
+
+
+def headed(measure: Metric) -> str:
+    """A metric as a column's head, with its unit."""
+    return f"{measure.title} {measure.shown_unit}".strip()
+
+
+def shown(found: Estimate, measure: Metric) -> str:
+    """A value in the metric's unit, with its interval."""
+    return found.text(3, measure.scale)
