@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from runners.cli import engines, reports, runs
+from runners.cli import engines, reports, route, runs
 from runners.cli.output import fail, use_color
 from runners.errors import RunnerError
 
@@ -24,6 +24,7 @@ app = typer.Typer(
 runs.add_to(app)
 reports.add_to(app)
 engines.add_to(app)
+route.add_to(app)
 
 REMEDIES = {
     errno.ENOSPC: "free some room on that disk, or name another folder with --workspace",
