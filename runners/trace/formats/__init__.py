@@ -1,0 +1,59 @@
+"""Trace files, read as sessions and written as the project's own: Mooncake, Bailian, agentic, tracon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from runners.errors import RunnerError
+from runners.trace.errors import TraceError
+from runners.trace.formats.agentic import open_agentic
+from runners.trace.formats.bailian import open_bailian
+from runners.trace.formats.mooncake import open_mooncake
+from runners.trace.formats.tracon import Written, open_tracon, write_trace
+from runners.trace.session import Session, Trace, TraceFacts
+from runners.trace.source import OnProgress, beginning
+
+__all__ = ["FORMATS", "TraceError", "Written", "detect_format", "open_trace", "read_trace", "write_trace"]
+
+Reader = Callable[[Path, OnProgress | None], tuple[TraceFacts, Iterator[Session]]]
+
+FORMATS: Mapping[str, Reader] = {
+    "mooncake": open_mooncake,
+    "bailian": open_bailian,
+    "agentic": open_agentic,
+    "tracon": open_tracon,
+}
+_MARKS = {"tracon": b'"tracon_trace"', "bailian": b'"chat_id"', "agentic": b'"requests"', "mooncake": b'"hash_ids"'}
+"""A word that only this format has in its first line, in the order in which they are looked for."""
+
+
+def open_trace(
+    path: Path | str, format: str | None = None, on_progress: OnProgress | None = None
+) -> tuple[TraceFacts, Iterator[Session]]:
+    """A trace's facts, and its sessions in the order of their arrival, read as they are asked for.
+
+    `format`: a name in FORMATS; None = by the first line. `on_progress` is told which share (0 to 1) has been read.
+    Raises TraceError (file, line, rule) here and while the sessions are taken, OSError, and RunnerError for a format
+    that does not exist.
+    """
+    path = Path(path)
+    name = format or detect_format(path)
+    if name not in FORMATS:
+        raise RunnerError(f"there is no trace format {name!r}", remedy=f"name one of {', '.join(FORMATS)}")
+    return FORMATS[name](path, on_progress)
+
+
+def read_trace(path: Path | str, format: str | None = None, on_progress: OnProgress | None = None) -> Trace:
+    """The whole trace in memory: about 8 bytes per block hash and 200 per turn. Raises as `open_trace` does."""
+    facts, sessions = open_trace(path, format, on_progress)
+    return Trace(facts, tuple(sessions))
+
+
+def detect_format(path: Path) -> str:
+    """The format's name, by the words in the first line. Raises TraceError where it is none of them."""
+    name, head = beginning(path)
+    for format, mark in _MARKS.items():
+        if mark in head:
+            return format
+    raise TraceError(name, 1, f"this is none of the formats {', '.join(FORMATS)}")

@@ -1,0 +1,165 @@
+"""Recorded agentic sessions (kv-cache-tester, Weka): one JSON object per session, with sub-agents.
+
+A file holds one object (laid out as it likes) or one per line; usually many files lie in an archive or a folder. `t`
+in seconds since the session began; `hash_ids`: one id per whole block, chained, local to the session and its
+sub-agents unless `hash_id_scope` says `global`; a prompt includes its history. How turns wait for each other is in
+agentic_turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import chain
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from runners.trace.errors import TraceError
+from runners.trace.formats.agentic_turns import Entry, Fault, SubAgent, in_order, lay_out
+from runners.trace.formats.decode import Count, Positive, decode
+from runners.trace.rules import MAX_CHAINED_ID, Chain, hash_count_fault
+from runners.trace.session import Session, TraceFacts
+from runners.trace.source import Document, OnProgress, documents, numbered_lines
+
+
+class _Tokens(msgspec.Struct):
+    input: Count
+    output: Count
+
+
+class _Totals(msgspec.Struct):
+    parent_tokens: _Tokens
+    subagent_tokens: _Tokens
+    combined_tokens: _Tokens
+    subagent_count: Count
+
+
+class _Recorded(msgspec.Struct):
+    id: str
+    block_size: Positive
+    requests: list[Entry]
+    hash_id_scope: Literal["local", "global"] = "local"
+    totals: _Totals | None = None
+
+
+_Found = tuple[str, int, _Recorded]
+
+
+def open_agentic(path: Path, on_progress: OnProgress | None = None) -> tuple[TraceFacts, Iterator[Session]]:
+    """The facts, and sessions in the order of their files. All arrive at 0: when they began is not recorded.
+
+    One session is held at a time. The facts are those of the first; one that differs is refused.
+    """
+    found = _recorded(path, on_progress)
+    first = next(found, None)
+    if first is None:
+        raise TraceError(path.name, 1, "there is no session in it")
+    facts = TraceFacts(
+        format="agentic",
+        source=path.name,
+        time_unit_s=1.0,
+        block_tokens=first[2].block_size,
+        tail_rule="floor",
+        hash_scope="global" if first[2].hash_id_scope == "global" else "session",
+        hashes_chained=True,
+        context_mode="self_contained",
+        has_sessions=True,
+    )
+    return facts, _sessions(facts, chain((first,), found))
+
+
+def _recorded(path: Path, on_progress: OnProgress | None) -> Iterator[_Found]:
+    decoder = msgspec.json.Decoder(_Recorded)
+    with closing(documents(path, on_progress)) as found:
+        for document in found:
+            for line, text in _objects(document):
+                yield document.name, line, decode(decoder, text, document.name, line)
+
+
+def _objects(document: Document) -> Iterator[tuple[int, bytes]]:
+    """(line it begins on, text) of each object: one per line, or, where the first line is none, the whole document."""
+    lines = numbered_lines(document)
+    head = next(lines, None)
+    if head is None:
+        return
+    if _whole(head[1]):
+        yield head
+        yield from lines
+    else:
+        rest = b"".join(text for _, text in lines)
+        yield head[0], head[1] + rest
+
+
+def _whole(text: bytes) -> bool:
+    """Whether a line can be an object by itself: it ends as one does. Telling by decoding would parse it twice."""
+    return text.rstrip().endswith(b"}")
+
+
+def _sessions(facts: TraceFacts, found: Iterator[_Found]) -> Iterator[Session]:
+    seen: dict[str, str] = {}
+    shared = Chain() if facts.hash_scope == "global" else None
+    for file, line, recorded in found:
+        where = seen.setdefault(recorded.id, f"{file}, line {line}")
+        fault = _facts_fault(facts, recorded) or _totals_fault(recorded)
+        if where != f"{file}, line {line}":
+            fault = f"session {recorded.id!r} is already in {where}"
+        if fault:
+            raise TraceError(file, line, fault)
+        try:
+            yield _session(facts, recorded, shared or Chain())
+        except Fault as error:
+            raise TraceError(file, line, str(error)) from error
+
+
+def _facts_fault(facts: TraceFacts, recorded: _Recorded) -> str:
+    if recorded.block_size != facts.block_tokens:
+        return f"block_size is {recorded.block_size}, but {facts.block_tokens} in the first session"
+    if (recorded.hash_id_scope == "global") != (facts.hash_scope == "global"):
+        return f"hash_id_scope is {recorded.hash_id_scope!r}, unlike in the first session"
+    if not recorded.id:
+        return "id is empty"
+    return "" if recorded.requests else "requests is empty"
+
+
+def _totals_fault(recorded: _Recorded) -> str:
+    """The sums that the file states of itself."""
+    totals = recorded.totals
+    if totals is None:
+        return ""
+    own = [entry for entry in recorded.requests if not isinstance(entry, SubAgent)]
+    agents = [entry for entry in recorded.requests if isinstance(entry, SubAgent)]
+    theirs = [request for agent in agents for request in agent.requests]
+    stated = {
+        "parent_tokens.input": (totals.parent_tokens.input, sum(request.input for request in own)),
+        "parent_tokens.output": (totals.parent_tokens.output, sum(request.output for request in own)),
+        "subagent_tokens.input": (totals.subagent_tokens.input, sum(request.input for request in theirs)),
+        "subagent_tokens.output": (totals.subagent_tokens.output, sum(request.output for request in theirs)),
+        "combined_tokens.input": (totals.combined_tokens.input, sum(request.input for request in own + theirs)),
+        "combined_tokens.output": (totals.combined_tokens.output, sum(request.output for request in own + theirs)),
+        "subagent_count": (totals.subagent_count, len(agents)),
+    }
+    wrong = [
+        f"totals.{name} is {says}, but it adds up to {sums}" for name, (says, sums) in stated.items() if says != sums
+    ]
+    return wrong[0] if wrong else ""
+
+
+def _session(facts: TraceFacts, recorded: _Recorded, hashes: Chain) -> Session:
+    """Raises Fault. Ids that come again are the same objects: a session's prompts repeat most of theirs."""
+    placed = lay_out(recorded.requests)
+    last_id = sum(len(one.request.hash_ids) for one in placed) if facts.hash_scope == "session" else MAX_CHAINED_ID - 1
+    objects: dict[int, int] = {}
+    kept = []
+    for one in placed:
+        ids = one.request.hash_ids
+        fault = hash_count_fault(facts, one.request.input, len(ids))
+        if max(ids, default=0) > last_id:
+            fault = fault or f"hash {max(ids)} cannot be: ids are numbered from 1, and there are {last_id}"
+        fault = fault or hashes.fault(np.array(ids, dtype=np.int64))
+        if fault:
+            raise Fault(f"{one.name}: {fault}")
+        kept.append(tuple(map(objects.setdefault, ids, ids)))
+    return Session(recorded.id, in_order(placed, kept))

@@ -1,0 +1,191 @@
+"""Bailian's traces (qwen-bailian-usagetraces-anon): one request a line, sessions linked by `parent_chat_id`.
+
+`timestamp` in seconds, `input_length`, `output_length`, `hash_ids`: one id per block of 16 tokens, a partial last block
+included; equal ids in the whole file mean equal blocks. A follow-up's prompt includes its history. The source does not
+say whether ids are chained: it is found out from the file, and stated in the facts.
+
+A file is read twice: once to check it and to learn which lines make a session, then session by session. A packed file
+is unpacked into a temporary one in between, which has no name and is gone when the reader ends.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from array import array
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated, BinaryIO
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from runners.trace.errors import TraceError
+from runners.trace.formats.decode import Count, HashId, Positive, Seconds, decode
+from runners.trace.rules import Chain, hash_count_fault
+from runners.trace.session import MAIN, Session, TraceFacts, Turn
+from runners.trace.source import OnProgress, documents, numbered_lines
+
+BLOCK_TOKENS = 16
+ROOT = -1
+
+
+class _Row(msgspec.Struct, forbid_unknown_fields=True):
+    chat_id: Count
+    parent_chat_id: Annotated[int, msgspec.Meta(ge=ROOT)]
+    timestamp: Seconds
+    input_length: Positive
+    output_length: Count
+    type: str
+    turn: Positive
+    hash_ids: list[HashId]
+
+
+_DECODER = msgspec.json.Decoder(_Row)
+
+
+def open_bailian(path: Path, on_progress: OnProgress | None = None) -> tuple[TraceFacts, Iterator[Session]]:
+    """The facts, and sessions in the order of their arrival. The whole file is checked before this returns.
+
+    A request whose parent is not in the file begins a session of its own. Two follow-ups of one request both wait for
+    it. Held in memory: about 150 bytes per request while checking, 60 after, and one session.
+    """
+    watch = on_progress or (lambda share: None)
+    index = _Index(path.name)
+    copy = tempfile.TemporaryFile()  # noqa: SIM115 - closed by the iterator, or here
+    try:
+        index.read(path, copy, lambda share: watch(share / 2))
+        groups = index.sessions()
+    except BaseException:
+        copy.close()
+        raise
+    return index.facts(), _sessions(index, groups, copy, lambda share: watch(0.5 + share / 2))
+
+
+def _sessions(
+    index: _Index, groups: Iterator[NDArray[np.int64]], copy: BinaryIO, watch: OnProgress
+) -> Iterator[Session]:
+    done = 0
+    with copy:
+        for rows in groups:
+            yield index.session(rows, copy)
+            done += len(rows)
+            watch(done / len(index))
+
+
+class _Index:
+    """What is kept of every line: where it lies, when it arrived, whom it follows."""
+
+    def __init__(self, source: str) -> None:
+        self._file = self._source = source
+        self._chain = Chain()
+        self._chained = True
+        self._row_of: dict[int, int] = {}
+        self._offsets, self._lines = array("q"), array("q")
+        self._chats, self._parents = array("q"), array("q")
+        self._turns, self._times = array("q"), array("d")
+        self._parent_rows: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        self._begin_s = 0.0
+
+    def __len__(self) -> int:
+        return len(self._chats)
+
+    def facts(self) -> TraceFacts:
+        """Once the file has been read."""
+        return _facts(self._source, self._chained)
+
+    def read(self, path: Path, copy: BinaryIO, watch: OnProgress) -> None:
+        """Check every line by itself, and keep the text of all in `copy`."""
+        facts = _facts(self._source, chained=True)
+        offset = 0
+        with closing(documents(path, watch)) as found:
+            for count, document in enumerate(found):
+                if count:
+                    raise TraceError(document.name, 1, "a Bailian trace is one file, and this is the second")
+                self._file = document.name
+                for line, text in numbered_lines(document):
+                    row = decode(_DECODER, text, document.name, line)
+                    self._add(row, line, offset, hash_count_fault(facts, row.input_length, len(row.hash_ids)))
+                    offset += copy.write(text)
+        if not len(self):
+            raise TraceError(self._file, 1, "there is no request in it")
+
+    def _add(self, row: _Row, line: int, offset: int, fault: str) -> None:
+        other = self._row_of.setdefault(row.chat_id, len(self))
+        if other != len(self):
+            fault = fault or f"chat_id {row.chat_id} is that of line {self._lines[other]}"
+        if fault:
+            raise TraceError(self._file, line, fault)
+        if self._chained:
+            self._chained = not self._chain.fault(np.array(row.hash_ids, dtype=np.int64))
+        self._offsets.append(offset)
+        self._lines.append(line)
+        self._chats.append(row.chat_id)
+        self._parents.append(row.parent_chat_id)
+        self._turns.append(row.turn)
+        self._times.append(row.timestamp)
+
+    def sessions(self) -> Iterator[NDArray[np.int64]]:
+        """Rows of each session by arrival, sessions by theirs. Raises TraceError for a parent that comes too late."""
+        times = np.frombuffer(self._times, dtype=np.float64)
+        order = np.argsort(times, kind="stable")
+        ranks = np.empty_like(order)
+        ranks[order] = np.arange(order.size)
+        self._begin_s = float(times[order[0]])
+        self._parent_rows = np.array([self._row_of.get(parent, ROOT) for parent in self._parents], dtype=np.int64)
+        self._row_of = {}
+        roots = np.arange(order.size)
+        for row in order.tolist():
+            parent = int(self._parent_rows[row])
+            if parent != ROOT:
+                self._check_parent(row, parent, ranks)
+                roots[row] = roots[parent]
+        grouped = np.lexsort((ranks, ranks[roots]))
+        return iter(np.split(grouped, np.flatnonzero(np.diff(roots[grouped])) + 1))
+
+    def _check_parent(self, row: int, parent: int, ranks: NDArray[np.int64]) -> None:
+        here, there = self._lines[row], self._lines[parent]
+        if ranks[parent] >= ranks[row]:
+            raise TraceError(
+                self._file, here, f"chat {self._chats[row]} does not come after its parent, which is on line {there}"
+            )
+        if self._turns[row] <= self._turns[parent]:
+            rule = f"it is turn {self._turns[row]}, but its parent on line {there} is turn {self._turns[parent]}"
+            raise TraceError(self._file, here, rule)
+
+    def session(self, rows: NDArray[np.int64], copy: BinaryIO) -> Session:
+        """The session of these rows, read again."""
+        places = {row: place for place, row in enumerate(rows.tolist())}
+        turns = []
+        for row, place in places.items():
+            copy.seek(self._offsets[row])
+            read = _DECODER.decode(copy.readline())
+            parent = int(self._parent_rows[row])
+            turns.append(
+                Turn(
+                    agent=MAIN,
+                    turn=place,
+                    arrival_s=read.timestamp - self._begin_s,
+                    think_s=None,
+                    input_tokens=read.input_length,
+                    output_tokens=read.output_length,
+                    hashes=tuple(read.hash_ids),
+                    after=() if parent == ROOT else (places[parent],),
+                )
+            )
+        return Session(str(self._chats[int(rows[0])]), tuple(turns))
+
+
+def _facts(source: str, chained: bool) -> TraceFacts:
+    return TraceFacts(
+        format="bailian",
+        source=source,
+        time_unit_s=1.0,
+        block_tokens=BLOCK_TOKENS,
+        tail_rule="ceil",
+        hash_scope="global",
+        hashes_chained=chained,
+        context_mode="self_contained",
+        has_sessions=True,
+    )

@@ -1,0 +1,294 @@
+"""The project's own trace file: JSON lines, a header, a session a line, and a last line with their counts.
+
+    {"tracon_trace": 1, "origin": "mooncake conversation_trace.jsonl", "facts": {"block_tokens": 512, ...}}
+    {"session": "7", "turns": [{"arrival_s": 0.0, "input_tokens": 1030, "output_tokens": 12, "hashes": [4, 9]}, ...]}
+    {"end": {"sessions": 1, "requests": 2}}
+
+A turn's fields are those of `Turn`; those at their default are left out. `shared: [place, n]` puts the first n hashes
+of an earlier turn of the session in front of `hashes`: prompts repeat their history, a file need not.
+"""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, BinaryIO, Literal, cast
+
+import msgspec
+
+from runners.trace.errors import TraceError
+from runners.trace.formats.decode import Count, HashId, Positive, decode
+from runners.trace.rules import session_fault
+from runners.trace.session import MAIN, Session, TraceFacts, Turn
+from runners.trace.source import OnProgress, documents, numbered_lines
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What went into a file."""
+
+    sessions: int
+    requests: int
+    input_tokens: int
+    output_tokens: int
+    span_s: float
+    """From the first recorded send to the last."""
+
+
+class _Facts(msgspec.Struct, forbid_unknown_fields=True):
+    block_tokens: Positive
+    tail_rule: Literal["ceil", "floor"]
+    hash_scope: Literal["global", "session"]
+    hashes_chained: bool
+    has_sessions: bool
+
+
+class _Header(msgspec.Struct, forbid_unknown_fields=True):
+    tracon_trace: int
+    origin: str
+    facts: _Facts
+
+
+class _Turn(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+    arrival_s: float
+    input_tokens: int
+    output_tokens: int
+    hashes: list[HashId]
+    agent: str = MAIN
+    turn: int = 0
+    think_s: float | None = None
+    after: tuple[int, ...] = ()
+    shared: tuple[Annotated[int, msgspec.Meta(ge=0)], Positive] | None = None
+
+
+class _Counts(msgspec.Struct, forbid_unknown_fields=True):
+    sessions: Count
+    requests: Count
+
+
+class _Line(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """A session, or the end."""
+
+    session: str = ""
+    turns: list[_Turn] = []
+    end: _Counts | None = None
+
+
+def open_tracon(path: Path, on_progress: OnProgress | None = None) -> tuple[TraceFacts, Iterator[Session]]:
+    """The facts as the file states them, and its sessions; one is held at a time."""
+    lines = _lines(path, on_progress)
+    head = next(lines, None)
+    if head is None:
+        raise TraceError(path.name, 1, "there is no header in it")
+    file, line, text = head
+    header = decode(msgspec.json.Decoder(_Header), text, file, line)
+    if header.tracon_trace != VERSION:
+        raise TraceError(file, line, f"tracon_trace is {header.tracon_trace}; this Tracon reads {VERSION}")
+    stated = header.facts
+    facts = TraceFacts(
+        format="tracon",
+        source=path.name,
+        time_unit_s=1.0,
+        block_tokens=stated.block_tokens,
+        tail_rule=stated.tail_rule,
+        hash_scope=stated.hash_scope,
+        hashes_chained=stated.hashes_chained,
+        context_mode="self_contained",
+        has_sessions=stated.has_sessions,
+    )
+    return facts, _sessions(facts, file, line, lines)
+
+
+def write_trace(path: Path, facts: TraceFacts, sessions: Iterable[Session]) -> Written:
+    """Write the project's own file, packed where the name ends in .gz or .xz; `path` appears when it is whole.
+
+    Sessions stream through. Raises TraceError for one that breaks a rule or is out of order, naming the line it would
+    have had; OSError.
+    """
+    encode = msgspec.json.Encoder().encode
+    stated = _Facts(facts.block_tokens, facts.tail_rule, facts.hash_scope, facts.hashes_chained, facts.has_sessions)
+    order = _Order(facts)
+    with _whole_file(path) as out:
+        out.write(encode(_Header(VERSION, f"{facts.format} {facts.source}", stated)) + b"\n")
+        for line, session in enumerate(sessions, start=2):
+            if fault := order.fault(session):
+                raise TraceError(path.name, line, fault)
+            out.write(encode(_Line(session.session, _packed_turns(session.turns))) + b"\n")
+        written = order.written()
+        out.write(encode(_Line(end=_Counts(written.sessions, written.requests))) + b"\n")
+    return written
+
+
+class _Order:
+    """The rules that hold between sessions, and the sums over them."""
+
+    def __init__(self, facts: TraceFacts) -> None:
+        self._facts = facts
+        self._names: set[str] = set()
+        self._sums = Written(0, 0, 0, 0, 0.0)
+        self._arrival_s = 0.0
+
+    def fault(self, session: Session) -> str:
+        """What is wrong with the next session; "" = it was counted."""
+        fault = session_fault(self._facts, session) or self._place_fault(session)
+        if not fault:
+            self._names.add(session.session)
+            self._arrival_s = session.arrival_s
+            sums = self._sums
+            self._sums = Written(
+                sessions=sums.sessions + 1,
+                requests=sums.requests + len(session.turns),
+                input_tokens=sums.input_tokens + sum(turn.input_tokens for turn in session.turns),
+                output_tokens=sums.output_tokens + sum(turn.output_tokens for turn in session.turns),
+                span_s=max(sums.span_s, session.turns[-1].arrival_s),
+            )
+        return fault
+
+    def _place_fault(self, session: Session) -> str:
+        if session.session in self._names:
+            return f"session {session.session} comes twice"
+        if not self._names and session.arrival_s != 0:
+            return f"the first session arrives at {session.arrival_s} s, not at 0"
+        if session.arrival_s < self._arrival_s:
+            return (
+                f"session {session.session} arrives at {session.arrival_s} s, before the one ahead of it "
+                f"({self._arrival_s} s)"
+            )
+        if not self._facts.has_sessions and len(session.turns) > 1:
+            return f"session {session.session} has {len(session.turns)} turns, but has_sessions is false"
+        return ""
+
+    def written(self) -> Written:
+        return self._sums
+
+
+def _lines(path: Path, on_progress: OnProgress | None) -> Iterator[tuple[str, int, bytes]]:
+    with closing(documents(path, on_progress)) as found:
+        for count, document in enumerate(found):
+            if count:
+                raise TraceError(document.name, 1, "a trace is one file, and this is the second")
+            for line, text in numbered_lines(document):
+                yield document.name, line, text
+
+
+def _sessions(facts: TraceFacts, file: str, line: int, lines: Iterator[tuple[str, int, bytes]]) -> Iterator[Session]:
+    decoder = msgspec.json.Decoder(_Line)
+    order = _Order(facts)
+    ended = False
+    for _, line, text in lines:
+        row = decode(decoder, text, file, line)
+        fault = "there is more after the line with the counts" if ended else ""
+        if row.end is not None:
+            ended = True
+            fault = fault or _end_fault(row, row.end, order.written())
+        else:
+            session, damage = _unpacked_session(row)
+            fault = fault or damage or order.fault(session)
+        if fault:
+            raise TraceError(file, line, fault)
+        if row.end is None:
+            yield session
+    if not ended:
+        raise TraceError(file, line, "the line with the counts is missing: the file is cut off")
+
+
+def _end_fault(row: _Line, stated: _Counts, found: Written) -> str:
+    if row.session or row.turns:
+        return "a line is a session or the end, not both"
+    if (stated.sessions, stated.requests) == (found.sessions, found.requests):
+        return ""
+    return (
+        f"the counts are {stated.sessions} sessions and {stated.requests} requests, but there are "
+        f"{found.sessions} and {found.requests}"
+    )
+
+
+def _unpacked_session(row: _Line) -> tuple[Session, str]:
+    turns: list[Turn] = []
+    fault = ""
+    for place, turn in enumerate(row.turns):
+        hashes = tuple(turn.hashes)
+        if turn.shared is not None:
+            base, count = turn.shared
+            if base >= place or count > len(turns[base].hashes):
+                fault = (
+                    fault or f"session {row.session}, turns[{place}]: no earlier turn has what it shares: {turn.shared}"
+                )
+            else:
+                hashes = turns[base].hashes[:count] + hashes
+        turns.append(
+            Turn(
+                agent=turn.agent,
+                turn=turn.turn,
+                arrival_s=turn.arrival_s,
+                think_s=turn.think_s,
+                input_tokens=turn.input_tokens,
+                output_tokens=turn.output_tokens,
+                hashes=hashes,
+                after=turn.after,
+            )
+        )
+    return Session(row.session, tuple(turns)), fault
+
+
+def _packed_turns(turns: tuple[Turn, ...]) -> list[_Turn]:
+    packed = []
+    latest: dict[str, int] = {}
+    for place, turn in enumerate(turns):
+        candidates = {0, latest.get(turn.agent, 0), *turn.after} if place else set()
+        shared = max(((shared_hashes(turns[at].hashes, turn.hashes), -at) for at in candidates), default=(0, 0))
+        latest[turn.agent] = place
+        packed.append(
+            _Turn(
+                arrival_s=turn.arrival_s,
+                input_tokens=turn.input_tokens,
+                output_tokens=turn.output_tokens,
+                hashes=list(turn.hashes[shared[0] :]),
+                agent=turn.agent,
+                turn=turn.turn,
+                think_s=turn.think_s,
+                after=turn.after,
+                shared=(-shared[1], shared[0]) if shared[0] else None,
+            )
+        )
+    return packed
+
+
+def shared_hashes(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """How many hashes two prompts share from the start."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:  # halving: comparing slices is far faster than pairs, and prompts mostly share all or little
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@contextmanager
+def _whole_file(path: Path) -> Iterator[BinaryIO]:
+    """Written beside its place, renamed into it when all went well."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with partial.open("wb") as raw, _packer(path.suffix, raw) as out:
+            yield out
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def _packer(suffix: str, raw: BinaryIO) -> AbstractContextManager[BinaryIO]:
+    if suffix == ".gz":  # without a time in its head: the same trace gives the same bytes
+        return cast(AbstractContextManager[BinaryIO], gzip.GzipFile("", "wb", fileobj=raw, mtime=0))
+    if suffix == ".xz":
+        return cast(AbstractContextManager[BinaryIO], lzma.LZMAFile(raw, "wb", preset=1))
+    return nullcontext(raw)

@@ -1,0 +1,146 @@
+"""How long sessions and their turns are, found so that several stated statistics hold at once. Pure and deterministic.
+
+Sessions stand in a row from the largest to the smallest, RANKS of them. The stated skew fixes each one's input tokens,
+the stated percentiles the lengths of all requests together, and the stated bound, since a session reuses all but what
+is new in it, how many turns there are. Those are met by turns: lengths are mapped to the stated percentiles by their
+rank, scaled to the sessions' sums, and mapped again; what lengths cannot meet moves the number of turns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runners.errors import RunnerError
+from runners.trace.statistics import Floats, Statistics, request_quantile, session_mass
+
+Ints = NDArray[np.int64]
+
+RANKS = 2000
+GROWTH_PER_TURN = 0.12
+"""A session's last prompt is so much longer than its first, per turn, up to MOST_GROWTH times."""
+MOST_GROWTH = 8.0
+_LENGTH_EXPONENT = 0.35
+"""Where the search begins: a session with k times the input has k ** 0.35 times as long prompts."""
+_ROUNDS = 12
+_FITS = 6
+_BISECTIONS = 14
+_MOST_TURNS = 64.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """Of each rank: its turns and their lengths; and what the sessions share."""
+
+    starts: Ints
+    """Where a rank's lengths begin in `lengths`; one more entry than ranks."""
+    lengths: Floats
+    """Input tokens of each turn, ascending within a session."""
+    shared_prefix_tokens: float
+    """That all sessions begin with."""
+    forking_ranks: int
+    """Sessions of the ranks before are in turn the origin and the copy of a beginning."""
+    fork_share: float
+    """A copy's common part, of the shorter of the two first prompts."""
+
+    def turns(self, rank: int) -> Floats:
+        """Input tokens of each turn."""
+        return self.lengths[self.starts[rank] : self.starts[rank + 1]]
+
+    @property
+    def mean_tokens(self) -> float:
+        """Input tokens per request."""
+        return float(self.lengths.mean())
+
+
+def find_shapes(wanted: Statistics) -> Shapes:
+    """Shapes that come as close to the statistics as they allow. Raises RunnerError where the reuse cannot be had."""
+    masses = np.diff(session_mass(wanted, np.arange(RANKS + 1) / RANKS))
+    new_share = 1 - wanted.apc_bound_intra
+    low, high = 1.0, _MOST_TURNS
+    for _ in range(_BISECTIONS):
+        middle = float(np.sqrt(low * high))
+        starts, lengths = _fit(wanted, masses, middle)
+        if lengths[starts[1:] - 1].sum() / lengths.sum() > new_share:
+            low = middle
+        else:
+            high = middle
+    starts, lengths = _fit(wanted, masses, high)
+    return _with_sharing(wanted, starts, lengths)
+
+
+def _fit(wanted: Statistics, masses: Floats, mean_turns: float) -> tuple[Ints, Floats]:
+    """(starts, lengths) for a mean number of turns per session."""
+    turns = np.ones(masses.size)
+    means = masses**_LENGTH_EXPONENT
+    turns = masses / means
+    for _ in range(_ROUNDS):
+        counts = _whole_turns(turns, mean_turns)
+        starts = np.concatenate(([0], np.cumsum(counts)))
+        lengths = _lengths(wanted, masses, counts, means)
+        sums = np.add.reduceat(lengths, starts[:-1])
+        means = sums / counts
+        turns = counts * (masses / masses.sum() * sums.sum() / sums) ** 0.7
+    return starts, lengths
+
+
+def _whole_turns(turns: Floats, mean_turns: float) -> Ints:
+    """Whole numbers, at least 1, in about the proportions of `turns`, with that mean."""
+    low, high = 1e-6, 1e9
+    for _ in range(60):
+        factor = float(np.sqrt(low * high))
+        if np.maximum(1, np.rint(turns / turns.mean() * factor)).mean() < mean_turns:
+            low = factor
+        else:
+            high = factor
+    return np.maximum(1, np.rint(turns / turns.mean() * high)).astype(np.int64)
+
+
+def _lengths(wanted: Statistics, masses: Floats, counts: Ints, means: Floats) -> Floats:
+    """Lengths of all turns: by rank those of the stated percentiles, by session nearly its share of the whole."""
+    owner = np.repeat(np.arange(counts.size), counts)
+    starts = np.concatenate(([0], np.cumsum(counts)[:-1]))
+    lengths = means[owner] * _profile(counts, owner, starts)
+    stated = request_quantile(wanted, (np.arange(owner.size) + 0.5) / owner.size)
+    for _ in range(_FITS):
+        order = np.argsort(lengths, kind="stable")
+        lengths[order] = stated
+        sums = np.add.reduceat(lengths, starts)
+        lengths *= np.sqrt(masses / masses.sum() * sums.sum() / sums)[owner]
+    return lengths
+
+
+def _profile(counts: Ints, owner: Ints, starts: Ints) -> Floats:
+    """Each turn's length over the mean of its session: a straight line."""
+    growth = np.minimum(1 + GROWTH_PER_TURN * (counts - 1), MOST_GROWTH)
+    place = (np.arange(owner.size) - starts[owner]) / np.maximum(counts - 1, 1)[owner]
+    return np.asarray((1 + (growth[owner] - 1) * place) / ((1 + growth[owner]) / 2))
+
+
+def _with_sharing(wanted: Statistics, starts: Ints, lengths: Floats) -> Shapes:
+    """What sessions have in common, so that the reuse splits as stated.
+
+    Many short copies and few long ones give the same cross-session reuse, but not the same distance between the two
+    bounds, since only a copy's first turn depends on the other session: that decides how many there are.
+    """
+    total, sessions = float(lengths.sum()), starts.size - 1
+    counts, firsts = np.diff(starts).astype(np.float64), lengths[starts[:-1]]
+    reused = wanted.apc_bound_any * total
+    prefix = wanted.shared_prefix_share * reused / lengths.size
+    cross = wanted.cross_share * reused
+    first_turns = max((wanted.apc_bound_any - wanted.apc_bound_intra) * total - sessions * prefix, 0.0)
+    best: tuple[float, int, float] | None = None
+    for ranks in np.unique(np.geomspace(max(4, sessions // 100), sessions, 40).astype(int)).tolist():
+        common = np.minimum(firsts[:ranks], np.roll(firsts[:ranks], ranks // 3)) / 2  # half of them are copies
+        share = cross / float((common * counts[:ranks]).sum())
+        distance = abs(share * float(common.sum()) - first_turns)
+        if share <= 0.9 and (best is None or distance < best[0]):
+            best = (distance, ranks, share)
+    if best is None:
+        raise RunnerError(
+            f"sessions cannot share as much as a cross_share of {wanted.cross_share:g} takes",
+            remedy="lower cross_share, or raise apc_bound_intra: more turns reuse more",
+        )
+    return Shapes(starts, lengths, prefix, best[1], best[2])
