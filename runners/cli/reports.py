@@ -81,20 +81,25 @@ def report_json(folder: Path, *, again: bool) -> dict[str, Any]:
 
     from results.layout import RunLayout
 
-    if experiment_of(folder) == ROUTING:
-        from results.routing.analysis import report_data
-
-        return {"run": folder.name, **report_data(folder, again=again)}
-    from results.analysis import analyse_run
-
     layout = RunLayout(folder)
-    if again or not (layout.aggregate_json.exists() and layout.tax_json.exists()):
+    if experiment_of(folder) == ROUTING:
+        parts = {"aggregate": layout.aggregate_json, "pairs": folder / "pairs.json", "verdicts": layout.verdicts_json}
+    else:
+        parts = {"aggregate": layout.aggregate_json, "tax": layout.tax_json}
+    if again or not all(path.exists() for path in parts.values()):
+        _analyse(folder)
+    return {"run": folder.name} | {name: msgspec.json.decode(path.read_bytes()) for name, path in parts.items()}
+
+
+def _analyse(folder: Path) -> None:
+    if experiment_of(folder) == ROUTING:
+        from results.routing.analysis import analyse_routing
+
+        analyse_routing(folder)
+    else:
+        from results.analysis import analyse_run
+
         analyse_run(folder)
-    return {
-        "run": folder.name,
-        "aggregate": msgspec.json.decode(layout.aggregate_json.read_bytes()),
-        "tax": msgspec.json.decode(layout.tax_json.read_bytes()),
-    }
 
 
 def report_tables(folder: Path, *, again: bool, curves_width: int | None = None) -> RenderableType:
@@ -106,10 +111,9 @@ def report_tables(folder: Path, *, again: bool, curves_width: int | None = None)
     from rich.text import Text
 
     if experiment_of(folder) == ROUTING:
-        from results.routing.analysis import analyse_routing, terminal_tables
-        from results.routing.findings import analyse as analyse_policies
+        from results.routing import analysis as policies
 
-        return terminal_tables(analyse_routing(folder) if again else analyse_policies(folder))
+        return policies.terminal_tables(policies.analyse_routing(folder) if again else policies.analyse(folder))
     from results.analysis import analyse_run
     from results.findings import analyse
     from results.report import to_rich

@@ -101,10 +101,11 @@ def plan_tables(plan: RunPlan, sums: Sequence[Sum]) -> RenderableType:
         labels = list(dict.fromkeys(cell.label for cell in cells))
         per_config = max(Counter(cell.config for cell in cells).values(), default=0)
         configs = len({cell.config for cell in cells if cell.config})
-        what = f"{configs} configs x {per_config}: " if configs else ""
+        trials = 1 + max((cell.trial for cell in cells), default=0)
+        what = f"{configs} configs x {per_config}: " if configs > 1 else (f"{trials} trials: " if trials > 1 else "")
         shown = ", ".join(labels[:9]) + (" ..." if len(labels) > 9 else "")
         rows.add_row(stage.title, str(len(cells)), what + shown, duration_text(sum(cell.estimated_s for cell in cells)))
-    order = Text(f"configs in this order (seed {plan.seed}): {', '.join(plan.configs)}")
+    order = f"configs in this order (seed {plan.seed})" if len(plan.configs) > 1 else f"seed {plan.seed}, config"
     total = Text(
         f"estimated {duration_text(plan.estimated_s)}, engine starts included; fingerprint {plan.fingerprint[:12]}",
         style="bold",
@@ -113,7 +114,7 @@ def plan_tables(plan: RunPlan, sums: Sequence[Sum]) -> RenderableType:
     reckoned = table("stage", "arithmetic", ">is")
     for line in sums:
         reckoned.add_row(line.stage, line.text, duration_text(line.seconds))
-    return Group(title, rows, reckoned, order, total)
+    return Group(title, rows, reckoned, Text(f"{order}: {', '.join(plan.configs)}"), total)
 
 
 def status_json(view: RunView, lease: LeaseState, folder: Path, now_unix_s: float) -> dict[str, Any]:
