@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -41,10 +42,13 @@ class Span:
     before: Counters | None
     after: Counters | None
 
-    def gained(self, name: str) -> float | None:
-        """What `prompt_tokens` or `cached_tokens` rose by."""
-        ends = [None if counters is None else getattr(counters, name) for counters in (self.before, self.after)]
-        return None if None in ends else float(ends[1] - ends[0])
+    def gained(self, name: Literal["prompt_tokens", "cached_tokens"]) -> float | None:
+        """What that counter rose by; None where a scrape failed or the engine has no such counter."""
+        if self.before is None or self.after is None:
+            return None
+        before: float | None = getattr(self.before, name)
+        after: float | None = getattr(self.after, name)
+        return None if before is None or after is None else after - before
 
     def gained_by_source(self) -> dict[str, float]:
         if self.before is None or self.after is None:
@@ -76,14 +80,20 @@ def cache_shape(values: Mapping[str, float]) -> CacheShape:
 
 def span_of(scrapes: Path) -> Span:
     """From a sampler's file: its baseline and its final scrape."""
-    found: dict[str, Counters] = {}
+    found = {record.moment: counters(record.values) for record in _records(scrapes) if record.error is None}
+    return Span(found.get("baseline"), found.get("final"))
+
+
+def baseline_shape(scrapes: Path) -> CacheShape:
+    """From the first scrape of a sampler's file, which may still be written to."""
+    return cache_shape(next(_records(scrapes)).values)
+
+
+def _records(scrapes: Path) -> Iterator[MetricsRecord]:
     decode = msgspec.json.Decoder(MetricsRecord).decode
     with scrapes.open("rb") as file:
         for line in file:
-            record = decode(line)
-            if record.moment in ("baseline", "final") and record.error is None:
-                found[record.moment] = counters(record.values)
-    return Span(found.get("baseline"), found.get("final"))
+            yield decode(line)
 
 
 def _labels(name: str) -> dict[str, str]:
