@@ -15,7 +15,7 @@ import json
 import socket
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from itertools import accumulate
 from time import perf_counter_ns
 from typing import Any, Self
@@ -75,6 +75,10 @@ class Scenario:
     no_done: int = 0
     not_http: int = 0
     status: int = 200
+    instance: int = 0
+    """Names itself in the response's head, as a router does for the instance that answered; 0 = it does not."""
+    refuse: int = -1
+    """Only the request whose id ends in this number is answered with `status`; -1 = every one."""
 
 
 @dataclass(slots=True)
@@ -89,6 +93,8 @@ class Truth:
     tokens: int = 0
     prompt: list[int] = field(default_factory=list)
     max_tokens: int = 0
+    session: str = ""
+    """The request's x-session-id."""
 
     @property
     def ttft_s(self) -> float:
@@ -137,7 +143,11 @@ class _Connection(asyncio.Protocol):
             return
         body = json.loads(rest[:length])
         truth = Truth(
-            headers.get("x-request-id", ""), t_ns, prompt=body.get("prompt", []), max_tokens=body.get("max_tokens", 16)
+            headers.get("x-request-id", ""),
+            t_ns,
+            prompt=body.get("prompt", []),
+            max_tokens=body.get("max_tokens", 16),
+            session=headers.get("x-session-id", ""),
         )
         self._server.truths.append(truth)
         self._task = asyncio.get_running_loop().create_task(self._answer(_scenario(path), truth))
@@ -161,7 +171,7 @@ class _Connection(asyncio.Protocol):
             self.transport.close()
         elif scenario.not_http:
             self.transport.write(b"SSH-2.0-OpenSSH_9.9\r\n")
-        elif scenario.status != 200:
+        elif scenario.status != 200 and _is_meant(scenario, truth):
             self._refuse(scenario)
         else:
             self._server.inflight += 1
@@ -178,9 +188,9 @@ class _Connection(asyncio.Protocol):
     async def _stream(self, scenario: Scenario, truth: Truth) -> None:
         framing = "connection: close" if scenario.until_eof else "transfer-encoding: chunked"
         closing = "connection: close\r\n" if scenario.close and not scenario.until_eof else ""
-        self.transport.write(
-            f"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n{closing}{framing}\r\n\r\n".encode()
-        )
+        named = f"X-Tracon-Instance: i{scenario.instance}\r\n" if scenario.instance else ""
+        head = f"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n{named}{closing}{framing}\r\n\r\n"
+        self.transport.write(head.encode())
         if scenario.role_ms >= 0:
             await asyncio.sleep(scenario.role_ms / 1e3)
             self._write(scenario, _event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}))
@@ -268,7 +278,7 @@ class _Server:
 
     def page(self, path: str) -> str | None:
         if path == "/truth":
-            rows = [[t.request_id, t.t_recv_ns, t.t_writes_ns, t.tokens, t.prompt, t.max_tokens] for t in self.truths]
+            rows = [astuple(truth) for truth in self.truths]
             self.truths.clear()
             return json.dumps({"rows": rows})
         if path == "/connections":
@@ -306,6 +316,11 @@ def _scenario(path: str) -> Scenario:
     pairs = (pair.partition("=") for pair in segment.split(",") if "=" in pair)
     kinds = {"ttft_ms", "itl_ms", "role_ms", "split_ms"}
     return Scenario(**{key: float(value) if key in kinds else int(value) for key, _, value in pairs})  # type: ignore[arg-type]
+
+
+def _is_meant(scenario: Scenario, truth: Truth) -> bool:
+    """Whether the request gets the scenario's status."""
+    return scenario.refuse < 0 or truth.request_id.endswith(f"-{scenario.refuse}")
 
 
 def _event(body: dict[str, Any]) -> bytes:

@@ -1,0 +1,170 @@
+"""Token ids from block hashes: a prefix is shared exactly as far as the hashes agree, on every machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runners.load.block_prompts import BlockShape, TurnPrompt, as_hashes, name_tokens, prompt_ids, prompt_pieces
+from runners.load.prompts import SLICE_TOKENS
+
+SEEDS = st.integers(0, 2**64 - 1)
+HASHES = st.one_of(st.integers(0, 50), st.integers(0, 2**64 - 1))
+SPANS = st.sampled_from((2, 97, 256, 151_643))
+
+
+def shape(block_tokens: int = 8, *, scope: str = "session", seed: int = 5, span: int = 256) -> BlockShape:
+    return BlockShape(seed, block_tokens, scope, low=3, high=3 + span)
+
+
+def prompt(hashes: list[int], input_tokens: int, *, session: str = "s", place: int = 0) -> TurnPrompt:
+    return TurnPrompt(session, place, input_tokens, as_hashes(hashes))
+
+
+def shared(one: np.ndarray, other: np.ndarray) -> int:
+    """Tokens two prompts share from the start."""
+    length = min(len(one), len(other))
+    differ = np.flatnonzero(one[:length] != other[:length])
+    return int(differ[0]) if len(differ) else length
+
+
+@given(
+    hashes=st.lists(HASHES, max_size=40),
+    block_tokens=st.sampled_from((1, 3, 8, 16, 64, 512)),
+    tail=st.integers(0, 3000),
+    missing=st.integers(0, 600),
+    span=SPANS,
+    seed=SEEDS,
+)
+@settings(max_examples=60, deadline=None)
+def test_a_prompt_has_the_exact_length_and_only_allowed_tokens(
+    hashes: list[int], block_tokens: int, tail: int, missing: int, span: int, seed: int
+) -> None:
+    """Whether tokens follow the last hash or its block is not full."""
+    full = len(hashes) * block_tokens
+    count = full + tail if tail else max(1, full - missing % block_tokens)
+    form = shape(block_tokens, span=span, seed=seed)
+    ids = prompt_ids(form, prompt(hashes, count))
+    assert len(ids) == count
+    assert ids.min() >= 3
+    assert ids.max() < 3 + span
+    pieces = list(prompt_pieces(form, prompt(hashes, count)))
+    assert json.loads(b"[" + b",".join(pieces) + b"]") == ids.tolist()
+    assert max(len(json.loads(b"[" + piece + b"]")) for piece in pieces) <= max(SLICE_TOKENS, block_tokens)
+
+
+@given(
+    common=st.lists(HASHES, max_size=30),
+    mine=st.lists(HASHES, min_size=1, max_size=5),
+    other=st.lists(HASHES, min_size=1, max_size=5),
+    block_tokens=st.sampled_from((8, 16, 64)),
+    seed=SEEDS,
+)
+@settings(max_examples=80, deadline=None)
+def test_two_prompts_share_a_prefix_exactly_as_far_as_their_hashes_agree(
+    common: list[int], mine: list[int], other: list[int], block_tokens: int, seed: int
+) -> None:
+    if mine[0] == other[0]:
+        other = [mine[0] ^ 1, *other[1:]]
+    form = shape(block_tokens, seed=seed)
+    one, two = ([*common, *own] for own in (mine, other))
+    ids = [
+        prompt_ids(form, prompt(hashes, len(hashes) * block_tokens, place=place))
+        for place, hashes in enumerate((one, two))
+    ]
+    agreed = len(common) * block_tokens
+    assert agreed <= shared(*ids) < agreed + name_tokens(block_tokens, 256)
+
+
+@given(hashes=st.sets(st.integers(0, 2**64 - 1), min_size=2, max_size=200), block_tokens=st.integers(8, 20), seed=SEEDS)
+@settings(max_examples=40, deadline=None)
+def test_siblings_are_distinct_within_their_first_tokens(hashes: set[int], block_tokens: int, seed: int) -> None:
+    form = shape(block_tokens, seed=seed)
+    heads = {tuple(prompt_ids(form, prompt([value], block_tokens))[:8]) for value in hashes}
+    assert len(heads) == len(hashes)
+
+
+def test_blocks_too_short_for_64_bits_still_tell_small_hashes_apart() -> None:
+    """A scaled trace: blocks of two tokens, hashes counted from 1, as recorded sessions have them."""
+    for span, block_tokens in ((256, 2), (256, 1), (100, 3), (2, 9)):
+        form = shape(block_tokens, span=span)
+        count = min(span**block_tokens, 3000)
+        blocks = {tuple(prompt_ids(form, prompt([value], block_tokens))) for value in range(count)}
+        assert len(blocks) == count
+
+
+def test_sessions_share_nothing_where_hashes_are_local_and_everything_where_they_are_global() -> None:
+    hashes = [1, 2, 3]
+    local = [prompt_ids(shape(16), prompt(hashes, 48, session=name)) for name in "ab"]
+    assert shared(*local) < 8
+    everywhere = [prompt_ids(shape(16, scope="global"), prompt(hashes, 48, session=name)) for name in "ab"]
+    assert shared(*everywhere) == 48
+
+
+def test_the_tokens_behind_the_last_hash_belong_to_one_turn() -> None:
+    form = shape(16, scope="global")
+    turns = [prompt([1, 2], 32 + 2000, session=name, place=place) for name in "ab" for place in range(20)]
+    tails = [prompt_ids(form, one)[32:] for one in turns]
+    assert len({tuple(tail[:8]) for tail in tails}) == len(tails)
+    assert len({tuple(tail[1024:1032]) for tail in tails}) == len(tails)
+
+
+def test_a_partial_last_block_is_the_beginning_of_the_whole_one() -> None:
+    form = shape(64)
+    whole, part = (prompt_ids(form, prompt([1, 2], count)) for count in (128, 100))
+    assert shared(whole, part) == 100
+
+
+def test_tokens_are_uniform_behind_the_names() -> None:
+    ids = prompt_ids(shape(512, span=64), prompt(list(range(400)), 400 * 512)).reshape(400, 512)[:, 12:]
+    counts = np.bincount(ids.ravel() - 3, minlength=64)
+    assert counts.min() > 0.9 * counts.mean()
+    assert counts.max() < 1.1 * counts.mean()
+    assert abs(np.corrcoef(ids[:-1].ravel(), ids[1:].ravel())[0, 1]) < 0.01
+
+
+def test_a_hash_of_any_size_and_sign_has_a_block() -> None:
+    """Importers keep what the file says."""
+    values = [-1, 1, 2**64 - 1, 2**64, 2**70]
+    blocks = {tuple(prompt_ids(shape(8), prompt([value], 8))) for value in values}
+    assert len(blocks) == len(values)
+
+
+SCRIPT = """
+import json, sys
+from tests.runners.load.test_block_prompts import prompt, shape
+from runners.load.block_prompts import prompt_ids
+print(json.dumps([prompt_ids(shape(), prompt([7, 2**63 + 5, 9], 40, session="x", place=3)).tolist(),
+                  prompt_ids(shape(1, scope="global"), prompt([7, 11], 2)).tolist()]))
+"""
+
+
+def test_the_same_hash_is_the_same_tokens_in_another_process() -> None:
+    """Whatever the process salts its own hashes with."""
+    mine = prompt_ids(shape(), prompt([7, 2**63 + 5, 9], 40, session="x", place=3)).tolist()
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        env=os.environ | {"PYTHONHASHSEED": "4242"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert json.loads(done.stdout)[0] == mine
+
+
+def test_the_same_hash_is_the_same_tokens_on_every_machine() -> None:
+    """Pinned: a change here makes replays of different versions incomparable."""
+    ids = prompt_ids(shape(), prompt([7, 2**63 + 5, 9], 40, session="x", place=3))
+    assert ids.tolist() == PINNED
+    assert prompt_ids(shape(2, scope="global"), prompt([7, 11], 4)).tolist() == PINNED_SHORT
+
+
+PINNED: list[int] = []
+PINNED_SHORT: list[int] = []

@@ -1,0 +1,130 @@
+"""Small traces made by hand, and replays of them against the truth server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvloop
+
+from results.routing.record import TurnRecord
+from runners.load.closedloop import run_trace
+from runners.load.replay_spec import ReplayOutcome, ReplaySpec, ReplayTick
+from runners.trace.formats import write_trace
+from runners.trace.session import MAIN, Session, Trace, TraceFacts, Turn
+from tests.servers.truth_server import Truth, TruthServer
+
+FACTS = TraceFacts(
+    format="tracon",
+    source="by-hand.jsonl",
+    time_unit_s=1.0,
+    block_tokens=8,
+    tail_rule="floor",
+    hash_scope="session",
+    hashes_chained=True,
+    context_mode="self_contained",
+    has_sessions=True,
+)
+
+
+def turn(number: int, arrival_s: float, *, after: tuple[int, ...] = (), **changes: Any) -> Turn:
+    """Turn `number` of the main agent: a block of history per turn before it, and a tail of two tokens."""
+    blocks = number + 1
+    made = Turn(
+        agent=MAIN,
+        turn=number,
+        arrival_s=arrival_s,
+        think_s=None,
+        input_tokens=blocks * FACTS.block_tokens + 2,
+        output_tokens=3,
+        hashes=tuple(range(1, blocks + 1)),
+        after=after,
+    )
+    return replace(made, **changes)
+
+
+def chain(name: str, count: int, *, start_s: float = 0.0, gap_s: float = 0.1, think_s: float | None = 0.02) -> Session:
+    """A session of turns one after another."""
+    turns = [
+        turn(number, start_s + number * gap_s, after=(number - 1,), think_s=think_s) if number else turn(0, start_s)
+        for number in range(count)
+    ]
+    return Session(name, tuple(turns))
+
+
+def trace_of(*sessions: Session, **facts: Any) -> Trace:
+    return Trace(replace(FACTS, **facts), sessions)
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """One replay, from both sides."""
+
+    outcome: ReplayOutcome
+    rows: tuple[TurnRecord, ...]
+    """By index."""
+    truth: dict[int, Truth]
+    ticks: tuple[ReplayTick, ...]
+
+    def row(self, session: str, place: int) -> TurnRecord:
+        """The turn at a place of a session."""
+        return [row for row in self.rows if row.session == session][place]
+
+
+def replay_spec(url: str, trace: Trace, folder: Path, **changes: Any) -> ReplaySpec:
+    """A replay of the trace, which is written into the folder."""
+    path = folder / "trace.jsonl"
+    write_trace(path, trace.facts, trace.sessions)
+    spec = ReplaySpec(
+        url=url,
+        model="m",
+        trace_path=str(path),
+        requests_path=str(folder / "metrics.jsonl"),
+        seed=7,
+        block_tokens=8,
+        max_duration_s=20.0,
+        drain_s=10.0,
+        realtime=False,
+    )
+    return replace(spec, **changes)
+
+
+def read_turns(path: str | Path) -> tuple[TurnRecord, ...]:
+    """The records of a replay, by index."""
+    with Path(path).open("rb") as file:
+        rows = [msgspec.json.decode(line, type=TurnRecord) for line in file]
+    return tuple(sorted(rows, key=lambda row: row.index))
+
+
+def replay(server: TruthServer, spec: ReplaySpec, *, cut_once_sent: int = 0) -> Replayed:
+    """Replay in this process on uvloop, as the load process does; cut it at the first tick that has sent so many."""
+    ticks: list[ReplayTick] = []
+
+    async def run() -> ReplayOutcome:
+        cut = asyncio.Event()
+
+        def on_tick(tick: ReplayTick) -> None:
+            ticks.append(tick)
+            if 0 < cut_once_sent <= tick.sent:
+                cut.set()
+
+        async with asyncio.timeout(60):
+            return await run_trace(spec, on_tick, cut)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        outcome = runner.run(run())
+    return Replayed(outcome, read_turns(spec.requests_path), server.take(), tuple(ticks))
+
+
+def seconds(later_ns: int | None, earlier_ns: int | None) -> float:
+    assert later_ns is not None
+    assert earlier_ns is not None
+    return (later_ns - earlier_ns) / 1e9
+
+
+def prompts_of(found: Replayed) -> Sequence[list[int]]:
+    return [found.truth[row.index].prompt for row in found.rows]
