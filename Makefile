@@ -31,8 +31,8 @@ unit: $(STAMP) ## tests without an engine
 	$(BIN)/pytest -m "not engine"
 
 test: check engine ## everything, real engines included
-	$(BIN)/pytest -n 2 tests/console tests/results
-	$(BIN)/pytest --ignore=tests/console --ignore=tests/results
+	$(BIN)/pytest -n 2 --dist loadfile -m "not timing"
+	$(BIN)/pytest -m timing
 
 lock: ## resolve requirements.lock again
 	$(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --no-emit-index-url --no-emit-find-links --python-version 3.11 --extra dev pyproject.toml --output-file requirements.lock

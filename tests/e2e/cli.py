@@ -37,8 +37,9 @@ def data(done: subprocess.CompletedProcess[str]) -> Any:  # noqa: ANN401  # what
 
 
 def port() -> str:
-    """A free range of ports for a run, away from the profile's own."""
-    return str(free_port(19100, 4))
+    """A free range of ports for a run, away from the profile's own and from those of tests that run beside this one."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    return str(free_port(19_100 + 500 * worker, 8))
 
 
 def view_of(folder: Path) -> RunView:
