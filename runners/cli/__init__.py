@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from runners.cli import engines, replay, reports, route, runs, trace
+from runners.cli import engines, policies, replay, reports, route, runs, trace
 from runners.cli.output import fail, use_color
 from runners.errors import RunnerError
 
@@ -24,6 +24,7 @@ app = typer.Typer(
 runs.add_to(app)
 reports.add_to(app)
 engines.add_to(app)
+policies.add_to(app)
 route.add_to(app)
 replay.add_to(app)
 trace.add_to(app)

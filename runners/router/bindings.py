@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
-_NONE: Mapping[str, int] = MappingProxyType({})
+_NONE: Mapping[str, int] = {}
 
 
 class _Session:

@@ -86,7 +86,7 @@ def make_policy(name_or_path: str, parameters: Mapping[str, object]) -> Policy:
             has = f"it has {', '.join(known)}" if known else "it has none"
             raise PolicyError(f"policy {cls.name} has no parameter {name!r}", remedy=hint + has)
     try:
-        if hasattr(cls, "__struct_fields__") or hasattr(cls, "__dataclass_fields__"):
+        if _has_fields(cls):
             return msgspec.convert(dict(parameters), cls, strict=False)
         return cls(**parameters)
     except (msgspec.ValidationError, TypeError, ValueError) as error:
@@ -97,9 +97,7 @@ def make_policy(name_or_path: str, parameters: Mapping[str, object]) -> Policy:
 
 def parameters_of(policy: Policy) -> dict[str, Any]:
     """All parameters of a policy with their values, for configs and reports; {} for a class that does not show them."""
-    if hasattr(policy, "__struct_fields__") or hasattr(policy, "__dataclass_fields__"):
-        return dict(msgspec.to_builtins(policy))
-    return {}
+    return dict(msgspec.to_builtins(policy)) if _has_fields(type(policy)) else {}
 
 
 def describe_policies() -> tuple[PolicyInfo, ...]:
@@ -114,18 +112,21 @@ def describe(cls: type[Policy]) -> PolicyInfo:
 
 
 def _parameters(cls: type[Policy]) -> tuple[ParameterInfo, ...]:
-    try:
-        schema = msgspec.json.schema(cls)
-    except TypeError:  # a user's plain class: its signature is all there is
+    if not _has_fields(cls):  # a user's plain class: its signature is all there is
         return tuple(
             ParameterInfo(name, "", None if field.default is inspect.Parameter.empty else field.default, "")
             for name, field in inspect.signature(cls).parameters.items()
         )
-    fields = schema["$defs"][cls.__name__]["properties"]
+    fields = msgspec.json.schema(cls)["$defs"][cls.__name__]["properties"]
     return tuple(
         ParameterInfo(name, _kind(field), field.get("default"), field.get("description", ""))
         for name, field in fields.items()
     )
+
+
+def _has_fields(cls: type[Policy]) -> bool:
+    """A msgspec struct or a dataclass: its parameters have types, defaults and limits."""
+    return hasattr(cls, "__struct_fields__") or hasattr(cls, "__dataclass_fields__")
 
 
 def _kind(field: Mapping[str, Any]) -> str:

@@ -19,8 +19,8 @@ from runners.router.policies.weighing import (
     turn_key,
 )
 
-OVERLAP_FIRST = ("overlap_and_bonuses", "sticky", "inflight", "assigned", "turns_away")
-INFLIGHT_FIRST = ("inflight", "overlap_and_bonuses", "sticky", "assigned", "turns_away")
+OVERLAP_FIRST = ("minus_overlap_and_bonuses", "minus_sticky", "inflight", "assigned", "turns_away")
+INFLIGHT_FIRST = ("inflight", "minus_overlap_and_bonuses", "minus_sticky", "assigned", "turns_away")
 
 
 class KvAware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -78,10 +78,8 @@ class KvAware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         msgspec.Meta(ge=0, description="refusals in a row after which an instance is out for the session; 0 = never"),
     ] = 3
     backpressure_above: Annotated[
-        float | None,
-        msgspec.Meta(
-            gt=0, le=1, description="Q1.E: skip an instance whose KV pool is fuller than this share; null = off"
-        ),
+        Annotated[float, msgspec.Meta(gt=0, le=1)] | None,
+        msgspec.Meta(description="Q1.E: skip an instance whose KV pool is fuller than this share; null = off"),
     ] = None
     tie: Tie = "rr"
 

@@ -25,6 +25,7 @@ REASONS: Mapping[str, str] = {
     "reject_migration": "the session's owner refused it too often; it had the best score of the others",
     "backpressure": "the session's owner has too full a KV pool; this request alone goes elsewhere",
     "pools": "the prefill instance has the least work, the decode instance the most free KV",
+    "policy_error": "the policy failed, so the fewest requests decided",
     "no_instance": "no instance can be picked",
     "no_prefill_instance": "no instance of the prefill pool can be picked",
     "no_decode_instance": "no instance of the decode pool can be picked",

@@ -42,7 +42,7 @@ class Sticky(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = "modulo"
     points: Annotated[int, msgspec.Meta(ge=1, le=4096, description="points of each instance on the ring")] = 160
     bound: Annotated[
-        float | None,
+        Annotated[float, msgspec.Meta(ge=1)] | None,
         msgspec.Meta(
             description="a new session passes on from an instance that has so many times the mean of sessions; "
             "null = hash alone"

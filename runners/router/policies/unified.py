@@ -45,10 +45,9 @@ class Unified(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         ),
     ] = "all"
     hard_ceiling: Annotated[
-        int | None,
+        Annotated[int, msgspec.Meta(ge=1)] | None,
         msgspec.Meta(
-            ge=1,
-            description="an owner with so many requests or more is not picked, not by the fallback either; null = off",
+            description="an owner with so many requests or more is not picked, not by the fallback either; null = off"
         ),
     ] = None
     exclude_owner_on_gate2_fail: Annotated[

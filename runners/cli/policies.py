@@ -1,0 +1,176 @@
+"""Commands about policies: what there is, why a request went where it went, what another policy would have done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from runners.cli import output
+from runners.cli.options import JsonOption, WorkspaceOption
+from runners.errors import RunnerError
+
+if TYPE_CHECKING:
+    from results.decisions import DecisionRecord
+    from runners.router.decision_log import LoggedPicks
+
+RunOrLogArg = Annotated[
+    str, typer.Argument(metavar="RUN", help="Run id, a unique beginning of it, its folder, or a decisions.jsonl.")
+]
+CellOption = Annotated[
+    str, typer.Option("--cell", help="Only cells whose folder contains this, e.g. `unified` or `lmetric/trial_2`.")
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the commands."""
+    for command in (policies, why, whatif):
+        app.command()(command)
+
+
+def policies(
+    policy: Annotated[
+        str | None, typer.Argument(metavar="[POLICY]", help="Only this one, by name or as the path of a Python file.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """List the routing policies with their parameters and where each rule comes from.
+
+    Examples: `tracon policies`, `tracon policies unified`, `tracon policies ./mine.py`
+
+    A file is run to see what it holds; what a policy of your own needs is in docs/policies.md.
+    """
+    from runners.cli.policy_tables import policies_table, policy_tables
+    from runners.router.policies import describe, describe_policies, policy_class
+
+    if policy is not None:
+        info = describe(policy_class(policy))
+        if json:
+            output.print_json(info)
+        else:
+            output.out().print(policy_tables(info))
+    elif json:
+        output.print_json(describe_policies())
+    else:
+        output.out().print(policies_table(describe_policies()))
+
+
+def why(
+    run: RunOrLogArg,
+    request: Annotated[str, typer.Argument(help="Request id or a unique beginning of it, or `#N`: pick number N.")],
+    cell: CellOption = "",
+    workspace: WorkspaceOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Explain in words where a request was sent, why there, and for every other instance why not.
+
+    Example: `tracon why 20260131-1200 r000017 --cell unified/trial_1`
+
+    A routing run sends the same requests in every cell: without `--cell` each of them answers.
+    """
+    from runners.router.why import explain
+
+    found = _picks_of(_logs(run, cell, workspace), request)
+    if json:
+        output.print_json([{"cell": log.name, "text": explain(picks), "picks": picks} for log, picks in found])
+        return
+    screen = output.out()
+    for log, picks in found:
+        screen.print(f"[bold]{log.name}[/]")
+        for line in explain(picks):
+            screen.print(line, markup=False, soft_wrap=True)
+        screen.print()
+
+
+def whatif(
+    run: RunOrLogArg,
+    policy: Annotated[str, typer.Option("--policy", "-P", help="Policy by name, or the path of a Python file.")],
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="A parameter of it (repeatable).")
+    ] = None,
+    owners: Annotated[
+        str,
+        typer.Option(
+            help="Whom a session belongs to: `recorded`, or the instance that `served` its turn before (for logs of "
+            "policies that bind nothing)."
+        ),
+    ] = "recorded",
+    cell: CellOption = "",
+    show: Annotated[int, typer.Option("--show", min=0, help="How many differing picks to print.")] = 10,
+    workspace: WorkspaceOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Make every recorded pick again under another policy and say where it differs.
+
+    Example: `tracon whatif 20260131-1200 --cell lmetric --policy unified --set overload_factor=1.3`
+
+    Each pick is made on the recorded view: this compares decisions, it does not predict latencies. `--json` holds every
+    pick that differs.
+    """
+    from runners.cli.policy_tables import whatif_json, whatif_tables
+    from runners.router.policies import make_policy
+    from runners.router.whatif import Owners, what_if
+
+    choices: dict[str, Owners] = {"recorded": "recorded", "served": "served"}
+    if owners not in choices:
+        raise RunnerError(f"--owners is {owners!r}", remedy="give `recorded` or `served`")
+    other = make_policy(policy, settings(setting or ()))
+    found = [(log, what_if(log.records, other, choices[owners])) for log in _logs(run, cell, workspace)]
+    if json:
+        output.print_json([whatif_json(log, result) for log, result in found])
+    else:
+        output.out().print(whatif_tables(found, show))
+
+
+def settings(given: Sequence[str]) -> dict[str, object]:
+    """`KEY=VALUE` texts as a mapping; values stay text, the policy converts them. Raises RunnerError otherwise."""
+    found: dict[str, object] = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not (key and equals):
+            raise RunnerError(f"--set {text!r} is no KEY=VALUE", remedy="e.g. --set overload_factor=1.3")
+        found[key.strip()] = value.strip()
+    return found
+
+
+def _logs(run: str, cell: str, workspace: Path | None) -> tuple[LoggedPicks, ...]:
+    """The logs that RUN names; what is wrong with them is said on stderr."""
+    from runners.router.decision_log import read_logs
+    from state.workspace import Workspace, default_root
+
+    path = Path(run)
+    named = path.is_file() or (path / "results").is_dir()
+    logs = read_logs(path if named else Workspace(workspace or default_root()).find(run), cell)
+    for log in logs:
+        for gap in log.gaps:
+            output.err().print(f"gap: {gap.artifact} {gap.reason}", style="yellow", markup=False, soft_wrap=True)
+    return logs
+
+
+def _picks_of(logs: Sequence[LoggedPicks], wanted: str) -> list[tuple[LoggedPicks, list[DecisionRecord]]]:
+    """Per log the picks of the one request that `wanted` names."""
+    found = []
+    for log in logs:
+        ids = _named(log, wanted)
+        if len(ids) > 1:
+            raise RunnerError(
+                f"{wanted!r} begins {len(ids)} requests of {log.name}", remedy=f"e.g. {', '.join(sorted(ids)[:4])}"
+            )
+        if ids:
+            found.append((log, [record for record in log.records if record.request.request in ids]))
+    if not found:
+        known = next((record.request.request for log in logs for record in log.records), "")
+        raise RunnerError(
+            f"no pick of {wanted!r} in {len(logs)} decision logs",
+            remedy=f"give a request id, e.g. {known}" if known else "the logs hold no picks",
+        )
+    return found
+
+
+def _named(log: LoggedPicks, wanted: str) -> set[str]:
+    if wanted.startswith("#") and wanted[1:].isdigit():
+        return {record.request.request for record in log.records if record.seq == int(wanted[1:])}
+    ids = {record.request.request for record in log.records if record.request.request.startswith(wanted)}
+    return {wanted} if wanted in ids else ids

@@ -1,0 +1,156 @@
+"""What the commands about policies print."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from runners.cli.tables import number, table
+from runners.router.decision_log import LoggedPicks
+from runners.router.policies import PolicyInfo
+from runners.router.whatif import WhatIf
+
+NOWHERE = "(nowhere)"
+
+
+def policies_table(infos: Sequence[PolicyInfo]) -> Table:
+    """Every policy with its rule in a sentence, its parameters by name, and its source."""
+    rows = table("policy", "what it does", "parameters", "source")
+    for info in infos:
+        named = ", ".join(f"{one.name}={_value(one.default)}" for one in info.parameters)
+        rows.add_row(info.name, info.summary, named or "none", info.source)
+    return rows
+
+
+def policy_tables(info: PolicyInfo) -> RenderableType:
+    """One policy with all that is known of its parameters."""
+    rows = table("parameter", "type", ">default", "what")
+    for one in info.parameters:
+        rows.add_row(one.name, one.kind, _value(one.default), one.text)
+    head = Text.assemble((info.name, "bold"), f": {info.summary}\nsource: {info.source}\n")
+    return Group(head, rows) if info.parameters else Group(head, Text("no parameters"))
+
+
+def whatif_json(log: LoggedPicks, found: WhatIf) -> dict[str, Any]:
+    """One log's comparison as data, its gaps included."""
+    return {
+        "cell": log.name,
+        "gaps": [asdict(gap) for gap in log.gaps],
+        "agreement": found.agreement,
+        **asdict(found),
+    }
+
+
+def whatif_tables(found: Sequence[tuple[LoggedPicks, WhatIf]], show: int) -> RenderableType:
+    """Agreement per cell, where picks differ by reason and by instance, and the first that do."""
+    _, first = found[0]
+    parameters = ", ".join(f"{name}={_value(value)}" for name, value in first.parameters.items())
+    title = Text.assemble("what if ", (first.policy, "bold"), f" ({parameters})" if parameters else "", " had decided")
+    parts: list[RenderableType] = [title, _cells(found), _reasons(found), _shares(found)]
+    if show:
+        parts.append(_differences(found, show))
+    unowned = sum(result.unowned_turns for _, result in found)
+    if unowned:
+        parts.append(
+            Text(
+                f"{unowned} picks are later turns whose session has no recorded owner (the recorded policy does not "
+                "bind): `--owners served` takes the instance that served the turn before.",
+                style="yellow",
+            )
+        )
+    parts.append(Text(first.limits, style="bright_black"))
+    return Group(*parts)
+
+
+def _cells(found: Sequence[tuple[LoggedPicks, WhatIf]]) -> Table:
+    rows = table(
+        "cell",
+        "recorded policy",
+        ">picks",
+        ">same %",
+        ">new tok",
+        ">instead",
+        ">pending tok",
+        ">instead",
+        ">requests",
+        ">instead",
+    )
+    for log, one in found:
+        was, then = one.recorded_met, one.instead_met
+        rows.add_row(
+            log.name,
+            ", ".join(one.recorded_policies) or "–",
+            str(one.picks),
+            number(one.agreement, 100),
+            number(was.new_tokens, digits=0),
+            number(then.new_tokens, digits=0),
+            number(was.pending_prefill_tokens, digits=0),
+            number(then.pending_prefill_tokens, digits=0),
+            number(was.num_requests, digits=2),
+            number(then.num_requests, digits=2),
+        )
+    return rows
+
+
+def _reasons(found: Sequence[tuple[LoggedPicks, WhatIf]]) -> Table:
+    """Summed over the cells of one recorded policy."""
+    picks: Counter[tuple[str, str, str]] = Counter()
+    differ: Counter[tuple[str, str, str]] = Counter()
+    for _, one in found:
+        for pair in one.reasons:
+            key = ", ".join(one.recorded_policies), pair.recorded_reason, pair.instead_reason
+            picks[key] += pair.picks
+            differ[key] += pair.differ
+    rows = table("recorded policy", "recorded reason", "reason instead", ">picks", ">elsewhere", title="by reason")
+    for key, count in picks.most_common():
+        rows.add_row(*key, str(count), str(differ[key]))
+    return rows
+
+
+def _shares(found: Sequence[tuple[LoggedPicks, WhatIf]]) -> Table:
+    recorded: Counter[str] = Counter()
+    instead: Counter[str] = Counter()
+    for _, one in found:
+        for name, (was, then) in one.shares.items():
+            recorded[name] += was
+            instead[name] += then
+    rows = table("instance", ">picks recorded", ">picks instead", title="by instance")
+    for name in sorted({*recorded, *instead}):
+        rows.add_row(name or NOWHERE, str(recorded[name]), str(instead[name]))
+    return rows
+
+
+def _differences(found: Sequence[tuple[LoggedPicks, WhatIf]], show: int) -> Table:
+    total = sum(len(one.differences) for _, one in found)
+    rows = table(
+        "cell",
+        ">pick",
+        "request",
+        "recorded",
+        "instead",
+        "why not as recorded",
+        title=f"the first of {total} that differ",
+    )
+    for log, one in found:
+        for other in one.differences[: max(0, show - rows.row_count)]:
+            rows.add_row(
+                log.name,
+                str(other.seq),
+                other.request,
+                f"{other.recorded or NOWHERE} ({other.recorded_reason})",
+                f"{other.instead or NOWHERE} ({other.instead_reason})",
+                other.why_not_recorded,
+            )
+    return rows
+
+
+def _value(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "null" if value is None else str(value)

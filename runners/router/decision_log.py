@@ -1,0 +1,119 @@
+"""Decision logs of a run, or of one file, read back: what cannot be read becomes a named gap, never a failure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from results.decisions import DecisionRecord
+from results.layout import sha256
+from results.load import Gap
+from results.routing.record import RoutingCell, TrialLayout, trial_layouts
+from runners.errors import RunnerError
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedPicks:
+    """The picks of one cell, or of one file."""
+
+    name: str
+    """`<folder>/trial_<n>` of a run's cell, or the file's name."""
+    records: tuple[DecisionRecord, ...]
+    """In the order of the picks."""
+    gaps: tuple[Gap, ...] = ()
+
+
+def read_logs(run: Path, cell: str = "") -> tuple[LoggedPicks, ...]:
+    """The logs below a run's folder whose names contain `cell`, or the one log where `run` is a file.
+
+    Raises RunnerError where there is none.
+    """
+    if run.is_file():
+        return (read_log(run, run.name),)
+    layouts = trial_layouts(run)
+    logs = tuple(_of_cell(layout) for layout in layouts if cell in _name(layout))
+    if not logs:
+        names = ", ".join(_name(layout) for layout in layouts[:6]) or "none"
+        wanted = f" whose name contains {cell!r}" if cell else ""
+        raise RunnerError(
+            f"{run.name} has no decision log{wanted}",
+            remedy=f"name a `routing` run or a decisions.jsonl; its cells: {names}",
+        )
+    return logs
+
+
+def read_log(path: Path, name: str) -> LoggedPicks:
+    """One file; lines that cannot be read and picks that are not there are named in `gaps`."""
+    decoder = msgspec.json.Decoder(DecisionRecord)
+    records: list[DecisionRecord] = []
+    damaged: list[tuple[int, str]] = []
+    try:
+        for number, line in _lines(path):
+            try:
+                records.append(decoder.decode(line))
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                why = str(error) if line.endswith(b"\n") else "is cut short"
+                damaged.append((number, why))
+    except OSError as error:
+        return LoggedPicks(name, (), (Gap(name, f"cannot be read: {error.strerror}"),))
+    records.sort(key=lambda record: record.seq)
+    gaps = [*_damage(name, damaged), *_missing(name, [record.seq for record in records])]
+    if not records and not damaged:
+        gaps.append(Gap(name, "is empty"))
+    return LoggedPicks(name, tuple(records), tuple(gaps))
+
+
+def _of_cell(layout: TrialLayout) -> LoggedPicks:
+    name = _name(layout)
+    if not layout.decisions.exists():
+        return LoggedPicks(name, (), (Gap(f"{name}/decisions.jsonl", "is missing"),))
+    log = read_log(layout.decisions, f"{name}/decisions.jsonl")
+    return LoggedPicks(name, log.records, (*log.gaps, *_unfinished(layout, name)))
+
+
+def _unfinished(layout: TrialLayout, name: str) -> Iterator[Gap]:
+    """Whether the log is the one that its cell was finished with."""
+    try:
+        cell = msgspec.json.decode(layout.cell.read_bytes(), type=RoutingCell)
+    except FileNotFoundError:
+        yield Gap(f"{name}/cell.json", "is missing: the cell was not finished")
+        return
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        yield Gap(f"{name}/cell.json", f"is damaged: {error}")
+        return
+    recorded = cell.checksums.get(layout.decisions.name)
+    if recorded is not None and recorded != sha256(layout.decisions):
+        yield Gap(f"{name}/decisions.jsonl", "differs from the checksum its cell was finished with")
+
+
+def _name(layout: TrialLayout) -> str:
+    return f"{layout.root.parent.name}/{layout.root.name}"
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield number, line
+
+
+def _damage(name: str, damaged: Sequence[tuple[int, str]]) -> Iterator[Gap]:
+    """At most three lines by number, the rest as a count."""
+    for number, why in damaged[:3]:
+        yield Gap(name, f"line {number} {why}" if why == "is cut short" else f"line {number} is damaged: {why}")
+    if len(damaged) > 3:
+        yield Gap(name, f"{len(damaged) - 3} more lines are damaged, the last is {damaged[-1][0]}")
+
+
+def _missing(name: str, seqs: Sequence[int]) -> Iterator[Gap]:
+    """Picks are numbered from 0 without holes; the end of a log that was cut cannot be seen from it."""
+    if not seqs:
+        return
+    missing = sorted(set(range(seqs[-1] + 1)) - set(seqs))
+    if missing:
+        yield Gap(name, f"{len(missing)} picks are not in it, between {missing[0]} and {missing[-1]}")
+    if len(set(seqs)) < len(seqs):
+        yield Gap(name, f"{len(seqs) - len(set(seqs))} picks are in it twice")

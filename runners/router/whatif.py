@@ -1,0 +1,197 @@
+"""What another policy would have picked: every recorded pick made again, on the view that was recorded for it.
+
+This compares decisions. It does not predict latencies: see `LIMITS`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from results.decisions import Decision, DecisionRecord, RoutedRequest
+from runners.router.policies import Policy, parameters_of
+from runners.router.policies.errors import PolicyError
+from runners.router.policies.weighing import fault_of
+from runners.router.why import why_not
+
+LIMITS = (
+    "Each pick is made again on the recorded view. Loads, caches, owners, refusals and pauses are those that the "
+    "recorded policy brought about; after a first difference the real ones would have differed too. This says where "
+    "two policies disagree, not how fast the other one would have been."
+)
+Owners = Literal["recorded", "served"]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A pick that would have gone elsewhere."""
+
+    seq: int
+    request: str
+    session: str
+    turn: int
+    recorded: str
+    recorded_reason: str
+    instead: str
+    instead_reason: str
+    why_not_recorded: str
+    """Why the other policy does not take the recorded instance, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReasonPair:
+    """Picks with these two reasons."""
+
+    recorded_reason: str
+    instead_reason: str
+    picks: int
+    differ: int
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """What requests met where they were sent, as means over all picks that went somewhere; None = none did."""
+
+    new_tokens: float | None
+    """Prompt tokens to compute, by the index."""
+    pending_prefill_tokens: float | None
+    num_requests: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """One log, or several of one recorded policy, under another policy."""
+
+    policy: str
+    parameters: dict[str, Any]
+    recorded_policies: tuple[str, ...]
+    picks: int
+    agree: int
+    reasons: tuple[ReasonPair, ...]
+    """Most picks first."""
+    shares: dict[str, tuple[int, int]]
+    """Per instance: picks recorded, picks instead. An empty name = nowhere."""
+    recorded_met: Met
+    instead_met: Met
+    unowned_turns: int
+    """Picks for later turns of a session without a known owner: the recorded policy does not bind."""
+    differences: tuple[Difference, ...]
+    limits: str = LIMITS
+
+    @property
+    def agreement(self) -> float | None:
+        """Share of picks that would have gone to the same place; None = there are no picks."""
+        return self.agree / self.picks if self.picks else None
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Running sums of what was met."""
+
+    picks: int = 0
+    new_tokens: int = 0
+    pending: int = 0
+    requests: int = 0
+
+    def add(self, record: DecisionRecord, made: Decision) -> None:
+        name = made.prefill or made.instance
+        load = next((one for one in record.cluster.instances if one.instance == name), None)
+        if load is None:
+            return
+        self.picks += 1
+        self.new_tokens += max(0, record.request.input_tokens - record.request.cached_tokens.get(name, 0))
+        self.pending += load.pending_prefill_tokens
+        self.requests += load.num_requests
+
+    def means(self) -> Met:
+        if not self.picks:
+            return Met(None, None, None)
+        return Met(self.new_tokens / self.picks, self.pending / self.picks, self.requests / self.picks)
+
+
+def what_if(records: Sequence[DecisionRecord], policy: Policy, owners: Owners = "recorded") -> WhatIf:
+    """Every pick of `records` (in their order) made again by `policy`.
+
+    `owners`: the session's owner as `recorded`, or the instance that `served` its turn before (for logs of policies
+    that bind nothing). The tie-break counter is the recorded one plus what `policy` would have advanced it by, less
+    what the recorded policy did. PolicyError where a user's policy fails or names what cannot be picked.
+    """
+    reasons: Counter[tuple[str, str, bool]] = Counter()
+    before: Counter[str] = Counter()
+    after: Counter[str] = Counter()
+    differences: list[Difference] = []
+    sums = _Sums(), _Sums()
+    served: dict[str, str] = {}
+    ahead = unowned = 0
+    for record in records:
+        request = _request(record, served, owners)
+        unowned += request.turn > 0 and request.session != "" and not request.owner
+        made = _decide(policy, request, record, ahead)
+        recorded = record.decision
+        ahead += made.advances - recorded.advances
+        same = (made.instance, made.prefill) == (recorded.instance, recorded.prefill)
+        reasons[recorded.reason, made.reason, same] += 1
+        before[recorded.instance] += 1
+        after[made.instance] += 1
+        sums[0].add(record, recorded)
+        sums[1].add(record, made)
+        if not same:
+            differences.append(_difference(record, made))
+        if record.outcome is not None and record.outcome.status == "ok":
+            served[request.session] = recorded.instance
+    return WhatIf(
+        policy=policy.name,
+        parameters=parameters_of(policy),
+        recorded_policies=tuple(dict.fromkeys(record.decision.policy for record in records)),
+        picks=len(records),
+        agree=len(records) - len(differences),
+        reasons=_pairs(reasons),
+        shares={name: (before[name], after[name]) for name in sorted({*before, *after})},
+        recorded_met=sums[0].means(),
+        instead_met=sums[1].means(),
+        unowned_turns=unowned,
+        differences=tuple(differences),
+    )
+
+
+def _request(record: DecisionRecord, served: dict[str, str], owners: Owners) -> RoutedRequest:
+    if owners == "recorded" or not record.request.session:
+        return record.request
+    return replace(record.request, owner=served.get(record.request.session, ""))
+
+
+def _decide(policy: Policy, request: RoutedRequest, record: DecisionRecord, ahead: int) -> Decision:
+    cluster = replace(record.cluster, fallbacks=record.cluster.fallbacks + ahead)
+    where = f"policy {policy.name} at pick {record.seq}"
+    try:
+        made = policy.decide(request, cluster)
+    except Exception as error:
+        raise PolicyError(f"{where}: {type(error).__name__}: {error}", remedy="correct the policy") from error
+    fault = fault_of(made, cluster)
+    if fault:
+        raise PolicyError(f"{where}: {fault}", remedy="correct the policy")
+    return made
+
+
+def _difference(record: DecisionRecord, made: Decision) -> Difference:
+    recorded, request = record.decision, record.request
+    rival = next((one for one in made.candidates if one.instance == recorded.instance), None)
+    return Difference(
+        seq=record.seq,
+        request=request.request,
+        session=request.session,
+        turn=request.turn,
+        recorded=recorded.instance,
+        recorded_reason=recorded.reason,
+        instead=made.instance,
+        instead_reason=made.reason,
+        why_not_recorded=why_not(rival, made) if rival is not None else "it was not weighed",
+    )
+
+
+def _pairs(reasons: Counter[tuple[str, str, bool]]) -> tuple[ReasonPair, ...]:
+    keys = dict.fromkeys((recorded, instead) for recorded, instead, _ in reasons)
+    pairs = (ReasonPair(a, b, reasons[a, b, True] + reasons[a, b, False], reasons[a, b, False]) for a, b in keys)
+    return tuple(sorted(pairs, key=lambda pair: (-pair.picks, pair.recorded_reason, pair.instead_reason)))

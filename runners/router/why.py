@@ -1,0 +1,125 @@
+"""A recorded pick in words: where the request went, why there, and for every other instance why not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from results.decisions import Candidate, Decision, DecisionRecord, RoutedOutcome
+from runners.router.policies.reasons import REASONS
+
+KEY_WORDS: Mapping[str, str] = {
+    "turns_away": "turns until it is next",
+    "num_requests": "requests there",
+    "inflight": "requests there",
+    "ongoing_tokens": "prompt tokens under way",
+    "new_tokens": "prompt tokens to compute",
+    "active_sessions": "sessions bound there",
+    "assigned": "sessions assigned",
+    "prefill_work_tokens": "prompt tokens left to compute, these included",
+    "work_x_requests": "(pending + new tokens) x requests",
+    "load_less_cache": "load less cached share",
+    "over_bound": "has more than its bound of sessions",
+    "places_from_its_hash": "places from the session's hash",
+    "cost_s": "cost in s",
+    "minus_overlap_and_bonuses": "minus (overlap + bonuses in blocks)",
+    "minus_sticky": "minus (1 if owner)",
+    "load_in_its_pool": "load in its pool (prefill work; less free KV tokens)",
+}
+
+
+def explain(records: Sequence[DecisionRecord]) -> list[str]:
+    """All picks of one request, in order, as lines of text."""
+    lines: list[str] = []
+    for place, record in enumerate(records):
+        if place:
+            lines += ["", "It was picked for again:"]
+        lines += _pick(record)
+    return lines
+
+
+def why_not(candidate: Candidate, decision: Decision) -> str:
+    """Why the request did not go to `candidate`, in words."""
+    if candidate.ruled_out:
+        return f"ruled out: {candidate.ruled_out}"
+    if not decision.instance:
+        return "nothing was picked"
+    chosen = next((one for one in decision.candidates if one.instance == _rival(candidate, decision)), None)
+    if chosen is None or not candidate.score or not chosen.score:
+        return "it was not weighed"
+    place = next((n for n, (a, b) in enumerate(zip(candidate.score, chosen.score, strict=False)) if a != b), None)
+    if place is None:
+        return "equal in everything, and later by name"
+    key = decision.keys[place] if place < len(decision.keys) else f"score place {place + 1}"
+    words = KEY_WORDS.get(key, key.replace("_", " "))
+    against = f"{words} {candidate.score[place]:g} against {chosen.score[place]:g}"
+    if candidate.score < chosen.score:
+        return f"its score is better ({against}), but the score did not decide"
+    return f"equal before it, then {against}" if place else against
+
+
+def _rival(candidate: Candidate, decision: Decision) -> str:
+    """The picked instance of the candidate's own pool."""
+    return decision.prefill if decision.prefill and candidate.terms.get("prefills") else decision.instance
+
+
+def _pick(record: DecisionRecord) -> Iterator[str]:
+    request, made = record.request, record.decision
+    who = f"session {request.session}, turn {request.turn}" if request.session else "no session"
+    where = f"went to {made.instance}" if made.instance else "went nowhere"
+    prefilled = f", its prompt computed by {made.prefill}" if made.prefill else ""
+    yield (
+        f"Request {request.request} ({who}; {request.input_tokens} prompt tokens, up to {request.max_tokens} output "
+        f"tokens) {where}{prefilled}."
+    )
+    yield f"Policy {made.policy}, reason `{made.reason}`: {REASONS.get(made.reason, 'a reason of its own')}."
+    yield from _session(record)
+    for gate in made.gates:
+        yield f"Gate {gate.name} {'passed' if gate.passed else 'failed'}: {gate.text}."
+    if made.keys:
+        keys = ", then ".join(KEY_WORDS.get(key, key) for key in made.keys)
+        yield f"Lowest score wins, compared from left to right: {keys}."
+    for candidate in made.candidates:
+        yield _candidate(candidate, made)
+    if made.tie_break:
+        yield f"Tie: {made.tie_break}."
+    yield f"Pick {record.seq}, decided in {record.decide_us:.0f} us."
+    yield _outcome(record.outcome, record)
+
+
+def _session(record: DecisionRecord) -> Iterator[str]:
+    request, made = record.request, record.decision
+    if request.owner:
+        moved = request.since_migration_s
+        yield f"The session's owner was {request.owner}" + (f", moved {moved:.1f} s before." if moved else ".")
+    if made.migrate_from:
+        yield f"The session's KV was to be moved from {made.migrate_from} first."
+    if request.tried:
+        yield f"Tried before: {', '.join(request.tried)}."
+
+
+def _candidate(candidate: Candidate, made: Decision) -> str:
+    terms = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in candidate.terms.items())
+    score = f" score ({', '.join(f'{value:g}' for value in candidate.score)})" if candidate.score else ""
+    shown = f"{score} [{terms}]" if terms else score
+    if candidate.instance == made.instance:
+        return f"  {candidate.instance}: picked;{shown}"
+    if candidate.instance == made.prefill:
+        return f"  {candidate.instance}: picked for the prompt;{shown}"
+    return f"  {candidate.instance}: not picked: {why_not(candidate, made)};{shown}".rstrip(";")
+
+
+def _outcome(outcome: RoutedOutcome | None, record: DecisionRecord) -> str:
+    if outcome is None:
+        return "Outcome: not known, the router ended first."
+    parts = [outcome.status if outcome.http_status is None else f"{outcome.status} (HTTP {outcome.http_status})"]
+    if outcome.ttft_s is not None:
+        parts.append(f"first byte after {outcome.ttft_s:.3f} s")
+    if outcome.e2e_s is not None:
+        parts.append(f"over after {outcome.e2e_s:.3f} s")
+    expected = record.request.cached_tokens.get(record.decision.prefill or record.decision.instance, 0)
+    if outcome.prompt_tokens is not None:
+        had = "an unknown number" if outcome.cached_tokens is None else str(outcome.cached_tokens)
+        parts.append(f"{outcome.prompt_tokens} prompt tokens, {had} of them cached ({expected} expected by the index)")
+    if outcome.error:
+        parts.append(outcome.error)
+    return f"Outcome: {', '.join(parts)}."

@@ -1,0 +1,161 @@
+"""The router's counters: counted at the pick, released once, back at zero whatever happened in between."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from results.decisions import Decision, InstanceLoad, RoutedRequest
+from runners.router.bindings import Bindings
+from runners.router.view import Cluster, Member, idle
+from tests.runners.router.views import ask
+
+
+def to(instance: str, *, prefill: str = "", binds: bool = True, advances: bool = False) -> Decision:
+    return Decision("test", instance, "test", prefill=prefill, binds=binds, advances=advances)
+
+
+def at(cluster: Cluster, instance: str) -> InstanceLoad:
+    return next(one for one in cluster.view().instances if one.instance == instance)
+
+
+def make(*names: str, capacity: int | None = None) -> Cluster:
+    return Cluster([Member(name, kv_capacity_tokens=capacity) for name in names], lambda: 100.0)
+
+
+def test_a_request_is_counted_at_its_pick_and_released_in_two_steps() -> None:
+    cluster = make("a", "b", capacity=5000)
+    reservation = cluster.reserve(to("a"), ask(1000, {"a": 300, "b": 900}, max_tokens=200))
+    now = at(cluster, "a")
+    assert (now.num_requests, now.pending_prefill_tokens, now.ongoing_tokens) == (1, 700, 1000)
+    assert (now.ongoing_decode_tokens, now.free_kv_tokens) == (0, 3800)
+    reservation.first_byte()
+    now = at(cluster, "a")
+    assert (now.num_requests, now.pending_prefill_tokens, now.ongoing_tokens) == (1, 0, 1000)
+    assert now.ongoing_decode_tokens == 1000
+    reservation.end()
+    assert idle(cluster.view().instances)
+    assert at(cluster, "a").free_kv_tokens == 5000
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(("first", "end")))))
+@settings(max_examples=60, deadline=None)
+def test_any_order_and_number_of_releases_ends_at_zero_and_never_below(steps: list[tuple[int, str]]) -> None:
+    cluster = make("a", "b")
+    held = [cluster.reserve(to("ab"[n % 2]), ask(100 * n + 1, {"a": 16 * n})) for n in range(6)]
+    for place, step in steps:
+        held[place].first_byte() if step == "first" else held[place].end()
+        for load in cluster.view().instances:
+            assert min(load.num_requests, load.pending_prefill_tokens, load.ongoing_decode_tokens) >= 0
+    for reservation in held:
+        reservation.end()
+        reservation.first_byte()
+    assert idle(cluster.view().instances)
+
+
+def test_with_pools_the_prompt_is_pending_where_it_is_computed() -> None:
+    cluster = Cluster([Member("p", role="prefill"), Member("d", role="decode")], lambda: 0.0)
+    reservation = cluster.reserve(to("d", prefill="p", binds=False), ask(1000, {"p": 200, "d": 600}))
+    assert (at(cluster, "p").pending_prefill_tokens, at(cluster, "d").pending_prefill_tokens) == (800, 0)
+    reservation.first_byte()
+    assert at(cluster, "p").num_requests == 0
+    assert at(cluster, "d").ongoing_decode_tokens == 1000
+    reservation.end()
+    assert idle(cluster.view().instances)
+
+
+def test_picks_and_fallbacks_count_for_the_next_view() -> None:
+    cluster = make("a")
+    cluster.reserve(to("a", advances=True), ask())
+    cluster.reserve(to("a"), ask())
+    assert (cluster.view().picks, cluster.view().fallbacks) == (2, 1)
+
+
+def test_sessions_on_their_way_count_where_they_go() -> None:
+    cluster = make("a", "b")
+    reservation = cluster.reserve(to("a"), ask(session="s"))
+    assert (at(cluster, "a").assigned, at(cluster, "a").active_sessions) == (1, 1)
+    cluster.bindings.commit("s", "a", 0.0)
+    reservation.end()
+    reservation.end()
+    assert (at(cluster, "a").assigned, at(cluster, "a").active_sessions) == (1, 1)
+    cluster.reserve(to("b", binds=False), ask(session="t"))
+    assert at(cluster, "b").assigned == 0
+
+
+def test_instances_come_drain_and_go_at_run_time() -> None:
+    cluster = make("a", "b")
+    reservation = cluster.reserve(to("a"), ask(session="s"))
+    cluster.bindings.commit("s", "a", 0.0)
+    cluster.drain("a")
+    assert (at(cluster, "a").available, at(cluster, "a").why_unavailable) == (False, "draining")
+    assert not cluster.drained("a")
+    cluster.add(Member("c"))
+    assert [one.instance for one in cluster.view().instances] == ["a", "b", "c"]
+    reservation.end()
+    assert cluster.drained("a")
+    assert cluster.remove("a") == ("s",)
+    assert cluster.bindings.owner("s") == ""
+    with pytest.raises(KeyError):
+        cluster.reserve(to("a"), ask())
+
+
+def test_a_request_may_outlive_its_instance() -> None:
+    cluster = make("a", "b")
+    reservation = cluster.reserve(to("a"), ask())
+    cluster.remove("a")
+    cluster.add(Member("a"))
+    reservation.end()
+    assert idle(cluster.view().instances)
+
+
+def test_a_drained_instance_is_taken_back_and_a_second_of_its_name_is_refused() -> None:
+    cluster = Cluster([Member("a", "http://one")], lambda: 0.0)
+    cluster.drain("a")
+    cluster.add(Member("a", "http://one"))
+    assert at(cluster, "a").available
+    with pytest.raises(ValueError, match="there is an instance a already"):
+        cluster.add(Member("a", "http://two"))
+
+
+def test_an_instance_that_comes_back_gets_sessions_again() -> None:
+    bindings = Bindings()
+    cluster = Cluster([Member("a"), Member("b")], lambda: 50.0, bindings)
+    cluster.set_available("a", False, "connection refused")
+    assert at(cluster, "a").why_unavailable == "connection refused"
+    for n in range(10):
+        bindings.commit(f"s{n}", "b", float(n))
+    moved = cluster.set_available("a", True)
+    assert len(moved) == 5
+    assert at(cluster, "a").active_sessions == 5
+    assert cluster.set_available("a", True) == (), "it was there already"
+
+
+def test_a_short_absence_moves_nobody() -> None:
+    bindings = Bindings()
+    cluster = Cluster([Member("a"), Member("b")], lambda: 50.0, bindings)
+    for n in range(4):
+        bindings.commit(f"s{n}", "ab"[n % 2], float(n))
+    cluster.set_available("a", False, "timeout")
+    assert cluster.set_available("a", True) == ()
+    assert bindings.owner("s0") == "a"
+
+
+def test_a_pause_ends_by_itself() -> None:
+    now = [10.0]
+    cluster = Cluster([Member("a")], lambda: now[0])
+    cluster.pause("a", 2.0)
+    now[0] = 11.5
+    assert at(cluster, "a").paused_for_s == pytest.approx(0.5)
+    now[0] = 13.0
+    assert at(cluster, "a").paused_for_s == 0.0
+
+
+def test_capacity_may_be_learnt_later() -> None:
+    cluster = make("a")
+    assert at(cluster, "a").free_kv_tokens is None
+    held: RoutedRequest = ask(900, max_tokens=300)
+    cluster.reserve(to("a"), held)
+    cluster.set_capacity("a", 1000)
+    assert at(cluster, "a").free_kv_tokens == 0, "never below"

@@ -1,0 +1,99 @@
+"""The router's own index: what the engine's prefix cache would hold, block by block."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections import OrderedDict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runners.router.prefix_index import PrefixIndex, block_keys, byte_keys, cached_tokens, chained
+
+
+def test_only_full_blocks_have_keys_and_each_stands_for_all_before_it() -> None:
+    assert block_keys(range(15), 16) == ()
+    one, two = block_keys(range(40), 16)
+    assert block_keys(range(16), 16) == (one,)
+    assert block_keys([9, *range(1, 40)], 16)[1] != two, "same second block below another first"
+    assert len(block_keys([7] * 64, 16)) == len(set(block_keys([7] * 64, 16))) == 4
+    assert chained(one, range(16, 32)) == two
+    assert chained(None, range(16)) == one
+
+
+def test_keys_are_the_same_in_another_process() -> None:
+    code = "from runners.router.prefix_index import block_keys; print(block_keys(range(64), 16))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == str(block_keys(range(64), 16))
+
+
+def test_ids_that_are_no_integers_are_refused() -> None:
+    with pytest.raises(TypeError):
+        block_keys(["a"], 16)  # type: ignore[list-item]
+    with pytest.raises(OverflowError):
+        block_keys([1 << 70] * 16, 16)
+
+
+def test_texts_have_keys_too() -> None:
+    assert byte_keys(b"x" * 130, 64) == byte_keys(b"x" * 128, 64)
+    assert byte_keys(b"x" * 63, 64) == ()
+
+
+def test_the_longest_prefix_is_found_and_matching_changes_nothing() -> None:
+    index = PrefixIndex(16, 3)
+    index.insert(block_keys(range(48), 16))
+    assert index.match(block_keys(range(100), 16)) == 48
+    assert index.match(block_keys([*range(16), *range(900, 932)], 16)) == 16
+    assert index.match(block_keys(range(900, 932), 16)) == 0
+    old = block_keys(range(32), 16)
+    index.match(old)
+    index.insert(block_keys(range(900, 932), 16))
+    assert index.match(old) == 16, "looking did not make it young: its tail went first"
+
+
+def test_a_prompts_last_token_is_never_cached() -> None:
+    index = PrefixIndex(16)
+    keys = block_keys(range(48), 16)
+    index.insert(keys)
+    assert cached_tokens(index, keys, 48) == 32
+    assert cached_tokens(index, block_keys(range(49), 16), 49) == 48
+    assert cached_tokens(index, (), 0) == 0
+
+
+def test_a_prompt_larger_than_the_cache_keeps_its_head() -> None:
+    index = PrefixIndex(16, 2)
+    index.insert(block_keys(range(160), 16))
+    assert len(index) == 2
+    assert index.match(block_keys(range(160), 16)) == 32
+
+
+def test_clearing_forgets_all() -> None:
+    index = PrefixIndex(16)
+    index.insert(block_keys(range(48), 16))
+    index.clear()
+    assert index.match(block_keys(range(48), 16)) == 0
+    with pytest.raises(ValueError):
+        PrefixIndex(0)
+
+
+@given(st.integers(0, 2**32), st.integers(1, 12))
+@settings(max_examples=80, deadline=None)
+def test_it_agrees_with_a_plain_lru_walked_block_by_block(seed: int, capacity: int) -> None:
+    source = random.Random(seed)
+    index, plain = PrefixIndex(1, capacity), OrderedDict[int, None]()
+    paths = [block_keys([source.randrange(2) for _ in range(source.randrange(1, 9))], 1) for _ in range(12)]
+    for _ in range(60):
+        path = source.choice(paths)
+        walked = 0
+        while walked < len(path) and path[walked] in plain:
+            walked += 1
+        assert index.match(path) == walked
+        index.insert(path)
+        for key in reversed(path[:capacity]):
+            plain[key] = None
+            plain.move_to_end(key)
+        while len(plain) > capacity:
+            plain.popitem(last=False)

@@ -1,0 +1,96 @@
+"""A pick in words: the winner, every gate, and for each other instance why not."""
+
+from __future__ import annotations
+
+from results.decisions import ClusterView, Decision, DecisionRecord, RoutedOutcome, RoutedRequest
+from runners.router.policies import Policy
+from runners.router.policies.kv_aware import KvAware
+from runners.router.policies.lmetric import LMetric
+from runners.router.policies.static_pd import StaticPD
+from runners.router.policies.unified import Unified
+from runners.router.why import explain
+from tests.runners.router.test_policies import PD
+from tests.runners.router.views import BLOCK, ask, load, view
+
+
+def told(
+    policy: Policy, request: RoutedRequest, cluster: ClusterView, outcome: RoutedOutcome | None = None
+) -> dict[str, str]:
+    """The explanation, and each instance's line by name."""
+    lines = explain([DecisionRecord(7, 0, 23.4, request, cluster, policy.decide(request, cluster), outcome)])
+    named = {line.split(":")[0].strip(): line for line in lines if line.startswith("  ")}
+    return {"": "\n".join(lines), **named}
+
+
+def test_affinity_is_told_with_its_gates_and_with_whom_the_score_would_have_taken() -> None:
+    lines = told(Unified(), ask(1000, {"a": 900}, owner="a"), view(load("a", bs=1), load("b"), load("c", bs=1)))
+    for part in (
+        "Request r (session s, turn 0; 1000 prompt tokens, up to 100 output tokens) went to a.",
+        "Policy unified, reason `affinity`",
+        "Gate cache passed: a holds 0.90 of the prompt > 0.5.",
+        "Gate load passed: a has 1 requests <= 2 x mean 0.67.",
+        "Pick 7, decided in 23 us.",
+        "Outcome: not known",
+    ):
+        assert part in lines[""]
+    assert "its score is better ((pending + new tokens) x requests 0 against 100)" in lines["b"]
+    assert "but the score did not decide" in lines["b"]
+    assert "not picked: (pending + new tokens) x requests 1000 against 100" in lines["c"]
+    assert lines["a"].startswith("  a: picked; score (100, 100, 1, 0)")
+
+
+def test_why_not_names_the_first_key_that_told_them_apart() -> None:
+    lines = told(Unified(), ask(1000, {"b": 160}), view(load("a"), load("b"), load("c", available=False)))
+    assert "equal before it, then prompt tokens to compute 1000 against 840" in lines["a"]
+    assert "Tie: a, b are equal on work_x_requests (0); told apart by new_tokens." in lines[""]
+    assert "c: not picked: ruled out: unavailable" in lines["c"]
+
+
+def test_every_term_of_the_lex_score_is_shown() -> None:
+    cluster = view(load("a", bs=3, assigned=9), load("b"))
+    lines = told(KvAware(load_floor_bonus=200), ask(2000, {"a": 50 * BLOCK}), cluster)
+    assert "floor bonus 200" in lines["b"]
+    assert "minus (overlap + bonuses in blocks) -50 against -200" in lines["a"]
+
+
+def test_pools_compare_within_their_pool() -> None:
+    lines = told(StaticPD(), ask(2000), view(*PD))
+    assert "went to d1, its prompt computed by p1." in lines[""]
+    assert "picked for the prompt" in lines["p1"]
+    assert "2500 against 2100" in lines["p0"]
+    assert "ruled out: 1500 KV tokens free, 2100 needed" in lines["d0"]
+
+
+def test_nothing_picked_says_why() -> None:
+    lines = told(
+        LMetric(), ask(tried=["b"]), view(load("a", available=False, why_unavailable="breaker open"), load("b"))
+    )
+    assert "went nowhere" in lines[""]
+    assert "no instance can be picked" in lines[""]
+    assert "breaker open" in lines["a"]
+    assert "failed this request already" in lines["b"]
+
+
+def test_the_outcome_compares_what_the_index_expected_with_what_the_engine_had() -> None:
+    done = RoutedOutcome("ok", 200, 0.31, 1.2, 1000, 880, 100)
+    lines = told(LMetric(), ask(1000, {"a": 912}), view(load("a")), done)
+    assert "ok (HTTP 200), first byte after 0.310 s, over after 1.200 s" in lines[""]
+    assert "1000 prompt tokens, 880 of them cached (912 expected by the index)" in lines[""]
+
+
+def test_a_retry_is_told_after_the_pick_that_failed() -> None:
+    request, cluster = ask(), view(load("a"), load("b"))
+    first = DecisionRecord(
+        0, 0, 9.0, request, cluster, LMetric().decide(request, cluster), RoutedOutcome("retried", error="refused")
+    )
+    again = ask(tried=["a"])
+    second = DecisionRecord(1, 0, 9.0, again, cluster, LMetric().decide(again, cluster), RoutedOutcome("ok"))
+    text = "\n".join(explain([first, second]))
+    assert text.index("Outcome: retried, refused.") < text.index("It was picked for again:") < text.index("went to b.")
+    assert "Tried before: a." in text
+
+
+def test_a_policy_of_ones_own_is_told_as_far_as_it_said_something() -> None:
+    made = Decision("mine", "a", "because")
+    text = "\n".join(explain([DecisionRecord(0, 0, 1.0, ask(), view(load("a"), load("b")), made)]))
+    assert "reason `because`: a reason of its own" in text
