@@ -1,0 +1,193 @@
+"""Figures f2a to f2c of a trace: reuse, skew, and room for KV, each with its numbers beside it as CSV."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from results.figures.figure import Figure
+from results.figures.files import Drawers, write_figures
+from results.figures.ink import FILLS, HATCHES, sheet
+from results.traces.description import GIB, TraceDescription
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Drawing
+
+REUSE, SKEW, CAPACITY = 1, 2, 3
+"""Numbers of the figures that specs/ear calls f2a, f2b and f2c."""
+_EDGE: Mapping[str, Any] = {"edgecolor": "black", "linewidth": 0.8}
+
+
+def figures(found: TraceDescription) -> tuple[Figure, ...]:
+    """f2a, f2b and f2c, those that cannot be drawn included; nothing is written."""
+    return reuse_split(found), session_skew(found), kv_capacity(found)
+
+
+def write(description: TraceDescription, folder: Path) -> tuple[Figure, ...]:
+    """Write `figure_2a` to `figure_2c` as `.png`, `.svg` and `.csv` into `folder`, which is made.
+
+    The same numbers give the same bytes. Returns the figures; one that is `missing` has no files. Raises OSError.
+    """
+    made = figures(description)
+    write_figures(made, folder, DRAWERS)
+    return made
+
+
+def reuse_split(found: TraceDescription) -> Figure:
+    """f2a: the bounds, and where the reuse comes from."""
+    title = f"Reuse of prefixes: {found.facts['source']}"
+    reuse = found.reuse
+    values = {
+        ("bound", "any session"): (found.apc_bound_any, "apc_bound_any"),
+        ("bound", "same session"): (found.apc_bound_intra, "apc_bound_intra"),
+        ("split", "intra-session"): (reuse.intra_session_share, "intra_session_share"),
+        ("split", "cross-session"): (reuse.cross_session_share, "cross_session_share"),
+        ("split", "shared prefix"): (reuse.shared_prefix_share, "shared_prefix_share"),
+    }
+    if all(value is None for value, _ in values.values()):
+        return Figure(REUSE, title, name="2a", missing=found.reasons.get("apc_bound_any", "nothing is known"))
+    table = pd.DataFrame(
+        {"panel": panel, "what": what, "share": value, "standard_error": reuse.standard_error.get(name)}
+        for (panel, what), (value, name) in values.items()
+    ).astype({"share": float, "standard_error": float})
+    unknown = [what for (_, what), (value, _) in values.items() if value is None]
+    reasons = dict.fromkeys(reason for name, reason in found.reasons.items() if "reuse" in name or "apc" in name)
+    caption = (
+        "Left: share of the input tokens that an endless cache would hit, counting earlier requests of any session, or "
+        "of the same one. Right: the reused tokens by who used their block first: the same session, another one, or "
+        f"another one of a block that {reuse.shared_from} or more sessions use."
+        + (f" Not known: {', '.join(unknown)} ({'; '.join(reasons)})." if unknown else "")
+    )
+    return Figure(REUSE, title, caption, table, name="2a")
+
+
+def session_skew(found: TraceDescription) -> Figure:
+    """f2b: how much of the input the largest sessions have."""
+    title = f"Session skew: {found.facts['source']}"
+    if not found.skew.top:
+        return Figure(SKEW, title, name="2b", missing=found.reasons.get("skew", "no input tokens"))
+    table = pd.DataFrame(
+        {"mark": mark, "top_share": top.top_share, "sessions": top.sessions, "input_share": top.input_share}
+        for mark, points in (("curve", found.skew.curve), ("top", found.skew.top))
+        for top in points
+    )
+    caption = (
+        f"Share of all input tokens that the sessions with the most have, of {found.sessions} sessions. On the dashed "
+        "line all sessions would be alike."
+    )
+    return Figure(SKEW, title, caption, table, name="2b")
+
+
+def kv_capacity(found: TraceDescription) -> Figure:
+    """f2c: how many requests of one size decode at the same time, by deployment."""
+    title = f"Concurrent decodes: {found.facts['source']}"
+    kv = found.kv
+    if not kv.capacity:
+        return Figure(CAPACITY, title, name="2c", missing="no request has any tokens")
+    table = pd.DataFrame(
+        {
+            "percentile": row.percentile,
+            "footprint_gib": row.footprint_bytes / GIB,
+            "per_instance": row.per_instance,
+            "deployment": name,
+            "concurrent_decodes": concurrent,
+        }
+        for row in kv.capacity
+        for name, concurrent in row.concurrent.items()
+    )
+    caption = (
+        "Requests of each size that decode at the same time in the whole system: whole footprints in a KV pool of "
+        f"{kv.kv_pool_bytes / GIB:.1f} GiB (below each group), times the instances that decode. A footprint is input "
+        f"and output tokens at {kv.bytes_per_token:g} bytes each. Larger than a pool: "
+        f"{100 * (kv.larger_than_pool or 0):.2f} % of the requests."
+    )
+    return Figure(CAPACITY, title, caption, table, name="2c")
+
+
+def _draw_reuse(figure: Figure) -> Drawing:
+    drawing = sheet(6.8, 3.2)
+    panels = drawing.subplots(1, 2, width_ratios=(2, 3))
+    labels = {"bound": "share of input tokens", "split": "share of reused tokens"}
+    for panel, (kind, label) in zip(panels, labels.items(), strict=True):
+        rows = figure.table[figure.table["panel"] == kind]
+        shares = rows["share"].to_numpy(dtype=np.float64)
+        errors = np.nan_to_num(rows["standard_error"].to_numpy(dtype=np.float64))
+        for place, (share, error) in enumerate(zip(shares, errors, strict=True)):
+            height = 100 * float(np.nan_to_num(share))
+            panel.bar(place, height, 0.62, color=FILLS[place], hatch=HATCHES[place], **_EDGE)
+            text = f"{height:.1f} %" + (f"\n± {100 * error:.2g}" if error else "")
+            _above(panel, place, height, text if np.isfinite(share) else "not\nknown")
+        panel.set_xticks(range(len(rows)), [str(what).replace(" ", "\n") for what in rows["what"]])
+        panel.set_ylim(0, 118)
+        panel.set_yticks(range(0, 101, 20))
+        panel.set_ylabel(f"{label} (%)")
+        panel.grid(visible=False, axis="x")
+    drawing.suptitle(figure.title, x=0.01, ha="left", fontweight="bold", fontsize=9)
+    return drawing
+
+
+def _draw_skew(figure: Figure) -> Drawing:
+    table = figure.table
+    drawing = sheet(6.2, 3.6)
+    axes = drawing.subplots()
+    curve, top = (table[table["mark"] == mark] for mark in ("curve", "top"))
+    at, height = (100 * curve[name].to_numpy(dtype=np.float64) for name in ("top_share", "input_share"))
+    axes.plot(at, height, color="black")
+    even = np.geomspace(at.min(), 100, 100)
+    axes.plot(even, even, color="#7f7f7f", linestyle=(0, (5, 3)), label="all sessions alike")
+    for row in top.to_dict("records"):  # a top 1 % of seven sessions is one of them, and stands where that one does
+        x, y = 100 * row["sessions"] / int(curve["sessions"].max()), 100 * row["input_share"]
+        axes.plot(x, y, "o", color="black", markerfacecolor="white", zorder=4)
+        text = f"top {100 * row['top_share']:g} %: {y:.1f} %"
+        axes.annotate(text, (x, y), xytext=(-6, 5), textcoords="offset points", ha="right", fontsize=8)
+    axes.set_xscale("log")
+    ticks = [tick for tick in (0.0001, 0.001, 0.01, 0.1, 1, 5, 10, 25, 50, 100) if tick >= at.min() * 0.99]
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+    axes.set_xlim(right=110)
+    axes.set_ylim(0, 105)
+    axes.set_xlabel("sessions with the most input tokens (% of all, logarithmic)")
+    axes.set_ylabel("share of all input tokens (%)")
+    axes.set_title(figure.title, loc="left", fontweight="bold")
+    axes.legend(loc="upper left")
+    return drawing
+
+
+def _draw_capacity(figure: Figure) -> Drawing:
+    table = figure.table
+    deployments = list(dict.fromkeys(table["deployment"]))
+    groups = table.drop_duplicates("percentile")
+    drawing = sheet(7.2, 3.8)
+    axes = drawing.subplots()
+    width = 0.8 / len(deployments)
+    for place, name in enumerate(deployments):
+        rows = table[table["deployment"] == name]
+        at = np.arange(len(rows)) + (place - (len(deployments) - 1) / 2) * width
+        height = rows["concurrent_decodes"].to_numpy(dtype=np.float64)
+        look = place % len(FILLS)
+        axes.bar(at, height, width * 0.92, color=FILLS[look], hatch=HATCHES[look], label=name, **_EDGE)
+        for x, y in zip(at, height, strict=True):
+            _above(axes, float(x), float(y), f"{y:g}")
+    words = [
+        f"p{row.percentile:g}: {row.footprint_gib:.2f} GiB\n{row.per_instance} fit per instance"
+        for row in groups.itertuples()
+    ]
+    axes.set_xticks(range(len(groups)), words)
+    axes.margins(y=0.12)
+    axes.set_ylabel("requests decoding at the same time")
+    axes.set_title(figure.title, loc="left", fontweight="bold")
+    axes.grid(visible=False, axis="x")
+    axes.legend(loc="upper right")
+    return drawing
+
+
+def _above(axes: Axes, x: float, y: float, text: str) -> None:
+    axes.annotate(text, (x, y), xytext=(0, 2), textcoords="offset points", ha="center", va="bottom", fontsize=8)
+
+
+DRAWERS: Drawers = {REUSE: _draw_reuse, SKEW: _draw_skew, CAPACITY: _draw_capacity}

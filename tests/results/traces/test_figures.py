@@ -1,0 +1,90 @@
+"""f2a to f2c are drawn with their numbers beside them, can be told apart in grey, or say why they are not there."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from results.figures.files import draw
+from results.traces.figures import DRAWERS, figures, write
+from tests.results.traces.made import count, described
+
+STEMS = ["figure_2a", "figure_2b", "figure_2c"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("figures")
+    write(described(), found)
+    return found
+
+
+def test_each_figure_has_its_images_and_its_numbers(folder: Path) -> None:
+    assert {path.name for path in folder.iterdir()} == {
+        f"{stem}.{form}" for stem in STEMS for form in ("png", "svg", "csv")
+    }
+    for stem in STEMS:
+        assert (folder / f"{stem}.png").read_bytes().startswith(b"\x89PNG")
+        assert ElementTree.parse(folder / f"{stem}.svg").getroot().tag == "{http://www.w3.org/2000/svg}svg"
+
+
+def test_the_numbers_beside_are_those_of_the_specification(folder: Path) -> None:
+    reuse = pd.read_csv(folder / "figure_2a.csv").set_index("what")["share"]
+    assert reuse.to_dict() == pytest.approx(
+        {
+            "any session": 0.803,
+            "same session": 0.796,
+            "intra-session": 0.932,
+            "cross-session": 0.057,
+            "shared prefix": 0.011,
+        }
+    )
+    capacity = pd.read_csv(folder / "figure_2c.csv").pivot_table("concurrent_decodes", "percentile", "deployment")
+    assert capacity.loc[99].to_dict() == {"Combined 8C": 24, "4P+4D": 12, "6P+2D": 6}
+    assert capacity.loc[50].to_dict() == {"Combined 8C": 160, "4P+4D": 80, "6P+2D": 40}
+    skew = pd.read_csv(folder / "figure_2b.csv")
+    assert skew[skew["mark"] == "top"]["top_share"].tolist() == [0.01, 0.05, 0.1, 0.25, 0.5]
+    assert skew[skew["mark"] == "curve"]["input_share"].is_monotonic_increasing
+
+
+def test_the_same_numbers_give_the_same_bytes(folder: Path, tmp_path: Path) -> None:
+    write(described(), tmp_path)
+    for path in folder.iterdir():
+        assert (tmp_path / path.name).read_bytes() == path.read_bytes()
+
+
+def test_bars_can_be_told_apart_in_grey(folder: Path) -> None:
+    from PIL import Image
+
+    for stem in ("figure_2a", "figure_2c"):
+        image = Image.open(io.BytesIO((folder / f"{stem}.png").read_bytes()))
+        assert min(image.size) > 400
+        colored = np.asarray(image.convert("RGB"), dtype=np.int64)
+        assert (colored.max(axis=2) - colored.min(axis=2)).max() == 0  # fill and hatch say it all: there is no colour
+
+
+def test_without_sessions_skew_is_missing_and_reuse_shows_what_there_is(tmp_path: Path) -> None:
+    write(described(), tmp_path)
+    found = write(described(counted=count(has_sessions=False)), tmp_path)
+    assert {figure.label: figure.missing for figure in found if figure.missing} == {"2b": "the source has no sessions"}
+    assert not list(tmp_path.glob("figure_2b.*"))
+    assert "the source has no sessions" in found[0].caption
+    assert pd.read_csv(tmp_path / "figure_2a.csv")["share"].notna().tolist() == [True, False, False, False, False]
+
+
+def test_an_estimate_is_drawn_with_its_error() -> None:
+    figure = figures(described(counted=count(error=1000.0)))[0]
+    assert figure.table["standard_error"].notna().sum() == 4
+    assert draw(figure, DRAWERS)["svg"]
+
+
+def test_without_hashes_reuse_is_missing() -> None:
+    figure = figures(described(counted=count(has_hashes=False)))[0]
+    assert figure.missing == "the source has no block hashes"
+    with pytest.raises(ValueError, match="cannot be drawn"):
+        draw(figure, DRAWERS)
