@@ -43,6 +43,7 @@ async def _run(path: Path, replay: bool) -> int:
     spec = load_replay_spec(path) if replay else load_spec(path)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, cut.set)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the parent holds it back until now
     kind = os.fstat(STDIN).st_mode
     if stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind):
         loop.add_reader(STDIN, _end_with_parent)

@@ -4,7 +4,7 @@ The block behind a hash is a pure function of (seed, scope, hash), the same in e
 scope is empty where the trace's hashes are global, else the session. It begins with a name, the base-`span` digits of
 a keyed permutation of the hash, so two hashes of a scope differ within the first `name_tokens(block_tokens, span)`
 tokens of their blocks: always where a block has room for 64 bits (8 tokens of 256 ids, 4 of 150,000), and in a shorter
-one wherever both hashes are below `span ** block_tokens`. The rest of a block is uniform, and so are the tokens behind
+one wherever both hashes are below `span ** block_tokens` (others are folded at random). The rest of a block is uniform, and so are the tokens behind
 the last hash, which belong to one turn alone.
 """
 
@@ -135,8 +135,9 @@ def _permuted(values: Hashes, key: int, size: int) -> Hashes:
 
     The network permutes at most 4 x `size` numbers, so a walk takes fewer than four rounds on average, and it ends.
     """
-    if size < 1 << 64:
-        values = values % np.uint64(size)
+    if size < 1 << 64:  # mixed, so that runs of neighbours do not meet other runs of them
+        folded = _mixed(values ^ np.uint64(key)) % np.uint64(size)
+        values = np.where(values < np.uint64(size), values, folded)
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     walked = _feistel(values, key, half)
     while (outside := walked > np.uint64(size - 1)).any():

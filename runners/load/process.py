@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -65,9 +66,10 @@ async def _run(
     arguments: tuple[str, ...], kind: type[_Line[Tick, Outcome]], on_tick: Callable[[Tick], None], cut: asyncio.Event
 ) -> Outcome:
     command = (sys.executable, "-m", "runners.load", *arguments)
-    process = await asyncio.create_subprocess_exec(
-        *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True
-    )
+    with _sigterm_held():
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True
+        )
     last_words: deque[str] = deque(maxlen=STDERR_LINES)
     listening = asyncio.create_task(_keep_last(process, last_words))
     cutting = asyncio.create_task(_cut_on(process, cut))
@@ -112,6 +114,16 @@ async def _read(
             return line
         on_tick(line.tick)
     return None
+
+
+@contextlib.contextmanager
+def _sigterm_held() -> Iterator[None]:
+    """A process started in here takes a SIGTERM only when it is ready to: a cut that comes early must not kill it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 async def _keep_last(process: Process, lines: deque[str]) -> None:

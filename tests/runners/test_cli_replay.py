@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
 
+from runners.cli import app
 from runners.cli.replay import progress_line
+from runners.errors import RunnerError
 from runners.load.replay_spec import ReplayTick
 from runners.trace.formats import write_trace
 from runners.trace.session import Session
@@ -25,10 +26,16 @@ def server() -> Iterator[TruthServer]:
         yield running
 
 
-def tracon(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "runners.cli", "replay", *arguments], capture_output=True, text=True, timeout=60
-    )
+def tracon(*arguments: str) -> Result:
+    """The command in this process: what it needs takes seconds to import."""
+    return CliRunner().invoke(app, ["replay", *arguments])
+
+
+def refusal(done: Result) -> RunnerError:
+    """What the command was refused with; the entry point makes a paragraph and exit code 2 of it."""
+    assert isinstance(done.exception, RunnerError)
+    assert done.exception.exit_code == 2
+    return done.exception
 
 
 def trace_file(folder: Path, **facts: object) -> Path:
@@ -44,7 +51,7 @@ def test_a_trace_is_replayed_and_summed_up_as_json(server: TruthServer, tmp_path
         str(trace_file(tmp_path)), "--url", server.url(ttft_ms=5, itl_ms=1), "--out", str(out), "--block-tokens", "8",
         "--json",
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["spec"]["model"] == "m"
     assert found["outcome"]["stop_reason"] == "complete"
@@ -66,7 +73,7 @@ def test_a_foreign_trace_is_converted_first(server: TruthServer, tmp_path: Path)
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     done = tracon(str(path), "--url", server.url(ttft_ms=5, itl_ms=1), "--out", str(tmp_path / "out"))
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     assert "2 of 2 turns completed" in done.stdout
     assert "trace span 0.1 s" in done.stdout
     truths = server.take_rows()
@@ -78,7 +85,7 @@ def test_a_foreign_trace_is_converted_first(server: TruthServer, tmp_path: Path)
 def test_failed_turns_are_an_exit_code_of_their_own(server: TruthServer, tmp_path: Path) -> None:
     url = server.url(itl_ms=0, status=500, refuse=0)
     done = tracon(str(trace_file(tmp_path)), "--url", url, "--out", str(tmp_path / "out"))
-    assert done.returncode == 1
+    assert done.exit_code == 1
     assert "1 failed" in done.stdout
 
 
@@ -91,17 +98,16 @@ def test_a_prompt_that_the_model_cannot_take_is_refused_before_anything_is_sent(
     write_trace(path, made.facts, [_with_input(session, 200_002) for session in made.sessions])
     server.take_rows()
     done = tracon(str(path), "--url", server.url(), "--out", str(tmp_path / "out"))
-    assert done.returncode == 2
-    assert "200005 tokens" in done.stderr
-    assert "131072" in done.stderr
-    assert "tracon trace scale" in done.stderr
+    refused = refusal(done)
+    assert "200005 tokens" in str(refused)
+    assert "131072" in str(refused)
+    assert "tracon trace scale" in refused.remedy
     assert not server.take_rows()
 
 
 def test_what_cannot_be_replayed_is_refused_by_name(tmp_path: Path) -> None:
     gone = tracon(str(trace_file(tmp_path)), "--url", "http://127.0.0.1:1", "--out", str(tmp_path / "out"))
-    assert gone.returncode == 2
-    assert "http://127.0.0.1:1/v1/models does not answer" in gone.stderr
+    assert "http://127.0.0.1:1/v1/models does not answer" in str(refusal(gone))
 
 
 def test_the_progress_line_says_how_long_it_will_take() -> None:

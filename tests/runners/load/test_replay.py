@@ -6,6 +6,7 @@ import asyncio
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
 
@@ -53,7 +54,8 @@ def test_turns_of_a_session_wait_for_each_other_and_think(server: TruthServer, t
         rows = [row for row in found.rows if row.session == session]
         for before, row in pairwise(rows):
             assert seconds(row.t_due_ns, before.t_end_ns) == pytest.approx(think_s, abs=1e-6)
-    assert {row.inflight_sessions for row in found.rows[:4]} == {2}
+    assert {found.row("a", 0).inflight_sessions, found.row("b", 0).inflight_sessions} == {2}
+    assert found.row("a", 3).inflight_sessions == 1, "the other session is over by then"
 
 
 def test_the_wall_clock_is_first_send_to_last_end_and_amplification_its_share_of_the_span(
@@ -243,7 +245,6 @@ def test_amplification_needs_a_whole_replay_and_a_span() -> None:
         ({"on_error": "panic"}, "on_error"),
         ({"idle_gap_cap_s": -1.0}, "idle_gap_cap_s"),
         ({"max_inflight_sessions": -1}, "max_inflight_sessions"),
-        ({"url": "ftp://x"}, "url"),
         ({"vocab_high": 1}, "tokens"),
         ({"block_tokens": 0}, "block_tokens"),
     ],
@@ -252,6 +253,11 @@ def test_an_impossible_spec_is_refused_by_name(changes: dict[str, object], named
     with pytest.raises(LoadError, match=named) as refused:
         replay_spec("http://127.0.0.1:1", trace_of(chain("a", 1)), tmp_path, **changes)
     assert refused.value.remedy
+
+
+def test_a_url_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match="url 'ftp://x'"):
+        replay_spec("ftp://x", trace_of(chain("a", 1)), tmp_path)
 
 
 def test_a_spec_survives_its_file(tmp_path: Path) -> None:
@@ -267,11 +273,14 @@ async def test_a_replay_in_its_own_process_ends_with_its_outcome(server: TruthSe
     assert (outcome.stop_reason, outcome.completed) == ("complete", 2)
     assert ticks
     assert load_replay_spec(tmp_path / "metrics.spec.json") == spec
+
+
+async def test_a_cut_before_it_has_begun_is_an_outcome_too(server: TruthServer, tmp_path: Path) -> None:
     cut = asyncio.Event()
     cut.set()
-    stopped = await run_replay(
-        replay_spec(server.url(ttft_ms=60_000), trace_of(chain("a", 1)), tmp_path), ticks.append, cut=cut
-    )
+    spec = replay_spec(server.url(ttft_ms=60_000), trace_of(chain("a", 1)), tmp_path)
+    stopped = await run_replay(spec, lambda tick: None, cut=cut)
+    assert stopped.cut == 1
     assert stopped.stop_reason == "cancelled"
 
 
@@ -286,7 +295,8 @@ def test_what_the_process_refuses_reaches_the_parent(server: TruthServer, tmp_pa
 def test_rows_are_complete_whatever_happens(server: TruthServer, tmp_path: Path) -> None:
     """A turn each, in every way to end."""
     found: list[Replayed] = []
-    for place, changes in enumerate(({}, {"max_duration_s": 0.2, "drain_s": 0.1}, {"on_error": "end_session"})):
+    ways: tuple[dict[str, Any], ...] = ({}, {"max_duration_s": 0.2, "drain_s": 0.1}, {"on_error": "end_session"})
+    for place, changes in enumerate(ways):
         folder = tmp_path / str(place)
         folder.mkdir()
         trace = trace_of(chain("a", 4, think_s=0.1), chain("b", 3, think_s=0.1))
