@@ -114,6 +114,7 @@ class Link(asyncio.Protocol):
         self.torn = False
         """Part of a chunk has been passed on: the stream cannot be ended properly any more."""
         self._paused = False
+        self._messages = 0
         self._headers: list[tuple[bytes, bytes]] = []
         self._reset()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from pathlib import Path
 
@@ -27,6 +28,7 @@ class DecisionLog:
         self._held: list[bytes] = []
         self._held_bytes = 0
         self._task: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
         self._file = -1
         if path:
             try:
@@ -55,6 +57,7 @@ class DecisionLog:
 
     async def close(self) -> None:
         """Write what is held and close the file."""
+        self._closing.set()
         if self._task is not None:
             await asyncio.shield(self._task)
         if self._file >= 0:
@@ -62,7 +65,9 @@ class DecisionLog:
             self._file = -1
 
     async def _flush_soon(self) -> None:
-        await asyncio.sleep(FLUSH_S)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FLUSH_S):
+                await self._closing.wait()
         while self._held:
             lines, self._held = self._held, []
             self._held_bytes = 0

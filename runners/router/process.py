@@ -111,6 +111,7 @@ class RouterProcess:
         if line.end is None:
             raise self._failed(line, "it ended without an account of itself")
         self._outcome = line.end
+        await self._kill()
         return line.end
 
     async def _read(self) -> RouterLine:

@@ -62,6 +62,7 @@ class Server:
         self._pages: Pages
         self._beating: asyncio.Task[None] | None = None
         self._listening: asyncio.Server | None = None
+        self._ended: RouterOutcome | None = None
 
     @property
     def connections(self) -> int:
@@ -114,6 +115,8 @@ class Server:
 
     async def end(self, drain_s: float | None = None) -> RouterOutcome:
         """Accept nothing more, let what is in flight finish for at most `drain_s` (default: the spec's), and stop."""
+        if self._ended is not None:
+            return self._ended
         self.closing = True
         if self._listening is not None:
             self._listening.close()
@@ -131,7 +134,8 @@ class Server:
             client.abort()
         await self._fleet.close()
         await self._log.close()
-        return self._outcome()
+        self._ended = self._outcome()
+        return self._ended
 
     def hurry(self) -> None:
         """Cut a drain short that `end` waits for."""

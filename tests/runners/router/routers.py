@@ -1,0 +1,129 @@
+"""A real router over in-process instances, and clients for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+
+from results.decisions import DecisionRecord
+from runners.router.policies import make_policy
+from runners.router.server import Server
+from runners.router.spec import HealthRules, InstanceSpec, Limits, RouterOutcome, RouterSpec, RouterTick
+from runners.router.view import idle
+from tests.servers.backend import Backend
+
+SOON_S = 8.0
+"""What has to happen happens long before."""
+FAST = HealthRules(probe_interval_s=0.05, probe_timeout_s=0.25, open_s=0.1, open_max_s=0.4)
+SHORT = Limits(connect_s=2.0, first_byte_s=30.0, stall_s=30.0, drain_s=5.0)
+
+
+@dataclass
+class Router:
+    """A running router."""
+
+    url: str
+    server: Server
+    http: httpx.AsyncClient
+    ticks: list[RouterTick]
+    decisions_path: Path | None
+    outcome: RouterOutcome | None = None
+
+    async def post(self, session: str = "", *, path: str = "/v1/completions", **body: Any) -> httpx.Response:
+        """One whole request, streamed unless told otherwise."""
+        headers = {"x-session-id": session} if session else {}
+        given = {"model": "m", "prompt": [1, 2, 3, 4, 5, 6, 7, 8], "max_tokens": 4, "stream": True, **body}
+        return await self.http.post(path, json=given, headers=headers)
+
+    def counters_are_zero(self) -> bool:
+        return idle(self.server.cluster.view().instances)
+
+    def available(self) -> set[str]:
+        return {load.instance for load in self.server.cluster.view().instances if load.available}
+
+    async def metric(self, name: str) -> float:
+        """One sample of its `/metrics`, by name with labels."""
+        page = (await self.http.get("/metrics")).text
+        line = next((line for line in page.splitlines() if line.startswith(f"tracon_router_{name} ")), "x 0")
+        return float(line.rpartition(" ")[2])
+
+    async def records(self, count: int) -> list[DecisionRecord]:
+        """The first `count` rows of the decision log, once they are there."""
+        assert self.decisions_path is not None
+        path = self.decisions_path
+        await until(lambda: path.read_bytes().count(b"\n") >= count)
+        return msgspec.json.Decoder(DecisionRecord).decode_lines(path.read_bytes())
+
+
+@contextlib.asynccontextmanager
+async def router(
+    backends: Sequence[Backend],
+    policy: str = "load_only",
+    *,
+    folder: Path | None = None,
+    health: HealthRules = FAST,
+    limits: Limits = SHORT,
+    **changes: Any,
+) -> AsyncIterator[Router]:
+    """A router over the backends, which are running; its counters are seen at zero when it ends."""
+    path = folder / "decisions.jsonl" if folder else None
+    spec = RouterSpec(
+        instances=tuple(
+            InstanceSpec(backend.name, backend.url, kv_capacity_tokens=4096, block_tokens=4) for backend in backends
+        ),
+        policy=policy,
+        decisions_path=str(path) if path else "",
+        health=health,
+        limits=limits,
+    )
+    spec = replace(spec, **changes)
+    ticks: list[RouterTick] = []
+    server = Server(spec, make_policy(spec.policy, spec.parameters), ticks.append)
+    ready = await server.start()
+    async with httpx.AsyncClient(base_url=ready.url, timeout=SOON_S, trust_env=False, verify=False) as http:
+        running = Router(ready.url, server, http, ticks, path)
+        try:
+            yield running
+        finally:
+            running.outcome = await server.end(0.5)
+    assert running.counters_are_zero(), server.cluster.view()
+
+
+@contextlib.asynccontextmanager
+async def instances(*names: str) -> AsyncIterator[tuple[Backend, ...]]:
+    """Backends that run."""
+    async with contextlib.AsyncExitStack() as stack:
+        yield tuple([await stack.enter_async_context(Backend(name)) for name in names])
+
+
+async def until(holds: Callable[[], bool], within_s: float = SOON_S) -> None:
+    """Wait for something that has to become true."""
+    async with asyncio.timeout(within_s):
+        while not holds():  # noqa: ASYNC110  (a condition of somebody else's state)
+            await asyncio.sleep(0.005)
+
+
+def events(response: httpx.Response) -> list[dict[str, Any]]:
+    """The JSON events of a stream."""
+    return [
+        json.loads(line.removeprefix("data: "))
+        for line in response.text.split("\n\n")
+        if line.startswith("data: ") and line != "data: [DONE]"
+    ]
+
+
+def tokens(response: httpx.Response) -> list[str]:
+    """The texts of a stream."""
+    return [choice["text"] for event in events(response) for choice in event.get("choices", ())]
+
+
+def by(response: httpx.Response) -> str:
+    return response.headers["x-tracon-instance"]

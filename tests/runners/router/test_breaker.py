@@ -1,0 +1,112 @@
+"""The breaker opens on what an instance did, never on what a client did, and always lets it come back."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runners.router.breaker import Breaker, BreakerState
+from runners.router.spec import HealthRules
+
+RULES = HealthRules(failures_to_open=3, unhealthy_after=3, open_s=1.0, open_max_s=8.0)
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["fail", "die", "serve", "let go", "probe ok", "probe silent", "probe refused", "send"]),
+        st.floats(0.0, 3.0),
+    ),
+    max_size=60,
+)
+
+
+def step(breaker: Breaker, what: str, now_s: float) -> Breaker:
+    match what:
+        case "fail":
+            return breaker.failed(now_s, "500")
+        case "die":
+            return breaker.failed(now_s, "refused", dead=True)
+        case "serve":
+            return breaker.succeeded()
+        case "let go":
+            return breaker.let_go()
+        case "send":
+            return breaker.dispatched() if breaker.passes else breaker
+        case _:
+            why = "" if what == "probe ok" else what
+            return breaker.probed(now_s, why, refused=what == "probe refused")
+
+
+def test_three_failures_in_a_row_open_it_and_a_success_between_does_not_count() -> None:
+    twice = Breaker(RULES).failed(0, "500").failed(0, "500")
+    assert twice.passes
+    assert twice.succeeded().failed(0, "500").passes
+    assert twice.failed(0, "500").state is BreakerState.OPEN
+
+
+def test_a_connection_that_cannot_be_made_opens_it_at_once() -> None:
+    assert not Breaker(RULES).failed(0, "refused", dead=True).passes
+
+
+def test_it_half_opens_after_its_time_and_only_once_the_instance_is_well() -> None:
+    opened = Breaker(RULES).failed(0, "refused", dead=True)
+    assert opened.probed(0.5, "").state is BreakerState.OPEN
+    assert opened.probed(1.5, "refused", refused=True).state is BreakerState.OPEN
+    assert opened.probed(1.5, "").state is BreakerState.HALF_OPEN
+
+
+def test_half_open_lets_one_trial_through_and_its_first_byte_closes_it() -> None:
+    half = Breaker(RULES).failed(0, "refused", dead=True).probed(2, "")
+    assert half.passes
+    trying = half.dispatched()
+    assert not trying.passes
+    assert trying.succeeded().state is BreakerState.CLOSED
+    assert trying.let_go().passes  # a 4xx proves nothing: another one may try
+
+
+def test_each_trial_that_fails_doubles_the_wait_up_to_its_limit() -> None:
+    breaker, now_s, waits = Breaker(RULES).failed(0, "500", dead=True), 0.0, []
+    for _ in range(6):
+        waits.append(breaker.until_s - now_s)
+        now_s = breaker.until_s
+        breaker = breaker.probed(now_s, "").dispatched().failed(now_s, "500")
+    assert waits == [1, 2, 4, 8, 8, 8]
+
+
+def test_silent_probes_open_it_and_one_that_answers_starts_the_count_again() -> None:
+    silent = Breaker(RULES).probed(0, "timeout").probed(0, "timeout")
+    assert silent.probed(0, "").probed(0, "timeout").passes
+    assert not silent.probed(0, "timeout").passes
+    assert not Breaker(RULES).probed(0, "refused", refused=True).passes
+
+
+@given(STEPS)
+def test_whatever_happened_it_closes_again_once_the_instance_is_well(steps: list[tuple[str, float]]) -> None:
+    breaker, now_s = Breaker(RULES), 0.0
+    for what, after_s in steps:
+        now_s += after_s
+        breaker = step(breaker, what, now_s)
+    recovered = breaker.let_go().probed(now_s + RULES.open_max_s, "").dispatched().succeeded()
+    assert recovered == Breaker(RULES)
+
+
+@given(STEPS)
+def test_clients_alone_never_open_it(steps: list[tuple[str, float]]) -> None:
+    breaker = Breaker(RULES)
+    for what, after_s in steps:
+        if what in ("serve", "let go", "send", "probe ok"):
+            breaker = step(breaker, what, after_s)
+    assert breaker.state is BreakerState.CLOSED
+
+
+@given(STEPS)
+def test_never_more_than_one_trial_is_on_its_way(steps: list[tuple[str, float]]) -> None:
+    breaker, now_s, trials = Breaker(RULES), 0.0, 0
+    for what, after_s in steps:
+        now_s += after_s
+        if what == "send" and breaker.passes and breaker.state is BreakerState.HALF_OPEN:
+            trials += 1
+        was = breaker
+        breaker = step(breaker, what, now_s)
+        if was.trial and not breaker.trial:
+            trials = 0
+        assert trials <= 1
+        assert breaker.until_s - now_s <= RULES.open_max_s + 1e-9
