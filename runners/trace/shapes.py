@@ -95,7 +95,7 @@ def _whole_turns(turns: Floats, mean_turns: float) -> Ints:
             low = factor
         else:
             high = factor
-    return np.maximum(1, np.rint(turns / turns.mean() * high)).astype(np.int64)
+    return np.asarray(np.maximum(1, np.rint(turns / turns.mean() * high)), dtype=np.int64)
 
 
 def _lengths(wanted: Statistics, masses: Floats, counts: Ints, means: Floats) -> Floats:

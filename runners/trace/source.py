@@ -11,11 +11,11 @@ import io
 import lzma
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, Self, cast
 
 from runners.trace.errors import TraceError
 
@@ -42,7 +42,7 @@ class Document:
     stream: BinaryIO
 
 
-def documents(path: Path, on_progress: OnProgress | None = None) -> Iterator[Document]:
+def documents(path: Path, on_progress: OnProgress | None = None) -> Generator[Document]:
     """Every document of `path`, in the archive's order, or a folder's by name; read each before asking for the next.
 
     Of an archive and of a folder those count whose names end in .json or .jsonl (in a folder .gz and .xz too). Raises
@@ -120,16 +120,29 @@ def _unpacked(raw: io.FileIO) -> BinaryIO:
     magic = raw.read(len(_XZ)) or b""
     raw.seek(0)
     if magic.startswith(_GZIP):
-        return io.BufferedReader(gzip.GzipFile(fileobj=io.BufferedReader(raw, 1 << 18)), 1 << 18)  # type: ignore[arg-type]
+        return io.BufferedReader(gzip.GzipFile(fileobj=io.BufferedReader(raw, 1 << 18)), 1 << 18)
     if magic == _XZ:
-        return io.BufferedReader(lzma.LZMAFile(io.BufferedReader(raw, 1 << 18)), 1 << 18)  # type: ignore[arg-type]
+        return io.BufferedReader(lzma.LZMAFile(io.BufferedReader(raw, 1 << 18)), 1 << 18)
     return io.BufferedReader(raw, 1 << 18)
+
+
+class _Header(tarfile.TarInfo):
+    """A header that is damaged or missing is an error: tarfile takes it for the end of the archive."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        if len(buf) == tarfile.BLOCKSIZE and not any(buf):
+            return super().frombuf(buf, encoding, errors)  # the end
+        try:
+            return super().frombuf(buf, encoding, errors)
+        except tarfile.HeaderError as error:
+            raise tarfile.ReadError(f"an archive's header: {error}") from error
 
 
 def _members(stream: BinaryIO, name: str) -> Iterator[Document]:
     found = False
     with _damage_named(name, 1):
-        archive = tarfile.open(fileobj=stream, mode="r|")  # noqa: SIM115 - closed below
+        archive = tarfile.open(fileobj=stream, mode="r|", tarinfo=_Header)  # noqa: SIM115 - closed below
     with archive:
         while True:
             with _damage_named(name, 1):

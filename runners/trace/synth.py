@@ -14,8 +14,8 @@ from scipy import special
 
 from runners.errors import RunnerError
 from runners.trace.session import MAIN, Session, Trace, TraceFacts, Turn
-from runners.trace.shapes import RANKS, Floats, Ints, Shapes, find_shapes
-from runners.trace.statistics import Statistics, statistics_of
+from runners.trace.shapes import RANKS, Ints, Shapes, find_shapes
+from runners.trace.statistics import Floats, Statistics, statistics_of
 
 _SESSION = 0x73_796E_7468  # "synth": keeps these streams of random numbers apart from others
 _RANK = _SESSION ^ 0x1_0000_0000_0000
