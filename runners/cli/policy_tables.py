@@ -53,7 +53,7 @@ def whatif_tables(found: Sequence[tuple[LoggedPicks, WhatIf]], show: int) -> Ren
     parameters = ", ".join(f"{name}={_value(value)}" for name, value in first.parameters.items())
     title = Text.assemble("what if ", (first.policy, "bold"), f" ({parameters})" if parameters else "", " had decided")
     parts: list[RenderableType] = [title, _cells(found), _reasons(found), _shares(found)]
-    if show:
+    if show and any(one.differences for _, one in found):
         parts.append(_differences(found, show))
     unowned = sum(result.unowned_turns for _, result in found)
     if unowned:

@@ -237,10 +237,11 @@ class KvEvents:
                 self._apply(number, payload)
 
     def _give_up(self) -> None:
-        """Start again, empty, from what has come."""
+        """Start again, empty, from what has come after the last hole: what came before it may be gone by now."""
         self.gaps_open += 1
-        self.index.clear()
         for number in sorted(self._waiting):
+            if number != self._next:
+                self.index.clear()
             self._apply(number, self._waiting[number])
         self._waiting.clear()
 

@@ -13,6 +13,7 @@ from hashlib import blake2b
 from typing import Protocol
 
 KEY_BYTES = 8
+TOKEN_BYTES = array("I").itemsize
 
 
 class Index(Protocol):
@@ -81,9 +82,9 @@ def block_keys(token_ids: Sequence[int], block_tokens: int) -> tuple[int, ...]:
     """A 64-bit key per full block of the prompt, each chained to those before it.
 
     The same in every process and on every host. Raises TypeError for ids that are not integers, OverflowError for ids
-    beyond 64 bits.
+    below 0 or beyond 32 bits.
     """
-    return byte_keys(array("q", token_ids).tobytes(), 8 * block_tokens)
+    return byte_keys(array("I", token_ids).tobytes(), TOKEN_BYTES * block_tokens)
 
 
 def byte_keys(data: bytes, block_bytes: int) -> tuple[int, ...]:
@@ -91,7 +92,7 @@ def byte_keys(data: bytes, block_bytes: int) -> tuple[int, ...]:
     keys = []
     parent = b""
     for start in range(0, len(data) - block_bytes + 1, block_bytes):
-        parent = blake2b(data[start : start + block_bytes], key=parent, digest_size=KEY_BYTES).digest()
+        parent = blake2b(parent + data[start : start + block_bytes], digest_size=KEY_BYTES).digest()
         keys.append(int.from_bytes(parent, "little"))
     return tuple(keys)
 
@@ -99,7 +100,7 @@ def byte_keys(data: bytes, block_bytes: int) -> tuple[int, ...]:
 def chained(parent: int | None, block: Sequence[int]) -> int:
     """The key of one block of token ids below the block with key `parent`; None = it is a prompt's first."""
     above = b"" if parent is None else parent.to_bytes(KEY_BYTES, "little")
-    return int.from_bytes(blake2b(array("q", block).tobytes(), key=above, digest_size=KEY_BYTES).digest(), "little")
+    return int.from_bytes(blake2b(above + array("I", block).tobytes(), digest_size=KEY_BYTES).digest(), "little")
 
 
 def cached_tokens(index: Index, keys: Sequence[int], input_tokens: int) -> int:

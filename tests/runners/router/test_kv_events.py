@@ -182,6 +182,21 @@ def test_a_gap_that_cannot_be_closed_empties_the_index() -> None:
         assert held(events, [5, 6, 7, 8]) == 4
 
 
+def test_a_second_hole_behind_the_first_empties_the_index_again() -> None:
+    engine, now = Engine(), [0.0]
+    engine.silent = True
+    engine.say(stored(1, PROMPT), lost=True)
+    engine.say(stored(9, [1, 2, 3, 4]))
+    engine.say(removed(9), lost=True)
+    engine.say(stored(10, [5, 6, 7, 8]))
+    events = KvEvents(EventIndex(BLOCK), engine, lambda: now[0])
+    events.poll()
+    now[0] = 5.0
+    events.poll()
+    assert held(events, [1, 2, 3, 4]) == 0
+    assert held(events, [5, 6, 7, 8]) == 4
+
+
 def test_a_replay_without_an_end_is_given_up_in_time() -> None:
     engine, now = Engine(), [0.0]
     engine.silent = True

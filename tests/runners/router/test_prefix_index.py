@@ -34,7 +34,9 @@ def test_ids_that_are_no_integers_are_refused() -> None:
     with pytest.raises(TypeError):
         block_keys(["a"], 16)  # type: ignore[list-item]
     with pytest.raises(OverflowError):
-        block_keys([1 << 70] * 16, 16)
+        block_keys([1 << 40] * 16, 16)
+    with pytest.raises(OverflowError):
+        block_keys([-1] * 16, 16)
 
 
 def test_texts_have_keys_too() -> None:
