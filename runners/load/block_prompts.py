@@ -4,8 +4,8 @@ The block behind a hash is a pure function of (seed, scope, hash), the same in e
 scope is empty where the trace's hashes are global, else the session. It begins with a name, the base-`span` digits of
 a keyed permutation of the hash, so two hashes of a scope differ within the first `name_tokens(block_tokens, span)`
 tokens of their blocks: always where a block has room for 64 bits (8 tokens of 256 ids, 4 of 150,000), and in a shorter
-one wherever both hashes are below `span ** block_tokens` (others are folded at random). The rest of a block is uniform, and so are the tokens behind
-the last hash, which belong to one turn alone.
+one wherever both hashes are below `span ** block_tokens`; larger ones are folded into that range at random. The rest
+of a block is uniform, and so are the tokens behind the last hash, which belong to one turn alone.
 """
 
 from __future__ import annotations

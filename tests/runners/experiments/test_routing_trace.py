@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,9 @@ from results.layout import RunLayout
 from runners.errors import CellFailed
 from runners.experiments.routing_grid import TraceChoice
 from runners.experiments.routing_trace import prepare_trace, read_record, trace_path
+from runners.load.block_prompts import BlockShape, TurnPrompt, as_hashes, prompt_ids
+from runners.trace.formats import read_trace
+from runners.trace.session import Session
 
 
 def test_the_generated_trace_is_the_same_every_time_and_changed_ones_are_noticed(tmp_path: Path) -> None:
@@ -28,3 +33,27 @@ def test_the_generated_trace_is_the_same_every_time_and_changed_ones_are_noticed
 def test_a_trace_of_which_nothing_fits_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CellFailed, match=r"trace\.tokens"):
         prepare_trace(TraceChoice(sessions=2, seed=5), 16, RunLayout(tmp_path))
+
+
+def test_scaled_to_tiny_blocks_sessions_still_share_no_more_than_their_hashes_say(tmp_path: Path) -> None:
+    layout = RunLayout(tmp_path)
+    record = prepare_trace(TraceChoice(sessions=12, seed=5, tokens=1 / 32), 4096, layout)
+    trace = read_trace(trace_path(layout))
+    shape = BlockShape(1, record.block_tokens, trace.facts.hash_scope, 0, 256)
+    assert record.block_tokens == 2
+    last = [(session, len(session.turns) - 1) for session in trace.sessions]
+    prompts = [
+        (session.turns[place].hashes, prompt_ids(shape, as_prompt(session, place)).tolist()) for session, place in last
+    ]
+    for (hashes, ids), (others, other_ids) in combinations(prompts, 2):
+        shared = common(hashes, others) * record.block_tokens
+        assert shared <= common(ids, other_ids) <= shared + 2 * record.block_tokens
+
+
+def as_prompt(session: Session, place: int) -> TurnPrompt:
+    turn = session.turns[place]
+    return TurnPrompt(session.session, place, turn.input_tokens, as_hashes(turn.hashes))
+
+
+def common(one: Sequence[int], two: Sequence[int]) -> int:
+    return next((at for at, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
