@@ -148,7 +148,8 @@ def _record(
 
 def _trace_facts(trace: TraceRecord, outcome: ReplayOutcome) -> dict[str, Any]:
     """The bounds are those of the whole trace at the engines' block size, sent or not."""
-    return msgspec.to_builtins(trace) | {
+    said: dict[str, Any] = msgspec.to_builtins(trace)
+    return said | {
         "span_s": outcome.trace_span_s,
         "apc_bound_any": outcome.apc_bound_any,
         "apc_bound_intra": outcome.apc_bound_intra,
@@ -157,7 +158,8 @@ def _trace_facts(trace: TraceRecord, outcome: ReplayOutcome) -> dict[str, Any]:
 
 def _replay_facts(grid: Grid, outcome: ReplayOutcome) -> dict[str, Any]:
     """What was asked for and what came of it; `cut` counts what was in flight or still to come when it was ended."""
-    asked, said = msgspec.to_builtins(grid.replay), msgspec.to_builtins(outcome)
+    asked: dict[str, Any] = msgspec.to_builtins(grid.replay)
+    said: dict[str, Any] = msgspec.to_builtins(outcome)
     why = degraded(outcome)
     return (
         asked

@@ -21,6 +21,8 @@ EXPERIMENT = "routing"
 SYNTH = "synth"
 """The `trace.source` that stands for sessions generated from stated statistics."""
 
+CACHED_TOKENS_ARGUMENT = "--enable-prompt-tokens-details"
+
 
 class PolicyChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One policy of the comparison."""
@@ -139,9 +141,9 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def roles(self, policy: PolicyChoice) -> tuple[Role, ...]:
         """Per instance."""
-        if not policy.prefill_instances:
-            return ("both",) * self.instances
-        return ("prefill",) * policy.prefill_instances + ("decode",) * (self.instances - policy.prefill_instances)
+        first = policy.prefill_instances
+        rest: Role = "decode" if first else "both"
+        return tuple("prefill" if place < first else rest for place in range(self.instances))
 
 
 def policy_file(name: str) -> Path | None:
@@ -189,9 +191,10 @@ def grid_of(
 
 
 def routed_profile(profile: Profile, grid: Grid) -> Profile:
-    """The profile with the preset's engine settings."""
+    """The profile with the preset's engine settings; its engines say how much of each prompt was cached."""
     changed = {name: value for name, value in msgspec.structs.asdict(grid.engine).items() if value is not None}
-    settings: EngineSettings = msgspec.structs.replace(profile.engine, **changed)
+    arguments = dict.fromkeys((*profile.engine.extra_args, CACHED_TOKENS_ARGUMENT))
+    settings: EngineSettings = msgspec.structs.replace(profile.engine, **changed, extra_args=tuple(arguments))
     return msgspec.structs.replace(profile, engine=settings)
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from launch.errors import LaunchError
 from launch.profile import load_config, load_profile
+from results.decisions import Role
 from results.layout import ConfigLayout
 from runners.group import LAUNCH_TRIES, GroupPlan, engine_group
 from runners.launcher import Launcher
@@ -55,7 +56,8 @@ class Fleet:
 
 def plan(folder: Path, count: int = 3, **changed: Any) -> GroupPlan:
     settings: dict[str, Any] = {"ports": 1, "events": False, "gpus": 0} | changed
-    return GroupPlan("plain", ("both",) * count, folder, **settings)
+    role: Role = "both"
+    return GroupPlan("plain", tuple(role for _ in range(count)), folder, **settings)
 
 
 async def test_every_engine_has_its_own_ports_and_files_and_all_are_stopped(tmp_path: Path) -> None:
