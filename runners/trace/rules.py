@@ -14,7 +14,8 @@ MAX_HASH = (1 << 63) - 1
 MAX_CHAINED_ID = 1 << 27
 """Ids up to here are checked for being chained; the table of all takes 4 bytes each."""
 _UNSEEN = -2
-_START = -1
+START = -1
+"""What a prompt's first hash follows."""
 
 
 def expected_hashes(tail_rule: str, block_tokens: int, input_tokens: int) -> int:
@@ -90,8 +91,11 @@ class Chain:
     def nbytes(self) -> int:
         return self._before.nbytes
 
-    def fault(self, hashes: NDArray[np.int64]) -> str:
-        """What about this prompt contradicts those before it. Ids from MAX_CHAINED_ID on are not looked at."""
+    def fault(self, hashes: NDArray[np.int64], ahead: int = START) -> str:
+        """What about this prompt contradicts those before it; ids from MAX_CHAINED_ID on are not looked at.
+
+        Of a prompt whose beginning is known to be right, `hashes` may be the rest: `ahead` is the hash before it.
+        """
         if not hashes.size:
             return ""
         top = int(hashes.max())
@@ -101,7 +105,7 @@ class Chain:
             grown = np.full(min(max(top + 1, 2 * self._before.size), MAX_CHAINED_ID), _UNSEEN, dtype=np.int32)
             grown[: self._before.size] = self._before
             self._before = grown
-        before = np.concatenate((np.array([_START]), hashes[:-1])).astype(np.int32)
+        before = np.concatenate((np.array([ahead]), hashes[:-1])).astype(np.int32)
         known = self._before[hashes]
         wrong = np.flatnonzero((known != _UNSEEN) & (known != before))
         if wrong.size:
@@ -116,4 +120,4 @@ class Chain:
 
 
 def _named(hash_id: int) -> str:
-    return "nothing" if hash_id == _START else f"hash {hash_id}"
+    return "nothing" if hash_id == START else f"hash {hash_id}"

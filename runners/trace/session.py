@@ -6,6 +6,7 @@ included. Two turns share a prefix exactly as far as their hashes agree from the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -87,3 +88,15 @@ class Trace:
         if not self.sessions:
             return 0.0
         return max(turn.arrival_s for session in self.sessions for turn in session.turns)
+
+
+def shared_hashes(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many hashes two prompts share from the start."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:  # halving: comparing slices is far faster than pairs, and prompts mostly share all or little
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -8,9 +8,9 @@ agentic_turns.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import closing
-from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -18,10 +18,10 @@ import msgspec
 import numpy as np
 
 from runners.trace.errors import TraceError
-from runners.trace.formats.agentic_turns import Entry, Fault, SubAgent, in_order, lay_out
+from runners.trace.formats.agentic_turns import Entry, Fault, Placed, SubAgent, in_order, lay_out
 from runners.trace.formats.decode import Count, Positive, decode
-from runners.trace.rules import MAX_CHAINED_ID, Chain, hash_count_fault
-from runners.trace.session import Session, TraceFacts
+from runners.trace.rules import MAX_CHAINED_ID, START, Chain, hash_count_fault
+from runners.trace.session import Session, TraceFacts, shared_hashes
 from runners.trace.source import Document, OnProgress, documents, numbered_lines
 
 
@@ -68,7 +68,7 @@ def open_agentic(path: Path, on_progress: OnProgress | None = None) -> tuple[Tra
         context_mode="self_contained",
         has_sessions=True,
     )
-    return facts, _sessions(facts, chain((first,), found))
+    return facts, _sessions(facts, itertools.chain((first,), found))
 
 
 def _recorded(path: Path, on_progress: OnProgress | None) -> Iterator[_Found]:
@@ -147,19 +147,29 @@ def _totals_fault(recorded: _Recorded) -> str:
     return wrong[0] if wrong else ""
 
 
-def _session(facts: TraceFacts, recorded: _Recorded, hashes: Chain) -> Session:
-    """Raises Fault. Ids that come again are the same objects: a session's prompts repeat most of theirs."""
+def _session(facts: TraceFacts, recorded: _Recorded, chain: Chain) -> Session:
+    """Raises Fault."""
     placed = lay_out(recorded.requests)
     last_id = sum(len(one.request.hash_ids) for one in placed) if facts.hash_scope == "session" else MAX_CHAINED_ID - 1
-    objects: dict[int, int] = {}
-    kept = []
+    ahead: dict[str, Placed] = {}
+    kept: list[tuple[int, ...]] = []
+    latest: dict[str, tuple[int, ...]] = {}
     for one in placed:
-        ids = one.request.hash_ids
-        fault = hash_count_fault(facts, one.request.input, len(ids))
-        if max(ids, default=0) > last_id:
-            fault = fault or f"hash {max(ids)} cannot be: ids are numbered from 1, and there are {last_id}"
-        fault = fault or hashes.fault(np.array(ids, dtype=np.int64))
+        fault = hash_count_fault(facts, one.request.input, len(one.request.hash_ids))
+        # Most of a prompt is the one before it: only the rest is checked, and the same beginning is kept once.
+        known = shared_hashes(ahead[one.agent].request.hash_ids, one.request.hash_ids) if one.agent in ahead else 0
+        fault = fault or _hash_fault(one.request.hash_ids, known, last_id, chain)
         if fault:
             raise Fault(f"{one.name}: {fault}")
-        kept.append(tuple(map(objects.setdefault, ids, ids)))
+        latest[one.agent] = latest.get(one.agent, ())[:known] + tuple(one.request.hash_ids[known:])
+        ahead[one.agent] = one
+        kept.append(latest[one.agent])
     return Session(recorded.id, in_order(placed, kept))
+
+
+def _hash_fault(ids: list[int], known: int, last_id: int, chain: Chain) -> str:
+    """What is wrong with a prompt's ids after the first `known`."""
+    new = np.array(ids[known:], dtype=np.int64)
+    if new.size and new.max() > last_id:
+        return f"hash {new.max()} cannot be: ids are numbered from 1, and there are {last_id}"
+    return chain.fault(new, ids[known - 1] if known else START)

@@ -23,7 +23,7 @@ import msgspec
 from runners.trace.errors import TraceError
 from runners.trace.formats.decode import Count, HashId, Positive, decode
 from runners.trace.rules import session_fault
-from runners.trace.session import MAIN, Session, TraceFacts, Turn
+from runners.trace.session import MAIN, Session, TraceFacts, Turn, shared_hashes
 from runners.trace.source import OnProgress, documents, numbered_lines
 
 VERSION = 1
@@ -105,12 +105,13 @@ def open_tracon(path: Path, on_progress: OnProgress | None = None) -> tuple[Trac
     return facts, _sessions(facts, file, line, lines)
 
 
-def write_trace(path: Path, facts: TraceFacts, sessions: Iterable[Session]) -> Written:
+def write_trace(path: Path | str, facts: TraceFacts, sessions: Iterable[Session]) -> Written:
     """Write the project's own file, packed where the name ends in .gz or .xz; `path` appears when it is whole.
 
     Sessions stream through. Raises TraceError for one that breaks a rule or is out of order, naming the line it would
     have had; OSError.
     """
+    path = Path(path)
     encode = msgspec.json.Encoder().encode
     stated = _Facts(facts.block_tokens, facts.tail_rule, facts.hash_scope, facts.hashes_chained, facts.has_sessions)
     order = _Order(facts)
@@ -258,18 +259,6 @@ def _packed_turns(turns: tuple[Turn, ...]) -> list[_Turn]:
             )
         )
     return packed
-
-
-def shared_hashes(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    """How many hashes two prompts share from the start."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:  # halving: comparing slices is far faster than pairs, and prompts mostly share all or little
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 @contextmanager
