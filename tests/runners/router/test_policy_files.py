@@ -111,3 +111,22 @@ def test_a_users_file_that_cannot_be_used_says_why(tmp_path: Path, text: str, me
 def test_a_file_that_is_not_there_is_named() -> None:
     with pytest.raises(PolicyError, match=r"nowhere\.py: No such file"):
         make_policy("/nowhere.py", {})
+
+
+DOCS = Path(__file__).parents[3] / "docs" / "policies.md"
+
+
+def test_the_policy_in_the_documentation_works(tmp_path: Path) -> None:
+    code = DOCS.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
+    (tmp_path / "mine.py").write_text(code)
+    policy = make_policy(str(tmp_path / "mine.py"), {"limit": "4"})
+    assert policy.decide(ask(1000, {"a": 900}), view(load("a", bs=3), load("b"))).instance == "a"
+    assert policy.decide(ask(1000, {"a": 900}), view(load("a", bs=4), load("b"))).instance == "b"
+    assert policy.decide(ask(tried=["a"]), view(load("a"))).instance == ""
+
+
+def test_the_documentation_names_every_policy_and_every_parameter() -> None:
+    text = DOCS.read_text(encoding="utf-8")
+    for info in describe_policies():
+        assert f"`{info.name}`" in text
+        assert [one.name for one in info.parameters if one.name not in text] == []
