@@ -61,7 +61,8 @@ class Bindings:
         return kept.home if kept else ""
 
     def since_move_s(self, session: str, now: float) -> float | None:
-        """Since its binding last moved from one instance to another; None = never."""
+        """Since its binding last moved from one instance to another; None = never. Finding a new one after a release
+        (the instance is gone, and its KV with it) is no move."""
         kept = self._sessions.get(session)
         return None if kept is None or kept.moved_s is None else now - kept.moved_s
 

@@ -85,6 +85,8 @@ def test_the_sessions_of_a_lost_instance_have_no_owner() -> None:
     bindings.commit("t", "b", 0.0)
     assert bindings.release_instance("a") == ("s",)
     assert (bindings.owner("s"), bindings.owner("t")) == ("", "b")
+    bindings.commit("s", "b", 5.0)
+    assert bindings.since_move_s("s", 6.0) is None, "it lost its KV: nothing was moved"
 
 
 def test_a_recovered_instance_gets_its_even_share_of_the_longest_unused() -> None:
