@@ -60,7 +60,8 @@ class Reuse:
     shared_from: int
     distinct_blocks: float | None
     followed_one_in: int
-    """1: every number is exact. k: one block in k was followed between sessions, to stay within memory."""
+    """1: every number is exact. k: of the blocks not known to be common one in k was followed between sessions, to stay
+    within memory."""
     standard_error: Mapping[str, float]
     """Of `apc_bound_any` and the shares, by name, where not every block was followed."""
 

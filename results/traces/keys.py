@@ -8,6 +8,7 @@ with a chance of about n^2 / 2^65: one in three thousand for a hundred million.
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -21,6 +22,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 """Shifts and factors of SplitMix64's finaliser (Steele, Lea and Flood, 2014)."""
 _EMPTY = np.uint64(0)
+_NO_KEYS: Keys = np.empty(0, dtype=np.uint64)
 
 PARTS = 16
 """A set grows one part at a time, so that growing needs a sixteenth more memory, not twice as much."""
@@ -35,8 +37,7 @@ def prefix_keys(hashes: Sequence[int]) -> Keys:
     keys = _as_words(hashes)
     keys += _places(keys.size)
     _mix(keys)
-    np.cumsum(keys, out=keys)
-    _mix(keys)
+    np.cumsum(keys, out=keys)  # sums of well mixed words are as well mixed
     keys[keys == _EMPTY] = 1
     return keys
 
@@ -53,10 +54,29 @@ def known_depth(keys: Keys, seen: Container[int]) -> int:
     return low
 
 
-def sampled(keys: Keys, one_in: int) -> Flags:
-    """Which keys belong to the sample of one in `one_in` (a power of two); a smaller sample is part of a larger."""
-    found: Flags = (keys & np.uint64(one_in - 1)) == _EMPTY
-    return found
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Which keys are followed: all of some, and of the rest one in `one_in`, a power of two.
+
+    A sample with a larger `one_in` is part of one with a smaller.
+    """
+
+    one_in: int = 1
+    always: Keys = field(default_factory=lambda: _NO_KEYS)
+    """In ascending order."""
+
+    def has(self, keys: Keys) -> Flags:
+        """Of each key whether it is followed."""
+        drawn: Flags = (keys & np.uint64(self.one_in - 1)) == _EMPTY
+        return drawn | self.always_has(keys)
+
+    def always_has(self, keys: Keys) -> Flags:
+        """Of each key whether it is one of `always`."""
+        if not self.always.size:
+            return np.zeros(keys.size, dtype=np.bool_)
+        at = np.minimum(np.searchsorted(self.always, keys), self.always.size - 1)
+        found: Flags = self.always[at] == keys
+        return found
 
 
 def _as_words(hashes: Sequence[int]) -> Keys:
@@ -112,11 +132,11 @@ class KeySet:
                 found[mine] = self._add_to(number, keys[mine])
         return found
 
-    def thin(self, one_in: int) -> None:
-        """Forget every key outside the sample of one in `one_in`."""
+    def thin(self, sample: Sample) -> None:
+        """Forget every key outside the sample."""
         for number, slots in enumerate(self._slots):
-            kept = slots[(slots != _EMPTY) & sampled(slots, one_in)]
-            self._rebuild(number, kept)
+            held = slots[slots != _EMPTY]
+            self._rebuild(number, held[sample.has(held)])
 
     def _add_to(self, number: int, keys: Keys) -> Flags:
         distinct, first, inverse = np.unique(keys, return_index=True, return_inverse=True)

@@ -5,9 +5,9 @@ then (`FirstUse`). When its time comes, a block that is known here already was f
 use the session makes of it is reuse of another session's block. Summing up needs one key per block, and three numbers
 for the few blocks that more than one session uses.
 
-When all that outgrows `memory_bytes`, one block in two, four, ... is followed instead, chosen by its key, and sums are
-scaled up by that (Horvitz and Thompson, 1952): what a session reuses of its own stays exact, and the rest has a
-standard error.
+When all that outgrows `memory_bytes`, the blocks that several sessions are known to use by then are still followed; of
+all others one in two, four, ..., chosen by its key, and what those sum up to is scaled up by that (Horvitz and
+Thompson, 1952) and has a standard error. What a session reuses of its own stays exact.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from results.traces.keys import Keys, KeySet, sampled
+from results.traces.keys import Flags, Keys, KeySet, Sample
 
 Counts = npt.NDArray[np.int64]
 Places = npt.NDArray[np.int32]
@@ -33,6 +33,10 @@ _BATCH_KEYS = 1 << 18
 """Keys looked up together: numpy's cost per call vanishes, and the batch itself takes a few tens of megabytes."""
 _FEWEST_FOLLOWED = 1 << 20
 """One block in so many, at the least."""
+_COMMON_SHARE = 4
+"""Blocks that are always followed may take one part in so many of the memory."""
+_TALLY_BYTES = 96
+"""Per block in the tally: its four numbers, three times while they are merged."""
 _USE_BYTES = 512
 """What a `FirstUse` takes in the queue, beside its keys."""
 
@@ -58,9 +62,9 @@ class FirstUse:
         """What it takes in the queue."""
         return _USE_BYTES + self.branches.nbytes + (12 if self.places.size < self.blocks else 8) * self.keys.size
 
-    def thinned(self, one_in: int) -> FirstUse:
-        """The same with only the sample of one in `one_in` blocks followed."""
-        kept = sampled(self.keys, one_in)
+    def thinned(self, sample: Sample) -> FirstUse:
+        """The same with only the blocks of the sample followed."""
+        kept = sample.has(self.keys)
         return replace(self, keys=self.keys[kept], places=self.places[kept])
 
     def tokens(self, places: Places) -> Counts:
@@ -71,6 +75,8 @@ class FirstUse:
 
     def uses(self, places: Places) -> Counts:
         """How many turns of the session use the blocks at `places`, this one included."""
+        if not self.branches.size:
+            return np.ones(places.size, dtype=np.int64)
         ends, turns = self.branches[:, 0], self.branches[:, 1]
         order = np.argsort(ends)
         from_there_on = np.concatenate((np.cumsum(turns[order][::-1])[::-1], [0]))
@@ -113,7 +119,7 @@ class CrossReuse:
     blocks: float
     """Different blocks."""
     one_in: int
-    """One block in so many was followed; 1 = all, and every number is exact."""
+    """One block in so many was followed, of those not known to be common; 1 = all, and every number is exact."""
 
 
 class CrossSessionReuse:
@@ -129,7 +135,7 @@ class CrossSessionReuse:
         self._memory_bytes = memory_bytes
         self._known = KeySet()
         self._tally = _Tally()
-        self._one_in = 1
+        self._sample = Sample()
         self._queue: list[tuple[float, int, FirstUse]] = []
         """A heap by arrival and order of coming in."""
         self._queued_bytes = 0
@@ -145,8 +151,8 @@ class CrossSessionReuse:
     def add(self, arrival_s: float, use: FirstUse) -> None:
         """One turn's first uses, not earlier than what was taken up. Of what arrives together the first to come counts
         as the earlier."""
-        if self._one_in > 1:
-            use = use.thinned(self._one_in)
+        if self._sample.one_in > 1:
+            use = use.thinned(self._sample)
         if not use.keys.size:
             return
         self._came += 1
@@ -169,13 +175,14 @@ class CrossSessionReuse:
         self.take_up(math.inf)
         self._look_up()
         self._tally.merge()
-        tally, one_in = self._tally, self._one_in
-        popular = tally.sessions >= self._shared_from
+        tally, one_in = self._tally, self._sample.one_in
+        popular, common = tally.sessions >= self._shared_from, self._sample.always_has(tally.keys)
+        followed_always = self._sample.always.size
         return CrossReuse(
-            first=_scaled(tally.first_tokens, one_in),
-            cross=_scaled(tally.all_tokens[~popular], one_in),
-            shared=_scaled(tally.all_tokens[popular], one_in),
-            blocks=float(len(self._known) * one_in),
+            first=_estimate(tally.first_tokens, common, one_in),
+            cross=_estimate(tally.all_tokens[~popular], common[~popular], one_in),
+            shared=_estimate(tally.all_tokens[popular], common[popular], one_in),
+            blocks=float(followed_always + (len(self._known) - followed_always) * one_in),
             one_in=one_in,
         )
 
@@ -183,7 +190,7 @@ class CrossSessionReuse:
         if not self._batch:
             return
         keys = np.concatenate([use.keys for use in self._batch])
-        followed = np.flatnonzero(sampled(keys, self._one_in))
+        followed = np.flatnonzero(self._sample.has(keys))
         seen = followed[self._known.add(keys[followed])]
         self._count(keys, seen)
         self._batch, self._batch_keys = [], 0
@@ -200,11 +207,14 @@ class CrossSessionReuse:
             self._tally.add(keys[mine], tokens, tokens * use.uses(places))
 
     def _keep_within_memory(self) -> None:
-        while self.nbytes > self._memory_bytes and self._one_in < _FEWEST_FOLLOWED:
-            self._one_in *= 2
-            self._known.thin(self._one_in)
-            self._tally.thin(self._one_in)
-            thinned = [(arrival_s, came, use.thinned(self._one_in)) for arrival_s, came, use in self._queue]
+        while self.nbytes > self._memory_bytes and self._sample.one_in < _FEWEST_FOLLOWED:
+            always = self._sample.always
+            if self._sample.one_in == 1:  # while all is known exactly; later these would count more than they stand for
+                always = self._tally.most_used(self._memory_bytes // (_COMMON_SHARE * _TALLY_BYTES))
+            self._sample = Sample(2 * self._sample.one_in, always)
+            self._known.thin(self._sample)
+            self._tally.thin(self._sample)
+            thinned = [(arrival_s, came, use.thinned(self._sample)) for arrival_s, came, use in self._queue]
             self._queue = [waiting for waiting in thinned if waiting[2].keys.size]
             heapq.heapify(self._queue)
             self._queued_bytes = sum(use.nbytes for _, _, use in self._queue)
@@ -223,8 +233,8 @@ class _Tally:
 
     @property
     def nbytes(self) -> int:
-        """While it is merged it takes three times its size."""
-        return 3 * 32 * (self.keys.size + self._waiting_keys)
+        """What it takes while it is merged."""
+        return _TALLY_BYTES * (self.keys.size + self._waiting_keys)
 
     def add(self, keys: Keys, first_tokens: Counts, all_tokens: Counts) -> None:
         """One more session for each of `keys`."""
@@ -250,16 +260,24 @@ class _Tally:
         self.first_tokens = np.add.reduceat(np.concatenate((self.first_tokens, first_tokens))[order], begins)
         self.all_tokens = np.add.reduceat(np.concatenate((self.all_tokens, all_tokens))[order], begins)
 
-    def thin(self, one_in: int) -> None:
+    def most_used(self, most: int) -> Keys:
+        """The blocks with the most reuse, `most` at most, by key."""
+        self.merge()
+        return np.sort(self.keys[np.argsort(-self.all_tokens, kind="stable")[:most]])
+
+    def thin(self, sample: Sample) -> None:
         """Forget every block outside the sample."""
         self.merge()
-        kept = sampled(self.keys, one_in)
+        kept = sample.has(self.keys)
         self.keys, self.sessions = self.keys[kept], self.sessions[kept]
         self.first_tokens, self.all_tokens = self.first_tokens[kept], self.all_tokens[kept]
 
 
-def _scaled(tokens: Counts, one_in: int) -> Sum:
-    """The total over all blocks from those of the sample; variance: sum of (1 - p) / p^2 x^2, with p = 1 / one_in."""
-    values = tokens.astype(np.float64)
-    variance = (1 - 1 / one_in) * one_in**2 * float(np.sum(values**2))
-    return Sum(float(values.sum()) * one_in, math.sqrt(variance))
+def _estimate(tokens: Counts, common: Flags, one_in: int) -> Sum:
+    """The total over all blocks: of the common ones exactly, of the others from the sample.
+
+    Variance: the sum of (1 - p) / p^2 x^2 over the sample, with p = 1 / one_in.
+    """
+    drawn = tokens[~common].astype(np.float64)
+    variance = (1 - 1 / one_in) * one_in**2 * float(np.sum(drawn**2))
+    return Sum(float(tokens[common].sum()) + float(drawn.sum()) * one_in, math.sqrt(variance))

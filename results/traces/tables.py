@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from results.table import NOT_MEASURED, Table
 from results.traces.description import GIB, TraceDescription
 
@@ -35,16 +37,19 @@ def tables(found: TraceDescription) -> tuple[Table, ...]:
 
 def limits(found: TraceDescription) -> tuple[str, ...]:
     """What the numbers do not say: part of every description."""
-    lines = [f"{name}: {reason}." for name, reason in found.reasons.items()]
+    about: defaultdict[str, list[str]] = defaultdict(list)
+    for name, reason in found.reasons.items():
+        about[reason].append(name)
+    lines = [f"{reason[0].upper()}{reason[1:]}: {', '.join(names)}." for reason, names in about.items()]
     lines.append(
         "The bounds are those of an endless cache that holds a prompt from the moment it was sent. They count "
         "prompts only: blocks that an engine keeps of its own output are not in a trace."
     )
     if found.reuse.followed_one_in > 1:
         lines.append(
-            f"To stay within memory one block in {found.reuse.followed_one_in} was followed between sessions: "
-            "what sessions reuse of one another is an estimate, its standard error stands beside it. What a session "
-            "reuses of its own is exact."
+            "To stay within memory, of the blocks not known to be common one block in "
+            f"{found.reuse.followed_one_in} was followed between sessions: what sessions reuse of one another is an "
+            "estimate, its standard error stands beside it. What a session reuses of its own is exact."
         )
     return tuple(lines)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from results.traces.keys import Keys, KeySet, known_depth, prefix_keys, sampled
+from results.traces.keys import Keys, KeySet, Sample, known_depth, prefix_keys
 
 hashes = st.lists(st.integers(0, 3) | st.integers(-(2**63), 2**64 - 1), max_size=12)
 
@@ -48,7 +48,7 @@ def test_keys_are_the_same_in_every_process_and_release() -> None:
 
     blocks = [1, 2, 2**64 - 1, 0]
     terms = [mixed(value + place * 0x9E3779B97F4A7C15 & mask) for place, value in enumerate(blocks, 1)]
-    assert prefix_keys(blocks).tolist() == [mixed(sum(terms[:end]) & mask) for end in range(1, 5)]
+    assert prefix_keys(blocks).tolist() == [sum(terms[:end]) & mask for end in range(1, 5)]
 
 
 @given(hashes, hashes)
@@ -88,8 +88,8 @@ def test_thinning_keeps_the_sample_and_nothing_else(one_in: int) -> None:
     found = KeySet()
     found.add(keys)
     before = found.nbytes
-    found.thin(one_in)
-    inside = sampled(keys, one_in)
+    found.thin(Sample(one_in))
+    inside = Sample(one_in).has(keys)
     assert len(found) == np.count_nonzero(inside)
     assert found.nbytes < 1.3 * before / one_in
     assert np.array_equal(found.add(keys[inside]), np.ones(np.count_nonzero(inside), dtype=np.bool_))
@@ -98,5 +98,17 @@ def test_thinning_keeps_the_sample_and_nothing_else(one_in: int) -> None:
 
 def test_a_smaller_sample_is_part_of_a_larger_one() -> None:
     keys = many(10_000)
-    assert not (sampled(keys, 8) & ~sampled(keys, 4)).any()
-    assert sampled(keys, 1).all()
+    assert not (Sample(8).has(keys) & ~Sample(4).has(keys)).any()
+    assert Sample().has(keys).all()
+
+
+def test_some_keys_are_always_in_the_sample() -> None:
+    keys = many(1000)
+    always = np.sort(keys[:100])
+    sample = Sample(2**20, always)
+    assert sample.has(keys[:100]).all()
+    assert sample.always_has(keys).tolist() == [True] * 100 + [False] * 900
+    found = KeySet()
+    found.add(keys)
+    found.thin(sample)
+    assert len(found) == np.count_nonzero(sample.has(keys))

@@ -128,3 +128,17 @@ def test_the_error_is_about_as_large_as_it_says(seed: int) -> None:
 def test_too_little_memory_is_refused() -> None:
     with pytest.raises(ValueError, match="too few"):
         CrossSessionReuse(shared_from=3, memory_bytes=1000)
+
+
+def test_blocks_known_to_be_common_before_memory_ran_out_are_still_counted_one_by_one() -> None:
+    """A head that every session shares weighs more than all else: a sample that misses it would be far off."""
+    head = list(range(20))
+    uses = [use(head + [1000 + number * 100 + place for place in range(80)]) for number in range(6000)]
+    across = CrossSessionReuse(shared_from=3, memory_bytes=2 << 20)
+    for number, one in enumerate(uses):
+        across.take_up(number)
+        across.add(number, one)
+    found = across.finish()
+    assert found.one_in > 1
+    assert (found.shared.tokens, found.shared.error) == (5999 * 20 * BLOCK, 0)
+    assert found.blocks == pytest.approx(20 + 6000 * 80, rel=0.05)
