@@ -85,12 +85,16 @@ async def replay_trace(
 ) -> ReplayReport:
     """Convert the trace, see that its prompts fit, replay it and sum up.
 
-    Raises RunnerError where the server does not answer or a turn is longer than its model takes; TraceError; LoadError.
+    `on_step` is told what is being done, in words. Setting `cut` ends it with what there is. Raises RunnerError where
+    the server does not answer, a turn is longer than its model takes, or `cut` came first; TraceError; LoadError.
     """
     on_step(f"asking {wish.url} what it serves")
     served = await _served(wish)
-    on_step(f"reading {wish.trace.name}")
-    path = await asyncio.to_thread(_own_form, wish, served)
+
+    def read(share: float) -> None:
+        on_step(f"reading {wish.trace.name}: {share:.0%}")
+
+    path = await asyncio.to_thread(_own_form, wish, served, read, cut)
     scrapes = wish.folder / "engine.jsonl"
     async with MetricsSampler(wish.url, scrapes) as _:
         block_tokens, source = _block_tokens(wish, scrapes)
@@ -130,10 +134,10 @@ async def _served(wish: ReplayWish) -> _Served:
     return _Served(model, known.get(model))
 
 
-def _own_form(wish: ReplayWish, served: _Served) -> Path:
+def _own_form(wish: ReplayWish, served: _Served, on_progress: Callable[[float], None], cut: asyncio.Event) -> Path:
     """The path of the trace in the project's own form, every turn of it short enough for the model."""
-    facts, sessions = open_trace(wish.trace, wish.format)
-    checked = _fitting(sessions, served)
+    facts, sessions = open_trace(wish.trace, wish.format, on_progress)
+    checked = _fitting(sessions, served, cut)
     if facts.format == "tracon":
         for _ in checked:
             pass
@@ -143,9 +147,11 @@ def _own_form(wish: ReplayWish, served: _Served) -> Path:
     return path
 
 
-def _fitting(sessions: Iterable[Session], served: _Served) -> Iterator[Session]:
+def _fitting(sessions: Iterable[Session], served: _Served, cut: asyncio.Event) -> Iterator[Session]:
     limit = served.max_model_len
     for session in sessions:
+        if cut.is_set():
+            raise RunnerError("stopped before anything was sent", exit_code=ExitCode.INTERRUPTED)
         for place, turn in enumerate(session.turns):
             tokens = turn.input_tokens + turn.output_tokens
             if limit is not None and tokens > limit:

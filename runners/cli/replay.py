@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from runners.cli import output
 from runners.cli.options import JsonOption, WorkspaceOption
@@ -120,22 +121,23 @@ class _Progress:
     def __init__(self) -> None:
         self._console = output.err()
         self._status = self._console.status("") if self._console.is_terminal else None
+        self._of = ""
         self._next_s = 0.0
         if self._status is not None:
             self._status.start()
 
     def step(self, text: str) -> None:
-        if self._status is not None:
-            self._status.update(text)
-        else:
-            self._console.print(text, markup=False, soft_wrap=True)
+        self._show(text, text.partition(":")[0])
 
     def tick(self, tick: ReplayTick) -> None:
-        text = progress_line(tick)
+        self._show(progress_line(tick), "tick")
+
+    def _show(self, text: str, of: str) -> None:
+        """`of`: what it is a state of; in a pipe each is said when it begins, then now and then."""
         if self._status is not None:
-            self._status.update(text)
-        elif time.monotonic() >= self._next_s:
-            self._next_s = time.monotonic() + PROGRESS_LINE_S
+            self._status.update(escape(text))
+        elif of != self._of or time.monotonic() >= self._next_s:
+            self._of, self._next_s = of, time.monotonic() + PROGRESS_LINE_S
             self._console.print(text, markup=False, soft_wrap=True)
 
     def close(self) -> None:
@@ -155,7 +157,8 @@ def progress_line(tick: ReplayTick) -> str:
     if tick.ttft_p90_s is not None:
         parts.append(f"TTFT p90 {tick.ttft_p90_s * 1e3:.0f} ms")
     if tick.phase == "replay" and over:
-        parts.append(f"about {tick.elapsed_s * (tick.turns - over) / over:.0f} s left")
+        left_s = max(tick.elapsed_s * (tick.turns - over) / over, tick.trace_span_s - tick.elapsed_s)
+        parts.append(f"about {left_s:.0f} s left")
     return ", ".join(parts)
 
 
@@ -202,9 +205,9 @@ def facts(report: ReplayReport) -> list[str]:
     ratio = outcome.amplification_reason if outcome.amplification is None else f"{outcome.amplification:.3f}"
     lines.append(f"wall clock {wall}, trace span {outcome.trace_span_s:.1f} s, amplification {ratio}")
     apc = numbers["apc"] if numbers["apc"].value is not None else numbers["apc_usage"]
-    counted = "-" if apc.value is None else f"{apc.value:.4f}"
+    bounds = [numbers[f"apc_bound_{kind}"].text() for kind in ("any", "intra")]
     lines.append(
-        f"APC {counted}; the trace's bound at blocks of {report.spec.block_tokens} ({report.block_tokens_from}) is "
-        f"{outcome.apc_bound_any:.4f} in any session, {outcome.apc_bound_intra:.4f} within its own"
+        f"APC {apc.text()}; the trace's bound for these turns at blocks of {report.spec.block_tokens} "
+        f"({report.block_tokens_from}) is {bounds[0]} in any session, {bounds[1]} within its own"
     )
     return lines

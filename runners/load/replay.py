@@ -274,6 +274,7 @@ class Replay:
             sessions_done=sessions.counts.done,
             sessions=len(self.plan.sessions),
             pending_prefill_tokens=self._pending_prefill,
+            trace_span_s=self.plan.trace_span_s if self.spec.think != "none" else 0.0,
             ttft_p50_s=ttft_p50,
             ttft_p90_s=ttft_p90,
             tpot_p50_s=tpot_p50,

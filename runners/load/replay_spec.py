@@ -136,6 +136,8 @@ class ReplayTick:
     sessions: int
     pending_prefill_tokens: int
     """Prompt tokens of turns sent whose first token has not come back, cached ones included."""
+    trace_span_s: float = 0.0
+    """Of the whole replay, which hardly takes less; 0 where pauses are left out."""
     ttft_p50_s: float | None = None
     ttft_p90_s: float | None = None
     tpot_p50_s: float | None = None

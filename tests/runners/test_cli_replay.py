@@ -131,6 +131,7 @@ def test_the_progress_line_says_how_long_it_will_take() -> None:
     assert progress_line(tick) == (
         "25 of 100 turns, 3 of 12 sessions, 4 sessions in flight, 2 waiting, 1 failed, TTFT p90 250 ms, about 90 s left"
     )
+    assert progress_line(replace(tick, trace_span_s=600.0)).endswith("about 570 s left")
 
 
 def _with_input(session: Session, tokens: int) -> Session:
