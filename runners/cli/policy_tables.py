@@ -59,8 +59,8 @@ def whatif_tables(found: Sequence[tuple[LoggedPicks, WhatIf]], show: int) -> Ren
     if unowned:
         parts.append(
             Text(
-                f"{unowned} picks are later turns whose session has no recorded owner (the recorded policy does not "
-                "bind): `--owners served` takes the instance that served the turn before.",
+                f"{unowned} picks are later turns whose session has no recorded owner (a policy that binds nothing "
+                "records none): `--owners served` takes the instance that served the turn before.",
                 style="yellow",
             )
         )
