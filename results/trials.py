@@ -86,6 +86,14 @@ def estimate(measured: Measured, level: float = LEVEL) -> Estimate:
     if values.size >= MIN_PAIRED:
         half = _t(values.size, level) * float(values.std(ddof=1)) / math.sqrt(values.size)
         return Estimate(value, value - half, value + half, n, measured.reason or None, basis(measured))
+    return resampled(measured, level)
+
+
+def resampled(measured: Measured, level: float = LEVEL) -> Estimate:
+    """The mean over the trials with the interval that the draws within them give, however many trials there are."""
+    if not measured.trials:
+        return unknown(measured.reason)
+    value, n = float(_values(measured).mean()), _samples(measured)
     draws = _mean_draws(measured)
     if isinstance(draws, str):
         return Estimate(value, n=n, reason=draws)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from results.routing.load import LoadedCell
-from results.routing.measure import Measurements, interval
+from results.routing.measure import Measurements, interval, widest
 from results.routing.metrics import metric
 from results.routing.turns import SessionTimes, Turns, session_times
 from results.statistics import Estimate, Ranks, Samples, unknown
@@ -162,12 +162,12 @@ def _coupling(measurements: Measurements, label: str) -> Coupling:
     reason = "; ".join(why) or ("" if loops else f"{label} has no turn records that count")
     terms = [Measured({trial: _fixed(getattr(loop, name)) for trial, loop in loops.items()}, reason) for name in _TERMS]
     slope_s = Measured(slopes, reason) if slopes else unmeasured(reason)
-    loop_gain = interval(combine(_loop_gain, *terms[:2], slope_s))
+    loop_gain = widest(combine(_loop_gain, *terms[:2], slope_s))
     gain = _gain(loop_gain)
     return Coupling(
         label=label,
         **{name: _alone(term) for name, term in zip(_TERMS, terms, strict=True)},
-        slope_s=interval(slope_s),
+        slope_s=widest(slope_s),
         loop_gain=loop_gain,
         equilibrium=_settled(combine(_equilibrium, *terms, slope_s), gain),
         gain=gain,
@@ -190,7 +190,7 @@ def _settled(measured: Measured, gain: Estimate) -> Estimate:
     """A number that only a loop with an equilibrium has, with no upper bound where the loop's gain has none."""
     if gain.value is None or not all(np.isfinite(trial.value) for trial in measured.trials.values()):
         return unknown(gain.reason or "a trial has no equilibrium")
-    found = interval(measured)
+    found = widest(measured)
     return found if gain.high is not None else replace(found, high=None, reason=gain.reason)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -247,10 +246,10 @@ def _lines(axes: Axes, table: pd.DataFrame, kind: str, x: str, y: str, dashes: D
         axes.plot(rows[x], rows[y], color="#808080", linestyle=dashes, linewidth=1.3, zorder=1)
 
 
-def _keep_to(axes: Axes, across: Sequence[float], up: Sequence[float]) -> None:
+def _keep_to(axes: Axes, across: pd.Series[float], up: pd.Series[float]) -> None:
     """Axes that show every cell with room beside; what is predicted far away may leave the panel."""
     for values, setter in ((across, axes.set_xlim), (up, axes.set_ylim)):
-        known = np.asarray(values, dtype=np.float64)
+        known = values.to_numpy(dtype=np.float64)
         known = known[np.isfinite(known)]
         if known.size:
             low, high = float(known.min()), float(known.max())

@@ -31,14 +31,13 @@ from results.statistics import (
     too_small,
     weighted_quantiles,
 )
-from results.trials import MIN_PAIRED, Measured, Trial, combine, estimate, unmeasured
+from results.trials import MIN_PAIRED, Measured, Trial, combine, estimate, resampled, unmeasured
 
 MIN_SESSIONS = 8
 """Fewer cannot be resampled: the draws would be a handful of values."""
 MAX_GROUPS = 1024
 """More sessions than this are resampled in groups of neighbours by name."""
 _SEED = 20260101
-WORKER_POINT = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +194,8 @@ class Measurements:
         if mine.turns is None or other.turns is None:
             return np.zeros(mine.group.size, dtype=np.bool_), np.zeros(other.group.size, dtype=np.bool_)
         ours, theirs = has(mine.turns, metric), has(other.turns, metric)
+        if np.array_equal(mine.turns.index, other.turns.index):
+            return ours & theirs, ours & theirs
         common = np.intersect1d(mine.turns.index[ours], other.turns.index[theirs], assume_unique=True)
         return ours & np.isin(mine.turns.index, common), theirs & np.isin(other.turns.index, common)
 
@@ -265,9 +266,28 @@ def interval(measured: Measured, level: float = LEVEL) -> Estimate:
     return found if found.low is None else replace(found, basis=basis(measured))
 
 
+def widest(measured: Measured) -> Estimate:
+    """As `interval`, for a number that the choice of sessions shifts in every trial alike, such as a fitted slope.
+
+    From three trials on it reaches as far as the wider of both intervals on each side.
+    """
+    found = interval(measured)
+    if len(measured.trials) < MIN_PAIRED:
+        return found
+    both = [found, resampled(measured)]
+    lows, highs = ([bound for one in both if (bound := getattr(one, side)) is not None] for side in ("low", "high"))
+    if len(lows) < len(both) or len(highs) < len(both):
+        return found
+    covered = f"the wider of {basis(measured)} and {_by_sessions(measured)}"
+    return replace(found, low=min(lows), high=max(highs), basis=covered)
+
+
 def basis(measured: Measured) -> str:
     """What the interval covers."""
     count = len(measured.trials)
-    if count >= MIN_PAIRED:
-        return f"over {count} trials"
+    return f"over {count} trials" if count >= MIN_PAIRED else _by_sessions(measured)
+
+
+def _by_sessions(measured: Measured) -> str:
+    count = len(measured.trials)
     return f"sessions resampled, {count} {'trial' if count == 1 else 'trials'}"

@@ -66,11 +66,17 @@ def replicates(turns: Turns, metric: Metric, used: Mask, group: Ranks, weights: 
         [quantiles(values[where == one], WORKER_POINT, groups[where == one], weights) for one in sorted(set(where))]
     )
     served = np.isfinite(each)
-    if metric.point == "max":
-        found = np.where(served, each, -np.inf).max(axis=0)
-    else:
-        found = np.ma.median(np.ma.masked_invalid(each), axis=0).filled(np.nan)
+    found = np.where(served, each, -np.inf).max(axis=0) if metric.point == "max" else _medians(each)
     return np.asarray(np.where(served.any(axis=0), found, np.nan), dtype=np.float64)
+
+
+def _medians(columns: Samples) -> Samples:
+    """Of each column's finite values; NaN where there is none."""
+    ordered = np.sort(columns, axis=0)  # NaN last
+    n = np.isfinite(columns).sum(axis=0)
+    at = np.arange(columns.shape[1])
+    low, high = (ordered[np.maximum(place, 0), at] for place in ((n - 1) // 2, n // 2 - (n == 0)))
+    return np.asarray((low + high) / 2, dtype=np.float64)
 
 
 def means(values: Samples, group: Ranks, weights: Samples) -> Samples:
@@ -82,4 +88,5 @@ def ratios(top: Samples, bottom: Samples, group: Ranks, weights: Samples) -> Sam
     """Sum of `top` over sum of `bottom` in each draw."""
     groups = weights.shape[1]
     above, below = (weights @ np.bincount(group, weights=part, minlength=groups) for part in (top, bottom))
-    return np.divide(above, below, out=np.full(above.size, np.nan), where=below > 0)
+    found: Samples = np.divide(above, below, out=np.full(above.size, np.nan), where=below > 0)
+    return found

@@ -49,21 +49,24 @@ def _trace(analysis: RoutingAnalysis) -> str:
 
 def verdict(analysis: RoutingAnalysis) -> str:
     """Which policy wins, said no more strongly than the intervals allow."""
-    if not analysis.standings:
+    told = sum(len(row.behind) + len(row.level) for row in analysis.standings)
+    if not told:
         return "Nothing can be compared."
     alone = [row for row in analysis.standings if row.alone]
+    by_chance = told * (1 - LEVEL)
+    chance = f" {told} comparisons at {LEVEL:.0%} each: about {by_chance:.1f} find a difference by chance alone."
     if not alone:
         return (
             "No policy is distinguishably better than all others on any headline metric: "
-            f"{'; '.join(_leader(row) for row in analysis.standings)}."
+            f"{'; '.join(_leader(row) for row in analysis.standings)}.{chance}"
         )
     wins: dict[str, list[str]] = {}
     for row in alone:
         wins.setdefault(row.best, []).append(metric(row.metric).title)
-    told = "; ".join(f"{label} on {', '.join(names)}" for label, names in wins.items())
+    named = "; ".join(f"{label} on {', '.join(names)}" for label, names in wins.items())
     open_rows = [row for row in analysis.standings if not row.alone]
     rest = f" Undecided: {'; '.join(_leader(row) for row in open_rows)}." if open_rows else ""
-    return f"Distinguishably better than every other policy: {told}.{rest}"
+    return f"Distinguishably better than every other policy: {named}.{rest}{chance}"
 
 
 def _leader(row: Standing) -> str:

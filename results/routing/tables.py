@@ -41,10 +41,9 @@ def tables(analysis: RoutingAnalysis) -> tuple[Table, ...]:
 def winners(analysis: RoutingAnalysis) -> Table:
     """Who is best on what, and of whom that can be told."""
     rows = tuple(_winner(row) for row in analysis.standings)
-    compared = sum(len(row.behind) + len(row.level) for row in analysis.standings)
     note = (
-        "The best value, and what the interval of each other policy's difference to it says. "
-        f"No correction is made for {compared} comparisons: of those that find a difference, some would without one."
+        "The best value, and what the interval of each other policy's difference to it says. No correction is made for "
+        "the number of comparisons."
     )
     columns = ("metric", "best", "value", "distinguishably worse", "not distinguishable", "no interval", "interval")
     return Table("Who wins what", columns, rows, note)

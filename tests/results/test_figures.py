@@ -203,6 +203,17 @@ def test_configs_are_told_apart_without_colour() -> None:
     assert pens(["nixl_both"])["nixl_both"] == made["nixl_both"]
 
 
+def test_more_names_than_colours_differ_in_their_marks() -> None:
+    made = pens(f"policy {number}" for number in range(16))
+    assert len({(pen.color, pen.marker) for pen in made.values()}) == 16
+
+
+def test_a_figure_may_have_its_specifications_name() -> None:
+    figure = Figure(2, "", name="4a")
+    assert (figure.label, figure.stem) == ("4a", "figure_4a")
+    assert (Figure(2, "").label, Figure(2, "").stem) == ("2", "figure_2")
+
+
 def test_a_negative_tax_and_one_that_dwarfs_the_rest_can_be_drawn(tmp_path: Path) -> None:
     configs = {
         "plain": Behaviour(),

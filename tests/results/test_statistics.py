@@ -23,6 +23,7 @@ from results.statistics import (
     percentiles,
     samples_needed,
     series_percentile,
+    weighted_quantiles,
 )
 
 TRIALS = 400
@@ -152,3 +153,20 @@ def test_the_mean_has_student_s_interval() -> None:
     low, high = stats.t.interval(0.95, 4, loc=4.0, scale=stats.sem(values))
     assert (found.value, found.low, found.high) == pytest.approx((4.0, low, high))
     assert mean([7.0]).low is None
+
+
+@given(
+    st.lists(st.tuples(st.floats(-1e3, 1e3), st.integers(0, 4)), min_size=1, max_size=60),
+    st.lists(st.integers(0, 3), min_size=5, max_size=5),
+    st.sampled_from([0.1, 0.5, 0.9]),
+)
+def test_a_weighted_quantile_is_that_of_the_values_repeated(
+    found: list[tuple[float, int]], times: list[int], p: float
+) -> None:
+    values, group = np.array([value for value, _ in found]), np.array([which for _, which in found])
+    repeated = np.repeat(values, np.array(times)[group])
+    (drawn,) = weighted_quantiles(values, p, group, np.array([times], dtype=np.float64))
+    if repeated.size:
+        assert drawn == pytest.approx(np.quantile(repeated, p), abs=1e-9)
+    else:
+        assert math.isnan(drawn)

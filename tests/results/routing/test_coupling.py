@@ -1,0 +1,173 @@
+"""The loop of specs/ear section 2.3: a known slope is found again, and the algebra is the specification's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from results.routing.coupling import (
+    Coupling,
+    Curve,
+    couplings,
+    curve,
+    loop_of,
+    predicted_wall_s,
+    specified_curve,
+)
+from results.routing.summary import summary_of
+from results.routing.turns import SessionTimes, turn_table, turns_of
+from results.statistics import Estimate
+from tests.results.in_memory import SEEDS, as_promised, covers
+from tests.results.routing.synthetic import T0_NS, Truth, World, loaded, measured, records
+
+WORLD = World(sessions=32, turns=5, gap_s=0.8, random_gaps=True, turn_sigma=0.05, session_sigma=0.05)
+COUPLED = Truth("unified", slope_s=0.02)
+
+
+def _loop(world: World, *truths: Truth) -> tuple[Coupling, ...]:
+    return couplings(measured(world, truths), [truth.label for truth in truths])
+
+
+@pytest.mark.parametrize("trials", [1, 3])
+def test_a_known_slope_lies_in_its_interval_as_often_as_promised(trials: int) -> None:
+    hits = []
+    for seed in SEEDS:
+        (row,) = _loop(replace(WORLD, seed=seed, trials=trials), COUPLED)
+        hits.append(covers(row.slope_s, 0.02))
+    assert as_promised(hits)
+
+
+def test_without_coupling_the_slope_is_not_told_from_zero() -> None:
+    world = replace(WORLD, trials=1)
+    assert as_promised(covers(_loop(replace(world, seed=seed), Truth("a"))[0].slope_s, 0.0) for seed in SEEDS)
+
+
+def test_a_slope_holds_what_varies_between_sessions_however_many_trials_there_are() -> None:
+    """Every trial replays the same sessions: what they happen to cost shifts the slope of all trials alike."""
+    (row,) = _loop(WORLD, COUPLED)
+    assert row.slope_s.basis == "the wider of over 3 trials and sessions resampled, 3 trials"
+
+
+def test_the_terms_are_those_of_the_world() -> None:
+    world = replace(WORLD, think_s=1.5, session_sigma=0.0, turn_sigma=0.0, random_gaps=False)
+    loop = loop_of(turns_of(turn_table(records(world, Truth("a"))), T0_NS))
+    assert not isinstance(loop, str)
+    assert loop.arrivals_per_s == pytest.approx(1 / 0.8)
+    assert loop.turns == pytest.approx(5)
+    assert loop.service_s == pytest.approx(0.36)
+    assert loop.think_s == pytest.approx(1.5 * 4 / 5)  # no pause after the last turn
+
+
+def test_sessions_that_arrive_together_have_no_rate() -> None:
+    (row,) = _loop(replace(WORLD, gap_s=0.0), COUPLED)
+    assert row.arrivals_per_s.value is None
+    assert row.gain.value is None
+    assert "arrived at once" in (row.gain.reason or "")
+
+
+def test_a_steady_number_of_sessions_says_nothing_of_a_slope() -> None:
+    (row,) = _loop(replace(WORLD, gap_s=100.0, random_gaps=False), COUPLED)
+    assert "never changed" in (row.slope_s.reason or "")
+
+
+def test_a_loop_gain_of_one_or_more_has_no_equilibrium() -> None:
+    (row,) = _loop(replace(WORLD, gap_s=0.05), COUPLED)
+    assert row.loop_gain.value is not None
+    assert row.loop_gain.value > 1
+    assert (row.gain.value, row.equilibrium.value, row.sensitivity.value) == (None, None, None)
+    assert "no equilibrium" in (row.gain.reason or "")
+
+
+def test_the_equilibrium_is_what_the_closed_loop_settles_at() -> None:
+    world = replace(WORLD, sessions=300, trials=1)
+    (row,) = _loop(world, COUPLED)
+    settled = summary_of(loaded(world, COUPLED)).estimate("concurrency").value
+    assert row.equilibrium.value == pytest.approx(settled, rel=0.05)
+
+
+def _row(arrivals: float, turns: float, service: float, think: float, at: float, slope: float) -> Coupling:
+    one = {name: Estimate(value) for name, value in (
+        ("arrivals_per_s", arrivals), ("turns", turns), ("service_s", service), ("think_s", think),
+        ("concurrency", at), ("slope_s", slope),
+    )}  # fmt: skip
+    none = Estimate(None)
+    return Coupling("a", **one, loop_gain=none, equilibrium=none, gain=none, sensitivity=none)
+
+
+def test_the_curve_is_the_specifications_formula_where_nothing_is_scaled() -> None:
+    """L*/(1 - Lambda N W'(L*)) at the fixed point of L = Lambda N W(L): 20 turns of 2 s, 10 sessions (section 2.3)."""
+    flow, slope = 5.0, 0.1
+    empty = 2.0 - slope * 10
+    fixed = flow * empty / (1 - flow * slope)
+    assert fixed == pytest.approx(10.0)
+    found = specified_curve(_row(0.25, 20, 2.0, 0.0, 10.0, slope), np.array([2.0]))
+    assert not isinstance(found, str)
+    assert found[0] == pytest.approx(fixed / (1 - flow * slope))
+
+
+@settings(deadline=None)
+@given(st.floats(0.01, 0.15), st.floats(0.0, 20.0))
+def test_the_curve_is_the_derivative_of_the_fixed_point(slope: float, think: float) -> None:
+    """Moving every service time by a small share moves L by the curve's value times that share."""
+    flow, at = 5.0, 4.0
+    empty = 1.0
+
+    def fixed(scale: float) -> float:
+        return flow * (scale * empty + think) / (1 - flow * scale * slope)
+
+    service = empty + slope * fixed(1.0)
+    row = _row(0.25, 20, empty + slope * at, think, at, slope)
+    found = specified_curve(row, np.array([service]))
+    assert not isinstance(found, str)
+    share = 1e-6
+    assert found[0] == pytest.approx((fixed(1 + share) - fixed(1 - share)) / (2 * share), rel=1e-3)
+
+
+def test_no_feedback_draws_no_curve() -> None:
+    found = specified_curve(_row(0.25, 20, 2.0, 0.0, 10.0, -0.01), np.array([2.0]))
+    assert isinstance(found, str)
+    assert "no feedback" in found
+
+
+times = st.integers(1, 12).flatmap(
+    lambda n: st.tuples(*(st.lists(st.floats(0, 20), min_size=n, max_size=n) for _ in range(3)))
+)
+
+
+def _times(found: tuple[list[float], list[float], list[float]]) -> SessionTimes:
+    arrival, busy, idle = (np.array(part) for part in found)
+    return SessionTimes(tuple(map(str, range(arrival.size))), arrival, arrival, busy, idle)
+
+
+@settings(deadline=None)
+@given(times, st.floats(0.5, 3), st.integers(0, 4))
+def test_slower_turns_never_end_earlier_and_a_cap_never_helps(
+    found: tuple[list[float], list[float], list[float]], slower: float, cap: int
+) -> None:
+    one = _times(found)
+    free = predicted_wall_s(one, slower, 0)
+    assert free == pytest.approx(float((one.arrival_s + slower * one.busy_s + one.idle_s).max()))
+    assert predicted_wall_s(one, slower, cap) >= free - 1e-9
+    assert predicted_wall_s(one, slower * 1.5, cap) >= predicted_wall_s(one, slower, cap) - 1e-9
+    if cap == 1:
+        assert predicted_wall_s(one, slower, 1) >= float((slower * one.busy_s + one.idle_s).sum()) - 1e-9
+
+
+def test_the_prediction_passes_through_the_policy_it_starts_from() -> None:
+    world = replace(WORLD, trials=3)
+    truths = (Truth("round_robin", ttft_s=0.5, slope_s=0.02), COUPLED)
+    found = measured(world, truths)
+    cells = {(truth.label, trial): loaded(world, truth, trial) for truth in truths for trial in range(3)}
+    rows = couplings(found, ["round_robin", "unified"])
+    predicted = curve(found, rows, cells)
+    assert isinstance(predicted, Curve)
+    assert predicted.label == "unified"
+    own = np.mean([cells["unified", trial].record.replay["amplification"] for trial in range(3)])
+    service = next(row for row in rows if row.label == "unified").service_s.value or 0.0
+    assert np.interp(service, predicted.service_s, predicted.kinematic) == pytest.approx(own, rel=1e-3)
+    assert np.interp(service, predicted.service_s, predicted.specified) == pytest.approx(own, rel=1e-2)
+    assert (np.diff(predicted.kinematic) >= -1e-12).all()

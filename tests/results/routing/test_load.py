@@ -1,0 +1,124 @@
+"""A run folder becomes its cells; whatever is missing or damaged in it has a name, and never ends the analysis."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from results.errors import ResultsError
+from results.routing.findings import analyse
+from results.routing.load import collect, load_cell
+from results.routing.record import TrialLayout
+from results.routing.summary import summary_of
+from tests.results.routing.synthetic import Truth, World, write_run
+
+WORLD = World(sessions=6, turns=4, trials=2)
+POLICIES = (Truth("round_robin"), Truth("unified", ttft_s=0.15))
+CELL = "results/20260131_unified/trial_1"
+ARTIFACTS = (
+    "config.json", "metrics.jsonl", "decisions.jsonl", "engines.jsonl", "metrics.summary.json", "breakdown.json",
+    "apc.json", "gpu_util.csv", "cell.json",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("runs") / "20260131-120000-routing-cpu-tiny"
+    root.mkdir()
+    return write_run(root, WORLD, POLICIES)
+
+
+@pytest.fixture
+def root(original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / original.name))
+
+
+def _gaps(root: Path) -> dict[str, str]:
+    return {gap.artifact: gap.reason for gap in analyse(root).gaps}
+
+
+def test_a_whole_run_has_no_gap(root: Path) -> None:
+    analysis = analyse(root)
+    assert analysis.gaps == ()
+    assert [cell.place for cell in analysis.cells] == [0, 1, 2, 3]
+    assert analysis.labels == ("round_robin", "unified")
+    assert (analysis.baseline, analysis.trials) == ("round_robin", 2)
+
+
+@pytest.mark.parametrize("name", ARTIFACTS)
+def test_removing_any_one_artifact_gives_a_gap_that_names_it(root: Path, name: str) -> None:
+    (root / CELL / name).unlink()
+    (root / CELL / name).with_suffix(".parquet").unlink(missing_ok=True)
+    assert f"{CELL}/{name}" in _gaps(root)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00\xff garbage", b'{"a": ', b"null"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "decisions.jsonl", "engines.jsonl", "breakdown.json", "cell.json"])
+def test_a_damaged_artifact_is_a_gap_and_no_crash(root: Path, name: str, content: bytes) -> None:
+    (root / CELL / name).write_bytes(content)
+    (root / CELL / "metrics.parquet").unlink(missing_ok=True)
+    assert f"{CELL}/{name}" in _gaps(root)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00\xff garbage", b'{"cells": 5}', b"null"])
+def test_a_damaged_plan_is_no_crash(root: Path, content: bytes) -> None:
+    (root / "plan.json").write_bytes(content)
+    assert len(analyse(root).cells) == 4
+
+
+def test_a_cell_that_was_not_finished_is_not_counted(root: Path) -> None:
+    (root / CELL / "cell.json").unlink()
+    assert len(collect(root)[0]) == 3
+    assert _gaps(root)["trials/unified/t1"] == "not measured"
+
+
+def test_a_record_that_was_changed_is_not_read(root: Path) -> None:
+    path = root / CELL / "metrics.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"e1"', b'"e0"'))
+    assert "differs from the checksum" in _gaps(root)[f"{CELL}/metrics.jsonl"]
+    cell = next(cell for cell in analyse(root).cells if cell.path.startswith(CELL))
+    assert cell.counts["completed"] is None
+    assert cell.estimate("ttft_p90_s").reason == "the turn records cannot be read"
+
+
+def test_a_turn_that_is_there_twice_is_damage(root: Path) -> None:
+    layout = TrialLayout(root / CELL)
+    record = msgspec.json.decode(layout.cell.read_bytes())
+    record["checksums"] = {}
+    layout.cell.write_bytes(msgspec.json.encode(record))
+    lines = layout.metrics.read_bytes().splitlines(keepends=True)
+    layout.metrics.write_bytes(b"".join([*lines, lines[0]]))
+    assert _gaps(root)[f"{CELL}/metrics.jsonl"] == "is damaged: 1 turns are there twice"
+
+
+def test_without_the_breakdown_the_decision_log_is_counted(root: Path) -> None:
+    layout = TrialLayout(root / CELL)
+    before = load_cell(layout)
+    layout.breakdown.unlink()
+    after = load_cell(layout)
+    assert not isinstance(before, tuple)
+    assert before.picks == after.picks  # type: ignore[union-attr]  # neither is a gap
+    assert after.picks.reasons == {"affinity": 18, "cold": 6}  # type: ignore[union-attr]
+
+
+def test_the_summary_a_cell_wrote_is_the_one_its_artifacts_give(root: Path) -> None:
+    layout = TrialLayout(root / CELL)
+    cell = load_cell(layout)
+    written = msgspec.json.decode(layout.summary.read_bytes())
+    found = msgspec.to_builtins(summary_of(cell))  # type: ignore[arg-type]
+    assert written["values"] == found["values"]
+    assert written["counts"] == found["counts"]
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ResultsError, match="no run folder"):
+        analyse(tmp_path / "nothing")
+
+
+def test_a_run_without_anything_says_so(tmp_path: Path) -> None:
+    analysis = analyse(tmp_path)
+    assert (analysis.cells, analysis.labels, analysis.standings) == ((), (), ())
+    assert {gap.artifact for gap in analysis.gaps} == {"plan.json"}

@@ -1,0 +1,198 @@
+"""Differences of policies: known effects lie in their intervals, and no more is said than the pairs allow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from results.routing.load import LoadedCell
+from results.routing.measure import MIN_SESSIONS, Measurements, interval, odd_gaps
+from results.routing.metrics import HEADLINE, METRICS, Metric, metric
+from results.routing.pairs import order_of, pair, pairs, standings, turn_pairs
+from results.routing.summary import summary_of
+from results.routing.turns import turn_table, turns_of
+from results.tax import Verdict
+from tests.results.in_memory import SEEDS, as_promised, bounds, covers
+from tests.results.routing.synthetic import T0_NS, Truth, World, loaded, measured, records
+
+WORLD = World(sessions=24, turns=4)
+FAST, SLOW = Truth("round_robin"), Truth("unified", ttft_s=0.3)
+MEAN = metric("ttft_mean_s")
+
+
+@pytest.fixture(scope="module")
+def three() -> Measurements:
+    """Both policies in three trials."""
+    return measured(WORLD, (FAST, SLOW))
+
+
+def _of(world: World, *truths: Truth) -> Measurements:
+    return measured(world, truths or (FAST, SLOW))
+
+
+def _expected(world: World) -> float:
+    """SLOW - FAST in the mean over these very sessions, which are drawn once."""
+    costs = np.exp(world.session_sigma * np.random.default_rng([world.seed, 1]).standard_normal(world.sessions))
+    return 0.1 * float(costs.mean()) * float(np.exp(world.turn_sigma**2 / 2))
+
+
+@pytest.mark.parametrize("trials", [1, 3])
+def test_a_known_difference_lies_in_its_interval_as_often_as_promised(trials: int) -> None:
+    hits = []
+    for seed in SEEDS:
+        world = replace(WORLD, trials=trials, seed=seed)
+        hits.append(covers(interval(_of(world).difference("unified", "round_robin", MEAN)), _expected(world)))
+    assert as_promised(hits)
+
+
+def test_only_trials_hold_what_varies_between_launches() -> None:
+    """With launches that differ by a fifth, sessions of one trial promise too much and five trials do not."""
+
+    def told(trials: int) -> list[bool]:
+        found = []
+        for seed in SEEDS:
+            world = replace(WORLD, sessions=12, trials=trials, seed=seed, launch_sigma=0.2)
+            truth = _expected(world) * float(np.exp(0.02))
+            found.append(covers(interval(_of(world).difference("unified", "round_robin", MEAN)), truth))
+        return found
+
+    assert not as_promised(told(1))
+    assert as_promised(told(5))
+
+
+def test_an_interval_says_what_it_covers() -> None:
+    for trials, basis in (
+        (1, "sessions resampled, 1 trial"),
+        (2, "sessions resampled, 2 trials"),
+        (3, "over 3 trials"),
+    ):
+        assert interval(_of(replace(WORLD, trials=trials)).difference("unified", "round_robin", MEAN)).basis == basis
+
+
+def test_pairing_takes_out_what_sessions_cost_everywhere() -> None:
+    """Sessions differ by a factor of two; the difference of two policies on the same sessions hardly varies."""
+    found = _of(replace(WORLD, trials=1, session_sigma=0.7))
+    low, high = bounds(interval(found.difference("unified", "round_robin", MEAN)))
+    alone = [bounds(interval(found.get(label, MEAN))) for label in ("unified", "round_robin")]
+    assert high - low < 0.5 * sum(above - below for below, above in alone)
+
+
+@pytest.mark.parametrize("measure", METRICS, ids=lambda measure: measure.name)
+def test_a_difference_turned_round_is_its_negative(three: Measurements, measure: Metric) -> None:
+    one, other = (
+        interval(three.difference(*labels, measure))
+        for labels in (("unified", "round_robin"), ("round_robin", "unified"))
+    )
+    assert one.value is not None
+    assert other.value == pytest.approx(-one.value, abs=1e-12)
+    assert bounds(other) == pytest.approx([-bound for bound in reversed(bounds(one))], abs=1e-12)
+
+
+def test_the_same_policy_twice_is_not_distinguishable() -> None:
+    hits = []
+    for seed in SEEDS:
+        found = _of(replace(WORLD, seed=seed), FAST, Truth("load_only"))
+        hits.append(
+            pair(found, "load_only", "round_robin", metric("ttft_p90_s")).verdict == Verdict.NOT_DISTINGUISHABLE
+        )
+    assert as_promised(hits)
+
+
+def test_a_number_of_whole_cells_has_an_interval_from_trials_alone() -> None:
+    one = interval(_of(replace(WORLD, trials=1)).difference("unified", "round_robin", metric("amplification")))
+    assert one.value is not None
+    assert one.low is None
+    assert "needs 3 trials" in (one.reason or "")
+    bounds(interval(_of(WORLD).difference("unified", "round_robin", metric("amplification"))))
+
+
+def test_few_sessions_are_not_resampled() -> None:
+    world = replace(WORLD, sessions=MIN_SESSIONS - 1, trials=1)
+    found = interval(_of(world).difference("unified", "round_robin", MEAN))
+    assert found.low is None
+    assert "too few to resample" in (found.reason or "")
+
+
+def test_turns_that_one_policy_failed_are_in_neither_side() -> None:
+    slow_turns = frozenset(range(24))
+    failing = replace(SLOW, failed=slow_turns)
+    one = replace(WORLD, trials=1)
+    row = pair(_of(one, FAST, failing), "unified", "round_robin", MEAN)
+    assert (row.common_turns, row.lost_turns) == (96 - 24, 24)
+    ours, theirs = loaded(one, failing).turns, loaded(one, FAST).turns
+    assert ours is not None
+    assert theirs is not None
+    kept = ~np.isin(theirs.index, list(slow_turns))
+    assert row.difference.value == pytest.approx(np.nanmean(ours.ttft_s) - theirs.ttft_s[kept].mean())
+
+
+def test_records_that_lack_turns_are_paired_by_index() -> None:
+    one = replace(WORLD, trials=1)
+    cells = [loaded(one, FAST), loaded(one, SLOW)]
+    turns = records(one, SLOW)[24:]
+    short = replace(cells[1], turns=turns_of(turn_table(turns), T0_NS))
+    found = Measurements([cells[0], short], [summary_of(cell) for cell in (cells[0], short)])
+    assert found.common_turns("unified", "round_robin", "ttft_s") == (72, 24)
+
+
+def test_a_degraded_cell_takes_no_part_and_is_the_reason() -> None:
+    late = replace(SLOW, degraded={0: "the client was late"})
+    found = interval(_of(replace(WORLD, trials=1), FAST, late).difference("unified", "round_robin", MEAN))
+    assert found.value is None
+    assert "the client was late" in (found.reason or "")
+    assert interval(_of(WORLD, FAST, late).difference("unified", "round_robin", MEAN)).basis == (
+        "sessions resampled, 2 trials"
+    )
+
+
+def test_cells_of_another_trace_or_seed_are_not_paired() -> None:
+    cells = [loaded(WORLD, FAST), loaded(WORLD, SLOW)]
+    other = replace(cells[1].record, trace={**cells[1].record.trace, "sha256": "1" * 64})
+    odd = [cells[0], LoadedCell(other, cells[1].turns, None, (), cells[1].path)]
+    found = Measurements(odd, [summary_of(cell) for cell in odd]).difference("unified", "round_robin", MEAN)
+    assert not found.trials
+    assert "another trace" in found.reason
+    assert [gap.artifact for gap in odd_gaps(odd)] == [cells[1].path]
+
+
+def test_turn_by_turn_says_how_many_turns_were_faster() -> None:
+    row = next(
+        row for row in turn_pairs(_of(replace(WORLD, trials=1)), ["round_robin", "unified"]) if row.series == "ttft_s"
+    )
+    assert (row.first, row.second) == ("unified", "round_robin")
+    assert row.median.value is not None
+    assert row.median.value > 0.05
+    assert row.faster.value is not None
+    assert row.faster.value < 0.05
+    low, high = bounds(row.faster)
+    assert 0 <= low <= row.faster.value <= high <= 1
+
+
+def test_who_wins_is_told_only_where_all_others_are_distinguishably_worse() -> None:
+    third = Truth("sticky", ttft_s=0.302)
+    names = ["round_robin", "sticky", "unified"]
+    found = _of(WORLD, FAST, SLOW, third)
+    standing = {row.metric: row for row in standings(found, names, pairs(found, names))}
+    assert set(standing) == set(HEADLINE)
+    p50 = standing["ttft_p50_s"]
+    assert (p50.best, p50.alone, p50.behind) == ("round_robin", True, ("sticky", "unified"))
+    assert not standing["tpot_p90_s"].alone  # all three decode alike
+    without = _of(WORLD, SLOW, third)
+    two = standings(without, ["sticky", "unified"], pairs(without, ["sticky", "unified"]))
+    assert not next(row for row in two if row.metric == "ttft_p50_s").alone
+
+
+def test_more_cache_hits_win_although_they_are_the_higher_number() -> None:
+    better = Truth("unified", hit_share=0.99)
+    found = _of(WORLD, Truth("round_robin", hit_share=0.5), better)
+    names = ["round_robin", "unified"]
+    apc = next(row for row in standings(found, names, pairs(found, names)) if row.metric == "apc")
+    assert apc.best == "unified"
+
+
+def test_policies_stand_in_the_order_of_the_specification() -> None:
+    names = [("mine", "mine"), ("unified x=2", "unified"), ("sticky", "sticky"), ("round_robin", "round_robin")]
+    found = [label for label, _ in sorted(names, key=lambda item: order_of(*item))]
+    assert found == ["round_robin", "sticky", "unified x=2", "mine"]

@@ -1,0 +1,187 @@
+"""The files of a run: every figure with its numbers or a reason, a page that stands alone, words that promise no more
+than the intervals."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import msgspec
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from results.figures.files import draw
+from results.routing.analysis import aggregate, analyse_routing, flat_pairs, manifest, terminal_tables
+from results.routing.draw import DRAWERS
+from results.routing.figures import figures
+from results.routing.findings import RoutingAnalysis, analyse
+from results.routing.report import limits, opening, to_markdown, verdict
+from results.routing.tables import tables
+from tests.results.routing.synthetic import Truth, World, write_interference, write_run
+from tests.results.test_html import Balance
+
+WORLD = World(sessions=24, turns=5, gap_s=0.5)
+POLICIES = (
+    Truth("round_robin", ttft_s=0.30, slope_s=0.01, hit_share=0.6),
+    Truth("sticky", ttft_s=0.25, slope_s=0.01, hot=3.0, failed=frozenset({7})),
+    Truth("unified", ttft_s=0.15, slope_s=0.01, hit_share=0.97),
+)
+NAMES = {"1", "4a", "4b", "4c", "4d", "6", "8"}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("runs") / "20260131-120000-routing-cpu-tiny"
+    root.mkdir()
+    write_run(root, WORLD, POLICIES, planned=("lmetric <b>&",))
+    write_interference(root, {256: 1.4, 1024: 3.0, 4096: 9.0})
+    analyse_routing(root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def analysis(root: Path) -> RoutingAnalysis:
+    return analyse(root)
+
+
+def _text(analysis: RoutingAnalysis) -> str:
+    console = Console(width=200, record=True, file=None, force_terminal=False)
+    with console.capture() as found:
+        console.print(terminal_tables(analysis))
+    return found.get()
+
+
+def test_every_figure_is_there_as_png_svg_and_numbers(root: Path) -> None:
+    folder = root / "figures"
+    assert {path.name for path in folder.iterdir()} == {
+        f"figure_{name}.{form}" for name in NAMES for form in ("png", "svg", "csv")
+    }
+    for name in NAMES:
+        assert (folder / f"figure_{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert ElementTree.parse(folder / f"figure_{name}.svg").getroot().tag == "{http://www.w3.org/2000/svg}svg"
+        assert len(pd.read_csv(folder / f"figure_{name}.csv"))
+
+
+def test_the_numbers_beside_are_those_of_the_analysis(root: Path, analysis: RoutingAnalysis) -> None:
+    grid = pd.read_csv(root / "figures" / "figure_6.csv").set_index(["label", "series", "statistic"])
+    for label in analysis.labels:
+        found = analysis.value(label, "ttft_p90_s")
+        assert grid.loc[(label, "ttft_s", "p90"), "value"] == pytest.approx(found.value)
+        assert grid.loc[(label, "ttft_s", "p90"), "low"] == pytest.approx(found.low)
+    apc = pd.read_csv(root / "figures" / "figure_4a.csv").set_index("label")
+    assert (apc["value"] <= apc["bound_any"]).all()
+    amplification = pd.read_csv(root / "figures" / "figure_1.csv").set_index("label")["value"]
+    assert amplification["unified"] == pytest.approx(analysis.value("unified", "amplification").value)
+
+
+def test_the_hot_instance_shows_as_an_absolute_time(root: Path) -> None:
+    table = pd.read_csv(root / "figures" / "figure_4c.csv")
+    sticky = table[table["label"] == "sticky"]
+    slowest = sticky[sticky["kind"] == "instance"]["value"].max()
+    assert sticky[sticky["kind"] == "max"]["value"].iloc[0] == pytest.approx(slowest)
+    assert slowest > 2 * table[(table["label"] == "unified") & (table["kind"] == "max")]["value"].iloc[0]
+
+
+def test_the_same_run_gives_the_same_files(root: Path, analysis: RoutingAnalysis) -> None:
+    found = figures(analysis)
+    assert (root / "report.md").read_text() == to_markdown(analysis, found)
+    assert json.loads((root / "aggregate.json").read_text()) == json.loads(msgspec.json.encode(aggregate(analysis)))
+    assert (root / "pairs.csv").read_text() == flat_pairs(analysis).to_csv(index=False)
+    assert (root / "MANIFEST.tsv").read_text() == manifest(analysis).to_csv(index=False, sep="\t")
+    for form, image in draw(found[-1], DRAWERS).items():
+        assert (root / "figures" / f"figure_8.{form}").read_bytes() == image
+
+
+def test_the_page_is_well_formed_and_fetches_nothing(root: Path, analysis: RoutingAnalysis) -> None:
+    text = (root / "report.html").read_text()
+    page = Balance()
+    page.feed(text)
+    assert page.open == []
+    assert len(set(page.ids)) == len(page.ids)
+    assert {address.split(":")[0] for address in page.addresses if not address.startswith("#")} == {"data"}
+    assert not re.search(r"<script|@import|url\(", text)
+    assert text.count("data:image/svg+xml;base64,") == len(NAMES)
+    assert "lmetric <b>" not in text
+    for table in tables(analysis):
+        assert table.title in text
+
+
+def test_markdown_and_terminal_hold_every_table(root: Path, analysis: RoutingAnalysis) -> None:
+    markdown, terminal = (root / "report.md").read_text(), _text(analysis)
+    for table in tables(analysis):
+        assert f"## {table.title}" in markdown
+        assert table.title in terminal
+    for name in NAMES:
+        assert f"figures/figure_{name}.svg" in markdown
+
+
+def test_a_policy_that_never_ran_is_in_the_manifest_and_a_gap(root: Path, analysis: RoutingAnalysis) -> None:
+    rows = pd.read_csv(root / "MANIFEST.tsv", sep="\t", dtype=str, keep_default_na=False).set_index("label")
+    assert rows.loc["lmetric <b>&", "status"] == "not run"
+    ran = [rows.loc["unified", name] for name in ("status", "trials_done", "trials_planned", "git_commit")]
+    assert ran == ["ran", "3", "3", "abc1234"]
+    assert "not measured" in {gap.reason for gap in analysis.gaps}
+
+
+def test_the_pairs_hold_every_metric_of_every_two(root: Path, analysis: RoutingAnalysis) -> None:
+    found = json.loads((root / "pairs.json").read_text())
+    flat = pd.read_csv(root / "pairs.csv")
+    assert len(found["pairs"]) == len(flat) == 3 * len(analysis.values["unified"])
+    ours = flat[(flat["first"] == "unified") & (flat["second"] == "round_robin") & (flat["metric"] == "ttft_p50_s")]
+    assert ours["verdict"].tolist() == ["lower"]
+    assert ours["basis"].tolist() == ["over 3 trials"]
+
+
+def test_the_verdict_names_a_winner_that_is_told_from_all_others(analysis: RoutingAnalysis) -> None:
+    text = verdict(analysis)
+    assert text.startswith("Distinguishably better than every other policy: unified on")
+    assert "TTFT p50" in text.split("Undecided")[0]
+    assert "TPOT p90" in text.split("Undecided")[1]
+
+
+def test_no_winner_is_named_where_there_is_none(analysis: RoutingAnalysis) -> None:
+    level = [replace(row, behind=(), level=(*row.behind, *row.level)) for row in analysis.standings]
+    text = verdict(replace(analysis, standings=tuple(level)))
+    assert text.startswith("No policy is distinguishably better than all others on any headline metric")
+    assert "not told from 2 of 2 others" in text
+
+
+def test_the_verdict_counts_the_comparisons_it_rests_on(analysis: RoutingAnalysis) -> None:
+    assert "16 comparisons at 95% each" in verdict(analysis)
+
+
+def test_one_trial_says_what_it_cannot_hold(tmp_path: Path) -> None:
+    write_run(tmp_path, replace(WORLD, trials=1), POLICIES)
+    analysis = analyse(tmp_path)
+    assert any("not what varies between launches" in line for line in limits(analysis))
+    assert "sessions resampled, 1 trial" in to_markdown(analysis)
+    amplification = next(row for row in analysis.standings if row.metric == "amplification")
+    assert amplification.untold  # one number per trial has no interval, and so no winner
+
+
+def test_a_cpu_build_and_failures_are_stated(analysis: RoutingAnalysis) -> None:
+    said = " ".join(limits(analysis))
+    assert "say nothing about a GPU" in said
+    assert "Some turns failed" in said
+    assert "1 failed" in to_markdown(analysis)
+    assert "3 policies, 3 trials" in opening(analysis)
+
+
+def test_a_run_without_anything_lists_every_figure_with_a_reason(tmp_path: Path) -> None:
+    analysis = analyse_routing(tmp_path)
+    found = figures(analysis)
+    assert {figure.name for figure in found} == NAMES
+    assert all(figure.missing for figure in found)
+    assert "Nothing can be compared" in (tmp_path / "report.md").read_text()
+    assert (tmp_path / "report.html").read_text().count("Not drawn") == len(NAMES)
+
+
+def test_one_policy_in_one_trial_can_be_drawn(tmp_path: Path) -> None:
+    write_run(tmp_path, replace(WORLD, trials=1, sessions=3, turns=2), POLICIES[:1])
+    found = {figure.name: figure for figure in figures(analyse(tmp_path))}
+    for name in ("1", "4c", "8"):
+        assert draw(found[name], DRAWERS)["png"]
