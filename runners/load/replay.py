@@ -31,6 +31,7 @@ from runners.load.turn_records import sent_record, unsent_record
 
 LEAD_NS = 50_000_000
 """From the end of all preparation to the first session."""
+PREPARE_NS = 3_000_000_000
 BUILD_AHEAD_PERIOD_S = 0.001
 BUILD_AHEAD_NS = 100_000
 """How long one gap is used for building, one slice at least."""
@@ -89,10 +90,11 @@ class Replay:
         self._cpu_s: float | None = None
 
     def prepare(self) -> None:
-        """Build the bodies of the first sessions, as many as find room."""
+        """Build the bodies of the first sessions, as many as find room and time; the others follow between sends."""
         for session in self.plan.sessions:
             self._bodies.expect_later(session.first)
-        while self._bodies.advance():
+        until_ns = perf_counter_ns() + PREPARE_NS
+        while self._bodies.advance() and perf_counter_ns() < until_ns:
             pass
 
     def start(self) -> None:
