@@ -85,9 +85,9 @@ def test_why_refuses_what_it_cannot_find(tracon: Tracon, run: Path) -> None:
 
 
 def test_whatif_says_where_another_policy_differs(tracon: Tracon, run: Path) -> None:
-    done = tracon("whatif", str(run), "--cell", "lmetric", "--policy", "unified", "--set", "overload_factor=1.3")
+    done = tracon("whatif", str(run), "--cell", "lmetric", "--policy", "sticky", "--set", "bound=1.3")
     assert done.returncode == 0, done.stderr
-    for part in ("overload_factor=1.3", "by reason", "by instance", "that differ", "recorded view", "--owners served"):
+    for part in ("bound=1.3", "by reason", "by instance", "that differ", "recorded view", "--owners served"):
         assert part in done.stdout
     found = tracon("whatif", str(run), "--policy", "lmetric", "--json").data()
     assert found[0]["agreement"] == 1.0
