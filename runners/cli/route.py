@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
@@ -50,7 +51,9 @@ def route(
     kv_events: Annotated[
         list[str] | None,
         typer.Option(
-            "--kv-events", metavar="NAME=ENDPOINT", help="Where an instance publishes KV events (repeatable)."
+            "--kv-events",
+            metavar="NAME=ENDPOINT[,REPLAY]",
+            help="Where an instance publishes its KV events, and replays what was missed (repeatable).",
         ),
     ] = None,
     block_tokens: Annotated[
@@ -82,7 +85,7 @@ def route(
     if spec is not None:
         wanted: RouterSpec = router_spec(spec)
     else:
-        events = dict(_pair(text, "--kv-events", "NAME=ENDPOINT") for text in kv_events or ())
+        events = dict(_pair(text, "--kv-events", "NAME=ENDPOINT[,REPLAY]") for text in kv_events or ())
         wanted = RouterSpec(
             instances=_instances({"both": instance, "prefill": prefill, "decode": decode}, events, kv_capacity),
             policy=policy,
@@ -117,7 +120,7 @@ def _introduce(ready: RouterReady, spec: RouterSpec) -> None:
 
 
 def _instances(
-    given: dict[str, list[str] | None], events: dict[str, str], kv_capacity: int | None
+    given: Mapping[str, list[str] | None], events: dict[str, str], kv_capacity: int | None
 ) -> tuple[InstanceSpec, ...]:
     """The instances in the order given; without a name they are called i0, i1, ... (p0 and d0 with a role)."""
     from runners.router.spec import InstanceSpec
@@ -127,9 +130,8 @@ def _instances(
         for place, text in enumerate(given[role] or ()):
             name, _, url = text.partition("=") if "=" in text.partition("://")[0] else ("", "", text)
             name = name or f"{'i' if role == 'both' else role[0]}{place}"
-            found.append(
-                InstanceSpec(name, url, role=role, kv_capacity_tokens=kv_capacity, kv_events=events.pop(name, ""))
-            )
+            endpoint, _, replay = events.pop(name, "").partition(",")
+            found.append(InstanceSpec(name, url, role, kv_capacity, kv_events=endpoint, kv_replay=replay))
     if events:
         raise RunnerError(
             f"--kv-events names {', '.join(sorted(events))}, which is no instance",

@@ -16,6 +16,8 @@ from runners.router.upstream import Pool, resolve
 from runners.router.view import Cluster, Member
 
 ASK_S = 3.0
+POLLS_AT_ONCE = 64
+"""Streams go on between two helpings of KV events."""
 BLOCK_TOKENS = 16
 """Where nobody says: what GPU builds of vLLM use."""
 _CACHE_CONFIG = re.compile(rb"^vllm:cache_config_info\{([^}]*)\}", re.MULTILINE)
@@ -106,8 +108,9 @@ class Fleet:
     def follow_events(self) -> None:
         """Apply the KV events that have come."""
         for events in self._events.values():
-            while events.poll():
-                pass
+            for _ in range(POLLS_AT_ONCE):
+                if not events.poll():
+                    break
 
     def _known(self, instance: str) -> None:
         if instance not in self.specs:

@@ -1,0 +1,84 @@
+"""`tracon route`: a router by hand, from the command line to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from typer.main import get_command
+
+from runners.cli import app
+from runners.cli.route import _instances
+from runners.errors import RunnerError
+from tests.e2e.cli import tracon
+from tests.runners.router.routers import instances
+
+
+async def test_it_routes_until_it_is_interrupted(tmp_path: Path) -> None:
+    log = tmp_path / "decisions.jsonl"
+    async with instances("a", "b") as (a, b):
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "runners.cli", "route", "-i", f"first={a.url}", "-i", b.url, "--port", "0"),
+            *("--policy", "round_robin", "--decisions", str(log), "--json"),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        async with asyncio.timeout(30):
+            ready = json.loads(await process.stdout.readline())["ready"]
+            assert ready["instances"] == ["first", "i1"]
+            async with httpx.AsyncClient(base_url=ready["url"], trust_env=False, verify=False) as http:
+                for number in range(4):
+                    body = {"prompt": [1, 2], "stream": True, "user": "u"}
+                    answer = await http.post("/v1/completions", json=body, headers={"x-request-id": f"r-{number}"})
+                    assert answer.status_code == 200
+            process.send_signal(signal.SIGINT)
+            out, err = await process.communicate()
+        end = json.loads(out.splitlines()[-1])["end"]
+        assert (process.returncode, end["requests"], end["picks"]) == (0, 4, 4), err
+        assert len(a.seen) == len(b.seen) == 2
+        assert log.read_bytes().count(b"\n") == 4
+    why = tracon("why", str(log), "r-2", workspace=tmp_path)
+    assert why.returncode == 0, why.stderr
+    assert "first" in why.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "it has no instance"),
+        (("-i", "ftp://x"), "no http(s) URL"),
+        (("-i", "http://127.0.0.1:1", "--policy", "nope"), "no policy 'nope'"),
+        (("-i", "http://127.0.0.1:1", "--policy", "unified", "--set", "nope=1"), "no parameter 'nope'"),
+        (("-i", "http://127.0.0.1:1", "--set", "nope"), "KEY=VALUE"),
+        (("-i", "http://127.0.0.1:1", "--index", "events"), "kv_events"),
+        (("-i", "http://127.0.0.1:1", "--kv-events", "z=tcp://h:1"), "names z"),
+        (("--spec", "/nowhere.json"), "/nowhere.json"),
+    ],
+)
+def test_what_it_cannot_do_it_says_with_a_remedy(arguments: tuple[str, ...], said: str) -> None:
+    with pytest.raises(RunnerError) as refused:
+        get_command(app).main(["route", *arguments], standalone_mode=False)
+    assert said in str(refused.value)
+    assert refused.value.remedy
+    assert refused.value.exit_code == 2
+
+
+def test_instances_are_named_and_given_their_roles() -> None:
+    given = {"both": ["http://h:1/?a=b", "x=http://h:2"], "prefill": ["http://h:3"], "decode": ["http://h:4"]}
+    found = _instances(given, {"p0": "tcp://h:5,tcp://h:6"}, 4096)
+    assert [(member.instance, member.role) for member in found] == [
+        ("i0", "both"),
+        ("x", "both"),
+        ("p0", "prefill"),
+        ("d0", "decode"),
+    ]
+    assert (found[2].kv_events, found[2].kv_replay) == ("tcp://h:5", "tcp://h:6")
+    assert found[0].kv_capacity_tokens == 4096
+    with pytest.raises(RunnerError, match="names q"):
+        _instances(given, {"q": "tcp://h:5"}, None)
