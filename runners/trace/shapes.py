@@ -1,9 +1,9 @@
 """How long sessions and their turns are, found so that several stated statistics hold at once. Pure and deterministic.
 
-Sessions stand in a row from the largest to the smallest, RANKS of them. The stated skew fixes each one's input tokens,
-the stated percentiles the lengths of all requests together, and the stated bound, since a session reuses all but what
-is new in it, how many turns there are. Those are met by turns: lengths are mapped to the stated percentiles by their
-rank, scaled to the sessions' sums, and mapped again; what lengths cannot meet moves the number of turns.
+Sessions stand in a row from the largest to the smallest, at most RANKS of them. The stated skew fixes the input tokens
+of each, the stated percentiles the lengths of all requests together, and the stated bound, since a session reuses all
+but what is new in it, how many turns there are. Those are met by turns: lengths are mapped to the stated percentiles by
+their rank, scaled to the sessions' sums, and mapped again; what lengths cannot meet moves the number of turns.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from runners.trace.statistics import Floats, Statistics, request_quantile, sessi
 
 Ints = NDArray[np.int64]
 
-RANKS = 2000
+RANKS = 1000
+"""At most; a trace of fewer sessions has as many ranks as sessions, so that it too keeps the statistics."""
+MOST_COMMON = 0.9
+"""A copy's first prompt has that share in common with its origin's, at most."""
 GROWTH_PER_TURN = 0.12
 """A session's last prompt is so much longer than its first, per turn, up to MOST_GROWTH times."""
 MOST_GROWTH = 8.0
@@ -26,7 +29,7 @@ _LENGTH_EXPONENT = 0.35
 """Where the search begins: a session with k times the input has k ** 0.35 times as long prompts."""
 _ROUNDS = 12
 _FITS = 6
-_BISECTIONS = 14
+_BISECTIONS = 11
 _MOST_TURNS = 64.0
 
 
@@ -42,8 +45,15 @@ class Shapes:
     """That all sessions begin with."""
     forking_ranks: int
     """Sessions of the ranks before are in turn the origin and the copy of a beginning."""
-    fork_share: float
-    """A copy's common part, of the shorter of the two first prompts."""
+
+    @property
+    def ranks(self) -> int:
+        return self.starts.size - 1
+
+    @property
+    def sums(self) -> Floats:
+        """Input tokens of each rank's session."""
+        return np.asarray(np.add.reduceat(self.lengths, self.starts[:-1]))
 
     def turns(self, rank: int) -> Floats:
         """Input tokens of each turn."""
@@ -55,9 +65,13 @@ class Shapes:
         return float(self.lengths.mean())
 
 
-def find_shapes(wanted: Statistics) -> Shapes:
-    """Shapes that come as close to the statistics as they allow. Raises RunnerError where the reuse cannot be had."""
-    masses = np.diff(session_mass(wanted, np.arange(RANKS + 1) / RANKS))
+def find_shapes(wanted: Statistics, sessions: int) -> Shapes:
+    """Shapes that come as close to the statistics as they allow, for a trace of so many sessions.
+
+    Raises RunnerError where sessions cannot share as much as stated.
+    """
+    ranks = min(sessions, RANKS)
+    masses = np.diff(session_mass(wanted, np.arange(ranks + 1) / ranks))
     new_share = 1 - wanted.apc_bound_intra
     low, high = 1.0, _MOST_TURNS
     for _ in range(_BISECTIONS):
@@ -73,7 +87,6 @@ def find_shapes(wanted: Statistics) -> Shapes:
 
 def _fit(wanted: Statistics, masses: Floats, mean_turns: float) -> tuple[Ints, Floats]:
     """(starts, lengths) for a mean number of turns per session."""
-    turns = np.ones(masses.size)
     means = masses**_LENGTH_EXPONENT
     turns = masses / means
     for _ in range(_ROUNDS):
@@ -131,16 +144,16 @@ def _with_sharing(wanted: Statistics, starts: Ints, lengths: Floats) -> Shapes:
     prefix = wanted.shared_prefix_share * reused / lengths.size
     cross = wanted.cross_share * reused
     first_turns = max((wanted.apc_bound_any - wanted.apc_bound_intra) * total - sessions * prefix, 0.0)
-    best: tuple[float, int, float] | None = None
-    for ranks in np.unique(np.geomspace(max(4, sessions // 100), sessions, 40).astype(int)).tolist():
+    best: tuple[float, int] | None = None
+    for ranks in np.unique(np.geomspace(min(max(4, sessions // 100), sessions), sessions, 40).astype(int)).tolist():
         common = np.minimum(firsts[:ranks], np.roll(firsts[:ranks], ranks // 3)) / 2  # half of them are copies
         share = cross / float((common * counts[:ranks]).sum())
         distance = abs(share * float(common.sum()) - first_turns)
-        if share <= 0.9 and (best is None or distance < best[0]):
-            best = (distance, ranks, share)
-    if best is None:
+        if share <= MOST_COMMON and (best is None or distance < best[0]):
+            best = (distance, ranks)
+    if best is None and sessions == RANKS:
         raise RunnerError(
             f"sessions cannot share as much as a cross_share of {wanted.cross_share:g} takes",
             remedy="lower cross_share, or raise apc_bound_intra: more turns reuse more",
         )
-    return Shapes(starts, lengths, prefix, best[1], best[2])
+    return Shapes(starts, lengths, prefix, best[1] if best else sessions)

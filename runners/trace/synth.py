@@ -14,7 +14,7 @@ from scipy import special
 
 from runners.errors import RunnerError
 from runners.trace.session import MAIN, Session, Trace, TraceFacts, Turn
-from runners.trace.shapes import RANKS, Ints, Shapes, find_shapes
+from runners.trace.shapes import MOST_COMMON, RANKS, Ints, Shapes, find_shapes
 from runners.trace.statistics import Floats, Statistics, statistics_of
 
 _SESSION = 0x73_796E_7468  # "synth": keeps these streams of random numbers apart from others
@@ -55,7 +55,7 @@ def open_synthetic(
         context_mode="self_contained",
         has_sessions=True,
     )
-    return facts, _Generator(wanted, find_shapes(wanted), sessions, seed).all()
+    return facts, _Generator(wanted, find_shapes(wanted, sessions), sessions, seed).all()
 
 
 class _Generator:
@@ -66,7 +66,19 @@ class _Generator:
         self._arrivals_s = self._arrivals(sessions)
         self._ranks = self._drawn_ranks(sessions)
         self._sources = self._drawn_sources()
+        self._common_share = self._fitted_common_share()
         self._mean_output = shapes.mean_tokens / wanted.input_output_ratio
+        if sessions <= RANKS:
+            self._mean_output *= self._output_correction()
+
+    def _output_correction(self) -> float:
+        """What chance makes the outputs of a few sessions too long or too short by."""
+        inputs = outputs = 0.0
+        for number in range(self._ranks.size):
+            lengths = self._lengths(number)
+            inputs += float(lengths.sum())
+            outputs += float(self._outputs(number, lengths.size).sum())
+        return inputs / outputs / self._wanted.input_output_ratio
 
     def all(self) -> Iterator[Session]:
         """Every session."""
@@ -81,7 +93,7 @@ class _Generator:
         """Evenly over all ranks, in random order: small traces are as skewed as their size allows."""
         raw = np.random.Philox(key=np.array([self._seed, _RANK], dtype=np.uint64)).random_raw(sessions)
         places = np.argsort(raw, kind="stable")
-        return np.asarray((places + 0.5) / sessions * RANKS, dtype=np.int64)
+        return np.asarray((places + 0.5) / sessions * self._shapes.ranks, dtype=np.int64)
 
     def _drawn_sources(self) -> Ints:
         """Per session the earlier one whose beginning it copies: of those in it every second, the one ahead."""
@@ -91,6 +103,17 @@ class _Generator:
         sources[pairs[:, 1]] = pairs[:, 0]
         return sources
 
+    def _fitted_common_share(self) -> float:
+        """How much of its first prompt a copy has in common with its origin: so that of what is reused, the stated part
+        is another session's. What one draw of pairs has more than another is made up for here."""
+        shapes, wanted = self._shapes, self._wanted
+        copies = np.flatnonzero(self._sources != NO_SOURCE)
+        counts, firsts = np.diff(shapes.starts), shapes.lengths[shapes.starts[:-1]]
+        mine, theirs = self._ranks[copies], self._ranks[self._sources[copies]]
+        most = float((counts[mine] * np.minimum(firsts[mine], firsts[theirs])).sum())
+        reused = wanted.apc_bound_any * float(shapes.sums[self._ranks].sum())
+        return min(wanted.cross_share * reused / most, MOST_COMMON) if most else 0.0
+
     def _session(self, number: int) -> Session:
         lengths = self._lengths(number)
         prefix = self._prefix_blocks(number)
@@ -99,7 +122,7 @@ class _Generator:
         if source != NO_SOURCE:
             prefix = self._prefix_blocks(source)
             first = min(float(lengths[0]), float(self._lengths(source)[0]))
-            common = prefix + int(self._shapes.fork_share * first / self._wanted.block_tokens)
+            common = prefix + int(self._common_share * first / self._wanted.block_tokens)
         lengths = np.maximum(lengths, common * self._wanted.block_tokens + 1)
         blocks = self._blocks(number, source, prefix, common, int(lengths[-1]) // self._wanted.block_tokens)
         return Session(f"s{number}", tuple(self._turns(number, lengths, blocks)))
@@ -122,7 +145,7 @@ class _Generator:
 
     def _turns(self, number: int, lengths: Ints, blocks: list[int]) -> Iterator[Turn]:
         wanted, count = self._wanted, lengths.size
-        outputs = np.maximum(1, np.rint(_lognormal(self._uniforms(number, 1, count), self._mean_output, OUTPUT_SIGMA)))
+        outputs = np.maximum(1, np.rint(self._outputs(number, count)))
         thinks = _lognormal(self._uniforms(number, 2, count), wanted.think_mean_s, THINK_SIGMA)
         sent_s, held = float(self._arrivals_s[number]), 0
         for place in range(count):
@@ -141,6 +164,9 @@ class _Generator:
             )
             sent_s += (length - held) / wanted.prefill_tokens_per_s + output / wanted.decode_tokens_per_s
             held = length
+
+    def _outputs(self, number: int, count: int) -> Floats:
+        return _lognormal(self._uniforms(number, 1, count), self._mean_output, OUTPUT_SIGMA)
 
     def _uniforms(self, number: int, stream: int, count: int) -> Floats:
         """In (0, 1), of a session."""
