@@ -65,9 +65,9 @@ class Unified(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         bool,
         msgspec.Meta(
             description="for a session without an owner, fewer bound sessions come before the cache: a shared system "
-            "prompt cannot draw every new session to one idle instance"
+            "prompt cannot draw every new session to one idle instance; false = the spec's four keys alone"
         ),
-    ] = False
+    ] = True
     decode_iteration_s: Annotated[float, msgspec.Meta(description="accepted, not used (an input of approach_a)")] = 0.05
     prefill_throughput: Annotated[float, msgspec.Meta(description="accepted, not used (an input of approach_a)")] = (
         7000.0
