@@ -21,6 +21,8 @@ EXPERIMENT = "routing"
 SYNTH = "synth"
 """The `trace.source` that stands for sessions generated from stated statistics."""
 
+POOLED = "static_pd"
+"""The policy that only works with pools."""
 CACHED_TOKENS_ARGUMENT = "--enable-prompt-tokens-details"
 
 
@@ -182,7 +184,7 @@ def grid_of(
     for key, value in of_grid:
         _put(raw, key, value)
     grid = _convert(raw, where)
-    grid = msgspec.structs.replace(grid, policies=_chosen(grid, policies))
+    grid = msgspec.structs.replace(grid, policies=tuple(_with_pools(grid, one) for one in _chosen(grid, policies)))
     for key, value in parsed:
         if (key, value) not in of_grid:
             grid = _with_parameter(grid, key, value)
@@ -242,6 +244,13 @@ def _chosen(grid: Grid, wanted: Sequence[str]) -> tuple[PolicyChoice, ...]:
     return tuple(chosen)
 
 
+def _with_pools(grid: Grid, policy: PolicyChoice) -> PolicyChoice:
+    """A policy that needs pools and is not told how large they are gets two of one size."""
+    if policy.name != POOLED or policy.prefill_instances or "prefill_count" in policy.parameters:
+        return policy
+    return msgspec.structs.replace(policy, prefill_instances=grid.instances // 2)
+
+
 def _with_parameter(grid: Grid, key: str, value: object) -> Grid:
     """The grid with one parameter of one policy changed; without a policy's name it is the only policy's."""
     name, dot, parameter = key.rpartition(".")
@@ -253,7 +262,14 @@ def _with_parameter(grid: Grid, key: str, value: object) -> Grid:
             f"--set {key}: that is no setting of the grid, and {len(found)} policies of this run are meant by it",
             remedy=f"write POLICY.PARAMETER=VALUE; policies: {known}; settings: {', '.join(Grid.__struct_fields__)}",
         )
-    changed = msgspec.structs.replace(found[0], parameters=found[0].parameters | {parameter: value})
+    if parameter == "prefill_instances":
+        change = {parameter: value}
+    else:
+        change = {"parameters": found[0].parameters | {parameter: value}}
+    try:
+        changed = msgspec.convert(msgspec.structs.asdict(found[0]) | change, PolicyChoice)
+    except msgspec.ValidationError as error:
+        raise RunnerError(f"--set {key}: {error}", remedy="correct its value") from error
     policies = tuple(changed if entry is found[0] else entry for entry in grid.policies)
     return msgspec.structs.replace(grid, policies=policies)
 
@@ -267,6 +283,7 @@ def _check(grid: Grid, where: str) -> None:
         (len(set(labels)) < len(labels), f"two policies have one label among {', '.join(labels)}"),
         (grid.instances < 1, "instances must be at least 1"),
         (any(not 0 <= count < grid.instances for count in pools), "prefill_instances must leave one to decode"),
+        (any(policy.name == POOLED for policy in grid.policies) and grid.instances < 2, f"{POOLED} needs 2 instances"),
         (grid.trials < 1, "trials must be at least 1"),
         (trace.source == SYNTH and trace.sessions < 1, "trace.sessions must be at least 1 where they are generated"),
         (trace.tokens <= 0, "trace.tokens must be above 0"),

@@ -151,6 +151,7 @@ def test_a_setting_changes_the_grid_or_a_policys_parameter() -> None:
         (("unified",), ["replay.time_scale=0"], "time_scale"),
         (("unified",), ["replay.think=slowly"], "think"),
         (("unified", "unified"), [], "one label"),
+        (("static_pd",), ["static_pd.prefill_instances=most"], "prefill_instances"),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(policies: tuple[str, ...], settings: list[str], named: str) -> None:
@@ -183,6 +184,15 @@ def test_pools_are_in_the_label_and_in_the_roles() -> None:
     assert of.label(pools) == "static_pd 4P+4D"
     assert of.roles(pools) == ("prefill",) * 4 + ("decode",) * 4
     assert of.roles(PolicyChoice("lmetric")) == ("both",) * 8
+
+
+def test_a_policy_that_needs_pools_gets_them() -> None:
+    chosen = grid("smoke", policies=["static_pd"], settings=["instances=4"])
+    assert chosen.label(chosen.policies[0]) == "static_pd 2P+2D"
+    told = grid("smoke", policies=["static_pd"], settings=["instances=8", "static_pd.prefill_instances=6"])
+    assert told.label(told.policies[0]) == "static_pd 6P+2D"
+    with pytest.raises(RunnerError, match="needs 2 instances"):
+        grid("smoke", policies=["static_pd"], settings=["instances=1"])
 
 
 @given(st.text(min_size=1, max_size=40))
