@@ -153,11 +153,12 @@ class Fleet:
         if events is not None:
             events.close()
 
-    def _lost(self, instance: str, why: str) -> None:
-        """Nothing listens there, or it stays silent: its cache is gone, and so are the reasons to go back there."""
-        if instance in self.indexes:
-            self.indexes[instance].clear()
-        self._cluster.bindings.release_instance(instance)
+    def _lost(self, instance: str, why: str, gone: bool) -> None:
+        """Where nothing listens any more its cache is lost, and so are the reasons to go back there."""
+        if gone:
+            if instance in self.indexes:
+                self.indexes[instance].clear()
+            self._cluster.bindings.release_instance(instance)
         self.on_lost(instance, why)
 
     def _found(self, instance: str) -> None:

@@ -18,8 +18,9 @@ from runners.router.view import Cluster
 class Health:
     """Keeps `cluster.set_available` true to what is known of each instance.
 
-    `lost(instance, why)` is called once per outage, when nothing listens there any more or probes stay unanswered:
-    what the instance held is gone and what waits there will not be answered. `found(instance)`: it answers again.
+    `lost(instance, why, gone)` is called when probes stay unanswered, or (`gone`) when nothing listens there any more:
+    what waits there will not be answered, and what a process held that is gone is lost. `found(instance)`: it answers
+    again.
     """
 
     def __init__(
@@ -27,7 +28,7 @@ class Health:
         cluster: Cluster,
         pools: Mapping[str, Pool],
         rules: HealthRules,
-        lost: Callable[[str, str], None],
+        lost: Callable[[str, str, bool], None],
         found: Callable[[str], None],
         *,
         clock: Callable[[], float] = monotonic,
@@ -41,7 +42,8 @@ class Health:
         self._breakers: dict[str, Breaker] = {}
         self._watching: dict[str, asyncio.Task[None]] = {}
         self._wake: dict[str, asyncio.Event] = {}
-        self._down: set[str] = set()
+        self._down: dict[str, bool] = {}
+        """Instances in an outage, and whether nothing listens there."""
 
     def state(self, instance: str) -> BreakerState:
         return self._breakers[instance].state
@@ -53,7 +55,7 @@ class Health:
         why, _ = await self._ask(instance)
         if why:
             self._set(instance, Breaker(self._rules, BreakerState.OPEN, why=why))
-            self._down.add(instance)
+            self._down[instance] = True
         else:
             self._cluster.set_available(instance, True)
         self._watching[instance] = asyncio.create_task(self._watch(instance))
@@ -65,7 +67,7 @@ class Health:
             task.cancel()
         self._breakers.pop(instance, None)
         self._wake.pop(instance, None)
-        self._down.discard(instance)
+        self._down.pop(instance, None)
 
     async def close(self) -> None:
         tasks = tuple(self._watching.values())
@@ -91,7 +93,7 @@ class Health:
             return
         self._set(instance, breaker.failed(self._clock(), failure.text, dead=failure.dead))
         if failure.dead:
-            self._gone(instance, failure.text)
+            self._out(instance, failure.text, gone=failure.gone)
         self._wake[instance].set()
 
     def _step(self, instance: str, step: Callable[[Breaker], Breaker]) -> None:
@@ -108,10 +110,11 @@ class Health:
             why = "its trial after a failure is under way" if breaker.trial else breaker.why
             self._cluster.set_available(instance, breaker.passes, why)
 
-    def _gone(self, instance: str, why: str) -> None:
-        if instance not in self._down:
-            self._down.add(instance)
-            self._lost(instance, why)
+    def _out(self, instance: str, why: str, *, gone: bool) -> None:
+        known = self._down.get(instance)
+        if known is None or (gone and not known):
+            self._down[instance] = gone
+            self._lost(instance, why, gone)
 
     async def _watch(self, instance: str) -> None:
         wake = self._wake[instance]
@@ -122,16 +125,16 @@ class Health:
                 async with asyncio.timeout(pause_s):
                     await wake.wait()
             wake.clear()
-            why, refused = await self._ask(instance)
+            why, gone = await self._ask(instance)
             if why is None:
                 continue
-            breaker = self._breakers[instance].probed(self._clock(), why, refused=refused)
+            breaker = self._breakers[instance].probed(self._clock(), why, refused=gone)
             self._set(instance, breaker)
             if not why and instance in self._down:
-                self._down.discard(instance)
+                del self._down[instance]
                 self._found(instance)
-            elif why and (refused or breaker.silent_probes >= self._rules.unhealthy_after):
-                self._gone(instance, why)
+            elif why and (gone or breaker.silent_probes >= self._rules.unhealthy_after):
+                self._out(instance, why, gone=gone)
 
     async def _ask(self, instance: str) -> tuple[str | None, bool]:
         """Why it is not well (empty = it is; None = this process could not ask), and whether nothing listens there."""
@@ -140,5 +143,5 @@ class Health:
         except ErrandFailed as error:
             if error.failure.kind == "own":
                 return None, False
-            return f"GET /health: {error.failure.text}", error.failure.dead
+            return f"GET /health: {error.failure.text}", error.failure.gone
         return ("" if answer.status == 200 else f"GET /health: HTTP {answer.status}"), False

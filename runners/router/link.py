@@ -31,6 +31,8 @@ class Failure:
     text: str
     dead: bool = False
     """No connection could be made: enough to stop sending there."""
+    gone: bool = False
+    """It was refused: nothing listens there, and what its process held is lost."""
     status: int | None = None
 
 

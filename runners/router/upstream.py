@@ -118,7 +118,8 @@ class Pool:
             failure = Failure("connect", f"no connection within {self._connect_s:g} s", dead=True)
         except OSError as error:
             ours = error.errno in OWN_ERRORS
-            failure = Failure("own" if ours else "connect", f"cannot connect: {error.strerror or error}", dead=not ours)
+            kind, text = "own" if ours else "connect", f"cannot connect: {error.strerror or error}"
+            failure = Failure(kind, text, dead=not ours, gone=isinstance(error, ConnectionRefusedError))
         else:
             self._connecting.pop(caller, None)
             if link.transport is not None:

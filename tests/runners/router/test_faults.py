@@ -120,6 +120,21 @@ async def test_an_instance_whose_process_hangs_is_found_by_its_probes() -> None:
         assert routed.available() == {"b"}
 
 
+async def test_an_instance_that_was_only_silent_keeps_its_sessions_and_what_it_holds(tmp_path: Path) -> None:
+    async with instances("a", "b") as (a, b), router([a, b], "unified", folder=tmp_path) as routed:
+        prompt = list(range(64))
+        owner = by(await routed.post("s", prompt=prompt))
+        silent = a if owner == "a" else b
+        silent.health_hangs = True
+        await until(lambda: owner not in routed.available())
+        silent.health_hangs = False
+        await until(lambda: owner in routed.available())
+        assert by(await routed.post("s", prompt=prompt)) == owner
+        record = (await routed.records(2))[1]
+        assert record.request.owner == owner
+        assert record.request.cached_tokens[owner] == 60
+
+
 async def test_a_stream_that_stands_still_is_ended_with_a_reason() -> None:
     async with instances("a") as (a,), router([a], limits=replace(SHORT, stall_s=0.4)) as routed:
         a.gate = asyncio.Event()
