@@ -151,7 +151,7 @@ def _alarms_of(history: Sequence[LoadSample], instance: str) -> Iterator[Alarm]:
     if hot and all(_far_above(own, others) for own, others in hot):
         own, others = hot[-1]
         pending = f"{own.pending_prefill_tokens} pending prefill tokens, the others {_mean_pending(others):.0f} each"
-        yield Alarm(AlarmKind.HOT, instance, f"hot: {instance} has {pending}; far above them for {HOT_S:.0f} s")
+        yield Alarm(AlarmKind.HOT, instance, f"hot: {instance} has {pending}")
     if not cold or not all(_idle_beside_load(own, others) for own, others in cold):
         return
     back_s = _idle_since_return_s(history, instance)

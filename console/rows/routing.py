@@ -15,8 +15,8 @@ from state.events import RoutedLine, RoutedLoad
 from state.routing import AlarmKind, LoadSample, RoutingView, alarms
 from state.run import CellState
 
-WIDE = 100
-"""Columns from which the load table shows the past minute too."""
+WIDE = 110
+"""Columns from which the load table shows the past minute too, and a decision its request."""
 PAST_S = 60.0
 """The past that the bars are scaled to and the small curves show."""
 WARNINGS = 3
@@ -59,11 +59,11 @@ def head(picture: Picture, routing: RoutingView) -> Cell:
     """Policy, cell, and how much of it there is."""
     picks, current = sum(routing.latest.decisions.values()), is_current(picture, routing)
     return (
-        (routing.policy, "bold"),
-        (f"  {routing.cell}   ", "dim"),
-        (f"{picks} picks   {routing.latest.sessions} sessions bound   ", ""),
-        (f"TTFT p90 {say.ms(routing.latest.latency.ttft_p90_s)} ms   ", "" if current else "dim"),
+        (f"{routing.policy}   ", "bold"),
         _as_of(picture, routing),
+        (f"   {picks} picks   {routing.latest.sessions} sessions bound", ""),
+        (f"   TTFT p90 {say.ms(routing.latest.latency.ttft_p90_s)} ms", "" if current else "dim"),
+        (f"   {routing.cell}", "dim"),
     )
 
 
@@ -92,13 +92,13 @@ def warnings(picture: Picture, routing: RoutingView, glyphs: Glyphs) -> tuple[Ce
 
 def load_columns(width: int) -> tuple[Column, ...]:
     wide = width >= WIDE
-    past = (Column("past", "last minute", 30, left=True),) if wide else ()
+    past = (Column("past", "last minute", 28, left=True),) if wide else ()
     return (
         Column("name", "instance", 12, left=True, flex=True),
-        Column("state", "state", 20 if wide else 13, left=True),
-        Column("requests", "BS", 3, "req"),
+        Column("state", "state", 24 if wide else 18, left=True),
+        Column("requests", "BS", 4, "req"),
         Column("pending", "PP", 5, "tok"),
-        Column("bar", "pending prefill", 16 if wide else 15, left=True),
+        Column("bar", "pending prefill", 15, left=True),
         *past,
         Column("ongoing", "OT", 5, "tok"),
         Column("sessions", "sess", 4, "now"),
@@ -112,7 +112,8 @@ def load_rows(picture: Picture, routing: RoutingView, glyphs: Glyphs, columns: t
     past = [sample for sample in routing.history if sample[0] > end - PAST_S]
     top = max((load.pending_prefill_tokens for _, loads in past for load in loads), default=0)
     marks = {alarm.instance: alarm.kind for alarm in alarms(routing.history)}
-    tone = "" if is_current(picture, routing) else "dim"
+    current = is_current(picture, routing)
+    tone = "" if current else "dim"
     shares = routing.shares
     rows = []
     for place, load in enumerate(routing.latest.instances):
@@ -120,10 +121,10 @@ def load_rows(picture: Picture, routing: RoutingView, glyphs: Glyphs, columns: t
         color = _color(picture, place, load)
         cells = {
             "name": cell(load.instance, color),
-            "state": _state(load, mark, glyphs),
+            "state": _state(load, mark, glyphs) if current else cell(_state(load, mark, glyphs)[0][0], "dim"),
             "requests": cell(say.whole(load.num_requests), tone),
             "pending": cell(say.tokens(load.pending_prefill_tokens), tone),
-            "bar": _bar(load, top, mark, tone or color, glyphs, columns),
+            "bar": _bar(load, top, "warn" if current and mark is AlarmKind.HOT else tone or color, glyphs, columns),
             "past": cell(_curve(past, load.instance, end, top, glyphs, columns), tone or color),
             "ongoing": cell(say.tokens(load.ongoing_tokens), tone),
             "sessions": cell(say.whole(load.sessions), tone),
@@ -155,13 +156,11 @@ def _width(columns: tuple[Column, ...], key: str) -> int:
     return next((column.width for column in columns if column.key == key), 0)
 
 
-def _bar(
-    load: RoutedLoad, top: int, mark: AlarmKind | None, tone: str, glyphs: Glyphs, columns: tuple[Column, ...]
-) -> Cell:
+def _bar(load: RoutedLoad, top: int, tone: str, glyphs: Glyphs, columns: tuple[Column, ...]) -> Cell:
     """Pending prefill against the most that any instance had in the past minute."""
     fraction = load.pending_prefill_tokens / top if top else 0.0
     full, empty = say.bar(fraction, _width(columns, "bar"), glyphs.full, glyphs.empty)
-    return ((full, "warn" if mark is AlarmKind.HOT else tone), (empty, "faint"))
+    return ((full, tone), (empty, "faint"))
 
 
 def _curve(

@@ -106,32 +106,32 @@ class DashboardScreen(SteeringScreen):
         """The dashboard shows this panel."""
         return name in SHARED or name == ("routing" if self.routed else "steps")
 
-    def visible(self, name: str) -> bool:
+    def is_seen(self, name: str) -> bool:
         """The panel is seen in the present mode."""
         return self.on_dashboard(name) if self.dashboard else name == self._current
 
     def on_resize(self) -> None:
-        self.arrange()
+        self.lay_out()
         self.redraw()
 
-    def arrange(self) -> None:
+    def lay_out(self) -> None:
         """Show the panels of the present mode."""
         dashboard, self._routed = self.dashboard, self.routed
         self.set_class(dashboard, "dashboard")
         self.set_class(not dashboard, "tabbed")
         self.set_class(self._routed, "routed")
         for name in actions.PANELS:
-            self.panel(name).display = self.visible(name)
-        shown = {name for name in actions.PANELS if self.visible(name)}
+            self.panel(name).display = self.is_seen(name)
+        shown = {name for name in actions.PANELS if self.is_seen(name)}
         for group, names in self._groups.items():
             group.display = bool(shown & names)
         self._tabs.update(self._tab_line())
         self.size_instances()
 
-    def arrange_anew(self) -> None:
+    def lay_out_anew(self) -> None:
         """Arrange again where the run turned out to have a router, or none."""
         if self.routed is not self._routed:
-            self.arrange()
+            self.lay_out()
 
     def size_instances(self) -> None:
         """On the dashboard the instance table takes the lines it needs, within bounds."""
@@ -153,7 +153,7 @@ class DashboardScreen(SteeringScreen):
         if self.dashboard and not self.on_dashboard(name):
             self._zoomed = True
         self._current = name
-        self.arrange()
+        self.lay_out()
         self.refresh_bindings()
         self.panel(name).focus_content()
         self.redraw()

@@ -39,17 +39,22 @@ class InstanceScreen(ConsoleScreen):
         self._folder = folder
         self._picture = picture
         self._frozen: Picture | None = None
+        self._panels: tuple[Panel, ...] = ()
 
     def compose(self) -> ComposeResult:
         look = self.tracon.look
+        steps = StepsPanel(look, id="steps", only=self.instance)
+        latency = LatencyPanel(look, id="latency", only=self.instance)
+        events = EventsPanel(look, id="events", about=self._about())
+        self._panels = (steps, latency, events)
         yield RunHeader(glyphs=look.glyphs)
         with Vertical(id="body"):
             with Horizontal(id="facts-row"):
                 with Vertical(id="facts-panel", classes="panel"):
                     yield Static(id="facts")
-                yield StepsPanel(look, id="steps", only=self.instance)
-            yield LatencyPanel(look, id="latency", only=self.instance)
-            yield EventsPanel(look, id="events", about=self._about())
+                yield steps
+            yield latency
+            yield events
         yield from self.compose_foot()
 
     def _about(self) -> frozenset[str]:
@@ -59,8 +64,8 @@ class InstanceScreen(ConsoleScreen):
 
     def on_mount(self) -> None:
         self.query_one("#facts-panel").border_title = self.instance
-        self.query_one("#steps", Panel).border_title = "Steps, share per bucket"
-        self.query_one("#events", Panel).border_title = "Its events"
+        self.query_one("#steps", StepsPanel).border_title = "Steps, share per bucket"
+        self.query_one("#events", EventsPanel).border_title = "Its events"
         self.query_one("#events", EventsPanel).focus_content()
         self.call_after_refresh(self.show, self._picture)
 
@@ -79,7 +84,7 @@ class InstanceScreen(ConsoleScreen):
         self.query_one("#facts", Static).update(_facts(drawn, self.instance))
         events = self.query_one("#events", EventsPanel)
         events.about = events.about | ({instance.latest.cell} if instance.latest is not None else set())
-        for panel in self.query(Panel):
+        for panel in self._panels:
             panel.show(drawn)
 
     def _badges(self) -> tuple[Span, ...]:
@@ -109,7 +114,7 @@ class InstanceScreen(ConsoleScreen):
 
     def _look(self, **changes: object) -> None:
         self.tracon.look = replace(self.tracon.look, **changes)  # type: ignore[arg-type]
-        for panel in self.query(Panel):
+        for panel in self._panels:
             panel.look = self.tracon.look
         self.show(self._picture)
 

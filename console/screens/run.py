@@ -51,7 +51,7 @@ class RunScreen(DashboardScreen):
         self._feed: RunFeed | None = None
 
     def on_mount(self) -> None:
-        self.arrange()
+        self.lay_out()
         self._header.show(self.picture, name=self.folder.name)
         self.panel(self._current).focus_content()
         tick_s = self.tracon.options.tick_s
@@ -95,11 +95,11 @@ class RunScreen(DashboardScreen):
         if self.picture.loading or not self.is_current:
             return
         picture = self._frozen or self.picture
-        self.arrange_anew()
+        self.lay_out_anew()
         self.size_instances()
         for name in actions.PANELS:
             panel = self.panel(name)
-            if self.visible(name) and self._due(name):
+            if self.is_seen(name) and self._due(name):
                 panel.show(picture)
 
     def _draw_header(self) -> None:

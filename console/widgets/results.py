@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.console import Group
 from rich.text import Text
 from textual import events
 from textual.containers import VerticalScroll
@@ -14,7 +15,7 @@ from textual.message import Message
 from textual.widgets import Static
 
 from console.feed import Picture
-from console.findings import SECTIONS, WHOLE, Analyst, Findings, Report, measured, sections_of
+from console.findings import FIRST, SECTIONS, WHOLE, Analyst, Findings, Report, measured, sections_of
 from console.format import clock
 from console.rows.instances import config_tone
 from console.widgets.panels import Look, Panel
@@ -190,7 +191,8 @@ class ResultsPanel(Panel):
         if table is None:
             self._text.update(rich_tables(report.head, report.tables, report.unsaid))
         else:
-            self._text.update(rich_table(table))
+            head = (Text(report.head), Text()) if self.section == FIRST else ()
+            self._text.update(Group(*head, rich_table(table)))
         self._arrange(text=True)
 
     def _show_section(self, analysis: Analysis, tone: Callable[[str], str]) -> None:

@@ -88,7 +88,7 @@ class Router:
         self.bound = {session: name for session, name in self.bound.items() if name not in away}
         loads = tuple(self._load(name, name not in away) for name in ENGINES)
         for waiting in self.work.values():
-            del waiting[: self.dice.randint(1, 3)]
+            del waiting[: self.dice.randint(1, 2) + len(waiting) // 12]
         return RouterSampled(cell, self.policy, loads, len(self.bound), dict(self.reasons), tuple(self.lines[-20:]))
 
     def _decide(self, session: str, open_ones: list[str], *, hot: bool) -> tuple[str, str]:

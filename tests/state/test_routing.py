@@ -85,32 +85,34 @@ def test_without_a_lasting_difference_nothing_is_hot(history: list[LoadSample]) 
 
 
 def test_an_instance_that_gets_nothing_beside_loaded_ones_is_cold() -> None:
-    idle = (load("a", 0, 0, picks=4), load("b", picks=50), load("c", picks=60))
+    idle = (load("a", 0, 0, picks=4), load("b", 3, 0, picks=50), load("c", 3, 0, picks=60))
     assert kinds(seconds((LONG, idle))) == [(AlarmKind.COLD, "a")]
     assert kinds(seconds((LONG - 2, idle))) == []
 
 
 def test_short_requests_between_two_samples_keep_an_instance_from_being_cold() -> None:
-    history = [(float(s), (load("a", 0, 0, picks=s), load("b", picks=3 * s))) for s in range(20)]
+    history: list[LoadSample] = [
+        (float(s), (load("a", 0, 0, picks=s), load("b", 2, 0, picks=3 * s))) for s in range(20)
+    ]
     assert kinds(history) == []
 
 
 def test_where_nobody_has_work_nobody_is_cold() -> None:
-    assert kinds(seconds((LONG, (load("a", 0, 0), load("b", 1, 100), load("c", 2, 100))))) == []
+    assert kinds(seconds((LONG, (load("a", 0, 0), load("b", 1, 0), load("c", 2, 0))))) == []
 
 
 def test_an_instance_that_came_back_and_gets_nothing_was_never_rebalanced() -> None:
-    away = (load("a", 0, 0, picks=7, available=False), load("b", picks=50, sessions=9))
-    back = (load("a", 0, 0, picks=7), load("b", picks=60, sessions=9))
+    away = (load("a", 0, 0, picks=7, available=False), load("b", 3, 0, picks=50, sessions=9))
+    back = (load("a", 0, 0, picks=7), load("b", 3, 0, picks=60, sessions=9))
     assert kinds(seconds((5, away), (LONG, back))) == [(AlarmKind.NEVER_REBALANCED, "a")]
     assert "came back 10 s ago" in alarms(seconds((5, away), (LONG, back)))[0].text
     assert kinds(seconds((5, away), (LONG - 3, back))) == []
 
 
 def test_one_that_was_given_work_after_its_return_is_at_most_cold() -> None:
-    away = (load("a", 0, 0, available=False), load("b"))
-    served = (load("a", 1, 10), load("b"))
-    idle = (load("a", 0, 0), load("b"))
+    away = (load("a", 0, 0, available=False), load("b", 3, 0))
+    served = (load("a", 1, 10), load("b", 3, 0))
+    idle = (load("a", 0, 0), load("b", 3, 0))
     assert kinds(seconds((5, away), (2, served), (LONG, idle))) == [(AlarmKind.COLD, "a")]
 
 
