@@ -19,7 +19,19 @@ from runners.errors import RunnerError
 if TYPE_CHECKING:
     from runners.trace.session import Session, TraceFacts
 
-trace_app = typer.Typer(no_args_is_help=True, help="Trace files: what is in them, and how to make them fit.")
+trace_app = typer.Typer(
+    no_args_is_help=True,
+    help="""Trace files: what is in them, and how to make them fit.
+
+    From a recording to something a small model can serve:
+
+    `tracon trace describe sessions.tar.xz`
+
+    `tracon trace sample sessions.tar.xz few.jsonl --sessions 20`
+
+    `tracon trace scale few.jsonl small.jsonl --tokens 0.0156 --max-context 3000 --sessions-per-s 0.5`
+    """,
+)
 
 ENDINGS = (".jsonl", ".jsonl.gz", ".jsonl.xz")
 PROGRESS_LINE_S = 10.0
@@ -63,7 +75,7 @@ def describe(
         int, typer.Option("--shared-from", min=2, help="A block that so many sessions use is a shared prefix.")
     ] = 3,
     figures: Annotated[
-        Path | None, typer.Option("--figures", help="Write the figures f2a to f2c and their tables into this folder.")
+        Path | None, typer.Option("--figures", help="Write figures 2a to 2c and their tables into this folder.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
