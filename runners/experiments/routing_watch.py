@@ -116,6 +116,7 @@ def router_sampled(
                 pending_prefill_tokens=load.pending_prefill_tokens,
                 ongoing_tokens=load.ongoing_tokens,
                 sessions=load.sessions,
+                picks=load.picks,
                 role=known[load.instance].role,
                 engine=known[load.instance].engine.name,
             )

@@ -129,6 +129,9 @@ class Dispatcher:
         reservation = None
         if decision.instance:
             reservation = self._cluster.reserve(decision, request)
+            self._counts.placed[decision.instance] += 1
+            if decision.prefill:
+                self._counts.placed[decision.prefill] += 1
             index = self._indexes.get(decision.prefill or decision.instance)
             if index is not None:
                 index.insert(asked.keys)

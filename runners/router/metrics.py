@@ -56,6 +56,8 @@ class Counts:
         self.outcomes: Counter[tuple[str, str]] = Counter()
         """By (instance, status); the instance is empty where none was picked."""
         self.decisions: Counter[str] = Counter()
+        self.placed: Counter[str] = Counter()
+        """Picks by instance, an instance that only prefills included."""
         self.failures: Counter[tuple[str, str]] = Counter()
         """By (instance, kind): `connect`, `closed`, `timeout`, `stall`, `status`, `protocol`, `refused`, `down`."""
         self.decide = Histogram(DECIDE_BUCKETS_S)

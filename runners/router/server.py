@@ -153,6 +153,7 @@ class Server:
                 load.pending_prefill_tokens,
                 load.ongoing_tokens,
                 bindings.active(load.instance),
+                counts.placed[load.instance],
             )
             for load in self._cluster.view().instances
         )

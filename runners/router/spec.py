@@ -167,6 +167,8 @@ class TickInstance:
     pending_prefill_tokens: int
     ongoing_tokens: int
     sessions: int
+    picks: int = 0
+    """Since the router started."""
 
 
 @dataclass(frozen=True, slots=True)

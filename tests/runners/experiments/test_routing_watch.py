@@ -1,0 +1,51 @@
+"""What the journal is told of a router's second."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+from runners.experiments.routing_watch import router_sampled
+from runners.group import Member
+from runners.router.spec import RouterTick, TickInstance, TickPick
+from state.events import RoutedLatency, RoutedLine, RoutedLoad, RouterSampled
+from state.routing import routing_after
+
+MEMBERS = tuple(
+    Member(name, "both", cast(object, SimpleNamespace(name=engine)), Path(name), None)  # type: ignore[arg-type]
+    for name, engine in (("e0", "plain-5"), ("e1", "plain-6"))
+)
+S = 1_000_000_000
+LATENCY = RoutedLatency(0.1, 0.2, 0.01, 0.02)
+
+
+def sampled(second: int, picks: tuple[int, ...]) -> RouterSampled:
+    loads = (
+        TickInstance("e0", True, "", 2, 300, 900, 4, 7),
+        TickInstance("e1", False, "no answer", 0, 0, 0, 1, 3),
+    )
+    latest = tuple(TickPick(n * S, f"r-{n}", "s", "e0", "affinity") for n in picks)
+    tick = RouterTick(second * S, "lmetric", loads, 5, {"affinity": 10}, latest, 0, 0)
+    return router_sampled("trials/lmetric/t0", tick, MEMBERS, LATENCY, 1_000.0)
+
+
+def test_the_journal_knows_the_router_s_counters_and_the_run_s_engines() -> None:
+    assert sampled(3, (2,)) == RouterSampled(
+        "trials/lmetric/t0",
+        "lmetric",
+        (
+            RoutedLoad("e0", True, "", 2, 300, 900, 4, 7, engine="plain-5"),
+            RoutedLoad("e1", False, "no answer", 0, 0, 0, 1, 3, engine="plain-6"),
+        ),
+        5,
+        {"affinity": 10},
+        (RoutedLine(1_002.0, "r-2", "s", "e0", "affinity"),),
+        latency=LATENCY,
+    )
+
+
+def test_a_pick_that_two_ticks_tell_is_one_decision() -> None:
+    first = routing_after(None, sampled(3, (1, 2)), 1_003.0, 1)
+    second = routing_after(first, sampled(4, (1, 2, 3)), 1_004.0, 1)
+    assert [line.request for line in second.lines] == ["r-1", "r-2", "r-3"]
