@@ -1,7 +1,7 @@
 """Agentic sessions generated from statistics: a pure function of (statistics, number, seed), streamed.
 
 Every session is made by itself from its number, so that a trace of any size takes the memory of one session and about
-20 bytes for each. Random numbers are raw Philox output, which NumPy promises to keep.
+50 bytes for each. Random numbers are raw Philox output, which NumPy promises to keep.
 """
 
 from __future__ import annotations
