@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from time import perf_counter_ns
+from typing import NamedTuple
 
 from results.decisions import ClusterView, Decision, DecisionRecord, InstanceLoad, RoutedOutcome, RoutedRequest
 from runners.router.bindings import Bindings
@@ -22,8 +22,7 @@ PAUSE_LIMIT_S = 60.0
 NOTHING_CACHED: Mapping[str, int] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(NamedTuple):
     """A request as it came to be routed."""
 
     request: str
@@ -34,27 +33,35 @@ class Asked:
     max_tokens: int
 
 
+class Pick(NamedTuple):
+    """What was decided, and on what ground."""
+
+    seq: int
+    t_ns: int
+    decide_us: float
+    request: RoutedRequest
+    cluster: ClusterView
+    decision: Decision
+
+
 class Placement:
     """One pick: its claim on the counters, until it ends. It ends once, with one record."""
 
-    __slots__ = ("_dispatcher", "_ended", "_record", "_reservation", "_t_dispatch_ns", "_t_first_ns")
+    __slots__ = ("_dispatcher", "_ended", "_pick", "_reservation", "_t_dispatch_ns", "_t_first_ns", "instance")
 
-    def __init__(self, dispatcher: Dispatcher, record: DecisionRecord, reservation: Reservation | None) -> None:
+    def __init__(self, dispatcher: Dispatcher, pick: Pick, reservation: Reservation | None) -> None:
+        self.instance = pick.decision.instance
+        """Where the request goes; empty = nowhere."""
         self._dispatcher = dispatcher
-        self._record = record
+        self._pick = pick
         self._reservation = reservation
         self._t_dispatch_ns = perf_counter_ns()
         self._t_first_ns = 0
         self._ended = False
 
     @property
-    def instance(self) -> str:
-        """Where the request goes; empty = nowhere."""
-        return self._record.decision.instance
-
-    @property
     def reason(self) -> str:
-        return self._record.decision.reason
+        return self._pick.decision.reason
 
     def first_byte(self, *, served: bool) -> None:
         """The body begins; `served`: with a 2xx, which binds the session."""
@@ -62,7 +69,7 @@ class Placement:
         if self._reservation is not None:
             self._reservation.first_byte()
         if served:
-            self._dispatcher.served(self._record)
+            self._dispatcher.served(self._pick)
 
     def end(self, status: str, *, http_status: int | None = None, usage: Usage | None = None, error: str = "") -> None:
         """It is over: `status` as in RoutedOutcome."""
@@ -83,7 +90,7 @@ class Placement:
             completion_tokens=counted.completion_tokens,
             error=error,
         )
-        self._dispatcher.over(self._record, outcome)
+        self._dispatcher.over(self._pick, outcome)
 
 
 class Dispatcher:
@@ -137,21 +144,21 @@ class Dispatcher:
                 index.insert(asked.keys)
         decide_us = (perf_counter_ns() - t_ns) / 1e3
         counts = self._counts
-        record = DecisionRecord(counts.picks, t_ns, decide_us, request, view, decision)
+        pick = Pick(counts.picks, t_ns, decide_us, request, view, decision)
         counts.picks += 1
         counts.retries += bool(tried)
         counts.decisions[decision.reason] += 1
         counts.decided(decide_us)
         self.latest.append(TickPick(t_ns, asked.request, asked.session, decision.instance, decision.reason))
-        return Placement(self, record, reservation)
+        return Placement(self, pick, reservation)
 
     def another(self, tried: tuple[str, ...]) -> bool:
         """Some instance that has not been tried may be picked."""
         return any(load.available and load.instance not in tried for load in self._cluster.view().instances)
 
-    def served(self, record: DecisionRecord) -> None:
+    def served(self, pick: Pick) -> None:
         """An instance has begun to answer a request well: its session lives there now."""
-        request, decision = record.request, record.decision
+        request, decision = pick.request, pick.decision
         if decision.binds and request.session:
             self._bindings.commit(request.session, decision.instance, self._clock())
         else:
@@ -166,15 +173,15 @@ class Dispatcher:
         if seconds > 0:
             self._cluster.pause(instance, min(seconds, PAUSE_LIMIT_S))
 
-    def over(self, record: DecisionRecord, outcome: RoutedOutcome) -> None:
+    def over(self, pick: Pick, outcome: RoutedOutcome) -> None:
         """Count and log how a pick ended."""
         counts = self._counts
-        counts.outcomes[record.decision.instance, outcome.status] += 1
+        counts.outcomes[pick.decision.instance, outcome.status] += 1
         if outcome.ttft_s is not None and outcome.e2e_s is not None and outcome.status == "ok":
             counts.ttft.add(outcome.ttft_s)
             counts.e2e.add(outcome.e2e_s)
         if self._log.kept:
-            self._log.append(replace(record, outcome=outcome))
+            self._log.append(DecisionRecord(*pick, outcome))
 
     def _request(self, asked: Asked, tried: tuple[str, ...]) -> RoutedRequest:
         bindings, session = self._bindings, asked.session

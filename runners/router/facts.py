@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -39,8 +38,7 @@ _read_ids = msgspec.json.Decoder(list[int]).decode
 _read_many = msgspec.json.Decoder(list[list[int]]).decode
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(NamedTuple):
     """What one body says."""
 
     session: str
@@ -52,8 +50,7 @@ class Facts:
     """0 = not said, and the API has no default."""
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """Token counts of a response; None = it gave none."""
 
     prompt_tokens: int | None = None

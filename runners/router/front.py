@@ -7,9 +7,8 @@ import ipaddress
 import socket
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from time import monotonic
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 import httptools
 import msgspec
@@ -23,8 +22,7 @@ QUEUE_LIMIT = 16
 NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"transfer-encoding", b"expect", b"x-request-id"}
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """One whole request."""
 
     method: str
@@ -45,13 +43,9 @@ class Request:
     def query(self) -> str:
         return self.target.partition(b"?")[2].decode("latin-1")
 
-    def header(self, name: bytes) -> bytes:
-        """Its value; empty = it is not there."""
-        return next((value for found, value in self.headers if found == name), b"")
-
     def forwarded(self) -> bytes:
         """The header lines that go on to an instance; the request id is added to them."""
-        return b"".join(b"%b: %b\r\n" % pair for pair in self.headers if pair[0] not in NOT_FORWARDED)
+        return b"".join([b"%b: %b\r\n" % pair for pair in self.headers if pair[0] not in NOT_FORWARDED])
 
 
 class InFlight(Protocol):
@@ -85,6 +79,7 @@ class ClientConnection(asyncio.Protocol):
         "_busy",
         "_head_bytes",
         "_headers",
+        "_in_head",
         "_parser",
         "_path",
         "_queue",
@@ -135,12 +130,16 @@ class ClientConnection(asyncio.Protocol):
         self.t_read_s = monotonic()
         if self._refused:
             return
+        if self._in_head:
+            self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             self._reject(400, "the router speaks HTTP/1.1 only and upgrades to nothing", "bad_request")
         except httptools.HttpParserError as error:
             self._reject(400, f"malformed HTTP request: {error}", "bad_request")
+        if self._in_head and self._head_bytes > HEAD_LIMIT_BYTES:
+            self._reject(431, f"a request head of more than {HEAD_LIMIT_BYTES} bytes", "bad_request")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport, self.write = None, _nowhere
@@ -164,13 +163,12 @@ class ClientConnection(asyncio.Protocol):
 
     def on_url(self, url: bytes) -> None:
         self._path += url
-        self._count_head(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers.append((name.lower(), value))
-        self._count_head(len(name) + len(value))
 
     def on_headers_complete(self) -> None:
+        self._in_head = False
         found = dict(self._headers)
         length = found.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._service.body_limit_bytes:
@@ -260,11 +258,7 @@ class ClientConnection(asyncio.Protocol):
         self._headers: list[tuple[bytes, bytes]] = []
         self._body: list[bytes] = []
         self._head_bytes = self._body_bytes = 0
-
-    def _count_head(self, more: int) -> None:
-        self._head_bytes += more
-        if self._head_bytes > HEAD_LIMIT_BYTES:
-            self._reject(431, f"a request head of more than {HEAD_LIMIT_BYTES} bytes", "bad_request")
+        self._in_head = True
 
     def _reject_body(self) -> None:
         limit = self._service.body_limit_bytes

@@ -10,7 +10,7 @@ import asyncio
 import socket
 from dataclasses import dataclass
 from time import monotonic
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 import httptools
 
@@ -36,8 +36,7 @@ class Failure:
     status: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """The head of an instance's response."""
 
     status: int
@@ -296,12 +295,19 @@ def whole_chunks(data: bytes) -> int:
 
 
 def _answer(status: int, headers: list[tuple[bytes, bytes]]) -> Answer:
-    found = dict(headers)
-    events = found.get(b"content-type", b"").lower().startswith(b"text/event-stream")
-    return Answer(
-        status=status,
-        headers=tuple((name, value) for name, value in headers if name not in HOP_BY_HOP),
-        chunked=b"chunked" in found.get(b"transfer-encoding", b"").lower(),
-        sized=b"content-length" in found or status in (204, 304),
-        events=events and b"content-encoding" not in found,
-    )
+    kept = []
+    chunked, sized, events, plain = False, status in (204, 304), False, True
+    for header in headers:
+        name, value = header
+        if name in HOP_BY_HOP:
+            continue
+        kept.append(header)
+        if name == b"transfer-encoding":
+            chunked = b"chunked" in value.lower()
+        elif name == b"content-length":
+            sized = True
+        elif name == b"content-type":
+            events = value.lower().startswith(b"text/event-stream")
+        elif name == b"content-encoding":
+            plain = False
+    return Answer(status, tuple(kept), chunked, sized, events and plain)

@@ -192,8 +192,12 @@ class Server:
     def _route(self, connection: ClientConnection, request: Request, *, chat: bool) -> None:
         dispatcher = self._dispatcher
         facts = read_facts(request.body, dispatcher.block_tokens, chat=chat)
-        session = session_name(request.header(b"x-session-id")) or facts.session
-        given = request.header(b"x-request-id")
+        session, given = facts.session, b""
+        for header, value in request.headers:
+            if header == b"x-session-id":
+                session = session_name(value) or session
+            elif header == b"x-request-id":
+                given = value
         name = given.decode("latin-1") if 0 < len(given) <= REQUEST_ID_LIMIT else f"tracon-{uuid4().hex}"
         headers = request.forwarded() + b"x-request-id: %b\r\n" % name.encode("latin-1")
         turn = dispatcher.arrived(session)
