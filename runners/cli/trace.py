@@ -29,7 +29,7 @@ trace_app = typer.Typer(
 
     `tracon trace sample sessions.tar.xz few.jsonl --sessions 20`
 
-    `tracon trace scale few.jsonl small.jsonl --tokens 0.0156 --max-context 3000 --sessions-per-s 0.5`
+    `tracon trace scale few.jsonl small.jsonl --tokens 0.03125 --max-context 4000 --sessions-per-s 0.5`
     """,
 )
 
@@ -199,7 +199,7 @@ def scale(
 
     The block size shrinks with the lengths, so every prompt keeps its number of blocks and every hash its meaning.
 
-    Example: `tracon trace scale sessions.jsonl small.jsonl --tokens 0.0156 --max-context 3000 --time 0.01`
+    Example: `tracon trace scale sessions.jsonl small.jsonl --tokens 0.03125 --max-context 4000 --time 0.01`
     """
     from runners.trace.transform import Scaling, arriving, limited_sessions, scaled_sessions
 
