@@ -257,7 +257,8 @@ def curve(
     if not known:
         return "no policy has both a service time and an amplification"
     label = min(known, key=lambda name: known[name])
-    at = np.linspace(0.85 * min(known.values()), 1.15 * max(known.values()), 60)
+    means = [float(np.nanmean(turns.e2e_s)) for name in known for _, turns, _ in measurements.turns(name)]
+    at = np.linspace(0.85 * min(means), 1.15 * max(means), 60)
     walls = [
         _kinematic(turns, cells[label, trial], at)
         for trial, turns, _ in measurements.turns(label)

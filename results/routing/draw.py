@@ -46,10 +46,12 @@ def draw_apc(figure: Figure) -> Drawing:
     at = np.arange(len(table), dtype=np.float64)
     axes.barh(at, table["value"].to_numpy(dtype=np.float64), 0.55, color="#d9d9d9", edgecolor="black", linewidth=0.7)
     _dots(axes, table, 1.0)
-    for name, mark, color in (("bound_any", "|", "#000000"), ("bound_intra", "|", "#0072b2")):
-        label = {"bound_any": "bound, any session", "bound_intra": "bound, own session"}[name]
+    for name, label, color, size in (  # the second on top of the first: they are often the same
+        ("bound_any", "bound, any session", "#000000", 19),
+        ("bound_intra", "bound, own session", "#56b4e9", 9),
+    ):
         bound = table[name].to_numpy(dtype=np.float64)
-        axes.plot(bound, at, mark, color=color, markersize=15, markeredgewidth=2, label=label)
+        axes.plot(bound, at, "|", color=color, markersize=size, markeredgewidth=2.4, label=label)
     axes.set_xlim(0, 1.02)
     axes.set_xlabel("share of prompt tokens")
     shares(axes.xaxis)
@@ -70,17 +72,22 @@ def draw_occupancy(figure: Figure) -> Drawing:
         axes.fill_between(size, low, high, color=color, alpha=0.12, linewidth=0)
         axes.plot(size, high, linestyle=dashes, color=color, label=deployment)
     marks = table[(table["point"] != "") & (table["deployment"] == next(iter(DEPLOYMENTS)))]
-    for point, size in zip(marks["point"], marks["footprint_tokens"], strict=True):
-        axes.axvline(size, color="#a0a0a0", linestyle=":", linewidth=1)
-        axes.annotate(str(point), (size, 1), xycoords=("data", "axes fraction"), xytext=(0, 2), fontsize=7.5,
+    wide = float(table["footprint_tokens"].max() / table["footprint_tokens"].min()) ** 0.13  # a name takes so much
+    named: dict[float, list[str]] = {}
+    for point, tokens in zip(marks["point"], marks["footprint_tokens"].tolist(), strict=True):
+        near = next((other for other in named if tokens < wide * other), tokens)
+        named.setdefault(near, []).append(str(point))
+        axes.axvline(tokens, color="#a0a0a0", linestyle=":", linewidth=1)
+    for tokens, points in named.items():
+        axes.annotate(", ".join(points), (tokens, 1), xycoords=("data", "axes fraction"), xytext=(0, 2), fontsize=7.5,
                       textcoords="offset points", ha="center", color="#555555")  # fmt: skip
     axes.axhline(figure.lines["wall"], color="black", linestyle=":", linewidth=1)
     plain_ticks(axes, "x", table["footprint_tokens"])
-    top = float(table["occupancy_p90"].max())
-    if top > 4 * figure.lines["wall"]:
-        axes.set_yscale("symlog", linthresh=1.0, linscale=2.0)
-    axes.set_ylim(0, max(1.1, 1.1 * top))
+    axes.set_yscale("log")
+    axes.minorticks_off()
     shares(axes.yaxis)
+    axes.annotate(f"{figure.lines['wall']:.0%}", (0, figure.lines["wall"]), xycoords=("axes fraction", "data"),
+                  xytext=(3, 3), textcoords="offset points", fontsize=7.5, color="#555555")  # fmt: skip
     axes.set_xlabel("footprint of a request (tokens)")
     axes.set_ylabel("share of the decode pools")
     axes.set_title(figure.title, loc="left", fontweight="bold", pad=16)
@@ -171,13 +178,16 @@ def draw_coupling(figure: Figure) -> Drawing:
     drawing = sheet(11, 4.4)
     left, right = drawing.subplots(1, 2)
     cells = table[table["kind"] == figures.CELL]
+    starts = set(table[table["kind"] == figures.KINEMATIC]["label"])
     for label, pen in pens(dict.fromkeys(cells["label"])).items():
         rows = cells[cells["label"] == label]
         _marks(left, rows, "sessions", "service_s", pen, label)
         fit = table[(table["kind"] == figures.FIT) & (table["label"] == label)]
         left.plot(fit["sessions"], fit["service_s"], color=pen.color, linewidth=1.1)
-        if "amplification" in rows:
-            _marks(right, rows, "service_s", "amplification", pen, label)
+        if label in starts:
+            low, high = (fit[side].to_numpy(dtype=np.float64) for side in ("low", "high"))
+            left.fill_between(fit["sessions"].to_numpy(dtype=np.float64), low, high, color=pen.color, alpha=0.1)
+        _marks(right, rows, "service_s", "amplification", pen, label)
     _lines(left, table, figures.LITTLE, "sessions", "service_s", (0, (1, 2)))
     _lines(right, table, figures.KINEMATIC, "service_s", "amplification", "-")
     _lines(right, table, figures.SPECIFIED, "service_s", "amplification", (0, (5, 3)))

@@ -158,14 +158,17 @@ def latencies(analysis: RoutingAnalysis) -> Figure:
 def coupling(analysis: RoutingAnalysis) -> Figure:
     """f8."""
     title = "Dispatch coupling: turns, sessions and wall clock"
-    table = pd.DataFrame([*_cell_points(analysis), *_fits(analysis), *_curves(analysis)])
+    rows = [*_cell_points(analysis), *_fits(analysis), *_curves(analysis)]
+    table = pd.DataFrame(
+        rows, columns=["kind", "label", "trial", "sessions", "service_s", "low", "high", "amplification"]
+    )
     if table.empty or not (table["kind"] == CELL).any():
         return Figure(COUPLING, title, name="8", missing=_why(analysis, "e2e_mean_s"))
     caption = (
         "Left: mean service time of a turn (TTFT + decoding) over the mean number of sessions in the system at its "
         "send, a mark per cell; lines: W_turn(L) as fitted inside the cells of a policy (input and output tokens "
-        "held), over the middle 80 % of its L; dotted: Little's law with the arrivals, turns and think time of the "
-        f"fastest policy. {_predictions(analysis)}"
+        "held), over the middle 80 % of its L, shaded for the fastest one: its slope's interval; dotted: Little's law "
+        f"with that policy's arrivals, turns and think time. {_predictions(analysis)}"
     )
     return Figure(COUPLING, title, caption, table, {"the trace's own time": 1.0}, name="8")
 
@@ -185,7 +188,7 @@ def _predictions(analysis: RoutingAnalysis) -> str:
 
 
 def _cell_points(analysis: RoutingAnalysis) -> Iterator[dict[str, object]]:
-    for cell in analysis.cells:
+    for cell in sorted(analysis.cells, key=lambda cell: (analysis.labels.index(cell.label), cell.trial)):
         service = cell.estimate("e2e_mean_s").value
         if cell.degraded or service is None:
             continue
@@ -199,13 +202,22 @@ def _cell_points(analysis: RoutingAnalysis) -> Iterator[dict[str, object]]:
 
 def _fits(analysis: RoutingAnalysis) -> Iterator[dict[str, object]]:
     for row in analysis.couplings:
-        service, at, slope = row.service_s.value, row.concurrency.value, row.slope_s.value
-        ends = [_mean_over_cells(analysis, row.label, f"inflight_sessions_{end}") for end in ("p10", "p90")]
-        if None in (service, at, slope, *ends):
+        service, at = row.service_s.value, row.concurrency.value
+        ends = [_mean_over_cells(analysis, row.label, f"inflight_sessions_{end}") for end in ("p10", "mean", "p90")]
+        if service is None or at is None or row.slope_s.value is None:
             continue
-        for sessions in ends:
-            height = float(service or 0) + float(slope or 0) * (float(sessions or 0) - float(at or 0))
-            yield {"label": row.label, "trial": None, "kind": FIT, "sessions": sessions, "service_s": height}
+        for sessions in (end for end in ends if end is not None):
+            away = sessions - at
+            bounds = [service + slope * away for slope in (row.slope_s.low, row.slope_s.high) if slope is not None]
+            yield {
+                "label": row.label,
+                "trial": None,
+                "kind": FIT,
+                "sessions": sessions,
+                "service_s": service + row.slope_s.value * away,
+                "low": min(bounds) if len(bounds) == 2 else None,
+                "high": max(bounds) if len(bounds) == 2 else None,
+            }
 
 
 def _curves(analysis: RoutingAnalysis) -> Iterator[dict[str, object]]:

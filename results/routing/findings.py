@@ -16,10 +16,10 @@ from results.load import Gap
 from results.routing.coupling import Coupling, Curve, couplings, curve
 from results.routing.interference import Interference, interferences, read_interference
 from results.routing.load import LoadedCell, collect
-from results.routing.measure import Measurements, interval, odd_gaps
+from results.routing.measure import Measurements, odd_gaps
 from results.routing.metrics import METRICS
 from results.routing.occupancy import Footprints, Occupancy, footprints, occupancies
-from results.routing.pairs import Pair, Standing, TurnPair, order_of, pairs, standings, turn_pairs
+from results.routing.pairs import Pair, Standing, TurnPair, order_of, pairs, standings, turn_pairs, value_of
 from results.routing.summary import RoutedSummary, summary_of
 from results.statistics import Estimate, unknown
 
@@ -110,7 +110,7 @@ def analyse(root: Path) -> RoutingAnalysis:
 
 
 def _values(measurements: Measurements, labels: Sequence[str]) -> dict[str, dict[str, Estimate]]:
-    return {label: {metric.name: interval(measurements.get(label, metric)) for metric in METRICS} for label in labels}
+    return {label: {measure.name: value_of(measurements, label, measure) for measure in METRICS} for label in labels}
 
 
 def _ordered(summaries: Sequence[RoutedSummary]) -> list[tuple[str, str]]:

@@ -266,6 +266,14 @@ def interval(measured: Measured, level: float = LEVEL) -> Estimate:
     return found if found.low is None else replace(found, basis=basis(measured))
 
 
+def share_interval(measured: Measured) -> Estimate:
+    """As `interval`, of a share of a whole: what lies beyond none or all of it is no bound."""
+    found = interval(measured)
+    if found.low is None or found.high is None:
+        return found
+    return replace(found, low=max(found.low, 0.0), high=min(found.high, 1.0))
+
+
 def widest(measured: Measured) -> Estimate:
     """As `interval`, for a number that the choice of sessions shifts in every trial alike, such as a fitted slope.
 

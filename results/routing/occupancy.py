@@ -87,7 +87,9 @@ def occupancies(found: Footprints, points: int = 40) -> tuple[Occupancy, ...]:
     if not marks:
         return ()
     sizes = [size for _, size in marks]
-    along = [("", float(size)) for size in np.geomspace(min(sizes) / 4, max(sizes) * 4, points)]
+    walled = WALL * DEPLOYMENTS["4P+4D"] * found.pool_tokens / found.decodes_p90 if found.decodes_p90 else 0.0
+    farthest = max(4 * max(sizes), 1.2 * walled)  # as far as the wall, wherever this run stands
+    along = [("", float(size)) for size in np.geomspace(min(sizes) / 4, farthest, points)]
     return tuple(
         _occupancy(deployment, share, point, size, found)
         for deployment, share in DEPLOYMENTS.items()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from results.routing.measure import Measurements, interval
+from results.routing.measure import Measurements, interval, share_interval
 from results.routing.metrics import HEADLINE, METRICS, Metric, metric
 from results.routing.turns import SERIES
 from results.statistics import Estimate
@@ -81,6 +81,12 @@ def order_of(label: str, policy: str) -> tuple[int, str]:
     return (ORDER.index(policy) if policy in ORDER else len(ORDER)), label
 
 
+def value_of(measurements: Measurements, label: str, measure: Metric) -> Estimate:
+    """The metric of one label: the mean over its trials, with its interval."""
+    found = measurements.get(label, measure)
+    return share_interval(found) if measure.unit == "share" else interval(found)
+
+
 def pairs(measurements: Measurements, labels: Sequence[str]) -> tuple[Pair, ...]:
     """Every metric of every two labels, the later one in `labels` against the earlier."""
     return tuple(
@@ -91,7 +97,7 @@ def pairs(measurements: Measurements, labels: Sequence[str]) -> tuple[Pair, ...]
 def pair(measurements: Measurements, first: str, second: str, measure: Metric) -> Pair:
     """One metric of two labels."""
     difference = interval(measurements.difference(first, second, measure))
-    base = interval(measurements.get(second, measure))
+    base = value_of(measurements, second, measure)
     common: tuple[int | None, int | None] = (None, None)
     if measure.series in SERIES:
         common = measurements.common_turns(first, second, measure.series)
@@ -107,7 +113,7 @@ def turn_pairs(measurements: Measurements, labels: Sequence[str]) -> tuple[TurnP
             second,
             first,
             interval(measurements.turn_by_turn(second, first, series, "median")),
-            interval(measurements.turn_by_turn(second, first, series, "faster")),
+            share_interval(measurements.turn_by_turn(second, first, series, "faster")),
         )
         for first, second in combinations(labels, 2)
         for series in SERIES
@@ -123,7 +129,7 @@ def standings(measurements: Measurements, labels: Sequence[str], found: Sequence
 def _standing(
     measurements: Measurements, labels: Sequence[str], found: Sequence[Pair], measure: Metric
 ) -> Standing | None:
-    values = {label: interval(measurements.get(label, measure)) for label in labels}
+    values = {label: value_of(measurements, label, measure) for label in labels}
     known = {label: found.value for label, found in values.items() if found.value is not None}
     if not known:
         return None

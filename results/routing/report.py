@@ -105,6 +105,10 @@ def limits(analysis: RoutingAnalysis) -> tuple[str, ...]:
     )
     if any((cell.counts.get("failed") or 0) + (cell.counts.get("cut") or 0) for cell in analysis.cells):
         found.append("Some turns failed or were cut: wall clock and latencies leave out what they would have taken.")
+    blind = [cell.gpu_reason for cell in analysis.cells if cell.gpu_utilisation is None]
+    unseen = dict.fromkeys(reason for reason in blind if reason)
+    if unseen:
+        found.append(f"GPU utilisation was not measured: {'; '.join(unseen)}.")
     if analysis.occupancies:
         found.append(
             "Decode pools: computed for deployments that were not run, from the concurrency of those that were."

@@ -143,11 +143,11 @@ def caching(analysis: RoutingAnalysis) -> Table:
     note = "Bounds: an endless cache in one place, over the turns that were completed, at the engine's block size."
     columns = (
         "policy",
-        "APC (%)",
-        "as responses say (%)",
-        "bound, any (%)",
-        "bound, own session (%)",
-        "of its bound (%)",
+        "APC %",
+        "as responses say %",
+        "bound, any %",
+        "bound, own session %",
+        "of its bound %",
     )
     return Table("Prefix cache", columns, tuple(rows), note)
 
@@ -322,8 +322,6 @@ def _cell(cell: RoutedSummary) -> tuple[str, ...]:
 def _marks(cell: RoutedSummary) -> str:
     found = ["DEGRADED"] if cell.degraded else []
     found += [f"{cell.counts[name]} {name}" for name in ("failed", "dropped", "cut") if cell.counts.get(name)]
-    if cell.gpu_utilisation is None and cell.gpu_reason:
-        found.append(f"GPU: {cell.gpu_reason}")
     return ", ".join(found)
 
 
