@@ -55,6 +55,8 @@ def verdict(analysis: RoutingAnalysis) -> str:
     alone = [row for row in analysis.standings if row.alone]
     by_chance = told * (1 - LEVEL)
     chance = f" {told} comparisons at {LEVEL:.0%} each: about {by_chance:.1f} find a difference by chance alone."
+    if analysis.trials < MIN_PAIRED:
+        chance += f" With fewer than {MIN_PAIRED} trials no interval holds what varies between launches."
     if not alone:
         return (
             "No policy is distinguishably better than all others on any headline metric: "
@@ -73,7 +75,8 @@ def _leader(row: Standing) -> str:
     measure = metric(row.metric)
     beside = (*row.level, *row.untold)
     shared = f", not told from {len(beside)} of {len(beside) + len(row.behind)} others" if beside else ", the only one"
-    return f"{measure.title} {row.best} ({shown(row.value, measure)}{shared})"
+    value = f"{shown(row.value, measure)} {measure.shown_unit}".strip()
+    return f"{measure.title} {row.best} ({value}{shared})"
 
 
 def limits(analysis: RoutingAnalysis) -> tuple[str, ...]:

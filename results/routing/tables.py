@@ -52,7 +52,7 @@ def winners(analysis: RoutingAnalysis) -> Table:
 def _winner(row: Standing) -> tuple[str, ...]:
     measure = metric(row.metric)
     groups = (", ".join(names) or NOT_MEASURED for names in (row.behind, row.level, row.untold))
-    return (measure.title, row.best, shown(row.value, measure), *groups, row.basis or NOT_MEASURED)
+    return (headed(measure), row.best, shown(row.value, measure), *groups, row.basis or NOT_MEASURED)
 
 
 def end_to_end(analysis: RoutingAnalysis) -> Table:

@@ -159,6 +159,7 @@ def test_one_trial_says_what_it_cannot_hold(tmp_path: Path) -> None:
     analysis = analyse(tmp_path)
     assert any("not what varies between launches" in line for line in limits(analysis))
     assert "sessions resampled, 1 trial" in to_markdown(analysis)
+    assert "fewer than 3 trials no interval holds what varies between launches" in verdict(analysis)
     amplification = next(row for row in analysis.standings if row.metric == "amplification")
     assert amplification.untold  # one number per trial has no interval, and so no winner
 
