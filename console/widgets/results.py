@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Group
 from rich.text import Text
 from textual import events
 from textual.containers import VerticalScroll
@@ -185,15 +184,24 @@ class ResultsPanel(Panel):
         self._arrange(text=True)
 
     def _show_tables(self, report: Report) -> None:
-        from results.report import rich_table, rich_tables
-
         table = report.sections.get(self.section)
         if table is None:
+            from results.report import rich_tables
+
             self._text.update(rich_tables(report.head, report.tables, report.unsaid))
-        else:
-            head = (Text(report.head), Text()) if self.section == FIRST else ()
-            self._text.update(Group(*head, rich_table(table)))
-        self._arrange(text=True)
+            self._arrange(text=True)
+            return
+        from console.rows.report import table_section
+
+        section = table_section(table, self._width, report.head if self.section == FIRST else "")
+        self._table.set_empty(section.empty)
+        self._table.show(section.columns, section.rows)
+        self._arrange(section.note, table=True)
+
+    @property
+    def _width(self) -> int:
+        """Columns that a table has, or would have."""
+        return self._table.room if self._table.display else self.content_region.width - 1
 
     def _show_section(self, analysis: Analysis, tone: Callable[[str], str]) -> None:
         from console.rows.measured import curves
@@ -222,7 +230,7 @@ class ResultsPanel(Panel):
         from console.rows import measured as rows_of_cells
         from console.rows import results as rows
 
-        width = self._table.room if self._table.display else self.content_region.width - 1
+        width = self._width
         if self.section == "taxes":
             return rows.taxes(analysis, width, tone)
         if self.section == "verdicts":

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from console.export import content
 from console.findings import FIRST, SECTIONS, WHOLE, Report, sections_of
+from console.rows.report import table_section
+from console.rows.sections import Section
 from console.widgets.results import labels
 from results.table import Table
 
@@ -56,3 +58,68 @@ def test_the_open_section_is_always_named(sections: dict[str, str], width: int, 
         assert dict(shown) == sections
     else:
         assert all(shown[name] == str(n) for n, name in enumerate(sections, 1) if name != section)
+
+
+def lines(section: Section) -> list[str]:
+    return ["  ".join("".join(text for text, _ in content) for content in row.cells).rstrip() for row in section.rows]
+
+
+def test_a_table_that_fits_stands_as_it_is() -> None:
+    section = table_section(TABLES[0], 60)
+    assert [(column.title, column.unit) for column in section.columns] == [("policy", ""), ("TTFT", "p90, ms")]
+    assert lines(section) == ["lmetric  412", 'sticky, 2  1"9']
+
+
+WIDE_TABLE = Table(
+    "End to end",
+    ("policy", "TTFT p90 ms", "E2E p90 s"),
+    (("lmetric", "183 [174, 191]", "0.34 [0.31, 0.36]"), ("sticky", "378 [360, 391]", "0.54 [0.51, 0.56]")),
+)
+
+
+def test_one_that_does_not_fit_compares_policies_column_by_column() -> None:
+    assert lines(table_section(WIDE_TABLE, 38)) == [
+        "TTFT p90 ms",
+        "lmetric  183 [174, 191]",
+        "sticky  378 [360, 391]",
+        "",
+        "E2E p90 s",
+        "lmetric  0.34 [0.31, 0.36]",
+        "sticky  0.54 [0.51, 0.56]",
+    ]
+
+
+def test_rows_of_one_name_and_pairs_with_a_long_text_are_told_one_by_one() -> None:
+    twice = Table("Instances", ("policy", "instance", "TTFT"), (("a", "e0", "1" * 30), ("a", "e1", "2")))
+    assert lines(table_section(twice, 40)) == [
+        "a",
+        "instance  e0",
+        "TTFT  " + "1" * 30,
+        "",
+        "a",
+        "instance  e1",
+        "TTFT  2",
+    ]
+    gaps = Table("Gaps", ("artifact", "what is wrong"), (("trial_0/cell.json", "it is " + "very " * 12 + "short"),))
+    section = table_section(gaps, 40)
+    assert lines(section)[0] == "trial_0/cell.json"
+    assert all(len(line) <= 42 for line in lines(section))
+    assert " ".join(" ".join(lines(section)).split()).endswith("very short")
+
+
+def test_the_paragraph_stands_below_and_an_empty_table_says_so() -> None:
+    assert lines(table_section(TABLES[0], 60, "Two policies."))[-2:] == ["", "Two policies."]
+    empty = table_section(Table("Degraded cells", ("cell", "why"), ()), 60, "words")
+    assert (empty.rows, empty.empty) == ((), "none")
+
+
+cells = st.text(st.characters(codec="ascii", exclude_categories=["C"]), max_size=60)
+
+
+@given(st.integers(2, 5).flatmap(lambda n: st.lists(st.tuples(*[cells] * n), max_size=5)), st.integers(40, 120))
+def test_every_row_has_a_cell_for_every_column(rows: list[tuple[str, ...]], width: int) -> None:
+    titles = tuple(f"column {n}" for n in range(len(rows[0]) if rows else 2))
+    section = table_section(Table("T", titles, tuple(rows)), width)
+    assert sum(column.width + 1 for column in section.columns) - 1 <= width
+    assert all(len(row.cells) == len(section.columns) for row in section.rows)
+    assert len({row.key for row in section.rows}) == len(section.rows)

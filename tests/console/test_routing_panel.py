@@ -233,32 +233,29 @@ async def test_on_the_dashboard_of_a_routing_run_it_stands_where_the_steps_were(
         await sees(pilot, "sessions bound")
 
 
-async def test_an_alarm_is_seen_from_every_panel(live_routing: Path) -> None:
-    async with app_for(live_routing).run_test(size=NARROW) as pilot:
-        await settled(pilot)
-        for key in "12345":
-            await pilot.press(key)
-            await until(pilot, lambda: "hot: e2" in shown(pilot.app)[2], "the header says nothing")
-
-
-async def test_enter_on_a_decision_tells_how_to_learn_everything(live_routing: Path) -> None:
+async def test_decisions_and_instances_can_be_reached_filtered_and_opened(live_routing: Path) -> None:
     async with app_for(live_routing).run_test(size=NARROW) as pilot:
         panel = await opened(pilot)
-        request = panel.table.rows[-1].also
+        last = panel.table.rows[-1]
         await pilot.press("enter")
         await until(pilot, lambda: isinstance(pilot.app.screen, Detail), "nothing opened")
         await sees(pilot, f"tracon why {live_routing.name}")
-        await sees(pilot, request)
-
-
-async def test_tab_reaches_the_instances_and_enter_opens_one(live_routing: Path) -> None:
-    async with app_for(live_routing).run_test(size=NARROW) as pilot:
-        panel = await opened(pilot)
+        await sees(pilot, last.also)
+        await pilot.press("escape", "slash", *told(last)[1], "enter")
+        assert {told(row)[1] for row in panel.table.rows} == {told(last)[1]}
         await pilot.press("shift+tab")
         await until(pilot, lambda: panel.loads.has_focus, "the instances cannot be reached")
         await pilot.press("enter")
         await until(pilot, lambda: isinstance(pilot.app.screen, InstanceScreen), "nothing opened")
         await sees(pilot, "plain-5")
+
+
+async def test_an_alarm_is_seen_from_every_panel(live_routing: Path) -> None:
+    async with app_for(live_routing).run_test(size=NARROW) as pilot:
+        await settled(pilot)
+        for key in "15":
+            await pilot.press(key)
+            await until(pilot, lambda: "hot: e2" in shown(pilot.app)[2], "the header says nothing")
 
 
 def test_of_an_instance_that_the_run_did_not_launch_the_router_s_knowledge_is_told(picture: Picture) -> None:
@@ -268,16 +265,8 @@ def test_of_an_instance_that_the_run_did_not_launch_the_router_s_knowledge_is_to
     assert dict(rows.load_detail(routing_of(picture), "e9")) == {"instance": "the router no longer has it"}
 
 
-async def test_a_filter_keeps_the_decisions_of_a_session(live_routing: Path) -> None:
-    async with app_for(live_routing).run_test(size=NARROW) as pilot:
-        panel = await opened(pilot)
-        session = told(panel.table.rows[-1])[1]
-        await pilot.press("slash", *session, "enter")
-        assert {told(row)[1] for row in panel.table.rows} == {session}
-
-
 async def test_in_ascii_nothing_else_is_shown(live_routing: Path) -> None:
-    async with app_for(live_routing, ascii=True).run_test(size=WIDE) as pilot:
+    async with app_for(live_routing, ascii=True).run_test(size=NARROW) as pilot:
         await opened(pilot)
         await sees(pilot, "! hot")
         screen = "\n".join(shown(pilot.app))
