@@ -84,7 +84,6 @@ def describe(
     Example: `tracon trace describe conversation_trace.jsonl.xz --json`
     """
     from results.traces.description import GIB
-    from results.traces.figures import write
     from runners.trace.describe import describe as describe_trace
     from runners.trace.formats import open_trace
 
@@ -98,6 +97,8 @@ def describe(
             shared_from=shared_from,
         )
     if figures is not None:
+        from results.traces.figures import write
+
         for figure in write(found, figures):
             said = f"left out, {figure.missing}" if figure.missing else f"in {figures}"
             output.err().print(f"{figure.stem}: {said}", markup=False, soft_wrap=True)

@@ -13,15 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from runners.errors import RunnerError
 from runners.trace.statistics import Floats, Statistics, request_quantile, session_mass
 
 Ints = NDArray[np.int64]
 
 RANKS = 1000
 """At most; a trace of fewer sessions has as many ranks as sessions, so that it too keeps the statistics."""
-MOST_COMMON = 0.9
-"""A copy's first prompt has that share in common with its origin's, at most."""
 GROWTH_PER_TURN = 0.12
 """A session's last prompt is so much longer than its first, per turn, up to MOST_GROWTH times."""
 MOST_GROWTH = 8.0
@@ -35,20 +32,26 @@ _MOST_TURNS = 64.0
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """Of each rank: its turns and their lengths; and what the sessions share."""
+    """Of each rank: its turns and their lengths."""
 
     starts: Ints
     """Where a rank's lengths begin in `lengths`; one more entry than ranks."""
     lengths: Floats
     """Input tokens of each turn, ascending within a session."""
-    shared_prefix_tokens: float
-    """That all sessions begin with."""
-    forking_ranks: int
-    """Sessions of the ranks before are in turn the origin and the copy of a beginning."""
 
     @property
     def ranks(self) -> int:
         return self.starts.size - 1
+
+    @property
+    def counts(self) -> Ints:
+        """Turns of each rank's session."""
+        return np.asarray(np.diff(self.starts))
+
+    @property
+    def firsts(self) -> Floats:
+        """Input tokens of its first turn."""
+        return np.asarray(self.lengths[self.starts[:-1]])
 
     @property
     def sums(self) -> Floats:
@@ -66,10 +69,7 @@ class Shapes:
 
 
 def find_shapes(wanted: Statistics, sessions: int) -> Shapes:
-    """Shapes that come as close to the statistics as they allow, for a trace of so many sessions.
-
-    Raises RunnerError where sessions cannot share as much as stated.
-    """
+    """Shapes that come as close to the statistics as they allow, for a trace of so many sessions."""
     ranks = min(sessions, RANKS)
     masses = np.diff(session_mass(wanted, np.arange(ranks + 1) / ranks))
     new_share = 1 - wanted.apc_bound_intra
@@ -82,7 +82,7 @@ def find_shapes(wanted: Statistics, sessions: int) -> Shapes:
         else:
             high = middle
     starts, lengths = _fit(wanted, masses, high)
-    return _with_sharing(wanted, starts, lengths)
+    return Shapes(starts, lengths)
 
 
 def _fit(wanted: Statistics, masses: Floats, mean_turns: float) -> tuple[Ints, Floats]:
@@ -130,30 +130,3 @@ def _profile(counts: Ints, owner: Ints, starts: Ints) -> Floats:
     growth = np.minimum(1 + GROWTH_PER_TURN * (counts - 1), MOST_GROWTH)
     place = (np.arange(owner.size) - starts[owner]) / np.maximum(counts - 1, 1)[owner]
     return np.asarray((1 + (growth[owner] - 1) * place) / ((1 + growth[owner]) / 2))
-
-
-def _with_sharing(wanted: Statistics, starts: Ints, lengths: Floats) -> Shapes:
-    """What sessions have in common, so that the reuse splits as stated.
-
-    Many short copies and few long ones give the same cross-session reuse, but not the same distance between the two
-    bounds, since only a copy's first turn depends on the other session: that decides how many there are.
-    """
-    total, sessions = float(lengths.sum()), starts.size - 1
-    counts, firsts = np.diff(starts).astype(np.float64), lengths[starts[:-1]]
-    reused = wanted.apc_bound_any * total
-    prefix = wanted.shared_prefix_share * reused / lengths.size
-    cross = wanted.cross_share * reused
-    first_turns = max((wanted.apc_bound_any - wanted.apc_bound_intra) * total - sessions * prefix, 0.0)
-    best: tuple[float, int] | None = None
-    for ranks in np.unique(np.geomspace(min(max(4, sessions // 100), sessions), sessions, 40).astype(int)).tolist():
-        common = np.minimum(firsts[:ranks], np.roll(firsts[:ranks], ranks // 3)) / 2  # half of them are copies
-        share = cross / float((common * counts[:ranks]).sum())
-        distance = abs(share * float(common.sum()) - first_turns)
-        if share <= MOST_COMMON and (best is None or distance < best[0]):
-            best = (distance, ranks)
-    if best is None and sessions == RANKS:
-        raise RunnerError(
-            f"sessions cannot share as much as a cross_share of {wanted.cross_share:g} takes",
-            remedy="lower cross_share, or raise apc_bound_intra: more turns reuse more",
-        )
-    return Shapes(starts, lengths, prefix, best[1] if best else sessions)

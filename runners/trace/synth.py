@@ -14,7 +14,8 @@ from scipy import special
 
 from runners.errors import RunnerError
 from runners.trace.session import MAIN, Session, Trace, TraceFacts, Turn
-from runners.trace.shapes import MOST_COMMON, RANKS, Ints, Shapes, find_shapes
+from runners.trace.shapes import RANKS, Ints, Shapes, find_shapes
+from runners.trace.sharing import NO_ORIGIN, find_sharing
 from runners.trace.statistics import Floats, Statistics, statistics_of
 
 _SESSION = 0x73_796E_7468  # "synth": keeps these streams of random numbers apart from others
@@ -26,7 +27,6 @@ OUTPUT_SIGMA = 0.8
 THINK_SIGMA = 1.0
 """Outputs and think times are lognormal with these; the specs state only the outputs' mean."""
 _PLACE_BITS = 20
-NO_SOURCE = -1
 
 
 def synthesise(sessions: int, seed: int = 1, statistics: Mapping[str, Any] | Statistics | None = None) -> Trace:
@@ -65,8 +65,7 @@ class _Generator:
         self._seed = seed
         self._arrivals_s = self._arrivals(sessions)
         self._ranks = self._drawn_ranks(sessions)
-        self._sources = self._drawn_sources()
-        self._common_share = self._fitted_common_share()
+        self._sharing = find_sharing(wanted, shapes, self._ranks)
         self._mean_output = shapes.mean_tokens / wanted.input_output_ratio
         if sessions <= RANKS:
             self._mean_output *= self._output_correction()
@@ -95,36 +94,17 @@ class _Generator:
         places = np.argsort(raw, kind="stable")
         return np.asarray((places + 0.5) / sessions * self._shapes.ranks, dtype=np.int64)
 
-    def _drawn_sources(self) -> Ints:
-        """Per session the earlier one whose beginning it copies: of those in it every second, the one ahead."""
-        sources = np.full(self._ranks.size, NO_SOURCE, dtype=np.int64)
-        part = np.flatnonzero(self._ranks < self._shapes.forking_ranks)
-        pairs = part[: part.size // 2 * 2].reshape(-1, 2)
-        sources[pairs[:, 1]] = pairs[:, 0]
-        return sources
-
-    def _fitted_common_share(self) -> float:
-        """How much of its first prompt a copy has in common with its origin: so that of what is reused, the stated part
-        is another session's. What one draw of pairs has more than another is made up for here."""
-        shapes, wanted = self._shapes, self._wanted
-        copies = np.flatnonzero(self._sources != NO_SOURCE)
-        counts, firsts = np.diff(shapes.starts), shapes.lengths[shapes.starts[:-1]]
-        mine, theirs = self._ranks[copies], self._ranks[self._sources[copies]]
-        most = float((counts[mine] * np.minimum(firsts[mine], firsts[theirs])).sum())
-        reused = wanted.apc_bound_any * float(shapes.sums[self._ranks].sum())
-        return min(wanted.cross_share * reused / most, MOST_COMMON) if most else 0.0
-
     def _session(self, number: int) -> Session:
         lengths = self._lengths(number)
         prefix = self._prefix_blocks(number)
-        source = int(self._sources[number])
+        origin = int(self._sharing.origins[number])
         common = prefix
-        if source != NO_SOURCE:
-            prefix = self._prefix_blocks(source)
-            first = min(float(lengths[0]), float(self._lengths(source)[0]))
-            common = prefix + int(self._common_share * first / self._wanted.block_tokens)
+        if origin != NO_ORIGIN:
+            prefix = self._prefix_blocks(origin)
+            first = min(float(lengths[0]), float(self._lengths(origin)[0]))
+            common = prefix + int(self._sharing.common_share * first / self._wanted.block_tokens)
         lengths = np.maximum(lengths, common * self._wanted.block_tokens + 1)
-        blocks = self._blocks(number, source, prefix, common, int(lengths[-1]) // self._wanted.block_tokens)
+        blocks = self._blocks(number, origin, prefix, common, int(lengths[-1]) // self._wanted.block_tokens)
         return Session(f"s{number}", tuple(self._turns(number, lengths, blocks)))
 
     def _lengths(self, number: int) -> Ints:
@@ -133,15 +113,15 @@ class _Generator:
 
     def _prefix_blocks(self, number: int) -> int:
         """Whole blocks of the shared prefix: one more in some sessions, so that its mean length is right."""
-        blocks = self._shapes.shared_prefix_tokens / self._wanted.block_tokens
+        blocks = self._sharing.prefix_tokens / self._wanted.block_tokens
         return int(blocks + float(self._uniforms(number, 0, 2)[1]))
 
-    def _blocks(self, number: int, source: int, prefix: int, common: int, count: int) -> list[int]:
+    def _blocks(self, number: int, origin: int, prefix: int, common: int, count: int) -> list[int]:
         """Ids of a session's blocks: the prefix of all, what it copies, its own."""
         common = min(common, count)
-        copied = range(((source + 1) << _PLACE_BITS) + prefix, ((source + 1) << _PLACE_BITS) + common)
+        copied = range(((origin + 1) << _PLACE_BITS) + prefix, ((origin + 1) << _PLACE_BITS) + common)
         own = range(((number + 1) << _PLACE_BITS) + max(prefix, common), ((number + 1) << _PLACE_BITS) + count)
-        return [*range(min(prefix, count)), *(copied if source != NO_SOURCE else ()), *own]
+        return [*range(min(prefix, count)), *(copied if origin != NO_ORIGIN else ()), *own]
 
     def _turns(self, number: int, lengths: Ints, blocks: list[int]) -> Iterator[Turn]:
         wanted, count = self._wanted, lengths.size

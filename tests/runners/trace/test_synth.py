@@ -42,11 +42,12 @@ def test_the_defaults_are_those_of_the_specification_within_the_stated_tolerance
         assert row.footprint_bytes / GIB == pytest.approx(gib, rel=tolerance)
 
 
-def test_twenty_sessions_keep_what_so_few_can(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_twenty_sessions_keep_what_so_few_can() -> None:
     found = described(20, 5)
     assert found.input_output_ratio == pytest.approx(75, rel=0.02)
     assert found.apc_bound_intra == pytest.approx(0.796, abs=0.02)
-    assert found.reuse.intra_session_share == pytest.approx(0.932, abs=0.02)
+    assert found.reuse.intra_session_share == pytest.approx(0.932, abs=0.01)
+    assert found.kv.capacity[0].footprint_bytes / GIB == pytest.approx(1.8, rel=0.1)
     top = {row.top_share: row.input_share for row in found.skew.top}
     assert top[0.5] == pytest.approx(0.96, abs=0.02)
     assert top[0.1] == pytest.approx(0.746, abs=0.05)
@@ -57,7 +58,12 @@ def test_twenty_sessions_keep_what_so_few_can(tmp_path_factory: pytest.TempPathF
     [
         ({"input_output_ratio": 20}, lambda found: found.input_output_ratio, 20),
         (
-            {"top_shares": [[0.1, 0.3], [0.5, 0.8]]},
+            {
+                "top_shares": [[0.1, 0.3], [0.5, 0.8]],
+                "intra_share": 0.985,
+                "cross_share": 0.005,
+                "shared_prefix_share": 0.01,
+            },
             lambda found: next(row.input_share for row in found.skew.top if row.top_share == 0.1),
             0.3,
         ),
@@ -72,7 +78,7 @@ def test_twenty_sessions_keep_what_so_few_can(tmp_path_factory: pytest.TempPathF
     ],
 )
 def test_other_statistics_are_met_too(statistics: dict[str, Any], measure: Any, expected: float) -> None:  # noqa: ANN401
-    assert measure(described(250, 2, statistics)) == pytest.approx(expected, rel=0.06)
+    assert measure(described(150, 2, statistics)) == pytest.approx(expected, rel=0.06)
 
 
 def test_the_same_seed_gives_the_same_trace_and_another_another() -> None:
@@ -87,7 +93,7 @@ def test_the_random_numbers_are_those_of_every_machine() -> None:
 
 
 def test_sessions_are_sound_arrive_over_the_span_and_go_on_when_the_turn_before_has_ended() -> None:
-    trace = synthesise(300, 1, {"span_s": 60.0})
+    trace = synthesise(100, 1, {"span_s": 60.0})
     assert not any(session_fault(trace.facts, session) for session in trace.sessions)
     arrivals = [session.arrival_s for session in trace.sessions]
     assert arrivals[0] == 0
