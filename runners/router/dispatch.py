@@ -47,13 +47,13 @@ class Pick(NamedTuple):
 class Placement:
     """One pick: its claim on the counters, until it ends. It ends once, with one record."""
 
-    __slots__ = ("_dispatcher", "_ended", "_pick", "_reservation", "_t_dispatch_ns", "_t_first_ns", "instance")
+    __slots__ = ("_dispatcher", "_ended", "_reservation", "_t_dispatch_ns", "_t_first_ns", "instance", "pick")
 
     def __init__(self, dispatcher: Dispatcher, pick: Pick, reservation: Reservation | None) -> None:
         self.instance = pick.decision.instance
         """Where the request goes; empty = nowhere."""
         self._dispatcher = dispatcher
-        self._pick = pick
+        self.pick = pick
         self._reservation = reservation
         self._t_dispatch_ns = perf_counter_ns()
         self._t_first_ns = 0
@@ -61,7 +61,7 @@ class Placement:
 
     @property
     def reason(self) -> str:
-        return self._pick.decision.reason
+        return self.pick.decision.reason
 
     def first_byte(self, *, served: bool) -> None:
         """The body begins; `served`: with a 2xx, which binds the session."""
@@ -69,7 +69,7 @@ class Placement:
         if self._reservation is not None:
             self._reservation.first_byte()
         if served:
-            self._dispatcher.served(self._pick)
+            self._dispatcher.served(self.pick)
 
     def end(self, status: str, *, http_status: int | None = None, usage: Usage | None = None, error: str = "") -> None:
         """It is over: `status` as in RoutedOutcome."""
@@ -90,7 +90,7 @@ class Placement:
             completion_tokens=counted.completion_tokens,
             error=error,
         )
-        self._dispatcher.over(self._pick, outcome)
+        self._dispatcher.over(self.pick, outcome)
 
 
 class Dispatcher:
@@ -128,7 +128,7 @@ class Dispatcher:
         return self._bindings.arrive(session, self._clock())
 
     def pick(self, asked: Asked, tried: tuple[str, ...] = ()) -> Placement:
-        """Decide, count and remember: no other pick comes between."""
+        """Decide and count. `sent` must follow before anything else happens: no other pick comes between."""
         t_ns = perf_counter_ns()
         request = self._request(asked, tried)
         view = self._cluster.view()
@@ -136,21 +136,24 @@ class Dispatcher:
         reservation = None
         if decision.instance:
             reservation = self._cluster.reserve(decision, request)
-            self._counts.placed[decision.instance] += 1
-            if decision.prefill:
-                self._counts.placed[decision.prefill] += 1
-            index = self._indexes.get(decision.prefill or decision.instance)
-            if index is not None:
-                index.insert(asked.keys)
         decide_us = (perf_counter_ns() - t_ns) / 1e3
+        return Placement(self, Pick(self._counts.picks, t_ns, decide_us, request, view, decision), reservation)
+
+    def sent(self, asked: Asked, placement: Placement) -> None:
+        """The rest of a pick, once the request is on its way: what no other pick may miss, but this one need not."""
+        _, t_ns, decide_us, request, _, decision = placement.pick
+        index = self._indexes.get(decision.prefill or decision.instance)
+        if index is not None and asked.keys:
+            index.insert(asked.keys)
         counts = self._counts
-        pick = Pick(counts.picks, t_ns, decide_us, request, view, decision)
         counts.picks += 1
-        counts.retries += bool(tried)
+        counts.retries += bool(request.tried)
         counts.decisions[decision.reason] += 1
         counts.decided(decide_us)
+        for instance in (decision.instance, decision.prefill):
+            if instance:
+                counts.placed[instance] += 1
         self.latest.append(TickPick(t_ns, asked.request, asked.session, decision.instance, decision.reason))
-        return Placement(self, pick, reservation)
 
     def another(self, tried: tuple[str, ...]) -> bool:
         """Some instance that has not been tried may be picked."""

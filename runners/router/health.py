@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
+import traceback
 from collections.abc import Callable, Mapping
 from time import monotonic
 
@@ -125,16 +127,21 @@ class Health:
                 async with asyncio.timeout(pause_s):
                     await wake.wait()
             wake.clear()
-            why, gone = await self._ask(instance)
-            if why is None:
-                continue
-            breaker = self._breakers[instance].probed(self._clock(), why, refused=gone)
-            self._set(instance, breaker)
-            if not why and instance in self._down:
-                del self._down[instance]
-                self._found(instance)
-            elif why and (gone or breaker.silent_probes >= self._rules.unhealthy_after):
-                self._out(instance, why, gone=gone)
+            try:
+                why, gone = await self._ask(instance)
+                if why is not None:
+                    self._probed(instance, why, gone=gone)
+            except Exception:  # noqa: BLE001  (an instance that is not probed any more never comes back)
+                sys.stderr.write(f"a probe of {instance} failed:\n{traceback.format_exc()}")
+
+    def _probed(self, instance: str, why: str, *, gone: bool) -> None:
+        breaker = self._breakers[instance].probed(self._clock(), why, refused=gone)
+        self._set(instance, breaker)
+        if not why and instance in self._down:
+            del self._down[instance]
+            self._found(instance)
+        elif why and (gone or breaker.silent_probes >= self._rules.unhealthy_after):
+            self._out(instance, why, gone=gone)
 
     async def _ask(self, instance: str) -> tuple[str | None, bool]:
         """Why it is not well (empty = it is; None = this process could not ask), and whether nothing listens there."""

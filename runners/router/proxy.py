@@ -94,15 +94,17 @@ class Exchange:
         traffic = self._traffic
         self._placement = placement = traffic.dispatcher.pick(self._asked, self._tried)
         if not placement.instance:
+            traffic.dispatcher.sent(self._asked, placement)
             why = f"no instance may take the request ({placement.reason})"
             placement.end("error", http_status=503, error=why)
             self._client.refuse(503, why, "no_instance", b"retry-after: 1\r\n")
             return
         self.t_dispatch_s = self.t_read_s = monotonic()
         traffic.waiting[self] = None
-        traffic.health.dispatched(placement.instance)
         self._pool = pool = traffic.pools[placement.instance]
         pool.send(self, (pool.target.head("POST", self._path, self._headers, len(self._body)), self._body))
+        traffic.dispatcher.sent(self._asked, placement)
+        traffic.health.dispatched(placement.instance)
 
     # the instance's side
     def answered(self, answer: Answer) -> bool:

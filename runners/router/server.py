@@ -7,6 +7,7 @@ import contextlib
 import os
 import resource
 import sys
+import traceback
 from collections.abc import Callable
 from time import monotonic, perf_counter_ns
 from uuid import uuid4
@@ -63,6 +64,7 @@ class Server:
         self._beating: asyncio.Task[None] | None = None
         self._listening: asyncio.Server | None = None
         self._ended: RouterOutcome | None = None
+        self._due = {"tick": monotonic() + TICK_S, "stall": 0.0, "clients": 0.0}
 
     @property
     def connections(self) -> int:
@@ -217,23 +219,26 @@ class Server:
 
     async def _beat(self) -> None:
         """Everything that depends on time passing."""
-        limits = self._spec.limits
-        stall_every_s = min(5.0, max(BEAT_S, min(limits.stall_s, limits.client_stall_s) / 8))
-        due = {"tick": monotonic() + TICK_S, "stall": 0.0, "clients": 0.0}
         while True:
             await asyncio.sleep(BEAT_S)
-            now_s = monotonic()
-            self._traffic.sweep_waiting(now_s)
-            self._fleet.follow_events()
-            if now_s >= due["stall"]:
-                due["stall"] = now_s + stall_every_s
-                self._traffic.sweep_streaming(now_s)
-            if now_s >= due["clients"]:
-                due["clients"] = now_s + min(CLIENT_SWEEP_S, limits.client_idle_s / 4)
-                self._sweep_clients(now_s - limits.client_idle_s)
-            if now_s >= due["tick"]:
-                due["tick"] = max(now_s, due["tick"] + TICK_S)
-                self._each_second()
+            try:
+                self._once(monotonic())
+            except Exception:  # noqa: BLE001  (the clock goes on: without it nothing ever times out)
+                sys.stderr.write(f"a beat of the router's clock failed:\n{traceback.format_exc()}")
+
+    def _once(self, now_s: float) -> None:
+        limits, due = self._spec.limits, self._due
+        self._traffic.sweep_waiting(now_s)
+        self._fleet.follow_events()
+        if now_s >= due["stall"]:
+            due["stall"] = now_s + min(5.0, max(BEAT_S, min(limits.stall_s, limits.client_stall_s) / 8))
+            self._traffic.sweep_streaming(now_s)
+        if now_s >= due["clients"]:
+            due["clients"] = now_s + min(CLIENT_SWEEP_S, limits.client_idle_s / 4)
+            self._sweep_clients(now_s - limits.client_idle_s)
+        if now_s >= due["tick"]:
+            due["tick"] = max(now_s, due["tick"] + TICK_S)
+            self._each_second()
 
     def _each_second(self) -> None:
         for pool in self._fleet.pools.values():

@@ -110,7 +110,9 @@ def our_router(urls: list[str], folder: Path) -> Iterator[Target]:
     path = folder / "router.spec.json"
     path.write_bytes(to_json(spec))
     command = [sys.executable, "-m", "runners.router", str(path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    ) as process:  # a session of its own, as the peer: the scheduler may weigh sessions, not processes
         assert process.stdout is not None
         assert process.stdin is not None
         try:
@@ -213,7 +215,7 @@ def bench(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, list
     found: dict[str, dict[str, list[Figures]]] = {}
     place = 0
     with TruthServer() as one, TruthServer() as two:
-        for scenario in SCENARIOS:
+        for scenario in (scenario for scenario in SCENARIOS if options.only in scenario.name):
             behaviour = {"ttft_ms": scenario.ttft_ms, "itl_ms": scenario.itl_ms, "running": 1, "ids": 0}
             urls = [server.url(**behaviour) for server in (one, two)]
             with contextlib.ExitStack() as stack:
@@ -317,9 +319,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=4.0, help="measured window of a run")
     parser.add_argument("--vllm-router", default=os.environ.get("VLLM_ROUTER", ""), help="the peer's executable")
+    parser.add_argument("--only", default="", help="only scenarios whose name contains this")
     parser.add_argument("--streams", type=int, default=0, help="slow streams to hold at once; 0 = skip")
+    parser.add_argument("--realtime", action="store_true", help="everything under SCHED_RR: foreign load stays out")
     parser.add_argument("--json", action="store_true", help="the numbers as JSON on stdout")
     options = parser.parse_args()
+    if options.realtime:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         found = bench(options, folder) if options.rounds else {}
@@ -327,6 +333,7 @@ def main() -> None:
     reason = "" if options.vllm_router else "no vllm-router: give --vllm-router or VLLM_ROUTER"
     made = {
         "load_average": os.getloadavg(),
+        "realtime": options.realtime,
         "peer_missing": reason or None,
         "scenarios": {name: summary(rounds) for name, rounds in found.items()},
         "streams": held,

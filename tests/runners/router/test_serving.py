@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from runners.router.spec import Limits
-from tests.runners.router.routers import by, events, instances, router, tokens, until
+from runners.router.spec import InstanceSpec, Limits
+from tests.runners.router.routers import SHORT, by, events, instances, router, tokens, until
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -192,6 +193,25 @@ async def test_a_slow_client_slows_the_instance_down_and_loses_nothing() -> None
         assert received.endswith(b"0\r\n\r\n")
 
 
+async def test_a_client_that_takes_nothing_is_dropped_in_time_and_one_that_says_nothing_too() -> None:
+    limits = replace(SHORT, client_stall_s=0.4, client_idle_s=0.4)
+    async with instances("a") as (a,), router([a], limits=limits) as routed:
+        a.tokens = 100_000
+        host, port = routed.url.removeprefix("http://").split(":")
+        with socket.socket() as stuck, socket.socket() as silent:
+            stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            for client in (stuck, silent):
+                client.setblocking(False)
+                await asyncio.get_running_loop().sock_connect(client, (host, int(port)))
+            body = b'{"prompt":[1],"stream":true}'
+            head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+            await asyncio.get_running_loop().sock_sendall(stuck, head + body)
+            await until(lambda: routed.server.connections == 2)
+            await until(lambda: routed.server.connections == 0)
+            await until(lambda: a.dropped == 1)
+        assert routed.counters_are_zero()
+
+
 async def test_no_socket_waits_for_an_acknowledgement_before_it_sends() -> None:
     """Nagle's algorithm and a delayed acknowledgement add 40 ms to a first token."""
     async with instances("a") as (a,), router([a]) as routed:
@@ -338,8 +358,6 @@ async def test_models_and_health_are_answered() -> None:
 async def test_an_engines_own_word_sets_block_size_and_capacity() -> None:
     async with instances("a") as (a,):
         a.metrics = 'vllm:cache_config_info{block_size="128",engine="0",num_gpu_blocks="10"} 1.0\n'
-        from runners.router.spec import InstanceSpec
-
         async with router([a], instances=(InstanceSpec("a", a.url),)) as routed:
             load = routed.server.cluster.view().instances[0]
             assert load.kv_capacity_tokens == 1280
