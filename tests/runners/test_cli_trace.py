@@ -77,6 +77,13 @@ def test_without_json_stdout_stays_empty(made: dict[str, Path], tmp_path: Path) 
     assert "24 requests of 24 sessions" in done.stderr
 
 
+def test_long_work_tells_how_far_it_is(made: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runners.cli.trace.PROGRESS_LINE_S", 0.0)
+    done = tracon("convert", made["mooncake"], tmp_path / "out.jsonl", "--json")
+    assert "converting mooncake.jsonl: 100%, 0 s left" in done.stderr
+    assert json.loads(done.stdout)["requests"] == 24
+
+
 def test_a_sample_says_what_it_left_out(made: dict[str, Path], tmp_path: Path) -> None:
     out = tmp_path / "few.jsonl"
     told = data("sample", made["mooncake"], out, "--sessions", "10", "--seed", "3")
