@@ -87,8 +87,11 @@ def loop_of(turns: Turns) -> Loop | str:
     times = session_times(turns)
     service = turns.e2e_s[np.isfinite(turns.e2e_s)]
     spread = float(np.ptp(times.arrival_s)) if times.session else 0.0
+    seen = turns.inflight_sessions[np.isfinite(turns.inflight_sessions)]
     if not service.size or not times.session:
         return "no turn was completed"
+    if not seen.size:
+        return "no turn says how many sessions were in the system"
     if len(times.session) < 2 or spread <= 0:
         return "all sessions arrived at once: there is no arrival rate"
     mean_s = float(service.mean())
@@ -98,7 +101,7 @@ def loop_of(turns: Turns) -> Loop | str:
         turns=in_a_row,
         service_s=mean_s,
         think_s=float(times.idle_s.mean()) / in_a_row,
-        concurrency=float(np.nanmean(turns.inflight_sessions)),
+        concurrency=float(seen.mean()),
     )
 
 
@@ -257,12 +260,12 @@ def curve(
     if not known:
         return "no policy has both a service time and an amplification"
     label = min(known, key=lambda name: known[name])
-    means = [float(np.nanmean(turns.e2e_s)) for name in known for _, turns, _ in measurements.turns(name)]
+    means = [mean for name in known for _, turns, _ in measurements.turns(name) if (mean := _mean_service_s(turns))]
     at = np.linspace(0.85 * min(means), 1.15 * max(means), 60)
     walls = [
-        _kinematic(turns, cells[label, trial], at)
+        _kinematic(turns, cells[label, trial], own, at)
         for trial, turns, _ in measurements.turns(label)
-        if trial in measurements.get(label, told).trials
+        if trial in measurements.get(label, told).trials and (own := _mean_service_s(turns))
     ]
     if not walls:
         return "no policy has both a service time and an amplification"
@@ -276,13 +279,17 @@ def curve(
     return Curve(label, at, kinematic, base * shape / here, "")
 
 
-def _kinematic(turns: Turns, cell: LoadedCell, at: Samples) -> Samples:
-    """Amplification of one cell at other service times; what its wall clock holds beside is kept."""
+def _mean_service_s(turns: Turns) -> float | None:
+    served = turns.e2e_s[np.isfinite(turns.e2e_s)]
+    return float(served.mean()) if served.size else None
+
+
+def _kinematic(turns: Turns, cell: LoadedCell, own: float, at: Samples) -> Samples:
+    """Amplification of one cell at service times other than its own; what its wall clock holds beside is kept."""
     times = session_times(turns)
     replay = cell.record.replay
     cap = int(replay.get("max_inflight_sessions") or 0)
     span, wall = float(replay["trace_span_s"]), float(replay["wall_clock_s"])
-    own = float(np.nanmean(turns.e2e_s))
     beside = wall - predicted_wall_s(times, 1.0, cap)
     return np.array([(predicted_wall_s(times, value / own, cap) + beside) / span for value in at])
 

@@ -9,9 +9,11 @@ import msgspec
 import pytest
 
 from results.errors import ResultsError
+from results.routing.figures import figures
 from results.routing.findings import analyse
 from results.routing.load import collect, load_cell
 from results.routing.record import TrialLayout
+from results.routing.report import to_markdown
 from results.routing.summary import summary_of
 from tests.results.routing.synthetic import Truth, World, write_run
 
@@ -122,3 +124,45 @@ def test_a_run_without_anything_says_so(tmp_path: Path) -> None:
     analysis = analyse(tmp_path)
     assert (analysis.cells, analysis.labels, analysis.standings) == ((), (), ())
     assert {gap.artifact for gap in analysis.gaps} == {"plan.json"}
+
+
+def _rewrite(folder: Path, *, turns: dict[str, object] | None = None, record: dict[str, object] | None = None) -> None:
+    """Change every turn, or the record, as if the cell had been so."""
+    layout = TrialLayout(folder)
+    said = msgspec.json.decode(layout.cell.read_bytes())
+    if turns is not None:
+        rows = msgspec.json.Decoder(dict).decode_lines(layout.metrics.read_bytes())
+        layout.metrics.write_bytes(msgspec.json.Encoder().encode_lines([{**row, **turns} for row in rows]))
+        layout.metrics.with_suffix(".parquet").unlink(missing_ok=True)
+    layout.cell.write_bytes(msgspec.json.encode({**said, "checksums": {}, **(record or {})}))
+
+
+EVERY = [f"results/20260131_{policy.label}/trial_{trial}" for policy in POLICIES for trial in range(WORLD.trials)]
+NEVER_SENT: dict[str, object] = {
+    "status": "dropped", "t_due_ns": None, "t_send_ns": None, "t_first_token_ns": None, "t_last_token_ns": None,
+    "t_end_ns": None, "prompt_tokens": None, "completion_tokens": None, "cached_tokens": None, "instance": "",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("turns", "record"),
+    [
+        (NEVER_SENT, {}),
+        (NEVER_SENT, {"engines": [], "replay": {}, "trace": {}, "router": {}}),
+        ({"instance": ""}, {"engines": []}),
+        ({"status": "error", "t_first_token_ns": None, "t_last_token_ns": None}, {}),
+        ({"completion_tokens": 1}, {}),
+        ({"inflight_sessions": None}, {"replay": {"wall_clock_s": 1.0, "trace_span_s": 0.0}}),
+        ({"t_end_ns": None}, {}),
+        (None, {"t_end_ns": 0, "parameters": {"a": [1, {"b": None}]}, "gpu_utilisation": 0.5}),
+    ],
+)
+@pytest.mark.parametrize("cells", [[CELL], EVERY], ids=["one", "every"])
+def test_whatever_came_of_a_cell_can_be_analysed(
+    root: Path, cells: list[str], turns: dict[str, object] | None, record: dict[str, object]
+) -> None:
+    for cell in cells:
+        _rewrite(root / cell, turns=turns, record=record)
+    analysis = analyse(root)
+    assert len(analysis.cells) == 4
+    assert to_markdown(analysis, figures(analysis))
