@@ -40,6 +40,8 @@ class Backend:
     tokens: int = 3
     ttft_s: float = 0.0
     itl_s: float = 0.0
+    padding: str = ""
+    """Added to the text of every token."""
     gate: asyncio.Event | None = None
     """Waited for after the first token."""
     die_after: int = -1
@@ -130,7 +132,7 @@ class Backend:
         leaving = asyncio.create_task(self._wait_for_close(reader))
         try:
             await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if not answering.done():
+            if not answering.done() or isinstance(answering.exception(), ConnectionError):
                 self.dropped += 1
                 return False
             return answering.result()
@@ -156,7 +158,7 @@ class Backend:
         for number in range(self.tokens):
             if number == self.die_after:
                 return self._die(writer)
-            self._chunk(writer, {"choices": [{"index": 0, "text": f" {self.name}{number}"}]})
+            self._chunk(writer, {"choices": [{"index": 0, "text": f" {self.name}{number}{self.padding}"}]})
             await writer.drain()
             if number == 0 and self.gate is not None:
                 await self.gate.wait()

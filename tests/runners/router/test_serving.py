@@ -172,7 +172,7 @@ async def test_a_client_that_leaves_before_the_first_byte_frees_everything() -> 
 async def test_a_slow_client_slows_the_instance_down_and_loses_nothing() -> None:
     """Without back-pressure the router would have to hold all of it."""
     async with instances("a") as (a,), router([a]) as routed:
-        a.tokens = 20_000
+        a.tokens, a.padding = 400, "x" * 50_000
         host, port = routed.url.removeprefix("http://").split(":")
         with socket.socket() as slow:
             slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -183,20 +183,20 @@ async def test_a_slow_client_slows_the_instance_down_and_loses_nothing() -> None
             head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
             await loop.sock_sendall(slow, head % len(body) + body)
             await asyncio.sleep(0.3)
-            assert a.served == 0  # it is held back: 1.5 MB do not fit anywhere on the way
+            assert a.served == 0  # it is held back: 20 MB do not fit anywhere on the way
             received = bytearray()
             async with asyncio.timeout(30):
                 while data := await loop.sock_recv(slow, 1 << 16):
                     received += data
         assert a.served == 1
-        assert received.count(b'"text"') == 20_000
+        assert received.count(b'"text"') == 400
         assert received.endswith(b"0\r\n\r\n")
 
 
 async def test_a_client_that_takes_nothing_is_dropped_in_time_and_one_that_says_nothing_too() -> None:
     limits = replace(SHORT, client_stall_s=0.4, client_idle_s=0.4)
     async with instances("a") as (a,), router([a], limits=limits) as routed:
-        a.tokens = 100_000
+        a.tokens, a.padding = 400, "x" * 50_000
         host, port = routed.url.removeprefix("http://").split(":")
         with socket.socket() as stuck, socket.socket() as silent:
             stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
