@@ -13,7 +13,7 @@ from runners.cli import output
 from runners.errors import RunnerError
 
 if TYPE_CHECKING:
-    from runners.router.spec import InstanceSpec, RouterLine, RouterReady, RouterSpec
+    from runners.router.spec import InstanceSpec, RouterLine, RouterSpec
 
 ROLES = get_args(Role)
 
@@ -97,26 +97,38 @@ def route(
             block_tokens=block_tokens,
         )
 
-    def say(line: RouterLine) -> None:
-        if json:
-            typer.echo(to_json(line).decode())
-        elif line.ready is not None:
-            _introduce(line.ready, wanted)
-
-    outcome = serve(wanted, say)
-    if not json:
-        output.err().print(
-            f"{outcome.requests} requests, {outcome.retries} retried, {outcome.errors} failed, "
-            f"{outcome.aborted} left by their clients, {outcome.cut} cut"
-        )
-        if outcome.records_lost:
-            output.err().print(f"{outcome.records_lost} decision records were lost: {outcome.log_error}")
+    narrate = _Narrator(wanted)
+    serve(wanted, (lambda line: typer.echo(to_json(line).decode())) if json else narrate)
 
 
-def _introduce(ready: RouterReady, spec: RouterSpec) -> None:
-    names = ", ".join(f"{instance.instance} {instance.url}" for instance in spec.instances)
-    output.err().print(f"router [bold]{ready.url}[/] before {names}", soft_wrap=True)
-    output.err().print(f"policy {spec.policy}, blocks of {ready.block_tokens} tokens; Ctrl-C ends it")
+class _Narrator:
+    """Tells a person on stderr what becomes of a router: its start, instances that come and go, its end."""
+
+    def __init__(self, spec: RouterSpec) -> None:
+        self._spec = spec
+        self._down: Mapping[str, str] = {}
+
+    def __call__(self, line: RouterLine) -> None:
+        say = output.err().print
+        if line.ready is not None:
+            names = ", ".join(f"{instance.instance} {instance.url}" for instance in self._spec.instances)
+            say(f"router [bold]{line.ready.url}[/] before {names}", soft_wrap=True)
+            say(f"policy {self._spec.policy}, blocks of {line.ready.block_tokens} tokens; Ctrl-C ends it")
+        elif line.tick is not None:
+            down = {row.instance: row.why for row in line.tick.instances if not row.available}
+            for instance in sorted({*down, *self._down}):
+                if down.get(instance) != self._down.get(instance):
+                    state = f"is not picked: {down[instance]}" if instance in down else "is picked again"
+                    say(f"{instance} {state}", markup=False, soft_wrap=True)
+            self._down = down
+        elif line.end is not None:
+            end = line.end
+            say(
+                f"{end.requests} requests, {end.retries} retried, {end.errors} failed, "
+                f"{end.aborted} left by their clients, {end.cut} cut"
+            )
+            if end.records_lost:
+                say(f"{end.records_lost} decision records were lost: {end.log_error}")
 
 
 def _instances(

@@ -13,8 +13,9 @@ import pytest
 from typer.main import get_command
 
 from runners.cli import app
-from runners.cli.route import _instances
+from runners.cli.route import _instances, _Narrator
 from runners.errors import RunnerError
+from runners.router.spec import InstanceSpec, RouterLine, RouterSpec, RouterTick, TickInstance
 from tests.e2e.cli import tracon
 from tests.runners.router.routers import instances
 
@@ -82,3 +83,15 @@ def test_instances_are_named_and_given_their_roles() -> None:
     assert found[0].kv_capacity_tokens == 4096
     with pytest.raises(RunnerError, match="names q"):
         _instances(given, {"q": "tcp://h:5"}, None)
+
+
+def test_a_person_is_told_of_instances_that_come_and_go(capsys: pytest.CaptureFixture[str]) -> None:
+    tell = _Narrator(RouterSpec((InstanceSpec("a", "http://h:1"),)))
+
+    def tick(why: str) -> RouterLine:
+        row = TickInstance("a", not why, why, 0, 0, 0, 0)
+        return RouterLine(tick=RouterTick(0, "unified", (row,), 0, {}, (), 0, 0))
+
+    for why in ("", "draining", "draining", ""):
+        tell(tick(why))
+    assert capsys.readouterr().err.splitlines() == ["a is not picked: draining", "a is picked again"]
