@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from results.records import RequestStatus
 from results.routing.record import TurnRecord
@@ -48,6 +47,11 @@ TURN_SCHEMA = pa.schema(
 
 SERIES = ("ttft_s", "tpot_s", "e2e_s")
 """Latencies of a turn. E2E is the turn's service time W_turn: TTFT + decoding (specs/ear section 5.4)."""
+
+_COUNTS = (
+    "input_tokens", "output_tokens", "prompt_tokens", "cached_tokens", "reusable_any_tokens", "reusable_intra_tokens",
+    "inflight_sessions",
+)  # fmt: skip
 
 Words = npt.NDArray[np.object_]
 Mask = npt.NDArray[np.bool_]
@@ -117,33 +121,28 @@ class SessionTimes:
 
 def turns_of(table: pa.Table, t_start_ns: int) -> Turns:
     """The columns of a `metrics.jsonl` table (TURN_SCHEMA); `t_start_ns`: the cell's start."""
-    frame = table.to_pandas(types_mapper=pd.ArrowDtype).sort_values("index", kind="stable", ignore_index=True)
-    status = frame["status"].to_numpy(dtype=object)
+    ordered = table.sort_by("index")
+    status = _words(ordered["status"])
     whole = status == RequestStatus.OK.value
     begun = whole | (status == RequestStatus.CUT.value)
-    gaps = _floats(frame["completion_tokens"]) - 1
-    decode_s = _seconds(frame["t_last_token_ns"] - frame["t_first_token_ns"])
-    tpot_s = np.divide(decode_s, gaps, out=np.full(len(frame), np.nan), where=gaps > 0)
+    send, first, last = (ordered[f"t_{moment}_ns"] for moment in ("send", "first_token", "last_token"))
+    gaps = _floats(ordered["completion_tokens"]) - 1
+    decode_s = _seconds(last, first)
+    tpot_s = np.divide(decode_s, gaps, out=np.full(gaps.size, np.nan), where=gaps > 0)
     return Turns(
-        index=frame["index"].to_numpy(dtype=np.int64),
-        session=frame["session"].to_numpy(dtype=object),
+        index=ordered["index"].to_numpy(),
+        session=_words(ordered["session"]),
         status=status,
-        instance=frame["instance"].fillna("").to_numpy(dtype=object),
-        due_s=_seconds(frame["t_due_ns"] - t_start_ns),
-        send_s=_seconds(frame["t_send_ns"] - t_start_ns),
-        first_s=_seconds(frame["t_first_token_ns"] - t_start_ns),
-        end_s=_seconds(frame["t_end_ns"] - t_start_ns),
-        ttft_s=np.where(begun, _seconds(frame["t_first_token_ns"] - frame["t_send_ns"]), np.nan),
+        instance=_words(pc.fill_null(ordered["instance"], "")),
+        due_s=_seconds(ordered["t_due_ns"], t_start_ns),
+        send_s=_seconds(send, t_start_ns),
+        first_s=_seconds(first, t_start_ns),
+        end_s=_seconds(ordered["t_end_ns"], t_start_ns),
+        ttft_s=np.where(begun, _seconds(first, send), np.nan),
         tpot_s=np.where(whole, tpot_s, np.nan),
-        e2e_s=np.where(whole, _seconds(frame["t_last_token_ns"] - frame["t_send_ns"]), np.nan),
-        **{
-            name: _floats(frame[name])
-            for name in (
-                "input_tokens", "output_tokens", "prompt_tokens", "cached_tokens", "reusable_any_tokens",
-                "reusable_intra_tokens", "inflight_sessions",
-            )
-        },
-    )  # fmt: skip
+        e2e_s=np.where(whole, _seconds(last, send), np.nan),
+        **{name: _floats(ordered[name]) for name in _COUNTS},
+    )
 
 
 def turn_table(records: Sequence[TurnRecord]) -> pa.Table:
@@ -191,9 +190,15 @@ def _union_s(spans: Sequence[tuple[float, float]]) -> float:
     return float(total)
 
 
-def _seconds(ns: pd.Series[Any]) -> Samples:
-    return _floats(ns) / 1e9
+def _seconds(until: pa.ChunkedArray, since: pa.ChunkedArray | int) -> Samples:
+    """Between two moments (ns); subtracted as integers, which a float could not hold."""
+    return _floats(pc.subtract(until, since)) / 1e9
 
 
-def _floats(series: pd.Series[Any]) -> Samples:
-    return series.to_numpy(dtype=np.float64, na_value=np.nan)
+def _floats(column: pa.ChunkedArray) -> Samples:
+    found: Samples = column.cast(pa.float64(), safe=False).to_numpy()
+    return found
+
+
+def _words(column: pa.ChunkedArray) -> Words:
+    return np.array(column.to_pylist(), dtype=object)

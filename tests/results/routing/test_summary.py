@@ -129,7 +129,7 @@ def test_sessions_are_busy_while_a_turn_runs_and_idle_between() -> None:
 spans = st.lists(st.tuples(st.floats(0, 50), st.floats(0.1, 10)), min_size=1, max_size=20)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(spans)
 def test_turns_that_overlap_count_once(found: list[tuple[float, float]]) -> None:
     """Busy time is the measure of the union, found here by counting covered moments."""
