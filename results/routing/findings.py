@@ -14,7 +14,7 @@ from results.facts import RunFacts, run_facts
 from results.layout import RunLayout
 from results.load import Gap
 from results.routing.coupling import Coupling, Curve, couplings, curve
-from results.routing.interference import Interference, interferences, read_interference
+from results.routing.interference import Interference, InterferenceRow, interferences, read_interference
 from results.routing.load import LoadedCell, collect
 from results.routing.measure import Measurements, odd_gaps
 from results.routing.metrics import METRICS
@@ -79,7 +79,7 @@ def analyse(root: Path) -> RoutingAnalysis:
     measurements = Measurements(cells, summaries)
     labels = _ordered(summaries)
     names = [label for label, _ in labels]
-    planned = _planned(root)
+    planned = _planned(root, "replay")
     found = pairs(measurements, names)
     loops = couplings(measurements, names)
     predicted = curve(measurements, loops, {(cell.record.label, cell.record.trial): cell for cell in cells})
@@ -105,7 +105,14 @@ def analyse(root: Path) -> RoutingAnalysis:
         planned=_trials_by_label(planned),
         trace=dict(cells[0].record.trace) if cells else {},
         replay=dict(cells[0].record.replay) if cells else {},
-        gaps=(*fact_gaps, *cell_gaps, *row_gaps, *odd_gaps(cells), *_unmeasured(planned, cells)),
+        gaps=(
+            *fact_gaps,
+            *cell_gaps,
+            *row_gaps,
+            *odd_gaps(cells),
+            *_unmeasured(planned, cells),
+            *_uninterfered(_planned(root, "interference"), rows),
+        ),
     )
 
 
@@ -124,8 +131,8 @@ class _PlannedCell:
     label: str
 
 
-def _planned(root: Path) -> tuple[_PlannedCell, ...]:
-    """The replay cells of the plan; a plan that cannot be read is a gap of the run's facts."""
+def _planned(root: Path, kind: str) -> tuple[_PlannedCell, ...]:
+    """The plan's cells of one kind; a plan that cannot be read is a gap of the run's facts."""
     try:
         plan = msgspec.json.decode(RunLayout(root).plan.read_bytes())
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
@@ -134,7 +141,7 @@ def _planned(root: Path) -> tuple[_PlannedCell, ...]:
     return tuple(
         _PlannedCell(str(cell.get("cell", "")), str(cell.get("label", "")))
         for cell in (cells if isinstance(cells, list) else [])
-        if isinstance(cell, dict) and cell.get("kind") == "replay"
+        if isinstance(cell, dict) and cell.get("kind") == kind
     )
 
 
@@ -149,3 +156,9 @@ def _unmeasured(planned: Sequence[_PlannedCell], cells: Sequence[LoadedCell]) ->
     """Planned cells without a record."""
     done = {cell.record.cell for cell in cells}
     return [Gap(cell.cell, "not measured") for cell in planned if cell.cell not in done]
+
+
+def _uninterfered(planned: Sequence[_PlannedCell], rows: Sequence[InterferenceRow]) -> list[Gap]:
+    """Planned prefill lengths (`interference/n2048`) without a row."""
+    done = {f"n{row.prefill_tokens}" for row in rows}
+    return [Gap(cell.cell, "not measured") for cell in planned if cell.cell.rpartition("/")[2] not in done]

@@ -15,7 +15,7 @@ from results.routing.load import collect, load_cell
 from results.routing.record import TrialLayout
 from results.routing.report import to_markdown
 from results.routing.summary import summary_of
-from tests.results.routing.synthetic import Truth, World, write_run
+from tests.results.routing.synthetic import Truth, World, write_interference, write_run
 
 WORLD = World(sessions=6, turns=4, trials=2)
 POLICIES = (Truth("round_robin"), Truth("unified", ttft_s=0.15))
@@ -113,6 +113,14 @@ def test_the_summary_a_cell_wrote_is_the_one_its_artifacts_give(root: Path) -> N
     found = msgspec.to_builtins(summary_of(cell))  # type: ignore[arg-type]
     assert written["values"] == found["values"]
     assert written["counts"] == found["counts"]
+
+
+def test_a_planned_prefill_length_without_a_row_is_a_gap(root: Path) -> None:
+    plan = msgspec.json.decode((root / "plan.json").read_bytes())
+    plan["cells"] += [{"cell": f"interference/n{tokens}", "kind": "interference"} for tokens in (256, 1024)]
+    (root / "plan.json").write_bytes(msgspec.json.encode(plan))
+    write_interference(root, {256: 1.5})
+    assert _gaps(root) == {"interference/n1024": "not measured"}
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
