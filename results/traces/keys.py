@@ -7,6 +7,7 @@ with a chance of about n^2 / 2^65: one in three thousand for a hundred million.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -24,11 +25,13 @@ _MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 _EMPTY = np.uint64(0)
 _NO_KEYS: Keys = np.empty(0, dtype=np.uint64)
 
-PARTS = 16
-"""A set grows one part at a time, so that growing needs a sixteenth more memory, not twice as much."""
-_PART_SHIFT = np.uint64(60)
+PARTS = 64
+"""A set grows one part at a time, so that growing takes a few hundredths more memory, not twice as much."""
+_PART_SHIFT = np.uint64(58)
+_SLOT_SHIFT = np.uint64(26)
 _FIRST_SLOTS = 64
 _FULLEST = 0.75
+_MAPPED_BYTES = 1 << 18
 _GROWTH = 1.4
 
 
@@ -111,7 +114,7 @@ class KeySet:
     """A set of keys in 11 to 15 bytes each: open addressing with linear probing, in numpy arrays."""
 
     def __init__(self) -> None:
-        self._slots = [np.zeros(_FIRST_SLOTS, dtype=np.uint64) for _ in range(PARTS)]
+        self._slots = [_zeros(_FIRST_SLOTS) for _ in range(PARTS)]
         self._held = [0] * PARTS
 
     def __len__(self) -> int:
@@ -121,6 +124,15 @@ class KeySet:
     def nbytes(self) -> int:
         """What its arrays take."""
         return sum(slots.nbytes for slots in self._slots)
+
+    def nbytes_with(self, more: int) -> int:
+        """What its arrays will take with so many more keys, spread over its parts."""
+        each = -(-more // PARTS)
+        needed = [held + each for held in self._held]
+        return sum(
+            slots.nbytes if count <= _FULLEST * slots.size else 8 * _roomy(count)
+            for slots, count in zip(self._slots, needed, strict=True)
+        )
 
     def add(self, keys: Keys) -> Flags:
         """Insert all; True where the key was there already, or stands at an earlier place of `keys`."""
@@ -152,16 +164,28 @@ class KeySet:
         return found | again
 
     def _rebuild(self, number: int, keys: Keys, room_for: int = 0) -> None:
-        size = max(int(max(keys.size, room_for) / _FULLEST * _GROWTH), _FIRST_SLOTS)
-        self._slots[number] = np.zeros(size, dtype=np.uint64)
+        self._slots[number] = _zeros(_roomy(max(keys.size, room_for)))
         _insert(self._slots[number], keys)
         self._held[number] = int(keys.size)
+
+
+def _roomy(keys: int) -> int:
+    """Slots for so many keys and as many more as it takes until they have to grow."""
+    return max(int(keys / _FULLEST * _GROWTH), _FIRST_SLOTS)
+
+
+def _zeros(count: int) -> Keys:
+    """Empty slots. Large ones are a mapping of their own, which goes back to the system as a whole: from the heap, the
+    gaps that a growing set leaves behind came to a third of its size."""
+    if 8 * count < _MAPPED_BYTES:
+        return np.zeros(count, dtype=np.uint64)
+    return np.frombuffer(mmap.mmap(-1, 8 * count), dtype=np.uint64)
 
 
 def _insert(slots: Keys, keys: Keys) -> Flags:
     """Put `keys`, all different, into `slots`, which have room; True where one was there already."""
     size = np.uint64(slots.size)
-    at = (((keys >> np.uint64(28)) & np.uint64(0xFFFFFFFF)) * size >> np.uint64(32)).astype(np.int64)
+    at = (((keys >> _SLOT_SHIFT) & np.uint64(0xFFFFFFFF)) * size >> np.uint64(32)).astype(np.int64)
     known = np.zeros(keys.size, dtype=np.bool_)
     left = np.arange(keys.size)
     for _ in range(slots.size):

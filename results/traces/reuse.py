@@ -142,6 +142,7 @@ class CrossSessionReuse:
         self._came = 0
         self._batch: list[FirstUse] = []
         self._batch_keys = 0
+        self._full_batch = min(_BATCH_KEYS, memory_bytes // 64)
 
     @property
     def nbytes(self) -> int:
@@ -158,7 +159,8 @@ class CrossSessionReuse:
         self._came += 1
         self._queued_bytes += use.nbytes
         heapq.heappush(self._queue, (arrival_s, self._came, use))
-        self._keep_within_memory()
+        while self._over(0):
+            self._thin()
 
     def take_up(self, until_s: float) -> None:
         """Everything that arrived until then."""
@@ -167,7 +169,7 @@ class CrossSessionReuse:
             self._queued_bytes -= use.nbytes
             self._batch.append(use)
             self._batch_keys += use.keys.size
-            if self._batch_keys >= _BATCH_KEYS:
+            if self._batch_keys >= self._full_batch:
                 self._look_up()
 
     def finish(self) -> CrossReuse:
@@ -191,10 +193,12 @@ class CrossSessionReuse:
             return
         keys = np.concatenate([use.keys for use in self._batch])
         followed = np.flatnonzero(self._sample.has(keys))
+        while self._over(followed.size):
+            self._thin()
+            followed = np.flatnonzero(self._sample.has(keys))
         seen = followed[self._known.add(keys[followed])]
         self._count(keys, seen)
         self._batch, self._batch_keys = [], 0
-        self._keep_within_memory()
 
     def _count(self, keys: Keys, seen: Counts) -> None:
         """Add the blocks at the places `seen` of the batch, which another session used first, to the tally."""
@@ -206,18 +210,23 @@ class CrossSessionReuse:
             tokens = use.tokens(places)
             self._tally.add(keys[mine], tokens, tokens * use.uses(places))
 
-    def _keep_within_memory(self) -> None:
-        while self.nbytes > self._memory_bytes and self._sample.one_in < _FEWEST_FOLLOWED:
-            always = self._sample.always
-            if self._sample.one_in == 1:  # while all is known exactly; later these would count more than they stand for
-                always = self._tally.most_used(self._memory_bytes // (_COMMON_SHARE * _TALLY_BYTES))
-            self._sample = Sample(2 * self._sample.one_in, always)
-            self._known.thin(self._sample)
-            self._tally.thin(self._sample)
-            thinned = [(arrival_s, came, use.thinned(self._sample)) for arrival_s, came, use in self._queue]
-            self._queue = [waiting for waiting in thinned if waiting[2].keys.size]
-            heapq.heapify(self._queue)
-            self._queued_bytes = sum(use.nbytes for _, _, use in self._queue)
+    def _over(self, more_keys: int) -> bool:
+        """Whether so many keys more would take too much."""
+        needed = self._known.nbytes_with(more_keys) + self._tally.nbytes + self._queued_bytes
+        return needed > self._memory_bytes and self._sample.one_in < _FEWEST_FOLLOWED
+
+    def _thin(self) -> None:
+        """Follow half as many blocks."""
+        always = self._sample.always
+        if self._sample.one_in == 1:  # while all is known exactly; later these would count more than they stand for
+            always = self._tally.most_used(self._memory_bytes // (_COMMON_SHARE * _TALLY_BYTES))
+        self._sample = Sample(2 * self._sample.one_in, always)
+        self._known.thin(self._sample)
+        self._tally.thin(self._sample)
+        thinned = [(arrival_s, came, use.thinned(self._sample)) for arrival_s, came, use in self._queue]
+        self._queue = [waiting for waiting in thinned if waiting[2].keys.size]
+        heapq.heapify(self._queue)
+        self._queued_bytes = sum(use.nbytes for _, _, use in self._queue)
 
 
 class _Tally:

@@ -70,7 +70,7 @@ def _session(number: int, head: int, count: int, begin_s: float, own: int) -> Se
     hashes = tuple(range(head * HEAD_BLOCKS, (head + 1) * HEAD_BLOCKS))
     turns = []
     for turn in range(count):
-        begin = HEADS * HEAD_BLOCKS + (number << 10) + turn * own
+        begin = HEADS * HEAD_BLOCKS + (number * 64 + turn) * own
         hashes += tuple(range(begin, begin + own))
         after = (turn - 1,) if turn else ()
         turns.append(Turn(MAIN, turn, begin_s + 20.0 * turn, None, len(hashes) * BLOCK_TOKENS, 40, hashes, after))

@@ -99,7 +99,7 @@ def test_memory_stays_within_its_bound_and_the_estimate_within_its_error() -> No
     assert rough.one_in >= 4
     for name in ("first", "cross", "shared"):
         truth, found = getattr(exact, name), getattr(rough, name)
-        assert 0 < found.error < 0.05 * truth.tokens
+        assert 0 < found.error < 0.1 * truth.tokens
         assert abs(found.tokens - truth.tokens) < 4 * found.error
     assert rough.blocks == pytest.approx(exact.blocks, rel=0.05)
 
