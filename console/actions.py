@@ -154,6 +154,7 @@ ACTIONS: tuple[Action, ...] = (
         "Routing",
         "instances with their load terms, where sessions are bound, decisions by reason, the latest ones, alarms",
         GROUPS[1],
+        command=("tracon", "why", "{run}", "{request}", "--cell", "{place}"),
     ),
     Action("section_before", ("left",), "Section before", "on Results: the section before", GROUPS[1]),
     Action(

@@ -14,6 +14,7 @@ from console.widgets.table import Cell, Column, Row, Span, cell
 from state.events import RoutedLine, RoutedLoad
 from state.routing import AlarmKind, LoadSample, RoutingView, alarms
 from state.run import CellState
+from state.view import RunView
 
 WIDE = 110
 """Columns from which the load table shows the past minute too, and a decision its request."""
@@ -201,6 +202,8 @@ def load_detail(routing: RoutingView, instance: str) -> list[tuple[str, str]]:
 
 # -- decisions ------------------------------------------------------------------------------------------------------
 
+_CELL_PARTS = 3
+"""A cell that replays is named stage/policy/trial."""
 REASON_COLUMNS = (
     Column("reason", "decided by", 14, left=True, flex=True),
     Column("picks", "picks", 6),
@@ -266,11 +269,20 @@ def _keyed(routing: RoutingView) -> Iterator[tuple[str, RoutedLine]]:
         yield f"{line.t_unix_s!r} {line.request} {line.instance} {line.reason}", line
 
 
-def decision_detail(routing: RoutingView, key: str, run: str) -> list[tuple[str, str]]:
-    """A decision, and the command that explains it, as label and text."""
-    line = dict(_keyed(routing)).get(key)
-    if line is None:
-        return [("decision", "older than what is kept here; decisions.jsonl of the cell has it")]
+def decision_of(routing: RoutingView, key: str) -> RoutedLine | None:
+    """The decision of a row; None where it is no longer kept."""
+    return dict(_keyed(routing)).get(key)
+
+
+def place_of(view: RunView) -> str:
+    """Where the decisions of the routed cell lie below the run's results, as `tracon why --cell` finds it."""
+    found = None if view.routing is None else view.cells.get(view.routing.cell)
+    parts = [] if found is None else found.cell.split("/")
+    return f"{parts[1]}/trial_{found.plan.trial}" if found is not None and len(parts) == _CELL_PARTS else ""
+
+
+def decision_detail(routing: RoutingView, line: RoutedLine) -> list[tuple[str, str]]:
+    """A decision as label and text."""
     return [
         ("time", say.moment(line.t_unix_s)),
         ("request", line.request),
@@ -279,5 +291,4 @@ def decision_detail(routing: RoutingView, key: str, run: str) -> list[tuple[str,
         ("reason", line.reason),
         ("policy", routing.policy),
         ("cell", routing.cell),
-        ("all that was weighed", f"tracon why {run} {line.request}"),
     ]

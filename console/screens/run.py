@@ -266,8 +266,14 @@ class RunScreen(DashboardScreen):
 
     def _open_decision(self, key: str) -> None:
         view = (self._frozen or self.picture).view
-        if view.routing is not None:
-            self.app.push_screen(Detail("Decision", routing.decision_detail(view.routing, key, self.folder.name)))
+        line = None if view.routing is None else routing.decision_of(view.routing, key)
+        if view.routing is None or line is None:
+            return
+        workspace, place = self.tracon.workspace_of(self.folder), routing.place_of(view)
+        command = actions.command_line("routing", self.folder, workspace, request=line.request, place=place)
+        self.tracon.last_command = command
+        facts = routing.decision_detail(view.routing, line)
+        self.app.push_screen(Detail("Decision", [*facts, ("all that was weighed", actions.shown(command))]))
 
     def _open_result(self, key: str) -> None:
         analysis = self.results.analysis

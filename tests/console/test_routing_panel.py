@@ -175,8 +175,10 @@ def test_a_pick_that_went_nowhere_says_so(picture: Picture) -> None:
     last = replace(routing.lines[-1], instance="", session="", reason="queue_full")
     (row,) = rows.decision_rows(picture, replace(routing, lines=(last,)), rows.decision_columns(79))
     assert told(row)[1:] == ["no session", "nowhere", "queue_full"]
-    facts = dict(rows.decision_detail(replace(routing, lines=(last,)), row.key, "a-run"))
-    assert (facts["instance"], facts["all that was weighed"]) == ("nowhere", f"tracon why a-run {last.request}")
+    assert rows.decision_of(replace(routing, lines=(last,)), row.key) == last
+    assert rows.decision_of(routing, row.key) is None
+    facts = dict(rows.decision_detail(routing, last))
+    assert (facts["instance"], facts["session"]) == ("nowhere", "it came without one")
 
 
 # -- on the screen --------------------------------------------------------------------------------------------------
@@ -240,8 +242,11 @@ async def test_decisions_and_instances_can_be_reached_filtered_and_opened(live_r
         await pilot.press("enter")
         await until(pilot, lambda: isinstance(pilot.app.screen, Detail), "nothing opened")
         await sees(pilot, f"tracon why {live_routing.name}")
+        await sees(pilot, "--cell sticky/trial_0")
         await sees(pilot, last.also)
-        await pilot.press("escape", "slash", *told(last)[1], "enter")
+        await pilot.press("escape", "y")
+        assert f"tracon why {live_routing.name} {last.also} --cell sticky/trial_0" in pilot.app.clipboard
+        await pilot.press("slash", *told(last)[1], "enter")
         assert {told(row)[1] for row in panel.table.rows} == {told(last)[1]}
         await pilot.press("shift+tab")
         await until(pilot, lambda: panel.loads.has_focus, "the instances cannot be reached")
