@@ -12,7 +12,7 @@ import numpy as np
 from results.decisions import DecisionRecord
 from results.records import RequestStatus
 from results.routing.load import LoadedCell, PickCounts, count_picks
-from results.routing.record import RoutedEngine, RoutingCell, TurnRecord
+from results.routing.record import EngineSample, RoutedEngine, RoutingCell, TurnRecord
 from results.routing.turns import SERIES, Mask, Turns, session_times, turn_table, turns_of
 from results.statistics import Estimate, mean, percentiles, unknown
 from results.summary import POINTS, percentile_name
@@ -34,7 +34,8 @@ class InstanceNumbers:
     sessions: int | None
     """Sessions with at least one turn there."""
     values: Mapping[str, Estimate]
-    """ttft_p50_s, ttft_p90_s, apc (the engine's counters), apc_usage (as its responses say)."""
+    """ttft_p50_s, ttft_p90_s, apc (the engine's counters), apc_usage (as its responses say), kv_usage_max (a share) and
+    waiting_p90 of the 1 Hz samples."""
     reasons: Mapping[str, int]
     """Picks of this instance by the reason of the decision."""
 
@@ -72,12 +73,15 @@ class RoutedSummary:
 
 
 def summarise(
-    turns: Sequence[TurnRecord], decisions: Sequence[DecisionRecord], cell: RoutingCell
+    turns: Sequence[TurnRecord],
+    decisions: Sequence[DecisionRecord],
+    cell: RoutingCell,
+    samples: Sequence[EngineSample] = (),
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """`metrics.summary.json` and `breakdown.json` of a cell that has just ended, as JSON values."""
     picks = count_picks(decisions)
     columns = turns_of(turn_table(turns), cell.t_start_ns)
-    found = summary_of(LoadedCell(cell, columns, picks, (), ""))
+    found = summary_of(LoadedCell(cell, columns, picks, tuple(samples), ""))
     said = msgspec.to_builtins(found)
     own = ("cell", "label", "policy", "parameters", "trial", "counts", "values", "degraded")
     return (
@@ -89,7 +93,7 @@ def summarise(
 def summary_of(cell: LoadedCell) -> RoutedSummary:
     """All numbers of a loaded cell; what is missing is null with a reason."""
     record, turns, picks = cell.record, cell.turns, cell.picks
-    instances = tuple(_instance(engine, turns, picks) for engine in record.engines)
+    instances = tuple(_instance(engine, turns, picks, cell.samples) for engine in record.engines)
     return RoutedSummary(
         cell=record.cell,
         label=record.label,
@@ -192,12 +196,14 @@ def _apc_usage(turns: Turns, where: Mask) -> Estimate:
     return Estimate(float(turns.cached_tokens[said].sum()) / prompts, n=int(said.sum()))
 
 
-def _instance(engine: RoutedEngine, turns: Turns | None, picks: PickCounts | None) -> InstanceNumbers:
+def _instance(
+    engine: RoutedEngine, turns: Turns | None, picks: PickCounts | None, samples: Sequence[EngineSample]
+) -> InstanceNumbers:
     reasons = {} if picks is None else picks.by_instance.get(engine.instance, {})
-    apc = engines_apc((engine,))
+    own = {"apc": engines_apc((engine,)), **_sampled([row for row in samples if row.instance == engine.instance])}
     if turns is None:
         values = dict.fromkeys(("ttft_p50_s", "ttft_p90_s", "apc_usage"), unknown(UNREADABLE))
-        return InstanceNumbers(engine.instance, engine.role, None, None, None, {**values, "apc": apc}, reasons)
+        return InstanceNumbers(engine.instance, engine.role, None, None, None, {**values, **own}, reasons)
     here = np.asarray(turns.instance == engine.instance, dtype=np.bool_)
     p50, p90 = percentiles(turns.ttft_s[here], (0.5, 0.9))
     return InstanceNumbers(
@@ -206,9 +212,20 @@ def _instance(engine: RoutedEngine, turns: Turns | None, picks: PickCounts | Non
         turns=int((here & turns.completed).sum()),
         failed=int((here & (turns.status == RequestStatus.ERROR.value)).sum()),
         sessions=len(set(turns.session[here])),
-        values={"ttft_p50_s": p50, "ttft_p90_s": p90, "apc": apc, "apc_usage": _apc_usage(turns, here)},
+        values={"ttft_p50_s": p50, "ttft_p90_s": p90, "apc_usage": _apc_usage(turns, here), **own},
         reasons=reasons,
     )
+
+
+def _sampled(rows: Sequence[EngineSample]) -> dict[str, Estimate]:
+    """What an instance's 1 Hz samples say."""
+    usage = [row.kv_usage for row in rows if row.kv_usage is not None]
+    waiting = [row.waiting for row in rows if row.waiting is not None]
+    none = unknown("no sample of this instance states it")
+    return {
+        "kv_usage_max": Estimate(max(usage), n=len(usage)) if usage else none,
+        "waiting_p90": Estimate(float(np.quantile(waiting, 0.9)), n=len(waiting)) if waiting else none,
+    }
 
 
 def _workers(instances: Sequence[InstanceNumbers]) -> dict[str, Estimate]:

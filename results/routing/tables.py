@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from results.routing.findings import RoutingAnalysis
 from results.routing.metrics import HEADLINE, NAMES, Metric, metric
 from results.routing.occupancy import DEPLOYMENTS
@@ -164,26 +166,29 @@ def workers(analysis: RoutingAnalysis) -> Table:
         counted = [cell for cell in analysis.cells if cell.label == label and not cell.degraded]
         for name in dict.fromkeys(one.instance for cell in counted for one in cell.instances):
             ones = [one for cell in counted for one in cell.instances if one.instance == name]
-            p90 = [value for one in ones if (value := one.values["ttft_p90_s"].value) is not None]
-            hits = [value for one in ones if (value := one.values["apc"].value) is not None]
-            turns = [one.turns for one in ones if one.turns is not None]
             rows.append(
                 (
                     label,
                     name,
                     ones[0].role,
-                    _mean(turns, ".0f"),
-                    _mean([one.sessions for one in ones if one.sessions is not None], ".1f"),
-                    _mean([1e3 * value for value in p90], ".1f"),
-                    _mean([100 * value for value in hits], ".1f"),
+                    _mean([one.turns for one in ones], ".0f"),
+                    _mean([one.sessions for one in ones], ".1f"),
+                    _mean([one.values["ttft_p90_s"].value for one in ones], ".1f", 1e3),
+                    _mean([one.values["apc"].value for one in ones], ".1f", 100),
+                    _mean([one.values["kv_usage_max"].value for one in ones], ".1f", 100),
+                    _mean([one.values["waiting_p90"].value for one in ones], ".1f"),
                 )
             )
-    columns = ("policy", "instance", "role", "turns", "sessions seen", "TTFT p90 ms", "APC %")
-    return Table("Instances", columns, tuple(rows), "Means over the trials.")
+    columns = (
+        "policy", "instance", "role", "turns", "sessions seen", "TTFT p90 ms", "APC %", "KV used, max %", "waiting p90",
+    )  # fmt: skip
+    return Table("Instances", columns, tuple(rows), "Means over the trials; KV and queue from samples at 1 Hz.")
 
 
-def _mean(values: list[float] | list[int], form: str) -> str:
-    return format(sum(values) / len(values), form) if values else NOT_MEASURED
+def _mean(values: Sequence[float | None], form: str, scale: float = 1.0) -> str:
+    """The mean of those that were measured."""
+    known = [scale * value for value in values if value is not None]
+    return format(sum(known) / len(known), form) if known else NOT_MEASURED
 
 
 def decisions(analysis: RoutingAnalysis) -> Table:

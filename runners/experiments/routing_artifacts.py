@@ -12,7 +12,7 @@ import msgspec
 
 from results.decisions import DecisionRecord
 from results.layout import publish, sha256, write_atomic
-from results.routing.record import RoutedEngine, RoutingCell, TrialLayout, TurnRecord
+from results.routing.record import EngineSample, RoutedEngine, RoutingCell, TrialLayout, TurnRecord
 from results.routing.summary import summarise
 from runners.context import RunContext
 from runners.engine_counters import CacheShape, Span, span_of
@@ -81,7 +81,7 @@ def put_in_place(
     _write(written.apc, {name: msgspec.to_builtins(span) for name, span in spans.items()})
     measured = (written.config, written.metrics, written.decisions, written.engines, written.apc, written.gpu_util)
     record = replace(record, checksums={path.name: sha256(path) for path in measured})
-    summary, breakdown = summarise(turns, decisions, record)
+    summary, breakdown = summarise(turns, decisions, record, _rows(written.engines, EngineSample))
     _write(written.summary, summary)
     _write(written.breakdown, breakdown)
     _write(written.cell, record)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from results.records import RequestStatus
 from results.routing.load import LoadedCell
-from results.routing.record import RoutedEngine, RoutingCell, TurnRecord
+from results.routing.record import EngineSample, RoutedEngine, RoutingCell, TurnRecord
 from results.routing.summary import InstanceNumbers, RoutedSummary, amplification, engines_apc, summarise, summary_of
 from results.routing.turns import in_flight_over_time, session_times, turn_table, turns_of
 from tests.results.routing.synthetic import T0_NS, Truth, World, cell_record, decisions, records
@@ -64,6 +64,17 @@ def test_cached_tokens_are_held_against_the_bound_of_the_turns_that_were_complet
     assert found.estimate("apc").value == pytest.approx(0.9 * reusable / tokens)
     assert found.estimate("apc_usage").value == found.estimate("apc").value
     assert found.estimate("apc_of_bound").value == pytest.approx(0.9)
+
+
+def test_samples_tell_how_full_an_instance_was_and_how_long_its_queue() -> None:
+    rows = [EngineSample(place, "e0", 1.0, float(place), place / 10, 0, 1) for place in range(5)]
+    rows.append(EngineSample(9, "e0", None, None, None, None, None))  # a scrape that failed
+    turns = _turns()
+    _, breakdown = summarise(turns, (), cell_record(WORLD, TRUTH, 0, turns), rows)
+    values = {one["instance"]: one["values"] for one in breakdown["instances"]}
+    assert (values["e0"]["kv_usage_max"]["value"], values["e0"]["waiting_p90"]["value"]) == (0.4, pytest.approx(3.6))
+    assert values["e1"]["kv_usage_max"]["value"] is None
+    assert values["e1"]["kv_usage_max"]["reason"]
 
 
 def test_counters_that_were_not_read_leave_no_apc() -> None:
