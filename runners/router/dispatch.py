@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections import deque
 from collections.abc import Callable, Mapping
 from time import perf_counter_ns
 from typing import NamedTuple
 
-from results.decisions import ClusterView, Decision, DecisionRecord, InstanceLoad, RoutedOutcome, RoutedRequest
+from results.decisions import ClusterView, Decision, InstanceLoad, RoutedRequest
 from runners.router.bindings import Bindings
-from runners.router.facts import Usage
-from runners.router.log import DecisionLog
+from runners.router.ledger import End, Ledger, Pick
 from runners.router.metrics import Counts
 from runners.router.policies import Policy
 from runners.router.prefix_index import Index, cached_tokens
-from runners.router.spec import LATEST, TickPick
 from runners.router.view import Cluster, Reservation
 
 PAUSE_LIMIT_S = 60.0
-NOTHING_CACHED: Mapping[str, int] = {}
+NOTHING: Mapping[str, int] = {}
 
 
 class Asked(NamedTuple):
@@ -31,17 +28,6 @@ class Asked(NamedTuple):
     keys: tuple[int, ...]
     input_tokens: int
     max_tokens: int
-
-
-class Pick(NamedTuple):
-    """What was decided, and on what ground."""
-
-    seq: int
-    t_ns: int
-    decide_us: float
-    request: RoutedRequest
-    cluster: ClusterView
-    decision: Decision
 
 
 class Placement:
@@ -71,26 +57,19 @@ class Placement:
         if served:
             self._dispatcher.served(self.pick)
 
-    def end(self, status: str, *, http_status: int | None = None, usage: Usage | None = None, error: str = "") -> None:
-        """It is over: `status` as in RoutedOutcome."""
+    def end(
+        self, status: str, *, http_status: int | None = None, tail: tuple[bytes, ...] = (), error: str = ""
+    ) -> None:
+        """It is over: `status` as in RoutedOutcome; `tail`: the last pieces of the body."""
         if self._ended:
             return
         self._ended = True
         t_end_ns = perf_counter_ns()
         if self._reservation is not None:
             self._reservation.end()
-        counted = usage or Usage()
-        outcome = RoutedOutcome(
-            status=status,
-            http_status=http_status,
-            ttft_s=(self._t_first_ns - self._t_dispatch_ns) / 1e9 if self._t_first_ns else None,
-            e2e_s=(t_end_ns - self._t_dispatch_ns) / 1e9,
-            prompt_tokens=counted.prompt_tokens,
-            cached_tokens=counted.cached_tokens,
-            completion_tokens=counted.completion_tokens,
-            error=error,
+        self._dispatcher.ledger.ended(
+            End(self.pick, status, http_status, self._t_dispatch_ns, self._t_first_ns, t_end_ns, tail, error)
         )
-        self._dispatcher.over(self.pick, outcome)
 
 
 class Dispatcher:
@@ -102,25 +81,21 @@ class Dispatcher:
         cluster: Cluster,
         bindings: Bindings,
         indexes: Mapping[str, Index],
-        log: DecisionLog,
+        ledger: Ledger,
         counts: Counts,
         block_tokens: int,
         clock: Callable[[], float],
     ) -> None:
         self.block_tokens = block_tokens
-        self.latest: deque[TickPick] = deque(maxlen=LATEST)
+        self.ledger = ledger
         self._policy = policy
         self._cluster = cluster
         self._bindings = bindings
         self._indexes = indexes
-        self._log = log
         self._counts = counts
         self._clock = clock
         self._complained = False
-
-    @property
-    def keeps_records(self) -> bool:
-        return self._log.kept
+        self._seq = 0
 
     def arrived(self, session: str) -> int:
         """Count a request of the session; returns its turn."""
@@ -137,23 +112,16 @@ class Dispatcher:
         if decision.instance:
             reservation = self._cluster.reserve(decision, request)
         decide_us = (perf_counter_ns() - t_ns) / 1e3
-        return Placement(self, Pick(self._counts.picks, t_ns, decide_us, request, view, decision), reservation)
+        self._seq += 1
+        return Placement(self, Pick(self._seq - 1, t_ns, decide_us, request, view, decision), reservation)
 
     def sent(self, asked: Asked, placement: Placement) -> None:
         """The rest of a pick, once the request is on its way: what no other pick may miss, but this one need not."""
-        _, t_ns, decide_us, request, _, decision = placement.pick
+        decision = placement.pick.decision
         index = self._indexes.get(decision.prefill or decision.instance)
         if index is not None and asked.keys:
             index.insert(asked.keys)
-        counts = self._counts
-        counts.picks += 1
-        counts.retries += bool(request.tried)
-        counts.decisions[decision.reason] += 1
-        counts.decided(decide_us)
-        for instance in (decision.instance, decision.prefill):
-            if instance:
-                counts.placed[instance] += 1
-        self.latest.append(TickPick(t_ns, asked.request, asked.session, decision.instance, decision.reason))
+        self.ledger.picked(placement.pick)
 
     def another(self, tried: tuple[str, ...]) -> bool:
         """Some instance that has not been tried may be picked."""
@@ -163,7 +131,8 @@ class Dispatcher:
         """An instance has begun to answer a request well: its session lives there now."""
         request, decision = pick.request, pick.decision
         if decision.binds and request.session:
-            self._bindings.commit(request.session, decision.instance, self._clock())
+            migrates = bool(decision.migrate_from)
+            self._bindings.commit(request.session, decision.instance, self._clock(), migrates=migrates)
         else:
             self._bindings.accepted(request.session, decision.instance)
 
@@ -176,19 +145,9 @@ class Dispatcher:
         if seconds > 0:
             self._cluster.pause(instance, min(seconds, PAUSE_LIMIT_S))
 
-    def over(self, pick: Pick, outcome: RoutedOutcome) -> None:
-        """Count and log how a pick ended."""
-        counts = self._counts
-        counts.outcomes[pick.decision.instance, outcome.status] += 1
-        if outcome.ttft_s is not None and outcome.e2e_s is not None and outcome.status == "ok":
-            counts.ttft.add(outcome.ttft_s)
-            counts.e2e.add(outcome.e2e_s)
-        if self._log.kept:
-            self._log.append(DecisionRecord(*pick, outcome))
-
     def _request(self, asked: Asked, tried: tuple[str, ...]) -> RoutedRequest:
         bindings, session = self._bindings, asked.session
-        cached = NOTHING_CACHED
+        cached = NOTHING
         if asked.keys:
             cached = {
                 name: cached_tokens(index, asked.keys, asked.input_tokens) for name, index in self._indexes.items()
@@ -201,10 +160,11 @@ class Dispatcher:
             max_tokens=asked.max_tokens,
             block_tokens=self.block_tokens,
             cached_tokens=cached,
-            owner=bindings.owner(session),
-            since_migration_s=bindings.since_move_s(session, self._clock()),
-            rejects=bindings.rejects(session),
+            owner=bindings.owner(session) if session else "",
+            since_migration_s=bindings.since_migration_s(session, self._clock()) if session else None,
+            rejects=bindings.rejects(session) if session else NOTHING,
             tried=tried,
+            moving_to=bindings.moving_to(session) if session else "",
         )
 
     def _decide(self, request: RoutedRequest, view: ClusterView) -> Decision:

@@ -102,6 +102,7 @@ class Pages:
         connection.reply_json(200 if well else 503, {"status": status, "available": up, "unavailable": down})
 
     def _metrics(self) -> bytes:
+        self._traffic.dispatcher.ledger.settle()
         view = self._cluster.view()
         sessions = {load.instance: self._bindings.active(load.instance) for load in view.instances}
         return page(self._traffic.counts, view, sessions, self._book.connections, self._book.records_lost)

@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 
 from runners.router.dispatch import Asked, Placement
-from runners.router.facts import pause_s, read_usage
+from runners.router.facts import pause_s
 from runners.router.link import Answer, Failure, Link
 from runners.router.traffic import Traffic
 from runners.router.upstream import Pool
@@ -22,6 +22,8 @@ REFUSALS = (429, 503)
 """The instance did not admit the request."""
 TAIL_PIECES = 4
 """Last pieces of a body, in which its usage and its end are looked for."""
+HOLD = "wait_"
+"""A decision for nowhere whose reason begins so may be asked for again once a request has ended."""
 STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
 
@@ -60,6 +62,7 @@ class Exchange:
         "_tried",
         "link",
         "t_dispatch_s",
+        "t_held_s",
         "t_paused_s",
         "t_read_s",
     )
@@ -68,6 +71,8 @@ class Exchange:
         self, traffic: Traffic, client: Client, asked: Asked, path: bytes, headers: bytes, body: bytes
     ) -> None:
         self.t_dispatch_s = 0.0
+        self.t_held_s = 0.0
+        """Since when no instance had room; 0 = one had at once."""
         self.t_read_s = 0.0
         self.t_paused_s = 0.0
         """Since when the client's buffers are full; 0 = they are not."""
@@ -90,9 +95,13 @@ class Exchange:
         return self._placement.instance
 
     def begin(self) -> None:
-        """Pick an instance and send the request there."""
+        """Pick an instance and send the request there; one that is held is begun again."""
         traffic = self._traffic
         self._placement = placement = traffic.dispatcher.pick(self._asked, self._tried)
+        if not placement.instance and placement.reason.startswith(HOLD) and self._may_wait():
+            self._hold(placement)
+            return
+        traffic.held.pop(self, None)
         if not placement.instance:
             traffic.dispatcher.sent(self._asked, placement)
             why = f"no instance may take the request ({placement.reason})"
@@ -167,6 +176,9 @@ class Exchange:
 
     def abandon(self, why: str = "the client left") -> None:
         """The client is gone: drop the request, so that the instance stops computing it."""
+        if self in self._traffic.held:
+            self._end("aborted", why)
+            return
         self._pool.cancel(self)
         instance = self.instance
         self._end("aborted", why)
@@ -185,6 +197,10 @@ class Exchange:
 
     def cut(self, why: str, *, elsewhere: bool) -> None:
         """End it from outside, or (`elsewhere`, before its first byte) send it to another instance."""
+        if self in self._traffic.held:
+            self._end("error", why, http_status=503)
+            self._client.refuse(503, why, "cut")
+            return
         self._pool.cancel(self)
         instance = self.instance
         if self._opened:
@@ -196,6 +212,19 @@ class Exchange:
             self._end("error", why, http_status=503)
             self._client.refuse(503, why, "cut")
         self._traffic.health.let_go(instance)
+
+    def _may_wait(self) -> bool:
+        """Something is in flight whose end may make room, and it has not waited for too long."""
+        held_s = monotonic() - self.t_held_s if self.t_held_s else 0.0
+        return self._traffic.in_flight and held_s <= self._traffic.limits.first_byte_s
+
+    def _hold(self, placement: Placement) -> None:
+        """Wait behind those that are held already. The first such pick is recorded, later ones say the same."""
+        self._traffic.held.setdefault(self)
+        if not self.t_held_s:
+            self.t_held_s = monotonic()
+            self._traffic.dispatcher.sent(self._asked, placement)
+            placement.end("held", error=f"held: {placement.reason}")
 
     def _may_retry(self) -> bool:
         tried = (*self._tried, self.instance)
@@ -281,10 +310,11 @@ class Exchange:
         return not body or body.endswith((b"\n\n", b"\r\n\r\n", b"\r\r"))
 
     def _end(self, status: str, error: str = "", *, http_status: int | None = None) -> None:
-        traffic, usage = self._traffic, None
+        traffic = self._traffic
+        tail: tuple[bytes, ...] = ()
         traffic.ended(self)
         if self._opened:
             http_status = self._answer.status
-            if status == "ok" and traffic.dispatcher.keeps_records:
-                usage = read_usage(b"".join(self._tail))
-        self._placement.end(status, http_status=http_status, usage=usage, error=error)
+            if status == "ok" and traffic.dispatcher.ledger.keeps_records:
+                tail = tuple(self._tail)
+        self._placement.end(status, http_status=http_status, tail=tail, error=error)

@@ -17,6 +17,7 @@ from runners.router.dispatch import Asked, Dispatcher
 from runners.router.facts import read_facts, session_name
 from runners.router.fleet import Fleet
 from runners.router.front import ClientConnection, Request
+from runners.router.ledger import Ledger
 from runners.router.log import DecisionLog
 from runners.router.metrics import Counts
 from runners.router.pages import Pages
@@ -55,6 +56,7 @@ class Server:
         self._limit = spec.limits.streams or _streams_possible()
         self._pages_open: set[asyncio.Task[None]] = set()
         self._log = DecisionLog(spec.decisions_path)
+        self._ledger = Ledger(self._log, self._counts)
         self._bindings = Bindings(spec.max_sessions, spec.session_ttl_s)
         self._cluster = Cluster((), monotonic, self._bindings)
         self._fleet = Fleet(spec, self._cluster, self._linked)
@@ -93,7 +95,7 @@ class Server:
             self._cluster,
             self._bindings,
             fleet.indexes,
-            self._log,
+            self._ledger,
             self._counts,
             fleet.block_tokens,
             monotonic,
@@ -135,6 +137,7 @@ class Server:
         for client in tuple(self._clients):
             client.abort()
         await self._fleet.close()
+        self._ledger.settle()
         await self._log.close()
         self._ended = self._outcome()
         return self._ended
@@ -146,6 +149,7 @@ class Server:
     def tick(self) -> RouterTick:
         """What is known now."""
         bindings, counts = self._bindings, self._counts
+        self._ledger.settle()
         rows = tuple(
             TickInstance(
                 load.instance,
@@ -165,7 +169,7 @@ class Server:
             instances=rows,
             sessions=sum(row.sessions for row in rows),
             decisions=dict(counts.decisions),
-            latest=tuple(self._dispatcher.latest),
+            latest=self._ledger.latest(),
             retries=counts.retries,
             errors=counts.ended("error"),
         )

@@ -32,24 +32,48 @@ class Traffic:
         self.waiting: dict[Exchange, None] = {}
         """Without a body byte yet, in the order of their dispatch."""
         self.streaming: dict[Exchange, None] = {}
+        self.held: dict[Exchange, None] = {}
+        """Not sent yet: the policy found no room. In the order in which they came."""
+        self._serving_held = False
         self._drained: asyncio.Event | None = None
+
+    @property
+    def in_flight(self) -> bool:
+        """Some request is at an instance."""
+        return bool(self.waiting or self.streaming)
 
     def ended(self, exchange: Exchange) -> None:
         """A request (or an attempt of one) is over."""
         self.waiting.pop(exchange, None)
         self.streaming.pop(exchange, None)
-        if self._drained is not None and not self.waiting and not self.streaming:
-            self._drained.set()
+        self.held.pop(exchange, None)
+        if self.held and not self._serving_held:
+            self._serving_held = True
+            asyncio.get_running_loop().call_soon(self.serve_held)  # its claim is released by then
+        self._say_drained()
+
+    def serve_held(self) -> None:
+        """Ask again for those that are held, the first one first; it goes before all others."""
+        self._serving_held = False
+        for exchange in tuple(self.held):
+            exchange.begin()
+            if exchange in self.held:
+                break
+        self._say_drained()
 
     async def drain(self, limit_s: float) -> bool:
         """Wait until nothing is in flight; False = some still is after `limit_s`."""
-        if not self.waiting and not self.streaming:
+        if not self.in_flight and not self.held:
             return True
         self._drained = asyncio.Event()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 await self._drained.wait()
-        return not self.waiting and not self.streaming
+        return not self.in_flight and not self.held
+
+    def _say_drained(self) -> None:
+        if self._drained is not None and not self.in_flight and not self.held:
+            self._drained.set()
 
     def hurry(self) -> None:
         """Cut a drain short."""
@@ -64,6 +88,8 @@ class Traffic:
             if now_s - oldest.t_dispatch_s <= limit_s:
                 break
             oldest.give_up_on(Failure("timeout", f"no byte of the response within {limit_s:g} s"))
+        if self.held:
+            self.serve_held()
 
     def sweep_streaming(self, now_s: float) -> None:
         """End streams that stand still."""
@@ -84,6 +110,9 @@ class Traffic:
     def cut(self, why: str, instance: str = "") -> int:
         """End everything in flight (at one instance); returns how many requests."""
         ended = 0
+        for exchange in () if instance else tuple(self.held):
+            exchange.cut(why, elsewhere=False)
+            ended += 1
         for exchange in (*self.waiting, *self.streaming):
             if not instance or exchange.instance == instance:
                 exchange.cut(why, elsewhere=bool(instance))
