@@ -59,11 +59,13 @@ class RoutedRequest:
     owner: str = ""
     """The instance the session is bound to; empty = none."""
     since_migration_s: float | None = None
-    """Since the session's binding last moved; None = never."""
+    """Since the session last migrated: since a request with `migrate_from` was served; None = never."""
     rejects: Mapping[str, int] = field(default_factory=dict)
     """Per instance: admissions in a row it refused this session."""
     tried: tuple[str, ...] = ()
     """Instances that already failed this request: not to be picked again."""
+    moving_to: str = ""
+    """The instance that a migrating request of the session is on its way to, not served yet; empty = none is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,7 @@ class Decision:
     binds: bool = True
     """The session is bound to `instance` when the request has been served there."""
     migrate_from: str = ""
-    """The session's KV is to be moved from there first."""
+    """The session migrates: its KV is to be moved from there first. What came of it is in the outcome."""
     advances: bool = False
     """The next pick sees `fallbacks` one higher."""
 
@@ -133,7 +135,8 @@ class RoutedOutcome:
 
     status: str
     """`ok`, `error` (the instance), `client_error` (4xx: the request's own fault), `aborted` (the client left), or
-    `retried` (failed before the first byte; the next record of this request says where it went)."""
+    `retried` (failed before the first byte; the next record of this request says where it went), or `held` (no instance
+    had room; as with `retried`)."""
     http_status: int | None = None
     ttft_s: float | None = None
     """Dispatch to the first body byte from the instance."""
@@ -142,6 +145,9 @@ class RoutedOutcome:
     cached_tokens: int | None = None
     completion_tokens: int | None = None
     error: str = ""
+    migration: str = ""
+    """What came of `migrate_from`: `recomputed` (served at the target, which had to compute what it did not hold: no KV
+    was moved), or `failed` (it was not served there: the session stays bound as it was). Empty: none was asked for."""
 
 
 @dataclass(frozen=True, slots=True)

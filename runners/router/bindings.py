@@ -15,7 +15,19 @@ _NONE: Mapping[str, int] = {}
 class _Session:
     """One session's row."""
 
-    __slots__ = ("coming", "home", "instance", "left", "moved_s", "open", "rejects", "stale", "turns", "used_s")
+    __slots__ = (
+        "coming",
+        "home",
+        "instance",
+        "left",
+        "migrated_s",
+        "moving_to",
+        "open",
+        "rejects",
+        "stale",
+        "turns",
+        "used_s",
+    )
 
     def __init__(self) -> None:
         self.instance = ""
@@ -25,10 +37,12 @@ class _Session:
         self.coming = False
         """`home` is not committed yet."""
         self.left = ""
-        """Instance that a rebalance took it from."""
+        """Instance that a rebalance or a migration took it from."""
         self.stale = 0
         """Requests that were open there at that moment: their commits must not undo the move."""
-        self.moved_s: float | None = None
+        self.migrated_s: float | None = None
+        self.moving_to = ""
+        """Where a migrating request is on its way to; empty again once it has been served there, or has ended."""
         self.open: dict[str, int] = {}
         """Binding requests on their way or being served, by instance."""
         self.rejects: dict[str, int] = {}
@@ -60,11 +74,15 @@ class Bindings:
         kept = self._sessions.get(session)
         return kept.home if kept else ""
 
-    def since_move_s(self, session: str, now: float) -> float | None:
-        """Since its binding last moved from one instance to another; None = never. Finding a new one after a release
-        (the instance is gone, and its KV with it) is no move."""
+    def since_migration_s(self, session: str, now: float) -> float | None:
+        """Since a migration of it was committed; None = never. Finding another instance in any other way is none."""
         kept = self._sessions.get(session)
-        return None if kept is None or kept.moved_s is None else now - kept.moved_s
+        return None if kept is None or kept.migrated_s is None else now - kept.migrated_s
+
+    def moving_to(self, session: str) -> str:
+        """The instance that a migrating request of the session is on its way to; empty = none is."""
+        kept = self._sessions.get(session)
+        return kept.moving_to if kept else ""
 
     def rejects(self, session: str) -> Mapping[str, int]:
         """Per instance: admissions in a row that it refused this session."""
@@ -91,40 +109,52 @@ class Bindings:
         kept.turns += 1
         return kept.turns - 1
 
-    def expect(self, session: str, instance: str) -> None:
-        """A request that will bind the session is on its way to `instance`; one `drop` must follow."""
+    def expect(self, session: str, instance: str, *, migrates: bool = False) -> None:
+        """A request that will bind the session is on its way to `instance`; one `drop` must follow.
+
+        `migrates`: it takes the session away from its instance. That holds for others to see until it is served.
+        """
         kept = self._sessions.get(session)
         if kept is None:
             if not session:
                 return
             kept = self._sessions[session] = _Session()
         kept.open[instance] = kept.open.get(instance, 0) + 1
+        if migrates:
+            kept.moving_to = instance
         self._settle(kept)
 
-    def drop(self, session: str, instance: str) -> None:
-        """That request has ended, whatever came of it."""
+    def drop(self, session: str, instance: str, *, migrates: bool = False) -> None:
+        """That request has ended, whatever came of it; `migrates` as it was expected."""
         kept = self._sessions.get(session)
         if kept is None or instance not in kept.open:
             return  # forgotten in the meantime
         kept.open[instance] -= 1
         if not kept.open[instance]:
             del kept.open[instance]
+        if migrates and kept.moving_to == instance:
+            kept.moving_to = ""
         if kept.stale and instance == kept.left:
             kept.stale -= 1
         self._settle(kept)
 
-    def commit(self, session: str, instance: str, now: float) -> None:
+    def commit(self, session: str, instance: str, now: float, *, migrates: bool = False) -> None:
         """`instance` has served the session: it is bound there, and the refusals that `instance` gave it are forgotten.
 
-        A request that was open when a rebalance moved its session elsewhere does not move it back.
+        `migrates`: this is how a migration ends. A request that was open when a rebalance or a migration moved its
+        session elsewhere does not move it back.
         """
         if not session:
             return
         kept = self._touch(session, now)
         kept.rejects.pop(instance, None)
-        if kept.stale and instance == kept.left:
+        if migrates:
+            kept.moving_to, kept.migrated_s = "", now
+            if kept.instance != instance:
+                self._leave(kept)
+        elif kept.stale and instance == kept.left:
             return
-        self._bind(kept, instance, now)
+        self._bind(kept, instance)
 
     def rejected(self, session: str, instance: str) -> None:
         """`instance` refused to admit the session. Call it where the refusal is seen, never by matching messages."""
@@ -139,7 +169,7 @@ class Bindings:
             kept.rejects.pop(instance, None)
 
     def release(self, session: str) -> None:
-        """The session has no owner any more; its turns and its last move are remembered."""
+        """The session has no owner any more; its turns and its last migration are remembered."""
         kept = self._sessions.get(session)
         if kept is not None:
             kept.instance = ""
@@ -152,7 +182,7 @@ class Bindings:
             self.release(name)
         return gone
 
-    def rebalance(self, instance: str, among: Sequence[str], now: float) -> tuple[str, ...]:
+    def rebalance(self, instance: str, among: Sequence[str]) -> tuple[str, ...]:
         """Move sessions to an instance that came back, up to its even share of those bound to `among`. Returns them.
 
         They come from the instances with the most, the session unused for longest first. Its KV is not there, so its
@@ -168,8 +198,8 @@ class Bindings:
                 break
             session = bound[max(giving, key=self._active.__getitem__)].pop()
             kept = self._sessions[session]
-            kept.left, kept.stale = kept.instance, kept.open.get(kept.instance, 0)
-            self._bind(kept, instance, now)
+            self._leave(kept)
+            self._bind(kept, instance)
             moved.append(session)
         return tuple(moved)
 
@@ -205,11 +235,13 @@ class Bindings:
         kept.used_s = now
         return kept
 
-    def _bind(self, kept: _Session, instance: str, now: float) -> None:
+    def _leave(self, kept: _Session) -> None:
+        """What is still open at its instance must not bring it back there."""
+        kept.left, kept.stale = kept.instance, kept.open.get(kept.instance, 0)
+
+    def _bind(self, kept: _Session, instance: str) -> None:
         if kept.instance == instance:
             return
-        if kept.instance:
-            kept.moved_s = now
         kept.instance = instance
         self._committed[instance] += 1
         self._settle(kept)

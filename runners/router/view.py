@@ -125,7 +125,7 @@ class Reservation:
         self._prefill = prefill
         self._bindings: Bindings | None = bindings if decision.binds else None
         if self._bindings is not None:
-            self._bindings.expect(request.session, decision.instance)
+            self._bindings.expect(request.session, decision.instance, migrates=bool(decision.migrate_from))
 
     def first_byte(self) -> None:
         """The first byte of the response's body has come: the prompt is no longer pending."""
@@ -139,7 +139,8 @@ class Reservation:
         if self._prefill is not None:
             self._prefill.end()
         if self._bindings is not None:
-            self._bindings.drop(self.request.session, self.decision.instance)
+            migrates = bool(self.decision.migrate_from)
+            self._bindings.drop(self.request.session, self.decision.instance, migrates=migrates)
             self._bindings = None
 
 
@@ -224,7 +225,7 @@ class Cluster:
         if not came_back or counters.draining:
             return ()
         others = [name for name, other in self._counters.items() if other.available and not other.draining]
-        return self.bindings.rebalance(instance, others, self._clock())
+        return self.bindings.rebalance(instance, others)
 
     def pause(self, instance: str, seconds: float) -> None:
         """Back-pressure: the instance asked not to be sent anything new for so long; 0 ends the pause."""
