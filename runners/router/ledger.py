@@ -119,6 +119,9 @@ class Ledger:
         if end.status == "ok" and ttft_s is not None:
             counts.ttft.add(ttft_s)
             counts.e2e.add(e2e_s)
+        migration = _migration(end)
+        if migration:
+            counts.migrations[migration] += 1
         if not self._log.kept:
             return
         usage = read_usage(b"".join(end.tail)) if end.tail else Usage()
@@ -131,7 +134,7 @@ class Ledger:
             cached_tokens=usage.cached_tokens,
             completion_tokens=usage.completion_tokens,
             error=end.error,
-            migration=_migration(end),
+            migration=migration,
         )
         self._log.append(DecisionRecord(*end.pick, outcome))
 

@@ -56,6 +56,8 @@ class Counts:
         self.outcomes: Counter[tuple[str, str]] = Counter()
         """By (instance, status); the instance is empty where none was picked."""
         self.decisions: Counter[str] = Counter()
+        self.migrations: Counter[str] = Counter()
+        """Picks with `migrate_from`, by what came of it: `recomputed` or `failed`, as in RoutedOutcome."""
         self.placed: Counter[str] = Counter()
         """Picks by instance, an instance that only prefills included."""
         self.failures: Counter[tuple[str, str]] = Counter()
@@ -120,6 +122,10 @@ def _totals(counts: Counts, streams: int, records_lost: int) -> Iterator[Metric]
     for reason, value in counts.decisions.items():
         decisions.add_metric([reason], value)
     yield decisions
+    migrations = CounterMetricFamily(PREFIX + "migrations", "Migrations by what came of them.", labels=["status"])
+    for status, value in counts.migrations.items():
+        migrations.add_metric([status], value)
+    yield migrations
     failures = CounterMetricFamily(PREFIX + "failures", "Failed attempts by kind.", labels=["instance", "kind"])
     for (instance, kind), value in counts.failures.items():
         failures.add_metric([instance, kind], value)

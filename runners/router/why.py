@@ -15,6 +15,7 @@ KEY_WORDS: Mapping[str, str] = {
     "new_tokens": "prompt tokens to compute",
     "active_sessions": "sessions bound there",
     "assigned": "sessions assigned",
+    "pending_prefill_tokens": "prompt tokens pending there",
     "prefill_work_tokens": "prompt tokens left to compute, these included",
     "work_x_requests": "(pending + new tokens) x requests",
     "load_less_cache": "load less cached share",
@@ -24,6 +25,11 @@ KEY_WORDS: Mapping[str, str] = {
     "minus_overlap_and_bonuses": "minus (overlap + bonuses in blocks)",
     "minus_sticky": "minus (1 if owner)",
     "load_in_its_pool": "load in its pool (prefill work; less free KV tokens)",
+}
+
+MIGRATIONS: Mapping[str, str] = {
+    "recomputed": "no KV was moved: the target computed what it did not hold",
+    "failed": "the migration failed: the session stays bound as it was",
 }
 
 
@@ -89,10 +95,11 @@ def _pick(record: DecisionRecord) -> Iterator[str]:
 def _session(record: DecisionRecord) -> Iterator[str]:
     request, made = record.request, record.decision
     if request.owner:
-        moved = request.since_migration_s
-        yield f"The session's owner was {request.owner}" + (f", moved {moved:.1f} s before." if moved else ".")
+        since = request.since_migration_s
+        migrated = "" if since is None else f"; it migrated {since:.1f} s before"
+        yield f"The session's owner was {request.owner}{migrated}."
     if made.migrate_from:
-        yield f"The session's KV was to be moved from {made.migrate_from} first."
+        yield f"The session migrates: its KV was to be moved from {made.migrate_from} first."
     if request.tried:
         yield f"Tried before: {', '.join(request.tried)}."
 
@@ -120,6 +127,8 @@ def _outcome(outcome: RoutedOutcome | None, record: DecisionRecord) -> str:
     if outcome.prompt_tokens is not None:
         had = "an unknown number" if outcome.cached_tokens is None else str(outcome.cached_tokens)
         parts.append(f"{outcome.prompt_tokens} prompt tokens, {had} of them cached ({expected} expected by the index)")
+    if outcome.migration:
+        parts.append(MIGRATIONS.get(outcome.migration, f"migration {outcome.migration}"))
     if outcome.error:
         parts.append(outcome.error)
     return f"Outcome: {', '.join(parts)}."
