@@ -10,6 +10,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from launch.command import LaunchSpec, Unwritable, build_launch, ports_needed, whole_env, write_launch
@@ -55,6 +56,21 @@ def test_what_proofs_need_of_an_engine_is_never_given_to_a_measured_one(tmp_path
 
 def option(spec: LaunchSpec, name: str) -> str:
     return spec.argv[spec.argv.index(name) + 1]
+
+
+def test_a_cell_may_give_its_engines_a_block_size_arguments_and_variables(tmp_path: Path) -> None:
+    settings = load_profile("cpu-tiny")
+    smaller = msgspec.structs.replace(settings, engine=msgspec.structs.replace(settings.engine, block_size=32))
+    engine = Engine(kind="cpu", python=Path(sys.executable), root=tmp_path, site_packages=tmp_path, versions={})
+    spec = build_launch(
+        smaller, load_config("plain"), engine,
+        instance="e0-1", port=18123, layout=ConfigLayout(tmp_path), launch=1,
+        extra_args=("--kv-events-config", "{}"), extra_env={"CUDA_VISIBLE_DEVICES": "3"},
+    )  # fmt: skip
+    assert option(spec, "--block-size") == "32"
+    assert option(spec, "--kv-events-config") == "{}"
+    assert spec.env["CUDA_VISIBLE_DEVICES"] == "3"
+    assert "--block-size" not in spec_of(tmp_path).argv
 
 
 @pytest.mark.parametrize("profile", profile_names())

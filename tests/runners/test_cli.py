@@ -60,6 +60,18 @@ def test_plan_prints_what_it_promises(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir()), "a plan runs and writes nothing"
 
 
+def test_a_routing_plan_takes_policies_and_settings_and_names_what_is_wrong_with_them(tmp_path: Path) -> None:
+    chosen = ("plan", "routing", "--policy", "lmetric", "--policy", "unified")
+    done = tracon(*chosen, "--set", "unified.overload_factor=1.3", "--trials", "2", "--json", workspace=tmp_path)
+    plan = json.loads(done.stdout)
+    labels = {cell["label"] for cell in plan["cells"] if cell["kind"] == "replay"}
+    assert labels == {"lmetric", "unified overload_factor=1.3"}
+    wrong = tracon(*chosen, "--set", "unified.overlod_factor=1.3", workspace=tmp_path)
+    assert wrong.returncode == 2
+    assert "overload_factor" in wrong.stderr
+    assert wrong.stdout == ""
+
+
 def refused(done: object, code: int) -> str:
     assert getattr(done, "returncode") == code, getattr(done, "stderr")  # noqa: B009
     text = str(getattr(done, "stderr")).strip()  # noqa: B009
