@@ -13,7 +13,7 @@ from rich.text import Text
 
 from runners.cli.tables import number, table
 from runners.router.decision_log import LoggedPicks
-from runners.router.policies import PolicyInfo
+from runners.router.policies import ParameterInfo, PolicyInfo
 from runners.router.whatif import WhatIf
 
 NOWHERE = "(nowhere)"
@@ -23,7 +23,7 @@ def policies_table(infos: Sequence[PolicyInfo]) -> Table:
     """Every policy with its rule in a sentence, its parameters by name, and its source."""
     rows = table("policy", "what it does", "parameters", "source")
     for info in infos:
-        named = ", ".join(f"{one.name}={_value(one.default)}" for one in info.parameters)
+        named = ", ".join(f"{one.name}={_default(one)}" for one in info.parameters)
         rows.add_row(info.name, info.summary, named or "none", info.source)
     return rows
 
@@ -32,7 +32,7 @@ def policy_tables(info: PolicyInfo) -> RenderableType:
     """One policy with all that is known of its parameters."""
     rows = table("parameter", "type", ">default", "what")
     for one in info.parameters:
-        rows.add_row(one.name, one.kind, _value(one.default), one.text)
+        rows.add_row(one.name, one.kind, _default(one), one.text)
     head = Text.assemble((info.name, "bold"), f": {info.summary}\nsource: {info.source}\n")
     return Group(head, rows) if info.parameters else Group(head, Text("no parameters"))
 
@@ -55,6 +55,15 @@ def whatif_tables(found: Sequence[tuple[LoggedPicks, WhatIf]], show: int) -> Ren
     parts: list[RenderableType] = [title, _cells(found), _reasons(found), _shares(found)]
     if show and any(one.differences for _, one in found):
         parts.append(_differences(found, show))
+    migrations = [sum(one.migrations[place] for _, one in found) for place in (0, 1)]
+    if any(migrations):
+        parts.append(
+            Text(
+                f"{migrations[1]} picks would have been migrations, {migrations[0]} were. How long ago a session "
+                "migrated is as recorded: a log without migrations starts no cooldown.",
+                style="yellow",
+            )
+        )
     unowned = sum(result.unowned_turns for _, result in found)
     if unowned:
         parts.append(
@@ -148,6 +157,10 @@ def _differences(found: Sequence[tuple[LoggedPicks, WhatIf]], show: int) -> Tabl
                 other.why_not_recorded,
             )
     return rows
+
+
+def _default(one: ParameterInfo) -> str:
+    return "(required)" if one.required else _value(one.default)
 
 
 def _value(value: object) -> str:

@@ -17,9 +17,9 @@ from runners.router.policies.weighing import fault_of
 from runners.router.why import why_not
 
 LIMITS = (
-    "Each pick is made again on the recorded view. Loads, caches, owners, refusals and pauses are those that the "
-    "recorded policy brought about; after a first difference the real ones would have differed too. This says where "
-    "two policies disagree, not how fast the other one would have been."
+    "Each pick is made again on the recorded view. Loads, caches, owners, migrations, refusals and pauses are those "
+    "that the recorded policy brought about; after a first difference the real ones would have differed too. This says "
+    "where two policies disagree, not how fast the other one would have been."
 )
 Owners = Literal["recorded", "served"]
 
@@ -75,6 +75,8 @@ class WhatIf:
     """Per instance: picks recorded, picks instead. An empty name = nowhere."""
     recorded_met: Met
     instead_met: Met
+    migrations: tuple[int, int]
+    """Picks with a migration: recorded, instead."""
     unowned_turns: int
     """Picks for later turns of a session without a known owner: the recorded policy does not bind."""
     differences: tuple[Difference, ...]
@@ -124,7 +126,7 @@ def what_if(records: Sequence[DecisionRecord], policy: Policy, owners: Owners = 
     differences: list[Difference] = []
     sums = _Sums(), _Sums()
     served: dict[str, str] = {}
-    ahead = unowned = 0
+    ahead = unowned = migrations = instead = 0
     for record in records:
         request = _request(record, served, owners)
         unowned += request.turn > 0 and request.session != "" and not request.owner
@@ -132,6 +134,8 @@ def what_if(records: Sequence[DecisionRecord], policy: Policy, owners: Owners = 
         recorded = record.decision
         ahead += made.advances - recorded.advances
         same = (made.instance, made.prefill) == (recorded.instance, recorded.prefill)
+        migrations += bool(recorded.migrate_from)
+        instead += bool(made.migrate_from)
         reasons[recorded.reason, made.reason, same] += 1
         before[recorded.instance] += 1
         after[made.instance] += 1
@@ -151,6 +155,7 @@ def what_if(records: Sequence[DecisionRecord], policy: Policy, owners: Owners = 
         shares={name: (before[name], after[name]) for name in sorted({*before, *after})},
         recorded_met=sums[0].means(),
         instead_met=sums[1].means(),
+        migrations=(migrations, instead),
         unowned_turns=unowned,
         differences=tuple(differences),
     )

@@ -58,8 +58,10 @@ def test_policies_lists_all_and_details_one(tracon: Tracon) -> None:
     for part in ("round_robin", "approach_a", "overload_factor=2.0", "routing_log.md"):
         assert part in shown.stdout
     listed = {one["name"]: one for one in tracon("policies", "--json").data()}
-    assert len(listed) == 10
+    assert len(listed) == 11
     assert {one["name"] for one in listed["lmetric"]["parameters"]} == {"tie", "bs_offset"}
+    assert {one["name"] for one in listed["ear"]["parameters"] if one["required"]} == {"hot_tokens", "cooldown_s"}
+    assert "hot_tokens=(required)" in shown.stdout
     assert "can never fail" in " ".join(tracon("policies", "unified").stdout.split())
 
 
@@ -95,6 +97,12 @@ def test_whatif_says_where_another_policy_differs(tracon: Tracon, run: Path) -> 
     assert len(found[1]["differences"]) == 40 - found[1]["agree"]
 
 
+def test_whatif_says_how_many_migrations_there_would_have_been(tracon: Tracon, run: Path) -> None:
+    done = tracon("whatif", str(run), "--cell", "unified", "-P", "ear", "-s", "hot_tokens=150", "--set", "cooldown_s=5")
+    assert done.returncode == 0, done.stderr
+    assert "would have been migrations, 0 were" in " ".join(done.stdout.split())
+
+
 def test_whatif_reads_a_file_with_a_named_gap(tracon: Tracon, run: Path, tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     whole = (run / "results" / "20260131_lmetric" / "trial_1" / "decisions.jsonl").read_bytes()
@@ -110,6 +118,7 @@ def test_whatif_reads_a_file_with_a_named_gap(tracon: Tracon, run: Path, tmp_pat
     [
         (("--policy", "unifed"), "did you mean `unified`"),
         (("--policy", "unified", "--set", "ratio=1"), "no parameter 'ratio'"),
+        (("--policy", "ear", "--set", "hot_tokens=4000"), "cooldown_s"),
         (("--policy", "unified", "--set", "ratio"), "no KEY=VALUE"),
         (("--policy", "unified", "--owners", "mine"), "--owners"),
         (("--policy", "unified", "--cell", "nobody"), "no decision log"),

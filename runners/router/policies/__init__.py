@@ -11,6 +11,7 @@ import msgspec
 
 from results.decisions import ClusterView, Decision, RoutedRequest
 from runners.router.policies.balance import LeastWork, LoadOnly, RoundRobin
+from runners.router.policies.ear import EAR
 from runners.router.policies.errors import PolicyError
 from runners.router.policies.kv_aware import KvAware
 from runners.router.policies.lmetric import KvLinear, LMetric
@@ -33,7 +34,19 @@ class Policy(Protocol):
 
 POLICIES: Mapping[str, type[Policy]] = {
     policy.name: policy
-    for policy in (RoundRobin, LoadOnly, LMetric, KvLinear, Sticky, Unified, ApproachA, KvAware, LeastWork, StaticPD)
+    for policy in (
+        RoundRobin,
+        LoadOnly,
+        LMetric,
+        KvLinear,
+        Sticky,
+        Unified,
+        ApproachA,
+        KvAware,
+        LeastWork,
+        EAR,
+        StaticPD,
+    )
 }
 """Ours, by name."""
 
@@ -46,6 +59,8 @@ class ParameterInfo(msgspec.Struct, frozen=True):
     """Its type with its limits in words, e.g. `number >= 0`, `rr | first`, `integer or null`."""
     default: object
     text: str
+    required: bool = False
+    """It has no default (which is then None) and must be given."""
 
 
 class PolicyInfo(msgspec.Struct, frozen=True):
@@ -75,7 +90,7 @@ def policy_class(name_or_path: str) -> type[Policy]:
 def make_policy(name_or_path: str, parameters: Mapping[str, object]) -> Policy:
     """The policy with these parameters; values may be text, as the command line has them (`null` = none).
 
-    Raises PolicyError naming the policy and the parameter that is unknown or out of its limits.
+    Raises PolicyError naming the policy and the parameter that is unknown, missing or out of its limits.
     """
     cls = policy_class(name_or_path)
     known = tuple(inspect.signature(cls).parameters)
@@ -85,6 +100,7 @@ def make_policy(name_or_path: str, parameters: Mapping[str, object]) -> Policy:
             hint = f"did you mean `{near[0]}`? " if near else ""
             has = f"it has {', '.join(known)}" if known else "it has none"
             raise PolicyError(f"policy {cls.name} has no parameter {name!r}", remedy=hint + has)
+    _require(cls, parameters)
     try:
         if _has_fields(cls):
             return msgspec.convert(dict(parameters), cls, strict=False)
@@ -93,6 +109,16 @@ def make_policy(name_or_path: str, parameters: Mapping[str, object]) -> Policy:
         raise PolicyError(
             f"policy {cls.name}: {error}", remedy=f"`tracon policies {name_or_path}` shows its parameters"
         ) from error
+
+
+def _require(cls: type[Policy], parameters: Mapping[str, object]) -> None:
+    """Name every parameter that is missing, with how to choose it."""
+    missing = [one for one in describe(cls).parameters if one.required and one.name not in parameters]
+    if missing:
+        raise PolicyError(
+            f"policy {cls.name} needs {' and '.join(one.name for one in missing)}: there is no default",
+            remedy="; ".join(f"give {one.name}=... ({one.text})" if one.text else one.name for one in missing),
+        )
 
 
 def parameters_of(policy: Policy) -> dict[str, Any]:
@@ -114,13 +140,16 @@ def describe(cls: type[Policy]) -> PolicyInfo:
 def _parameters(cls: type[Policy]) -> tuple[ParameterInfo, ...]:
     if not _has_fields(cls):  # a user's plain class: its signature is all there is
         return tuple(
-            ParameterInfo(name, "", None if field.default is inspect.Parameter.empty else field.default, "")
+            ParameterInfo(name, "", None if required else field.default, "", required)
             for name, field in inspect.signature(cls).parameters.items()
+            for required in (field.default is inspect.Parameter.empty,)
+            if field.kind not in (field.VAR_POSITIONAL, field.VAR_KEYWORD)
         )
-    fields = msgspec.json.schema(cls)["$defs"][cls.__name__]["properties"]
+    schema = msgspec.json.schema(cls)["$defs"][cls.__name__]
+    required = schema.get("required", ())
     return tuple(
-        ParameterInfo(name, _kind(field), field.get("default"), field.get("description", ""))
-        for name, field in fields.items()
+        ParameterInfo(name, _kind(field), field.get("default"), field.get("description", ""), name in required)
+        for name, field in schema["properties"].items()
     )
 
 

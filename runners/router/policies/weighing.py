@@ -126,6 +126,7 @@ def decision(
     gates: tuple[Gate, ...] = (),
     binds: bool = False,
     advances: bool = False,
+    migrate_from: str = "",
 ) -> Decision:
     """The decision for `winner`, or for the lowest score, with every instance as it was weighed or ruled out."""
     chosen = winner or lowest(weighed)
@@ -138,6 +139,7 @@ def decision(
         gates=(*may.gates, *gates),
         tie_break="" if winner else tie_break(chosen, weighed, keys),
         binds=binds,
+        migrate_from=migrate_from,
         advances=advances,
     )
 

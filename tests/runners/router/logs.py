@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,13 +13,16 @@ from runners.router.policies import make_policy
 from runners.router.prefix_index import PrefixIndex, block_keys, cached_tokens
 from runners.router.view import Cluster, Member, Reservation
 
+NEEDED: Mapping[str, Mapping[str, object]] = {"ear": {"hot_tokens": 150, "cooldown_s": 5.0}}
+"""Parameters without a default, so chosen that they matter in `simulate`."""
+
 
 def simulate(
     policy: str, *, sessions: int = 10, turns: int = 4, in_flight: int = 5, **parameters: object
 ) -> list[DecisionRecord]:
-    """Records of `sessions` x `turns` requests over three instances, `in_flight` at a time."""
+    """Records of `sessions` x `turns` requests over three instances, one a second, `in_flight` at a time."""
     names = ("e0", "e1", "e2")
-    bindings, made = Bindings(), make_policy(policy, parameters)
+    bindings, made = Bindings(), make_policy(policy, {**NEEDED.get(policy, {}), **parameters})
     cluster = Cluster([Member(name, kv_capacity_tokens=50_000) for name in names], lambda: 0.0, bindings)
     indexes = {name: PrefixIndex(16) for name in names}
     records: list[DecisionRecord] = []
@@ -29,7 +32,8 @@ def simulate(
         record, reservation = open_.pop(0)
         reservation.first_byte()
         if record.decision.binds:
-            bindings.commit(record.request.session, record.decision.instance, 0.0)
+            migrates = bool(record.decision.migrate_from)
+            bindings.commit(record.request.session, record.decision.instance, float(len(records)), migrates=migrates)
         reservation.end()
 
     for turn in range(turns):
@@ -40,12 +44,23 @@ def simulate(
             keys = block_keys(prompt, 16)
             cached = {name: cached_tokens(index, keys, len(prompt)) for name, index in indexes.items()}
             request = RoutedRequest(
-                f"r{len(records):04d}", session, turn, len(prompt), 32, 16, cached, bindings.owner(session)
+                f"r{len(records):04d}",
+                session,
+                turn,
+                len(prompt),
+                32,
+                16,
+                cached,
+                bindings.owner(session),
+                bindings.since_migration_s(session, float(len(records))),
+                moving_to=bindings.moving_to(session),
             )
             seen = cluster.view()
             decision = made.decide(request, seen)
             indexes[decision.instance].insert(keys)
-            outcome = RoutedOutcome("ok", 200, 0.1, 0.5, len(prompt), cached[decision.instance], 32)
+            migration = "recomputed" if decision.migrate_from else ""
+            held = cached[decision.instance]
+            outcome = RoutedOutcome("ok", 200, 0.1, 0.5, len(prompt), held, 32, migration=migration)
             record = DecisionRecord(len(records), len(records) * 10**9, 20.0, request, seen, decision, outcome)
             records.append(record)
             open_.append((record, cluster.reserve(decision, request)))

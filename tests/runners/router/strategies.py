@@ -56,4 +56,5 @@ def asked(draw: st.DrawFn) -> RoutedRequest:
         since_migration_s=draw(st.none() | st.floats(0, 1000)),
         rejects=draw(st.dictionaries(st.sampled_from(NAMES), st.integers(0, 5), max_size=4)),
         tried=tuple(draw(st.sets(st.sampled_from(NAMES), max_size=3))),
+        moving_to=draw(st.sampled_from(("", "", *NAMES))),
     )

@@ -10,6 +10,7 @@ from runners.router.policies import POLICIES, describe_policies, make_policy, pa
 from runners.router.policies.errors import PolicyError
 from runners.router.policies.kv_aware import KvAware
 from runners.router.policies.unified import Unified
+from tests.runners.router.logs import NEEDED
 from tests.runners.router.views import ask, load, view
 
 MINE = '''
@@ -35,13 +36,16 @@ class Last:
 def test_every_policy_of_the_specifications_is_there_with_a_source() -> None:
     assert set(POLICIES) == {
         "round_robin", "load_only", "lmetric", "kv_linear", "sticky", "unified", "approach_a", "kv_aware", "leastwork",
-        "static_pd",
+        "ear", "static_pd",
     }  # fmt: skip
     for info in describe_policies():
         assert info.source
         assert info.summary.endswith(".")
         assert all(one.text and one.kind for one in info.parameters), info.name
-        assert parameters_of(make_policy(info.name, {})) == {one.name: one.default for one in info.parameters}
+        needed = NEEDED.get(info.name, {})
+        assert {one.name for one in info.parameters if one.required} == set(needed)
+        given = {one.name: one.default for one in info.parameters} | dict(needed)
+        assert parameters_of(make_policy(info.name, needed)) == given
 
 
 def test_parameters_may_be_text_as_the_command_line_has_them() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 import msgspec
 import pytest
@@ -14,10 +15,14 @@ from runners.router.policies import POLICIES, make_policy
 from runners.router.policies.reasons import REASONS
 from runners.router.prefix_index import PrefixIndex, block_keys, cached_tokens
 from runners.router.view import Cluster, Member, Reservation
+from tests.runners.router.logs import NEEDED
 from tests.runners.router.strategies import asked, clusters
 
 VARIANTS = (
-    *((name, {}) for name in POLICIES),
+    *((name, NEEDED.get(name, {})) for name in POLICIES),
+    ("ear", {"hot_tokens": 0, "cooldown_s": 0, "tie": "first"}),
+    ("ear", {"hot_tokens": 20_000, "cooldown_s": 60, "affinity": False}),
+    ("ear", {"hot_tokens": 0, "cooldown_s": 0, "migration": False}),
     ("lmetric", {"tie": "first", "bs_offset": 1}),
     ("kv_linear", {"form": "pr1035"}),
     ("sticky", {"place": "ring", "points": 8, "bound": 1.25}),
@@ -35,7 +40,7 @@ VARIANTS = (
 
 @pytest.mark.parametrize(("name", "parameters"), VARIANTS)
 def test_a_policy_picks_only_what_may_be_picked_and_the_same_each_time(
-    name: str, parameters: dict[str, object]
+    name: str, parameters: Mapping[str, object]
 ) -> None:
     policy = make_policy(name, parameters)
 
@@ -49,7 +54,7 @@ def test_a_policy_picks_only_what_may_be_picked_and_the_same_each_time(
         assert name == "static_pd" or bool(made.instance) == bool(up & whole), "somebody is picked if somebody may be"
         assert [one.instance for one in made.candidates] == [load.instance for load in cluster.instances]
         assert made.reason in REASONS
-        assert made.instance or not (made.binds or made.prefill)
+        assert made.instance or not (made.binds or made.prefill or made.migrate_from)
         weighed = [one for one in made.candidates if one.score]
         assert all(len(one.score) == len(made.keys) for one in weighed)
         assert all(bool(one.ruled_out) != bool(one.score) for one in made.candidates if made.instance)

@@ -12,15 +12,17 @@ from runners.router.decision_log import read_log, read_logs
 from runners.router.policies import POLICIES, make_policy
 from runners.router.policies.errors import PolicyError
 from runners.router.whatif import what_if
-from tests.runners.router.logs import simulate, write_log
+from tests.runners.router.logs import NEEDED, simulate, write_log
 
 
 @pytest.mark.parametrize("name", [name for name in POLICIES if name != "static_pd"])
 def test_a_policy_agrees_with_its_own_log_read_back_from_disk(name: str, tmp_path: Path) -> None:
     log = read_log(write_log(tmp_path / "decisions.jsonl", simulate(name)), "log")
     assert log.gaps == ()
-    found = what_if(log.records, make_policy(name, {}))
+    found = what_if(log.records, make_policy(name, NEEDED.get(name, {})))
     assert (found.picks, found.agreement, found.differences) == (40, 1.0, ())
+    assert found.migrations[0] == found.migrations[1]
+    assert bool(found.migrations[0]) == (name == "ear")
     assert found.recorded_met == found.instead_met
 
 
@@ -45,6 +47,15 @@ def test_ties_take_turns_although_the_recorded_policy_never_advanced_them() -> N
     records = simulate("sticky", in_flight=1, turns=1)
     found = what_if(records, make_policy("lmetric", {}))
     assert {name for name, (_, then) in found.shares.items() if then} == {"e0", "e1", "e2"}
+
+
+def test_it_counts_the_migrations_that_there_would_have_been() -> None:
+    found = what_if(simulate("sticky"), make_policy("ear", NEEDED["ear"]))
+    assert found.migrations[0] == 0
+    assert found.migrations[1] == sum(pair.picks for pair in found.reasons if pair.instead_reason == "migrated") > 0
+    stays = what_if(simulate("ear"), make_policy("ear", {"hot_tokens": 10**9, "cooldown_s": 5.0}))
+    assert stays.migrations[0] > stays.migrations[1] == 0
+    assert {pair.recorded_reason for pair in stays.reasons if pair.differ} == {"migrated"}
 
 
 def test_owners_may_be_taken_from_who_served() -> None:

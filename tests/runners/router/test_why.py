@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from results.decisions import ClusterView, Decision, DecisionRecord, RoutedOutcome, RoutedRequest
 from runners.router.policies import Policy
+from runners.router.policies.ear import EAR
 from runners.router.policies.kv_aware import KvAware
 from runners.router.policies.lmetric import LMetric
 from runners.router.policies.static_pd import StaticPD
@@ -59,6 +62,30 @@ def test_pools_compare_within_their_pool() -> None:
     assert "picked for the prompt" in lines["p1"]
     assert "2500 against 2100" in lines["p0"]
     assert "ruled out: 1500 KV tokens free, 2100 needed" in lines["d0"]
+
+
+def test_a_migration_is_told_with_its_gates_and_what_became_of_it() -> None:
+    policy = EAR(hot_tokens=4000, cooldown_s=30)
+    request = replace(ask(1000, {"a": 912}, owner="a"), since_migration_s=41.5)
+    cluster = view(load("a", pp=5000), load("b", free_kv_tokens=9000), load("c", pp=10, free_kv_tokens=20))
+    done = RoutedOutcome("ok", 200, 0.31, 1.2, 1000, 0, 100, migration="recomputed")
+    lines = told(policy, request, cluster, done)
+    for part in (
+        "went to b.",
+        "reason `migrated`: the session's instance is hot",
+        "The session's owner was a; it migrated 41.5 s before.",
+        "its KV was to be moved from a first",
+        "Gate hot passed: a has 5000 prompt tokens pending > 4000.",
+        "Gate cooldown passed: 0.0 s of 30 s left <= 0 (migrated 41.5 s before).",
+        "Gate target passed: 1 instances are less busy than a and have room for 1100 KV tokens >= 1.",
+        "no KV was moved: the target computed what it did not hold",
+    ):
+        assert part in lines[""]
+    assert "ruled out: it is hot: 5000 prompt tokens pending" in lines["a"]
+    assert "ruled out: 20 KV tokens free, 1100 needed" in lines["c"]
+    stays = told(policy, replace(request, since_migration_s=1.0), cluster)
+    assert "Gate cooldown failed: 29.0 s of 30 s left <= 0 (migrated 1.0 s before)." in stays[""]
+    assert "prompt tokens pending there 0 against 5000), but the score did not decide" in stays["b"]
 
 
 def test_nothing_picked_says_why() -> None:

@@ -1,0 +1,222 @@
+"""EAR of `specs/ear.md`: a session stays with its KV until its instance is hot; then it moves, and its KV with it."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import msgspec
+
+from results.decisions import ClusterView, Decision, Gate, InstanceLoad, RoutedRequest
+from runners.router.policies.weighing import (
+    Pickable,
+    Tie,
+    Weighed,
+    decision,
+    load_terms,
+    lowest,
+    nowhere,
+    owner_is_paused,
+    pickable,
+    turn_key,
+)
+
+KEYS = ("pending_prefill_tokens", "turns_away")
+STAYS = {"hot": "bound", "cooldown": "hot_cooldown", "one_at_a_time": "hot_moving", "target": "hot_no_target"}
+"""What a session stays for, by the gate that failed."""
+
+
+class EAR(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The session's instance, unless it is hot: then the least busy one with room, and the session's KV moves there."""
+
+    name: ClassVar[str] = "ear"
+    source: ClassVar[str] = "specs/ear.md 4.2 and 4.3; ablations 5.3"
+
+    hot_tokens: Annotated[
+        int,
+        msgspec.Meta(
+            ge=0,
+            description="T_hot: an instance with more prompt tokens pending is hot. The specification gives no value; "
+            "choose the wait in seconds that is worth a move times the engine's prefill tokens per second",
+        ),
+    ]
+    cooldown_s: Annotated[
+        float,
+        msgspec.Meta(
+            ge=0,
+            description="T_cool: a session that migrated stays for so long. The specification gives no value; choose "
+            "several times the mean time of a turn, so that a move is paid back before the next one",
+        ),
+    ]
+    affinity: Annotated[
+        bool,
+        msgspec.Meta(description="later turns go to the session's instance; false = every turn is placed as a new one"),
+    ] = True
+    migration: Annotated[
+        bool, msgspec.Meta(description="a hot instance's sessions may move; false = they stay whatever it has pending")
+    ] = True
+    tie: Tie = "rr"
+
+    def decide(self, request: RoutedRequest, cluster: ClusterView) -> Decision:
+        """The owner, or the target of a migration, or (no owner that can be picked) the fewest pending tokens."""
+        may = pickable(request, cluster)
+        if not may.loads:
+            return nowhere(self.name, may)
+        owner = may.get(request.owner)
+        if owner is None:
+            return self._place(request, cluster, may)
+        if self.affinity:
+            return self._stay_or_move(request, cluster, may, owner)
+        return self._place_or_move(request, cluster, may, owner)
+
+    def _stay_or_move(
+        self, request: RoutedRequest, cluster: ClusterView, may: Pickable, owner: InstanceLoad
+    ) -> Decision:
+        """The warm path of 4.2, with the trigger of 4.3.1 before it."""
+        gates = self._trigger(request, owner) if self.migration else ()
+        blocked = _blocked(gates)
+        if not gates or blocked:
+            return self._stay(request, cluster, may, owner, blocked or "bound", gates)
+        unfit = _unfit(request, may, owner)
+        gates = (*gates, _target(request, may, owner, unfit))
+        if _blocked(gates):
+            return self._stay(request, cluster, may.without(unfit), owner, _blocked(gates), gates)
+        return self._move(request, cluster, may.without(unfit), owner, gates)
+
+    def _place_or_move(
+        self, request: RoutedRequest, cluster: ClusterView, may: Pickable, owner: InstanceLoad
+    ) -> Decision:
+        """Without affinity the turn leaves anyway; its KV comes along where the instance that has it is hot."""
+        weighed = self._weigh(request, cluster, may)
+        gates = self._trigger(request, owner) if self.migration and lowest(weighed).load is not owner else ()
+        if gates and not _blocked(gates):
+            unfit = _unfit(request, may, owner)
+            gates = (*gates, _target(request, may, owner, unfit))
+            if not _blocked(gates):
+                return self._move(request, cluster, may.without(unfit), owner, gates)
+        return decision(self.name, may, weighed, KEYS, "balanced", gates=gates, binds=True, advances=True)
+
+    def _place(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
+        """The cold start of 4.2; also for a session whose instance cannot be picked: nothing can be moved from there,
+        and no cooldown keeps it waiting."""
+        reason, binds = "cold", True
+        if owner_is_paused(request, cluster):
+            reason, binds = "owner_paused", False
+        elif request.owner:
+            reason = "fallback_owner_down"
+        weighed = self._weigh(request, cluster, may)
+        return decision(self.name, may, weighed, KEYS, reason, binds=binds, advances=True)
+
+    def _stay(
+        self,
+        request: RoutedRequest,
+        cluster: ClusterView,
+        may: Pickable,
+        owner: InstanceLoad,
+        reason: str,
+        gates: tuple[Gate, ...],
+    ) -> Decision:
+        weighed = self._weigh(request, cluster, may)
+        winner = next(one for one in weighed if one.load is owner)
+        return decision(self.name, may, weighed, KEYS, reason, winner=winner, gates=gates, binds=True)
+
+    def _move(
+        self,
+        request: RoutedRequest,
+        cluster: ClusterView,
+        may: Pickable,
+        owner: InstanceLoad,
+        gates: tuple[Gate, ...],
+    ) -> Decision:
+        """To the one with the fewest tokens pending (4.3.2); the binding follows when it has served the request."""
+        targets = may.without({owner.instance: f"it is hot: {owner.pending_prefill_tokens} prompt tokens pending"})
+        return decision(
+            self.name,
+            targets,
+            self._weigh(request, cluster, targets),
+            KEYS,
+            "migrated",
+            gates=gates,
+            binds=True,
+            advances=True,
+            migrate_from=owner.instance,
+        )
+
+    def _weigh(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> list[Weighed]:
+        of = len(may.loads)
+        return [
+            Weighed(
+                load,
+                (load.pending_prefill_tokens, turn_key(self.tie, place, of, cluster.fallbacks)),
+                load_terms(request, load) | _room(load),
+            )
+            for place, load in enumerate(may.loads)
+        ]
+
+    def _trigger(self, request: RoutedRequest, owner: InstanceLoad) -> tuple[Gate, ...]:
+        """Section 4.3.1, and one migration of a session at a time; the later gates only where the owner is hot."""
+        pending, since = owner.pending_prefill_tokens, request.since_migration_s
+        hot = Gate(
+            "hot",
+            pending,
+            self.hot_tokens,
+            pending > self.hot_tokens,
+            f"{owner.instance} has {pending} prompt tokens pending > {self.hot_tokens}",
+        )
+        if not hot.passed:
+            return (hot,)
+        left = 0.0 if since is None else max(0.0, self.cooldown_s - since)
+        ago = "never" if since is None else f"{since:.1f} s before"
+        moving = request.moving_to
+        return (
+            hot,
+            Gate("cooldown", left, 0, left <= 0, f"{left:.1f} s of {self.cooldown_s:g} s left <= 0 (migrated {ago})"),
+            Gate(
+                "one_at_a_time",
+                int(bool(moving)),
+                0,
+                not moving,
+                f"no other request of the session is being migrated{moving and f' (one is, to {moving})'}",
+            ),
+        )
+
+
+def _blocked(gates: tuple[Gate, ...]) -> str:
+    """The reason to stay that the first failed gate gives; empty = none failed."""
+    failed = next((gate.name for gate in gates if not gate.passed), "")
+    return STAYS[failed] if failed else ""
+
+
+def _unfit(request: RoutedRequest, may: Pickable, owner: InstanceLoad) -> dict[str, str]:
+    """Who is no target by section 4.3.2, the owner apart, each with its reason.
+
+    Room that is not known is no room: a migration is never a must.
+    """
+    need = _context(request)
+    limit = owner.pending_prefill_tokens
+    found = {}
+    for load in may.loads:
+        pending, free = load.pending_prefill_tokens, load.free_kv_tokens
+        if load is owner:
+            continue
+        if pending >= limit:
+            found[load.instance] = f"not less busy than {owner.instance}: {pending} tokens pending against {limit}"
+        elif free is None:
+            found[load.instance] = f"its free KV is not known, {need} tokens needed"
+        elif free < need:
+            found[load.instance] = f"{free} KV tokens free, {need} needed"
+    return found
+
+
+def _target(request: RoutedRequest, may: Pickable, owner: InstanceLoad, unfit: dict[str, str]) -> Gate:
+    count = len(may.loads) - 1 - len(unfit)
+    text = f"{count} instances are less busy than {owner.instance} and have room for {_context(request)} KV tokens >= 1"
+    return Gate("target", count, 1, count > 0, text)
+
+
+def _context(request: RoutedRequest) -> int:
+    """KV tokens that the session needs where this request is served: its context and all it may add to it."""
+    return request.input_tokens + request.max_tokens
+
+
+def _room(load: InstanceLoad) -> dict[str, float]:
+    return {} if load.free_kv_tokens is None else {"free_kv_tokens": load.free_kv_tokens}
