@@ -150,7 +150,7 @@ class Bindings:
         kept.rejects.pop(instance, None)
         if migrates:
             kept.moving_to, kept.migrated_s = "", now
-            if kept.instance != instance:
+            if kept.home != instance:
                 self._leave(kept)
         elif kept.stale and instance == kept.left:
             return
@@ -236,8 +236,8 @@ class Bindings:
         return kept
 
     def _leave(self, kept: _Session) -> None:
-        """What is still open at its instance must not bring it back there."""
-        kept.left, kept.stale = kept.instance, kept.open.get(kept.instance, 0)
+        """What is still open where it lives, or was on its way to, must not bring it back there."""
+        kept.left, kept.stale = kept.home, kept.open.get(kept.home, 0)
 
     def _bind(self, kept: _Session, instance: str) -> None:
         if kept.instance == instance:

@@ -73,6 +73,15 @@ def test_a_request_that_was_open_at_the_migration_does_not_take_its_session_back
     assert bindings.since_migration_s("s", 31.0) == 1.0
 
 
+def test_nor_does_its_first_request_that_was_still_on_its_way() -> None:
+    bindings = Bindings()
+    bindings.expect("s", "a")
+    bindings.expect("s", "b", migrates=True)
+    bindings.commit("s", "b", 1.0, migrates=True)
+    bindings.commit("s", "a", 2.0)
+    assert bindings.owner("s") == "b"
+
+
 def test_a_binding_that_moves_in_another_way_is_no_migration() -> None:
     bindings = Bindings()
     bindings.commit("s", "a", 1.0)
