@@ -49,7 +49,12 @@ class DecisionLog:
         if self._held_bytes > HELD_LIMIT_BYTES:
             self.lost += 1
             return
-        line = self._encode(record)
+        try:
+            line = self._encode(record)
+        except (TypeError, ValueError, OverflowError) as error:  # a user's policy may put anything into its decision
+            self.lost += 1
+            self.error = f"pick {record.seq} cannot be written as JSON: {error}"
+            return
         self._held_bytes += len(line) + 1
         self._held.append(line)
         if self._task is None:
