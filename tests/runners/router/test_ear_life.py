@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from results.decisions import Decision, InstanceLoad, RoutedRequest
+from results.routing.migrations import migrations
 from runners.router.bindings import Bindings
 from runners.router.policies.ear import EAR
 from runners.router.view import Cluster, Member, Reservation, idle
+from tests.runners.router.logs import simulate
 
 COOLDOWN_S = 10.0
 HOT_TOKENS = 300
@@ -146,6 +148,20 @@ Life.TestCase.settings = settings(max_examples=100, stateful_step_count=50, dead
 LifeWithoutAffinity.TestCase.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
 TestLife = Life.TestCase
 TestLifeWithoutAffinity = LifeWithoutAffinity.TestCase
+
+
+def test_the_microbenchmark_agrees_with_the_policy_about_its_log() -> None:
+    records = simulate("ear", turns=8)
+    found = migrations(records, hot_tokens=150, cooldown_s=5.0)
+    assert found.thrash_rate.value == 0.0
+    assert found.asked == sum(record.decision.reason == "migrated" for record in records) > 5
+    held = Counter(record.decision.reason for record in records)
+    assert found.refused == {
+        gate: held[reason]
+        for gate, reason in (("cooldown", "hot_cooldown"), ("one_at_a_time", "hot_moving"), ("target", "hot_no_target"))
+        if held[reason]
+    }
+    assert all((event.source_pending_tokens or 0) > 150 for event in found.events)
 
 
 def test_a_session_whose_instance_stays_hot_migrates_once_in_a_cooldown() -> None:
