@@ -91,7 +91,7 @@ def test_all_policies_of_a_trial_get_the_same_prompts_and_no_two_trials_do() -> 
     assert len(set.union(*seeds.values())) == len(seeds)
 
 
-@pytest.mark.parametrize("preset", ["full", "demo", "smoke"])
+@pytest.mark.parametrize("preset", ["full", "recorded", "demo", "smoke"])
 @pytest.mark.parametrize("trials", [1, 4])
 def test_the_arithmetic_shown_adds_up_to_the_plan(preset: str, trials: int) -> None:
     of = msgspec.structs.replace(grid(preset), trials=trials)
@@ -101,6 +101,7 @@ def test_the_arithmetic_shown_adds_up_to_the_plan(preset: str, trials: int) -> N
 
 def test_the_presets_of_this_machine_take_as_long_as_they_promise() -> None:
     assert plan_of(grid("full")).estimated_s < 30 * 60
+    assert plan_of(grid("recorded")).estimated_s < 30 * 60
     assert plan_of(grid("demo")).estimated_s < 6 * 60
     assert plan_of(grid("smoke")).estimated_s < 90
 
