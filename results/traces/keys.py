@@ -116,6 +116,7 @@ class KeySet:
     def __init__(self) -> None:
         self._slots = [_zeros(_FIRST_SLOTS) for _ in range(PARTS)]
         self._held = [0] * PARTS
+        self._nbytes = sum(slots.nbytes for slots in self._slots)
 
     def __len__(self) -> int:
         return sum(self._held)
@@ -123,10 +124,12 @@ class KeySet:
     @property
     def nbytes(self) -> int:
         """What its arrays take."""
-        return sum(slots.nbytes for slots in self._slots)
+        return self._nbytes
 
     def nbytes_with(self, more: int) -> int:
         """What its arrays will take with so many more keys, spread over its parts."""
+        if not more:
+            return self._nbytes
         each = -(-more // PARTS)
         needed = [held + each for held in self._held]
         return sum(
@@ -164,7 +167,9 @@ class KeySet:
         return found | again
 
     def _rebuild(self, number: int, keys: Keys, room_for: int = 0) -> None:
-        self._slots[number] = _zeros(_roomy(max(keys.size, room_for)))
+        slots = _zeros(_roomy(max(keys.size, room_for)))
+        self._nbytes += slots.nbytes - self._slots[number].nbytes
+        self._slots[number] = slots
         _insert(self._slots[number], keys)
         self._held[number] = int(keys.size)
 

@@ -29,8 +29,9 @@ MEMORY_BYTES = 640 << 20
 """Room for 45 to 60 million blocks."""
 LEAST_MEMORY_BYTES = 1 << 20
 NO_BRANCHES: Counts = np.empty((0, 2), dtype=np.int64)
-_BATCH_KEYS = 1 << 18
-"""Keys looked up together: numpy's cost per call vanishes, and the batch itself takes a few tens of megabytes."""
+_BATCH_BYTES = 1 << 22
+"""First uses that are looked up together: numpy's cost per call vanishes, and the work takes a few times as much."""
+_MERGE_KEYS = 1 << 18
 _FEWEST_FOLLOWED = 1 << 20
 """One block in so many, at the least."""
 _COMMON_SHARE = 4
@@ -141,8 +142,8 @@ class CrossSessionReuse:
         self._queued_bytes = 0
         self._came = 0
         self._batch: list[FirstUse] = []
-        self._batch_keys = 0
-        self._full_batch = min(_BATCH_KEYS, memory_bytes // 64)
+        self._batch_bytes = 0
+        self._full_batch_bytes = min(_BATCH_BYTES, memory_bytes // 8)
 
     @property
     def nbytes(self) -> int:
@@ -168,8 +169,8 @@ class CrossSessionReuse:
             use = heapq.heappop(self._queue)[2]
             self._queued_bytes -= use.nbytes
             self._batch.append(use)
-            self._batch_keys += use.keys.size
-            if self._batch_keys >= self._full_batch:
+            self._batch_bytes += use.nbytes
+            if self._batch_bytes >= self._full_batch_bytes:
                 self._look_up()
 
     def finish(self) -> CrossReuse:
@@ -198,22 +199,28 @@ class CrossSessionReuse:
             followed = np.flatnonzero(self._sample.has(keys))
         seen = followed[self._known.add(keys[followed])]
         self._count(keys, seen)
-        self._batch, self._batch_keys = [], 0
+        self._batch, self._batch_bytes = [], 0
 
     def _count(self, keys: Keys, seen: Counts) -> None:
         """Add the blocks at the places `seen` of the batch, which another session used first, to the tally."""
         starts = np.cumsum([0, *(use.keys.size for use in self._batch)])
         ends = np.searchsorted(seen, starts)
+        once: list[Counts] = []
+        in_all: list[Counts] = []
         for number in np.flatnonzero(np.diff(ends)).tolist():
             use, mine = self._batch[number], seen[ends[number] : ends[number + 1]]
             places = use.places[mine - starts[number]]
-            tokens = use.tokens(places)
-            self._tally.add(keys[mine], tokens, tokens * use.uses(places))
+            once.append(use.tokens(places))
+            in_all.append(once[-1] * use.uses(places))
+        if once:
+            self._tally.add(keys[seen], np.concatenate(once), np.concatenate(in_all))
 
     def _over(self, more_keys: int) -> bool:
         """Whether so many keys more would take too much."""
-        needed = self._known.nbytes_with(more_keys) + self._tally.nbytes + self._queued_bytes
-        return needed > self._memory_bytes and self._sample.one_in < _FEWEST_FOLLOWED
+        left = self._memory_bytes - self._known.nbytes_with(more_keys) - self._queued_bytes
+        if self._tally.nbytes > left:
+            self._tally.merge()
+        return self._tally.nbytes > left and self._sample.one_in < _FEWEST_FOLLOWED
 
     def _thin(self) -> None:
         """Follow half as many blocks."""
@@ -249,7 +256,7 @@ class _Tally:
         """One more session for each of `keys`."""
         self._waiting.append((keys, first_tokens, all_tokens))
         self._waiting_keys += keys.size
-        if self._waiting_keys > max(_BATCH_KEYS, self.keys.size // 4):
+        if self._waiting_keys > max(_MERGE_KEYS, self.keys.size // 4):
             self.merge()
 
     def merge(self) -> None:

@@ -135,7 +135,7 @@ class _Index:
         ranks[order] = np.arange(order.size)
         self._begin_s = float(times[order[0]])
         self._parent_rows = np.array([self._row_of.get(parent, ROOT) for parent in self._parents], dtype=np.int64)
-        self._row_of = {}
+        self._row_of, self._chain = {}, Chain()  # both were for checking only, and are large
         roots = np.arange(order.size)
         for row in order.tolist():
             parent = int(self._parent_rows[row])
