@@ -31,7 +31,7 @@ unit: $(STAMP) ## tests without an engine
 	$(BIN)/pytest -m "not engine"
 
 test: check engine ## everything, real engines included
-	$(BIN)/pytest -n 2 --dist loadfile -m "not timing"
+	$(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder -m "not timing"
 	$(BIN)/pytest -m timing
 
 lock: ## resolve requirements.lock again

@@ -1,4 +1,4 @@
-"""Which tests may run side by side: all but those that read a clock closely."""
+"""Which tests may run side by side (`make test`): real engines one after another, the others beside them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ from pathlib import Path
 
 import pytest
 
-TIMED = ("runners/load", "runners/router")
+HERE = Path(__file__).parent
+TIMED = ("runners/load",)
 """Folders whose tests compare stamps with known times: another test on the machine's other core would disturb them."""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of those folders `timing`, wherever a test is added there."""
-    here = Path(__file__).parent
+    """Tests of real engines come first and form one group: they share one engine environment, whose step probe some
+    of them apply and remove. Every other file is a group of its own; the timed folders are marked `timing`."""
+    items.sort(key=lambda item: item.get_closest_marker("engine") is None)
     for item in items:
-        if any(item.path.is_relative_to(here / folder) for folder in TIMED):
+        engine = item.get_closest_marker("engine") is not None
+        item.add_marker(pytest.mark.xdist_group("engine" if engine else str(item.path.relative_to(HERE))))
+        if not engine and any(item.path.is_relative_to(HERE / folder) for folder in TIMED):
             item.add_marker(pytest.mark.timing)
