@@ -68,6 +68,8 @@ def tracon(
 
     **5.** `tracon report` prints the tax table
 
+    Then `tracon run routing` sets policies side by side on a trace; `tracon trace` and `tracon route` have help of their own.
+
     Exit codes: 0 done, 1 some cells failed, 2 bad usage or input, 3 interrupted and resumable, 4 a gate failed.
     """
     use_color(color)

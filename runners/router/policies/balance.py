@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 
@@ -71,18 +71,25 @@ class LeastWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     source: ClassVar[str] = "the specs' authors, later than the specs: argmin (PP + new, BS, turn)"
 
     tie: Tie = "rr"
+    spread_cold: Annotated[
+        bool,
+        msgspec.Meta(
+            description="a session's first request is weighed with its whole prompt: a shared system prompt cannot "
+            "draw every new session to one idle instance; false = the rule as its authors have it"
+        ),
+    ] = True
 
     def decide(self, request: RoutedRequest, cluster: ClusterView) -> Decision:
         """argmin (pending prefill + new tokens, requests)."""
         may = pickable(request, cluster)
         if not may.loads:
             return nowhere(self.name, may)
-        of = len(may.loads)
+        of, cold = len(may.loads), self.spread_cold and bool(request.session) and request.turn == 0
         weighed = [
             Weighed(
                 load,
                 (
-                    load.pending_prefill_tokens + new_tokens(request, load),
+                    load.pending_prefill_tokens + (request.input_tokens if cold else new_tokens(request, load)),
                     load.num_requests,
                     turn_key(self.tie, place, of, cluster.fallbacks),
                 ),

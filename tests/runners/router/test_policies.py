@@ -69,10 +69,16 @@ def test_idle_ties_pin_the_first_instance_only_where_that_is_asked_for() -> None
 
 
 def test_leastwork_counts_work_that_is_left_not_requests() -> None:
-    made = LeastWork().decide(ask(1000, {"b": 900}), view(load("a", pp=200), load("b", bs=7, pp=900)))
+    made = LeastWork().decide(ask(1000, {"b": 900}, turn=1), view(load("a", pp=200), load("b", bs=7, pp=900)))
     assert scores(made)["a"][0] == 1200
     assert scores(made)["b"][0] == 1000
     assert made.instance == "b"
+
+
+def test_leastwork_weighs_a_sessions_first_prompt_whole_unless_told_not_to() -> None:
+    request, cluster = ask(1000, {"b": 900}), view(load("a"), load("b"))
+    assert LeastWork().decide(request, cluster).instance == "a"
+    assert LeastWork(spread_cold=False).decide(request, cluster).instance == "b"
 
 
 def test_the_linear_mix_moves_from_load_to_cache_with_its_weight() -> None:
