@@ -8,6 +8,7 @@ of the run, so that what a long session costs everywhere is drawn once for both 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -266,12 +267,12 @@ def interval(measured: Measured, level: float = LEVEL) -> Estimate:
     return found if found.low is None else replace(found, basis=basis(measured))
 
 
-def share_interval(measured: Measured) -> Estimate:
-    """As `interval`, of a share of a whole: what lies beyond none or all of it is no bound."""
+def level_interval(measured: Measured, most: float = math.inf) -> Estimate:
+    """As `interval`, of what cannot be below 0 or above `most`: 1 for a share of a whole."""
     found = interval(measured)
     if found.low is None or found.high is None:
         return found
-    return replace(found, low=max(found.low, 0.0), high=min(found.high, 1.0))
+    return replace(found, low=max(found.low, 0.0), high=min(found.high, most))
 
 
 def widest(measured: Measured) -> Estimate:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from results.routing.measure import Measurements, interval, share_interval
+from results.routing.measure import Measurements, interval, level_interval
 from results.routing.metrics import HEADLINE, METRICS, Metric, metric
 from results.routing.turns import SERIES
 from results.statistics import Estimate
@@ -84,7 +85,7 @@ def order_of(label: str, policy: str) -> tuple[int, str]:
 def value_of(measurements: Measurements, label: str, measure: Metric) -> Estimate:
     """The metric of one label: the mean over its trials, with its interval."""
     found = measurements.get(label, measure)
-    return share_interval(found) if measure.unit == "share" else interval(found)
+    return level_interval(found, most=1.0 if measure.unit == "share" else math.inf)
 
 
 def pairs(measurements: Measurements, labels: Sequence[str]) -> tuple[Pair, ...]:
@@ -113,7 +114,7 @@ def turn_pairs(measurements: Measurements, labels: Sequence[str]) -> tuple[TurnP
             second,
             first,
             interval(measurements.turn_by_turn(second, first, series, "median")),
-            share_interval(measurements.turn_by_turn(second, first, series, "faster")),
+            level_interval(measurements.turn_by_turn(second, first, series, "faster"), most=1.0),
         )
         for first, second in combinations(labels, 2)
         for series in SERIES
