@@ -40,6 +40,7 @@ class InstanceScreen(ConsoleScreen):
         self._picture = picture
         self._frozen: Picture | None = None
         self._panels: tuple[Panel, ...] = ()
+        self._built = False
 
     def compose(self) -> ComposeResult:
         look = self.tracon.look
@@ -63,6 +64,7 @@ class InstanceScreen(ConsoleScreen):
         return frozenset({self.instance, *own})
 
     def on_mount(self) -> None:
+        self._built = True
         self.query_one("#facts-panel").border_title = self.instance
         self.query_one("#steps", StepsPanel).border_title = "Steps, share per bucket"
         self.query_one("#events", EventsPanel).border_title = "Its events"
@@ -74,8 +76,10 @@ class InstanceScreen(ConsoleScreen):
         return self._folder
 
     def show(self, picture: Picture) -> None:
-        """Draw the newest picture."""
+        """Draw the newest picture. One that comes while the screen is still being built is drawn when it is."""
         self._picture = picture
+        if not self._built:
+            return
         self.query_one(RunHeader).show(picture, self._badges())
         drawn = self._frozen or picture
         instance = drawn.view.instances.get(self.instance)

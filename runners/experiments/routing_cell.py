@@ -22,11 +22,14 @@ from runners.experiments.routing_trace import TraceRecord, trace_path
 from runners.experiments.routing_watch import Watch
 from runners.gpu_sampler import GpuSampler
 from runners.group import GroupPlan, Member, engine_group
+from runners.load.block_prompts import BlockShape, TurnPrompt, as_hashes, prompt_ids
 from runners.load.process import run_replay
 from runners.load.replay_spec import ReplaySpec, ReplayTick
 from runners.router.process import RouterProcess
-from runners.router.spec import InstanceSpec, RouterSpec
+from runners.router.spec import InstanceSpec, Prewarm, RouterSpec
 from runners.sampler import MetricsSampler
+from runners.trace.common import common_prefix
+from runners.trace.formats import read_trace
 from state.run import CellPlan
 
 
@@ -79,7 +82,7 @@ async def _replay(
         gpu = await stack.enter_async_context(GpuSampler(folder / "gpu_util.csv"))
         shapes = {member.name: baseline_shape(scrapes(folder, member)) for member in members}
         watch = stack.enter_context(Watch(cell, members, samplers, folder / "engines.jsonl", context.emit, cut))
-        spec = _router_spec(cell, grid, members, shapes, folder)
+        spec = _router_spec(cell, grid, members, shapes, folder, context)
         async with RouterProcess(spec, folder / "router.spec.json", watch.router_tick) as router:
 
             def tick(said: ReplayTick) -> None:
@@ -99,7 +102,12 @@ def scrapes(folder: Path, member: Member) -> Path:
 
 
 def _router_spec(
-    cell: CellPlan, grid: Grid, members: Sequence[Member], shapes: Mapping[str, CacheShape], folder: Path
+    cell: CellPlan,
+    grid: Grid,
+    members: Sequence[Member],
+    shapes: Mapping[str, CacheShape],
+    folder: Path,
+    context: RunContext,
 ) -> RouterSpec:
     return RouterSpec(
         instances=tuple(
@@ -118,7 +126,31 @@ def _router_spec(
         parameters=cell.params["parameters"],
         decisions_path=str(folder / "decisions.jsonl"),
         index=grid.router.index,
+        prewarm=_prewarm(cell, context),
     )
+
+
+def _prewarm(cell: CellPlan, context: RunContext) -> Prewarm | None:
+    """The trace's common prefix, as the replay will send it, where the policy asks for it (specs/load_floor.md, Q2.E).
+
+    Raises CellFailed where the sessions of the trace share nothing.
+    """
+    tokens = cell.params["parameters"].get("prewarm_tokens", 0)
+    if not tokens:
+        return None
+    trace = read_trace(trace_path(context.layout))
+    hashes = common_prefix(trace, tokens)
+    if not hashes:
+        raise CellFailed(
+            f"prewarm_tokens={tokens}, and no two sessions of the trace are known to share their first "
+            f"{trace.facts.block_tokens} tokens: there is nothing to send ahead"
+        )
+    model, facts = context.profile.model, trace.facts
+    shape = BlockShape(
+        cell.params["replay_seed"], facts.block_tokens, facts.hash_scope, model.vocab_low, model.vocab_high
+    )
+    prompt = TurnPrompt("", 0, len(hashes) * facts.block_tokens, as_hashes(hashes))
+    return Prewarm(model.served_name, tuple(prompt_ids(shape, prompt).tolist()))
 
 
 def _replay_spec(

@@ -222,11 +222,6 @@ def _require_policies(grid: Grid) -> None:
 
     for policy in grid.policies:
         make_policy(policy.name, policy.parameters)
-        if policy.parameters.get("prewarm_tokens"):
-            raise RunnerError(
-                f"{grid.label(policy)}: this experiment sends no prefix ahead of the trace",
-                remedy="leave prewarm_tokens at 0",
-            )
 
 
 def _digests(grid: Grid) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The router's own requests to an instance: probes, and pages that no policy decides about."""
+"""The router's own requests to an instance: probes, pages, and prompts that no policy decides about."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ErrandFailed(Exception):
 
 
 class _Errand:
-    """The caller of one GET."""
+    """The caller of one request."""
 
     def __init__(self) -> None:
         self.t_read_s = 0.0
@@ -46,10 +46,16 @@ class _Errand:
             self.done.set_exception(ErrandFailed(failure))
 
 
-async def fetch(pool: Pool, path: bytes, *, timeout_s: float, headers: bytes = b"") -> tuple[Answer, bytes]:
-    """GET a page of an instance: its head, and its body without framing. Raises ErrandFailed."""
+async def fetch(
+    pool: Pool, path: bytes, *, timeout_s: float, headers: bytes = b"", body: bytes = b""
+) -> tuple[Answer, bytes]:
+    """An instance's answer to a GET, or to a POST of `body`: its head, and its body without framing.
+
+    Raises ErrandFailed.
+    """
     errand = _Errand()
-    pool.send(errand, (pool.target.head("GET", path, headers, 0),))
+    head = pool.target.head("POST" if body else "GET", path, headers, len(body))
+    pool.send(errand, (head, body) if body else (head,))
     try:
         async with asyncio.timeout(timeout_s):
             await errand.done

@@ -22,6 +22,7 @@ from runners.router.log import DecisionLog
 from runners.router.metrics import Counts
 from runners.router.pages import Pages
 from runners.router.policies import Policy
+from runners.router.prewarm import prewarm
 from runners.router.proxy import Exchange
 from runners.router.spec import RouterError, RouterOutcome, RouterReady, RouterSpec, RouterTick, TickInstance
 from runners.router.traffic import Traffic
@@ -90,6 +91,12 @@ class Server:
         """Bring in the instances, probe each once, and listen. Raises RouterError."""
         spec, fleet = self._spec, self._fleet
         await fleet.start()
+        if spec.prewarm is not None:
+            try:
+                await prewarm(spec.prewarm, fleet, spec.limits.first_byte_s)
+            except RouterError:
+                await fleet.close()
+                raise
         self._dispatcher = Dispatcher(
             self._policy,
             self._cluster,

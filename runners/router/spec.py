@@ -86,6 +86,14 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Prewarm:
+    """A prompt that every instance computes before the first request comes."""
+
+    model: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RouterSpec:
     """One router: where it listens, what stands behind it, how it decides."""
 
@@ -106,6 +114,7 @@ class RouterSpec:
     """Sessions whose binding is remembered."""
     session_ttl_s: float = 7200.0
     """A binding unused for so long is forgotten."""
+    prewarm: Prewarm | None = None
     health: HealthRules = field(default_factory=HealthRules)
     limits: Limits = field(default_factory=Limits)
 

@@ -10,6 +10,7 @@ import pytest
 
 from console import format as say
 from console.screens.instance import InstanceScreen
+from console.screens.run import RunScreen
 from state.events import Noted
 from state.store import RunStore
 from state.view import to_json
@@ -213,6 +214,17 @@ async def test_enter_on_an_instance_opens_it_and_escape_returns(live_run: Path) 
             await sees(pilot, part)
         await pilot.press("escape")
         await sees(pilot, "2 Instances")
+
+
+async def test_a_picture_that_comes_while_an_instance_is_being_opened_waits_for_it(live_run: Path) -> None:
+    async with app_for(live_run).run_test(size=WIDE) as pilot:
+        await settled(pilot)
+        run = pilot.app.screen
+        assert isinstance(run, RunScreen)
+        opened = InstanceScreen(next(iter(run.picture.view.instances)), run.folder, run.picture)
+        pilot.app.push_screen(opened)
+        opened.show(run.picture)
+        await sees(pilot, opened.instance)
 
 
 async def test_an_instance_has_its_plots_at_80x24_too(live_run: Path) -> None:

@@ -69,8 +69,8 @@ class KvAware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         int,
         msgspec.Meta(
             ge=0,
-            description="Q2.E: tokens of the trace's common prefix to send to every instance before the first session; "
-            "carried out by the router's owner, deciding does not read it",
+            description="Q2.E: tokens of the trace's common prefix that a run sends to every instance before the first "
+            "session; deciding does not read it",
         ),
     ] = 0
     migration_reject_threshold: Annotated[
