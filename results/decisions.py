@@ -66,6 +66,8 @@ class RoutedRequest:
     """Instances that already failed this request: not to be picked again."""
     moving_to: str = ""
     """The instance that a migrating request of the session is on its way to, not served yet; empty = none is."""
+    cut_off: Mapping[str, str] = field(default_factory=dict)
+    """Per instance that no KV of the owner can be moved to now: why, e.g. a quarantine after failed transfers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,54 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
+class KvTransfer:
+    """KV on its way from one instance to another: what the router asked for, and what the engines counted.
+
+    Times are `time.perf_counter_ns()`; 0 = it did not come so far. None = not known, `counted_reason` says why.
+    """
+
+    transfer: str
+    """Its id: both legs carry it."""
+    purpose: Literal["migration", "handover"]
+    """`migration`: a session's prefix moves, then the request is served; `handover`: a prefill instance computed the
+    prompt for the one that decodes."""
+    transport: str
+    """`mooncake` or `nixl`; empty = it was refused before one was chosen."""
+    source: str
+    target: str
+    status: Literal["transferred", "failed", "refused"]
+    """`refused`: it was not tried (quarantine, wrong roles, nothing to move)."""
+    reason: str = ""
+    """Why it was not transferred."""
+    attempts: int = 0
+    prefix_tokens: int = 0
+    """Tokens whose KV was to be moved."""
+    source_cached_tokens: int | None = None
+    """Of these, what the source had in its cache; the rest it computed for the transfer."""
+    external_tokens: int | None = None
+    """What the target took from the transfer, by its own counter of prompt tokens by source."""
+    local_tokens: int | None = None
+    """What it had in its own cache."""
+    computed_tokens: int | None = None
+    """What it computed."""
+    bytes: int | None = None
+    bytes_from: str = ""
+    """`counter` (the connector's own) or `tokens` (external tokens x the engine's KV bytes per token)."""
+    blocks: int | None = None
+    """External tokens in blocks of the target."""
+    counted_reason: str = ""
+    """Why some of these are not known."""
+    t_begin_ns: int = 0
+    """The router began with it."""
+    t_source_sent_ns: int = 0
+    t_source_done_ns: int = 0
+    """The source has answered its leg."""
+    t_target_sent_ns: int = 0
+    t_done_ns: int = 0
+    """The KV is at the target (migration), or the target has begun to answer (handover); of a failed one, its end."""
+
+
+@dataclass(frozen=True, slots=True)
 class RoutedOutcome:
     """What came of a pick."""
 
@@ -146,8 +196,11 @@ class RoutedOutcome:
     completion_tokens: int | None = None
     error: str = ""
     migration: str = ""
-    """What came of `migrate_from`: `recomputed` (served at the target, which had to compute what it did not hold: no KV
-    was moved), or `failed` (it was not served there: the session stays bound as it was). Empty: none was asked for."""
+    """What came of `migrate_from`: `transferred` (served at the target from KV that was moved there), `recomputed`
+    (served there, but it had to compute what it did not hold: no KV came, `transfer` says why), or `failed` (not served
+    there: the session stays bound as it was). Empty: none was asked for."""
+    transfer: KvTransfer | None = None
+    """The KV movement this pick asked for; None = it asked for none, or the router has no transport."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -218,6 +218,33 @@ class RouterSampled(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class MigrationChanged(Event):
+    """A step in the migration of one session: a line of the feed, and of the migrations table."""
+
+    kind: ClassVar[str] = "migration_changed"
+    cell: str
+    migration: str
+    """The same in all events of one migration."""
+    session: str
+    turn: int
+    source: str
+    target: str
+    """Empty: refused before there was one."""
+    phase: str
+    """`started`, `done` (served at the target), `failed` (not served there) or `refused` (hot, and it stays)."""
+    t_unix_s: float
+    """When it happened; the journal's own time is up to a second later."""
+    reason: str = ""
+    """With `done`: `transferred` or `recomputed`; with `refused`: the policy's reason."""
+    text: str = ""
+    """More on it, in words."""
+    external_tokens: int | None = None
+    """What the target took from the transfer; None = not known."""
+    bytes: int | None = None
+    transfer_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class CellProgressed(Event):
     """How far the running cell is, at 1 Hz."""
 
@@ -294,6 +321,7 @@ KINDS: Mapping[str, type[Event]] = {
         InstanceChanged,
         InstanceSampled,
         RouterSampled,
+        MigrationChanged,
         CellProgressed,
         RequestSubmitted,
         RequestAnswered,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -24,6 +24,41 @@ LATEST = 20
 
 class RouterError(RunnerError):
     """The router cannot be started, or was told something it cannot do."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvEndpoint:
+    """How an instance's KV can be moved."""
+
+    transport: str
+    """`mooncake` or `nixl`: two instances exchange KV where both have the same."""
+    kv_role: str = "kv_both"
+    """Its connector's role: `kv_both`, `kv_producer` or `kv_consumer`."""
+    bootstrap: str = ""
+    """Mooncake: base URL of its bootstrap server. NIXL needs none: the prefill leg's answer names the peer."""
+    kv_bytes_per_token: int | None = None
+    """None = bytes are only known where the connector counts them."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransferRules:
+    """How KV is moved, and when a pair of instances is left alone."""
+
+    timeout_s: float = 120.0
+    """One attempt, both legs together (specs/load_floor.md Q1.C: 120 s, not 30)."""
+    attempts: int = 2
+    """Tries of one transfer before the target recomputes."""
+    failures_to_quarantine: int = 3
+    """So many failed transfers of a pair within `window_s` and no more are tried for `quarantine_s` (Q1.D)."""
+    window_s: float = 60.0
+    quarantine_s: float = 10.0
+    """Then one transfer is let through as a probe; doubles each time that fails, up to `quarantine_max_s`."""
+    quarantine_max_s: float = 120.0
+    min_tokens: int = 1
+    """Fewer prompt tokens that the target lacks are not worth a transfer: it computes them."""
+    leg_priority: int | None = None
+    """`priority` of the source's leg, where its engine schedules by priority (lower = sooner): the leg is asked of an
+    instance because that one is busy, and would wait behind all that made it so. None = no such field is sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +78,8 @@ class InstanceSpec:
     """ZMQ endpoint that the router binds and the instance publishes KV events to; needed with index `events`."""
     kv_replay: str = ""
     """ZMQ endpoint where the instance replays events that were missed; empty = gaps stay."""
+    transfer: KvEndpoint | None = None
+    """None = its KV cannot be moved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +154,7 @@ class RouterSpec:
     prewarm: Prewarm | None = None
     health: HealthRules = field(default_factory=HealthRules)
     limits: Limits = field(default_factory=Limits)
+    transfer: TransferRules = field(default_factory=TransferRules)
 
     def __post_init__(self) -> None:
         for problem, remedy in _problems(self):
@@ -192,6 +230,29 @@ class TickPick:
 
 
 @dataclass(frozen=True, slots=True)
+class TickMigration:
+    """Something that happened to a session's migration since the last tick."""
+
+    t_ns: int
+    migration: str
+    """The request's id: the same in all that is said of one migration."""
+    session: str
+    turn: int
+    source: str
+    target: str
+    """Empty: refused before there was one."""
+    phase: Literal["started", "done", "failed", "refused"]
+    """`done`: served at the target; `reason` says `transferred` or `recomputed`. `failed`: not served there.
+    `refused`: its instance is hot and it stays; `reason` is the policy's."""
+    reason: str = ""
+    text: str = ""
+    """More on it, in words: the gate that failed, why KV was not moved."""
+    external_tokens: int | None = None
+    bytes: int | None = None
+    transfer_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RouterTick:
     """One second of a running router. Counts are since it started."""
 
@@ -208,6 +269,8 @@ class RouterTick:
     """Picks made again because an instance failed before the first byte."""
     errors: int
     """Requests that ended in an error that was not the client's."""
+    migrations: tuple[TickMigration, ...] = ()
+    """Since the last tick, oldest first. A refusal is told once per session and reason."""
 
 
 @dataclass(frozen=True, slots=True)
