@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from results.figures.files import figures, write_figures
+from results.figures.files import figures
 from results.findings import Analysis, analyse
-from results.html import to_html
 from results.layout import RunLayout, write_atomic
 from results.manifest import to_tsv
-from results.report import to_markdown
+from results.output import Report, write_frame, write_json, write_report
+from results.report import limits, opening, title
 from results.summary import CellSummary
+from results.tables import FIGURES_BEFORE, tables
 from results.tax import TaxRow
 
 FORMAT = 1
@@ -33,21 +31,21 @@ def analyse_run(root: Path) -> Analysis:
     """
     analysis = analyse(root)
     layout = RunLayout(root)
-    write_atomic(layout.aggregate_json, _pretty(aggregate(analysis)))
+    write_json(layout.aggregate_json, aggregate(analysis))
     flat = flat_cells(analysis)
-    write_atomic(layout.aggregate_csv, flat.to_csv(index=False).encode())
-    write_atomic(layout.aggregate_parquet, _parquet(flat))
-    write_atomic(layout.tax_json, _pretty({"format": FORMAT, "taxes": [_tax_row(row) for row in analysis.taxes]}))
-    write_atomic(layout.tax_csv, flat_taxes(analysis.taxes).to_csv(index=False).encode())
-    write_atomic(layout.verdicts_json, _pretty(conclusions(analysis)))
+    write_frame(layout.aggregate_csv, flat)
+    write_frame(layout.aggregate_parquet, flat)
+    write_json(layout.tax_json, {"format": FORMAT, "taxes": [_tax_row(row) for row in analysis.taxes]})
+    write_frame(layout.tax_csv, flat_taxes(analysis.taxes))
+    write_json(layout.verdicts_json, conclusions(analysis))
     write_atomic(layout.manifest, to_tsv(analysis.manifest))
     for folder in layout.configs():
         rows = [_cell_row(analysis, cell) for cell in analysis.cells if Path(cell.path).parent.name == folder.root.name]
-        write_atomic(folder.summary_json, _pretty({"format": FORMAT, "cells": rows}))
+        write_json(folder.summary_json, {"format": FORMAT, "cells": rows})
+    name = title(analysis.facts)
     found = figures(analysis, root)
-    drawn = write_figures(found, layout.figures)
-    write_atomic(layout.report_md, to_markdown(analysis, found).encode())
-    write_atomic(layout.report_html, to_html(analysis, found, drawn).encode())
+    report = Report(name, opening(analysis), tables(analysis), found, limits(analysis), FIGURES_BEFORE)
+    write_report(layout, report)
     return analysis
 
 
@@ -127,13 +125,3 @@ def _tax_row(row: TaxRow) -> dict[str, Any]:
         **msgspec.to_builtins(row.estimate),
         "verdict": None if row.verdict is None else str(row.verdict),
     }
-
-
-def _pretty(value: object) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
-
-
-def _parquet(frame: pd.DataFrame) -> bytes:
-    sink = io.BytesIO()
-    pq.write_table(pa.Table.from_pandas(frame, preserve_index=False), sink)
-    return sink.getvalue()

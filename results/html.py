@@ -9,13 +9,7 @@ from html import escape
 from string import Template
 
 from results.figures.figure import Figure
-from results.findings import Analysis
-from results.report import limits, opening, title
 from results.table import Table
-from results.tables import tables
-
-FIGURES_BEFORE = "Phase A"
-"""The figures stand between the findings and the tables of single cells, which begin with this title."""
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --quiet: #777; --tint: #8881; }
@@ -67,12 +61,6 @@ class Shown:
     """SVG text by figure number; a figure that is not in it is listed with its reason."""
     before: str
     """The figures stand before the first table whose title begins so."""
-
-
-def to_html(analysis: Analysis, figures: Sequence[Figure], drawn: Mapping[int, str]) -> str:
-    """`report.html`. `drawn`: SVG text by figure number; a figure that is not in it is listed with its reason."""
-    shown = Shown(tables(analysis), figures, drawn, FIGURES_BEFORE)
-    return page(title(analysis.facts), opening(analysis), shown, limits(analysis))
 
 
 def page(name: str, head: str, shown: Shown, unsaid: Iterable[str]) -> str:

@@ -13,6 +13,9 @@ from results.summary import CellSummary
 from results.table import NOT_MEASURED, Table
 from results.tax import RATIOS, Metric, TaxRow
 
+FIGURES_BEFORE = "Phase A"
+"""The figures stand between the findings and the tables of single cells, which begin with this title."""
+
 
 def tables(analysis: Analysis) -> tuple[Table, ...]:
     """Every table that has rows, in reading order."""

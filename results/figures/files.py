@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Drawers = Mapping[int, "Callable[[Figure], Drawing]"]
 """By figure number: what draws it."""
 
-_DRAW: Drawers = {
+DRAWERS: Drawers = {
     1: draw_curves.draw_latency,
     2: draw_curves.draw_latency,
     3: draw_curves.draw_throughput,
@@ -35,6 +35,7 @@ _DRAW: Drawers = {
     7: draw_taxes.draw_decomposition,
     8: draw_taxes.draw_additivity,
 }
+"""Of figures 1 to 8 of specs/connector_tax."""
 
 
 def figures(analysis: Analysis, root: Path) -> tuple[Figure, ...]:
@@ -58,7 +59,7 @@ def figures(analysis: Analysis, root: Path) -> tuple[Figure, ...]:
     )
 
 
-def draw(figure: Figure, by: Drawers = _DRAW) -> dict[str, bytes]:
+def draw(figure: Figure, by: Drawers = DRAWERS) -> dict[str, bytes]:
     """The figure as `png` and `svg`; the same figure gives the same bytes. Raises ValueError where it is missing."""
     if figure.missing:
         raise ValueError(f"figure {figure.label} cannot be drawn: {figure.missing}")
@@ -69,7 +70,7 @@ def draw(figure: Figure, by: Drawers = _DRAW) -> dict[str, bytes]:
         return {form: to_bytes(drawing, form) for form in FORMATS}
 
 
-def write_figures(found: Iterable[Figure], folder: Path, by: Drawers = _DRAW) -> Mapping[int, str]:
+def write_figures(found: Iterable[Figure], folder: Path, by: Drawers = DRAWERS) -> Mapping[int, str]:
     """Write `figure_<n>.png`, `.svg` and `.csv` into `folder`; returns the SVG texts by number.
 
     Files of a figure that cannot be drawn any more are removed. Raises OSError.

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from results.figures.files import write_figures
-from results.html import Shown, page
-from results.layout import RunLayout, write_atomic
+from results.layout import RunLayout
+from results.output import Report, write_frame, write_json, write_report
 from results.report import title
 from results.routing.draw import DRAWERS
 from results.routing.figures import figures
 from results.routing.findings import RoutingAnalysis, analyse
-from results.routing.report import limits, opening, terminal_tables, to_markdown
+from results.routing.report import limits, opening, terminal_tables
 from results.routing.summary import RoutedSummary
 from results.routing.tables import FIGURES_BEFORE, tables
 
@@ -39,20 +35,17 @@ def analyse_routing(root: Path) -> RoutingAnalysis:
     """
     analysis = analyse(root)
     layout = RunLayout(root)
-    write_atomic(layout.aggregate_json, _pretty(aggregate(analysis)))
+    write_json(layout.aggregate_json, aggregate(analysis))
     flat = flat_cells(analysis)
-    write_atomic(layout.aggregate_csv, flat.to_csv(index=False).encode())
-    write_atomic(layout.aggregate_parquet, _parquet(flat))
-    write_atomic(root / f"{PAIRS}.json", _pretty(compared(analysis)))
-    write_atomic(root / f"{PAIRS}.csv", flat_pairs(analysis).to_csv(index=False).encode())
-    write_atomic(layout.verdicts_json, _pretty(conclusions(analysis)))
-    write_atomic(layout.manifest, manifest(analysis).to_csv(index=False, sep="\t", lineterminator="\n").encode())
-    found = figures(analysis)
-    drawn = write_figures(found, layout.figures, DRAWERS)
-    write_atomic(layout.report_md, to_markdown(analysis, found).encode())
-    shown = Shown(tables(analysis), found, drawn, FIGURES_BEFORE)
-    name = title(analysis.facts)
-    write_atomic(layout.report_html, page(name, opening(analysis), shown, limits(analysis)).encode())
+    write_frame(layout.aggregate_csv, flat)
+    write_frame(layout.aggregate_parquet, flat)
+    write_json(root / f"{PAIRS}.json", compared(analysis))
+    write_frame(root / f"{PAIRS}.csv", flat_pairs(analysis))
+    write_json(layout.verdicts_json, conclusions(analysis))
+    write_frame(layout.manifest, manifest(analysis))
+    name, found = title(analysis.facts), figures(analysis)
+    report = Report(name, opening(analysis), tables(analysis), found, limits(analysis), FIGURES_BEFORE)
+    write_report(layout, report, DRAWERS)
     return analysis
 
 
@@ -171,13 +164,3 @@ def _manifest_row(analysis: RoutingAnalysis, label: str) -> dict[str, str]:
 
 def _joined(values: Iterable[str]) -> str:
     return "; ".join(dict.fromkeys(value for value in values if value))
-
-
-def _pretty(value: object) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
-
-
-def _parquet(frame: pd.DataFrame) -> bytes:
-    sink = io.BytesIO()
-    pq.write_table(pa.Table.from_pandas(frame, preserve_index=False), sink)
-    return sink.getvalue()
