@@ -15,28 +15,9 @@ import msgspec
 from state.run import CellState, InstanceState, RunPlan, RunState, StageState
 
 STEP_BUCKETS_US: tuple[float, ...] = (
-    100,
-    200,
-    400,
-    600,
-    800,
-    1_000,
-    1_250,
-    1_500,
-    2_000,
-    2_500,
-    3_000,
-    4_000,
-    6_000,
-    8_000,
-    12_000,
-    16_000,
-    25_000,
-    50_000,
-    100_000,
-    250_000,
-    1_000_000,
-)
+    100, 200, 400, 600, 800, 1_000, 1_250, 1_500, 2_000, 2_500, 3_000, 4_000, 6_000, 8_000,
+    12_000, 16_000, 25_000, 50_000, 100_000, 250_000, 1_000_000,
+)  # fmt: skip
 """Upper edges of the engine-step histogram; one more bucket holds everything above the last edge."""
 
 
@@ -174,6 +155,8 @@ class RoutedLoad:
     """`both`, `prefill` or `decode`: only instances of one role are compared."""
     engine: str = ""
     """What the other events of the run call it, e.g. `plain-17`; empty = the same."""
+    ttft_p90_s: float | None = None
+    """Dispatch to first body byte, of the requests it began to answer in the last seconds; None = not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +225,44 @@ class MigrationChanged(Event):
     """What the target took from the transfer; None = not known."""
     bytes: int | None = None
     transfer_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LifecycleMeasured(Event):
+    """One request of a lifecycle cell, taken apart into phases. The record in the run's folder holds its stamps."""
+
+    kind: ClassVar[str] = "lifecycle_measured"
+    cell: str
+    context_tokens: int
+    """C: prompt tokens that the decode instance held before."""
+    new_tokens: int
+    """N: prompt tokens that the prefill instance computes and moves."""
+    output_tokens: int
+    """O."""
+    repetition: int
+    """As in the name of its record."""
+    warmup: bool = False
+    """One of the first, which no result counts."""
+    baseline: bool = False
+    """The same request on one combined instance: it has `ttft_ms`, and nothing was moved."""
+    phases_ms: Mapping[str, float | None] = field(default_factory=dict)
+    """By the record's names and in the order they pass, those that add up to the whole; None = not measured."""
+    e2e_ms: float | None = None
+    ttft_ms: float | None = None
+    transfer_ms: float | None = None
+    """From the end of the prefill to the signal at the decode instance: several phases together."""
+    bytes: int | None = None
+    """Moved."""
+    bandwidth_gbps: float | None = None
+    """Of the write alone."""
+    residual_share: float | None = None
+    """|e2e - sum of the phases| / e2e."""
+    colo_ttft_ms: float | None = None
+    """TTFT of the same request on one combined instance, where that is known already."""
+    discarded: str = ""
+    """Why no result counts it; empty = it counts, unless it is a warm-up."""
+    gaps: Mapping[str, str] = field(default_factory=dict)
+    """What was not measured, by name, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,6 +343,7 @@ KINDS: Mapping[str, type[Event]] = {
         InstanceSampled,
         RouterSampled,
         MigrationChanged,
+        LifecycleMeasured,
         CellProgressed,
         RequestSubmitted,
         RequestAnswered,
