@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +13,7 @@ import msgspec
 from launch.profile import EngineSettings, Profile
 from results.decisions import Role
 from runners.errors import RunnerError
+from runners.experiments.settings import put, setting
 from runners.load.replay_plan import THINKING
 from runners.load.replay_spec import ON_ERROR
 
@@ -24,6 +24,8 @@ SYNTH = "synth"
 POOLED = "static_pd"
 """The policy that only works with pools."""
 CACHED_TOKENS_ARGUMENT = "--enable-prompt-tokens-details"
+EXAMPLE = "unified.overload_factor=1.5"
+"""Of a setting, for the error that one needs."""
 
 
 class PolicyChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -179,10 +181,10 @@ def grid_of(
         )
     where = f"profile {profile}, [experiment.{EXPERIMENT}.{preset}]"
     raw = _named(copy.deepcopy(dict(tables[preset])))
-    parsed = [_setting(text) for text in settings]
+    parsed = [setting(text, EXAMPLE) for text in settings]
     of_grid = [(key, value) for key, value in parsed if key.split(".")[0] in Grid.__struct_fields__]
     for key, value in of_grid:
-        _put(raw, key, value)
+        put(raw, key, value)
     grid = _convert(raw, where)
     grid = msgspec.structs.replace(grid, policies=tuple(_with_pools(grid, one) for one in _chosen(grid, policies)))
     for key, value in parsed:
@@ -213,25 +215,6 @@ def _convert(raw: Mapping[str, Any], where: str) -> Grid:
         raise RunnerError(
             f"{where}: {error}", remedy="correct that key in the profile or in --set; docs/routing.md lists them all"
         ) from error
-
-
-def _setting(text: str) -> tuple[str, Any]:
-    """`KEY=VALUE`, the value as TOML writes it; what is no TOML value is text."""
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise RunnerError(f"{text!r} is no setting", remedy="write KEY=VALUE, e.g. --set unified.overload_factor=1.5")
-    try:
-        parsed = tomllib.loads(f"value = {value.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
-        parsed = value.strip()
-    return key.strip(), parsed
-
-
-def _put(raw: dict[str, Any], key: str, value: object) -> None:
-    *sections, last = key.split(".")
-    for section in sections:
-        raw = raw.setdefault(section, {})
-    raw[last] = value
 
 
 def _chosen(grid: Grid, wanted: Sequence[str]) -> tuple[PolicyChoice, ...]:
