@@ -2,6 +2,9 @@
 
 The environment gains `tracon_patches/` and `tracon_patches-<version>.dist-info/` in its site-packages, nothing else
 changes: vLLM finds the plugin by its entry point, and `pip uninstall tracon-patches` would remove it as well.
+
+Two runs may share an environment. Each has a `PatchUse` for as long as its engines need the patches, and `revert`
+leaves them while one is held: engines are launched all through a run, not only at its beginning.
 """
 
 from __future__ import annotations
@@ -74,13 +77,42 @@ def apply(engine: Engine | Path) -> PatchStatus:
 
 
 def revert(engine: Engine | Path) -> PatchStatus:
-    """Remove what `apply` installed and the bytecode made of it; does nothing where nothing is installed."""
+    """Remove what `apply` installed and the bytecode made of it; does nothing where nothing is installed.
+
+    Patches that a run holds in use stay: `applied` is then true, and the reason says so.
+    """
     packages = _site_packages(engine)
     source = _source()
     before = _status(packages, source)
-    with _writing(packages):
+    with _writing(packages), _unused(packages) as unused:
+        if not unused:
+            return _with_reason(before, IN_USE if before.applied else "was not applied")
         _remove(packages)
     return _with_reason(_status(packages, source), "removed" if before.applied else "was not applied")
+
+
+class PatchUse:
+    """One run's use of the patches: from `apply` until `revert`, or until this process ends, however it does.
+
+    Any number of processes may use those of one environment; while one does, `revert` anywhere leaves them.
+    """
+
+    def __init__(self, engine: Engine | Path) -> None:
+        self._engine = engine
+        self._descriptor = -1
+
+    def apply(self) -> PatchStatus:
+        """Mark them as used, then `apply`. Waits for a removal that is under way. Raises PatchFailed."""
+        if self._descriptor < 0:
+            self._descriptor = _shared(_site_packages(self._engine).parent)
+        return apply(self._engine)
+
+    def revert(self) -> PatchStatus:
+        """End this use, then `revert`: they stay where another run uses them. Raises PatchFailed."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+        return revert(self._engine)
 
 
 def status(engine: Engine | Path) -> PatchStatus:
@@ -249,6 +281,37 @@ def _writing(packages: Path) -> Iterator[None]:
         ) from error
 
 
+def _shared(folder: Path) -> int:
+    """An open descriptor of the folder that holds a lock shared with other users. Raises PatchFailed."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    except OSError as error:
+        raise PatchFailed(
+            f"cannot mark the patches below {folder} as used: {error.strerror or error}", remedy=_OWN_ENVIRONMENT
+        ) from error
+    return descriptor
+
+
+@contextmanager
+def _unused(packages: Path) -> Iterator[bool]:
+    """Whether no PatchUse is held; while it is so inside this context, none begins.
+
+    The mark is a lock on the folder above site-packages: it writes nothing there, and it ends with the process.
+    """
+    descriptor = os.open(packages.parent, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(descriptor)
+
+
+IN_USE = "left in place: a run that is under way uses them; they can be removed when it has ended"
 _OWN_ENVIRONMENT = (
     "run as the user who owns that environment, or build one of your own with `tracon engine install` "
     "and leave --engine-python away"

@@ -200,5 +200,7 @@ def _patch(action: str, kind: str, engine_python: Path | None, json: bool) -> No
     state = "applied" if result.applied else "not applied"
     changed = ", but its files were changed" if result.applied and not result.intact else ""
     output.err().print(f"probe {result.version or ''} {state}{changed} in {engine.python}")
+    if action == "revert" and result.applied:
+        output.err().print(result.reason)
     if result.applied and not result.intact:
         raise typer.Exit(ExitCode.GATE_FAILED)

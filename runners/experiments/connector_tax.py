@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from launch import patching
 from launch.errors import LaunchError
+from launch.patching import PatchUse
 from results.analysis import analyse_run
 from results.cells import analyse_cell, headline
 from results.layout import is_complete, write_atomic
@@ -41,6 +41,7 @@ class ConnectorTax:
     def __init__(self, grid: Grid, context: RunContext) -> None:
         self._grid = grid
         self._context = context
+        self._patches = PatchUse(context.engine)
         self._cells: dict[str, Callable[[CellPlan, int], Awaitable[Outcome]]] = {
             "probe": self._apply_probe,
             "preflight": self._preflight,
@@ -71,7 +72,7 @@ class ConnectorTax:
 
     async def finish(self) -> None:
         """Remove the probe and analyse again: cells were added after both had been done."""
-        await asyncio.to_thread(patching.revert, self._context.engine)
+        await asyncio.to_thread(self._patches.revert)
         await asyncio.to_thread(analyse_run, self._context.layout.root)
 
     async def release(self, reason: str) -> None:
@@ -81,25 +82,25 @@ class ConnectorTax:
     async def _apply_probe(self, cell: CellPlan, attempt: int) -> Outcome:
         """Without the probe the run falls back to client-side numbers; that is recorded, not fatal."""
         try:
-            status = await asyncio.to_thread(patching.apply, self._context.engine)
+            status = await asyncio.to_thread(self._patches.apply)
         except LaunchError as error:
             self._context.emit(Noted("warning", cell.cell, f"no step timing: {error}"))
             return Outcome({"step_timing_available": False, "reason": str(error)})
         return Outcome({"step_timing_available": status.applied, "version": status.version, "reason": status.reason})
 
     async def _ensure_probe(self) -> None:
-        """The probe may have been removed since it was applied: by this run's analysis before a retry, or by another
-        run on this engine environment."""
+        """The probe may have been removed since it was applied: by this run's analysis before a retry, or by whoever
+        ran before it was resumed."""
         with contextlib.suppress(LaunchError):  # the probe cell has recorded why it cannot be applied
-            await asyncio.to_thread(patching.apply, self._context.engine)
+            await asyncio.to_thread(self._patches.apply)
 
     async def _revert_probe(self, cell: CellPlan, attempt: int) -> Outcome:
         await self.release("the probe is removed")
         try:
-            status = await asyncio.to_thread(patching.revert, self._context.engine)
+            status = await asyncio.to_thread(self._patches.revert)
         except LaunchError as error:
             raise CellFailed(f"{error} {error.remedy}") from error
-        return Outcome({"applied": status.applied})
+        return Outcome({"applied": status.applied, "reason": status.reason})
 
     async def _preflight(self, cell: CellPlan, attempt: int) -> Outcome:
         """Launch the config and see that it really works here; the result decides over all its later cells."""

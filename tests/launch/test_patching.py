@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,7 @@ import uv
 
 from launch import patching
 from launch.errors import PatchFailed
-from launch.patching import PACKAGE, apply, revert, status
+from launch.patching import PACKAGE, PatchUse, apply, revert, status
 from tests.launch import fake_uv
 
 
@@ -168,3 +171,66 @@ def test_a_package_installer_knows_it_too(python: Path) -> None:
     command = [uv.find_uv_bin(), "pip", "uninstall", "--quiet", "--offline", "--python", str(python), "tracon-patches"]
     subprocess.run(command, check=True, capture_output=True)
     assert everything(python) == before
+
+
+USER = """
+import sys, pathlib
+from launch.patching import PatchUse
+use = PatchUse(pathlib.Path(sys.argv[1]))
+use.apply()
+print("in use", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def other_run(python: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that uses the patches of the same environment."""
+    command = [sys.executable, "-c", USER, str(python)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "in use\n"
+        yield process
+        process.kill()
+
+
+def test_the_first_run_to_end_leaves_the_patches_to_the_other(python: Path, other_run: subprocess.Popen[str]) -> None:
+    own = PatchUse(python)
+    assert own.apply().reason == "already applied"
+    left = own.revert()
+    assert left.applied
+    assert left.intact
+    assert "uses them" in left.reason
+    other_run.communicate(timeout=30)  # it ends as it should
+    assert not own.revert().applied
+
+
+def test_a_run_that_was_killed_uses_nothing_any_more(python: Path, other_run: subprocess.Popen[str]) -> None:
+    before = revert(python)
+    assert before.applied
+    other_run.send_signal(signal.SIGKILL)
+    other_run.wait(timeout=30)
+    done = revert(python)
+    assert not done.applied
+    assert done.reason == "removed"
+
+
+def test_a_use_ends_with_its_own_revert_and_may_begin_again(python: Path) -> None:
+    own, other = PatchUse(python), PatchUse(python)
+    own.apply()
+    other.apply()
+    assert own.revert().applied
+    assert own.revert().applied, "asked again, the other still uses them"
+    assert own.apply().applied
+    assert other.revert().applied
+    assert not own.revert().applied
+    assert not (site_packages(python) / PACKAGE).exists()
+
+
+def test_a_use_writes_nothing_into_the_environment(python: Path) -> None:
+    apply(python)
+    before = everything(python)
+    use = PatchUse(python)
+    use.apply()
+    assert everything(python) == before
+    use.revert()

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from launch import patching
 from launch.errors import PatchFailed
+from launch.patching import PatchUse
 from launch.profile import load_profile
 from results.layout import RunLayout, write_atomic
 from results.saturation import ReferenceRates
@@ -55,10 +55,10 @@ def subject(tmp_path: Path) -> Subject:
 
 
 async def test_without_the_probe_the_run_goes_on_and_says_so(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(engine: object) -> Any:  # noqa: ANN401  # stands in for patching.apply
+    def refuse(use: object) -> Any:  # noqa: ANN401  # stands in for PatchUse.apply
         raise PatchFailed("site-packages cannot be written", remedy="use another environment")
 
-    monkeypatch.setattr(patching, "apply", refuse)
+    monkeypatch.setattr(PatchUse, "apply", refuse)
     outcome = await subject.run(CELLS["preflight/probe"])
     assert outcome.summary["step_timing_available"] is False
     assert "cannot be written" in outcome.summary["reason"]
