@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from launch.profile import EngineSettings, Profile
 from results.decisions import Role
 from runners.errors import RunnerError
+from runners.experiments.engines import EngineChoice
 from runners.experiments.settings import put, setting
 from runners.load.replay_plan import THINKING
 from runners.load.replay_spec import ON_ERROR
@@ -23,7 +23,6 @@ SYNTH = "synth"
 
 POOLED = "static_pd"
 """The policy that only works with pools."""
-CACHED_TOKENS_ARGUMENT = "--enable-prompt-tokens-details"
 EXAMPLE = "unified.overload_factor=1.5"
 """Of a setting, for the error that one needs."""
 
@@ -78,16 +77,6 @@ class ReplayChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lateness_p99_s: float = 0.010
     achieved_ratio: float = 0.98
     client_cpu_share: float = 0.90
-
-
-class EngineChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the engines of this preset have otherwise than the profile's; None = as the profile says."""
-
-    block_size: int | None = None
-    kv_cache_memory_bytes: int | None = None
-    max_model_len: int | None = None
-    max_num_batched_tokens: int | None = None
-    gpu_memory_utilization: float | None = None
 
 
 class RouterChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -192,14 +181,6 @@ def grid_of(
             grid = _with_parameter(grid, key, value)
     _check(grid, where)
     return grid
-
-
-def routed_profile(profile: Profile, grid: Grid) -> Profile:
-    """The profile with the preset's engine settings; its engines say how much of each prompt was cached."""
-    changed = {name: value for name, value in msgspec.structs.asdict(grid.engine).items() if value is not None}
-    arguments = dict.fromkeys((*profile.engine.extra_args, CACHED_TOKENS_ARGUMENT))
-    settings: EngineSettings = msgspec.structs.replace(profile.engine, **changed, extra_args=tuple(arguments))
-    return msgspec.structs.replace(profile, engine=settings)
 
 
 def _named(raw: dict[str, Any]) -> dict[str, Any]:

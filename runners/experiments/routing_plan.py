@@ -15,6 +15,7 @@ from launch.profile import Profile, load_config
 from results.layout import sha256
 from runners.draft import Draft, Wish
 from runners.errors import RunnerError
+from runners.experiments.engines import counting_profile
 from runners.experiments.routing_grid import (
     EXPERIMENT,
     SYNTH,
@@ -22,7 +23,6 @@ from runners.experiments.routing_grid import (
     PolicyChoice,
     grid_of,
     policy_file,
-    routed_profile,
     slug,
 )
 from runners.plan import Sum, freeze
@@ -61,7 +61,7 @@ def draft(wish: Wish, profile: Profile) -> Draft:
         settings=wish.settings,
     )
     grid = _as_wished(grid, wish)
-    profile = routed_profile(profile, grid)
+    profile = counting_profile(profile, grid.engine)
     config = load_config(grid.config)
     seed = grid.seed if wish.seed is None else wish.seed
     return Draft(

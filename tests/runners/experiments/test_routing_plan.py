@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from launch.profile import load_profile
 from runners.draft import Wish
 from runners.errors import RunnerError
-from runners.experiments.routing_grid import EXPERIMENT, Grid, PolicyChoice, grid_of, routed_profile, slug
+from runners.experiments.engines import counting_profile
+from runners.experiments.routing_grid import EXPERIMENT, Grid, PolicyChoice, grid_of, slug
 from runners.experiments.routing_plan import arithmetic, make_plan
 from runners.start import prepare, wish_of
 from state.run import CellPlan, RunPlan
@@ -223,7 +224,7 @@ def test_a_plan_can_be_made_again_from_what_it_holds(tmp_path: Path) -> None:
 
 def test_the_presets_engines_are_the_runs_engines() -> None:
     of = grid("smoke")
-    settings = routed_profile(CPU, of).engine
+    settings = counting_profile(CPU, of.engine).engine
     assert settings.block_size == of.engine.block_size == 32
     assert settings.kv_cache_memory_bytes == of.engine.kv_cache_memory_bytes
     plan = prepare(Wish(EXPERIMENT, "cpu-tiny", "smoke"), need_engine=False).plan

@@ -1,0 +1,27 @@
+"""What a preset has its engines do otherwise than the profile says."""
+
+from __future__ import annotations
+
+import msgspec
+
+from launch.profile import EngineSettings, Profile
+
+CACHED_TOKENS_ARGUMENT = "--enable-prompt-tokens-details"
+
+
+class EngineChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the engines of this preset have otherwise than the profile's; None = as the profile says."""
+
+    block_size: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    max_model_len: int | None = None
+    max_num_batched_tokens: int | None = None
+    gpu_memory_utilization: float | None = None
+
+
+def counting_profile(profile: Profile, choice: EngineChoice) -> Profile:
+    """The profile with the preset's engine settings; its engines say how much of each prompt was cached."""
+    changed = {name: value for name, value in msgspec.structs.asdict(choice).items() if value is not None}
+    arguments = dict.fromkeys((*profile.engine.extra_args, CACHED_TOKENS_ARGUMENT))
+    settings: EngineSettings = msgspec.structs.replace(profile.engine, **changed, extra_args=tuple(arguments))
+    return msgspec.structs.replace(profile, engine=settings)
