@@ -41,9 +41,10 @@ TURN_SCHEMA = pa.schema(
         ("http_status", pa.int64()),
         ("finish_reason", pa.string()),
         ("error", pa.string()),
+        ("session_delay_s", pa.float64()),
     ]
 )
-"""Columns of `metrics.jsonl`."""
+"""Columns of `metrics.jsonl`: every field of a TurnRecord."""
 
 SERIES = ("ttft_s", "tpot_s", "e2e_s")
 """Latencies of a turn. E2E is the turn's service time W_turn: TTFT + decoding (specs/ear section 5.4)."""

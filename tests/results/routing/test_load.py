@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import fields, replace
 from pathlib import Path
 
 import msgspec
+import pyarrow.parquet as pq
 import pytest
 
 from results.errors import ResultsError
+from results.load import Gap, read_table
 from results.routing.figures import figures
 from results.routing.findings import analyse
 from results.routing.load import collect, load_cell
-from results.routing.record import TrialLayout
+from results.routing.record import TrialLayout, TurnRecord
 from results.routing.report import to_markdown
 from results.routing.summary import summary_of
-from tests.results.routing.synthetic import Truth, World, write_interference, write_run
+from results.routing.turns import TURN_SCHEMA, turn_table
+from tests.results.routing.synthetic import Truth, World, records, write_interference, write_run
 
 WORLD = World(sessions=6, turns=4, trials=2)
 POLICIES = (Truth("round_robin"), Truth("unified", ttft_s=0.15))
@@ -69,6 +73,17 @@ def test_a_damaged_artifact_is_a_gap_and_no_crash(root: Path, name: str, content
 def test_a_damaged_plan_is_no_crash(root: Path, content: bytes) -> None:
     (root / "plan.json").write_bytes(content)
     assert len(analyse(root).cells) == 4
+
+
+def test_every_field_of_a_turn_is_kept(root: Path) -> None:
+    assert TURN_SCHEMA.names == [field.name for field in fields(TurnRecord)]
+    turn = replace(records(WORLD, POLICIES[0])[0], session_delay_s=1.25)
+    assert turn_table([turn]).to_pylist() == [msgspec.to_builtins(turn)]
+    path = root / CELL / "metrics.jsonl"
+    path.write_bytes(msgspec.json.Encoder().encode_lines([turn]))
+    loaded = read_table(path, TURN_SCHEMA)
+    assert not isinstance(loaded, Gap)
+    assert pq.read_table(path.with_suffix(".parquet"))["session_delay_s"].to_pylist() == [1.25]
 
 
 def test_a_cell_that_was_not_finished_is_not_counted(root: Path) -> None:
