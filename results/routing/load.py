@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
-from results.decisions import DecisionRecord
+from results.decisions import DecisionRecord, KvTransfer
 from results.layout import sha256
 from results.load import Gap, artifact_name, read_table, verified_bytes
 from results.routing.record import EngineSample, RoutingCell, TrialLayout, trial_layouts
@@ -34,6 +34,15 @@ class PickCounts:
     statuses: Mapping[str, int]
     """How the picks ended: `ok`, `error`, `client_error`, `aborted`, `retried`, `unknown`."""
     migrations: int
+    transfers: Mapping[str, int] = field(default_factory=dict)
+    """KV movements by what came of them, e.g. `migration transferred`, `handover failed`."""
+    leg_tokens: int = 0
+    """Prompt tokens that the engines were sent to move KV, beside those of the clients' requests."""
+
+    @property
+    def handovers(self) -> int:
+        """Prompts computed at a prefill instance and taken over by a decode instance."""
+        return self.transfers.get("handover transferred", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +74,7 @@ class _Decision(msgspec.Struct, frozen=True):
 
 class _Outcome(msgspec.Struct, frozen=True):
     status: str
+    transfer: KvTransfer | None = None
 
 
 class _Pick(msgspec.Struct, frozen=True):
@@ -95,6 +105,7 @@ def load_cell(layout: TrialLayout) -> LoadedCell | Gap:
         return record
     turns, turn_gaps = _turns(layout, record)
     picks, pick_gaps = _picks(layout, record)
+    turns = own_cache(turns, picks)
     samples, sample_gaps = _rows(layout.engines, EngineSample, record)
     missing = [
         Gap(artifact_name(path), "is missing")
@@ -105,20 +116,48 @@ def load_cell(layout: TrialLayout) -> LoadedCell | Gap:
     return LoadedCell(record, turns, picks, samples, artifact_name(layout.cell), gaps)
 
 
+def own_cache(turns: Turns | None, picks: PickCounts | None) -> Turns | None:
+    """The turns without their cached tokens where prompts were handed over: a decode instance counts those as cached."""
+    if turns is None or picks is None or not picks.handovers:
+        return turns
+    return replace(turns, cached_tokens=np.full(turns.index.size, np.nan))
+
+
 def count_picks(picks: Iterable[DecisionRecord | _Pick]) -> PickCounts:
     """Picks by reason, by instance, and by how they ended."""
     reasons: Counter[str] = Counter()
     statuses: Counter[str] = Counter()
+    transfers: Counter[str] = Counter()
     by_instance: dict[str, Counter[str]] = {}
-    migrations = 0
+    migrations = leg_tokens = 0
     for pick in picks:
         decision, outcome = pick.decision, pick.outcome
         reasons[decision.reason] += 1
         by_instance.setdefault(decision.instance, Counter())[decision.reason] += 1
         statuses["unknown" if outcome is None else outcome.status] += 1
         migrations += bool(decision.migrate_from)
-    ordered = {instance: _by_name(by_instance[instance]) for instance in sorted(by_instance)}
-    return PickCounts(reasons.total(), _by_name(reasons), ordered, _by_name(statuses), migrations)
+        if outcome is not None and outcome.transfer is not None:
+            transfers[f"{outcome.transfer.purpose} {outcome.transfer.status}"] += 1
+            leg_tokens += leg_tokens_of(outcome.transfer)
+    return PickCounts(
+        picks=reasons.total(),
+        reasons=_by_name(reasons),
+        by_instance={instance: _by_name(by_instance[instance]) for instance in sorted(by_instance)},
+        statuses=_by_name(statuses),
+        migrations=migrations,
+        transfers=_by_name(transfers),
+        leg_tokens=leg_tokens,
+    )
+
+
+def leg_tokens_of(transfer: KvTransfer) -> int:
+    """Prompt tokens of its legs that some engine counted; the leg that a handover's target gets is the request itself.
+
+    Of a transfer that took several attempts, the last one's.
+    """
+    source = bool(transfer.t_source_done_ns)
+    target = transfer.purpose == "migration" and bool(transfer.t_target_sent_ns) and transfer.status == "transferred"
+    return transfer.prefix_tokens * (source + target)
 
 
 def _by_name(counts: Mapping[str, int]) -> dict[str, int]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from results.decisions import DecisionRecord
 from results.records import RequestStatus
-from results.routing.load import LoadedCell, PickCounts, count_picks
+from results.routing.load import LoadedCell, PickCounts, count_picks, own_cache
 from results.routing.record import EngineSample, RoutedEngine, RoutingCell, TurnRecord
 from results.routing.turns import SERIES, Mask, Turns, session_times, turn_table, turns_of
 from results.statistics import Estimate, mean, percentiles, unknown
@@ -80,7 +80,7 @@ def summarise(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """`metrics.summary.json` and `breakdown.json` of a cell that has just ended, as JSON values."""
     picks = count_picks(decisions)
-    columns = turns_of(turn_table(turns), cell.t_start_ns)
+    columns = own_cache(turns_of(turn_table(turns), cell.t_start_ns), picks)
     found = summary_of(LoadedCell(cell, columns, picks, tuple(samples), ""))
     said = msgspec.to_builtins(found)
     own = ("cell", "label", "policy", "parameters", "trial", "counts", "values", "degraded")
@@ -103,7 +103,12 @@ def summary_of(cell: LoadedCell) -> RoutedSummary:
         place=record.place,
         attempt=record.attempt,
         counts=_counts(turns, picks, record),
-        values={**_latencies(turns), **_caching(turns, record), **_workers(instances), **_coupling(turns, record)},
+        values={
+            **_latencies(turns),
+            **_caching(turns, picks, record),
+            **_workers(instances),
+            **_coupling(turns, record),
+        },
         instances=instances,
         reasons={} if picks is None else picks.reasons,
         degraded=cell.degraded,
@@ -149,10 +154,10 @@ def _latencies(turns: Turns | None) -> dict[str, Estimate]:
     return found
 
 
-def _caching(turns: Turns | None, record: RoutingCell) -> dict[str, Estimate]:
+def _caching(turns: Turns | None, picks: PickCounts | None, record: RoutingCell) -> dict[str, Estimate]:
     """APC by the engines' counters and by the responses, the bounds of the completed turns, and APC over its bound."""
     why = unknown(UNREADABLE)
-    apc = engines_apc(record.engines)
+    apc = engines_apc(record.engines) if picks is None or not picks.leg_tokens else moved_apc(record.engines, picks)
     if turns is None:
         return {"apc": apc, **dict.fromkeys(("apc_usage", "apc_bound_any", "apc_bound_intra", "apc_of_bound"), why)}
     done = turns.completed
@@ -167,7 +172,9 @@ def _caching(turns: Turns | None, record: RoutingCell) -> dict[str, Estimate]:
     bound = bounds["apc_bound_any"].value
     return {
         "apc": apc,
-        "apc_usage": _apc_usage(turns, done),
+        "apc_usage": _apc_usage(turns, done)
+        if picks is None or not picks.handovers
+        else unknown("a decode instance reports the prompt that it was handed as cached"),
         **bounds,
         "apc_of_bound": Estimate(apc.value / bound)
         if apc.value is not None and bound
@@ -185,6 +192,21 @@ def engines_apc(engines: Sequence[RoutedEngine]) -> Estimate:
     if prompts <= 0:
         return unknown("the engines counted no prompt token")
     return Estimate(sum(engine.cached_tokens or 0.0 for engine in engines) / prompts)
+
+
+def moved_apc(engines: Sequence[RoutedEngine], picks: PickCounts) -> Estimate:
+    """APC where KV was moved: the share of the clients' prompt tokens that no instance computed.
+
+    The legs of a transfer are prompts of their own to an engine, so they are taken out of what the engines counted.
+    """
+    computed = [engine.prompt_tokens_by_source.get("local_compute") for engine in engines]
+    counted = [engine.prompt_tokens for engine in engines]
+    if None in computed or None in counted:
+        return unknown("KV was moved, and an engine's prompt tokens by source were not read")
+    prompts = sum(tokens or 0.0 for tokens in counted) - picks.leg_tokens
+    if prompts <= 0:
+        return unknown("the engines counted no prompt token but those of transfers")
+    return Estimate(max(1 - sum(tokens or 0.0 for tokens in computed) / prompts, 0.0))
 
 
 def _apc_usage(turns: Turns, where: Mask) -> Estimate:
