@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from launch.command import ports_needed
@@ -58,6 +58,13 @@ class GroupPlan:
     events: bool
     gpus: int
     """0 = every engine has its own; else so many are shared in turn."""
+    configs: tuple[str, ...] = ()
+    """One per engine where they differ; empty = `config` for all."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Added to every engine's environment."""
+
+    def config_of(self, place: int) -> str:
+        return self.configs[place] if self.configs else self.config
 
 
 @asynccontextmanager
@@ -97,16 +104,17 @@ async def _start_once(launcher: Launcher, plan: GroupPlan) -> tuple[Member, ...]
 async def _launch(launcher: Launcher, plan: GroupPlan, place: int, turn: asyncio.Semaphore) -> Member:
     name, layout = f"e{place}", ConfigLayout(plan.folder / f"e{place}")
     port = launcher.profile.launch.port_base + place * plan.ports
-    first = port + ports_needed(launcher.configs[plan.config])
+    config = plan.config_of(place)
+    first = port + ports_needed(launcher.configs[config])
     events = EventSource(*(f"tcp://{LOOPBACK}:{first + i}" for i in range(2))) if plan.events else None
     async with turn:
         engine = await launcher.launch(
-            plan.config,
+            config,
             layout,
             port,
             prefix=name,
             extra_args=() if events is None else ("--kv-events-config", _event_settings(events)),
-            extra_env=_devices(launcher, plan, place),
+            extra_env={**plan.env, **_devices(launcher, plan, place)},
         )
     return Member(name, plan.roles[place], engine, layout, events)
 
