@@ -49,7 +49,7 @@ class LaunchSpec:
     stdout: Path
     stderr: Path
     rings: Path
-    """Folder of the step probe's records of this launch."""
+    """Folder of the probes' records of this launch."""
     host: str
     port: int
     ports: Mapping[str, int]
@@ -82,12 +82,14 @@ def build_launch(
     layout: ConfigLayout,
     launch: int,
     preflight: bool = False,
+    transfer_log: bool = False,
     extra_args: Sequence[str] = (),
     extra_env: Mapping[str, str] | None = None,
 ) -> LaunchSpec:
     """The launch of `config` on `port`; the ports its connector needs follow directly after that one.
 
-    A launch for pre-flight also gets what the config's proofs need of the engine. `extra_args` and `extra_env`
+    A launch for pre-flight also gets what the config's proofs need of the engine; one with `transfer_log` also writes
+    what happens to KV on its way, beside the step probe's records. `extra_args` and `extra_env`
     come last.
     """
     kind = profile.engine.kind
@@ -115,6 +117,7 @@ def build_launch(
             **(config.preflight.env if preflight else {}),
             **{name: str(number) for name, number in ports.items() if name != "http"},
             "AGENTIC_STEP_LOG_PATH": str(rings / STEP_LOG),
+            **({"TRACON_TRANSFER_LOG": str(rings)} if transfer_log else {}),
             **(extra_env or {}),
         },
         base_env=base_env,

@@ -1,4 +1,4 @@
-"""What lives inside an engine process: step probe, no-op connector, CPU shims. Imports only the standard library."""
+"""What lives inside an engine process: two probes, a no-op connector, CPU shims. Imports only the standard library."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -95,6 +95,7 @@ class HookCheck:
 
     vllm: str | None
     misfits: Mapping[str, str]
+    hooks: tuple[Method | Shape, ...] = HOOKS
 
     def fits(self, hook: Method | Shape) -> bool:
         return hook.name not in self.misfits
@@ -111,7 +112,7 @@ class HookCheck:
     def unavailable(self) -> dict[str, str]:
         """Each field that cannot be measured, with the reason."""
         lost: dict[str, str] = {}
-        for hook in HOOKS:
+        for hook in self.hooks:
             if hook.name in self.misfits:
                 for field in hook.feeds:
                     lost.setdefault(field, f"{hook.name}: {self.misfits[hook.name]}")
@@ -121,7 +122,7 @@ class HookCheck:
         self, reason: str | None, unavailable: Mapping[str, str], connector_misfits: Mapping[str, str]
     ) -> dict[str, Any]:
         """What the hooks decide of a ring's status; `reason` is why steps cannot be timed, None if they can."""
-        fits: dict[str, bool | str] = {hook.name: self.misfits.get(hook.name, True) for hook in HOOKS}
+        fits: dict[str, bool | str] = {hook.name: self.misfits.get(hook.name, True) for hook in self.hooks}
         return {
             "vllm": self.vllm,
             "patches_version": __version__,
@@ -133,10 +134,10 @@ class HookCheck:
         }
 
 
-def check_hooks(hooks: Iterable[Method | Shape] = HOOKS) -> HookCheck:
+def check_hooks(hooks: tuple[Method | Shape, ...] = HOOKS) -> HookCheck:
     """Look at the installed vLLM, change nothing."""
     misfits = {hook.name: why for hook in hooks if (why := misfit(hook)) is not None}
-    return HookCheck(vllm=_vllm_version(), misfits=misfits)
+    return HookCheck(_vllm_version(), misfits, hooks)
 
 
 def misfit(hook: Method | Shape) -> str | None:
@@ -145,11 +146,24 @@ def misfit(hook: Method | Shape) -> str | None:
         owner = getattr(load(hook.module), hook.owner)
     except Exception as error:  # noqa: BLE001 - an import of vLLM may fail in any way; each is a reason, none is ours
         return f"{type(error).__name__}: {error}"
-    return _shape_misfit(owner, hook) if isinstance(hook, Shape) else _method_misfit(owner, hook)
+    return _shape_misfit(owner, hook) if isinstance(hook, Shape) else method_misfit(owner, hook)
 
 
 def load(module: str) -> ModuleType:
     return importlib.import_module(module)
+
+
+def replace_on_class(hook: Method, check: HookCheck, wrap: Callable[[Any], Any], mark: str) -> None:
+    """Put `wrap(original)` in the place of a class's method if it fits; once per `mark`, each probe has its own."""
+    if not check.fits(hook):
+        return
+    owner = getattr(load(hook.module), hook.owner)
+    original = getattr(owner, hook.method)
+    if hasattr(original, mark):
+        return
+    wrapped = wrap(original)
+    setattr(getattr(wrapped, "__func__", wrapped), mark, True)
+    setattr(owner, hook.method, wrapped)
 
 
 def replace_on_instance(
@@ -171,7 +185,8 @@ def replace_on_instance(
     return None
 
 
-def _method_misfit(owner: object, hook: Method) -> str | None:
+def method_misfit(owner: object, hook: Method) -> str | None:
+    """Why `hook` does not fit this class, or this instance (`self` is then no parameter); None if it does."""
     function = getattr(owner, hook.method, None)
     if not callable(function):
         return "missing"

@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 STEP_LOG_VARIABLE = "AGENTIC_STEP_LOG_PATH"
 """Turns the step probe on; `<dir>/engine_step.jsonl` puts the rings at `<dir>/engine_step.<role>.<pid>.ring`."""
+TRANSFER_LOG_VARIABLE = "TRACON_TRANSFER_LOG"
+"""Turns the transfer probe on; the folder of its `transfer.<pid>.jsonl`."""
 CPU_CONNECTORS_VARIABLE = "TRACON_CPU_CONNECTORS"
 """`1` lets connectors written for accelerators run on a CPU build."""
 REPAIRS_VARIABLE = "TRACON_REPAIRS"
@@ -17,12 +19,15 @@ REPAIRS_VARIABLE = "TRACON_REPAIRS"
 def register() -> None:
     """Install what the environment asks for, nothing otherwise; never raises, so that the engine starts in any case."""
     step_log = os.environ.get(STEP_LOG_VARIABLE)
+    transfer_log = os.environ.get(TRANSFER_LOG_VARIABLE)
     if os.environ.get(CPU_CONNECTORS_VARIABLE) == "1":
         _guarded("CPU connector shims", _adapt_connectors)
     if os.environ.get(REPAIRS_VARIABLE) == "1":
         _guarded("repair of MultiConnector's metrics", _repair)
     if step_log:
         _guarded("step probe", lambda: _install_probe(step_log))
+    if transfer_log:
+        _guarded("transfer probe", lambda: _install_transfer_probe(transfer_log))
 
 
 def _adapt_connectors() -> None:
@@ -45,6 +50,13 @@ def _install_probe(step_log: str) -> None:
     reason = step_probe.install(step_log).timing_reason
     if reason is not None:
         print(f"[tracon] step timing off: {reason} (pid {os.getpid()})", file=sys.stderr, flush=True)
+
+
+def _install_transfer_probe(folder: str) -> None:
+    from . import transfer_probe
+
+    for hook, why in transfer_probe.install(folder).misfits.items():
+        print(f"[tracon] transfer probe lacks {hook}: {why} (pid {os.getpid()})", file=sys.stderr, flush=True)
 
 
 def _guarded(what: str, action: Callable[[], None]) -> None:

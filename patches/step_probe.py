@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from . import hooks
 from .engine_steps import EngineSteps, time_scheduler_connector, wrap_init, wrap_schedule, wrap_update
-from .hooks import HookCheck, check_hooks, load
+from .hooks import HookCheck, check_hooks, replace_on_class
 from .worker_steps import WorkerSteps, time_worker_connector
 
 _MARK = "_tracon_wrapped"
@@ -28,15 +28,16 @@ def install(log_path: str) -> HookCheck:
     """Wrap what fits the installed vLLM; the rest stays untouched and its fields are null with a reason. Idempotent."""
     check = check_hooks()
     engine = EngineSteps(log_path, check)
-    _wrap(hooks.SCHEDULER_INIT, check, lambda original: wrap_init(original, engine))
-    _wrap(hooks.SCHEDULE, check, lambda original: wrap_schedule(original, engine))
-    _wrap(hooks.UPDATE, check, lambda original: wrap_update(original, engine))
-    _wrap(
+    replace_on_class(hooks.SCHEDULER_INIT, check, lambda original: wrap_init(original, engine), _MARK)
+    replace_on_class(hooks.SCHEDULE, check, lambda original: wrap_schedule(original, engine), _MARK)
+    replace_on_class(hooks.UPDATE, check, lambda original: wrap_update(original, engine), _MARK)
+    replace_on_class(
         hooks.CREATE_CONNECTOR,
         check,
         lambda original: classmethod(
             wrap_create_connector(original.__func__, engine, lambda: WorkerSteps(log_path, check))
         ),
+        _MARK,
     )
     return check
 
@@ -59,15 +60,3 @@ def wrap_create_connector(
         return connector
 
     return create_connector
-
-
-def _wrap(hook: hooks.Method, check: HookCheck, wrap: Callable[[Any], Any]) -> None:
-    if not check.fits(hook):
-        return
-    owner = getattr(load(hook.module), hook.owner)
-    original = getattr(owner, hook.method)
-    if hasattr(original, _MARK):
-        return
-    wrapped = wrap(original)
-    setattr(getattr(wrapped, "__func__", wrapped), _MARK, True)
-    setattr(owner, hook.method, wrapped)

@@ -20,7 +20,7 @@ _PLAN = ("profile", "preset", "seed", "configs", "inputs")
 _TEXTS = frozenset({"title", "why", "description", "port_base"})
 """Keys of the plan that shape no number."""
 _HOST_NOW = re.compile(r"^(load|captured)\b")
-_LAUNCH_OWN = frozenset({"AGENTIC_STEP_LOG_PATH"})
+_LAUNCH_OWN = frozenset({"AGENTIC_STEP_LOG_PATH", "TRACON_TRANSFER_LOG"})
 _SHELL = re.compile(
     r"^(environment/(PWD|OLDPWD|_|SHLVL|TERM|COLUMNS|LINES|M\w*FLAGS|MAKELEVEL|SSH_\w+|TRACON_WORKSPACE))$"
 )

@@ -62,6 +62,8 @@ class GroupPlan:
     """One per engine where they differ; empty = `config` for all."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Added to every engine's environment."""
+    transfer_log: bool = False
+    """The engines also write what happens to KV on its way (docs/transfer-probe.md)."""
 
     def config_of(self, place: int) -> str:
         return self.configs[place] if self.configs else self.config
@@ -112,6 +114,7 @@ async def _launch(launcher: Launcher, plan: GroupPlan, place: int, turn: asyncio
             config,
             layout,
             port,
+            transfer_log=plan.transfer_log,
             prefix=name,
             extra_args=() if events is None else ("--kv-events-config", _event_settings(events)),
             extra_env={**plan.env, **_devices(launcher, plan, place)},

@@ -54,6 +54,7 @@ class Launcher:
         port: int,
         *,
         preflight: bool = False,
+        transfer_log: bool = False,
         prefix: str = "",
         extra_args: Sequence[str] = (),
         extra_env: Mapping[str, str] | None = None,
@@ -72,6 +73,7 @@ class Launcher:
             layout=layout,
             launch=number,
             preflight=preflight,
+            transfer_log=transfer_log,
             extra_args=extra_args,
             extra_env=extra_env,
         )

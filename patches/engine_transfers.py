@@ -1,0 +1,250 @@
+"""The engine process's side of the transfer probe: what the scheduler does with a request on either leg of a transfer.
+
+Events: `scheduled`, `prefill_done`, `blocks_allocated`, `promoted`.
+"""
+
+from __future__ import annotations
+
+import functools
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from statistics import median
+from time import perf_counter_ns as now
+from typing import Any, Protocol
+
+from . import hooks
+from .hooks import HookCheck, Method, Shape, replace_on_instance
+from .transfer_log import Line, Report, TransferLog
+
+SCHEDULED, PREFILL_DONE, ALLOCATED, PROMOTED = "scheduled", "prefill_done", "blocks_allocated", "promoted"
+EVENTS = (SCHEDULED, PREFILL_DONE, ALLOCATED, PROMOTED)
+
+SCHEDULE = Method(hooks.SCHEDULER, "Scheduler", "schedule", hooks.SCHEDULE.signatures, (SCHEDULED,))
+SCHEDULER_OUTPUT = Shape(hooks.OUTPUT, "SchedulerOutput", ("scheduled_new_reqs",), (SCHEDULED,))
+NEW_REQUEST = Shape(hooks.OUTPUT, "NewRequestData", ("req_id", "num_computed_tokens"), (SCHEDULED,))
+PROMOTE = Method(
+    hooks.SCHEDULER, "Scheduler", "_update_waiting_for_remote_kv", (("self", "request"),), (PROMOTED,)
+)  # fmt: skip
+SCHEDULER_INIT = Method(hooks.SCHEDULER, "Scheduler", "__init__", hooks.SCHEDULER_INIT.signatures, (), prefix=True)
+CREATE_CONNECTOR = Method(
+    hooks.FACTORY, "KVConnectorFactory", "create_connector", hooks.CREATE_CONNECTOR.signatures,
+    (PREFILL_DONE, ALLOCATED),
+)  # fmt: skip
+HOOKS: tuple[Method | Shape, ...] = (
+    SCHEDULE, SCHEDULER_OUTPUT, NEW_REQUEST, PROMOTE, SCHEDULER_INIT, CREATE_CONNECTOR,
+)  # fmt: skip
+
+FINISHED = ("request_finished_all_groups", "request_finished")
+"""Which of a connector's methods the scheduler tells of a request's end: the first that is there."""
+STEPS = 256
+"""Steps whose begin is kept; at a thousand a second, those of the last quarter of a second."""
+_WAITING = 4096
+"""Requests kept that wait for their blocks; more means that some never came."""
+
+
+class Request(Protocol):
+    """What is read of vLLM's Request."""
+
+    request_id: str
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    kv_transfer_params: Mapping[str, Any] | None
+
+
+class NewRequest(Protocol):
+    req_id: str
+    num_computed_tokens: int
+
+
+class Output(Protocol):
+    @property
+    def scheduled_new_reqs(self) -> Sequence[NewRequest]: ...
+
+
+class EngineTransfers:
+    """The requests that wait for their blocks in this engine, and its latest steps."""
+
+    def __init__(self, log: TransferLog, check: HookCheck) -> None:
+        self.report = Report(log, "engine", EVENTS, check)
+        for hook in HOOKS:
+            if not check.fits(hook):
+                self.report.lose(hook.feeds, f"{hook.name}: {check.misfits[hook.name]}")
+        self.steps: deque[int] = deque(maxlen=STEPS)
+        """When the latest steps began."""
+        self._allocated_ns: dict[str, int] = {}
+
+    def constructed(self) -> None:
+        """The scheduler exists, last of all that matters here."""
+        if self.report.connector is None:
+            self.report.lose((PREFILL_DONE, ALLOCATED, PROMOTED), "no KV connector in this engine")
+        self.report.declare()
+
+    def scheduled(self, scheduler: Any, output: Output, t_ns: int) -> list[Line]:  # noqa: ANN401 - vLLM's Scheduler
+        """Requests that have left the queue for the first time; those that come back after a preemption have not."""
+        lines: list[Line] = []
+        for new in output.scheduled_new_reqs:
+            request = scheduler.requests[new.req_id]
+            if getattr(request, "num_preemptions", 0) == 0:
+                lines.append(
+                    {
+                        "t_ns": t_ns,
+                        **names(request),
+                        "leg": leg(request),
+                        "prompt_tokens": request.num_prompt_tokens,
+                        "cached_tokens": new.num_computed_tokens,
+                    }
+                )
+        return lines
+
+    def finished(self, request: Request, blocks: Sequence[Any], result: Sequence[Any], t_ns: int) -> list[Line]:
+        """A prefill leg is over; `ok` says whether its blocks wait to be fetched."""
+        self._allocated_ns.pop(request.request_id, None)
+        if leg(request) != "prefill":
+            return []
+        groups = blocks if blocks and not isinstance(blocks[0], int) else [blocks]
+        status = getattr(getattr(request, "status", None), "name", None)
+        count = sum(len(group) for group in groups)
+        return [{"t_ns": t_ns, **names(request), "blocks": count, "ok": bool(result[0]), "status": status}]
+
+    def allocated(self, request: Request, blocks: object, external_tokens: int, t_ns: int) -> list[Line]:
+        """A decode leg has its blocks; those without a hash are to be filled from the other engine."""
+        params = request.kv_transfer_params
+        if not params or not params.get("do_remote_prefill"):
+            return []  # another leg, or this one again once it is promoted
+        if len(self._allocated_ns) >= _WAITING:
+            self._allocated_ns.clear()
+        self._allocated_ns[request.request_id] = t_ns
+        unhashed = getattr(blocks, "get_unhashed_block_ids_all_groups", None)
+        missing = None if unhashed is None else sum(len(group) for group in unhashed())
+        return [
+            {
+                "t_ns": t_ns,
+                **names(request),
+                "prompt_tokens": request.num_prompt_tokens,
+                "external_tokens": external_tokens,
+                "local_tokens": getattr(getattr(request, "prefill_stats", None), "num_local_cached_tokens", None),
+                "blocks": missing if external_tokens else 0,
+            }
+        ]
+
+    def promoted(self, request: Request, failed: bool | None, t_ns: int) -> list[Line]:
+        """The request can be scheduled; with the steps the engine made while it waited."""
+        periods = self._periods_since(self._allocated_ns.pop(request.request_id, None))
+        return [
+            {
+                "t_ns": t_ns,
+                **names(request),
+                "ok": None if failed is None else not failed,
+                "num_computed": request.num_computed_tokens,
+                "steps": len(periods),
+                "step_p50_us": round(median(periods) / 1000, 1) if periods else None,
+            }
+        ]
+
+    def _periods_since(self, t_ns: int | None) -> list[int]:
+        """Between the begins of consecutive steps, from the one under way at `t_ns` on."""
+        begins = list(self.steps)
+        if t_ns is None:
+            return []
+        begins = begins[max(bisect_right(begins, t_ns) - 1, 0) :]
+        return [after - before for before, after in pairwise(begins)]
+
+
+def leg(request: Request) -> str:
+    """Which half of a transfer this request is to its engine: `prefill`, `decode` or `none`."""
+    params = request.kv_transfer_params
+    if not params:
+        return "none"
+    if params.get("do_remote_decode"):
+        return "prefill"
+    # vLLM resets do_remote_prefill once the blocks are asked for; the other engine's name stays.
+    return "decode" if params.get("do_remote_prefill") or params.get("remote_engine_id") else "none"
+
+
+def names(request: Request) -> dict[str, Any]:
+    """What joins a request's lines: Mooncake has a transfer id, NIXL names the other engine's request."""
+    params = request.kv_transfer_params or {}
+    return {
+        "request": request.request_id,
+        "transfer": params.get("transfer_id"),
+        "remote_request": params.get("remote_request_id"),
+    }
+
+
+def wrap_init(original: Callable[..., None], engine: EngineTransfers) -> Callable[..., None]:
+    @functools.wraps(original)
+    def __init__(self: object, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        engine.constructed()
+
+    return __init__
+
+
+def wrap_schedule(original: Callable[..., Output], engine: EngineTransfers) -> Callable[..., Output]:
+    begins, report = engine.steps, engine.report
+    sees_new = report.offers(SCHEDULED)
+
+    @functools.wraps(original)
+    def schedule(self: object, *args: Any, **kwargs: Any) -> Output:
+        begins.append(now())
+        output = original(self, *args, **kwargs)
+        if sees_new and output.scheduled_new_reqs:
+            report.note(SCHEDULED, engine.scheduled, self, output, now())
+        return output
+
+    return schedule
+
+
+def wrap_promote(original: Callable[..., object], engine: EngineTransfers) -> Callable[..., object]:
+    @functools.wraps(original)
+    def _update_waiting_for_remote_kv(self: object, request: Request) -> object:
+        failed = _load_failed(self, request)
+        result = original(self, request)
+        engine.report.note(PROMOTED, engine.promoted, request, failed, now())
+        return result
+
+    return _update_waiting_for_remote_kv
+
+
+def _load_failed(scheduler: object, request: Request) -> bool | None:
+    """Asked before the promotion, which forgets it; None where this vLLM does not tell."""
+    try:
+        failed: set[str] = scheduler.failed_recving_kv_req_ids  # type: ignore[attr-defined]
+        return request.request_id in failed
+    except Exception:  # noqa: BLE001 - the promotion must go on; None says that it is unknown
+        return None
+
+
+def watch_scheduler_connector(connector: object, engine: EngineTransfers) -> None:
+    """See what the scheduler tells this connector; what cannot be seen stays as it is."""
+    engine.report.connector = type(connector).__name__
+    finished = next((name for name in FINISHED if hasattr(connector, name)), FINISHED[-1])
+    for method, arguments, event, wrap in (
+        (finished, 2, PREFILL_DONE, _finishing),
+        ("update_state_after_alloc", 3, ALLOCATED, _allocating),
+    ):
+        why = replace_on_instance(connector, method, arguments, functools.partial(wrap, engine))
+        if why is not None:
+            engine.report.lose((event,), f"{engine.report.connector}.{method}: {why}")
+
+
+def _finishing(engine: EngineTransfers, original: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
+    @functools.wraps(original)
+    def request_finished(request: Request, block_ids: Sequence[Any]) -> Sequence[Any]:
+        t_ns = now()
+        result = original(request, block_ids)
+        engine.report.note(PREFILL_DONE, engine.finished, request, block_ids, result, t_ns)
+        return result
+
+    return request_finished
+
+
+def _allocating(engine: EngineTransfers, original: Callable[..., object]) -> Callable[..., object]:
+    @functools.wraps(original)
+    def update_state_after_alloc(request: Request, blocks: object, num_external_tokens: int) -> object:
+        engine.report.note(ALLOCATED, engine.allocated, request, blocks, num_external_tokens, now())
+        return original(request, blocks, num_external_tokens)
+
+    return update_state_after_alloc

@@ -1,0 +1,245 @@
+"""The transfer probe on Mooncake's worker: P writes its blocks into D's memory after D has said where they belong.
+
+Events, in the order of one transfer: `send_ready` (P), `load_started`, `pull_sent` (D), `metadata_received`, `write`,
+`response_sent` (P), `received` (D). P's and D's loops are threads of their own, each write runs in a pool's thread.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from time import perf_counter_ns as now
+from typing import Any
+
+from .hooks import Method
+from .transfer_log import Line, Report, Wrap
+
+WORKER = "MooncakeConnectorWorker"
+SEND_READY, LOAD_STARTED, PULL_SENT = "send_ready", "load_started", "pull_sent"
+METADATA, WRITE, RESPONSE, RECEIVED = "metadata_received", "write", "response_sent", "received"
+
+HOOKS = (
+    Method("", WORKER, "record_send_reqs", (("metadata",),), (SEND_READY,)),
+    Method("", WORKER, "start_load_kv", (("metadata",),), (LOAD_STARTED,)),
+    Method("", WORKER, "receive_kv_from_single_worker", (("worker_addr", "pull_metas"),), (PULL_SENT,)),
+    Method("", WORKER, "send_kv_to_decode", (("identity", "sock", "meta"),), (METADATA, RESPONSE)),
+    Method(
+        "", WORKER, "_build_transfer_params", (("ready_reqs", "agent_meta", "local_regions", "remote_regions"),),
+        (WRITE,),
+    ),
+    Method("", WORKER, "_send_blocks", (("remote_session", "src_ptrs", "dst_ptrs", "lengths"),), (WRITE,)),
+    Method("", WORKER, "process_pulling_result", (("response", "pull_metas"),), (RECEIVED,)),
+    Method("", WORKER, "_handle_failed_recv", (("pull_metas", "req_ids", "reason"),), (RECEIVED,)),
+)  # fmt: skip
+UNSEEN = {
+    "write_submit": "batch_transfer_sync_write returns when all is written; nothing says when the first piece was"
+}
+
+_BUILT = 64
+"""Writes kept between being built and being sent; more means that some never were."""
+
+
+class MooncakeTransfers:
+    """What this worker has built and not yet written."""
+
+    unseen = UNSEEN
+
+    def __init__(self, worker: Any, report: Report) -> None:  # noqa: ANN401 - a class of vLLM's
+        self.worker = worker
+        self.report = report
+        self._built: dict[int, dict[str, Any]] = {}
+        """By the identity of the list of source addresses: each is built, and so entered here, before it is sent."""
+
+    def targets(self) -> tuple[tuple[object, tuple[Method, ...], tuple[Wrap, ...]], ...]:
+        """What to replace: the instance, its methods, and a wrapper for each."""
+        wraps = (_recording, _loading, _pulling, _sending, _building, _writing, _processing, _failing)
+        return ((self.worker, HOOKS, tuple(functools.partial(wrap, self) for wrap in wraps)),)
+
+    def ready(self, metadata: Any, t_ns: int) -> list[Line]:  # noqa: ANN401 - MooncakeConnectorMetadata
+        """P's worker knows the blocks of a finished prefill."""
+        return [
+            _line(t_ns, request, transfer, blocks=_count(groups))
+            for request, (transfer, groups) in metadata.reqs_to_send.items()
+            if groups
+        ]
+
+    def loading(self, metadata: Any, t_ns: int) -> list[Line]:  # noqa: ANN401 - MooncakeConnectorMetadata
+        """D's worker knows of blocks to fetch."""
+        metas = [pull for pulls in metadata.reqs_to_recv.values() for pull in pulls.values()]
+        return self.pulling({pull.d_req_id: pull for pull in metas}, t_ns)
+
+    def pulling(self, pull_metas: Mapping[str, Any], t_ns: int) -> list[Line]:
+        """D names its blocks to P."""
+        return [
+            _line(t_ns, request, pull.transfer_id, blocks=_count(pull.local_block_ids))
+            for request, pull in pull_metas.items()
+        ]
+
+    def asked(self, meta: Any, t_ns: int) -> list[Line]:  # noqa: ANN401 - MooncakeXferMetadata
+        """P has D's metadata, or has answered it. P's own request is unknown as long as it has not been scheduled."""
+        lines = []
+        for decode_request, (transfer, groups) in meta.req_blocks.items():
+            send = self.worker.reqs_need_send.get(transfer)
+            request = (send.p_req_id or None) if send is not None else None
+            lines.append(_line(t_ns, request, transfer, decode_request=decode_request, blocks=_count(groups)))
+        return lines
+
+    def built(self, ready: Sequence[Any], meta: Any, result: Sequence[Any], build_ns: int) -> list[Line]:  # noqa: ANN401
+        """What belongs together as one write: keep it until that happens."""
+        sources, _, _, refused, _ = result
+        if not sources:
+            return []
+        sent = [
+            (decode_request, send, _count(meta.req_blocks[decode_request][1]))
+            for decode_request, send in ready
+            if decode_request not in refused
+        ]
+        sent = [part for part in sent if part[2]]
+        layers = set(self.worker.registered_layer_names)
+        if meta.registered_layer_names:
+            layers &= set(meta.registered_layer_names)
+        if len(self._built) >= _BUILT:
+            self._built.clear()
+        self._built[id(sources)] = {
+            "request": sent[0][1].p_req_id if len(sent) == 1 else None,
+            "transfer": sent[0][1].transfer_id if len(sent) == 1 else None,
+            "transfers": [send.transfer_id for _, send, _ in sent],
+            "decode_requests": [decode_request for decode_request, _, _ in sent],
+            "blocks": sum(blocks for _, _, blocks in sent),
+            "layers": len(layers),
+            "build_params_us": build_ns / 1000,
+        }
+        return []
+
+    def written(
+        self, sources: Sequence[int], lengths: Sequence[int], code: int | None, t5_ns: int, t6_ns: int
+    ) -> list[Line]:
+        """One call of Mooncake's write is over; `code` is what it returned, None where it raised."""
+        known = self._built.pop(id(sources))
+        return [
+            {
+                "t_ns": t6_ns,
+                **known,
+                "t5_ns": t5_ns,
+                "t6_ns": t6_ns,
+                "t6_from": "return",
+                "ok": code == 0,
+                "code": code,
+                "bytes": sum(lengths),
+                "operations": len(sources),
+                "submit_us": None,
+            }
+        ]
+
+    def received(self, response: Any, pull_metas: Mapping[str, Any], t_ns: int) -> list[Line]:  # noqa: ANN401
+        """D has P's answer: of the requests in it, those that wait for no other worker of P and have not failed."""
+        lines = []
+        for request in response.ok_reqs or ():
+            pull = pull_metas[request]
+            if pull.pull_tasks_count == 0 and not pull.failed:
+                lines.append(_line(t_ns, request, pull.transfer_id, ok=True, blocks=_count(pull.local_block_ids)))
+        return lines
+
+    def failed(self, requests: Collection[str], pull_metas: Mapping[str, Any], reason: str, t_ns: int) -> list[Line]:
+        """D gives up on these, but for those it has given up on before."""
+        lines = []
+        for request in requests:
+            pull = pull_metas.get(request)
+            if pull is not None and not pull.failed:
+                blocks = _count(pull.local_block_ids)
+                lines.append(_line(t_ns, request, pull.transfer_id, ok=False, reason=str(reason), blocks=blocks))
+        return lines
+
+
+def _line(t_ns: int, request: str | None, transfer: str, **more: object) -> Line:
+    return {"t_ns": t_ns, "request": request, "transfer": transfer, **more}
+
+
+def _count(groups: Sequence[Any]) -> int:
+    """Blocks of all KV cache groups; before 0.22 there was one list of them."""
+    return sum(1 if isinstance(group, int) else len(group) for group in groups)
+
+
+def _recording(side: MooncakeTransfers, original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    @functools.wraps(original)
+    async def record_send_reqs(metadata: object) -> object:
+        result = await original(metadata)
+        side.report.note(SEND_READY, side.ready, metadata, now())
+        return result
+
+    return record_send_reqs
+
+
+def _loading(side: MooncakeTransfers, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def start_load_kv(metadata: object) -> object:
+        side.report.note(LOAD_STARTED, side.loading, metadata, now())
+        return original(metadata)
+
+    return start_load_kv
+
+
+def _pulling(side: MooncakeTransfers, original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    @functools.wraps(original)
+    async def receive_kv_from_single_worker(worker_addr: str, pull_metas: Mapping[str, Any]) -> object:
+        side.report.note(PULL_SENT, side.pulling, pull_metas, now())
+        return await original(worker_addr, pull_metas)
+
+    return receive_kv_from_single_worker
+
+
+def _sending(side: MooncakeTransfers, original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    @functools.wraps(original)
+    async def send_kv_to_decode(identity: bytes, sock: object, meta: object) -> object:
+        side.report.note(METADATA, side.asked, meta, now())
+        result = await original(identity, sock, meta)
+        side.report.note(RESPONSE, side.asked, meta, now())
+        return result
+
+    return send_kv_to_decode
+
+
+def _building(side: MooncakeTransfers, original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    @functools.wraps(original)
+    async def _build_transfer_params(
+        ready_reqs: Sequence[Any], agent_meta: object, local_regions: object, remote_regions: object
+    ) -> object:
+        t_ns = now()
+        result = await original(ready_reqs, agent_meta, local_regions, remote_regions)
+        side.report.note(WRITE, side.built, ready_reqs, agent_meta, result, now() - t_ns)
+        return result
+
+    return _build_transfer_params
+
+
+def _writing(side: MooncakeTransfers, original: Callable[..., int]) -> Callable[..., int]:
+    @functools.wraps(original)
+    def _send_blocks(remote_session: str, src_ptrs: list[int], dst_ptrs: list[int], lengths: list[int]) -> int:
+        code = None
+        t5_ns = now()
+        try:
+            code = original(remote_session, src_ptrs, dst_ptrs, lengths)
+            return code
+        finally:
+            side.report.note(WRITE, side.written, src_ptrs, lengths, code, t5_ns, now())
+
+    return _send_blocks
+
+
+def _processing(side: MooncakeTransfers, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def process_pulling_result(response: object, pull_metas: Mapping[str, Any]) -> object:
+        result = original(response, pull_metas)
+        side.report.note(RECEIVED, side.received, response, pull_metas, now())
+        return result
+
+    return process_pulling_result
+
+
+def _failing(side: MooncakeTransfers, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def _handle_failed_recv(pull_metas: Mapping[str, Any], req_ids: Collection[str], reason: str) -> object:
+        side.report.note(RECEIVED, side.failed, req_ids, pull_metas, reason, now())
+        return original(pull_metas, req_ids, reason)
+
+    return _handle_failed_recv

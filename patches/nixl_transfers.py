@@ -1,0 +1,250 @@
+"""The transfer probe on NIXL's pulling worker: D reads P's memory, and P learns of it when all has been read.
+
+Events of D: `load_started`, `pull_sent`, `write` (which is a read, by D), `received`; of P: `send_ready`. Requests are
+joined by `remote_request`, which D knows; there is no transfer id.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter_ns as now
+from typing import Any
+
+from .hooks import Method
+from .transfer_log import Line, Report, Wrap
+
+WORKER, AGENT = "NixlPullConnectorWorker", "nixl_wrapper"
+SEND_READY, LOAD_STARTED, PULL_SENT = "send_ready", "load_started", "pull_sent"
+WRITE, RECEIVED = "write", "received"
+
+_READ_BLOCKS = (
+    "read_spec", "dst_engine_id", "request_id", "remote_request_id", "local_xfer_side_handle", "local_dram_handle",
+    "remote_xfer_side_handle", "expected_consumers", "awaiting_kvs",
+)  # fmt: skip
+HOOKS = (
+    Method("", WORKER, "start_load_kv", (("metadata",),), (LOAD_STARTED, SEND_READY)),
+    Method("", WORKER, "_read_blocks", (_READ_BLOCKS,), (PULL_SENT, WRITE)),
+    Method("", WORKER, "_pop_done_transfers", (("transfers",),), (WRITE,)),
+    Method("", WORKER, "get_transfer_results", ((),), (RECEIVED,)),
+)
+AGENT_HOOKS = (
+    Method("", AGENT, "transfer", (("handle", "notif_msg"),), (WRITE,)),
+    Method("", AGENT, "get_xfer_telemetry", (("handle",),), (WRITE,)),
+)
+UNSEEN = {
+    "metadata_received": "NIXL: D reads P's memory by itself, P is told nothing before",
+    "response_sent": "NIXL: P answers nothing; it is notified when D has read",
+    "write_submit": "NIXL: nothing says when the first piece was read (post_us is what starting the read took)",
+}
+
+_READS = 4096
+"""Reads kept under way; more means that some never ended."""
+
+
+@dataclass(slots=True)
+class Read:
+    """One request's blocks on their way into D."""
+
+    request: str
+    remote_request: str
+    blocks: int
+    begun_ns: int
+    posted_ns: list[int] = field(default_factory=list)
+    """When each of its transfers was handed to NIXL."""
+    telemetry: list[tuple[int, Any]] = field(default_factory=list)
+    """Of each transfer that is over: when it was posted, and what NIXL says about it."""
+
+
+class NixlTransfers:
+    """The reads that this worker has under way."""
+
+    unseen = UNSEEN
+
+    def __init__(self, worker: Any, report: Report) -> None:  # noqa: ANN401 - a class of vLLM's
+        self.worker = worker
+        self.report = report
+        self.current: Read | None = None
+        """The read that is being posted; the worker posts one at a time."""
+        self._reads: dict[str, Read] = {}
+        self._handles: dict[int, tuple[Read, int]] = {}
+        """By the identity of NIXL's handle: each is posted, and so entered here, before NIXL is asked about it."""
+
+    def targets(self) -> tuple[tuple[object, tuple[Method, ...], tuple[Wrap, ...]], ...]:
+        """What to replace: the instance, its methods, and a wrapper for each."""
+        agent = getattr(self.worker, AGENT, None)
+        worker_wraps = (_loading, _reading, _polling, _finishing)
+        return (
+            (self.worker, HOOKS, tuple(functools.partial(wrap, self) for wrap in worker_wraps)),
+            (agent, AGENT_HOOKS, tuple(functools.partial(wrap, self) for wrap in (_posting, _telling))),
+        )
+
+    def loading(self, metadata: Any, t_ns: int) -> list[Line]:  # noqa: ANN401 - NixlConnectorMetadata
+        """D's worker knows of blocks to read."""
+        return [
+            _line(t_ns, request, meta.remote.request_id, blocks=_count(meta.local_block_ids))
+            for request, meta in metadata.reqs_to_recv.items()
+        ]
+
+    def ready(self, metadata: Any, t_ns: int) -> list[Line]:  # noqa: ANN401 - NixlConnectorMetadata
+        """P's worker knows that a finished prefill waits to be read."""
+        return [_line(t_ns, request, None, blocks=None) for request in metadata.reqs_to_send]
+
+    def asking(self, args: Sequence[Any], kwargs: Mapping[str, Any], t_ns: int) -> list[Line]:
+        """D asks NIXL for a request's blocks, or only tells P that it needs none."""
+        request, remote_request, blocks = _asked(args, kwargs)
+        return [_line(t_ns, request, remote_request, blocks=blocks)]
+
+    def reading(self, args: Sequence[Any], kwargs: Mapping[str, Any], t_ns: int) -> list[Line]:
+        """What is posted from now on belongs to this request; with several workers of P it is read from each."""
+        request, remote_request, blocks = _asked(args, kwargs)
+        if len(self._reads) >= _READS:
+            self._reads.clear()
+            self._handles.clear()
+        self.current = self._reads.setdefault(request, Read(request, remote_request, 0, t_ns))
+        self.current.blocks += blocks
+        return []
+
+    def read(self) -> None:
+        """All of it is posted."""
+        if self.current is not None and not self.current.posted_ns:
+            self._reads.pop(self.current.request, None)
+        self.current = None
+
+    def posted(self, handle: object, t_ns: int) -> list[Line]:
+        """A transfer of the current read begins."""
+        if self.current is not None:
+            self.current.posted_ns.append(t_ns)
+            self._handles[id(handle)] = (self.current, t_ns)
+        return []
+
+    def told(self, handle: object, telemetry: object) -> list[Line]:
+        """A transfer is over."""
+        posted = self._handles.pop(id(handle), None)
+        if posted is not None:
+            read, posted_ns = posted
+            read.telemetry.append((posted_ns, telemetry))
+        return []
+
+    def polled(self, done: Collection[str], failed: Collection[str], t_ns: int) -> list[Line]:
+        """The worker has asked after its transfers; these have none left."""
+        lines = []
+        for request in done:
+            read = self._reads.pop(request, None)
+            if read is None or not read.posted_ns:
+                continue
+            parts = [(posted_ns, one) for posted_ns, one in read.telemetry if one is not None]
+            whole = len(parts) == len(read.posted_ns)
+            t5_ns = read.posted_ns[0]
+            t6_ns = max(posted_ns + round(one.xferDuration * 1000) for posted_ns, one in parts) if whole else t_ns
+            lines.append(
+                _line(
+                    t_ns,
+                    request,
+                    read.remote_request,
+                    transfers=[],
+                    decode_requests=[request],
+                    t5_ns=t5_ns,
+                    t6_ns=t6_ns,
+                    t6_from="telemetry" if whole else "poll",
+                    ok=request not in failed and whole,
+                    code=None,
+                    bytes=sum(one.totalBytes for _, one in parts) if whole else None,
+                    operations=sum(one.descCount for _, one in parts) if whole else None,
+                    blocks=read.blocks,
+                    layers=len(self.worker.device_kv_caches) or None,
+                    build_params_us=(t5_ns - read.begun_ns) / 1000,
+                    submit_us=None,
+                    post_us=sum(one.postDuration for _, one in parts) if whole else None,
+                )
+            )
+        return lines
+
+    def received(self, results: Any, t_ns: int) -> list[Line]:  # noqa: ANN401 - KVConnectorTransferResults
+        """D's worker tells the scheduler of these."""
+        return [
+            _line(t_ns, request, None, ok=request not in results.failed_recving) for request in results.finished_recving
+        ]
+
+
+def _line(t_ns: int, request: str, remote_request: str | None, **more: object) -> Line:
+    return {"t_ns": t_ns, "request": request, "transfer": None, "remote_request": remote_request, **more}
+
+
+def _count(groups: Sequence[Any]) -> int:
+    return sum(len(group) for group in groups)
+
+
+def _loading(side: NixlTransfers, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def start_load_kv(metadata: object) -> object:
+        t_ns = now()
+        side.report.note(LOAD_STARTED, side.loading, metadata, t_ns)
+        result = original(metadata)
+        side.report.note(SEND_READY, side.ready, metadata, now())
+        return result
+
+    return start_load_kv
+
+
+def _reading(side: NixlTransfers, original: Callable[..., bool]) -> Callable[..., bool]:
+    @functools.wraps(original)
+    def _read_blocks(*args: Any, **kwargs: Any) -> bool:
+        t_ns = now()
+        side.report.note(PULL_SENT, side.asking, args, kwargs, t_ns)
+        side.report.note(WRITE, side.reading, args, kwargs, t_ns)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            side.read()
+
+    return _read_blocks
+
+
+def _asked(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, str, int]:
+    """Request, P's request and number of blocks in a call of `_read_blocks`."""
+    given = dict(zip(_READ_BLOCKS, args, strict=False)) | dict(kwargs)
+    return given["request_id"], given["remote_request_id"], _count(given["read_spec"].local_block_ids)
+
+
+def _posting(side: NixlTransfers, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def transfer(handle: object, *args: Any, **kwargs: Any) -> object:
+        side.report.note(WRITE, side.posted, handle, now())
+        return original(handle, *args, **kwargs)
+
+    return transfer
+
+
+def _telling(side: NixlTransfers, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def get_xfer_telemetry(handle: object) -> object:
+        telemetry = original(handle)
+        side.report.note(WRITE, side.told, handle, telemetry)
+        return telemetry
+
+    return get_xfer_telemetry
+
+
+def _polling(
+    side: NixlTransfers, original: Callable[..., tuple[set[str], set[str]]]
+) -> Callable[..., tuple[set[str], set[str]]]:
+    @functools.wraps(original)
+    def _pop_done_transfers(transfers: object) -> tuple[set[str], set[str]]:
+        result = original(transfers)
+        if result[0]:
+            side.report.note(WRITE, side.polled, *result, now())
+        return result
+
+    return _pop_done_transfers
+
+
+def _finishing(side: NixlTransfers, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def get_transfer_results() -> object:
+        results = original()
+        side.report.note(RECEIVED, side.received, results, now())
+        return results
+
+    return get_transfer_results
