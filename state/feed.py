@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,8 @@ from state.events import (
     Event,
     InstanceChanged,
     InstanceSampled,
+    LifecycleMeasured,
+    MigrationChanged,
     Noted,
     Recorded,
     RequestAnswered,
@@ -23,6 +25,7 @@ from state.events import (
     StageChanged,
     Unknown,
 )
+from state.routing import Warned
 from state.run import CellState, InstanceState, RunState, StageState
 
 _SHOWN_NUMBERS = 4
@@ -38,6 +41,15 @@ class FeedLine:
     subject: str
     """The run, stage, cell, instance or request it is about."""
     text: str
+
+
+def alarm_lines(begun: Iterable[Warned], ended: Iterable[Warned], t_unix_s: float) -> tuple[FeedLine, ...]:
+    """A line for each alarm that began, then for each that ended."""
+    lines = [FeedLine(t_unix_s, "warning", each.engine, each.text) for each in begun]
+    for each in ended:
+        lasted_s = each.seen_unix_s - each.since_unix_s + 1.0
+        lines.append(FeedLine(t_unix_s, "info", each.engine, f"no longer {each.kind}, after {lasted_s:.0f} s"))
+    return tuple(lines)
 
 
 def feed_line(recorded: Recorded) -> FeedLine:
@@ -83,6 +95,10 @@ def _told_of_the_rest(event: Event) -> tuple[str, str, str]:
             return "info", event.instance, _sampled(event)
         case RouterSampled():
             return "info", event.cell, _routed(event)
+        case MigrationChanged():
+            return _migration(event)
+        case LifecycleMeasured():
+            return _lifecycle(event)
         case Unknown():
             return "info", event.wire_kind, "an event of a newer Tracon; this one cannot show it"
         case _:
@@ -141,3 +157,38 @@ def _routed(event: RouterSampled) -> str:
     pending = sum(load.pending_prefill_tokens for load in event.instances)
     counts = f"{sum(event.decisions.values())} picks, {event.sessions} sessions, {pending} pending prefill tokens"
     return _because(f"{event.policy} over {len(event.instances)} instances: {counts}", "; ".join(event.alarms))
+
+
+def _migration(event: MigrationChanged) -> tuple[str, str, str]:
+    subject = f"session {event.session}"
+    way = f"{event.source} -> {event.target or 'nowhere'}"
+    more = event.text or event.reason
+    match event.phase:
+        case "started":
+            return "info", subject, _because(f"migrates {way}", more)
+        case "done" if event.reason == "recomputed":
+            return "warning", subject, _because(f"served at {event.target} without KV from {event.source}", event.text)
+        case "done":
+            return "info", subject, _because(f"migrated {way}", _transferred(event))
+        case "failed":
+            return "warning", subject, _because(f"did not migrate {way}, it stays", more)
+        case "refused":
+            reason = ", ".join(dict.fromkeys(part for part in (event.reason, event.text) if part))
+            return "info", subject, _because(f"stays at {event.source}, which is hot", reason)
+    return "info", subject, _because(f"{event.phase} {way}", more)
+
+
+def _transferred(event: MigrationChanged) -> str:
+    tokens = "tokens not counted" if event.external_tokens is None else f"{event.external_tokens} tokens transferred"
+    moved = "" if event.bytes is None else f"{event.bytes / 1e6:.3g} MB"
+    took = "" if event.transfer_s is None else f"in {event.transfer_s * 1e3:.3g} ms"
+    rest = " ".join(part for part in (moved, took) if part)
+    return ", ".join(part for part in (tokens, rest) if part)
+
+
+def _lifecycle(event: LifecycleMeasured) -> tuple[str, str, str]:
+    size = f"C {event.context_tokens} N {event.new_tokens} O {event.output_tokens} rep {event.repetition}"
+    if event.discarded:
+        return "warning", event.cell, f"{size} does not count: {event.discarded}"
+    e2e = "not measured" if event.e2e_ms is None else f"{event.e2e_ms:.4g} ms"
+    return "info", event.cell, f"{size}: {e2e}"

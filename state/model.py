@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 from state.events import InstanceSampled
 from state.feed import FeedLine
+from state.lifecycle import LifecycleView
+from state.migrations import MigrationsView
 from state.routing import RoutingView
 from state.run import (
     INSTANCE_ENDED,
@@ -178,7 +180,13 @@ class RunView:
     requests: Mapping[int, RequestView] = field(default_factory=dict)
     routing: RoutingView | None = None
     """The router of the cell that was routed last; None where no cell has a router."""
+    migrations: MigrationsView | None = None
+    """Of all routed cells; None where no session has migrated or was refused."""
+    lifecycle: LifecycleView | None = None
+    """None where no request was taken apart."""
     feed: tuple[FeedLine, ...] = ()
+    told: int = 0
+    """Lines of the feed so far, with those that it no longer keeps."""
     last_seq: int = 0
     last_t_unix_s: float = 0.0
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from state.events import RoutedLatency, RoutedLine, RoutedLoad, RouterSampled
+from state.bindings import Lives, lives_after_migration, lives_after_picks
+from state.events import MigrationChanged, RoutedLatency, RoutedLine, RoutedLoad, RouterSampled
 
 ROUTING_SAMPLES = 900
 """Seconds of load terms kept: 15 minutes."""
@@ -28,6 +29,8 @@ COLD_S = 10.0
 """An instance is cold when in so many seconds it had no request and no pick ..."""
 COLD_REQUESTS = 2.0
 """... while the others held at least so many requests each, in the mean."""
+ALARM_GONE_S = 10.0
+"""An alarm has ended when it was not there for so long: one that flickers is told once."""
 _JITTER_S = 0.5
 """Samples of one second do not come exactly one second apart."""
 _SEEN = 0.5
@@ -60,6 +63,20 @@ class Alarm:
 
 
 @dataclass(frozen=True, slots=True)
+class Warned:
+    """An alarm that the feed was told of, and not yet that it has ended."""
+
+    kind: AlarmKind
+    instance: str
+    engine: str
+    """What the other events of the run call the instance."""
+    text: str
+    """As it was when it began."""
+    since_unix_s: float
+    seen_unix_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class RoutingView:
     """The router of one attempt at one cell."""
 
@@ -73,6 +90,9 @@ class RoutingView:
     """The newest decisions, oldest first, each once, at most `ROUTED_LINES`."""
     latencies: tuple[LatencySample, ...] = ()
     """Of this cell and of those before it, oldest first, at most `ROUTING_SAMPLES`."""
+    lives: Lives = field(default_factory=dict)
+    """Where the cell's sessions have been, as far as it was seen."""
+    warned: tuple[Warned, ...] = ()
 
     @property
     def policy(self) -> str:
@@ -103,13 +123,51 @@ def routing_after(before: RoutingView | None, event: RouterSampled, t_unix_s: fl
         before = RoutingView(event.cell, attempt, event, t_unix_s)
     known = set(before.lines)
     new = sorted({*event.latest} - known, key=lambda line: (line.t_unix_s, line.request))
+    history = (*before.history[1 - ROUTING_SAMPLES :], (t_unix_s, event.instances))
     return replace(
         before,
         latest=event,
         latest_unix_s=t_unix_s,
-        history=(*before.history[1 - ROUTING_SAMPLES :], (t_unix_s, event.instances)),
+        history=history,
         lines=(*before.lines, *new)[-ROUTED_LINES:],
         latencies=(*latencies[1 - ROUTING_SAMPLES :], (t_unix_s, event.latency)),
+        lives=lives_after_picks(before.lives, new),
+        warned=_warned(before.warned, alarms(history), event.instances, t_unix_s),
+    )
+
+
+def routing_after_migration(before: RoutingView | None, event: MigrationChanged, attempt: int) -> RoutingView | None:
+    """The view after a step of a migration; one of another cell or attempt changes nothing."""
+    if before is None or (before.cell, before.attempt) != (event.cell, attempt):
+        return before
+    lives = lives_after_migration(before.lives, event)
+    return before if lives is before.lives else replace(before, lives=lives)
+
+
+def begun_and_ended(before: RoutingView | None, after: RoutingView) -> tuple[tuple[Warned, ...], tuple[Warned, ...]]:
+    """The alarms that the newest second began and ended; those of a router that is no more are past, and do not end."""
+    same = before is not None and (before.cell, before.attempt) == (after.cell, after.attempt)
+    known = before.warned if before is not None and same else ()
+    old, new = ({(each.kind, each.instance) for each in warned} for warned in (known, after.warned))
+    begun = tuple(each for each in after.warned if (each.kind, each.instance) not in old)
+    return begun, tuple(each for each in known if (each.kind, each.instance) not in new)
+
+
+def _warned(
+    before: tuple[Warned, ...], now: Sequence[Alarm], loads: Sequence[RoutedLoad], t_unix_s: float
+) -> tuple[Warned, ...]:
+    there = {(alarm.kind, alarm.instance) for alarm in now}
+    stay = [
+        replace(each, seen_unix_s=t_unix_s) if (each.kind, each.instance) in there else each
+        for each in before
+        if (each.kind, each.instance) in there or t_unix_s - each.seen_unix_s < ALARM_GONE_S
+    ]
+    known = {(each.kind, each.instance) for each in stay}
+    engines = {load.instance: load.engine or load.instance for load in loads}
+    new = (alarm for alarm in now if (alarm.kind, alarm.instance) not in known)
+    return (
+        *stay,
+        *(Warned(each.kind, each.instance, engines[each.instance], each.text, t_unix_s, t_unix_s) for each in new),
     )
 
 
@@ -128,6 +186,7 @@ def routing_json(routing: RoutingView) -> dict[str, Any]:
         "latency": asdict(routing.latest.latency),
         "latest": [asdict(line) for line in routing.latest.latest],
         "alarms": list(routing.alarms),
+        "sessions_moved": sum(len(stays) > 1 for stays in routing.lives.values()),
     }
 
 

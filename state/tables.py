@@ -30,6 +30,8 @@ from state.events import (
     CellProgressed,
     InstanceChanged,
     InstanceSampled,
+    LifecycleMeasured,
+    MigrationChanged,
     Recorded,
     RequestAnswered,
     RequestSubmitted,
@@ -66,8 +68,10 @@ class Tables:
                 self._cell_changed(event, recorded.t_unix_s)
             case InstanceChanged() as event:
                 self._instance_changed(event, recorded)
-            case InstanceSampled() | RouterSampled() | CellProgressed() as event:
+            case InstanceSampled() | CellProgressed() as event:
                 self._live(event)
+            case RouterSampled() | MigrationChanged() | LifecycleMeasured() as event:
+                self.cell(event.cell)  # no row keeps it; a cell that the plan does not have is refused
             case RequestSubmitted() | RequestAnswered() as event:
                 self._save("requests", asdict(self._request_after(event, recorded)))
 
@@ -151,11 +155,9 @@ class Tables:
         if after.attempts != cell.attempts:
             self._save("attempts", {"cell": cell.cell, **asdict(after.attempts[-1])})
 
-    def _live(self, event: InstanceSampled | RouterSampled | CellProgressed) -> None:
+    def _live(self, event: InstanceSampled | CellProgressed) -> None:
         if isinstance(event, InstanceSampled):
             self._sampled(event)
-        elif isinstance(event, RouterSampled):
-            self.cell(event.cell)  # no row keeps it; a cell that the plan does not have is refused
         else:
             self._cell_progressed(event)
 

@@ -7,17 +7,18 @@ The console, `tracon status`, the report and a replay all use it. Histories are 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from state import changes
 from state.events import (
     LIVE_KINDS,
-    STEP_BUCKETS_US,
     CellChanged,
     CellProgressed,
     InstanceChanged,
     InstanceSampled,
+    LifecycleMeasured,
+    MigrationChanged,
     Recorded,
     RequestAnswered,
     RequestSubmitted,
@@ -27,7 +28,9 @@ from state.events import (
     RunTaken,
     StageChanged,
 )
-from state.feed import FeedLine, feed_line
+from state.feed import FeedLine, alarm_lines, feed_line
+from state.lifecycle import lifecycle_after
+from state.migrations import migrations_after, refusals_told
 from state.model import (
     EMPTY,
     AttemptView,
@@ -39,7 +42,7 @@ from state.model import (
     StageView,
     count_cells,
 )
-from state.routing import routing_after, routing_json
+from state.routing import begun_and_ended, routing_after, routing_after_migration
 from state.run import CELL_ENDED, CellState, RunState
 
 __all__ = [
@@ -59,7 +62,7 @@ __all__ = [
     "fold",
     "progress",
     "progress_fraction",
-    "to_json",
+    "told",
 ]
 
 HISTORY_SAMPLES = 900
@@ -71,9 +74,32 @@ FEED_LINES = 200
 def fold(view: RunView, recorded: Recorded) -> RunView:
     """The view after one more event. An event of an unknown kind moves `last_seq` and the feed only."""
     changed = _changes(view, recorded)
-    if not isinstance(recorded.event, LIVE_KINDS):
-        changed["feed"] = (*view.feed[1 - FEED_LINES :], feed_line(recorded))
+    lines = _lines(view, changed, recorded)
+    if lines:
+        changed |= {"feed": (*view.feed, *lines)[-FEED_LINES:], "told": view.told + len(lines)}
     return replace(view, last_seq=recorded.seq, last_t_unix_s=recorded.t_unix_s, **changed)
+
+
+def told(before: RunView, after: RunView) -> tuple[FeedLine, ...]:
+    """The lines of the feed that came between two views of one run, as far as they are kept."""
+    new = after.told - before.told
+    return after.feed[-new:] if new else ()
+
+
+def _lines(view: RunView, changed: Mapping[str, Any], recorded: Recorded) -> tuple[FeedLine, ...]:
+    """What the feed is told of an event: one line, or none of what comes once a second and of what would flood it."""
+    event = recorded.event
+    if isinstance(event, RouterSampled) and "routing" in changed:
+        return alarm_lines(*begun_and_ended(view.routing, changed["routing"]), recorded.t_unix_s)
+    if isinstance(event, LIVE_KINDS) or (isinstance(event, LifecycleMeasured) and not event.discarded):
+        return ()
+    line = feed_line(recorded)
+    if isinstance(event, MigrationChanged) and event.phase == "refused" and event.cell in view.cells:
+        stands_for = refusals_told(view.migrations, event, view.cells[event.cell].attempt)
+        if stands_for is None:
+            return ()
+        line = line if stands_for == 1 else replace(line, text=f"{line.text} (and {stands_for - 1} more since)")
+    return (line,)
 
 
 def _changes(view: RunView, recorded: Recorded) -> dict[str, Any]:
@@ -94,7 +120,21 @@ def _changes(view: RunView, recorded: Recorded) -> dict[str, Any]:
             return _request(view, event, recorded)
         case RunPlanned() as event:
             return _planned(event, recorded)
+        case MigrationChanged() | LifecycleMeasured() as event:
+            return _moved(view, event, recorded.t_unix_s)
     return {}
+
+
+def _moved(view: RunView, event: MigrationChanged | LifecycleMeasured, t_unix_s: float) -> dict[str, Any]:
+    cell = view.cells.get(event.cell)
+    if cell is None:
+        return {}
+    if isinstance(event, LifecycleMeasured):
+        return {"lifecycle": lifecycle_after(view.lifecycle, event, t_unix_s, cell.attempt)}
+    return {
+        "migrations": migrations_after(view.migrations, event, cell.attempt),
+        "routing": routing_after_migration(view.routing, event, cell.attempt),
+    }
 
 
 def _planned(event: RunPlanned, recorded: Recorded) -> dict[str, Any]:
@@ -254,122 +294,3 @@ def _between_s(view: RunView, now_active_s: float) -> float:
     running_s = sum(now_active_s - attempt.started_active_s for attempt in attempts if attempt.spent_s is None)
     measured_s = sum(attempt.spent_s or 0.0 for attempt in ended) + running_s
     return max(0.0, now_active_s - measured_s) / len(attempts)
-
-
-def to_json(view: RunView, now_unix_s: float) -> dict[str, Any]:
-    """The run as JSON values: what `tracon status --json` prints. Null is a number nobody measured."""
-    how_far = progress(view)
-    return {
-        "run": view.run,
-        "experiment": view.plan.experiment,
-        "profile": view.plan.profile,
-        "preset": view.plan.preset,
-        "configs": list(view.plan.configs),
-        "seed": view.plan.seed,
-        "fingerprint": view.plan.fingerprint,
-        "tracon_version": view.tracon_version,
-        "state": str(view.state),
-        "reason": view.reason,
-        "pause": view.pause,
-        "pid": view.row.pid,
-        "created_unix_s": view.created_unix_s,
-        "started_unix_s": view.started_unix_s,
-        "ended_unix_s": view.ended_unix_s,
-        "elapsed_s": elapsed_s(view, now_unix_s),
-        "eta_s": eta_s(view, now_unix_s),
-        "estimated_s": view.plan.estimated_s,
-        "progress": how_far._asdict(),
-        "cell_counts": _count_json(view.counts),
-        "current_cells": [cell.cell for cell in view.current_cells],
-        "stages": [_stage_json(stage) for stage in view.stages],
-        "cells": [_cell_json(cell) for cell in view.cells.values()],
-        "instances": [_instance_json(instance) for instance in view.instances.values()],
-        "routing": None if view.routing is None else routing_json(view.routing),
-        "requests": [asdict(request) for request in view.requests.values()],
-        "last_seq": view.last_seq,
-        "last_t_unix_s": view.last_t_unix_s,
-    }
-
-
-def _count_json(counts: Mapping[CellState, int]) -> dict[str, int]:
-    return {str(state): count for state, count in counts.items()}
-
-
-def _stage_json(stage: StageView) -> dict[str, Any]:
-    return {
-        "stage": stage.stage,
-        "title": stage.title,
-        "state": str(stage.state),
-        "reason": stage.reason,
-        "started_unix_s": stage.started_unix_s,
-        "ended_unix_s": stage.ended_unix_s,
-        "cell_counts": _count_json(stage.counts),
-        "cells": list(stage.cells),
-    }
-
-
-def _cell_json(cell: CellView) -> dict[str, Any]:
-    plan = cell.plan
-    return {
-        "cell": cell.cell,
-        "stage": plan.stage,
-        "kind": plan.kind,
-        "config": plan.config,
-        "label": plan.label,
-        "trial": plan.trial,
-        "params": dict(plan.params),
-        "state": str(cell.state),
-        "attempt": cell.attempt,
-        "reason": cell.reason,
-        "degraded": cell.degraded,
-        "fraction": cell.fraction,
-        "note": cell.note,
-        "estimated_s": plan.estimated_s,
-        "observed_s": cell.observed_s,
-        "started_unix_s": cell.started_unix_s,
-        "ended_unix_s": cell.ended_unix_s,
-        "summary": dict(cell.summary),
-        "attempts": [_attempt_json(attempt) for attempt in cell.attempts],
-    }
-
-
-def _attempt_json(attempt: AttemptView) -> dict[str, Any]:
-    return {
-        "attempt": attempt.attempt,
-        "state": str(attempt.state),
-        "reason": attempt.reason,
-        "started_unix_s": attempt.started_unix_s,
-        "ended_unix_s": attempt.ended_unix_s,
-        "spent_s": attempt.spent_s,
-    }
-
-
-def _instance_json(instance: InstanceView) -> dict[str, Any]:
-    return {
-        "instance": instance.instance,
-        "config": instance.config,
-        "state": str(instance.state),
-        "reason": instance.reason,
-        "pid": instance.pid,
-        "pgid": instance.pgid,
-        "url": instance.url,
-        "started_by": instance.started_by,
-        "started_unix_s": instance.started_unix_s,
-        "ready_unix_s": instance.ready_unix_s,
-        "ended_unix_s": instance.ended_unix_s,
-        "latest": _latest_json(instance),
-        "step_histogram": _histogram_json(instance.step_counts_total),
-    }
-
-
-def _latest_json(instance: InstanceView) -> dict[str, Any] | None:
-    if instance.latest is None:
-        return None
-    numbers = asdict(instance.latest)
-    del numbers["instance"], numbers["step_counts"]
-    return {"t_unix_s": instance.latest_unix_s, **numbers}
-
-
-def _histogram_json(counts: tuple[int, ...]) -> dict[str, Any] | None:
-    """Steps per bucket since the instance started; the last count is of steps above the last edge."""
-    return {"upper_edges_us": list(STEP_BUCKETS_US), "counts": list(counts)} if counts else None

@@ -15,12 +15,12 @@ from rich.live import Live
 from runners.cli import output
 from runners.cli.tables import feed_text, progress_line, progress_panel
 from runners.errors import ExitCode
-from state.events import LIVE_KINDS, Recorded
-from state.feed import feed_line
+from state.events import Recorded
+from state.feed import FeedLine
 from state.lease import lease_state
 from state.run import CellState, RunState
 from state.store import RunStore
-from state.view import EMPTY, RunView, fold
+from state.view import EMPTY, RunView, fold, told
 
 POLL_S = 0.5
 PROGRESS_LINE_S = 60.0
@@ -43,20 +43,20 @@ def follow(folder: Path, *, worker_pid: int | None = None, events: bool = False)
 
 
 class _Follower(Protocol):
-    def tick(self, new: list[Recorded], view: RunView) -> None:
-        """Show what has come since the last tick."""
+    def tick(self, new: list[Recorded], lines: list[FeedLine], view: RunView) -> None:
+        """Show what has come since the last tick, and what the feed was told of it."""
 
 
 class _Panel:
     def __init__(self, live: Live) -> None:
         self._live = live
 
-    def tick(self, new: list[Recorded], view: RunView) -> None:
+    def tick(self, new: list[Recorded], lines: list[FeedLine], view: RunView) -> None:
         self._live.update(progress_panel(view, time.time()))
 
 
 class _EventLines:
-    def tick(self, new: list[Recorded], view: RunView) -> None:
+    def tick(self, new: list[Recorded], lines: list[FeedLine], view: RunView) -> None:
         for recorded in new:
             line = {
                 "seq": recorded.seq,
@@ -74,10 +74,9 @@ class _FeedLines:
     def __init__(self) -> None:
         self._next_progress = time.monotonic() + PROGRESS_LINE_S
 
-    def tick(self, new: list[Recorded], view: RunView) -> None:
-        for recorded in new:
-            if not isinstance(recorded.event, LIVE_KINDS):
-                output.err().print(feed_text(feed_line(recorded)), soft_wrap=True)
+    def tick(self, new: list[Recorded], lines: list[FeedLine], view: RunView) -> None:
+        for line in lines:
+            output.err().print(feed_text(line), soft_wrap=True)
         if time.monotonic() >= self._next_progress:
             self._next_progress += PROGRESS_LINE_S
             output.err().print(progress_line(view, time.time()), soft_wrap=True)
@@ -97,9 +96,11 @@ def _follow(store: RunStore, worker_pid: int | None, follower: _Follower) -> int
     worked = False
     while True:
         new = list(store.events(after=view.last_seq))
+        lines: list[FeedLine] = []
         for recorded in new:
-            view = fold(view, recorded)
-        follower.tick(new, view)
+            before, view = view, fold(view, recorded)
+            lines += told(before, view)
+        follower.tick(new, lines, view)
         live = lease_state(store).live
         worked = worked or live
         if not live and (worked or worker_pid is None or _ended(worker_pid) or time.monotonic() > deadline):

@@ -19,7 +19,8 @@ from runners.plan import Sum, duration_text
 from state.feed import FeedLine
 from state.lease import LeaseState
 from state.run import CellState, RunPlan, RunState, StageState
-from state.view import InstanceView, RunView, StageView, elapsed_s, eta_s, progress, to_json
+from state.status import to_json
+from state.view import InstanceView, RunView, StageView, elapsed_s, eta_s, progress
 from state.workspace import RunEntry
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from console.widgets.routing import RoutingPanel
 from console.widgets.table import Cell, Row
 from state.lease import LeaseState
 from state.routing import RoutingView
+from state.status import to_json
 from state.store import RunStore
-from state.view import to_json
 from tests.console import demo
 from tests.console.conftest import NARROW, ROUTING_RUN, WIDE, app_for, sees, settled, shown, until
 

@@ -12,8 +12,8 @@ from console import format as say
 from console.screens.instance import InstanceScreen
 from console.screens.run import RunScreen
 from state.events import Noted
+from state.status import to_json
 from state.store import RunStore
-from state.view import to_json
 from tests.console.conftest import NARROW, RUN, WIDE, app_for, sees, settled, shown, until
 
 

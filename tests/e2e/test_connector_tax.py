@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from results.layout import RunLayout, sha256
-from state.view import to_json
+from state.status import to_json
 from tests.e2e.cli import data, engine_processes, port, tracon, view_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(480)]

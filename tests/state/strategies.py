@@ -30,6 +30,8 @@ _BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     float | None: st.none() | numbers,
     str | None: st.none() | st.text(max_size=8),
     Mapping[str, Any]: json_objects,
+    Mapping[str, str]: st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=3),
+    Mapping[str, float | None]: st.dictionaries(st.text(max_size=8), st.none() | numbers, max_size=4),
     Mapping[str, int]: st.dictionaries(st.text(max_size=8), st.integers(0, 2**31), max_size=4),
     tuple[int, ...]: st.lists(st.integers(0, 1000), max_size=22).map(tuple),
     tuple[str, ...]: st.lists(st.text(max_size=6), max_size=3).map(tuple),
@@ -59,6 +61,7 @@ any_event: st.SearchStrategy[ev.Event] = st.one_of([built(cls) for cls in ev.KIN
 
 _cells = st.sampled_from([cell.cell for cell in CELLS])
 _instances = st.sampled_from(["plain-1", "plain-2", "noop-1"])
+_routers = st.sampled_from(["", "e0", "e1"])
 _reasons = st.sampled_from(["", "because"])
 _pids = st.none() | st.integers(1, 99)
 
@@ -78,6 +81,17 @@ run_events: st.SearchStrategy[ev.Event] = st.one_of(
     _with(ev.InstanceChanged, instance=_instances, reason=_reasons, pid=_pids, pgid=_pids),
     _with(ev.InstanceSampled, instance=_instances, cell=_cells),
     _with(ev.RouterSampled, cell=_cells),
+    _with(
+        ev.MigrationChanged,
+        cell=_cells,
+        migration=st.sampled_from(["r-1", "r-2", "r-3"]),
+        session=st.sampled_from(["s-1", "s-2"]),
+        source=_routers,
+        target=_routers,
+        phase=st.sampled_from(["started", "done", "failed", "refused"]),
+        t_unix_s=st.floats(900, 1100),
+    ),
+    _with(ev.LifecycleMeasured, cell=_cells),
     _with(ev.RequestSubmitted, request=st.integers(1, 5)),
     _with(ev.RequestAnswered, request=st.integers(1, 5)),
     built(ev.Noted),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from state.errors import IllegalTransition
 from state.events import CellChanged, Event, Recorded, RoutedLatency, RoutedLine, RoutedLoad, RouterSampled, RunPlanned
 from state.routing import (
+    ALARM_GONE_S,
     COLD_S,
     HOT_S,
     ROUTED_LINES,
@@ -239,6 +240,53 @@ def test_the_alarms_of_the_run_process_come_first() -> None:
     assert second.startswith("hot: a ")
 
 
+def told_of(view: RunView) -> list[tuple[float, str, str, str]]:
+    return [(line.t_unix_s, line.level, line.subject, line.text) for line in view.feed[1:]]
+
+
+def test_the_feed_is_told_when_an_alarm_begins_and_when_it_has_ended() -> None:
+    hot = [sampled(instances=HOT) for _ in range(SHORT + 4)]
+    even = [sampled(instances=EVEN) for _ in range(int(ALARM_GONE_S) + 2)]
+    (began,) = told_of(folded(*hot))
+    assert began == (106.0, "warning", "a", "hot: a has 4000 pending prefill tokens, the others 750 each")
+    ended = told_of(folded(*hot, *even))[1:]
+    assert ended == [(120.0, "info", "a", "no longer hot, after 5 s")]
+
+
+def test_an_alarm_that_flickers_is_told_once() -> None:
+    flicker = [sampled(instances=EVEN if second % 8 == 7 else HOT) for second in range(120)]
+    view = folded(*flicker)
+    assert view.routing is not None
+    lived = sum(bool(alarms(view.routing.history[: second + 1])) for second in range(120))
+    assert 10 < lived < 110, "it comes and goes"
+    assert len(told_of(view)) == 1
+
+
+def test_an_alarm_is_told_with_the_name_that_the_other_events_of_the_run_use() -> None:
+    named = tuple(replace(each, engine=f"plain-{each.instance}") for each in HOT)
+    (began,) = told_of(folded(*[sampled(instances=named) for _ in range(SHORT)]))
+    assert began[2] == "plain-a"
+
+
+def test_the_alarms_of_a_router_that_is_no_more_do_not_end() -> None:
+    hot = [sampled(instances=HOT) for _ in range(SHORT)]
+    other = [sampled(SECOND, instances=EVEN) for _ in range(int(ALARM_GONE_S) + 2)]
+    assert len(told_of(folded(*hot, *other))) == 1
+
+
+@given(st.lists(st.sampled_from([HOT, EVEN, HOT[1:], (load("a", 0, 0, picks=1), load("b"))]), max_size=60))
+def test_what_began_ends_at_most_once(story: list[tuple[RoutedLoad, ...]]) -> None:
+    open_ones: set[tuple[str, str]] = set()
+    for _, level, subject, text in told_of(folded(*[sampled(instances=loads) for loads in story])):
+        kind = text.removeprefix("no longer ").replace(",", ":").partition(":")[0]
+        if level == "warning":
+            assert (kind, subject) not in open_ones
+            open_ones.add((kind, subject))
+        else:
+            assert (kind, subject) in open_ones
+            open_ones.remove((kind, subject))
+
+
 def test_the_router_as_json() -> None:
     view = folded(sampled(FIRST, line(1), instances=(load("a", picks=1), load("b", 0, 0, picks=0, available=False))))
     assert view.routing is not None
@@ -251,13 +299,16 @@ def test_the_router_as_json() -> None:
         "policy": "lmetric",
         "instances": [
             {"instance": "a", "available": True, "why": "", "num_requests": 3, "pending_prefill_tokens": 1000,
-             "ongoing_tokens": 2000, "sessions": 0, "picks": 1, "role": "both", "engine": "", "share_of_picks": 1.0},
+             "ongoing_tokens": 2000, "sessions": 0, "picks": 1, "role": "both", "engine": "", "ttft_p90_s": None,
+             "share_of_picks": 1.0},
             {"instance": "b", "available": False, "why": "no answer", "num_requests": 0, "pending_prefill_tokens": 0,
-             "ongoing_tokens": 0, "sessions": 0, "picks": 0, "role": "both", "engine": "", "share_of_picks": 0.0},
+             "ongoing_tokens": 0, "sessions": 0, "picks": 0, "role": "both", "engine": "", "ttft_p90_s": None,
+             "share_of_picks": 0.0},
         ],
         "sessions": 3,
         "decisions": {"affinity": 2, "cold": 1},
         "latency": {"ttft_p50_s": None, "ttft_p90_s": None, "tpot_p50_s": None, "tpot_p90_s": None},
         "latest": [{"t_unix_s": 101.0, "request": "r-1", "session": "s-1", "instance": "a", "reason": "affinity"}],
         "alarms": [],
+        "sessions_moved": 0,
     }  # fmt: skip

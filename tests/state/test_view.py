@@ -26,7 +26,8 @@ from state.events import (
     decode,
 )
 from state.run import CellState, InstanceState, RunState
-from state.view import EMPTY, FEED_LINES, HISTORY_SAMPLES, RunView, elapsed_s, eta_s, fold, progress, to_json
+from state.status import to_json
+from state.view import EMPTY, FEED_LINES, HISTORY_SAMPLES, RunView, elapsed_s, eta_s, fold, progress
 from tests.state.plans import CELLS, a_plan
 from tests.state.strategies import any_event, run_events
 

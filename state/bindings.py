@@ -1,0 +1,75 @@
+"""Where the sessions of a cell have lived: instance by instance, since when, and why they moved.
+
+Told from the latest decisions a router's tick names and from its migrations; picks between two ticks that are more than
+a tick names are not seen. `tracon session` tells all of them from the decision log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from state.events import MigrationChanged, RoutedLine
+
+LIVES_KEPT = 500
+"""Sessions kept: those seen last."""
+STAYS_KEPT = 30
+"""Stays kept of one session, the newest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """A session at one instance, from the first pick seen there to the last."""
+
+    instance: str
+    since_unix_s: float
+    seen_unix_s: float
+    why: str
+    """The reason of its first pick there, or what brought it back."""
+    picks: int = 1
+    """Seen there; 0 = it is bound there, and no pick has been seen since."""
+    migration: str = ""
+    """The migration that brought it, once it is done."""
+
+
+Lives = Mapping[str, tuple[Stay, ...]]
+"""By session, oldest stay first; the session seen last is the last key."""
+
+
+def lives_after_picks(before: Lives, lines: Iterable[RoutedLine]) -> Lives:
+    """The lives after more picks, in their order. A pick without a session, or that went nowhere, changes none."""
+    changed: dict[str, tuple[Stay, ...]] = {}
+    for line in lines:
+        if line.session and line.instance:
+            stays = changed.pop(line.session, None) or before.get(line.session, ())
+            changed[line.session] = _picked(stays, line)
+    if not changed:
+        return before
+    others = {session: stays for session, stays in before.items() if session not in changed}
+    return dict([*others.items(), *changed.items()][-LIVES_KEPT:])
+
+
+def _picked(stays: tuple[Stay, ...], line: RoutedLine) -> tuple[Stay, ...]:
+    last = stays[-1] if stays else None
+    if last is None or last.instance != line.instance:
+        return (*stays[1 - STAYS_KEPT :], Stay(line.instance, line.t_unix_s, line.t_unix_s, line.reason))
+    return (*stays[:-1], replace(last, seen_unix_s=max(last.seen_unix_s, line.t_unix_s), picks=last.picks + 1))
+
+
+def lives_after_migration(before: Lives, event: MigrationChanged) -> Lives:
+    """The lives after a step of a migration: `done` marks the stay it brought, `failed` brings the session back."""
+    stays = before.get(event.session, ())
+    if event.phase not in ("done", "failed") or not event.target:
+        return before
+    last = stays[-1] if stays else None
+    here = last is not None and last.instance == event.target
+    if event.phase == "done":
+        reached = last if last is not None and here else Stay(event.target, event.t_unix_s, event.t_unix_s, "migrated")
+        after = (*(stays[:-1] if here else stays[1 - STAYS_KEPT :]), replace(reached, migration=event.migration))
+    elif here and event.source:
+        why = f"its migration to {event.target} failed"
+        after = (*stays[1 - STAYS_KEPT :], Stay(event.source, event.t_unix_s, event.t_unix_s, why, picks=0))
+    else:
+        return before
+    others = {session: kept for session, kept in before.items() if session != event.session}
+    return dict([*others.items(), (event.session, after)][-LIVES_KEPT:])

@@ -1,0 +1,152 @@
+"""What a reader sees of a lifecycle run: its latest requests taken apart, and what they say together so far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from statistics import median
+from typing import Any
+
+from state.events import LifecycleMeasured
+
+REQUESTS_KEPT = 2_000
+"""Requests kept: more than twice the whole sweep of specs/pd_lifecycle.md."""
+SHOWN = 20
+"""Of the newest in `tracon status --json`."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRequest:
+    """One request as it was measured."""
+
+    t_unix_s: float
+    attempt: int
+    event: LifecycleMeasured
+
+    @property
+    def counts(self) -> bool:
+        """Results count it: it is no warm-up, and was not discarded."""
+        return not (self.event.warmup or self.event.discarded)
+
+
+@dataclass(frozen=True, slots=True)
+class LifecycleCounts:
+    """The requests of the last attempt at a cell."""
+
+    attempt: int
+    counted: int = 0
+    baselines: int = 0
+    """Counted ones on a combined instance."""
+    warmups: int = 0
+    discarded: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LifecycleView:
+    """The measured requests of a run."""
+
+    requests: tuple[MeasuredRequest, ...] = ()
+    """Oldest first, at most `REQUESTS_KEPT`."""
+    cells: Mapping[str, LifecycleCounts] = field(default_factory=dict)
+    """In the order of their first request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """What taking prefill and decode apart costs at one size: medians over what is measured so far."""
+
+    context_tokens: int
+    new_tokens: int
+    ttft_ms: float
+    colo_ttft_ms: float
+    requests: int
+
+    @property
+    def overhead_ms(self) -> float:
+        """Below 0: it pays."""
+        return self.ttft_ms - self.colo_ttft_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Bandwidth:
+    """What moving so many bytes reached: over the requests measured so far."""
+
+    bytes: int
+    median_gbps: float
+    low_gbps: float
+    high_gbps: float
+    requests: int
+
+
+def lifecycle_after(
+    before: LifecycleView | None, event: LifecycleMeasured, t_unix_s: float, attempt: int
+) -> LifecycleView:
+    """The view after one more request. Another attempt at a cell takes the place of the one before."""
+    view = LifecycleView() if before is None else before
+    counts = view.cells.get(event.cell)
+    requests = view.requests
+    if counts is None or counts.attempt != attempt:
+        counts = LifecycleCounts(attempt)
+        requests = tuple(each for each in requests if each.event.cell != event.cell)
+    request = MeasuredRequest(t_unix_s, attempt, event)
+    return LifecycleView(
+        (*requests[1 - REQUESTS_KEPT :], request), {**view.cells, event.cell: _counted(counts, request)}
+    )
+
+
+def _counted(counts: LifecycleCounts, request: MeasuredRequest) -> LifecycleCounts:
+    if request.event.discarded:
+        return replace(counts, discarded=counts.discarded + 1)
+    if request.event.warmup:
+        return replace(counts, warmups=counts.warmups + 1)
+    if request.event.baseline:
+        return replace(counts, baselines=counts.baselines + 1)
+    return replace(counts, counted=counts.counted + 1)
+
+
+def counted(view: LifecycleView) -> Iterator[LifecycleMeasured]:
+    """The requests that results count, baselines apart."""
+    return (each.event for each in view.requests if each.counts and not each.event.baseline)
+
+
+def overheads(view: LifecycleView) -> tuple[Overhead, ...]:
+    """Per (C, N) the TTFT taken apart and combined, where both are known; by C, then N."""
+    apart: dict[tuple[int, int], list[float]] = {}
+    combined: dict[tuple[int, int], list[float]] = {}
+    for event in (each.event for each in view.requests if each.counts):
+        size = (event.context_tokens, event.new_tokens)
+        if event.ttft_ms is not None:
+            (combined if event.baseline else apart).setdefault(size, []).append(event.ttft_ms)
+        if event.colo_ttft_ms is not None and not event.baseline:
+            combined.setdefault(size, []).append(event.colo_ttft_ms)
+    return tuple(
+        Overhead(*size, median(apart[size]), median(combined[size]), len(apart[size]))
+        for size in sorted(apart.keys() & combined.keys())
+    )
+
+
+def bandwidths(view: LifecycleView) -> tuple[Bandwidth, ...]:
+    """Per number of bytes moved what was reached, by rising bytes."""
+    found: dict[int, list[float]] = {}
+    for event in counted(view):
+        if event.bytes and event.bytes > 0 and event.bandwidth_gbps is not None:
+            found.setdefault(event.bytes, []).append(event.bandwidth_gbps)
+    return tuple(
+        Bandwidth(size, median(values), min(values), max(values), len(values)) for size, values in sorted(found.items())
+    )
+
+
+def worst_residual(view: LifecycleView) -> float | None:
+    """The largest residual share of a counted request; None = none is measured."""
+    return max((event.residual_share for event in counted(view) if event.residual_share is not None), default=None)
+
+
+def lifecycle_json(view: LifecycleView) -> dict[str, Any]:
+    """The part `lifecycle` of `tracon status --json`."""
+    return {
+        "cells": [{"cell": cell, **asdict(counts)} for cell, counts in view.cells.items()],
+        "worst_residual_share": worst_residual(view),
+        "bandwidths": [asdict(each) for each in bandwidths(view)],
+        "overheads": [{**asdict(each), "overhead_ms": each.overhead_ms} for each in overheads(view)],
+        "latest": [{"t_unix_s": each.t_unix_s, **asdict(each.event)} for each in view.requests[-SHOWN:]],
+    }

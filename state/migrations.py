@@ -1,0 +1,221 @@
+"""What a reader sees of sessions that migrate: each migration with its phase, how many came to what end and why.
+
+A policy may refuse the same session turn after turn: refusals are counted, and few of them make a line of the feed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from state.events import MigrationChanged
+
+MIGRATIONS_KEPT = 400
+"""Migrations kept over all cells, refusals apart: the newest."""
+REFUSALS_KEPT = 100
+REASONS_KEPT = 24
+"""Reasons told apart per cell and phase; further ones are counted together."""
+QUIET_S = 30.0
+"""After a refusal made a line of the feed, others of its cell and reason make none for so long."""
+SHOWN = 20
+"""Of the newest in `tracon status --json`."""
+OTHER = "other"
+PHASES = ("started", "done", "failed", "refused")
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One migration, as far as it has come."""
+
+    cell: str
+    attempt: int
+    migration: str
+    session: str
+    turn: int
+    source: str
+    target: str
+    """Empty: refused before there was one."""
+    phase: str
+    """`started`, `done`, `failed` or `refused`."""
+    t_unix_s: float
+    """When it began; of one that was refused, when that was; of one whose beginning was not seen, its end."""
+    ended_unix_s: float | None = None
+    reason: str = ""
+    text: str = ""
+    external_tokens: int | None = None
+    bytes: int | None = None
+    transfer_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationCounts:
+    """How many migrations of one attempt at a cell came to what."""
+
+    cell: str
+    attempt: int
+    by_phase: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Phase -> reason -> how many; `started` has one reason, empty."""
+    tokens: int = 0
+    """Transferred, as far as it is known."""
+    bytes: int = 0
+
+    def of(self, phase: str) -> int:
+        """How many there were in this phase, whatever the reason."""
+        return sum(self.by_phase.get(phase, {}).values())
+
+    @property
+    def under_way(self) -> int:
+        """Begun and not ended."""
+        return max(0, self.of("started") - self.of("done") - self.of("failed"))
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationsView:
+    """The migrations of a run."""
+
+    kept: tuple[Migration, ...] = ()
+    """Of all cells, in the order they began, at most `MIGRATIONS_KEPT` and `REFUSALS_KEPT` refusals."""
+    counts: tuple[MigrationCounts, ...] = ()
+    """Per cell, of its last attempt; the cell of the newest event last."""
+    quiet: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+    """By reason of the newest cell's refusals: when one made a line last, and how many were not told since."""
+
+    def of(self, cell: str) -> tuple[Migration, ...]:
+        """What is kept of one cell."""
+        return tuple(each for each in self.kept if each.cell == cell)
+
+    def counts_of(self, cell: str) -> MigrationCounts:
+        """The counts of one cell; of one without a migration, none."""
+        return next((each for each in self.counts if each.cell == cell), MigrationCounts(cell, 0))
+
+
+def migrations_after(before: MigrationsView | None, event: MigrationChanged, attempt: int) -> MigrationsView:
+    """The view after one more step. Another attempt at a cell begins that cell anew."""
+    view = MigrationsView() if before is None else before
+    if view.counts_of(event.cell).attempt not in (0, attempt):
+        view = _without(view, event.cell)
+    counts = _counted(view.counts_of(event.cell), event, attempt)
+    return MigrationsView(
+        kept=_bounded(_kept(view.kept, event, attempt)),
+        counts=(*(each for each in view.counts if each.cell != event.cell), counts),
+        quiet=_quiet(view.quiet if _goes_on(view, event, attempt) else {}, event),
+    )
+
+
+def refusals_told(before: MigrationsView | None, event: MigrationChanged, attempt: int) -> int | None:
+    """How many refusals a line of the feed about this one stands for; None = it makes no line."""
+    going_on = before is not None and _goes_on(before, event, attempt)
+    last = before.quiet.get(event.reason) if before is not None and going_on else None
+    if last is None:
+        return 1
+    at, untold = last
+    return untold + 1 if event.t_unix_s - at >= QUIET_S else None
+
+
+def _goes_on(view: MigrationsView, event: MigrationChanged, attempt: int) -> bool:
+    """The event is of the cell and attempt that the newest ones were of."""
+    return bool(view.counts) and (view.counts[-1].cell, view.counts[-1].attempt) == (event.cell, attempt)
+
+
+def migrations_json(view: MigrationsView) -> dict[str, Any]:
+    """The part `migrations` of `tracon status --json`: counts per cell, and the newest."""
+    return {
+        "cells": [
+            {
+                "cell": each.cell,
+                "attempt": each.attempt,
+                **{phase: each.of(phase) for phase in PHASES},
+                "under_way": each.under_way,
+                "reasons": {phase: dict(each.by_phase[phase]) for phase in PHASES[1:] if phase in each.by_phase},
+                "tokens": each.tokens,
+                "bytes": each.bytes,
+            }
+            for each in view.counts
+        ],
+        "latest": [asdict(each) for each in view.kept[-SHOWN:]],
+    }
+
+
+def _without(view: MigrationsView, cell: str) -> MigrationsView:
+    return MigrationsView(
+        tuple(each for each in view.kept if each.cell != cell),
+        tuple(each for each in view.counts if each.cell != cell),
+    )
+
+
+def _counted(before: MigrationCounts, event: MigrationChanged, attempt: int) -> MigrationCounts:
+    reasons = before.by_phase.get(event.phase, {})
+    reason = "" if event.phase == "started" else event.reason
+    reason = reason if reason in reasons or len(reasons) < REASONS_KEPT else OTHER
+    return MigrationCounts(
+        event.cell,
+        attempt,
+        {**before.by_phase, event.phase: {**reasons, reason: reasons.get(reason, 0) + 1}},
+        before.tokens + (event.external_tokens or 0),
+        before.bytes + (event.bytes or 0),
+    )
+
+
+def _kept(kept: tuple[Migration, ...], event: MigrationChanged, attempt: int) -> tuple[Migration, ...]:
+    """The migration's row as it is now, at its old place where it has one."""
+    ends = event.phase in ("done", "failed")
+    row = Migration(
+        event.cell,
+        attempt,
+        event.migration,
+        event.session,
+        event.turn,
+        event.source,
+        event.target,
+        event.phase,
+        event.t_unix_s,
+        event.t_unix_s if ends else None,
+        event.reason,
+        event.text,
+        event.external_tokens,
+        event.bytes,
+        event.transfer_s,
+    )
+    place = _place(kept, event) if event.phase != "refused" else None
+    if place is None:
+        return (*kept, row)
+    begun = kept[place]
+    if begun.phase != "started":
+        return kept if event.phase == "started" else (*kept, row)
+    text = " ".join(dict.fromkeys(part for part in (begun.text, event.text) if part))
+    return (*kept[:place], replace(row, t_unix_s=begun.t_unix_s, text=text), *kept[place + 1 :])
+
+
+def _place(kept: tuple[Migration, ...], event: MigrationChanged) -> int | None:
+    found = (
+        place
+        for place in range(len(kept) - 1, -1, -1)
+        if (kept[place].migration, kept[place].cell) == (event.migration, event.cell) and kept[place].phase != "refused"
+    )
+    return next(found, None)
+
+
+def _bounded(kept: tuple[Migration, ...]) -> tuple[Migration, ...]:
+    """Without the oldest where there are too many: migrations and refusals do not push each other out."""
+    refused = sum(each.phase == "refused" for each in kept)
+    spare = {"refused": refused - REFUSALS_KEPT, "": len(kept) - refused - MIGRATIONS_KEPT}
+    return kept if max(spare.values()) <= 0 else tuple(_rest(kept, spare))
+
+
+def _rest(kept: tuple[Migration, ...], spare: dict[str, int]) -> Iterator[Migration]:
+    for each in kept:
+        sort = "refused" if each.phase == "refused" else ""
+        spare[sort] -= 1
+        if spare[sort] < 0:
+            yield each
+
+
+def _quiet(before: Mapping[str, tuple[float, int]], event: MigrationChanged) -> Mapping[str, tuple[float, int]]:
+    if event.phase != "refused":
+        return before
+    last = before.get(event.reason)
+    if last is None or event.t_unix_s - last[0] >= QUIET_S:
+        kept = dict([*before.items()][-REASONS_KEPT:])
+        return {**kept, event.reason: (event.t_unix_s, 0)}
+    return {**before, event.reason: (last[0], last[1] + 1)}

@@ -1,0 +1,120 @@
+"""What a reader is told of requests that were taken apart."""
+
+from __future__ import annotations
+
+import json
+from functools import reduce
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from state.events import CellChanged, Event, LifecycleMeasured, Recorded, RunPlanned
+from state.lifecycle import (
+    REQUESTS_KEPT,
+    LifecycleCounts,
+    LifecycleView,
+    bandwidths,
+    counted,
+    lifecycle_after,
+    lifecycle_json,
+    overheads,
+    worst_residual,
+)
+from state.run import CellState
+from state.view import EMPTY, RunView, fold
+from tests.state.moves import OTHER, STORY, request
+from tests.state.plans import a_plan
+
+
+def folded(*events: Event) -> RunView:
+    planned = RunPlanned("a-run", a_plan(), "0.1.0")
+    return reduce(fold, [Recorded(n + 1, 100.0 + n, 0, event) for n, event in enumerate((planned, *events))], EMPTY)
+
+
+def lifecycle(*events: Event) -> LifecycleView:
+    found = folded(*events).lifecycle
+    assert found is not None
+    return found
+
+
+def test_warm_ups_baselines_and_discarded_requests_are_told_apart() -> None:
+    view = lifecycle(*STORY)
+    assert view.cells == {OTHER: LifecycleCounts(1, counted=1, baselines=1, warmups=1, discarded=1)}
+    assert [event.repetition for event in counted(view)] == [2]
+    assert len(view.requests) == 4
+
+
+def test_only_a_request_that_does_not_count_makes_a_line_of_the_feed() -> None:
+    lines = [(line.level, line.text) for line in folded(*STORY).feed if line.subject == OTHER and "C 0" in line.text]
+    assert lines == [("warning", "C 0 N 512 O 32 rep 3 does not count: D held 16 tokens of the context, not 0")]
+
+
+def test_another_attempt_takes_the_place_of_the_one_before() -> None:
+    again = (CellChanged(OTHER, CellState.PENDING, 1), CellChanged(OTHER, CellState.RUNNING, 2), request(1))
+    view = lifecycle(*STORY, *again)
+    assert [(each.attempt, each.event.repetition) for each in view.requests] == [(2, 1)]
+    assert view.cells == {OTHER: LifecycleCounts(2, counted=1)}
+
+
+def test_the_overhead_joins_what_was_measured_apart_and_combined() -> None:
+    both = (request(1, ttft_ms=30.0), request(2, ttft_ms=32.0, colo_ttft_ms=20.0), request(3, new_tokens=2048))
+    known = overheads(lifecycle(*both, request(9, baseline=True, ttft_ms=10.0, colo_ttft_ms=None)))
+    (small, large) = known
+    assert (small.context_tokens, small.new_tokens, small.requests) == (0, 512, 2)
+    assert (small.ttft_ms, small.colo_ttft_ms, small.overhead_ms) == (31.0, 20.0, 11.0)
+    assert large.new_tokens == 2048
+    alone = lifecycle(request(1, colo_ttft_ms=None))
+    assert overheads(alone) == ()
+
+
+def test_bandwidth_is_told_per_number_of_bytes_moved() -> None:
+    view = lifecycle(
+        request(1, bytes=100, bandwidth_gbps=1.0), request(2, bytes=100, bandwidth_gbps=4.0),
+        request(3, bytes=100, bandwidth_gbps=2.0), request(4, bytes=900, bandwidth_gbps=9.0),
+        request(5, bytes=500, bandwidth_gbps=None), request(6, bytes=100, bandwidth_gbps=99.0, warmup=True),
+    )  # fmt: skip
+    assert [(each.bytes, each.median_gbps, each.low_gbps, each.high_gbps) for each in bandwidths(view)] == [
+        (100, 2.0, 1.0, 4.0), (900, 9.0, 9.0, 9.0)
+    ]  # fmt: skip
+
+
+def test_the_worst_residual_is_that_of_a_request_that_counts() -> None:
+    assert worst_residual(lifecycle(request(1, residual_share=None))) is None
+    mixed = (
+        request(1, residual_share=0.01),
+        request(2, residual_share=0.03),
+        request(3, residual_share=0.9, warmup=True),
+    )
+    assert worst_residual(lifecycle(*mixed)) == 0.03
+
+
+def test_the_past_is_bounded_and_the_counts_are_not() -> None:
+    view: LifecycleView | None = None
+    for number in range(REQUESTS_KEPT + 7):
+        view = lifecycle_after(view, request(number), float(number), 1)
+    assert view is not None
+    assert len(view.requests) == REQUESTS_KEPT
+    assert view.requests[0].event.repetition == 7
+    assert view.cells[OTHER].counted == REQUESTS_KEPT + 7
+
+
+measured = st.builds(
+    request,
+    st.integers(1, 5),
+    warmup=st.booleans(),
+    baseline=st.booleans(),
+    discarded=st.sampled_from(["", "why"]),
+    bytes=st.none() | st.integers(0, 10**9),
+    ttft_ms=st.none() | st.floats(0, 1e5),
+    bandwidth_gbps=st.none() | st.floats(0, 400),
+)
+
+
+@given(st.lists(measured, min_size=1, max_size=30))
+def test_every_request_is_counted_once_and_all_of_it_can_be_printed(events: list[LifecycleMeasured]) -> None:
+    view = lifecycle(*events)
+    counts = view.cells[OTHER]
+    assert counts.counted + counts.baselines + counts.warmups + counts.discarded == len(events)
+    assert len(list(counted(view))) == counts.counted
+    assert all(each.low_gbps <= each.median_gbps <= each.high_gbps for each in bandwidths(view))
+    assert json.loads(json.dumps(lifecycle_json(view), allow_nan=False))
