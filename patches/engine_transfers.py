@@ -1,6 +1,6 @@
 """The engine process's side of the transfer probe: what the scheduler does with a request on either leg of a transfer.
 
-Events: `scheduled`, `prefill_done`, `blocks_allocated`, `promoted`.
+Events: `scheduled`, `prefill_done`, `blocks_allocated`, `promoted`, `steps`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from . import hooks
 from .hooks import HookCheck, Method, Shape, replace_on_instance
 from .transfer_log import Line, Report, TransferLog
 
-SCHEDULED, PREFILL_DONE, ALLOCATED, PROMOTED = "scheduled", "prefill_done", "blocks_allocated", "promoted"
-EVENTS = (SCHEDULED, PREFILL_DONE, ALLOCATED, PROMOTED)
+SCHEDULED, PREFILL_DONE, ALLOCATED = "scheduled", "prefill_done", "blocks_allocated"
+PROMOTED, STEPS = "promoted", "steps"
+EVENTS = (SCHEDULED, PREFILL_DONE, ALLOCATED, PROMOTED, STEPS)
 
-SCHEDULE = Method(hooks.SCHEDULER, "Scheduler", "schedule", hooks.SCHEDULE.signatures, (SCHEDULED,))
+SCHEDULE = Method(hooks.SCHEDULER, "Scheduler", "schedule", hooks.SCHEDULE.signatures, (SCHEDULED, STEPS))
 SCHEDULER_OUTPUT = Shape(hooks.OUTPUT, "SchedulerOutput", ("scheduled_new_reqs",), (SCHEDULED,))
 NEW_REQUEST = Shape(hooks.OUTPUT, "NewRequestData", ("req_id", "num_computed_tokens"), (SCHEDULED,))
 PROMOTE = Method(
-    hooks.SCHEDULER, "Scheduler", "_update_waiting_for_remote_kv", (("self", "request"),), (PROMOTED,)
+    hooks.SCHEDULER, "Scheduler", "_update_waiting_for_remote_kv", (("self", "request"),), (PROMOTED, STEPS)
 )  # fmt: skip
 SCHEDULER_INIT = Method(hooks.SCHEDULER, "Scheduler", "__init__", hooks.SCHEDULER_INIT.signatures, (), prefix=True)
 CREATE_CONNECTOR = Method(
@@ -38,7 +39,7 @@ HOOKS: tuple[Method | Shape, ...] = (
 
 FINISHED = ("request_finished_all_groups", "request_finished")
 """Which of a connector's methods the scheduler tells of a request's end: the first that is there."""
-STEPS = 256
+KEPT_STEPS = 256
 """Steps whose begin is kept; at a thousand a second, those of the last quarter of a second."""
 _WAITING = 4096
 """Requests kept that wait for their blocks; more means that some never came."""
@@ -71,14 +72,14 @@ class EngineTransfers:
         for hook in HOOKS:
             if not check.fits(hook):
                 self.report.lose(hook.feeds, f"{hook.name}: {check.misfits[hook.name]}")
-        self.steps: deque[int] = deque(maxlen=STEPS)
+        self.steps: deque[int] = deque(maxlen=KEPT_STEPS)
         """When the latest steps began."""
         self._allocated_ns: dict[str, int] = {}
 
     def constructed(self) -> None:
         """The scheduler exists, last of all that matters here."""
         if self.report.connector is None:
-            self.report.lose((PREFILL_DONE, ALLOCATED, PROMOTED), "no KV connector in this engine")
+            self.report.lose((PREFILL_DONE, ALLOCATED, PROMOTED, STEPS), "no KV connector in this engine")
         self.report.declare()
 
     def scheduled(self, scheduler: Any, output: Output, t_ns: int) -> list[Line]:  # noqa: ANN401 - vLLM's Scheduler
@@ -130,26 +131,22 @@ class EngineTransfers:
         ]
 
     def promoted(self, request: Request, failed: bool | None, t_ns: int) -> list[Line]:
-        """The request can be scheduled; with the steps the engine made while it waited."""
-        periods = self._periods_since(self._allocated_ns.pop(request.request_id, None))
-        return [
-            {
-                "t_ns": t_ns,
-                **names(request),
-                "ok": None if failed is None else not failed,
-                "num_computed": request.num_computed_tokens,
-                "steps": len(periods),
-                "step_p50_us": round(median(periods) / 1000, 1) if periods else None,
-            }
-        ]
+        """The request's blocks are there, so that it can be scheduled."""
+        ok = None if failed is None else not failed
+        return [{"t_ns": t_ns, **names(request), "ok": ok, "num_computed": request.num_computed_tokens}]
 
-    def _periods_since(self, t_ns: int | None) -> list[int]:
-        """Between the begins of consecutive steps, from the one under way at `t_ns` on."""
-        begins = list(self.steps)
-        if t_ns is None:
+    def stepped(self, request: Request, t_ns: int) -> list[Line]:
+        """Between the begins of consecutive steps while this request waited, from the step that gave it blocks on."""
+        allocated_ns = self._allocated_ns.pop(request.request_id, None)
+        if allocated_ns is None:
             return []
-        begins = begins[max(bisect_right(begins, t_ns) - 1, 0) :]
-        return [after - before for before, after in pairwise(begins)]
+        begins = list(self.steps)
+        begins = begins[max(bisect_right(begins, allocated_ns) - 1, 0) :]
+        periods = [after - before for before, after in pairwise(begins)]
+        if not periods:
+            return []
+        p50_us = median(periods) / 1000
+        return [{"t_ns": t_ns, **names(request), "steps": len(periods), "step_p50_us": p50_us}]
 
 
 def leg(request: Request) -> str:
@@ -202,7 +199,9 @@ def wrap_promote(original: Callable[..., object], engine: EngineTransfers) -> Ca
     def _update_waiting_for_remote_kv(self: object, request: Request) -> object:
         failed = _load_failed(self, request)
         result = original(self, request)
-        engine.report.note(PROMOTED, engine.promoted, request, failed, now())
+        t_ns = now()
+        engine.report.note(PROMOTED, engine.promoted, request, failed, t_ns)
+        engine.report.note(STEPS, engine.stepped, request, t_ns)
         return result
 
     return _update_waiting_for_remote_kv

@@ -67,6 +67,8 @@ class NixlTransfers:
         self.report = report
         self.current: Read | None = None
         """The read that is being posted; the worker posts one at a time."""
+        self._remote: dict[str, str] = {}
+        """P's request, of each that D's worker has been told of and that is not over."""
         self._reads: dict[str, Read] = {}
         self._handles: dict[int, tuple[Read, int]] = {}
         """By the identity of NIXL's handle: each is posted, and so entered here, before NIXL is asked about it."""
@@ -82,10 +84,13 @@ class NixlTransfers:
 
     def loading(self, metadata: Any, t_ns: int) -> list[Line]:  # noqa: ANN401 - NixlConnectorMetadata
         """D's worker knows of blocks to read."""
-        return [
-            _line(t_ns, request, meta.remote.request_id, blocks=_count(meta.local_block_ids))
-            for request, meta in metadata.reqs_to_recv.items()
-        ]
+        if len(self._remote) >= _READS:
+            self._remote.clear()
+        lines = []
+        for request, meta in metadata.reqs_to_recv.items():
+            self._remote[request] = meta.remote.request_id
+            lines.append(_line(t_ns, request, meta.remote.request_id, blocks=_count(meta.local_block_ids)))
+        return lines
 
     def ready(self, metadata: Any, t_ns: int) -> list[Line]:  # noqa: ANN401 - NixlConnectorMetadata
         """P's worker knows that a finished prefill waits to be read."""
@@ -164,7 +169,8 @@ class NixlTransfers:
     def received(self, results: Any, t_ns: int) -> list[Line]:  # noqa: ANN401 - KVConnectorTransferResults
         """D's worker tells the scheduler of these."""
         return [
-            _line(t_ns, request, None, ok=request not in results.failed_recving) for request in results.finished_recving
+            _line(t_ns, request, self._remote.pop(request, None), ok=request not in results.failed_recving)
+            for request in results.finished_recving
         ]
 
 
