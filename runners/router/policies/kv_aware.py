@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-from results.decisions import ClusterView, Decision, Gate, InstanceLoad, RoutedRequest
+from results.decisions import Candidate, ClusterView, Decision, Gate, InstanceLoad, RoutedRequest
 from runners.router.policies.weighing import (
     Pickable,
     Tie,
     Weighed,
+    by_name,
+    by_prefill_work,
+    cached_share,
     decision,
     lowest,
     nowhere,
@@ -24,7 +28,11 @@ INFLIGHT_FIRST = ("inflight", "minus_overlap_and_bonuses", "minus_sticky", "assi
 
 
 class KvAware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The highest (overlap in blocks + bonuses, sticky, -inflight, -assigned), compared from left to right."""
+    """The highest (overlap in blocks + bonuses, sticky, -inflight, -assigned), compared from left to right.
+
+    With prefill instances it chooses among those that decode; the prompt is computed by the prefill instance with the
+    least work left, unless the decode instance holds enough of it (`direct_share`).
+    """
 
     name: ClassVar[str] = "kv_aware"
     source: ClassVar[str] = "specs/load_floor.md, Q2 (A to G) and Q1.E"
@@ -81,6 +89,15 @@ class KvAware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         Annotated[float, msgspec.Meta(gt=0, le=1)] | None,
         msgspec.Meta(description="Q1.E: skip an instance whose KV pool is fuller than this share; null = off"),
     ] = None
+    direct_share: Annotated[
+        float,
+        msgspec.Meta(
+            ge=0,
+            le=1,
+            description="with prefill instances: a prompt of which the decode instance holds more than this share goes "
+            "straight to it (direct-to-D); 1 = never",
+        ),
+    ] = 0.5
     tie: Tie = "rr"
 
     def decide(self, request: RoutedRequest, cluster: ClusterView) -> Decision:
@@ -94,7 +111,7 @@ class KvAware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         keys = OVERLAP_FIRST if self.order == "overlap_first" else INFLIGHT_FIRST
         chosen = lowest(weighed).load.instance
         reason = self._why(request, cluster, chosen, may, roomy, left)
-        return decision(
+        made = decision(
             self.name,
             left,
             weighed,
@@ -104,6 +121,38 @@ class KvAware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             binds=reason not in ("owner_paused", "backpressure"),
             advances=True,
         )
+        pooled = any(load.role == "prefill" for load in cluster.instances)
+        return self._with_prefill(made, request, cluster) if pooled else made
+
+    def _with_prefill(self, made: Decision, request: RoutedRequest, cluster: ClusterView) -> Decision:
+        """The same with the instance that computes the prompt; none where it goes straight to the one that decodes."""
+        share = cached_share(request, made.instance)
+        direct = Gate(
+            "direct",
+            share,
+            self.direct_share,
+            share > self.direct_share,
+            f"{made.instance} holds {share:.2f} of the prompt > {self.direct_share:g}",
+        )
+        if direct.passed:
+            return replace(made, gates=(*made.gates, direct))
+        able = pickable(request, cluster, ("prefill",)).loads
+        text = f"{len(able)} prefill instances can be picked >= 1; with none {made.instance} computes the prompt"
+        made = replace(made, gates=(*made.gates, direct, Gate("prefill", len(able), 1, bool(able), text)))
+        if not able:
+            return made
+        works = by_prefill_work(request, able, cluster.fallbacks)
+        weighed = {
+            one.load.instance: Candidate(
+                one.load.instance,
+                (),
+                one.terms,
+                f"its role is prefill: {one.score[0]:g} tokens of work with this prompt",
+            )
+            for one in works
+        }
+        candidates = by_name(weighed.get(one.instance, one) for one in made.candidates)
+        return replace(made, prefill=lowest(works).load.instance, candidates=candidates)
 
     def _with_room(self, may: Pickable) -> Pickable:
         """Q1.E: without instances that are too full, unless all are."""

@@ -11,9 +11,9 @@ from results.decisions import Candidate, ClusterView, Decision, Gate, InstanceLo
 from runners.router.policies.weighing import (
     Weighed,
     by_name,
+    by_prefill_work,
     load_terms,
     lowest,
-    new_tokens,
     nowhere,
     pickable,
     tie_break,
@@ -57,7 +57,8 @@ class StaticPD(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         fitting = may.without({load.instance: _too_small(load, need) for load in second if load not in room})
         if not room:
             return nowhere(self.name, fitting, f"{self.on_full}_decode_kv", (gate,))
-        prefills, decodes = _by_work(request, first, cluster.fallbacks), _by_room(request, room, cluster.fallbacks)
+        prefills = by_prefill_work(request, first, cluster.fallbacks)
+        decodes = _by_room(request, room, cluster.fallbacks)
         prefill, decode = lowest(prefills), lowest(decodes)
         weighed = (Candidate(one.load.instance, one.score, one.terms) for one in (*prefills, *decodes))
         ties = (tie_break(prefill, prefills, KEYS), tie_break(decode, decodes, KEYS))
@@ -87,21 +88,6 @@ def _fits(load: InstanceLoad, need: int) -> bool:
 
 def _too_small(load: InstanceLoad, need: int) -> str:
     return f"{load.free_kv_tokens} KV tokens free, {need} needed"
-
-
-def _by_work(request: RoutedRequest, loads: Sequence[InstanceLoad], counter: int) -> list[Weighed]:
-    return [
-        Weighed(
-            load,
-            (
-                load.pending_prefill_tokens + new_tokens(request, load),
-                load.num_requests,
-                turn_key("rr", place, len(loads), counter),
-            ),
-            load_terms(request, load) | {"prefills": 1},
-        )
-        for place, load in enumerate(loads)
-    ]
 
 
 def _by_room(request: RoutedRequest, loads: Sequence[InstanceLoad], counter: int) -> list[Weighed]:

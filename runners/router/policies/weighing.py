@@ -90,6 +90,22 @@ def new_tokens(request: RoutedRequest, load: InstanceLoad) -> int:
     return max(0, request.input_tokens - request.cached_tokens.get(load.instance, 0))
 
 
+def by_prefill_work(request: RoutedRequest, loads: Sequence[InstanceLoad], counter: int) -> list[Weighed]:
+    """Instances as a prompt's prefill sees them: tokens pending there with its own, requests, whose turn it is."""
+    return [
+        Weighed(
+            load,
+            (
+                load.pending_prefill_tokens + new_tokens(request, load),
+                load.num_requests,
+                turn_key("rr", place, len(loads), counter),
+            ),
+            load_terms(request, load) | {"prefills": 1},
+        )
+        for place, load in enumerate(loads)
+    ]
+
+
 def cached_share(request: RoutedRequest, instance: str) -> float:
     """Part of the prompt that the instance holds; 0 for an empty prompt."""
     return request.cached_tokens.get(instance, 0) / request.input_tokens if request.input_tokens > 0 else 0.0

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from results.decisions import Decision
+from results.decisions import ClusterView, Decision, InstanceLoad
 from runners.router.policies.kv_aware import KvAware
 from tests.runners.router.views import BLOCK, ask, load, view
 
@@ -145,3 +145,51 @@ def test_fresh_sessions_with_the_same_boilerplate_find_every_instance_with_the_b
 
     assert drive(KvAware())["d2"] == 0, "the specification's pathology: D2 stays cold"
     assert min(drive(KvAware(load_floor_bonus=200)).values()) >= 8
+
+
+POOLS = ("p0", "p1", "d0", "d1")
+
+
+def pools(**changed: InstanceLoad) -> ClusterView:
+    """Two instances that prefill and two that decode."""
+    loads = {name: load(name, role="prefill" if name.startswith("p") else "decode") for name in POOLS}
+    return view(*(loads | changed).values())
+
+
+def test_with_pools_it_decodes_where_the_overlap_is_and_prefills_where_the_least_is_pending() -> None:
+    cluster = pools(p0=load("p0", pp=900, role="prefill"), p1=load("p1", pp=300, bs=9, role="prefill"))
+    made = KvAware().decide(ask(2000, {"d1": 20 * BLOCK, "p0": 40 * BLOCK}), cluster)
+    assert (made.instance, made.prefill) == ("d1", "p0"), "900 + 2000 - 640 beats 300 + 2000"
+    assert made.binds
+    assert "prefill" in next(one.ruled_out for one in made.candidates if one.instance == "p1")
+    assert {one.instance for one in made.candidates} == set(POOLS)
+
+
+def test_a_prompt_that_the_decode_instance_holds_goes_straight_to_it() -> None:
+    request = ask(20 * BLOCK, {"d1": 15 * BLOCK}, owner="d1")
+    assert KvAware().decide(request, pools()).prefill == ""
+    assert KvAware(direct_share=0.75).decide(request, pools()).prefill == "p0"
+    assert KvAware(direct_share=1).decide(ask(20 * BLOCK, {"d1": 19 * BLOCK}), pools()).prefill == "p0"
+    said = [gate for gate in KvAware().decide(request, pools()).gates if gate.name == "direct"]
+    assert [(gate.value, gate.passed) for gate in said] == [(0.75, True)]
+
+
+def test_without_a_prefill_instance_that_is_up_the_decode_instance_computes() -> None:
+    down = {name: load(name, role="prefill", available=False) for name in ("p0", "p1")}
+    made = KvAware().decide(ask(), pools(**down))
+    assert made.instance.startswith("d")
+    assert made.prefill == ""
+    assert not next(gate for gate in made.gates if gate.name == "prefill").passed
+
+
+def test_the_floor_bonus_counts_the_instances_that_decode_alone() -> None:
+    cluster = pools(d0=load("d0", assigned=16, role="decode"), d1=load("d1", role="decode"))
+    made = KvAware(load_floor_bonus=200).decide(ask(2000, {"d0": 50 * BLOCK}), cluster)
+    assert made.instance == "d1"
+    assert bonus(made, "d1") == 200, "mean 8 over two, not 4 over four"
+
+
+def test_without_pools_nothing_is_prefilled_elsewhere() -> None:
+    made = KvAware().decide(ask(), view(load("a"), load("b")))
+    assert made.prefill == ""
+    assert made.gates == ()
