@@ -54,6 +54,22 @@ def test_what_proofs_need_of_an_engine_is_never_given_to_a_measured_one(tmp_path
     assert not set(measured.env) & {"VLLM_SERVER_DEV_MODE", "TRACON_REPAIRS"}
 
 
+def test_the_transfer_log_is_written_beside_the_rings_of_launches_that_ask_for_it(tmp_path: Path) -> None:
+    profile = load_profile("cpu-tiny")
+    engine = Engine(kind="cpu", python=Path(sys.executable), root=tmp_path, site_packages=tmp_path, versions={})
+    without, logged = (
+        build_launch(
+            profile, load_config("mooncake_both"), engine,
+            instance="one", port=18123, layout=ConfigLayout(tmp_path), launch=2, transfer_log=transfer_log,
+        )
+        for transfer_log in (False, True)
+    )  # fmt: skip
+    assert "TRACON_TRANSFER_LOG" not in without.env
+    assert {name: value for name, value in logged.env.items() if name not in without.env} == {
+        "TRACON_TRANSFER_LOG": str(logged.rings)
+    }
+
+
 def option(spec: LaunchSpec, name: str) -> str:
     return spec.argv[spec.argv.index(name) + 1]
 

@@ -38,6 +38,7 @@ class Fleet:
         layout: ConfigLayout,
         port: int,
         *,
+        transfer_log: bool,
         prefix: str,
         extra_args: Sequence[str],
         extra_env: dict[str, str],
@@ -46,7 +47,8 @@ class Fleet:
         if self._broken.get(prefix, 0) > 0:
             self._broken[prefix] -= 1
             raise LaunchError(f"{prefix} would not start", remedy="read the log")
-        self.started.append({"name": prefix, "port": port, "args": extra_args, "env": extra_env, "at": layout.root})
+        known = {"name": prefix, "port": port, "args": extra_args, "env": extra_env, "at": layout.root}
+        self.started.append(known | {"transfer_log": transfer_log})
         return SimpleNamespace(name=prefix)
 
     async def stop(self, engine: SimpleNamespace, reason: str) -> None:
@@ -114,3 +116,11 @@ async def test_gpus_are_given_out_in_turn(tmp_path: Path, gpus: int, seen: list[
         pass
     given = {each["name"]: each["env"]["CUDA_VISIBLE_DEVICES"] for each in fleet.started}
     assert [given[f"e{place}"] for place in range(3)] == seen
+
+
+async def test_every_engine_writes_the_transfer_log_where_the_plan_says_so(tmp_path: Path) -> None:
+    for wanted in (False, True):
+        fleet = Fleet()
+        async with engine_group(cast(Launcher, fleet), plan(tmp_path, transfer_log=wanted)):
+            pass
+        assert [each["transfer_log"] for each in fleet.started] == [wanted] * 3
