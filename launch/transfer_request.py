@@ -55,23 +55,26 @@ def check_request(body: Mapping[str, Any], config: ConnectorConfig, kind: Kind) 
     A prefill leg must also be told to make exactly one token: where that token ends the text, no block is sent and the
     other leg waits for minutes.
     """
-    params = body.get("kv_transfer_params")
-    if params is None:
-        return
-    part = transferring(config, kind)
+    if body.get("kv_transfer_params") is not None:
+        check_leg(body, transferring(config, kind), f"an engine of {config.name}")
+
+
+def check_leg(body: Mapping[str, Any], part: Transferring | None, engine: str) -> None:
+    """Raise TransferRefused unless `engine` (how it is called), whose connector is `part`, can take this leg."""
+    params = body["kv_transfer_params"]
     if part is None:
-        raise _refusal(config, "has no connector that transfers", "send the request without kv_transfer_params")
+        raise _refusal(engine, "has no connector that transfers", "send the request without kv_transfer_params")
     legs = [leg for leg in (PREFILL, DECODE) if params.get(leg)]
     if len(legs) != 1:
-        raise _refusal(config, f"needs one of {PREFILL} and {DECODE}, not {len(legs)}", "ask for one leg at a time")
+        raise _refusal(engine, f"needs one of {PREFILL} and {DECODE}, not {len(legs)}", "ask for one leg at a time")
     leg = legs[0]
     if (part.role, leg) in _FORBIDDEN:
-        raise _refusal(config, f"is a {part.role} and dies of {leg}", "send it to an engine of the other role")
+        raise _refusal(engine, f"is a {part.role} and dies of {leg}", "send it to an engine of the other role")
     wrong = [name for name in _FIELDS[part.connector][leg] if not _is_sound(name, params.get(name))]
     if wrong:
-        raise _refusal(config, f"needs {', '.join(wrong)} for {leg}", "fill them in from the other leg's engine")
+        raise _refusal(engine, f"needs {', '.join(wrong)} for {leg}", "fill them in from the other leg's engine")
     if leg == PREFILL and (body.get("max_tokens"), body.get("ignore_eos")) != (1, True):
-        raise _refusal(config, "sends blocks only after exactly one token", "set max_tokens=1 and ignore_eos=true")
+        raise _refusal(engine, "sends blocks only after exactly one token", "set max_tokens=1 and ignore_eos=true")
 
 
 def _is_sound(name: str, value: object) -> bool:
@@ -85,5 +88,5 @@ def _is_sound(name: str, value: object) -> bool:
     return isinstance(value, str) and bool(value)
 
 
-def _refusal(config: ConnectorConfig, what: str, remedy: str) -> TransferRefused:
-    return TransferRefused(f"an engine of {config.name} {what}", remedy=remedy)
+def _refusal(engine: str, what: str, remedy: str) -> TransferRefused:
+    return TransferRefused(f"{engine} {what}", remedy=remedy)

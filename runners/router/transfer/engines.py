@@ -1,0 +1,157 @@
+"""The transport's own requests to engines: legs, tokens, counters, engine ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import msgspec
+
+from launch.transfer_request import TransferRefused, check_leg
+from runners.router.errand import ErrandFailed, fetch
+from runners.router.link import Answer
+from runners.router.spec import InstanceSpec, RouterError
+from runners.router.transfer.counters import Counters, read_counters
+from runners.router.transfer.legs import OWN, Asked, Leg, Unfit, read_leg, token_ids, tokenize_body
+from runners.router.transfer.transports import Unsound, engine_id, part_of
+from runners.router.upstream import Pool, resolve
+
+ASK_S = 1.0
+"""For a page of counters."""
+QUERY_S = 3.0
+"""For a bootstrap server."""
+REFUSALS = (429, 503)
+SAID_LIMIT = 200
+
+
+class LegFailed(Exception):
+    """A step of a transfer failed: why."""
+
+    def __init__(self, text: str, *, strike: bool, again: bool = False, frees: bool = False) -> None:
+        super().__init__(text)
+        self.strike = strike
+        """It speaks against the pair, not against the request."""
+        self.again = again
+        """Another try may go better."""
+        self.frees = frees
+        """A target leg's: the engine that did not take it has freed the source's blocks itself."""
+
+
+class Engines:
+    """The instances behind the router, as the transport talks to them."""
+
+    def __init__(self, pools: Mapping[str, Pool], specs: Mapping[str, InstanceSpec]) -> None:
+        self._pools = pools
+        self._specs = specs
+        self._bootstraps: dict[str, Pool] = {}
+        self._ids: dict[str, str] = {}
+        self._block_tokens: dict[str, int] = {}
+
+    async def leg(self, instance: str, who: str, path: str, headers: bytes, body: Mapping[str, Any]) -> Leg:
+        """Send a leg and wait for its whole answer, however long. Raises LegFailed."""
+        endpoint = self._specs[instance].transfer if instance in self._specs else None
+        if endpoint is None:
+            _fail(f"the {who} was removed", strike=False)
+        try:
+            if OWN in body:
+                check_leg(body, part_of(endpoint), f"the {who}")
+        except TransferRefused as error:
+            _fail(f"not sent: {error}", strike=True)
+        answer, page = await self._post(instance, who, path, headers, msgspec.json.encode(body))
+        if answer.status != 200:
+            self._judge(who, answer.status, page)
+        try:
+            return read_leg(page)
+        except Unfit as error:
+            raise LegFailed(f"the {who}: {error}", strike=True) from error
+
+    async def tokens(self, instance: str, headers: bytes, asked: Asked) -> tuple[int, ...]:
+        """The prompt of a request in tokens, by the instance's tokenizer. Raises LegFailed."""
+        answer, page = await self._post(instance, "target's /tokenize", "/tokenize", headers, tokenize_body(asked))
+        if answer.status != 200:
+            _fail(f"the target's /tokenize answers HTTP {answer.status}", strike=False)
+        try:
+            return token_ids(page)
+        except Unfit as error:
+            raise LegFailed(f"the target: {error}", strike=False) from error
+
+    async def counters(self, instance: str) -> Counters | None:
+        """Its counters; None where it cannot be asked."""
+        pool = self._pools.get(instance)
+        if pool is None:
+            return None
+        try:
+            answer, page = await fetch(pool, b"/metrics", timeout_s=ASK_S)
+        except ErrandFailed:
+            return None
+        if answer.status != 200:
+            return None
+        counters = read_counters(page)
+        if counters.block_tokens:
+            self._block_tokens[instance] = counters.block_tokens
+        return counters
+
+    def block_tokens(self, instance: str) -> int | None:
+        """Its KV block size, as told or as its counters say; None = not known yet."""
+        spec = self._specs.get(instance)
+        told = spec.block_tokens if spec is not None else None
+        return told or self._block_tokens.get(instance)
+
+    async def engine_id(self, instance: str) -> str:
+        """Its Mooncake engine id, asked of its bootstrap server where it is not known. Raises LegFailed."""
+        known = self._ids.get(instance)
+        if known is not None:
+            return known
+        spec = self._specs.get(instance)
+        url = spec.transfer.bootstrap if spec is not None and spec.transfer is not None else ""
+        try:
+            pool = self._bootstraps.get(url) or Pool(await resolve(url), QUERY_S, _uncounted)
+            self._bootstraps[url] = pool
+            answer, page = await fetch(pool, b"/query", timeout_s=QUERY_S)
+            if answer.status != 200:
+                raise Unsound(f"its bootstrap server answers HTTP {answer.status}")
+            found = engine_id(page)
+        except ErrandFailed as error:
+            raise LegFailed(f"the source's bootstrap server: {error}", strike=True) from error
+        except (RouterError, Unsound) as error:
+            raise LegFailed(f"the source: {error}", strike=True) from error
+        self._ids[instance] = found
+        return found
+
+    def forget(self, instance: str) -> None:
+        """Its process may be another one now."""
+        self._ids.pop(instance, None)
+        self._block_tokens.pop(instance, None)
+
+    def close(self) -> None:
+        for pool in self._bootstraps.values():
+            pool.close()
+
+    async def _post(self, instance: str, who: str, path: str, headers: bytes, body: bytes) -> tuple[Answer, bytes]:
+        pool = self._pools.get(instance)
+        if pool is None:
+            _fail(f"the {who} was removed", strike=False)
+        try:
+            return await fetch(pool, path.encode("latin-1"), timeout_s=_WHOLE, headers=headers, body=body)
+        except ErrandFailed as error:
+            failure = error.failure
+            raise LegFailed(f"the {who}: {failure.text}", strike=failure.kind != "own") from error
+
+    def _judge(self, who: str, status: int, page: bytes) -> NoReturn:
+        said = page[:SAID_LIMIT].decode("utf-8", "replace")
+        overloaded = status in REFUSALS
+        broken = status >= 500 and not overloaded
+        frees = status < 500 and not overloaded
+        _fail(f"the {who} answers HTTP {status}: {said}", strike=broken, again=broken, frees=frees)
+
+
+_WHOLE = 86400.0
+"""The caller's own time limit ends a leg sooner."""
+
+
+def _fail(text: str, *, strike: bool, again: bool = False, frees: bool = False) -> NoReturn:
+    raise LegFailed(text, strike=strike, again=again, frees=frees)
+
+
+def _uncounted(change: int) -> None:
+    """Connections to bootstrap servers are few: the router's limit on streams leaves them out."""

@@ -1,0 +1,175 @@
+"""The bodies of legs, made of a client's: pure.
+
+A migration's legs carry token ids, a prefix of the client's prompt. A handover's source leg is the client's own body
+with everything left out that shapes the answer and not the prompt, and its target leg the client's body with
+`kv_transfer_params` put in: Mooncake moves whatever blocks the target lacks, so both must be the same tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+TEXT_PARTS = frozenset({None, "text", "input_text", "output_text", "refusal", "thinking", "reasoning"})
+"""Parts of a message that are nothing but tokens; an image's KV depends on more than its place holders."""
+PROMPT_FIELDS = ("model", "cache_salt")
+"""What else decides which blocks of the prefix cache a prompt hits."""
+TOKENIZED_TEXT = ("model", "add_special_tokens")
+TOKENIZED_CHAT = (
+    "model", "messages", "tools", "add_generation_prompt", "continue_final_message", "add_special_tokens",
+    "chat_template", "chat_template_kwargs", "mm_processor_kwargs",
+)  # fmt: skip
+ANSWER_FIELDS = (
+    "stream", "stream_options", "stream_interval", "n", "best_of", "max_tokens", "max_completion_tokens", "min_tokens",
+    "ignore_eos", "stop", "stop_token_ids", "include_stop_str_in_output", "logprobs", "top_logprobs",
+    "logprob_token_ids", "echo", "response_format", "structured_outputs", "guided_json", "guided_regex",
+    "guided_choice", "guided_grammar", "logit_bias", "allowed_token_ids", "bad_words", "temperature", "seed",
+    "thinking_token_budget", "repetition_detection", "return_token_ids", "return_tokens_as_token_ids",
+)  # fmt: skip
+"""What a source leg leaves out: it shapes the answer, may end the leg's one token early, or is refused with it."""
+ONE_TOKEN: Mapping[str, Any] = {"max_tokens": 1, "ignore_eos": True, "temperature": 0.0, "stream": False}
+OWN = "kv_transfer_params"
+
+
+class Unfit(Exception):
+    """No leg can be made of a request: why."""
+
+
+class Asked(NamedTuple):
+    """A client's request, read."""
+
+    fields: Mapping[str, Any]
+    chat: bool
+    ids: tuple[int, ...] | None
+    """The prompt, where it is given as token ids."""
+
+
+def read_request(path: str, body: bytes) -> Asked:
+    """The request in a body of `path`. Raises Unfit where none of its KV can be moved, whatever the transport."""
+    chat = path.partition("?")[0].endswith("/chat/completions")
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Unfit("its body is no JSON object") from error
+    if fields.get(OWN) is not None:
+        raise Unfit(f"it carries {OWN} of its own")
+    if chat:
+        if not isinstance(fields.get("messages"), list):
+            raise Unfit("it has no messages")
+        return Asked(fields, True, None)
+    if fields.get("prompt_embeds"):
+        raise Unfit("its prompt is given as embeddings")
+    prompt = fields.get("prompt")
+    if isinstance(prompt, str):
+        return Asked(fields, False, None)
+    if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
+        return Asked(fields, False, tuple(prompt))
+    raise Unfit("it has no prompt, or more than one")
+
+
+def require_movable_prefix(asked: Asked) -> None:
+    """Raise Unfit unless a prefix of the prompt is token ids and nothing else."""
+    if asked.fields.get("truncate_prompt_tokens") is not None:
+        raise Unfit("its prompt is truncated by the engine")
+    if asked.chat and any(map(_has_media, asked.fields["messages"])):
+        raise Unfit("its messages hold more than text")
+
+
+def require_one_prefill(asked: Asked) -> None:
+    """Raise Unfit unless exactly one prefill, which may use cached KV, serves the whole request."""
+    fields = asked.fields
+    several = any(fields.get(name) not in (None, 1) for name in ("n", "best_of"))
+    if several or fields.get("use_beam_search"):
+        raise Unfit("it asks for several answers to one prompt")
+    if fields.get("prompt_logprobs") is not None or (fields.get("echo") and fields.get("logprobs") is not None):
+        raise Unfit("it asks for log probabilities of the prompt: nothing cached can be used")
+
+
+def tokenize_body(asked: Asked) -> bytes:
+    """What POST /tokenize is asked, for a prompt that is not token ids."""
+    names = TOKENIZED_CHAT if asked.chat else TOKENIZED_TEXT
+    wanted = {name: asked.fields[name] for name in names if asked.fields.get(name) is not None}
+    return msgspec.json.encode(wanted if asked.chat else {**wanted, "prompt": asked.fields["prompt"]})
+
+
+def token_ids(page: bytes) -> tuple[int, ...]:
+    """The tokens in an answer of /tokenize. Raises Unfit."""
+    try:
+        tokens = msgspec.json.decode(page, type=dict[str, Any]).get("tokens")
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Unfit("/tokenize answers no JSON object") from error
+    if not isinstance(tokens, list) or not tokens or not all(type(token) is int for token in tokens):
+        raise Unfit("/tokenize gives no tokens")
+    return tuple(tokens)
+
+
+def held_prefix(told_tokens: int, told_of: int, tokens: int, block_tokens: int) -> int:
+    """The part of a prompt of `tokens` that somebody holds, in whole blocks.
+
+    The index says `told_tokens` of the `told_of` it took the prompt for: of token ids the same number, of text an
+    estimate, so its share of the prompt is taken.
+    """
+    share = told_tokens if told_of == tokens or told_of <= 0 else told_tokens * tokens // told_of
+    return min(share, tokens) // block_tokens * block_tokens
+
+
+def prefix_leg(asked: Asked, prefix: Sequence[int], params: Mapping[str, Any], priority: int | None) -> dict[str, Any]:
+    """A leg of a migration: the prefix alone, one token."""
+    leg = {name: asked.fields[name] for name in PROMPT_FIELDS if asked.fields.get(name) is not None}
+    leg |= {"prompt": list(prefix), **ONE_TOKEN, OWN: dict(params)}
+    return leg if priority is None else {**leg, "priority": priority}
+
+
+def handover_leg(asked: Asked, params: Mapping[str, Any]) -> dict[str, Any]:
+    """The source leg of a handover: the client's prompt, one token."""
+    kept = {name: value for name, value in asked.fields.items() if name not in ANSWER_FIELDS}
+    return {**kept, **ONE_TOKEN, OWN: dict(params)}
+
+
+def release_leg(params: Mapping[str, Any]) -> dict[str, Any]:
+    """A target leg that no engine takes, as its prompt is empty; its refusal frees the blocks at the source."""
+    return {"prompt": [], **ONE_TOKEN, OWN: dict(params)}
+
+
+def splice(body: bytes, params: Mapping[str, Any]) -> bytes:
+    """The client's body with `kv_transfer_params` behind its last field, every other byte as it was.
+
+    `body` is a JSON object with at least one field; behind the others it also outdoes a null of the client's.
+    """
+    end = body.rindex(b"}")
+    return b'%b,"%b":%b%b' % (body[:end], OWN.encode(), msgspec.json.encode(params), body[end:])
+
+
+class Leg(NamedTuple):
+    """What an engine answered a source or target leg; None = it does not say."""
+
+    body: Mapping[str, Any]
+    finish_reason: str
+    prompt_tokens: int | None
+    cached_tokens: int | None
+
+
+def read_leg(page: bytes) -> Leg:
+    """The answer to a leg. Raises Unfit where it is none."""
+    try:
+        body = msgspec.json.decode(page, type=dict[str, Any])
+        reason = body["choices"][0]["finish_reason"]
+    except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError) as error:
+        raise Unfit("its answer is no completion") from error
+    usage = body.get("usage")
+    usage = usage if isinstance(usage, dict) else {}
+    details = usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    return Leg(body, str(reason), _count(usage.get("prompt_tokens")), _count(cached))
+
+
+def _has_media(message: object) -> bool:
+    content = message.get("content") if isinstance(message, dict) else None
+    parts = content if isinstance(content, list) else ()
+    return any(isinstance(part, dict) and part.get("type") not in TEXT_PARTS for part in parts)
+
+
+def _count(value: object) -> int | None:
+    return value if type(value) is int and value >= 0 else None

@@ -1,0 +1,68 @@
+"""Whether KV may be moved between a pair of instances, as far as their transfers say: a pure state machine.
+
+open --(failures within a window, none succeeding between)--> quarantined --(its time is over)--> one probe
+probe --(it succeeds)--> open; --(it fails)--> quarantined, for twice as long.
+A single failure is never enough, and no pair is left alone for ever (specs/load_floor.md Q1.D).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from runners.router.spec import TransferRules
+
+DOUBLINGS = 30
+"""More of them change nothing: the limit is long reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantine:
+    """The state of one pair; every method returns the next one. Times are seconds of the router's clock."""
+
+    rules: TransferRules
+    failed_s: tuple[float, ...] = ()
+    """When its transfers failed, while none succeeded; only those that still count."""
+    times: int = 0
+    """Quarantines in a row; 0 = it is in none."""
+    until_s: float = 0.0
+    probing: bool = False
+    """The one transfer that may end the quarantine is on its way."""
+    why: str = ""
+    """The last failure."""
+
+    def refuses(self, now_s: float) -> str:
+        """Why no transfer may begin now; empty = one may."""
+        if not self.times:
+            return ""
+        if self.probing:
+            return f"quarantined, its probe is on the way ({self.why})"
+        left_s = self.until_s - now_s
+        return f"quarantined for {left_s:.1f} s more ({self.why})" if left_s > 0 else ""
+
+    def begun(self) -> Quarantine:
+        """A transfer that was not refused has begun; in a quarantine it is the probe."""
+        return replace(self, probing=True) if self.times else self
+
+    def succeeded(self, *, probe: bool) -> Quarantine:
+        """A transfer has ended well. One that began before the quarantine says nothing."""
+        return self if self.times and not probe else Quarantine(self.rules)
+
+    def let_go(self, *, probe: bool) -> Quarantine:
+        """A transfer has ended without evidence: the client left, or the request itself was at fault."""
+        return replace(self, probing=False) if probe else self
+
+    def failed(self, now_s: float, why: str, *, probe: bool) -> Quarantine:
+        """A transfer has failed."""
+        if self.times and not probe:
+            return self
+        counted = (*(at_s for at_s in self.failed_s if now_s - at_s <= self.rules.window_s), now_s)
+        if not probe and len(counted) < self.rules.failures_to_quarantine:
+            return replace(self, failed_s=counted, why=why)
+        held_s = min(self.rules.quarantine_max_s, self.rules.quarantine_s * 2.0 ** min(self.times, DOUBLINGS))
+        return Quarantine(self.rules, times=self.times + 1, until_s=now_s + held_s, why=why)
+
+    def released(self, now_s: float) -> Quarantine:
+        """One of the two is another process now: what is quarantined may be probed at once."""
+        if not self.times:
+            return Quarantine(self.rules)
+        return replace(self, until_s=min(self.until_s, now_s))

@@ -1,0 +1,141 @@
+"""The books of one target: which transfers ended there since its counters were last read, and what each brought.
+
+Pages of metrics are fetched off the path of requests: the counters after one transfer are those before the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from runners.router.transfer.counters import Brought, Counters, Ended, attribute
+
+SETTLE_S = 2.0
+"""So long after its end a transfer's counters are waited for."""
+NOTHING_S = 0.5
+"""So long nothing has to come before nothing is believed: engines count before they answer."""
+READ_AGAIN_S = 0.1
+FRESH_S = 1.0
+"""A page so old is as good as a new one, for what was counted before a transfer."""
+Settled = Callable[[Brought], None]
+
+
+@dataclass(slots=True)
+class _Entry:
+    ended: Ended
+    settled: Settled
+    at_s: float
+    told: bool = False
+
+
+@dataclass(slots=True)
+class Tally:
+    """One target's. `fetch` gets its counters; None = it could not be asked."""
+
+    fetch: Callable[[], Awaitable[Counters | None]]
+    clock: Callable[[], float]
+    counters: Counters | None = None
+    """As last read when nothing was on its way there: what came since belongs to `_entries`."""
+    _read_s: float = 0.0
+    _open: int = 0
+    """Transfers that may bring something at any moment."""
+    _begun: int = 0
+    _strangers: bool = False
+    """Something came, or may have come, that no entry stands for."""
+    _entries: list[_Entry] = field(default_factory=list)
+    _reading: asyncio.Task[None] | None = None
+
+    @property
+    def quiet(self) -> bool:
+        """Nothing is on its way there, and all that came has been told."""
+        return not self._open and not self._entries
+
+    async def refresh(self) -> None:
+        """Read the counters before a transfer, where nothing else is going on there."""
+        fresh = self.counters is not None and self.clock() - self._read_s < FRESH_S
+        if fresh or not self.quiet or self._reading is not None:
+            return
+        begun = self._begun
+        counters = await self.fetch()
+        if self.quiet and begun == self._begun and counters is not None:
+            self._take(counters)
+
+    async def until_quiet(self, limit_s: float) -> None:
+        """Wait, for so long at most, until what came there is told apart from what is to come."""
+        if self._reading is not None:
+            await asyncio.wait((self._reading,), timeout=limit_s)
+
+    def begin(self) -> None:
+        """A target leg is sent there."""
+        self._open += 1
+        self._begun += 1
+
+    def drop(self) -> None:
+        """It has failed: whether it was counted nobody knows."""
+        self._open -= 1
+        self._strangers = True
+
+    def end(self, ended: Ended, settled: Settled) -> None:
+        """It has been answered. `settled` hears once what it brought, within SETTLE_S and a read."""
+        self._open -= 1
+        self._entries.append(_Entry(ended, settled, self.clock()))
+        if self._reading is None:
+            self._reading = asyncio.get_running_loop().create_task(self._read())
+
+    def forget(self) -> None:
+        """Its process is gone, and its counters with it."""
+        self.counters, self._read_s, self._strangers = None, 0.0, True
+
+    async def close(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+        self._tell([Brought(reason="the router ended first")] * len(self._entries))
+
+    async def _read(self) -> None:
+        try:
+            while any(not entry.told for entry in self._entries):
+                begun, alone = self._begun, self._open == 0
+                counters = await self.fetch()
+                alone = alone and self._open == 0 and begun == self._begun
+                if counters is not None and alone and self._concluded(counters):
+                    return
+                self._give_up()
+                await asyncio.sleep(READ_AGAIN_S)
+        finally:
+            self._reading = None
+
+    def _concluded(self, counters: Counters) -> bool:
+        """Tell what came, unless nothing came that still may."""
+        before = self.counters
+        expected = any(entry.ended.limit != 0 for entry in self._entries)
+        waited = self.clock() - self._entries[-1].at_s >= NOTHING_S
+        if before is not None and expected and not waited and before.external_tokens == counters.external_tokens:
+            return False
+        if before is None:
+            brought = [Brought(reason="its counters were not read before")] * len(self._entries)
+        elif self._strangers:
+            brought = [Brought(reason="another transfer there failed or was given up on")] * len(self._entries)
+        else:
+            brought = attribute(before, counters, [entry.ended for entry in self._entries])
+        self._tell(brought)
+        self._take(counters)
+        return True
+
+    def _give_up(self) -> None:
+        """Entries that have waited for too long; what they brought stays among the others'."""
+        now_s = self.clock()
+        for entry in self._entries:
+            if not entry.told and now_s - entry.at_s >= SETTLE_S:
+                entry.told = self._strangers = True
+                entry.settled(Brought(reason=f"transfers there overlapped, or its counters came not in {SETTLE_S:g} s"))
+        self._entries = [entry for entry in self._entries if not entry.told]
+
+    def _tell(self, brought: list[Brought]) -> None:
+        entries, self._entries = self._entries, []
+        for entry, said in zip(entries, brought, strict=True):
+            entry.settled(said)
+
+    def _take(self, counters: Counters) -> None:
+        self.counters, self._read_s, self._strangers = counters, self.clock(), False
