@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from runners.context import RunContext
 from runners.errors import CellFailed, CellSkipped
 from runners.experiments.connector_tax_grid import EXPERIMENT, Grid
 from runners.experiments.connector_tax_plan import REF_LOAD, REF_SAFE
-from runners.experiments.gates import preflight, why_gated
+from runners.experiments.gates import counterpart_of, preflight, why_gated
 from runners.measure import measure
 from state.events import Noted
 from state.run import CellPlan
@@ -106,10 +105,7 @@ class ConnectorTax:
         """Launch the config and see that it really works here; the result decides over all its later cells."""
         assert cell.config is not None
         await self._ensure_probe()
-        folder = self._context.layout.preflight_log(cell.config).parent / f"counterpart_{cell.config}"
-        beside = partial(self._context.slot.counterpart, cell.config, folder)
-        fits = self._context.profile.engine.kind == "cpu"  # a GPU's memory is all the first engine's
-        return await preflight(cell, attempt, self._context, beside if fits else None)
+        return await preflight(cell, attempt, self._context, counterpart_of(self._context, cell.config))
 
     async def _load(self, cell: CellPlan, attempt: int) -> Outcome:
         rate_per_s = self._rate(cell)

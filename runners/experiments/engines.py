@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from launch.profile import EngineSettings, Profile
 
 CACHED_TOKENS_ARGUMENT = "--enable-prompt-tokens-details"
+SCHEDULING_ARGUMENT = "--scheduling-policy"
 
 
 class EngineChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -17,11 +20,18 @@ class EngineChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_model_len: int | None = None
     max_num_batched_tokens: int | None = None
     gpu_memory_utilization: float | None = None
+    scheduling: Literal["fcfs", "priority"] | None = None
+    """Waiting requests in the order they came, or by the `priority` they carry (vLLM's --scheduling-policy)."""
+    env: dict[str, str] = {}
+    """Added to the profile's."""
 
 
 def counting_profile(profile: Profile, choice: EngineChoice) -> Profile:
     """The profile with the preset's engine settings; its engines say how much of each prompt was cached."""
     changed = {name: value for name, value in msgspec.structs.asdict(choice).items() if value is not None}
-    arguments = dict.fromkeys((*profile.engine.extra_args, CACHED_TOKENS_ARGUMENT))
-    settings: EngineSettings = msgspec.structs.replace(profile.engine, **changed, extra_args=tuple(arguments))
+    scheduling = changed.pop("scheduling", None)
+    ordered = () if scheduling is None else (SCHEDULING_ARGUMENT, scheduling)
+    arguments = (*dict.fromkeys((*profile.engine.extra_args, CACHED_TOKENS_ARGUMENT)), *ordered)
+    changed["env"] = profile.engine.env | changed["env"]
+    settings: EngineSettings = msgspec.structs.replace(profile.engine, **changed, extra_args=arguments)
     return msgspec.structs.replace(profile, engine=settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -34,6 +35,14 @@ async def preflight(cell: CellPlan, attempt: int, context: RunContext, counterpa
     if not result.passed:
         raise CellFailed(f"{result.reason}; the log is {log.name}")
     return Outcome({"checks_passed": len(result.checks)})
+
+
+def counterpart_of(context: RunContext, config: str) -> Counterpart | None:
+    """A second engine of the config for a proof that needs one; None where the first has all of a GPU's memory."""
+    if context.profile.engine.kind != "cpu":
+        return None
+    folder = context.layout.preflight_log(config).parent / f"counterpart_{config}"
+    return partial(context.slot.counterpart, config, folder)
 
 
 def why_gated(cell: CellPlan, view: RunView) -> str:

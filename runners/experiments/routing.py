@@ -12,17 +12,19 @@ from typing import Any
 
 import msgspec
 
+from launch.errors import LaunchError
+from launch.patching import PatchUse
 from results.layout import is_complete, write_atomic
 from results.routing.analysis import analyse_routing
 from runners.campaign import Outcome
 from runners.context import RunContext
 from runners.errors import CellFailed
-from runners.experiments.gates import preflight, why_gated
+from runners.experiments.gates import counterpart_of, preflight, why_gated
 from runners.experiments.interference import InterferenceRecord, InterferenceSpec, measure_interference
 from runners.experiments.routing_artifacts import headline, trial_layout
 from runners.experiments.routing_cell import replay_cell
 from runners.experiments.routing_grid import EXPERIMENT, Grid
-from runners.experiments.routing_plan import TRACE_CELL
+from runners.experiments.routing_plan import PATCHES, TRACE_CELL
 from runners.experiments.routing_trace import TraceRecord, prepare_trace, read_record
 from state.events import CellProgressed
 from state.run import CellPlan, CellState
@@ -39,11 +41,14 @@ class Routing:
     def __init__(self, grid: Grid, context: RunContext) -> None:
         self._grid = grid
         self._context = context
+        self._patches = PatchUse(context.engine)
         self._cells: dict[str, Callable[[CellPlan, int], Awaitable[Outcome]]] = {
             "trace": self._prepare_trace,
+            "patches": self._apply_patches,
             "preflight": self._preflight,
             "replay": self._replay,
             "interference": self._interfere,
+            "revert": self._revert_patches,
             "analysis": self._analyse,
         }
 
@@ -55,7 +60,9 @@ class Routing:
         return why_gated(cell, view)
 
     async def run_cell(self, cell: CellPlan, attempt: int) -> Outcome:
-        """Run the cell by its kind."""
+        """Run the cell by its kind; the patches may have been removed since they were applied, where it launches."""
+        if cell.config is not None:
+            await self._ensure_patches(cell.config)
         return await self._cells[cell.kind](cell, attempt)
 
     def adopt(self, cell: CellPlan) -> Outcome | None:
@@ -72,7 +79,9 @@ class Routing:
         return None
 
     async def finish(self) -> None:
-        """Analyse again: cells were added after it had been done."""
+        """Analyse again: cells were added after it had been done. The patches they needed go again too."""
+        if any(self._needs_patches(config) for config in self._context.configs):
+            await asyncio.to_thread(self._patches.revert)
         await asyncio.to_thread(analyse_routing, self._context.layout.root)
 
     async def release(self, reason: str) -> None:
@@ -86,8 +95,29 @@ class Routing:
         names = ("requests", "sessions", "input_tokens", "output_tokens", "span_s", "block_tokens", "turns_dropped")
         return Outcome({name: getattr(record, name) for name in names})
 
+    async def _apply_patches(self, cell: CellPlan, attempt: int) -> Outcome:
+        status = await asyncio.to_thread(self._patches.apply)
+        return Outcome({"version": status.version, "reason": status.reason})
+
+    async def _ensure_patches(self, config: str) -> None:
+        """Raises PatchFailed."""
+        if self._needs_patches(config):
+            await asyncio.to_thread(self._patches.apply)
+
+    def _needs_patches(self, config: str) -> bool:
+        return PATCHES in self._context.configs[config].requires_on(self._context.profile.engine.kind)
+
+    async def _revert_patches(self, cell: CellPlan, attempt: int) -> Outcome:
+        await self.release("the patches are removed")
+        try:
+            status = await asyncio.to_thread(self._patches.revert)
+        except LaunchError as error:
+            raise CellFailed(f"{error} {error.remedy}") from error
+        return Outcome({"applied": status.applied, "reason": status.reason})
+
     async def _preflight(self, cell: CellPlan, attempt: int) -> Outcome:
-        return await preflight(cell, attempt, self._context, None)
+        assert cell.config is not None
+        return await preflight(cell, attempt, self._context, counterpart_of(self._context, cell.config))
 
     async def _replay(self, cell: CellPlan, attempt: int) -> Outcome:
         measured = await replay_cell(cell, attempt, self._grid, self._trace(), self._context)

@@ -18,6 +18,7 @@ from runners.context import RunContext
 from runners.engine_counters import CacheShape, Span, span_of
 from runners.experiments.routing_grid import Grid, slug
 from runners.experiments.routing_trace import TraceRecord
+from runners.experiments.routing_transfers import movement_headline, movements
 from runners.gpu_sampler import GpuUse
 from runners.group import Member
 from runners.load.replay_spec import ReplayOutcome
@@ -82,6 +83,7 @@ def put_in_place(
     measured = (written.config, written.metrics, written.decisions, written.engines, written.apc, written.gpu_util)
     record = replace(record, checksums={path.name: sha256(path) for path in measured})
     summary, breakdown = summarise(turns, decisions, record, _rows(written.engines, EngineSample))
+    summary["movements"] = movements(decisions)
     _write(written.summary, summary)
     _write(written.breakdown, breakdown)
     _write(written.cell, record)
@@ -94,7 +96,8 @@ def put_in_place(
 def headline(summary: Mapping[str, Any]) -> dict[str, Any]:
     """The few numbers a console shows of a cell, from its `metrics.summary.json`."""
     values = {name: (summary["values"].get(name) or {}).get("value") for name in HEADLINE}
-    return values | {name: summary["counts"].get(name) for name in COUNTS}
+    counts = {name: summary["counts"].get(name) for name in COUNTS}
+    return values | counts | movement_headline(summary.get("movements", {}))
 
 
 def degraded(outcome: ReplayOutcome) -> str:

@@ -19,6 +19,7 @@ from runners.experiments.routing_artifacts import Replayed, degraded, first_erro
 from runners.experiments.routing_grid import Grid
 from runners.experiments.routing_plan import ports_per_instance
 from runners.experiments.routing_trace import TraceRecord, trace_path
+from runners.experiments.routing_transfers import endpoint_of, kv_bytes_per_token
 from runners.experiments.routing_watch import Watch
 from runners.gpu_sampler import GpuSampler
 from runners.group import GroupPlan, Member, engine_group
@@ -109,6 +110,9 @@ def _router_spec(
     folder: Path,
     context: RunContext,
 ) -> RouterSpec:
+    assert cell.config is not None
+    config, model = context.configs[cell.config], members[0].engine.spec.tiny_model
+    bytes_per_token = grid.router.kv_bytes_per_token or kv_bytes_per_token(model or Path(context.profile.model.source))
     return RouterSpec(
         instances=tuple(
             InstanceSpec(
@@ -119,6 +123,7 @@ def _router_spec(
                 block_tokens=shapes[member.name].block_tokens,
                 kv_events="" if member.events is None else member.events.endpoint,
                 kv_replay="" if member.events is None else member.events.replay_endpoint,
+                transfer=endpoint_of(member, config, context.profile.engine.kind, bytes_per_token),
             )
             for member in members
         ),
@@ -127,6 +132,7 @@ def _router_spec(
         decisions_path=str(folder / "decisions.jsonl"),
         index=grid.router.index,
         prewarm=_prewarm(cell, context),
+        transfer=grid.transfer_rules(),
     )
 
 

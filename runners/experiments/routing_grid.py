@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from runners.experiments.engines import EngineChoice
 from runners.experiments.settings import put, setting
 from runners.load.replay_plan import THINKING
 from runners.load.replay_spec import ON_ERROR
+from runners.router.spec import TransferRules
 
 EXPERIMENT = "routing"
 SYNTH = "synth"
@@ -84,6 +86,10 @@ class RouterChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     index: Literal["approximate", "events"] = "approximate"
     """What it knows of the engines' prefix caches: an own index, or the engines' KV events."""
+    transfer: dict[str, Any] = {}
+    """How KV is moved between engines whose config can: keys of `TransferRules`, the others as they are there."""
+    kv_bytes_per_token: int | None = None
+    """Of the model, where its configuration is not at hand to compute it from; None = computed, or not known."""
 
 
 class InterferenceChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -138,6 +144,10 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         rest: Role = "decode" if first else "both"
         return tuple("prefill" if place < first else rest for place in range(self.instances))
 
+    def transfer_rules(self) -> TransferRules:
+        """What `router.transfer` asks for. Raises msgspec.ValidationError for a value of the wrong kind."""
+        return msgspec.convert(self.router.transfer, TransferRules)
+
 
 def policy_file(name: str) -> Path | None:
     """The Python file that a policy's name points to (`FILE.py` or `FILE.py:Class`); None for one of Tracon's own."""
@@ -169,7 +179,7 @@ def grid_of(
             f"profile {profile} has no preset {preset!r} for {EXPERIMENT}", remedy=f"choose one of: {known}"
         )
     where = f"profile {profile}, [experiment.{EXPERIMENT}.{preset}]"
-    raw = _named(copy.deepcopy(dict(tables[preset])))
+    raw = _listed(_whole(tables, preset, where), where)
     parsed = [setting(text, EXAMPLE) for text in settings]
     of_grid = [(key, value) for key, value in parsed if key.split(".")[0] in Grid.__struct_fields__]
     for key, value in of_grid:
@@ -183,10 +193,46 @@ def grid_of(
     return grid
 
 
-def _named(raw: dict[str, Any]) -> dict[str, Any]:
-    """A policy may be given by its name alone."""
-    raw["policies"] = [{"name": entry} if isinstance(entry, str) else entry for entry in raw.get("policies", [])]
+def _whole(
+    tables: Mapping[str, Mapping[str, Any]], preset: str, where: str, seen: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """The preset's own tables over those of the preset that it is `like`."""
+    own = copy.deepcopy(dict(tables[preset]))
+    other = own.pop("like", None)
+    if other is None:
+        return own
+    if other not in tables or other in (*seen, preset):
+        raise RunnerError(f"{where}: like = {other!r} is no preset that it can be like", remedy="name another one")
+    return _over(_whole(tables, other, where, (*seen, preset)), own)
+
+
+def _over(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables merge, every other value replaces."""
+    for key, value in changes.items():
+        below = base.get(key)
+        base[key] = _over(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return base
+
+
+def _listed(raw: dict[str, Any], where: str) -> dict[str, Any]:
+    """The policies one by one: one may be given by its name alone, and one with a `sweep` stands for many."""
+    entries = [{"name": entry} if isinstance(entry, str) else entry for entry in raw.get("policies", [])]
+    raw["policies"] = [one for entry in entries for one in _swept(entry, where)]
     return raw
+
+
+def _swept(entry: dict[str, Any], where: str) -> list[dict[str, Any]]:
+    """`sweep = { a = [1, 2], b = [3, 4] }` gives a policy per combination, the last parameter changing fastest."""
+    if "sweep" not in entry:
+        return [entry]
+    values, rest = entry["sweep"], {key: value for key, value in entry.items() if key != "sweep"}
+    if not (isinstance(values, dict) and values and all(isinstance(each, list) and each for each in values.values())):
+        raise RunnerError(f"{where}: sweep is no table of lists", remedy="write sweep = { PARAMETER = [VALUE, VALUE] }")
+    fixed = rest.get("parameters", {})
+    return [
+        rest | {"parameters": fixed | dict(zip(values, chosen, strict=True))}
+        for chosen in itertools.product(*values.values())
+    ]
 
 
 def _convert(raw: Mapping[str, Any], where: str) -> Grid:
@@ -260,9 +306,33 @@ def _check(grid: Grid, where: str) -> None:
         (any(tokens < 1 for tokens in beside.prefill_tokens), "interference.prefill_tokens must be at least 1"),
         (beside.decodes < 1 or beside.repeats < 1, "interference.decodes and .repeats must be at least 1"),
     ]
-    for wrong, text in problems:
+    for wrong, text in [*problems, *_transfer_problems(grid)]:
         if wrong:
             raise RunnerError(f"{where}: {text}", remedy="correct it in the profile or in --set")
+
+
+def _transfer_problems(grid: Grid) -> list[tuple[bool, str]]:
+    """A router would refuse the values, and an engine every leg; both only once the engines run."""
+    known = TransferRules.__dataclass_fields__
+    unknown = sorted(set(grid.router.transfer) - set(known))
+    if unknown:
+        return [(True, f"router.transfer has no {', '.join(unknown)}; it has {', '.join(known)}")]
+    try:
+        rules = grid.transfer_rules()
+    except msgspec.ValidationError as error:
+        return [(True, f"router.transfer: {error}")]
+    counts = (rules.attempts, rules.failures_to_quarantine, rules.min_tokens)
+    times, per_token = (rules.timeout_s, rules.window_s, rules.quarantine_s), grid.router.kv_bytes_per_token
+    return [
+        (min(counts) < 1, "router.transfer: attempts, failures_to_quarantine and min_tokens must be at least 1"),
+        (min(times) <= 0, "router.transfer: timeout_s, window_s and quarantine_s must be above 0"),
+        (rules.quarantine_max_s < rules.quarantine_s, "router.transfer.quarantine_max_s is below quarantine_s"),
+        (
+            rules.leg_priority is not None and grid.engine.scheduling != "priority",
+            'router.transfer.leg_priority needs engine.scheduling = "priority": engines refuse it otherwise',
+        ),
+        (not (per_token is None or per_token >= 1), "router.kv_bytes_per_token must be at least 1"),
+    ]
 
 
 def _short(value: object) -> str:

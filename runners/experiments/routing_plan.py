@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 PREPARE, TRIALS, INTERFERENCE, ANALYSIS = "prepare", "trials", "interference", "analysis"
 TRACE_CELL = "prepare/trace"
+PATCHES_CELL = "prepare/patches"
 TITLES = {
     PREPARE: "Trace and pre-flight",
     TRIALS: "Trials: every policy, the same schedule",
@@ -44,6 +45,9 @@ EVENT_PORTS = 2
 """Of each instance where its KV events are read: one to publish, one to ask again."""
 SEEDS_PER_RUN = 1_000
 COMPUTE_S = 5.0
+PATCH_S = 1.0
+PATCHES = "patches"
+"""What a config requires whose connector does not work in an engine as it was installed."""
 DECODE_RUNS_S = 2.0
 """What one repeat of the interference measurement takes beyond its two settling times, for the time estimate."""
 
@@ -84,6 +88,7 @@ def draft(wish: Wish, profile: Profile) -> Draft:
             profile=wish.profile,
             preset=wish.preset,
             config=config.name,
+            patched=PATCHES in config.requires_on(profile.engine.kind),
             seed=seed,
             release_wait_s=profile.launch.release_wait_s,
             inputs=inputs,
@@ -106,14 +111,22 @@ def make_plan(
     seed: int,
     release_wait_s: float,
     inputs: Mapping[str, Any],
+    patched: bool = False,
 ) -> RunPlan:
-    """Stages and cells in the order they run; a trial is a block in which each policy has its turn once."""
+    """Stages and cells in the order they run; a trial is a block in which each policy has its turn once.
+
+    `patched`: the config needs the patches in the engine environment; they are taken out again at the end.
+    """
     around_s = grid.engine_start_s + release_wait_s
+    apply = CellPlan(PATCHES_CELL, PREPARE, "patches", None, "patches applied", {}, PATCH_S)
+    revert = CellPlan("analysis/patches", ANALYSIS, "revert", None, "patches removed", {}, PATCH_S)
     cells = [
         CellPlan(TRACE_CELL, PREPARE, "trace", None, "the trace as it is replayed", {}, COMPUTE_S),
+        *([apply] if patched else []),
         CellPlan(f"preflight/{config}", PREPARE, "preflight", config, config, {}, around_s + grid.preflight_s),
         *_trials(grid, config, seed, around_s),
         *_interference(grid, config, seed, around_s),
+        *([revert] if patched else []),
         CellPlan("analysis/report", ANALYSIS, "analysis", None, "numbers, tables, figures, report", {}, COMPUTE_S),
     ]
     used = {cell.stage for cell in cells}

@@ -15,9 +15,18 @@ from results.routing.record import EngineSample
 from runners.errors import CellFailed
 from runners.group import Member
 from runners.load.replay_spec import ReplayTick
-from runners.router.spec import RouterTick, TickInstance
+from runners.router.spec import RouterTick, TickInstance, TickMigration
 from runners.sampler import MetricsSampler
-from state.events import CellProgressed, Event, InstanceSampled, RoutedLatency, RoutedLine, RoutedLoad, RouterSampled
+from state.events import (
+    CellProgressed,
+    Event,
+    InstanceSampled,
+    MigrationChanged,
+    RoutedLatency,
+    RoutedLine,
+    RoutedLoad,
+    RouterSampled,
+)
 from state.run import CellPlan
 
 
@@ -54,9 +63,10 @@ class Watch:
         self._file.close()
 
     def router_tick(self, tick: RouterTick) -> None:
-        """The router's second."""
+        """The router's second, and what became of migrations in it."""
         self._routed = {load.instance: load for load in tick.instances}
-        self._emit(router_sampled(self._cell.cell, tick, self._members, self._latency, self._unix_of_ns))
+        moves = (migration_changed(self._cell.cell, move, self._unix_of_ns) for move in tick.migrations)
+        self._emit(*moves, router_sampled(self._cell.cell, tick, self._members, self._latency, self._unix_of_ns))
 
     def replay_tick(self, tick: ReplayTick) -> None:
         """The replay's second: the engines are sampled with it."""
@@ -129,6 +139,25 @@ def router_sampled(
             for pick in tick.latest
         ),
         latency=latency,
+    )
+
+
+def migration_changed(cell: str, move: TickMigration, unix_of_ns: float) -> MigrationChanged:
+    """A step of a migration as the journal keeps it."""
+    return MigrationChanged(
+        cell=cell,
+        migration=move.migration,
+        session=move.session,
+        turn=move.turn,
+        source=move.source,
+        target=move.target,
+        phase=move.phase,
+        t_unix_s=unix_of_ns + move.t_ns / 1e9,
+        reason=move.reason,
+        text=move.text,
+        external_tokens=move.external_tokens,
+        bytes=move.bytes,
+        transfer_s=move.transfer_s,
     )
 
 

@@ -195,7 +195,7 @@ def test_the_first_error_of_the_turns_is_found(tmp_path: Path) -> None:
 
 
 def test_interference_rows_are_gathered_from_the_cells_that_have_them(tmp_path: Path) -> None:
-    context = cast(RunContext, SimpleNamespace(layout=RunLayout(tmp_path)))
+    context = cast(RunContext, SimpleNamespace(layout=RunLayout(tmp_path), engine=None))
     experiment = Routing(GRID, context)
     rows = tmp_path / "results" / "interference"
     row = {

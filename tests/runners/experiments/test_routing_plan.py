@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from launch.profile import load_profile
 from runners.draft import Wish
 from runners.errors import RunnerError
-from runners.experiments.engines import counting_profile
+from runners.experiments.engines import EngineChoice, counting_profile
 from runners.experiments.routing_grid import EXPERIMENT, Grid, PolicyChoice, grid_of, slug
 from runners.experiments.routing_plan import arithmetic, make_plan
 from runners.start import prepare, wish_of
@@ -92,7 +92,10 @@ def test_all_policies_of_a_trial_get_the_same_prompts_and_no_two_trials_do() -> 
     assert len(set.union(*seeds.values())) == len(seeds)
 
 
-@pytest.mark.parametrize("preset", ["full", "recorded", "demo", "smoke"])
+PRESETS = sorted(CPU.experiments[EXPERIMENT])
+
+
+@pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("trials", [1, 4])
 def test_the_arithmetic_shown_adds_up_to_the_plan(preset: str, trials: int) -> None:
     of = msgspec.structs.replace(grid(preset), trials=trials)
@@ -104,6 +107,8 @@ def test_the_presets_of_this_machine_take_as_long_as_they_promise() -> None:
     assert plan_of(grid("full")).estimated_s < 30 * 60
     assert plan_of(grid("recorded")).estimated_s < 30 * 60
     assert plan_of(grid("demo")).estimated_s < 6 * 60
+    assert plan_of(grid("baselines")).estimated_s < 16 * 60
+    assert plan_of(grid("sensitivity")).estimated_s < 12 * 60
     assert plan_of(grid("smoke")).estimated_s < 90
 
 
@@ -119,6 +124,115 @@ def test_stages_are_barriers_in_the_plan(seed: int) -> None:
 def test_every_profile_has_a_routing_preset(name: str) -> None:
     plan = prepare(Wish(EXPERIMENT, name, "full"), need_engine=False).plan
     assert len({cell.label for cell in replays(plan)}) >= 6
+
+
+@pytest.mark.parametrize("name", ["cpu-tiny", "h20-qwen3-coder-30b", "h200-qwen3-coder-30b-dummy"])
+def test_the_specifications_comparisons_are_presets_of_every_profile(name: str) -> None:
+    plans = {
+        preset: prepare(Wish(EXPERIMENT, name, preset), need_engine=False).plan
+        for preset in ("baselines", "sensitivity", "load-floor")
+    }
+    baselines = {cell.params["policy"] for cell in replays(plans["baselines"])}
+    assert baselines == {"round_robin", "lmetric", "kv_linear", "sticky", "static_pd", "ear"}
+    assert {"EAR", "EAR (affinity only)", "EAR (migration only)"} <= {
+        cell.label for cell in replays(plans["baselines"])
+    }
+    thresholds = {
+        (cell.params["parameters"]["hot_tokens"], cell.params["parameters"]["cooldown_s"])
+        for cell in replays(plans["sensitivity"])
+    }
+    assert len(thresholds) == 9
+    floors = [cell.params["parameters"] for cell in replays(plans["load-floor"])]
+    assert {0, 200} <= {parameters.get("load_floor_bonus", 0) for parameters in floors}
+    for plan in plans.values():
+        assert len(plan.configs) == 1
+        assert plan.configs[0] in ("mooncake_both", "nixl_both")
+
+
+def test_a_config_that_needs_the_patches_has_them_applied_before_and_removed_after() -> None:
+    def order(config: str) -> list[str]:
+        plan = prepare(Wish(EXPERIMENT, "cpu-tiny", "smoke", (config,)), need_engine=False).plan
+        return [cell.kind for cell in plan.cells]
+
+    patched = order("mooncake_both")
+    assert patched.index("patches") < patched.index("preflight")
+    assert patched.index("revert") > max(
+        place for place, kind in enumerate(patched) if kind in ("replay", "interference")
+    )
+    assert patched[-1] == "analysis"
+    assert not {"patches", "revert"} & set(order("nixl_both"))
+
+
+def test_a_sweep_is_a_policy_for_every_combination() -> None:
+    tables = CPU.experiments[EXPERIMENT]["smoke"] | {
+        "policies": [
+            "lmetric",
+            {"name": "ear", "parameters": {"tie": "first"}, "sweep": {"hot_tokens": [1, 2], "cooldown_s": [3, 4, 5]}},
+        ]
+    }
+    found = grid_of({"swept": tables}, "p", "swept").policies
+    assert found[0] == PolicyChoice("lmetric")
+    swept = [(one.parameters["hot_tokens"], one.parameters["cooldown_s"]) for one in found[1:]]
+    assert swept == [(1, 3), (1, 4), (1, 5), (2, 3), (2, 4), (2, 5)]
+    assert all(one.parameters["tie"] == "first" for one in found[1:])
+
+
+def test_a_preset_may_be_like_another_but_for_what_it_says_itself() -> None:
+    base = CPU.experiments[EXPERIMENT]["smoke"]
+    tables = {
+        "base": base,
+        "next": {"like": "base", "policies": ["lmetric"], "replay": {"time_scale": 0.5}},
+        "last": {"like": "next", "trials": 4},
+    }
+    one, other = grid_of(tables, "p", "last"), grid_of(tables, "p", "base")
+    assert one.trials == 4
+    assert one.policies == (PolicyChoice("lmetric"),), "a list replaces the other's"
+    assert one.replay == msgspec.structs.replace(other.replay, time_scale=0.5)
+    assert (one.trace, one.engine, one.config) == (other.trace, other.engine, other.config)
+    assert tables["base"] == CPU.experiments[EXPERIMENT]["smoke"]
+
+
+@pytest.mark.parametrize("like", ["nobody", "one", "two"])
+def test_a_preset_that_is_like_nobody_or_itself_is_refused(like: str) -> None:
+    tables = {"one": {"like": like}, "two": {"like": "one"}}
+    with pytest.raises(RunnerError, match="like"):
+        grid_of(tables, "p", "one")
+
+
+@pytest.mark.parametrize("sweep", [{}, [1], {"hot_tokens": 3}, {"hot_tokens": []}])
+def test_a_sweep_that_names_no_values_is_refused(sweep: object) -> None:
+    tables = CPU.experiments[EXPERIMENT]["smoke"] | {"policies": [{"name": "ear", "sweep": sweep}]}
+    with pytest.raises(RunnerError, match="sweep"):
+        grid_of({"swept": tables}, "p", "swept")
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        (["router.transfer.timeout=3"], "timeout"),
+        (["router.transfer.timeout_s=0"], "timeout_s"),
+        (["router.transfer.attempts=0"], "attempts"),
+        (["router.transfer.attempts=many"], "attempts"),
+        (["router.transfer.quarantine_s=9", "router.transfer.quarantine_max_s=5"], "quarantine_max_s"),
+        (["router.transfer.leg_priority=-1", "engine.scheduling=fcfs"], "priority"),
+        (["router.kv_bytes_per_token=0"], "kv_bytes_per_token"),
+        (["engine.scheduling=random"], "scheduling"),
+    ],
+)
+def test_wrong_rules_for_moving_kv_are_refused_before_an_engine_runs(settings: list[str], named: str) -> None:
+    with pytest.raises(RunnerError, match=named):
+        grid("smoke", policies=["unified"], settings=settings)
+
+
+def test_how_engines_order_their_queue_and_what_they_inherit_is_the_presets() -> None:
+    settings = ["engine.scheduling=priority", "router.transfer.leg_priority=-1", 'engine.env.SOME_LIMIT="7"']
+    of = grid("smoke", settings=settings)
+    engine = counting_profile(CPU, of.engine).engine
+    assert engine.extra_args[-2:] == ("--scheduling-policy", "priority")
+    assert engine.env == CPU.engine.env | of.engine.env
+    assert engine.env["SOME_LIMIT"] == "7"
+    assert of.transfer_rules().leg_priority == -1
+    assert "--scheduling-policy" not in counting_profile(CPU, EngineChoice()).engine.extra_args
 
 
 def test_policies_are_chosen_by_name_or_label_and_others_may_join() -> None:

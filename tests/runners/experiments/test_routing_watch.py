@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
-from runners.experiments.routing_watch import router_sampled
+from runners.experiments.routing_watch import Watch, migration_changed, router_sampled
 from runners.group import Member
-from runners.router.spec import RouterTick, TickInstance, TickPick
-from state.events import RoutedLatency, RoutedLine, RoutedLoad, RouterSampled
+from runners.router.spec import RouterTick, TickInstance, TickMigration, TickPick
+from state.events import Event, MigrationChanged, RoutedLatency, RoutedLine, RoutedLoad, RouterSampled
 from state.routing import routing_after
+from state.run import CellPlan
 
 MEMBERS = tuple(
     Member(name, "both", cast(object, SimpleNamespace(name=engine)), Path(name), None)  # type: ignore[arg-type]
@@ -49,3 +51,37 @@ def test_a_pick_that_two_ticks_tell_is_one_decision() -> None:
     first = routing_after(None, sampled(3, (1, 2)), 1_003.0, 1)
     second = routing_after(first, sampled(4, (1, 2, 3)), 1_004.0, 1)
     assert [line.request for line in second.lines] == ["r-1", "r-2", "r-3"]
+
+
+def moved(phase: str, **more: object) -> TickMigration:
+    return TickMigration(2 * S, "r-1", "s", 3, "e0", "e1", phase, **more)  # type: ignore[arg-type]
+
+
+def test_every_step_of_a_migration_is_told_when_it_happened() -> None:
+    done = moved("done", reason="transferred", external_tokens=640, bytes=327_680, transfer_s=0.02)
+    assert migration_changed("trials/EAR/t0", done, 1_000.0) == MigrationChanged(
+        "trials/EAR/t0",
+        "r-1",
+        "s",
+        3,
+        "e0",
+        "e1",
+        "done",
+        1_002.0,
+        "transferred",
+        "",
+        640,
+        327_680,
+        0.02,
+    )
+
+
+def test_migrations_come_before_the_second_they_fell_in(tmp_path: Path) -> None:
+    told: list[Event] = []
+    cell = CellPlan("trials/EAR/t0", "trials", "replay", "mooncake_both", "EAR", {}, 1.0)
+    tick = RouterTick(3 * S, "ear", (), 1, {}, (), 0, 0, (moved("started"), moved("failed", reason="gone")))
+    with Watch(
+        cell, MEMBERS, {}, tmp_path / "engines.jsonl", lambda *events: told.extend(events), asyncio.Event()
+    ) as w:
+        w.router_tick(tick)
+    assert [getattr(event, "phase", event.kind) for event in told] == ["started", "failed", "router_sampled"]
