@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
@@ -13,9 +13,10 @@ from runners.cli import output
 from runners.errors import RunnerError
 
 if TYPE_CHECKING:
-    from runners.router.spec import InstanceSpec, RouterLine, RouterSpec
+    from runners.router.spec import InstanceSpec, KvEndpoint, RouterLine, RouterSpec
 
 ROLES = get_args(Role)
+SHAPE = "[NAME=]URL[,SETTING=VALUE]"
 
 
 def add_to(app: typer.Typer) -> None:
@@ -26,13 +27,13 @@ def add_to(app: typer.Typer) -> None:
 def route(
     instance: Annotated[
         list[str] | None,
-        typer.Option("--instance", "-i", metavar="[NAME=]URL", help="An instance behind the router (repeatable)."),
+        typer.Option("--instance", "-i", metavar=SHAPE, help="An instance behind the router (repeatable)."),
     ] = None,
     prefill: Annotated[
-        list[str] | None, typer.Option("--prefill", metavar="[NAME=]URL", help="One that only prefills (repeatable).")
+        list[str] | None, typer.Option("--prefill", metavar=SHAPE, help="One that only prefills (repeatable).")
     ] = None,
     decode: Annotated[
-        list[str] | None, typer.Option("--decode", metavar="[NAME=]URL", help="One that only decodes (repeatable).")
+        list[str] | None, typer.Option("--decode", metavar=SHAPE, help="One that only decodes (repeatable).")
     ] = None,
     policy: Annotated[
         str, typer.Option("--policy", help="A policy (`tracon policies`), or a Python file with one.")
@@ -62,6 +63,28 @@ def route(
     kv_capacity: Annotated[
         int | None, typer.Option("--kv-capacity", min=1, help="Tokens each KV cache holds (default: ask the engines).")
     ] = None,
+    transfer: Annotated[
+        str | None,
+        typer.Option(
+            "--transfer",
+            metavar="mooncake|nixl",
+            help="The connector that the engines were started with: KV is moved between them. Mooncake: give each "
+            "instance its bootstrap server, `-i a=URL,bootstrap=http://HOST:PORT`. Without this option nothing is "
+            "moved, and whoever serves a request computes it.",
+        ),
+    ] = None,
+    transfer_timeout: Annotated[
+        float | None,
+        typer.Option("--transfer-timeout", metavar="SECONDS", help="A transfer is given up after it (default: 120)."),
+    ] = None,
+    leg_priority: Annotated[
+        int | None,
+        typer.Option(
+            "--leg-priority",
+            help="`priority` of the requests that move a session's KV, e.g. -1, so that they pass the prompts that "
+            "wait at a hot engine. Only for engines started with `--scheduling-policy priority`.",
+        ),
+    ] = None,
     spec: Annotated[
         Path | None, typer.Option("--spec", help="Take everything from this router spec (JSON) instead.")
     ] = None,
@@ -75,19 +98,26 @@ def route(
     or from `session_id` or `user` in the body. `/metrics`, `/health` and `/admin/instances` say how it is doing.
     Ctrl-C lets requests in flight finish; twice cuts them.
 
+    An instance is `[NAME=]URL`, and with `--transfer` also `,bootstrap=URL` (Mooncake), `,kv_role=kv_both` (or
+    kv_producer, kv_consumer: as its connector was started) and `,kv_bytes_per_token=N` (to count bytes with Mooncake).
+
     Examples: `tracon route -i http://127.0.0.1:8000 -i http://127.0.0.1:8001 --policy unified`,
     `tracon route -i a=http://10.0.0.1:8000 -i b=http://10.0.0.2:8000 --policy kv_aware --set load_floor_bonus=200
-    --decisions decisions.jsonl`, then `tracon why decisions.jsonl REQUEST`
+    --decisions decisions.jsonl`, then `tracon why decisions.jsonl REQUEST`,
+    `tracon route --transfer mooncake --prefill p=http://127.0.0.1:8000,bootstrap=http://127.0.0.1:8998
+    --decode d=http://127.0.0.1:8001,kv_role=kv_consumer --policy static_pd`
     """
     from runners.router.serve import serve
-    from runners.router.spec import RouterSpec, router_spec, to_json
+    from runners.router.spec import RouterSpec, TransferRules, router_spec, to_json
 
     if spec is not None:
         wanted: RouterSpec = router_spec(spec)
     else:
         events = dict(_pair(text, "--kv-events", "NAME=ENDPOINT[,REPLAY]") for text in kv_events or ())
         wanted = RouterSpec(
-            instances=_instances({"both": instance, "prefill": prefill, "decode": decode}, events, kv_capacity),
+            instances=_instances(
+                {"both": instance, "prefill": prefill, "decode": decode}, events, kv_capacity, transfer
+            ),
             policy=policy,
             parameters=dict(_pair(text, "--set", "KEY=VALUE") for text in settings or ()),
             host=host,
@@ -95,6 +125,10 @@ def route(
             decisions_path=str(decisions) if decisions else "",
             index=index,
             block_tokens=block_tokens,
+            transfer=TransferRules(
+                timeout_s=TransferRules().timeout_s if transfer_timeout is None else transfer_timeout,
+                leg_priority=leg_priority,
+            ),
         )
 
     narrate = _Narrator(wanted)
@@ -132,7 +166,7 @@ class _Narrator:
 
 
 def _instances(
-    given: Mapping[str, list[str] | None], events: dict[str, str], kv_capacity: int | None
+    given: Mapping[str, list[str] | None], events: dict[str, str], kv_capacity: int | None, transport: str | None
 ) -> tuple[InstanceSpec, ...]:
     """The instances in the order given; without a name they are called i0, i1, ... (p0 and d0 with a role)."""
     from runners.router.spec import InstanceSpec
@@ -140,16 +174,47 @@ def _instances(
     found = []
     for role in ROLES:
         for place, text in enumerate(given[role] or ()):
-            name, _, url = text.partition("=") if "=" in text.partition("://")[0] else ("", "", text)
+            place_of, *settings = text.split(",")
+            name, _, url = place_of.partition("=") if "=" in place_of.partition("://")[0] else ("", "", place_of)
             name = name or f"{'i' if role == 'both' else role[0]}{place}"
             endpoint, _, replay = events.pop(name, "").partition(",")
-            found.append(InstanceSpec(name, url, role, kv_capacity, kv_events=endpoint, kv_replay=replay))
+            moves = _endpoint(name, settings, transport)
+            found.append(
+                InstanceSpec(name, url, role, kv_capacity, kv_events=endpoint, kv_replay=replay, transfer=moves)
+            )
     if events:
         raise RunnerError(
             f"--kv-events names {', '.join(sorted(events))}, which is no instance",
             remedy=f"There are: {', '.join(instance.instance for instance in found) or 'none'}.",
         )
     return tuple(found)
+
+
+def _endpoint(name: str, settings: Sequence[str], transport: str | None) -> KvEndpoint | None:
+    """How the instance's KV is moved, from `--transfer` and what stands behind its URL."""
+    import msgspec
+
+    from runners.router.spec import KvEndpoint
+
+    known = [field for field in KvEndpoint.__dataclass_fields__ if field != "transport"]
+    given = dict(_pair(text, f"instance {name}:", "SETTING=VALUE") for text in settings)
+    wrong = [setting for setting in given if setting not in known]
+    if wrong:
+        raise RunnerError(
+            f"instance {name} has no setting {', '.join(wrong)}",
+            remedy=f"Behind its URL there may be {', '.join(known)}, each as `,SETTING=VALUE`.",
+        )
+    if transport is None:
+        if given:
+            raise RunnerError(
+                f"instance {name} has {', '.join(given)}, and no transport is named",
+                remedy="Add --transfer mooncake or --transfer nixl: the connector that the engines were started with.",
+            )
+        return None
+    try:
+        return msgspec.convert({"transport": transport, **given}, KvEndpoint, strict=False)
+    except msgspec.ValidationError as error:
+        raise RunnerError(f"instance {name}: {error}", remedy="Correct that setting behind its URL.") from error
 
 
 def _pair(text: str, option: str, shape: str) -> tuple[str, str]:

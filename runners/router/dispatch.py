@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from time import perf_counter_ns
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from results.decisions import ClusterView, Decision, InstanceLoad, RoutedRequest
 from runners.router.bindings import Bindings
@@ -15,8 +15,12 @@ from runners.router.policies import Policy
 from runners.router.prefix_index import Index, cached_tokens
 from runners.router.view import Cluster, Reservation
 
+if TYPE_CHECKING:
+    from runners.router.transfer import Movement
+
 PAUSE_LIMIT_S = 60.0
 NOTHING: Mapping[str, int] = {}
+NOBODY: Mapping[str, str] = {}
 
 
 class Asked(NamedTuple):
@@ -33,11 +37,25 @@ class Asked(NamedTuple):
 class Placement:
     """One pick: its claim on the counters, until it ends. It ends once, with one record."""
 
-    __slots__ = ("_dispatcher", "_ended", "_reservation", "_t_dispatch_ns", "_t_first_ns", "instance", "pick")
+    __slots__ = (
+        "_dispatcher",
+        "_ended",
+        "_reservation",
+        "_t_dispatch_ns",
+        "_t_first_ns",
+        "instance",
+        "movement",
+        "pick",
+        "source",
+    )
 
     def __init__(self, dispatcher: Dispatcher, pick: Pick, reservation: Reservation | None) -> None:
         self.instance = pick.decision.instance
         """Where the request goes; empty = nowhere."""
+        self.source = pick.decision.prefill or pick.decision.migrate_from
+        """Where its KV is to come from; empty = it needs none."""
+        self.movement: Movement | None = None
+        """The transfer from there; None = there is no need or no way."""
         self._dispatcher = dispatcher
         self.pick = pick
         self._reservation = reservation
@@ -49,6 +67,11 @@ class Placement:
     def reason(self) -> str:
         return self.pick.decision.reason
 
+    def moved(self, *, arrived: bool) -> None:
+        """The transfer is over, or given up on; `arrived`: with the KV where the request goes."""
+        if self._reservation is not None:
+            self._reservation.moved(arrived=arrived)
+
     def first_byte(self, *, served: bool) -> None:
         """The body begins; `served`: with a 2xx, which binds the session."""
         self._t_first_ns = perf_counter_ns()
@@ -56,6 +79,8 @@ class Placement:
             self._reservation.first_byte()
         if served:
             self._dispatcher.served(self.pick)
+            if self.pick.decision.migrate_from:
+                self._dispatcher.ledger.migrated(self.pick, self._t_first_ns, self.movement)
 
     def end(
         self, status: str, *, http_status: int | None = None, tail: tuple[bytes, ...] = (), error: str = ""
@@ -68,7 +93,17 @@ class Placement:
         if self._reservation is not None:
             self._reservation.end()
         self._dispatcher.ledger.ended(
-            End(self.pick, status, http_status, self._t_dispatch_ns, self._t_first_ns, t_end_ns, tail, error)
+            End(
+                self.pick,
+                status,
+                http_status,
+                self._t_dispatch_ns,
+                self._t_first_ns,
+                t_end_ns,
+                tail,
+                error,
+                self.movement,
+            )
         )
 
 
@@ -85,7 +120,9 @@ class Dispatcher:
         counts: Counts,
         block_tokens: int,
         clock: Callable[[], float],
+        cut_off: Callable[[str, Iterable[str]], Mapping[str, str]] | None = None,
     ) -> None:
+        """`cut_off`: says which of these instances no KV of an owner can be moved to; None = nobody asks for that."""
         self.block_tokens = block_tokens
         self.ledger = ledger
         self._policy = policy
@@ -94,6 +131,7 @@ class Dispatcher:
         self._indexes = indexes
         self._counts = counts
         self._clock = clock
+        self._cut_off = cut_off
         self._complained = False
         self._seq = 0
 
@@ -118,9 +156,11 @@ class Dispatcher:
     def sent(self, asked: Asked, placement: Placement) -> None:
         """The rest of a pick, once the request is on its way: what no other pick may miss, but this one need not."""
         decision = placement.pick.decision
-        index = self._indexes.get(decision.prefill or decision.instance)
+        index = self._indexes.get(decision.instance)
         if index is not None and asked.keys:
             index.insert(asked.keys)
+            if decision.prefill:
+                self._indexes[decision.prefill].insert(asked.keys)
         self.ledger.picked(placement.pick)
 
     def another(self, tried: tuple[str, ...]) -> bool:
@@ -152,6 +192,7 @@ class Dispatcher:
             cached = {
                 name: cached_tokens(index, asked.keys, asked.input_tokens) for name, index in self._indexes.items()
             }
+        owner = bindings.owner(session) if session else ""
         return RoutedRequest(
             request=asked.request,
             session=session,
@@ -160,11 +201,12 @@ class Dispatcher:
             max_tokens=asked.max_tokens,
             block_tokens=self.block_tokens,
             cached_tokens=cached,
-            owner=bindings.owner(session) if session else "",
+            owner=owner,
             since_migration_s=bindings.since_migration_s(session, self._clock()) if session else None,
             rejects=bindings.rejects(session) if session else NOTHING,
             tried=tried,
             moving_to=bindings.moving_to(session) if session else "",
+            cut_off=self._cut_off(owner, self._indexes) if owner and self._cut_off is not None else NOBODY,
         )
 
     def _decide(self, request: RoutedRequest, view: ClusterView) -> Decision:

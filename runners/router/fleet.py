@@ -33,7 +33,10 @@ class CacheFacts:
 
 
 class Fleet:
-    """Instances by name: a pool of connections and an index each. `lost` hears of an outage, once per instance."""
+    """Instances by name: a pool of connections and an index each.
+
+    `on_lost` hears of an outage, once per instance; `on_found` of its end, and of an instance that was brought in.
+    """
 
     def __init__(self, spec: RouterSpec, cluster: Cluster, opened: Callable[[int], None]) -> None:
         self.pools: dict[str, Pool] = {}
@@ -41,6 +44,7 @@ class Fleet:
         self.block_tokens = spec.block_tokens
         self.specs: dict[str, InstanceSpec] = {}
         self.on_lost: Callable[[str, str], None] = _ignore
+        self.on_found: Callable[[str], None] = _ignore_found
         self.health = Health(cluster, self.pools, spec.health, self._lost, self._found)
         self._spec = spec
         self._cluster = cluster
@@ -133,6 +137,7 @@ class Fleet:
         self._cluster.add(member)
         self._cluster.set_available(name, False, "not probed yet")
         await self.health.watch(name)
+        self.on_found(name)
 
     def _index(self, instance: InstanceSpec, capacity_tokens: int | None) -> Index:
         if self._spec.index == "approximate":
@@ -163,6 +168,7 @@ class Fleet:
 
     def _found(self, instance: str) -> None:
         """It answers again: another process, maybe, with another cache."""
+        self.on_found(instance)
         spec = self.specs.get(instance)
         if spec is not None and spec.kv_capacity_tokens is None and self._spec.index == "approximate":
             task = asyncio.create_task(self._ask_again(spec))
@@ -202,8 +208,13 @@ def _number(text: bytes | None) -> int | None:
 
 def _member(instance: InstanceSpec, facts: CacheFacts) -> Member:
     capacity = instance.kv_capacity_tokens or facts.capacity_tokens
-    return Member(instance.instance, instance.url, instance.role, capacity)
+    block = instance.block_tokens or facts.block_tokens or 1
+    return Member(instance.instance, instance.url, instance.role, capacity, block)
 
 
 def _ignore(instance: str, why: str) -> None:
     """Nobody follows outages yet."""
+
+
+def _ignore_found(instance: str) -> None:
+    """Nor who comes back."""

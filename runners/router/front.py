@@ -14,7 +14,7 @@ import httptools
 import msgspec
 
 from runners.router.link import HOP_BY_HOP
-from runners.router.proxy import STATUS_LINES
+from runners.router.response import STATUS_LINES
 
 HEAD_LIMIT_BYTES = 64 << 10
 QUEUE_LIMIT = 16

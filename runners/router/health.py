@@ -98,6 +98,12 @@ class Health:
             self._out(instance, failure.text, gone=failure.gone)
         self._wake[instance].set()
 
+    def doubt(self, instance: str) -> None:
+        """Something other than a request failed there: ask at once how it is."""
+        wake = self._wake.get(instance)
+        if wake is not None:
+            wake.set()
+
     def _step(self, instance: str, step: Callable[[Breaker], Breaker]) -> None:
         breaker = self._breakers.get(instance)
         if breaker is not None:

@@ -8,19 +8,27 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import NamedTuple
+from dataclasses import replace
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, NamedTuple
 
-from results.decisions import ClusterView, Decision, DecisionRecord, RoutedOutcome, RoutedRequest
+from results.decisions import ClusterView, Decision, DecisionRecord, KvTransfer, RoutedOutcome, RoutedRequest
 from runners.router.facts import Usage, read_usage
 from runners.router.log import DecisionLog
 from runners.router.metrics import Counts
-from runners.router.spec import LATEST, TickPick
+from runners.router.migration_feed import MigrationFeed
+from runners.router.spec import LATEST, TickMigration, TickPick
+
+if TYPE_CHECKING:
+    from runners.router.transfer import Movement
 
 SETTLE_S = 0.05
 AT_ONCE = 16
 """Ends in a row: what waits meanwhile waits less than half a millisecond."""
 NEXT_S = 0.001
 """Between two such rows."""
+COUNTED_WITHIN_S = 5.0
+"""A record waits so long for what its transfer moved to be counted."""
 
 
 class Pick(NamedTuple):
@@ -48,6 +56,8 @@ class End(NamedTuple):
     tail: tuple[bytes, ...]
     """The last pieces of the body; empty = its token counts are not wanted."""
     error: str
+    movement: Movement | None = None
+    """The transfer it asked for; None = none, or the router has no transport."""
 
 
 class Ledger:
@@ -59,6 +69,9 @@ class Ledger:
         self._picks: deque[Pick] = deque()
         self._ends: deque[End] = deque()
         self._latest: deque[Pick] = deque(maxlen=LATEST)
+        self._uncounted: dict[int, tuple[End, Usage]] = {}
+        """Over, but what their transfer moved is not counted yet; by pick, in the order of their ends."""
+        self._feed = MigrationFeed()
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -78,6 +91,14 @@ class Ledger:
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(SETTLE_S, self._settle_some)
 
+    def migrated(self, pick: Pick, t_first_ns: int, movement: Movement | None) -> None:
+        """The target of a migration has begun to answer well."""
+        self._feed.served(t_first_ns, pick.request, pick.decision, movement)
+
+    def migrations(self, *, last: bool = False) -> tuple[TickMigration, ...]:
+        """What happened to migrations since the last call; `last`: nothing is waited for."""
+        return self._feed.take(last=last)
+
     def latest(self) -> tuple[TickPick, ...]:
         """The last LATEST picks, oldest first."""
         return tuple(
@@ -87,12 +108,18 @@ class Ledger:
             for pick in self._latest
         )
 
-    def settle(self) -> None:
-        """Count and log everything noted so far."""
+    def settle(self, *, last: bool = False) -> None:
+        """Count and log everything noted so far, but records that wait for a transfer's counters; `last`: these too."""
         while self._picks:
             self._count(self._picks.popleft())
         while self._ends:
             self._close(self._ends.popleft())
+        limit_ns = perf_counter_ns() - (0 if last else round(COUNTED_WITHIN_S * 1e9))
+        for seq, (end, _) in tuple(self._uncounted.items()):
+            if end.t_end_ns > limit_ns:
+                break
+            assert end.movement is not None
+            self._counted(seq, end.movement.transfer)
 
     def _settle_some(self) -> None:
         self._timer = None
@@ -112,6 +139,8 @@ class Ledger:
         for instance in (decision.instance, decision.prefill):
             if instance:
                 counts.placed[instance] += 1
+        if decision.gates or decision.migrate_from:
+            self._feed.picked(pick.t_ns, pick.request, decision)
 
     def _close(self, end: End) -> None:
         counts = self._counts
@@ -124,26 +153,52 @@ class Ledger:
         migration = _migration(end)
         if migration:
             counts.migrations[migration] += 1
+            if migration == "failed":
+                self._feed.failed(end.t_end_ns, end.pick.request, end.pick.decision, end.status, end.error)
+        usage = read_usage(b"".join(end.tail)) if end.tail else Usage()
+        movement = end.movement
+        if movement is None:
+            self._write(end, usage, None)
+            return
+        seq = end.pick.seq
+        self._uncounted[seq] = end, usage
+        movement.counted(usage.prompt_tokens, usage.cached_tokens)
+        movement.when_settled(lambda transfer: self._counted(seq, transfer))
+
+    def _counted(self, seq: int, transfer: KvTransfer) -> None:
+        """A transfer has settled, or is not waited for any longer."""
+        found = self._uncounted.pop(seq, None)
+        if found is None:
+            return
+        end, usage = found
+        if end.movement is not None and not end.movement.settled and not transfer.counted_reason:
+            transfer = replace(transfer, counted_reason="its counters were not read before the record was written")
+        self._counts.transfer_ended(transfer)
+        self._write(end, usage, transfer)
+
+    def _write(self, end: End, usage: Usage, transfer: KvTransfer | None) -> None:
         if not self._log.kept:
             return
-        usage = read_usage(b"".join(end.tail)) if end.tail else Usage()
         outcome = RoutedOutcome(
             status=end.status,
             http_status=end.http_status,
-            ttft_s=ttft_s,
-            e2e_s=e2e_s,
+            ttft_s=(end.t_first_ns - end.t_dispatch_ns) / 1e9 if end.t_first_ns else None,
+            e2e_s=(end.t_end_ns - end.t_dispatch_ns) / 1e9,
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
             completion_tokens=usage.completion_tokens,
             error=end.error,
-            migration=migration,
+            migration=_migration(end),
+            transfer=transfer,
         )
         self._log.append(DecisionRecord(*end.pick, outcome))
 
 
 def _migration(end: End) -> str:
-    """What came of a pick that wanted its session's KV moved: nothing moves it yet, so the target recomputes it."""
+    """What came of a pick that wanted its session's KV moved, as in RoutedOutcome; empty = it did not."""
     if not end.pick.decision.migrate_from:
         return ""
-    served = end.t_first_ns and end.http_status is not None and end.http_status < 300
-    return "recomputed" if served else "failed"
+    if not end.t_first_ns or end.http_status is None or end.http_status >= 300:
+        return "failed"
+    arrived = end.movement is not None and end.movement.transfer.status == "transferred"
+    return "transferred" if arrived else "recomputed"

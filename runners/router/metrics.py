@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from results.decisions import ClusterView
+from results.decisions import ClusterView, KvTransfer
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -57,7 +57,14 @@ class Counts:
         """By (instance, status); the instance is empty where none was picked."""
         self.decisions: Counter[str] = Counter()
         self.migrations: Counter[str] = Counter()
-        """Picks with `migrate_from`, by what came of it: `recomputed` or `failed`, as in RoutedOutcome."""
+        """Picks with `migrate_from`, by what came of it, as in RoutedOutcome: `transferred`, `recomputed`, `failed`."""
+        self.transfers: Counter[tuple[str, str]] = Counter()
+        """By (purpose, status), as in KvTransfer."""
+        self.transferred_tokens = 0
+        """What targets took from transfers, as far as it could be counted."""
+        self.transferred_bytes = 0
+        self.transfer = Histogram(LATENCY_BUCKETS_S)
+        """Of those that moved KV: from the router's beginning with it until the KV was there."""
         self.placed: Counter[str] = Counter()
         """Picks by instance, an instance that only prefills included."""
         self.failures: Counter[tuple[str, str]] = Counter()
@@ -79,9 +86,25 @@ class Counts:
         values = sorted(self._decide_us)
         return values[min(len(values) - 1, int(level * len(values)))] if values else None
 
+    def transfer_ended(self, transfer: KvTransfer) -> None:
+        """A transfer is over and its counters are read, or given up on."""
+        self.transfers[transfer.purpose, transfer.status] += 1
+        self.transferred_tokens += transfer.external_tokens or 0
+        self.transferred_bytes += transfer.bytes or 0
+        seconds = transfer_s(transfer)
+        if seconds is not None:
+            self.transfer.add(seconds)
+
     def ended(self, status: str) -> int:
         """Requests (attempts, for `retried`) that ended so, over all instances."""
         return sum(count for (_, ended), count in self.outcomes.items() if ended == status)
+
+
+def transfer_s(transfer: KvTransfer) -> float | None:
+    """How long a transfer that moved KV took, as the router saw it; None = it moved none."""
+    if transfer.status != "transferred" or not transfer.t_done_ns:
+        return None
+    return (transfer.t_done_ns - transfer.t_begin_ns) / 1e9
 
 
 class _Page:
@@ -126,6 +149,19 @@ def _totals(counts: Counts, streams: int, records_lost: int) -> Iterator[Metric]
     for status, value in counts.migrations.items():
         migrations.add_metric([status], value)
     yield migrations
+    transfers = CounterMetricFamily(PREFIX + "transfers", "KV transfers asked for.", labels=["purpose", "status"])
+    for (purpose, status), value in counts.transfers.items():
+        transfers.add_metric([purpose, status], value)
+    yield transfers
+    for name, text, value in (
+        (
+            "transferred_tokens",
+            "Tokens that targets took from transfers, by their own count.",
+            counts.transferred_tokens,
+        ),
+        ("transferred_bytes", "Bytes of KV moved, where they are known.", counts.transferred_bytes),
+    ):
+        yield CounterMetricFamily(PREFIX + name, text, value=value)
     failures = CounterMetricFamily(PREFIX + "failures", "Failed attempts by kind.", labels=["instance", "kind"])
     for (instance, kind), value in counts.failures.items():
         failures.add_metric([instance, kind], value)
@@ -161,5 +197,6 @@ def _histograms(counts: Counts) -> Iterator[Metric]:
         ("decide_seconds", "Time to decide.", counts.decide),
         ("ttft_seconds", "Dispatch to first body byte.", counts.ttft),
         ("e2e_seconds", "Dispatch to the end of the response.", counts.e2e),
+        ("transfer_seconds", "A transfer that moved KV, from begin to end.", counts.transfer),
     ):
         yield HistogramMetricFamily(PREFIX + name, text, buckets=histogram.buckets(), sum_value=histogram.total)

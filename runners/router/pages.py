@@ -4,7 +4,7 @@
   GET    /health                           200 while a request could be placed, else 503
   GET    /metrics                          Prometheus text
   GET    /admin/instances                  every instance with its counters
-  POST   /admin/instances                  bring one in: {"instance", "url", ...} as in the router's spec
+  POST   /admin/instances                  bring one in: {"instance", "url", "transfer", ...} as in the router's spec
   POST   /admin/instances/NAME/drain       no new requests; those it has go on
   POST   /admin/instances/NAME/resume      take it back
   DELETE /admin/instances/NAME[?now=1]     forget it; `now` does not wait for its requests
@@ -164,9 +164,14 @@ class Pages:
                 {
                     **msgspec.to_builtins(load),
                     "url": self._fleet.specs[load.instance].url,
+                    "transfer": msgspec.to_builtins(self._fleet.specs[load.instance].transfer),
                     "breaker": row(load.instance),
                     "sessions": self._bindings.active(load.instance),
                 }
                 for load in self._cluster.view().instances
-            ]
+            ],
+            "no_transfers": [
+                {"source": source, "target": target, "why": why}
+                for (source, target), why in self._traffic.transfers.quarantined().items()
+            ],
         }

@@ -1,22 +1,25 @@
 """One request on its way: picked, sent, retried elsewhere until its first byte, and passed on as it comes.
 
 The instance's head is held back until its first body byte, so that everything before that byte can still be retried.
+Where the pick asks for KV from another instance, that is moved first; a transfer that fails costs only that the
+instance computes what it lacks.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from http import HTTPStatus
 from time import monotonic
-from typing import Protocol
-
-import msgspec
+from typing import TYPE_CHECKING, Protocol
 
 from runners.router.dispatch import Asked, Placement
 from runners.router.facts import pause_s
 from runners.router.link import Answer, Failure, Link
+from runners.router.response import last_event, response_head
 from runners.router.traffic import Traffic
 from runners.router.upstream import Pool
+
+if TYPE_CHECKING:
+    from runners.router.transfer import Movement
 
 REFUSALS = (429, 503)
 """The instance did not admit the request."""
@@ -24,7 +27,6 @@ TAIL_PIECES = 4
 """Last pieces of a body, in which its usage and its end are looked for."""
 HOLD = "wait_"
 """A decision for nowhere whose reason begins so may be asked for again once a request has ended."""
-STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
 
 class Client(Protocol):
@@ -52,7 +54,9 @@ class Exchange:
         "_asked",
         "_body",
         "_client",
+        "_handed",
         "_headers",
+        "_movement",
         "_opened",
         "_path",
         "_placement",
@@ -87,12 +91,21 @@ class Exchange:
         self._placement: Placement
         self._pool: Pool
         self._answer: Answer
+        self._movement: Movement | None = None
+        """The transfer of this pick; None = it asked for none, or nothing can be moved here."""
+        self._handed = False
+        """The request on its way is the target leg of a handover, not yet known to be served."""
         self._opened = False
         self._tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
 
     @property
     def instance(self) -> str:
         return self._placement.instance
+
+    @property
+    def source(self) -> str:
+        """Where KV comes from for this pick; empty = nowhere."""
+        return self._placement.source
 
     def begin(self) -> None:
         """Pick an instance and send the request there; one that is held is begun again."""
@@ -108,12 +121,73 @@ class Exchange:
             placement.end("error", http_status=503, error=why)
             self._client.refuse(503, why, "no_instance", b"retry-after: 1\r\n")
             return
-        self.t_dispatch_s = self.t_read_s = monotonic()
-        traffic.waiting[self] = None
-        self._pool = pool = traffic.pools[placement.instance]
-        pool.send(self, (pool.target.head("POST", self._path, self._headers, len(self._body)), self._body))
+        if not placement.source:
+            self._send(self._body)
+        elif traffic.transfers.configured:
+            self._move(placement)
+        else:
+            placement.moved(arrived=False)
+            self._send(self._body)
         traffic.dispatcher.sent(self._asked, placement)
         traffic.health.dispatched(placement.instance)
+
+    def forgo(self, why: str) -> None:
+        """The transfer is not to be waited for any longer: the instance computes what it lacks."""
+        self._withdraw(why)
+        self._compute()
+
+    # the transfer's side
+    def _move(self, placement: Placement) -> None:
+        """Have the KV moved first. What becomes of it comes later: nothing is heard of it in this call."""
+        traffic, made, request = self._traffic, placement.pick.decision, placement.pick.request
+        self.t_dispatch_s = monotonic()
+        traffic.moving[self] = None
+        start = traffic.transfers.hand_over if made.prefill else traffic.transfers.migrate
+        path = self._path.decode("latin-1")
+        placement.movement = self._movement = start(
+            request, placement.source, made.instance, path, self._headers, self._body, self._moved
+        )
+
+    def _moved(self, movement: Movement) -> None:
+        """The transfer is over, well or not: the request goes on."""
+        traffic, status = self._traffic, movement.transfer.status
+        self._handed = movement.open
+        arrived = self._handed or status == "transferred"
+        if arrived:
+            traffic.health.succeeded(self.source)
+        elif status == "failed":
+            traffic.health.doubt(self.source)
+        del traffic.moving[self]
+        self._placement.moved(arrived=arrived)
+        self._send(movement.body)
+
+    def _compute(self) -> None:
+        """Have the instance compute the prompt: the KV did not come."""
+        self._traffic.moving.pop(self, None)
+        self._traffic.waiting.pop(self, None)
+        self._handed = False
+        self._placement.moved(arrived=False)
+        self.link = None
+        self._send(self._body)
+
+    def _not_handed(self, why: str) -> None:
+        """The decode leg has failed: once more, as the client sent it."""
+        assert self._movement is not None
+        self._movement.failed(why)
+        self._compute()
+
+    def _send(self, body: bytes) -> None:
+        self.t_dispatch_s = self.t_read_s = monotonic()
+        self._traffic.waiting[self] = None
+        self._pool = pool = self._traffic.pools[self._placement.instance]
+        pool.send(self, (pool.target.head("POST", self._path, self._headers, len(body)), body))
+
+    def _withdraw(self, why: str) -> None:
+        """Take it back from where it is: its transfer, or its instance."""
+        if self._movement is not None and self in self._traffic.moving:
+            self._movement.abandon(why)
+        else:
+            self._pool.cancel(self)
 
     # the instance's side
     def answered(self, answer: Answer) -> bool:
@@ -125,6 +199,9 @@ class Exchange:
         if status < 500 and status != 429:
             dispatcher.pause(instance, pause_s(answer.headers, refusal=False))
             return True
+        if self._handed and status not in REFUSALS:
+            self._not_handed(f"HTTP {status}")
+            return False
         if not self._may_retry():
             return True
         self._again(Failure("refused" if status in REFUSALS else "status", f"HTTP {status}", status=status))
@@ -156,6 +233,8 @@ class Exchange:
             self._end("error", failure.text)
             traffic.health.failed(instance, failure)
             self._break_off(f"instance {instance} failed in the middle of the response: {failure.text}")
+        elif self._handed and failure.kind == "timeout":
+            self._not_handed(failure.text)
         elif failure.kind != "own" and self._may_retry():
             self._again(failure)
         else:
@@ -179,7 +258,7 @@ class Exchange:
         if self in self._traffic.held:
             self._end("aborted", why)
             return
-        self._pool.cancel(self)
+        self._withdraw(why)
         instance = self.instance
         self._end("aborted", why)
         self._traffic.health.let_go(instance)
@@ -187,7 +266,7 @@ class Exchange:
     # what the clock and the operator say
     def give_up_on(self, failure: Failure) -> None:
         """The instance is not to be waited for any longer."""
-        self._pool.cancel(self)
+        self._withdraw(failure.text)
         self.failed(failure)
 
     def leave(self, why: str) -> None:
@@ -201,7 +280,7 @@ class Exchange:
             self._end("error", why, http_status=503)
             self._client.refuse(503, why, "cut")
             return
-        self._pool.cancel(self)
+        self._withdraw(why)
         instance = self.instance
         if self._opened:
             self._end("error", why)
@@ -262,7 +341,11 @@ class Exchange:
         traffic, answer, instance = self._traffic, self._answer, self.instance
         del traffic.waiting[self]
         traffic.streaming[self] = None
-        self._placement.first_byte(served=answer.status < 300)
+        served = answer.status < 300
+        self._placement.first_byte(served=served)
+        if self._handed and served and self._movement is not None:
+            self._handed = False
+            self._movement.served()
         if answer.status < 400:
             traffic.health.succeeded(instance)
         elif answer.status < 500:
@@ -270,22 +353,8 @@ class Exchange:
         else:
             traffic.counts.failures[instance, "status"] += 1
             traffic.health.failed(instance, Failure("status", f"HTTP {answer.status}", status=answer.status))
-        self._client.write(self._head(answer, instance) + data)
-
-    def _head(self, answer: Answer, instance: str) -> bytes:
-        lines = [STATUS_LINES.get(answer.status) or b"HTTP/1.1 %d \r\n" % answer.status]
-        named = False
-        for name, value in answer.headers:
-            named |= name == b"x-request-id"
-            lines.append(b"%b: %b\r\n" % (name, value))
-        lines.append(b"x-tracon-instance: %b\r\n" % instance.encode())
-        if not named:
-            lines.append(b"x-request-id: %b\r\n" % self._asked.request.encode("latin-1"))
-        ends_with_it = not answer.chunked and not answer.sized
-        if ends_with_it or not self._client.keep_alive:
-            lines.append(b"connection: close\r\n")
-        lines.append(b"\r\n")
-        return b"".join(lines)
+        head = response_head(answer, instance, self._asked.request, keep_alive=self._client.keep_alive)
+        self._client.write(head + data)
 
     def _break_off(self, message: str) -> None:
         """End a response that cannot be finished: an event stream with an event that says why, others by cutting."""
@@ -293,26 +362,17 @@ class Exchange:
         if not answer.events or answer.sized or torn:
             self._client.abort()
             return
-        error = {"message": message, "type": "instance_failed", "code": 502, "instance": self.instance}
-        event = b"data: " + msgspec.json.encode({"error": error}) + b"\n\n"
-        if not self._event_ended():
-            event = b"\n\n" + event
-        if answer.chunked:
-            self._client.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event))
-        else:
-            self._client.write(event)
+        self._client.write(last_event(message, self.instance, b"".join(self._tail), chunked=answer.chunked))
         self._client.done(keep=answer.chunked)
-
-    def _event_ended(self) -> bool:
-        body = b"".join(self._tail)
-        if self._answer.chunked:
-            body = body.removesuffix(b"\r\n")
-        return not body or body.endswith((b"\n\n", b"\r\n\r\n", b"\r\r"))
 
     def _end(self, status: str, error: str = "", *, http_status: int | None = None) -> None:
         traffic = self._traffic
         tail: tuple[bytes, ...] = ()
         traffic.ended(self)
+        if self._movement is not None:
+            if self._handed:
+                self._movement.failed(error or status, strike=status in ("error", "retried"))
+            self._movement, self._handed = None, False
         if self._opened:
             http_status = self._answer.status
             if status == "ok" and traffic.dispatcher.ledger.keeps_records:

@@ -9,6 +9,7 @@ import resource
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from time import monotonic, perf_counter_ns
 from uuid import uuid4
 
@@ -21,11 +22,12 @@ from runners.router.ledger import Ledger
 from runners.router.log import DecisionLog
 from runners.router.metrics import Counts
 from runners.router.pages import Pages
-from runners.router.policies import Policy
+from runners.router.policies import Policy, may_migrate
 from runners.router.prewarm import prewarm
 from runners.router.proxy import Exchange
 from runners.router.spec import RouterError, RouterOutcome, RouterReady, RouterSpec, RouterTick, TickInstance
 from runners.router.traffic import Traffic
+from runners.router.transfer import Transfers
 from runners.router.view import Cluster
 
 BACKLOG = 4096
@@ -61,6 +63,7 @@ class Server:
         self._bindings = Bindings(spec.max_sessions, spec.session_ttl_s)
         self._cluster = Cluster((), monotonic, self._bindings)
         self._fleet = Fleet(spec, self._cluster, self._linked)
+        self._transfers: Transfers
         self._dispatcher: Dispatcher
         self._traffic: Traffic
         self._pages: Pages
@@ -90,6 +93,8 @@ class Server:
     async def start(self) -> RouterReady:
         """Bring in the instances, probe each once, and listen. Raises RouterError."""
         spec, fleet = self._spec, self._fleet
+        self._transfers = transfers = Transfers(fleet.pools, fleet.specs, spec.transfer, monotonic)
+        fleet.on_found = transfers.found
         await fleet.start()
         if spec.prewarm is not None:
             try:
@@ -106,8 +111,9 @@ class Server:
             self._counts,
             fleet.block_tokens,
             monotonic,
+            transfers.cut_off if may_migrate(self._policy) else None,
         )
-        self._traffic = Traffic(self._dispatcher, fleet.pools, fleet.health, self._counts, spec.limits)
+        self._traffic = Traffic(self._dispatcher, fleet.pools, fleet.health, self._counts, spec.limits, transfers)
         fleet.on_lost = self._traffic.lost
         self._pages = Pages(fleet, self._cluster, self._bindings, self._traffic, self)
         loop = asyncio.get_running_loop()
@@ -143,8 +149,10 @@ class Server:
             await asyncio.gather(self._beating, *self._pages_open, return_exceptions=True)
         for client in tuple(self._clients):
             client.abort()
+        await self._transfers.close()
         await self._fleet.close()
-        self._ledger.settle()
+        self._ledger.settle(last=True)
+        self._tell_migrations()
         await self._log.close()
         self._ended = self._outcome()
         return self._ended
@@ -256,7 +264,14 @@ class Server:
             pool.trim()
         self._bindings.expire(monotonic())
         with contextlib.suppress(BrokenPipeError):
-            self._on_tick(self.tick())
+            self._on_tick(replace(self.tick(), migrations=self._ledger.migrations()))
+
+    def _tell_migrations(self) -> None:
+        """What happened to migrations since the last tick: there will be no other."""
+        lines = self._ledger.migrations(last=True)
+        if lines:
+            with contextlib.suppress(BrokenPipeError):
+                self._on_tick(replace(self.tick(), migrations=lines))
 
     def _sweep_clients(self, oldest_s: float) -> None:
         for client in tuple(self._clients):

@@ -17,6 +17,8 @@ from results.decisions import Role
 from runners.errors import RunnerError
 
 INDEXES = ("approximate", "events")
+TRANSPORTS = ("mooncake", "nixl")
+KV_ROLES = ("kv_both", "kv_producer", "kv_consumer")
 INSTANCE_NAME_LIMIT = 64
 LATEST = 20
 """Picks that a tick names."""
@@ -45,7 +47,7 @@ class TransferRules:
     """How KV is moved, and when a pair of instances is left alone."""
 
     timeout_s: float = 120.0
-    """One attempt, both legs together (specs/load_floor.md Q1.C: 120 s, not 30)."""
+    """All tries of one transfer together, with the wait for its turn (specs/load_floor.md Q1.C: 120 s, not 30)."""
     attempts: int = 2
     """Tries of one transfer before the target recomputes."""
     failures_to_quarantine: int = 3
@@ -57,7 +59,7 @@ class TransferRules:
     min_tokens: int = 1
     """Fewer prompt tokens that the target lacks are not worth a transfer: it computes them."""
     leg_priority: int | None = None
-    """`priority` of the source's leg, where its engine schedules by priority (lower = sooner): the leg is asked of an
+    """`priority` of a migration's legs, where the engines schedule by priority (lower = sooner): KV is asked of an
     instance because that one is busy, and would wait behind all that made it so. None = no such field is sent."""
 
 
@@ -175,6 +177,27 @@ def instance_problem(spec: InstanceSpec) -> tuple[str, str] | None:
         return f"instance {name}: url {spec.url!r} is no http(s) URL", "http://127.0.0.1:8000"
     if (spec.block_tokens or 1) < 1 or (spec.kv_capacity_tokens or 1) < 1:
         return f"instance {name}: block_tokens or kv_capacity_tokens is below 1", "at least 1, or null"
+    return None if spec.transfer is None else _transfer_problem(spec, spec.transfer)
+
+
+def _transfer_problem(spec: InstanceSpec, transfer: KvEndpoint) -> tuple[str, str] | None:
+    name, role = spec.instance, transfer.kv_role
+    unfit = {"prefill": "kv_consumer", "decode": "kv_producer"}.get(spec.role)
+    parts = urlsplit(transfer.bootstrap)
+    listens = parts.scheme in ("http", "https") and bool(parts.hostname)
+    if transfer.transport not in TRANSPORTS:
+        return f"instance {name}: transport is {transfer.transport!r}", f"one of {', '.join(TRANSPORTS)}"
+    if role not in KV_ROLES:
+        return f"instance {name}: kv_role is {role!r}", f"one of {', '.join(KV_ROLES)}, as its connector was started"
+    if role == unfit:
+        return f"instance {name}: its role is {spec.role}, and its connector is a {role}", "kv_both, or the other one"
+    if transfer.transport == "mooncake" and role != "kv_consumer" and not listens:
+        return (
+            f"instance {name}: bootstrap {transfer.bootstrap!r} is no http(s) URL",
+            "the base URL of its Mooncake bootstrap server, http://HOST:PORT with its VLLM_MOONCAKE_BOOTSTRAP_PORT",
+        )
+    if (transfer.kv_bytes_per_token or 1) < 1:
+        return f"instance {name}: kv_bytes_per_token is below 1", "at least 1, or null"
     return None
 
 
@@ -182,7 +205,7 @@ def _problems(spec: RouterSpec) -> list[tuple[str, str]]:
     names = [instance.instance for instance in spec.instances]
     twice = sorted({name for name in names if names.count(name) > 1})
     found = [problem for instance in spec.instances if (problem := instance_problem(instance))]
-    limits, health = spec.limits, spec.health
+    limits, health, moves = spec.limits, spec.health, spec.transfer
     times = (limits.connect_s, limits.first_byte_s, limits.stall_s, limits.client_stall_s, limits.client_idle_s)
     rules = (
         (bool(names), "it has no instance", "at least one instance"),
@@ -198,6 +221,16 @@ def _problems(spec: RouterSpec) -> list[tuple[str, str]]:
         (limits.attempts >= 1 and limits.body_bytes >= 1, "limits.attempts or body_bytes is below 1", "at least 1"),
         (min(health.probe_interval_s, health.probe_timeout_s, health.open_s) > 0, "a health time is 0", "above 0"),
         (min(health.unhealthy_after, health.failures_to_open) >= 1, "a health count is below 1", "at least 1"),
+        (
+            min(moves.timeout_s, moves.window_s, moves.quarantine_s, moves.quarantine_max_s) > 0,
+            "a transfer time is not above 0",
+            "seconds above 0",
+        ),
+        (
+            min(moves.attempts, moves.failures_to_quarantine, moves.min_tokens) >= 1,
+            "transfer.attempts, failures_to_quarantine or min_tokens is below 1",
+            "at least 1",
+        ),
     )
     found += [(problem, remedy) for holds, problem, remedy in rules if not holds]
     return [(problem, f"Give {remedy}.") for problem, remedy in found]

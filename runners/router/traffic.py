@@ -16,19 +16,29 @@ from runners.router.upstream import Pool
 
 if TYPE_CHECKING:
     from runners.router.proxy import Exchange
+    from runners.router.transfer import Transfers
 
 
 class Traffic:
     """Requests in flight, and what they share."""
 
     def __init__(
-        self, dispatcher: Dispatcher, pools: Mapping[str, Pool], health: Health, counts: Counts, limits: Limits
+        self,
+        dispatcher: Dispatcher,
+        pools: Mapping[str, Pool],
+        health: Health,
+        counts: Counts,
+        limits: Limits,
+        transfers: Transfers,
     ) -> None:
         self.dispatcher = dispatcher
         self.pools = pools
         self.health = health
         self.counts = counts
         self.limits = limits
+        self.transfers = transfers
+        self.moving: dict[Exchange, None] = {}
+        """Picked, and their KV is on its way; in the order of their picks."""
         self.waiting: dict[Exchange, None] = {}
         """Without a body byte yet, in the order of their dispatch."""
         self.streaming: dict[Exchange, None] = {}
@@ -39,12 +49,13 @@ class Traffic:
 
     @property
     def in_flight(self) -> bool:
-        """Some request is at an instance."""
-        return bool(self.waiting or self.streaming)
+        """Some request is at an instance, or its KV on the way there."""
+        return bool(self.waiting or self.streaming or self.moving)
 
     def ended(self, exchange: Exchange) -> None:
         """A request (or an attempt of one) is over."""
         self.waiting.pop(exchange, None)
+        self.moving.pop(exchange, None)
         self.streaming.pop(exchange, None)
         self.held.pop(exchange, None)
         if self.held and not self._serving_held:
@@ -88,6 +99,11 @@ class Traffic:
             if now_s - oldest.t_dispatch_s <= limit_s:
                 break
             oldest.give_up_on(Failure("timeout", f"no byte of the response within {limit_s:g} s"))
+        while self.moving:
+            oldest = next(iter(self.moving))
+            if now_s - oldest.t_dispatch_s <= limit_s:
+                break
+            oldest.forgo(f"the transfer was not over within {limit_s:g} s")
         if self.held:
             self.serve_held()
 
@@ -102,19 +118,32 @@ class Traffic:
                 exchange.give_up_on(Failure("stall", f"nothing came for {limits.stall_s:g} s"))
 
     def lost(self, instance: str, why: str) -> None:
-        """The instance is gone: what waits there goes elsewhere; what streams hears it from its connection."""
-        for exchange in tuple(self.waiting):
+        """The instance is gone: what waits there goes elsewhere; what streams hears it from its connection.
+
+        What waits for KV from there does without it.
+        """
+        self.transfers.lost(instance)
+        for exchange in (*self.waiting, *self.moving):
             if exchange.instance == instance:
                 exchange.give_up_on(Failure("down", why))
+        self._do_without(instance, why)
 
     def cut(self, why: str, instance: str = "") -> int:
         """End everything in flight (at one instance); returns how many requests."""
         ended = 0
+        if instance:
+            self.transfers.lost(instance)
         for exchange in () if instance else tuple(self.held):
             exchange.cut(why, elsewhere=False)
             ended += 1
-        for exchange in (*self.waiting, *self.streaming):
+        for exchange in (*self.waiting, *self.moving, *self.streaming):
             if not instance or exchange.instance == instance:
                 exchange.cut(why, elsewhere=bool(instance))
                 ended += 1
+        self._do_without(instance, why)
         return ended
+
+    def _do_without(self, source: str, why: str) -> None:
+        for exchange in tuple(self.moving):
+            if exchange.source == source:
+                exchange.forgo(f"{source} is lost: {why}")

@@ -6,7 +6,7 @@ Nothing here waits: `view`, a policy's `decide` and `reserve` in a row are one a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from results.decisions import ClusterView, Decision, InstanceLoad, Role, RoutedRequest
 from runners.router.bindings import Bindings
@@ -21,6 +21,8 @@ class Member:
     role: Role = "both"
     kv_capacity_tokens: int | None = None
     """Tokens its KV pool has room for; None = not known."""
+    block_tokens: int = 1
+    """Its KV block size: KV is moved from there in whole blocks."""
 
 
 class _Counters:
@@ -78,17 +80,22 @@ class _Hold:
 
     __slots__ = ("_counters", "_new", "_open", "_prefilling", "_promised", "_tokens")
 
-    def __init__(self, counters: _Counters, request: RoutedRequest, *, prefills: bool, decodes: bool) -> None:
-        name = counters.member.instance
+    def __init__(self, counters: _Counters, tokens: int, new: int, promised: int) -> None:
         self._counters = counters
-        self._tokens = request.input_tokens
-        self._promised = request.max_tokens if decodes else 0
-        self._new = max(0, request.input_tokens - request.cached_tokens.get(name, 0)) if prefills else 0
+        self._tokens = tokens
+        self._promised = promised
+        self._new = new
         self._prefilling = self._open = True
         counters.num_requests += 1
-        counters.pending_prefill_tokens += self._new
-        counters.ongoing_tokens += self._tokens
-        counters.promised_tokens += self._promised
+        counters.pending_prefill_tokens += new
+        counters.ongoing_tokens += tokens
+        counters.promised_tokens += promised
+
+    def recount(self, new: int) -> None:
+        """It turned out that so many prompt tokens are to be computed there; nothing once the first byte has come."""
+        if self._prefilling:
+            self._counters.pending_prefill_tokens += new - self._new
+            self._new = new
 
     def first_byte(self) -> None:
         if self._prefilling:
@@ -112,20 +119,48 @@ class _Hold:
 
 
 class Reservation:
-    """A pick's claim on its instances' counters. Both steps may be called at any time, any number of times."""
+    """A pick's claim on its instances' counters. Its steps may be called at any time, any number of times."""
 
-    __slots__ = ("_bindings", "_decode", "_prefill", "decision", "request")
+    __slots__ = ("_bindings", "_decode", "_lacks", "_left", "_prefill", "decision", "prefix_tokens", "request")
 
     def __init__(
-        self, decision: Decision, request: RoutedRequest, decode: _Hold, prefill: _Hold | None, bindings: Bindings
+        self,
+        decision: Decision,
+        request: RoutedRequest,
+        serves: _Counters,
+        source: _Counters | None,
+        bindings: Bindings,
     ) -> None:
+        tokens = request.input_tokens
         self.decision = decision
         self.request = request
-        self._decode = decode
-        self._prefill = prefill
+        self.prefix_tokens = 0
+        """With `migrate_from`: the longest prefix in whole blocks that the instance there holds by the index."""
+        self._lacks = _lacks(request, decision.instance)
+        self._left = self._lacks
+        """What is to be computed where the request is served once the KV that is on its way has arrived."""
+        self._prefill: _Hold | None = None
+        new = self._lacks
+        if decision.prefill and source is not None:
+            self._prefill = _Hold(source, tokens, _lacks(request, decision.prefill), 0)
+            self._left, new = min(1, self._lacks), 0
+        elif source is not None:
+            block = source.member.block_tokens
+            self.prefix_tokens = request.cached_tokens.get(decision.migrate_from, 0) // block * block
+            self._left = new = min(self._lacks, max(0, tokens - self.prefix_tokens))
+        self._decode = _Hold(serves, tokens, new, request.max_tokens)
         self._bindings: Bindings | None = bindings if decision.binds else None
         if self._bindings is not None:
             self._bindings.expect(request.session, decision.instance, migrates=bool(decision.migrate_from))
+
+    def moved(self, *, arrived: bool) -> None:
+        """The transfer that the pick asked for is over. Where no KV arrived, the instance computes all that it lacks.
+
+        With a prefill instance: that one has answered, or does not; it has nothing more to do with the request.
+        """
+        if self._prefill is not None:
+            self._prefill.end()
+        self._decode.recount(self._left if arrived else self._lacks)
 
     def first_byte(self) -> None:
         """The first byte of the response's body has come: the prompt is no longer pending."""
@@ -175,16 +210,15 @@ class Cluster:
     def reserve(self, decision: Decision, request: RoutedRequest) -> Reservation:
         """Count the pick on its instance: BS+1, PP+uncached, OT+prompt, and the output's room.
 
-        With a prefill instance the uncached tokens are pending there, until the first byte, and not where it decodes.
-        Raises KeyError where the decision names an instance that is not a member (or none).
+        Tokens whose KV is on its way from another instance are not pending where the request is served. With a prefill
+        instance they are pending there instead. Say what came of it with `Reservation.moved`, also where nothing moves.
+        Raises KeyError where the decision names an instance to serve or prefill that is not a member (or none).
         """
-        decodes = self._counters[decision.instance]
-        prefills = self._counters[decision.prefill] if decision.prefill else None
+        serves = self._counters[decision.instance]
+        source = self._counters[decision.prefill] if decision.prefill else self._counters.get(decision.migrate_from)
         self.picks += 1
         self.fallbacks += decision.advances
-        first = _Hold(prefills, request, prefills=True, decodes=False) if prefills else None
-        second = _Hold(decodes, request, prefills=prefills is None, decodes=True)
-        return Reservation(decision, request, second, first, self.bindings)
+        return Reservation(decision, request, serves, source, self.bindings)
 
     def add(self, member: Member) -> None:
         """Bring in an instance; one of that name that drains is taken back. Raises ValueError for a known other one."""
@@ -234,8 +268,12 @@ class Cluster:
     def set_capacity(self, instance: str, kv_capacity_tokens: int | None) -> None:
         """What its KV pool has room for, once the engine has said so."""
         counters = self._counters[instance]
-        known = counters.member
-        counters.member = Member(known.instance, known.url, known.role, kv_capacity_tokens)
+        counters.member = replace(counters.member, kv_capacity_tokens=kv_capacity_tokens)
+
+
+def _lacks(request: RoutedRequest, instance: str) -> int:
+    """Prompt tokens that the instance would have to compute."""
+    return max(0, request.input_tokens - request.cached_tokens.get(instance, 0))
 
 
 def idle(loads: Sequence[InstanceLoad]) -> bool:

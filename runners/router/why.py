@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from results.decisions import Candidate, Decision, DecisionRecord, RoutedOutcome
+from results.decisions import Candidate, Decision, DecisionRecord, KvTransfer, RoutedOutcome
 from runners.router.policies.reasons import REASONS
 
 KEY_WORDS: Mapping[str, str] = {
@@ -28,6 +28,7 @@ KEY_WORDS: Mapping[str, str] = {
 }
 
 MIGRATIONS: Mapping[str, str] = {
+    "transferred": "the session's KV was moved, and the session with it",
     "recomputed": "no KV was moved: the target computed what it did not hold",
     "failed": "the migration failed: the session stays bound as it was",
 }
@@ -89,6 +90,8 @@ def _pick(record: DecisionRecord) -> Iterator[str]:
     if made.tie_break:
         yield f"Tie: {made.tie_break}."
     yield f"Pick {record.seq}, decided in {record.decide_us:.0f} us."
+    if record.outcome is not None and record.outcome.transfer is not None:
+        yield from _transfer(record.outcome.transfer)
     yield _outcome(record.outcome, record)
 
 
@@ -102,6 +105,42 @@ def _session(record: DecisionRecord) -> Iterator[str]:
         yield f"The session migrates: its KV was to be moved from {made.migrate_from} first."
     if request.tried:
         yield f"Tried before: {', '.join(request.tried)}."
+
+
+def _transfer(moved: KvTransfer) -> Iterator[str]:
+    """What was moved, what became of it, and where its time went."""
+    what = f"Transfer {moved.transfer or '(no id)'} ({moved.purpose}, {moved.transport or 'no transport chosen'})"
+    kv = f"KV of {moved.prefix_tokens} tokens from {moved.source} to {moved.target}"
+    if moved.status == "refused":
+        yield f"{what}: {kv} was not tried: {moved.reason}."
+        return
+    tries = f" after {moved.attempts} tries" if moved.attempts > 1 else ""
+    failed = f"failed{tries}: {moved.reason}"
+    yield f"{what}: {kv} {'was moved' + tries if moved.status == 'transferred' else failed}{_timing(moved)}."
+    parts = (
+        ("from the transfer", moved.external_tokens),
+        ("in its own cache", moved.local_tokens),
+        ("computed", moved.computed_tokens),
+    )
+    counted = [f"{tokens} {how}" for how, tokens in parts if tokens is not None]
+    if counted:
+        size = "" if moved.bytes is None else f"; {moved.bytes} bytes ({moved.bytes_from})"
+        yield f"The target counted {', '.join(counted)}{size}."
+    if moved.counted_reason:
+        yield f"Not all of it could be counted: {moved.counted_reason}."
+
+
+def _timing(moved: KvTransfer) -> str:
+    """How long it took, and how much of that each leg."""
+    if not moved.t_done_ns:
+        return ""
+    legs = (
+        ("source leg", moved.t_source_sent_ns, moved.t_source_done_ns),
+        ("target leg", moved.t_target_sent_ns, moved.t_done_ns),
+    )
+    shown = [f"{name} {(end - begin) / 1e9:.3f} s" for name, begin, end in legs if begin and end]
+    whole = f" in {(moved.t_done_ns - moved.t_begin_ns) / 1e9:.3f} s"
+    return f"{whole} ({', '.join(shown)})" if shown else whole
 
 
 def _candidate(candidate: Candidate, made: Decision) -> str:

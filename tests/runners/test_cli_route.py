@@ -15,7 +15,7 @@ from typer.main import get_command
 from runners.cli import app
 from runners.cli.route import _instances, _Narrator
 from runners.errors import RunnerError
-from runners.router.spec import InstanceSpec, RouterLine, RouterSpec, RouterTick, TickInstance
+from runners.router.spec import InstanceSpec, KvEndpoint, RouterLine, RouterSpec, RouterTick, TickInstance
 from tests.e2e.cli import tracon
 from tests.runners.router.routers import instances
 
@@ -60,6 +60,13 @@ async def test_it_routes_until_it_is_interrupted(tmp_path: Path) -> None:
         (("-i", "http://127.0.0.1:1", "--index", "events"), "kv_events"),
         (("-i", "http://127.0.0.1:1", "--kv-events", "z=tcp://h:1"), "names z"),
         (("--spec", "/nowhere.json"), "/nowhere.json"),
+        (("-i", "a=http://h:1", "--transfer", "mooncake"), "bootstrap '' is no http(s) URL"),
+        (("-i", "a=http://h:1", "--transfer", "pigeon"), "transport is 'pigeon'"),
+        (("-i", "a=http://h:1,bootstrap=http://h:9"), "no transport is named"),
+        (("-i", "a=http://h:1,shoe=9", "--transfer", "nixl"), "no setting shoe"),
+        (("-i", "a=http://h:1,kv_bytes_per_token=x", "--transfer", "nixl"), "kv_bytes_per_token"),
+        (("--prefill", "http://h:1,kv_role=kv_consumer", "--transfer", "nixl"), "its connector is a kv_consumer"),
+        (("-i", "http://h:1", "--transfer", "nixl", "--transfer-timeout", "0"), "transfer time"),
     ],
 )
 def test_what_it_cannot_do_it_says_with_a_remedy(arguments: tuple[str, ...], said: str) -> None:
@@ -72,7 +79,7 @@ def test_what_it_cannot_do_it_says_with_a_remedy(arguments: tuple[str, ...], sai
 
 def test_instances_are_named_and_given_their_roles() -> None:
     given = {"both": ["http://h:1/?a=b", "x=http://h:2"], "prefill": ["http://h:3"], "decode": ["http://h:4"]}
-    found = _instances(given, {"p0": "tcp://h:5,tcp://h:6"}, 4096)
+    found = _instances(given, {"p0": "tcp://h:5,tcp://h:6"}, 4096, None)
     assert [(member.instance, member.role) for member in found] == [
         ("i0", "both"),
         ("x", "both"),
@@ -82,7 +89,20 @@ def test_instances_are_named_and_given_their_roles() -> None:
     assert (found[2].kv_events, found[2].kv_replay) == ("tcp://h:5", "tcp://h:6")
     assert found[0].kv_capacity_tokens == 4096
     with pytest.raises(RunnerError, match="names q"):
-        _instances(given, {"q": "tcp://h:5"}, None)
+        _instances(given, {"q": "tcp://h:5"}, None, None)
+
+
+def test_a_transport_is_named_once_and_each_instance_says_the_rest() -> None:
+    given = {
+        "both": ["a=http://h:1,bootstrap=http://h:9,kv_bytes_per_token=512"],
+        "prefill": None,
+        "decode": ["http://h:2,kv_role=kv_consumer"],
+    }
+    both, decode = _instances(given, {}, None, "mooncake")
+    assert both.transfer == KvEndpoint("mooncake", bootstrap="http://h:9", kv_bytes_per_token=512)
+    assert (decode.url, decode.transfer) == ("http://h:2", KvEndpoint("mooncake", "kv_consumer"))
+    (plain,) = _instances({"both": ["http://h:1"], "prefill": None, "decode": None}, {}, None, None)
+    assert plain.transfer is None
 
 
 def test_a_person_is_told_of_instances_that_come_and_go(capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,6 +31,8 @@ class Backend:
     name: str = "b"
     status: int = 200
     """Of completions; anything but 200 is answered as an error."""
+    errors: int = -1
+    """So many completions more are answered with `status`; -1 = all."""
     answer_headers: dict[str, str] = field(default_factory=dict)
     hang: bool = False
     """Completions are read and never answered."""
@@ -125,7 +127,8 @@ class Backend:
         if self.hang:
             await self._wait_for_close(reader)
             return False
-        if self.status != 200:
+        if self.status != 200 and self.errors:
+            self.errors -= 1
             _whole(writer, self.status, json.dumps({"error": {"message": self.name}}).encode(), self.answer_headers)
             return True
         answering = asyncio.create_task(self._stream(writer, bool(seen.json.get("stream"))))

@@ -126,6 +126,11 @@ def parameters_of(policy: Policy) -> dict[str, Any]:
     return dict(msgspec.to_builtins(policy)) if _has_fields(type(policy)) else {}
 
 
+def may_migrate(policy: Policy) -> bool:
+    """Its decisions may name `migrate_from`. A user's policy may do anything."""
+    return bool(getattr(policy, "migration", False)) if type(policy) in POLICIES.values() else True
+
+
 def describe_policies() -> tuple[PolicyInfo, ...]:
     """All of ours."""
     return tuple(describe(policy) for policy in POLICIES.values())

@@ -189,7 +189,8 @@ def _blocked(gates: tuple[Gate, ...]) -> str:
 def _unfit(request: RoutedRequest, may: Pickable, owner: InstanceLoad) -> dict[str, str]:
     """Who is no target by section 4.3.2, the owner apart, each with its reason.
 
-    Room that is not known is no room: a migration is never a must.
+    Room that is not known is no room, and one that no KV can be moved to now would compute it all: a migration is never
+    a must.
     """
     need = _context(request)
     limit = owner.pending_prefill_tokens
@@ -198,7 +199,9 @@ def _unfit(request: RoutedRequest, may: Pickable, owner: InstanceLoad) -> dict[s
         pending, free = load.pending_prefill_tokens, load.free_kv_tokens
         if load is owner:
             continue
-        if pending >= limit:
+        if load.instance in request.cut_off:
+            found[load.instance] = f"no KV can be moved there: {request.cut_off[load.instance]}"
+        elif pending >= limit:
             found[load.instance] = f"not less busy than {owner.instance}: {pending} tokens pending against {limit}"
         elif free is None:
             found[load.instance] = f"its free KV is not known, {need} tokens needed"
@@ -209,7 +212,8 @@ def _unfit(request: RoutedRequest, may: Pickable, owner: InstanceLoad) -> dict[s
 
 def _target(request: RoutedRequest, may: Pickable, owner: InstanceLoad, unfit: dict[str, str]) -> Gate:
     count = len(may.loads) - 1 - len(unfit)
-    text = f"{count} instances are less busy than {owner.instance} and have room for {_context(request)} KV tokens >= 1"
+    less_busy = f"less busy than {owner.instance}" + (", can be sent its KV" if request.cut_off else "")
+    text = f"{count} instances are {less_busy} and have room for {_context(request)} KV tokens >= 1"
     return Gate("target", count, 1, count > 0, text)
 
 

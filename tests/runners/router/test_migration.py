@@ -17,12 +17,15 @@ from tests.servers.backend import Backend
 EAR = {"hot_tokens": 16, "cooldown_s": 60.0}
 LONG = list(range(40))
 """More than `hot_tokens`, and none of it cached anywhere."""
+OWN = list(range(100, 116))
+"""The prompt of session `s`, which no other session shares."""
 
 
 @contextlib.asynccontextmanager
 async def hot(routed: Router, both: tuple[Backend, ...]) -> AsyncIterator[tuple[Backend, Backend]]:
     """Session `s` on the first of the two, which has the prompt of another session pending; the second is idle."""
-    homes = {session: by(await routed.post(session)) for session in ("s", "x0", "x1", "x2")}
+    homes = {"s": by(await routed.post("s", prompt=OWN))}
+    homes |= {session: by(await routed.post(session)) for session in ("x0", "x1", "x2")}
     other = next(session for session, home in homes.items() if session != "s" and home == homes["s"])
     source, target = sorted(both, key=lambda one: one.name != homes["s"])
     source.hang = True

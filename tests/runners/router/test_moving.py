@@ -1,0 +1,412 @@
+"""A request whose KV is moved first, on a real router: whatever happens on the way, it is served or told why not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from results.decisions import DecisionRecord, InstanceLoad, KvTransfer
+from runners.router.decision_log import read_log
+from runners.router.policies import make_policy
+from runners.router.whatif import what_if
+from tests.runners.router.fake_transfers import LEG, FakeMovement, FakeTransfers, fake_transport
+from tests.runners.router.routers import SHORT, Router, by, events, instances, router, until
+from tests.runners.router.test_migration import EAR, OWN, hot
+from tests.servers.backend import Backend
+
+PD = {"prefill_count": 1}
+
+
+def load_of(routed: Router, instance: str) -> InstanceLoad:
+    return next(load for load in routed.server.cluster.view().instances if load.instance == instance)
+
+
+def migrated(records: list[DecisionRecord]) -> tuple[DecisionRecord, KvTransfer]:
+    """The one pick that wanted to migrate, and its transfer."""
+    (record,) = [one for one in records if one.decision.migrate_from]
+    assert record.outcome is not None
+    assert record.outcome.transfer is not None
+    return record, record.outcome.transfer
+
+
+@contextlib.asynccontextmanager
+async def asked(routed: Router, fake: FakeTransfers) -> AsyncIterator[tuple[asyncio.Task, FakeMovement]]:  # type: ignore[type-arg]
+    """A request of session `s`, and the transfer that its pick asked for, under way."""
+    count = len(fake.asked)
+    asking = asyncio.create_task(routed.post("s", prompt=OWN))
+    await until(lambda: len(fake.asked) > count)
+    try:
+        yield asking, fake.asked[-1]
+    finally:
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+
+
+async def test_it_is_sent_when_its_kv_has_arrived_and_is_recorded_counted_and_told_so(tmp_path: Path) -> None:
+    async with instances("a", "b") as both, router(both, "ear", folder=tmp_path, parameters=EAR) as routed:
+        fake = fake_transport(routed)
+        async with hot(routed, both) as (source, target), asked(routed, fake) as (asking, movement):
+            seen = len(target.seen)
+            assert (movement.transfer.source, movement.transfer.target) == (source.name, target.name)
+            assert movement.request.cached_tokens[source.name] == 12
+            assert load_of(routed, target.name).pending_prefill_tokens == 4, "12 of 16 are on their way"
+            await asyncio.sleep(0.05)
+            assert len(target.seen) == seen, "not before it is there"
+            movement.finish("transferred")
+            answer = await asking
+            assert (answer.status_code, by(answer)) == (200, target.name)
+            assert target.seen[-1].json["prompt"] == OWN, "as the client sent it"
+            assert routed.server.cluster.bindings.owner("s") == target.name
+            assert await routed.metric('migrations_total{status="transferred"}') == 1
+            await routed.metric("picks_total")
+            assert not [one for one in (tmp_path / "decisions.jsonl").read_text().splitlines() if '"t-0"' in one]
+            movement.settle()
+            assert await routed.metric('transfers_total{purpose="migration",status="transferred"}') == 1
+            assert await routed.metric("transferred_tokens_total") == 48
+            assert await routed.metric("transfer_seconds_count") == 1
+            assert by(await routed.post("s")) == target.name
+            await until(lambda: any(line.phase == "done" for tick in routed.ticks for line in tick.migrations))
+        records = await routed.records(7)
+    record, transfer = migrated(records)
+    assert record.outcome is not None
+    assert (record.outcome.status, record.outcome.migration) == ("ok", "transferred")
+    assert (transfer.status, transfer.external_tokens) == ("transferred", 48)
+    assert record.outcome.ttft_s is not None
+    assert record.outcome.ttft_s >= (transfer.t_done_ns - transfer.t_begin_ns) / 1e9, "the client waited for it"
+    told = [line for tick in routed.ticks for line in tick.migrations]
+    assert [(line.phase, line.reason) for line in told] == [("started", "migrated"), ("done", "transferred")]
+    assert {line.migration for line in told} == {record.request.request}
+    assert (told[1].external_tokens, told[1].source, told[1].target) == (48, source.name, target.name)
+    assert told[1].transfer_s is not None
+    log = read_log(tmp_path / "decisions.jsonl", "log")
+    assert log.gaps == ()
+    assert what_if(log.records, make_policy("ear", EAR)).agreement == 1.0
+
+
+@pytest.mark.parametrize("status", ["failed", "refused"])
+async def test_a_transfer_that_comes_to_nothing_costs_only_that_the_target_computes(
+    status: str, tmp_path: Path
+) -> None:
+    async with instances("a", "b") as both, router(both, "ear", folder=tmp_path, parameters=EAR) as routed:
+        fake = fake_transport(routed)
+        async with hot(routed, both) as (_, target), asked(routed, fake) as (asking, movement):
+            target.hang = True
+            seen = len(target.seen)
+            movement.finish(status, "the link was cut")  # type: ignore[arg-type]
+            await until(lambda: len(target.seen) > seen)
+            assert load_of(routed, target.name).pending_prefill_tokens == 16, "nothing of it is coming any more"
+            await target.kill()
+            target.hang = False
+            await target.start()
+            answer = await asking
+            assert answer.status_code == 200
+        records = await routed.records(7)
+    _, transfer = migrated(records)
+    assert (transfer.status, transfer.reason) == (status, "the link was cut")
+
+
+async def test_a_recomputed_migration_moves_the_session_all_the_same(tmp_path: Path) -> None:
+    """Its KV lives at the target from then on, wherever it came from."""
+    async with instances("a", "b") as both, router(both, "ear", folder=tmp_path, parameters=EAR) as routed:
+        fake = fake_transport(routed)
+        async with hot(routed, both) as (_, target), asked(routed, fake) as (asking, movement):
+            movement.finish("failed", "nobody answers")
+            assert by(await asking) == target.name
+            assert routed.server.cluster.bindings.owner("s") == target.name
+            assert await routed.metric('migrations_total{status="recomputed"}') == 1
+        records = await routed.records(6)
+    record, _ = migrated(records)
+    assert record.outcome is not None
+    assert record.outcome.migration == "recomputed"
+    told = [line for tick in routed.ticks for line in tick.migrations]
+    assert ("done", "recomputed", "nobody answers") in [(line.phase, line.reason, line.text) for line in told]
+
+
+async def test_without_a_transport_it_is_sent_at_once_and_nothing_is_said_of_a_transfer(tmp_path: Path) -> None:
+    async with instances("a", "b") as both, router(both, "ear", folder=tmp_path, parameters=EAR) as routed:
+        fake = fake_transport(routed, configured=False)
+        async with hot(routed, both) as (_, target):
+            assert by(await routed.post("s")) == target.name
+        assert fake.asked == []
+        records = await routed.records(6)
+    (record,) = [one for one in records if one.decision.migrate_from]
+    assert record.outcome is not None
+    assert (record.outcome.migration, record.outcome.transfer) == ("recomputed", None)
+
+
+async def test_a_client_that_leaves_ends_the_transfer_and_the_target_never_hears_of_it(tmp_path: Path) -> None:
+    async with instances("a", "b") as both, router(both, "ear", folder=tmp_path, parameters=EAR) as routed:
+        fake = fake_transport(routed)
+        async with hot(routed, both) as (source, target):
+            seen = len(target.seen)
+            async with asked(routed, fake) as (asking, movement):
+                asking.cancel()
+                await until(lambda: bool(movement.said))
+            assert movement.said == ["abandoned: the client left"]
+            assert len(target.seen) == seen
+            assert load_of(routed, target.name).num_requests == 0
+            assert routed.server.cluster.bindings.owner("s") == source.name
+            assert routed.server.cluster.bindings.moving_to("s") == ""
+        records = await routed.records(6)
+    record, transfer = migrated(records)
+    assert record.outcome is not None
+    assert (record.outcome.status, record.outcome.migration) == ("aborted", "failed")
+    assert (transfer.status, transfer.reason) == ("failed", "the client left")
+
+
+@pytest.mark.parametrize("how", ["killed", "removed"])
+async def test_a_target_that_is_lost_meanwhile_is_left_for_another(how: str, tmp_path: Path) -> None:
+    async with instances("a", "b") as both, router(both, "ear", folder=tmp_path, parameters=EAR) as routed:
+        fake = fake_transport(routed)
+        async with hot(routed, both) as (source, target), asked(routed, fake) as (asking, movement):
+            if how == "killed":
+                await target.kill()
+            else:
+                assert (await routed.http.delete(f"/admin/instances/{target.name}?now=1")).status_code == 200
+            answer = await asking
+            assert (answer.status_code, by(answer)) == (200, source.name)
+            assert len(movement.said) == 1
+            assert routed.server.cluster.bindings.owner("s") == source.name
+        records = await routed.records(7)
+    record, transfer = migrated(records)
+    assert record.outcome is not None
+    assert (record.outcome.status, record.outcome.migration, transfer.status) == ("retried", "failed", "failed")
+
+
+@pytest.mark.parametrize("how", ["killed", "silent", "removed"])
+async def test_a_source_that_is_lost_meanwhile_is_not_waited_for(how: str, tmp_path: Path) -> None:
+    async with instances("a", "b") as both, router(both, "ear", folder=tmp_path, parameters=EAR) as routed:
+        fake = fake_transport(routed)
+        async with hot(routed, both) as (source, target), asked(routed, fake) as (asking, movement):
+            if how == "killed":
+                await source.kill()
+            elif how == "silent":
+                source.health_hangs = True
+            else:
+                assert (await routed.http.delete(f"/admin/instances/{source.name}?now=1")).status_code == 200
+            answer = await asking
+            assert (answer.status_code, by(answer)) == (200, target.name)
+            assert source.name in movement.transfer.reason
+            assert f"lost {source.name}" in fake.heard
+        records = await routed.records(6)
+    record, _ = migrated(records)
+    assert record.outcome is not None
+    assert (record.outcome.status, record.outcome.migration) == ("ok", "recomputed")
+
+
+async def test_a_target_that_drains_still_serves_what_is_moving_to_it() -> None:
+    async with instances("a", "b") as both, router(both, "ear", parameters=EAR) as routed:
+        fake = fake_transport(routed)
+        async with hot(routed, both) as (_, target), asked(routed, fake) as (asking, movement):
+            assert (await routed.http.post(f"/admin/instances/{target.name}/drain")).status_code == 200
+            movement.finish("transferred")
+            assert by(await asking) == target.name
+            movement.settle()
+
+
+async def test_a_transfer_that_takes_as_long_as_a_first_byte_may_is_done_without() -> None:
+    limits = replace(SHORT, first_byte_s=0.4)
+    async with instances("a", "b") as both, router(both, "ear", parameters=EAR, limits=limits) as routed:
+        fake = fake_transport(routed)
+        async with hot(routed, both) as (_, target), asked(routed, fake) as (asking, movement):
+            answer = await asking
+            assert (answer.status_code, by(answer)) == (200, target.name)
+            assert movement.said == ["abandoned: the transfer was not over within 0.4 s"]
+
+
+@pytest.mark.parametrize("hurried", [False, True])
+async def test_a_router_that_ends_gives_it_up_and_says_so(hurried: bool) -> None:
+    async with instances("a", "b") as both, router(both, "ear", parameters=EAR) as routed:
+        fake = fake_transport(routed)
+        async with hot(routed, both), asked(routed, fake) as (asking, movement):
+            ending = asyncio.create_task(routed.server.end(5.0 if hurried else 0.1))
+            await asyncio.sleep(0.02)
+            assert not ending.done(), "it is in flight"
+            if hurried:
+                routed.server.hurry()
+            await ending
+            answer = await asking
+            assert answer.status_code == 503
+            assert "shutting down" in answer.json()["error"]["message"]
+            assert len(movement.said) == 1
+            assert fake.heard[-1] == "closed"
+
+
+async def test_a_drain_waits_for_what_is_moving() -> None:
+    async with instances("a", "b") as both, router(both, "ear", parameters=EAR) as routed:
+        fake = fake_transport(routed)
+        async with hot(routed, both) as (source, target), asked(routed, fake) as (asking, movement):
+            source.hang = False
+            ending = asyncio.create_task(routed.server.end(5.0))
+            await asyncio.sleep(0.02)
+            movement.finish("transferred")
+            assert by(await asking) == target.name
+            movement.settle()
+            routed.server.hurry()  # the neighbour that made the source hot never ends
+            await ending
+
+
+async def test_the_target_failing_after_the_transfer_is_retried_as_any_other(tmp_path: Path) -> None:
+    async with instances("a", "b") as both, router(both, "ear", folder=tmp_path, parameters=EAR) as routed:
+        fake = fake_transport(routed)
+        async with hot(routed, both) as (source, target), asked(routed, fake) as (asking, movement):
+            target.status = 500
+            movement.finish("transferred")
+            movement.settle()
+            assert by(await asking) == source.name
+            assert routed.server.cluster.bindings.owner("s") == source.name
+        records = await routed.records(7)
+    record, transfer = migrated(records)
+    assert record.outcome is not None
+    assert (record.outcome.status, record.outcome.migration, transfer.status) == ("retried", "failed", "transferred")
+
+
+async def test_a_record_whose_transfer_is_never_counted_is_written_with_the_reason(tmp_path: Path) -> None:
+    async with instances("a", "b") as both, router(both, "ear", folder=tmp_path, parameters=EAR) as routed:
+        fake = fake_transport(routed)
+        async with hot(routed, both), asked(routed, fake) as (asking, movement):
+            movement.finish("transferred")
+            assert (await asking).status_code == 200
+    lines = read_log(tmp_path / "decisions.jsonl", "log").records
+    _, transfer = migrated(list(lines))
+    assert "not read before the record was written" in transfer.counted_reason
+
+
+# prefill and decode pools
+def of_pools(records: list[DecisionRecord]) -> tuple[list[str], list[KvTransfer]]:
+    outcomes = [record.outcome for record in records if record.outcome is not None]
+    return [one.status for one in outcomes], [one.transfer for one in outcomes if one.transfer is not None]
+
+
+async def test_a_handover_sends_the_decode_leg_and_counts_the_prompt_where_it_is_computed(tmp_path: Path) -> None:
+    async with instances("a", "b") as both, router(both, "static_pd", folder=tmp_path, parameters=PD) as routed:
+        fake = fake_transport(routed)
+        async with asked(routed, fake) as (asking, movement):
+            assert (movement.transfer.source, movement.transfer.target) == ("a", "b")
+            assert [load_of(routed, name).pending_prefill_tokens for name in "ab"] == [16, 0]
+            both[1].hang = True
+            movement.finish("transferred")
+            await until(lambda: bool(both[1].seen))
+            assert [load_of(routed, name).pending_prefill_tokens for name in "ab"] == [0, 1], "its last token is left"
+            assert [load_of(routed, name).num_requests for name in "ab"] == [0, 1], "the first has done its part"
+            assert both[1].seen[-1].body == LEG
+            assert both[1].seen[-1].headers["x-session-id"] == "s"
+            assert movement.said == []
+            await both[1].kill()
+            both[1].hang = False
+            await both[1].start()
+            assert (await asking).status_code == 503, "nobody else decodes"
+            assert movement.said[0].endswith(", a strike")
+        await until(lambda: routed.available() == {"a", "b"})
+        async with asked(routed, fake) as (asking, movement):
+            movement.finish("transferred")
+            answer = await asking
+            assert (answer.status_code, by(answer)) == (200, "b")
+            assert movement.said == ["served"]
+        assert not both[0].seen
+        records = await routed.records(3)
+    statuses, transfers = of_pools(records)
+    assert statuses.count("ok") == 1
+    assert [one.status for one in transfers if one.purpose == "handover"].count("transferred") == 1
+
+
+async def test_a_handover_whose_source_fails_is_computed_where_it_decodes(tmp_path: Path) -> None:
+    async with instances("a", "b") as both, router(both, "static_pd", folder=tmp_path, parameters=PD) as routed:
+        fake = fake_transport(routed)
+        async with asked(routed, fake) as (asking, movement):
+            movement.finish("failed", "the source answers HTTP 500")
+            answer = await asking
+            assert (answer.status_code, by(answer)) == (200, "b")
+            assert both[1].seen[-1].json["prompt"] == OWN
+            assert movement.said == []
+        records = await routed.records(1)
+    _, (transfer,) = of_pools(records)
+    assert (transfer.status, transfer.reason) == ("failed", "the source answers HTTP 500")
+
+
+async def test_a_decode_leg_that_fails_is_computed_there_and_speaks_against_the_transfer_only(tmp_path: Path) -> None:
+    async with instances("a", "b") as both, router(both, "static_pd", folder=tmp_path, parameters=PD) as routed:
+        fake = fake_transport(routed)
+        async with asked(routed, fake) as (asking, movement):
+            both[1].status, both[1].errors = 500, 1
+            movement.finish("transferred")
+            answer = await asking
+            assert (answer.status_code, by(answer)) == (200, "b")
+            assert [one.body == LEG for one in both[1].seen] == [True, False]
+            assert movement.said == ["failed: HTTP 500, a strike"]
+            assert routed.available() == {"a", "b"}
+        records = await routed.records(1)
+    (status,), (transfer,) = of_pools(records)
+    assert (status, transfer.status, transfer.reason) == ("ok", "failed", "HTTP 500")
+
+
+async def test_a_decode_leg_that_hangs_is_computed_there_in_time() -> None:
+    limits = replace(SHORT, first_byte_s=0.3)
+    async with instances("a", "b") as both, router(both, "static_pd", parameters=PD, limits=limits) as routed:
+        fake = fake_transport(routed)
+        async with asked(routed, fake) as (asking, movement):
+            both[1].hang = True
+            movement.finish("transferred")
+            await until(lambda: bool(both[1].seen))
+            both[1].hang = False
+            answer = await asking
+            assert answer.status_code == 200
+            assert movement.said == ["failed: no byte of the response within 0.3 s, a strike"]
+
+
+@pytest.mark.parametrize("moment", ["before", "during"])
+async def test_a_client_that_leaves_a_handover_frees_both(moment: str) -> None:
+    async with instances("a", "b") as both, router(both, "static_pd", parameters=PD) as routed:
+        fake = fake_transport(routed)
+        async with asked(routed, fake) as (asking, movement):
+            if moment == "during":
+                both[1].ttft_s = 5.0
+                movement.finish("transferred")
+                await until(lambda: bool(both[1].seen))
+            asking.cancel()
+            await until(lambda: bool(movement.said))
+        expected = "abandoned: the client left" if moment == "before" else "failed: the client left"
+        assert movement.said == [expected]
+        await until(routed.counters_are_zero)
+
+
+async def test_a_4xx_of_the_decode_leg_is_the_clients_own(tmp_path: Path) -> None:
+    async with instances("a", "b") as both, router(both, "static_pd", parameters=PD) as routed:
+        fake = fake_transport(routed)
+        async with asked(routed, fake) as (asking, movement):
+            both[1].status = 422
+            movement.finish("transferred")
+            assert (await asking).status_code == 422
+            assert movement.said == ["failed: HTTP 422"]
+
+
+async def test_a_stream_that_breaks_after_a_handover_is_told_as_any_other() -> None:
+    async with instances("a", "b") as both, router(both, "static_pd", parameters=PD) as routed:
+        fake = fake_transport(routed)
+        async with asked(routed, fake) as (asking, movement):
+            both[1].die_after = 1
+            movement.finish("transferred")
+            assert "connection closed" in events(await asking)[-1]["error"]["message"]
+            assert movement.said == ["served"]
+
+
+async def test_an_instance_with_an_endpoint_may_join_a_router_without_any() -> None:
+    backend = Backend("c")
+    async with instances("a") as one, backend, router(one) as routed:
+        assert not routed.server._transfers.configured
+        added = {"instance": "c", "url": backend.url, "transfer": {"transport": "nixl"}}
+        answer = await routed.http.post("/admin/instances", json=added)
+        assert answer.status_code == 200
+        rows = {row["instance"]: row["transfer"] for row in answer.json()["instances"]}
+        assert rows["a"] is None
+        assert rows["c"]["transport"] == "nixl"
+        assert routed.server._transfers.configured
+        wrong = {"instance": "d", "url": backend.url, "transfer": {"transport": "mooncake"}}
+        refused = await routed.http.post("/admin/instances", json=wrong)
+        assert refused.status_code == 409
+        assert "VLLM_MOONCAKE_BOOTSTRAP_PORT" in refused.json()["error"]["message"]
