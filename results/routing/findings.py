@@ -18,8 +18,11 @@ from results.routing.interference import Interference, InterferenceRow, interfer
 from results.routing.load import LoadedCell, collect
 from results.routing.measure import Measurements, odd_gaps
 from results.routing.metrics import METRICS
+from results.routing.movement import Moves, moves
 from results.routing.occupancy import Footprints, Occupancy, footprints, occupancies
 from results.routing.pairs import Pair, Standing, TurnPair, order_of, pairs, standings, turn_pairs, value_of
+from results.routing.paper import Claim, PaperRow, Setting, ablation_rows, claims, end_to_end_rows, sensitivity
+from results.routing.pools import Pool, pools
 from results.routing.summary import RoutedSummary, summary_of
 from results.statistics import Estimate, unknown
 
@@ -51,6 +54,16 @@ class RoutingAnalysis:
     footprints: Footprints
     occupancies: tuple[Occupancy, ...]
     interference: tuple[Interference, ...]
+    moves: Moves
+    pools: tuple[Pool, ...]
+    """KV in use and sources of prompt tokens, by label and role."""
+    paper: tuple[PaperRow, ...]
+    """The specification's table 5.2."""
+    ablation: tuple[PaperRow, ...]
+    """Its table 5.3."""
+    settings: tuple[Setting, ...]
+    """The grid of figure 9."""
+    claims: tuple[Claim, ...]
     planned: Mapping[str, int]
     """Label to its trials in the plan; empty where the plan cannot be read."""
     trace: Mapping[str, Any]
@@ -85,11 +98,15 @@ def analyse(root: Path) -> RoutingAnalysis:
     predicted = curve(measurements, loops, {(cell.record.label, cell.record.trial): cell for cell in cells})
     counted = [cell for cell in cells if not cell.degraded]
     held = footprints(counted)
+    policies = dict(labels)
+    parameters = {summary.label: summary.parameters for summary in summaries}
+    moved, log_gaps = moves(root, cells, policies, measurements)
+    ablation = ablation_rows(policies, parameters)
     return RoutingAnalysis(
         facts=facts,
         cells=summaries,
         labels=tuple(names),
-        policies=dict(labels),
+        policies=policies,
         baseline=names[0] if names else "",
         trials=measurements.trials,
         values=_values(measurements, names),
@@ -102,6 +119,12 @@ def analyse(root: Path) -> RoutingAnalysis:
         footprints=held,
         occupancies=occupancies(held),
         interference=interferences(rows),
+        moves=moved,
+        pools=pools(cells, names),
+        paper=end_to_end_rows(policies, parameters),
+        ablation=ablation,
+        settings=sensitivity(policies, parameters),
+        claims=claims(ablation, found, moved),
         planned=_trials_by_label(planned),
         trace=dict(cells[0].record.trace) if cells else {},
         replay=dict(cells[0].record.replay) if cells else {},
@@ -109,6 +132,7 @@ def analyse(root: Path) -> RoutingAnalysis:
             *fact_gaps,
             *cell_gaps,
             *row_gaps,
+            *log_gaps,
             *odd_gaps(cells),
             *_unmeasured(planned, cells),
             *_uninterfered(_planned(root, "interference"), rows),

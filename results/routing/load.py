@@ -106,7 +106,7 @@ def load_cell(layout: TrialLayout) -> LoadedCell | Gap:
     turns, turn_gaps = _turns(layout, record)
     picks, pick_gaps = _picks(layout, record)
     turns = own_cache(turns, picks)
-    samples, sample_gaps = _rows(layout.engines, EngineSample, record)
+    samples, sample_gaps = read_rows(layout.engines, EngineSample, record)
     missing = [
         Gap(artifact_name(path), "is missing")
         for path in (layout.config, layout.summary, layout.breakdown, layout.apc, layout.gpu_util)
@@ -117,7 +117,7 @@ def load_cell(layout: TrialLayout) -> LoadedCell | Gap:
 
 
 def own_cache(turns: Turns | None, picks: PickCounts | None) -> Turns | None:
-    """The turns without their cached tokens where prompts were handed over: a decode instance counts those as cached."""
+    """The turns without their cached tokens where prompts were handed over: to a decode instance those are cached."""
     if turns is None or picks is None or not picks.handovers:
         return turns
     return replace(turns, cached_tokens=np.full(turns.index.size, np.nan))
@@ -202,7 +202,7 @@ def _picks(layout: TrialLayout, record: RoutingCell) -> tuple[PickCounts | None,
         own = () if absent else (Gap(artifact_name(layout.breakdown), "is damaged; counted from the decision log"),)
     if gaps:
         return None, (*gaps, *own)
-    found, row_gaps = _rows(layout.decisions, _Pick, record)
+    found, row_gaps = read_rows(layout.decisions, _Pick, record)
     return (None if row_gaps else count_picks(found)), (*own, *row_gaps)
 
 
@@ -220,7 +220,7 @@ def _altered(path: Path, record: RoutingCell) -> Iterator[Gap]:
         yield Gap(artifact_name(path), f"cannot be read: {error.strerror}")
 
 
-def _rows(path: Path, kind: type[_Row], record: RoutingCell) -> tuple[tuple[_Row, ...], tuple[Gap, ...]]:
+def read_rows(path: Path, kind: type[_Row], record: RoutingCell) -> tuple[tuple[_Row, ...], tuple[Gap, ...]]:
     raw = verified_bytes(path, record.checksums.get(path.name))
     if isinstance(raw, Gap):
         return (), (raw,)

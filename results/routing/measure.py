@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from urllib.parse import unquote
 
 import numpy as np
 
@@ -155,6 +156,14 @@ class Measurements:
                 if cell.turns is not None
             )
         return both, lost
+
+    def groups(self, sessions: Sequence[str]) -> Ranks | str:
+        """The group of each of these sessions, as headers name them; or why they cannot be resampled."""
+        found = [self._group.get(unquote(name)) for name in sessions]
+        strange = found.count(None)
+        if strange:
+            return f"{strange} of {len(found)} are of sessions that the turn records do not name"
+        return np.array(found, dtype=np.int64)
 
     def weights(self) -> Samples | str:
         """Multiplicities of each group of sessions (draws x groups), or why sessions cannot be resampled."""

@@ -1,8 +1,8 @@
-"""What a cell's migrations were and what they cost, from its decision log: specs/ear.md 5.6 and the data of figure 10.
+"""What a cell's migrations were and what they cost, from its decision log: specs/ear.md 5.6.
 
 Pure functions of decision records. A migration is a pick with `migrate_from`; it counts as served where the target
-began to answer well, which is when the session's binding moved. Rates carry no interval: the requests of one session
-are not independent, so what varies has to be seen between trials.
+began to answer well, which is when the session's binding moved. Rates of one cell carry no interval: the requests of
+one session are not independent. What varies between sessions and between trials is in results/routing/moves.py.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from itertools import pairwise
 
 import numpy as np
 
-from results.decisions import DecisionRecord
-from results.routing.record import EngineSample
+from results.decisions import DecisionRecord, KvTransfer
 from results.statistics import Estimate, Samples, mean, unknown
 
 TURNS_AFTER = 3
 """k of the accuracy, which the specification leaves open: the next turns of the session that are looked at."""
 TURNS_LEFT = (0, 1, 2, 5, 10, 20)
 """First turns-left of each row of the cost table."""
+NO_THRESHOLD = "the policy states no {}"
+COSTS = ("lost_tokens", "transfer_s", "ttft_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Migration:
     source: str
     target: str
     outcome: str
-    """`recomputed`, `failed`, ... as in RoutedOutcome; `unknown`: the router ended first."""
+    """`transferred`, `recomputed` or `failed` as in RoutedOutcome; `unknown`: the router ended first."""
     moved_s: float | None
     """When the target began to answer, and the binding moved; None = it was not served."""
     source_pending_tokens: int | None
@@ -51,6 +52,18 @@ class Migration:
     """Turns of the session that were picked after it had moved, to the end of the log."""
     stayed_cool: bool | None
     """The target was not hot at any of the next k turns; None = it was not served, or not all of them were seen."""
+    transfer: KvTransfer | None
+    """The movement of its KV; None = the router has no transport, or it ended first."""
+
+    @property
+    def waited_s(self) -> float | None:
+        """From the pick to the target's first byte, the transfer included; None = it was not served."""
+        return None if self.moved_s is None else self.moved_s - self.t_s
+
+    @property
+    def transfer_s(self) -> float | None:
+        """Of a transfer that ended well."""
+        return None if self.transfer is None else transfer_s(self.transfer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +78,18 @@ class CostRow:
     lost_per_turn_left: Estimate
     """The same shared out among the turns left; unknown for 0."""
     ttft_s: Estimate
+    transfer_s: Estimate
+    """Of those whose KV came."""
+    transfer_per_turn_left_s: Estimate
+    """The same shared out among the turns left; unknown for 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Migrations:
     """The microbenchmark's numbers of one cell."""
 
-    requests: int
+    requests: Mapping[str, int]
+    """Requests by session."""
     asked: int
     """Requests with a pick that wanted to migrate."""
     outcomes: Mapping[str, int]
@@ -84,6 +102,8 @@ class Migrations:
     """Share of the served migrations, k later turns of which were seen, whose target was not hot at any of them."""
     thrash_rate: Estimate
     """Share of the sessions that migrated which did so again within the cooldown. Anything but 0 is a defect."""
+    thrashed: Mapping[str, bool]
+    """Per session that migrated: whether it did so again within the cooldown; empty where there is none."""
     turns_after: int
     """k."""
     events: tuple[Migration, ...]
@@ -92,23 +112,33 @@ class Migrations:
 
 
 def migrations(
-    records: Sequence[DecisionRecord], hot_tokens: int, cooldown_s: float, turns_after: int = TURNS_AFTER
+    records: Sequence[DecisionRecord],
+    hot_tokens: int | None,
+    cooldown_s: float | None,
+    turns_after: int = TURNS_AFTER,
 ) -> Migrations:
-    """All numbers of one cell; `records` in any order. The thresholds are those of its policy (T_hot, T_cool)."""
+    """All numbers of one cell; `records` in any order. The thresholds are those of its policy (T_hot, T_cool).
+
+    None = the policy has no such threshold: what it is needed for is unknown.
+    """
     log = sorted(records, key=lambda record: record.seq)
     t0_ns = log[0].t_ns if log else 0
     turns = _turns(log)
-    events = tuple(_event(record, t0_ns, turns, hot_tokens, turns_after) for record in log if _wants(record))
-    requests = len({record.request.request for record in log})
+    events = tuple(_event(record, t0_ns, turns, hot_tokens, turns_after) for record in log if wants_to_move(record))
+    requests = Counter(dict((record.request.request, record.request.session) for record in log).values())
+    thrashed = {} if cooldown_s is None else _thrashed(events, cooldown_s)
     asked = len({event.request for event in events})
     return Migrations(
-        requests=requests,
+        requests=dict(sorted(requests.items())),
         asked=asked,
         outcomes=dict(sorted(Counter(event.outcome for event in events).items())),
         refused=dict(sorted(_refused(log).items())),
-        trigger_rate=_share(asked, requests, "no requests"),
-        accuracy=_accuracy(events, turns_after),
-        thrash_rate=_thrash(events, cooldown_s),
+        trigger_rate=_share(asked, requests.total(), "no requests"),
+        accuracy=_accuracy(events, turns_after) if hot_tokens is not None else unknown(NO_THRESHOLD.format("T_hot")),
+        thrash_rate=unknown(NO_THRESHOLD.format("T_cool"))
+        if cooldown_s is None
+        else _share(sum(thrashed.values()), len(thrashed), "no session migrated"),
+        thrashed=thrashed,
         turns_after=turns_after,
         events=events,
         costs=costs(events),
@@ -127,101 +157,50 @@ def costs(events: Iterable[Migration], first: Sequence[int] = TURNS_LEFT) -> tup
 
 
 def _cost_row(own: Sequence[Migration], low: int, end: int | None) -> CostRow:
-    lost = np.array([np.nan if event.lost_tokens is None else event.lost_tokens for event in own], dtype=np.float64)
+    lost, took_s, ttft_s = (_floats(getattr(event, name) for event in own) for name in COSTS)
     left = np.array([event.turns_left for event in own], dtype=np.float64)
-    ttft = [np.nan if event.ttft_s is None else event.ttft_s for event in own]
+    some = left > 0
+    none = unknown("no turns were left")
     return CostRow(
         turns_left=f"{low}+" if end is None else str(low) if end == low + 1 else f"{low}-{end - 1}",
         migrations=len(own),
         lost_tokens=mean(lost),
-        lost_per_turn_left=mean(lost[left > 0] / left[left > 0]) if (left > 0).any() else unknown("no turns were left"),
-        ttft_s=mean(ttft),
+        lost_per_turn_left=mean(lost[some] / left[some]) if some.any() else none,
+        ttft_s=mean(ttft_s),
+        transfer_s=mean(took_s),
+        transfer_per_turn_left_s=mean(took_s[some] / left[some]) if some.any() else none,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class PendingSeries:
-    """Prompt tokens pending at one instance, as the router counted them. Seconds count from the log's first pick."""
-
-    instance: str
-    t_s: Samples
-    tokens: Samples
+def _floats(values: Iterable[float | None]) -> Samples:
+    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
-@dataclass(frozen=True, slots=True)
-class Arrow:
-    """One migration in figure 10."""
-
-    t_s: float
-    source: str
-    target: str
-    session: str
-    served: bool
+def transfer_s(transfer: KvTransfer) -> float | None:
+    """From the router's beginning to the KV at the target; None where it did not come."""
+    whole = transfer.status == "transferred" and transfer.t_begin_ns and transfer.t_done_ns
+    return (transfer.t_done_ns - transfer.t_begin_ns) / 1e9 if whole else None
 
 
-@dataclass(frozen=True, slots=True)
-class Timeline:
-    """Figure 10: pending prefill per instance over time, and the migrations."""
-
-    series: tuple[PendingSeries, ...]
-    """By instance name."""
-    arrows: tuple[Arrow, ...]
-
-
-def timeline(records: Sequence[DecisionRecord], samples: Iterable[EngineSample] = ()) -> Timeline:
-    """From the view of every pick and, between picks, from the 1 Hz `samples` of the same cell."""
-    log = sorted(records, key=lambda record: record.seq)
-    points: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    for record in log:
-        for load in record.cluster.instances:
-            points[load.instance].append((record.t_ns, load.pending_prefill_tokens))
-    for sample in samples:
-        if sample.pending_prefill_tokens is not None:
-            points[sample.instance].append((sample.t_ns, sample.pending_prefill_tokens))
-    t0_ns = log[0].t_ns if log else min((found[0][0] for found in points.values()), default=0)
-    arrows = (
-        Arrow(
-            (record.t_ns - t0_ns) / 1e9,
-            record.decision.migrate_from,
-            record.decision.instance,
-            record.request.session,
-            _moved_ns(record) is not None,
-        )
-        for record in log
-        if _wants(record)
-    )
-    return Timeline(tuple(_series(name, points[name], t0_ns) for name in sorted(points)), tuple(arrows))
-
-
-def heat(found: Timeline, edges_s: Samples) -> Samples:
-    """The most tokens pending between each two of `edges_s`, instances x bins; NaN where nothing was seen."""
-    grid = np.full((len(found.series), max(len(edges_s) - 1, 0)), np.nan)
-    for row, series in enumerate(found.series):
-        places = np.searchsorted(edges_s, series.t_s, side="right") - 1
-        inside = (places >= 0) & (places < grid.shape[1])
-        np.fmax.at(grid[row], places[inside], series.tokens[inside])
-    return grid
-
-
-def _series(name: str, points: list[tuple[int, int]], t0_ns: int) -> PendingSeries:
-    points.sort()
-    return PendingSeries(
-        name,
-        np.array([(t_ns - t0_ns) / 1e9 for t_ns, _ in points], dtype=np.float64),
-        np.array([tokens for _, tokens in points], dtype=np.float64),
-    )
-
-
-def _wants(record: DecisionRecord) -> bool:
+def wants_to_move(record: DecisionRecord) -> bool:
+    """Whether the pick is a migration."""
     return bool(record.decision.migrate_from and record.decision.instance)
 
 
-def _moved_ns(record: DecisionRecord) -> int | None:
-    """When the target began to answer well: the moment the binding moved."""
+def outcome_of(record: DecisionRecord) -> str:
+    """What came of a pick that wanted to migrate, in one word."""
+    return "unknown" if record.outcome is None else record.outcome.migration or "unknown"
+
+
+def moved_ns(record: DecisionRecord) -> int | None:
+    """When the target began to answer well: the moment the binding moved. Its own time counts from its dispatch, which
+    comes after the transfer."""
     outcome = record.outcome
     if outcome is None or outcome.ttft_s is None or outcome.migration == "failed":
         return None
-    return record.t_ns + round(record.decide_us * 1e3 + outcome.ttft_s * 1e9)
+    picked_ns = record.t_ns + round(record.decide_us * 1e3)
+    sent_ns = picked_ns if outcome.transfer is None else max(picked_ns, outcome.transfer.t_done_ns)
+    return sent_ns + round(outcome.ttft_s * 1e9)
 
 
 def _turns(log: Sequence[DecisionRecord]) -> Mapping[str, list[DecisionRecord]]:
@@ -240,12 +219,12 @@ def _event(
     record: DecisionRecord,
     t0_ns: int,
     turns: Mapping[str, list[DecisionRecord]],
-    hot_tokens: int,
+    hot_tokens: int | None,
     turns_after: int,
 ) -> Migration:
     request, made, outcome = record.request, record.decision, record.outcome
-    moved_ns = _moved_ns(record)
-    later = [] if moved_ns is None else [one for one in turns.get(request.session, ()) if one.t_ns > moved_ns]
+    served_ns = moved_ns(record)
+    later = [] if served_ns is None else [one for one in turns.get(request.session, ()) if one.t_ns > served_ns]
     return Migration(
         request=request.request,
         session=request.session,
@@ -253,21 +232,22 @@ def _event(
         t_s=(record.t_ns - t0_ns) / 1e9,
         source=made.migrate_from,
         target=made.instance,
-        outcome="unknown" if outcome is None else outcome.migration or "unknown",
-        moved_s=None if moved_ns is None else (moved_ns - t0_ns) / 1e9,
+        outcome=outcome_of(record),
+        moved_s=None if served_ns is None else (served_ns - t0_ns) / 1e9,
         source_pending_tokens=_pending(record, made.migrate_from),
         target_pending_tokens=_pending(record, made.instance),
         context_tokens=request.input_tokens,
-        lost_tokens=None if moved_ns is None else _lost(record),
+        lost_tokens=None if served_ns is None else _lost(record),
         ttft_s=None if outcome is None else outcome.ttft_s,
         turns_left=len(later),
         stayed_cool=_stayed_cool(later[:turns_after], made.instance, hot_tokens, turns_after),
+        transfer=None if outcome is None else outcome.transfer,
     )
 
 
-def _stayed_cool(later: Sequence[DecisionRecord], target: str, hot_tokens: int, turns_after: int) -> bool | None:
+def _stayed_cool(later: Sequence[DecisionRecord], target: str, hot_tokens: int | None, turns_after: int) -> bool | None:
     pending = [_pending(record, target) for record in later]
-    if len(pending) < turns_after or None in pending:
+    if hot_tokens is None or len(pending) < turns_after or None in pending:
         return None
     return all(tokens <= hot_tokens for tokens in pending if tokens is not None)
 
@@ -302,12 +282,12 @@ def _accuracy(events: Sequence[Migration], turns_after: int) -> Estimate:
     return _share(sum(judged), len(judged), f"no served migration was followed by {turns_after} turns of its session")
 
 
-def _thrash(events: Sequence[Migration], cooldown_s: float) -> Estimate:
+def _thrashed(events: Iterable[Migration], cooldown_s: float) -> dict[str, bool]:
     moves: dict[str, list[float]] = defaultdict(list)
     for event in events:
         if event.moved_s is not None:
             moves[event.session].append(event.moved_s)
-    again = sum(
-        any(later - earlier < cooldown_s for earlier, later in pairwise(sorted(times))) for times in moves.values()
-    )
-    return _share(again, len(moves), "no session migrated")
+    return {
+        session: any(later - earlier < cooldown_s for earlier, later in pairwise(sorted(times)))
+        for session, times in moves.items()
+    }

@@ -15,7 +15,7 @@ from results.tax import Verdict, verdict_of
 
 ORDER = (
     "round_robin", "load_only", "leastwork", "lmetric", "kv_linear", "kv_aware", "sticky", "approach_a", "unified",
-    "static_pd",
+    "static_pd", "ear",
 )  # fmt: skip
 """In the order in which tables and figures show them; policies of other names come after, by name. The first one that
 was measured is what the others are set against."""

@@ -19,8 +19,9 @@ from results.decisions import (
     RoutedOutcome,
     RoutedRequest,
 )
-from results.routing.migrations import costs, heat, migrations, timeline
+from results.routing.migrations import costs, migrations
 from results.routing.record import EngineSample
+from results.routing.timeline import heat, timeline
 
 T0_NS = 5_000_000_000_000_000_123  # beyond what a float64 can hold to the nanosecond
 HOT = 1000
@@ -70,7 +71,7 @@ def test_the_trigger_rate_is_of_requests_and_not_of_picks() -> None:
     log.pick(7.1, "s0", "c", source="a", request="again")
     log.pick(8, "s1", "b", source="a")
     found = migrations(log.records, HOT, COOLDOWN_S)
-    assert (found.requests, found.asked) == (8, 2)
+    assert (sum(found.requests.values()), found.asked) == (8, 2)
     assert found.trigger_rate.value == pytest.approx(2 / 8)
     assert found.outcomes == {"failed": 1, "recomputed": 2}
     assert [event.moved_s is None for event in found.events] == [True, False, False]
@@ -228,8 +229,8 @@ def test_figure_10_has_what_was_pending_at_each_instance_and_an_arrow_for_each_m
     assert found.series[0].t_s.tolist() == [0.0, 1.0, 2.25, 2.5]
     assert found.series[0].tokens.tolist() == [0, 700, 1500, 1500]
     assert found.series[1].t_s.tolist() == [0.0, 2.25, 2.5]
-    arrows = [(one.t_s, one.source, one.target, one.session, one.served) for one in found.arrows]
-    assert arrows == [(2.25, "a", "b", "s", True), (2.5, "a", "c", "t", False)]
+    arrows = [(one.t_s, one.source, one.target, one.session, one.outcome) for one in found.arrows]
+    assert arrows == [(2.25, "a", "b", "s", "recomputed"), (2.5, "a", "c", "t", "failed")]
 
 
 def test_its_cells_hold_the_most_that_was_pending_and_nothing_where_nothing_was_seen() -> None:

@@ -1,0 +1,79 @@
+"""What the decision logs of a run say beyond counts: migrations, KV movements, the data of figure 10.
+
+A log holds the whole cluster at every pick, so one cell's is read at a time, and only what is computed of it is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from results.decisions import DecisionRecord
+from results.load import Gap
+from results.routing.floor_facts import KV_AWARE, FloorFacts, floor_facts
+from results.routing.load import LoadedCell, read_rows
+from results.routing.migrations import Migrations, migrations
+from results.routing.record import TrialLayout
+from results.routing.timeline import Timeline, timeline
+from results.routing.transfers import Moved, Prefill, moved, prefills
+
+
+@dataclass(frozen=True, slots=True)
+class LogFacts:
+    """Of one cell."""
+
+    migrations: Migrations
+    moved: tuple[Moved, ...]
+    prefills: tuple[Prefill, ...]
+    timeline: Timeline | None
+    """None where nothing migrated."""
+    floor: FloorFacts | None
+    """Of kv_aware alone."""
+
+
+def read_logs(root: Path, cells: Sequence[LoadedCell]) -> tuple[dict[str, LogFacts], tuple[Gap, ...]]:
+    """By the cells' paths, of those whose policy may move sessions or spread them (others' logs hold nothing more).
+
+    Where a log cannot be read, a gap if loading the cell did not find it.
+    """
+    found: dict[str, LogFacts] = {}
+    gaps: list[Gap] = []
+    for cell in cells:
+        if not _tells(cell):
+            continue
+        layout = TrialLayout((root / cell.path).parent)
+        records, wrong = read_rows(layout.decisions, DecisionRecord, cell.record)
+        gaps += [gap for gap in wrong if gap.artifact not in {one.artifact for one in cell.gaps}]
+        if not wrong:
+            found[cell.path] = log_facts(cell, records)
+    return found, tuple(gaps)
+
+
+def _tells(cell: LoadedCell) -> bool:
+    picks, record = cell.picks, cell.record
+    moves = picks is not None and bool(picks.migrations or picks.transfers)
+    return moves or record.policy == KV_AWARE or "hot_tokens" in record.parameters
+
+
+def log_facts(cell: LoadedCell, records: Sequence[DecisionRecord]) -> LogFacts:
+    """Of one cell with this log."""
+    parameters = cell.record.parameters
+    moves = migrations(records, _whole(parameters, "hot_tokens"), _number(parameters, "cooldown_s"))
+    return LogFacts(
+        migrations=moves,
+        moved=moved(records),
+        prefills=prefills(records) if moves.events else (),
+        timeline=timeline(records, cell.samples) if moves.events else None,
+        floor=floor_facts(cell.record, records) if cell.record.policy == KV_AWARE else None,
+    )
+
+
+def _number(parameters: Mapping[str, object], name: str) -> float | None:
+    value = parameters.get(name)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _whole(parameters: Mapping[str, object], name: str) -> int | None:
+    value = _number(parameters, name)
+    return None if value is None else int(value)

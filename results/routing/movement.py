@@ -1,0 +1,97 @@
+"""Everything that the decision logs of a run say of sessions that moved, and of sessions that were spread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from results.load import Gap
+from results.routing.floor_answers import FloorAnswer, floor_answers
+from results.routing.load import LoadedCell
+from results.routing.load_floor import LoadFloor, load_floor
+from results.routing.logs import LogFacts, read_logs
+from results.routing.measure import Measurements
+from results.routing.migrations import Migrations
+from results.routing.moves import (
+    AgainstRecomputing,
+    PolicyMigrations,
+    PolicyTransfers,
+    against_recomputing,
+    policy_migrations,
+    policy_transfers,
+)
+from results.routing.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class CellMigrations:
+    """One cell of a policy that may migrate."""
+
+    cell: str
+    label: str
+    trial: int
+    found: Migrations
+    timeline: Timeline | None
+    counts: bool
+    """Its numbers are among those of the policy; else its client fell behind, or it replayed another trace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """Of a whole run."""
+
+    cells: tuple[CellMigrations, ...]
+    migrations: tuple[PolicyMigrations, ...]
+    """A row per label."""
+    transfers: tuple[PolicyTransfers, ...]
+    recomputing: tuple[AgainstRecomputing, ...]
+    floor: LoadFloor | None
+    answers: tuple[FloorAnswer, ...]
+
+    def shown(self) -> tuple[CellMigrations, ...]:
+        """Of each label with migrations, the cell that figure 10 shows: of those that count, the one with the most."""
+        best: dict[str, CellMigrations] = {}
+        for cell in self.cells:
+            one = best.get(cell.label)
+            if cell.timeline is not None and (one is None or _rank(cell) > _rank(one)):
+                best[cell.label] = cell
+        return tuple(best[row.label] for row in self.migrations if row.label in best)
+
+
+def _rank(cell: CellMigrations) -> tuple[bool, int]:
+    return cell.counts, len(cell.found.events)
+
+
+def moves(
+    root: Path, cells: Sequence[LoadedCell], policies: Mapping[str, str], measurements: Measurements
+) -> tuple[Moves, tuple[Gap, ...]]:
+    """Of the run folder `root` with these cells; `policies`: label to policy, in the order of tables."""
+    logs, gaps = read_logs(root, cells)
+    facts: dict[str, dict[int, LogFacts]] = {label: {} for label in policies}
+    parameters = {cell.record.label: cell.record.parameters for cell in cells}
+    counted = {found.path for label in policies for found in measurements.cells(label).values()}
+    for cell in cells:
+        if cell.path in logs and cell.path in counted:
+            facts[cell.record.label][cell.record.trial] = logs[cell.path]
+    floor = load_floor(policies, facts, measurements)
+    compared = (against_recomputing(label, own, measurements) for label, own in facts.items())
+    return Moves(
+        cells=tuple(
+            CellMigrations(
+                cell.record.cell,
+                cell.record.label,
+                cell.record.trial,
+                logs[cell.path].migrations,
+                logs[cell.path].timeline,
+                cell.path in counted,
+            )
+            for cell in cells
+            if cell.path in logs and ("hot_tokens" in cell.record.parameters or logs[cell.path].migrations.events)
+        ),
+        migrations=tuple(policy_migrations(label, facts[label], parameters[label], measurements) for label in policies),
+        transfers=tuple(row for label, own in facts.items() for row in policy_transfers(label, own, measurements)),
+        recomputing=tuple(row for row in compared if row is not None),
+        floor=floor,
+        answers=() if floor is None else floor_answers(floor),
+    ), gaps

@@ -1,0 +1,309 @@
+"""Migrations and transfers of every policy over its trials (specs/ear.md 5.6), with intervals, and why there are none.
+
+From three trials on an interval holds what varies between trials; with fewer it resamples sessions (by_session).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from results.routing.by_session import over_trials, quantile, ratio, replicated
+from results.routing.logs import LogFacts
+from results.routing.measure import Measurements, interval, level_interval
+from results.routing.migrations import CostRow, Migrations, costs
+from results.routing.transfers import Moved, prefill_s_per_token, slopes
+from results.statistics import Estimate, Ranks, Samples, unknown
+from results.tax import Verdict, verdict_of
+from results.trials import Measured, Trial
+
+NONE_MOVED = "no KV was moved"
+SHARES = ("trigger_rate", "accuracy", "thrash_rate", "external_share", "source_computed_share")
+POINTS = {"transfer_p50_s": 0.50, "transfer_p90_s": 0.90, "transfer_p99_s": 0.99}
+MEANS: Mapping[str, Callable[[Moved], float | None]] = {
+    "transfer_mean_s": lambda one: one.transfer_s,
+    "source_leg_mean_s": lambda one: one.source_leg_s,
+    "target_leg_mean_s": lambda one: one.target_leg_s,
+    "prefix_tokens_mean": lambda one: one.transfer.prefix_tokens,
+    "external_tokens_mean": lambda one: one.transfer.external_tokens,
+    "local_tokens_mean": lambda one: one.transfer.local_tokens,
+    "computed_tokens_mean": lambda one: one.transfer.computed_tokens,
+    "bytes_mean": lambda one: one.transfer.bytes,
+}
+RATIOS: Mapping[str, tuple[Callable[[Moved], float | None], Callable[[Moved], float | None]]] = {
+    "external_share": (lambda one: one.transfer.external_tokens, lambda one: one.transfer.prefix_tokens),
+    "source_computed_share": (lambda one: one.source_computed_tokens, lambda one: one.transfer.prefix_tokens),
+    "bandwidth_bytes_per_s": (lambda one: one.transfer.bytes, lambda one: one.target_leg_s),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyMigrations:
+    """The migrations of one label, over the trials that count."""
+
+    label: str
+    trials: int
+    requests: int
+    asked: int
+    outcomes: Mapping[str, int]
+    refused: Mapping[str, int]
+    """Picks for a session of a hot instance that did not migrate, by the gate that failed."""
+    values: Mapping[str, Estimate]
+    """trigger_rate, accuracy, thrash_rate (shares); waited_transferred_s, waited_recomputed_s: from the pick to the
+    first byte of migrations that went so."""
+    costs: tuple[CostRow, ...]
+    """Of all trials together."""
+    thrashed: tuple[str, ...]
+    """Sessions that migrated again within their cooldown."""
+    why_none: str
+    """Why there is no migration; empty where there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyTransfers:
+    """The KV movements of one label and purpose, over the trials that count."""
+
+    label: str
+    purpose: str
+    """`migration` or `handover`."""
+    asked: int
+    statuses: Mapping[str, int]
+    reasons: Mapping[str, int]
+    """Of those that were not transferred."""
+    transports: tuple[str, ...]
+    uncounted: Mapping[str, int]
+    """Why tokens of transfers are not known."""
+    values: Mapping[str, Estimate]
+    """MEANS, POINTS and RATIOS of the transferred ones; transfer_max_s."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgainstRecomputing:
+    """What the migrations' transfers took, set against computing the tokens they brought."""
+
+    label: str
+    prefill_s_per_token: Estimate
+    recompute_s: Estimate
+    """That times the tokens brought: mean over the transfers."""
+    transfer_s: Estimate
+    difference_s: Estimate
+    """transfer - recompute: below zero the transfer was the faster way."""
+    verdict: Verdict | None
+
+
+def policy_migrations(
+    label: str, facts: Mapping[int, LogFacts], parameters: Mapping[str, object], measurements: Measurements
+) -> PolicyMigrations:
+    """Of one label; `facts` by trial."""
+    found = {trial: one.migrations for trial, one in facts.items()}
+    events = [event for one in found.values() for event in one.events]
+    return PolicyMigrations(
+        label=label,
+        trials=len(found),
+        requests=sum(sum(one.requests.values()) for one in found.values()),
+        asked=sum(one.asked for one in found.values()),
+        outcomes=_summed(one.outcomes for one in found.values()),
+        refused=_summed(one.refused for one in found.values()),
+        values=_rates(found, measurements),
+        costs=costs(events),
+        thrashed=tuple(
+            dict.fromkeys(session for one in found.values() for session, again in one.thrashed.items() if again)
+        ),
+        why_none="" if events else _why_none(found, parameters),
+    )
+
+
+def policy_transfers(
+    label: str, facts: Mapping[int, LogFacts], measurements: Measurements
+) -> tuple[PolicyTransfers, ...]:
+    """Of one label: a row per purpose that it has."""
+    rows = {trial: one.moved for trial, one in facts.items()}
+    purposes = sorted({one.transfer.purpose for own in rows.values() for one in own})
+    return tuple(
+        _transfers(
+            label,
+            purpose,
+            {trial: [one for one in own if one.transfer.purpose == purpose] for trial, own in rows.items()},
+            measurements,
+        )
+        for purpose in purposes
+    )
+
+
+def against_recomputing(
+    label: str, facts: Mapping[int, LogFacts], measurements: Measurements
+) -> AgainstRecomputing | None:
+    """Of one label; None where no migration brought KV whose tokens are counted."""
+    found = {trial: _compared(one, measurements) for trial, one in facts.items()}
+    if not any(_brought(one) for one in facts.values()):
+        return None
+    why = "; ".join(dict.fromkeys(one for one in found.values() if isinstance(one, str)))
+    parts = {trial: one for trial, one in found.items() if not isinstance(one, str)}
+    per_token, recompute, transfer, difference = (
+        interval(over_trials({trial: one[place] for trial, one in parts.items()}, why)) for place in range(4)
+    )
+    return AgainstRecomputing(label, per_token, recompute, transfer, difference, verdict_of(difference))
+
+
+def _rates(found: Mapping[int, Migrations], measurements: Measurements) -> dict[str, Estimate]:
+    def over(rows: Callable[[Migrations], tuple[Sequence[str], Samples, Samples]], why: str) -> Measured:
+        return over_trials({trial: ratio(*rows(one), measurements) for trial, one in found.items()}, why)
+
+    def waited(outcome: str) -> Measured:
+        return over(lambda one: _waited(one, outcome), f"no migration was {outcome}")
+
+    first = next(iter(found.values()), None)
+    no_accuracy, no_thrash = ("", "") if first is None else (first.accuracy.reason, first.thrash_rate.reason)
+    levels = {
+        "trigger_rate": over(_triggered, "no requests"),
+        "accuracy": over(_judged, no_accuracy or "no log"),
+        "thrash_rate": over(_again, no_thrash or "no log"),
+    }
+    times = {f"waited_{outcome}_s": interval(waited(outcome)) for outcome in ("transferred", "recomputed")}
+    return {name: level_interval(measured, most=1.0) for name, measured in levels.items()} | times
+
+
+def _triggered(one: Migrations) -> tuple[Sequence[str], Samples, Samples]:
+    asked = Counter(dict((event.request, event.session) for event in one.events).values())
+    names = list(one.requests)
+    return names, _floats(asked[name] for name in names), _floats(one.requests.values())
+
+
+def _judged(one: Migrations) -> tuple[Sequence[str], Samples, Samples]:
+    own = [event for event in one.events if event.stayed_cool is not None]
+    return [event.session for event in own], _floats(event.stayed_cool for event in own), np.ones(len(own))
+
+
+def _again(one: Migrations) -> tuple[Sequence[str], Samples, Samples]:
+    return list(one.thrashed), _floats(one.thrashed.values()), np.ones(len(one.thrashed))
+
+
+def _waited(one: Migrations, outcome: str) -> tuple[Sequence[str], Samples, Samples]:
+    own = [event for event in one.events if event.outcome == outcome and event.waited_s is not None]
+    return [event.session for event in own], _floats(event.waited_s for event in own), np.ones(len(own))
+
+
+def _transfers(
+    label: str, purpose: str, rows: Mapping[int, Sequence[Moved]], measurements: Measurements
+) -> PolicyTransfers:
+    every = [one for own in rows.values() for one in own]
+    done = {trial: [one for one in own if one.transfer.status == "transferred"] for trial, own in rows.items()}
+
+    def over(compute: Callable[[Sequence[Moved]], Trial | None]) -> Estimate:
+        return level_interval(over_trials({trial: compute(own) for trial, own in done.items()}, NONE_MOVED))
+
+    def one_ratio(top: Callable[[Moved], float | None], bottom: Callable[[Moved], float | None]) -> Estimate:
+        return over(lambda own: ratio(_sessions(own), _column(own, top), _column(own, bottom), measurements))
+
+    times = [took for own in done.values() for one in own if (took := one.transfer_s) is not None]
+    values = {name: one_ratio(value, lambda _one: 1.0) for name, value in MEANS.items()}
+    values |= {name: one_ratio(*terms) for name, terms in RATIOS.items()}
+    values |= {name: over(partial(_percentile, p=p, measurements=measurements)) for name, p in POINTS.items()}
+    lost = [one.transfer for one in every if one.transfer.status != "transferred"]
+    uncounted = [one.transfer for own in done.values() for one in own if one.transfer.external_tokens is None]
+    return PolicyTransfers(
+        label=label,
+        purpose=purpose,
+        asked=len(every),
+        statuses=dict(sorted(Counter(one.transfer.status for one in every).items())),
+        reasons=dict(Counter(_plain(one.reason) for one in lost).most_common()),
+        transports=tuple(sorted({one.transfer.transport for one in every if one.transfer.transport})),
+        uncounted=dict(Counter(_plain(one.counted_reason) for one in uncounted).most_common()),
+        values=values | {"transfer_max_s": Estimate(max(times), n=len(times)) if times else unknown(NONE_MOVED)},
+    )
+
+
+def _percentile(own: Sequence[Moved], *, p: float, measurements: Measurements) -> Trial | None:
+    return quantile(_sessions(own), _column(own, lambda one: one.transfer_s), p, measurements)
+
+
+def _brought(facts: LogFacts) -> list[Moved]:
+    """Migrations whose transfer's time and tokens are known."""
+    return [
+        one
+        for one in facts.moved
+        if one.transfer.purpose == "migration" and one.transfer_s is not None and one.transfer.external_tokens
+    ]
+
+
+def _compared(facts: LogFacts, measurements: Measurements) -> tuple[Trial, Trial, Trial, Trial] | str:
+    """Time per computed token, recomputing, transferring, and transferring - recomputing, in one cell."""
+    own, filled = _brought(facts), facts.prefills
+    if not own:
+        return NONE_MOVED
+    per_token = prefill_s_per_token(filled)
+    if isinstance(per_token, str):
+        return per_token
+    tokens, took_s = _column(own, lambda one: one.transfer.external_tokens), _column(own, lambda one: one.transfer_s)
+    sessions = [*(one.session for one in filled), *_sessions(own)]
+    mean_tokens, mean_s = float(tokens.mean()), float(took_s.mean())
+
+    def drawn(compute: Callable[[Samples, Samples, Samples], Samples]) -> Callable[[], Samples | str]:
+        def replicates(group: Ranks, weights: Samples) -> Samples:
+            first, second = group[: len(filled)], group[len(filled) :]
+            count, brought, spent = (
+                weights @ np.bincount(second, weights=term, minlength=weights.shape[1])
+                for term in (np.ones(len(own)), tokens, took_s)
+            )
+            means = (
+                np.divide(part, count, out=np.full(count.size, np.nan), where=count > 0) for part in (brought, spent)
+            )
+            return compute(slopes(filled, first, weights), *means)
+
+        return replicated(sessions, measurements, replicates)
+
+    n = len(own)
+    return (
+        Trial(per_token, len(filled), drawn(lambda slope, brought, spent: slope)),
+        Trial(per_token * mean_tokens, n, drawn(lambda slope, brought, spent: slope * brought)),
+        Trial(mean_s, n, drawn(lambda slope, brought, spent: spent)),
+        Trial(mean_s - per_token * mean_tokens, n, drawn(lambda slope, brought, spent: spent - slope * brought)),
+    )
+
+
+def _why_none(found: Mapping[int, Migrations], parameters: Mapping[str, object]) -> str:
+    if "hot_tokens" not in parameters:
+        return "the policy does not migrate"
+    if parameters.get("migration") is False:
+        return "migration is switched off"
+    if not found:
+        return "no decision log of a cell that counts can be read"
+    refused = _summed(one.refused for one in found.values())
+    if not refused:
+        return f"no session's instance had more than {parameters['hot_tokens']} prompt tokens pending (T_hot) at a pick"
+    return f"every time that a session's instance was hot it stayed: {told(refused)}"
+
+
+def _plain(reason: str) -> str:
+    """A reason without its numbers, so that equal ones can be counted."""
+    return re.sub(r"\d[\d.]*", "N", reason) or "no reason was given"
+
+
+def told(counts: Mapping[str, int]) -> str:
+    """`a 3, b 1`, the most frequent first."""
+    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _summed(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for part in parts:
+        total.update(part)
+    return dict(sorted(total.items()))
+
+
+def _sessions(own: Sequence[Moved]) -> list[str]:
+    return [one.session for one in own]
+
+
+def _column(own: Sequence[Moved], value: Callable[[Moved], float | None]) -> Samples:
+    return _floats(value(one) for one in own)
+
+
+def _floats(values: Iterable[float | None]) -> Samples:
+    return np.array([math.nan if value is None else float(value) for value in values], dtype=np.float64)

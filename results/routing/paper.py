@@ -1,0 +1,208 @@
+"""The specification's own tables and claims (specs/ear.md 5.2 to 5.6): its rows, found among what a run measured.
+
+Policies are known by their names and parameters, never by a label. A row that was not run stays, with no numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from results.routing.movement import Moves
+from results.routing.pairs import Pair
+from results.statistics import Estimate, unknown
+from results.tax import Verdict, verdict_of
+from results.verdicts import Outcome
+
+EAR = "ear"
+FULL, AFFINITY_ONLY, MIGRATION_ONLY = "EAR", "EAR (affinity only)", "EAR (migration only)"
+BASELINES: Mapping[str, str] = {
+    "load-balance": "round_robin",
+    "LMetric": "lmetric",
+    "kvcache+load": "kv_linear",
+    "sticky": "sticky",
+    "static PD-disagg": "static_pd",
+}
+"""Rows of table 5.2 to the policies that they are."""
+LOCALITY_WITHIN = 0.05
+"""Affinity alone keeps the locality where its APC is at most so far below EAR's: the specification says `keeps`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PaperRow:
+    """A row of a table of the specification."""
+
+    name: str
+    label: str
+    """What was measured for it; empty = nothing was."""
+    others: tuple[str, ...] = ()
+    """Further settings of the same policy in this run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One point of the grid of figure 9."""
+
+    hot_tokens: float
+    cooldown_s: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One claim of the specification about migration, judged by an interval."""
+
+    name: str
+    claim: str
+    rule: str
+    outcome: Outcome
+    measured: Estimate
+    reason: str
+
+
+def ear_part(policy: str, parameters: Mapping[str, object]) -> str:
+    """FULL, AFFINITY_ONLY or MIGRATION_ONLY; empty for anything else."""
+    if policy != EAR:
+        return ""
+    affinity, migration = (parameters.get(name, True) is True for name in ("affinity", "migration"))
+    return {(True, True): FULL, (True, False): AFFINITY_ONLY, (False, True): MIGRATION_ONLY}.get(
+        (affinity, migration), ""
+    )
+
+
+def end_to_end_rows(
+    policies: Mapping[str, str], parameters: Mapping[str, Mapping[str, object]]
+) -> tuple[PaperRow, ...]:
+    """Table 5.2; `policies` (label to policy) in the order of tables."""
+    found = [
+        _row(name, [label for label, own in policies.items() if own == policy]) for name, policy in BASELINES.items()
+    ]
+    return (*found, ablation_rows(policies, parameters)[-1])
+
+
+def ablation_rows(policies: Mapping[str, str], parameters: Mapping[str, Mapping[str, object]]) -> tuple[PaperRow, ...]:
+    """Table 5.3. Of several full settings, the one with the thresholds of the ablated ones, else the first."""
+    parts: dict[str, list[str]] = {AFFINITY_ONLY: [], MIGRATION_ONLY: [], FULL: []}
+    for label, policy in policies.items():
+        parts.get(ear_part(policy, parameters.get(label, {})), []).append(label)
+    ablated = [_thresholds(parameters[label]) for name in (MIGRATION_ONLY, AFFINITY_ONLY) for label in parts[name]]
+    parts[FULL].sort(key=lambda label: _thresholds(parameters[label]) not in ablated[:1])
+    return tuple(_row(name, labels) for name, labels in parts.items())
+
+
+def _row(name: str, labels: Sequence[str]) -> PaperRow:
+    return PaperRow(name, labels[0], tuple(labels[1:])) if labels else PaperRow(name, "")
+
+
+def _thresholds(parameters: Mapping[str, object]) -> tuple[object, object]:
+    return parameters.get("hot_tokens"), parameters.get("cooldown_s")
+
+
+def sensitivity(policies: Mapping[str, str], parameters: Mapping[str, Mapping[str, object]]) -> tuple[Setting, ...]:
+    """The settings of the whole EAR that differ in T_hot and T_cool alone; empty where fewer than two were run."""
+    groups: dict[tuple[tuple[str, str], ...], list[Setting]] = {}
+    for label, policy in policies.items():
+        own = parameters.get(label, {})
+        hot, cool = _thresholds(own)
+        if ear_part(policy, own) == FULL and isinstance(hot, int | float) and isinstance(cool, int | float):
+            rest = tuple(sorted((k, repr(v)) for k, v in own.items() if k not in ("hot_tokens", "cooldown_s")))
+            groups.setdefault(rest, []).append(Setting(float(hot), float(cool), label))
+    most = max(groups.values(), key=len, default=[])
+    return tuple(sorted(most, key=lambda one: (one.hot_tokens, one.cooldown_s))) if len(most) > 1 else ()
+
+
+def claims(rows: Sequence[PaperRow], pairs: Sequence[Pair], moves: Moves) -> tuple[Claim, ...]:
+    """What 5.3 and 5.6 expect, each judged; `rows` of table 5.3."""
+    labels = {row.name: row.label for row in rows}
+    affinity, migration, full = (labels.get(name, "") for name in (AFFINITY_ONLY, MIGRATION_ONLY, FULL))
+    ablation = [
+        _locality(_difference(pairs, affinity, full, "apc")),
+        _directed(
+            "ablation: affinity only interferes",
+            "without migration the median instance's TTFT p90 is higher than EAR's",
+            _difference(pairs, affinity, full, "worker_ttft_p90_median_s"),
+            Verdict.HIGHER,
+        ),
+        _directed(
+            "ablation: migration only loses locality",
+            "without affinity APC is lower than EAR's",
+            _difference(pairs, migration, full, "apc"),
+            Verdict.LOWER,
+        ),
+    ]
+    thrash = [
+        _thrash(one.label, one.values["thrash_rate"], one.thrashed) for one in moves.migrations if not one.why_none
+    ]
+    faster = [
+        _directed(
+            f"transfer against recomputing: {one.label}",
+            "moving KV takes less time than computing the same tokens would",
+            one.difference_s,
+            Verdict.LOWER,
+        )
+        for one in moves.recomputing
+    ]
+    return (*(ablation if full else ()), *thrash, *faster)
+
+
+def _difference(pairs: Sequence[Pair], first: str, second: str, name: str) -> Estimate:
+    """first - second of a metric, whichever way round the pair was formed."""
+    if not first or not second:
+        return unknown("one of the two was not run")
+    for row in pairs:
+        if row.metric == name and {row.first, row.second} == {first, second}:
+            return row.difference if row.first == first else negated(row.difference)
+    return unknown("the two were not compared")
+
+
+def negated(found: Estimate) -> Estimate:
+    """The estimate of the opposite difference."""
+    low, high = (None if bound is None else -bound for bound in (found.high, found.low))
+    value = None if found.value is None else -found.value
+    return Estimate(value, low, high, found.n, found.reason, found.basis)
+
+
+def _locality(found: Estimate) -> Claim:
+    if found.low is None or found.high is None:
+        outcome, reason = Outcome.UNDECIDED, found.reason or "no interval"
+    elif found.low >= -LOCALITY_WITHIN:
+        outcome, reason = Outcome.SUPPORTED, f"at most {-min(found.low, 0):.1%} below"
+    elif found.high < -LOCALITY_WITHIN:
+        outcome, reason = Outcome.REFUTED, f"at least {-found.high:.1%} below"
+    else:
+        outcome, reason = Outcome.UNDECIDED, "the interval allows both"
+    return Claim(
+        "ablation: affinity only keeps locality",
+        "without migration APC is that of EAR",
+        f"supported where the interval of the difference lies above -{LOCALITY_WITHIN:.0%}, refuted where below",
+        outcome,
+        found,
+        reason,
+    )
+
+
+def _directed(name: str, claim: str, found: Estimate, expected: Verdict) -> Claim:
+    verdict = verdict_of(found)
+    if verdict is None:
+        outcome, reason = Outcome.UNDECIDED, found.reason or "no interval"
+    elif verdict == Verdict.NOT_DISTINGUISHABLE:
+        outcome, reason = Outcome.UNDECIDED, "the interval of the difference covers zero"
+    else:
+        outcome = Outcome.SUPPORTED if verdict == expected else Outcome.REFUTED
+        reason = f"distinguishably {verdict}"
+    rule = f"supported where the difference is distinguishably {expected}, refuted where it is the opposite"
+    return Claim(name, claim, rule, outcome, found, reason)
+
+
+def _thrash(label: str, found: Estimate, sessions: Sequence[str]) -> Claim:
+    if found.value is None:
+        outcome, reason = Outcome.UNDECIDED, found.reason or "not measured"
+    elif sessions:
+        outcome = Outcome.REFUTED
+        reason = f"{len(sessions)} sessions did: {', '.join(sessions[:5])}{', ...' if len(sessions) > 5 else ''}"
+    else:
+        outcome, reason = Outcome.SUPPORTED, f"none of {found.n} migrated sessions did"
+    claim = "no session migrates again within its cooldown"
+    return Claim(
+        f"no thrashing: {label}", claim, "supported where none did; a single one refutes it", outcome, found, reason
+    )
