@@ -1,0 +1,207 @@
+"""Draws the figures of a lifecycle run from their tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from results.figures.figure import Figure
+from results.figures.files import Drawers
+from results.figures.ink import pens, plain_ticks, sheet
+from results.lifecycle import figures
+from results.lifecycle.record import PHASES, READY_TO_WRITE
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Drawing
+
+_LOOKS: Mapping[str, tuple[str, str]] = {
+    "routing": ("#000000", ""),
+    "p_queue": ("#cc79a7", ""),
+    "p_prefill": ("#d9d9d9", ""),
+    "metadata_wait": ("#f0e442", "////"),
+    "zmq_handshake": ("#e69f00", ""),
+    READY_TO_WRITE: ("#e69f00", "////"),
+    "rdma_transfer": ("#d55e00", ""),
+    "transfer_signal": ("#56b4e9", "xxx"),
+    "d_promotion": ("#0072b2", ""),
+    "d_first_token": ("#009e73", ""),
+    "d_decode": ("#ffffff", "..."),
+}
+"""Fill and hatch of each phase: the order, the fill and the hatch tell them apart, not colour alone."""
+_ORDER = (*PHASES[: PHASES.index("rdma_transfer")], READY_TO_WRITE, *PHASES[PHASES.index("rdma_transfer") :])
+_BAR = 0.8
+"""Of the room between two N."""
+
+
+def draw_phases(figure: Figure) -> Drawing:
+    """Figure 1: a row per prior context; the whole request beside what comes before its first token."""
+    table = figure.table
+    contexts = sorted(set(table["prior_context"]))
+    drawing = sheet(11, 0.8 + 2.3 * len(contexts))
+    grid = drawing.subplots(len(contexts), 2, squeeze=False)
+    for line, context in zip(grid, contexts, strict=True):
+        for axes, panel in zip(line, (figures.TO_FIRST_TOKEN, figures.WHOLE), strict=True):
+            rows = table[(table["prior_context"] == context) & (table["panel"] == panel)]
+            _stacked(axes, rows)
+            axes.set_title(f"C = {context}: {panel}", loc="left", fontsize=8)
+            axes.set_ylabel("ms")
+    for axes in grid[-1]:
+        axes.set_xlabel("new tokens N")
+    handles, labels = grid[0][1].get_legend_handles_labels()
+    order = sorted(range(len(labels)), key=lambda place: -_ORDER.index(labels[place]))
+    grid[0][1].legend([handles[place] for place in order], [labels[place] for place in order],
+                      loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2, handlelength=1.5)  # fmt: skip
+    drawing.suptitle(figure.title, x=0.01, ha="left", fontweight="bold", fontsize=9)
+    return drawing
+
+
+def _stacked(axes: Axes, rows: pd.DataFrame) -> None:
+    """A group of bars per N, a bar per output length; a phase that is not known leaves its bar open at the top."""
+    sizes = sorted(set(rows["new_tokens"]))
+    lengths = sorted(set(rows["output_length"].dropna())) or [None]
+    width = _BAR / len(lengths)
+    for phase in [name for name in _ORDER if name in set(rows["phase"])]:
+        fill, hatch = _LOOKS[phase]
+        at, bottom, height = [], [], []
+        for row in rows[rows["phase"] == phase].to_dict("records"):
+            place = lengths.index(None if pd.isna(row["output_length"]) else row["output_length"])
+            at.append(sizes.index(row["new_tokens"]) + (place - (len(lengths) - 1) / 2) * width)
+            bottom.append(_below(rows, row["new_tokens"], row["output_length"], phase))
+            height.append(0.0 if pd.isna(row["ms"]) else float(row["ms"]))
+        axes.bar(at, height, width * 0.9, bottom, color=fill, hatch=hatch, label=phase, edgecolor="black",
+                 linewidth=0.5)  # fmt: skip
+    axes.set_xticks(range(len(sizes)), [f"{size:g}" for size in sizes])
+    axes.grid(visible=False, axis="x")
+
+
+def _below(rows: pd.DataFrame, new_tokens: int, output_length: float, phase: str) -> float:
+    """What the phases before this one of the same bar add up to."""
+    bar = rows[rows["new_tokens"] == new_tokens]
+    if not pd.isna(output_length):
+        bar = bar[bar["output_length"] == output_length]
+    return float(bar[bar["phase"].isin(_ORDER[: _ORDER.index(phase)])]["ms"].fillna(0.0).sum())
+
+
+def draw_bandwidth(figure: Figure) -> Drawing:
+    """Figure 2: transfers, medians and the model's curve; knee, asymptote and link as lines."""
+    table = figure.table
+    drawing = sheet(7.5, 4.2)
+    axes = drawing.subplots()
+    single = table[table["kind"] == figures.POINT]
+    axes.plot(single["bytes"], single["gbps"], ".", color="#a0a0a0", markersize=4, label="transfer")
+    rows = table[table["kind"] == figures.MEDIAN]
+    value, low, high = (rows[name].to_numpy(dtype=np.float64) for name in ("gbps", "low", "high"))
+    below, above = (np.where(np.isfinite(side), side, 0).clip(0) for side in (value - low, high - value))
+    axes.errorbar(rows["bytes"], value, yerr=(below, above), fmt="o", color="black", markerfacecolor="white",
+                  capsize=2.5, elinewidth=1, label="median of an N")  # fmt: skip
+    model = table[table["kind"] == figures.MODEL]
+    if len(model):
+        axes.plot(model["bytes"], model["gbps"], color="#d55e00", label="cost model")
+    plain_ticks(axes, "x", single["bytes"].tolist())
+    levels = [figure.lines[name] for name in ("asymptote", "link") if name in figure.lines]
+    plain_ticks(axes, "y", [*single["gbps"].tolist(), *levels])
+    for name, dashes in (("asymptote", ":"), ("link", "--")):
+        if name in figure.lines:
+            axes.axhline(figure.lines[name], color="#555555", linestyle=dashes, linewidth=1)
+            axes.annotate(f"{name} {figure.lines[name]:.3g}", (1, figure.lines[name]), xytext=(-3, 3), ha="right",
+                          xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=7.5)  # fmt: skip
+    knee = figure.lines.get("knee")
+    if knee is not None and single["bytes"].min() / 4 <= knee <= single["bytes"].max() * 4:
+        axes.axvline(knee, color="#0072b2", linestyle="-.", linewidth=1)
+        axes.annotate("knee", (knee, 0), xytext=(3, 3), xycoords=("data", "axes fraction"), fontsize=7.5,
+                      textcoords="offset points", color="#0072b2")  # fmt: skip
+    axes.set_xlabel("bytes of the transfer")
+    axes.set_ylabel("bandwidth of the write (Gbit/s)")
+    axes.set_title(figure.title, loc="left", fontweight="bold")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2)
+    return drawing
+
+
+def draw_cost(figure: Figure) -> Drawing:
+    """Figure 3: the same fit twice: on linear axes as it is defined, on logarithmic ones to see its small end."""
+    table = figure.table
+    drawing = sheet(10, 4.2)
+    panels = drawing.subplots(1, 2)
+    single = table[table["kind"] == figures.POINT]
+    for axes, scale in zip(panels, ("linear", "log"), strict=True):
+        axes.plot(single["bytes"], single["ms"], "o", color="black", markerfacecolor="none", markersize=4,
+                  label="transfer")  # fmt: skip
+        for kind, color, dashes in ((figures.MODEL, "#d55e00", "-"), (figures.ORDINARY, "#0072b2", "--")):
+            rows = table[table["kind"] == kind]
+            if len(rows):
+                axes.plot(rows["bytes"], rows["ms"], color=color, linestyle=dashes, label=_FITS[kind])
+        axes.set_xscale(scale)
+        axes.set_yscale(scale)
+        axes.set_xlabel("bytes of the transfer")
+        axes.set_ylabel("rdma_transfer (ms)")
+    panels[1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2)
+    drawing.suptitle(figure.title, x=0.01, ha="left", fontweight="bold", fontsize=9)
+    return drawing
+
+
+_FITS = {figures.MODEL: "relative errors", figures.ORDINARY: "ordinary"}
+
+
+def draw_overhead(figure: Figure) -> Drawing:
+    """Figure 4: a field per (C, N), and the contour of no overhead."""
+    table = figure.table
+    contexts, sizes = (sorted(set(table[name])) for name in ("prior_context", "new_tokens"))
+    grid = np.full((len(contexts), len(sizes)), np.nan)
+    drawing = sheet(2.6 + 1.0 * len(sizes), 1.5 + 0.55 * len(contexts))
+    axes = drawing.subplots()
+    reach = float(table["overhead_ms"].abs().max()) or 1.0
+    for row in table.to_dict("records"):
+        place = contexts.index(row["prior_context"]), sizes.index(row["new_tokens"])
+        value = float(row["overhead_ms"])
+        grid[place] = value
+        shown = f"{value:+.3g}" if row["told"] else f"({value:+.3g})"
+        color = "white" if abs(value) > 0.7 * reach else "black"
+        axes.text(place[1], place[0], shown, ha="center", va="center", fontsize=7.5, color=color)
+    image = axes.imshow(grid, cmap="PuOr_r", vmin=-reach, vmax=reach, aspect="auto", origin="lower")
+    _contour(axes, grid)
+    axes.set_xticks(range(len(sizes)), [f"{size:g}" for size in sizes])
+    axes.set_yticks(range(len(contexts)), [f"{context:g}" for context in contexts])
+    axes.tick_params(length=0)
+    axes.grid(visible=False)
+    axes.set_xlabel("new tokens N")
+    axes.set_ylabel("prior context C (tokens)")
+    axes.set_title(figure.title, loc="left", fontweight="bold")
+    drawing.colorbar(image, ax=axes, pad=0.02).set_label("TTFT overhead (ms)")
+    return drawing
+
+
+def _contour(axes: Axes, grid: np.ndarray) -> None:
+    """Where the map is zero; nothing where it has one sign, or too few fields for a line."""
+    known = grid[np.isfinite(grid)]
+    if min(grid.shape) >= 2 and known.min() < 0 < known.max():
+        axes.contour(np.ma.masked_invalid(grid), levels=[0.0], colors="black", linewidths=1.6)
+
+
+def draw_volume(figure: Figure) -> Drawing:
+    """Figure 5: a line per N."""
+    table = figure.table
+    drawing = sheet(7.5, 4.2)
+    axes = drawing.subplots()
+    sizes: Sequence[int] = sorted(set(table["new_tokens"]), reverse=True)
+    for name, pen in pens(f"N = {size}" for size in sizes).items():
+        rows = table[table["new_tokens"] == int(name.rpartition(" ")[2])].sort_values("prior_context", kind="stable")
+        axes.plot(rows["prior_context"], rows["bytes"], label=name, **pen.line())
+    plain_ticks(axes, "y", table["bytes"].tolist())
+    axes.set_xlabel("prior context C (tokens)")
+    axes.set_ylabel("bytes of the transfer")
+    axes.set_title(figure.title, loc="left", fontweight="bold")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2)
+    return drawing
+
+
+DRAWERS: Drawers = {
+    figures.BREAKDOWN: draw_phases,
+    figures.BANDWIDTH: draw_bandwidth,
+    figures.COST: draw_cost,
+    figures.OVERHEAD: draw_overhead,
+    figures.VOLUME: draw_volume,
+}

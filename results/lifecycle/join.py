@@ -1,0 +1,292 @@
+"""One request's record from what three sides saw of it: the router, the two instances, and the client.
+
+The sides are joined by the transfer's id, which the router gives both legs; where an engine does not pass it on (NIXL),
+by the engine's own request id, which holds the client's, and by the id under which the decode instance knows the
+prefill instance's request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from results.decisions import DecisionRecord, KvTransfer
+from results.lifecycle.clock import clock_of, exchange_of
+from results.lifecycle.phases import breakdown
+from results.lifecycle.probe import ProbeEvent, ProbeLog
+from results.lifecycle.record import (
+    Colo,
+    Counts,
+    Ids,
+    LifecycleRecord,
+    MoreStamps,
+    RequestConfig,
+    Stamps,
+    TransferDetail,
+    Verification,
+)
+
+
+class Client(Protocol):
+    """What the client saw: a RequestRecord or a TurnRecord."""
+
+    @property
+    def status(self) -> str: ...
+    @property
+    def t_send_ns(self) -> int | None: ...
+    @property
+    def t_first_token_ns(self) -> int | None: ...
+    @property
+    def t_last_token_ns(self) -> int | None: ...
+    @property
+    def completion_tokens(self) -> int | None: ...
+    @property
+    def error(self) -> str | None: ...
+
+
+_PREFILL = {
+    "t2_p_schedule": "scheduled",
+    "t3_p_prefill_done": "prefill_done",
+    "t3b_send_ready": "send_ready",
+    "t4_zmq_metadata": "metadata_received",
+    "p_response_sent": "response_sent",
+}
+"""Stamp to the event that gives it, in the probe of the prefill instance."""
+_DECODE = {
+    "d_blocks_allocated": "blocks_allocated",
+    "d_pull_sent": "pull_sent",
+    "t7_d_recv_signal": "received",
+    "t8_d_promoted": "promoted",
+    "d_scheduled": "scheduled",
+}
+
+
+@dataclass(slots=True)
+class _Stamped:
+    """Stamps as they are found, and why others are not."""
+
+    at: dict[str, int] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def put(self, name: str, t_ns: int | None, why: str) -> None:
+        if t_ns is None:
+            self.missing[name] = why
+        else:
+            self.at[name] = t_ns
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """One instance's events of the request."""
+
+    name: Literal["prefill", "decode"]
+    log: ProbeLog
+    events: tuple[ProbeEvent, ...]
+
+    def first(self, kind: str, since_ns: int = 0) -> ProbeEvent | None:
+        return next((event for event in self.events if event.event == kind and event.t_ns >= since_ns), None)
+
+    def why_no(self, kind: str) -> str:
+        blind = self.log.blind(kind)
+        return (
+            f"{self.name} instance: {blind}" if blind else f"the {self.name} instance saw no `{kind}` of this request"
+        )
+
+
+def join(
+    config: RequestConfig,
+    *,
+    repetition: int,
+    warmup: bool,
+    client: Client,
+    decision: DecisionRecord | None,
+    prefill: ProbeLog,
+    decode: ProbeLog,
+    verification: Verification,
+    router_boot_id: str,
+    colo: Colo = Colo(),  # noqa: B008 - frozen
+    discarded: str = "",
+) -> LifecycleRecord:
+    """The record of one request; whatever is missing is named in its gaps.
+
+    prefill, decode: the probes of the two instances that served it. verification: what the decode instance held before.
+    colo: the same request on the combined instance. discarded: why it does not count, where the caller knows.
+    """
+    moved = decision.outcome.transfer if decision is not None and decision.outcome is not None else None
+    sides = _sides(decision, moved, prefill, decode)
+    found = _Stamped()
+    _router(found, decision, moved)
+    for stamp in ("t_send_ns", "t_first_token_ns", "t_last_token_ns"):
+        found.put(_CLIENT[stamp], getattr(client, stamp), client.error or "the client has no such stamp")
+    _engines(found, *sides)
+    writer = next((side for side in sides if side.first("write")), sides[0])
+    detail, gaps = _written(found, writer, moved)
+    stamps = Stamps(**{name: found.at.get(name) for name in Stamps.__dataclass_fields__})
+    more = MoreStamps(**{name: found.at.get(name) for name in MoreStamps.__dataclass_fields__})
+    clock = clock_of(router_boot_id, prefill.boot_id, decode.boot_id, exchange_of(stamps, more))
+    split = breakdown(stamps, more, clock, colo, missing=found.missing, write_side=writer.name)
+    counts = _counts(sides, writer, moved)
+    return LifecycleRecord(
+        config=config,
+        timestamps_ns=stamps,
+        breakdown_ms=split.breakdown_ms,
+        transfer_detail=detail,
+        repetition=repetition,
+        warmup=warmup,
+        verification=verification,
+        discarded=discarded or _not_counted(config, client, decision, moved, verification),
+        more_timestamps_ns=more,
+        more_ms=split.more_ms,
+        error_ms=split.error_ms,
+        residual_share=split.residual_share,
+        client_residual_share=split.client_residual_share,
+        gaps={**found.missing, **split.gaps, **gaps},
+        counts=counts,
+        clock=clock,
+        colo=colo,
+        transport=moved.transport if moved is not None else "",
+        ids=Ids(
+            request=decision.request.request if decision is not None else "",
+            transfer=moved.transfer if moved is not None else "",
+            prefill=moved.source if moved is not None else "",
+            decode=moved.target if moved is not None else "",
+        ),
+    )
+
+
+_CLIENT = {
+    "t_send_ns": "client_send",
+    "t_first_token_ns": "t9_d_first_token",
+    "t_last_token_ns": "t10_d_last_token",
+}
+
+
+def _sides(
+    decision: DecisionRecord | None, moved: KvTransfer | None, prefill: ProbeLog, decode: ProbeLog
+) -> tuple[_Side, _Side]:
+    names = [decision.request.request] if decision is not None else []
+    transfer = moved.transfer if moved is not None else ""
+    on_decode = decode.of(transfer, (*names, transfer))
+    remote = {event.remote_request for event in on_decode if event.remote_request}
+    on_prefill = prefill.of(transfer, (*names, transfer, *sorted(remote)))
+    return _Side("prefill", prefill, on_prefill), _Side("decode", decode, on_decode)
+
+
+def _router(found: _Stamped, decision: DecisionRecord | None, moved: KvTransfer | None) -> None:
+    no_pick = "the router's decision log has no pick of this request"
+    found.put("t0_proxy_recv", decision.t_ns if decision is not None else None, no_pick)
+    for name, t_ns in (
+        ("t1_proxy_dispatch", moved.t_source_sent_ns if moved is not None else 0),
+        ("proxy_prefill_done", moved.t_source_done_ns if moved is not None else 0),
+        ("proxy_decode_sent", moved.t_target_sent_ns if moved is not None else 0),
+    ):
+        why = "the router did not come so far" if moved is not None else "the router moved nothing for this request"
+        found.put(name, t_ns or None, why if decision is not None else no_pick)
+
+
+def _engines(found: _Stamped, prefill: _Side, decode: _Side) -> None:
+    for name, kind in _PREFILL.items():
+        event = prefill.first(kind)
+        if event is not None and event.ok is False:
+            found.put(name, None, f"the prefill instance had nothing to send: {event.status or 'no reason given'}")
+        else:
+            found.put(name, event.t_ns if event is not None else None, prefill.why_no(kind))
+    promoted = decode.first("promoted")
+    for name, kind in _DECODE.items():
+        event = decode.first(kind, promoted.t_ns if kind == "scheduled" and promoted is not None else 0)
+        if event is not None and event.ok is False:
+            found.put(name, None, "the decode instance says that the blocks did not come")
+        else:
+            found.put(name, event.t_ns if event is not None else None, decode.why_no(kind))
+
+
+def _written(found: _Stamped, writer: _Side, moved: KvTransfer | None) -> tuple[TransferDetail, dict[str, str]]:
+    """t5, t6 and what was moved between them."""
+    writes = [event for event in writer.events if event.event == "write"]
+    failed = any(event.ok is False for event in writes)
+    begun = [event.t5_ns for event in writes if event.t5_ns is not None]
+    ended = [event.t6_ns for event in writes if event.t6_ns is not None and not failed]
+    why_none = writer.why_no("write")
+    found.put("t5_rdma_start", min(begun, default=None), why_none)
+    found.put("t6_rdma_complete", max(ended, default=None), "a write failed" if failed else why_none)
+    gaps = {}
+    count = _total(event.bytes for event in writes) if not failed else None
+    if count is None and moved is not None and moved.bytes_from == "counter":
+        count = moved.bytes
+    served = max((max(len(event.carries), len(event.decode_requests)) for event in writes), default=0)
+    if served > 1:
+        count, gaps["bytes_transferred"] = None, f"one write served {served} transfers"
+    elif count is None:
+        gaps["bytes_transferred"] = "a write failed" if failed else why_none
+    write_ms = _covered_ms(writes) if ended else None
+    prepared = [event.build_params_us for event in writes if event.build_params_us is not None]
+    blocks = _total(event.blocks for event in writes)
+    return TransferDetail(
+        bytes_transferred=count,
+        num_rdma_ops=_total(event.operations for event in writes),
+        num_blocks=blocks if blocks is not None or moved is None else moved.blocks,
+        num_layers=max((event.layers for event in writes if event.layers is not None), default=None),
+        build_params_ms=sum(prepared) / 1e3 if prepared else None,
+        rdma_write_ms=write_ms,
+        effective_bw_gbps=8 * count / write_ms / 1e6 if count is not None and write_ms else None,
+    ), gaps
+
+
+def _total(counts: Iterable[int | None]) -> int | None:
+    """The sum; None where one is not known, or there are none."""
+    found = list(counts)
+    known = [count for count in found if count is not None]
+    return sum(known) if known and len(known) == len(found) else None
+
+
+def _covered_ms(writes: Sequence[ProbeEvent]) -> float:
+    """The time in which at least one of the writes was under way."""
+    spans = sorted(
+        (event.t5_ns, event.t6_ns) for event in writes if event.t5_ns is not None and event.t6_ns is not None
+    )
+    covered, until = 0, 0
+    for begin, end in spans:
+        covered += max(end - max(begin, until), 0)
+        until = max(until, end)
+    return covered / 1e6
+
+
+def _counts(sides: tuple[_Side, _Side], writer: _Side, moved: KvTransfer | None) -> Counts:
+    prefill, decode = sides
+    scheduled, allocated = prefill.first("scheduled"), decode.first("blocks_allocated")
+    steps, write = decode.first("steps"), writer.first("write")
+    return Counts(
+        p_cached_tokens=scheduled.cached_tokens if scheduled is not None else None,
+        external_tokens=allocated.external_tokens if allocated is not None else None,
+        local_tokens=allocated.local_tokens if allocated is not None else None,
+        computed_tokens=moved.computed_tokens if moved is not None else None,
+        write_calls=sum(event.event == "write" for event in writer.events) or None,
+        write_side=writer.name,
+        write_end_from=(write.t6_from or "") if write is not None else "",
+        d_step_ms=steps.step_p50_us / 1e3 if steps is not None and steps.step_p50_us is not None else None,
+        attempts=moved.attempts if moved is not None else None,
+    )
+
+
+def _not_counted(
+    config: RequestConfig,
+    client: Client,
+    decision: DecisionRecord | None,
+    moved: KvTransfer | None,
+    verification: Verification,
+) -> str:
+    """Why this request says nothing about the configuration; empty where it does."""
+    if client.status != "ok":
+        return f"the request ended as {client.status}: {client.error or 'no reason given'}"
+    if client.completion_tokens is not None and client.completion_tokens != config.output_length:
+        return f"{client.completion_tokens} tokens came, {config.output_length} were asked for"
+    if decision is None:
+        return "the router's decision log has no pick of this request"
+    if moved is None:
+        return "the router moved nothing for this request"
+    if moved.status != "transferred":
+        return f"the transfer was {moved.status}: {moved.reason or 'no reason given'}"
+    if moved.attempts > 1:
+        return f"the transfer took {moved.attempts} tries"
+    return "" if verification.ok else verification.reason or "what the decode instance held was not verified"

@@ -1,0 +1,170 @@
+"""What depends on C and N together: the overhead over a combined instance, and how many bytes are moved."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from results.lifecycle.fits import least_squares
+from results.lifecycle.record import LifecycleRecord
+from results.statistics import Estimate, mean, unknown
+
+MIN_POINTS = 4
+"""Transfers that a slope with an interval needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class OverheadCell:
+    """One (C, N), over all output lengths: TTFT does not depend on them."""
+
+    prior_context: int
+    new_tokens: int
+    overhead_ms: Estimate
+    """pdsep_ttft - colo_ttft, mean of the pairs."""
+    pdsep_ttft_ms: Estimate
+    colo_ttft_ms: Estimate
+    relative: float | None
+    """overhead / colo_ttft, of the means."""
+
+    @property
+    def told(self) -> int | None:
+        """1: slower than the combined instance, -1: faster, by the interval; None: it covers zero, or there is none."""
+        low, high = self.overhead_ms.low, self.overhead_ms.high
+        if low is None or high is None or low <= 0 <= high:
+            return None
+        return 1 if low > 0 else -1
+
+
+@dataclass(frozen=True, slots=True)
+class BreakEven:
+    """Where along N the overhead changes its sign at one C."""
+
+    prior_context: int
+    new_tokens: Estimate
+    """By interpolation over log2 N; its bounds are the N next to it whose signs are told."""
+    slower_above: bool | None
+    """Larger N are slower than the combined instance; False: smaller ones are. None: no single threshold."""
+    signs: tuple[int, ...]
+    """Those that are told, along N."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """The bytes that were moved for one N, over C."""
+
+    new_tokens: int
+    bytes_by_context: tuple[tuple[int, float], ...]
+    """C to median bytes."""
+    bytes_per_token: float
+    slope: Estimate
+    """Bytes more per token of prior context."""
+    spread_bytes: float
+    """Largest less smallest median."""
+    block_bytes: float | None
+    """One block of the KV cache, all layers."""
+
+
+def overhead_map(records: Sequence[LifecycleRecord]) -> tuple[OverheadCell, ...]:
+    """A cell for every (C, N) with a counted record, by C and N."""
+    groups: dict[tuple[int, int], list[LifecycleRecord]] = {}
+    for record in records:
+        if record.counted:
+            key = record.config.prior_context, record.config.current_new_tokens
+            groups.setdefault(key, []).append(record)
+    return tuple(_overhead(key, groups[key]) for key in sorted(groups))
+
+
+def _overhead(key: tuple[int, int], own: Sequence[LifecycleRecord]) -> OverheadCell:
+    overhead = _mean_of(own, "pdsep_overhead")
+    colo = [record.colo.ttft_ms for record in own if record.colo.ttft_ms is not None]
+    theirs = mean(colo) if colo else unknown(_why(own, "pdsep_overhead"))
+    share = overhead.value / theirs.value if overhead.value is not None and theirs.value else None
+    return OverheadCell(*key, overhead, _mean_of(own, "client_ttft"), theirs, share)
+
+
+def _mean_of(own: Sequence[LifecycleRecord], name: str) -> Estimate:
+    found = [value for record in own if (value := record.ms(name)) is not None]
+    return mean(found) if found else unknown(_why(own, name))
+
+
+def _why(own: Sequence[LifecycleRecord], name: str) -> str:
+    return next((record.gaps[name] for record in own if name in record.gaps), "not measured")
+
+
+def break_evens(cells: Sequence[OverheadCell]) -> tuple[BreakEven, ...]:
+    """One per C that has a cell with an overhead."""
+    contexts = sorted({cell.prior_context for cell in cells if cell.overhead_ms.value is not None})
+    return tuple(
+        _break_even(context, [cell for cell in cells if cell.prior_context == context]) for context in contexts
+    )
+
+
+def _break_even(context: int, row: Sequence[OverheadCell]) -> BreakEven:
+    row = [cell for cell in row if cell.overhead_ms.value is not None]
+    told = [cell for cell in row if cell.told is not None]
+    signs = tuple(cell.told for cell in told if cell.told is not None)
+    turns = [pair for pair in pairwise(told) if pair[0].told != pair[1].told]
+    if not told:
+        return BreakEven(context, unknown("no sign is told"), None, signs, "no interval leaves zero out")
+    if not turns:
+        text = "slower at every N whose sign is told" if signs[0] > 0 else "faster at every N whose sign is told"
+        return BreakEven(context, unknown(text), None, signs, text)
+    if len(turns) > 1:
+        text = f"the sign changes {len(turns)} times along N"
+        return BreakEven(context, unknown(text), None, signs, text)
+    (before, after), *_ = turns
+    between = [cell for cell in row if before.new_tokens <= cell.new_tokens <= after.new_tokens]
+    crossing = next(_crossing(left, right) for left, right in pairwise(between) if _opposite(left, right))
+    found = Estimate(crossing, float(before.new_tokens), float(after.new_tokens), len(between), basis="told signs")
+    slower_above = after.told == 1
+    where = "from" if slower_above else "up to"
+    text = f"slower {where} about {crossing:.0f} new tokens (told between {before.new_tokens} and {after.new_tokens})"
+    return BreakEven(context, found, slower_above, signs, text)
+
+
+def _opposite(left: OverheadCell, right: OverheadCell) -> bool:
+    return (left.overhead_ms.value or 0.0) * (right.overhead_ms.value or 0.0) <= 0
+
+
+def _crossing(left: OverheadCell, right: OverheadCell) -> float:
+    first, last = left.overhead_ms.value or 0.0, right.overhead_ms.value or 0.0
+    share = first / (first - last) if first != last else 0.5
+    low, high = math.log2(left.new_tokens), math.log2(right.new_tokens)
+    return float(2 ** (low + share * (high - low)))
+
+
+def volumes(records: Sequence[LifecycleRecord]) -> tuple[Volume, ...]:
+    """A row per N with counted transfers, by N."""
+    counted = [record for record in records if record.counted and record.transfer_detail.bytes_transferred]
+    sizes = sorted({record.config.current_new_tokens for record in counted})
+    return tuple(
+        _volume(size, [record for record in counted if record.config.current_new_tokens == size]) for size in sizes
+    )
+
+
+def _volume(size: int, own: Sequence[LifecycleRecord]) -> Volume:
+    moved = np.array([record.transfer_detail.bytes_transferred for record in own], dtype=np.float64)
+    context = np.array([record.config.prior_context for record in own], dtype=np.float64)
+    medians = tuple((int(one), float(np.median(moved[context == one]))) for one in np.unique(context))
+    if len(medians) < 2 or len(own) < MIN_POINTS:
+        slope = unknown(f"{len(medians)} values of C and {len(own)} transfers: no slope", len(own))
+    else:
+        slope = least_squares([context], moved, np.ones(moved.size))[1]
+    per_block = [
+        record.transfer_detail.bytes_transferred / record.transfer_detail.num_blocks
+        for record in own
+        if record.transfer_detail.num_blocks and record.transfer_detail.bytes_transferred
+    ]
+    return Volume(
+        new_tokens=size,
+        bytes_by_context=medians,
+        bytes_per_token=float(np.median(moved)) / size,
+        slope=slope,
+        spread_bytes=max(value for _, value in medians) - min(value for _, value in medians),
+        block_bytes=float(np.median(per_block)) if per_block else None,
+    )

@@ -1,0 +1,71 @@
+"""What a lifecycle run says in words: its opening, and what its numbers do not say."""
+
+from __future__ import annotations
+
+from rich.console import RenderableType
+
+from results.lifecycle.figures import less_half_step
+from results.lifecycle.findings import LifecycleAnalysis
+from results.lifecycle.tables import tables
+from results.report import rich_tables
+from results.statistics import LEVEL
+
+
+def terminal_tables(analysis: LifecycleAnalysis) -> RenderableType:
+    """The report for a terminal."""
+    return rich_tables(opening(analysis), tables(analysis), limits(analysis))
+
+
+def opening(analysis: LifecycleAnalysis) -> str:
+    """What was measured, how to read the numbers, and what they say."""
+    facts = analysis.facts
+    where = {"cpu": ", on a CPU build of the engine", "cuda": ", on a GPU"}.get(facts.engine_kind, "")
+    transport = f" over {' and '.join(analysis.transports)}" if analysis.transports else ""
+    told = "; ".join(f"{one.title.lower()}: {one.outcome}" for one in analysis.criteria)
+    half_step = less_half_step(analysis)
+    return (
+        f"Profile {facts.label}{where}{transport}: {len(analysis.counted)} requests of {len(analysis.configs)} "
+        f"configurations (C, N, O) count, {sum(record.warmup for record in analysis.records)} warm-ups and "
+        f"{len(analysis.discards)} discarded beside them, gaps: {len(analysis.gaps)}. Brackets hold {LEVEL:.0%} "
+        f"intervals; `-` is a value that was not measured. {half_step}{' ' if half_step else ''}Criteria: {told}."
+    )
+
+
+def limits(analysis: LifecycleAnalysis) -> tuple[str, ...]:
+    """What these numbers do not say: part of every report."""
+    found = []
+    if analysis.facts.engine_kind == "cpu":
+        found.append(
+            "This is a CPU build of the engine with the profile's model, and both instances, router and client share "
+            "its cores: the sizes say nothing about a GPU, and blocks are moved through memory or a socket, not RDMA."
+        )
+    found.append(
+        "One request at a time on idle instances: no phase holds what other requests would add to queues, steps or the "
+        "link."
+    )
+    found.append(
+        "Repetitions of a configuration follow one another on the same engines: the intervals hold what varies between "
+        "them, not what varies between launches or hosts."
+    )
+    found.append(
+        "The sum of the phases is E2E by definition wherever every stamp is there; criterion 1 says that all are, and "
+        "sets the sum against the client's own clock."
+    )
+    if analysis.two_hosts:
+        found.append("Two hosts: durations between them are right to within what the table of clocks says.")
+    polled = sum(record.counts.write_end_from == "poll" for record in analysis.counted)
+    if polled:
+        found.append(
+            f"The end of the transfer is when the worker next looked in {polled} requests: rdma_transfer holds the "
+            "wait for that, and bandwidths are too low by it."
+        )
+    if analysis.settings.link_gbps is None:
+        found.append("What the link can carry was not given: no bandwidth is set against it.")
+    if analysis.settings.subtract_half_step:
+        found.append(
+            "Half of the decode instance's median step was taken off d_promotion, down to zero: phases then add up to "
+            "less than E2E. Records keep the whole."
+        )
+    if not any(cell.overhead_ms.value is not None for cell in analysis.overheads):
+        found.append("No combined instance was measured: ttft_overhead_vs_colo is the specification's estimate alone.")
+    return tuple(found)

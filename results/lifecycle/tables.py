@@ -1,0 +1,252 @@
+"""The tables of a lifecycle report, as text: what each says, whatever it is drawn on."""
+
+from __future__ import annotations
+
+from results.lifecycle.figures import less_half_step
+from results.lifecycle.findings import LifecycleAnalysis
+from results.lifecycle.fits import CostModel
+from results.lifecycle.record import PHASES
+from results.lifecycle.summary import ConfigSummary
+from results.statistics import Estimate
+from results.table import NOT_MEASURED, Table
+
+FIGURES_BEFORE = "Phases"
+"""The figures stand between the conclusions and the tables of single configurations, which begin with this title."""
+
+
+def tables(analysis: LifecycleAnalysis) -> tuple[Table, ...]:
+    """Every table that has rows, in reading order."""
+    found = (
+        criteria(analysis),
+        cost_model(analysis),
+        bandwidth(analysis),
+        overhead(analysis),
+        break_even(analysis),
+        volume(analysis),
+        phases(analysis),
+        totals(analysis),
+        between(analysis),
+        clocks(analysis),
+        discards(analysis),
+        gaps(analysis),
+        rules(analysis),
+    )
+    return tuple(table for table in found if table.rows)
+
+
+def criteria(analysis: LifecycleAnalysis) -> Table:
+    """The success criteria of the specification."""
+    rows = tuple((str(one.number), one.title, str(one.outcome), one.reason) for one in analysis.criteria)
+    note = "The interval decides; the rules stand at the end."
+    return Table("Success criteria", ("", "criterion", "outcome", "why"), rows, note)
+
+
+def rules(analysis: LifecycleAnalysis) -> Table:
+    """How each criterion is decided."""
+    rows = tuple((str(one.number), one.rule) for one in analysis.criteria)
+    return Table("Rules", ("criterion", "rule"), rows)
+
+
+def cost_model(analysis: LifecycleAnalysis) -> Table:
+    """alpha and beta."""
+    fitted = analysis.costs
+    models = {
+        "weighted by 1 / fitted^2": fitted.relative,
+        "ordinary least squares": fitted.ordinary,
+        "weighted, with operations": fitted.with_operations,
+    }
+    rows = tuple(_model(name, model) for name, model in models.items()) if analysis.counted else ()
+    note = (
+        "rdma_transfer_ms = alpha + beta x bytes (+ gamma x write operations). Intervals of the coefficients: HC3; of "
+        "R^2: transfers resampled within each size."
+    )
+    columns = ("fit", "alpha ms", "beta ms per 10^6 bytes", "gamma ms", "1 / beta Gbit/s", "R^2")
+    return Table("Cost model of the transfer", columns, rows, note)
+
+
+def _model(name: str, model: CostModel) -> tuple[str, ...]:
+    gamma = NOT_MEASURED if model.gamma_ms is None else _told(model.gamma_ms)
+    parts = (model.beta_ms_per_mb.text(3), gamma, model.bandwidth_gbps.text(3), model.r2.text(4))
+    return (name, _told(model.alpha_ms), *parts)
+
+
+def _told(found: Estimate, digits: int = 3, scale: float = 1.0) -> str:
+    """The value, or why there is none."""
+    if found.value is None:
+        return f"{NOT_MEASURED} ({found.reason})" if found.reason else NOT_MEASURED
+    return found.text(digits, scale)
+
+
+def bandwidth(analysis: LifecycleAnalysis) -> Table:
+    """Bandwidth by size."""
+    fitted, link = analysis.costs, analysis.settings.link_gbps
+    rows = tuple(
+        (
+            str(point.new_tokens),
+            f"{point.bytes / 1e6:.4g}",
+            point.gbps.text(3),
+            _share(point.of_asymptote),
+            _share(point.of_link),
+            str(point.gbps.n),
+        )
+        for point in fitted.curve
+    )
+    knee = fitted.knee
+    measured = NOT_MEASURED if knee.measured_bytes is None else f"{knee.measured_bytes / 1e6:.4g} MB"
+    known = f"the link carries {link:g} Gbit/s" if link is not None else "the link's limit is not known"
+    note = (
+        f"Knee, the smallest transfer with {knee.share:.0%} of the asymptote 1 / beta: by the model "
+        f"{_told(knee.bytes, 3, 1e-6)} MB, by the measured medians {measured}"
+        f"{f' ({knee.reason})' if knee.reason else ''}; {known}."
+    )
+    columns = ("N", "10^6 bytes", "Gbit/s (median)", "of asymptote", "of link", "transfers")
+    return Table("Bandwidth by size", columns, rows, note)
+
+
+def _share(value: float | None) -> str:
+    return NOT_MEASURED if value is None else f"{value:.1%}"
+
+
+def overhead(analysis: LifecycleAnalysis) -> Table:
+    """Against the combined instance, by (C, N)."""
+    rows = tuple(
+        (
+            str(cell.prior_context),
+            str(cell.new_tokens),
+            cell.pdsep_ttft_ms.text(3),
+            cell.colo_ttft_ms.text(3),
+            _told(cell.overhead_ms),
+            NOT_MEASURED if cell.relative is None else f"{cell.relative:+.1%}",
+            {1: "slower", -1: "faster", None: "n.d."}[cell.told],
+        )
+        for cell in analysis.overheads
+    )
+    note = (
+        "Both TTFTs by the client's clock from its send; the difference pairs each repetition with the combined "
+        "instance's. n.d.: the interval covers zero, or there is none."
+    )
+    columns = ("C", "N", "TTFT ms", "combined TTFT ms", "overhead ms", "relative", "")
+    return Table("Overhead over a combined instance", columns, rows, note)
+
+
+def break_even(analysis: LifecycleAnalysis) -> Table:
+    """Where the overhead changes its sign."""
+    rows = tuple((str(one.prior_context), _told(one.new_tokens), one.text) for one in analysis.break_evens)
+    return Table("Break-even along N", ("C", "N", "what is told"), rows)
+
+
+def volume(analysis: LifecycleAnalysis) -> Table:
+    """Whether only the new tokens are moved."""
+    rows = tuple(
+        (
+            str(one.new_tokens),
+            ", ".join(f"{context}: {moved:.0f}" for context, moved in one.bytes_by_context),
+            f"{one.bytes_per_token:.1f}",
+            _told(one.slope),
+            NOT_MEASURED if one.block_bytes is None else f"{one.spread_bytes / one.block_bytes:.2f}",
+        )
+        for one in analysis.volumes
+    )
+    columns = ("N", "bytes by C", "bytes per new token", "bytes per token of C", "spread in blocks")
+    return Table("Bytes moved by prior context", columns, rows)
+
+
+def phases(analysis: LifecycleAnalysis) -> Table:
+    """The mean of every phase."""
+    names = [name for name in (*PHASES, "ready_to_write") if _known(analysis, name)]
+    if _known(analysis, "zmq_handshake"):
+        names = [name for name in names if name != "ready_to_write"]
+    rows = tuple(
+        (*_lengths(row), *(row.value(name).text(3) for name in names), _counts(row)) for row in analysis.configs
+    )
+    note = (
+        "Milliseconds, means of the counted repetitions. metadata_wait: from the end of the prefill until the prefill "
+        "instance has heard from the decode instance; with zmq_handshake it is the specification's t5 - t3. "
+        f"{less_half_step(analysis)}"
+    )
+    return Table(FIGURES_BEFORE, ("C", "N", "O", *names, "counted"), rows, note.strip())
+
+
+def _known(analysis: LifecycleAnalysis, name: str) -> bool:
+    return any(row.value(name).value is not None for row in analysis.configs)
+
+
+def _lengths(row: ConfigSummary) -> tuple[str, str, str]:
+    config = row.config
+    return str(config.prior_context), str(config.current_new_tokens), str(config.output_length)
+
+
+def _counts(row: ConfigSummary) -> str:
+    thrown = f", {row.discarded} discarded" if row.discarded else ""
+    return f"{row.counted} (+ {row.warmups} warm-up{thrown})"
+
+
+def totals(analysis: LifecycleAnalysis) -> Table:
+    """What is made of several phases."""
+    names = ("transfer_total", "ttft_overhead_vs_colo", "client_ttft", "colo_ttft", "pdsep_overhead", "e2e")
+    rows = tuple(
+        (
+            *_lengths(row),
+            *(row.value(name).text(3) for name in names),
+            row.value("bytes_gb").text(3, 1e3),
+            row.value("bw_gbps").text(3),
+            _residual(row.value("residual_share")),
+            _residual(row.value("client_residual_share")),
+        )
+        for row in analysis.configs
+    )
+    note = (
+        "Milliseconds. transfer_total = t7 - t3. ttft_overhead_vs_colo = t9 - t0 - p_prefill, the specification's "
+        "estimate from this run alone; pdsep_overhead = client_ttft - colo_ttft, as measured. Residuals: of E2E."
+    )
+    columns = ("C", "N", "O", *names, "10^6 bytes", "Gbit/s", "residual", "residual from the client's send")
+    return Table("Totals", columns, rows, note)
+
+
+def _residual(found: Estimate) -> str:
+    return NOT_MEASURED if found.value is None else f"{found.value:.2%}"
+
+
+_BETWEEN = (
+    "p_send_ready", "p_reply", "d_block_alloc", "d_pull_request", "zmq_request", "zmq_response", "d_schedule",
+    "d_first_decode",
+)  # fmt: skip
+
+
+def between(analysis: LifecycleAnalysis) -> Table:
+    """Phases between the specification's stamps; they overlap, and do not add up to anything."""
+    names = [name for name in _BETWEEN if _known(analysis, name)]
+    rows = tuple((*_lengths(row), *(row.value(name).text(3) for name in names)) for row in analysis.configs)
+    note = "Milliseconds. Parts of the phases above; with concurrent legs some pass before the prefill has ended."
+    return Table("Between the stamps", ("C", "N", "O", *names), rows if names else (), note)
+
+
+def clocks(analysis: LifecycleAnalysis) -> Table:
+    """How well durations between two hosts are known."""
+    if not analysis.two_hosts:
+        return Table("Clocks", (), ())
+    worst: dict[str, float] = {}
+    for record in analysis.counted:
+        for name, error in record.error_ms.items():
+            worst[name] = max(worst.get(name, 0.0), error)
+    unknown = sum(record.clock.offset_ns is None for record in analysis.records)
+    rows = [(name, f"+- {error:.3g} ms") for name, error in sorted(worst.items())]
+    rows += [("requests without an offset", str(unknown))] if unknown else []
+    rows += [("a clock was set", step.text) for step in analysis.steps]
+    note = "Durations between two hosts, and by how much the largest of them may be wrong; others lie on one clock."
+    return Table("Clocks", ("duration", "error"), tuple(rows), note)
+
+
+def discards(analysis: LifecycleAnalysis) -> Table:
+    """What was thrown away."""
+    counts: dict[tuple[str, str], int] = {}
+    for one in analysis.discards:
+        key = one.config.label, one.reason
+        counts[key] = counts.get(key, 0) + 1
+    rows = tuple((label, str(count), reason) for (label, reason), count in sorted(counts.items()))
+    return Table("Discarded measurements", ("configuration", "times", "why"), rows)
+
+
+def gaps(analysis: LifecycleAnalysis) -> Table:
+    """What is missing or damaged."""
+    return Table("Gaps", ("artifact", "what is wrong"), tuple((gap.artifact, gap.reason) for gap in analysis.gaps))
