@@ -104,7 +104,7 @@ def wish_of(plan: RunPlan) -> Wish:
         configs=tuple(plan.inputs["config_names"]),
         seed=plan.seed,
         engine_python=Path(engine["python"]) if engine else None,
-        trials=plan.inputs["grid"]["trials"],
+        trials=plan.inputs["grid"].get("trials"),
         port=plan.inputs["profile"]["launch"]["port_base"],
         policies=tuple(plan.inputs.get("policy_names", ())),
         settings=tuple(plan.inputs.get("settings", ())),

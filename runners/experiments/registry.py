@@ -7,11 +7,19 @@ from collections.abc import Callable, Mapping
 from launch.profile import Profile
 from runners.draft import Draft, Wish
 from runners.errors import RunnerError
-from runners.experiments import connector_tax_grid, connector_tax_plan, routing_grid, routing_plan
+from runners.experiments import (
+    connector_tax_grid,
+    connector_tax_plan,
+    pd_lifecycle_grid,
+    pd_lifecycle_plan,
+    routing_grid,
+    routing_plan,
+)
 
 DRAFTS: Mapping[str, Callable[[Wish, Profile], Draft]] = {
     connector_tax_grid.EXPERIMENT: connector_tax_plan.draft,
     routing_grid.EXPERIMENT: routing_plan.draft,
+    pd_lifecycle_grid.EXPERIMENT: pd_lifecycle_plan.draft,
 }
 
 

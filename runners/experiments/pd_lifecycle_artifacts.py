@@ -1,0 +1,183 @@
+"""The artifacts of a finished `pd-lifecycle` cell: its records, and all that they were made from, the cell's own last.
+
+RUN/results/lifecycle/
+  C{c}_N{n}_O{o}_rep{r}.json      a record per repetition (specs/pd_lifecycle, "Per-Request Record")
+  cells/C{c}_N{n}_O{o}/
+    cell.json                     what was measured and how: the commit mark, a cell without it was not finished
+    requests.jsonl                what the client saw, of the handover and of the combined instance
+    decisions.jsonl               the router's picks of this cell
+    probe/{prefill,decode}/       what the transfer probe of each engine wrote during this cell
+    discarded/                    records of measurements that were thrown away and made again
+  engines/<n>/                    engines and router of the n-th start: logs, launch scripts, whole probe files
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from results.layout import is_complete, publish, sha256, write_atomic
+from results.lifecycle.record import LifecycleLayout, LifecycleRecord, RequestConfig, write_record
+from runners.campaign import Outcome
+from runners.context import RunContext
+from runners.experiments.pd_lifecycle_bench import Bench
+from runners.experiments.pd_lifecycle_cell import Measurements
+from runners.experiments.pd_lifecycle_evidence import SIDES
+from runners.experiments.pd_lifecycle_grid import Grid, Shape
+from runners.experiments.pd_lifecycle_plan import shape_of
+from runners.provenance import commit_of
+from state.process import boot_id
+from state.run import CellPlan
+
+RESIDUAL_LIMIT = 0.05
+"""specs/pd_lifecycle, "Success Criteria", 1."""
+MEDIANS = (
+    "p_prefill", "rdma_transfer", "transfer_total", "d_decode", "e2e", "ttft", "pdsep_overhead",
+)  # fmt: skip
+"""Durations of the headline, in milliseconds."""
+_HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True, slots=True)
+class CellFiles:
+    """Where a cell's files lie in a run's folder."""
+
+    run: Path
+    shape: Shape
+
+    @property
+    def folder(self) -> Path:
+        return LifecycleLayout(self.run).folder / "cells" / self.shape.name
+
+    @property
+    def mark(self) -> Path:
+        """Published last."""
+        return self.folder / "cell.json"
+
+    def record(self, repetition: int) -> Path:
+        shape = self.shape
+        config = RequestConfig(shape.prior_context, shape.new_tokens, shape.output_length)
+        return LifecycleLayout(self.run).record(config, repetition)
+
+
+def adopted(cell: CellPlan, context: RunContext) -> Outcome | None:
+    """The outcome of a cell all of whose files are in place and unchanged; None = it has to be measured."""
+    files = CellFiles(context.layout.root, shape_of(cell))
+    if not is_complete(files.mark, cell.cell):
+        return None
+    said = msgspec.json.decode(files.mark.read_bytes())
+    return Outcome(said["headline"], said["degraded"])
+
+
+def put_in_place(
+    cell: CellPlan, attempt: int, grid: Grid, bench: Bench, found: Measurements, folder: Path, context: RunContext
+) -> Outcome:
+    """From the attempt's folder to the run's; what an earlier attempt left there goes first. Raises OSError."""
+    files = CellFiles(context.layout.root, shape_of(cell))
+    records = folder / "records"
+    names = {number: files.record(number).name for number in sorted(found.records)}
+    for number, name in names.items():
+        write_record(records / name, found.records[number])
+    for number, record in enumerate(found.discarded):
+        write_record(folder / "discarded" / f"rep{record.repetition}_{number}.json", record)
+    outcome = Outcome(headline(found), degraded(found))
+    raw = sorted(path for path in folder.rglob("*") if path.is_file() and records not in path.parents)
+    checksums = {str(path.relative_to(folder)): sha256(path) for path in raw}
+    checksums |= {f"../../{name}": sha256(records / name) for name in names.values()}
+    mark = folder / "cell.json"
+    write_atomic(mark, _pretty(_facts(cell, attempt, grid, bench, found, names, outcome) | {"checksums": checksums}))
+    files.mark.unlink(missing_ok=True)
+    shutil.rmtree(files.folder, ignore_errors=True)
+    publish(
+        {path: files.folder / path.relative_to(folder) for path in raw}
+        | {records / name: files.record(number) for number, name in names.items()}
+        | {mark: files.mark}
+    )
+    return outcome
+
+
+def headline(found: Measurements) -> dict[str, Any]:
+    """Medians over the repetitions that count; None = not measured."""
+    counted = [record for record in found.records.values() if record.counted]
+    return {
+        **{f"{name}_ms": _median([record.ms(name) for record in counted]) for name in MEDIANS},
+        "colo_ttft_ms": _median([record.colo.ttft_ms for record in counted]),
+        "bytes_transferred": _median([record.transfer_detail.bytes_transferred for record in counted]),
+        "effective_bw_gbps": _median([record.transfer_detail.effective_bw_gbps for record in counted]),
+        "residual_share": _median([record.residual_share for record in counted]),
+        "counted": len(counted),
+        "discarded": len(found.discarded),
+    }
+
+
+def degraded(found: Measurements) -> str:
+    """Why the cell says less than it should: a phase that was not measured, or phases that do not add up."""
+    counted = [record for record in found.records.values() if record.counted]
+    missing = dict.fromkeys(name for record in counted for name, ms in record.phases_ms.items() if ms is None)
+    reasons = [f"not measured: {name} ({_first_gap(counted, name)})" for name in missing]
+    shares = [abs(record.residual_share) for record in counted if record.residual_share is not None]
+    if shares and max(shares) >= RESIDUAL_LIMIT:
+        reasons.append(f"the phases miss the whole by up to {max(shares):.0%}")
+    return "; ".join(reasons)
+
+
+def _first_gap(records: Sequence[LifecycleRecord], name: str) -> str:
+    return next((record.gaps[name] for record in records if name in record.gaps), "no reason given")
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def _facts(
+    cell: CellPlan,
+    attempt: int,
+    grid: Grid,
+    bench: Bench,
+    found: Measurements,
+    names: Mapping[int, str],
+    outcome: Outcome,
+) -> dict[str, Any]:
+    commit = commit_of(_HERE)
+    return {
+        "cell": cell.cell,
+        **msgspec.to_builtins(shape_of(cell)),
+        "attempt": attempt,
+        "records": list(names.values()),
+        "discarded": [{"repetition": one.repetition, "reason": one.discarded} for one in found.discarded],
+        "seedings": msgspec.to_builtins(found.seedings),
+        "configs": list(grid.configs),
+        "dispatch": grid.dispatch,
+        "engines": {side: _engine(bench, side) for side in SIDES},
+        "clocks": {"client": boot_id(), "router": boot_id()},
+        "headline": dict(outcome.summary),
+        "degraded": outcome.degraded,
+        "git_commit": commit.sha,
+        "git_reason": commit.reason,
+        "version": 1,
+    }
+
+
+def _engine(bench: Bench, side: str) -> dict[str, Any]:
+    member = bench.prefill if side == "prefill" else bench.decode
+    return {
+        "instance": member.engine.name,
+        "config": member.engine.spec.config,
+        "url": member.engine.url,
+        "pid": member.engine.pid,
+        "started_by": member.engine.spec.started_by,
+        "files": member.layout.root.parent.name + "/" + member.layout.root.name,
+        "block_tokens": bench.block_tokens,
+        "kv_capacity_tokens": bench.capacity_tokens,
+    }
+
+
+def _pretty(value: object) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(value), indent=2)

@@ -1,0 +1,72 @@
+"""One request at a time, through the load generator's own client: t9 and t10 are stamped as every TTFT is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from time import perf_counter_ns
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from runners.load.client import LoadClient, resolve
+from runners.load.prompts import body_preamble
+from runners.load.stream import Exchange
+
+SWEEP_S = 1.0
+EVIDENCE = "usage"
+"""A count in every chunk: token ids would echo the whole prompt before the first token."""
+
+
+def completion(model: str, prompt: Sequence[int], output_tokens: int) -> bytes:
+    """The body of a streamed completion of exactly `output_tokens` tokens."""
+    return body_preamble(model, output_tokens, EVIDENCE) + msgspec.json.encode(list(prompt))[1:] + b"}"
+
+
+class OneAtATime:
+    """Sends to one server for the length of an `async with` block. Raises LoadError where there is none."""
+
+    def __init__(self, url: str, timeout_s: float) -> None:
+        self._url = url
+        self._timeout_s = timeout_s
+        self._client: LoadClient
+        self._ended = asyncio.Event()
+        self._count = 0
+
+    async def __aenter__(self) -> Self:
+        self._client = LoadClient(
+            await resolve(self._url), spares=1, request_timeout_s=self._timeout_s, stall_timeout_s=self._timeout_s
+        )
+        await self._client.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._client.cut(perf_counter_ns())
+        await self._client.close()
+
+    async def ask(self, request: str, body: bytes) -> Exchange:
+        """Send and wait for the end, good or bad: the exchange says which. Cancelled, it is dropped."""
+        self._ended.clear()
+        exchange = Exchange(self._count, self, t_intended_ns=perf_counter_ns(), warmup=False, inflight=0)
+        self._count += 1
+        self._client.send(exchange, request, body)
+        try:
+            while exchange.status is None:
+                try:
+                    async with asyncio.timeout(SWEEP_S):
+                        await self._ended.wait()
+                except TimeoutError:
+                    self._client.sweep(perf_counter_ns())
+        except asyncio.CancelledError:
+            self._client.cut(perf_counter_ns())
+            raise
+        return exchange
+
+    # runners.load.stream.Listener
+    def first_token(self, exchange: Exchange) -> None: ...
+
+    def ended(self, exchange: Exchange) -> None:
+        self._ended.set()

@@ -1,0 +1,155 @@
+"""What router and engines wrote down about the requests of one cell, read while they write it.
+
+The decision log and the probe's files go on for as long as router and engines live; a cell keeps the part that is its
+own, so that its folder can be analysed again without the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from itertools import takewhile
+from pathlib import Path
+
+import msgspec
+
+from results.decisions import DecisionRecord
+from results.lifecycle.probe import ProbeEvent, ProbeLog, read_probe
+
+POLL_S = 0.05
+PROBE_FILES = "transfer.*.jsonl"
+SIDES = ("prefill", "decode")
+NEEDED: Mapping[str, tuple[str, ...]] = {
+    "prefill": ("scheduled", "prefill_done"),
+    "decode": ("blocks_allocated", "received", "promoted", "scheduled"),
+}
+"""Events of a request that was handed over, by side: once they and a write are there, no other is still to come."""
+WRITE = "write"
+"""By the engine that moves the blocks, whichever that is."""
+
+_decode_decision = msgspec.json.Decoder(DecisionRecord).decode
+
+
+class Tail:
+    """Whole lines that a file gained since this was made, or since they were last asked for."""
+
+    def __init__(self, path: Path, *, from_start: bool = False) -> None:
+        self._path = path
+        self._offset = 0
+        if not from_start:
+            self.lines()
+
+    def lines(self) -> list[bytes]:
+        """New whole lines, each with its end; a line that is still being written waits."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return whole.splitlines(keepends=True)
+
+
+@dataclass(slots=True)
+class _Slice:
+    """The part of one engine's probe files that belongs to a cell."""
+
+    source: Path
+    target: Path
+    tails: dict[Path, Tail] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        """What is in the files now is not the cell's, but for the lines at their head that say what the probe sees."""
+        self.target.mkdir(parents=True, exist_ok=True)
+        for path in sorted(self.source.glob(PROBE_FILES)):
+            with path.open("rb") as file:
+                self._keep(path, list(takewhile(_is_status, file)))
+            self.tails[path] = Tail(path)
+
+    def poll(self) -> None:
+        for path in sorted(self.source.glob(PROBE_FILES)):
+            tail = self.tails.setdefault(path, Tail(path, from_start=True))
+            self._keep(path, tail.lines())
+
+    def _keep(self, path: Path, lines: list[bytes]) -> None:
+        if not lines:
+            return
+        with (self.target / path.name).open("ab") as file:
+            file.write(b"".join(lines))
+
+
+class Evidence:
+    """Of one cell: begun before its first request, in `folder`."""
+
+    def __init__(self, decisions: Path, probes: Mapping[str, Path], folder: Path) -> None:
+        """`probes`: for each of SIDES the folder that its engine writes to."""
+        self.folder = folder
+        self._tail = Tail(decisions)
+        self._decisions: dict[str, DecisionRecord] = {}
+        self._slices = {side: _Slice(probes[side], folder / "probe" / side) for side in SIDES}
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "decisions.jsonl").touch()
+        for part in self._slices.values():
+            part.begin()
+
+    def poll(self) -> None:
+        """Keep what was written since."""
+        lines = self._tail.lines()
+        if lines:
+            with (self.folder / "decisions.jsonl").open("ab") as file:
+                file.write(b"".join(lines))
+        for line in lines:
+            record = _decode_decision(line)
+            self._decisions[record.request.request] = record
+        for part in self._slices.values():
+            part.poll()
+
+    def decision(self, request: str) -> DecisionRecord | None:
+        """The last pick of a request; None = the router has not written it yet."""
+        return self._decisions.get(request)
+
+    def probe(self, side: str) -> ProbeLog:
+        """What one engine's probe wrote during the cell."""
+        return read_probe(self.folder / "probe" / side)
+
+    def missing(self, request: str) -> str:
+        """What is still to come about a request; empty = all that can come is there."""
+        record = self.decision(request)
+        if record is None:
+            return "the router's decision"
+        moved = None if record.outcome is None else record.outcome.transfer
+        if moved is None or moved.status != "transferred":
+            return ""
+        logs = {side: self.probe(side) for side in SIDES}
+        seen = {side: {event.event for event in events} for side, events in self.events(request).items()}
+        for side, needed in NEEDED.items():
+            for event in needed:
+                if event not in seen[side] and not logs[side].blind(event):
+                    return f"{event} of the {side} engine"
+        written = any(WRITE in events for events in seen.values())
+        return "" if written or all(log.blind(WRITE) for log in logs.values()) else WRITE
+
+    def events(self, request: str) -> dict[str, tuple[ProbeEvent, ...]]:
+        """What each engine's probe wrote about a request that was handed over, by side."""
+        record = self.decision(request)
+        moved = None if record is None or record.outcome is None else record.outcome.transfer
+        transfer = "" if moved is None else moved.transfer
+        decode = self.probe("decode").of(transfer, (request, transfer))
+        remote = sorted({event.remote_request for event in decode if event.remote_request})
+        return {"prefill": self.probe("prefill").of(transfer, (request, transfer, *remote)), "decode": decode}
+
+    async def wait(self, requests: Collection[str], limit_s: float) -> None:
+        """Until nothing is missing about any of the requests, or the time is up."""
+        deadline = time.monotonic() + limit_s
+        self.poll()
+        while any(self.missing(request) for request in requests) and time.monotonic() < deadline:
+            await asyncio.sleep(POLL_S)
+            self.poll()
+
+
+def _is_status(line: bytes) -> bool:
+    return line.endswith(b"\n") and line.startswith(b'{"event":"status"')

@@ -1,0 +1,216 @@
+"""The plan of a `pd-lifecycle` run: a cell for every C x N x O, those of one C in a row.
+
+specs/pd_lifecycle, "Protocol".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from launch.command import ports_needed
+from launch.profile import ConnectorConfig, Kind, Profile, load_config
+from launch.transfer_request import transferring
+from runners.draft import Draft, Wish
+from runners.errors import RunnerError
+from runners.experiments.engines import counting_profile
+from runners.experiments.pd_lifecycle_grid import EXPERIMENT, Grid, Shape, grid_of
+from runners.plan import Sum, freeze
+from state.run import CellPlan, RunPlan, StagePlan
+
+if TYPE_CHECKING:
+    from runners.context import RunContext
+    from runners.experiments.pd_lifecycle import PdLifecycle
+
+PREFLIGHT, SWEEP, ANALYSIS = "preflight", "sweep", "analysis"
+STAGES = (
+    StagePlan(PREFLIGHT, "Pre-flight and transfer probe"),
+    StagePlan(SWEEP, "Sweep: every C x N x O"),
+    StagePlan(ANALYSIS, "Probe removal and analysis"),
+)
+PROBE_CELL = "preflight/probe"
+COMPUTE_S = 2.0
+ANALYSIS_S = 8.0
+
+
+def draft(wish: Wish, profile: Profile) -> Draft:
+    """The experiment's answer to a wish. Raises RunnerError or LaunchError naming the wrong key or config."""
+    if wish.policies or wish.trace:
+        raise RunnerError(
+            f"{EXPERIMENT} has one policy, static_pd, and no trace", remedy="--policy and --trace belong to `routing`"
+        )
+    if wish.trials is not None:
+        raise RunnerError(
+            f"{EXPERIMENT} repeats requests, not cells: write --set repetitions={wish.trials}",
+            remedy="leave --trials away",
+        )
+    grid = grid_of(
+        profile.experiments.get(EXPERIMENT, {}),
+        profile.name,
+        wish.preset,
+        configs=wish.configs,
+        settings=wish.settings,
+    )
+    profile = counting_profile(profile, grid.engine)
+    configs = _configs(grid, profile.engine.kind)
+    _require_cells(grid, profile)
+    seed = grid.seed if wish.seed is None else wish.seed
+    return Draft(
+        profile=profile,
+        seed=seed,
+        configs=configs,
+        ports=2 * max(ports_needed(config) for config in configs),
+        inputs={
+            "grid": msgspec.to_builtins(grid),
+            "configs": {config.name: msgspec.to_builtins(config) for config in configs},
+            "config_names": list(wish.configs),
+            "settings": list(wish.settings),
+        },
+        sums=arithmetic(grid, profile),
+        plan=lambda inputs: make_plan(grid, profile=profile, preset=wish.preset, seed=seed, inputs=inputs),
+        experiment=partial(_experiment, grid),
+    )
+
+
+def make_plan(grid: Grid, *, profile: Profile, preset: str, seed: int, inputs: Mapping[str, Any]) -> RunPlan:
+    """Stages and cells in the order they run. One that does not fit is in the plan with its reason, and is skipped."""
+    engine_s = grid.engine_start_s + profile.launch.release_wait_s
+    cells = [
+        CellPlan(PROBE_CELL, PREFLIGHT, "probe", None, "apply the probes", {}, COMPUTE_S),
+        *(
+            CellPlan(f"preflight/{config}", PREFLIGHT, "preflight", config, config, {}, engine_s + grid.preflight_s)
+            for config in dict.fromkeys(grid.configs)
+        ),
+        *_sweep(grid, profile, seed),
+        CellPlan("analysis/revert", ANALYSIS, "revert", None, "remove the probes", {}, COMPUTE_S),
+        CellPlan("analysis/report", ANALYSIS, "analysis", None, "records, fits, figures, report", {}, ANALYSIS_S),
+    ]
+    return freeze(
+        experiment=EXPERIMENT,
+        profile=profile.name,
+        preset=preset,
+        configs=tuple(dict.fromkeys(grid.configs)),
+        seed=seed,
+        stages=STAGES,
+        cells=cells,
+        inputs=inputs,
+    )
+
+
+def arithmetic(grid: Grid, profile: Profile) -> tuple[Sum, ...]:
+    """How the estimate of the engine stages comes about, a line for every C."""
+    release_s, count = profile.launch.release_wait_s, len(set(grid.configs))
+    around = f"{grid.engine_start_s:g} s start + {{}} + {release_s:g} s release"
+    once_s = grid.engine_start_s + release_s
+    lines = [
+        Sum(
+            PREFLIGHT,
+            f"{count} config x ({around.format(f'{grid.preflight_s:g} s checks')})",
+            count * (once_s + grid.preflight_s),
+        )
+    ]
+    for place, (prior, shapes) in enumerate(groupby(_measured(grid, profile), key=lambda shape: shape.prior_context)):
+        level = list(shapes)
+        begins, seed_s = _begins_s(grid, profile, place), _seed_s(grid, prior)
+        work_s = sum(_cell_s(grid, shape) for shape in level)
+        start = f"{begins:g} s engines + " if begins else ""
+        one_s = work_s / len(level) / grid.repetitions
+        each = f"{len(level)} cells x {grid.repetitions} repetitions of {one_s:.2f} s on average"
+        text = f"C = {prior}: {start}{seed_s:.1f} s seeding + {each}"
+        lines.append(Sum(SWEEP, text, begins + seed_s + work_s))
+    return tuple(lines)
+
+
+def _sweep(grid: Grid, profile: Profile, seed: int) -> Iterator[CellPlan]:
+    """The first cell of a C that can be measured pays for its seeding, and for engines where they are fresh."""
+    measured = list(_measured(grid, profile))
+    levels = [next(shapes) for _, shapes in groupby(measured, key=lambda shape: shape.prior_context)]
+    for place, shape in enumerate(grid.shapes()):
+        estimated_s = _cell_s(grid, shape) if shape in measured else 0.0
+        if shape in levels:
+            estimated_s += _begins_s(grid, profile, levels.index(shape)) + _seed_s(grid, shape.prior_context)
+        yield CellPlan(
+            cell=f"{SWEEP}/{shape.name}",
+            stage=SWEEP,
+            kind="lifecycle",
+            config=grid.decode_config,
+            label=f"C {shape.prior_context}  N {shape.new_tokens}  O {shape.output_length}",
+            params={
+                **msgspec.to_builtins(shape),
+                "place": place,
+                "load_seed": seed,
+                "why_not": grid.why_not(shape, profile.engine.max_model_len),
+            },
+            estimated_s=estimated_s,
+        )
+
+
+def shape_of(cell: CellPlan) -> Shape:
+    """C, N and O of a cell of the sweep."""
+    return Shape(*(cell.params[name] for name in Shape.__struct_fields__))
+
+
+def _measured(grid: Grid, profile: Profile) -> Iterator[Shape]:
+    return (shape for shape in grid.shapes() if not grid.why_not(shape, profile.engine.max_model_len))
+
+
+def _begins_s(grid: Grid, profile: Profile, level: int) -> float:
+    """What a C pays for engines: the first one, and every one where fresh engines empty the caches."""
+    fresh = level == 0 or grid.evict == "restart"
+    return grid.engine_start_s + profile.launch.release_wait_s if fresh else 0.0
+
+
+def _seed_s(grid: Grid, prior_context: int) -> float:
+    """Both engines compute the prefix, one after the other where they share cores."""
+    return 2 * grid.expected.prefill_s(0, prior_context)
+
+
+def _cell_s(grid: Grid, shape: Shape) -> float:
+    expected, requests = grid.expected, 2 if grid.baseline else 1
+    prefill_s = expected.prefill_s(shape.prior_context, shape.new_tokens)
+    one_s = prefill_s + (shape.output_length - 1) * expected.token_s
+    return grid.repetitions * (requests * one_s + expected.around_s)
+
+
+def _configs(grid: Grid, kind: Kind) -> tuple[ConnectorConfig, ...]:
+    """The configs by name, each once. Raises RunnerError where they cannot hand a prompt over to each other."""
+    prefill, decode = load_config(grid.prefill_config), load_config(grid.decode_config)
+    sender, receiver = transferring(prefill, kind), transferring(decode, kind)
+    for config, part, wrong, side in (
+        (prefill, sender, "kv_consumer", "the prefill instance, which sends"),
+        (decode, receiver, "kv_producer", "the decode instance, which receives"),
+    ):
+        if part is None:
+            raise RunnerError(
+                f"config {config.name} has no connector that moves KV from one engine to another",
+                remedy="choose mooncake_both, nixl_both, or mooncake_producer with mooncake_consumer",
+            )
+        if part.role == wrong:
+            raise RunnerError(
+                f"config {config.name} is a {part.role}: it cannot be {side}",
+                remedy="name the prefill instance's config first: -c mooncake_producer -c mooncake_consumer",
+            )
+    assert sender is not None
+    assert receiver is not None
+    if sender.connector != receiver.connector:
+        raise RunnerError(
+            f"{prefill.name} moves KV by {sender.connector} and {decode.name} by {receiver.connector}",
+            remedy="choose two configs of one connector",
+        )
+    return (prefill,) if prefill.name == decode.name else (prefill, decode)
+
+
+def _require_cells(grid: Grid, profile: Profile) -> None:
+    if not any(_measured(grid, profile)):
+        why = grid.why_not(next(grid.shapes()), profile.engine.max_model_len)
+        raise RunnerError(f"no cell of the grid can be measured: {why}", remedy="make the grid smaller with --set")
+
+
+def _experiment(grid: Grid, context: RunContext) -> PdLifecycle:
+    from runners.experiments.pd_lifecycle import PdLifecycle  # it loads the analysis; a plan needs none
+
+    return PdLifecycle(grid, context)
