@@ -68,7 +68,8 @@ def tracon(
 
     **5.** `tracon report` prints the tax table
 
-    Then `tracon run routing` sets policies side by side on a trace; `tracon trace` and `tracon route` stand alone.
+    Then `tracon run routing` sets policies side by side on a trace, `tracon run pd-lifecycle` takes a request apart;
+    `tracon trace` and `tracon route` stand alone.
 
     Exit codes: 0 done, 1 some cells failed, 2 bad usage or input, 3 interrupted and resumable, 4 a gate failed.
     """

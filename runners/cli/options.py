@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-ExperimentArg = Annotated[str, typer.Argument(help="What to run: `connector-tax` or `routing`.")]
+ExperimentArg = Annotated[str, typer.Argument(help="What to run: `connector-tax`, `routing` or `pd-lifecycle`.")]
 ProfileOption = Annotated[
     str, typer.Option("--profile", "-p", help="Profile name or TOML file: model, hardware, scale.")
 ]
@@ -17,7 +17,10 @@ PresetOption = Annotated[
 ConfigOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--config", "-c", help="Only these configs (repeatable); `plain` must be among them. `routing`: of all engines."
+        "--config",
+        "-c",
+        help="`connector-tax`: only these configs (repeatable), `plain` among them. `routing`: of all engines. "
+        "`pd-lifecycle`: of both engines, or the prefill and then the decode engine's.",
     ),
 ]
 PolicyOption = Annotated[
@@ -28,7 +31,8 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
-        help="`routing`: KEY=VALUE over the preset (repeatable): `trace.sessions=50`, `unified.overload_factor=1.3`.",
+        help="`routing`, `pd-lifecycle`: KEY=VALUE over the preset (repeatable): `trace.sessions=50`, "
+        "`unified.overload_factor=1.3`, `new_tokens=[512,2048]`.",
     ),
 ]
 TraceOption = Annotated[

@@ -15,7 +15,12 @@ from runners.errors import RunnerError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-ROUTING = "routing"
+ROUTING, LIFECYCLE = "routing", "pd-lifecycle"
+WITHIN = {
+    ROUTING: "its policies are compared within it, paired by trial",
+    LIFECYCLE: "its configurations are compared within it, with the same requests on a combined instance",
+}
+"""Experiments whose comparisons are inside one run: `compare` has nothing to set side by side."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -30,7 +35,7 @@ def report(
     again: Annotated[bool, typer.Option("--again", help="Analyse the artifacts again first.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Print a run's tables: verdicts, taxes or policies, percentiles with intervals; on a terminal the curves too.
+    """Print a run's tables: verdicts, and taxes, policies or phases with intervals; on a terminal the curves too.
 
     The whole report with its figures is the run's `report.html`; `--again` writes it anew.
     """
@@ -50,10 +55,11 @@ def compare(first: RunsArg, second: RunsArg, workspace: WorkspaceOption = None, 
 
     folders = [artifacts_of(run, workspace) for run in (first, second)]
     for folder in folders:
-        if experiment_of(folder) == ROUTING:
+        experiment = experiment_of(folder)
+        if experiment in WITHIN:
             raise RunnerError(
-                f"{folder.name} is a routing run: its policies are compared within it",
-                remedy=f"`tracon report {folder.name}` sets them side by side, paired by trial",
+                f"{folder.name} is a {experiment} run: {WITHIN[experiment]}",
+                remedy=f"see `tracon report {folder.name}`",
             )
     comparison = compare_runs(*folders)
     if json:
@@ -81,10 +87,11 @@ def report_json(folder: Path, *, again: bool) -> dict[str, Any]:
 
     from results.layout import RunLayout
 
-    layout = RunLayout(folder)
-    if experiment_of(folder) == ROUTING:
-        parts = {"aggregate": layout.aggregate_json, "pairs": folder / "pairs.json", "verdicts": layout.verdicts_json}
-    else:
+    layout, experiment = RunLayout(folder), experiment_of(folder)
+    parts = {"aggregate": layout.aggregate_json, "verdicts": layout.verdicts_json}
+    if experiment == ROUTING:
+        parts["pairs"] = folder / "pairs.json"
+    elif experiment != LIFECYCLE:
         parts = {"aggregate": layout.aggregate_json, "tax": layout.tax_json}
     if again or not all(path.exists() for path in parts.values()):
         _analyse(folder)
@@ -92,10 +99,15 @@ def report_json(folder: Path, *, again: bool) -> dict[str, Any]:
 
 
 def _analyse(folder: Path) -> None:
-    if experiment_of(folder) == ROUTING:
+    experiment = experiment_of(folder)
+    if experiment == ROUTING:
         from results.routing.analysis import analyse_routing
 
         analyse_routing(folder)
+    elif experiment == LIFECYCLE:
+        from results.lifecycle.analysis import analyse_lifecycle
+
+        analyse_lifecycle(folder)
     else:
         from results.analysis import analyse_run
 
@@ -110,10 +122,15 @@ def report_tables(folder: Path, *, again: bool, curves_width: int | None = None)
     from rich.console import Group
     from rich.text import Text
 
-    if experiment_of(folder) == ROUTING:
+    experiment = experiment_of(folder)
+    if experiment == ROUTING:
         from results.routing import analysis as policies
 
         return policies.terminal_tables(policies.analyse_routing(folder) if again else policies.analyse(folder))
+    if experiment == LIFECYCLE:
+        from results.lifecycle import analysis as lifecycle
+
+        return lifecycle.terminal_tables(lifecycle.analyse_lifecycle(folder) if again else lifecycle.analyse(folder))
     from results.analysis import analyse_run
     from results.findings import analyse
     from results.report import to_rich

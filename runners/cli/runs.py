@@ -62,17 +62,12 @@ def plan(
 ) -> None:
     """Print stages, cells and the estimated time without running anything.
 
-    Examples: `tracon plan connector-tax --profile h20-qwen3-coder-30b`, `tracon plan routing --policy unified`
+    Examples: `tracon plan connector-tax --profile h20-qwen3-coder-30b`, `tracon plan routing --policy unified`,
+    `tracon plan pd-lifecycle --preset demo`
     """
-    from runners.cli.tables import plan_json, plan_tables
-    from runners.start import prepare
-
-    wish = _wish(experiment, profile, preset, config, seed, engine_python, trials, None, policy, settings, trace)
-    prepared = prepare(wish, need_engine=False)
-    if json:
-        output.print_json(plan_json(prepared.plan, prepared.draft.sums))
-    else:
-        output.out().print(plan_tables(prepared.plan, prepared.draft.sums))
+    _print_plan(
+        _wish(experiment, profile, preset, config, seed, engine_python, trials, None, policy, settings, trace), json
+    )
 
 
 def run(
@@ -95,6 +90,9 @@ def run(
         int | None, typer.Option("--port", help="First port of the engines (default: the profile's).")
     ] = None,
     skip_stage: SkipStageOption = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan, as `tracon plan`; start nothing.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Start a run and watch it to its end.
@@ -103,12 +101,16 @@ def run(
     `tracon resume` can go on; twice leaves it running.
 
     Examples: `tracon run connector-tax --preset demo`,
-    `tracon run routing --policy lmetric --policy unified --set unified.overload_factor=1.3 --trace sessions.jsonl`
+    `tracon run routing --policy lmetric --policy unified --set unified.overload_factor=1.3 --trace sessions.jsonl`,
+    `tracon run pd-lifecycle --config nixl_both --set new_tokens=[512,2048]`
     """
     from runners.cli.asking import skip_stages
     from runners.start import create_run, prepare, require_ports, spawn_worker
 
     wish = _wish(experiment, profile, preset, config, seed, engine_python, trials, port, policy, settings, trace)
+    if dry_run:
+        _print_plan(wish, json)
+        return
     prepared = prepare(wish, need_engine=True)
     require_ports(prepared)
     folder = create_run(workspace_of(workspace), prepared)
@@ -262,6 +264,17 @@ def open_console(run: str | None, workspace: Path | None) -> NoReturn:
     if workspace:
         argv += ["--workspace", str(workspace)]
     os.execv(sys.executable, argv)
+
+
+def _print_plan(wish: Wish, json: bool) -> None:
+    from runners.cli.tables import plan_json, plan_tables
+    from runners.start import prepare
+
+    prepared = prepare(wish, need_engine=False)
+    if json:
+        output.print_json(plan_json(prepared.plan, prepared.draft.sums))
+    else:
+        output.out().print(plan_tables(prepared.plan, prepared.draft.sums))
 
 
 def _wish(

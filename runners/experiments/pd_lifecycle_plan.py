@@ -118,9 +118,10 @@ def arithmetic(grid: Grid, profile: Profile) -> tuple[Sum, ...]:
         begins, seed_s = _begins_s(grid, profile, place), _seed_s(grid, prior)
         work_s = sum(_cell_s(grid, shape) for shape in level)
         start = f"{begins:g} s engines + " if begins else ""
+        seeding = f"{seed_s:.1f} s seeding + " if prior else ""
         one_s = work_s / len(level) / grid.repetitions
         each = f"{len(level)} cells x {grid.repetitions} repetitions of {one_s:.2f} s on average"
-        text = f"C = {prior}: {start}{seed_s:.1f} s seeding + {each}"
+        text = f"C = {prior}: {start}{seeding}{each}"
         lines.append(Sum(SWEEP, text, begins + seed_s + work_s))
     return tuple(lines)
 
