@@ -53,6 +53,7 @@ class Read:
     begun_ns: int
     posted_ns: list[int] = field(default_factory=list)
     """When each of its transfers was handed to NIXL."""
+    failed: bool = False
     telemetry: list[tuple[int, Any]] = field(default_factory=list)
     """Of each transfer that is over: when it was posted, and what NIXL says about it."""
 
@@ -133,7 +134,10 @@ class NixlTransfers:
         return []
 
     def polled(self, done: Collection[str], failed: Collection[str], t_ns: int) -> list[Line]:
-        """The worker has asked after its transfers; these have none left."""
+        """The worker has asked after its transfers: those of `done` have none left, of `failed` one or more failed."""
+        for request in failed:
+            if request in self._reads:
+                self._reads[request].failed = True
         lines = []
         for request in done:
             read = self._reads.pop(request, None)
@@ -153,7 +157,7 @@ class NixlTransfers:
                     t5_ns=t5_ns,
                     t6_ns=t6_ns,
                     t6_from="telemetry" if whole else "poll",
-                    ok=request not in failed and whole,
+                    ok=not read.failed,
                     code=None,
                     bytes=sum(one.totalBytes for _, one in parts) if whole else None,
                     operations=sum(one.descCount for _, one in parts) if whole else None,
@@ -239,7 +243,7 @@ def _polling(
     @functools.wraps(original)
     def _pop_done_transfers(transfers: object) -> tuple[set[str], set[str]]:
         result = original(transfers)
-        if result[0]:
+        if result[0] or result[1]:
             side.report.note(WRITE, side.polled, *result, now())
         return result
 

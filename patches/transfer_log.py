@@ -106,15 +106,13 @@ class TransferLog:
 
     def _fail(self, reason: str) -> None:
         """End for good: no more lines, the reason once on stderr."""
-        if self.failure is None:
-            self.failure = reason
-            self._lines.clear()
-            with contextlib.suppress(OSError, ValueError):  # stderr may be closed: nobody is left to tell
-                print(
-                    f"[tracon] transfer log off: {reason} (pid {os.getpid()}, {self._folder})",
-                    file=sys.stderr,
-                    flush=True,
-                )
+        if self.failure is not None:
+            return
+        message = f"[tracon] transfer log off: {reason} (pid {os.getpid()}, {self._folder})"
+        with contextlib.suppress(OSError, ValueError):  # stderr may be closed: nobody is left to tell
+            print(message, file=sys.stderr, flush=True)
+        self.failure = reason
+        self._lines.clear()
 
 
 class Report:

@@ -35,6 +35,12 @@ class SchedulerOutput:
     kv_connector_metadata: Any = None
 
 
+@dataclass
+class NewRequestData:
+    req_id: str
+    num_computed_tokens: int = 0
+
+
 class Metadata:
     """What a connector tells its workers."""
 
@@ -116,6 +122,8 @@ def make_scheduler(connector: Callable[[], Any] | None = None) -> type:
             self.next_output = step_output({})
             self.counts = (0, 0)
             self.busy = True
+            self.requests: dict[str, Any] = {}
+            self.failed_recving_kv_req_ids: set[str] = set()
 
         def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
             output = self.next_output
@@ -125,6 +133,9 @@ def make_scheduler(connector: Callable[[], Any] | None = None) -> type:
 
         def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: object) -> object:
             return ("updated", model_runner_output)
+
+        def _update_waiting_for_remote_kv(self, request: Any) -> None:  # noqa: ANN401
+            self.failed_recving_kv_req_ids.discard(request.request_id)
 
         def get_request_counts(self) -> tuple[int, int]:
             return self.counts
@@ -155,7 +166,7 @@ def modules(
     content: dict[str, dict[str, Any]] = {
         "vllm": {"__version__": version},
         SCHEDULER_MODULE: {"Scheduler": scheduler},
-        OUTPUT_MODULE: {"SchedulerOutput": output, "CachedRequestData": cached},
+        OUTPUT_MODULE: {"SchedulerOutput": output, "CachedRequestData": cached, "NewRequestData": NewRequestData},
         FACTORY_MODULE: {"KVConnectorFactory": factory},
     }
     made = {name: ModuleType(name) for name in content}
@@ -173,7 +184,7 @@ def step_output(new: Mapping[str, int], cached: Mapping[str, tuple[int, int]] | 
     known = cached or {}
     scheduled = {**new, **{request: tokens for request, (tokens, _) in known.items()}}
     return SchedulerOutput(
-        scheduled_new_reqs=[SimpleNamespace(req_id=request) for request in new],
+        scheduled_new_reqs=[NewRequestData(request) for request in new],
         scheduled_cached_reqs=CachedRequestData(list(known), [produced for _, produced in known.values()]),
         num_scheduled_tokens=scheduled,
         total_num_scheduled_tokens=sum(scheduled.values()),
