@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pandas as pd
 
+from results.decisions import KvTransfer
 from results.layout import RunLayout
 from results.output import Report, write_frame, write_json, write_report
 from results.report import title
 from results.routing.draw import DRAWERS
 from results.routing.figures import figures
 from results.routing.findings import RoutingAnalysis, analyse
+from results.routing.migrations import Migration
+from results.routing.movement import CellMigrations
 from results.routing.report import limits, opening, terminal_tables
 from results.routing.summary import RoutedSummary
 from results.routing.tables import FIGURES_BEFORE, tables
@@ -23,6 +27,8 @@ __all__ = ["RoutingAnalysis", "aggregate", "analyse", "analyse_routing", "termin
 
 FORMAT = 1
 """Version of aggregate.json, pairs.json and verdicts.json."""
+MIGRATIONS = "migrations"
+"""Stem of the file with every migration."""
 PAIRS = "pairs"
 """Stem of the files with every difference of two policies."""
 
@@ -41,6 +47,8 @@ def analyse_routing(root: Path) -> RoutingAnalysis:
     write_frame(layout.aggregate_parquet, flat)
     write_json(root / f"{PAIRS}.json", compared(analysis))
     write_frame(root / f"{PAIRS}.csv", flat_pairs(analysis))
+    if analysis.moves.cells:
+        write_frame(root / f"{MIGRATIONS}.csv", flat_migrations(analysis))
     write_json(layout.verdicts_json, conclusions(analysis))
     write_frame(layout.manifest, manifest(analysis))
     name, found = title(analysis.facts), figures(analysis)
@@ -69,6 +77,17 @@ def aggregate(analysis: RoutingAnalysis) -> dict[str, Any]:
             for label in analysis.labels
         ],
         "interference": msgspec.to_builtins(analysis.interference),
+        "migrations": msgspec.to_builtins(analysis.moves.migrations),
+        "migrations_by_cell": [_migrations_row(cell) for cell in analysis.moves.cells],
+        "transfers": msgspec.to_builtins(analysis.moves.transfers),
+        "transfer_against_recomputing": msgspec.to_builtins(analysis.moves.recomputing),
+        "pools": msgspec.to_builtins(analysis.pools),
+        "load_floor": msgspec.to_builtins(analysis.moves.floor),
+        "paper": {
+            "end_to_end": msgspec.to_builtins(analysis.paper),
+            "ablation": msgspec.to_builtins(analysis.ablation),
+            "sensitivity": msgspec.to_builtins(analysis.settings),
+        },
         "gaps": msgspec.to_builtins(analysis.gaps),
     }
 
@@ -83,10 +102,13 @@ def compared(analysis: RoutingAnalysis) -> dict[str, Any]:
 
 
 def conclusions(analysis: RoutingAnalysis) -> dict[str, Any]:
-    """`verdicts.json`: who wins what, the loop of every policy, what decode pools would hold."""
+    """`verdicts.json`: who wins what, the specifications' claims and decision points, the loop of every policy, what
+    decode pools would hold."""
     return {
         "format": FORMAT,
         "standings": [msgspec.to_builtins(row) | {"alone": row.alone} for row in analysis.standings],
+        "claims": msgspec.to_builtins(analysis.claims),
+        "load_floor": msgspec.to_builtins(analysis.moves.answers),
         "coupling": msgspec.to_builtins(analysis.couplings),
         "footprints": msgspec.to_builtins(analysis.footprints),
         "decode_pools": [msgspec.to_builtins(row) for row in analysis.occupancies if row.point],
@@ -114,6 +136,29 @@ def _flat_cell(cell: RoutedSummary) -> dict[str, Any]:
         if name.startswith(("ttft_", "tpot_", "e2e_")):
             row |= {f"{name}_low": estimate.low, f"{name}_high": estimate.high, f"{name}_n": estimate.n}
     return row
+
+
+def _migrations_row(cell: CellMigrations) -> dict[str, Any]:
+    """One cell's numbers, without its single migrations: those stand in migrations.csv."""
+    own: dict[str, Any] = msgspec.to_builtins(cell.found)
+    skipped = ("events", "requests", "thrashed")
+    row = {"cell": cell.cell, "label": cell.label, "trial": cell.trial, "counts": cell.counts}
+    row["requests"] = sum(cell.found.requests.values())
+    return row | {name: value for name, value in own.items() if name not in skipped}
+
+
+def flat_migrations(analysis: RoutingAnalysis) -> pd.DataFrame:
+    """`migrations.csv`: one row per migration that was asked for, its transfer's fields beside."""
+    names = [field.name for field in fields(Migration) if field.name != "transfer"]
+    moved = [field.name for field in fields(KvTransfer)]
+    rows = [
+        [cell.label, cell.trial, *(getattr(one, name) for name in names), one.transfer_s]
+        + [None if one.transfer is None else getattr(one.transfer, name) for name in moved]
+        for cell in analysis.moves.cells
+        for one in cell.found.events
+    ]
+    columns = ["label", "trial", *names, "transfer_s", *(f"transfer_{name}" for name in moved)]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def flat_pairs(analysis: RoutingAnalysis) -> pd.DataFrame:

@@ -11,9 +11,10 @@ from results.figures.figure import Figure
 from results.figures.files import Drawers
 from results.figures.ink import Pen, pens, plain_ticks, shares, sheet
 from results.routing import figures
+from results.routing.marks import dots, spans
 from results.routing.metrics import NAMES
+from results.routing.migration_draw import MIGRATION_DRAWERS
 from results.routing.occupancy import DEPLOYMENTS
-from results.statistics import Samples
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,7 +31,7 @@ _LOOKS = {"combined 8C": ("-", "#000000"), "4P+4D": ((0, (5, 2)), "#0072b2"), "6
 def draw_amplification(figure: Figure) -> Drawing:
     """Figure 1: a row per policy."""
     drawing, axes = _list_of(figure)
-    _dots(axes, figure.table, 1.0)
+    dots(axes, figure.table, 1.0)
     for name, value in figure.lines.items():
         axes.axvline(value, color="#808080", linestyle="--", linewidth=1)
         axes.annotate(name, (value, 0), xycoords=("data", "axes fraction"), xytext=(3, 3), textcoords="offset points",
@@ -45,7 +46,7 @@ def draw_apc(figure: Figure) -> Drawing:
     table = figure.table
     at = np.arange(len(table), dtype=np.float64)
     axes.barh(at, table["value"].to_numpy(dtype=np.float64), 0.55, color="#d9d9d9", edgecolor="black", linewidth=0.7)
-    _dots(axes, table, 1.0)
+    dots(axes, table, 1.0)
     for name, label, color, size in (  # the second on top of the first: they are often the same
         ("bound_any", "bound, any session", "#000000", 19),
         ("bound_intra", "bound, own session", "#56b4e9", 9),
@@ -71,6 +72,13 @@ def draw_occupancy(figure: Figure) -> Drawing:
         low, high = (rows[name].to_numpy(dtype=np.float64) for name in ("occupancy_mean", "occupancy_p90"))
         axes.fill_between(size, low, high, color=color, alpha=0.12, linewidth=0)
         axes.plot(size, high, linestyle=dashes, color=color, label=deployment)
+    measured = table[table["point"] == figures.MEASURED]
+    for name, pen in pens(measured["deployment"]).items():
+        rows = measured[measured["deployment"] == name]
+        high = rows["occupancy_p90"].to_numpy(dtype=np.float64)
+        down = np.maximum(high - rows["occupancy_mean"].to_numpy(dtype=np.float64), 0)
+        axes.errorbar(rows["footprint_tokens"], high, yerr=(down, np.zeros_like(down)), fmt="o", color=pen.color,
+                      markerfacecolor="white", capsize=2, label=name)  # fmt: skip
     marks = table[(table["point"] != "") & (table["deployment"] == next(iter(DEPLOYMENTS)))]
     wide = float(table["footprint_tokens"].max() / table["footprint_tokens"].min()) ** 0.13  # a name takes so much
     named: dict[float, list[str]] = {}
@@ -111,7 +119,7 @@ def draw_workers(figure: Figure) -> Drawing:
         value = rows["value"].to_numpy(dtype=np.float64) * 1e3
         axes.plot(value, at, mark, color="black", markerfacecolor=fill, markersize=size, label=kind)
         if kind != "instance":
-            _spans(axes, value, at, rows, 1e3)
+            spans(axes, value, at, rows, 1e3)
     known = table["value"].dropna().to_numpy(dtype=np.float64) * 1e3
     plain_ticks(axes, "x", known)
     axes.set_xlabel("TTFT p90 (ms)")
@@ -152,20 +160,25 @@ def draw_interference(figure: Figure) -> Drawing:
 
 
 def draw_latencies(figure: Figure) -> Drawing:
-    """Figure 6: a row of panels per series, a panel per statistic, a row in it per policy."""
+    """Figures 6 and 6 full: a row of panels per series, a panel per statistic, a row in it per policy; one statistic
+    alone has its series side by side."""
     table = figure.table
     labels = list(dict.fromkeys(table["label"]))
     series = [name for name in NAMES if name in set(table["series"])]
-    drawing = sheet(11.5, len(series) * (0.75 + 0.24 * len(labels)) + 0.4)
-    grid = drawing.subplots(len(series), len(figures.STATISTICS), sharey=True, squeeze=False)
-    for line, name in zip(grid, series, strict=True):
+    statistics = list(dict.fromkeys(table["statistic"]))
+    panels = [(name, statistic) for name in series for statistic in statistics]
+    across = len(statistics) if len(statistics) > 1 else len(series)
+    down = len(panels) // across
+    drawing = sheet(11.5, down * (0.75 + 0.24 * len(labels)) + 0.4)
+    grid = drawing.subplots(down, across, sharey=True, squeeze=False)
+    for axes, (name, statistic) in zip(grid.ravel(), panels, strict=True):
         unit, scale = _UNITS[name]
-        for axes, statistic in zip(line, figures.STATISTICS, strict=True):
-            rows = table[(table["series"] == name) & (table["statistic"] == statistic)]
-            _dots(axes, rows.set_index("label").reindex(labels), scale)
-            axes.set_title(f"{NAMES[name]} {statistic} ({unit})", loc="left", fontsize=8)
-            axes.set_xlim(left=0)
-            axes.tick_params(axis="x", labelsize=7)
+        rows = table[(table["series"] == name) & (table["statistic"] == statistic)]
+        dots(axes, rows.set_index("label").reindex(labels), scale)
+        axes.set_title(f"{NAMES[name]} {statistic} ({unit})", loc="left", fontsize=8)
+        axes.set_xlim(left=0)
+        axes.tick_params(axis="x", labelsize=7)
+    for line in grid:
         line[0].set_yticks(range(len(labels)), labels)
         line[0].set_ylim(len(labels) - 0.5, -0.5)
     drawing.suptitle(figure.title, x=0.01, ha="left", fontweight="bold", fontsize=9)
@@ -210,7 +223,9 @@ DRAWERS: Drawers = {
     figures.OCCUPANCY: draw_occupancy,
     figures.WORKERS: draw_workers,
     figures.INTERFERENCE: draw_interference,
+    figures.HEADLINE: draw_latencies,
     figures.LATENCIES: draw_latencies,
+    **MIGRATION_DRAWERS,
     figures.COUPLING: draw_coupling,
 }
 
@@ -225,25 +240,6 @@ def _list_of(figure: Figure) -> tuple[Drawing, Axes]:
     axes.grid(visible=False, axis="y")
     axes.set_title(figure.title, loc="left", fontweight="bold")
     return drawing, axes
-
-
-def _dots(axes: Axes, rows: pd.DataFrame, scale: float) -> None:
-    """A dot with its interval on each row; nothing where nothing was measured."""
-    at = np.arange(len(rows), dtype=np.float64)
-    value = rows["value"].to_numpy(dtype=np.float64) * scale
-    _spans(axes, value, at, rows, scale)
-    axes.plot(value, at, "o", color="black", markersize=4.5, zorder=4)
-    for place in np.flatnonzero(~np.isfinite(value)):
-        axes.annotate("not measured", (0, float(place)), xycoords=("axes fraction", "data"), xytext=(4, 0),
-                      textcoords="offset points", va="center", fontsize=7, color="#555555")  # fmt: skip
-
-
-def _spans(axes: Axes, value: Samples, at: Samples, rows: pd.DataFrame, scale: float) -> None:
-    low, high = (rows[side].to_numpy(dtype=np.float64) * scale for side in ("low", "high"))
-    below, above = (np.where(np.isfinite(side), side, 0).clip(0) for side in (value - low, high - value))
-    known = np.isfinite(value)
-    axes.errorbar(value[known], at[known], xerr=(below[known], above[known]), fmt="none", ecolor="#404040",
-                  elinewidth=1, capsize=2.5, zorder=3)  # fmt: skip
 
 
 def _marks(axes: Axes, rows: pd.DataFrame, x: str, y: str, pen: Pen, label: str) -> None:

@@ -1,31 +1,36 @@
-"""The numbers of the figures of a `routing` run: f1, f4a to f4d, f6 and f8 of specs/ear."""
+"""The numbers of the figures of a `routing` run: f1, f4a to f4d, f6 and f8 of specs/ear; those of migration beside."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
 from results.figures.figure import Figure
 from results.routing.findings import RoutingAnalysis
 from results.routing.metrics import metric
+from results.routing.migration_figures import ablation, migration_timeline, sensitivity
 from results.routing.occupancy import WALL
+from results.routing.shown import bars, numbers
 from results.routing.turns import SERIES
 from results.statistics import LEVEL, Estimate
 from results.summary import POINTS, percentile_name
 
-AMPLIFICATION, APC, OCCUPANCY, WORKERS, INTERFERENCE, LATENCIES, COUPLING = 1, 2, 3, 4, 5, 6, 8
+AMPLIFICATION, APC, OCCUPANCY, WORKERS, INTERFERENCE, HEADLINE, LATENCIES, COUPLING = 1, 2, 3, 4, 5, 6, 7, 9
 STATISTICS = ("mean", *POINTS)
 
 CELL, FIT, LITTLE, KINEMATIC, SPECIFIED = "cell", "fit", "little", "kinematic", "specified"
 """What a row of figure 8 is."""
+MEASURED = "measured"
+"""A row of figure 4b that is no model."""
 
 
 def figures(analysis: RoutingAnalysis) -> tuple[Figure, ...]:
     """Every figure, those that cannot be drawn included; nothing is written."""
     return (
         amplification(analysis), apc(analysis), occupancy(analysis), workers(analysis), interference(analysis),
-        latencies(analysis), coupling(analysis),
+        headline(analysis), latencies(analysis), ablation(analysis), coupling(analysis), sensitivity(analysis),
+        migration_timeline(analysis),
     )  # fmt: skip
 
 
@@ -38,7 +43,7 @@ def amplification(analysis: RoutingAnalysis) -> Figure:
         return Figure(AMPLIFICATION, title, name="1", missing=_why(analysis, "amplification"))
     caption = (
         "How much longer the replay took than its trace spans: at 1 the system keeps up with what was recorded. "
-        f"{_bars(table)}{_trials(analysis)}"
+        f"{bars(table)}{_trials(analysis)}"
     )
     return Figure(AMPLIFICATION, title, caption, table, {"the trace's own time": 1.0}, name="1")
 
@@ -60,7 +65,7 @@ def apc(analysis: RoutingAnalysis) -> Figure:
     caption = (
         "Cached over all prompt tokens by the engines' own counters (APC), with the bounds of the turns that were "
         "completed: what an endless cache in one place would give, counting prefixes seen before in any session, or in "
-        f"the turn's own. {_bars(table)}{_trials(analysis)}"
+        f"the turn's own. {bars(table)}{_trials(analysis)}"
     )
     return Figure(APC, title, caption, table, name="4a")
 
@@ -70,7 +75,7 @@ def occupancy(analysis: RoutingAnalysis) -> Figure:
     title = "Decode pools against the footprint of a request"
     if not analysis.occupancies:
         return Figure(OCCUPANCY, title, name="4b", missing=analysis.footprints.reason or "no turn was completed")
-    table = pd.DataFrame(
+    rows = [
         {
             "deployment": row.deployment,
             "decode_share": row.decode_share,
@@ -81,17 +86,39 @@ def occupancy(analysis: RoutingAnalysis) -> Figure:
             "fit_in_all_pools": row.fit_per_pool,
         }
         for row in analysis.occupancies
+    ]
+    held, measured = analysis.footprints, list(_measured_pools(analysis))
+    table = pd.DataFrame([*rows, *measured])
+    beside = (
+        "Circles: decode pools that this run had, by the engines' own KV in use, the p90 over the samples and down to "
+        "the mean, at the mean footprint. "
+        if measured
+        else ""
     )
-    held = analysis.footprints
     caption = (
         f"What the decoding requests of this run (mean {held.decodes_mean:.2f} at once, {held.decodes_p90:.0f} or more "
         "a tenth of the time; mean over all cells) would take of the KV pools that decode, if each held so many tokens "
         f"and only a share of the {held.pool_tokens:.0f} tokens of KV was there for decoding: all of it, half (4P+4D), "
         "a quarter (6P+2D). Lines: the number passed a tenth of the time; bands reach down to the mean. Dotted: the "
-        f"percentiles of this trace's footprints, and the wall at {WALL:.0%}. Computed from measured concurrency: no "
-        "KV was moved."
+        f"percentiles of this trace's footprints, and the wall at {WALL:.0%}. {beside}Lines are computed from measured "
+        "concurrency: no KV was moved for them."
     )
     return Figure(OCCUPANCY, title, caption, table, {"wall": WALL}, name="4b")
+
+
+def _measured_pools(analysis: RoutingAnalysis) -> Iterator[dict[str, object]]:
+    for pool in analysis.pools:
+        mean, high = (pool.values[f"kv_{point}"].value for point in ("mean", "p90"))
+        if pool.role == "decode" and mean is not None and high is not None:
+            yield {
+                "deployment": f"{pool.label}, measured",
+                "decode_share": None,
+                "point": MEASURED,
+                "footprint_tokens": analysis.footprints.mean_tokens,
+                "occupancy_mean": mean,
+                "occupancy_p90": high,
+                "fit_in_all_pools": None,
+            }
 
 
 def workers(analysis: RoutingAnalysis) -> Figure:
@@ -103,7 +130,7 @@ def workers(analysis: RoutingAnalysis) -> Figure:
     caption = (
         "Circles: each instance's p90, mean over the trials. Bar and triangle: the median and the maximum over the "
         "instances of a cell, mean over the trials. Read as absolute times: a policy that slows every instance alike "
-        f"would look even in a ratio. {_bars(table)}{_trials(analysis)}"
+        f"would look even in a ratio. {bars(table)}{_trials(analysis)}"
     )
     return Figure(WORKERS, title, caption, table, name="4c")
 
@@ -138,21 +165,29 @@ def interference(analysis: RoutingAnalysis) -> Figure:
     return Figure(INTERFERENCE, title, caption, pd.DataFrame(rows), name="4d")
 
 
-def latencies(analysis: RoutingAnalysis) -> Figure:
+def headline(analysis: RoutingAnalysis) -> Figure:
     """f6."""
-    title = "TTFT, TPOT and E2E of a turn, by policy"
+    return _latencies(analysis, HEADLINE, "6", "TTFT, TPOT and E2E of a turn: p90, by policy", ("p90",))
+
+
+def latencies(analysis: RoutingAnalysis) -> Figure:
+    """f6_full."""
+    return _latencies(analysis, LATENCIES, "6_full", "TTFT, TPOT and E2E of a turn, by policy", STATISTICS)
+
+
+def _latencies(analysis: RoutingAnalysis, number: int, name: str, title: str, points: Sequence[str]) -> Figure:
     rows = [
         {"label": label, "series": series, "statistic": point}
-        | _numbers(analysis.value(label, percentile_name(series, point)))
+        | numbers(analysis.value(label, percentile_name(series, point)))
         for series in SERIES
-        for point in STATISTICS
+        for point in points
         for label in analysis.labels
     ]
     table = pd.DataFrame(rows)
     if table.empty or table["value"].isna().all():
-        return Figure(LATENCIES, title, name="6", missing=_why(analysis, "ttft_p90_s"))
-    caption = f"Over the turns that completed; each column has its own scale. {_bars(table)}{_trials(analysis)}"
-    return Figure(LATENCIES, title, caption, table, name="6")
+        return Figure(number, title, name=name, missing=_why(analysis, "ttft_p90_s"))
+    caption = f"Over the turns that completed; each column has its own scale. {bars(table)}{_trials(analysis)}"
+    return Figure(number, title, caption, table, name=name)
 
 
 def coupling(analysis: RoutingAnalysis) -> Figure:
@@ -248,19 +283,12 @@ def _worker_rows(analysis: RoutingAnalysis) -> Iterator[dict[str, object]]:
             mean = sum(found) / len(found) if found else None
             yield {"label": label, "kind": "instance", "instance": name, "value": mean, "n": len(found)}
         for kind in ("median", "max"):
-            whole = _numbers(analysis.value(label, f"worker_ttft_p90_{kind}_s"))
+            whole = numbers(analysis.value(label, f"worker_ttft_p90_{kind}_s"))
             yield {"label": label, "kind": kind, "instance": ""} | whole
 
 
 def _row(label: str, found: Estimate) -> dict[str, object]:
-    return {"label": label} | _numbers(found)
-
-
-def _numbers(found: Estimate) -> dict[str, object]:
-    return {
-        "value": found.value, "low": found.low, "high": found.high, "n": found.n, "basis": found.basis or "",
-        "reason": found.reason or "",
-    }  # fmt: skip
+    return {"label": label} | numbers(found)
 
 
 def _mean_over_cells(analysis: RoutingAnalysis, label: str, name: str) -> float | None:
@@ -270,11 +298,6 @@ def _mean_over_cells(analysis: RoutingAnalysis, label: str, name: str) -> float 
         if cell.label == label and not cell.degraded and (value := cell.estimate(name).value) is not None
     ]
     return sum(found) / len(found) if found else None
-
-
-def _bars(table: pd.DataFrame) -> str:
-    kinds = [kind for kind in dict.fromkeys(table["basis"].fillna("")) if kind]
-    return f"Bars: {LEVEL:.0%} intervals ({'; '.join(kinds)}). " if kinds else "No bars: no interval. "
 
 
 def _trials(analysis: RoutingAnalysis) -> str:

@@ -20,7 +20,17 @@ from results.routing.measure import Measurements, odd_gaps
 from results.routing.metrics import METRICS
 from results.routing.movement import Moves, moves
 from results.routing.occupancy import Footprints, Occupancy, footprints, occupancies
-from results.routing.pairs import Pair, Standing, TurnPair, order_of, pairs, standings, turn_pairs, value_of
+from results.routing.pairs import (
+    Pair,
+    Standing,
+    TurnPair,
+    difference_of,
+    order_of,
+    pairs,
+    standings,
+    turn_pairs,
+    value_of,
+)
 from results.routing.paper import Claim, PaperRow, Setting, ablation_rows, claims, end_to_end_rows, sensitivity
 from results.routing.pools import Pool, pools
 from results.routing.summary import RoutedSummary, summary_of
@@ -79,6 +89,10 @@ class RoutingAnalysis:
     def value(self, label: str, metric: str) -> Estimate:
         """A label's metric; unknown where there is none."""
         return self.values.get(label, {}).get(metric, unknown("not measured"))
+
+    def difference(self, first: str, second: str, metric: str) -> Estimate:
+        """first - second of a metric, whichever way round the two were compared; unknown where they were not."""
+        return difference_of(self.pairs, first, second, metric)
 
 
 def analyse(root: Path) -> RoutingAnalysis:

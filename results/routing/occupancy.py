@@ -29,6 +29,8 @@ class Footprints:
 
     tokens: Mapping[str, Estimate]
     """Percentiles of prompt + output tokens of a completed turn, by FOOTPRINT_POINTS."""
+    mean_tokens: float | None
+    """Mean of the same."""
     pool_tokens: float | None
     """KV capacity of all instances together."""
     decodes_mean: float | None
@@ -61,7 +63,7 @@ def footprints(cells: Sequence[LoadedCell]) -> Footprints:
     read = [(cell, cell.turns) for cell in cells if cell.turns is not None]
     if not read:
         none = {name: unknown("no turn records") for name in FOOTPRINT_POINTS}
-        return Footprints(none, None, None, None, "no turn records can be read")
+        return Footprints(none, None, None, None, None, "no turn records can be read")
     held = np.concatenate([_tokens(turns) for _, turns in read])
     points = percentiles(held, tuple(FOOTPRINT_POINTS.values()))
     loads = [found for _, turns in read if (found := _decodes(turns)) is not None]
@@ -72,6 +74,7 @@ def footprints(cells: Sequence[LoadedCell]) -> Footprints:
     ]
     return Footprints(
         tokens=dict(zip(FOOTPRINT_POINTS, points, strict=True)),
+        mean_tokens=float(held.mean()) if held.size else None,
         pool_tokens=pool,
         decodes_mean=float(np.mean([mean for mean, _ in loads])) if loads else None,
         decodes_p90=float(np.mean([p90 for _, p90 in loads])) if loads else None,

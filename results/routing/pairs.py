@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 from results.routing.measure import Measurements, interval, level_interval
 from results.routing.metrics import HEADLINE, METRICS, Metric, metric
 from results.routing.turns import SERIES
-from results.statistics import Estimate
+from results.statistics import Estimate, unknown
 from results.tax import Verdict, verdict_of
 
 ORDER = (
@@ -104,6 +104,22 @@ def pair(measurements: Measurements, first: str, second: str, measure: Metric) -
         common = measurements.common_turns(first, second, measure.series)
     relative = difference.value / base.value if difference.value is not None and base.value else None
     return Pair(measure.name, first, second, difference, base, relative, verdict_of(difference), *common)
+
+
+def difference_of(found: Sequence[Pair], first: str, second: str, name: str) -> Estimate:
+    """first - second of a metric, whichever way round the pair was formed; unknown where there is none."""
+    if not first or not second:
+        return unknown("one of the two was not run")
+    for row in found:
+        if row.metric == name and {row.first, row.second} == {first, second}:
+            return row.difference if row.first == first else negated(row.difference)
+    return unknown("the two were not compared")
+
+
+def negated(found: Estimate) -> Estimate:
+    """The estimate of the opposite difference."""
+    value, low, high = (None if part is None else -part for part in (found.value, found.high, found.low))
+    return replace(found, value=value, low=low, high=high)
 
 
 def turn_pairs(measurements: Measurements, labels: Sequence[str]) -> tuple[TurnPair, ...]:

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from results.routing.movement import Moves
-from results.routing.pairs import Pair
-from results.statistics import Estimate, unknown
+from results.routing.pairs import Pair, difference_of
+from results.statistics import Estimate
 from results.tax import Verdict, verdict_of
 from results.verdicts import Outcome
 
@@ -116,17 +116,17 @@ def claims(rows: Sequence[PaperRow], pairs: Sequence[Pair], moves: Moves) -> tup
     labels = {row.name: row.label for row in rows}
     affinity, migration, full = (labels.get(name, "") for name in (AFFINITY_ONLY, MIGRATION_ONLY, FULL))
     ablation = [
-        _locality(_difference(pairs, affinity, full, "apc")),
+        _locality(difference_of(pairs, affinity, full, "apc")),
         _directed(
             "ablation: affinity only interferes",
             "without migration the median instance's TTFT p90 is higher than EAR's",
-            _difference(pairs, affinity, full, "worker_ttft_p90_median_s"),
+            difference_of(pairs, affinity, full, "worker_ttft_p90_median_s"),
             Verdict.HIGHER,
         ),
         _directed(
             "ablation: migration only loses locality",
             "without affinity APC is lower than EAR's",
-            _difference(pairs, migration, full, "apc"),
+            difference_of(pairs, migration, full, "apc"),
             Verdict.LOWER,
         ),
     ]
@@ -143,23 +143,6 @@ def claims(rows: Sequence[PaperRow], pairs: Sequence[Pair], moves: Moves) -> tup
         for one in moves.recomputing
     ]
     return (*(ablation if full else ()), *thrash, *faster)
-
-
-def _difference(pairs: Sequence[Pair], first: str, second: str, name: str) -> Estimate:
-    """first - second of a metric, whichever way round the pair was formed."""
-    if not first or not second:
-        return unknown("one of the two was not run")
-    for row in pairs:
-        if row.metric == name and {row.first, row.second} == {first, second}:
-            return row.difference if row.first == first else negated(row.difference)
-    return unknown("the two were not compared")
-
-
-def negated(found: Estimate) -> Estimate:
-    """The estimate of the opposite difference."""
-    low, high = (None if bound is None else -bound for bound in (found.high, found.low))
-    value = None if found.value is None else -found.value
-    return Estimate(value, low, high, found.n, found.reason, found.basis)
 
 
 def _locality(found: Estimate) -> Claim:

@@ -11,7 +11,8 @@ from results.report import markdown, rich_tables, title
 from results.routing.findings import RoutingAnalysis
 from results.routing.metrics import metric
 from results.routing.pairs import Standing
-from results.routing.tables import shown, tables
+from results.routing.shown import shown
+from results.routing.tables import tables
 from results.statistics import LEVEL
 from results.trials import MIN_PAIRED
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from results.routing import floor_tables, migration_tables
 from results.routing.findings import RoutingAnalysis
-from results.routing.metrics import HEADLINE, NAMES, Metric, metric
+from results.routing.metrics import HEADLINE, NAMES, metric
 from results.routing.occupancy import DEPLOYMENTS
-from results.routing.pairs import Pair, Standing
+from results.routing.pairs import Standing
+from results.routing.shown import difference, headed, shown
 from results.routing.summary import RoutedSummary
 from results.routing.turns import SERIES
 from results.statistics import Estimate
 from results.summary import POINTS, percentile_name
 from results.table import NOT_MEASURED, Table
-from results.tax import Verdict
 
 FIGURES_BEFORE = "Cells"
 """The figures stand between the comparisons and the tables of single cells, which begin with this title."""
@@ -24,16 +25,27 @@ def tables(analysis: RoutingAnalysis) -> tuple[Table, ...]:
     found = (
         winners(analysis),
         end_to_end(analysis),
+        migration_tables.paper(analysis),
+        migration_tables.ablation(analysis),
+        migration_tables.claims(analysis),
         against(analysis),
         turn_by_turn(analysis),
         *(latencies(analysis, series) for series in SERIES),
         caching(analysis),
         workers(analysis),
         decisions(analysis),
+        migration_tables.migrations(analysis),
+        migration_tables.transfers(analysis),
+        migration_tables.recomputing(analysis),
+        migration_tables.costs(analysis),
+        migration_tables.pools(analysis),
+        floor_tables.answers(analysis),
+        floor_tables.variants(analysis),
         coupling(analysis),
         occupancy(analysis),
         interference(analysis),
         cells(analysis),
+        migration_tables.by_trial(analysis),
         degraded(analysis),
         gaps(analysis),
     )
@@ -82,28 +94,15 @@ def against(analysis: RoutingAnalysis) -> Table:
     columns = ("policy", *(headed(metric(name)) for name in HEADLINE), "interval")
     rows = []
     for label in others:
-        pairs = [found.get((label, name)) for name in HEADLINE]
-        bases = dict.fromkeys(pair.difference.basis or "" for pair in pairs if pair is not None)
-        rows.append((label, *map(difference, pairs), "; ".join(basis for basis in bases if basis) or NOT_MEASURED))
+        pairs = {name: found.get((label, name)) for name in HEADLINE}
+        bases = dict.fromkeys(pair.difference.basis or "" for pair in pairs.values() if pair is not None)
+        told = (difference(None if pair is None else pair.difference, metric(name)) for name, pair in pairs.items())
+        rows.append((label, *told, "; ".join(basis for basis in bases if basis) or NOT_MEASURED))
     note = (
         "Differences inside a trial (same sessions, same prompts), mean over trials: below zero is less. Latencies "
         "over the turns that both completed. n.d.: the interval covers zero. All pairs stand in pairs.csv."
     )
     return Table(f"Against {analysis.baseline}", columns, tuple(rows), note)
-
-
-def difference(pair: Pair | None) -> str:
-    """A difference in the metric's unit, marked where it is not distinguishable from none."""
-    if pair is None or pair.difference.value is None:
-        return NOT_MEASURED
-    measure = metric(pair.metric)
-    found = pair.difference
-    digits = ".2f" if measure.unit == "x" else ".1f" if measure.unit in ("share", "ms") else ".3f"
-    text = f"{found.value * measure.scale:+{digits}}" if found.value is not None else ""
-    if found.low is not None and found.high is not None:
-        text += f" [{found.low * measure.scale:+{digits}}, {found.high * measure.scale:+{digits}}]"
-    marks = {None: " (no interval)", Verdict.NOT_DISTINGUISHABLE: " n.d."}
-    return text + marks.get(pair.verdict, "")
 
 
 def turn_by_turn(analysis: RoutingAnalysis) -> Table:
@@ -340,13 +339,3 @@ def degraded(analysis: RoutingAnalysis) -> Table:
 def gaps(analysis: RoutingAnalysis) -> Table:
     """What is missing or damaged."""
     return Table("Gaps", ("artifact", "what is wrong"), tuple((gap.artifact, gap.reason) for gap in analysis.gaps))
-
-
-def headed(measure: Metric) -> str:
-    """A metric as a column's head, with its unit."""
-    return f"{measure.title} {measure.shown_unit}".strip()
-
-
-def shown(found: Estimate, measure: Metric) -> str:
-    """A value in the metric's unit, with its interval."""
-    return found.text(3, measure.scale)
