@@ -12,7 +12,7 @@ from runners.router.errand import ErrandFailed, fetch
 from runners.router.link import Answer
 from runners.router.spec import InstanceSpec, RouterError
 from runners.router.transfer.counters import Counters, read_counters
-from runners.router.transfer.legs import OWN, Asked, Leg, Unfit, read_leg, token_ids, tokenize_body
+from runners.router.transfer.legs import Asked, Leg, Unfit, read_leg, token_ids, tokenize_body
 from runners.router.transfer.transports import Unsound, engine_id, part_of
 from runners.router.upstream import Pool, resolve
 
@@ -34,27 +34,27 @@ class LegFailed(Exception):
         self.again = again
         """Another try may go better."""
         self.frees = frees
-        """A target leg's: the engine that did not take it has freed the source's blocks itself."""
+        """A target leg's: its engine refused it or saw it dropped, and has the source's blocks freed itself."""
 
 
 class Engines:
     """The instances behind the router, as the transport talks to them."""
 
-    def __init__(self, pools: Mapping[str, Pool], specs: Mapping[str, InstanceSpec]) -> None:
+    def __init__(self, pools: Mapping[str, Pool], specs: Mapping[str, InstanceSpec], timeout_s: float) -> None:
         self._pools = pools
         self._specs = specs
+        self._timeout_s = timeout_s
         self._bootstraps: dict[str, Pool] = {}
         self._ids: dict[str, str] = {}
         self._block_tokens: dict[str, int] = {}
 
     async def leg(self, instance: str, who: str, path: str, headers: bytes, body: Mapping[str, Any]) -> Leg:
-        """Send a leg and wait for its whole answer, however long. Raises LegFailed."""
+        """Send a leg and wait for its whole answer. Raises LegFailed."""
         endpoint = self._specs[instance].transfer if instance in self._specs else None
         if endpoint is None:
             _fail(f"the {who} was removed", strike=False)
         try:
-            if OWN in body:
-                check_leg(body, part_of(endpoint), f"the {who}")
+            check_leg(body, part_of(endpoint), f"the {who}")
         except TransferRefused as error:
             _fail(f"not sent: {error}", strike=True)
         answer, page = await self._post(instance, who, path, headers, msgspec.json.encode(body))
@@ -132,10 +132,11 @@ class Engines:
         if pool is None:
             _fail(f"the {who} was removed", strike=False)
         try:
-            return await fetch(pool, path.encode("latin-1"), timeout_s=_WHOLE, headers=headers, body=body)
+            return await fetch(pool, path.encode("latin-1"), timeout_s=self._timeout_s, headers=headers, body=body)
         except ErrandFailed as error:
             failure = error.failure
-            raise LegFailed(f"the {who}: {failure.text}", strike=failure.kind != "own") from error
+            dropped = failure.kind == "timeout"
+            raise LegFailed(f"the {who}: {failure.text}", strike=failure.kind != "own", frees=dropped) from error
 
     def _judge(self, who: str, status: int, page: bytes) -> NoReturn:
         said = page[:SAID_LIMIT].decode("utf-8", "replace")
@@ -143,10 +144,6 @@ class Engines:
         broken = status >= 500 and not overloaded
         frees = status < 500 and not overloaded
         _fail(f"the {who} answers HTTP {status}: {said}", strike=broken, again=broken, frees=frees)
-
-
-_WHOLE = 86400.0
-"""The caller's own time limit ends a leg sooner."""
 
 
 def _fail(text: str, *, strike: bool, again: bool = False, frees: bool = False) -> NoReturn:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from runners.router.spec import KvEndpoint
 from runners.router.transfer.engines import LegFailed
@@ -14,6 +14,14 @@ from runners.router.transfer.movement import Movement
 from runners.router.transfer.transports import Transport, Unsound
 
 Done = Callable[[Movement], None]
+
+
+class Kept(NamedTuple):
+    """Blocks that a source keeps for whoever pulls them."""
+
+    transfer: str
+    answered: Mapping[str, Any]
+    """The answer of its leg."""
 
 
 @dataclass(eq=False, slots=True)
@@ -31,20 +39,24 @@ class Job:
     done: Done
     probe: bool
     task: asyncio.Task[None] | None = None
-    kept: Mapping[str, Any] | None = None
-    """The source keeps blocks until a target leg with these parameters comes."""
+    kept: Kept | None = None
+    """The source keeps blocks until a target leg comes for them."""
     pulling: bool = False
     """The target leg is on its way: the target's engine frees the source's blocks, whatever becomes of the leg."""
-    engine: str = ""
     prompt_tokens: int | None = None
 
 
-def kept_params(job: Job, transfer: str, leg: Leg) -> dict[str, Any] | None:
-    """What a target leg must say to pull what the source leg keeps. Raises LegFailed where it keeps nothing."""
+def keep(job: Job, transfer: str, leg: Leg) -> Kept:
+    """What the source keeps now that its leg is answered. Raises LegFailed where that is nothing."""
     if leg.finish_reason not in job.transport.kept_after:
         raise LegFailed(f"the source leg ended by {leg.finish_reason}: its blocks are not sent", strike=True)
+    return Kept(transfer, leg.body)
+
+
+def pull_params(job: Job, kept: Kept, engine: str) -> dict[str, Any]:
+    """What a target leg must say to pull what is kept; `engine`: the source's id. Raises LegFailed."""
     try:
-        return job.transport.target_params(transfer, job.endpoint, job.engine, leg.body)
+        return job.transport.target_params(kept.transfer, job.endpoint, engine, kept.answered)
     except Unsound as error:
         raise LegFailed(f"the source: {error}", strike=True) from error
 

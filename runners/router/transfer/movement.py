@@ -13,6 +13,7 @@ from runners.router.transfer.counters import Brought, Ended
 UNDER_WAY = "under way"
 NOT_SERVED = "the target has not begun to answer"
 LEFT = "the client left"
+NOT_TOLD = "the target does not tell what it had cached (its engine needs --enable-prompt-tokens-details)"
 
 
 class Mover(Protocol):
@@ -132,8 +133,13 @@ class Movement:
     def _divide(self) -> None:
         """What did not come by transfer: out of the target's own cache, or computed."""
         ended, external = self._ended, self.transfer.external_tokens
-        if ended is None or ended.cached_tokens is None:
+        if ended is None:
             return
+        if ended.cached_tokens is None:
+            self.change(counted_reason=self.transfer.counted_reason or NOT_TOLD)
+            return
+        if self.transfer.counted_reason == NOT_TOLD:
+            self.change(counted_reason="")
         if ended.prompt_tokens is not None:
             self.change(computed_tokens=max(0, ended.prompt_tokens - ended.cached_tokens))
         if external is not None:

@@ -20,7 +20,7 @@ from results.decisions import KvTransfer, RoutedRequest
 from runners.router.spec import InstanceSpec, KvEndpoint, TransferRules
 from runners.router.transfer.counters import Brought, Ended
 from runners.router.transfer.engines import Engines, LegFailed
-from runners.router.transfer.job import Done, Job, authorization, kept_params, leg_headers
+from runners.router.transfer.job import Done, Job, Kept, authorization, keep, leg_headers, pull_params
 from runners.router.transfer.legs import (
     Asked,
     Unfit,
@@ -61,7 +61,7 @@ class Transfers:
         rules: TransferRules,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._engines = Engines(pools, specs)
+        self._engines = Engines(pools, specs, rules.timeout_s)
         self._specs = specs
         self._rules = rules
         self._clock = clock
@@ -78,7 +78,7 @@ class Transfers:
 
     def between(self, source: str, target: str) -> str:
         """Why no KV can be moved from one to the other now; empty = it may be tried."""
-        never = mismatch(self._endpoint(source), self._endpoint(target))
+        never = "it is there already" if source == target else mismatch(self._endpoint(source), self._endpoint(target))
         pair = self._pairs.get((source, target))
         return never or (pair.refuses(self._clock()) if pair is not None else "")
 
@@ -212,6 +212,8 @@ class Transfers:
             why, strike = str(error), error.strike
         except TimeoutError:
             why = f"not done within {self._rules.timeout_s:g} s"
+        except Exception as error:  # noqa: BLE001  (a request waits for this: whatever is wrong here, it goes on)
+            why, strike = f"{type(error).__name__}: {error}", False
         job.task = None
         if not movement.open:
             self._jobs.pop(movement, None)
@@ -253,19 +255,19 @@ class Transfers:
         reading = self._errand(tally.refresh())
         await self._source_leg(job, LEG_PATH, partial(prefix_leg, asked, prefix, priority=priority))
         assert job.kept is not None
-        await asyncio.wait((reading,))
+        await asyncio.wait((reading,), timeout=QUIET_S)
         await tally.until_quiet(QUIET_S)
-        params, job.kept, job.pulling = job.kept, None, True
+        body = prefix_leg(asked, prefix, await self._pull_params(job, job.kept), priority)
+        kept, job.kept, job.pulling = job.kept, None, True
         tally.begin()
         job.movement.change(t_target_sent_ns=perf_counter_ns())
-        body = prefix_leg(asked, prefix, params, priority)
         try:
             leg = await self._engines.leg(job.target, "target", LEG_PATH, leg_headers(job), body)
             if leg.cached_tokens == 0 and len(prefix) > 1:
-                raise LegFailed("no KV came: the target has computed the prefix", strike=True, again=True)
+                raise LegFailed("no KV came: the target has computed the prefix", strike=True)
         except LegFailed as error:
             tally.drop()
-            job.kept = None if error.frees else params
+            job.kept = None if error.frees else kept
             raise
         except asyncio.CancelledError:
             tally.drop()
@@ -281,10 +283,10 @@ class Transfers:
         reading = self._errand(tally.refresh())
         await self._again_and_again(job, partial(self._source_leg, job, path, partial(handover_leg, asked)))
         assert job.kept is not None
-        await asyncio.wait((reading,))
-        tally.begin()
+        await asyncio.wait((reading,), timeout=QUIET_S)
         movement = job.movement
-        movement.body, movement.open = splice(body, job.kept), True
+        movement.body, movement.open = splice(body, await self._pull_params(job, job.kept)), True
+        tally.begin()
         movement.change(prefix_tokens=job.prompt_tokens or 0, reason=NOT_SERVED, t_target_sent_ns=perf_counter_ns())
 
     async def _again_and_again(self, job: Job, attempt: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -295,8 +297,8 @@ class Transfers:
                 await attempt()
                 return
             except LegFailed as error:
-                self._release(job)
                 self._engines.forget(job.source)
+                self._release(job)
                 if not error.again or number == self._rules.attempts:
                     raise
 
@@ -304,14 +306,19 @@ class Transfers:
         """Have the source compute a prompt and keep its blocks. Raises LegFailed."""
         movement, transport = job.movement, job.transport
         transfer = movement.transfer.transfer
-        job.engine = await self._engines.engine_id(job.source) if transport.asks_source else ""
+        if transport.asks_source:  # before it keeps anything that nobody could be told to pull
+            await self._engines.engine_id(job.source)
         movement.change(t_source_sent_ns=perf_counter_ns())
         leg = await self._engines.leg(
             job.source, "source", path, leg_headers(job), body(transport.source_params(transfer))
         )
         movement.change(t_source_done_ns=perf_counter_ns(), source_cached_tokens=leg.cached_tokens)
         job.prompt_tokens = leg.prompt_tokens
-        job.kept = kept_params(job, transfer, leg)
+        job.kept = keep(job, transfer, leg)
+
+    async def _pull_params(self, job: Job, kept: Kept) -> dict[str, Any]:
+        engine = await self._engines.engine_id(job.source) if job.transport.asks_source else ""
+        return pull_params(job, kept, engine)
 
     def _arrived(self, job: Job, ended: Ended) -> None:
         """The target has answered its leg."""
@@ -331,11 +338,11 @@ class Transfers:
 
     def _release(self, job: Job) -> None:
         """Have the source's blocks freed, in the background."""
-        params, job.kept = job.kept, None
-        if params is not None:
-            self._errand(self._free(job, params))
+        kept, job.kept = job.kept, None
+        if kept is not None:
+            self._errand(self._free(job, kept))
 
-    async def _free(self, job: Job, params: Mapping[str, Any]) -> None:
+    async def _free(self, job: Job, kept: Kept) -> None:
         """A target leg that its engine refuses frees what it would have pulled (vLLM does so since 0.32).
 
         The source itself is asked where that works, as it is known to live; a kv_producer would die of it.
@@ -344,7 +351,8 @@ class Transfers:
         where = job.source if alone else job.target
         try:
             async with asyncio.timeout(RELEASE_S):
-                await self._engines.leg(where, "release", LEG_PATH, leg_headers(job), release_leg(params))
+                body = release_leg(await self._pull_params(job, kept))
+                await self._engines.leg(where, "release", LEG_PATH, leg_headers(job), body)
         except (LegFailed, TimeoutError):
             pass  # it was refused, as it should be; or nobody is there, and nothing is kept any more
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from runners.router.transfer.counters import Brought, Counters, Ended, attribute
 
@@ -21,12 +22,10 @@ FRESH_S = 1.0
 Settled = Callable[[Brought], None]
 
 
-@dataclass(slots=True)
-class _Entry:
+class _Entry(NamedTuple):
     ended: Ended
     settled: Settled
     at_s: float
-    told: bool = False
 
 
 @dataclass(slots=True)
@@ -53,7 +52,8 @@ class Tally:
 
     async def refresh(self) -> None:
         """Read the counters before a transfer, where nothing else is going on there."""
-        fresh = self.counters is not None and self.clock() - self._read_s < FRESH_S
+        known = self.counters is not None and not self._strangers
+        fresh = known and self.clock() - self._read_s < FRESH_S
         if fresh or not self.quiet or self._reading is not None:
             return
         begun = self._begun
@@ -94,13 +94,14 @@ class Tally:
         self._tell([Brought(reason="the router ended first")] * len(self._entries))
 
     async def _read(self) -> None:
+        """Ask until all is told, while nothing else is on its way there: what that brings could not be told apart."""
         try:
-            while any(not entry.told for entry in self._entries):
-                begun, alone = self._begun, self._open == 0
-                counters = await self.fetch()
-                alone = alone and self._open == 0 and begun == self._begun
-                if counters is not None and alone and self._concluded(counters):
-                    return
+            while self._entries:
+                if not self._open:
+                    begun = self._begun
+                    counters = await self.fetch()
+                    if counters is not None and begun == self._begun and self._concluded(counters):
+                        return
                 self._give_up()
                 await asyncio.sleep(READ_AGAIN_S)
         finally:
@@ -124,13 +125,15 @@ class Tally:
         return True
 
     def _give_up(self) -> None:
-        """Entries that have waited for too long; what they brought stays among the others'."""
-        now_s = self.clock()
-        for entry in self._entries:
-            if not entry.told and now_s - entry.at_s >= SETTLE_S:
-                entry.told = self._strangers = True
-                entry.settled(Brought(reason=f"transfers there overlapped, or its counters came not in {SETTLE_S:g} s"))
-        self._entries = [entry for entry in self._entries if not entry.told]
+        """Tell entries that have waited for too long; what they brought can no more be told from the others'."""
+        oldest_s = self.clock() - SETTLE_S
+        late = [entry for entry in self._entries if entry.at_s <= oldest_s]
+        self._entries = [entry for entry in self._entries if entry.at_s > oldest_s]
+        self._strangers = self._strangers or bool(late)
+        for entry in late:
+            entry.settled(
+                Brought(reason=f"for {SETTLE_S:g} s another transfer was on its way there, or no counters came")
+            )
 
     def _tell(self, brought: list[Brought]) -> None:
         entries, self._entries = self._entries, []

@@ -1,7 +1,7 @@
 """In-process instances that move KV as vLLM's engines do: a source keeps blocks, a target pulls what it lacks.
 
-What is not modelled: time, and bytes. Tokens are a prefix cache of whole blocks; a pull that cannot be served fails with
-HTTP 500, one that is never served hangs, and a target leg that is refused frees what it would have pulled.
+Prompts are cached in whole blocks; a pull that cannot be served fails with HTTP 500, and a target leg that is refused
+frees what it would have pulled. Bytes do not move.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import itertools
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 from runners.router.spec import InstanceSpec, KvEndpoint, TransferRules
 from runners.router.transfer import Transfers
@@ -42,12 +42,18 @@ class Engine(Backend):
     hang_target: bool = False
     full: bool = False
     """Target legs wait for room."""
+    forgets: bool = False
+    """A source that keeps nothing, though it says so."""
     recomputes: bool = False
     """A pull that fails is computed instead, as vLLM does where it is told to."""
     engines_named: int = 1
     """Data parallel ranks that its bootstrap server names."""
     query_status: int = 200
     tells_cached: bool = True
+    metrics_gate: asyncio.Event | None = None
+    """Waited for before its counters are told."""
+    also_external: int = 0
+    """Tokens that come with every pull for somebody else."""
     cached: set[tuple[int, ...]] = field(default_factory=set)
     """Prompts whose whole blocks are in its prefix cache."""
     kept: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -93,6 +99,8 @@ class Engine(Backend):
 
     async def _answer(self, seen: Seen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         if seen.path == "/metrics":
+            if self.metrics_gate is not None:
+                await self.metrics_gate.wait()
             _whole(writer, 200, self._page().encode())
         elif seen.path == "/query":
             self.queries += 1
@@ -131,7 +139,7 @@ class Engine(Backend):
             return self._refuse(writer, self.source_status)
         prompt = _tokens(body)
         transfer = params.get("transfer_id") or f"r-{next(_ids)}"
-        if self.finish == "length" or self.transport == "nixl":
+        if not self.forgets and (self.finish == "length" or self.transport == "nixl"):
             self.kept[transfer] = prompt
         offered = None
         if self.transport == "nixl":
@@ -159,16 +167,21 @@ class Engine(Backend):
                 source.kept.pop(transfer, None)
             return False
         if self.target_status != 200:
+            if self.target_status < 500 and source is not None:
+                source.kept.pop(transfer, None)
             return self._refuse(writer, self.target_status)
+        if self.gate is not None:
+            await self.gate.wait()
         prompt = _tokens(body)
         pulled = source.kept.pop(transfer, None) if source is not None else None
         if pulled is None and not self.recomputes:
             return self._refuse(writer, 500)
         assert pulled is None or pulled == prompt, "both legs have the same tokens"
+        self.external += self.also_external
         return self._serve_prompt(writer, body, pulled=pulled is not None)
 
     def _serve_prompt(
-        self, writer: asyncio.StreamWriter, body: dict[str, Any], offered: Any = None, *, pulled: bool = False
+        self, writer: asyncio.StreamWriter, body: dict[str, Any], offered: object = None, *, pulled: bool = False
     ) -> bool:
         prompt = _tokens(body)
         local = self.hits(prompt)
@@ -216,6 +229,7 @@ class Bench:
     source: Engine
     target: Engine
     transfers: Transfers
+    specs: dict[str, InstanceSpec]
     now_s: float = 0.0
 
     def advance(self, seconds: float) -> None:
@@ -232,7 +246,7 @@ async def bench(transport: str = "mooncake", **rules: Any) -> AsyncIterator[Benc
     ):
         pools = {engine.name: Pool(await resolve(engine.url), 2.0, lambda change: None) for engine in (source, target)}
         specs = {engine.name: engine.spec() for engine in (source, target)}
-        made = Bench(source, target, None)  # type: ignore[arg-type]
+        made = Bench(source, target, None, specs)  # type: ignore[arg-type]
         made.transfers = Transfers(pools, specs, TransferRules(**rules), lambda: made.now_s)
         try:
             yield made

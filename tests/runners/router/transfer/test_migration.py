@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,7 +27,7 @@ def asked(held: int = 9 * BLOCK, at_target: int = 0, tokens: int = len(PROMPT)) 
     )  # fmt: skip
 
 
-def body(prompt: Any = PROMPT, **fields: Any) -> bytes:
+def body(prompt: object = PROMPT, **fields: object) -> bytes:
     return json.dumps({"model": "m", "prompt": prompt, "max_tokens": 8, "stream": True, **fields}).encode()
 
 
@@ -36,7 +38,7 @@ async def migrated(
     over: asyncio.Future[Movement] = asyncio.get_running_loop().create_future()
     movement = on.transfers.migrate(request or asked(), "h", "t", path, HEADERS, given or body(), over.set_result)
     assert not over.done()
-    assert (movement.transfer.status, movement.over) == ("failed", False)
+    assert not movement.over
     async with asyncio.timeout(SOON_S):
         assert await over is movement
     await settled(on, movement)
@@ -70,3 +72,283 @@ async def test_what_the_source_holds_is_in_the_targets_cache_and_counted(transpo
         assert movement.body == body(), "the request goes to the target as it came"
         assert on.target.hits(PROMPT) == 9 * BLOCK
         assert on.source.kept == {}
+
+
+async def test_the_legs_are_the_clients_prefix_under_the_transfers_id() -> None:
+    async with bench(leg_priority=-1) as on:
+        movement = await migrated(on, given=body(cache_salt="pepper", stop=["x"], n=2))
+        (source,), (target,) = on.source.legs, on.target.legs
+        assert source["prompt"] == target["prompt"] == list(PROMPT[: 9 * BLOCK])
+        assert (source["cache_salt"], source["priority"], target["priority"]) == ("pepper", -1, -1)
+        assert not {"stop", "n"} & (set(source) | set(target))
+        transfer_id = movement.transfer.transfer
+        assert source["kv_transfer_params"]["transfer_id"] == target["kv_transfer_params"]["transfer_id"] == transfer_id
+        sent = next(seen for seen in on.target.seen if "completions" in seen.path)
+        assert (sent.headers["x-request-id"], sent.headers["authorization"]) == (transfer_id, "Bearer sesame")
+        assert "x-session-id" not in sent.headers
+
+
+async def test_only_what_the_target_lacks_is_counted_as_moved() -> None:
+    async with bench() as on:
+        on.target.cached.add(PROMPT[: 4 * BLOCK])
+        transfer = (await migrated(on, asked(at_target=4 * BLOCK))).transfer
+        assert (transfer.external_tokens, transfer.local_tokens, transfer.blocks) == (5 * BLOCK, 4 * BLOCK, 5)
+
+
+@pytest.mark.parametrize(
+    ("held", "at_target", "rules"),
+    [(0, 0, {}), (9 * BLOCK, 9 * BLOCK, {}), (5 * BLOCK, 9 * BLOCK, {}), (9 * BLOCK, 6 * BLOCK, {"min_tokens": 13})],
+)
+async def test_nothing_worth_moving_is_not_moved(held: int, at_target: int, rules: dict[str, Any]) -> None:
+    async with bench(**rules) as on:
+        transfer = (await migrated(on, asked(held, at_target))).transfer
+        assert (transfer.status, transfer.attempts) == ("refused", 0)
+        assert transfer.reason.startswith("nothing to move")
+        assert on.source.legs == on.target.legs == []
+
+
+async def test_text_and_chats_are_moved_in_the_targets_tokens() -> None:
+    async with bench() as on:
+        text = "word " * 20
+        request = asked(held=20, tokens=25)
+        transfer = (await migrated(on, request, body(text))).transfer
+        assert (transfer.status, transfer.prefix_tokens) == ("transferred", 80), "the same share of 100 tokens"
+        assert on.source.legs[-1]["prompt"] == list(text.encode())[:80]
+        chat = json.dumps({"model": "m", "messages": [{"role": "user", "content": text}]}).encode()
+        assert (await migrated(on, request, chat, "/v1/chat/completions")).transfer.status == "transferred"
+        image = {"role": "user", "content": [{"type": "image_url"}]}
+        seen = json.dumps({"model": "m", "messages": [image]}).encode()
+        refused = (await migrated(on, request, seen, "/v1/chat/completions")).transfer
+        assert (refused.status, refused.reason) == ("refused", "its messages hold more than text")
+        on.target.status = 500
+        failed = (await migrated(on, request, chat, "/v1/chat/completions")).transfer
+        assert (failed.status, failed.reason) == ("failed", "the target's /tokenize answers HTTP 500")
+
+
+async def test_a_restarted_source_is_asked_for_its_new_id_and_the_move_tried_again() -> None:
+    async with bench() as on:
+        await migrated(on)
+        assert on.source.queries == 1
+        on.source.reborn()
+        transfer = (await migrated(on, given=body([*range(7, 7 + len(PROMPT))]))).transfer
+        assert (transfer.status, transfer.attempts) == ("transferred", 2)
+        assert transfer.transfer == on.target.legs[-1]["kv_transfer_params"]["transfer_id"]
+        await until(lambda: not on.source.kept)
+        asked_so_far = on.source.queries
+        on.source.reborn()
+        on.transfers.lost("h")
+        on.transfers.found("h")
+        transfer = (await migrated(on, given=body([*range(9, 9 + len(PROMPT))]))).transfer
+        assert (transfer.attempts, on.source.queries) == (1, asked_so_far + 1), "told of the outage, it asks before"
+
+
+FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], str, int, bool]] = {
+    "the source fails": ({"source_status": 500}, {}, "the source answers HTTP 500", 2, True),
+    "the source is full": ({"source_status": 503}, {}, "the source answers HTTP 503", 1, False),
+    "the source refuses": ({"source_status": 400}, {}, "the source answers HTTP 400", 1, False),
+    "the source ends early": ({"finish": "stop"}, {}, "the source leg ended by stop", 1, True),
+    "nobody knows which rank": ({"engines_named": 2}, {}, "names 2 engines", 1, True),
+    "no bootstrap": ({"query_status": 500}, {}, "bootstrap server answers HTTP 500", 1, True),
+    "the pull fails": ({}, {"target_status": 500}, "the target answers HTTP 500", 2, True),
+    "the target refuses": ({}, {"target_status": 404}, "the target answers HTTP 404", 1, False),
+    "nothing comes": ({"forgets": True}, {"recomputes": True}, "the target has computed the prefix", 1, True),
+    "the source hangs": ({"hang_source": True}, {}, "not done within 0.3 s", 1, True),
+    "the target hangs": ({}, {"full": True}, "not done within 0.3 s", 1, True),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_a_failure_is_told_bounded_counted_against_the_pair_and_leaves_nothing_behind(fault: str) -> None:
+    at_source, at_target, why, attempts, strike = FAULTS[fault]
+    hangs = "hangs" in fault
+    async with bench(failures_to_quarantine=1, timeout_s=0.3 if hangs else SOON_S) as on:
+        for engine, faults in ((on.source, at_source), (on.target, at_target)):
+            for name, value in faults.items():
+                setattr(engine, name, value)
+        movement = await migrated(on)
+        transfer = movement.transfer
+        assert (transfer.status, transfer.attempts) == ("failed", attempts)
+        assert why in transfer.reason
+        assert transfer.t_done_ns >= transfer.t_begin_ns > 0
+        assert transfer.external_tokens is None
+        assert transfer.counted_reason
+        assert movement.body == body(), "the target serves it as it came"
+        assert bool(on.transfers.between("h", "t")) == strike
+        if not hangs or at_target:
+            await until(lambda: not on.source.kept)
+
+
+async def test_a_dead_target_or_source_is_found_out_at_once_and_not_tried_twice() -> None:
+    async with bench() as on:
+        await on.target.kill()
+        transfer = (await migrated(on)).transfer
+        assert (transfer.status, transfer.attempts) == ("failed", 1)
+        assert "the target: cannot connect" in transfer.reason
+        await until(lambda: not on.source.kept)
+        await on.source.kill()
+        transfer = (await migrated(on)).transfer
+        assert (transfer.status, transfer.attempts) == ("failed", 1)
+        assert "the source" in transfer.reason
+
+
+async def test_a_client_that_leaves_during_the_source_leg_has_it_dropped() -> None:
+    async with bench(failures_to_quarantine=1) as on:
+        on.source.hang_source = True
+        movement = on.transfers.migrate(asked(), "h", "t", "/v1/completions", HEADERS, body(), _never)
+        await until(lambda: bool(on.source.legs))
+        movement.abandon()
+        movement.abandon()
+        assert (movement.transfer.status, movement.transfer.reason) == ("failed", "the client left")
+        assert movement.settled
+        await until(lambda: on.source.dropped == 1)
+        assert on.target.legs == []
+        assert on.transfers.between("h", "t") == "", "that is nobody's fault"
+
+
+async def test_a_client_that_leaves_before_anything_was_sent_leaves_nothing() -> None:
+    async with bench() as on:
+        on.transfers.migrate(asked(), "h", "t", "/v1/completions", HEADERS, body(), _never).abandon()
+        refused = on.transfers.migrate(asked(0), "h", "t", "/v1/completions", HEADERS, body(), _never)
+        refused.abandon()
+        await migrated(on)
+        assert len(on.source.legs) == 1
+
+
+@pytest.mark.parametrize("transport", ["mooncake", "nixl"])
+async def test_a_client_that_leaves_between_the_legs_has_the_sources_blocks_freed(transport: str) -> None:
+    async with bench(transport) as on:
+        gate = on.target.metrics_gate = asyncio.Event()
+        movement = on.transfers.migrate(asked(), "h", "t", "/v1/completions", HEADERS, body(), _never)
+        await until(lambda: movement.transfer.t_source_done_ns > 0)
+        assert len(on.source.kept) == 1
+        movement.abandon()
+        gate.set()
+        await until(lambda: not on.source.kept)
+        assert on.target.legs == []
+
+
+async def test_a_target_leg_on_its_way_is_ended_properly_though_its_client_left() -> None:
+    async with bench() as on:
+        on.target.gate = asyncio.Event()
+        movement = on.transfers.migrate(asked(), "h", "t", "/v1/completions", HEADERS, body(), _never)
+        await until(lambda: bool(on.target.legs))
+        movement.abandon()
+        transfer = movement.transfer
+        on.target.gate.set()
+        await until(lambda: not on.source.kept)
+        await migrated(on, given=body([*range(7, 7 + len(PROMPT))]))
+        assert movement.transfer is transfer, "what is recorded changes no more"
+        assert on.target.dropped == 0
+
+
+async def test_transfers_to_one_target_are_made_one_at_a_time_and_told_apart() -> None:
+    async with bench() as on:
+        done: list[Movement] = []
+        prompts = [[*range(100 * n, 100 * n + len(PROMPT))] for n in range(1, 6)]
+        movements = [
+            on.transfers.migrate(asked(held), "h", "t", "/v1/completions", HEADERS, body(prompt), done.append)
+            for prompt, held in zip(prompts, (8, 12, 16, 20, 24), strict=True)
+        ]
+        await until(lambda: len(done) == 5)
+        assert done == movements
+        told = [await settled(on, movement) for movement in movements]
+        assert [transfer.external_tokens for transfer in told] == [8, 12, 16, 20, 24]
+        spans = [(transfer.t_source_sent_ns, transfer.t_done_ns) for transfer in told]
+        assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
+
+
+async def test_tokens_that_another_router_moves_there_are_not_claimed() -> None:
+    async with bench() as on:
+        on.target.also_external = 1000
+        transfer = (await migrated(on)).transfer
+        assert (transfer.status, transfer.external_tokens, transfer.bytes) == ("transferred", None, None)
+        assert "not only this one's" in transfer.counted_reason
+        assert transfer.computed_tokens == 0, "that the target's own answer says"
+
+
+async def test_an_engine_that_does_not_tell_cached_tokens_still_counts_them() -> None:
+    async with bench() as on:
+        on.target.tells_cached = on.source.tells_cached = False
+        transfer = (await migrated(on)).transfer
+        assert (transfer.status, transfer.external_tokens) == ("transferred", 9 * BLOCK)
+        assert (transfer.local_tokens, transfer.computed_tokens, transfer.source_cached_tokens) == (None, None, None)
+        assert "prompt-tokens-details" in transfer.counted_reason
+
+
+async def test_a_pair_is_quarantined_after_failures_and_probed_back() -> None:
+    async with bench(failures_to_quarantine=2, quarantine_s=10.0) as on:
+        on.target.target_status = 404
+        for _ in range(3):
+            await migrated(on)
+        assert on.transfers.between("h", "t") == "", "requests at fault do not count"
+        on.target.target_status, on.target.full = 200, False
+        on.source.finish = "stop"
+        for _ in range(2):
+            assert (await migrated(on)).transfer.status == "failed"
+        assert on.transfers.cut_off("h", ["h", "t"]).keys() == {"t"}
+        assert on.transfers.quarantined().keys() == {("h", "t")}
+        assert on.transfers.between("t", "h") == "", "the other way may work"
+        legs = len(on.source.legs)
+        refused = (await migrated(on)).transfer
+        assert (refused.status, len(on.source.legs)) == ("refused", legs)
+        assert "quarantined" in refused.reason
+        on.advance(10.0)
+        on.source.finish = "length"
+        assert on.transfers.cut_off("h", ["t"]) == {}
+        assert (await migrated(on)).transfer.status == "transferred"
+        assert on.transfers.quarantined() == {}
+
+
+async def test_a_found_instance_may_be_probed_at_once() -> None:
+    async with bench(failures_to_quarantine=1, quarantine_s=1000.0) as on:
+        await on.target.kill()
+        await migrated(on)
+        assert on.transfers.between("h", "t")
+        await on.target.start()
+        on.transfers.found("t")
+        assert (await migrated(on)).transfer.status == "transferred"
+
+
+async def test_what_can_never_exchange_kv_is_said_and_not_tried() -> None:
+    async with bench() as on:
+        specs = on.specs
+        specs["plain"] = replace(specs["t"], instance="plain", transfer=None)
+        mooncake = specs["t"].transfer
+        assert mooncake is not None
+        for name, endpoint in {
+            "nixl": replace(mooncake, transport="nixl"),
+            "producer": replace(mooncake, kv_role="kv_producer"),
+            "consumer": replace(mooncake, kv_role="kv_consumer"),
+            "nameless": replace(mooncake, bootstrap=""),
+            "carrier": replace(mooncake, transport="pigeon"),
+            "coop": replace(mooncake, transport="pigeon"),
+        }.items():
+            specs[name] = replace(specs["t"], instance=name, transfer=endpoint)
+        between = on.transfers.between
+        assert "no KV transport" in between("h", "plain")
+        assert "no KV transport" in between("gone", "h")
+        assert "the target nixl" in between("h", "nixl")
+        assert "takes nothing" in between("h", "producer")
+        assert "sends nothing" in between("consumer", "h")
+        assert "bootstrap" in between("nameless", "h")
+        assert "mooncake, the target pigeon" in between("h", "carrier")
+        assert "'pigeon'" in between("coop", "carrier")
+        assert between("h", "consumer") == between("producer", "t") == between("h", "nameless") == ""
+        assert "there already" in between("h", "h")
+        assert on.transfers.configured
+        specs.clear()
+        assert not on.transfers.configured
+        assert on.transfers.cut_off("h", ["t"]) == {}
+
+
+async def test_the_router_ends_with_transfers_on_their_way() -> None:
+    async with bench() as on:
+        on.source.hang_source = True
+        on.transfers.migrate(asked(), "h", "t", "/v1/completions", HEADERS, body(), _never)
+        await until(lambda: bool(on.source.legs))
+        await on.transfers.close()
+        await until(lambda: on.source.dropped == 1)
+
+
+def _never(movement: Movement) -> None:
+    raise AssertionError(f"nobody waits for {movement.transfer}")

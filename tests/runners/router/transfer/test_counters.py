@@ -1,0 +1,190 @@
+"""What a transfer brought is told from the target's counters, or nobody claims to know."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runners.router.transfer.counters import Brought, Counters, Ended, attribute, read_counters
+from runners.router.transfer.tally import NOTHING_S, SETTLE_S, Tally
+from tests.runners.router.routers import until
+
+PAGE = b"""# HELP vllm:prompt_tokens_by_source_total Number of prompt tokens by source.
+# TYPE vllm:prompt_tokens_by_source_total counter
+vllm:prompt_tokens_by_source_total{engine="0",model_name="m",source="local_compute"} 2080.0
+vllm:prompt_tokens_by_source_total{engine="0",model_name="m",source="external_kv_transfer"} 1024.0
+vllm:prompt_tokens_by_source_total{engine="1",model_name="m",source="external_kv_transfer"} 1e+03
+vllm:prompt_tokens_by_source_created{engine="0",model_name="m",source="external_kv_transfer"} 1.7e+09
+vllm:nixl_bytes_transferred_bucket{engine="0",le="+Inf"} 2.0
+vllm:nixl_bytes_transferred_sum{engine="0",model_name="m"} 524288.0
+vllm:cache_config_info{block_size="32",engine="0",num_gpu_blocks="1024"} 1.0
+"""
+
+
+def test_a_page_is_read_over_all_engines() -> None:
+    assert read_counters(PAGE) == Counters(2024.0, 524288.0, 32)
+    assert read_counters(b"") == Counters()
+
+
+def brought(rise: float, *ended: Ended, moved: float | None = None) -> list[Brought]:
+    return attribute(Counters(100.0, 0.0), Counters(100.0 + rise, moved), ended)
+
+
+def test_one_transfers_rise_is_its_own_unless_it_cannot_be() -> None:
+    assert brought(64, Ended(80, 64)) == [Brought(64, None)]
+    assert brought(64, Ended(80, 70), moved=640.0) == [Brought(64, 640)]
+    assert brought(64, Ended(None, None)) == [Brought(64, None)]
+    (polluted,) = brought(164, Ended(80, 64))
+    assert polluted.external_tokens is None
+    assert "not only this one's" in polluted.reason
+    (restarted,) = brought(-1, Ended(80, 64))
+    assert "restarted" in restarted.reason
+    (silent,) = attribute(Counters(), Counters(5.0), [Ended(1, 1)])
+    assert "does not count" in silent.reason
+
+
+def test_of_several_all_or_nothing_can_be_told_apart() -> None:
+    assert [one.external_tokens for one in brought(96, Ended(80, 64), Ended(40, 32))] == [64, 32]
+    assert [one.external_tokens for one in brought(0, Ended(80, 64), Ended(40, 32))] == [0, 0]
+    assert [one.external_tokens for one in brought(90, Ended(80, 64), Ended(40, 32))] == [None, None]
+    assert [one.external_tokens for one in brought(96, Ended(80, 64), Ended(None, None))] == [None, None]
+    assert all(
+        one.nixl_bytes is None and "bytes" in one.reason for one in brought(96, Ended(80, 64), Ended(40, 32), moved=9)
+    )
+
+
+@given(st.lists(st.tuples(st.integers(1, 500), st.integers(0, 500), st.integers(0, 500)), min_size=1, max_size=6))
+def test_what_is_told_is_what_came(transfers: list[tuple[int, int, int]]) -> None:
+    """Each: prompt tokens; of these cached at most so many; of these transferred at most so many."""
+    true, ended = [], []
+    for prompt, cached, external in transfers:
+        cached = min(prompt, cached)
+        true.append(min(cached, external))
+        ended.append(Ended(prompt, cached))
+    for told, really in zip(brought(sum(true), *ended), true, strict=True):
+        assert told.external_tokens in (None, really)
+        assert (told.external_tokens is None) == bool(told.reason)
+
+
+class Books:
+    """A tally of an engine whose counters the test turns."""
+
+    def __init__(self) -> None:
+        self.external, self.now_s, self.reads, self.silent = 0.0, 100.0, 0, False
+        self.gate: asyncio.Event | None = None
+        self.tally = Tally(self.fetch, lambda: self.now_s)
+        self.told: list[Brought] = []
+
+    async def fetch(self) -> Counters | None:
+        self.reads += 1
+        counters = None if self.silent else Counters(self.external)
+        if self.gate is not None:
+            await self.gate.wait()
+        await asyncio.sleep(0)
+        return counters
+
+    def end(self, prompt: int, cached: int | None) -> None:
+        self.tally.end(Ended(prompt, cached), self.told.append)
+
+
+@pytest.fixture
+async def books() -> AsyncIterator[Books]:
+    made = Books()
+    yield made
+    await made.tally.close()
+
+
+async def test_a_transfer_is_told_from_the_counters_before_and_after_it(books: Books) -> None:
+    await books.tally.refresh()
+    for tokens in (64, 32):
+        books.tally.begin()
+        books.external += tokens
+        books.end(tokens + 8, tokens)
+        await books.tally.until_quiet(1.0)
+    assert [one.external_tokens for one in books.told] == [64, 32]
+    assert books.reads == 3, "the counters after one are those before the next"
+
+
+async def test_a_baseline_that_a_transfer_ran_into_is_not_taken(books: Books) -> None:
+    books.gate = asyncio.Event()
+    reading = asyncio.create_task(books.tally.refresh())
+    await asyncio.sleep(0)
+    books.tally.begin()
+    books.gate.set()
+    await reading
+    books.external += 64
+    books.end(72, 64)
+    await until(lambda: bool(books.told))
+    assert books.told[0].external_tokens is None
+    assert "not read before" in books.told[0].reason
+
+
+async def test_nothing_is_believed_only_after_a_while(books: Books) -> None:
+    await books.tally.refresh()
+    books.tally.begin()
+    books.end(72, 64)
+    await until(lambda: books.reads > 2)
+    assert books.told == []
+    books.now_s += NOTHING_S
+    await until(lambda: bool(books.told))
+    assert books.told == [Brought(0)]
+
+
+async def test_transfers_that_never_pause_are_given_up_on_and_the_next_quiet_one_is_told(books: Books) -> None:
+    await books.tally.refresh()
+    books.tally.begin()
+    books.tally.begin()
+    books.external += 64
+    books.end(72, 64)
+    books.now_s += SETTLE_S
+    await until(lambda: bool(books.told))
+    assert books.told[0].external_tokens is None
+    books.external += 32
+    books.end(40, 32)
+    await until(lambda: len(books.told) == 2)
+    assert books.told[1].external_tokens is None, "what the first brought is among it"
+    await books.tally.refresh()
+    books.tally.begin()
+    books.external += 16
+    books.end(40, 16)
+    await until(lambda: len(books.told) == 3)
+    assert books.told[2].external_tokens == 16
+
+
+async def test_after_a_failure_nothing_is_claimed_until_the_counters_are_read_again(books: Books) -> None:
+    await books.tally.refresh()
+    books.tally.begin()
+    books.external += 7
+    books.tally.drop()
+    books.tally.begin()
+    books.external += 32
+    books.end(40, 32)
+    await until(lambda: bool(books.told))
+    assert "failed" in books.told[0].reason
+    books.tally.begin()
+    books.external += 16
+    books.end(40, 16)
+    await until(lambda: len(books.told) == 2)
+    assert books.told[1].external_tokens == 16
+
+
+async def test_an_engine_that_cannot_be_asked_leaves_it_unknown(books: Books) -> None:
+    await books.tally.refresh()
+    books.tally.begin()
+    books.silent = True
+    books.end(40, 32)
+    books.now_s += SETTLE_S
+    await until(lambda: bool(books.told))
+    assert books.told[0].external_tokens is None
+
+
+async def test_who_waits_at_the_end_is_told(books: Books) -> None:
+    books.tally.begin()
+    books.tally.begin()
+    books.end(40, 32)
+    await books.tally.close()
+    assert "ended first" in books.told[0].reason

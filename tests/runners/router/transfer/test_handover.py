@@ -1,0 +1,200 @@
+"""Prefill here, decode there: the source computes the client's prompt, and the request itself is the target leg."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import httpx
+import pytest
+
+from results.decisions import RoutedRequest
+from runners.router.transfer import Movement
+from tests.runners.router.routers import SOON_S, until
+from tests.runners.router.transfer.engines import BLOCK, Bench, bench
+
+PROMPT = [*range(100, 100 + 10 * BLOCK + 2)]
+REQUEST = RoutedRequest(
+    request="r-1", session="s", turn=0, input_tokens=len(PROMPT), max_tokens=8, block_tokens=BLOCK, cached_tokens={}
+)  # fmt: skip
+HEADERS = b"content-type: application/json\r\n"
+CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_completion_tokens": 9, "tools": [{"type": "function"}]}
+
+
+def body(prompt: object = PROMPT, **fields: object) -> bytes:
+    return json.dumps({"model": "m", "prompt": prompt, "max_tokens": 8, "n": 1, "stop": ["x"], **fields}).encode()
+
+
+def begin(on: Bench, given: bytes, path: str = "/v1/completions") -> tuple[Movement, asyncio.Future[Movement]]:
+    over: asyncio.Future[Movement] = asyncio.get_running_loop().create_future()
+    return on.transfers.hand_over(REQUEST, "h", "t", path, HEADERS, given, over.set_result), over
+
+
+async def handed_over(on: Bench, given: bytes | None = None, path: str = "/v1/completions") -> Movement:
+    """A handover whose source leg is over."""
+    movement, over = begin(on, given or body(), path)
+    async with asyncio.timeout(SOON_S):
+        assert await over is movement
+    return movement
+
+
+async def decode(on: Bench, movement: Movement, path: str = "/v1/completions") -> httpx.Response:
+    """The request at the target, as the router's proxy sends it."""
+    async with httpx.AsyncClient(base_url=on.target.url, trust_env=False) as http:
+        return await http.post(path, content=movement.body, headers={"content-type": "application/json"})
+
+
+async def settled(on: Bench, movement: Movement) -> None:
+    while not movement.settled:
+        on.advance(0.05)
+        await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("transport", ["mooncake", "nixl"])
+async def test_the_target_gets_the_prompts_kv_and_the_clients_request(transport: str) -> None:
+    async with bench(transport) as on:
+        movement = await handed_over(on)
+        assert (movement.open, movement.over) == (True, True)
+        assert (movement.transfer.status, movement.transfer.prefix_tokens) == ("failed", len(PROMPT))
+        sent = json.loads(movement.body)
+        params = sent.pop("kv_transfer_params")
+        assert sent == json.loads(body()), "all that the client asked for"
+        assert params["do_remote_prefill"] is True
+        assert "remote_prefill_cached_tokens" not in params
+        assert "stop" not in on.source.legs[0]
+        answer = (await decode(on, movement)).json()
+        movement.served()
+        movement.served()
+        await settled(on, movement)
+        transfer = movement.transfer
+        assert (transfer.purpose, transfer.status, transfer.reason) == ("handover", "transferred", "")
+        assert transfer.external_tokens == len(PROMPT)
+        assert (transfer.source_cached_tokens, transfer.blocks) == (0, 11)
+        assert (transfer.local_tokens, transfer.computed_tokens) == (None, None)
+        assert transfer.counted_reason
+        usage = answer["usage"]
+        movement.counted(usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"])
+        assert (movement.transfer.local_tokens, movement.transfer.computed_tokens) == (0, 0)
+        assert movement.transfer.counted_reason == ""
+        assert (
+            0
+            < transfer.t_source_sent_ns
+            <= transfer.t_source_done_ns
+            <= transfer.t_target_sent_ns
+            <= transfer.t_done_ns
+        )
+
+
+async def test_a_chats_source_leg_is_the_chat() -> None:
+    async with bench() as on:
+        given = json.dumps({"model": "m", **CHAT}).encode()
+        movement = await handed_over(on, given, "/v1/chat/completions")
+        (leg,) = on.source.legs
+        assert (leg["messages"], leg["tools"], leg["max_tokens"]) == (CHAT["messages"], CHAT["tools"], 1)
+        assert "max_completion_tokens" not in leg
+        assert next(seen for seen in on.source.seen if seen.json == leg).path == "/v1/chat/completions"
+        assert (await decode(on, movement, "/v1/chat/completions")).status_code == 200
+        movement.served()
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (body(n=2), "several answers"),
+        (body(prompt_logprobs=1), "log probabilities"),
+        (body([[1], [2]]), "more than one"),
+        (body(kv_transfer_params={"do_remote_decode": True}), "of its own"),
+    ],
+)
+async def test_what_cannot_be_handed_over_goes_to_the_target_as_it_came(given: bytes, why: str) -> None:
+    async with bench() as on:
+        movement = await handed_over(on, given)
+        assert movement.transfer.status == "refused"
+        assert why in movement.transfer.reason
+        assert (movement.body, movement.open, movement.settled) == (given, False, True)
+        assert on.source.legs == []
+        movement.served()
+        movement.failed("nothing")
+        assert movement.transfer.status == "refused"
+
+
+async def test_a_source_that_fails_leaves_the_target_to_compute() -> None:
+    async with bench(failures_to_quarantine=1) as on:
+        on.source.source_status = 500
+        movement = await handed_over(on)
+        assert (movement.transfer.status, movement.transfer.attempts) == ("failed", 2)
+        assert (movement.body, movement.open) == (body(), False)
+        refused = await handed_over(on)
+        assert (refused.transfer.status, refused.body) == ("refused", body())
+        assert "quarantined" in refused.transfer.reason
+        assert len(on.source.legs) == 2
+
+
+async def test_a_target_that_fails_the_decode_leg_is_told_and_the_source_freed() -> None:
+    async with bench(failures_to_quarantine=1) as on:
+        on.target.target_status = 500
+        movement = await handed_over(on)
+        answer = await decode(on, movement)
+        assert answer.status_code == 500
+        assert len(on.source.kept) == 1
+        movement.failed("HTTP 500")
+        movement.failed("again")
+        assert (movement.transfer.status, movement.transfer.reason) == ("failed", "HTTP 500")
+        assert movement.settled
+        await until(lambda: not on.source.kept)
+        assert on.transfers.between("h", "t")
+
+
+async def test_a_request_at_fault_speaks_against_nobody() -> None:
+    async with bench(failures_to_quarantine=1) as on:
+        on.target.target_status = 400
+        movement = await handed_over(on)
+        await decode(on, movement)
+        movement.failed("HTTP 400", strike=False)
+        assert on.transfers.between("h", "t") == ""
+        assert on.source.kept == {}
+
+
+async def test_a_client_that_leaves_while_the_target_works_ends_the_handover() -> None:
+    async with bench(failures_to_quarantine=1) as on:
+        movement = await handed_over(on)
+        movement.abandon()
+        movement.served()
+        assert (movement.transfer.status, movement.transfer.reason) == ("failed", "the client left")
+        assert on.transfers.between("h", "t") == ""
+        again = await handed_over(on)
+        await decode(on, again)
+        again.served()
+        await settled(on, again)
+        assert again.transfer.status == "transferred"
+
+
+async def test_a_client_that_leaves_during_the_prefill_ends_it() -> None:
+    async with bench() as on:
+        on.source.hang_source = True
+        movement, over = begin(on, body())
+        await until(lambda: bool(on.source.legs))
+        movement.abandon()
+        await until(lambda: on.source.dropped == 1)
+        assert not over.done()
+
+
+async def test_handovers_to_one_target_go_side_by_side_and_are_told_apart_where_they_can_be() -> None:
+    async with bench() as on:
+        cold = [await handed_over(on, body([*range(k, k + 10 * BLOCK)])) for k in (100, 200, 300)]
+        for movement in cold:
+            await decode(on, movement)
+        for movement in cold:
+            movement.served()
+        for movement in cold:
+            await settled(on, movement)
+            assert movement.transfer.external_tokens == 10 * BLOCK, "all brought as much as they could"
+        warm = [await handed_over(on, body([*range(k, k + 12 * BLOCK)])) for k in (100, 400)]
+        for movement in warm:
+            await decode(on, movement)
+            movement.served()
+        for movement in warm:
+            await settled(on, movement)
+            assert movement.transfer.external_tokens is None
+            assert "overlapped" in movement.transfer.counted_reason
+            assert movement.transfer.status == "transferred"

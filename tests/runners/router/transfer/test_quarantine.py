@@ -1,0 +1,94 @@
+"""A pair whose transfers fail is left alone for a while, and tried again: never on one strike, never for ever."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runners.router.spec import TransferRules
+from runners.router.transfer.quarantine import Quarantine
+
+RULES = TransferRules(failures_to_quarantine=3, window_s=60.0, quarantine_s=10.0, quarantine_max_s=40.0)
+
+
+def failed(at_s: list[float], rules: TransferRules = RULES) -> Quarantine:
+    pair = Quarantine(rules)
+    for now_s in at_s:
+        pair = pair.begun().failed(now_s, "no answer", probe=False)
+    return pair
+
+
+def test_failures_in_a_window_are_needed() -> None:
+    assert failed([0.0, 1.0]).refuses(1.0) == ""
+    assert failed([0.0, 1.0, 62.0]).refuses(62.0) == "", "the first is out of the window"
+    assert failed([0.0, 1.0, 2.0]).refuses(2.0) == "quarantined for 10.0 s more (no answer)"
+
+
+def test_a_success_between_clears_the_count() -> None:
+    pair = failed([0.0, 1.0]).begun().succeeded(probe=False)
+    assert pair.failed(2.0, "w", probe=False).failed(3.0, "w", probe=False).refuses(3.0) == ""
+
+
+def test_one_probe_is_let_through_and_its_success_ends_the_quarantine() -> None:
+    pair = failed([0.0, 0.0, 0.0])
+    assert pair.refuses(9.9)
+    assert pair.refuses(10.0) == ""
+    probing = pair.begun()
+    assert "probe" in probing.refuses(10.0)
+    assert probing.succeeded(probe=True) == Quarantine(RULES)
+
+
+def test_a_failed_probe_doubles_the_time_up_to_its_limit() -> None:
+    pair, now_s, held = failed([0.0, 0.0, 0.0]), 0.0, []
+    for _ in range(5):
+        held.append(pair.until_s - now_s)
+        now_s = pair.until_s
+        pair = pair.begun().failed(now_s, "again", probe=True)
+    assert held == [10.0, 20.0, 40.0, 40.0, 40.0]
+
+
+def test_a_probe_that_says_nothing_lets_the_next_one_through() -> None:
+    pair = failed([0.0, 0.0, 0.0]).begun().let_go(probe=True)
+    assert pair.refuses(10.0) == ""
+
+
+def test_what_began_before_the_quarantine_says_nothing_in_it() -> None:
+    pair = failed([0.0, 0.0, 0.0])
+    assert pair.succeeded(probe=False) == pair.let_go(probe=False) == pair.failed(5.0, "late", probe=False) == pair
+
+
+def test_another_process_may_be_probed_at_once() -> None:
+    pair = failed([0.0, 0.0, 0.0]).released(3.0)
+    assert pair.refuses(3.0) == ""
+    assert pair.begun().failed(3.0, "still", probe=True).until_s == 23.0, "but not as if nothing had been"
+    assert failed([0.0, 0.0]).released(1.0) == Quarantine(RULES)
+
+
+steps = st.lists(
+    st.tuples(st.sampled_from(["succeeded", "failed", "let_go", "released", "wait"]), st.floats(0.0, 30.0))
+)
+
+
+@given(steps, st.integers(1, 4))
+def test_no_pair_is_lost_or_probed_twice_whatever_happens(events: list[tuple[str, float]], limit: int) -> None:
+    rules = TransferRules(failures_to_quarantine=limit, window_s=20.0, quarantine_s=5.0, quarantine_max_s=18.0)
+    pair, now_s, in_a_row = Quarantine(rules), 0.0, 0
+    for event, pause_s in events:
+        now_s += pause_s
+        if event == "released":
+            pair = pair.released(now_s)
+        elif event != "wait" and not pair.refuses(now_s):
+            probe = bool(pair.times)
+            pair = pair.begun()
+            assert bool(pair.refuses(now_s)) == probe, "beside a probe nothing goes, beside another everything does"
+            in_a_row = in_a_row + 1 if event == "failed" else 0 if event == "succeeded" else in_a_row
+            if event == "failed":
+                pair = pair.failed(now_s, "why", probe=probe)
+            elif event == "succeeded":
+                pair = pair.succeeded(probe=probe)
+                assert pair == Quarantine(rules)
+            else:
+                pair = pair.let_go(probe=probe)
+        if pair.refuses(now_s):
+            assert in_a_row >= limit, "never on fewer failures"
+        assert pair.refuses(now_s + rules.quarantine_max_s) == "", "never for ever"
