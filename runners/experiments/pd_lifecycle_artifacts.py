@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,13 +22,13 @@ from typing import Any
 import msgspec
 
 from results.layout import is_complete, publish, sha256, write_atomic
-from results.lifecycle.record import LifecycleLayout, LifecycleRecord, RequestConfig, write_record
+from results.lifecycle.record import LifecycleLayout, LifecycleRecord, write_record
 from runners.campaign import Outcome
 from runners.context import RunContext
 from runners.experiments.pd_lifecycle_bench import Bench
 from runners.experiments.pd_lifecycle_cell import Measurements
 from runners.experiments.pd_lifecycle_evidence import SIDES
-from runners.experiments.pd_lifecycle_grid import Grid, Shape
+from runners.experiments.pd_lifecycle_grid import Grid
 from runners.experiments.pd_lifecycle_plan import shape_of
 from runners.provenance import commit_of
 from state.process import boot_id
@@ -44,34 +43,12 @@ MEDIANS = (
 _HERE = Path(__file__).resolve().parent
 
 
-@dataclass(frozen=True, slots=True)
-class CellFiles:
-    """Where a cell's files lie in a run's folder."""
-
-    run: Path
-    shape: Shape
-
-    @property
-    def folder(self) -> Path:
-        return LifecycleLayout(self.run).folder / "cells" / self.shape.name
-
-    @property
-    def mark(self) -> Path:
-        """Published last."""
-        return self.folder / "cell.json"
-
-    def record(self, repetition: int) -> Path:
-        shape = self.shape
-        config = RequestConfig(shape.prior_context, shape.new_tokens, shape.output_length)
-        return LifecycleLayout(self.run).record(config, repetition)
-
-
 def adopted(cell: CellPlan, context: RunContext) -> Outcome | None:
     """The outcome of a cell all of whose files are in place and unchanged; None = it has to be measured."""
-    files = CellFiles(context.layout.root, shape_of(cell))
-    if not is_complete(files.mark, cell.cell):
+    mark = LifecycleLayout(context.layout.root).cell(shape_of(cell).asked)
+    if not is_complete(mark, cell.cell):
         return None
-    said = msgspec.json.decode(files.mark.read_bytes())
+    said = msgspec.json.decode(mark.read_bytes())
     return Outcome(said["headline"], said["degraded"])
 
 
@@ -79,9 +56,9 @@ def put_in_place(
     cell: CellPlan, attempt: int, grid: Grid, bench: Bench, found: Measurements, folder: Path, context: RunContext
 ) -> Outcome:
     """From the attempt's folder to the run's; what an earlier attempt left there goes first. Raises OSError."""
-    files = CellFiles(context.layout.root, shape_of(cell))
-    records = folder / "records"
-    names = {number: files.record(number).name for number in sorted(found.records)}
+    layout, asked = LifecycleLayout(context.layout.root), shape_of(cell).asked
+    placed, records = layout.cell(asked), folder / "records"
+    names = {number: layout.record(asked, number).name for number in sorted(found.records)}
     for number, name in names.items():
         write_record(records / name, found.records[number])
     for number, record in enumerate(found.discarded):
@@ -92,23 +69,25 @@ def put_in_place(
     checksums |= {f"../../{name}": sha256(records / name) for name in names.values()}
     mark = folder / "cell.json"
     write_atomic(mark, _pretty(_facts(cell, attempt, grid, bench, found, names, outcome) | {"checksums": checksums}))
-    files.mark.unlink(missing_ok=True)
-    shutil.rmtree(files.folder, ignore_errors=True)
+    placed.unlink(missing_ok=True)
+    shutil.rmtree(placed.parent, ignore_errors=True)
     publish(
-        {path: files.folder / path.relative_to(folder) for path in raw}
-        | {records / name: files.record(number) for number, name in names.items()}
-        | {mark: files.mark}
+        {path: placed.parent / path.relative_to(folder) for path in raw}
+        | {records / name: layout.folder / name for name in names.values()}
+        | {mark: placed}
     )
+    shutil.rmtree(folder)
     return outcome
 
 
 def headline(found: Measurements) -> dict[str, Any]:
     """Medians over the repetitions that count; None = not measured."""
     counted = [record for record in found.records.values() if record.counted]
+    moved = _median([record.transfer_detail.bytes_transferred for record in counted])
     return {
         **{f"{name}_ms": _median([record.ms(name) for record in counted]) for name in MEDIANS},
         "colo_ttft_ms": _median([record.colo.ttft_ms for record in counted]),
-        "bytes_transferred": _median([record.transfer_detail.bytes_transferred for record in counted]),
+        "bytes_transferred": None if moved is None else round(moved),
         "effective_bw_gbps": _median([record.transfer_detail.effective_bw_gbps for record in counted]),
         "residual_share": _median([record.residual_share for record in counted]),
         "counted": len(counted),
@@ -121,7 +100,8 @@ def degraded(found: Measurements) -> str:
     counted = [record for record in found.records.values() if record.counted]
     missing = dict.fromkeys(name for record in counted for name, ms in record.phases_ms.items() if ms is None)
     reasons = [f"not measured: {name} ({_first_gap(counted, name)})" for name in missing]
-    shares = [abs(record.residual_share) for record in counted if record.residual_share is not None]
+    both = [share for record in counted for share in (record.residual_share, record.client_residual_share)]
+    shares = [abs(share) for share in both if share is not None]
     if shares and max(shares) >= RESIDUAL_LIMIT:
         reasons.append(f"the phases miss the whole by up to {max(shares):.0%}")
     return "; ".join(reasons)
@@ -173,7 +153,7 @@ def _engine(bench: Bench, side: str) -> dict[str, Any]:
         "url": member.engine.url,
         "pid": member.engine.pid,
         "started_by": member.engine.spec.started_by,
-        "files": member.layout.root.parent.name + "/" + member.layout.root.name,
+        "files": "/".join(member.layout.root.parts[-3:]),
         "block_tokens": bench.block_tokens,
         "kv_capacity_tokens": bench.capacity_tokens,
     }

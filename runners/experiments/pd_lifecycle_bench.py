@@ -20,7 +20,7 @@ from runners.engine_counters import CacheShape, cache_shape
 from runners.errors import CellFailed
 from runners.experiments.pd_lifecycle_caches import Caches, EngineCache
 from runners.experiments.pd_lifecycle_client import OneAtATime
-from runners.experiments.pd_lifecycle_evidence import SIDES
+from runners.experiments.pd_lifecycle_evidence import NEEDED, SIDES, WRITE
 from runners.experiments.pd_lifecycle_grid import Grid
 from runners.experiments.routing_transfers import endpoint_of, kv_bytes_per_token
 from runners.group import GroupPlan, Member, engine_group
@@ -218,11 +218,12 @@ def _blind(bench: Bench) -> list[str]:
     found = []
     for side, folder in bench.probes.items():
         log = read_probe(folder)
-        reasons = {f"{event}: {status.reasons.get(event, '')}" for status in log.statuses for event in status.reasons}
+        reasons = {event: log.blind(event) for event in (*NEEDED[side], WRITE)}
         if not log.statuses:
             found.append(f"the transfer probe of the {side} engine wrote nothing: its stamps will be missing")
-        elif reasons:
-            found.append(f"the transfer probe of the {side} engine does not see {'; '.join(sorted(reasons))}")
+        elif any(reasons.values()):
+            named = "; ".join(f"{event} ({why})" for event, why in reasons.items() if why)
+            found.append(f"the transfer probe of the {side} engine does not see {named}")
     return found
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from results.lifecycle.join import join
-from results.lifecycle.record import Colo, LifecycleRecord, RequestConfig
+from results.lifecycle.record import Colo, LifecycleRecord
 from results.records import RequestRecord
 from runners.errors import CellFailed, CellSkipped
 from runners.experiments.pd_lifecycle_bench import CELL_PROMPTS, PREFIX_PROMPTS, Bench
@@ -192,7 +192,7 @@ class LifecycleCell:
         events = self.evidence.events(tried.request)
         colo, wrong = _baseline(self.shape, tried.colo)
         return join(
-            RequestConfig(self.shape.prior_context, self.shape.new_tokens, self.shape.output_length),
+            self.shape.asked,
             repetition=tried.repetition,
             warmup=tried.repetition <= self._grid.warmup_repetitions,
             client=tried.client,
@@ -242,7 +242,7 @@ def measured(cell: str, record: LifecycleRecord) -> LifecycleMeasured:
         transfer_ms=record.ms("transfer_total"),
         bytes=detail.bytes_transferred,
         bandwidth_gbps=detail.effective_bw_gbps,
-        residual_share=record.residual_share,
+        residual_share=None if record.residual_share is None else abs(record.residual_share),
         colo_ttft_ms=record.colo.ttft_ms,
         discarded=record.discarded,
         gaps=dict(record.gaps),

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from results.lifecycle.record import RequestConfig
 from results.lifecycle.settings import Settings
 from runners.errors import RunnerError
 from runners.experiments.engines import EngineChoice
@@ -43,9 +44,14 @@ class Shape(msgspec.Struct, frozen=True):
     output_length: int
 
     @property
+    def asked(self) -> RequestConfig:
+        """As its records have it."""
+        return RequestConfig(self.prior_context, self.new_tokens, self.output_length)
+
+    @property
     def name(self) -> str:
         """`C4096_N512_O32`, as in the names of its records."""
-        return f"C{self.prior_context}_N{self.new_tokens}_O{self.output_length}"
+        return self.asked.label
 
     @property
     def input_tokens(self) -> int:
