@@ -38,13 +38,13 @@ _BAR = 0.8
 
 
 def draw_phases(figure: Figure) -> Drawing:
-    """Figure 1: a row per prior context; the whole request beside what comes before its first token."""
+    """Figure 1: a row per prior context; the whole request beside what comes between prefill and first token."""
     table = figure.table
     contexts = sorted(set(table["prior_context"]))
     drawing = sheet(11, 0.8 + 2.3 * len(contexts))
     grid = drawing.subplots(len(contexts), 2, squeeze=False)
     for line, context in zip(grid, contexts, strict=True):
-        for axes, panel in zip(line, (figures.TO_FIRST_TOKEN, figures.WHOLE), strict=True):
+        for axes, panel in zip(line, (figures.HANDOVER, figures.WHOLE), strict=True):
             rows = table[(table["prior_context"] == context) & (table["panel"] == panel)]
             _stacked(axes, rows)
             axes.set_title(f"C = {context}: {panel}", loc="left", fontsize=8)
@@ -60,30 +60,23 @@ def draw_phases(figure: Figure) -> Drawing:
 
 
 def _stacked(axes: Axes, rows: pd.DataFrame) -> None:
-    """A group of bars per N, a bar per output length; a phase that is not known leaves its bar open at the top."""
+    """A group of bars per N, a bar per output length; a phase that is not known takes no room."""
     sizes = sorted(set(rows["new_tokens"]))
-    lengths = sorted(set(rows["output_length"].dropna())) or [None]
-    width = _BAR / len(lengths)
+    lengths = sorted(set(rows["output_length"].dropna()))
+    width = _BAR / max(len(lengths), 1)
+    top: dict[float, float] = {}
     for phase in [name for name in _ORDER if name in set(rows["phase"])]:
         fill, hatch = _LOOKS[phase]
-        at, bottom, height = [], [], []
-        for row in rows[rows["phase"] == phase].to_dict("records"):
-            place = lengths.index(None if pd.isna(row["output_length"]) else row["output_length"])
-            at.append(sizes.index(row["new_tokens"]) + (place - (len(lengths) - 1) / 2) * width)
-            bottom.append(_below(rows, row["new_tokens"], row["output_length"], phase))
-            height.append(0.0 if pd.isna(row["ms"]) else float(row["ms"]))
-        axes.bar(at, height, width * 0.9, bottom, color=fill, hatch=hatch, label=phase, edgecolor="black",
-                 linewidth=0.5)  # fmt: skip
+        own = rows[rows["phase"] == phase]
+        place = own["output_length"].map({length: place for place, length in enumerate(lengths)}).fillna(0)
+        middle = own["new_tokens"].map({size: place for place, size in enumerate(sizes)})
+        at = (middle + (place - (len(lengths) - 1) / 2 if lengths else 0) * width).tolist()
+        height = own["ms"].astype(float).fillna(0.0).tolist()
+        axes.bar(at, height, width * 0.9, [top.get(x, 0.0) for x in at], color=fill, hatch=hatch, label=phase,
+                 edgecolor="black", linewidth=0.5)  # fmt: skip
+        top.update({x: top.get(x, 0.0) + more for x, more in zip(at, height, strict=True)})
     axes.set_xticks(range(len(sizes)), [f"{size:g}" for size in sizes])
     axes.grid(visible=False, axis="x")
-
-
-def _below(rows: pd.DataFrame, new_tokens: int, output_length: float, phase: str) -> float:
-    """What the phases before this one of the same bar add up to."""
-    bar = rows[rows["new_tokens"] == new_tokens]
-    if not pd.isna(output_length):
-        bar = bar[bar["output_length"] == output_length]
-    return float(bar[bar["phase"].isin(_ORDER[: _ORDER.index(phase)])]["ms"].fillna(0.0).sum())
 
 
 def draw_bandwidth(figure: Figure) -> Drawing:
@@ -92,16 +85,16 @@ def draw_bandwidth(figure: Figure) -> Drawing:
     drawing = sheet(7.5, 4.2)
     axes = drawing.subplots()
     single = table[table["kind"] == figures.POINT]
-    axes.plot(single["bytes"], single["gbps"], ".", color="#a0a0a0", markersize=4, label="transfer")
+    axes.plot(single["bytes"] / 1e6, single["gbps"], ".", color="#a0a0a0", markersize=4, label="transfer")
     rows = table[table["kind"] == figures.MEDIAN]
     value, low, high = (rows[name].to_numpy(dtype=np.float64) for name in ("gbps", "low", "high"))
     below, above = (np.where(np.isfinite(side), side, 0).clip(0) for side in (value - low, high - value))
-    axes.errorbar(rows["bytes"], value, yerr=(below, above), fmt="o", color="black", markerfacecolor="white",
+    axes.errorbar(rows["bytes"] / 1e6, value, yerr=(below, above), fmt="o", color="black", markerfacecolor="white",
                   capsize=2.5, elinewidth=1, label="median of an N")  # fmt: skip
     model = table[table["kind"] == figures.MODEL]
     if len(model):
-        axes.plot(model["bytes"], model["gbps"], color="#d55e00", label="cost model")
-    plain_ticks(axes, "x", single["bytes"].tolist())
+        axes.plot(model["bytes"] / 1e6, model["gbps"], color="#d55e00", label="cost model")
+    plain_ticks(axes, "x", (single["bytes"] / 1e6).tolist())
     levels = [figure.lines[name] for name in ("asymptote", "link") if name in figure.lines]
     plain_ticks(axes, "y", [*single["gbps"].tolist(), *levels])
     for name, dashes in (("asymptote", ":"), ("link", "--")):
@@ -111,10 +104,10 @@ def draw_bandwidth(figure: Figure) -> Drawing:
                           xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=7.5)  # fmt: skip
     knee = figure.lines.get("knee")
     if knee is not None and single["bytes"].min() / 4 <= knee <= single["bytes"].max() * 4:
-        axes.axvline(knee, color="#0072b2", linestyle="-.", linewidth=1)
-        axes.annotate("knee", (knee, 0), xytext=(3, 3), xycoords=("data", "axes fraction"), fontsize=7.5,
+        axes.axvline(knee / 1e6, color="#0072b2", linestyle="-.", linewidth=1)
+        axes.annotate("knee", (knee / 1e6, 0), xytext=(3, 3), xycoords=("data", "axes fraction"), fontsize=7.5,
                       textcoords="offset points", color="#0072b2")  # fmt: skip
-    axes.set_xlabel("bytes of the transfer")
+    axes.set_xlabel("10^6 bytes of the transfer")
     axes.set_ylabel("bandwidth of the write (Gbit/s)")
     axes.set_title(figure.title, loc="left", fontweight="bold")
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2)
@@ -128,15 +121,16 @@ def draw_cost(figure: Figure) -> Drawing:
     panels = drawing.subplots(1, 2)
     single = table[table["kind"] == figures.POINT]
     for axes, scale in zip(panels, ("linear", "log"), strict=True):
-        axes.plot(single["bytes"], single["ms"], "o", color="black", markerfacecolor="none", markersize=4,
+        axes.plot(single["bytes"] / 1e6, single["ms"], "o", color="black", markerfacecolor="none", markersize=4,
                   label="transfer")  # fmt: skip
         for kind, color, dashes in ((figures.MODEL, "#d55e00", "-"), (figures.ORDINARY, "#0072b2", "--")):
             rows = table[table["kind"] == kind]
             if len(rows):
-                axes.plot(rows["bytes"], rows["ms"], color=color, linestyle=dashes, label=_FITS[kind])
-        axes.set_xscale(scale)
-        axes.set_yscale(scale)
-        axes.set_xlabel("bytes of the transfer")
+                axes.plot(rows["bytes"] / 1e6, rows["ms"], color=color, linestyle=dashes, label=_FITS[kind])
+        if scale == "log":
+            plain_ticks(axes, "x", (single["bytes"] / 1e6).tolist())
+            plain_ticks(axes, "y", single["ms"].tolist())
+        axes.set_xlabel("10^6 bytes of the transfer")
         axes.set_ylabel("rdma_transfer (ms)")
     panels[1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2)
     drawing.suptitle(figure.title, x=0.01, ha="left", fontweight="bold", fontsize=9)
@@ -170,7 +164,7 @@ def draw_overhead(figure: Figure) -> Drawing:
     axes.set_xlabel("new tokens N")
     axes.set_ylabel("prior context C (tokens)")
     axes.set_title(figure.title, loc="left", fontweight="bold")
-    drawing.colorbar(image, ax=axes, pad=0.02).set_label("TTFT overhead (ms)")
+    drawing.colorbar(image, ax=axes, pad=0.02).set_label("TTFT overhead (ms): above 0 slower")
     return drawing
 
 
@@ -189,10 +183,10 @@ def draw_volume(figure: Figure) -> Drawing:
     sizes: Sequence[int] = sorted(set(table["new_tokens"]), reverse=True)
     for name, pen in pens(f"N = {size}" for size in sizes).items():
         rows = table[table["new_tokens"] == int(name.rpartition(" ")[2])].sort_values("prior_context", kind="stable")
-        axes.plot(rows["prior_context"], rows["bytes"], label=name, **pen.line())
-    plain_ticks(axes, "y", table["bytes"].tolist())
+        axes.plot(rows["prior_context"], rows["bytes"] / 1e6, label=name, **pen.line())
+    plain_ticks(axes, "y", (table["bytes"] / 1e6).tolist())
     axes.set_xlabel("prior context C (tokens)")
-    axes.set_ylabel("bytes of the transfer")
+    axes.set_ylabel("10^6 bytes of the transfer")
     axes.set_title(figure.title, loc="left", fontweight="bold")
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2)
     return drawing

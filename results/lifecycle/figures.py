@@ -15,7 +15,7 @@ from results.lifecycle.summary import values_of
 from results.statistics import LEVEL, Estimate
 
 BREAKDOWN, BANDWIDTH, COST, OVERHEAD, VOLUME = 1, 2, 3, 4, 5
-TO_FIRST_TOKEN, WHOLE = "to the first token", "whole request"
+HANDOVER, WHOLE = "from the end of the prefill to the first token", "whole request"
 """The two panels of figure 1's rows."""
 POINT, MEDIAN, MODEL, ORDINARY = "transfer", "median", "model", "ordinary"
 """What a row of figures 2 and 3 is."""
@@ -31,14 +31,14 @@ def figures(analysis: LifecycleAnalysis) -> tuple[Figure, ...]:
 def phases(analysis: LifecycleAnalysis) -> Figure:
     """Analysis 1."""
     title = "What a request's time is made of, by new tokens"
-    rows = [*_stacks(analysis, TO_FIRST_TOKEN), *_stacks(analysis, WHOLE)]
+    rows = [*_stacks(analysis, HANDOVER), *_stacks(analysis, WHOLE)]
     if not rows:
         return Figure(BREAKDOWN, title, missing=_NO_RECORD)
     caption = (
-        "Means of the counted repetitions, stacked in the order they pass, a row per prior context C. Left: up to the "
-        "first token, over all output lengths, which it does not depend on. Right: the whole request, a bar per output "
-        "length from the shortest to the longest. metadata_wait and zmq_handshake together are the specification's "
-        f"t5 - t3. {less_half_step(analysis)}"
+        "Means of the counted repetitions, stacked in the order they pass, a row per prior context C. Left: from the "
+        "end of the prefill to the first token, over all output lengths, on which it does not depend. Right: the whole "
+        "request, a bar per output length from the shortest to the longest. metadata_wait and zmq_handshake together "
+        f"are the specification's t5 - t3. {less_half_step(analysis)}"
     )
     return Figure(BREAKDOWN, title, caption.strip(), pd.DataFrame(rows))
 
@@ -63,7 +63,7 @@ def _stacks(analysis: LifecycleAnalysis, panel: str) -> Iterator[dict[str, objec
         if whole:
             names.insert(names.index("rdma_transfer"), READY_TO_WRITE)
         for name in names:
-            if panel == WHOLE or name != "d_decode":
+            if panel == WHOLE or name not in (*PHASES[: PHASES.index("metadata_wait")], "d_decode"):
                 yield {
                     "panel": panel, "prior_context": context, "new_tokens": size, "output_length": length,
                     "phase": name, "ms": values[name].value, "low": values[name].low, "high": values[name].high,
@@ -190,9 +190,16 @@ def volume(analysis: LifecycleAnalysis) -> Figure:
     return Figure(VOLUME, title, caption.strip(), pd.DataFrame(rows))
 
 
+def slope(found: Estimate) -> str:
+    """Bytes per token of C; a level line is 0, however little is left of its last digits."""
+    if found.low is None or found.high is None or found.value is None:
+        return found.text(3)
+    return f"{found.value:.3g} [{found.low:.3g}, {found.high:.3g}]"
+
+
 def _slopes(analysis: LifecycleAnalysis) -> str:
     told: Iterable[str] = (
-        f"{one.slope.text(3)} for N = {one.new_tokens}" for one in analysis.volumes if one.slope.value is not None
+        f"{slope(one.slope)} for N = {one.new_tokens}" for one in analysis.volumes if one.slope.value is not None
     )
     text = "; ".join(told)
     return f"Bytes per token of C: {text}." if text else ""

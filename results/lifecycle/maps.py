@@ -154,7 +154,8 @@ def _volume(size: int, own: Sequence[LifecycleRecord]) -> Volume:
     if len(medians) < 2 or len(own) < MIN_POINTS:
         slope = unknown(f"{len(medians)} values of C and {len(own)} transfers: no slope", len(own))
     else:
-        slope = least_squares([context], moved, np.ones(moved.size))[1]
+        centred = moved - np.median(moved)  # equal sizes give a slope of 0, not of what float64 leaves of them
+        slope = least_squares([context], centred, np.ones(moved.size))[1]
     per_block = [
         record.transfer_detail.bytes_transferred / record.transfer_detail.num_blocks
         for record in own

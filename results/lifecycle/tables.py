@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from results.lifecycle.figures import less_half_step
+from results.lifecycle.figures import less_half_step, slope
 from results.lifecycle.findings import LifecycleAnalysis
 from results.lifecycle.fits import CostModel
 from results.lifecycle.record import PHASES
 from results.lifecycle.summary import ConfigSummary
-from results.statistics import Estimate
+from results.statistics import Estimate, figure
 from results.table import NOT_MEASURED, Table
 
 FIGURES_BEFORE = "Phases"
@@ -142,7 +142,7 @@ def volume(analysis: LifecycleAnalysis) -> Table:
             str(one.new_tokens),
             ", ".join(f"{context}: {moved:.0f}" for context, moved in one.bytes_by_context),
             f"{one.bytes_per_token:.1f}",
-            _told(one.slope),
+            _told(one.slope) if one.slope.value is None else slope(one.slope),
             NOT_MEASURED if one.block_bytes is None else f"{one.spread_bytes / one.block_bytes:.2f}",
         )
         for one in analysis.volumes
@@ -157,11 +157,12 @@ def phases(analysis: LifecycleAnalysis) -> Table:
     if _known(analysis, "zmq_handshake"):
         names = [name for name in names if name != "ready_to_write"]
     rows = tuple(
-        (*_lengths(row), *(row.value(name).text(3) for name in names), _counts(row)) for row in analysis.configs
+        (*_lengths(row), *(_mean(row.value(name)) for name in names), _counts(row)) for row in analysis.configs
     )
     note = (
-        "Milliseconds, means of the counted repetitions. metadata_wait: from the end of the prefill until the prefill "
-        "instance has heard from the decode instance; with zmq_handshake it is the specification's t5 - t3. "
+        "Milliseconds, means of the counted repetitions; their intervals stand in results/lifecycle/summary.csv. "
+        "metadata_wait: from the end of the prefill until the prefill instance has heard from the decode instance; "
+        "with zmq_handshake it is the specification's t5 - t3. "
         f"{less_half_step(analysis)}"
     )
     return Table(FIGURES_BEFORE, ("C", "N", "O", *names, "counted"), rows, note.strip())
@@ -187,9 +188,9 @@ def totals(analysis: LifecycleAnalysis) -> Table:
     rows = tuple(
         (
             *_lengths(row),
-            *(row.value(name).text(3) for name in names),
-            row.value("bytes_gb").text(3, 1e3),
-            row.value("bw_gbps").text(3),
+            *(_mean(row.value(name)) for name in names),
+            _mean(row.value("bytes_gb"), 1e3),
+            _mean(row.value("bw_gbps")),
             _residual(row.value("residual_share")),
             _residual(row.value("client_residual_share")),
         )
@@ -201,6 +202,10 @@ def totals(analysis: LifecycleAnalysis) -> Table:
     )
     columns = ("C", "N", "O", *names, "10^6 bytes", "Gbit/s", "residual", "residual from the client's send")
     return Table("Totals", columns, rows, note)
+
+
+def _mean(found: Estimate, scale: float = 1.0) -> str:
+    return NOT_MEASURED if found.value is None else figure(found.value * scale, 3)
 
 
 def _residual(found: Estimate) -> str:
@@ -216,7 +221,7 @@ _BETWEEN = (
 def between(analysis: LifecycleAnalysis) -> Table:
     """Phases between the specification's stamps; they overlap, and do not add up to anything."""
     names = [name for name in _BETWEEN if _known(analysis, name)]
-    rows = tuple((*_lengths(row), *(row.value(name).text(3) for name in names)) for row in analysis.configs)
+    rows = tuple((*_lengths(row), *(_mean(row.value(name)) for name in names)) for row in analysis.configs)
     note = "Milliseconds. Parts of the phases above; with concurrent legs some pass before the prefill has ended."
     return Table("Between the stamps", ("C", "N", "O", *names), rows if names else (), note)
 

@@ -1,0 +1,113 @@
+"""A record's file has the specification's objects and keys, reads back as it was, and counts only when it should."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from results.lifecycle.record import (
+    PHASES,
+    LifecycleLayout,
+    LifecycleRecord,
+    RequestConfig,
+    read_record,
+    verify,
+    write_record,
+)
+from results.load import Gap
+from tests.results.lifecycle.synthetic import Truth, seen
+
+CONFIG = RequestConfig(4096, 8192, 128)
+
+
+def test_the_file_holds_the_specifications_objects(tmp_path: Path) -> None:
+    path = LifecycleLayout(tmp_path).record(CONFIG, 3)
+    write_record(path, seen(Truth(), CONFIG).record())
+    assert path.relative_to(tmp_path) == Path("results/lifecycle/C4096_N8192_O128_rep3.json")
+    written = json.loads(path.read_text())
+    assert list(written)[:4] == ["config", "timestamps_ns", "breakdown_ms", "transfer_detail"]
+    assert written["config"] == {
+        "prior_context": 4096, "current_new_tokens": 8192, "output_length": 128, "total_input_length": 12288,
+    }  # fmt: skip
+    assert list(written["timestamps_ns"]) == [
+        "t0_proxy_recv", "t1_proxy_dispatch", "t2_p_schedule", "t3_p_prefill_done", "t4_zmq_metadata", "t5_rdma_start",
+        "t6_rdma_complete", "t7_d_recv_signal", "t8_d_promoted", "t9_d_first_token", "t10_d_last_token",
+    ]  # fmt: skip
+    assert list(written["breakdown_ms"]) == [
+        "routing", "p_queue", "p_prefill", "zmq_handshake", "rdma_transfer", "transfer_signal", "d_promotion",
+        "d_first_token", "d_decode", "transfer_total", "e2e",
+    ]  # fmt: skip
+    assert list(written["transfer_detail"]) == [
+        "bytes_transferred", "num_rdma_ops", "num_blocks", "num_layers", "build_params_ms", "rdma_write_ms",
+        "effective_bw_gbps",
+    ]  # fmt: skip
+
+
+def test_a_record_reads_back_as_it_was(tmp_path: Path) -> None:
+    whole = seen(Truth(), CONFIG).record()
+    bare = seen(Truth(), CONFIG).record(decision=None)
+    for number, record in enumerate((whole, bare), 1):
+        path = tmp_path / f"{number}.json"
+        write_record(path, record)
+        assert read_record(path) == record
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b'{"config": {}}', b"\xff"])
+def test_a_damaged_record_is_a_gap(tmp_path: Path, raw: bytes) -> None:
+    path = tmp_path / "C0_N1_O1_rep1.json"
+    path.write_bytes(raw)
+    found = read_record(path)
+    assert isinstance(found, Gap)
+    assert "damaged" in found.reason
+
+
+def test_a_record_of_another_version_is_a_gap(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    write_record(path, replace(seen(Truth(), CONFIG).record(), version=2))
+    found = read_record(path)
+    assert isinstance(found, Gap)
+    assert "version 2" in found.reason
+
+
+def test_records_come_by_their_numbers_not_by_their_names(tmp_path: Path) -> None:
+    layout = LifecycleLayout(tmp_path)
+    layout.folder.mkdir(parents=True)
+    for context, repetition in ((100_000, 1), (4096, 10), (4096, 2), (0, 1)):
+        layout.record(RequestConfig(context, 512, 1), repetition).touch()
+    (layout.folder / "Cx_rep1.json").touch()
+    assert [path.stem for path in layout.records()] == [
+        "C0_N512_O1_rep1", "C4096_N512_O1_rep2", "C4096_N512_O1_rep10", "C100000_N512_O1_rep1",
+    ]  # fmt: skip
+
+
+def _verified(claimed: int, counted: int | None) -> bool | None:
+    return verify(claimed, counted, 128).ok
+
+
+def test_the_decode_instance_holds_whole_blocks() -> None:
+    assert _verified(4096, 4096)
+    assert _verified(4100, 4096), "a block that is not full is not kept"
+    assert _verified(4096, 3968) is False
+    assert _verified(0, 128) is False, "more than claimed is as wrong as less"
+    assert _verified(0, None) is None
+
+
+def test_only_what_is_verified_and_warm_counts() -> None:
+    def record(repetition: int = 3, counted: int | None = 4096) -> LifecycleRecord:
+        return seen(Truth(), CONFIG, repetition).record(verification=verify(4096, counted, 128))
+
+    assert record().counted
+    assert not record(repetition=2).counted
+    assert not record(counted=None).counted
+    lost = record(counted=0)
+    assert not lost.counted
+    assert "held 0 tokens" in lost.discarded
+
+
+def test_the_phases_of_an_event_add_up() -> None:
+    record = seen(Truth(), CONFIG).record()
+    assert tuple(record.phases_ms) == PHASES
+    assert sum(value or 0.0 for value in record.phases_ms.values()) == pytest.approx(record.breakdown_ms["e2e"])
