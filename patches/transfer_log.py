@@ -75,12 +75,12 @@ class TransferLog:
         with self._starting:
             if self._begun:
                 return False
-            self._lines.extend(status() for status in self._statuses.values())
-            self._wake.set()
             try:
+                self._lines.extend(status() for status in self._statuses.values())
+                self._wake.set()
                 threading.Thread(target=self._write, name="tracon-transfer-log", daemon=True).start()
-            except RuntimeError as error:
-                self._fail(str(error))
+            except Exception as error:  # noqa: BLE001 - what was to be logged goes on, whatever is wrong here
+                self._fail(f"{type(error).__name__}: {error}")
             self._begun = True
             return True
 

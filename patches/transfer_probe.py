@@ -57,7 +57,7 @@ def wrap_create_connector(
     @functools.wraps(original)
     def create_connector(cls: type, config: object, role: Role, kv_cache_config: object) -> object:
         connector = original(cls, config, role, kv_cache_config)
-        in_engine = role.name == "SCHEDULER"
+        in_engine = getattr(role, "name", None) == "SCHEDULER"
         report = engine.report if in_engine else worker()
         events = (engine_transfers.PREFILL_DONE, engine_transfers.ALLOCATED) if in_engine else WORKER_EVENTS
         try:

@@ -177,7 +177,7 @@ def test_no_thread_to_be_had_costs_the_log_only(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(threading.Thread, "start", refuse)
     log = TransferLog(str(tmp_path))
     report(log).note("one", numbered, 1)
-    assert log.failure == "can't start new thread"
+    assert log.failure == "RuntimeError: can't start new thread"
 
 
 plain = st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text(max_size=20)
