@@ -31,6 +31,7 @@ class Movement:
         "_callbacks",
         "_ended",
         "_mover",
+        "_told",
         "block_tokens",
         "body",
         "closed",
@@ -59,6 +60,7 @@ class Movement:
         self.kv_bytes_per_token: int | None = None
         self._mover = mover
         self._ended: Ended | None = None
+        self._told: Ended | None = None
         self._callbacks: list[Callable[[KvTransfer], None]] = []
 
     # what the request's proxy says
@@ -85,10 +87,8 @@ class Movement:
 
     def counted(self, prompt_tokens: int | None, cached_tokens: int | None) -> None:
         """Handover: what the target's answer says of its prompt, where it does so at its end."""
-        if self._ended is not None and cached_tokens is not None:
-            self._ended = Ended(
-                prompt_tokens if prompt_tokens is not None else self._ended.prompt_tokens, cached_tokens
-            )
+        if cached_tokens is not None:
+            self._told = Ended(prompt_tokens, cached_tokens)
             self._divide()
 
     def when_settled(self, callback: Callable[[KvTransfer], None]) -> None:
@@ -135,12 +135,15 @@ class Movement:
         ended, external = self._ended, self.transfer.external_tokens
         if ended is None:
             return
-        if ended.cached_tokens is None:
+        prompt, cached = ended.prompt_tokens, ended.cached_tokens
+        if cached is None and self._told is not None:
+            prompt, cached = self._told.prompt_tokens or prompt, self._told.cached_tokens
+        if cached is None:
             self.change(counted_reason=self.transfer.counted_reason or NOT_TOLD)
             return
         if self.transfer.counted_reason == NOT_TOLD:
             self.change(counted_reason="")
-        if ended.prompt_tokens is not None:
-            self.change(computed_tokens=max(0, ended.prompt_tokens - ended.cached_tokens))
+        if prompt is not None:
+            self.change(computed_tokens=max(0, prompt - cached))
         if external is not None:
-            self.change(local_tokens=max(0, ended.cached_tokens - external))
+            self.change(local_tokens=max(0, cached - external))
