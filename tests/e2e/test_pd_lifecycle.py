@@ -1,0 +1,125 @@
+"""`tracon run pd-lifecycle` on two real engines: killed in the middle of a cell, resumed, every phase of it stamped."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from results.layout import RunLayout, is_complete
+from results.lifecycle.load import collect
+from results.lifecycle.record import LifecycleLayout, LifecycleRecord
+from runners.experiments.pd_lifecycle_plan import shape_of
+from state.events import CellChanged, LifecycleMeasured
+from state.run import CellPlan, CellState, RunState
+from state.store import RunStore
+from tests.e2e.cli import data, port, tracon, view_of, wait_until, worker_pid
+from tests.e2e.test_routing import wait_until_nothing_is_left
+
+pytestmark = [pytest.mark.engine, pytest.mark.fault, pytest.mark.timeout(300)]
+
+BYTES_PER_TOKEN = 512
+"""Of the built-in tiny model: keys and values of 2 heads of 32 in 2 layers, 2 bytes each."""
+BLOCK = 128
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A smoke run whose process was killed with -9 in the middle of its second cell, and resumed to its end."""
+    workspace = tmp_path_factory.mktemp("workspace")
+    started = tracon(
+        "run", "pd-lifecycle", "--preset", "smoke", "--port", port(), "--detach", "--json", workspace=workspace
+    )
+    assert started.returncode == 0, started.stderr
+    run = Path(data(started)["folder"])
+    second = sweep(run)[1].cell
+    wait_until(run, lambda view: any(cell.plan.cell == second and cell.fraction > 0 for cell in view.current_cells))
+    pid = worker_pid(run)
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    wait_until_nothing_is_left(run)
+    collected = collect(run)
+    assert {record.config.label for record in collected.records} == {shape_of(sweep(run)[0]).name}, (
+        "the cell that was cut counts for nothing"
+    )
+    resumed = tracon("resume", run.name, "--json", workspace=workspace)
+    assert resumed.returncode == 0, resumed.stderr[-4000:]
+    return run
+
+
+def sweep(run: Path) -> list[CellPlan]:
+    return [cell for cell in view_of(run).plan.cells if cell.kind == "lifecycle"]
+
+
+def counted(run: Path) -> list[LifecycleRecord]:
+    return [record for record in collect(run).records if record.counted]
+
+
+def test_every_cell_is_measured_once_and_nothing_stays(folder: Path) -> None:
+    view = view_of(folder)
+    assert view.state is RunState.DONE
+    assert {cell.state for cell in view.cells.values()} == {CellState.DONE}
+    with RunStore.open(folder, read_only=True) as store:
+        events = [recorded.event for recorded in store.events()]
+    done = Counter(event.cell for event in events if isinstance(event, CellChanged) and event.state is CellState.DONE)
+    assert set(done.values()) == {1}
+    wait_until_nothing_is_left(folder)
+
+
+def test_every_cell_has_its_records_and_what_they_were_made_from(folder: Path) -> None:
+    collected, layout = collect(folder), LifecycleLayout(folder)
+    assert collected.gaps == ()
+    for cell in sweep(folder):
+        asked = shape_of(cell).asked
+        found = [record for record in collected.records if record.config == asked]
+        assert [(record.repetition, record.warmup) for record in found] == [(1, True), (2, False), (3, False)]
+        assert is_complete(layout.cell(asked), cell.cell)
+        files = {path.name.split(".")[0] for path in layout.cell(asked).parent.rglob("*") if path.is_file()}
+        assert files >= {"cell", "requests", "decisions", "transfer"}
+
+
+def test_all_stamps_are_there_in_order_and_the_phases_add_up(folder: Path) -> None:
+    for record in counted(folder):
+        stamps = asdict(record.timestamps_ns)
+        assert None not in stamps.values(), record.gaps
+        named = {name: int(t_ns) for name, t_ns in stamps.items() if t_ns is not None}
+        assert sorted(named.values()) == list(named.values()), named
+        assert record.residual_share is not None
+        assert abs(record.residual_share) < 0.05
+        assert record.client_residual_share is not None
+        assert abs(record.client_residual_share) < 0.05
+
+
+def test_both_engines_held_c_tokens_and_the_new_ones_were_moved(folder: Path) -> None:
+    for record in counted(folder):
+        config = record.config
+        assert record.verification.ok
+        assert record.counts.p_cached_tokens == config.prior_context
+        assert record.counts.local_tokens == config.prior_context
+        blocks = -(-config.current_new_tokens // BLOCK)
+        assert record.transfer_detail.num_blocks == blocks
+        assert record.transfer_detail.bytes_transferred == blocks * BLOCK * BYTES_PER_TOKEN
+        assert record.colo.ttft_ms is not None
+        assert record.colo.ttft_ms > 0
+
+
+def test_the_console_saw_every_measurement(folder: Path) -> None:
+    with RunStore.open(folder, read_only=True) as store:
+        seen = [recorded.event for recorded in store.events() if isinstance(recorded.event, LifecycleMeasured)]
+    last = {(event.cell, event.repetition): event for event in seen if not event.discarded}
+    assert len(last) == 3 * len(sweep(folder))
+    assert all(event.phases_ms["p_prefill"] for event in last.values())
+
+
+def test_the_report_says_what_was_found(folder: Path) -> None:
+    assert RunLayout(folder).report_html.stat().st_size > 0
+    assert LifecycleLayout(folder).summary_csv.stat().st_size > 0
+    printed = tracon("report", folder.name, workspace=folder.parent)
+    assert printed.returncode == 0, printed.stderr
+    assert "Breakdown is complete" in printed.stdout
+    found = data(tracon("report", folder.name, "--json", workspace=folder.parent))
+    assert {"aggregate", "verdicts"} <= set(found)
