@@ -25,7 +25,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from patches import step_probe, transfer_probe
-from tests.benchmarks.bench_probe import REQUESTS, ROUNDS, STEPS, Connector, Cost, compare, engine_loop
+from tests.benchmarks.bench_probe import REQUESTS, ROUNDS, Connector, Cost, compare, engine_loop, worker_loop
 from tests.patches import fake_transfers, fake_vllm
 from tests.patches.fake_transfers import KVCacheBlocks, MooncakeConnectorWorker, Pull, Socket, decode_leg, prefill_leg
 from tests.patches.fake_vllm import Role, make_factory, make_scheduler, step_output
@@ -62,22 +62,6 @@ def pair(folder: Path | None, steps_too: bool = False) -> tuple[Any, Any]:
             step_probe.install(str(folder / "engine_step.jsonl"))
         transfer_probe.install(str(folder))
     return scheduler(fake_vllm.config()), factory.create_connector(None, Role.WORKER, None)
-
-
-def worker_loop(connector: Any) -> Callable[[], float]:  # noqa: ANN401 - a stand-in made at run time
-    metadata, finished = fake_vllm.Metadata(), set[str]()
-
-    def loop() -> float:
-        t0 = now()
-        for _ in range(STEPS):
-            connector.bind_connector_metadata(metadata)
-            connector.start_load_kv(None)
-            connector.wait_for_save()
-            connector.get_transfer_results(finished)
-            connector.clear_connector_metadata()
-        return (now() - t0) / STEPS / 1000
-
-    return loop
 
 
 def transfer_loop(scheduler: Any, connector: Any) -> Callable[[], float]:  # noqa: ANN401
