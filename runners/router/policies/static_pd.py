@@ -1,4 +1,8 @@
-"""Static prefill and decode pools: which instance prefills and which decodes. The transfer between them is not here."""
+"""Static prefill and decode pools: which instance prefills and which decodes.
+
+The router has the prompt computed at the one and its KV pulled by the other (docs/transfer.md). Which pairs can
+exchange KV is not asked here: where a handover is refused or fails, the decode instance computes the prompt.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,10 @@ KEYS = ("load_in_its_pool", "num_requests", "turns_away")
 
 
 class StaticPD(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Fixed pools: the prefill instance with the least work left, the decode instance with the most free KV."""
+    """Fixed pools: the prefill instance with the least work left, the decode instance with the most free KV.
+
+    What has room nowhere in the decode pool waits, or is refused with the reason (`on_full`).
+    """
 
     name: ClassVar[str] = "static_pd"
     source: ClassVar[str] = "specs/ear.md 3.2 and 5.1, baseline 5 (no rule within the pools: the rules are a choice)"

@@ -57,4 +57,5 @@ def asked(draw: st.DrawFn) -> RoutedRequest:
         rejects=draw(st.dictionaries(st.sampled_from(NAMES), st.integers(0, 5), max_size=4)),
         tried=tuple(draw(st.sets(st.sampled_from(NAMES), max_size=3))),
         moving_to=draw(st.sampled_from(("", "", *NAMES))),
+        cut_off=draw(st.dictionaries(st.sampled_from(NAMES), st.just("quarantined"), max_size=3)),
     )

@@ -39,13 +39,18 @@ def test_a_request_is_counted_at_its_pick_and_released_in_two_steps() -> None:
     assert at(cluster, "a").free_kv_tokens == 5000
 
 
-@given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(("first", "end")))))
-@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(("first", "end", "arrived", "lost")))))
+@settings(max_examples=100, deadline=None)
 def test_any_order_and_number_of_releases_ends_at_zero_and_never_below(steps: list[tuple[int, str]]) -> None:
     cluster = make("a", "b")
-    held = [cluster.reserve(to("ab"[n % 2]), ask(100 * n + 1, {"a": 16 * n})) for n in range(6)]
+    decisions = (to("a"), to("b"), to("a", prefill="b"), to("b", prefill="a"))
+    decisions += (Decision("test", "a", "test", migrate_from="b"), Decision("test", "b", "test", migrate_from="a"))
+    held = [cluster.reserve(made, ask(100 * n + 1, {"a": 16 * n})) for n, made in enumerate(decisions)]
     for place, step in steps:
-        held[place].first_byte() if step == "first" else held[place].end()
+        if step in ("arrived", "lost"):
+            held[place].moved(arrived=step == "arrived")
+        else:
+            held[place].first_byte() if step == "first" else held[place].end()
         for load in cluster.view().instances:
             assert min(load.num_requests, load.pending_prefill_tokens, load.ongoing_decode_tokens) >= 0
     for reservation in held:
@@ -58,11 +63,47 @@ def test_with_pools_the_prompt_is_pending_where_it_is_computed() -> None:
     cluster = Cluster([Member("p", role="prefill"), Member("d", role="decode")], lambda: 0.0)
     reservation = cluster.reserve(to("d", prefill="p", binds=False), ask(1000, {"p": 200, "d": 600}))
     assert (at(cluster, "p").pending_prefill_tokens, at(cluster, "d").pending_prefill_tokens) == (800, 0)
+    reservation.moved(arrived=True)
+    assert (at(cluster, "p").num_requests, at(cluster, "p").pending_prefill_tokens) == (0, 0)
+    assert at(cluster, "d").pending_prefill_tokens == 1, "its last token"
+    reservation.moved(arrived=False)
+    assert at(cluster, "d").pending_prefill_tokens == 400, "the decode leg has failed: it computes"
     reservation.first_byte()
-    assert at(cluster, "p").num_requests == 0
     assert at(cluster, "d").ongoing_decode_tokens == 1000
     reservation.end()
     assert idle(cluster.view().instances)
+
+
+@pytest.mark.parametrize(
+    ("cached", "block", "on_its_way", "alone"),
+    [
+        ({"h": 912}, 16, 88, 1000),
+        ({"h": 912}, 128, 104, 1000),
+        ({"h": 912, "t": 960}, 16, 40, 40),
+        ({"h": 912, "t": 500}, 16, 88, 500),
+        ({}, 16, 1000, 1000),
+    ],
+)
+def test_what_is_on_its_way_is_not_pending_unless_it_does_not_come(
+    cached: dict[str, int], block: int, on_its_way: int, alone: int
+) -> None:
+    cluster = Cluster([Member("h", block_tokens=block), Member("t")], lambda: 0.0)
+    reservation = cluster.reserve(Decision("test", "t", "test", migrate_from="h"), ask(1000, cached))
+    assert (at(cluster, "h").num_requests, at(cluster, "t").pending_prefill_tokens) == (0, on_its_way)
+    reservation.moved(arrived=True)
+    assert at(cluster, "t").pending_prefill_tokens == on_its_way
+    reservation.moved(arrived=False)
+    assert at(cluster, "t").pending_prefill_tokens == alone
+    reservation.first_byte()
+    reservation.moved(arrived=True)
+    reservation.end()
+    assert idle(cluster.view().instances)
+
+
+def test_a_source_that_is_no_member_lends_nothing() -> None:
+    cluster = make("t")
+    cluster.reserve(Decision("test", "t", "test", migrate_from="gone"), ask(1000, {"gone": 900}))
+    assert at(cluster, "t").pending_prefill_tokens == 1000
 
 
 def test_picks_and_fallbacks_count_for_the_next_view() -> None:

@@ -121,6 +121,20 @@ def test_without_a_target_it_stays_and_says_why_of_each() -> None:
     assert "not known" in ruled_out(made)["d"]
 
 
+def test_where_no_kv_can_be_moved_to_is_no_target() -> None:
+    cluster = view(room("a", 5000), room("b"), room("c", 300))
+    made = POLICY.decide(replace(turn(), cut_off={"b": "quarantined for 9 s"}), cluster)
+    assert (made.instance, made.migrate_from) == ("c", "a")
+    assert ruled_out(made)["b"] == "no KV can be moved there: quarantined for 9 s"
+    everywhere = POLICY.decide(replace(turn(), cut_off={"b": "quarantined", "c": "it has no transfer"}), cluster)
+    assert (everywhere.instance, everywhere.reason) == ("a", "hot_no_target")
+    assert "can be sent its KV" in everywhere.gates[-1].text
+    cold = POLICY.decide(replace(ask(), cut_off={"b": "quarantined"}), cluster)
+    assert cold.instance == "b", "a new session needs no KV"
+    free = MIGRATION_ONLY.decide(replace(turn(), cut_off={"b": "quarantined", "c": "quarantined"}), cluster)
+    assert (free.instance, free.migrate_from) == ("b", ""), "placed by load, with nothing to bring along"
+
+
 def test_alone_it_stays() -> None:
     assert POLICY.decide(turn(), view(room("a", 90_000))).reason == "hot_no_target"
 

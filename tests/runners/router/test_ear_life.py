@@ -51,6 +51,18 @@ class Life(RuleBasedStateMachine):
         self.steady = True
         """No instance has been away."""
         self.migrated_s: dict[str, list[float]] = defaultdict(list)
+        self.cut_off: dict[str, str] = {}
+
+    @rule(instance=st.sampled_from("abc"))
+    def quarantine_or_release(self, instance: str) -> None:
+        if self.cut_off.pop(instance, None) is None:
+            self.cut_off[instance] = "quarantined"
+
+    @precondition(lambda self: self.flying)
+    @rule(data=st.data(), arrived=st.booleans())
+    def transfer_ends(self, data: st.DataObject, arrived: bool) -> None:
+        """At any moment, maybe after the first byte, maybe again."""
+        data.draw(st.sampled_from(self.flying)).reservation.moved(arrived=arrived)
 
     @rule(seconds=st.sampled_from((0.0, 0.5, 3.0, 10.0)))
     def wait(self, seconds: float) -> None:
@@ -62,7 +74,7 @@ class Life(RuleBasedStateMachine):
         request = RoutedRequest(
             "r", session, bindings.arrive(session, self.now), tokens, 50, 16, {}, bindings.owner(session),
             bindings.since_migration_s(session, self.now), tried=(tried,) if tried else (),
-            moving_to=bindings.moving_to(session),
+            moving_to=bindings.moving_to(session), cut_off=dict(self.cut_off),
         )  # fmt: skip
         view = self.cluster.view()
         made = self.policy.decide(request, view)
@@ -85,6 +97,7 @@ class Life(RuleBasedStateMachine):
         assert made.migrate_from == request.owner
         assert made.binds
         assert source.available
+        assert made.instance not in self.cut_off
         assert made.migrate_from not in request.tried
         assert source.pending_prefill_tokens > HOT_TOKENS
         assert target.pending_prefill_tokens < source.pending_prefill_tokens

@@ -56,6 +56,7 @@ def test_a_policy_picks_only_what_may_be_picked_and_the_same_each_time(
         assert [one.instance for one in made.candidates] == [load.instance for load in cluster.instances]
         assert made.reason in REASONS
         assert made.instance or not (made.binds or made.prefill or made.migrate_from)
+        assert not (made.migrate_from and made.instance in request.cut_off), "nowhere that no KV can be moved to"
         weighed = [one for one in made.candidates if one.score]
         assert all(len(one.score) == len(made.keys) for one in weighed)
         assert all(bool(one.ruled_out) != bool(one.score) for one in made.candidates if made.instance)

@@ -14,7 +14,16 @@ import psutil
 import pytest
 
 from runners.router.process import RouterProcess
-from runners.router.spec import InstanceSpec, RouterError, RouterSpec, RouterTick, router_spec, to_json
+from runners.router.spec import (
+    InstanceSpec,
+    KvEndpoint,
+    RouterError,
+    RouterSpec,
+    RouterTick,
+    TransferRules,
+    router_spec,
+    to_json,
+)
 from tests.runners.router.routers import instances, until
 from tests.servers.backend import Backend
 
@@ -132,6 +141,11 @@ def test_a_spec_that_is_wrong_names_the_field(tmp_path: Path) -> None:
         ((InstanceSpec("a", "http://h"),) * 2, {}, "named twice: a"),
         ((InstanceSpec("a", "http://h"),), {"index": "guess"}, "index"),
         ((InstanceSpec("a", "http://h"),), {"index": "events"}, "kv_events"),
+        ((InstanceSpec("a", "http://h", transfer=KvEndpoint("mooncake")),), {}, "bootstrap"),
+        ((InstanceSpec("a", "http://h", transfer=KvEndpoint("nixl", "both")),), {}, "kv_role"),
+        ((InstanceSpec("a", "http://h", "decode", transfer=KvEndpoint("nixl", "kv_producer")),), {}, "its role"),
+        ((InstanceSpec("a", "http://h"),), {"transfer": TransferRules(attempts=0)}, "transfer.attempts"),
+        ((InstanceSpec("a", "http://h"),), {"transfer": TransferRules(timeout_s=0)}, "transfer time"),
     ):
         with pytest.raises(RouterError, match=match):
             RouterSpec(instances_, **changes)  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from results.decisions import ClusterView, Decision, DecisionRecord, RoutedOutcome, RoutedRequest
+from results.decisions import ClusterView, Decision, DecisionRecord, KvTransfer, RoutedOutcome, RoutedRequest
 from runners.router.policies import Policy
 from runners.router.policies.ear import EAR
 from runners.router.policies.kv_aware import KvAware
@@ -86,6 +86,35 @@ def test_a_migration_is_told_with_its_gates_and_what_became_of_it() -> None:
     stays = told(policy, replace(request, since_migration_s=1.0), cluster)
     assert "Gate cooldown failed: 29.0 s of 30 s left <= 0 (migrated 1.0 s before)." in stays[""]
     assert "prompt tokens pending there 0 against 5000), but the score did not decide" in stays["b"]
+
+
+def test_a_transfer_is_told_with_its_times_and_what_the_target_counted() -> None:
+    policy = EAR(hot_tokens=4000, cooldown_s=30)
+    request = ask(1000, {"a": 912}, owner="a")
+    cluster = view(load("a", pp=5000), load("b", free_kv_tokens=9000))
+    moved = KvTransfer(
+        "kv-1", "migration", "mooncake", "a", "b", "transferred", attempts=2, prefix_tokens=912, external_tokens=880,
+        local_tokens=32, computed_tokens=0, bytes=450_560, bytes_from="tokens", t_begin_ns=10**9,
+        t_source_sent_ns=1_010_000_000, t_source_done_ns=1_060_000_000, t_target_sent_ns=1_070_000_000,
+        t_done_ns=1_200_000_000,
+    )  # fmt: skip
+    done = RoutedOutcome("ok", 200, 0.31, 1.2, 1000, 912, 100, migration="transferred", transfer=moved)
+    text = told(policy, request, cluster, done)[""]
+    for part in (
+        "Transfer kv-1 (migration, mooncake): KV of 912 tokens from a to b was moved after 2 tries in 0.200 s "
+        "(source leg 0.050 s, target leg 0.130 s).",
+        "The target counted 880 from the transfer, 32 in its own cache, 0 computed; 450560 bytes (tokens).",
+        "the session's KV was moved, and the session with it",
+    ):
+        assert part in text
+    for status, reason, part in (
+        ("refused", "quarantined for 9 s", "was not tried: quarantined for 9 s."),
+        ("failed", "the source answers HTTP 500", "failed after 2 tries: the source answers HTTP 500 in 0.200 s"),
+    ):
+        lost = replace(moved, status=status, reason=reason, external_tokens=None, counted_reason="nothing came")
+        text = told(policy, request, cluster, replace(done, transfer=lost, migration="recomputed"))[""]
+        assert part in text
+    assert "Not all of it could be counted: nothing came." in text
 
 
 def test_nothing_picked_says_why() -> None:

@@ -1,0 +1,88 @@
+"""What the ticks say of migrations: each step once, in order, with what was counted of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from time import perf_counter_ns
+from typing import cast
+
+from results.decisions import Decision, Gate, KvTransfer
+from runners.router import migration_feed
+from runners.router.migration_feed import NO_TRANSPORT, MigrationFeed
+from runners.router.transfer import Movement
+from tests.runners.router.fake_transfers import FakeMovement
+from tests.runners.router.views import ask
+
+MOVES = Decision("ear", "b", "migrated", migrate_from="a")
+HOT = Gate("hot", 5000, 4000, True, "a has 5000 prompt tokens pending > 4000")
+STAYS = Decision("ear", "a", "hot_cooldown", gates=(HOT, Gate("cooldown", 20, 0, False, "20 s of 30 s left")))
+REQUEST = replace(ask(session="s", owner="a"), request="r-1")
+
+
+def movement(status: str = "transferred") -> FakeMovement:
+    transfer = KvTransfer(
+        "t-1", "migration", "nixl", "a", "b", status, "" if status == "transferred" else "timed out",  # type: ignore[arg-type]
+        external_tokens=480, bytes=9, t_begin_ns=10**9, t_done_ns=3 * 10**9,
+    )  # fmt: skip
+    return FakeMovement(REQUEST, transfer, b"", lambda movement: None)
+
+
+def test_a_migration_is_told_from_its_pick_to_its_count() -> None:
+    feed, moved = MigrationFeed(), movement()
+    feed.picked(1, REQUEST, MOVES)
+    feed.served(perf_counter_ns(), REQUEST, MOVES, cast(Movement, moved))
+    assert [line.phase for line in feed.take()] == ["started"], "its tokens are not counted yet"
+    assert feed.take() == ()
+    moved.settled = True
+    (done,) = feed.take()
+    assert (done.phase, done.reason, done.migration, done.source, done.target) == (
+        "done", "transferred", "r-1", "a", "b",
+    )  # fmt: skip
+    assert (done.external_tokens, done.bytes, done.transfer_s) == (480, 9, 2.0)
+    assert feed.take(last=True) == ()
+
+
+def test_what_is_never_counted_is_told_in_the_end() -> None:
+    feed = MigrationFeed()
+    feed.served(perf_counter_ns(), REQUEST, MOVES, cast(Movement, movement()))
+    assert feed.take() == ()
+    assert [line.phase for line in feed.take(last=True)] == ["done"]
+    feed.served(perf_counter_ns() - migration_feed.COUNTED_WITHIN_NS - 1, REQUEST, MOVES, cast(Movement, movement()))
+    assert [line.phase for line in feed.take()] == ["done"]
+
+
+def test_a_recomputed_migration_says_why_nothing_was_moved() -> None:
+    feed, failed = MigrationFeed(), movement("failed")
+    failed.settled = True
+    feed.served(1, REQUEST, MOVES, cast(Movement, failed))
+    feed.served(2, REQUEST, MOVES, None)
+    told = feed.take()
+    assert [(line.reason, line.text) for line in told] == [("recomputed", "timed out"), ("recomputed", NO_TRANSPORT)]
+    assert {(line.external_tokens, line.transfer_s) for line in told} == {(None, None)}
+
+
+def test_a_failed_one_names_the_failure() -> None:
+    feed = MigrationFeed()
+    feed.failed(5, REQUEST, MOVES, "retried", "HTTP 500")
+    (line,) = feed.take()
+    assert (line.phase, line.reason, line.text) == ("failed", "retried", "HTTP 500")
+
+
+def test_a_refusal_is_told_once_per_session_and_reason() -> None:
+    feed = MigrationFeed()
+    for turn in range(3):
+        feed.picked(turn, replace(REQUEST, turn=turn), STAYS)
+    feed.picked(9, REQUEST, replace(STAYS, reason="hot_moving"))
+    feed.picked(10, replace(REQUEST, session="other"), STAYS)
+    told = feed.take()
+    assert [(line.session, line.reason) for line in told] == [
+        ("s", "hot_cooldown"), ("s", "hot_moving"), ("other", "hot_cooldown"),
+    ]  # fmt: skip
+    assert (told[0].phase, told[0].source, told[0].target, told[0].text) == ("refused", "a", "", "20 s of 30 s left")
+
+
+def test_picks_that_have_nothing_to_do_with_migrations_are_not_told() -> None:
+    feed = MigrationFeed()
+    feed.picked(1, REQUEST, Decision("ear", "a", "bound", gates=(replace(HOT, passed=False),)))
+    feed.picked(2, REQUEST, Decision("unified", "a", "affinity", gates=(Gate("cache", 1, 0, True, "it holds it"),)))
+    assert feed.take() == ()
