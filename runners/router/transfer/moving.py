@@ -211,7 +211,7 @@ class Transfers:
         except LegFailed as error:
             why, strike = str(error), error.strike
         except TimeoutError:
-            why = f"not done within {self._rules.timeout_s:g} s"
+            why, strike = f"not done within {self._rules.timeout_s:g} s", movement.transfer.attempts > 0
         except Exception as error:  # noqa: BLE001  (a request waits for this: whatever is wrong here, it goes on)
             why, strike = f"{type(error).__name__}: {error}", False
         job.task = None

@@ -52,6 +52,7 @@ class Engine(Backend):
     tells_cached: bool = True
     metrics_gate: asyncio.Event | None = None
     """Waited for before its counters are told."""
+    tokenize_gate: asyncio.Event | None = None
     also_external: int = 0
     """Tokens that come with every pull for somebody else."""
     cached: set[tuple[int, ...]] = field(default_factory=set)
@@ -108,6 +109,8 @@ class Engine(Backend):
             _whole(writer, self.query_status, json.dumps(named).encode())
         elif seen.path == "/tokenize":
             self.seen.append(seen)
+            if self.tokenize_gate is not None:
+                await self.tokenize_gate.wait()
             text = seen.json.get("prompt") or json.dumps(seen.json["messages"])
             _whole(writer, self.status, json.dumps({"tokens": list(text.encode())}).encode())
         else:

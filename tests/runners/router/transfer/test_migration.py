@@ -257,6 +257,25 @@ async def test_transfers_to_one_target_are_made_one_at_a_time_and_told_apart() -
         assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
 
 
+async def test_a_transfer_that_only_waited_for_its_turn_speaks_against_nobody() -> None:
+    async with bench(failures_to_quarantine=1, timeout_s=0.5) as on:
+        on.target.hang_target = True
+        gate = on.target.tokenize_gate = asyncio.Event()
+        done: list[Movement] = []
+        on.specs["h2"] = replace(on.specs["h"], instance="h2")
+        early = replace(asked(held=20, tokens=25), cached_tokens={"h2": 20})
+        waiting = on.transfers.migrate(early, "h2", "t", "/v1/completions", HEADERS, body("word " * 20), done.append)
+        await until(lambda: bool(on.target.seen))
+        stuck = on.transfers.migrate(asked(), "h", "t", "/v1/completions", HEADERS, body(), done.append)
+        await until(lambda: bool(on.target.legs))
+        gate.set()
+        await until(lambda: len(done) == 2)
+        assert done == [waiting, stuck]
+        assert [movement.transfer.attempts for movement in done] == [0, 1]
+        assert {movement.transfer.reason for movement in done} == {"not done within 0.5 s"}
+        assert on.transfers.quarantined().keys() == {("h", "t")}
+
+
 async def test_tokens_that_another_router_moves_there_are_not_claimed() -> None:
     async with bench() as on:
         on.target.also_external = 1000
