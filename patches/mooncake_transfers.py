@@ -65,6 +65,8 @@ class MooncakeTransfers:
 
     def loading(self, metadata: Any, t_ns: int) -> list[Line]:  # noqa: ANN401 - MooncakeConnectorMetadata
         """D's worker knows of blocks to fetch."""
+        if not metadata.reqs_to_recv:
+            return []  # nearly every step
         metas = [pull for pulls in metadata.reqs_to_recv.values() for pull in pulls.values()]
         return self.pulling({pull.d_req_id: pull for pull in metas}, t_ns)
 

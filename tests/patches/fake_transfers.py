@@ -164,7 +164,8 @@ def wanted(*pulls: Pull) -> SimpleNamespace:
 
 def metadata(send: Mapping[str, tuple[str, Blocks]] | None = None, pulls: Collection[Pull] = ()) -> SimpleNamespace:
     """What Mooncake's scheduler side tells its worker in a step."""
-    return SimpleNamespace(reqs_to_send=send or {}, reqs_to_recv={"the other": {pull.d_req_id: pull for pull in pulls}})
+    named = {pull.d_req_id: pull for pull in pulls}
+    return SimpleNamespace(reqs_to_send=send or {}, reqs_to_recv={"the other": named} if named else {})
 
 
 @dataclass

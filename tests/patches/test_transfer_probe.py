@@ -231,6 +231,17 @@ def test_one_write_for_several_transfers_names_them_all_and_leaves_out_the_refus
     assert (write["blocks"], write["bytes"]) == (3, 2 * 3 * 65536)
 
 
+def test_a_pull_of_what_nobody_prefills_is_seen_to_come_and_not_to_be_answered(
+    tmp_path: Path, put_modules: PutModules
+) -> None:
+    engine, worker = mooncake(put_modules, tmp_path)
+    with pytest.raises(KeyError):  # the worker's own error
+        asyncio.run(worker.send_kv_to_decode(b"d", Socket(), wanted(Pull("d-1", "t-1", [[1, 2]]))))
+    (asked,) = engine.lines(1)
+    assert (asked["event"], asked["request"], asked["decode_request"]) == ("metadata_received", None, "d-1")
+    assert (asked["transfer"], asked["blocks"]) == ("t-1", 2)
+
+
 @pytest.mark.parametrize("code", [7, RuntimeError("the peer is gone")], ids=["an error code", "an exception"])
 def test_a_write_that_fails_is_not_ok(tmp_path: Path, put_modules: PutModules, code: int | Exception) -> None:
     engine, worker = mooncake(put_modules, tmp_path)
