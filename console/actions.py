@@ -156,12 +156,33 @@ ACTIONS: tuple[Action, ...] = (
         GROUPS[1],
         command=("tracon", "why", "{run}", "{request}", "--cell", "{place}"),
     ),
-    Action("section_before", ("left",), "Section before", "on Results: the section before", GROUPS[1]),
+    Action(
+        "migrations",
+        ("8",),
+        "Migrations",
+        "sessions that moved: pending prefill over time with an arrow for each, every migration, where a session lived",
+        GROUPS[1],
+        command=("tracon", "session", "{run}", "{session}", "--cell", "{place}"),
+    ),
+    Action(
+        "lifecycle",
+        ("9",),
+        "Lifecycle",
+        "requests taken apart: their phases as a waterfall, bandwidth, what it costs against one combined instance",
+        GROUPS[1],
+    ),
+    Action(
+        "section_before",
+        ("left",),
+        "Section before",
+        "on Results and Lifecycle: the section before; on Migrations: the cell before",
+        GROUPS[1],
+    ),
     Action(
         "section_after",
         ("right",),
         "Next section",
-        "on Results: the next section",
+        "on Results and Lifecycle: the next section; on Migrations: the next cell",
         GROUPS[1],
     ),
     Action(
@@ -244,7 +265,7 @@ ACTIONS: tuple[Action, ...] = (
 )
 
 BY_ID = {action.id: action for action in ACTIONS}
-PANELS = ("stages", "instances", "latency", "steps", "events", "results", "routing")
+PANELS = ("stages", "instances", "latency", "steps", "events", "results", "routing", "migrations", "lifecycle")
 
 
 def of_screen(screen: str) -> tuple[Action, ...]:

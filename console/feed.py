@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from console.pasts import Past, Pasts
 from state.errors import StateError
-from state.events import InstanceSampled
+from state.events import InstanceSampled, MigrationChanged, Recorded, RouterSampled
 from state.lease import HEARTBEAT_S, LeaseState, lease_state
 from state.store import RunStore
 from state.view import EMPTY, HISTORY_SAMPLES, RunView, fold
@@ -31,6 +32,8 @@ class Picture:
     lease: LeaseState | None = None
     trails: Mapping[str, tuple[Sample, ...]] = field(default_factory=dict)
     """Per instance, thinned samples from before what `view` keeps."""
+    pasts: Mapping[str, Past] = field(default_factory=dict)
+    """Per cell that was routed, its whole past; thinned where it is long."""
     folded: int = 0
     loading: bool = True
     trouble: str = ""
@@ -116,13 +119,15 @@ class RunFeed:
                 self._sleep(max(2.0, self._tick_s))
 
     def _tail(self, store: RunStore) -> None:
-        view, trails = EMPTY, Trails()
+        view, trails, pasts = EMPTY, Trails(), Pasts()
         shown: tuple[object, ...] | None = None
         while not self._ending.is_set():
             for recorded in store.events(after=view.last_seq):
                 view = fold(view, recorded)
                 if isinstance(recorded.event, InstanceSampled):
                     trails.add(recorded.t_unix_s, recorded.event)
+                elif isinstance(recorded.event, RouterSampled | MigrationChanged):
+                    _remember(pasts, view, recorded)
                 if shown is None and recorded.seq % LOADING_STEP == 0:
                     self._post(Picture(folded=recorded.seq))
                 if self._ending.is_set():
@@ -131,12 +136,21 @@ class RunFeed:
             news = (view.last_seq, lease.state, lease.pid, lease.host, _silence(lease))
             if news != shown:
                 shown = news
-                self._post(Picture(view, lease, trails.frozen(), view.last_seq, loading=False))
+                self._post(Picture(view, lease, trails.frozen(), pasts.frozen(), view.last_seq, loading=False))
             self._sleep(self._tick_s)
 
     def _sleep(self, seconds: float) -> None:
         self._woken.wait(seconds)
         self._woken.clear()
+
+
+def _remember(pasts: Pasts, view: RunView, recorded: Recorded) -> None:
+    """Keep what the view makes of a router's second, or of a migration."""
+    event = recorded.event
+    if isinstance(event, RouterSampled) and event.cell in view.cells:
+        pasts.add(recorded.t_unix_s, event, view.cells[event.cell].attempt)
+    if view.routing is not None:
+        pasts.remember(view.routing)
 
 
 def _silence(lease: LeaseState) -> int:

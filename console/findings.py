@@ -32,6 +32,8 @@ MEASURED = ("load", "replay")
 """The kinds of cells that have numbers to analyse."""
 ROUTING = "routing"
 """The experiment whose results are the tables of its report."""
+LIFECYCLE = "pd-lifecycle"
+"""Likewise."""
 SECTIONS = {
     "taxes": "Taxes",
     "verdicts": "Verdicts",

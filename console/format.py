@@ -50,6 +50,13 @@ def tokens(count: float | None) -> str:
     return f"{digits(count / 1e6)}M" if abs(count) >= 999_500 else f"{digits(count / 1e3)}k"
 
 
+def data(size_bytes: float | None) -> str:
+    """An amount of data with its unit: `3.15 MB`, `10.8 GB`."""
+    if size_bytes is None:
+        return NOT_MEASURED
+    return f"{digits(size_bytes / 1e9)} GB" if abs(size_bytes) >= 9.995e8 else f"{digits(size_bytes / 1e6)} MB"
+
+
 def percent(fraction: float | None) -> str:
     """0..1 as a percentage without its sign."""
     return NOT_MEASURED if fraction is None else f"{fraction * 100:.0f}"

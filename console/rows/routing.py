@@ -91,16 +91,33 @@ def warnings(picture: Picture, routing: RoutingView, glyphs: Glyphs) -> tuple[Ce
 # -- instances ------------------------------------------------------------------------------------------------------
 
 
-def load_columns(width: int) -> tuple[Column, ...]:
+def timed(picture: Picture, routing: RoutingView) -> bool:
+    """Somebody measures the TTFT of an instance."""
+    return any(_ttft_s(picture, load) is not None for load in routing.latest.instances)
+
+
+def _ttft_s(picture: Picture, load: RoutedLoad) -> float | None:
+    """TTFT p90 of an instance now: the router's, else that of whoever samples the instance."""
+    known = picture.view.instances.get(engine_of(load))
+    latest = None if known is None else known.latest
+    return load.ttft_p90_s if load.ttft_p90_s is not None or latest is None else latest.ttft_p90_s
+
+
+def load_columns(width: int, timed: bool = False) -> tuple[Column, ...]:
+    """`timed`: with the instances' TTFT, for which the bars give way where it is narrow."""
     wide = width >= WIDE
+    ttft = (Column("ttft", "TTFT", 4, "p90"),) if timed else ()
+    short = timed and not wide
+    bar = Column("bar", "pending" if short else "pending prefill", 10 if short else 15, left=True)
     past = (Column("past", "last minute", 28, left=True),) if wide else ()
     return (
         Column("name", "instance", 12, left=True, flex=True),
         Column("state", "state", 24 if wide else 18, left=True),
         Column("requests", "BS", 4, "req"),
         Column("pending", "PP", 5, "tok"),
-        Column("bar", "pending prefill", 15, left=True),
+        bar,
         *past,
+        *ttft,
         Column("ongoing", "OT", 5, "tok"),
         Column("sessions", "sess", 4, "now"),
         Column("share", "picks", 5, "%"),
@@ -127,6 +144,7 @@ def load_rows(picture: Picture, routing: RoutingView, glyphs: Glyphs, columns: t
             "pending": cell(say.tokens(load.pending_prefill_tokens), tone),
             "bar": _bar(load, top, "warn" if current and mark is AlarmKind.HOT else tone or color, glyphs, columns),
             "past": cell(_curve(past, load.instance, end, top, glyphs, columns), tone or color),
+            "ttft": cell(say.short_ms(_ttft_s(picture, load)), tone),
             "ongoing": cell(say.tokens(load.ongoing_tokens), tone),
             "sessions": cell(say.whole(load.sessions), tone),
             "share": cell(say.percent(shares[load.instance]), tone),
@@ -274,9 +292,9 @@ def decision_of(routing: RoutingView, key: str) -> RoutedLine | None:
     return dict(_keyed(routing)).get(key)
 
 
-def place_of(view: RunView) -> str:
-    """Where the decisions of the routed cell lie below the run's results, as `tracon why --cell` finds it."""
-    found = None if view.routing is None else view.cells.get(view.routing.cell)
+def place_of(view: RunView, cell: str) -> str:
+    """Where the decisions of a routed cell lie below the run's results, as `tracon why --cell` finds it."""
+    found = view.cells.get(cell)
     parts = [] if found is None else found.cell.split("/")
     return f"{parts[1]}/trial_{found.plan.trial}" if found is not None and len(parts) == _CELL_PARTS else ""
 

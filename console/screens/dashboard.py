@@ -14,9 +14,11 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from console import actions
-from console.findings import ROUTING
+from console.findings import LIFECYCLE, ROUTING
 from console.screens.steering import SteeringScreen
 from console.widgets.header import RunHeader
+from console.widgets.lifecycle import LifecyclePanel
+from console.widgets.migrations import MigrationsPanel
 from console.widgets.panels import (
     EventsPanel,
     InstancesPanel,
@@ -31,9 +33,7 @@ from console.widgets.routing import RoutingPanel
 DASHBOARD_SIZE = (108, 32)
 """Columns and rows from which the dashboard fits."""
 SHARED = frozenset({"stages", "instances", "latency", "events"})
-"""What every dashboard shows; beside it steps or, where the run has a router, routing."""
-LOOSE_TABS = 100
-"""Columns from which the tabs stand apart."""
+"""What every dashboard shows; beside it steps, or what shows the router or the requests taken apart."""
 
 
 class DashboardScreen(SteeringScreen):
@@ -42,8 +42,8 @@ class DashboardScreen(SteeringScreen):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self._zoomed = False
-        self._routed = False
-        """The dashboard was last arranged for a run with a router."""
+        self._arranged_for: tuple[object, ...] = ()
+        """What of the run the panels were last arranged for."""
         self._current = "stages"
         self._panels: dict[str, Panel] = {}
         self._groups: dict[Widget, frozenset[str]] = {}
@@ -56,20 +56,23 @@ class DashboardScreen(SteeringScreen):
         stages, instances = StagesPanel(look, id="stages"), InstancesPanel(look, id="instances")
         latency, steps = LatencyPanel(look, id="latency"), StepsPanel(look, id="steps")
         events, results = EventsPanel(look, id="events"), ResultsPanel(look, self._folder, id="results")
-        routing = RoutingPanel(look, id="routing")
-        made: tuple[Panel, ...] = (stages, instances, latency, steps, events, results, routing)
+        routing, migrations = RoutingPanel(look, id="routing"), MigrationsPanel(look, id="migrations")
+        lifecycle = LifecyclePanel(look, id="lifecycle")
+        made: tuple[Panel, ...] = (
+            stages, instances, latency, steps, events, results, routing, migrations, lifecycle
+        )  # fmt: skip
         self._panels = dict(zip(actions.PANELS, made, strict=True))
         self._header = RunHeader(glyphs=look.glyphs)
         right = Vertical(instances, latency, id="right")
-        upper, lower = Horizontal(stages, right, id="upper"), Horizontal(steps, routing, events, id="lower")
+        upper, lower = Horizontal(stages, right, id="upper"), Horizontal(steps, routing, lifecycle, events, id="lower")
         self._groups = {
             right: frozenset({"instances", "latency"}),
             upper: frozenset({"stages", "instances", "latency"}),
-            lower: frozenset({"steps", "routing", "events"}),
+            lower: frozenset({"steps", "routing", "lifecycle", "events"}),
         }
         yield self._header
         yield self._tabs
-        yield Vertical(upper, lower, results, id="body")
+        yield Vertical(upper, lower, results, migrations, id="body")
         yield from self.compose_foot()
 
     def panel(self, name: str) -> Panel:
@@ -84,6 +87,16 @@ class DashboardScreen(SteeringScreen):
     def routing(self) -> RoutingPanel:
         """The panel of that name."""
         return self.query_one(RoutingPanel)
+
+    @property
+    def migrations(self) -> MigrationsPanel:
+        """The panel of that name."""
+        return self.query_one(MigrationsPanel)
+
+    @property
+    def lifecycle(self) -> LifecyclePanel:
+        """The panel of that name."""
+        return self.query_one(LifecyclePanel)
 
     def redraw(self) -> None:
         """Draw what is seen, after a change of what or how to draw."""
@@ -102,9 +115,25 @@ class DashboardScreen(SteeringScreen):
         view = self.picture.view
         return view.routing is not None or view.plan.experiment == ROUTING
 
+    @property
+    def taken_apart(self) -> bool:
+        """The run takes requests apart."""
+        view = self.picture.view
+        return view.lifecycle is not None or view.plan.experiment == LIFECYCLE
+
     def on_dashboard(self, name: str) -> bool:
         """The dashboard shows this panel."""
-        return name in SHARED or name == ("routing" if self.routed else "steps")
+        return name in SHARED or name == self._own_panel
+
+    @property
+    def _own_panel(self) -> str:
+        """What the dashboard shows of this experiment alone."""
+        return "lifecycle" if self.taken_apart else "routing" if self.routed else "steps"
+
+    def _has(self, name: str) -> bool:
+        """The run has, or may come to have, something to show on this panel."""
+        has = {"routing": self.routed, "migrations": self.routed, "lifecycle": self.taken_apart}
+        return has.get(name, True)
 
     def is_seen(self, name: str) -> bool:
         """The panel is seen in the present mode."""
@@ -116,10 +145,12 @@ class DashboardScreen(SteeringScreen):
 
     def lay_out(self) -> None:
         """Show the panels of the present mode."""
-        dashboard, self._routed = self.dashboard, self.routed
+        dashboard = self.dashboard
+        self._arranged_for = (self._own_panel, self.routed, self.taken_apart)
         self.set_class(dashboard, "dashboard")
         self.set_class(not dashboard, "tabbed")
-        self.set_class(self._routed, "routed")
+        for name in ("routing", "lifecycle"):
+            self.set_class(self._own_panel == name, f"of-{name}")
         for name in actions.PANELS:
             self.panel(name).display = self.is_seen(name)
         shown = {name for name in actions.PANELS if self.is_seen(name)}
@@ -129,8 +160,8 @@ class DashboardScreen(SteeringScreen):
         self.size_instances()
 
     def lay_out_anew(self) -> None:
-        """Arrange again where the run turned out to have a router, or none."""
-        if self.routed is not self._routed:
+        """Arrange again where the run turned out to have a router or requests taken apart, or none."""
+        if self._arranged_for != (self._own_panel, self.routed, self.taken_apart):
             self.lay_out()
 
     def size_instances(self) -> None:
@@ -139,11 +170,17 @@ class DashboardScreen(SteeringScreen):
         self.panel("instances").styles.height = lines if self.dashboard else "1fr"
 
     def _tab_line(self) -> Text:
+        """The panels that have something to show, as far apart as there is room; only numbers where there is little."""
+        shown = [(f"{number} {actions.BY_ID[name].label}", name) for number, name in enumerate(actions.PANELS, 1)
+                 if self._has(name) or name == self._current]  # fmt: skip
+        room = self.size.width - sum(len(label) for label, _ in shown)
+        if room < len(shown) - 1:
+            shown = [(label if name == self._current else label[:1], name) for label, name in shown]
+        pad, gap = (" ", " ") if room >= 3 * len(shown) else (" ", "") if room >= 2 * len(shown) else ("", " ")
         text = Text(no_wrap=True)
-        for number, name in enumerate(actions.PANELS, 1):
-            style = "bold reverse" if name == self._current else "dim"
-            text.append(f" {number} {actions.BY_ID[name].label} ", style=style)
-            text.append(" " if self.size.width >= LOOSE_TABS else "")
+        for label, name in shown:
+            text.append(f"{pad}{label}{pad}", style="bold reverse" if name == self._current else "dim")
+            text.append(gap)
         return text
 
     # -- opening ------------------------------------------------------------------------------------------------
@@ -190,6 +227,12 @@ class DashboardScreen(SteeringScreen):
 
     def action_routing(self) -> None:
         self.open_panel("routing")
+
+    def action_migrations(self) -> None:
+        self.open_panel("migrations")
+
+    def action_lifecycle(self) -> None:
+        self.open_panel("lifecycle")
 
     def action_zoom(self) -> None:
         self._current = self.focused_panel()

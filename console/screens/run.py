@@ -14,11 +14,13 @@ from textual.message import Message
 from console import actions, export
 from console.feed import Picture, RunFeed
 from console.findings import Report
-from console.rows import events, routing, stages
+from console.rows import events, lifecycle, migrations, routing, stages
 from console.screens.dashboard import DashboardScreen
 from console.screens.dialogs import Detail
 from console.screens.instance import InstanceScreen
 from console.series import WINDOWS_S, window_text
+from console.widgets.lifecycle import LifecyclePanel
+from console.widgets.migrations import MigrationsPanel
 from console.widgets.results import ResultsPanel, SectionBar
 from console.widgets.table import Span, Table
 
@@ -152,15 +154,22 @@ class RunScreen(DashboardScreen):
         self.redraw()
 
     def action_section_before(self) -> None:
-        self.results.step(-1)
-        self.redraw()
+        self._step_section(-1)
 
     def action_section_after(self) -> None:
-        self.results.step(1)
+        self._step_section(1)
+
+    def _step_section(self, by: int) -> None:
+        panel = self.panel(self._current)
+        if isinstance(panel, ResultsPanel | MigrationsPanel | LifecyclePanel):
+            panel.step(by)
         self.redraw()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        if action in ("section_before", "section_after", "export") and self._current != "results":
+        if action == "export" and self._current != "results":
+            return False
+        stepped = isinstance(self._panels.get(self._current), ResultsPanel | MigrationsPanel | LifecyclePanel)
+        if action in ("section_before", "section_after") and not stepped:
             return False
         return super().check_action(action, parameters)
 
@@ -211,8 +220,14 @@ class RunScreen(DashboardScreen):
     @on(Table.ScrolledByHand)
     def by_hand(self, event: Table.ScrolledByHand) -> None:
         """Whoever moves wants to look there: stop following, until the newest line is reached again or `f`."""
-        follow = event.table in (self.panel("events").table, self.routing.table) and event.at_end
-        still = (self.panel("instances").table, self.panel("results").table, self.routing.loads)
+        growing = ("events", "routing", "migrations", "lifecycle")
+        follow = event.table in [self.panel(name).table for name in growing] and event.at_end
+        still = (
+            self.panel("instances").table,
+            self.panel("results").table,
+            self.routing.loads,
+            self.lifecycle.overheads,
+        )
         if event.table not in still and follow is not self.tracon.look.follow:
             self._look(follow=follow)
 
@@ -238,6 +253,10 @@ class RunScreen(DashboardScreen):
             self._open_load(event.key)
         elif event.table is self.routing.table:
             self._open_decision(event.key)
+        elif event.table is self.migrations.table:
+            self._open_migration(event.key)
+        elif event.table is self.lifecycle.table:
+            self._open_request(event.key)
         elif event.table is self.panel("events").table:
             self.app.push_screen(Detail("Event", events.event_detail(self.picture.view, event.key)))
         elif event.table is self.results.table:
@@ -269,11 +288,29 @@ class RunScreen(DashboardScreen):
         line = None if view.routing is None else routing.decision_of(view.routing, key)
         if view.routing is None or line is None:
             return
-        workspace, place = self.tracon.workspace_of(self.folder), routing.place_of(view)
+        workspace, place = self.tracon.workspace_of(self.folder), routing.place_of(view, view.routing.cell)
         command = actions.command_line("routing", self.folder, workspace, request=line.request, place=place)
         self.tracon.last_command = command
         facts = routing.decision_detail(view.routing, line)
         self.app.push_screen(Detail("Decision", [*facts, ("all that was weighed", actions.shown(command))]))
+
+    def _open_migration(self, key: str) -> None:
+        """A migration with the life of its session."""
+        picture, panel = self._frozen or self.picture, self.migrations
+        found = panel.migration(key)
+        if found is None:
+            return
+        workspace, place = self.tracon.workspace_of(self.folder), routing.place_of(picture.view, found.cell)
+        command = actions.command_line("migrations", self.folder, workspace, session=found.session, place=place)
+        self.tracon.last_command = command
+        facts = [*migrations.migration_facts(found), ("where it lived", "")]
+        facts += migrations.life_facts(picture, found.cell, found.session)
+        self.app.push_screen(Detail("Migration", [*facts, ("turn by turn", actions.shown(command))]))
+
+    def _open_request(self, key: str) -> None:
+        found = self.lifecycle.request(key)
+        if found is not None:
+            self.app.push_screen(Detail("Request", lifecycle.detail(found)))
 
     def _open_result(self, key: str) -> None:
         analysis = self.results.analysis

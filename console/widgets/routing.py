@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from textual.containers import Horizontal
-from textual.widgets import Static
 
 from console.feed import Picture
 from console.rows import routing as rows
-from console.themes import tones
-from console.widgets.header import styled
+from console.widgets.lines import Lines
 from console.widgets.panels import Look, Panel
-from console.widgets.table import Cell, Table
+from console.widgets.table import Table
 from state.routing import RoutingView
 
 BESIDE = 110
@@ -31,16 +29,15 @@ class RoutingPanel(Panel):
     TITLE = "7 Routing"
 
     def __init__(self, look: Look, *, id: str) -> None:
-        self._head = Static(id="routing-head")
-        self._warnings = Static(id="routing-warnings")
+        self._head = Lines(id="routing-head")
+        self._warnings = Lines(id="routing-warnings")
         self.loads = Table()
-        self._reason_line = Static(id="routing-reason-line")
+        self._reason_line = Lines(id="routing-reason-line")
         self._decisions = Table(empty="no decision yet")
         self._reasons = Table(empty="no decision yet", id="routing-reasons")
         self._reasons.can_focus = False
         self._lower = Horizontal(self._decisions, self._reasons, id="routing-lower")
         super().__init__(look, self._head, self._warnings, self.loads, self._reason_line, self._lower, id=id)
-        self._said: dict[Static, object] = {}
 
     @property
     def table(self) -> Table:
@@ -54,17 +51,17 @@ class RoutingPanel(Panel):
         width, height = self.content_region.size
         self.loads.display = routing is not None
         if routing is None or not width:
-            self._say(self._head, (((rows.nothing(picture), "dim"),),))
+            self._head.say(((rows.nothing(picture), "dim"),))
             self._warnings.display = self._reason_line.display = self._lower.display = False
             return
         warnings = rows.warnings(picture, routing, self.look.glyphs)
-        self._say(self._head, (rows.head(picture, routing),))
-        self._say(self._warnings, warnings)
+        self._head.say(rows.head(picture, routing))
+        self._warnings.say(*warnings)
         self._warnings.display = bool(warnings)
         self._divide(height - 1 - len(warnings), len(routing.latest.instances) + 2, width >= BESIDE)
-        columns = rows.load_columns(width - 1)
+        columns = rows.load_columns(width - 1, rows.timed(picture, routing))
         self.loads.show(columns, rows.load_rows(picture, routing, self.look.glyphs, columns))
-        self._say(self._reason_line, (rows.reason_line(routing),))
+        self._reason_line.say(rows.reason_line(routing))
         if self._lower.display:
             self._show_decisions(picture, routing, width)
 
@@ -87,19 +84,3 @@ class RoutingPanel(Panel):
         self._reasons.show(rows.REASON_COLUMNS, rows.reason_rows(routing, self.look.glyphs))
         if self.look.follow:
             self._decisions.go_to_end()
-
-    def _say(self, where: Static, lines: tuple[Cell, ...]) -> None:
-        """These lines, drawn again only where they or the colours changed."""
-        said = (lines, self.app.theme)
-        if self._said.get(where) != said:
-            self._said[where] = said
-            styles = tones(self.app.theme_variables)
-            where.update(styled(tuple(_broken(lines)), styles))
-
-
-def _broken(lines: tuple[Cell, ...]) -> list[tuple[str, str]]:
-    spans: list[tuple[str, str]] = []
-    for number, line in enumerate(lines):
-        spans += [("\n", "")] if number else []
-        spans += line
-    return spans

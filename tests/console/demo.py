@@ -2,7 +2,7 @@
 
 `python -m tests.console.demo FOLDER` writes a run in the middle of its work and then goes on writing, one second per
 second, holding the run's lease and answering requests, so that the console can be looked at and steered.
-`--finished` writes a run that has ended, and returns; `--routing` makes it a routing run.
+`--finished` writes a run that has ended, and returns; `--routing` and `--lifecycle` make it a run of that experiment.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from state.events import (
     Event,
     InstanceChanged,
     InstanceSampled,
+    MigrationChanged,
     Noted,
     RouterSampled,
     RunChanged,
@@ -31,7 +32,7 @@ from state.events import (
 )
 from state.run import CellPlan, CellState, InstanceState, RunPlan, RunState, StagePlan, StageState
 from state.store import RunStore
-from tests.console import routing_demo
+from tests.console import lifecycle_demo, routing_demo
 
 CONFIGS = ("plain", "mooncake_both", "noop_connector", "nixl_both")
 RATES = (2, 4, 8, 12, 16)
@@ -194,6 +195,7 @@ class Tale:
 
 
 CONNECTOR_TAX, ROUTING = Tale(), Tale(routing_demo.plan, routing_demo.story)
+LIFECYCLE = Tale(lifecycle_demo.plan, lifecycle_demo.story)
 
 
 class Dates:
@@ -204,9 +206,13 @@ class Dates:
 
     def put(self, batch: tuple[Event, ...], now: float) -> list[Event]:
         """The events as they are written at `now`."""
-        return [self._put(event, now) if isinstance(event, RouterSampled) else event for event in batch]
+        return [self._put(event, now) for event in batch]
 
-    def _put(self, event: RouterSampled, now: float) -> RouterSampled:
+    def _put(self, event: Event, now: float) -> Event:
+        if isinstance(event, MigrationChanged):
+            return replace(event, t_unix_s=self._starts[event.cell] + event.t_unix_s)
+        if not isinstance(event, RouterSampled):
+            return event
         newest = max((line.t_unix_s for line in event.latest), default=0.0)
         start = self._starts.setdefault(event.cell, now - newest)
         return replace(event, latest=tuple(replace(line, t_unix_s=start + line.t_unix_s) for line in event.latest))
@@ -263,9 +269,10 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seconds", type=float, default=420.0)
     parser.add_argument("--finished", action="store_true")
-    parser.add_argument("--routing", action="store_true")
+    parser.add_argument("--routing", action="store_const", dest="tale", const=ROUTING, default=CONNECTOR_TAX)
+    parser.add_argument("--lifecycle", action="store_const", dest="tale", const=LIFECYCLE)
     given = parser.parse_args()
-    tale = ROUTING if given.routing else CONNECTOR_TAX
+    tale = given.tale
     given.folder.mkdir(parents=True, exist_ok=True)
     if given.finished:
         write(given.folder, tale=tale)

@@ -1,4 +1,4 @@
-"""A routing run that looks like a real one: two policies, four engines, sessions that are sticky, and one hot engine.
+"""A routing run that looks like a real one: four policies, four engines, sessions that stick, and that migrate.
 
 Used by `tests.console.demo --routing` and by the tests of the Routing panel.
 """
@@ -16,6 +16,7 @@ from state.events import (
     Event,
     InstanceChanged,
     InstanceSampled,
+    MigrationChanged,
     RoutedLatency,
     RoutedLine,
     RoutedLoad,
@@ -26,7 +27,7 @@ from state.events import (
 from state.run import CellPlan, CellState, InstanceState, RunPlan, RunState, StagePlan, StageState
 
 ENGINES = ("e0", "e1", "e2", "e3")
-POLICIES = ("lmetric", "sticky", "unified")
+POLICIES = ("lmetric", "sticky", "unified", "ear")
 TRIALS = 2
 CELL_S = 60
 SESSIONS = 24
@@ -34,6 +35,11 @@ AWAY = ("e3", range(8, 20))
 """Under `sticky`, this engine does not answer in these seconds, and nothing goes there afterwards."""
 HOT = ("e2", range(25, CELL_S))
 """Under `sticky`, this engine gets most of what comes in these seconds."""
+PRESSED = {"e2": range(14, 34), "e0": range(40, 54)}
+"""Under `ear`, what comes to these engines in these seconds is long, until their sessions have left."""
+HOT_TOKENS = 4096
+COOLDOWN_S = 12
+TOKEN_BYTES = 98_304
 
 
 def plan() -> RunPlan:
@@ -67,22 +73,33 @@ class Router:
     reasons: Counter[str] = field(default_factory=Counter)
     work: dict[str, list[int]] = field(default_factory=lambda: {name: [] for name in ENGINES})
     """Uncached tokens that wait for their prefill, per engine."""
+    moved: dict[str, int] = field(default_factory=dict)
+    """When a session migrated last."""
+    told: set[tuple[str, str]] = field(default_factory=set)
+    """Refusals that were told: a session and a reason."""
+    steps: list[MigrationChanged] = field(default_factory=list)
+    """Of migrations, in this second."""
     lines: list[RoutedLine] = field(default_factory=list)
 
     def second(self, cell: str, second: int, t_unix_s: float) -> RouterSampled:
         """What happens in one second, and what a tick then says."""
         sticky = self.policy == "sticky"
         away = {AWAY[0]} if sticky and second in AWAY[1] else set()
+        self.steps.clear()
         open_ones = [name for name in ENGINES if name not in away and not (sticky and name == AWAY[0] and second > 8)]
         for number in range(self.dice.randint(5, 8)):
             session = f"s-{self.dice.randrange(SESSIONS):03}"
             instance, reason = self._decide(session, open_ones, hot=sticky and second in HOT[1])
+            request = f"{cell.rsplit('/', 1)[1]}-{second:03}-{number}"
+            at = t_unix_s - 1.0 + number / 10
+            if self.policy == "ear" and reason == "affinity":
+                instance, reason = self._leave(cell, request, session, instance, second, at)
+            pressed = self.policy == "ear" and second in PRESSED.get(instance, ())
             self.bound[session] = instance
             self.picks[instance] += 1
             self.reasons[reason] += 1
-            self.work[instance].append(self.dice.randint(200, 900))
-            request = f"{cell.rsplit('/', 1)[1]}-{second:03}-{number}"
-            self.lines.append(RoutedLine(t_unix_s - 1.0 + number / 10, request, session, instance, reason))
+            self.work[instance].append(self.dice.randint(200, 900) * (4 if pressed else 1))
+            self.lines.append(RoutedLine(at, request, session, instance, reason))
         for name in away:
             self.work[name].clear()
         self.bound = {session: name for session, name in self.bound.items() if name not in away}
@@ -100,14 +117,50 @@ class Router:
         least = min(open_ones, key=lambda name: (sum(self.work[name]), self.dice.random()))
         return least, "least_loaded" if owner else "cold"
 
+    def _leave(self, cell: str, request: str, session: str, owner: str, second: int, at: float) -> tuple[str, str]:
+        """Where a session goes whose instance may be hot, and why; what comes of its migration is in `steps`."""
+        pending, turn = sum(self.work[owner]), self.picks.total() // SESSIONS
+        if pending <= HOT_TOKENS:
+            return owner, "affinity"
+        target = min((name for name in ENGINES if name != owner), key=lambda name: sum(self.work[name]))
+        step = MigrationChanged(cell, request, session, turn, owner, target, "started", at,
+                                text=f"{pending} pending prefill tokens > {HOT_TOKENS}")  # fmt: skip
+        rests_s = COOLDOWN_S - (second - self.moved.get(session, -COOLDOWN_S))
+        if rests_s > 0:
+            return self._refused(step, "migration_cooldown", f"{rests_s}.0 s of its cooldown left")
+        if sum(self.work[target]) > HOT_TOKENS:
+            why = f"{target} has {sum(self.work[target])} pending prefill tokens, none has fewer"
+            return self._refused(step, "no_migration_target", why)
+        self.moved[session] = second
+        self.steps += [step, self._ended(step)]
+        return (owner if self.steps[-1].phase == "failed" else target), "migration"
+
+    def _refused(self, step: MigrationChanged, reason: str, why: str) -> tuple[str, str]:
+        if (step.session, reason) not in self.told:
+            self.told.add((step.session, reason))
+            self.steps.append(replace(step, phase="refused", target="", reason=reason, text=why))
+        return step.source, reason
+
+    def _ended(self, begun: MigrationChanged) -> MigrationChanged:
+        luck, tokens = self.dice.random(), 16 * self.dice.randint(40, 700)
+        took = 0.004 + tokens * TOKEN_BYTES / 9e9 * self.dice.uniform(0.9, 1.3)
+        end = replace(begun, phase="done", t_unix_s=begun.t_unix_s + took + 0.01, text="")
+        if luck < 0.08:
+            return replace(end, phase="failed", reason="no_answer", text=f"{begun.target} did not answer in time")
+        if luck < 0.2:
+            text = "the transfer was refused: the pair is quarantined for 10 s"
+            return replace(end, reason="recomputed", text=text, external_tokens=0, bytes=0)
+        return replace(end, reason="transferred", external_tokens=tokens, bytes=tokens * TOKEN_BYTES, transfer_s=took)
+
     def _load(self, name: str, available: bool) -> RoutedLoad:
         waiting = self.work[name]
         decoding = min(6, self.picks[name] // 4) if waiting else 0
         sessions = sum(instance == name for instance in self.bound.values()) if available else 0
         why = "" if available else "breaker open: 3 connections refused"
         tokens = sum(waiting) + 1_900 * decoding
+        ttft_s = 0.04 + sum(waiting) / 9_000 if waiting else None
         return RoutedLoad(name, available, why, len(waiting) + decoding, sum(waiting), tokens, sessions,
-                          self.picks[name])  # fmt: skip
+                          self.picks[name], ttft_p90_s=ttft_s)  # fmt: skip
 
 
 def story(pid: int) -> Iterator[tuple[float, tuple[Event, ...]]]:
@@ -146,7 +199,7 @@ def _replay(cell: CellPlan, names: tuple[str, ...], dice: random.Random) -> Iter
             instances=tuple(replace(load, engine=name) for load, name in engines),
             latency=_latency(tick, dice),
         )
-        yield 1.0, (*samples, tick, progress)
+        yield 1.0, (*samples, tick, *router.steps, progress)
     summary = {"ttft_p90_s": dice.uniform(0.2, 0.9), "tpot_p90_s": dice.uniform(0.004, 0.009),
                "apc": dice.uniform(0.5, 0.9), "amplification": dice.uniform(1.0, 1.6)}  # fmt: skip
     yield 0.3, (CellChanged(cell.cell, CellState.DONE, 1, summary=summary),)

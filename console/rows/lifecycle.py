@@ -1,0 +1,299 @@
+"""Requests taken apart into phases: what the Lifecycle panel shows of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from statistics import median
+
+from console import format as say
+from console.feed import Picture
+from console.glyphs import Glyphs
+from console.themes import SERIES
+from console.widgets.rate_plot import Curve, RatePoint
+from console.widgets.table import Cell, Column, Row, Span, cell
+from state.events import LifecycleMeasured
+from state.lifecycle import LifecycleView, MeasuredRequest, bandwidths, counted, overheads, worst_residual
+from state.run import CellState
+
+SHOWN = 120
+"""Requests that the waterfall shows: the latest."""
+LAST = "d_decode"
+"""The phase that may go on beyond the right edge: it grows with the output, and would make the others too small."""
+ROOM = 1.15
+"""The waterfall's full width, in times to first token of the slowest request it shows."""
+BLOCK, GOES_ON = "█", "»"
+RESIDUAL_LIMIT = 0.05
+"""The share of a request that its phases may leave unexplained (specs/pd_lifecycle.md, success criterion 1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """How a phase is called and drawn."""
+
+    label: str
+    tone: str
+    letter: str
+    """Stands for it where there is no colour."""
+
+
+PHASES: Mapping[str, Phase] = {
+    "routing": Phase("routing", "dim", "r"),
+    "p_queue": Phase("queue", "series-5", "q"),
+    "p_prefill": Phase("prefill", "series-0", "p"),
+    "zmq_handshake": Phase("handshake", "series-4", "h"),
+    "rdma_transfer": Phase("transfer", "series-1", "t"),
+    "transfer_signal": Phase("signal", "series-7", "s"),
+    "d_promotion": Phase("promotion", "series-3", "o"),
+    "d_first_token": Phase("first token", "series-6", "f"),
+    "d_decode": Phase("decode", "series-2", "d"),
+}
+"""By the names of the records, in the order they pass."""
+
+
+def phase(name: str, place: int) -> Phase:
+    """A phase by its name; one that nobody named here gets the tone of its place among its request's."""
+    return PHASES.get(name) or Phase(name.replace("_", " "), f"series-{place % SERIES}", name[:1] or "?")
+
+
+def nothing(picture: Picture) -> str:
+    """What stands in place of requests."""
+    return "no request of this run has been taken apart" + (" yet" if picture.live else "")
+
+
+def head(picture: Picture, view: LifecycleView) -> Cell:
+    """How much there is of it."""
+    own = [each for each in picture.view.cells.values() if each.cell in view.cells]
+    stages = {each.plan.stage for each in own}
+    planned = [each for each in picture.view.cells.values() if each.plan.stage in stages]
+    done = sum(each.state is CellState.DONE for each in planned)
+    sums = {name: sum(getattr(each, name) for each in view.cells.values())
+            for name in ("counted", "baselines", "warmups", "discarded")}  # fmt: skip
+    parts: list[Span] = [(f"{done} of {len(planned)} cells", "bold"), (f"  {sums['counted']} requests", "")]
+    parts.append((f"  {sums['discarded']} discarded", "warn" if sums["discarded"] else "dim"))
+    worst = worst_residual(view)
+    if worst is not None:
+        parts.append((f"  residual ≤ {say.digits(worst * 100)} %", "warn" if worst > RESIDUAL_LIMIT else "dim"))
+    parts.append((f"  {sums['warmups']} warm-up", "dim"))
+    return (*parts, (f"  {sums['baselines']} combined" if sums["baselines"] else "", "dim"))
+
+
+# -- waterfall ------------------------------------------------------------------------------------------------------
+
+
+def latest(view: LifecycleView) -> tuple[MeasuredRequest, ...]:
+    """The requests that the waterfall shows."""
+    return view.requests[-SHOWN:]
+
+
+def legend(requests: Sequence[MeasuredRequest], marker: str, width: int) -> tuple[Cell, ...]:
+    """Every phase that occurs, with its median over those that count, on as many lines as it needs."""
+    found: dict[str, list[float]] = {}
+    for request in requests:
+        for name, ms in request.event.phases_ms.items():
+            found.setdefault(name, []).extend([ms] if ms is not None and request.counts else [])
+    entries = []
+    for place, (name, values) in enumerate(found.items()):
+        each = phase(name, place)
+        middle = say.digits(median(values)) if values else say.NOT_MEASURED
+        sign = each.letter if marker == "letters" else BLOCK
+        entries.append(((f"{sign} ", each.tone), (f"{each.label} ", ""), (f"{middle}  ", "dim")))
+    return _broken([((("median ms  ", "dim"),)), *entries] if entries else [], width)
+
+
+def _broken(entries: Sequence[Cell], width: int) -> tuple[Cell, ...]:
+    lines: list[list[Span]] = [[]]
+    room = width
+    for entry in entries:
+        length = sum(len(text) for text, _ in entry)
+        if length > room and lines[-1]:
+            lines.append([])
+            room = width
+        lines[-1] += entry
+        room -= length
+    return tuple(tuple(line) for line in lines)
+
+
+def columns(width: int) -> tuple[Column, ...]:
+    wide = (Column("time", "time", 8, left=True),) if width >= 100 else ()
+    more = (Column("gbps", "write", 6, "Gbit/s"), Column("residual", "resid", 5, "%")) if width >= 100 else ()
+    return (
+        *wide,
+        Column("mark", "", 1, left=True),
+        Column("context", "C", 5, "tok"),
+        Column("new", "N", 5, "tok"),
+        Column("output", "O", 4, "tok"),
+        Column("repetition", "rep", 3),
+        Column("phases", "from arrival on", 20, left=True, flex=True),
+        Column("transfer", "move", 5, "ms"),
+        Column("ttft", "TTFT", 5, "ms"),
+        Column("e2e", "E2E", 5, "ms"),
+        *more,
+    )
+
+
+def span_ms(requests: Iterable[MeasuredRequest]) -> float:
+    """What the waterfall's full width stands for."""
+    return ROOM * max((_before_last_ms(each.event) for each in requests), default=0.0)
+
+
+def _before_last_ms(event: LifecycleMeasured) -> float:
+    known = [ms for name, ms in event.phases_ms.items() if ms is not None and name != LAST]
+    return sum(max(0.0, ms) for ms in known) if known else event.ttft_ms or 0.0
+
+
+def rows(
+    requests: Sequence[MeasuredRequest], shown: tuple[Column, ...], width: int, glyphs: Glyphs, marker: str
+) -> tuple[Row, ...]:
+    """A line per request, oldest first."""
+    fixed = sum(column.width + 1 for column in shown if column.key != "phases")
+    room, full_ms = max(1, width - fixed), span_ms(requests)
+    made = []
+    for key, request in keyed(requests):
+        event = request.event
+        tone = "" if request.counts else "dim"
+        cells = {
+            "time": cell(say.clock(request.t_unix_s), "dim"),
+            "mark": _mark(request, glyphs),
+            "context": cell(say.tokens(event.context_tokens), tone),
+            "new": cell(say.tokens(event.new_tokens), tone),
+            "output": cell(say.whole(event.output_tokens), tone),
+            "repetition": cell(str(event.repetition), "dim"),
+            "phases": _bar(request, room, full_ms, marker),
+            "transfer": cell(say.digits(event.transfer_ms) if not event.baseline else "", tone),
+            "ttft": cell(say.digits(event.ttft_ms), tone),
+            "e2e": cell(say.digits(event.e2e_ms), tone),
+            "gbps": cell(say.digits(event.bandwidth_gbps) if not event.baseline else "", tone),
+            "residual": cell(_share(event.residual_share), _residual_tone(event, tone)),
+        }
+        made.append(Row(key, tuple(cells[column.key] for column in shown), also=f"{event.cell} {_words(request)}"))
+    return tuple(made)
+
+
+def _share(share: float | None) -> str:
+    return say.NOT_MEASURED if share is None else say.digits(share * 100)
+
+
+def _residual_tone(event: LifecycleMeasured, tone: str) -> str:
+    return "warn" if event.residual_share is not None and event.residual_share > RESIDUAL_LIMIT else tone
+
+
+def _words(request: MeasuredRequest) -> str:
+    event = request.event
+    words = (
+        "discarded" if event.discarded else "",
+        "warm-up" if event.warmup else "",
+        "combined" if event.baseline else "",
+    )
+    return " ".join(word for word in words if word)
+
+
+def _mark(request: MeasuredRequest, glyphs: Glyphs) -> Cell:
+    if request.event.discarded:
+        return cell(glyphs.sign("failed"), "bad")
+    if request.event.warmup:
+        return cell("w", "dim")
+    return cell("c" if request.event.baseline else "", "dim")
+
+
+def _bar(request: MeasuredRequest, room: int, full_ms: float, marker: str) -> Cell:
+    """The phases one after the other; what was not measured takes no room, what is cut says so at the edge."""
+    event = request.event
+    if event.baseline:
+        first = round((event.ttft_ms or 0.0) / full_ms * room) if full_ms else 0
+        return (("░" * min(room, first), "dim"), (" on one combined instance"[: max(0, room - first)], "faint"))
+    known = [(place, name, max(0.0, ms)) for place, (name, ms) in enumerate(event.phases_ms.items()) if ms is not None]
+    if not known or full_ms <= 0:
+        return cell(event.discarded or "no phase was measured", "dim")
+    ends = [round(sum_ms / full_ms * room) for sum_ms in accumulate(ms for _, _, ms in known)]
+    spans: list[Span] = []
+    for (place, name, _), begin, end in zip(known, (0, *ends), ends, strict=False):
+        each = phase(name, place)
+        sign = each.letter if marker == "letters" else BLOCK
+        spans.append((sign * (min(end, room) - min(begin, room)), each.tone))
+    if ends[-1] > room:
+        last, tone = next((text, tone) for text, tone in reversed(spans) if text)
+        place = max(place for place, (text, _) in enumerate(spans) if text)
+        spans[place] = (last[:-1], tone)
+        spans.insert(place + 1, (GOES_ON, tone))
+    return tuple(span for span in spans if span[0])
+
+
+def keyed(requests: Iterable[MeasuredRequest]) -> list[tuple[str, MeasuredRequest]]:
+    """The requests with keys that stay the same while older ones fall out."""
+    return [
+        (f"{each.event.cell} {each.event.repetition} {each.event.baseline} {each.t_unix_s!r}", each)
+        for each in requests
+    ]
+
+
+def detail(request: MeasuredRequest) -> list[tuple[str, str]]:
+    """A request as label and text."""
+    event = request.event
+    size = f"C {event.context_tokens}, N {event.new_tokens}, O {event.output_tokens} tokens"
+    facts = [
+        ("time", say.moment(request.t_unix_s)),
+        ("cell", event.cell),
+        ("size", f"{size}; repetition {event.repetition}"),
+        ("served by", "one combined instance" if event.baseline else "a prefill and a decode instance"),
+        ("counts", f"no: {event.discarded}" if event.discarded else "no: it warms up" if event.warmup else "yes"),
+        *(
+            (phase(name, place).label, f"{say.digits(ms)} ms")
+            for place, (name, ms) in enumerate(event.phases_ms.items())
+        ),
+    ]
+    if not event.baseline:
+        speed = f"{say.data(event.bytes)} at {say.digits(event.bandwidth_gbps)} Gbit/s"
+        facts.append(("whole transfer", f"{say.digits(event.transfer_ms)} ms: {speed}"))
+    combined = f"; on one combined instance {say.digits(event.colo_ttft_ms)} ms" if event.colo_ttft_ms else ""
+    left = f", of which the phases leave {_share(event.residual_share)} %" if event.phases_ms else ""
+    facts += [("TTFT", f"{say.digits(event.ttft_ms)} ms{combined}"), ("E2E", f"{say.digits(event.e2e_ms)} ms{left}")]
+    return facts + [(name, f"not measured: {why}") for name, why in event.gaps.items()]
+
+
+# -- what they say together -----------------------------------------------------------------------------------------
+
+
+def bandwidth_curve(view: LifecycleView) -> tuple[Curve, ...]:
+    """Bandwidth of the write over the megabytes moved: median, least and most."""
+    points = tuple(
+        RatePoint(float(f"{each.bytes / 1e6:.3g}"), each.median_gbps, each.low_gbps, each.high_gbps)
+        for each in bandwidths(view)
+    )
+    return (Curve("write, median and range", "series-1", points),) if points else ()
+
+
+def overhead_columns(view: LifecycleView, width: int) -> tuple[Column, ...]:
+    """C, then a column per N, as many as fit."""
+    sizes = sorted({each.new_tokens for each in overheads(view)})
+    room = max(1, (width - 8) // 9)
+    return (
+        Column("context", "C", 7, "tok"),
+        *(Column(f"{size}", f"N {say.tokens(size)}", 8, "ms") for size in sizes[:room]),
+    )
+
+
+def overhead_rows(view: LifecycleView, shown: tuple[Column, ...]) -> tuple[Row, ...]:
+    """A row per C: TTFT taken apart less TTFT combined; below 0 it pays."""
+    known = {(each.context_tokens, each.new_tokens): each for each in overheads(view)}
+    made = []
+    for context in sorted({size[0] for size in known}):
+        cells = [cell(say.tokens(context), "bold")]
+        for column in shown[1:]:
+            found = known.get((context, int(column.key)))
+            text = "" if found is None else f"{'+' if found.overhead_ms > 0 else ''}{say.digits(found.overhead_ms)}"
+            cells.append(cell(text, "" if found is None else "warn" if found.overhead_ms > 0 else "good"))
+        made.append(Row(f"{context}", tuple(cells)))
+    return tuple(made)
+
+
+def overhead_note(view: LifecycleView) -> str:
+    """How to read it, and where it pays so far."""
+    known = overheads(view)
+    if not known:
+        some = any(True for _ in counted(view))
+        return "no size was measured both apart and on one combined instance" + (" yet" if some else "")
+    pays = sum(each.overhead_ms <= 0 for each in known)
+    where = "nowhere" if not pays else "everywhere" if pays == len(known) else f"at {pays} of {len(known)} sizes"
+    return f"TTFT taken apart less TTFT combined, ms; apart is faster {where} so far"

@@ -1,0 +1,234 @@
+"""Sessions that moved: what of each cell stands on the Migrations panel."""
+
+from __future__ import annotations
+
+from console import format as say
+from console.feed import Picture, now_of
+from console.glyphs import Glyphs
+from console.pasts import Past
+from console.rows.instances import tone_of
+from console.rows.routing import is_current
+from console.themes import SERIES
+from console.widgets.table import Cell, Column, Row, Span, cell
+from console.widgets.timeline import Arrow, Band, Scene
+from state.bindings import Stay
+from state.migrations import Migration, MigrationCounts
+
+WIDE = 110
+"""Columns from which a migration shows its turn and both of its times."""
+TONES = {"transferred": "good", "recomputed": "warn", "failed": "bad", "refused": "dim", "started": "live"}
+"""The tone of each end, and of its arrow."""
+SIGNS = {"transferred": "done", "recomputed": "warning", "failed": "failed", "refused": "info", "started": "running"}
+MARGIN_S = 1.0
+
+
+def outcome(migration: Migration) -> str:
+    """Its phase, or of one that is done how it was served."""
+    done = migration.phase == "done"
+    return migration.reason if done and migration.reason in TONES else "transferred" if done else migration.phase
+
+
+def cells_of(picture: Picture) -> tuple[str, ...]:
+    """The cells that can be shown, in the order in which they were routed."""
+    moved = picture.view.migrations
+    return tuple(dict.fromkeys((*picture.pasts, *(row.cell for row in (moved.counts if moved else ())))))
+
+
+def cell_shown(picture: Picture) -> str:
+    """The cell to show where nobody chose one: the one that runs, else the last in which a session was to move."""
+    routing, moved = picture.view.routing, picture.view.migrations
+    if routing is not None and is_current(picture, routing):
+        return routing.cell
+    if moved is not None and moved.counts:
+        return moved.counts[-1].cell
+    return routing.cell if routing is not None else ""
+
+
+def counts_of(picture: Picture, cell_id: str) -> MigrationCounts:
+    moved = picture.view.migrations
+    return MigrationCounts(cell_id, 0) if moved is None else moved.counts_of(cell_id)
+
+
+def head(picture: Picture, cell_id: str) -> Cell:
+    """The cell, its policy, and how much was moved."""
+    counts, past = counts_of(picture, cell_id), picture.pasts.get(cell_id)
+    cells = cells_of(picture)
+    place = f"{cells.index(cell_id) + 1} of {len(cells)}" if len(cells) > 1 and cell_id in cells else ""
+    moved = f"{say.tokens(counts.tokens)} tokens, {say.data(counts.bytes)}"
+    return (
+        (f"{past.policy if past else ''}  ".lstrip(), "bold"),
+        (f"{cell_id}  {place}  ".replace("    ", "  "), "dim"),
+        (f"{counts.of('started')} migrations  {counts.of('refused')} refused  ", ""),
+        (f"moved {moved}", "dim"),
+    )
+
+
+def ends(counts: MigrationCounts) -> Cell:
+    """What came of the migrations, in the tones of their arrows, and why sessions stayed."""
+    done = counts.by_phase.get("done", {})
+    recomputed = done.get("recomputed", 0)
+    numbers = {
+        "transferred": counts.of("done") - recomputed,
+        "recomputed": recomputed,
+        "failed": counts.of("failed"),
+        "under way": counts.under_way,
+    }
+    parts: list[Span] = [
+        (f"▼ {number} {end}  ", TONES.get(end, TONES["started"])) for end, number in numbers.items() if number
+    ]
+    refused = sorted(counts.by_phase.get("refused", {}).items(), key=lambda item: -item[1])
+    stayed = ", ".join(f"{reason} {number}" for reason, number in refused)
+    return (*parts, (f"stayed: {stayed}" if stayed else "", "dim"))
+
+
+# -- over time ------------------------------------------------------------------------------------------------------
+
+
+def scene(picture: Picture, cell_id: str, window_s: float | None) -> Scene:
+    """The cell's instances over its time, and its migrations as arrows."""
+    past = picture.pasts.get(cell_id)
+    if past is None or not past.pending:
+        return Scene()
+    routing = picture.view.routing
+    current = routing is not None and routing.cell == cell_id and is_current(picture, routing)
+    end = float(int(now_of(picture)) + 1) if current else past.pending[-1][0] + past.step_s
+    start = past.pending[0][0] - MARGIN_S
+    start = start if window_s is None else max(start, end - window_s)
+    places = {name: place for place, name in enumerate(past.instances)}
+    bands = tuple(Band(name, _tone(picture, past, name), _points(past, name, start)) for name in places)
+    moved = picture.view.migrations
+    rows = () if moved is None else moved.of(cell_id)
+    arrows = tuple(
+        Arrow(row.t_unix_s, places[row.source], places[row.target], TONES[outcome(row)])
+        for row in rows
+        if row.phase in ("started", "done", "failed") and row.source in places and row.target in places
+    )
+    return Scene(bands, arrows, start, end, past.step_s)
+
+
+def _points(past: Past, name: str, start: float) -> tuple[tuple[float, float], ...]:
+    return tuple((at, pending[name]) for at, pending in past.pending if at >= start and name in pending)
+
+
+def _tone(picture: Picture, past: Past, name: str) -> str:
+    known = picture.view.instances.get(past.instances.get(name, name))
+    place = list(past.instances).index(name) if name in past.instances else 0
+    return f"series-{place % SERIES}" if known is None else tone_of(picture.view, known)
+
+
+# -- the table ------------------------------------------------------------------------------------------------------
+
+
+def columns(width: int) -> tuple[Column, ...]:
+    turn = (Column("turn", "turn", 4),) if width >= WIDE else ()
+    return (
+        Column("time", "time", 8, left=True),
+        Column("session", "session", 14 if width >= WIDE else 10, left=True),
+        *turn,
+        Column("way", "from → to", 11, left=True),
+        Column("phase", "phase", 13, left=True),
+        Column("tokens", "tok", 5),
+        Column("bytes", "MB", 5),
+        Column("took", "ms", 5),
+        Column("why", "why", 14, left=True, flex=True),
+    )
+
+
+def rows(picture: Picture, cell_id: str, shown: tuple[Column, ...], glyphs: Glyphs) -> tuple[Row, ...]:
+    """The cell's migrations and refusals that are kept, oldest first."""
+    moved, past = picture.view.migrations, picture.pasts.get(cell_id)
+    made = []
+    for key, row in _keyed(() if moved is None else moved.of(cell_id)):
+        end = outcome(row)
+        cells = {
+            "time": cell(say.clock(row.t_unix_s), "dim"),
+            "session": cell(row.session),
+            "turn": cell(str(row.turn), "dim"),
+            "way": _way(picture, past, row),
+            "phase": cell(f"{glyphs.sign(SIGNS[end])} {end}" if end in SIGNS else row.phase, TONES.get(end, "")),
+            "tokens": cell(_amount(row, say.tokens(row.external_tokens))),
+            "bytes": cell(_amount(row, say.digits(None if row.bytes is None else row.bytes / 1e6))),
+            "took": cell(_amount(row, say.short_ms(row.transfer_s))),
+            "why": cell(why(row), "dim"),
+        }
+        made.append(Row(key, tuple(cells[column.key] for column in shown), also=f"{row.migration} {row.reason}"))
+    return tuple(made)
+
+
+def _amount(row: Migration, text: str) -> str:
+    """Nothing moves where a session was refused: there is nothing to have measured."""
+    return "" if row.phase == "refused" else text
+
+
+def why(row: Migration) -> str:
+    """Why it moved, or stayed, in words."""
+    return row.text or (row.reason if outcome(row) != row.reason else "")
+
+
+def _way(picture: Picture, past: Past | None, row: Migration) -> Cell:
+    def named(instance: str) -> Span:
+        return instance, _tone(picture, past, instance) if past and instance in past.instances else ""
+
+    return (
+        (named(row.source), (" → ", "dim"), named(row.target)) if row.target else (named(row.source), (" stays", "dim"))
+    )
+
+
+def _keyed(kept: tuple[Migration, ...]) -> list[tuple[str, Migration]]:
+    return [(f"{row.migration} {row.phase == 'refused'} {row.t_unix_s!r}", row) for row in kept]
+
+
+def migration_of(picture: Picture, cell_id: str, key: str) -> Migration | None:
+    """The migration of a row; None where it is no longer kept."""
+    moved = picture.view.migrations
+    return dict(_keyed(() if moved is None else moved.of(cell_id))).get(key)
+
+
+# -- one session ----------------------------------------------------------------------------------------------------
+
+
+def migration_facts(row: Migration) -> list[tuple[str, str]]:
+    """A migration as label and text."""
+    took = None if row.ended_unix_s is None or row.phase == "refused" else row.ended_unix_s - row.t_unix_s
+    facts = [
+        ("time", say.moment(row.t_unix_s)),
+        ("session", f"{row.session}, turn {row.turn}"),
+        ("way", f"{row.source} → {row.target}" if row.target else f"it stays at {row.source}"),
+        ("what came of it", ": ".join(dict.fromkeys(part for part in (outcome(row), row.reason) if part))),
+        ("why", why(row) or say.NOT_MEASURED),
+    ]
+    if row.phase != "refused":
+        facts += [
+            ("moved", f"{say.whole(row.external_tokens)} tokens, {say.data(row.bytes)}"),
+            ("the transfer", f"{say.ms(row.transfer_s)} ms"),
+            ("begin to end", f"{say.ms(took)} ms"),
+        ]
+    return [*facts, ("request", row.migration)]
+
+
+def life_facts(picture: Picture, cell_id: str, session: str) -> list[tuple[str, str]]:
+    """Where a session of a cell has lived, as far as it was seen: a line per stay."""
+    stays = _stays(picture, cell_id, session)
+    if not stays:
+        return [("its life", "no pick of it is kept")]
+    ends = [*(stay.since_unix_s for stay in stays[1:]), None]
+    return [(say.clock(stay.since_unix_s), _stay(stay, end)) for stay, end in zip(stays, ends, strict=True)]
+
+
+def life_line(stays: tuple[Stay, ...]) -> str:
+    """The instances in their order."""
+    return " → ".join(stay.instance for stay in stays)
+
+
+def _stays(picture: Picture, cell_id: str, session: str) -> tuple[Stay, ...]:
+    routing, past = picture.view.routing, picture.pasts.get(cell_id)
+    if routing is not None and routing.cell == cell_id:
+        return routing.lives.get(session, ())
+    return past.lives.get(session, ()) if past is not None else ()
+
+
+def _stay(stay: Stay, end: float | None) -> str:
+    length = f"for {say.duration(end - stay.since_unix_s)}" if end is not None else "since then"
+    picks = f"{stay.picks} pick{'' if stay.picks == 1 else 's'} seen"
+    came = f"migrated, by {stay.why}" if stay.migration and stay.why != "migrated" else stay.why
+    return f"{stay.instance} {length}, {picks}; {came}"

@@ -1,0 +1,210 @@
+"""Pending prefill of every instance over one time axis, and an arrow for each session that moved between two."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.strip import Strip
+from textual.widget import Widget
+
+from console.format import tokens
+from console.glyphs import UNICODE, Glyphs
+from console.series import Point, time_axis
+from console.themes import tones
+
+NAME_WIDTH = (6, 14)
+"""The least and the most columns for the names."""
+TALLEST = 4
+"""Lines of a band, at most."""
+HOLD_STEPS = 2.5
+"""A sample is shown until the next, for at most so many steps: what was not sampled stays blank."""
+
+_Canvas = list[list[tuple[str, str]]]
+"""Characters with their tones, line by line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """One instance."""
+
+    name: str
+    tone: str
+    points: tuple[Point, ...]
+    """Unix seconds and tokens, oldest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrow:
+    """A session that moved; `source` and `target` are places among the bands."""
+
+    t_unix_s: float
+    source: int
+    target: int
+    tone: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """All there is to draw."""
+
+    bands: tuple[Band, ...] = ()
+    arrows: tuple[Arrow, ...] = ()
+    start: float = 0.0
+    end: float = 1.0
+    step_s: float = 1.0
+    """Between two points of a band."""
+
+
+class Timeline(Widget):
+    """A band per instance, as tall as there is room for; arrows stand in the lines between them."""
+
+    DEFAULT_CSS = """
+    Timeline { height: 1fr; width: 1fr; background: transparent; }
+    """
+
+    def __init__(self, *, id: str | None = None, empty: str = "", glyphs: Glyphs = UNICODE) -> None:
+        super().__init__(id=id)
+        self._scene = Scene()
+        self._empty = empty
+        self.glyphs = glyphs
+        self._drawn: list[Strip] = []
+        self._drawn_for: tuple[Any, ...] = ()
+
+    def show(self, scene: Scene) -> None:
+        """Draw this; nothing happens when nothing changed."""
+        if scene != self._scene:
+            self._scene = scene
+            self.refresh()
+
+    def text(self) -> list[str]:
+        """The bands as drawn, without style."""
+        self._draw()
+        return [strip.text for strip in self._drawn]
+
+    def render_line(self, y: int) -> Strip:
+        self._draw()
+        strip = self._drawn[y] if y < len(self._drawn) else Strip.blank(self.size.width)
+        return strip.apply_style(self.rich_style)
+
+    def notify_style_update(self) -> None:
+        self._drawn_for = ()
+        super().notify_style_update()
+
+    def _draw(self) -> None:
+        key = (self._scene, self.size, self.glyphs)
+        if key == self._drawn_for:
+            return
+        self._drawn_for = key
+        styles = tones(self.app.theme_variables)
+        width, height = self.size
+        if not any(band.points for band in self._scene.bands) or height < 3:
+            self._drawn = [Strip([Segment(self._empty, styles["dim"])]).adjust_cell_length(width)]
+            return
+        lines = drawn(self._scene, width, height, self.glyphs)
+        self._drawn = [_strip(line, styles).adjust_cell_length(width) for line in lines]
+
+
+def lines_for(bands: int, tall: int = TALLEST) -> int:
+    """Lines in which so many bands of this height stand with their arrows, scale and axis."""
+    return bands * tall + max(0, bands - 1) + 2
+
+
+def drawn(scene: Scene, width: int, height: int, glyphs: Glyphs) -> list[list[tuple[str, str]]]:
+    """The lines, each as characters with their tones: the scale, the bands, the times. `height` is at least 3."""
+    bands = scene.bands[: height - 2]
+    names = min(NAME_WIDTH[1], max(NAME_WIDTH[0], *(len(band.name) for band in bands)) + 1)
+    columns = max(1, width - names)
+    apart = lines_for(len(bands), 1) <= height
+    tall = max(1, min(TALLEST, (height - lines_for(len(bands), 0)) // len(bands))) if apart else 1
+    levels = [_levels(band, scene, columns) for band in bands]
+    top = max((value for row in levels for value in row if value is not None), default=0)
+    canvas: _Canvas = []
+    for place, (band, row) in enumerate(zip(bands, levels, strict=True)):
+        if place and apart:
+            canvas.append([(" ", "")] * columns)
+        canvas += [[(_sign(value, top, tall, tall - 1 - line, glyphs), band.tone) for value in row]
+                   for line in range(tall)]  # fmt: skip
+    first = [place * (tall + apart) for place in range(len(bands))]
+    for arrow in scene.arrows:
+        column = int((arrow.t_unix_s - scene.start) / max(scene.end - scene.start, 1e-9) * columns)
+        if 0 <= column < columns and arrow.source != arrow.target and max(arrow.source, arrow.target) < len(bands):
+            _point(canvas, arrow, column, first, tall, apart)
+    labels = _labels(bands, first, tall)
+    lines = [_scale(top, len(scene.bands) - len(bands))]
+    for number, line in enumerate(canvas):
+        text, tone = labels.get(number, ("", ""))
+        lines.append([(text[: names - 1].ljust(names), tone), *line])
+    return [*lines, [(" " * names, ""), (_times(scene, columns), "dim")]]
+
+
+def _levels(band: Band, scene: Scene, columns: int) -> list[int | None]:
+    """The highest value in each column's time; where it holds no sample the one before, None where that is too old."""
+    width_s = max(scene.end - scene.start, 1e-9) / columns
+    found: list[int | None] = [None] * columns
+    ends = [*(later[0] for _, later in pairwise(band.points)), float("inf")]
+    for (at, value), until in zip(band.points, ends, strict=True):
+        until = min(until, at + HOLD_STEPS * scene.step_s, scene.end)
+        first = int((at - scene.start) // width_s)
+        last = max(first, int((until - scene.start) / width_s - 1e-9))
+        for column in range(max(0, first), min(columns - 1, last) + 1):
+            found[column] = max(int(value), found[column] or 0)
+    return found
+
+
+def _sign(value: int | None, top: int, tall: int, level: int, glyphs: Glyphs) -> str:
+    """One column on one line of a band: eighths of a character; nothing pending is a low line, not sampled a blank."""
+    if value is None:
+        return " "
+    if not value or not top:
+        return "_" if level == 0 else " "
+    eighths = max(1, round(value / top * tall * 8))
+    return glyphs.rise[max(0, min(8, eighths - 8 * level))]
+
+
+def _point(canvas: _Canvas, arrow: Arrow, column: int, first: list[int], tall: int, apart: bool) -> None:
+    """The arrow's lines: from below or above its source to its head beside its target."""
+    down = arrow.target > arrow.source
+    head = "▼" if down else "▲"
+    if apart:
+        begin = first[arrow.source] + tall if down else first[arrow.source] - 1
+        end = first[arrow.target] - 1 if down else first[arrow.target] + tall
+    else:  # no line between the bands: it stands on them
+        begin, end = first[arrow.source], first[arrow.target]
+    for line in range(min(begin, end), max(begin, end) + 1):
+        canvas[line][column] = ("│", arrow.tone)
+    canvas[end][column] = (head, arrow.tone)
+
+
+def _labels(bands: Sequence[Band], first: Sequence[int], tall: int) -> dict[int, tuple[str, str]]:
+    """By line: every band's name and, where it has a second line, its newest value."""
+    found = {}
+    for band, line in zip(bands, first, strict=True):
+        found[line] = (band.name, band.tone)
+        if tall > 1 and band.points:
+            found[line + 1] = (tokens(band.points[-1][1]), "dim")
+    return found
+
+
+def _scale(top: int, left_out: int) -> list[tuple[str, str]]:
+    more = f", {left_out} more instances have no room" if left_out else ""
+    return [(f"pending prefill, full height {tokens(top)} tokens{more}", "dim")]
+
+
+def _times(scene: Scene, columns: int) -> str:
+    """Clock times under the columns they belong to, as many as fit without touching."""
+    axis = time_axis(scene.start, scene.end, columns)
+    line = ""
+    for tick, label in zip(axis.ticks, axis.labels, strict=True):
+        at = int((tick - scene.start) / max(scene.end - scene.start, 1e-9) * columns)
+        if at >= len(line) + (1 if line else 0) and at + len(label) <= columns:
+            line = line.ljust(at) + label
+    return line
+
+
+def _strip(line: Sequence[tuple[str, str]], styles: Mapping[str, Style]) -> Strip:
+    return Strip([Segment(text, styles[tone]) for text, tone in line]).simplify()
