@@ -157,8 +157,8 @@ def flat_migrations(analysis: RoutingAnalysis) -> pd.DataFrame:
         for cell in analysis.moves.cells
         for one in cell.found.events
     ]
-    columns = ["label", "trial", *names, "transfer_s", *(f"transfer_{name}" for name in moved)]
-    return pd.DataFrame(rows, columns=columns)
+    columns = ["label", "trial", *names, "transfer_s", *(f"kv_{name}" for name in moved)]
+    return pd.DataFrame(rows, columns=columns, dtype=object)  # integers beside nothing stay integers
 
 
 def flat_pairs(analysis: RoutingAnalysis) -> pd.DataFrame:

@@ -17,6 +17,7 @@ from results.decisions import (
     Decision,
     DecisionRecord,
     InstanceLoad,
+    KvTransfer,
     RoutedOutcome,
     RoutedRequest,
 )
@@ -51,6 +52,9 @@ class Truth:
     """Turns by index that the engine fails."""
     degraded: Mapping[int, str] = field(default_factory=dict)
     """By trial."""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    moves: int = 0
+    """Every session's turn of this number migrates from the other of two instances, in 0.05 s; 0 = none does."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +175,7 @@ def cell_record(world: World, truth: Truth, trial: int, turns: Sequence[TurnReco
         cell=f"trials/{truth.label}/t{trial}",
         label=truth.label,
         policy=truth.policy or truth.label,
-        parameters={},
+        parameters=truth.parameters,
         trial=trial,
         place=place,
         seed=trial,
@@ -185,7 +189,7 @@ def cell_record(world: World, truth: Truth, trial: int, turns: Sequence[TurnReco
             "trace_span_s": world.span_s, "amplification": wall_s / world.span_s,
             "fidelity": {"degraded": bool(reason), "reason": reason},
         },
-        engines=tuple(_engine(world, turns, number) for number in range(world.instances)),
+        engines=tuple(_engine(world, truth, turns, number) for number in range(world.instances)),
         router={"decide_us_p50": 20.0, "picks": len(turns), "retries": 0, "index": "approximate"},
         t_start_ns=T0_NS,
         t_end_ns=end_ns,
@@ -196,8 +200,12 @@ def cell_record(world: World, truth: Truth, trial: int, turns: Sequence[TurnReco
     )  # fmt: skip
 
 
-def _engine(world: World, turns: Sequence[TurnRecord], number: int) -> RoutedEngine:
+def _engine(world: World, truth: Truth, turns: Sequence[TurnRecord], number: int) -> RoutedEngine:
     here = [turn for turn in turns if turn.instance == f"e{number}"]
+    cached = float(sum(turn.cached_tokens or 0 for turn in here))
+    prompts = float(sum(turn.prompt_tokens or 0 for turn in here))
+    came = 480.0 * sum(turn.turn == truth.moves for turn in here) if truth.moves else 0.0
+    left = 480.0 * sum(turn.turn == truth.moves for turn in turns if turn not in here) if truth.moves else 0.0
     return RoutedEngine(
         instance=f"e{number}",
         role="both",
@@ -206,15 +214,21 @@ def _engine(world: World, turns: Sequence[TurnRecord], number: int) -> RoutedEng
         started_by="spawn",
         block_tokens=BLOCK,
         kv_capacity_tokens=world.capacity_tokens,
-        prompt_tokens=float(sum(turn.prompt_tokens or 0 for turn in here)),
-        cached_tokens=float(sum(turn.cached_tokens or 0 for turn in here)),
+        prompt_tokens=prompts + came + left,
+        cached_tokens=cached + came + left,
+        prompt_tokens_by_source={
+            "local_cache_hit": cached + left,
+            "external_kv_transfer": came,
+            "local_compute": prompts - cached,
+        },
     )
 
 
-def decisions(turns: Sequence[TurnRecord], policy: str) -> list[DecisionRecord]:
-    """A pick per turn: the first of a session is `cold`, the others are `affinity`."""
+def decisions(turns: Sequence[TurnRecord], policy: str, moves: int = 0) -> list[DecisionRecord]:
+    """A pick per turn: the first of a session is `cold`, the others `affinity`; `migrated` as Truth.moves says."""
     view = ClusterView((InstanceLoad("e0"), InstanceLoad("e1")), 0)
-    return [
+    hot = ClusterView(tuple(InstanceLoad(name, pending_prefill_tokens=3000) for name in ("e0", "e1")), 0)
+    found = [
         DecisionRecord(
             seq=place,
             t_ns=turn.t_send_ns or 0,
@@ -222,17 +236,38 @@ def decisions(turns: Sequence[TurnRecord], policy: str) -> list[DecisionRecord]:
             request=RoutedRequest(turn.request, turn.session, turn.turn, turn.input_tokens, 17, BLOCK, {}),
             cluster=view,
             decision=Decision(policy, turn.instance, "affinity" if turn.turn else "cold"),
-            outcome=RoutedOutcome("ok" if turn.status == RequestStatus.OK else "error"),
+            outcome=RoutedOutcome(
+                "ok" if turn.status == RequestStatus.OK else "error",
+                ttft_s=0.01 + 1e-4 * ((turn.prompt_tokens or 0) - (turn.cached_tokens or 0)),
+                prompt_tokens=turn.prompt_tokens,
+                cached_tokens=turn.cached_tokens,
+            ),
         )
         for place, turn in enumerate(turns)
     ]
+    return [_migrated(pick, hot) if moves and pick.request.turn == moves else pick for pick in found]
+
+
+def _migrated(pick: DecisionRecord, hot: ClusterView) -> DecisionRecord:
+    """The same turn, come from the other instance with 480 tokens of KV."""
+    source = {"e0": "e1", "e1": "e0"}[pick.decision.instance]
+    sent = KvTransfer(
+        "t", "migration", "mooncake", source, pick.decision.instance, "transferred", attempts=1, prefix_tokens=480,
+        source_cached_tokens=480, external_tokens=480, local_tokens=0, computed_tokens=0, bytes=960,
+        bytes_from="tokens",
+        t_begin_ns=pick.t_ns, t_source_sent_ns=pick.t_ns, t_source_done_ns=pick.t_ns + 10_000_000,
+        t_target_sent_ns=pick.t_ns + 10_000_000, t_done_ns=pick.t_ns + 50_000_000,
+    )  # fmt: skip
+    outcome = None if pick.outcome is None else replace(pick.outcome, migration="transferred", transfer=sent)
+    made = replace(pick.decision, reason="migrated", migrate_from=source)
+    return replace(pick, cluster=hot, decision=made, outcome=outcome)
 
 
 def loaded(world: World, truth: Truth, trial: int = 0, place: int = 0) -> LoadedCell:
     """A cell as it is after loading, without a file."""
     turns = records(world, truth, trial)
     record = cell_record(world, truth, trial, turns, place)
-    picks = count_picks(decisions(turns, record.policy))
+    picks = count_picks(decisions(turns, record.policy, truth.moves))
     return LoadedCell(record, turns_of(turn_table(turns), T0_NS), picks, (), f"{record.cell}/cell.json")
 
 
@@ -291,7 +326,7 @@ def _write_cell(layout: TrialLayout, world: World, truth: Truth, trial: int, pla
     layout.root.mkdir(parents=True)
     turns = records(world, truth, trial)
     record = cell_record(world, truth, trial, turns, place)
-    picks = decisions(turns, record.policy)
+    picks = decisions(turns, record.policy, truth.moves)
     samples = [EngineSample(T0_NS, f"e{number}", 1.0, 0.0, 0.1, 0, 1) for number in range(world.instances)]
     encode = msgspec.json.Encoder().encode_lines
     layout.metrics.write_bytes(encode(turns))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -10,53 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from results.decisions import (
-    ClusterView,
-    Decision,
-    DecisionRecord,
-    Gate,
-    InstanceLoad,
-    RoutedOutcome,
-    RoutedRequest,
-)
+from results.decisions import ClusterView, Gate
 from results.routing.migrations import costs, migrations
 from results.routing.record import EngineSample
 from results.routing.timeline import heat, timeline
-
-T0_NS = 5_000_000_000_000_000_123  # beyond what a float64 can hold to the nanosecond
-HOT = 1000
-COOLDOWN_S = 10.0
-
-
-class Log:
-    """A decision log in the making."""
-
-    def __init__(self) -> None:
-        self.records: list[DecisionRecord] = []
-        self.pending = {"a": 0, "b": 0, "c": 0}
-
-    def pick(
-        self,
-        t_s: float,
-        session: str,
-        to: str,
-        *,
-        source: str = "",
-        status: str = "",
-        request: str = "",
-        cached: Mapping[str, int] | None = None,
-        counted: int | None = None,
-        gates: tuple[Gate, ...] = (),
-        ttft_s: float | None = 0.5,
-    ) -> None:
-        """One pick of a request of 2000 tokens, with what is pending now; `status`: what came of the migration."""
-        place = len(self.records)
-        asked = RoutedRequest(request or f"r{place}", session, 0, 2000, 100, 16, cached or {})
-        view = ClusterView(tuple(InstanceLoad(name, pending_prefill_tokens=n) for name, n in self.pending.items()), 0)
-        made = Decision("ear", to, "x", gates=gates, migrate_from=source)
-        migration = status or ("recomputed" if source else "")
-        outcome = RoutedOutcome("ok", 200, ttft_s, 1.0, 2000, counted, 10, migration=migration)
-        self.records.append(DecisionRecord(place, T0_NS + round(t_s * 1e9), 0.0, asked, view, made, outcome))
+from tests.results.routing.logs import COOLDOWN_S, HOT, T0_NS, Log
 
 
 def gate(name: str, *, passed: bool) -> Gate:

@@ -39,7 +39,7 @@ def test_the_specifications_case() -> None:
     """24 requests of 11.5 GiB fit 8 pools of 38.4 GiB at 98304 B a token, 12 of them four (specs/ear, section 2.1)."""
     per_token = 98_304 / 2**30
     pools = 8 * int(38.4 / per_token)
-    held = Footprints({"p99": Estimate(float(int(11.5 / per_token)))}, float(pools), 24.0, 24.0, "")
+    held = Footprints({"p99": Estimate(float(int(11.5 / per_token)))}, None, float(pools), 24.0, 24.0, "")
     rows = {row.deployment: row for row in occupancies(held) if row.point}
     assert rows["combined 8C"].p90 == pytest.approx(24 * 11.5 / (8 * 38.4), rel=1e-3)
     assert rows["4P+4D"].p90 > 1  # half the pools do not hold them

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -30,7 +31,16 @@ POLICIES = (
     Truth("sticky", ttft_s=0.25, slope_s=0.01, hot=3.0, failed=frozenset({7})),
     Truth("unified", ttft_s=0.15, slope_s=0.01, hit_share=0.97),
 )
-NAMES = {"1", "4a", "4b", "4c", "4d", "6", "8"}
+EAR = {"hot_tokens": 1000, "cooldown_s": 10.0}
+MOVING = (
+    Truth("EAR", "ear", parameters=EAR, moves=2),
+    Truth("EAR (affinity only)", "ear", hot=3.0, parameters={**EAR, "migration": False}),
+    Truth("EAR hot_tokens=50", "ear", parameters={**EAR, "hot_tokens": 50}, moves=3),
+    Truth("plain", "kv_aware"),
+    Truth("floor", "kv_aware", parameters={"load_floor_bonus": 200}),
+)
+DRAWN = {"1", "4a", "4b", "4c", "4d", "6", "6_full", "8"}
+NAMES = {*DRAWN, "7", "9", "10"}
 
 
 @pytest.fixture(scope="module")
@@ -58,16 +68,16 @@ def _text(analysis: RoutingAnalysis) -> str:
 def test_every_figure_is_there_as_png_svg_and_numbers(root: Path) -> None:
     folder = root / "figures"
     assert {path.name for path in folder.iterdir()} == {
-        f"figure_{name}.{form}" for name in NAMES for form in ("png", "svg", "csv")
+        f"figure_{name}.{form}" for name in DRAWN for form in ("png", "svg", "csv")
     }
-    for name in NAMES:
+    for name in DRAWN:
         assert (folder / f"figure_{name}.png").read_bytes().startswith(b"\x89PNG")
         assert ElementTree.parse(folder / f"figure_{name}.svg").getroot().tag == "{http://www.w3.org/2000/svg}svg"
         assert len(pd.read_csv(folder / f"figure_{name}.csv"))
 
 
 def test_the_numbers_beside_are_those_of_the_analysis(root: Path, analysis: RoutingAnalysis) -> None:
-    grid = pd.read_csv(root / "figures" / "figure_6.csv").set_index(["label", "series", "statistic"])
+    grid = pd.read_csv(root / "figures" / "figure_6_full.csv").set_index(["label", "series", "statistic"])
     for label in analysis.labels:
         found = analysis.value(label, "ttft_p90_s")
         assert grid.loc[(label, "ttft_s", "p90"), "value"] == pytest.approx(found.value)
@@ -92,7 +102,7 @@ def test_the_same_run_gives_the_same_files(root: Path, analysis: RoutingAnalysis
     assert json.loads((root / "aggregate.json").read_text()) == json.loads(msgspec.json.encode(aggregate(analysis)))
     assert (root / "pairs.csv").read_text() == flat_pairs(analysis).to_csv(index=False)
     assert (root / "MANIFEST.tsv").read_text() == manifest(analysis).to_csv(index=False, sep="\t")
-    for form, image in draw(found[-1], DRAWERS).items():
+    for form, image in draw(next(figure for figure in found if figure.name == "8"), DRAWERS).items():
         assert (root / "figures" / f"figure_8.{form}").read_bytes() == image
 
 
@@ -104,7 +114,7 @@ def test_the_page_is_well_formed_and_fetches_nothing(root: Path, analysis: Routi
     assert len(set(page.ids)) == len(page.ids)
     assert {address.split(":")[0] for address in page.addresses if not address.startswith("#")} == {"data"}
     assert not re.search(r"<script|@import|url\(", text)
-    assert text.count("data:image/svg+xml;base64,") == len(NAMES)
+    assert text.count("data:image/svg+xml;base64,") == len(DRAWN)
     assert "lmetric <b>" not in text
     for table in tables(analysis):
         assert table.title in text
@@ -115,7 +125,7 @@ def test_markdown_and_terminal_hold_every_table(root: Path, analysis: RoutingAna
     for table in tables(analysis):
         assert f"## {table.title}" in markdown
         assert table.title in terminal
-    for name in NAMES:
+    for name in DRAWN:
         assert f"figures/figure_{name}.svg" in markdown
 
 
@@ -186,3 +196,74 @@ def test_one_policy_in_one_trial_can_be_drawn(tmp_path: Path) -> None:
     found = {figure.name: figure for figure in figures(analyse(tmp_path))}
     for name in ("4c", "8"):
         assert draw(found[name], DRAWERS)["png"]
+
+
+@pytest.fixture(scope="module")
+def moving(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("moving") / "20260131-120000-routing-cpu-tiny"
+    root.mkdir()
+    write_run(root, WORLD, MOVING)
+    analyse_routing(root)
+    return root
+
+
+def test_figures_of_migration_hold_the_numbers_of_the_analysis(moving: Path) -> None:
+    analysis = analyse(moving)
+    ablation = pd.read_csv(moving / "figures" / "figure_7.csv").set_index(["variant", "metric"])
+    assert ablation.loc[("EAR (affinity only)", "apc"), "value"] == pytest.approx(
+        analysis.value("EAR (affinity only)", "apc").value
+    )
+    grid = pd.read_csv(moving / "figures" / "figure_9.csv")
+    assert sorted(grid[grid["metric"] == "trigger_rate"]["value"]) == pytest.approx([1 / 5, 1 / 5])
+    assert set(zip(grid["hot_tokens"], grid["cooldown_s"], strict=True)) == {(50, 10), (1000, 10)}
+    time = pd.read_csv(moving / "figures" / "figure_10.csv")
+    arrows = time[time["kind"] == "arrow"]
+    assert arrows.groupby("label").size().to_dict() == {"EAR": 24, "EAR hot_tokens=50": 24}
+    assert set(arrows["outcome"]) == {"transferred"}
+    assert time[time["kind"] == "heat"]["pending_tokens"].max() == 3000
+
+
+def test_every_migration_is_a_row_with_its_transfer(moving: Path) -> None:
+    rows = pd.read_csv(moving / "migrations.csv")
+    assert len(rows) == 2 * 3 * 24
+    assert set(rows["outcome"]) == {"transferred"}
+    assert (rows["kv_external_tokens"] == 480).all()
+    assert rows["transfer_s"].tolist() == pytest.approx([0.05] * len(rows))
+
+
+def test_the_report_has_the_specifications_rows_and_says_what_was_not_run(moving: Path) -> None:
+    text = (moving / "report.md").read_text()
+    assert "## Schedulers of specs/ear, 5.2" in text
+    assert re.search(r"\| static PD-disagg \|( - \|)+ not in this run \|", text)
+    assert re.search(r"\| EAR \|.*\| EAR \(also run: EAR hot_tokens=50\) \|", text)
+    assert re.search(r"\| EAR \(migration only\) \|( - \|)+ not in this run \|", text)
+    assert re.search(r"\| plain \|.*\| the policy does not migrate \|", text)
+    assert re.search(r"\| EAR \(affinity only\) \|.*\| migration is switched off \|", text)
+    for title in ("Migrations", "KV transfers", "A transfer against recomputing", "Load floor: the decision points"):
+        assert f"## {title}" in text
+
+
+def test_the_legs_of_transfers_are_no_cache_hits_of_the_policy(moving: Path) -> None:
+    analysis = analyse(moving)
+    for label in ("EAR", "EAR hot_tokens=50", "EAR (affinity only)"):
+        assert analysis.value(label, "apc").value == pytest.approx(analysis.value(label, "apc_usage").value)
+
+
+def test_verdicts_hold_the_claims_and_the_decision_points(moving: Path) -> None:
+    found = json.loads((moving / "verdicts.json").read_text())
+    judged = {row["name"]: row["outcome"] for row in found["claims"]}
+    assert judged["no thrashing: EAR"] == "supported"
+    assert judged["ablation: migration only loses locality"] == "undecided"
+    assert [row["point"] for row in found["load_floor"]] == ["D1", "D2", "D3", "D4", "D5", "D6", "D7", "Q1.D"]
+    said = json.loads((moving / "aggregate.json").read_text())
+    by_cell = {(row["label"], row["trial"]): row for row in said["migrations_by_cell"]}
+    assert by_cell["EAR", 0]["trigger_rate"]["value"] == pytest.approx(1 / 5)
+    assert by_cell["EAR (affinity only)", 2]["asked"] == 0
+
+
+def test_a_decision_log_that_is_damaged_is_a_gap_and_no_crash(moving: Path, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(moving, tmp_path / moving.name))
+    (root / "results" / "20260131_EAR" / "trial_1" / "decisions.jsonl").write_bytes(b"{")
+    analysis = analyse(root)
+    assert [gap.artifact for gap in analysis.gaps] == ["results/20260131_EAR/trial_1/decisions.jsonl"]
+    assert next(row for row in analysis.moves.migrations if row.label == "EAR").trials == 2

@@ -1,0 +1,214 @@
+"""Migrations and transfers over trials: rates, times and tokens that were put into the logs come out again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from results.decisions import Gate
+from results.routing.logs import LogFacts, log_facts
+from results.routing.measure import Measurements
+from results.routing.moves import against_recomputing, policy_migrations, policy_transfers
+from results.routing.summary import summary_of
+from results.routing.transfers import MIN_FIT, Prefill, prefill_s_per_token, prefills
+from results.tax import Verdict
+from tests.results.routing.logs import Log, moved
+from tests.results.routing.synthetic import Truth, World, loaded
+
+PARAMETERS: Mapping[str, Any] = {"hot_tokens": 1000, "cooldown_s": 10.0}
+PER_TOKEN_S = 1e-4
+SESSIONS = 12
+
+
+def log_of(took_s: float = 0.1, recomputed: int = 0) -> Log:
+    """Every session computes a prompt on an idle instance, then migrates with 1600 tokens; the last `recomputed` of
+    them without KV."""
+    log = Log()
+    for number in range(SESSIONS):
+        prompt = 1000 + 100 * number
+        log.pick(number, f"s{number:03d}", "a", prompt_tokens=prompt, counted=0, ttft_s=0.05 + PER_TOKEN_S * prompt)
+    log.pending["a"] = 5000
+    for number in range(SESSIONS):
+        begin_s = 50.0 + number
+        whole = number < SESSIONS - recomputed
+        status = "transferred" if whole else "recomputed"
+        sent = moved(
+            "a",
+            "b",
+            begin_s=begin_s,
+            took_s=took_s,
+            status="transferred" if whole else "failed",
+            reason="no answer within 120 s",
+        )
+        log.pick(
+            begin_s,
+            f"s{number:03d}",
+            "b",
+            source="a",
+            status=status,
+            cached={"a": 1600},
+            counted=1600 if whole else 0,
+            transfer=sent,
+            ttft_s=0.03 if whole else 0.25,
+        )
+    return log
+
+
+def facts_of(*logs: Log) -> tuple[dict[int, LogFacts], Measurements]:
+    """A trial per log."""
+    world = World(sessions=SESSIONS, turns=2, trials=len(logs))
+    cells = [loaded(world, Truth("ear"), trial) for trial in range(len(logs))]
+    cells = [replace(cell, record=replace(cell.record, parameters=PARAMETERS)) for cell in cells]
+    measurements = Measurements(cells, [summary_of(cell) for cell in cells])
+    return {
+        trial: log_facts(cell, log.records) for trial, (cell, log) in enumerate(zip(cells, logs, strict=True))
+    }, measurements
+
+
+def test_the_numbers_of_a_transfer_come_out_of_the_log() -> None:
+    facts, measurements = facts_of(log_of(), log_of(), log_of())
+    (row,) = policy_transfers("ear", facts, measurements)
+    assert (row.purpose, row.asked, row.statuses, row.transports) == (
+        "migration",
+        36,
+        {"transferred": 36},
+        ("mooncake",),
+    )
+    expected = {
+        "transfer_mean_s": 0.1, "transfer_p50_s": 0.1, "transfer_max_s": 0.1, "source_leg_mean_s": 0.025,
+        "target_leg_mean_s": 0.075, "prefix_tokens_mean": 1600, "external_tokens_mean": 1600, "local_tokens_mean": 0,
+        "computed_tokens_mean": 0, "bytes_mean": 3200, "external_share": 1.0, "source_computed_share": 0.0,
+        "bandwidth_bytes_per_s": 3200 / 0.075,
+    }  # fmt: skip
+    for name, value in expected.items():
+        assert row.values[name].value == pytest.approx(value), name
+
+
+def test_what_the_source_had_lost_and_what_the_target_had_are_told_apart() -> None:
+    log = Log()
+    log.pick(0, "s000", "b", source="a", transfer=moved("a", "b", prefix=1600, external=1200, source_cached=400))
+    facts, measurements = facts_of(log)
+    (row,) = policy_transfers("ear", facts, measurements)
+    assert row.values["source_computed_share"].value == 0.75
+    assert row.values["external_share"].value == 0.75
+    assert row.values["local_tokens_mean"].value == 400
+
+
+def test_three_trials_give_an_interval_over_trials_and_one_resamples_sessions() -> None:
+    facts, measurements = facts_of(log_of(0.1), log_of(0.2), log_of(0.3))
+    found = policy_transfers("ear", facts, measurements)[0].values["transfer_mean_s"]
+    assert found.value == pytest.approx(0.2)
+    assert found.basis == "over 3 trials"
+    assert found.low == 0.0  # 0.2 - 4.30 * 0.1 / sqrt(3), which a time cannot be
+    assert found.high == pytest.approx(0.2 + 4.3027 * 0.1 / np.sqrt(3), rel=1e-4)
+    facts, measurements = facts_of(log_of(recomputed=3))
+    rate = policy_migrations("ear", facts, PARAMETERS, measurements).values["trigger_rate"]
+    assert (rate.value, rate.low, rate.high) == (0.5, 0.5, 0.5)  # half of every session's requests
+    assert rate.basis == "sessions resampled, 1 trial"
+
+
+def test_outcomes_and_reasons_are_counted_without_their_numbers() -> None:
+    facts, measurements = facts_of(log_of(recomputed=3), log_of(recomputed=1), log_of())
+    row = policy_migrations("ear", facts, PARAMETERS, measurements)
+    assert (row.requests, row.asked, row.outcomes) == (72, 36, {"recomputed": 4, "transferred": 32})
+    assert row.why_none == ""
+    (sent,) = policy_transfers("ear", facts, measurements)
+    assert sent.statuses == {"failed": 4, "transferred": 32}
+    assert sent.reasons == {"no answer within N s": 4}
+    assert row.values["waited_transferred_s"].value == pytest.approx(0.13)  # the transfer, then 0.03 s
+    assert row.values["waited_recomputed_s"].value == pytest.approx(0.35)
+
+
+def test_tokens_that_were_not_counted_are_unknown_and_say_why() -> None:
+    log = Log()
+    lost = replace(moved("a", "b", external=None), counted_reason="3000 tokens came, more than its 1600")
+    log.pick(0, "s000", "b", source="a", transfer=lost)
+    facts, measurements = facts_of(log)
+    (row,) = policy_transfers("ear", facts, measurements)
+    assert row.values["external_tokens_mean"].value is None
+    assert row.values["transfer_mean_s"].value == pytest.approx(0.2)
+    assert row.uncounted == {"N tokens came, more than its N": 1}
+    assert against_recomputing("ear", facts, measurements) is None
+
+
+@pytest.mark.parametrize(("took_s", "verdict"), [(0.1, Verdict.LOWER), (0.3, Verdict.HIGHER)])
+def test_a_transfer_is_set_against_computing_the_tokens_it_brought(took_s: float, verdict: Verdict) -> None:
+    """1600 tokens at 0.1 ms each."""
+    facts, measurements = facts_of(log_of(took_s), log_of(took_s * 1.01), log_of(took_s * 0.99))
+    row = against_recomputing("ear", facts, measurements)
+    assert row is not None
+    assert row.prefill_s_per_token.value == pytest.approx(PER_TOKEN_S)
+    assert row.recompute_s.value == pytest.approx(0.16)
+    assert row.difference_s.value == pytest.approx(took_s - 0.16)
+    assert row.verdict == verdict
+
+
+def test_that_comparison_resamples_sessions_where_there_is_one_trial() -> None:
+    facts, measurements = facts_of(log_of(0.1))
+    row = against_recomputing("ear", facts, measurements)
+    assert row is not None
+    assert row.difference_s.low == pytest.approx(-0.06)  # no noise was put in: every draw finds the same
+    assert (row.difference_s.basis, row.verdict) == ("sessions resampled, 1 trial", Verdict.LOWER)
+
+
+def test_sessions_that_the_turns_do_not_name_are_not_resampled() -> None:
+    log = log_of()
+    log.records = [replace(one, request=replace(one.request, session="x" + one.request.session)) for one in log.records]
+    facts, measurements = facts_of(log)
+    found = policy_transfers("ear", facts, measurements)[0].values["transfer_mean_s"]
+    assert (found.value, found.low) == (pytest.approx(0.1), None)
+    assert "the turn records do not name" in (found.reason or "")
+
+
+def test_a_session_id_that_a_header_cannot_hold_is_known_again() -> None:
+    _, measurements = facts_of(log_of())
+    assert not isinstance(measurements.groups(["s00%30", "s000"]), str)
+
+
+def test_only_prompts_computed_with_nothing_before_them_tell_what_computing_takes() -> None:
+    log = Log()
+    log.pick(0, "s000", "a", counted=0)
+    log.pick(1, "s000", "a", counted=1900)  # nearly all of it was cached
+    log.pick(2, "s000", "b", counted=0, prefill="a", transfer=moved("a", "b", purpose="handover"))
+    log.pending["a"] = 10
+    log.pick(3, "s000", "a", counted=0)
+    assert prefills(log.records) == (Prefill("s000", 2000, 0.5),)
+    assert "needs" in str(prefill_s_per_token(prefills(log.records)))
+    falling = [Prefill("s", 100 * place, 5.0 - place) for place in range(MIN_FIT)]
+    assert "did not take longer" in str(prefill_s_per_token(falling))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "gates", "why"),
+    [
+        ({}, (), "the policy does not migrate"),
+        ({**PARAMETERS, "migration": False}, (), "migration is switched off"),
+        (PARAMETERS, (), "no session's instance had more than 1000 prompt tokens pending (T_hot) at a pick"),
+        (
+            PARAMETERS,
+            (Gate("hot", 2000, 1000, True, ""), Gate("cooldown", 3, 0, False, "")),
+            "every time that a session's instance was hot it stayed: cooldown 1",
+        ),
+    ],
+)
+def test_a_cell_without_migrations_says_why(parameters: Mapping[str, Any], gates: tuple[Gate, ...], why: str) -> None:
+    log = Log()
+    log.pick(0, "s000", "a", gates=gates)
+    facts, measurements = facts_of(log)
+    row = policy_migrations("ear", facts, parameters, measurements)
+    assert (row.why_none, row.asked) == (why, 0)
+
+
+def test_thrashing_names_its_sessions() -> None:
+    log = Log()
+    log.pick(0, "s000", "b", source="a")
+    log.pick(5, "s000", "a", source="b")
+    log.pick(5, "s001", "a", source="b")
+    facts, measurements = facts_of(log)
+    row = policy_migrations("ear", facts, PARAMETERS, measurements)
+    assert row.thrashed == ("s000",)
+    assert row.values["thrash_rate"].value == 0.5

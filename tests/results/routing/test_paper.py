@@ -1,0 +1,132 @@
+"""The specification's rows and claims: found by policy and parameters, judged by intervals, honest where not run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from results.routing.movement import Moves
+from results.routing.moves import AgainstRecomputing, PolicyMigrations
+from results.routing.pairs import Pair
+from results.routing.paper import (
+    AFFINITY_ONLY,
+    FULL,
+    MIGRATION_ONLY,
+    Setting,
+    ablation_rows,
+    claims,
+    ear_part,
+    end_to_end_rows,
+    sensitivity,
+)
+from results.statistics import Estimate
+from results.tax import Verdict, verdict_of
+from results.verdicts import Outcome
+
+EAR: Mapping[str, Any] = {"hot_tokens": 100, "cooldown_s": 5.0}
+STAYS: Mapping[str, Any] = {**EAR, "migration": False}
+LEAVES: Mapping[str, Any] = {**EAR, "affinity": False}
+
+
+@pytest.mark.parametrize(
+    ("policy", "parameters", "part"),
+    [
+        ("ear", EAR, FULL),
+        ("ear", STAYS, AFFINITY_ONLY),
+        ("ear", LEAVES, MIGRATION_ONLY),
+        ("ear", {**STAYS, "affinity": False}, ""),
+        ("sticky", {}, ""),
+    ],
+)
+def test_the_parts_of_ear_are_known_by_their_parameters(policy: str, parameters: Mapping[str, Any], part: str) -> None:
+    assert ear_part(policy, parameters) == part
+
+
+def test_rows_are_found_whatever_they_are_called_and_stay_where_they_were_not_run() -> None:
+    policies = {"load-balance": "round_robin", "x": "kv_linear", "y": "kv_linear", "mine": "ear"}
+    rows = {row.name: row for row in end_to_end_rows(policies, {"mine": EAR})}
+    assert list(rows) == ["load-balance", "LMetric", "kvcache+load", "sticky", "static PD-disagg", "EAR"]
+    assert (rows["load-balance"].label, rows["EAR"].label) == ("load-balance", "mine")
+    assert (rows["kvcache+load"].label, rows["kvcache+load"].others) == ("x", ("y",))
+    assert rows["sticky"].label == ""
+
+
+def test_of_several_settings_the_ablated_one_is_whole_ears_row() -> None:
+    parameters = {"first": {**EAR, "hot_tokens": 7}, "same": EAR, "stays": STAYS}
+    rows = {row.name: row for row in ablation_rows(dict.fromkeys(parameters, "ear"), parameters)}
+    assert (rows[FULL].label, rows[FULL].others) == ("same", ("first",))
+    assert rows[AFFINITY_ONLY].label == "stays"
+    assert rows[MIGRATION_ONLY].label == ""
+
+
+def test_a_grid_is_of_settings_that_differ_in_the_thresholds_alone() -> None:
+    parameters = {
+        "a": {"hot_tokens": 200, "cooldown_s": 1},
+        "b": {"hot_tokens": 100, "cooldown_s": 1},
+        "other": {"hot_tokens": 300, "cooldown_s": 1, "tie": "name"},
+        "stays": STAYS,
+    }
+    found = sensitivity(dict.fromkeys(parameters, "ear"), parameters)
+    assert found == (Setting(100, 1, "b"), Setting(200, 1, "a"))
+    assert sensitivity({"a": "ear"}, parameters) == ()
+
+
+def pair(name: str, first: str, second: str, low: float, high: float) -> Pair:
+    found = Estimate((low + high) / 2, low, high)
+    return Pair(name, first, second, found, Estimate(1.0), None, verdict_of(found), None, None)
+
+
+def moves(*thrash: tuple[str, Estimate, tuple[str, ...]], took: tuple[AgainstRecomputing, ...] = ()) -> Moves:
+    found = tuple(
+        PolicyMigrations(label, 3, 10, 5, {}, {}, {"thrash_rate": rate}, (), sessions, "")
+        for label, rate, sessions in thrash
+    )
+    return Moves((), found, (), took, None, ())
+
+
+ROWS = ablation_rows({"ear": "ear", "stays": "ear", "leaves": "ear"}, {"ear": EAR, "stays": STAYS, "leaves": LEAVES})
+
+
+def judged(pairs: list[Pair], found: Moves) -> dict[str, Outcome]:
+    return {one.name: one.outcome for one in claims(ROWS, pairs, found)}
+
+
+def test_the_ablation_is_supported_where_the_intervals_say_so_whichever_way_a_pair_stands() -> None:
+    pairs = [
+        pair("apc", "ear", "stays", -0.02, 0.01),  # stays - ear lies in [-0.01, 0.02]
+        pair("worker_ttft_p90_median_s", "ear", "stays", -0.5, -0.1),
+        pair("apc", "leaves", "ear", -0.4, -0.2),
+    ]
+    assert set(judged(pairs, moves()).values()) == {Outcome.SUPPORTED}
+
+
+def test_it_is_refuted_or_undecided_where_they_say_that() -> None:
+    pairs = [
+        pair("apc", "stays", "ear", -0.30, -0.20),
+        pair("worker_ttft_p90_median_s", "stays", "ear", -0.5, -0.1),
+        pair("apc", "leaves", "ear", -0.4, 0.2),
+    ]
+    assert list(judged(pairs, moves()).values()) == [Outcome.REFUTED, Outcome.REFUTED, Outcome.UNDECIDED]
+    assert set(judged([], moves()).values()) == {Outcome.UNDECIDED}
+
+
+def test_one_session_that_thrashes_refutes_that_none_does() -> None:
+    found = judged(
+        [],
+        moves(
+            ("calm", Estimate(0.0, n=9), ()),
+            ("busy", Estimate(0.1, n=9), ("s1",)),
+            ("still", Estimate(None, reason="no session migrated"), ()),
+        ),
+    )
+    assert found["no thrashing: calm"] == Outcome.SUPPORTED
+    assert found["no thrashing: busy"] == Outcome.REFUTED
+    assert found["no thrashing: still"] == Outcome.UNDECIDED
+
+
+def test_a_transfer_that_took_longer_than_computing_refutes_that_it_is_faster() -> None:
+    slow = Estimate(0.1, 0.05, 0.15)
+    took = (AgainstRecomputing("ear", Estimate(1e-4), Estimate(0.1), Estimate(0.2), slow, Verdict.HIGHER),)
+    assert judged([], moves(took=took))["transfer against recomputing: ear"] == Outcome.REFUTED

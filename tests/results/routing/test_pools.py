@@ -1,0 +1,127 @@
+"""Pools as measured: KV in use at 1 Hz, where prompt tokens came from, and APC where KV was moved."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from results.decisions import DecisionRecord, KvTransfer
+from results.routing.load import LoadedCell, count_picks, own_cache
+from results.routing.pools import deployment, pools
+from results.routing.record import EngineSample, RoutedEngine
+from results.routing.summary import moved_apc, summary_of
+from tests.results.routing.logs import Log, moved
+from tests.results.routing.synthetic import T0_NS, Truth, World, loaded
+
+WORLD = World(sessions=4, turns=3, gap_s=5.0)
+
+
+def engine(name: str, role: str, local: float, external: float, computed: float) -> RoutedEngine:
+    sources = {"local_cache_hit": local, "external_kv_transfer": external, "local_compute": computed}
+    whole = sum(sources.values())
+    return RoutedEngine(name, role, "", None, "spawn", 16, 1000, whole, local + external, sources)
+
+
+ENGINES = (
+    engine("p", "prefill", 300.0, 0.0, 700.0),
+    engine("d0", "decode", 0.0, 800.0, 0.0),
+    engine("d1", "decode", 100.0, 50.0, 50.0),
+)
+
+
+def cell(trial: int = 0, usage: tuple[tuple[float, float], ...] = ((0.2, 0.4), (1.0, 0.9))) -> LoadedCell:
+    """d0 and d1 at the seconds 1, 2, ...; a sample before the replay and one without its twin count for nothing."""
+    found = loaded(WORLD, Truth("static_pd"), trial)
+    samples = [
+        EngineSample(T0_NS + (second + 1) * 10**9, name, 1, 0, used, 0, 1)
+        for second, pair in enumerate(usage)
+        for name, used in zip(("d0", "d1"), pair, strict=True)
+    ]
+    samples += [
+        EngineSample(T0_NS - 10**9, "d0", 1, 0, 1.0, 0, 1),
+        EngineSample(T0_NS + 9 * 10**9, "d0", 1, 0, None, 0, 1),
+    ]
+    return replace(found, record=replace(found.record, engines=ENGINES), samples=tuple(samples))
+
+
+def test_the_decode_pool_is_as_full_as_its_instances_said() -> None:
+    found = {row.role: row for row in pools([cell()], ["static_pd"])}
+    decode = found["decode"]
+    assert (decode.deployment, decode.instances) == ("1P+2D", 2)
+    assert decode.values["kv_mean"].value == pytest.approx((0.3 + 0.95) / 2)
+    assert decode.values["kv_max"].value == pytest.approx(0.95)
+    assert decode.values["kv_p90"].value == pytest.approx(0.3 + 0.9 * 0.65)
+    assert decode.values["over_wall_share"].value == 0.5  # two of four samples at 90 % or more
+    assert decode.values["external_tokens"].value == 850
+    assert decode.values["external_share"].value == pytest.approx(0.85)
+    assert found["prefill"].values["local_hit_share"].value == pytest.approx(0.3)
+    assert found["prefill"].values["kv_mean"].reason == "no sample of this pool states its KV in use"
+
+
+def test_three_trials_give_an_interval() -> None:
+    cells = [cell(trial, ((0.1 * (trial + 1),) * 2,)) for trial in range(3)]
+    found = next(row for row in pools(cells, ["static_pd"]) if row.role == "decode").values["kv_mean"]
+    assert found.value == pytest.approx(0.2)
+    assert found.basis == "over 3 trials"
+
+
+def test_an_engine_that_does_not_count_leaves_its_pool_unknown() -> None:
+    whole = cell()
+    engines = (*ENGINES[:2], replace(ENGINES[2], prompt_tokens_by_source={}))
+    found = pools([replace(whole, record=replace(whole.record, engines=engines))], ["static_pd"])
+    decode = next(row for row in found if row.role == "decode")
+    assert decode.values["external_share"].value is None
+    assert decode.values["prompt_tokens"].value == 1000
+
+
+def test_engines_that_do_both_are_one_combined_pool() -> None:
+    assert deployment((engine("a", "both", 0, 0, 0),)) == "combined"
+
+
+def _log(*transfers: KvTransfer) -> list[DecisionRecord]:
+    log = Log()
+    for transfer in transfers:
+        log.pick(0, "s", transfer.target, transfer=transfer)
+    return log.records
+
+
+def test_apc_is_the_share_that_nobody_computed_without_the_legs_own_prompts() -> None:
+    """2000 prompt tokens counted, 1000 of them the prefill legs'; 750 computed of the clients' 1000."""
+    picks = count_picks(
+        _log(moved("p", "d0", purpose="handover", prefix=800), moved("p", "d1", purpose="handover", prefix=200))
+    )
+    assert (picks.leg_tokens, picks.handovers) == (1000, 2)
+    assert moved_apc(ENGINES, picks).value == pytest.approx(0.25)
+
+
+def test_a_migration_has_two_legs_and_a_failed_one_the_source_alone() -> None:
+    failed = replace(moved("a", "b", status="failed"), t_target_sent_ns=0)
+    refused = replace(moved("a", "b", status="refused"), t_source_done_ns=0, t_target_sent_ns=0)
+    assert count_picks(_log(moved("a", "b"))).leg_tokens == 3200
+    assert count_picks(_log(failed)).leg_tokens == 1600
+    assert count_picks(_log(refused)).leg_tokens == 0
+
+
+def test_apc_is_unknown_where_an_engine_does_not_say_what_it_computed() -> None:
+    picks = count_picks(_log(moved("p", "d0", purpose="handover")))
+    found = moved_apc((replace(ENGINES[0], prompt_tokens_by_source={}), *ENGINES[1:]), picks)
+    assert found.value is None
+    assert "by source" in (found.reason or "")
+
+
+def test_what_was_handed_over_is_no_cache_hit_of_the_response() -> None:
+    picks = count_picks(_log(moved("p", "d0", purpose="handover")))
+    whole = cell()
+    found = summary_of(replace(whole, turns=own_cache(whole.turns, picks), picks=picks))
+    assert found.estimate("apc_usage").value is None
+    assert "handed" in (found.estimate("apc_usage").reason or "")
+    assert all(one.values["apc_usage"].value is None for one in found.instances)
+    assert summary_of(whole).estimate("apc_usage").value is not None
+
+
+def test_a_log_written_before_there_were_transfers_counts_none() -> None:
+    log = Log()
+    log.pick(0, "s", "a")
+    picks = count_picks(log.records)
+    assert (picks.transfers, picks.leg_tokens, picks.handovers) == ({}, 0, 0)
