@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -210,7 +211,7 @@ class _Line:
     def bounds(self, t_ns: int) -> tuple[float, float]:
         """The lowest and the highest offset (ns) that such a line has at `t_ns` of the decode host's clock."""
         at = float(t_ns - self._t0)
-        slow, fast = self._edge(-MAX_RATE), self._edge(MAX_RATE)
+        slow, fast = self._rates
 
         def high(rate: float) -> float:
             return float((self._high - rate * (self._at - at)).min())
@@ -220,6 +221,11 @@ class _Line:
 
         top, bottom = high(_highest(high, slow, fast)), -low(_highest(low, slow, fast))
         return self._base + min(top, bottom), self._base + max(top, bottom)
+
+    @cached_property
+    def _rates(self) -> tuple[float, float]:
+        """The lowest and the highest rate of such a line."""
+        return self._edge(-MAX_RATE), self._edge(MAX_RATE)
 
     def _room(self, rate: float) -> float:
         """Between the bounds, for a line of this rate: below zero where there is none."""

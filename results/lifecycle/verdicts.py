@@ -89,7 +89,7 @@ def _lacking(counted: Sequence[LifecycleRecord]) -> str:
                 if value is None:
                     text = f"{name} ({record.gaps.get(name, 'not known')})"
                     found[text] = found.get(text, 0) + 1
-    return _some([text for text, _ in sorted(found.items(), key=lambda item: (-item[1], item[0]))])
+    return _some([text for text, _ in sorted(found.items(), key=lambda item: -item[1])])
 
 
 def _percent(found: Estimate) -> str:

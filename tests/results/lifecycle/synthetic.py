@@ -40,6 +40,8 @@ class Truth:
     """10 Gbit/s."""
     noise: float = 0.02
     """Of the logarithm of the write's duration."""
+    jitter_ms: float = 0.05
+    """Of the first token and of the combined instance's."""
     prefill_ms_per_token: float = 0.01
     wait_ms: float = 12.0
     """From the end of the prefill until the prefill instance has heard; below zero with concurrent legs."""
@@ -102,7 +104,7 @@ def seen(truth: Truth, config: RequestConfig, repetition: int = 3, *, start_ns: 
     t5 = max(t3, t4) + ns(0.6)
     t6 = t5 + ns(write_ms)
     t7, t8 = t6 + ns(0.3), t6 + ns(2.5)
-    t9 = t8 + ns(5.0 + 0.05 * luck.random())
+    t9 = t8 + ns(5.0 + truth.jitter_ms * luck.random())
     t10 = t9 + ns(truth.tpot_ms * (config.output_length - 1))
     off, p_id, d_id = truth.offset_ns, f"cmpl-{transfer}-p-0-aa", f"cmpl-{name}-0-bb"
     p_events = [
@@ -132,7 +134,7 @@ def seen(truth: Truth, config: RequestConfig, repetition: int = 3, *, start_ns: 
         prefill=ProbeLog(tuple(p_events), (_status("engine", truth.prefill_boot, P_SEES),)),
         decode=ProbeLog(tuple(d_events), (_status("engine", "host-a", D_SEES),)),
         client=client_record(send, t9, t10, config),
-        colo=Colo(truth.colo_ms + truth.colo_ms_per_token * new + 0.1 * luck.random(), 1000.0),
+        colo=Colo(truth.colo_ms + truth.colo_ms_per_token * new + truth.jitter_ms * luck.random(), 1000.0),
     )
 
 

@@ -1,0 +1,139 @@
+"""Known costs are recovered, intervals cover what they should, and what cannot be fitted says why."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from results.lifecycle.fits import Costs, Transfers, costs, least_squares, transfers_of
+from results.lifecycle.record import RequestConfig
+from tests.results.lifecycle.synthetic import Truth, grid, seen
+
+SIZES = (512, 2048, 4096, 8192, 16384, 32768)
+ALPHA, BETA = 0.5, 0.8
+
+
+def _transfers(seed: int, *, noise: float = 0.1, per_size: int = 12, alpha: float = ALPHA) -> Transfers:
+    """Spread in proportion to the duration, as real transfers."""
+    rng = np.random.default_rng(seed)
+    group = np.repeat(np.arange(len(SIZES)), per_size)
+    size = np.array(SIZES, dtype=np.float64)[group] * 512
+    ms = (alpha + BETA * size / 1e6) * np.exp(noise * rng.standard_normal(size.size) - noise**2 / 2)
+    return Transfers(size, ms, np.full(size.size, 2.0), group, SIZES)
+
+
+def _fit(found: Transfers, link_gbps: float | None = None) -> Costs:
+    return costs(found, link_gbps=link_gbps, knee_share=0.9)
+
+
+def test_known_costs_and_the_knee_are_recovered() -> None:
+    found = costs(transfers_of(tuple(grid(Truth(), sizes=SIZES))), link_gbps=20.0, knee_share=0.9)
+    assert found.relative.alpha_ms.value == pytest.approx(ALPHA, rel=0.05)
+    assert found.relative.beta_ms_per_mb.value == pytest.approx(BETA, rel=0.02)
+    assert found.relative.bandwidth_gbps.value == pytest.approx(10.0, rel=0.02)
+    assert found.ordinary.beta_ms_per_mb.value == pytest.approx(BETA, rel=0.02)
+    knee = 9 * ALPHA / BETA * 1e6
+    assert found.knee.bytes.value == pytest.approx(knee, rel=0.06)
+    assert found.knee.measured_bytes == 16384 * 512, "of the measured sizes, the first beyond 5.6 MB"
+    assert (found.ordinary.r2.value or 0.0) > 0.99
+    shares = [point.of_asymptote for point in found.curve]
+    assert shares == sorted(shares, key=lambda share: share or 0.0)
+    assert found.curve[-1].of_link == pytest.approx((found.curve[-1].gbps.value or 0.0) / 20.0)
+
+
+def test_warm_ups_and_discarded_transfers_are_not_fitted() -> None:
+    records = tuple(grid(Truth(), sizes=SIZES))
+    assert transfers_of(records).n == sum(record.repetition > 2 for record in records)
+
+
+def test_the_intervals_cover_the_truth_as_often_as_they_say() -> None:
+    """Of 95 % intervals; the seeds are fixed, so is the count."""
+    inside = {"alpha": 0, "beta": 0, "ordinary": 0, "knee": 0}
+    runs = 120
+    for seed in range(runs):
+        found = _fit(_transfers(seed))
+        for name, estimate, truth in (
+            ("alpha", found.relative.alpha_ms, ALPHA),
+            ("beta", found.relative.beta_ms_per_mb, BETA),
+            ("ordinary", found.ordinary.beta_ms_per_mb, BETA),
+            ("knee", found.knee.bytes, 9 * ALPHA / BETA * 1e6),
+        ):
+            assert estimate.low is not None
+            assert estimate.high is not None
+            inside[name] += estimate.low <= truth <= estimate.high
+    assert all(count >= 0.90 * runs for count in inside.values()), inside
+
+
+def test_weights_tell_the_small_cost_that_ordinary_squares_cannot() -> None:
+    found = _fit(_transfers(1))
+    widths = [(one.alpha_ms.high or 0.0) - (one.alpha_ms.low or 0.0) for one in (found.relative, found.ordinary)]
+    assert widths[0] < widths[1] / 3
+
+
+def test_transfers_without_a_fixed_cost_have_no_knee() -> None:
+    found = _fit(_transfers(3, alpha=0.0, noise=0.2))
+    knee = found.knee.bytes
+    assert knee.value is None or knee.low == 0.0
+
+
+def test_what_cannot_be_fitted_says_why() -> None:
+    few = _fit(transfers_of(tuple(grid(Truth(), contexts=(0,), sizes=(512, 2048, 4096), lengths=(1,), repetitions=3))))
+    assert "3 counted transfers" in (few.relative.alpha_ms.reason or "")
+    two = _fit(transfers_of(tuple(grid(Truth(), sizes=(512, 2048)))))
+    assert "2 sizes" in (two.relative.alpha_ms.reason or "")
+    assert two.knee.bytes.value is None
+    assert len(two.curve) == 2, "the bandwidths stand all the same"
+    none = _fit(transfers_of(()))
+    assert none.curve == ()
+
+
+def test_single_transfers_of_each_size_have_no_bootstrap() -> None:
+    found = _fit(_transfers(5, per_size=1))
+    assert found.relative.alpha_ms.low is not None, "HC3 needs no repetition"
+    assert found.ordinary.r2.low is None
+    assert "nothing to resample" in (found.ordinary.r2.reason or "")
+
+
+def test_operations_have_a_cost_only_where_they_vary_on_their_own() -> None:
+    same = _fit(_transfers(7)).with_operations
+    assert "2 write operations" in (same.alpha_ms.reason or "")
+    base = _transfers(7, noise=0.01)
+    together = Transfers(base.bytes, base.ms, base.bytes / 65_536, base.size, base.new_tokens)
+    assert "cannot be told apart" in (_fit(together).with_operations.alpha_ms.reason or "")
+    rng = np.random.default_rng(0)
+    operations = rng.integers(1, 200, base.n).astype(np.float64)
+    apart = Transfers(base.bytes, base.ms + 0.01 * operations, operations, base.size, base.new_tokens)
+    gamma = _fit(apart).with_operations.gamma_ms
+    assert gamma is not None
+    assert gamma.value == pytest.approx(0.01, rel=0.1)
+    uncounted = Transfers(base.bytes, base.ms, np.full(base.n, math.nan), base.size, base.new_tokens)
+    assert "not counted" in (_fit(uncounted).with_operations.alpha_ms.reason or "")
+
+
+def test_a_bandwidth_that_falls_again_has_no_measured_knee() -> None:
+    base = _transfers(9, noise=0.01)
+    slow = np.where(base.size == 5, 1.5, 1.0) * base.ms
+    found = _fit(Transfers(base.bytes, slow, base.operations, base.size, base.new_tokens))
+    assert found.knee.measured_bytes is None
+    assert "followed by larger ones with less" in found.knee.reason or "no measured size" in found.knee.reason
+
+
+def test_hc3_equals_its_definition() -> None:
+    rng = np.random.default_rng(1)
+    x = rng.uniform(1, 10, 30)
+    y = 2 + 3 * x + x * rng.standard_normal(30)
+    design = np.column_stack([np.ones(30), x])
+    bread = np.linalg.inv(design.T @ design)
+    errors = (y - design @ bread @ design.T @ y) / (1 - np.diag(design @ bread @ design.T))
+    covariance = bread @ design.T @ np.diag(errors**2) @ design @ bread
+    slope = least_squares([x], y, np.ones(30))[1]
+    assert slope.high is not None
+    assert slope.low is not None
+    t = 2.048407  # 97.5 % of Student's t with 28 degrees of freedom
+    assert (slope.high - slope.low) / 2 == pytest.approx(t * math.sqrt(covariance[1, 1]), rel=1e-5)
+
+
+def test_one_request_makes_no_line() -> None:
+    assert transfers_of([seen(Truth(), RequestConfig(0, 512, 1)).record()]).n == 1

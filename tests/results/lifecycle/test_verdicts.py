@@ -1,0 +1,178 @@
+"""The success criteria hold, fail or stay open by their intervals, and break-even is told only where signs are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from results.lifecycle import verdicts
+from results.lifecycle.fits import costs, transfers_of
+from results.lifecycle.maps import OverheadCell, break_evens, overhead_map, volumes
+from results.lifecycle.record import Colo, LifecycleRecord, RequestConfig
+from results.lifecycle.verdicts import Criterion, Outcome
+from results.statistics import Estimate, unknown
+from tests.results.lifecycle.synthetic import Truth, grid, seen
+
+SIZES = (512, 2048, 4096, 8192)
+
+
+@pytest.fixture(scope="module")
+def usual() -> tuple[LifecycleRecord, ...]:
+    return tuple(grid(Truth()))
+
+
+def test_a_breakdown_is_complete_where_all_phases_are_there(usual: tuple[LifecycleRecord, ...]) -> None:
+    found = verdicts.complete(usual)
+    assert found.outcome is Outcome.HOLDS
+    assert found.measured.value == pytest.approx(0.7 / 31.0, rel=0.1), "the way to the router, of the shortest request"
+
+
+def test_a_breakdown_that_lacks_a_phase_names_it(usual: tuple[LifecycleRecord, ...]) -> None:
+    lacks = seen(Truth(), RequestConfig(0, 512, 32)).record(decision=None, discarded="")
+    found = verdicts.complete((*usual, replace(lacks, discarded="")))
+    assert found.outcome is Outcome.FAILS
+    assert "1 of 49 requests lack a phase: routing (t0_proxy_recv" in found.reason
+
+
+def test_a_breakdown_that_the_clients_clock_contradicts_fails() -> None:
+    one = seen(Truth(), RequestConfig(0, 512, 1))
+    assert one.client.t_send_ns is not None
+    late = replace(one.client, t_send_ns=one.client.t_send_ns - 10_000_000)
+    found = verdicts.complete([one.record(client=late)])
+    assert found.outcome is Outcome.FAILS
+    assert verdicts.complete([]).outcome is Outcome.OPEN
+
+
+@pytest.mark.parametrize(
+    ("truth", "outcome"),
+    [
+        (Truth(), Outcome.FAILS),
+        (Truth(prefill_ms_per_token=0.0001), Outcome.HOLDS),
+        (Truth(prefill_ms_per_token=0.00053, noise=0.2, alpha_ms=0.5), Outcome.OPEN),
+    ],
+)
+def test_the_transfer_dominates_only_at_every_long_prompt(truth: Truth, outcome: Outcome) -> None:
+    found = verdicts.dominates(tuple(grid(truth)), 4000)
+    assert found.outcome is outcome
+    assert all("N=512" not in name and "N=2048" not in name for name in found.numbers)
+
+
+def test_no_long_prompt_leaves_dominance_open() -> None:
+    found = verdicts.dominates(tuple(grid(Truth(), sizes=(512,))), 4000)
+    assert found.outcome is Outcome.OPEN
+    assert "no (C, N) with N >= 4000" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("truth", "outcome"),
+    [(Truth(), Outcome.HOLDS), (Truth(noise=1.5), Outcome.FAILS), (Truth(noise=0.16), Outcome.OPEN)],
+)
+def test_the_model_fits_by_the_interval_of_its_r2(truth: Truth, outcome: Outcome) -> None:
+    found = verdicts.linear(costs(transfers_of(tuple(grid(truth))), link_gbps=None, knee_share=0.9))
+    assert found.outcome is outcome
+
+
+def test_only_the_new_tokens_are_moved(usual: tuple[LifecycleRecord, ...]) -> None:
+    rows = volumes(usual)
+    assert [row.bytes_per_token for row in rows] == [512.0] * 4
+    assert all(row.slope.value == 0.0 for row in rows)
+    assert rows[0].block_bytes == 128 * 512
+    assert verdicts.incremental(rows).outcome is Outcome.HOLDS
+
+
+def test_a_transfer_that_grows_with_the_context_is_found() -> None:
+    rows = volumes(tuple(grid(Truth(not_incremental=0.5), contexts=(0, 4096, 16384))))
+    assert rows[0].slope.value == pytest.approx(256.0, rel=0.01)
+    assert rows[0].slope.low is not None
+    assert rows[0].slope.low > 0
+    found = verdicts.incremental(rows)
+    assert found.outcome is Outcome.FAILS
+    assert "blocks" in found.reason
+
+
+def test_a_block_more_is_still_incremental() -> None:
+    contexts = (0, 4096)
+    truth = Truth(not_incremental=128 / 4096)
+    assert verdicts.incremental(volumes(tuple(grid(truth, contexts=contexts)))).outcome is Outcome.HOLDS
+    truth = Truth(not_incremental=256 / 4096)
+    assert verdicts.incremental(volumes(tuple(grid(truth, contexts=contexts)))).outcome is Outcome.FAILS
+
+
+def test_one_context_cannot_say_whether_transfers_are_incremental() -> None:
+    assert verdicts.incremental(volumes(tuple(grid(Truth(), contexts=(0,))))).outcome is Outcome.OPEN
+
+
+def _cells(signs: str, context: int = 0) -> list[OverheadCell]:
+    """`+`, `-` and `?` along N: told slower, told faster, not told."""
+    values = {"+": (10.0, 8.0, 12.0), "-": (-10.0, -12.0, -8.0), "?": (1.0, -5.0, 7.0)}
+    return [
+        OverheadCell(context, 512 * 2**place, Estimate(*values[sign], n=3), unknown(""), unknown(""), None)
+        for place, sign in enumerate(signs)
+    ]
+
+
+def _judged(*rows: str) -> Criterion:
+    cells = [cell for place, signs in enumerate(rows) for cell in _cells(signs, 4096 * place)]
+    return verdicts.quantified(cells, break_evens(cells))
+
+
+@pytest.mark.parametrize(
+    ("rows", "outcome"),
+    [
+        (("++--",), Outcome.HOLDS),
+        (("+?-", "+++"), Outcome.HOLDS),
+        (("++", "--"), Outcome.HOLDS),
+        (("+-+",), Outcome.FAILS),
+        (("++++",), Outcome.OPEN),
+        (("????",), Outcome.OPEN),
+        ((), Outcome.OPEN),
+    ],
+)
+def test_a_threshold_is_where_the_told_sign_changes(rows: Sequence[str], outcome: Outcome) -> None:
+    assert _judged(*rows).outcome is outcome
+
+
+def test_break_even_is_interpolated_and_bounded_by_what_is_told() -> None:
+    (row,) = break_evens(_cells("++--"))
+    assert row.new_tokens.value == pytest.approx(1024 * 2**0.5)
+    assert (row.new_tokens.low, row.new_tokens.high) == (1024.0, 2048.0)
+    assert row.slower_above is False
+    (row,) = break_evens(_cells("-??+"))
+    assert (row.new_tokens.low, row.new_tokens.high) == (512.0, 4096.0)
+    assert row.slower_above is True
+    assert _judged("++++").reason.startswith("slower than the combined instance at 4 of 4 (C, N), by 10 to 10 ms")
+
+
+def test_the_overhead_of_a_grid_is_what_it_was_made_of() -> None:
+    cells = overhead_map(tuple(grid(Truth(noise=0.0), sizes=(512, 16384), lengths=(1, 32))))
+    short, long = cells[0], cells[1]
+    assert (short.prior_context, short.new_tokens, short.overhead_ms.n) == (0, 512, 6)
+    assert short.told == 1
+    assert long.told == -1
+    crossing = break_evens(cells)[0].new_tokens.value
+    assert crossing is not None
+    assert 512 < crossing < 16384
+
+
+def test_without_a_baseline_there_is_no_map() -> None:
+    config = RequestConfig(0, 512, 1)
+    records = [seen(Truth(), config, n).record(colo=Colo(reason="it was not asked for")) for n in (3, 4, 5)]
+    cells = overhead_map(records)
+    assert cells[0].overhead_ms.value is None
+    found = verdicts.quantified(cells, break_evens(cells))
+    assert found.outcome is Outcome.OPEN
+    assert "it was not asked for" in found.reason
+
+
+def test_no_criterion_breaks_on_a_run_without_requests(tmp_path: Path) -> None:
+    fitted = costs(transfers_of(()), link_gbps=None, knee_share=0.9)
+    found = [
+        verdicts.complete([]), verdicts.dominates([], 4000), verdicts.linear(fitted), verdicts.incremental([]),
+        verdicts.quantified([], []),
+    ]  # fmt: skip
+    assert [one.number for one in found] == [1, 2, 3, 4, 5]
+    assert {one.outcome for one in found} == {Outcome.OPEN}
+    assert all(one.reason for one in found)
