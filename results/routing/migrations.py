@@ -193,14 +193,12 @@ def outcome_of(record: DecisionRecord) -> str:
 
 
 def moved_ns(record: DecisionRecord) -> int | None:
-    """When the target began to answer well: the moment the binding moved. Its own time counts from its dispatch, which
-    comes after the transfer."""
+    """When the target began to answer well: the moment the binding moved. The time to it counts from the pick, the
+    transfer included."""
     outcome = record.outcome
     if outcome is None or outcome.ttft_s is None or outcome.migration == "failed":
         return None
-    picked_ns = record.t_ns + round(record.decide_us * 1e3)
-    sent_ns = picked_ns if outcome.transfer is None else max(picked_ns, outcome.transfer.t_done_ns)
-    return sent_ns + round(outcome.ttft_s * 1e9)
+    return record.t_ns + round(record.decide_us * 1e3 + outcome.ttft_s * 1e9)
 
 
 def _turns(log: Sequence[DecisionRecord]) -> Mapping[str, list[DecisionRecord]]:

@@ -149,7 +149,7 @@ def _locality(found: Estimate) -> Claim:
     if found.low is None or found.high is None:
         outcome, reason = Outcome.UNDECIDED, found.reason or "no interval"
     elif found.low >= -LOCALITY_WITHIN:
-        outcome, reason = Outcome.SUPPORTED, f"at most {-min(found.low, 0):.1%} below"
+        outcome, reason = Outcome.SUPPORTED, f"at most {max(-found.low, 0.0):.1%} below"
     elif found.high < -LOCALITY_WITHIN:
         outcome, reason = Outcome.REFUTED, f"at least {-found.high:.1%} below"
     else:

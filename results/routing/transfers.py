@@ -90,7 +90,11 @@ def prefill_s_per_token(found: Sequence[Prefill]) -> float | str:
     if len(found) < MIN_FIT:
         return f"{len(found)} turns were computed on an instance with nothing pending (needs {MIN_FIT})"
     slope = float(slopes(found, np.zeros(len(found), dtype=np.int64), np.ones((1, 1)))[0])
-    return slope if slope > 0 else "longer prompts did not take longer: no time per token can be told"
+    return (
+        slope
+        if slope > 0
+        else "they do not differ in length, or longer ones did not take longer: no time per token can be told"
+    )
 
 
 def slopes(found: Sequence[Prefill], group: Ranks, weights: Samples) -> Samples:
