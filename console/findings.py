@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +19,6 @@ from state.run import CELL_ENDED, CellState
 from state.view import RunView
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from results.findings import Analysis
     from results.table import Table
 
@@ -28,12 +26,13 @@ EVERY_S = 10.0
 """An analysis starts at most so often."""
 NICENESS = 10
 """Of the thread: measuring goes first where the run shares this host."""
-MEASURED = ("load", "replay")
+MEASURED = ("load", "replay", "lifecycle")
 """The kinds of cells that have numbers to analyse."""
 ROUTING = "routing"
-"""The experiment whose results are the tables of its report."""
+"""An experiment whose results are the tables of its report."""
 LIFECYCLE = "pd-lifecycle"
 """Likewise."""
+REPORTED = (ROUTING, LIFECYCLE)
 SECTIONS = {
     "taxes": "Taxes",
     "verdicts": "Verdicts",
@@ -82,7 +81,7 @@ def sections_of(analysis: Analysis | Report | None, experiment: str) -> Mapping[
     """The sections by name, with what the operator calls them; before the analysis, those the experiment is sure of."""
     if isinstance(analysis, Report):
         return {name: table.title for name, table in analysis.sections.items()} | {WHOLE: SECTIONS[WHOLE]}
-    return {FIRST: "Tables", WHOLE: SECTIONS[WHOLE]} if experiment == ROUTING else SECTIONS
+    return {FIRST: "Tables", WHOLE: SECTIONS[WHOLE]} if experiment in REPORTED else SECTIONS
 
 
 def measured(view: RunView) -> int:
@@ -130,7 +129,7 @@ class Analyst:
 def find(folder: Path, experiment: str) -> Findings:
     """The findings of the run's folder as it is now; takes seconds, and imports what computes them."""
     try:
-        return Findings(_report(folder) if experiment == ROUTING else _analysis(folder), time.time())
+        return Findings(_FINDERS.get(experiment, _analysis)(folder), time.time())
     except Exception as error:  # noqa: BLE001 (a folder nobody foresaw is told in the panel; the console goes on)
         remedy = getattr(error, "remedy", "")
         return Findings(None, time.time(), f"{type(error).__name__}: {error}{f'. {remedy}' if remedy else ''}")
@@ -142,10 +141,22 @@ def _analysis(folder: Path) -> Analysis:
     return analyse(folder)
 
 
-def _report(folder: Path) -> Report:
+def _routing(folder: Path) -> Report:
     from results.routing.findings import analyse
     from results.routing.report import limits, opening
     from results.routing.tables import tables
 
     analysis = analyse(folder)
     return Report(opening(analysis), tuple(tables(analysis)), tuple(limits(analysis)))
+
+
+def _lifecycle(folder: Path) -> Report:
+    from results.lifecycle.findings import analyse
+    from results.lifecycle.report import limits, opening
+    from results.lifecycle.tables import tables
+
+    analysis = analyse(folder)
+    return Report(opening(analysis), tuple(tables(analysis)), tuple(limits(analysis)))
+
+
+_FINDERS: Mapping[str, Callable[[Path], Analysis | Report]] = {ROUTING: _routing, LIFECYCLE: _lifecycle}

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from runners.cli import engines, policies, replay, reports, route, runs, trace
+from runners.cli import engines, policies, replay, reports, route, runs, sessions, trace
 from runners.cli.output import fail, use_color
 from runners.errors import RunnerError
 
@@ -25,6 +25,7 @@ runs.add_to(app)
 reports.add_to(app)
 engines.add_to(app)
 policies.add_to(app)
+sessions.add_to(app)
 route.add_to(app)
 replay.add_to(app)
 trace.add_to(app)

@@ -72,7 +72,7 @@ def why(
     """
     from runners.router.why import explain
 
-    found = _picks_of(_logs(run, cell, workspace), request)
+    found = _picks_of(logs_of(run, cell, workspace), request)
     if json:
         output.print_json([{"cell": log.name, "text": explain(picks), "picks": picks} for log, picks in found])
         return
@@ -117,7 +117,7 @@ def whatif(
     if owners not in choices:
         raise RunnerError(f"--owners is {owners!r}", remedy="give `recorded` or `served`")
     other = make_policy(policy, settings(setting or ()))
-    found = [(log, what_if(log.records, other, choices[owners])) for log in _logs(run, cell, workspace)]
+    found = [(log, what_if(log.records, other, choices[owners])) for log in logs_of(run, cell, workspace)]
     if json:
         output.print_json([whatif_json(log, result) for log, result in found])
     else:
@@ -135,7 +135,7 @@ def settings(given: Sequence[str]) -> dict[str, object]:
     return found
 
 
-def _logs(run: str, cell: str, workspace: Path | None) -> tuple[LoggedPicks, ...]:
+def logs_of(run: str, cell: str, workspace: Path | None) -> tuple[LoggedPicks, ...]:
     """The logs that RUN names; what is wrong with them is said on stderr."""
     from runners.router.decision_log import read_logs
     from state.workspace import Workspace, default_root
