@@ -31,6 +31,8 @@ ANSWER_FIELDS = (
 """What a source leg leaves out: it shapes the answer, may end the leg's one token early, or is refused with it."""
 ONE_TOKEN: Mapping[str, Any] = {"max_tokens": 1, "ignore_eos": True, "temperature": 0.0, "stream": False}
 OWN = "kv_transfer_params"
+_read_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_read_ids = msgspec.json.Decoder(tuple[int, ...] | str).decode
 
 
 class Unfit(Exception):
@@ -50,9 +52,11 @@ def read_request(path: str, body: bytes) -> Asked:
     """The request in a body of `path`. Raises Unfit where none of its KV can be moved, whatever the transport."""
     chat = path.partition("?")[0].endswith("/chat/completions")
     try:
-        fields = msgspec.json.decode(body, type=dict[str, Any])
+        raw = _read_fields(body)
+        ids = None if chat else _read_ids(raw.pop("prompt", b""))
+        fields = {name: msgspec.json.decode(value) for name, value in raw.items()}
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Unfit("its body is no JSON object") from error
+        raise Unfit("its body is no JSON object, or has no prompt, or more than one") from error
     if fields.get(OWN) is not None:
         raise Unfit(f"it carries {OWN} of its own")
     if chat:
@@ -61,12 +65,9 @@ def read_request(path: str, body: bytes) -> Asked:
         return Asked(fields, True, None)
     if fields.get("prompt_embeds"):
         raise Unfit("its prompt is given as embeddings")
-    prompt = fields.get("prompt")
-    if isinstance(prompt, str):
-        return Asked(fields, False, None)
-    if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
-        return Asked(fields, False, tuple(prompt))
-    raise Unfit("it has no prompt, or more than one")
+    if not ids:
+        raise Unfit("its prompt is empty")
+    return Asked({**fields, "prompt": ids}, False, None if isinstance(ids, str) else ids)
 
 
 def require_movable_prefix(asked: Asked) -> None:

@@ -299,7 +299,7 @@ class Transfers:
             except LegFailed as error:
                 self._engines.forget(job.source)
                 self._release(job)
-                if not error.again or number == self._rules.attempts:
+                if not error.again or number == self._rules.attempts or job.movement.over:
                     raise
 
     async def _source_leg(self, job: Job, path: str, body: Callable[[Mapping[str, Any]], dict[str, Any]]) -> None:

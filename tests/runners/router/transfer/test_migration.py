@@ -241,6 +241,18 @@ async def test_a_target_leg_on_its_way_is_ended_properly_though_its_client_left(
         assert on.target.dropped == 0
 
 
+async def test_a_target_leg_that_fails_after_its_client_left_is_not_tried_again() -> None:
+    async with bench() as on:
+        on.target.gate, on.source.forgets = asyncio.Event(), True
+        movement = on.transfers.migrate(asked(), "h", "t", "/v1/completions", HEADERS, body(), _never)
+        await until(lambda: bool(on.target.legs))
+        movement.abandon()
+        on.target.gate.set()
+        on.source.forgets = False
+        await migrated(on, given=body([*range(7, 7 + len(PROMPT))]))
+        assert len(on.source.legs) == len(on.target.legs) == 2, "one each"
+
+
 async def test_transfers_to_one_target_are_made_one_at_a_time_and_told_apart() -> None:
     async with bench() as on:
         done: list[Movement] = []
