@@ -206,7 +206,7 @@ def _written(found: _Stamped, writer: _Side, moved: KvTransfer | None) -> tuple[
     writes = [event for event in writer.events if event.event == "write"]
     failed = any(event.ok is False for event in writes)
     begun = [event.t5_ns for event in writes if event.t5_ns is not None]
-    ended = [event.t6_ns for event in writes if event.t6_ns is not None and not failed]
+    ended = [end for event in writes if (end := _end(event)) is not None and not failed]
     why_none = writer.why_no("write")
     found.put("t5_rdma_start", min(begun, default=None), why_none)
     found.put("t6_rdma_complete", max(ended, default=None), "a write failed" if failed else why_none)
@@ -238,6 +238,11 @@ def _total(counts: Iterable[int | None]) -> int | None:
     found = list(counts)
     known = [count for count in found if count is not None]
     return sum(known) if known and len(known) == len(found) else None
+
+
+def _end(write: ProbeEvent) -> int | None:
+    """t6: as the transport says, yet not after the worker saw the end (its clock may run faster than the host's)."""
+    return None if write.t6_ns is None else min(write.t6_ns, write.t_ns)
 
 
 def _covered_ms(writes: Sequence[ProbeEvent]) -> float:

@@ -52,7 +52,10 @@ def limits(analysis: LifecycleAnalysis) -> tuple[str, ...]:
         "sets the sum against the client's own clock."
     )
     if analysis.two_hosts:
-        found.append("Two hosts: durations between them are right to within what the table of clocks says.")
+        found.append(
+            "Two hosts: durations between them are right to within what the table of clocks says; intervals of means "
+            "do not hold that error, which is the same in all repetitions."
+        )
     polled = sum(record.counts.write_end_from == "poll" for record in analysis.counted)
     if polled:
         found.append(
