@@ -189,7 +189,7 @@ class RoutedOutcome:
     had room; as with `retried`)."""
     http_status: int | None = None
     ttft_s: float | None = None
-    """Dispatch to the first body byte from the instance."""
+    """Pick to the first body byte from the instance; a transfer before it is part of it."""
     e2e_s: float | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None

@@ -43,8 +43,8 @@ def test_a_request_is_counted_at_its_pick_and_released_in_two_steps() -> None:
 @settings(max_examples=100, deadline=None)
 def test_any_order_and_number_of_releases_ends_at_zero_and_never_below(steps: list[tuple[int, str]]) -> None:
     cluster = make("a", "b")
-    decisions = (to("a"), to("b"), to("a", prefill="b"), to("b", prefill="a"))
-    decisions += (Decision("test", "a", "test", migrate_from="b"), Decision("test", "b", "test", migrate_from="a"))
+    moves = [Decision("test", target, "test", migrate_from=source) for target, source in ("ab", "ba")]
+    decisions = [to("a"), to("b"), to("a", prefill="b"), to("b", prefill="a"), *moves]
     held = [cluster.reserve(made, ask(100 * n + 1, {"a": 16 * n})) for n, made in enumerate(decisions)]
     for place, step in steps:
         if step in ("arrived", "lost"):

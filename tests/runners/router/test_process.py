@@ -148,7 +148,7 @@ def test_a_spec_that_is_wrong_names_the_field(tmp_path: Path) -> None:
         ((InstanceSpec("a", "http://h"),), {"transfer": TransferRules(timeout_s=0)}, "transfer time"),
     ):
         with pytest.raises(RouterError, match=match):
-            RouterSpec(instances_, **changes)  # type: ignore[arg-type]
+            RouterSpec(instances_, **changes)
     path = tmp_path / "s.json"
     path.write_text('{"instances": [], "policy": 3}')
     with pytest.raises(RouterError, match="policy"):

@@ -111,7 +111,13 @@ def test_a_transfer_is_told_with_its_times_and_what_the_target_counted() -> None
         ("refused", "quarantined for 9 s", "was not tried: quarantined for 9 s."),
         ("failed", "the source answers HTTP 500", "failed after 2 tries: the source answers HTTP 500 in 0.200 s"),
     ):
-        lost = replace(moved, status=status, reason=reason, external_tokens=None, counted_reason="nothing came")
+        lost = replace(
+            moved,
+            status=status,  # type: ignore[arg-type]
+            reason=reason,
+            external_tokens=None,
+            counted_reason="nothing came",
+        )
         text = told(policy, request, cluster, replace(done, transfer=lost, migration="recomputed"))[""]
         assert part in text
     assert "Not all of it could be counted: nothing came." in text
