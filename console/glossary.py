@@ -117,6 +117,111 @@ TERMS: tuple[Term, ...] = (
         "cold: no pick and no request for 10 s while the others held 2 requests each",
     ),
     Term(
+        "TTFT p90 (7)",
+        "ms",
+        "on Routing: of one instance, from the dispatch to the first byte, requests of the last seconds",
+        "router, or whoever samples the instance",
+        "far above the others': the instance is hot, or slow",
+    ),
+    Term(
+        "migration",
+        "sessions",
+        "on Migrations: a session leaves an instance that is hot (T_hot) for a colder one: its KV is moved there, the "
+        "request that asked for it is served there, and the session is bound there from then on",
+        "router, told the moment it begins and the moment it ends",
+        "failed, or one session again and again: the threshold is too low",
+    ),
+    Term(
+        "transfer",
+        "tokens, MB, ms",
+        "KV of a prompt's beginning pulled from one instance by another; what moved is what the target's own counter "
+        "of prompt tokens by source says; – where that cannot be told",
+        "engine counters, router's own stamps",
+        "many ms per MB: see bandwidth on Lifecycle",
+    ),
+    Term(
+        "recomputed",
+        "sessions",
+        "a migration that was served at the target without KV from the source: the target computed the prompt",
+        "router",
+        "the reason beside it: a quarantine, roles that do not fit, a failed transfer",
+    ),
+    Term(
+        "refused",
+        "sessions",
+        "a session whose instance is hot and that stays: in its cooldown, or no other instance is colder and has room",
+        "policy; told once per session and reason",
+        "far more than migrations: all are hot, or the cooldown is long",
+    ),
+    Term(
+        "T_hot",
+        "tokens",
+        "pending prefill tokens from which an instance counts as hot (the policy's `hot_tokens`)",
+        "the policy's parameters",
+    ),
+    Term(
+        "cooldown",
+        "s",
+        "after a migration a session stays for so long (the policy's `cooldown_s`)",
+        "the policy's parameters",
+    ),
+    Term(
+        "quarantine",
+        "s",
+        "after failed transfers between two instances none is tried for a while, then one as a probe",
+        "router",
+        "recomputed migrations between these two",
+    ),
+    Term(
+        "handover",
+        "requests",
+        "with prefill and decode pools: one instance computes the prompt, another takes its KV and generates",
+        "router",
+    ),
+    Term(
+        "C, N, O",
+        "tokens",
+        "on Lifecycle: prompt tokens the decode instance held before, new prompt tokens, output tokens",
+        "plan",
+    ),
+    Term(
+        "lifecycle phases",
+        "ms",
+        "routing (arrival to dispatch), queue and prefill at the prefill instance, handshake (KV ready to first "
+        "write), transfer (the write), signal (write to its word at the decode instance), promotion (until that may "
+        "schedule it), first token, decode; the bar's full width is a little more than the slowest time to first token "
+        "shown, decode beyond it is cut (»); a phase that was not measured takes no room",
+        "stamps of router, both engines and client on one clock",
+        "handshake or promotion as long as the transfer: it is not the bytes that cost",
+    ),
+    Term("move", "ms", "on Lifecycle: end of the prefill to the word that the KV has come", "both engines"),
+    Term(
+        "write",
+        "Gbit/s",
+        "on Lifecycle: bytes moved over the time of the write alone",
+        "transfer probe inside the engine",
+    ),
+    Term(
+        "residual",
+        "%",
+        "on Lifecycle: what the phases of a request leave unexplained of its E2E",
+        "the record",
+        "above 5 %: a stamp is missing or wrong",
+    ),
+    Term(
+        "overhead",
+        "ms",
+        "on Lifecycle: median TTFT taken apart less median TTFT of the same requests on one combined instance",
+        "requests measured so far",
+        "below 0 taking them apart pays",
+    ),
+    Term(
+        "w, c, ✗",
+        "",
+        "on Lifecycle, before a request: a warm-up, one on a combined instance, one that was discarded",
+        "the record",
+    ),
+    Term(
         "progress", "%", "work of finished cells / work of all cells, by the plan's time estimates", "plan and journal"
     ),
     Term(

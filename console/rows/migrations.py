@@ -91,7 +91,8 @@ def scene(picture: Picture, cell_id: str, window_s: float | None) -> Scene:
         return Scene()
     routing = picture.view.routing
     current = routing is not None and routing.cell == cell_id and is_current(picture, routing)
-    end = float(int(now_of(picture)) + 1) if current else past.pending[-1][0] + past.step_s
+    end = past.pending[-1][0] + past.step_s
+    end = max(end, float(int(now_of(picture)) + 1)) if current else end
     start = past.pending[0][0] - MARGIN_S
     start = start if window_s is None else max(start, end - window_s)
     places = {name: place for place, name in enumerate(past.instances)}

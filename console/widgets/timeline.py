@@ -117,7 +117,7 @@ def lines_for(bands: int, tall: int = TALLEST) -> int:
 def drawn(scene: Scene, width: int, height: int, glyphs: Glyphs) -> list[list[tuple[str, str]]]:
     """The lines, each as characters with their tones: the scale, the bands, the times. `height` is at least 3."""
     bands = scene.bands[: height - 2]
-    names = min(NAME_WIDTH[1], max(NAME_WIDTH[0], *(len(band.name) for band in bands)) + 1)
+    names = min(NAME_WIDTH[1], max(NAME_WIDTH[0], *(len(band.name) + 1 for band in bands)))
     columns = max(1, width - names)
     apart = lines_for(len(bands), 1) <= height
     tall = max(1, min(TALLEST, (height - lines_for(len(bands), 0)) // len(bands))) if apart else 1

@@ -1,0 +1,346 @@
+"""The Migrations panel: what an operator sees of sessions that moved."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from textual.pilot import Pilot
+
+from console import format as say
+from console.feed import Picture
+from console.glyphs import ASCII, UNICODE
+from console.pasts import PAST_SAMPLES, Pasts
+from console.rows import migrations as rows
+from console.rows import routing
+from console.screens.dialogs import Detail
+from console.screens.run import RunScreen
+from console.widgets.migrations import MigrationsPanel
+from console.widgets.table import Cell
+from console.widgets.timeline import Arrow, Band, Scene, drawn, lines_for
+from state import lease
+from state.events import MigrationChanged, RoutedLoad, RouterSampled
+from state.lease import LeaseState
+from state.migrations import migrations_after
+from state.status import to_json
+from state.store import RunStore
+from state.view import EMPTY, fold
+from tests.console import demo
+from tests.console.conftest import NARROW, ROUTING_RUN, WIDE, app_for, sees, settled, shown, until
+
+EAR = "trials/ear/t0"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A run in the middle of the cell whose policy migrates, its last tick ahead so that it stays new; an ended one."""
+    made = {name: tmp_path_factory.mktemp(name) / ROUTING_RUN for name in ("middle", "ended")}
+    demo.write(made["middle"], seconds=258, ends_at=time.time() + 120, tale=demo.ROUTING)
+    demo.write(made["ended"], tale=demo.ROUTING)
+    return made
+
+
+@pytest.fixture
+def live(folders: dict[str, Path]) -> Iterator[Path]:
+    with RunStore.open(folders["middle"]) as store, lease.acquire(store):
+        yield folders["middle"]
+
+
+@pytest.fixture(scope="module")
+def picture(folders: dict[str, Path]) -> Picture:
+    view, pasts = EMPTY, Pasts()
+    with RunStore.open(folders["ended"], read_only=True) as store:
+        for recorded in store.events():
+            view = fold(view, recorded)
+            if isinstance(recorded.event, RouterSampled):
+                pasts.add(recorded.t_unix_s, recorded.event, view.cells[recorded.event.cell].attempt)
+            if view.routing is not None:
+                pasts.remember(view.routing)
+    return Picture(view, LeaseState("none"), pasts=pasts.frozen(), loading=False)
+
+
+def text(content: Cell) -> str:
+    return "".join(part for part, _ in content)
+
+
+def panel_of(pilot: Pilot[None]) -> MigrationsPanel:
+    return pilot.app.screen.query_one(MigrationsPanel)
+
+
+async def opened(pilot: Pilot[None]) -> MigrationsPanel:
+    await settled(pilot)
+    await pilot.press("8")
+    await sees(pilot, "from → to")
+    return panel_of(pilot)
+
+
+# -- rows -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [57, 79, 110, 119, 200])
+def test_columns_fit_and_every_row_fills_them(picture: Picture, width: int) -> None:
+    columns = rows.columns(width)
+    made = rows.rows(picture, EAR, columns, UNICODE)
+    assert sum(column.width + 1 for column in columns) - 1 <= max(width, 79)
+    assert made
+    assert all(len(row.cells) == len(columns) for row in made)
+    assert len({row.key for row in made}) == len(made)
+
+
+def test_every_row_says_what_came_of_it_and_what_was_moved(picture: Picture) -> None:
+    columns = rows.columns(119)
+    keys = [column.key for column in columns]
+    assert picture.view.migrations is not None
+    kept = picture.view.migrations.of(EAR)
+    assert {rows.outcome(row) for row in kept} >= {"transferred", "recomputed", "failed", "refused"}
+    for row, made in zip(kept, rows.rows(picture, EAR, columns, UNICODE), strict=True):
+        told = dict(zip(keys, (text(content) for content in made.cells), strict=True))
+        assert told["session"] == row.session
+        assert rows.outcome(row) in told["phase"]
+        if row.phase == "refused":
+            assert told["way"] == f"{row.source} stays"
+            assert (told["tokens"], told["bytes"], told["took"]) == ("", "", "")
+        else:
+            assert told["way"] == f"{row.source} → {row.target}"
+            assert told["tokens"] == say.tokens(row.external_tokens)
+            assert told["took"] == say.short_ms(row.transfer_s)
+        assert rows.migration_of(picture, EAR, made.key) == row
+    assert rows.migration_of(picture, EAR, "nobody's") is None
+
+
+def test_the_head_counts_what_the_view_counts(picture: Picture) -> None:
+    counts = rows.counts_of(picture, EAR)
+    head, ends = text(rows.head(picture, EAR)), text(rows.ends(counts))
+    assert f"{counts.of('started')} migrations  {counts.of('refused')} refused" in head
+    assert say.data(counts.bytes) in head
+    done = counts.by_phase["done"]
+    assert f"{done['transferred']} transferred" in ends
+    assert f"{done['recomputed']} recomputed" in ends
+    assert f"migration_cooldown {counts.by_phase['refused']['migration_cooldown']}" in ends
+
+
+def test_what_is_under_way_is_neither_done_nor_failed(picture: Picture) -> None:
+    begun = MigrationChanged(EAR, "r-new", "s-1", 3, "e0", "e1", "started", 1.0)
+    moved = migrations_after(None, begun, 1)
+    changed = replace(picture, view=replace(picture.view, migrations=moved))
+    (row,) = rows.rows(changed, EAR, rows.columns(119), UNICODE)
+    assert "▶ started" in text(row.cells[4])
+    assert text(rows.ends(moved.counts_of(EAR))).strip() == "▼ 1 under way"
+
+
+def test_a_session_s_life_is_told_stay_by_stay(picture: Picture) -> None:
+    assert picture.view.migrations is not None
+    moved = next(row for row in picture.view.migrations.of(EAR) if rows.outcome(row) == "transferred")
+    facts = [said for _, said in rows.life_facts(picture, EAR, moved.session)]
+    assert len(facts) >= 2
+    assert any(said.startswith(f"{moved.target} ") and "migrated" in said for said in facts)
+    assert "since then" in facts[-1]
+    assert all("since then" not in said for said in facts[:-1])
+    assert rows.life_facts(picture, EAR, "nobody") == [("its life", "no pick of it is kept")]
+
+
+def test_without_a_choice_the_last_cell_with_a_migration_is_shown(picture: Picture) -> None:
+    assert rows.cell_shown(picture) == "trials/ear/t1"
+    assert len(rows.cells_of(picture)) == 8
+    assert rows.cell_shown(Picture(loading=False)) == ""
+
+
+# -- the past of each cell ------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 3 * PAST_SAMPLES), st.integers(0, 3 * PAST_SAMPLES))
+def test_the_past_of_a_cell_is_bounded_and_loses_no_peak(seconds: int, peak: int) -> None:
+    pasts = Pasts()
+    for second in range(seconds):
+        load = RoutedLoad("e0", True, "", 1, 9_999 if second == peak else second % 7, 0, 0)
+        pasts.add(1000.0 + second, RouterSampled("a/cell", "ear", (load,)), 1)
+    (past,) = pasts.frozen().values()
+    assert len(past.pending) <= PAST_SAMPLES
+    assert len(past.pending) * past.step_s >= min(seconds, PAST_SAMPLES) / 2
+    assert [at for at, _ in past.pending] == sorted(at for at, _ in past.pending)
+    highest = max(pending["e0"] for _, pending in past.pending)
+    assert highest == (9_999 if peak < seconds else min(seconds - 1, 6))
+
+
+def test_another_attempt_has_a_past_of_its_own() -> None:
+    pasts = Pasts()
+    load = RoutedLoad("e0", True, "", 1, 5, 0, 0, engine="plain-1")
+    pasts.add(1.0, RouterSampled("a/cell", "ear", (load,)), 1)
+    first = pasts.frozen()["a/cell"]
+    pasts.add(9.0, RouterSampled("a/cell", "ear", (replace(load, engine="plain-2"),)), 2)
+    assert [at for at, _ in first.pending] == [1.0]
+    second = pasts.frozen()["a/cell"]
+    assert ([at for at, _ in second.pending], second.instances) == ([9.0], {"e0": "plain-2"})
+
+
+# -- the timeline ---------------------------------------------------------------------------------------------------
+
+FLAT = tuple((float(second), 100.0) for second in range(60))
+BANDS = (Band("e0", "series-0", FLAT), Band("e1", "series-1", FLAT), Band("e2", "series-2", FLAT))
+
+
+def lines(scene: Scene, width: int, height: int) -> list[str]:
+    return [text(tuple(line)) for line in drawn(scene, width, height, UNICODE)]
+
+
+def test_an_arrow_goes_from_the_instance_left_to_the_one_reached() -> None:
+    down = lines(Scene(BANDS, (Arrow(30.0, 0, 1, "good"),), 0, 60), 66, lines_for(3, 1))
+    scale, *bands, _ = down
+    assert "full height 100 tokens" in scale
+    assert [line[:2] for line in bands] == ["e0", "  ", "e1", "  ", "e2"]
+    assert (bands[1][36], bands[3].strip()) == ("▼", "")
+    up = lines(Scene(BANDS, (Arrow(30.0, 2, 0, "good"),), 0, 60), 66, lines_for(3, 1))[1:-1]
+    assert [line[36] for line in up] == ["█", "▲", "│", "│", "█"]
+
+
+@given(
+    st.integers(1, 9), st.integers(3, 40), st.integers(20, 150),
+    st.lists(st.tuples(st.floats(-10, 80), st.integers(0, 9), st.integers(0, 9)), max_size=12),
+)  # fmt: skip
+def test_it_draws_into_any_room(count: int, height: int, width: int, moves: list[tuple[float, int, int]]) -> None:
+    bands = tuple(Band(f"instance-{n}", "", FLAT[n:]) for n in range(count))
+    arrows = tuple(Arrow(at, source, target, "good") for at, source, target in moves)
+    made = lines(Scene(bands, arrows, 0, 60), width, height)
+    assert 3 <= len(made) <= height
+    assert all(len(line) <= width for line in made[1:])
+    named = sum(line.startswith("instance-") for line in made)
+    assert named == min(count, height - 2)
+    assert ("have no room" in made[0]) == (named < count)
+
+
+def test_a_second_that_was_not_sampled_is_blank_and_one_without_work_is_not() -> None:
+    band = Band("e0", "", ((0.0, 50.0), (1.0, 0.0), (30.0, 100.0)))
+    drawn_line = lines(Scene((band,), (), 0, 60), 66, 3)[1][6:]
+    assert drawn_line[0] not in " _"
+    assert drawn_line[1:3] == "__"
+    assert drawn_line[10:28].strip() == ""
+    assert drawn_line[30] == UNICODE.rise[8]
+
+
+# -- on the screen --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [NARROW, WIDE])
+async def test_it_shows_instances_arrows_counts_and_the_table(live: Path, size: tuple[int, int]) -> None:
+    async with app_for(live).run_test(size=size) as pilot:
+        panel = await opened(pilot)
+        for part in ("ear", EAR, "migrations", "refused", "transferred", "pending prefill, full height", "e0", "e3",
+                     "session", "phase", "why"):  # fmt: skip
+            await sees(pilot, part)
+        assert {"▲", "▼"} & set("".join(panel.timeline.text()))
+        screen = shown(pilot.app)
+        newest = panel.table.rows[-1]
+    assert "q Quit" in screen[-1], "the footer fits"
+    assert any(text(newest.cells[1]) in line and text(newest.cells[0]) in line for line in screen)
+
+
+async def test_the_numbers_are_those_of_status_json(live: Path) -> None:
+    with RunStore.open(live, read_only=True) as store:
+        known = to_json(store.view(), time.time())["migrations"]
+    (told,) = (each for each in known["cells"] if each["cell"] == EAR)
+    async with app_for(live).run_test(size=WIDE) as pilot:
+        await opened(pilot)
+        await sees(pilot, f"{told['started']} migrations  {told['refused']} refused")
+        await sees(pilot, f"{told['reasons']['done']['transferred']} transferred")
+
+
+async def test_a_migration_opens_with_the_life_of_its_session(live: Path) -> None:
+    async with app_for(live).run_test(size=NARROW) as pilot:
+        panel = await opened(pilot)
+        await pilot.press("slash", *"transferred", "enter")
+        session = text(panel.table.rows[-1].cells[1])
+        await pilot.press("end", "enter")
+        await until(pilot, lambda: isinstance(pilot.app.screen, Detail), "nothing opened")
+        await sees(pilot, "where it lived")
+        await sees(pilot, "what came of it")
+        await pilot.press("escape", "y")
+        assert f"tracon session {live.name} {session} --cell ear/trial_0" in pilot.app.clipboard
+
+
+async def test_a_finished_run_is_looked_at_cell_by_cell(folders: dict[str, Path]) -> None:
+    async with app_for(folders["ended"]).run_test(size=WIDE) as pilot:
+        await opened(pilot)
+        await sees(pilot, "trials/ear/t1  8 of 8")
+        await pilot.press("left")
+        await sees(pilot, "trials/unified/t1  7 of 8")
+        await sees(pilot, "no session has been asked to move")
+        await pilot.press("right", "right")
+        await sees(pilot, "trials/lmetric/t0  1 of 8")
+
+
+async def test_in_ascii_nothing_else_is_shown(live: Path) -> None:
+    async with app_for(live, ascii=True).run_test(size=NARROW) as pilot:
+        await settled(pilot)
+        await pilot.press("8")
+        await sees(pilot, "from > to")
+        screen = "\n".join(shown(pilot.app))
+    assert screen.isascii(), {character for character in screen if not character.isascii()}
+
+
+async def test_a_run_without_a_router_says_so(live_run: Path) -> None:
+    async with app_for(live_run).run_test(size=NARROW) as pilot:
+        await settled(pilot)
+        assert "Migrations" not in "\n".join(shown(pilot.app)), "no tab for what the run does not have"
+        await pilot.press("8")
+        await sees(pilot, "no request of this run goes through a router")
+        await sees(pilot, "8 Migrations")
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 200])
+async def test_the_tabs_fit(live: Path, width: int) -> None:
+    async with app_for(live).run_test(size=(width, 24)) as pilot:
+        await settled(pilot)
+        await pilot.press("8")
+        await sees(pilot, "8 Migrations")
+        tabs = shown(pilot.app)[3]
+    for name in ("1 Stages", "2 Instances", "7 Routing"):
+        assert name in tabs
+
+
+async def test_frozen_it_stands_still(live: Path) -> None:
+    async with app_for(live).run_test(size=NARROW) as pilot:
+        panel = await opened(pilot)
+        before = len(panel.table.rows)
+        await pilot.press("space")
+        await sees(pilot, "FROZEN")
+        with RunStore.open(live) as store:
+            event = MigrationChanged(EAR, "r-late", "s-late", 9, "e0", "e1", "started", time.time())
+            store.append(event)
+        await sees(pilot, "+1 events")
+        assert len(panel.table.rows) == before
+        await pilot.press("space")
+        await sees(pilot, "s-late")
+
+
+# -- TTFT of an instance, on Routing --------------------------------------------------------------------------------
+
+
+async def test_the_ttft_of_an_instance_stands_on_routing_where_it_is_measured(live: Path) -> None:
+    async with app_for(live).run_test(size=NARROW) as pilot:
+        await settled(pilot)
+        await pilot.press("7")
+        await sees(pilot, "TTFT")
+        assert isinstance(pilot.app.screen, RunScreen)
+        view = pilot.app.screen.picture.view
+        lines_of = pilot.app.screen.routing.loads.text()
+    assert view.routing is not None
+    for load in view.routing.latest.instances:
+        row = next(line for line in lines_of if line.startswith(load.instance))
+        assert say.short_ms(load.ttft_p90_s) in row.split()
+
+
+def test_where_nobody_measures_it_there_is_no_column(picture: Picture) -> None:
+    assert picture.view.routing is not None
+    latest = picture.view.routing.latest
+    unmeasured = tuple(replace(load, ttft_p90_s=None) for load in latest.instances)
+    plain = replace(picture.view.routing, latest=replace(latest, instances=unmeasured))
+    assert not routing.timed(picture, plain)
+    assert [column.key for column in routing.load_columns(79)].count("ttft") == 0
+    made = routing.load_columns(79, timed=True)
+    assert sum(column.width + 1 for column in made) - 1 <= 79
+    assert rows.rows(picture, EAR, rows.columns(79), ASCII)
