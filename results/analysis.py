@@ -51,15 +51,10 @@ def analyse_run(root: Path) -> Analysis:
 
 def aggregate(analysis: Analysis) -> dict[str, Any]:
     """`aggregate.json`: a row per cell, the saturation table with its criteria, the reference rates, the gaps."""
-    facts = analysis.facts
     return {
         "format": FORMAT,
         "definitions": "docs/analysis.md",
-        "run": facts.run,
-        "experiment": facts.experiment,
-        "profile": facts.profile,
-        "preset": facts.preset,
-        "seed": facts.seed,
+        **analysis.facts.named,
         "cells": [_cell_row(analysis, cell) for cell in analysis.cells],
         "reference_rates": msgspec.to_builtins(analysis.rates),
         "gaps": msgspec.to_builtins(analysis.gaps),

@@ -46,6 +46,17 @@ class RunFacts:
     thresholds: Mapping[str, float] = field(default_factory=dict)
 
     @property
+    def named(self) -> dict[str, str | int | None]:
+        """What an aggregate says first: which run this is."""
+        return {
+            "run": self.run,
+            "experiment": self.experiment,
+            "profile": self.profile,
+            "preset": self.preset,
+            "seed": self.seed,
+        }
+
+    @property
     def label(self) -> str:
         """What the numbers were measured on, in a few words."""
         return " ".join(part for part in (self.profile, f"({self.preset})" if self.preset else "") if part) or "unknown"

@@ -52,15 +52,10 @@ def _half_step(analysis: LifecycleAnalysis) -> bool:
 
 def aggregate(analysis: LifecycleAnalysis) -> dict[str, Any]:
     """`aggregate.json`: a row per configuration, the fits, the maps, and the gaps."""
-    facts = analysis.facts
     return {
         "format": FORMAT,
         "definitions": "docs/lifecycle-analysis.md",
-        "run": facts.run,
-        "experiment": facts.experiment,
-        "profile": facts.profile,
-        "preset": facts.preset,
-        "seed": facts.seed,
+        **analysis.facts.named,
         "transports": analysis.transports,
         "settings": msgspec.to_builtins(analysis.settings),
         "configs": msgspec.to_builtins(analysis.configs),

@@ -59,15 +59,10 @@ def analyse_routing(root: Path) -> RoutingAnalysis:
 
 def aggregate(analysis: RoutingAnalysis) -> dict[str, Any]:
     """`aggregate.json`: a row per cell, each policy's numbers over its trials, and the gaps."""
-    facts = analysis.facts
     return {
         "format": FORMAT,
         "definitions": "docs/routing-analysis.md",
-        "run": facts.run,
-        "experiment": facts.experiment,
-        "profile": facts.profile,
-        "preset": facts.preset,
-        "seed": facts.seed,
+        **analysis.facts.named,
         "trace": analysis.trace,
         "baseline": analysis.baseline,
         "trials": analysis.trials,
@@ -173,6 +168,7 @@ def flat_pairs(analysis: RoutingAnalysis) -> pd.DataFrame:
                 "second_value": row.second_value.value,
                 "relative": row.relative,
                 "verdict": None if row.verdict is None else str(row.verdict),
+                "p_value": row.p_value,
                 "common_turns": row.common_turns,
                 "lost_turns": row.lost_turns,
             }
