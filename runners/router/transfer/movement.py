@@ -87,7 +87,7 @@ class Movement:
 
     def counted(self, prompt_tokens: int | None, cached_tokens: int | None) -> None:
         """Handover: what the target's answer says of its prompt, where it does so at its end."""
-        if cached_tokens is not None:
+        if cached_tokens is not None and self.transfer.purpose == "handover":
             self._told = Ended(prompt_tokens, cached_tokens)
             self._divide()
 

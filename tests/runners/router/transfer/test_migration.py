@@ -300,7 +300,9 @@ async def test_tokens_that_another_router_moves_there_are_not_claimed() -> None:
 async def test_an_engine_that_does_not_tell_cached_tokens_still_counts_them() -> None:
     async with bench() as on:
         on.target.tells_cached = on.source.tells_cached = False
-        transfer = (await migrated(on)).transfer
+        movement = await migrated(on)
+        movement.counted(len(PROMPT), len(PROMPT))
+        transfer = movement.transfer
         assert (transfer.status, transfer.external_tokens) == ("transferred", 9 * BLOCK)
         assert (transfer.local_tokens, transfer.computed_tokens, transfer.source_cached_tokens) == (None, None, None)
         assert "prompt-tokens-details" in transfer.counted_reason
