@@ -80,6 +80,17 @@ def unknown(reason: str, n: int = 0) -> Estimate:
     return Estimate(value=None, n=n, reason=reason)
 
 
+def holm(p_values: Sequence[float]) -> tuple[float, ...]:
+    """Each p-value corrected for all of them being tested (Holm, 1979): below a level, the difference stands at it."""
+    order = np.argsort(np.asarray(p_values, dtype=np.float64), kind="stable")
+    found = np.ones(order.size)
+    least = 0.0
+    for rank, place in enumerate(order):
+        least = max(least, min(1.0, (order.size - rank) * p_values[place]))
+        found[place] = least
+    return tuple(float(value) for value in found)
+
+
 def clean(values: npt.ArrayLike) -> Samples:
     """The finite values, as float64, in their order."""
     array = np.asarray(values, dtype=np.float64).ravel()

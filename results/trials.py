@@ -131,6 +131,25 @@ def share(part: Measured, whole: Measured, name: str, level: float = LEVEL) -> E
     return Estimate(value, low, high, base.n, base.reason, base.basis)
 
 
+def p_value(measured: Measured) -> float | None:
+    """Two-sided, of the mean over the trials being zero: Student's t, or the draws where `estimate` takes those.
+
+    None where there is no interval. Draws give nothing below 2 / (draws + 1).
+    """
+    values = _values(measured)
+    if values.size >= MIN_PAIRED:
+        error = float(values.std(ddof=1)) / math.sqrt(values.size)
+        if not error:
+            return 1.0 if not values.any() else 0.0
+        return float(2 * special.stdtr(values.size - 1, -abs(float(values.mean())) / error))
+    draws = _mean_draws(measured) if values.size else ""
+    if isinstance(draws, str):
+        return None
+    told = draws[np.isfinite(draws)]
+    beyond = min(int((told <= 0).sum()), int((told >= 0).sum()))
+    return min(1.0, 2 * (beyond + 1) / (told.size + 1))
+
+
 def basis(measured: Measured) -> str:
     """What the interval of a comparison holds."""
     count = len(measured.trials)

@@ -160,7 +160,7 @@ def _d6(found: LoadFloor) -> tuple[Answer, str]:
 def _d7(found: LoadFloor) -> tuple[Answer, str]:
     size = f"{found.sessions} sessions, {found.trials} {'trial' if found.trials == 1 else 'trials'}"
     named = [(one, name) for one in _bonuses(found) for name in ("direct_rate", "overlap_kept", "ttft_p90_s")]
-    verdicts = [one.verdict(name) for one, name in named if one.differences]
+    verdicts = [verdict for one, name in named if (verdict := one.verdict(name)) is not None]
     if not verdicts:
         return Answer.OPEN, f"{size}: no difference to kv_aware without a fix was measured"
     told = sum(verdict in (Verdict.HIGHER, Verdict.LOWER) for verdict in verdicts)

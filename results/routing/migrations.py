@@ -232,8 +232,8 @@ def _event(
         target=made.instance,
         outcome=outcome_of(record),
         moved_s=None if served_ns is None else (served_ns - t0_ns) / 1e9,
-        source_pending_tokens=_pending(record, made.migrate_from),
-        target_pending_tokens=_pending(record, made.instance),
+        source_pending_tokens=pending_at(record, made.migrate_from),
+        target_pending_tokens=pending_at(record, made.instance),
         context_tokens=request.input_tokens,
         lost_tokens=None if served_ns is None else _lost(record),
         ttft_s=None if outcome is None else outcome.ttft_s,
@@ -244,7 +244,7 @@ def _event(
 
 
 def _stayed_cool(later: Sequence[DecisionRecord], target: str, hot_tokens: int | None, turns_after: int) -> bool | None:
-    pending = [_pending(record, target) for record in later]
+    pending = [pending_at(record, target) for record in later]
     if hot_tokens is None or len(pending) < turns_after or None in pending:
         return None
     return all(tokens <= hot_tokens for tokens in pending if tokens is not None)
@@ -257,7 +257,8 @@ def _lost(record: DecisionRecord) -> int:
     return max(0, cached.get(record.decision.migrate_from, 0) - had)
 
 
-def _pending(record: DecisionRecord, instance: str) -> int | None:
+def pending_at(record: DecisionRecord, instance: str) -> int | None:
+    """Prompt tokens pending at an instance at a pick; None = it was not in the view."""
     loads = record.cluster.instances
     return next((load.pending_prefill_tokens for load in loads if load.instance == instance), None)
 

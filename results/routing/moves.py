@@ -28,6 +28,7 @@ SHARES = ("trigger_rate", "accuracy", "thrash_rate", "external_share", "source_c
 POINTS = {"transfer_p50_s": 0.50, "transfer_p90_s": 0.90, "transfer_p99_s": 0.99}
 MEANS: Mapping[str, Callable[[Moved], float | None]] = {
     "transfer_mean_s": lambda one: one.transfer_s,
+    "wait_mean_s": lambda one: one.wait_s,
     "source_leg_mean_s": lambda one: one.source_leg_s,
     "target_leg_mean_s": lambda one: one.target_leg_s,
     "prefix_tokens_mean": lambda one: one.transfer.prefix_tokens,

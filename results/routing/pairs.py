@@ -10,8 +10,9 @@ from itertools import combinations
 from results.routing.measure import Measurements, interval, level_interval
 from results.routing.metrics import HEADLINE, METRICS, Metric, metric
 from results.routing.turns import SERIES
-from results.statistics import Estimate, unknown
+from results.statistics import LEVEL, Estimate, holm, unknown
 from results.tax import Verdict, verdict_of
+from results.trials import p_value
 
 ORDER = (
     "round_robin", "load_only", "leastwork", "lmetric", "kv_linear", "kv_aware", "sticky", "approach_a", "unified",
@@ -39,6 +40,8 @@ class Pair:
     """Turns behind the difference, over all trials; None for a number of whole cells."""
     lost_turns: int | None
     """Turns that only one of the two completed: they are in neither side."""
+    p_value: float | None = None
+    """Of the difference being none; None without an interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,8 @@ class Standing:
     """No interval, or not measured."""
     basis: str
     """What the intervals cover."""
+    corrected: tuple[str, ...] = ()
+    """Those of `behind` that stay so when all comparisons of all these metrics are corrected for (Holm)."""
 
     @property
     def alone(self) -> bool:
@@ -97,13 +102,16 @@ def pairs(measurements: Measurements, labels: Sequence[str]) -> tuple[Pair, ...]
 
 def pair(measurements: Measurements, first: str, second: str, measure: Metric) -> Pair:
     """One metric of two labels."""
-    difference = interval(measurements.difference(first, second, measure))
+    measured = measurements.difference(first, second, measure)
+    difference = interval(measured)
     base = value_of(measurements, second, measure)
     common: tuple[int | None, int | None] = (None, None)
     if measure.series in SERIES:
         common = measurements.common_turns(first, second, measure.series)
     relative = difference.value / base.value if difference.value is not None and base.value else None
-    return Pair(measure.name, first, second, difference, base, relative, verdict_of(difference), *common)
+    return Pair(
+        measure.name, first, second, difference, base, relative, verdict_of(difference), *common, p_value(measured)
+    )
 
 
 def difference_of(found: Sequence[Pair], first: str, second: str, name: str) -> Estimate:
@@ -140,7 +148,23 @@ def turn_pairs(measurements: Measurements, labels: Sequence[str]) -> tuple[TurnP
 def standings(measurements: Measurements, labels: Sequence[str], found: Sequence[Pair]) -> tuple[Standing, ...]:
     """Who is best on each of HEADLINE; a metric that nobody has is left out."""
     rows = (_standing(measurements, labels, found, metric(name)) for name in HEADLINE)
-    return tuple(row for row in rows if row is not None)
+    return corrected([row for row in rows if row is not None], found)
+
+
+def corrected(rows: Sequence[Standing], found: Sequence[Pair]) -> tuple[Standing, ...]:
+    """The rows with what stands after Holm's correction over every comparison to a best value."""
+    known = {(row.metric, frozenset((row.first, row.second))): row.p_value for row in found}
+    tested = {
+        (row.metric, label): p
+        for row in rows
+        for label in (*row.behind, *row.level)
+        if (p := known.get((row.metric, frozenset((row.best, label))))) is not None
+    }
+    adjusted = dict(zip(tested, holm(list(tested.values())), strict=True))
+    return tuple(
+        replace(row, corrected=tuple(one for one in row.behind if adjusted.get((row.metric, one), 1.0) <= 1 - LEVEL))
+        for row in rows
+    )
 
 
 def _standing(

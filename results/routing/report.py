@@ -55,7 +55,11 @@ def verdict(analysis: RoutingAnalysis) -> str:
         return "Nothing can be compared."
     alone = [row for row in analysis.standings if row.alone]
     by_chance = told * (1 - LEVEL)
-    chance = f" {told} comparisons at {LEVEL:.0%} each: about {by_chance:.1f} find a difference by chance alone."
+    behind, kept = (sum(len(getattr(row, name)) for row in analysis.standings) for name in ("behind", "corrected"))
+    chance = (
+        f" {told} comparisons at {LEVEL:.0%} each: about {by_chance:.1f} find a difference by chance alone; of the "
+        f"{behind} found, {kept} stand after Holm's correction."
+    )
     if analysis.trials < MIN_PAIRED:
         chance += f" With fewer than {MIN_PAIRED} trials no interval holds what varies between launches."
     if not alone:

@@ -56,16 +56,19 @@ def winners(analysis: RoutingAnalysis) -> Table:
     """Who is best on what, and of whom that can be told."""
     rows = tuple(_winner(row) for row in analysis.standings)
     note = (
-        "The best value, and what the interval of each other policy's difference to it says. No correction is made for "
-        "the number of comparisons."
+        "The best value, and what the interval of each other policy's difference to it says, each by itself. After "
+        "Holm: what stays distinguishably worse when all comparisons of this table are corrected for."
     )
-    columns = ("metric", "best", "value", "distinguishably worse", "not distinguishable", "no interval", "interval")
+    columns = (
+        "metric", "best", "value", "distinguishably worse", "after Holm", "not distinguishable", "no interval",
+        "interval",
+    )  # fmt: skip
     return Table("Who wins what", columns, rows, note)
 
 
 def _winner(row: Standing) -> tuple[str, ...]:
     measure = metric(row.metric)
-    groups = (", ".join(names) or NOT_MEASURED for names in (row.behind, row.level, row.untold))
+    groups = (", ".join(names) or NOT_MEASURED for names in (row.behind, row.corrected, row.level, row.untold))
     return (headed(measure), row.best, shown(row.value, measure), *groups, row.basis or NOT_MEASURED)
 
 

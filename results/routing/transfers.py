@@ -11,13 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from results.decisions import DecisionRecord, KvTransfer
-from results.routing.migrations import transfer_s
+from results.routing.migrations import pending_at, transfer_s
 from results.statistics import Ranks, Samples
 
-MIN_FIT = 10
-"""Fewer prefills say nothing of a time per token."""
-MOST_CACHED = 0.5
-"""A prefill tells what computing takes where no more of its prompt than this share was cached."""
+MIN_FIT = 30
+"""Fewer turns say nothing of a time per token beside what was pending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +42,12 @@ class Moved:
         return _between_s(self.transfer.t_target_sent_ns, self.transfer.t_done_ns) if done else None
 
     @property
+    def wait_s(self) -> float | None:
+        """What neither leg took: transfers to one target are made one at a time."""
+        legs = self.transfer_s, self.source_leg_s, self.target_leg_s
+        return None if None in legs else (legs[0] or 0.0) - (legs[1] or 0.0) - (legs[2] or 0.0)
+
+    @property
     def source_computed_tokens(self) -> int | None:
         """Of the prefix, what the source had lost and computed again for the transfer."""
         cached = self.transfer.source_cached_tokens
@@ -52,12 +56,15 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """A turn that was served without KV from elsewhere, mostly computed, with no prefill before it in the queue."""
+    """A turn that was served without KV from elsewhere."""
 
     session: str
     computed_tokens: int
+    """Of its prompt, by the engine's count."""
+    pending_tokens: int
+    """Prompt tokens pending at its instance when it was picked."""
     ttft_s: float
-    """Dispatch to the first byte."""
+    """From the pick to the first byte."""
 
 
 def moved(records: Iterable[DecisionRecord]) -> tuple[Moved, ...]:
@@ -78,35 +85,42 @@ def prefills(records: Iterable[DecisionRecord]) -> tuple[Prefill, ...]:
             continue
         if outcome.ttft_s is None or outcome.prompt_tokens is None or outcome.cached_tokens is None:
             continue
-        before = [load.pending_prefill_tokens for load in record.cluster.instances if load.instance == made.instance]
-        if before == [0] and outcome.cached_tokens <= MOST_CACHED * outcome.prompt_tokens:
-            computed = outcome.prompt_tokens - outcome.cached_tokens
-            found.append(Prefill(record.request.session, computed, outcome.ttft_s))
+        computed = outcome.prompt_tokens - outcome.cached_tokens
+        pending = pending_at(record, made.instance)
+        if pending is not None:
+            found.append(Prefill(record.request.session, computed, pending, outcome.ttft_s))
     return tuple(found)
 
 
 def prefill_s_per_token(found: Sequence[Prefill]) -> float | str:
-    """What one more computed token adds to the time to the first byte (least squares); or why it is not known."""
+    """What one more computed token adds to the time to the first byte, pending tokens held; or why it is not known."""
     if len(found) < MIN_FIT:
-        return f"{len(found)} turns were computed on an instance with nothing pending (needs {MIN_FIT})"
+        return f"{len(found)} turns were served without KV from elsewhere (needs {MIN_FIT})"
     slope = float(slopes(found, np.zeros(len(found), dtype=np.int64), np.ones((1, 1)))[0])
-    return (
-        slope
-        if slope > 0
-        else "they do not differ in length, or longer ones did not take longer: no time per token can be told"
-    )
+    return slope if slope > 0 else "turns that computed more tokens did not take longer: no time per token can be told"
 
 
 def slopes(found: Sequence[Prefill], group: Ranks, weights: Samples) -> Samples:
-    """The same in each draw of the groups; NaN where a draw has no two lengths, or tells no time above 0."""
-    x = np.array([one.computed_tokens for one in found], dtype=np.float64)
-    y = np.array([one.ttft_s for one in found], dtype=np.float64)
-    x, groups = x - x.mean(), weights.shape[1]  # about the mean: squares of large numbers would lose digits
-    terms = (np.ones_like(x), x, y, x * x, x * y)
-    n, sx, sy, sxx, sxy = (weights @ np.bincount(group, weights=term, minlength=groups) for term in terms)
-    spread = n * sxx - sx * sx
-    found_slopes = np.divide(n * sxy - sx * sy, spread, out=np.full(n.size, np.nan), where=spread > 1e-9)
-    return np.asarray(np.where(found_slopes > 0, found_slopes, np.nan), dtype=np.float64)
+    """The same in each draw of the groups (least squares); NaN where a draw tells no time above 0."""
+    own, pending, took_s = (
+        np.array([getattr(one, name) for one in found], dtype=np.float64)
+        for name in ("computed_tokens", "pending_tokens", "ttft_s")
+    )
+    columns = [column - column.mean() for column in (own, pending, took_s)]  # squares of large numbers lose digits
+
+    def summed(terms: Samples) -> Samples:
+        return np.asarray(weights @ np.bincount(group, weights=terms, minlength=weights.shape[1]), dtype=np.float64)
+
+    n, sums = summed(np.ones(own.size)), [summed(column) for column in columns]
+
+    def spread(first: int, second: int) -> Samples:
+        return np.asarray(summed(columns[first] * columns[second]) - sums[first] * sums[second] / n, dtype=np.float64)
+
+    with np.errstate(divide="ignore", invalid="ignore"):
+        xx, pp, xp, xy, py = spread(0, 0), spread(1, 1), spread(0, 1), spread(0, 2), spread(1, 2)
+        held = np.where(pp > 0, xp / pp, 0.0)  # nothing is held where the same was always pending
+        slope = (xy - held * py) / (xx - held * xp)
+        return np.asarray(np.where((xx - held * xp > 1e-9 * xx) & (slope > 0), slope, np.nan), dtype=np.float64)
 
 
 def _between_s(begin_ns: int, end_ns: int) -> float | None:

@@ -15,6 +15,7 @@ from results.statistics import (
     Samples,
     bootstrap_quantiles,
     clean,
+    holm,
     mean,
     order_statistic_ranks,
     percentile,
@@ -145,6 +146,19 @@ def test_the_interval_of_a_series_holds_its_percentile() -> None:
     assert found.high is not None
     assert found.low < 50 < found.high
     assert found.high - found.low < 1
+
+
+def test_holm_corrects_for_what_else_was_tested() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx((0.03, 0.06, 0.06, 0.02))
+    assert holm([]) == ()
+    assert holm([0.9, 0.8]) == (1.0, 1.0)
+
+
+@given(st.lists(st.floats(0, 1), max_size=20))
+def test_a_corrected_p_value_is_no_smaller_and_keeps_the_order(found: list[float]) -> None:
+    corrected = holm(found)
+    assert all(after >= before for before, after in zip(found, corrected, strict=True))
+    assert [corrected[place] for place in np.argsort(found, kind="stable")] == sorted(corrected)
 
 
 def test_the_mean_has_student_s_interval() -> None:

@@ -13,7 +13,7 @@ from results.contrasts import tax_at
 from results.saturation import REF_SAFE
 from results.statistics import Estimate, mean
 from results.tax import Metric, minus
-from results.trials import Measured, Trial, combine, estimate, share, unmeasured
+from results.trials import Measured, Trial, combine, estimate, p_value, share, unmeasured
 from tests.results.in_memory import RATES, SEEDS, Truth, as_promised, covers, measurements
 
 finite = st.floats(-10, 10, allow_nan=False).map(lambda value: round(value, 3))
@@ -57,6 +57,23 @@ def test_only_trials_hold_what_varies_between_launches() -> None:
 )
 def test_an_interval_says_what_it_holds(trials: int, basis: str) -> None:
     assert taxes(trials, 0).basis == basis
+
+
+@given(st.lists(finite, min_size=3, max_size=6))
+def test_a_p_value_is_below_the_level_where_the_interval_excludes_zero(values: list[float]) -> None:
+    found, p = estimate(over_trials(values)), p_value(over_trials(values))
+    assert found.low is not None
+    assert found.high is not None
+    assert p is not None
+    if min(abs(found.low), abs(found.high)) > 1e-6:
+        assert (p < 0.05) == (found.low > 0 or found.high < 0)
+
+
+def test_a_p_value_within_a_launch_comes_from_the_draws() -> None:
+    assert p_value(over_trials([1.0], spread=0.5)) == pytest.approx(2 / 202)  # no draw reaches zero
+    assert p_value(over_trials([0.0], spread=1.0)) == pytest.approx(1.0, abs=0.02)
+    assert p_value(unmeasured("nothing")) is None
+    assert p_value(over_trials([2.0, 2.0, 2.0])) == 0.0
 
 
 @given(st.lists(finite, min_size=3, max_size=8))

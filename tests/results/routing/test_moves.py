@@ -22,15 +22,18 @@ from tests.results.routing.synthetic import Truth, World, loaded
 PARAMETERS: Mapping[str, Any] = {"hot_tokens": 1000, "cooldown_s": 10.0}
 PER_TOKEN_S = 1e-4
 SESSIONS = 12
+COMES_AGAIN = 3
 
 
 def log_of(took_s: float = 0.1, recomputed: int = 0) -> Log:
     """Every session computes a prompt on an idle instance, then migrates with 1600 tokens; the last `recomputed` of
     them without KV."""
     log = Log()
-    for number in range(SESSIONS):
-        prompt = 1000 + 100 * number
-        log.pick(number, f"s{number:03d}", "a", prompt_tokens=prompt, counted=0, ttft_s=0.05 + PER_TOKEN_S * prompt)
+    for place in range(COMES_AGAIN * SESSIONS):
+        log.pending["a"] = 500 * (place % 3)
+        prompt = 1000 + 100 * (place % 7)
+        ttft_s = 0.05 + PER_TOKEN_S * prompt + 3e-5 * log.pending["a"]
+        log.pick(place / 10, f"s{place % SESSIONS:03d}", "a", prompt_tokens=prompt, counted=0, ttft_s=ttft_s)
     log.pending["a"] = 5000
     for number in range(SESSIONS):
         begin_s = 50.0 + number
@@ -107,14 +110,14 @@ def test_three_trials_give_an_interval_over_trials_and_one_resamples_sessions() 
     assert found.high == pytest.approx(0.2 + 4.3027 * 0.1 / np.sqrt(3), rel=1e-4)
     facts, measurements = facts_of(log_of(recomputed=3))
     rate = policy_migrations("ear", facts, PARAMETERS, measurements).values["trigger_rate"]
-    assert (rate.value, rate.low, rate.high) == (0.5, 0.5, 0.5)  # half of every session's requests
+    assert (rate.value, rate.low, rate.high) == (0.25, 0.25, 0.25)  # a quarter of every session's requests
     assert rate.basis == "sessions resampled, 1 trial"
 
 
 def test_outcomes_and_reasons_are_counted_without_their_numbers() -> None:
     facts, measurements = facts_of(log_of(recomputed=3), log_of(recomputed=1), log_of())
     row = policy_migrations("ear", facts, PARAMETERS, measurements)
-    assert (row.requests, row.asked, row.outcomes) == (72, 36, {"recomputed": 4, "transferred": 32})
+    assert (row.requests, row.asked, row.outcomes) == (144, 36, {"recomputed": 4, "transferred": 32})
     assert row.why_none == ""
     (sent,) = policy_transfers("ear", facts, measurements)
     assert sent.statuses == {"failed": 4, "transferred": 32}
@@ -169,17 +172,30 @@ def test_a_session_id_that_a_header_cannot_hold_is_known_again() -> None:
     assert not isinstance(measurements.groups(["s00%30", "s000"]), str)
 
 
-def test_only_prompts_computed_with_nothing_before_them_tell_what_computing_takes() -> None:
+def test_turns_with_kv_from_elsewhere_do_not_tell_what_computing_takes() -> None:
     log = Log()
-    log.pick(0, "s000", "a", counted=0)
-    log.pick(1, "s000", "a", counted=1900)  # nearly all of it was cached
-    log.pick(2, "s000", "b", counted=0, prefill="a", transfer=moved("a", "b", purpose="handover"))
-    log.pending["a"] = 10
-    log.pick(3, "s000", "a", counted=0)
-    assert prefills(log.records) == (Prefill("s000", 2000, 0.5),)
+    log.pending["a"] = 70
+    log.pick(0, "s000", "a", counted=500)
+    log.pick(1, "s000", "b", counted=0, prefill="a", transfer=moved("a", "b", purpose="handover"))
+    log.pick(2, "s000", "b", source="a", counted=0, transfer=moved("a", "b"))
+    log.pick(3, "s000", "a")  # the response did not say what was cached
+    assert prefills(log.records) == (Prefill("s000", 1500, 70, 0.5),)
     assert "needs" in str(prefill_s_per_token(prefills(log.records)))
-    falling = [Prefill("s", 100 * place, 5.0 - place) for place in range(MIN_FIT)]
-    assert "longer ones did not take longer" in str(prefill_s_per_token(falling))
+
+
+def test_what_was_pending_is_not_taken_for_what_was_computed() -> None:
+    """Long prompts came when much was pending: the time per token is not that of the queue."""
+    turns = [
+        Prefill("s", 100 * n, 1000 * n + 300 * (n % 3), 0.1 + 1e-4 * 100 * n + 5e-5 * (1000 * n + 300 * (n % 3)))
+        for n in range(40)
+    ]
+    assert prefill_s_per_token(turns) == pytest.approx(1e-4)
+    assert prefill_s_per_token([replace(one, pending_tokens=0) for one in turns]) == pytest.approx(6e-4, rel=0.01)
+    falling = [Prefill("s", 100 * place, 0, 50.0 - place) for place in range(MIN_FIT)]
+    assert "did not take longer" in str(prefill_s_per_token(falling))
+    assert "did not take longer" in str(
+        prefill_s_per_token([Prefill("s", 100, 0, 0.1 * place) for place in range(MIN_FIT)])
+    )
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ import pytest
 from results.routing.load import LoadedCell
 from results.routing.measure import MIN_SESSIONS, Measurements, interval, odd_gaps
 from results.routing.metrics import HEADLINE, METRICS, Metric, metric
-from results.routing.pairs import order_of, pair, pairs, standings, turn_pairs
+from results.routing.pairs import Pair, Standing, corrected, order_of, pair, pairs, standings, turn_pairs
 from results.routing.summary import summary_of
 from results.routing.turns import turn_table, turns_of
+from results.statistics import Estimate
 from results.tax import Verdict
 from tests.results.in_memory import SEEDS, as_promised, bounds, covers
 from tests.results.routing.synthetic import T0_NS, Truth, World, loaded, measured, records
@@ -182,6 +183,17 @@ def test_who_wins_is_told_only_where_all_others_are_distinguishably_worse() -> N
     without = _of(WORLD, SLOW, third)
     two = standings(without, ["sticky", "unified"], pairs(without, ["sticky", "unified"]))
     assert not next(row for row in two if row.metric == "ttft_p50_s").alone
+
+
+def test_a_difference_that_many_comparisons_may_find_by_chance_is_not_kept() -> None:
+    found = Estimate(1.0, 0.1, 1.9)
+
+    def pair_of(label: str, p: float) -> Pair:
+        return Pair("apc", label, "best", found, Estimate(1.0), None, Verdict.HIGHER, None, None, p)
+
+    row = Standing("apc", "best", Estimate(1.0), ("near", "far"), ("level",), ("untold",), "over 3 trials")
+    kept = corrected([row], [pair_of("near", 0.03), pair_of("far", 0.001), pair_of("level", 0.5)])
+    assert kept[0].corrected == ("far",)
 
 
 def test_more_cache_hits_win_although_they_are_the_higher_number() -> None:

@@ -1,0 +1,66 @@
+"""The section of a `routing` report about specs/load_floor.md."""
+
+from __future__ import annotations
+
+from results.routing.findings import RoutingAnalysis
+from results.routing.load_floor import FloorVariant
+from results.routing.metrics import metric
+from results.routing.shown import difference, shown
+from results.table import NOT_MEASURED, Table
+
+SHARES = ("least_share", "direct_rate", "overlap_kept", "overlap_chosen")
+TITLES = {
+    "least_share": "smallest share %",
+    "direct_rate": "direct to D %",
+    "overlap_kept": "overlap kept %",
+    "overlap_chosen": "overlap chosen %",
+}
+
+
+def answers(analysis: RoutingAnalysis) -> Table:
+    """D1 to D7 and what was asked of the transport."""
+    rows = tuple((row.point, row.question, row.default, str(row.answer), row.text) for row in analysis.moves.answers)
+    note = "open: not measured in this run. undecided: measured, and the intervals do not tell."
+    columns = ("point", "question", "default", "answer", "numbers")
+    return Table("Load floor: the decision points", columns, rows, note)
+
+
+def variants(analysis: RoutingAnalysis) -> Table:
+    """kv_aware with and without the bonus and its alternatives."""
+    floor = analysis.moves.floor
+    rows = () if floor is None else tuple(_variant(one, floor.reference) for one in floor.variants)
+    note = (
+        "D: an instance that decodes. Direct: served by the session's own D from its cache, no prefill elsewhere, no "
+        "transfer; of served requests. Overlap kept: cached tokens over what the best D held by the router's index; "
+        f"chosen: what the picked D held over the same. Differences inside a trial to {_reference(analysis)}."
+    )
+    columns = (
+        "policy", "fix", "sessions per D %", *TITLES.values(), "TTFT p90 ms", "completed %", "failed turns",
+        "failed transfers", "direct, difference %", "overlap kept, difference %", "TTFT p90, difference ms",
+    )  # fmt: skip
+    return Table("Load floor: with and without", columns, rows, note)
+
+
+def _reference(analysis: RoutingAnalysis) -> str:
+    floor = analysis.moves.floor
+    return (floor.reference if floor is not None else "") or "kv_aware without a fix, which was not run"
+
+
+def _variant(one: FloorVariant, reference: str) -> tuple[str, ...]:
+    per_cent = metric("apc")
+    shares = ", ".join(f"{name} {share.text(3, 100)}" for name, share in one.shares.items())
+    changes = (("direct_rate", per_cent), ("overlap_kept", per_cent), ("ttft_p90_s", metric("ttft_p90_s")))
+    return (
+        one.label,
+        one.fix,
+        shares or NOT_MEASURED,
+        *(one.values[name].text(3, 100) for name in SHARES),
+        shown(one.values["ttft_p90_s"], metric("ttft_p90_s")),
+        one.values["completed_share"].text(3, 100),
+        f"{one.failed_turns} of {one.turns}",
+        f"{one.failed_transfers} of {one.transfers}" if one.transfers else NOT_MEASURED,
+        *(
+            NOT_MEASURED if one.label == reference else difference(one.differences.get(name), measure)
+            for name, measure in changes
+        ),
+    )

@@ -1,0 +1,266 @@
+"""The tables of a `routing` report about sessions that move: the specification's own, migrations, transfers, pools."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from results.routing.findings import RoutingAnalysis
+from results.routing.metrics import metric
+from results.routing.moves import told
+from results.routing.paper import FULL, PaperRow
+from results.routing.shown import difference, headed, shown
+from results.statistics import Estimate
+from results.table import NOT_MEASURED, Table
+from results.verdicts import Outcome
+
+NOT_RUN = "not in this run"
+PAPER = (
+    "ttft_p50_s", "ttft_p90_s", "tpot_p90_s", "apc", "worker_ttft_p90_median_s", "worker_ttft_p90_max_s",
+    "amplification",
+)  # fmt: skip
+"""Columns of the specification's table 5.2."""
+AGAINST_FULL = ("apc", "ttft_p90_s", "worker_ttft_p90_median_s")
+OUTCOMES = ("transferred", "recomputed", "failed", "unknown")
+
+
+def paper(analysis: RoutingAnalysis) -> Table:
+    """Table 5.2, where any of its rows beside round robin was run."""
+    note = (
+        "Rows as the specification names them, found by policy and parameters. Worker p90: of the instances' TTFT p90 "
+        "the median and the maximum. Wall-clock factor: wall clock over trace span. Of several settings, the first."
+    )
+    titles = {"worker_ttft_p90_median_s": "worker p90 median ms", "worker_ttft_p90_max_s": "worker p90 max ms"}
+    titles |= {"amplification": "wall-clock factor"}
+    columns = ("scheduler", *(titles.get(name, headed(metric(name))) for name in PAPER), "measured as")
+    rows = tuple(
+        (row.name, *(shown(analysis.value(row.label, name), metric(name)) for name in PAPER), _measured_as(row))
+        for row in analysis.paper
+    )
+    return Table("Schedulers of specs/ear, 5.2", columns, rows if _run(analysis.paper) else (), note)
+
+
+def ablation(analysis: RoutingAnalysis) -> Table:
+    """Table 5.3, where any of its rows was run."""
+    names = (*PAPER[:-1], "e2e_p90_s")
+    full = next((row.label for row in analysis.ablation if row.name == FULL), "")
+    rows = tuple(
+        (
+            row.name,
+            *(shown(analysis.value(row.label, name), metric(name)) for name in names),
+            *(_against(analysis, row.label, full, name) for name in AGAINST_FULL),
+            _measured_as(row),
+        )
+        for row in analysis.ablation
+    )
+    columns = (
+        "variant",
+        *(headed(metric(name)) for name in names),
+        *(f"{headed(metric(name))}, to EAR" for name in AGAINST_FULL),
+        "measured as",
+    )
+    note = "Affinity only: sessions stay, whatever is pending there. Migration only: every turn is placed as a new one."
+    return Table("Ablation of EAR, 5.3", columns, rows if _run(analysis.ablation) else (), note)
+
+
+def _run(rows: Sequence[PaperRow]) -> bool:
+    return any(row.label for row in rows)
+
+
+def _measured_as(row: PaperRow) -> str:
+    more = f" (also run: {', '.join(row.others)})" if row.others else ""
+    return f"{row.label}{more}" if row.label else NOT_RUN
+
+
+def _against(analysis: RoutingAnalysis, label: str, full: str, name: str) -> str:
+    if not label or not full or label == full:
+        return NOT_MEASURED
+    return difference(analysis.difference(label, full, name), metric(name))
+
+
+def claims(analysis: RoutingAnalysis) -> Table:
+    """What the specification expects of migration, judged."""
+    rows = tuple(
+        (row.name, row.claim, row.outcome.upper() if row.outcome == Outcome.REFUTED else str(row.outcome), row.reason)
+        for row in analysis.claims
+    )
+    note = "Judged by the intervals of the differences; the rules stand in verdicts.json."
+    return Table("Claims about migration", ("claim", "in words", "outcome", "because"), rows, note)
+
+
+def migrations(analysis: RoutingAnalysis) -> Table:
+    """The microbenchmark of 5.6, where a policy of the run may migrate."""
+    rows = tuple(
+        (
+            row.label,
+            str(row.requests) if row.trials else NOT_MEASURED,
+            str(row.asked) if row.trials else NOT_MEASURED,
+            _per_cent(row.values["trigger_rate"]),
+            *(str(row.outcomes.get(word, 0)) if row.trials else NOT_MEASURED for word in OUTCOMES),
+            _per_cent(row.values["accuracy"]),
+            _per_cent(row.values["thrash_rate"]),
+            told(row.refused) or NOT_MEASURED,
+            row.why_none or _bases(row.values),
+        )
+        for row in analysis.moves.migrations
+    )
+    columns = (
+        "policy", "requests", "asked to migrate", "trigger rate %", *OUTCOMES, "accuracy %", "thrash rate %",
+        "stayed though hot, by gate", "why none, or what the intervals hold",
+    )  # fmt: skip
+    after = next((cell.found.turns_after for cell in analysis.moves.cells), 0)
+    note = (
+        "Trigger rate: of requests. Outcomes: of picks. Accuracy: served migrations whose target was not hot at any of "
+        f"the session's next {after} turns. Thrash rate: sessions that migrated again within their cooldown: must be 0."
+    )
+    return Table("Migrations", columns, rows if analysis.moves.cells else (), note)
+
+
+def by_trial(analysis: RoutingAnalysis) -> Table:
+    """The same of every cell."""
+    rows = tuple(
+        (
+            cell.label,
+            str(cell.trial),
+            str(sum(cell.found.requests.values())),
+            str(cell.found.asked),
+            _per_cent(cell.found.trigger_rate),
+            *(str(cell.found.outcomes.get(word, 0)) for word in OUTCOMES),
+            _per_cent(cell.found.accuracy),
+            _per_cent(cell.found.thrash_rate),
+            "" if cell.counts else "not counted",
+        )
+        for cell in analysis.moves.cells
+    )
+    columns = (
+        "policy", "trial", "requests", "asked to migrate", "trigger rate %", *OUTCOMES, "accuracy %", "thrash rate %",
+        "marks",
+    )  # fmt: skip
+    return Table("Cells: migrations by trial", columns, rows)
+
+
+def transfers(analysis: RoutingAnalysis) -> Table:
+    """KV on its way."""
+    rows = tuple(
+        (
+            row.label,
+            row.purpose,
+            ", ".join(row.transports) or NOT_MEASURED,
+            *(str(row.statuses.get(word, 0)) for word in ("transferred", "failed", "refused")),
+            *(row.values[f"transfer_{point}_s"].text(3, 1e3) for point in ("mean", "p50", "p90", "max")),
+            *(row.values[f"{part}_mean_s"].text(3, 1e3) for part in ("wait", "source_leg", "target_leg")),
+            str(row.values["external_tokens_mean"].n),
+            *(row.values[f"{name}_tokens_mean"].text(3) for name in ("prefix", "external", "local", "computed")),
+            _per_cent(row.values["source_computed_share"]),
+            row.values["bytes_mean"].text(3, 1e-6),
+            row.values["bandwidth_bytes_per_s"].text(3, 1e-6),
+            told(row.reasons) or NOT_MEASURED,
+            told(row.uncounted) or NOT_MEASURED,
+        )
+        for row in analysis.moves.transfers
+    )
+    columns = (
+        "policy", "purpose", "transport", "transferred", "failed", "refused", "mean ms", "p50 ms", "p90 ms", "max ms",
+        "waited ms", "source leg ms", "target leg ms", "counted", "prefix tokens", "external", "local", "computed",
+        "source computed %", "MB", "MB/s", "why not", "not counted",
+    )  # fmt: skip
+    note = (
+        "Of those transferred: from the router's beginning to the KV at the target (handover: to its first byte). "
+        "Waited: for a turn at the target. Counted: transfers whose tokens are known, as of external on. "
+        "Tokens by the target's own counters: external came by the transfer, local it had, computed it did itself. "
+        "Source computed: of the prefix, what the source had lost. MB/s: over the target's leg, its queue included."
+    )
+    return Table("KV transfers", columns, rows, note)
+
+
+def recomputing(analysis: RoutingAnalysis) -> Table:
+    """Was the transfer the faster way?"""
+    waited = {row.label: row.values for row in analysis.moves.migrations}
+    rows = tuple(
+        (
+            row.label,
+            row.prefill_s_per_token.text(3, 1e6),
+            row.recompute_s.text(3, 1e3),
+            row.transfer_s.text(3, 1e3),
+            row.difference_s.text(3, 1e3),
+            NOT_MEASURED if row.verdict is None else str(row.verdict),
+            *(waited[row.label][f"waited_{word}_s"].text(3, 1e3) for word in ("transferred", "recomputed")),
+            row.difference_s.basis or row.difference_s.reason or NOT_MEASURED,
+        )
+        for row in analysis.moves.recomputing
+    )
+    columns = (
+        "policy", "prefill us per token", "recomputing ms", "transfer ms", "transfer - recomputing ms", "verdict",
+        "first byte, transferred ms", "first byte, recomputed ms", "interval",
+    )  # fmt: skip
+    note = (
+        "Recomputing: the tokens that came, times what one more computed token adds to the time to the first byte of "
+        "the cell's turns without a transfer (least squares, with the tokens pending at the pick beside). First byte: "
+        "from the pick, of migrations that went so; those with KV and those without are not the same turns."
+    )
+    return Table("A transfer against recomputing", columns, rows, note)
+
+
+def costs(analysis: RoutingAnalysis) -> Table:
+    """What migrations cost against the turns left to pay for it."""
+    rows = tuple(
+        (
+            row.label,
+            one.turns_left,
+            str(one.migrations),
+            one.transfer_s.text(3, 1e3),
+            one.transfer_per_turn_left_s.text(3, 1e3),
+            one.lost_tokens.text(3),
+            one.lost_per_turn_left.text(3),
+            one.ttft_s.text(3, 1e3),
+        )
+        for row in analysis.moves.migrations
+        for one in row.costs
+    )
+    columns = (
+        "policy", "turns left", "migrations", "transfer ms", "per turn left ms", "tokens computed again",
+        "per turn left", "first byte ms",
+    )  # fmt: skip
+    note = (
+        "Served migrations of all trials, by the turns of their session that came after. Computed again: held by the "
+        "source, not found at the target. First byte: from the pick. Intervals over migrations, which are not "
+        "independent within a session."
+    )
+    return Table("Cost of a migration against the turns left", columns, rows, note)
+
+
+def pools(analysis: RoutingAnalysis) -> Table:
+    """KV in use and sources of prompt tokens, where any label has pools."""
+    names = ("kv_mean", "kv_p90", "kv_max", "over_wall_share")
+    sources = ("local_hit_share", "external_share", "computed_share")
+    rows = tuple(
+        (
+            row.label,
+            row.role,
+            row.deployment,
+            str(row.instances),
+            *(_per_cent(row.values[name]) for name in names),
+            row.values["prompt_tokens"].text(4),
+            *(_per_cent(row.values[name]) for name in sources),
+            row.values["external_tokens"].text(4),
+        )
+        for row in analysis.pools
+    )
+    columns = (
+        "policy", "pool", "deployment", "instances", "KV used, mean %", "p90 %", "max %", "samples at 90 % or more",
+        "prompt tokens", "from its cache %", "by transfer %", "computed %", "transferred tokens",
+    )  # fmt: skip
+    note = (
+        "KV in use by requests that run, of the pool's instances together, at 1 Hz during the replay. Prompt tokens by "
+        "the engines' counters, per cell: those of a transfer's legs count too. From its cache: the pool's own APC."
+    )
+    pooled = any(row.role != "both" for row in analysis.pools) or bool(analysis.moves.transfers)
+    return Table("Pools as measured", columns, rows if pooled else (), note)
+
+
+def _bases(values: Mapping[str, Estimate]) -> str:
+    found = dict.fromkeys(value.basis for value in values.values() if value.basis)
+    return "; ".join(found) or NOT_MEASURED
+
+
+def _per_cent(found: Estimate) -> str:
+    return found.text(3, 100)
