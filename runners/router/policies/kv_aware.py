@@ -31,7 +31,7 @@ class KvAware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """The highest (overlap in blocks + bonuses, sticky, -inflight, -assigned), compared from left to right.
 
     With prefill instances it chooses among those that decode; the prompt is computed by the prefill instance with the
-    least work left, unless the decode instance holds enough of it (`direct_share`).
+    least work left, unless the session is at home where it decodes and most of it still lies there (`direct_share`).
     """
 
     name: ClassVar[str] = "kv_aware"
@@ -94,8 +94,8 @@ class KvAware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         msgspec.Meta(
             ge=0,
             le=1,
-            description="with prefill instances: a prompt of which the decode instance holds more than this share goes "
-            "straight to it (direct-to-D); 1 = never",
+            description="with prefill instances: a later turn goes straight to the session's own instance "
+            "(direct-to-D) while that holds more than this share of the prompt; 1 = never",
         ),
     ] = 0.5
     tie: Tie = "rr"
@@ -126,14 +126,13 @@ class KvAware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def _with_prefill(self, made: Decision, request: RoutedRequest, cluster: ClusterView) -> Decision:
         """The same with the instance that computes the prompt; none where it goes straight to the one that decodes."""
-        share = cached_share(request, made.instance)
-        direct = Gate(
-            "direct",
-            share,
-            self.direct_share,
-            share > self.direct_share,
-            f"{made.instance} holds {share:.2f} of the prompt > {self.direct_share:g}",
+        own = made.instance == request.owner
+        share = cached_share(request, made.instance) if own else 0.0
+        said = (
+            f"{made.instance} holds {share:.2f} of the prompt" if own else f"{made.instance} is not the session's own"
         )
+        passed = share > self.direct_share
+        direct = Gate("direct", share, self.direct_share, passed, f"{said} > {self.direct_share:g}" if own else said)
         if direct.passed:
             return replace(made, gates=(*made.gates, direct))
         able = pickable(request, cluster, ("prefill",)).loads

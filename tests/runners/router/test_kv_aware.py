@@ -165,13 +165,20 @@ def test_with_pools_it_decodes_where_the_overlap_is_and_prefills_where_the_least
     assert {one.instance for one in made.candidates} == set(POOLS)
 
 
-def test_a_prompt_that_the_decode_instance_holds_goes_straight_to_it() -> None:
+def test_a_turn_goes_straight_to_its_sessions_instance_while_that_holds_the_prompt() -> None:
     request = ask(20 * BLOCK, {"d1": 15 * BLOCK}, owner="d1")
     assert KvAware().decide(request, pools()).prefill == ""
     assert KvAware(direct_share=0.75).decide(request, pools()).prefill == "p0"
-    assert KvAware(direct_share=1).decide(ask(20 * BLOCK, {"d1": 19 * BLOCK}), pools()).prefill == "p0"
+    assert KvAware(direct_share=1).decide(ask(20 * BLOCK, {"d1": 19 * BLOCK}, owner="d1"), pools()).prefill == "p0"
     said = [gate for gate in KvAware().decide(request, pools()).gates if gate.name == "direct"]
     assert [(gate.value, gate.passed) for gate in said] == [(0.75, True)]
+
+
+def test_what_other_sessions_left_there_is_no_reason_to_go_straight() -> None:
+    boilerplate = {"d1": 19 * BLOCK}
+    assert KvAware().decide(ask(20 * BLOCK, boilerplate), pools()).prefill == "p0"
+    moving = KvAware(sticky_bonus=0).decide(ask(20 * BLOCK, boilerplate, owner="d0"), pools())
+    assert (moving.instance, moving.prefill) == ("d1", "p0")
 
 
 def test_without_a_prefill_instance_that_is_up_the_decode_instance_computes() -> None:
