@@ -30,6 +30,7 @@ from runners.experiments.pd_lifecycle_cell import Measurements
 from runners.experiments.pd_lifecycle_evidence import SIDES
 from runners.experiments.pd_lifecycle_grid import Grid
 from runners.experiments.pd_lifecycle_plan import shape_of
+from runners.experiments.pd_lifecycle_verify import asked
 from runners.provenance import commit_of
 from state.process import boot_id
 from state.run import CellPlan
@@ -45,7 +46,7 @@ _HERE = Path(__file__).resolve().parent
 
 def adopted(cell: CellPlan, context: RunContext) -> Outcome | None:
     """The outcome of a cell all of whose files are in place and unchanged; None = it has to be measured."""
-    mark = LifecycleLayout(context.layout.root).cell(shape_of(cell).asked)
+    mark = LifecycleLayout(context.layout.root).cell(asked(shape_of(cell)))
     if not is_complete(mark, cell.cell):
         return None
     said = msgspec.json.decode(mark.read_bytes())
@@ -56,9 +57,9 @@ def put_in_place(
     cell: CellPlan, attempt: int, grid: Grid, bench: Bench, found: Measurements, folder: Path, context: RunContext
 ) -> Outcome:
     """From the attempt's folder to the run's; what an earlier attempt left there goes first. Raises OSError."""
-    layout, asked = LifecycleLayout(context.layout.root), shape_of(cell).asked
-    placed, records = layout.cell(asked), folder / "records"
-    names = {number: layout.record(asked, number).name for number in sorted(found.records)}
+    layout, config = LifecycleLayout(context.layout.root), asked(shape_of(cell))
+    placed, records = layout.cell(config), folder / "records"
+    names = {number: layout.record(config, number).name for number in sorted(found.records)}
     for number, name in names.items():
         write_record(records / name, found.records[number])
     for number, record in enumerate(found.discarded):

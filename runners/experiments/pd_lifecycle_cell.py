@@ -24,7 +24,7 @@ from runners.experiments.pd_lifecycle_client import completion
 from runners.experiments.pd_lifecycle_evidence import SIDES, Evidence
 from runners.experiments.pd_lifecycle_grid import Grid, Shape
 from runners.experiments.pd_lifecycle_plan import shape_of
-from runners.experiments.pd_lifecycle_verify import verification
+from runners.experiments.pd_lifecycle_verify import asked, verification
 from runners.load.stream import Exchange
 from state.events import CellProgressed, LifecycleMeasured
 from state.process import boot_id
@@ -192,7 +192,7 @@ class LifecycleCell:
         events = self.evidence.events(tried.request)
         colo, wrong = _baseline(self.shape, tried.colo)
         return join(
-            self.shape.asked,
+            asked(self.shape),
             repetition=tried.repetition,
             warmup=tried.repetition <= self._grid.warmup_repetitions,
             client=tried.client,

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from results.lifecycle.record import RequestConfig
 from results.lifecycle.settings import Settings
 from runners.errors import RunnerError
 from runners.experiments.engines import EngineChoice
@@ -44,14 +43,9 @@ class Shape(msgspec.Struct, frozen=True):
     output_length: int
 
     @property
-    def asked(self) -> RequestConfig:
-        """As its records have it."""
-        return RequestConfig(self.prior_context, self.new_tokens, self.output_length)
-
-    @property
     def name(self) -> str:
         """`C4096_N512_O32`, as in the names of its records."""
-        return self.asked.label
+        return f"C{self.prior_context}_N{self.new_tokens}_O{self.output_length}"
 
     @property
     def input_tokens(self) -> int:

@@ -9,9 +9,14 @@ from collections.abc import Iterable
 
 from results.decisions import KvTransfer
 from results.lifecycle.probe import ProbeEvent
-from results.lifecycle.record import Verification
+from results.lifecycle.record import RequestConfig, Verification
 from runners.experiments.pd_lifecycle_caches import Held
 from runners.experiments.pd_lifecycle_grid import Shape
+
+
+def asked(shape: Shape) -> RequestConfig:
+    """A cell's C, N and O as its records have them."""
+    return RequestConfig(shape.prior_context, shape.new_tokens, shape.output_length)
 
 
 def verification(

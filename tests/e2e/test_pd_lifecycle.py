@@ -14,6 +14,7 @@ from results.layout import RunLayout, is_complete
 from results.lifecycle.load import collect
 from results.lifecycle.record import LifecycleLayout, LifecycleRecord
 from runners.experiments.pd_lifecycle_plan import shape_of
+from runners.experiments.pd_lifecycle_verify import asked
 from state.events import CellChanged, LifecycleMeasured
 from state.run import CellPlan, CellState, RunState
 from state.store import RunStore
@@ -74,11 +75,11 @@ def test_every_cell_has_its_records_and_what_they_were_made_from(folder: Path) -
     collected, layout = collect(folder), LifecycleLayout(folder)
     assert collected.gaps == ()
     for cell in sweep(folder):
-        asked = shape_of(cell).asked
-        found = [record for record in collected.records if record.config == asked]
+        config = asked(shape_of(cell))
+        found = [record for record in collected.records if record.config == config]
         assert [(record.repetition, record.warmup) for record in found] == [(1, True), (2, False), (3, False)]
-        assert is_complete(layout.cell(asked), cell.cell)
-        files = {path.name.split(".")[0] for path in layout.cell(asked).parent.rglob("*") if path.is_file()}
+        assert is_complete(layout.cell(config), cell.cell)
+        files = {path.name.split(".")[0] for path in layout.cell(config).parent.rglob("*") if path.is_file()}
         assert files >= {"cell", "requests", "decisions", "transfer"}
 
 

@@ -161,7 +161,7 @@ class FakeBench:
             self._tell(_decision(name, number, t_ns, len(prompt), moved), [] if fails else lines)
         )
         self._writing.add(task)
-        return self._answered(asked, at_decode, t_ns - MS, 16 * MS)
+        return self._answered(asked, at_decode, t_ns - MS // 10, 15 * MS + MS // 10)
 
     async def _tell(self, decision: DecisionRecord, lines: list[tuple[str, dict[str, Any]]]) -> None:
         await asyncio.sleep(self.late_s)
