@@ -10,12 +10,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from launch.errors import LaunchError
 from launch.patching import PatchUse
 from results.lifecycle.analysis import analyse_lifecycle
 from runners.campaign import Outcome
 from runners.context import RunContext
-from runners.errors import CellFailed
 from runners.experiments.gates import counterpart_of, preflight, why_gated
 from runners.experiments.pd_lifecycle_artifacts import adopted, put_in_place
 from runners.experiments.pd_lifecycle_bench import Bench, BenchSlot
@@ -83,10 +81,7 @@ class PdLifecycle:
 
     async def _revert_probe(self, cell: CellPlan, attempt: int) -> Outcome:
         await self.release("the probes are removed")
-        try:
-            status = await asyncio.to_thread(self._patches.revert)
-        except LaunchError as error:
-            raise CellFailed(f"{error} {error.remedy}") from error
+        status = await asyncio.to_thread(self._patches.revert)
         return Outcome({"applied": status.applied, "reason": status.reason})
 
     async def _preflight(self, cell: CellPlan, attempt: int) -> Outcome:

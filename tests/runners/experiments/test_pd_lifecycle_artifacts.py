@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from results.layout import RunLayout
+from results.layout import RunLayout, publish
 from results.lifecycle.load import collect
 from results.lifecycle.record import LifecycleLayout
 from runners.campaign import Outcome
@@ -64,8 +64,6 @@ async def test_a_finished_cell_is_adopted_and_counted(run: Path) -> None:
 async def test_a_death_between_two_renames_leaves_nothing_that_counts(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publish = pd_lifecycle_artifacts.publish
-
     def dies(moves: dict[Path, Path]) -> None:
         publish(dict(list(moves.items())[:-2]))
         raise KeyboardInterrupt
