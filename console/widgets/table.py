@@ -310,6 +310,7 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
 
     def on_resize(self) -> None:
         self.virtual_size = Size(self.size.width, len(self.rows) + self.header_height)
+        self._go(self._cursor)  # whoever looks at a row goes on seeing it
 
 
 def _length(content: Cell) -> int:

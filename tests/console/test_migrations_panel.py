@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from textual.pilot import Pilot
 
@@ -154,6 +154,7 @@ def test_without_a_choice_the_last_cell_with_a_migration_is_shown(picture: Pictu
 
 
 @given(st.integers(1, 3 * PAST_SAMPLES), st.integers(0, 3 * PAST_SAMPLES))
+@settings(deadline=None, max_examples=25)
 def test_the_past_of_a_cell_is_bounded_and_loses_no_peak(seconds: int, peak: int) -> None:
     pasts = Pasts()
     for second in range(seconds):
@@ -202,6 +203,7 @@ def test_an_arrow_goes_from_the_instance_left_to_the_one_reached() -> None:
     st.integers(1, 9), st.integers(3, 40), st.integers(20, 150),
     st.lists(st.tuples(st.floats(-10, 80), st.integers(0, 9), st.integers(0, 9)), max_size=12),
 )  # fmt: skip
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_it_draws_into_any_room(count: int, height: int, width: int, moves: list[tuple[float, int, int]]) -> None:
     bands = tuple(Band(f"instance-{n}", "", FLAT[n:]) for n in range(count))
     arrows = tuple(Arrow(at, source, target, "good") for at, source, target in moves)
@@ -233,10 +235,13 @@ async def test_it_shows_instances_arrows_counts_and_the_table(live: Path, size: 
                      "session", "phase", "why"):  # fmt: skip
             await sees(pilot, part)
         assert {"▲", "▼"} & set("".join(panel.timeline.text()))
-        screen = shown(pilot.app)
         newest = panel.table.rows[-1]
-    assert "q Quit" in screen[-1], "the footer fits"
-    assert any(text(newest.cells[1]) in line and text(newest.cells[0]) in line for line in screen)
+
+        def seen() -> bool:
+            return any(text(newest.cells[1]) in line and text(newest.cells[0]) in line for line in shown(pilot.app))
+
+        await until(pilot, seen, "the newest one is not seen")
+        assert "q Quit" in shown(pilot.app)[-1], "the footer fits"
 
 
 async def test_the_numbers_are_those_of_status_json(live: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from functools import reduce
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from state.events import CellChanged, Event, LifecycleMeasured, Recorded, RunPlanned
@@ -110,6 +110,7 @@ measured = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(measured, min_size=1, max_size=30))
 def test_every_request_is_counted_once_and_all_of_it_can_be_printed(events: list[LifecycleMeasured]) -> None:
     view = lifecycle(*events)

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from functools import reduce
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from state.bindings import LIVES_KEPT, STAYS_KEPT
@@ -131,6 +131,7 @@ def test_refusals_do_not_flood_the_feed() -> None:
 
 
 @given(st.lists(st.floats(0, 200), max_size=80))
+@settings(deadline=None)
 def test_every_refusal_is_told_or_counted_for_the_next_line(times: list[float]) -> None:
     events = [step("refused", at, f"r{n}", reason="cooldown") for n, at in enumerate(sorted(times))]
     if not events:
@@ -142,6 +143,7 @@ def test_every_refusal_is_told_or_counted_for_the_next_line(times: list[float]) 
     assert said + view.migrations.quiet["cooldown"][1] == len(events)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(PHASES), st.integers(0, 5), st.floats(0, 100)), max_size=60))
 def test_no_story_is_counted_twice_or_lost(story: list[tuple[str, int, float]]) -> None:
     events = [step(phase, at, f"m{migration}", reason="why") for phase, migration, at in story]

@@ -8,7 +8,7 @@ from functools import reduce
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from state.errors import IllegalTransition
@@ -274,6 +274,7 @@ def test_the_alarms_of_a_router_that_is_no_more_do_not_end() -> None:
     assert len(told_of(folded(*hot, *other))) == 1
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from([HOT, EVEN, HOT[1:], (load("a", 0, 0, picks=1), load("b"))]), max_size=60))
 def test_what_began_ends_at_most_once(story: list[tuple[RoutedLoad, ...]]) -> None:
     open_ones: set[tuple[str, str]] = set()
