@@ -172,4 +172,6 @@ def _minus(whole: _Span, part: _Span, name: str) -> _Span:
 
 def _residual(whole: _Span, parts: Sequence[_Span]) -> float | None:
     known = [part.ms for part in parts if part.ms is not None]
-    return (whole.ms - sum(known)) / whole.ms if whole.ms and len(known) == len(parts) else None
+    if not whole.ms or len(known) < len(parts):
+        return None
+    return round((whole.ms - sum(known)) / whole.ms, 12) + 0.0  # what float64 leaves of a sum is no residual
