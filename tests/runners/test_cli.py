@@ -72,6 +72,15 @@ def test_a_routing_plan_takes_policies_and_settings_and_names_what_is_wrong_with
     assert wrong.stdout == ""
 
 
+def test_a_dry_run_prints_the_plan_and_starts_nothing(tmp_path: Path) -> None:
+    lifecycle = ("pd-lifecycle", "--preset", "smoke", "--set", "new_tokens=[64]", "--json")
+    planned = tracon("plan", *lifecycle, workspace=tmp_path)
+    dry = tracon("run", *lifecycle, "--dry-run", workspace=tmp_path)
+    assert dry.returncode == 0, dry.stderr
+    assert json.loads(dry.stdout) == json.loads(planned.stdout)
+    assert not list(tmp_path.iterdir())
+
+
 def refused(done: object, code: int) -> str:
     assert getattr(done, "returncode") == code, getattr(done, "stderr")  # noqa: B009
     text = str(getattr(done, "stderr")).strip()  # noqa: B009
