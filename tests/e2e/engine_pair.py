@@ -9,7 +9,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,7 +85,7 @@ class Pair:
                 "--max-model-len", "4096", "--max-num-batched-tokens", "2048", "--enable-prompt-tokens-details",
                 "--scheduling-policy", "priority", *extra,
             ),
-            extra_env={"VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": str(KEPT_S)},
+            extra_env={"VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": str(KEPT_S), "VLLM_SERVER_DEV_MODE": "1"},
         )  # fmt: skip
         self.running[name] = await self.backend.start(spec, ignore_start)
 
@@ -100,7 +100,7 @@ class Pair:
         os.killpg(os.getpgid(self.running[name].pid), number)
 
     @contextlib.contextmanager
-    def stopped(self, name: str):  # type: ignore[no-untyped-def]  # noqa: ANN201
+    def stopped(self, name: str) -> Iterator[None]:
         """It stands still, unless it is killed meanwhile."""
         self.signal(name, signal.SIGSTOP)
         try:
@@ -117,6 +117,11 @@ class Pair:
         assert answer.status_code == 200, answer.text
         found: dict[str, Any] = answer.json()
         return found
+
+    async def forget(self, name: str) -> None:
+        """Empty its prefix cache, as others' prompts would; the router hears nothing of it."""
+        async with httpx.AsyncClient(base_url=self.running[name].url, timeout=60, trust_env=False) as client:
+            (await client.post("/reset_prefix_cache")).raise_for_status()
 
     async def gauge(self, name: str, metric: str) -> float:
         """A number of its `/metrics`."""

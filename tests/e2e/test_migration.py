@@ -168,6 +168,21 @@ async def test_a_hot_session_moves_with_its_kv_and_is_answered_as_if_it_had_stay
     assert later.request.cached_tokens["t"] >= PREFIX - BLOCK
 
 
+async def test_what_the_source_has_lost_of_it_is_computed_for_the_transfer(pair: Pair, tmp_path: Path) -> None:
+    context = draw(PREFIX)
+    async with ear(pair, tmp_path) as made:
+        await made.turn("s", context)
+        await pair.forget("h")
+        await pair.complete("h", context[: PREFIX // 2 + 1])
+        async with hot(made):
+            answer = await made.turn("s", context + draw(60))
+        assert (answer.status_code, answer.headers["x-tracon-instance"]) == (200, "t")
+        assert cached(answer) >= PREFIX - BLOCK
+    ((record, transfer),) = moved(made)
+    assert record.outcome is not None
+    assert (record.outcome.migration, transfer.source_cached_tokens) == ("transferred", PREFIX // 2)
+
+
 async def test_a_transfer_that_is_dropped_is_recomputed_and_then_not_tried_for_a_while(
     pair: Pair, tmp_path: Path
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from results.routing.movement import Moves
-from results.routing.moves import AgainstRecomputing, PolicyMigrations
+from results.routing.moves import PolicyMigrations
 from results.routing.pairs import Pair
 from results.routing.paper import (
     AFFINITY_ONLY,
@@ -21,6 +21,7 @@ from results.routing.paper import (
     end_to_end_rows,
     sensitivity,
 )
+from results.routing.recomputing import AgainstRecomputing
 from results.statistics import Estimate
 from results.tax import Verdict, verdict_of
 from results.verdicts import Outcome
@@ -128,5 +129,6 @@ def test_one_session_that_thrashes_refutes_that_none_does() -> None:
 
 def test_a_transfer_that_took_longer_than_computing_refutes_that_it_is_faster() -> None:
     slow = Estimate(0.1, 0.05, 0.15)
-    took = (AgainstRecomputing("ear", Estimate(1e-4), Estimate(0.1), Estimate(0.2), slow, Verdict.HIGHER),)
+    some = Estimate(0.1)
+    took = (AgainstRecomputing("ear", some, some, some, some, some, slow, Verdict.HIGHER),)
     assert judged([], moves(took=took))["transfer against recomputing: ear"] == Outcome.REFUTED

@@ -81,6 +81,15 @@ def test_a_refusal_is_told_once_per_session_and_reason() -> None:
     assert (told[0].phase, told[0].source, told[0].target, told[0].text) == ("refused", "a", "", "20 s of 30 s left")
 
 
+def test_many_at_once_are_told_over_several_ticks() -> None:
+    feed = MigrationFeed()
+    for place in range(migration_feed.AT_ONCE + 5):
+        feed.picked(place, REQUEST, MOVES)
+    told = [feed.take(), feed.take(), feed.take()]
+    assert [len(lines) for lines in told] == [migration_feed.AT_ONCE, 5, 0]
+    assert [line.t_ns for line in told[0] + told[1]] == list(range(migration_feed.AT_ONCE + 5))
+
+
 def test_picks_that_have_nothing_to_do_with_migrations_are_not_told() -> None:
     feed = MigrationFeed()
     feed.picked(1, REQUEST, Decision("ear", "a", "bound", gates=(replace(HOT, passed=False),)))

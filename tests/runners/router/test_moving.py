@@ -251,6 +251,42 @@ async def test_a_drain_waits_for_what_is_moving() -> None:
             await ending
 
 
+async def test_a_second_turn_stays_while_the_first_ones_kv_is_on_its_way(tmp_path: Path) -> None:
+    async with instances("a", "b") as both, router(both, "ear", folder=tmp_path, parameters=EAR) as routed:
+        fake = fake_transport(routed)
+        async with hot(routed, both) as (source, target), asked(routed, fake) as (asking, movement):
+            second = await routed.post("s", prompt=OWN)
+            assert by(second) == source.name, "its KV is still there"
+            assert routed.server.cluster.bindings.owner("s") == source.name
+            movement.finish("transferred")
+            movement.settle()
+            assert by(await asking) == target.name
+            assert routed.server.cluster.bindings.owner("s") == target.name
+            assert by(await routed.post("s", prompt=OWN)) == target.name
+        assert len(fake.asked) == 1
+        records = await routed.records(8)
+    assert [one.decision.reason for one in records if one.request.session == "s"].count("hot_moving") == 1
+
+
+async def test_where_no_kv_can_be_moved_to_the_session_stays_and_the_record_says_why(tmp_path: Path) -> None:
+    async with instances("a", "b") as both, router(both, "ear", folder=tmp_path, parameters=EAR) as routed:
+        async with hot(routed, both) as (source, target):
+            fake_transport(routed, cut={target.name: "quarantined for 9 s"})
+            assert by(await routed.post("s", prompt=OWN)) == source.name
+        records = await routed.records(6)
+        await until(lambda: any(line.phase == "refused" for tick in routed.ticks for line in tick.migrations))
+    (kept,) = [one for one in records if one.decision.reason == "hot_no_target"]
+    assert kept.request.cut_off == {target.name: "quarantined for 9 s"}
+    assert any("quarantined for 9 s" in one.ruled_out for one in kept.decision.candidates)
+
+
+async def test_only_a_policy_that_may_migrate_asks_where_kv_can_go() -> None:
+    for policy, asks in (("ear", True), ("unified", False), ("static_pd", False)):
+        parameters = {"ear": EAR, "static_pd": PD}.get(policy, {})
+        async with instances("a", "b") as both, router(both, policy, parameters=parameters) as routed:
+            assert (routed.server._dispatcher._cut_off is not None) == asks
+
+
 async def test_the_target_failing_after_the_transfer_is_retried_as_any_other(tmp_path: Path) -> None:
     async with instances("a", "b") as both, router(both, "ear", folder=tmp_path, parameters=EAR) as routed:
         fake = fake_transport(routed)
