@@ -14,9 +14,10 @@ from results.load import Gap
 from results.routing.floor_facts import KV_AWARE, FloorFacts, floor_facts
 from results.routing.load import LoadedCell, read_rows
 from results.routing.migrations import Migrations, migrations
+from results.routing.recomputing import Brought, Prefill, brought, prefills
 from results.routing.record import TrialLayout
 from results.routing.timeline import Timeline, timeline
-from results.routing.transfers import Moved, Prefill, moved, prefills
+from results.routing.transfers import Moved, moved
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class LogFacts:
     migrations: Migrations
     moved: tuple[Moved, ...]
     prefills: tuple[Prefill, ...]
+    brought: tuple[Brought, ...]
     timeline: Timeline | None
     """None where nothing migrated."""
     floor: FloorFacts | None
@@ -64,6 +66,7 @@ def log_facts(cell: LoadedCell, records: Sequence[DecisionRecord]) -> LogFacts:
         migrations=moves,
         moved=moved(records),
         prefills=prefills(records) if moves.events else (),
+        brought=brought(records),
         timeline=timeline(records, cell.samples) if moves.events else None,
         floor=floor_facts(cell.record, records) if cell.record.policy == KV_AWARE else None,
     )

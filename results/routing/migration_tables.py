@@ -174,28 +174,29 @@ def transfers(analysis: RoutingAnalysis) -> Table:
 
 def recomputing(analysis: RoutingAnalysis) -> Table:
     """Was the transfer the faster way?"""
-    waited = {row.label: row.values for row in analysis.moves.migrations}
+    migrated = {row.label: row.values["waited_recomputed_s"] for row in analysis.moves.migrations}
     rows = tuple(
         (
             row.label,
+            str(row.with_kv_s.n),
             row.prefill_s_per_token.text(3, 1e6),
-            row.recompute_s.text(3, 1e3),
-            row.transfer_s.text(3, 1e3),
+            *(getattr(row, name).text(3, 1e3) for name in ("compute_s", "transfer_s", "with_kv_s", "without_kv_s")),
             row.difference_s.text(3, 1e3),
             NOT_MEASURED if row.verdict is None else str(row.verdict),
-            *(waited[row.label][f"waited_{word}_s"].text(3, 1e3) for word in ("transferred", "recomputed")),
+            migrated[row.label].text(3, 1e3),
             row.difference_s.basis or row.difference_s.reason or NOT_MEASURED,
         )
         for row in analysis.moves.recomputing
     )
     columns = (
-        "policy", "prefill us per token", "recomputing ms", "transfer ms", "transfer - recomputing ms", "verdict",
-        "first byte, transferred ms", "first byte, recomputed ms", "interval",
+        "policy", "turns", "prefill us per token", "computing what came ms", "transfer ms", "first byte ms",
+        "had it been computed ms", "difference ms", "verdict", "recomputed ones, first byte ms", "interval",
     )  # fmt: skip
     note = (
-        "Recomputing: the tokens that came, times what one more computed token adds to the time to the first byte of "
-        "the cell's turns without a transfer (least squares, with the tokens pending at the pick beside). First byte: "
-        "from the pick, of migrations that went so; those with KV and those without are not the same turns."
+        "Migrated turns that found their KV. First byte: from the pick, the transfer with all its waits included. Had "
+        "it been computed: the time of the cell's turns without a transfer (least squares in computed tokens and in "
+        "tokens pending at the instance), at what the target would have computed and had pending. Below zero the "
+        "transfer was the faster way. The recomputed ones, whose transfer failed, are other turns."
     )
     return Table("A transfer against recomputing", columns, rows, note)
 

@@ -14,13 +14,12 @@ from results.routing.logs import LogFacts, read_logs
 from results.routing.measure import Measurements
 from results.routing.migrations import Migrations
 from results.routing.moves import (
-    AgainstRecomputing,
     PolicyMigrations,
     PolicyTransfers,
-    against_recomputing,
     policy_migrations,
     policy_transfers,
 )
+from results.routing.recomputing import AgainstRecomputing, against_recomputing
 from results.routing.timeline import Timeline
 
 
@@ -75,7 +74,10 @@ def moves(
         if cell.path in logs and cell.path in counted:
             facts[cell.record.label][cell.record.trial] = logs[cell.path]
     floor = load_floor(policies, facts, measurements)
-    compared = (against_recomputing(label, own, measurements) for label, own in facts.items())
+    compared = (
+        against_recomputing(label, {t: (one.prefills, one.brought) for t, one in own.items()}, measurements)
+        for label, own in facts.items()
+    )
     return Moves(
         cells=tuple(
             CellMigrations(

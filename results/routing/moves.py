@@ -14,13 +14,12 @@ from functools import partial
 
 import numpy as np
 
-from results.routing.by_session import over_trials, quantile, ratio, replicated
+from results.routing.by_session import over_trials, quantile, ratio
 from results.routing.logs import LogFacts
 from results.routing.measure import Measurements, interval, level_interval
 from results.routing.migrations import CostRow, Migrations, costs
-from results.routing.transfers import Moved, prefill_s_per_token, slopes
-from results.statistics import Estimate, Ranks, Samples, unknown
-from results.tax import Verdict, verdict_of
+from results.routing.transfers import Moved
+from results.statistics import Estimate, Samples, unknown
 from results.trials import Measured, Trial
 
 NONE_MOVED = "no KV was moved"
@@ -84,20 +83,6 @@ class PolicyTransfers:
     """MEANS, POINTS and RATIOS of the transferred ones; transfer_max_s."""
 
 
-@dataclass(frozen=True, slots=True)
-class AgainstRecomputing:
-    """What the migrations' transfers took, set against computing the tokens they brought."""
-
-    label: str
-    prefill_s_per_token: Estimate
-    recompute_s: Estimate
-    """That times the tokens brought: mean over the transfers."""
-    transfer_s: Estimate
-    difference_s: Estimate
-    """transfer - recompute: below zero the transfer was the faster way."""
-    verdict: Verdict | None
-
-
 def policy_migrations(
     label: str, facts: Mapping[int, LogFacts], parameters: Mapping[str, object], measurements: Measurements
 ) -> PolicyMigrations:
@@ -135,21 +120,6 @@ def policy_transfers(
         )
         for purpose in purposes
     )
-
-
-def against_recomputing(
-    label: str, facts: Mapping[int, LogFacts], measurements: Measurements
-) -> AgainstRecomputing | None:
-    """Of one label; None where no migration brought KV whose tokens are counted."""
-    found = {trial: _compared(one, measurements) for trial, one in facts.items()}
-    if not any(_brought(one) for one in facts.values()):
-        return None
-    why = "; ".join(dict.fromkeys(one for one in found.values() if isinstance(one, str)))
-    parts = {trial: one for trial, one in found.items() if not isinstance(one, str)}
-    per_token, recompute, transfer, difference = (
-        interval(over_trials({trial: one[place] for trial, one in parts.items()}, why)) for place in range(4)
-    )
-    return AgainstRecomputing(label, per_token, recompute, transfer, difference, verdict_of(difference))
 
 
 def _rates(found: Mapping[int, Migrations], measurements: Measurements) -> dict[str, Estimate]:
@@ -222,50 +192,6 @@ def _transfers(
 
 def _percentile(own: Sequence[Moved], *, p: float, measurements: Measurements) -> Trial | None:
     return quantile(_sessions(own), _column(own, lambda one: one.transfer_s), p, measurements)
-
-
-def _brought(facts: LogFacts) -> list[Moved]:
-    """Migrations whose transfer's time and tokens are known."""
-    return [
-        one
-        for one in facts.moved
-        if one.transfer.purpose == "migration" and one.transfer_s is not None and one.transfer.external_tokens
-    ]
-
-
-def _compared(facts: LogFacts, measurements: Measurements) -> tuple[Trial, Trial, Trial, Trial] | str:
-    """Time per computed token, recomputing, transferring, and transferring - recomputing, in one cell."""
-    own, filled = _brought(facts), facts.prefills
-    if not own:
-        return NONE_MOVED
-    per_token = prefill_s_per_token(filled)
-    if isinstance(per_token, str):
-        return per_token
-    tokens, took_s = _column(own, lambda one: one.transfer.external_tokens), _column(own, lambda one: one.transfer_s)
-    sessions = [*(one.session for one in filled), *_sessions(own)]
-    mean_tokens, mean_s = float(tokens.mean()), float(took_s.mean())
-
-    def drawn(compute: Callable[[Samples, Samples, Samples], Samples]) -> Callable[[], Samples | str]:
-        def replicates(group: Ranks, weights: Samples) -> Samples:
-            first, second = group[: len(filled)], group[len(filled) :]
-            count, brought, spent = (
-                weights @ np.bincount(second, weights=term, minlength=weights.shape[1])
-                for term in (np.ones(len(own)), tokens, took_s)
-            )
-            means = (
-                np.divide(part, count, out=np.full(count.size, np.nan), where=count > 0) for part in (brought, spent)
-            )
-            return compute(slopes(filled, first, weights), *means)
-
-        return replicated(sessions, measurements, replicates)
-
-    n = len(own)
-    return (
-        Trial(per_token, len(filled), drawn(lambda slope, brought, spent: slope)),
-        Trial(per_token * mean_tokens, n, drawn(lambda slope, brought, spent: slope * brought)),
-        Trial(mean_s, n, drawn(lambda slope, brought, spent: spent)),
-        Trial(mean_s - per_token * mean_tokens, n, drawn(lambda slope, brought, spent: spent - slope * brought)),
-    )
 
 
 def _why_none(found: Mapping[int, Migrations], parameters: Mapping[str, object]) -> str:

@@ -136,7 +136,7 @@ def claims(rows: Sequence[PaperRow], pairs: Sequence[Pair], moves: Moves) -> tup
     faster = [
         _directed(
             f"transfer against recomputing: {one.label}",
-            "moving KV takes less time than computing the same tokens would",
+            "migrated turns begin sooner than if the target had computed what came",
             one.difference_s,
             Verdict.LOWER,
         )

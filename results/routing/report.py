@@ -121,6 +121,12 @@ def limits(analysis: RoutingAnalysis) -> tuple[str, ...]:
         found.append(
             "Decode pools: computed for deployments that were not run, from the concurrency of those that were."
         )
+    if analysis.moves.transfers:
+        found.append(
+            "What a transfer took holds its waits: for the source, for its turn at the target, in the target's queue. "
+            "Tokens of transfers that overlapped at a target cannot be told apart, and are not in the means. What a "
+            "migration spares the other sessions of a hot instance shows in the policies' latencies alone."
+        )
     if len(analysis.labels) < 2:
         found.append("Fewer than two policies were measured: there is nothing to compare.")
     return tuple(found)

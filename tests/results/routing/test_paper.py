@@ -63,7 +63,7 @@ def test_of_several_settings_the_ablated_one_is_whole_ears_row() -> None:
 
 
 def test_a_grid_is_of_settings_that_differ_in_the_thresholds_alone() -> None:
-    parameters = {
+    parameters: dict[str, Mapping[str, Any]] = {
         "a": {"hot_tokens": 200, "cooldown_s": 1},
         "b": {"hot_tokens": 100, "cooldown_s": 1},
         "other": {"hot_tokens": 300, "cooldown_s": 1, "tie": "name"},
