@@ -187,7 +187,8 @@ TERMS: tuple[Term, ...] = (
     Term(
         "lifecycle phases",
         "ms",
-        "routing (arrival to dispatch), queue and prefill at the prefill instance, handshake (KV ready to first "
+        "routing (arrival to dispatch), queue and prefill at the prefill instance, wait for D (KV ready, "
+        "nobody has asked for it), handshake (asked to first "
         "write), transfer (the write), signal (write to its word at the decode instance), promotion (until that may "
         "schedule it), first token, decode; the bar's full width is a little more than the slowest time to first token "
         "shown, decode beyond it is cut (»); a phase that was not measured takes no room",

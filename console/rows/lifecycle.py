@@ -39,17 +39,19 @@ class Phase:
 
 
 PHASES: Mapping[str, Phase] = {
-    "routing": Phase("routing", "dim", "r"),
+    "routing": Phase("routing", "faint", "r"),
     "p_queue": Phase("queue", "series-5", "q"),
     "p_prefill": Phase("prefill", "series-0", "p"),
+    "metadata_wait": Phase("wait for D", "dim", "m"),
     "zmq_handshake": Phase("handshake", "series-4", "h"),
+    "ready_to_write": Phase("ready to write", "series-4", "h"),
     "rdma_transfer": Phase("transfer", "series-1", "t"),
     "transfer_signal": Phase("signal", "series-7", "s"),
     "d_promotion": Phase("promotion", "series-3", "o"),
     "d_first_token": Phase("first token", "series-6", "f"),
     "d_decode": Phase("decode", "series-2", "d"),
 }
-"""By the names of the records, in the order they pass."""
+"""By the names of the records, in the order they pass; `ready_to_write` is the two before it in one."""
 
 
 def phase(name: str, place: int) -> Phase:

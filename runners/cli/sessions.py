@@ -1,4 +1,4 @@
-"""The command that tells where one session lived: turn by turn its instance, why it went there, what was cached, moved."""
+"""The command that tells where one session lived: its turns with instance, reason, what was cached and moved."""
 
 from __future__ import annotations
 
@@ -198,9 +198,9 @@ def _moved(turn: Turn) -> str:
     ends = f"{turn.migration or kv.purpose} {kv.source} -> {kv.target}"
     if kv.status != "transferred":
         return f"{ends}: {kv.status}, {kv.reason}"
-    tokens = (
-        "tokens not counted" if kv.external_tokens is None else f"{kv.external_tokens} of {kv.prefix_tokens} tokens"
-    )
+    tokens = f"{kv.external_tokens} of {kv.prefix_tokens} tokens"
+    if kv.external_tokens is None:
+        tokens = f"{kv.prefix_tokens} tokens asked for, what came was not counted"
     size = "" if kv.bytes is None else f", {kv.bytes / 1e6:.3g} MB"
     took = f" in {(kv.t_done_ns - kv.t_begin_ns) / 1e6:.3g} ms" if kv.t_done_ns > kv.t_begin_ns > 0 else ""
     return f"{ends}: {tokens}{size}{took}"

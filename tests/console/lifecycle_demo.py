@@ -75,7 +75,8 @@ def measured(cell: CellPlan, repetition: int, dice: random.Random) -> tuple[Life
     prefill = new * (0.021 + context * 4e-7) * dice.uniform(0.97, 1.05)
     phases = {
         "routing": 0.2 * dice.uniform(0.8, 1.4), "p_queue": 1.4 * dice.uniform(0.5, 1.6), "p_prefill": prefill,
-        "zmq_handshake": 2.1 * dice.uniform(0.8, 1.9), "rdma_transfer": write,
+        "metadata_wait": 0.9 * dice.uniform(0.2, 1.8), "zmq_handshake": 2.1 * dice.uniform(0.8, 1.9),
+        "rdma_transfer": write,
         "transfer_signal": 0.6 * dice.uniform(0.6, 1.5), "d_promotion": 3.2 * dice.uniform(0.4, 1.8),
         "d_first_token": 6.5 * dice.uniform(0.9, 1.2), "d_decode": (output - 1) * 4.1 * dice.uniform(0.97, 1.04),
     }  # fmt: skip

@@ -19,6 +19,8 @@ from console.rows import lifecycle as rows
 from console.screens.dialogs import Detail
 from console.widgets.lifecycle import LifecyclePanel
 from console.widgets.table import Cell
+from results.lifecycle.record import PHASES as RECORDED
+from results.lifecycle.record import READY_TO_WRITE
 from state import lease
 from state.events import LifecycleMeasured
 from state.lifecycle import LifecycleView, MeasuredRequest, bandwidths, overheads
@@ -145,8 +147,14 @@ def test_the_legend_gives_the_medians_of_what_counts(view: LifecycleView) -> Non
     middle = (prefills[(len(prefills) - 1) // 2] + prefills[len(prefills) // 2]) / 2
     legend = " ".join(text(line) for line in rows.legend(rows.latest(view), "braille", 80))
     assert f"prefill {say.digits(middle)} " in legend
-    assert all(phase.label in legend for phase in rows.PHASES.values())
+    assert all(rows.PHASES[name].label in legend for name in counting[0].event.phases_ms)
     assert all(len(text(line)) <= 80 for line in rows.legend(rows.latest(view), "letters", 80))
+
+
+def test_every_phase_of_the_records_has_a_name_and_a_colour_of_its_own() -> None:
+    assert set(rows.PHASES) == {*RECORDED, READY_TO_WRITE}
+    told_apart = [rows.PHASES[name] for name in RECORDED]
+    assert len({phase.tone for phase in told_apart}) == len({phase.letter for phase in told_apart}) == len(RECORDED)
 
 
 def test_every_phase_and_every_gap_is_told_of_a_request() -> None:
