@@ -1,0 +1,187 @@
+"""Was moving KV the faster way? Migrated turns against what the same turns would have taken without the KV.
+
+What computing takes is fitted in the same cell, by least squares over the turns that were served without a transfer:
+time from the pick to the first byte = base + computed prompt tokens x a + prompt tokens pending at the instance x b.
+The second is held beside because sessions migrate when much is pending: the queue must not be taken for the computing.
+Pure functions of decision records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from results.decisions import DecisionRecord
+from results.routing.by_session import over_trials, replicated
+from results.routing.measure import Measurements, interval
+from results.routing.migrations import pending_at, transfer_s
+from results.statistics import Estimate, Ranks, Samples
+from results.tax import Verdict, verdict_of
+from results.trials import Trial
+
+MIN_FIT = 30
+"""Fewer turns say nothing of a time per token beside what was pending."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """A turn that was served without KV from elsewhere."""
+
+    session: str
+    computed_tokens: int
+    """Of its prompt, by the engine's count."""
+    pending_tokens: int
+    """Prompt tokens pending at its instance when it was picked."""
+    ttft_s: float
+    """From the pick to the first byte."""
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """A migrated turn that found its KV at the target."""
+
+    session: str
+    external_tokens: int
+    transfer_s: float
+    uncached_tokens: int
+    """What the target would have computed, had nothing come."""
+    pending_tokens: int
+    """At the target when it was picked."""
+    ttft_s: float
+    """From the pick to the first byte, the transfer included."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgainstRecomputing:
+    """The migrated turns of one label, over its trials: means over the turns whose tokens were counted."""
+
+    label: str
+    prefill_s_per_token: Estimate
+    compute_s: Estimate
+    """That times the tokens that came: what they would have taken alone, without any queue."""
+    transfer_s: Estimate
+    with_kv_s: Estimate
+    """From the pick to the first byte, as it was."""
+    without_kv_s: Estimate
+    """The same as fitted, had the target computed what came, behind the same queue."""
+    difference_s: Estimate
+    """with - without: below zero the transfer was the faster way."""
+    verdict: Verdict | None
+
+
+NAMES = ("prefill_s_per_token", "compute_s", "transfer_s", "with_kv_s", "without_kv_s", "difference_s")
+
+
+def prefills(records: Iterable[DecisionRecord]) -> tuple[Prefill, ...]:
+    """The turns that tell what computing a prompt token takes in this cell."""
+    found = []
+    for record in records:
+        outcome, made = record.outcome, record.decision
+        if outcome is None or outcome.status != "ok" or outcome.transfer is not None or made.prefill:
+            continue
+        pending = pending_at(record, made.instance)
+        if None in (outcome.ttft_s, outcome.prompt_tokens, outcome.cached_tokens, pending):
+            continue
+        computed = (outcome.prompt_tokens or 0) - (outcome.cached_tokens or 0)
+        found.append(Prefill(record.request.session, computed, pending or 0, outcome.ttft_s or 0.0))
+    return tuple(found)
+
+
+def brought(records: Iterable[DecisionRecord]) -> tuple[Brought, ...]:
+    """The migrated turns whose transfer's time and tokens are known."""
+    found = []
+    for record in records:
+        outcome = record.outcome
+        if outcome is None or outcome.transfer is None or outcome.transfer.purpose != "migration":
+            continue
+        took, came = transfer_s(outcome.transfer), outcome.transfer.external_tokens
+        pending = pending_at(record, record.decision.instance)
+        if not came or None in (took, pending, outcome.ttft_s, outcome.prompt_tokens, outcome.cached_tokens):
+            continue
+        uncached = (outcome.prompt_tokens or 0) - max((outcome.cached_tokens or 0) - came, 0)
+        one = Brought(record.request.session, came, took or 0.0, uncached, pending or 0, outcome.ttft_s or 0.0)
+        found.append(one)
+    return tuple(found)
+
+
+def against_recomputing(
+    label: str,
+    cells: Mapping[int, tuple[Sequence[Prefill], Sequence[Brought]]],
+    measurements: Measurements,
+) -> AgainstRecomputing | None:
+    """Of one label, `cells` by trial; None where no migration brought KV whose tokens are counted."""
+    own = {trial: cell for trial, cell in cells.items() if cell[1]}
+    if not own:
+        return None
+    found = {trial: compared(*cell, measurements) for trial, cell in own.items()}
+    why = "; ".join(dict.fromkeys(one for one in found.values() if isinstance(one, str)))
+    values = {
+        name: interval(over_trials({t: None if isinstance(one, str) else one[name] for t, one in found.items()}, why))
+        for name in NAMES
+    }
+    return AgainstRecomputing(label, **values, verdict=verdict_of(values["difference_s"]))
+
+
+def compared(
+    computed: Sequence[Prefill], moved: Sequence[Brought], measurements: Measurements
+) -> Mapping[str, Trial] | str:
+    """NAMES of one cell; or why nothing can be said."""
+    if len(computed) < MIN_FIT:
+        return f"{len(computed)} turns were served without KV from elsewhere (needs {MIN_FIT})"
+    whole = _numbers(computed, moved, np.zeros(len(computed) + len(moved), dtype=np.int64), np.ones((1, 1)))
+    if not np.isfinite(whole["prefill_s_per_token"][0]):
+        return "turns that computed more tokens did not take longer: no time per token can be told"
+    sessions = [*(one.session for one in computed), *(one.session for one in moved)]
+
+    def drawn(name: str) -> Callable[[], Samples | str]:
+        def replicates(group: Ranks, weights: Samples) -> Samples:
+            return _numbers(computed, moved, group, weights)[name]
+
+        return replicated(sessions, measurements, replicates)
+
+    return {name: Trial(float(whole[name][0]), len(moved), drawn(name)) for name in NAMES}
+
+
+def _numbers(
+    computed: Sequence[Prefill], moved: Sequence[Brought], group: Ranks, weights: Samples
+) -> Mapping[str, Samples]:
+    """NAMES in each draw of the groups; NaN where a draw tells no time per token above 0, or has no migrated turn."""
+    first, second = group[: len(computed)], group[len(computed) :]
+    tokens, pending, took_s = (_column(computed, name) for name in ("computed_tokens", "pending_tokens", "ttft_s"))
+    middle = float(tokens.mean()), float(pending.mean()), float(took_s.mean())  # squares of large numbers lose digits
+    x, p, y = tokens - middle[0], pending - middle[1], took_s - middle[2]
+
+    def summed(terms: Samples, of: Ranks = first) -> Samples:
+        return np.asarray(weights @ np.bincount(of, weights=terms, minlength=weights.shape[1]), dtype=np.float64)
+
+    with np.errstate(divide="ignore", invalid="ignore"):
+        n = summed(np.ones_like(x))
+        sx, sp, sy = summed(x) / n, summed(p) / n, summed(y) / n
+        xx, pp, xp = summed(x * x) - n * sx * sx, summed(p * p) - n * sp * sp, summed(x * p) - n * sx * sp
+        xy, py = summed(x * y) - n * sx * sy, summed(p * y) - n * sp * sy
+        shared = np.where(pp > 0, xp / pp, 0.0)  # nothing is held where the same was always pending
+        left = xx - shared * xp
+        per_token = (xy - shared * py) / left
+        per_token = np.where((left > 1e-9 * xx) & (per_token > 0), per_token, np.nan)
+        per_pending = np.where(pp > 0, (py - per_token * xp) / pp, 0.0)
+        count = summed(np.ones(len(moved)), second)
+        came, spent, uncached, waiting, seen = (
+            summed(_column(moved, name), second) / count
+            for name in ("external_tokens", "transfer_s", "uncached_tokens", "pending_tokens", "ttft_s")
+        )
+        base = middle[2] + sy - per_token * (sx + middle[0]) - per_pending * (sp + middle[1])
+        without = base + per_token * uncached + per_pending * waiting
+    return {
+        "prefill_s_per_token": per_token,
+        "compute_s": per_token * came,
+        "transfer_s": spent,
+        "with_kv_s": seen,
+        "without_kv_s": without,
+        "difference_s": seen - without,
+    }
+
+
+def _column(rows: Sequence[Prefill] | Sequence[Brought], name: str) -> Samples:
+    return np.array([getattr(row, name) for row in rows], dtype=np.float64)
