@@ -326,6 +326,7 @@ def _transfer_problems(grid: Grid) -> list[tuple[bool, str]]:
     return [
         (min(counts) < 1, "router.transfer: attempts, failures_to_quarantine and min_tokens must be at least 1"),
         (min(times) <= 0, "router.transfer: timeout_s, window_s and quarantine_s must be above 0"),
+        (rules.queue < 0, "router.transfer.queue must not be below 0"),
         (rules.quarantine_max_s < rules.quarantine_s, "router.transfer.quarantine_max_s is below quarantine_s"),
         (
             rules.leg_priority is not None and grid.engine.scheduling != "priority",

@@ -58,6 +58,9 @@ class TransferRules:
     quarantine_max_s: float = 120.0
     min_tokens: int = 1
     """Fewer prompt tokens that the target lacks are not worth a transfer: it computes them."""
+    queue: int = 1
+    """So many migrations may wait for their turn at one target, behind the one on its way; a policy is told that no more
+    KV can be moved there while they do."""
     leg_priority: int | None = None
     """`priority` of a migration's legs, where the engines schedule by priority (lower = sooner): KV is asked of an
     instance because that one is busy, and would wait behind all that made it so. None = no such field is sent."""
@@ -231,6 +234,7 @@ def _problems(spec: RouterSpec) -> list[tuple[str, str]]:
             "transfer.attempts, failures_to_quarantine or min_tokens is below 1",
             "at least 1",
         ),
+        (moves.queue >= 0, "transfer.queue is below 0", "at least 0"),
     )
     found += [(problem, remedy) for holds, problem, remedy in rules if not holds]
     return [(problem, f"Give {remedy}.") for problem, remedy in found]

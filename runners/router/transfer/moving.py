@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from time import perf_counter_ns
@@ -86,7 +87,13 @@ class Transfers:
         """Per target that no KV of `source` can be moved to now: why. Empty where no instance has a transport."""
         if not source or not self.configured:
             return {}
-        why = {target: self.between(source, target) for target in targets if target != source}
+        coming = Counter(job.target for job in self._jobs.values() if job.movement.transfer.purpose == "migration")
+        full = {
+            target: f"{count} sessions are on their way there"
+            for target, count in coming.items()
+            if count > self._rules.queue
+        }
+        why = {target: self.between(source, target) or full.get(target, "") for target in targets if target != source}
         return {target: text for target, text in why.items() if text}
 
     def quarantined(self) -> Mapping[tuple[str, str], str]:

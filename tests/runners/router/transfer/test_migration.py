@@ -342,6 +342,22 @@ async def test_a_found_instance_may_be_probed_at_once() -> None:
         assert (await migrated(on)).transfer.status == "transferred"
 
 
+@pytest.mark.parametrize("queue", [0, 1, 2])
+async def test_a_target_for_which_sessions_queue_is_said_to_be_none(queue: int) -> None:
+    async with bench(queue=queue) as on:
+        on.source.hang_source = True
+        moving: list[Movement] = []
+        for _ in range(queue + 1):
+            assert on.transfers.cut_off("h", ["t"]) == {}, [move.transfer for move in moving]
+            moving.append(on.transfers.migrate(asked(), "h", "t", "/v1/completions", HEADERS, body(), _never))
+        assert on.transfers.cut_off("h", ["t"]) == {"t": f"{queue + 1} sessions are on their way there"}
+        assert on.transfers.cut_off("t", ["h"]) == {}
+        assert on.transfers.between("h", "t") == "", "one that was decided before may still go"
+        for move in moving:
+            move.abandon()
+        await until(lambda: on.transfers.cut_off("h", ["t"]) == {})
+
+
 async def test_what_can_never_exchange_kv_is_said_and_not_tried() -> None:
     async with bench() as on:
         specs = on.specs
