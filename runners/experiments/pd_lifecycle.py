@@ -71,7 +71,7 @@ class PdLifecycle:
 
     async def release(self, reason: str) -> None:
         """Stop the engines at hand, and the router before them."""
-        await self._slot.release(reason)
+        await self._slot.release()
         await self._context.slot.release(reason)
 
     async def _apply_probe(self, cell: CellPlan, attempt: int) -> Outcome:
@@ -110,7 +110,7 @@ class PdLifecycle:
                 self._context.emit(Noted("warning", cell.cell, f"{error}: fresh engines take their place"))
             else:
                 return bench
-        await self._slot.release("fresh engines have empty caches")
+        await self._slot.release()
         return await self._slot.get(cell)
 
     async def _analyse(self, cell: CellPlan, attempt: int) -> Outcome:

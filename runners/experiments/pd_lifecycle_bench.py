@@ -11,6 +11,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
+
 from launch.command import ports_needed
 from launch.errors import LaunchError
 from launch.instance import http_client
@@ -98,7 +100,7 @@ class BenchSlot:
         """The bench at hand if it lives, else a fresh one. Raises LaunchError, RouterError or LoadError."""
         if self._bench is not None and not self._bench.why_dead():
             return self._bench
-        await self.release("an engine or the router died")
+        await self.release()
         if self._failure is not None:
             raise self._failure
         stack = AsyncExitStack()
@@ -111,7 +113,7 @@ class BenchSlot:
         self._stack = stack
         return self._bench
 
-    async def release(self, reason: str) -> None:
+    async def release(self) -> None:
         """End router and engines, if there are any, and wait until all of it is gone."""
         stack, self._stack, self._bench = self._stack, AsyncExitStack(), None
         await stack.aclose()
@@ -141,7 +143,7 @@ async def open_bench(grid: Grid, context: RunContext, cell: CellPlan, folder: Pa
     async with AsyncExitStack() as stack:
         members = await stack.enter_async_context(engine_group(context.launcher, group))
         clients = [await stack.enter_async_context(http_client(member.engine.url)) for member in members]
-        shapes = [_shape((await client.get("/metrics")).text) for client in clients]
+        shapes = [await _shape_of(client, side, timeout_s) for client, side in zip(clients, SIDES, strict=True)]
         decisions = folder / "decisions.jsonl"
         spec = _router_spec(grid, context, members, shapes, decisions)
         router = await stack.enter_async_context(RouterProcess(spec, folder / "router.spec.json"))
@@ -195,8 +197,13 @@ def _router_spec(
     )
 
 
-def _shape(page: str) -> CacheShape:
-    return cache_shape(MetricsText().values(page))
+async def _shape_of(client: httpx.AsyncClient, side: str, timeout_s: float) -> CacheShape:
+    """Raises CellFailed where the engine does not answer."""
+    try:
+        page = (await client.get("/metrics", timeout=timeout_s)).text
+        return cache_shape(MetricsText().values(page))
+    except (httpx.HTTPError, ValueError) as error:
+        raise CellFailed(f"the {side} engine's /metrics cannot be read: {error or type(error).__name__}") from error
 
 
 def _block_tokens(shapes: list[CacheShape]) -> int:

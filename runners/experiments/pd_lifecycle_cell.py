@@ -43,8 +43,6 @@ class Tried:
     """One repetition as it was sent; what it is worth is found out later."""
 
     repetition: int
-    number: int
-    """Of the cell's measurements, from 0."""
     request: str
     client: RequestRecord
     before: Held
@@ -127,8 +125,8 @@ class LifecycleCell:
 
     async def _measure(self, repetition: int, model: str) -> Tried:
         """The request through the router, then the same one, with other tokens, on the combined instance."""
-        bench, number = self._bench, self._sent
-        name = f"lc-{self.shape.name}-a{self._attempt}-r{repetition}-{number}"
+        bench = self._bench
+        name = f"lc-{self.shape.name}-a{self._attempt}-r{repetition}-{self._sent}"
         before = await self._hold()
         client = await self._ask(HANDOVER, name, repetition, model)
         colo = None
@@ -138,7 +136,7 @@ class LifecycleCell:
         dead = bench.why_dead()
         if dead:
             raise CellFailed(f"{dead}; the request ended as {client.status}: {client.error or 'it was answered'}")
-        return Tried(repetition, number, name, client, before, colo)
+        return Tried(repetition, name, client, before, colo)
 
     async def _hold(self) -> Held:
         try:
