@@ -43,6 +43,7 @@ class Migration:
     ended_unix_s: float | None = None
     reason: str = ""
     text: str = ""
+    """Why it began, then more on how it ended."""
     external_tokens: int | None = None
     bytes: int | None = None
     transfer_s: float | None = None
@@ -183,7 +184,7 @@ def _kept(kept: tuple[Migration, ...], event: MigrationChanged, attempt: int) ->
     begun = kept[place]
     if begun.phase != "started":
         return kept if event.phase == "started" else (*kept, row)
-    text = " ".join(dict.fromkeys(part for part in (begun.text, event.text) if part))
+    text = ", ".join(dict.fromkeys(part for part in (begun.text or begun.reason, event.text) if part))
     return (*kept[:place], replace(row, t_unix_s=begun.t_unix_s, text=text), *kept[place + 1 :])
 
 

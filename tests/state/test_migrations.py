@@ -39,6 +39,8 @@ def test_a_migration_is_one_row_from_its_beginning_to_its_end() -> None:
     (row,) = migrations(begun).kept
     assert (row.phase, row.t_unix_s, row.ended_unix_s, row.text) == ("started", 3.0, None, "e0 is hot")
     assert migrations(begun).counts_of(CELL).under_way == 1
+    (row,) = migrations(step("started", 3.0, reason="hot"), step("failed", 4.0, reason="error", text="no answer")).kept
+    assert (row.reason, row.text) == ("error", "hot, no answer")
     done = step("done", 3.4, reason="transferred", external_tokens=1024, bytes=524_288, transfer_s=0.031)
     (row,) = migrations(begun, done).kept
     assert (row.phase, row.reason, row.t_unix_s, row.ended_unix_s) == ("done", "transferred", 3.0, 3.4)
