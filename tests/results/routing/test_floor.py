@@ -137,6 +137,15 @@ def test_a_bonus_that_leaves_a_d_cold_or_costs_overlap_is_not() -> None:
     assert "cost overlap" in answered(dear)["D3"].text
 
 
+def test_a_little_less_overlap_is_no_cost() -> None:
+    found = floor_of({
+        "plain": ({}, spread((10, 0, 0), 1.0)), "bonus": ({"load_floor_bonus": 200}, spread((4, 3, 3), 0.97)),
+    })  # fmt: skip
+    assert found is not None
+    assert answered(found)["D3"].answer == Answer.YES
+    assert "overlap kept 97.0% (lower)" in answered(found)["D3"].text
+
+
 def test_where_nothing_was_cold_the_question_stays_undecided() -> None:
     found = floor_of(
         {"plain": ({}, spread((4, 3, 3), 0.9)), "bonus": ({"load_floor_bonus": 200}, spread((4, 3, 3), 0.9))}
@@ -175,7 +184,7 @@ def test_both_forms_and_a_grid_of_k_are_compared_where_they_were_run() -> None:
 
 
 def variant(label: str, **changes: Any) -> FloorVariant:
-    values = dict.fromkeys(("least_share", "direct_rate", "overlap_kept"), Estimate(0.5))
+    values = dict.fromkeys(("least_share", "direct_rate", "overlap_kept", "ttft_p90_s"), Estimate(0.5))
     whole = FloorVariant(label, NO_FIX, {}, 3, {}, values, {}, 100, 0, 0, 0, 0, 0, 0)
     return replace(whole, **changes)
 
