@@ -85,6 +85,20 @@ def route(
             "wait at a hot engine. Only for engines started with `--scheduling-policy priority`.",
         ),
     ] = None,
+    bindings: Annotated[
+        str,
+        typer.Option(
+            "--bindings",
+            metavar="REDIS_URL",
+            help="Share the sessions' bindings with other routers through Redis, e.g. redis://127.0.0.1:6379/0 "
+            "(rediss:// with TLS, unix:///PATH). Its password, if there is one, goes into the environment as "
+            "TRACON_REDIS_PASSWORD. Default: in this router's memory.",
+        ),
+    ] = "",
+    bindings_prefix: Annotated[
+        str,
+        typer.Option("--bindings-prefix", help="Of all keys in Redis: routers with one prefix share their sessions."),
+    ] = "tracon:",
     spec: Annotated[
         Path | None, typer.Option("--spec", help="Take everything from this router spec (JSON) instead.")
     ] = None,
@@ -105,8 +119,11 @@ def route(
     `tracon route -i a=http://10.0.0.1:8000 -i b=http://10.0.0.2:8000 --policy kv_aware --set load_floor_bonus=200
     --decisions decisions.jsonl`, then `tracon why decisions.jsonl REQUEST`,
     `tracon route --transfer mooncake --prefill p=http://127.0.0.1:8000,bootstrap=http://127.0.0.1:8998
-    --decode d=http://127.0.0.1:8001,kv_role=kv_consumer --policy static_pd`
+    --decode d=http://127.0.0.1:8001,kv_role=kv_consumer --policy static_pd`,
+    `tracon route -i a=http://10.0.0.1:8000 -i b=http://10.0.0.2:8000 --bindings redis://10.0.0.3:6379/0`, on each of
+    several machines with the same instances, under the same names
     """
+    from runners.router.binding_rules import BindingRules
     from runners.router.serve import serve
     from runners.router.spec import RouterSpec, TransferRules, router_spec, to_json
 
@@ -129,6 +146,7 @@ def route(
                 timeout_s=TransferRules().timeout_s if transfer_timeout is None else transfer_timeout,
                 leg_priority=leg_priority,
             ),
+            bindings=BindingRules(redis_url=bindings, prefix=bindings_prefix),
         )
 
     narrate = _Narrator(wanted)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 _NONE: Mapping[str, int] = {}
 
 
-class _Session:
+class Row:
     """One session's row."""
 
     __slots__ = (
@@ -27,6 +27,7 @@ class _Session:
         "stale",
         "turns",
         "used_s",
+        "version",
     )
 
     def __init__(self) -> None:
@@ -48,6 +49,8 @@ class _Session:
         self.rejects: dict[str, int] = {}
         self.turns = 0
         self.used_s = 0.0
+        self.version = 0
+        """Rises whenever it is bound to another instance."""
 
 
 class Bindings:
@@ -57,10 +60,12 @@ class Bindings:
     forgotten at the next `commit`, `arrive` or `expire`.
     """
 
+    row: type[Row] = Row
+
     def __init__(self, max_sessions: int = 100_000, ttl_s: float = 14_400.0) -> None:
         self.max_sessions = max_sessions
         self.ttl_s = ttl_s
-        self._sessions: OrderedDict[str, _Session] = OrderedDict()
+        self._sessions: OrderedDict[str, Row] = OrderedDict()
         self._active: Counter[str] = Counter()
         self._coming: Counter[str] = Counter()
         self._committed: Counter[str] = Counter()
@@ -118,7 +123,7 @@ class Bindings:
         if kept is None:
             if not session:
                 return
-            kept = self._sessions[session] = _Session()
+            kept = self._sessions[session] = self.row()
         kept.open[instance] = kept.open.get(instance, 0) + 1
         if migrates:
             kept.moving_to = instance
@@ -212,7 +217,7 @@ class Bindings:
                 count += 1
         return count
 
-    def _oldest(self, now: float) -> Sequence[tuple[str, _Session]]:
+    def _oldest(self, now: float) -> Sequence[tuple[str, Row]]:
         found = []
         for session, kept in self._sessions.items():
             if now - kept.used_s <= self.ttl_s:
@@ -223,30 +228,31 @@ class Bindings:
     def _bound_to(self, instance: str) -> list[str]:
         return [name for name, kept in self._sessions.items() if kept.instance == instance]
 
-    def _touch(self, session: str, now: float) -> _Session:
+    def _touch(self, session: str, now: float) -> Row:
         kept = self._sessions.get(session)
         if kept is None:
             self.expire(now)
             while len(self._sessions) >= self.max_sessions:
                 self._forget(next(iter(self._sessions)))
-            kept = self._sessions[session] = _Session()
+            kept = self._sessions[session] = self.row()
         else:
             self._sessions.move_to_end(session)
         kept.used_s = now
         return kept
 
-    def _leave(self, kept: _Session) -> None:
+    def _leave(self, kept: Row) -> None:
         """What is still open where it lives, or was on its way to, must not bring it back there."""
         kept.left, kept.stale = kept.home, kept.open.get(kept.home, 0)
 
-    def _bind(self, kept: _Session, instance: str) -> None:
+    def _bind(self, kept: Row, instance: str) -> None:
         if kept.instance == instance:
             return
         kept.instance = instance
+        kept.version += 1
         self._committed[instance] += 1
         self._settle(kept)
 
-    def _settle(self, kept: _Session) -> None:
+    def _settle(self, kept: Row) -> None:
         """Bring the counts in line with where the session lives now."""
         self._uncount(kept)
         kept.home = kept.instance or next(iter(kept.open), "")
@@ -255,7 +261,7 @@ class Bindings:
             self._active[kept.home] += 1
             self._coming[kept.home] += kept.coming
 
-    def _uncount(self, kept: _Session) -> None:
+    def _uncount(self, kept: Row) -> None:
         if kept.home:
             self._active[kept.home] -= 1
             self._coming[kept.home] -= kept.coming

@@ -16,6 +16,7 @@ from runners.router.prefix_index import Index, cached_tokens
 from runners.router.view import Cluster, Reservation
 
 if TYPE_CHECKING:
+    from runners.router.shared_bindings import Claim, Seen, SharedBindings
     from runners.router.transfer import Movement
 
 PAUSE_LIMIT_S = 60.0
@@ -43,19 +44,25 @@ class Placement:
         "_reservation",
         "_t_dispatch_ns",
         "_t_first_ns",
+        "claim",
         "instance",
         "movement",
         "pick",
+        "seen",
         "source",
     )
 
-    def __init__(self, dispatcher: Dispatcher, pick: Pick, reservation: Reservation | None) -> None:
+    def __init__(self, dispatcher: Dispatcher, pick: Pick, reservation: Reservation | None, seen: Seen | None) -> None:
         self.instance = pick.decision.instance
         """Where the request goes; empty = nowhere."""
         self.source = pick.decision.prefill or pick.decision.migrate_from
         """Where its KV is to come from; empty = it needs none."""
         self.movement: Movement | None = None
         """The transfer from there; None = there is no need or no way."""
+        self.seen = seen
+        """Its session at the pick; None = it has none, or no other router knows of it."""
+        self.claim: Claim | None = None
+        """The right to migrate the session, where routers share their bindings."""
         self._dispatcher = dispatcher
         self.pick = pick
         self._reservation = reservation
@@ -78,7 +85,7 @@ class Placement:
         if self._reservation is not None:
             self._reservation.first_byte()
         if served:
-            self._dispatcher.served(self.pick)
+            self._dispatcher.served(self)
             if self.pick.decision.migrate_from:
                 self._dispatcher.ledger.migrated(self.pick, self._t_first_ns, self.movement)
 
@@ -92,6 +99,8 @@ class Placement:
         t_end_ns = perf_counter_ns()
         if self._reservation is not None:
             self._reservation.end()
+        if self.claim is not None:
+            self.claim.release()
         self._dispatcher.ledger.ended(
             End(
                 self.pick,
@@ -121,8 +130,12 @@ class Dispatcher:
         block_tokens: int,
         clock: Callable[[], float],
         cut_off: Callable[[str, Iterable[str]], Mapping[str, str]] | None = None,
+        shared: SharedBindings | None = None,
     ) -> None:
-        """`cut_off`: says which of these instances no KV of an owner can be moved to; None = nobody asks for that."""
+        """`cut_off`: says which of these instances no KV of an owner can be moved to; None = nobody asks for that.
+
+        `shared`: the bindings, where other routers have them too.
+        """
         self.block_tokens = block_tokens
         self.ledger = ledger
         self._policy = policy
@@ -132,6 +145,7 @@ class Dispatcher:
         self._counts = counts
         self._clock = clock
         self._cut_off = cut_off
+        self._shared = shared
         self._complained = False
         self._seq = 0
 
@@ -139,6 +153,12 @@ class Dispatcher:
         """Count a request of the session; returns its turn."""
         self._counts.requests += 1
         return self._bindings.arrive(session, self._clock())
+
+    def arrives(self, session: str, then: Callable[[int], None]) -> None:
+        """As `arrived`, for a session that other routers may know better; `then` gets its turn, maybe at once."""
+        assert self._shared is not None
+        self._counts.requests += 1
+        self._shared.ask(session, then)
 
     def pick(self, asked: Asked, tried: tuple[str, ...] = ()) -> Placement:
         """Decide and count. `sent` must follow before anything else happens: no other pick comes between."""
@@ -151,7 +171,16 @@ class Dispatcher:
             reservation = self._cluster.reserve(decision, request)
         decide_us = (perf_counter_ns() - t_ns) / 1e3
         self._seq += 1
-        return Placement(self, Pick(self._seq - 1, t_ns, decide_us, request, view, decision), reservation)
+        seen = self._shared.seen(asked.session) if self._shared is not None and asked.session else None
+        return Placement(self, Pick(self._seq - 1, t_ns, decide_us, request, view, decision), reservation, seen)
+
+    def claim(self, placement: Placement, then: Callable[[bool], None]) -> bool:
+        """Ask whether this router may migrate the session; `then` hears of it. False = there is nobody to ask."""
+        decision, seen = placement.pick.decision, placement.seen
+        if self._shared is None or seen is None or not (decision.migrate_from and decision.binds):
+            return False
+        placement.claim = self._shared.claim(placement.pick.request.session, decision.instance, seen, then)
+        return placement.claim is not None
 
     def sent(self, asked: Asked, placement: Placement) -> None:
         """The rest of a pick, once the request is on its way: what no other pick may miss, but this one need not."""
@@ -167,14 +196,18 @@ class Dispatcher:
         """Some instance that has not been tried may be picked."""
         return any(load.available and load.instance not in tried for load in self._cluster.view().instances)
 
-    def served(self, pick: Pick) -> None:
+    def served(self, placement: Placement) -> None:
         """An instance has begun to answer a request well: its session lives there now."""
-        request, decision = pick.request, pick.decision
-        if decision.binds and request.session:
-            migrates = bool(decision.migrate_from)
-            self._bindings.commit(request.session, decision.instance, self._clock(), migrates=migrates)
+        decision, session, seen = placement.pick.decision, placement.pick.request.session, placement.seen
+        migrates = bool(decision.migrate_from)
+        if not (decision.binds and session):
+            self._bindings.accepted(session, decision.instance)
+        elif self._shared is None or seen is None:
+            self._bindings.commit(session, decision.instance, self._clock(), migrates=migrates)
         else:
-            self._bindings.accepted(request.session, decision.instance)
+            self._shared.commit_seen(
+                session, decision.instance, self._clock(), seen, migrates=migrates, claim=placement.claim
+            )
 
     def refused(self, session: str, instance: str, pause_s: float) -> None:
         """An instance did not admit a request (429 or 503), and maybe said how long to stay away."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 DECIDE_BUCKETS_S = (5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 5e-3)
 LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0, 300.0)
+TRIP_BUCKETS_S = (5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2, 0.5)
 DECIDE_KEPT = 1 << 17
 """Latest decision times kept for percentiles."""
 PREFIX = "tracon_router_"
@@ -70,6 +71,11 @@ class Counts:
         self.failures: Counter[tuple[str, str]] = Counter()
         """By (instance, kind): `connect`, `closed`, `timeout`, `stall`, `status`, `protocol`, `refused`, `down`."""
         self.decide = Histogram(DECIDE_BUCKETS_S)
+        self.binding_trips: Counter[str] = Counter()
+        """Answers of the shared table, by operation."""
+        self.binding_failures: Counter[str] = Counter()
+        """By kind: `away` (not asked), `timeout`, `lost` (the connection), `refused` (another router came first)."""
+        self.binding_trip = Histogram(TRIP_BUCKETS_S)
         self.ttft = Histogram(LATENCY_BUCKETS_S)
         self.e2e = Histogram(LATENCY_BUCKETS_S)
         self._decide_us = array("d")
@@ -162,6 +168,18 @@ def _totals(counts: Counts, streams: int, records_lost: int) -> Iterator[Metric]
         ("transferred_bytes", "Bytes of KV moved, where they are known.", counts.transferred_bytes),
     ):
         yield CounterMetricFamily(PREFIX + name, text, value=value)
+    trips = CounterMetricFamily(
+        PREFIX + "bindings_round_trips", "Answers of the table that routers share.", labels=["operation"]
+    )
+    for operation, value in counts.binding_trips.items():
+        trips.add_metric([operation], value)
+    yield trips
+    missed = CounterMetricFamily(
+        PREFIX + "bindings_failures", "Times that the shared table was not asked, or did not agree.", labels=["kind"]
+    )
+    for kind, value in counts.binding_failures.items():
+        missed.add_metric([kind], value)
+    yield missed
     failures = CounterMetricFamily(PREFIX + "failures", "Failed attempts by kind.", labels=["instance", "kind"])
     for (instance, kind), value in counts.failures.items():
         failures.add_metric([instance, kind], value)
@@ -195,6 +213,7 @@ def _histograms(counts: Counts) -> Iterator[Metric]:
 
     for name, text, histogram in (
         ("decide_seconds", "Time to decide.", counts.decide),
+        ("bindings_seconds", "A question to the shared table until its answer.", counts.binding_trip),
         ("ttft_seconds", "Dispatch to first body byte.", counts.ttft),
         ("e2e_seconds", "Dispatch to the end of the response.", counts.e2e),
         ("transfer_seconds", "A transfer that moved KV, from begin to end.", counts.transfer),

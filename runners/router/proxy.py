@@ -61,6 +61,7 @@ class Exchange:
         "_path",
         "_placement",
         "_pool",
+        "_refused",
         "_tail",
         "_traffic",
         "_tried",
@@ -91,6 +92,8 @@ class Exchange:
         self._placement: Placement
         self._pool: Pool
         self._answer: Answer
+        self._refused = False
+        """Another router came first with a migration of its session: this one does not try again."""
         self._movement: Movement | None = None
         """The transfer of this pick; None = it asked for none, or nothing can be moved here."""
         self._handed = False
@@ -123,11 +126,10 @@ class Exchange:
             return
         if not placement.source:
             self._send(self._body)
-        elif traffic.transfers.configured:
-            self._move(placement)
+        elif self._refused or not traffic.dispatcher.claim(placement, self._may_migrate):
+            self._bring()
         else:
-            placement.moved(arrived=False)
-            self._send(self._body)
+            self.t_dispatch_s, traffic.moving[self] = monotonic(), None
         traffic.dispatcher.sent(self._asked, placement)
         traffic.health.dispatched(placement.instance)
 
@@ -137,11 +139,26 @@ class Exchange:
         self._compute()
 
     # the transfer's side
-    def _move(self, placement: Placement) -> None:
-        """Have the KV moved first. What becomes of it comes later: nothing is heard of it in this call."""
-        traffic, made, request = self._traffic, placement.pick.decision, placement.pick.request
-        self.t_dispatch_s = monotonic()
-        traffic.moving[self] = None
+    def _may_migrate(self, granted: bool) -> None:
+        """Other routers have been asked. Where one of them migrates the session, or has, the pick is made again."""
+        del self._traffic.moving[self]
+        if granted:
+            self._bring()
+            return
+        instance, self._refused = self.instance, True
+        self._end("retried", "another router has bound its session meanwhile, or migrates it")
+        self._traffic.health.let_go(instance)
+        self.begin()
+
+    def _bring(self) -> None:
+        """Have the KV moved first, where that is possible. What becomes of it is not heard of in this call."""
+        traffic, placement = self._traffic, self._placement
+        made, request = placement.pick.decision, placement.pick.request
+        if not traffic.transfers.configured or (self._refused and made.migrate_from):
+            placement.moved(arrived=False)
+            self._send(self._body)
+            return
+        self.t_dispatch_s, traffic.moving[self] = monotonic(), None
         start = traffic.transfers.hand_over if made.prefill else traffic.transfers.migrate
         path = self._path.decode("latin-1")
         placement.movement = self._movement = start(
@@ -184,10 +201,12 @@ class Exchange:
 
     def _withdraw(self, why: str) -> None:
         """Take it back from where it is: its transfer, or its instance."""
-        if self._movement is not None and self in self._traffic.moving:
-            self._movement.abandon(why)
-        else:
+        if self not in self._traffic.moving:
             self._pool.cancel(self)
+        elif self._movement is not None:
+            self._movement.abandon(why)
+        elif self._placement.claim is not None:
+            self._placement.claim.abandon()
 
     # the instance's side
     def answered(self, answer: Answer) -> bool:

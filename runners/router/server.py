@@ -10,12 +10,15 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from time import monotonic, perf_counter_ns
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from runners.router.arrival import Arrival
 from runners.router.bindings import Bindings
 from runners.router.dispatch import Asked, Dispatcher
-from runners.router.facts import read_facts, session_name
+from runners.router.facts import Facts, read_facts, session_name
 from runners.router.fleet import Fleet
 from runners.router.front import ClientConnection, Request
 from runners.router.ledger import Ledger
@@ -29,6 +32,9 @@ from runners.router.spec import RouterError, RouterOutcome, RouterReady, RouterS
 from runners.router.traffic import Traffic
 from runners.router.transfer import Transfers
 from runners.router.view import Cluster
+
+if TYPE_CHECKING:
+    from runners.router.shared_bindings import SharedBindings
 
 BACKLOG = 4096
 BEAT_S = 0.25
@@ -60,7 +66,8 @@ class Server:
         self._pages_open: set[asyncio.Task[None]] = set()
         self._log = DecisionLog(spec.decisions_path)
         self._ledger = Ledger(self._log, self._counts)
-        self._bindings = Bindings(spec.max_sessions, spec.session_ttl_s)
+        self._shared = self._shared_bindings(spec) if spec.bindings.redis_url else None
+        self._bindings = self._shared or Bindings(spec.max_sessions, spec.session_ttl_s)
         self._cluster = Cluster((), monotonic, self._bindings)
         self._fleet = Fleet(spec, self._cluster, self._linked)
         self._transfers: Transfers
@@ -102,6 +109,8 @@ class Server:
             except RouterError:
                 await fleet.close()
                 raise
+        if self._shared is not None:
+            await self._shared.start()  # after the first probes: an instance that starts with the router is not back
         self._dispatcher = Dispatcher(
             self._policy,
             self._cluster,
@@ -112,6 +121,7 @@ class Server:
             fleet.block_tokens,
             monotonic,
             transfers.cut_off if may_migrate(self._policy) else None,
+            self._shared,
         )
         self._traffic = Traffic(self._dispatcher, fleet.pools, fleet.health, self._counts, spec.limits, transfers)
         fleet.on_lost = self._traffic.lost
@@ -149,6 +159,8 @@ class Server:
             await asyncio.gather(self._beating, *self._pages_open, return_exceptions=True)
         for client in tuple(self._clients):
             client.abort()
+        if self._shared is not None:
+            await self._shared.close()
         await self._transfers.close()
         await self._fleet.close()
         self._ledger.settle(last=True)
@@ -221,11 +233,41 @@ class Server:
                 given = value
         name = given.decode("latin-1") if 0 < len(given) <= REQUEST_ID_LIMIT else f"tracon-{uuid4().hex}"
         headers = request.forwarded() + b"x-request-id: %b\r\n" % name.encode("latin-1")
-        turn = dispatcher.arrived(session)
+        if self._shared is None or not session:
+            self._begin(connection, request, facts, session, name, headers, dispatcher.arrived(session))
+            return
+        begin = partial(self._begin, connection, request, facts, session, name, headers)
+        connection.in_flight = arrival = Arrival(self._traffic, connection, begin)
+        arrival.ask(session)
+
+    def _begin(
+        self,
+        connection: ClientConnection,
+        request: Request,
+        facts: Facts,
+        session: str,
+        name: str,
+        headers: bytes,
+        turn: int,
+    ) -> None:
         asked = Asked(name, session, turn, facts.keys, facts.input_tokens, facts.max_tokens)
         exchange = Exchange(self._traffic, connection, asked, request.target, headers, request.body)
         connection.in_flight = exchange
-        exchange.begin()
+        try:
+            exchange.begin()
+        except Exception as error:  # noqa: BLE001  (a defect here: its client is owed an answer, and the log the error)
+            sys.stderr.write(f"a request could not be routed:\n{traceback.format_exc()}")
+            with contextlib.suppress(Exception):
+                exchange.abandon("a defect of the router")
+            connection.refuse(500, f"{type(error).__name__}: {error}", "router_defect")
+
+    def _shared_bindings(self, spec: RouterSpec) -> SharedBindings:
+        from runners.router.shared_bindings import SharedBindings
+
+        def names() -> tuple[str, ...]:
+            return tuple(member.instance for member in self._cluster.members)
+
+        return SharedBindings(spec.bindings, self._counts, names, monotonic, spec.max_sessions, spec.session_ttl_s)
 
     def _page_done(self, task: asyncio.Task[None]) -> None:
         self._pages_open.discard(task)
@@ -263,14 +305,15 @@ class Server:
         for pool in self._fleet.pools.values():
             pool.trim()
         self._bindings.expire(monotonic())
+        if self._shared is not None:
+            self._shared.look()
         with contextlib.suppress(BrokenPipeError):
             self._on_tick(replace(self.tick(), migrations=self._ledger.migrations()))
 
     def _tell_migrations(self) -> None:
         """What happened to migrations since the last tick: there will be no other."""
-        lines = self._ledger.migrations(last=True)
-        if lines:
-            with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(BrokenPipeError):
+            while lines := self._ledger.migrations(last=True):
                 self._on_tick(replace(self.tick(), migrations=lines))
 
     def _sweep_clients(self, oldest_s: float) -> None:

@@ -15,6 +15,7 @@ import msgspec
 
 from results.decisions import Role
 from runners.errors import RunnerError
+from runners.router.binding_rules import BindingRules, binding_problem
 
 INDEXES = ("approximate", "events")
 TRANSPORTS = ("mooncake", "nixl")
@@ -156,6 +157,7 @@ class RouterSpec:
     """Sessions whose binding is remembered."""
     session_ttl_s: float = 7200.0
     """A binding unused for so long is forgotten."""
+    bindings: BindingRules = field(default_factory=BindingRules)
     prewarm: Prewarm | None = None
     health: HealthRules = field(default_factory=HealthRules)
     limits: Limits = field(default_factory=Limits)
@@ -236,6 +238,8 @@ def _problems(spec: RouterSpec) -> list[tuple[str, str]]:
         ),
         (moves.queue >= 0, "transfer.queue is below 0", "at least 0"),
     )
+    table = binding_problem(spec.bindings)
+    found += [table] if table is not None else []
     found += [(problem, remedy) for holds, problem, remedy in rules if not holds]
     return [(problem, f"Give {remedy}.") for problem, remedy in found]
 

@@ -15,6 +15,7 @@ from runners.router.spec import Limits
 from runners.router.upstream import Pool
 
 if TYPE_CHECKING:
+    from runners.router.arrival import Arrival
     from runners.router.proxy import Exchange
     from runners.router.transfer import Transfers
 
@@ -37,6 +38,8 @@ class Traffic:
         self.counts = counts
         self.limits = limits
         self.transfers = transfers
+        self.arriving: dict[Arrival, None] = {}
+        """Not picked yet: another process is asked about their session."""
         self.moving: dict[Exchange, None] = {}
         """Picked, and their KV is on its way; in the order of their picks."""
         self.waiting: dict[Exchange, None] = {}
@@ -51,6 +54,16 @@ class Traffic:
     def in_flight(self) -> bool:
         """Some request is at an instance, or its KV on the way there."""
         return bool(self.waiting or self.streaming or self.moving)
+
+    @property
+    def _idle(self) -> bool:
+        return not (self.in_flight or self.held or self.arriving)
+
+    def arrived(self, arrival: Arrival) -> None:
+        """A request is about to be picked, or will never be."""
+        del self.arriving[arrival]
+        if self._drained is not None:
+            asyncio.get_running_loop().call_soon(self._say_drained)  # it may be in flight by then
 
     def ended(self, exchange: Exchange) -> None:
         """A request (or an attempt of one) is over."""
@@ -74,16 +87,16 @@ class Traffic:
 
     async def drain(self, limit_s: float) -> bool:
         """Wait until nothing is in flight; False = some still is after `limit_s`."""
-        if not self.in_flight and not self.held:
+        if self._idle:
             return True
         self._drained = asyncio.Event()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 await self._drained.wait()
-        return not self.in_flight and not self.held
+        return self._idle
 
     def _say_drained(self) -> None:
-        if self._drained is not None and not self.in_flight and not self.held:
+        if self._drained is not None and self._idle:
             self._drained.set()
 
     def hurry(self) -> None:
@@ -133,6 +146,9 @@ class Traffic:
         ended = 0
         if instance:
             self.transfers.lost(instance)
+        for arrival in () if instance else tuple(self.arriving):
+            arrival.cut(why)
+            ended += 1
         for exchange in () if instance else tuple(self.held):
             exchange.cut(why, elsewhere=False)
             ended += 1
