@@ -119,8 +119,8 @@ TERMS: tuple[Term, ...] = (
     Term(
         "TTFT p90 (7)",
         "ms",
-        "on Routing: of one instance, from the dispatch to the first byte, requests of the last seconds",
-        "router, or whoever samples the instance",
+        "on Routing: time to first token of the requests that one instance answered in the last 5 s",
+        "load client's own stamps; the router's answers name the instance",
         "far above the others': the instance is hot, or slow",
     ),
     Term(

@@ -1,12 +1,12 @@
 """Where the sessions of a cell have lived: instance by instance, since when, and why they moved.
 
-Told from the latest decisions a router's tick names and from its migrations; picks between two ticks that are more than
-a tick names are not seen. `tracon session` tells all of them from the decision log.
+Told from the latest decisions a router's tick names and from its migrations, whichever of the two comes first; picks
+between two ticks that are more than a tick names are not seen. `tracon session` tells all of them from the decision log.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from state.events import MigrationChanged, RoutedLine
@@ -36,11 +36,14 @@ Lives = Mapping[str, tuple[Stay, ...]]
 """By session, oldest stay first; the session seen last is the last key."""
 
 
-def lives_after_picks(before: Lives, lines: Iterable[RoutedLine]) -> Lives:
-    """The lives after more picks, in their order. A pick without a session, or that went nowhere, changes none."""
+def lives_after_picks(before: Lives, lines: Iterable[RoutedLine], failed: Container[tuple[str, str]] = ()) -> Lives:
+    """The lives after more picks, in their order. A pick without a session, or that went nowhere, changes none.
+
+    `failed`: (migration, target) of those that are known to have failed; the pick of one moved nobody.
+    """
     changed: dict[str, tuple[Stay, ...]] = {}
     for line in lines:
-        if line.session and line.instance:
+        if line.session and line.instance and (line.request, line.instance) not in failed:
             stays = changed.pop(line.session, None) or before.get(line.session, ())
             changed[line.session] = _picked(stays, line)
     if not changed:
@@ -53,7 +56,10 @@ def _picked(stays: tuple[Stay, ...], line: RoutedLine) -> tuple[Stay, ...]:
     last = stays[-1] if stays else None
     if last is None or last.instance != line.instance:
         return (*stays[1 - STAYS_KEPT :], Stay(line.instance, line.t_unix_s, line.t_unix_s, line.reason))
-    return (*stays[:-1], replace(last, seen_unix_s=max(last.seen_unix_s, line.t_unix_s), picks=last.picks + 1))
+    seen = replace(last, seen_unix_s=max(last.seen_unix_s, line.t_unix_s), picks=last.picks + 1)
+    if last.migration == line.request and not last.picks:  # the pick that asked for it
+        seen = replace(seen, since_unix_s=min(last.since_unix_s, line.t_unix_s), why=line.reason)
+    return (*stays[:-1], seen)
 
 
 def lives_after_migration(before: Lives, event: MigrationChanged) -> Lives:
@@ -64,7 +70,8 @@ def lives_after_migration(before: Lives, event: MigrationChanged) -> Lives:
     last = stays[-1] if stays else None
     here = last is not None and last.instance == event.target
     if event.phase == "done":
-        reached = last if last is not None and here else Stay(event.target, event.t_unix_s, event.t_unix_s, "migrated")
+        new = Stay(event.target, event.t_unix_s, event.t_unix_s, "migrated", picks=0)
+        reached = last if last is not None and here else new
         after = (*(stays[:-1] if here else stays[1 - STAYS_KEPT :]), replace(reached, migration=event.migration))
     elif here and event.source:
         why = f"its migration to {event.target} failed"

@@ -155,8 +155,6 @@ class RoutedLoad:
     """`both`, `prefill` or `decode`: only instances of one role are compared."""
     engine: str = ""
     """What the other events of the run call it, e.g. `plain-17`; empty = the same."""
-    ttft_p90_s: float | None = None
-    """Dispatch to first body byte, of the requests it began to answer in the last seconds; None = not measured."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,6 +104,12 @@ def migrations_after(before: MigrationsView | None, event: MigrationChanged, att
     )
 
 
+def failed_of(view: MigrationsView | None, cell: str) -> frozenset[tuple[str, str]]:
+    """(migration, target) of the cell's migrations that have failed, as far as they are kept."""
+    kept = () if view is None else view.kept
+    return frozenset((row.migration, row.target) for row in kept if row.phase == "failed" and row.cell == cell)
+
+
 def refusals_told(before: MigrationsView | None, event: MigrationChanged, attempt: int) -> int | None:
     """How many refusals a line of the feed about this one stands for; None = it makes no line."""
     going_on = before is not None and _goes_on(before, event, attempt)

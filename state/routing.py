@@ -7,7 +7,7 @@ same; whoever runs the cell can add its own (`RouterSampled.alarms`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -116,8 +116,17 @@ class RoutingView:
         return (*self.latest.alarms, *(alarm.text for alarm in alarms(self.history)))
 
 
-def routing_after(before: RoutingView | None, event: RouterSampled, t_unix_s: float, attempt: int) -> RoutingView:
-    """The view after one more second. Another cell, or another attempt at it, has a new router and begins anew."""
+def routing_after(
+    before: RoutingView | None,
+    event: RouterSampled,
+    t_unix_s: float,
+    attempt: int,
+    failed: Container[tuple[str, str]] = (),
+) -> RoutingView:
+    """The view after one more second. Another cell, or another attempt at it, has a new router and begins anew.
+
+    `failed`: (migration, target) of its migrations that are known to have failed.
+    """
     latencies = () if before is None else before.latencies
     if before is None or (before.cell, before.attempt) != (event.cell, attempt):
         before = RoutingView(event.cell, attempt, event, t_unix_s)
@@ -131,7 +140,7 @@ def routing_after(before: RoutingView | None, event: RouterSampled, t_unix_s: fl
         history=history,
         lines=(*before.lines, *new)[-ROUTED_LINES:],
         latencies=(*latencies[1 - ROUTING_SAMPLES :], (t_unix_s, event.latency)),
-        lives=lives_after_picks(before.lives, new),
+        lives=lives_after_picks(before.lives, new, failed),
         warned=_warned(before.warned, alarms(history), event.instances, t_unix_s),
     )
 

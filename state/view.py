@@ -30,7 +30,7 @@ from state.events import (
 )
 from state.feed import FeedLine, alarm_lines, feed_line
 from state.lifecycle import lifecycle_after
-from state.migrations import migrations_after, refusals_told
+from state.migrations import failed_of, migrations_after, refusals_told
 from state.model import (
     EMPTY,
     AttemptView,
@@ -166,7 +166,8 @@ def _live(view: RunView, event: InstanceSampled | RouterSampled | CellProgressed
     if before is None:
         return {}
     if isinstance(event, RouterSampled):
-        return {"routing": routing_after(view.routing, event, t_unix_s, before.attempt)}
+        failed = failed_of(view.migrations, event.cell)
+        return {"routing": routing_after(view.routing, event, t_unix_s, before.attempt, failed)}
     after = changes.cell_progressed(before, event)
     return {} if after is before else {"cells": {**view.cells, event.cell: after}}
 

@@ -92,15 +92,14 @@ def warnings(picture: Picture, routing: RoutingView, glyphs: Glyphs) -> tuple[Ce
 
 
 def timed(picture: Picture, routing: RoutingView) -> bool:
-    """Somebody measures the TTFT of an instance."""
+    """The client says which instance its answers came from."""
     return any(_ttft_s(picture, load) is not None for load in routing.latest.instances)
 
 
 def _ttft_s(picture: Picture, load: RoutedLoad) -> float | None:
-    """TTFT p90 of an instance now: the router's, else that of whoever samples the instance."""
+    """TTFT p90 of an instance in the last seconds, as the client saw it; None = nothing to measure it by."""
     known = picture.view.instances.get(engine_of(load))
-    latest = None if known is None else known.latest
-    return load.ttft_p90_s if load.ttft_p90_s is not None or latest is None else latest.ttft_p90_s
+    return None if known is None or known.latest is None else known.latest.ttft_p90_s
 
 
 def load_columns(width: int, timed: bool = False) -> tuple[Column, ...]:

@@ -14,7 +14,7 @@ import msgspec
 from results.routing.record import EngineSample
 from runners.errors import CellFailed
 from runners.group import Member
-from runners.load.replay_spec import ReplayTick
+from runners.load.replay_spec import AnsweredBy, ReplayTick
 from runners.router.spec import RouterTick, TickInstance, TickMigration
 from runners.sampler import MetricsSampler
 from state.events import (
@@ -74,17 +74,23 @@ class Watch:
         t_ns = time.perf_counter_ns()
         samples = [self._sample(member, t_ns) for member in self._members]
         self._file.write(msgspec.json.Encoder().encode_lines(samples))
+        answered = {each.instance: each for each in tick.instances}
+        seen = [answered.get(member.name, AnsweredBy(member.name)) for member in self._members]
         events: list[Event] = [
             InstanceSampled(
                 instance=member.engine.name,
                 cell=self._cell.cell,
+                ttft_p50_s=client.ttft_p50_s,
+                ttft_p90_s=client.ttft_p90_s,
+                tpot_p50_s=client.tpot_p50_s,
+                tpot_p90_s=client.tpot_p90_s,
                 running=sample.running,
                 waiting=sample.waiting,
                 kv_usage=sample.kv_usage,
                 pending_prefill_tokens=sample.pending_prefill_tokens,
                 inflight=sample.num_requests or 0,
             )
-            for member, sample in zip(self._members, samples, strict=True)
+            for member, sample, client in zip(self._members, samples, seen, strict=True)
         ]
         self._emit(*events, CellProgressed(self._cell.cell, tick.fraction, _note(tick)))
         if not all(member.engine.alive() for member in self._members):

@@ -26,3 +26,16 @@ class RecentValues:
         if not ordered:
             return (None,) * len(levels)
         return tuple(ordered[min(len(ordered) - 1, int(level * len(ordered)))] for level in levels)
+
+
+class Latencies:
+    """TTFT and TPOT of one sender or answerer, in seconds."""
+
+    def __init__(self) -> None:
+        self.ttft, self.tpot = RecentValues(), RecentValues()
+
+    def p50_p90(self, now_ns: int) -> tuple[float | None, float | None, float | None, float | None]:
+        """TTFT p50 and p90, TPOT p50 and p90; None where the window is empty."""
+        ttft_p50, ttft_p90 = self.ttft.quantiles(now_ns, 0.5, 0.9)
+        tpot_p50, tpot_p90 = self.tpot.quantiles(now_ns, 0.5, 0.9)
+        return ttft_p50, ttft_p90, tpot_p50, tpot_p90

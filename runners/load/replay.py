@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
+from collections import defaultdict
 from dataclasses import dataclass
 from time import perf_counter_ns
 from urllib.parse import quote
@@ -19,11 +20,11 @@ from results.records import RequestStatus
 from runners.load.block_prompts import BlockShape
 from runners.load.client import LoadClient
 from runners.load.fidelity import FidelityLimits, WindowCounts, judge
-from runners.load.live import RecentValues
+from runners.load.live import Latencies, RecentValues
 from runners.load.pacer import Pacer
 from runners.load.recorder import Recorder
 from runners.load.replay_plan import PlannedTurn, ReplayPlan
-from runners.load.replay_spec import ReplayOutcome, ReplaySpec, ReplayTick
+from runners.load.replay_spec import AnsweredBy, ReplayOutcome, ReplaySpec, ReplayTick
 from runners.load.sessions import Sessions
 from runners.load.stream import Exchange
 from runners.load.turn_bodies import AskShape, TurnBodies
@@ -81,7 +82,9 @@ class Replay:
         self._pending_prefill = 0
         self._t_first_send_ns = self._t_last_end_ns = 0
         self._lateness_ns = array("q")
-        self._ttft, self._tpot, self._late = RecentValues(), RecentValues(), RecentValues()
+        self._seen, self._late = Latencies(), RecentValues()
+        self._seen_of: defaultdict[str, Latencies] = defaultdict(Latencies)
+        """By the instance that answered."""
         self._building: asyncio.TimerHandle | None = None
         self._closed = asyncio.Event()
         """No more sends."""
@@ -203,7 +206,10 @@ class Replay:
     # Listener
     def first_token(self, exchange: Exchange) -> None:
         self._pending_prefill -= self.plan.turns[exchange.index].prompt.input_tokens
-        self._ttft.add((exchange.t_first_ns, (exchange.t_first_ns - exchange.t_send_ns) / 1e9))
+        ttft = exchange.t_first_ns, (exchange.t_first_ns - exchange.t_send_ns) / 1e9
+        self._seen.ttft.add(ttft)
+        if exchange.instance:
+            self._seen_of[exchange.instance].ttft.add(ttft)
 
     def ended(self, exchange: Exchange) -> None:
         turn = self.plan.turns[exchange.index]
@@ -252,12 +258,13 @@ class Replay:
         counts.wrong_length += (exchange.prompt_tokens or asked[0], exchange.counted_tokens or asked[1]) != asked
         tpot_s = exchange.tpot_s
         if tpot_s is not None:
-            self._tpot.add((t_ns, tpot_s))
+            self._seen.tpot.add((t_ns, tpot_s))
+            if exchange.instance:
+                self._seen_of[exchange.instance].tpot.add((t_ns, tpot_s))
 
     # what it says
     def tick(self, now_ns: int) -> ReplayTick:
-        ttft_p50, ttft_p90 = self._ttft.quantiles(now_ns, 0.5, 0.9)
-        tpot_p50, tpot_p90 = self._tpot.quantiles(now_ns, 0.5, 0.9)
+        ttft_p50, ttft_p90, tpot_p50, tpot_p90 = self._seen.p50_p90(now_ns)
         counts, sessions, turns = self.counts, self._sessions, len(self.plan.turns)
         elapsed_s = max(0.0, (now_ns - self.t_start_ns) / 1e9)
         over = counts.completed + counts.failed + counts.cut
@@ -282,6 +289,7 @@ class Replay:
             tpot_p50_s=tpot_p50,
             tpot_p90_s=tpot_p90,
             lateness_p99_s=self._late.quantiles(now_ns, 0.99)[0],
+            instances=tuple(AnsweredBy(name, *seen.p50_p90(now_ns)) for name, seen in sorted(self._seen_of.items())),
         )
 
     def outcome(self) -> ReplayOutcome:

@@ -114,6 +114,17 @@ def _problems(spec: ReplaySpec) -> list[tuple[str, str]]:
 
 
 @dataclass(frozen=True, slots=True)
+class AnsweredBy:
+    """What the client saw of one instance in the last LIVE_WINDOW_S seconds. None = nothing to measure it by."""
+
+    instance: str
+    ttft_p50_s: float | None = None
+    ttft_p90_s: float | None = None
+    tpot_p50_s: float | None = None
+    tpot_p90_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ReplayTick:
     """One second of a running replay. Counts are since it began; latencies cover the last LIVE_WINDOW_S seconds."""
 
@@ -143,6 +154,8 @@ class ReplayTick:
     tpot_p50_s: float | None = None
     tpot_p90_s: float | None = None
     lateness_p99_s: float | None = None
+    instances: tuple[AnsweredBy, ...] = ()
+    """By name: those that ever answered, where the answers say who gave them."""
 
 
 @dataclass(frozen=True, slots=True)

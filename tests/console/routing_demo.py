@@ -158,9 +158,8 @@ class Router:
         sessions = sum(instance == name for instance in self.bound.values()) if available else 0
         why = "" if available else "breaker open: 3 connections refused"
         tokens = sum(waiting) + 1_900 * decoding
-        ttft_s = 0.04 + sum(waiting) / 9_000 if waiting else None
         return RoutedLoad(name, available, why, len(waiting) + decoding, sum(waiting), tokens, sessions,
-                          self.picks[name], ttft_p90_s=ttft_s)  # fmt: skip
+                          self.picks[name])  # fmt: skip
 
 
 def story(pid: int) -> Iterator[tuple[float, tuple[Event, ...]]]:
@@ -206,8 +205,10 @@ def _replay(cell: CellPlan, names: tuple[str, ...], dice: random.Random) -> Iter
 
 
 def _sample(name: str, cell: str, load: RoutedLoad, dice: random.Random) -> InstanceSampled:
+    ttft_s = 0.04 + load.pending_prefill_tokens / 9_000 if load.pending_prefill_tokens else None
     return InstanceSampled(
-        name, cell, running=float(load.num_requests), waiting=0.0, inflight=load.num_requests,
+        name, cell, ttft_p50_s=ttft_s and ttft_s / 2, ttft_p90_s=ttft_s,
+        running=float(load.num_requests), waiting=0.0, inflight=load.num_requests,
         pending_prefill_tokens=load.pending_prefill_tokens,
         kv_usage=min(1.0, load.ongoing_tokens / 40_000) * dice.uniform(0.9, 1.0),
     )  # fmt: skip

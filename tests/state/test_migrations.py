@@ -180,7 +180,17 @@ def test_a_session_s_life_says_where_it_was_and_what_moved_it() -> None:
 
 def test_a_migration_whose_pick_no_tick_named_moves_the_session_all_the_same() -> None:
     view = folded(second(1.0, ("s1", "e0", "cold")), step("done", 3.0, reason="transferred"))
-    assert stays(view, "s1") == [("e0", "cold", 1, ""), ("e1", "migrated", 1, "r3-0")]
+    assert stays(view, "s1") == [("e0", "cold", 1, ""), ("e1", "migrated", 0, "r3-0")]
+
+
+def test_whether_the_pick_or_the_end_is_told_first_makes_no_difference() -> None:
+    first, pick = second(1.0, ("s1", "e0", "cold")), second(3.0, ("s1", "e1", "hot"))
+    done = step("done", 2.5, reason="transferred")
+    assert stays(folded(first, done, pick), "s1") == stays(folded(first, pick, done), "s1")
+    failed = (step("failed", 2.5, reason="no answer"), second(4.0, ("s1", "e0", "affinity")))
+    told_first = folded(first, failed[0], pick, failed[1])
+    assert stays(told_first, "s1") == [("e0", "cold", 2, "")]
+    assert stays(folded(first, pick, *failed), "s1")[-1][:3] == ("e0", "its migration to e1 failed", 1)
 
 
 def test_lives_are_those_of_one_cell() -> None:

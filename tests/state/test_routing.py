@@ -300,11 +300,9 @@ def test_the_router_as_json() -> None:
         "policy": "lmetric",
         "instances": [
             {"instance": "a", "available": True, "why": "", "num_requests": 3, "pending_prefill_tokens": 1000,
-             "ongoing_tokens": 2000, "sessions": 0, "picks": 1, "role": "both", "engine": "", "ttft_p90_s": None,
-             "share_of_picks": 1.0},
+             "ongoing_tokens": 2000, "sessions": 0, "picks": 1, "role": "both", "engine": "", "share_of_picks": 1.0},
             {"instance": "b", "available": False, "why": "no answer", "num_requests": 0, "pending_prefill_tokens": 0,
-             "ongoing_tokens": 0, "sessions": 0, "picks": 0, "role": "both", "engine": "", "ttft_p90_s": None,
-             "share_of_picks": 0.0},
+             "ongoing_tokens": 0, "sessions": 0, "picks": 0, "role": "both", "engine": "", "share_of_picks": 0.0},
         ],
         "sessions": 3,
         "decisions": {"affinity": 2, "cold": 1},

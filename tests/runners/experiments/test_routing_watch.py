@@ -9,13 +9,15 @@ from typing import cast
 
 from runners.experiments.routing_watch import Watch, migration_changed, router_sampled
 from runners.group import Member
+from runners.load.replay_spec import AnsweredBy, ReplayTick
 from runners.router.spec import RouterTick, TickInstance, TickMigration, TickPick
-from state.events import Event, MigrationChanged, RoutedLatency, RoutedLine, RoutedLoad, RouterSampled
+from runners.sampler import MetricsSampler
+from state.events import Event, InstanceSampled, MigrationChanged, RoutedLatency, RoutedLine, RoutedLoad, RouterSampled
 from state.routing import routing_after
 from state.run import CellPlan
 
 MEMBERS = tuple(
-    Member(name, "both", cast(object, SimpleNamespace(name=engine)), Path(name), None)  # type: ignore[arg-type]
+    Member(name, "both", cast(object, SimpleNamespace(name=engine, alive=lambda: True)), Path(name), None)  # type: ignore[arg-type]
     for name, engine in (("e0", "plain-5"), ("e1", "plain-6"))
 )
 S = 1_000_000_000
@@ -85,3 +87,19 @@ def test_migrations_come_before_the_second_they_fell_in(tmp_path: Path) -> None:
     ) as w:
         w.router_tick(tick)
     assert [getattr(event, "phase", event.kind) for event in told] == ["started", "failed", "router_sampled"]
+
+
+def test_an_engine_is_told_with_what_the_client_saw_of_it(tmp_path: Path) -> None:
+    told: list[Event] = []
+    cell = CellPlan("trials/EAR/t0", "trials", "replay", "plain", "EAR", {}, 1.0)
+    tick = ReplayTick(1, 1.0, "replay", 0.5, 4, 2, 1, 0, 1, 1, 0, 0, 2, 0, instances=(AnsweredBy("e0", 0.1, 0.2, 0.3),))
+    gauges = SimpleNamespace(latest=SimpleNamespace(running=1.0, waiting=0.0, kv_usage=0.1))
+    samplers = {member.name: cast(MetricsSampler, gauges) for member in MEMBERS}
+    with Watch(
+        cell, MEMBERS, samplers, tmp_path / "engines.jsonl", lambda *events: told.extend(events), asyncio.Event()
+    ) as w:
+        w.replay_tick(tick)
+    sampled = {event.instance: event for event in told if isinstance(event, InstanceSampled)}
+    assert (sampled["plain-5"].ttft_p50_s, sampled["plain-5"].ttft_p90_s) == (0.1, 0.2)
+    assert (sampled["plain-5"].tpot_p50_s, sampled["plain-5"].tpot_p90_s) == (0.3, None)
+    assert sampled["plain-6"].ttft_p50_s is None

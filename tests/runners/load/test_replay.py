@@ -211,6 +211,16 @@ def test_ticks_say_where_it_stands(server: TruthServer, tmp_path: Path) -> None:
     assert first.fraction == pytest.approx(1 / 3)
     assert first.pending_prefill_tokens == 0
     assert first.ttft_p50_s == pytest.approx(0.3, abs=0.1)
+    assert first.instances == ()
+
+
+def test_ticks_say_what_was_seen_of_each_instance(server: TruthServer, tmp_path: Path) -> None:
+    trace = trace_of(chain("a", 2, think_s=1.0))
+    found = replay(server, replay_spec(server.url(ttft_ms=30, itl_ms=5, instance=3), trace, tmp_path))
+    (seen,) = found.ticks[0].instances
+    assert seen.instance == "i3"
+    assert (seen.ttft_p90_s, seen.tpot_p50_s) == (found.ticks[0].ttft_p90_s, found.ticks[0].tpot_p50_s)
+    assert seen.ttft_p90_s is not None
 
 
 def test_nothing_has_to_be_built_at_its_time(server: TruthServer, tmp_path: Path) -> None:
