@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 KEPT = 4096
 """Lines kept for whoever takes them."""
+AT_ONCE = 400
+"""Lines of one tick, which whoever follows the router reads as one line of at most 1 MiB."""
 REFUSALS_KEPT = 10_000
 """Refusals remembered, so that each is told once."""
 COUNTED_WITHIN_NS = 3_000_000_000
@@ -58,7 +60,7 @@ class MigrationFeed:
         self._add(t_ns, request, made, "failed", status, why)
 
     def take(self, *, last: bool = False) -> tuple[TickMigration, ...]:
-        """The lines since the last call, oldest first. `last`: there will be no other, nothing is waited for."""
+        """The lines since the last call, oldest first, at most AT_ONCE. `last`: nothing is waited for any more."""
         waiting = []
         now_ns = perf_counter_ns()
         for one in self._served:
@@ -70,9 +72,10 @@ class MigrationFeed:
                 waiting.append(one)
         self._served.clear()
         self._served.extend(waiting)
-        lines = tuple(sorted(self._lines, key=lambda line: line.t_ns))
+        lines = sorted(self._lines, key=lambda line: line.t_ns)
         self._lines.clear()
-        return lines
+        self._lines.extend(lines[AT_ONCE:])
+        return tuple(lines[:AT_ONCE])
 
     def _done(self, t_ns: int, request: RoutedRequest, made: Decision, transfer: KvTransfer | None) -> None:
         if transfer is not None and transfer.status == "transferred":

@@ -112,7 +112,9 @@ class Pair:
     async def complete(self, name: str, prompt: list[int], **fields: Any) -> dict[str, Any]:
         """Ask the engine itself."""
         asked = {"model": PROFILE.model.served_name, "prompt": prompt, "max_tokens": 1, "temperature": 0, **fields}
-        async with httpx.AsyncClient(base_url=self.running[name].url, timeout=60, trust_env=False) as client:
+        async with httpx.AsyncClient(
+            base_url=self.running[name].url, timeout=60, trust_env=False, verify=False
+        ) as client:
             answer = await client.post("/v1/completions", json=asked)
         assert answer.status_code == 200, answer.text
         found: dict[str, Any] = answer.json()
@@ -120,12 +122,16 @@ class Pair:
 
     async def forget(self, name: str) -> None:
         """Empty its prefix cache, as others' prompts would; the router hears nothing of it."""
-        async with httpx.AsyncClient(base_url=self.running[name].url, timeout=60, trust_env=False) as client:
+        async with httpx.AsyncClient(
+            base_url=self.running[name].url, timeout=60, trust_env=False, verify=False
+        ) as client:
             (await client.post("/reset_prefix_cache")).raise_for_status()
 
     async def gauge(self, name: str, metric: str) -> float:
         """A number of its `/metrics`."""
-        async with httpx.AsyncClient(base_url=self.running[name].url, timeout=60, trust_env=False) as client:
+        async with httpx.AsyncClient(
+            base_url=self.running[name].url, timeout=60, trust_env=False, verify=False
+        ) as client:
             return counter(await exposition(client), metric) or 0.0
 
     async def usage(self, name: str) -> float:
@@ -178,7 +184,7 @@ async def routed(
     log, ticks = folder / "decisions.jsonl", list[RouterTick]()
     spec = RouterSpec(members, policy, parameters, decisions_path=str(log), transfer=rules)
     async with RouterProcess(spec, folder / "router.spec.json", ticks.append) as process:
-        async with httpx.AsyncClient(base_url=process.url, timeout=60, trust_env=False) as http:
+        async with httpx.AsyncClient(base_url=process.url, timeout=60, trust_env=False, verify=False) as http:
             made = Routed(pair, process, http, ticks)
             yield made
             async with asyncio.timeout(30):

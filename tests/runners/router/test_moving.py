@@ -210,13 +210,13 @@ async def test_a_target_that_drains_still_serves_what_is_moving_to_it() -> None:
 
 
 async def test_a_transfer_that_takes_as_long_as_a_first_byte_may_is_done_without() -> None:
-    limits = replace(SHORT, first_byte_s=0.4)
+    limits = replace(SHORT, first_byte_s=1.5)
     async with instances("a", "b") as both, router(both, "ear", parameters=EAR, limits=limits) as routed:
         fake = fake_transport(routed)
         async with hot(routed, both) as (_, target), asked(routed, fake) as (asking, movement):
             answer = await asking
             assert (answer.status_code, by(answer)) == (200, target.name)
-            assert movement.said == ["abandoned: the transfer was not over within 0.4 s"]
+            assert movement.said == ["abandoned: the transfer was not over within 1.5 s"]
 
 
 @pytest.mark.parametrize("hurried", [False, True])
@@ -285,6 +285,19 @@ async def test_only_a_policy_that_may_migrate_asks_where_kv_can_go() -> None:
         parameters = {"ear": EAR, "static_pd": PD}.get(policy, {})
         async with instances("a", "b") as both, router(both, policy, parameters=parameters) as routed:
             assert (routed.server._dispatcher._cut_off is not None) == asks
+
+
+async def test_a_defect_is_a_500_for_its_request_and_for_no_other(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with instances("a") as one, router(one, "ear", parameters=EAR) as routed:
+        assert (await routed.post("s")).status_code == 200
+        with monkeypatch.context() as patched:
+            patched.setattr(routed.server._dispatcher, "_cut_off", lambda source, targets: 1 / 0)
+            answer = await routed.post("s")
+            assert (answer.status_code, answer.json()["error"]["type"]) == (500, "router_defect")
+        assert (await routed.post("s")).status_code == 200
+    assert "ZeroDivisionError" in capsys.readouterr().err
 
 
 async def test_the_target_failing_after_the_transfer_is_retried_as_any_other(tmp_path: Path) -> None:
