@@ -139,7 +139,7 @@ def by_trial(analysis: RoutingAnalysis) -> Table:
 
 
 def transfers(analysis: RoutingAnalysis) -> Table:
-    """KV on its way."""
+    """KV on its way: how it ended, and how long it took."""
     rows = tuple(
         (
             row.label,
@@ -148,28 +148,47 @@ def transfers(analysis: RoutingAnalysis) -> Table:
             *(str(row.statuses.get(word, 0)) for word in ("transferred", "failed", "refused")),
             *(row.values[f"transfer_{point}_s"].text(3, 1e3) for point in ("mean", "p50", "p90", "max")),
             *(row.values[f"{part}_mean_s"].text(3, 1e3) for part in ("wait", "source_leg", "target_leg")),
-            str(row.values["external_tokens_mean"].n),
-            *(row.values[f"{name}_tokens_mean"].text(3) for name in ("prefix", "external", "local", "computed")),
-            _per_cent(row.values["source_computed_share"]),
-            row.values["bytes_mean"].text(3, 1e-6),
-            row.values["bandwidth_bytes_per_s"].text(3, 1e-6),
             told(row.reasons) or NOT_MEASURED,
-            told(row.uncounted) or NOT_MEASURED,
         )
         for row in analysis.moves.transfers
     )
     columns = (
         "policy", "purpose", "transport", "transferred", "failed", "refused", "mean ms", "p50 ms", "p90 ms", "max ms",
-        "waited ms", "source leg ms", "target leg ms", "counted", "prefix tokens", "external", "local", "computed",
-        "source computed %", "MB", "MB/s", "why not", "not counted",
+        "waited ms", "source leg ms", "target leg ms", "why not",
     )  # fmt: skip
     note = (
         "Of those transferred: from the router's beginning to the KV at the target (handover: to its first byte). "
-        "Waited: for a turn at the target. Counted: transfers whose tokens are known, as of external on. "
-        "Tokens by the target's own counters: external came by the transfer, local it had, computed it did itself. "
-        "Source computed: of the prefix, what the source had lost. MB/s: over the target's leg, its queue included."
+        "Waited: what neither leg took, above all for a turn at the target. Legs: queues of their engines included."
     )
     return Table("KV transfers", columns, rows, note)
+
+
+def brought(analysis: RoutingAnalysis) -> Table:
+    """What the transfers brought."""
+    rows = tuple(
+        (
+            row.label,
+            row.purpose,
+            str(row.values["external_tokens_mean"].n),
+            *(row.values[f"{name}_tokens_mean"].text(3) for name in ("prefix", "external", "local", "computed")),
+            _per_cent(row.values["source_computed_share"]),
+            row.values["bytes_mean"].text(3, 1e-6),
+            row.values["bandwidth_bytes_per_s"].text(3, 1e-6),
+            told(row.uncounted) or NOT_MEASURED,
+        )
+        for row in analysis.moves.transfers
+        if row.statuses.get("transferred")
+    )
+    columns = (
+        "policy", "purpose", "counted", "prefix tokens", "external", "local", "computed", "source computed %", "MB",
+        "MB/s", "not counted",
+    )  # fmt: skip
+    note = (
+        "Means over the transferred ones whose tokens were counted, by the target's own counters: external came by the "
+        "transfer, local it had, computed it did itself. Source computed: of the prefix, what the source had lost. MB/s: "
+        "over the target's leg, its queue included."
+    )
+    return Table("What KV transfers brought", columns, rows, note)
 
 
 def recomputing(analysis: RoutingAnalysis) -> Table:

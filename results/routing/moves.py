@@ -30,7 +30,7 @@ MEANS: Mapping[str, Callable[[Moved], float | None]] = {
     "wait_mean_s": lambda one: one.wait_s,
     "source_leg_mean_s": lambda one: one.source_leg_s,
     "target_leg_mean_s": lambda one: one.target_leg_s,
-    "prefix_tokens_mean": lambda one: one.transfer.prefix_tokens,
+    "prefix_tokens_mean": lambda one: None if one.transfer.external_tokens is None else one.transfer.prefix_tokens,
     "external_tokens_mean": lambda one: one.transfer.external_tokens,
     "local_tokens_mean": lambda one: one.transfer.local_tokens,
     "computed_tokens_mean": lambda one: one.transfer.computed_tokens,
@@ -80,7 +80,7 @@ class PolicyTransfers:
     uncounted: Mapping[str, int]
     """Why tokens of transfers are not known."""
     values: Mapping[str, Estimate]
-    """MEANS, POINTS and RATIOS of the transferred ones; transfer_max_s."""
+    """MEANS, POINTS and RATIOS of the transferred ones (tokens and bytes: of those counted); transfer_max_s."""
 
 
 def policy_migrations(

@@ -36,6 +36,7 @@ def tables(analysis: RoutingAnalysis) -> tuple[Table, ...]:
         decisions(analysis),
         migration_tables.migrations(analysis),
         migration_tables.transfers(analysis),
+        migration_tables.brought(analysis),
         migration_tables.recomputing(analysis),
         migration_tables.costs(analysis),
         migration_tables.pools(analysis),
