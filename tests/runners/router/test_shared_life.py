@@ -1,0 +1,153 @@
+"""Two routers and one real Redis, in any order of events: one owner, no move undone, no migration in a cooldown."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
+from runners.router.shared_bindings import Claim, Seen
+from tests.runners.router.shared import NAMES, Watched, sharing
+from tests.servers.redis_server import RedisServer
+
+SESSIONS = ("s0", "s1", "s2")
+ROUTERS = st.sampled_from((0, 1))
+
+
+@dataclass
+class Flight:
+    """A request that a router has picked an instance for."""
+
+    router: int
+    session: str
+    instance: str
+    seen: Seen
+    claim: Claim | None = None
+    granted: bool | None = None
+    """None = not answered, or not asked."""
+
+
+class Life(RuleBasedStateMachine):
+    """The cooldown has no end here: a session migrates once at most. Nothing waits for Redis but where it says so."""
+
+    server: RedisServer
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.server.client().flushall()
+        self.stack = sharing(self.server.url)
+        self.routers: list[Watched] = self.runner.run(self.stack.__aenter__())
+        self.flying: list[Flight] = []
+
+    def teardown(self) -> None:
+        self.settle()
+        for flight in tuple(self.flying):
+            self._end(flight)
+        self.settle()
+        self.runner.run(self.stack.__aexit__(None, None, None))
+        self.runner.close()
+
+    @rule(router=ROUTERS, session=st.sampled_from(SESSIONS), instance=st.sampled_from(NAMES))
+    def send(self, router: int, session: str, instance: str) -> None:
+        """A policy that migrates whatever it may, to any instance; where it may not, it leaves without its KV."""
+        bindings = self.routers[router]
+        self.runner.run(bindings.turn(session))
+        owner, since_s = bindings.owner(session), bindings.since_migration_s(session, monotonic())
+        flight = Flight(router, session, instance, bindings.seen(session))
+        self.flying.append(flight)
+        if not owner or owner == instance or since_s is not None or bindings.moving_to(session):
+            bindings.expect(session, instance)
+            return
+        bindings.expect(session, instance, migrates=True)
+
+        async def ask() -> None:
+            def answered(granted: bool) -> None:
+                flight.granted = granted
+
+            flight.claim = bindings.claim(session, instance, flight.seen, answered)
+
+        self.runner.run(ask())
+
+    @precondition(lambda self: self.flying)
+    @rule(data=st.data())
+    def serve(self, data: st.DataObject) -> None:
+        """The first byte, as late as it likes."""
+        flight = data.draw(st.sampled_from(self.flying))
+        if flight.claim is None or flight.granted:
+            self._do(self.routers[flight.router].serve, flight.session, flight.instance, flight.seen, flight.claim)
+        self._end(flight)
+
+    @precondition(lambda self: self.flying)
+    @rule(data=st.data())
+    def fail(self, data: st.DataObject) -> None:
+        self._end(data.draw(st.sampled_from(self.flying)))
+
+    @rule(router=ROUTERS, instance=st.sampled_from(NAMES))
+    def lose(self, router: int, instance: str) -> None:
+        self._do(self.routers[router].release_instance, instance)
+
+    @rule(router=ROUTERS, instance=st.sampled_from(NAMES))
+    def come_back(self, router: int, instance: str) -> None:
+        self._do(self.routers[router].rebalance, instance, NAMES)
+
+    @rule(router=ROUTERS)
+    def second(self, router: int) -> None:
+        self._do(self.routers[router].look)
+
+    @rule()
+    def settle(self) -> None:
+        for router in self.routers:
+            self.runner.run(router.settled())
+
+    @rule()
+    def agree(self) -> None:
+        """Whenever nothing is on its way, all say the same, and it is what Redis keeps."""
+        self.settle()
+        for router in self.routers:
+            for session in SESSIONS:
+                self.runner.run(router.turn(session))
+        for session in SESSIONS:
+            one, other = (router.seen(session) for router in self.routers)
+            assert one == other
+        homes = Counter(self.routers[0].seen(session).instance for session in SESSIONS)
+        for router in self.routers:
+            assert [router._places[name].active for name in NAMES] == [homes[name] for name in NAMES]
+            assert sum(place.assigned for place in router._places.values()) >= sum(
+                count for name, count in homes.items() if name
+            )
+        made = [commit for router in self.routers for commit in router.made]
+        versions = [(session, version) for session, version, _ in made]
+        assert len(set(versions)) == len(versions), "two commits on one version: one of them undid the other"
+        migrated = Counter(session for session, _, migrates in made if migrates)
+        assert all(count == 1 for count in migrated.values()), "a migration within the cooldown of another"
+
+    def _end(self, flight: Flight) -> None:
+        self.flying.remove(flight)
+        bindings = self.routers[flight.router]
+        self._do(bindings.drop, flight.session, flight.instance, migrates=flight.claim is not None)
+        if flight.claim is not None:
+            self._do(flight.claim.release)
+
+    def _do(self, what: object, *values: object, **named: object) -> None:
+        """In a running loop, which is not waited for: Redis hears of it some time later."""
+
+        async def now() -> None:
+            assert callable(what)
+            what(*values, **named)
+
+        self.runner.run(now())
+
+
+def test_two_routers_agree_whatever_happens(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as server:
+        Life.server = server
+        state_machine = Life.TestCase
+        state_machine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+        state_machine("runTest").runTest()
