@@ -185,8 +185,8 @@ def brought(analysis: RoutingAnalysis) -> Table:
     )  # fmt: skip
     note = (
         "Means over the transferred ones whose tokens were counted, by the target's own counters: external came by the "
-        "transfer, local it had, computed it did itself. Source computed: of the prefix, what the source had lost. MB/s: "
-        "over the target's leg, its queue included."
+        "transfer, local it had, computed it did itself. Source computed: of the prefix, what the source had lost. "
+        "MB/s: over the target's leg, its queue included."
     )
     return Table("What KV transfers brought", columns, rows, note)
 
