@@ -60,8 +60,8 @@ class TransferRules:
     min_tokens: int = 1
     """Fewer prompt tokens that the target lacks are not worth a transfer: it computes them."""
     queue: int = 1
-    """So many migrations may wait for their turn at one target, behind the one on its way; a policy is told that no more
-    KV can be moved there while they do."""
+    """So many migrations may wait for their turn at one target, behind the one on its way; a policy is told that no
+    more KV can be moved there while they do."""
     leg_priority: int | None = None
     """`priority` of a migration's legs, where the engines schedule by priority (lower = sooner): KV is asked of an
     instance because that one is busy, and would wait behind all that made it so. None = no such field is sent."""
