@@ -217,7 +217,6 @@ while count[instance] < share and moved < limit do
     local last = redis.call('ZSCORE', on(from), name)
     bind(name, row, instance)
     redis.call('ZADD', on(instance), last, name)
-    row.to, row.by, row.left = '', '', 0
     local rest = redis.call('PTTL', P .. 's:' .. name)
     save(P .. 's:' .. name, row)
     if rest > 0 then redis.call('PEXPIRE', P .. 's:' .. name, rest) end

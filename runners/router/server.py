@@ -67,7 +67,8 @@ class Server:
         self._log = DecisionLog(spec.decisions_path)
         self._ledger = Ledger(self._log, self._counts)
         self._shared = self._shared_bindings(spec) if spec.bindings.redis_url else None
-        self._bindings = self._shared or Bindings(spec.max_sessions, spec.session_ttl_s)
+        own = Bindings(spec.max_sessions, spec.session_ttl_s)
+        self._bindings = own if self._shared is None else self._shared
         self._cluster = Cluster((), monotonic, self._bindings)
         self._fleet = Fleet(spec, self._cluster, self._linked)
         self._transfers: Transfers

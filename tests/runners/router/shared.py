@@ -22,8 +22,8 @@ class Watched(SharedBindings):
 
     def __init__(self, rules: BindingRules, **changes: float) -> None:
         super().__init__(rules, Counts(), lambda: NAMES, monotonic, **changes)  # type: ignore[arg-type]
-        self.made: list[tuple[str, int, bool]] = []
-        """Commits that Redis granted: session, version after it, whether it was a migration."""
+        self.made: list[tuple[str, int, int, bool]] = []
+        """Commits that Redis granted: session, version that its pick saw, version after it, whether it migrated."""
         self.open = 0
 
     def _call(
@@ -35,7 +35,7 @@ class Watched(SharedBindings):
             self.open -= not heard_of[0]  # an answer that nobody waited for may still come
             heard_of[0] = True
             if operation == "commit" and found is not None and found.granted:
-                self.made.append((session, found.version, bool(values[3])))
+                self.made.append((session, int(str(values[1])), found.version, bool(values[3])))
             answered(found)
 
         self.open += 1
