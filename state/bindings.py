@@ -1,7 +1,7 @@
 """Where the sessions of a cell have lived: instance by instance, since when, and why they moved.
 
 Told from the latest decisions a router's tick names and from its migrations, whichever of the two comes first; picks
-between two ticks that are more than a tick names are not seen. `tracon session` tells all of them from the decision log.
+between two ticks that are more than a tick names are not seen. `tracon session` tells all, from the decision log.
 """
 
 from __future__ import annotations

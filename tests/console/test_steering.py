@@ -200,7 +200,10 @@ def test_a_command_that_fails_is_told_in_one_paragraph(dead_run: Path) -> None:
 
 @pytest.mark.parametrize("action", [action for action in ACTIONS if action.command], ids=lambda action: action.id)
 def test_every_command_that_is_shown_is_one_the_command_line_knows(action: actions.Action) -> None:
-    names = {name: "x" for name in ("run", "experiment", "profile", "preset", "target", "reason", "request", "place")}
+    names = {
+        name: "x"
+        for name in ("run", "experiment", "profile", "preset", "target", "reason", "request", "place", "session")
+    }
     words = [word.format(**names, sort="cell") for word in action.command] + ["--workspace", "/nowhere"]
     assert words[0] == "tracon"
     command = get_command(cli).commands[words[1]]  # type: ignore[attr-defined]
