@@ -34,12 +34,12 @@ class MigrationFeed:
 
     def picked(self, t_ns: int, request: RoutedRequest, made: Decision) -> None:
         """A pick that wants to migrate, or whose hot instance keeps it."""
+        hot = next((gate for gate in made.gates if gate.name == "hot" and gate.passed), None)
         if made.migrate_from and made.instance:
-            self._add(t_ns, request, made, "started", made.reason)
+            self._add(t_ns, request, made, "started", made.reason, hot.text if hot else "")
             return
-        hot = any(gate.name == "hot" and gate.passed for gate in made.gates)
         failed = next((gate for gate in made.gates if not gate.passed), None)
-        if not hot or failed is None or (request.session, made.reason) in self._refused:
+        if hot is None or failed is None or (request.session, made.reason) in self._refused:
             return
         self._refused[request.session, made.reason] = None
         if len(self._refused) > REFUSALS_KEPT:

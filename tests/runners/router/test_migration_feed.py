@@ -13,8 +13,8 @@ from runners.router.transfer import Movement
 from tests.runners.router.fake_transfers import FakeMovement
 from tests.runners.router.views import ask
 
-MOVES = Decision("ear", "b", "migrated", migrate_from="a")
 HOT = Gate("hot", 5000, 4000, True, "a has 5000 prompt tokens pending > 4000")
+MOVES = Decision("ear", "b", "migrated", migrate_from="a", gates=(HOT,))
 STAYS = Decision("ear", "a", "hot_cooldown", gates=(HOT, Gate("cooldown", 20, 0, False, "20 s of 30 s left")))
 REQUEST = replace(ask(session="s", owner="a"), request="r-1")
 
@@ -31,7 +31,9 @@ def test_a_migration_is_told_from_its_pick_to_its_count() -> None:
     feed, moved = MigrationFeed(), movement()
     feed.picked(1, REQUEST, MOVES)
     feed.served(perf_counter_ns(), REQUEST, MOVES, cast(Movement, moved))
-    assert [line.phase for line in feed.take()] == ["started"], "its tokens are not counted yet"
+    (started,) = feed.take()
+    assert started.phase == "started", "its tokens are not counted yet"
+    assert started.text == HOT.text, "why it moves"
     assert feed.take() == ()
     moved.settled = True
     (done,) = feed.take()
