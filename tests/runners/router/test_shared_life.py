@@ -20,14 +20,15 @@ SESSIONS = ("s0", "s1")
 ROUTERS = st.sampled_from((0, 1))
 
 
-@dataclass
+@dataclass(eq=False)
 class Flight:
-    """A request that a router has picked an instance for."""
+    """A request of a router, from its question on; where a policy would send it is known beforehand."""
 
     router: int
     session: str
     instance: str
     seen: Seen
+    may_migrate: bool = False
     claim: Claim | None = None
     granted: bool | None = None
     """None = not answered, or not asked."""
@@ -44,6 +45,7 @@ class Life(RuleBasedStateMachine):
         self.server.client().flushall()
         self.stack = sharing(self.server.url)
         self.routers: list[Watched] = self.runner.run(self.stack.__aenter__())
+        self.asked: list[Flight] = []
         self.flying: list[Flight] = []
 
     def teardown(self) -> None:
@@ -57,29 +59,40 @@ class Life(RuleBasedStateMachine):
     @rule(router=ROUTERS, session=st.sampled_from(SESSIONS), instance=st.sampled_from(NAMES))
     def whole(self, router: int, session: str, instance: str) -> None:
         """A request that is served before anything else happens."""
-        self.send(router, session, instance)
+        self.ask(router, session, instance)
+        self._pick(self.asked[-1])
         self._serve(self.flying[-1])
 
     @rule(router=ROUTERS, session=st.sampled_from(SESSIONS), instance=st.sampled_from(NAMES))
-    def send(self, router: int, session: str, instance: str) -> None:
-        """A policy that migrates whatever it may, to any instance; where it may not, it leaves without its KV."""
+    def ask(self, router: int, session: str, instance: str) -> None:
+        """What is answered here is what the pick goes by, whatever the other router does before it."""
         bindings = self.routers[router]
         self.runner.run(bindings.turn(session))
-        owner, since_s = bindings.owner(session), bindings.since_migration_s(session, monotonic())
-        flight = Flight(router, session, instance, bindings.seen(session))
-        self.flying.append(flight)
-        if not owner or owner == instance or since_s is not None or bindings.moving_to(session):
-            bindings.expect(session, instance)
-            return
-        bindings.expect(session, instance, migrates=True)
+        seen, since_s = bindings.seen(session), bindings.since_migration_s(session, monotonic())
+        may = seen.instance not in ("", instance) and since_s is None and not bindings.moving_to(session)
+        self.asked.append(Flight(router, session, instance, seen, may_migrate=may))
 
-        async def ask() -> None:
+    @precondition(lambda self: self.asked)
+    @rule(data=st.data())
+    def pick(self, data: st.DataObject) -> None:
+        self._pick(data.draw(st.sampled_from(self.asked)))
+
+    def _pick(self, flight: Flight) -> None:
+        """A policy that migrates whatever it may, to any instance; where it may not, it leaves without its KV."""
+        bindings, session, instance = self.routers[flight.router], flight.session, flight.instance
+        self.asked.remove(flight)
+        self.flying.append(flight)
+        bindings.expect(session, instance, migrates=flight.may_migrate)
+        if not flight.may_migrate:
+            return
+
+        async def claim() -> None:
             def answered(granted: bool) -> None:
                 flight.granted = granted
 
             flight.claim = bindings.claim(session, instance, flight.seen, answered)
 
-        self.runner.run(ask())
+        self.runner.run(claim())
 
     @precondition(lambda self: self.flying)
     @rule(data=st.data())
@@ -142,7 +155,7 @@ class Life(RuleBasedStateMachine):
     def _end(self, flight: Flight) -> None:
         self.flying.remove(flight)
         bindings = self.routers[flight.router]
-        self._do(bindings.drop, flight.session, flight.instance, migrates=flight.claim is not None)
+        self._do(bindings.drop, flight.session, flight.instance, migrates=flight.may_migrate)
         if flight.claim is not None:
             self._do(flight.claim.release)
 
