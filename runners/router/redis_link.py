@@ -22,7 +22,7 @@ from runners.router.metrics import Counts
 from runners.router.redis_rows import SCRIPTS
 
 CONNECT_S = 2.0
-DEAD_S = 2.0
+DEAD_S = 5.0
 """A connection on which nothing is answered for so long is given up."""
 AGAIN_S, AGAIN_MAX_S = 0.05, 1.0
 """Between two tries to connect."""

@@ -105,9 +105,35 @@ class Life(RuleBasedStateMachine):
     def fail(self, data: st.DataObject) -> None:
         self._end(data.draw(st.sampled_from(self.flying)))
 
+    @rule(
+        router=ROUTERS, session=st.sampled_from(SESSIONS), instance=st.sampled_from(NAMES), other=st.sampled_from(NAMES)
+    )
+    def overtaken(self, router: int, session: str, instance: str, other: str) -> None:
+        """The other router serves the session between this one's question and its commit."""
+        self.ask(router, session, instance)
+        mine = self.asked[-1]
+        self.whole(1 - router, session, other)
+        self._pick(mine)
+        self._serve(mine)
+
+    @rule(session=st.sampled_from(SESSIONS), instance=st.sampled_from(NAMES), other=st.sampled_from(NAMES))
+    def race(self, session: str, instance: str, other: str) -> None:
+        """Both ask before either picks."""
+        self.ask(0, session, instance)
+        self.ask(1, session, other)
+        self._pick(self.asked[-1])
+        self._pick(self.asked[-1])
+        self.settle()
+
     @rule(router=ROUTERS, instance=st.sampled_from(NAMES))
     def lose(self, router: int, instance: str) -> None:
+        """Its sessions have no owner, whoever is asked."""
+        self.settle()
         self._do(self.routers[router].release_instance, instance)
+        self.settle()
+        for session in SESSIONS:
+            self.runner.run(self.routers[1 - router].turn(session))
+            assert self.routers[1 - router].owner(session) != instance or self._coming(1 - router, session, instance)
 
     @rule(router=ROUTERS, instance=st.sampled_from(NAMES))
     def come_back(self, router: int, instance: str) -> None:
@@ -134,6 +160,8 @@ class Life(RuleBasedStateMachine):
         for session in SESSIONS:
             one, other = (router.seen(session) for router in self.routers)
             assert one == other
+            if not any(flight.session == session and flight.may_migrate for flight in self.flying):
+                assert [router.moving_to(session) for router in self.routers] == ["", ""], "a claim that nobody holds"
         homes = Counter(self.routers[0].seen(session).instance for session in SESSIONS)
         for router in self.routers:
             assert [router._places[name].active for name in NAMES] == [homes[name] for name in NAMES]
@@ -144,6 +172,10 @@ class Life(RuleBasedStateMachine):
         assert all(after == seen + 1 for _, seen, after, _ in made), "a commit undid what its pick had not seen"
         migrated = Counter(session for session, _, _, migrates in made if migrates)
         assert all(count == 1 for count in migrated.values()), "a migration within the cooldown of another"
+
+    def _coming(self, router: int, session: str, instance: str) -> bool:
+        wanted = (router, session, instance)
+        return any((flight.router, flight.session, flight.instance) == wanted for flight in self.flying)
 
     def _serve(self, flight: Flight) -> None:
         if flight.claim is not None and flight.granted is None:
