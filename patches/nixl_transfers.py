@@ -146,7 +146,8 @@ class NixlTransfers:
             parts = [(posted_ns, one) for posted_ns, one in read.telemetry if one is not None]
             whole = len(parts) == len(read.posted_ns)
             t5_ns = read.posted_ns[0]
-            t6_ns = max(posted_ns + round(one.xferDuration * 1000) for posted_ns, one in parts) if whole else t_ns
+            told_ns = max(posted_ns + round(one.xferDuration * 1000) for posted_ns, one in parts) if whole else None
+            known = told_ns is not None and told_ns <= t_ns  # NIXL's clock may run faster than the host's
             lines.append(
                 _line(
                     t_ns,
@@ -155,8 +156,8 @@ class NixlTransfers:
                     transfers=[],
                     decode_requests=[request],
                     t5_ns=t5_ns,
-                    t6_ns=t6_ns,
-                    t6_from="telemetry" if whole else "poll",
+                    t6_ns=told_ns if known else t_ns,
+                    t6_from="telemetry" if known else "poll",
                     ok=not read.failed,
                     code=None,
                     bytes=sum(one.totalBytes for _, one in parts) if whole else None,

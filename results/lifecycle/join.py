@@ -8,7 +8,7 @@ prefill instance's request.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Literal, Protocol
 
 from results.decisions import DecisionRecord, KvTransfer
@@ -206,7 +206,7 @@ def _written(found: _Stamped, writer: _Side, moved: KvTransfer | None) -> tuple[
     writes = [event for event in writer.events if event.event == "write"]
     failed = any(event.ok is False for event in writes)
     begun = [event.t5_ns for event in writes if event.t5_ns is not None]
-    ended = [end for event in writes if (end := _end(event)) is not None and not failed]
+    ended = [event.t6_ns for event in writes if event.t6_ns is not None and not failed]
     why_none = writer.why_no("write")
     found.put("t5_rdma_start", min(begun, default=None), why_none)
     found.put("t6_rdma_complete", max(ended, default=None), "a write failed" if failed else why_none)
@@ -219,10 +219,13 @@ def _written(found: _Stamped, writer: _Side, moved: KvTransfer | None) -> tuple[
         count, gaps["bytes_transferred"] = None, f"one write served {served} transfers"
     elif count is None:
         gaps["bytes_transferred"] = "a write failed" if failed else why_none
+    blind = writer.log.blind("write_submit")
+    if blind:
+        gaps["rdma_write_submit"] = blind
     write_ms = _covered_ms(writes) if ended else None
     prepared = [event.build_params_us for event in writes if event.build_params_us is not None]
     blocks = _total(event.blocks for event in writes)
-    return TransferDetail(
+    detail = TransferDetail(
         bytes_transferred=count,
         num_rdma_ops=_total(event.operations for event in writes),
         num_blocks=blocks if blocks is not None or moved is None else moved.blocks,
@@ -230,7 +233,12 @@ def _written(found: _Stamped, writer: _Side, moved: KvTransfer | None) -> tuple[
         build_params_ms=sum(prepared) / 1e3 if prepared else None,
         rdma_write_ms=write_ms,
         effective_bw_gbps=8 * count / write_ms / 1e6 if count is not None and write_ms else None,
-    ), gaps
+    )
+    why = "a write failed" if failed else "the probe did not say" if writes else why_none
+    for name, value in asdict(detail).items():
+        if value is None:
+            gaps.setdefault(name, gaps.get("bytes_transferred", why) if name == "effective_bw_gbps" else why)
+    return detail, gaps
 
 
 def _total(counts: Iterable[int | None]) -> int | None:
@@ -238,11 +246,6 @@ def _total(counts: Iterable[int | None]) -> int | None:
     found = list(counts)
     known = [count for count in found if count is not None]
     return sum(known) if known and len(known) == len(found) else None
-
-
-def _end(write: ProbeEvent) -> int | None:
-    """t6: as the transport says, yet not after the worker saw the end (its clock may run faster than the host's)."""
-    return None if write.t6_ns is None else min(write.t6_ns, write.t_ns)
 
 
 def _covered_ms(writes: Sequence[ProbeEvent]) -> float:

@@ -56,11 +56,11 @@ def limits(analysis: LifecycleAnalysis) -> tuple[str, ...]:
             "Two hosts: durations between them are right to within what the table of clocks says; intervals of means "
             "do not hold that error, which is the same in all repetitions."
         )
-    polled = sum(record.counts.write_end_from == "poll" for record in analysis.counted)
+    polled = sum(record.counts.write_end_from in ("poll", "telemetry") for record in analysis.counted)
     if polled:
         found.append(
-            f"The end of the transfer is when the worker next looked in {polled} requests: rdma_transfer holds the "
-            "wait for that, and bandwidths are too low by it."
+            f"In {polled} requests the end of the transfer is when the worker next looked (once a step; NIXL ends its "
+            "own account of a read then, too): rdma_transfer holds the wait for that, and bandwidths are too low by it."
         )
     if analysis.settings.link_gbps is None:
         found.append("What the link can carry was not given: no bandwidth is set against it.")

@@ -172,7 +172,7 @@ def metadata(send: Mapping[str, tuple[str, Blocks]] | None = None, pulls: Collec
 class Telemetry:
     """What NIXL says of a transfer that is over, in microseconds and bytes."""
 
-    xferDuration: int = 2000
+    xferDuration: int = 1
     postDuration: int = 300
     totalBytes: int = 196608
     descCount: int = 2

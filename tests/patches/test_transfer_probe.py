@@ -297,7 +297,7 @@ def test_a_read_of_nixl_is_followed_from_end_to_end(tmp_path: Path, put_modules:
     assert (loading["blocks"], asked["blocks"], write["blocks"], write["layers"]) == (3, 3, 3, 2)
     assert (write["bytes"], write["operations"], write["post_us"]) == (196608, 2, 300)
     assert asked["t_ns"] < write["t5_ns"]
-    assert write["t6_ns"] == write["t5_ns"] + 2_000_000
+    assert write["t6_ns"] == write["t5_ns"] + 1_000
     assert (write["t6_from"], write["ok"], write["submit_us"]) == ("telemetry", True, None)
     assert write["build_params_us"] > 0
     assert received["ok"]
@@ -321,6 +321,18 @@ def test_a_read_without_telemetry_ends_when_it_is_seen_and_its_volume_is_unknown
     (write,) = [line for line in engine.lines(4) if line["event"] == "write"]
     assert (write["t6_from"], write["t6_ns"]) == ("poll", write["t_ns"])
     assert (write["bytes"], write["operations"], write["ok"]) == (None, None, True)
+
+
+def test_a_read_ends_no_later_than_the_worker_saw_its_end_whatever_nixl_says(
+    tmp_path: Path, put_modules: PutModules
+) -> None:
+    engine, worker = nixl(put_modules, tmp_path)
+    worker.nixl_wrapper.telemetry = Telemetry(xferDuration=3_600_000_000)
+    worker.start_load_kv(nixl_metadata({"d-1": ("p-1", [[4]])}))
+    worker.get_transfer_results()
+    (write,) = [line for line in engine.lines(4) if line["event"] == "write"]
+    assert (write["t6_from"], write["t6_ns"]) == ("poll", write["t_ns"])
+    assert write["bytes"] == 196608
 
 
 def test_a_read_that_fails_is_not_ok_and_the_next_one_of_that_request_is_its_own(

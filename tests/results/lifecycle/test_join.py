@@ -12,7 +12,7 @@ import pytest
 
 from results.decisions import KvTransfer
 from results.lifecycle.probe import ProbeEvent, ProbeLog, ProbeStatus, read_probe
-from results.lifecycle.record import READY_TO_WRITE, RequestConfig
+from results.lifecycle.record import READY_TO_WRITE, LifecycleRecord, RequestConfig
 from results.records import RequestStatus
 from tests.results.lifecycle.synthetic import BYTES_PER_TOKEN, D_SEES, P_SEES, Seen, Truth, client_record, seen
 
@@ -234,14 +234,30 @@ def test_nixl_is_joined_by_request_ids_and_lacks_only_the_metadata_message() -> 
     assert record.counted
 
 
-def test_a_read_does_not_end_after_it_was_seen_to_end() -> None:
-    """NIXL's own duration ran 0.04 % fast over reads of many seconds."""
-    one = _nixl(seen(QUIET, CONFIG))
-    end = seen(QUIET, CONFIG).record().timestamps_ns.t6_rdma_complete
-    assert end is not None
-    record = one.record(decode=_changed(one.decode, "write", t6_ns=end + 9_000_000))
-    assert record.timestamps_ns.t6_rdma_complete == end
-    assert record.breakdown_ms["transfer_signal"] == pytest.approx(0.3)
+def test_what_is_not_known_of_a_transfer_has_its_reason_under_its_name() -> None:
+    def unexplained(record: LifecycleRecord) -> set[str]:
+        detail = msgspec.to_builtins(record.transfer_detail)
+        return {name for name, value in detail.items() if value is None and not record.gaps.get(name)}
+
+    one = seen(QUIET, CONFIG)
+    none = one.record(prefill=_without(one.prefill, "write"))
+    assert none.transfer_detail.rdma_write_ms is None
+    assert not unexplained(none)
+    bare = one.record(prefill=_changed(one.prefill, "write", operations=None, layers=None, build_params_us=None))
+    assert bare.transfer_detail.bytes_transferred is not None
+    assert not unexplained(bare)
+    assert not unexplained(one.record(prefill=_changed(one.prefill, "write", ok=False)))
+
+
+def test_when_the_first_piece_was_written_is_not_known_and_that_is_said() -> None:
+    one = seen(QUIET, CONFIG)
+    status = msgspec.structs.replace(
+        one.prefill.statuses[0],
+        available={**one.prefill.statuses[0].available, "write_submit": False},
+        reasons={"write_submit": "the call returns when all is written"},
+    )
+    record = one.record(prefill=replace(one.prefill, statuses=(status,)))
+    assert "the call returns when all is written" in record.gaps["rdma_write_submit"]
 
 
 def test_a_request_without_a_decision_has_no_router_and_does_not_count() -> None:
