@@ -89,7 +89,7 @@ def _over(counted: Sequence[LifecycleRecord], name: str, values: Sequence[float 
 
 
 def _bandwidth(counted: Sequence[LifecycleRecord]) -> Estimate:
-    """All bytes over all time; its interval is of the single transfers' bandwidths."""
+    """All bytes over all time; Student's t interval of this ratio, its error to first order (delta method)."""
     pairs = [
         (size, ms)
         for record in counted
@@ -98,8 +98,9 @@ def _bandwidth(counted: Sequence[LifecycleRecord]) -> Estimate:
     if not pairs:
         return _over(counted, "rdma_transfer", [])
     moved, took = np.array(pairs, dtype=np.float64).T
-    single = mean(8 * moved / took / 1e6)
-    return Estimate(8 * float(moved.sum() / took.sum()) / 1e6, single.low, single.high, single.n, single.reason)
+    gbps = 8 * float(moved.sum() / took.sum()) / 1e6
+    parts = gbps + (8 * moved / 1e6 - gbps * took) / took.mean()  # what each transfer adds to the error; mean: gbps
+    return mean(parts)
 
 
 def flat(rows: Sequence[ConfigSummary], *, half_step: bool) -> pd.DataFrame:

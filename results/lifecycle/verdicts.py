@@ -55,14 +55,17 @@ def complete(records: Sequence[LifecycleRecord]) -> Criterion:
     client = [abs(record.client_residual_share) for record in counted if record.client_residual_share is not None]
     worst = Estimate(max(own), n=len(own)) if own else unknown("no request has all of its phases")
     outside = Estimate(max(client), n=len(client)) if client else unknown("no request has all phases and its send")
-    lacking = len(counted) - len(own)
+    lacking, unsent = len(counted) - len(own), len(own) - len(client)
+    above = [value for value in (*own, *client) if value >= RESIDUAL_BELOW]
     if not counted:
         outcome, reason = Outcome.OPEN, "no request counts"
     elif lacking:
         outcome = Outcome.FAILS
         reason = f"{lacking} of {len(counted)} requests lack a phase: {_lacking(counted)}"
+    elif unsent and not above:
+        outcome = Outcome.OPEN
+        reason = f"{unsent} of {len(counted)} requests have no stamp of the client's send to hold the phases against"
     else:
-        above = [value for value in (*own, *client) if value >= RESIDUAL_BELOW]
         outcome = Outcome.FAILS if above else Outcome.HOLDS
         reason = (
             f"all {len(counted)} requests have all phases; largest residual {_percent(worst)} of E2E from the router's "

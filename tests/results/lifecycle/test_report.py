@@ -21,7 +21,8 @@ from results.lifecycle.draw import DRAWERS
 from results.lifecycle.figures import figures
 from results.lifecycle.findings import LifecycleAnalysis, analyse
 from results.lifecycle.record import Colo, LifecycleLayout, RequestConfig, write_record
-from results.lifecycle.summary import COLUMNS, flat
+from results.lifecycle.report import limits
+from results.lifecycle.summary import COLUMNS, flat, values_of
 from results.lifecycle.tables import tables
 from results.output import write_frame
 from tests.results.lifecycle.synthetic import T0_NS, Truth, grid, seen, write_run
@@ -82,6 +83,20 @@ def test_the_summary_of_known_requests(tmp_path: Path) -> None:
     }
     assert (row["counted"], row["warmups"], row["discarded"]) == ("3", "2", "0")
     assert row["d_promotion_less_half_step"] == "False"
+
+
+def test_a_bandwidth_lies_within_its_own_interval() -> None:
+    """One slow transfer: all bytes over all time is far below the mean of the single bandwidths."""
+    records = [seen(Truth(noise=0.0), RequestConfig(0, 512, 1), n).record() for n in range(3, 9)]
+    slow = seen(Truth(noise=0.0, alpha_ms=200.0), RequestConfig(0, 512, 1), 9).record()
+    found = values_of([*records, slow])["bw_gbps"]
+    moved = 7 * 512 * 512
+    took_ms = sum(record.breakdown_ms["rdma_transfer"] or 0.0 for record in (*records, slow))
+    assert found.value is not None
+    assert found.value == pytest.approx(8 * moved / took_ms / 1e6)
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low < found.value < found.high
 
 
 def test_every_figure_is_there_as_png_svg_and_numbers(root: Path, analysis: LifecycleAnalysis) -> None:
@@ -235,6 +250,16 @@ def test_a_run_without_a_baseline_or_a_probe_says_so(tmp_path: Path) -> None:
     assert missing[5]
     assert "Not drawn" in (tmp_path / "report.html").read_text()
     assert any(gap.artifact == "p_prefill" and "5 requests lack it" in gap.reason for gap in found.gaps)
+
+
+@pytest.mark.parametrize("end_from", ["telemetry", "poll"])
+def test_a_read_that_ends_when_the_worker_looks_is_said_to(tmp_path: Path, end_from: str) -> None:
+    """NIXL's own account of a read ends when it is asked, too."""
+    one = seen(Truth(), RequestConfig(0, 512, 1)).record()
+    write_run(tmp_path, [replace(one, counts=replace(one.counts, write_end_from=end_from))])
+    found = analyse(tmp_path)
+    assert any("In 1 requests the end of the transfer is when the worker next looked" in text for text in limits(found))
+    assert not any("next looked" in text for text in limits(replace(found, records=(one,))))
 
 
 def test_two_hosts_are_set_against_each_other_by_all_exchanges(tmp_path: Path) -> None:

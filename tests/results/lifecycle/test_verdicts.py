@@ -46,6 +46,13 @@ def test_a_breakdown_that_the_clients_clock_contradicts_fails() -> None:
     assert verdicts.complete([]).outcome is Outcome.OPEN
 
 
+def test_a_breakdown_without_the_clients_send_is_not_judged_by_the_routers_clock_alone() -> None:
+    one = seen(Truth(), RequestConfig(0, 512, 1))
+    found = verdicts.complete([one.record(), one.record(client=replace(one.client, t_send_ns=None))])
+    assert found.outcome is Outcome.OPEN
+    assert "1 of 2 requests have no stamp of the client's send" in found.reason
+
+
 @pytest.mark.parametrize(
     ("truth", "outcome"),
     [
