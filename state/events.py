@@ -247,6 +247,7 @@ class LifecycleMeasured(Event):
     """By the record's names and in the order they pass, those that add up to the whole; None = not measured."""
     e2e_ms: float | None = None
     ttft_ms: float | None = None
+    """By the client's clock from its send, as that of the combined instance."""
     transfer_ms: float | None = None
     """From the end of the prefill to the signal at the decode instance: several phases together."""
     bytes: int | None = None

@@ -236,7 +236,7 @@ def measured(cell: str, record: LifecycleRecord) -> LifecycleMeasured:
         warmup=record.warmup,
         phases_ms=dict(record.phases_ms),
         e2e_ms=record.ms("e2e"),
-        ttft_ms=record.ms("ttft"),
+        ttft_ms=record.ttft_ms,
         transfer_ms=record.ms("transfer_total"),
         bytes=detail.bytes_transferred,
         bandwidth_gbps=detail.effective_bw_gbps,

@@ -49,10 +49,13 @@ def verification(
 
 
 def _decode_held(shape: Shape, moved: KvTransfer | None, events: Iterable[ProbeEvent]) -> int | None:
-    """The prompt less what the engine made room for from outside; else by the router's account of its counters."""
+    """By its own count; else the prompt less what it waits for, or the router's account of its counters."""
     for event in events:
-        if event.event == "blocks_allocated" and event.external_tokens is not None:
-            return shape.input_tokens - event.external_tokens
+        if event.event == "blocks_allocated":
+            if event.local_tokens is not None:
+                return event.local_tokens
+            if event.external_tokens is not None:
+                return shape.input_tokens - event.external_tokens
     return None if moved is None else moved.local_tokens
 
 

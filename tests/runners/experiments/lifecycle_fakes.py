@@ -202,7 +202,10 @@ def _lines(transfer: str, t_ns: int, tokens: int, at_prefill: int, at_decode: in
     return [
         line("prefill", "scheduled", 2, leg="prefill", prompt_tokens=tokens, cached_tokens=at_prefill),
         line("prefill", "prefill_done", 7, blocks=-(-tokens // BLOCK)),
-        line("decode", "blocks_allocated", 9.5, external_tokens=moved, blocks=-(-moved // BLOCK)),
+        line(
+            "decode", "blocks_allocated", 9.5, external_tokens=moved, local_tokens=at_decode,
+            blocks=-(-moved // BLOCK),
+        ),
         line("prefill", "metadata_received", 10, decode_request=f"cmpl-decode-{transfer}", blocks=-(-moved // BLOCK)),
         line(
             "prefill", "write", 12, t5_ns=t_ns + 11 * MS, t6_ns=t_ns + 12 * MS, ok=True, bytes=512 * moved,

@@ -11,11 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from results.lifecycle.probe import ProbeEvent
 from runners.errors import CellFailed, CellSkipped
 from runners.experiments.pd_lifecycle_bench import Bench
-from runners.experiments.pd_lifecycle_caches import NotEmptied
+from runners.experiments.pd_lifecycle_caches import Held, NotEmptied
 from runners.experiments.pd_lifecycle_cell import LifecycleCell, Measurements
 from runners.experiments.pd_lifecycle_grid import Expected, Grid, Shape
+from runners.experiments.pd_lifecycle_verify import verification
 from state.events import CellProgressed, LifecycleMeasured
 from state.run import CellPlan
 from tests.runners.experiments.lifecycle_fakes import BLOCK, FakeBench, FakeEngine
@@ -66,6 +68,27 @@ async def test_a_record_holds_stamps_bytes_and_the_combined_instances_time(tmp_p
     assert record.colo.ttft_ms == pytest.approx(20.0)
     assert record.counts.p_cached_tokens == SHAPE.prior_context
     assert record.config.total_input_length == SHAPE.prior_context + SHAPE.new_tokens
+
+
+async def test_what_a_reader_sees_is_what_the_record_says(tmp_path: Path) -> None:
+    """Both TTFTs by the client's clock from its send: their difference is the record's overhead."""
+    found, events = await measure(FakeBench(tmp_path / "bench").bench(), tmp_path / "cell", SHAPE, grid())
+    said = [event for event in events if isinstance(event, LifecycleMeasured)]
+    for event in said:
+        record = found.records[event.repetition]
+        assert event.ttft_ms is not None
+        assert event.colo_ttft_ms is not None
+        assert event.ttft_ms - event.colo_ttft_ms == pytest.approx(record.ms("pdsep_overhead"))
+
+
+def test_a_connector_that_moves_what_is_there_already_is_measured_not_discarded() -> None:
+    """What D holds is its own count of it, not what is left of the prompt: else criterion 4 could never fail."""
+    room = ProbeEvent(event="blocks_allocated", t_ns=1, local_tokens=SHAPE.prior_context, external_tokens=SHAPE.tokens)
+    before = Held(SHAPE.prior_context, SHAPE.prior_context)
+    found = verification(SHAPE, before, None, (), (room,))
+    assert (found.ok, found.counted_tokens) == (True, SHAPE.prior_context)
+    lost = verification(SHAPE, before, None, (), (msgspec.structs.replace(room, local_tokens=0),))
+    assert (lost.ok, lost.counted_tokens) == (False, 0)
 
 
 async def test_the_prefill_engine_computes_the_new_tokens_alone(tmp_path: Path) -> None:
