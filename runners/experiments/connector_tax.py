@@ -22,7 +22,7 @@ from results.layout import is_complete, write_atomic
 from results.saturation import ReferenceRates, choose_reference_rates
 from runners.campaign import Outcome
 from runners.context import RunContext
-from runners.errors import CellFailed, CellSkipped
+from runners.errors import CellSkipped
 from runners.experiments.connector_tax_grid import EXPERIMENT, Grid
 from runners.experiments.connector_tax_plan import REF_LOAD, REF_SAFE
 from runners.experiments.gates import counterpart_of, preflight, why_gated
@@ -95,10 +95,7 @@ class ConnectorTax:
 
     async def _revert_probe(self, cell: CellPlan, attempt: int) -> Outcome:
         await self.release("the probe is removed")
-        try:
-            status = await asyncio.to_thread(self._patches.revert)
-        except LaunchError as error:
-            raise CellFailed(f"{error} {error.remedy}") from error
+        status = await asyncio.to_thread(self._patches.revert)
         return Outcome({"applied": status.applied, "reason": status.reason})
 
     async def _preflight(self, cell: CellPlan, attempt: int) -> Outcome:

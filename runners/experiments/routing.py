@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-from launch.errors import LaunchError
 from launch.patching import PatchUse
 from results.layout import is_complete, write_atomic
 from results.routing.analysis import analyse_routing
@@ -109,10 +108,7 @@ class Routing:
 
     async def _revert_patches(self, cell: CellPlan, attempt: int) -> Outcome:
         await self.release("the patches are removed")
-        try:
-            status = await asyncio.to_thread(self._patches.revert)
-        except LaunchError as error:
-            raise CellFailed(f"{error} {error.remedy}") from error
+        status = await asyncio.to_thread(self._patches.revert)
         return Outcome({"applied": status.applied, "reason": status.reason})
 
     async def _preflight(self, cell: CellPlan, attempt: int) -> Outcome:
