@@ -11,10 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
-from runners.router.binding_rules import PASSWORD
+from runners.router.binding_rules import PASSWORD, BindingRules
 from runners.router.process import RouterProcess
 from runners.router.shared_bindings import Claim, Seen, SharedBindings
-from runners.router.spec import BindingRules, InstanceSpec, RouterSpec
+from runners.router.spec import InstanceSpec, RouterSpec
 from tests.runners.router.fake_transfers import fake_transport
 from tests.runners.router.routers import Router, by, instances, router, until
 from tests.runners.router.test_migration import EAR, LONG, OWN, hot
@@ -150,8 +150,8 @@ async def test_a_router_that_comes_second_with_a_migration_picks_again(
         ask = bindings.claim
 
         def too_late(session: str, instance: str, seen: Seen, then: Callable[[bool], None]) -> Claim | None:
-            claimed = {"to": instance, "by": "another", "until": 1 << 60}
-            redis_server.client().hset(f"tracon:s:{session}", mapping=claimed)
+            row = f"tracon:s:{session}"
+            redis_server.client().hset(row, items=["to", instance, "by", "another", "until", 1 << 60])
             return ask(session, instance, seen, then)
 
         bindings.claim = too_late  # type: ignore[method-assign]

@@ -9,8 +9,8 @@ from time import monotonic
 
 import pytest
 
-from runners.router.binding_rules import PASSWORD
-from runners.router.spec import BindingRules, InstanceSpec, RouterError, RouterSpec
+from runners.router.binding_rules import PASSWORD, BindingRules
+from runners.router.spec import InstanceSpec, RouterError, RouterSpec
 from tests.runners.router.routers import until
 from tests.runners.router.shared import sharing
 from tests.servers.redis_server import RedisServer

@@ -116,6 +116,14 @@ class Life(RuleBasedStateMachine):
         self._pick(mine)
         self._serve(mine)
 
+    @rule(router=ROUTERS, session=st.sampled_from(SESSIONS), instance=st.sampled_from(NAMES))
+    def nothing_came_of_it(self, router: int, session: str, instance: str) -> None:
+        self.ask(router, session, instance)
+        mine = self.asked[-1]
+        self._pick(mine)
+        self.settle()
+        self._end(mine)
+
     @rule(session=st.sampled_from(SESSIONS), instance=st.sampled_from(NAMES), other=st.sampled_from(NAMES))
     def race(self, session: str, instance: str, other: str) -> None:
         """Both ask before either picks."""
