@@ -70,9 +70,9 @@ def _d1(found: LoadFloor) -> tuple[Answer, str]:
         return Answer.OPEN, f"nothing failed without the bonus, so there was nothing for it to remove: {text}"
     best = min(one.failed_turns + one.failed_transfers for one in fixed)
     told = [one.verdict("completed_share") for one in fixed]
-    if Verdict.HIGHER in told:
+    if Verdict.HIGHER in told and Verdict.LOWER not in told:
         return Answer.YES, text
-    if Verdict.LOWER in told:
+    if Verdict.LOWER in told and Verdict.HIGHER not in told:
         return Answer.NO, text
     return Answer.UNDECIDED, f"{before} failures without the bonus, at best {best} with it, not told apart: {text}"
 
@@ -88,6 +88,8 @@ def _q1c(found: LoadFloor) -> tuple[Answer, str]:
     )
     if moved.over_30_s:
         return Answer.YES, f"{text}: at 30 s those would have failed"
+    if moved.timed_out:
+        return Answer.UNDECIDED, f"{text}: how long those would have taken was not seen"
     return Answer.UNDECIDED, f"{text}: the limit made no difference in this run"
 
 
@@ -98,14 +100,14 @@ def _d3(found: LoadFloor) -> tuple[Answer, str]:
     others = [one for one in found.variants if one.fix != NO_FIX and one not in fixed]
     text = "; ".join(_shape(one) for one in (reference, *fixed, *others))
     missing = "" if others else "; none of the alternatives (Q2.A, C, D, E, F) was run"
-    good = [one for one in fixed if one.spread and not _costs_overlap(one)]
-    if reference.spread is False and good:
+    if reference.spread is False and any(_does(one) for one in fixed):
         return Answer.YES, f"{text}{missing}"
-    if not any(one.spread for one in fixed):
+    if all(one.spread is False for one in fixed):
         return Answer.NO, f"some D stayed without a share worth the name under every bonus: {text}{missing}"
-    if not good:
-        return Answer.NO, f"it cost overlap: {text}{missing}"
-    return Answer.UNDECIDED, f"without the bonus no D stayed cold either: {text}{missing}"
+    if all(_does(one) is False for one in fixed):
+        return Answer.NO, f"where it gave every D a share, it cost overlap: {text}{missing}"
+    why = "without the bonus no D stayed cold either" if reference.spread else "the intervals do not tell"
+    return Answer.UNDECIDED, f"{why}: {text}{missing}"
 
 
 def _d4(found: LoadFloor) -> tuple[Answer, str]:
@@ -132,14 +134,12 @@ def _d5(found: LoadFloor) -> tuple[Answer, str]:
         return Answer.OPEN, 'both forms at one K were not run: set floor_form = "max" beside "mean"'
     mean, most = pairs[0]
     text = f"{_shape(mean)}; {_shape(most)}"
-    if mean.spread and not most.spread:
-        return Answer.YES, text
-    if most.spread and not mean.spread:
-        return Answer.NO, text
-    return (
-        Answer.UNDECIDED,
-        f"both spread the sessions alike: {text}" if mean.spread else f"neither spreads them: {text}",
-    )
+    if mean.spread is None or most.spread is None:
+        return Answer.UNDECIDED, f"the intervals do not tell: {text}"
+    if mean.spread == most.spread:
+        alike = "both spread the sessions alike" if mean.spread else "neither spreads them"
+        return Answer.UNDECIDED, f"{alike}: {text}"
+    return (Answer.YES if mean.spread else Answer.NO), text
 
 
 def _d6(found: LoadFloor) -> tuple[Answer, str]:
@@ -149,14 +149,19 @@ def _d6(found: LoadFloor) -> tuple[Answer, str]:
         only = f"only K = {tried[0]:g} was run" if tried else "no K was run"
         return Answer.OPEN, f"{only}: a grid needs two or more" + "".join(f"; {_shape(one)}" for one in own)
     text = "; ".join(_shape(one) for one in own)
-    enough = [_bonus(one) for one in own if one.spread and not _costs_overlap(one)]
-    if not enough:
+    does = {told: sorted({_bonus(one) for one in own if _does(one) is told}) for told in (True, False, None)}
+    if not does[True] and not does[None]:
         return Answer.NO, f"no K of the grid spreads the sessions and keeps the overlap: {text}"
-    answer = Answer.YES if 200 in enough else Answer.NO if 200 in tried else Answer.UNDECIDED
-    return (
-        answer,
-        f"K = {', '.join(f'{k:g}' for k in sorted(set(enough)))} of {', '.join(f'{k:g}' for k in tried)} do: {text}",
+    answer = next(
+        (
+            said
+            for said, told in ((Answer.YES, True), (Answer.UNDECIDED, None), (Answer.NO, False))
+            if 200 in does[told]
+        ),
+        Answer.UNDECIDED,
     )
+    listed = ", ".join(f"{k:g}" for k in does[True]) or "none"
+    return answer, f"K = {listed} of {', '.join(f'{k:g}' for k in tried)} do: {text}"
 
 
 def _d7(found: LoadFloor) -> tuple[Answer, str]:
@@ -185,10 +190,15 @@ def _q1d(found: LoadFloor) -> tuple[Answer, str]:
     return (Answer.YES if moved.pairs_recovered else Answer.UNDECIDED), text
 
 
-def _costs_overlap(one: FloorVariant) -> bool:
-    """Whether the whole interval says that it keeps less of the overlap, by more than does not matter."""
+def _does(one: FloorVariant) -> bool | None:
+    """Whether it gives every D a share and keeps the overlap, but for what does not matter; None: it is not told."""
     found = one.differences.get("overlap_kept")
-    return found is not None and found.high is not None and found.high < -OVERLAP_WITHIN
+    keeps = None
+    if found is not None and found.low is not None and found.high is not None:
+        keeps = True if found.low >= -OVERLAP_WITHIN else False if found.high < -OVERLAP_WITHIN else None
+    if one.spread is False or keeps is False:
+        return False
+    return True if one.spread and keeps else None
 
 
 def _reference(found: LoadFloor) -> FloorVariant | None:

@@ -5,6 +5,7 @@ A question is answered from numbers, or stays open and says what is missing. "D"
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,8 @@ NO_LOG = "no decision log of a cell that counts can be read"
 NON_TRIVIAL = 0.5
 """A D has a share of the sessions worth the name from so much of an even one on; the specification states none."""
 OF_TURNS = ("ttft_p90_s", "completed_share")
-OF_LOGS = ("least_share", "direct_rate", "overlap_kept", "overlap_chosen")
+OF_LOGS = {"least_share": 1.0, "direct_rate": 1.0, "overlap_kept": math.inf, "overlap_chosen": 1.0}
+"""To the most that each can be; an engine may find more cached than the index knew of."""
 QUARANTINED = "quarantin"
 """In the reason of a transfer that its pair's quarantine refused, and of a pair that is cut off."""
 
@@ -65,9 +67,15 @@ class FloorVariant:
 
     @property
     def spread(self) -> bool | None:
-        """Whether every D has a share worth the name; None = not known."""
-        least = self.values["least_share"].value
-        return None if least is None else least >= NON_TRIVIAL / self.instances
+        """Whether every D has a share worth the name; None = not known, or the interval over the trials does not tell.
+
+        Too few trials for an interval: what was counted in them decides.
+        """
+        least, enough = self.values["least_share"], NON_TRIVIAL / self.instances
+        if least.value is None:
+            return None
+        low, high = (least.value if bound is None else bound for bound in (least.low, least.high))
+        return None if low < enough <= high else low >= enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +196,7 @@ def _variant(
     moved = [one for log in facts.get(label, {}).values() for one in log.moved]
     names = next((tuple(one.placed) for one in floors.values()), ())
     turns, completed = (sum(cell.counts.get(name) or 0 for cell in cells.values()) for name in ("turns", "completed"))
-    values = {name: level_interval(own[label][name], most=1.0) for name in OF_LOGS}
+    values = {name: level_interval(own[label][name], most=OF_LOGS[name]) for name in OF_LOGS}
     values |= {name: level_interval(measurements.get(label, metric(name))) for name in OF_TURNS}
     compared = reference and label != reference
     return FloorVariant(

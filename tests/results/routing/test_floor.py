@@ -196,6 +196,57 @@ def run_of(*variants: FloorVariant, transport: TransportFacts = QUIET) -> LoadFl
     return LoadFloor(variants[0].label, variants, transport, 50, 3)
 
 
+def shares(least: Estimate, kept: Estimate | None) -> dict[str, Any]:
+    values = dict.fromkeys(("direct_rate", "overlap_kept", "ttft_p90_s"), Estimate(0.5))
+    return {"values": {"least_share": least, **values}, "differences": {} if kept is None else {"overlap_kept": kept}}
+
+
+COLD, EVEN, MAYBE = Estimate(0.0, 0.0, 0.0), Estimate(0.3, 0.3, 0.3), Estimate(0.2, 0.0, 0.4)
+UNKNOWN = Estimate(None, reason="no decision log of a cell that counts can be read")
+SAME, DEAR, UNSURE = Estimate(0.0, -0.01, 0.01), Estimate(-0.3, -0.4, -0.2), Estimate(0.0, -0.3, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("least", "kept", "d3", "d6"),
+    [
+        (EVEN, SAME, Answer.YES, Answer.YES),
+        (COLD, SAME, Answer.NO, Answer.NO),
+        (EVEN, DEAR, Answer.NO, Answer.NO),
+        (MAYBE, SAME, Answer.UNDECIDED, Answer.UNDECIDED),
+        (UNKNOWN, SAME, Answer.UNDECIDED, Answer.UNDECIDED),
+        (EVEN, UNSURE, Answer.UNDECIDED, Answer.UNDECIDED),
+        (EVEN, None, Answer.UNDECIDED, Answer.UNDECIDED),
+        (MAYBE, DEAR, Answer.NO, Answer.NO),
+    ],
+)
+def test_what_the_intervals_do_not_tell_is_neither_yes_nor_no(
+    least: Estimate, kept: Estimate | None, d3: Answer, d6: Answer
+) -> None:
+    found = run_of(
+        variant("plain", **shares(COLD, None)),
+        variant("200", parameters={"load_floor_bonus": 200}, **shares(least, kept)),
+        variant("9", parameters={"load_floor_bonus": 9}, **shares(COLD, SAME)),
+    )
+    assert (answered(found)["D3"].answer, answered(found)["D6"].answer) == (d3, d6)
+
+
+def test_a_form_whose_shares_are_not_known_is_no_worse_form() -> None:
+    found = run_of(
+        variant("plain", **shares(COLD, None)),
+        variant("mean", parameters={"load_floor_bonus": 200}, **shares(EVEN, SAME)),
+        variant("max", parameters={"load_floor_bonus": 200, "floor_form": "max"}, **shares(UNKNOWN, SAME)),
+    )
+    assert answered(found)["D5"].answer == Answer.UNDECIDED
+
+
+def test_more_cached_than_the_index_knew_lies_within_its_own_interval() -> None:
+    found = floor_of({"plain": ({}, spread((5, 5, 0), 1.2)), "bonus": ({"load_floor_bonus": 2}, spread((5, 5, 0), 1))})
+    assert found is not None
+    kept = found.variants[0].values["overlap_kept"]
+    assert kept.value == pytest.approx(1.2)
+    assert kept.high == pytest.approx(1.2)
+
+
 def test_failures_are_what_the_first_question_is_about() -> None:
     bonus = {"parameters": {"load_floor_bonus": 200}, "differences": {"completed_share": Estimate(0.3, 0.2, 0.4)}}
     helped = run_of(variant("plain", failed_turns=30), variant("bonus", **bonus))
@@ -232,5 +283,8 @@ def test_transfers_answer_the_timeout_and_the_window() -> None:
     assert said["D2"].answer == Answer.YES
     assert "1 took more than 30 s; 1 timed out" in said["D2"].text
     assert said["Q1.D"].answer == Answer.YES
-    short = replace(facts, over_30_s=0)
-    assert answered(run_of(variant("plain"), transport=short))["D2"].answer == Answer.UNDECIDED
+    short = answered(run_of(variant("plain"), transport=replace(facts, over_30_s=0)))["D2"]
+    assert short.answer == Answer.UNDECIDED
+    assert "made no difference" not in short.text, "one timed out at the limit of this run"
+    none = answered(run_of(variant("plain"), transport=replace(facts, over_30_s=0, timed_out=0)))["D2"]
+    assert "made no difference" in none.text
