@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from runners.router.response import Client
 from runners.router.traffic import Traffic
-
-if TYPE_CHECKING:
-    from runners.router.proxy import Client
 
 
 class Arrival:

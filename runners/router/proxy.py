@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 from time import monotonic
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from runners.router.dispatch import Asked, Placement
 from runners.router.facts import pause_s
 from runners.router.link import Answer, Failure, Link
-from runners.router.response import last_event, response_head
+from runners.router.response import Client, last_event, response_head
 from runners.router.traffic import Traffic
 from runners.router.upstream import Pool
 
@@ -29,23 +29,6 @@ HOLD = "wait_"
 """A decision for nowhere whose reason begins so may be asked for again once a request has ended."""
 
 
-class Client(Protocol):
-    """The client's side of an exchange."""
-
-    keep_alive: bool
-    """Its connection is kept after the response, as far as the client is concerned."""
-
-    def write(self, data: bytes) -> None: ...
-    def done(self, *, keep: bool) -> None:
-        """The response is whole."""
-
-    def abort(self) -> None:
-        """The response cannot be made whole: cut the connection, so that the client sees it."""
-
-    def refuse(self, status: int, message: str, kind: str, headers: bytes = b"") -> None:
-        """An error of the router's own."""
-
-
 class Exchange:
     """One request of a client, over as many instances as it takes. It ends once."""
 
@@ -54,7 +37,6 @@ class Exchange:
         "_asked",
         "_body",
         "_client",
-        "_handed",
         "_headers",
         "_movement",
         "_opened",
@@ -65,6 +47,7 @@ class Exchange:
         "_tail",
         "_traffic",
         "_tried",
+        "handed",
         "link",
         "t_dispatch_s",
         "t_held_s",
@@ -96,7 +79,7 @@ class Exchange:
         """Another router came first with a migration of its session: this one does not try again."""
         self._movement: Movement | None = None
         """The transfer of this pick; None = it asked for none, or nothing can be moved here."""
-        self._handed = False
+        self.handed = False
         """The request on its way is the target leg of a handover, not yet known to be served."""
         self._opened = False
         self._tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
@@ -136,6 +119,7 @@ class Exchange:
     def forgo(self, why: str) -> None:
         """The transfer is not to be waited for any longer: the instance computes what it lacks."""
         self._withdraw(why)
+        self._unserved(why, strike=True, freed=True)
         self._compute()
 
     # the transfer's side
@@ -168,8 +152,8 @@ class Exchange:
     def _moved(self, movement: Movement) -> None:
         """The transfer is over, well or not: the request goes on."""
         traffic, status = self._traffic, movement.transfer.status
-        self._handed = movement.open
-        arrived = self._handed or status == "transferred"
+        self.handed = movement.open
+        arrived = self.handed or status == "transferred"
         if arrived:
             traffic.health.succeeded(self.source)
         elif status == "failed":
@@ -182,16 +166,15 @@ class Exchange:
         """Have the instance compute the prompt: the KV did not come."""
         self._traffic.moving.pop(self, None)
         self._traffic.waiting.pop(self, None)
-        self._handed = False
         self._placement.moved(arrived=False)
         self.link = None
         self._send(self._body)
 
-    def _not_handed(self, why: str) -> None:
-        """The decode leg has failed: once more, as the client sent it."""
-        assert self._movement is not None
-        self._movement.failed(why)
-        self._compute()
+    def _unserved(self, why: str, *, strike: bool, freed: bool) -> None:
+        """If it is a decode leg, it was not served; as `Movement.failed`."""
+        if self.handed and self._movement is not None:
+            self.handed = False
+            self._movement.failed(why, strike=strike, freed=freed)
 
     def _send(self, body: bytes) -> None:
         self.t_dispatch_s = self.t_read_s = monotonic()
@@ -218,8 +201,9 @@ class Exchange:
         if status < 500 and status != 429:
             dispatcher.pause(instance, pause_s(answer.headers, refusal=False))
             return True
-        if self._handed and status not in REFUSALS:
-            self._not_handed(f"HTTP {status}")
+        if self.handed and status not in REFUSALS:
+            self._unserved(f"HTTP {status}", strike=True, freed=False)
+            self._compute()  # once more, as the client sent it
             return False
         if not self._may_retry():
             return True
@@ -252,8 +236,9 @@ class Exchange:
             self._end("error", failure.text)
             traffic.health.failed(instance, failure)
             self._break_off(f"instance {instance} failed in the middle of the response: {failure.text}")
-        elif self._handed and failure.kind == "timeout":
-            self._not_handed(failure.text)
+        elif self.handed and failure.kind == "timeout":
+            self._unserved(failure.text, strike=True, freed=True)
+            self._compute()
         elif failure.kind != "own" and self._may_retry():
             self._again(failure)
         else:
@@ -305,6 +290,7 @@ class Exchange:
             self._end("error", why)
             self._break_off(why)
         elif elsewhere and self._may_retry():
+            self._unserved(why, strike=False, freed=True)
             self._again(Failure("down", why))
         else:
             self._end("error", why, http_status=503)
@@ -332,6 +318,7 @@ class Exchange:
         """Count what failed, and pick another instance."""
         traffic, instance = self._traffic, self.instance
         traffic.counts.failures[instance, failure.kind] += 1
+        self._leg_failed(failure)
         self._end("retried", failure.text, http_status=failure.status)
         self._tried = (*self._tried, instance)
         self.link = None
@@ -342,10 +329,15 @@ class Exchange:
         traffic, instance = self._traffic, self.instance
         traffic.counts.failures[instance, failure.kind] += 1
         status = {"timeout": 504, "own": 503}.get(failure.kind, 502)
+        self._leg_failed(failure)
         self._end("error", failure.text, http_status=status)
         self._report(instance, failure)
         kind = "router_overloaded" if failure.kind == "own" else "instance_failed"
         self._client.refuse(status, f"instance {instance}: {failure.text}", kind)
+
+    def _leg_failed(self, failure: Failure) -> None:
+        """A decode leg that nobody's engine has: full, or gone, or not reached."""
+        self._unserved(failure.text, strike=failure.kind not in ("refused", "own"), freed=False)
 
     def _report(self, instance: str, failure: Failure) -> None:
         """Tell the breaker; that the instance is full is no failure of it."""
@@ -362,8 +354,10 @@ class Exchange:
         traffic.streaming[self] = None
         served = answer.status < 300
         self._placement.first_byte(served=served)
-        if self._handed and served and self._movement is not None:
-            self._handed = False
+        if not served:
+            self._unserved(f"HTTP {answer.status}", strike=False, freed=answer.status not in REFUSALS)
+        elif self.handed and self._movement is not None:
+            self.handed = False
             self._movement.served()
         if answer.status < 400:
             traffic.health.succeeded(instance)
@@ -388,10 +382,8 @@ class Exchange:
         traffic = self._traffic
         tail: tuple[bytes, ...] = ()
         traffic.ended(self)
-        if self._movement is not None:
-            if self._handed:
-                self._movement.failed(error or status, strike=status in ("error", "retried"))
-            self._movement, self._handed = None, False
+        self._unserved(error or status, strike=False, freed=True)
+        self._movement = None
         if self._opened:
             http_status = self._answer.status
             if status == "ok" and traffic.dispatcher.ledger.keeps_records:

@@ -1,14 +1,32 @@
-"""What of a response the router writes itself: its head, and the event that says why a stream could not go on."""
+"""The client's side of a response, and what of it the router writes itself: its head, and a broken stream's end."""
 
 from __future__ import annotations
 
 from http import HTTPStatus
+from typing import Protocol
 
 import msgspec
 
 from runners.router.link import Answer
 
 STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+
+
+class Client(Protocol):
+    """The client's side of an exchange."""
+
+    keep_alive: bool
+    """Its connection is kept after the response, as far as the client is concerned."""
+
+    def write(self, data: bytes) -> None: ...
+    def done(self, *, keep: bool) -> None:
+        """The response is whole."""
+
+    def abort(self) -> None:
+        """The response cannot be made whole: cut the connection, so that the client sees it."""
+
+    def refuse(self, status: int, message: str, kind: str, headers: bytes = b"") -> None:
+        """An error of the router's own."""
 
 
 def response_head(answer: Answer, instance: str, request: str, *, keep_alive: bool) -> bytes:

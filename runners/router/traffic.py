@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from runners.router.dispatch import Dispatcher
@@ -133,13 +133,13 @@ class Traffic:
     def lost(self, instance: str, why: str) -> None:
         """The instance is gone: what waits there goes elsewhere; what streams hears it from its connection.
 
-        What waits for KV from there does without it.
+        What waits for KV from there does without it, also where an instance has begun to pull it.
         """
         self.transfers.lost(instance)
         for exchange in (*self.waiting, *self.moving):
             if exchange.instance == instance:
                 exchange.give_up_on(Failure("down", why))
-        self._do_without(instance, why)
+        self._do_without(instance, why, self.waiting)
 
     def cut(self, why: str, instance: str = "") -> int:
         """End everything in flight (at one instance); returns how many requests."""
@@ -159,7 +159,8 @@ class Traffic:
         self._do_without(instance, why)
         return ended
 
-    def _do_without(self, source: str, why: str) -> None:
-        for exchange in tuple(self.moving):
+    def _do_without(self, source: str, why: str, sent: Iterable[Exchange] = ()) -> None:
+        pulling = (exchange for exchange in sent if exchange.handed)
+        for exchange in (*self.moving, *pulling):
             if exchange.source == source:
                 exchange.forgo(f"{source} is lost: {why}")

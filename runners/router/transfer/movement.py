@@ -21,7 +21,7 @@ class Mover(Protocol):
 
     def abandoned(self, movement: Movement) -> None: ...
     def served(self, movement: Movement) -> None: ...
-    def failed(self, movement: Movement, *, strike: bool) -> None: ...
+    def failed(self, movement: Movement, *, strike: bool, freed: bool) -> None: ...
 
 
 class Movement:
@@ -79,11 +79,14 @@ class Movement:
         if self.open:
             self._mover.served(self)
 
-    def failed(self, why: str, *, strike: bool = True) -> None:
-        """Handover: the target did not answer. `strike`: it speaks against the pair, not against the request."""
+    def failed(self, why: str, *, strike: bool, freed: bool) -> None:
+        """Handover: the target did not serve it. `strike`: that speaks against the pair.
+
+        `freed`: the target's engine has the source's blocks freed, as it refused the request or sees it dropped.
+        """
         if self.open:
             self.change(reason=why)
-            self._mover.failed(self, strike=strike)
+            self._mover.failed(self, strike=strike, freed=freed)
 
     def counted(self, prompt_tokens: int | None, cached_tokens: int | None) -> None:
         """Handover: what the target's answer says of its prompt, where it does so at its end."""

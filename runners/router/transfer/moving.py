@@ -163,12 +163,13 @@ class Transfers:
         job = self._end_handover(self._jobs[movement])
         self._arrived(job, Ended(job.prompt_tokens, None))
 
-    def failed(self, movement: Movement, *, strike: bool) -> None:
+    def failed(self, movement: Movement, *, strike: bool, freed: bool) -> None:
         job = self._end_handover(self._jobs[movement])
         movement.change(t_done_ns=perf_counter_ns())
         self._count(job, movement.transfer.reason if strike else None)
         if strike:
             self._engines.forget(job.source)
+        if not freed:
             self._release(job)
         self._tally(job.target).drop()
         movement.settle("the transfer failed")

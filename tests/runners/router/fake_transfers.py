@@ -66,10 +66,10 @@ class FakeMovement:
         self.transfer = replace(self.transfer, status="transferred", reason="", t_done_ns=perf_counter_ns())
         self.settle()
 
-    def failed(self, why: str, *, strike: bool = True) -> None:
+    def failed(self, why: str, *, strike: bool, freed: bool) -> None:
         assert self.open, "told once"
         self.open = False
-        self.said.append(f"failed: {why}{', a strike' if strike else ''}")
+        self.said.append(f"failed: {why}{', a strike' if strike else ''}{', freed' if freed else ''}")
         self.transfer = replace(self.transfer, status="failed", reason=why)
         self.settle()
 

@@ -16,7 +16,8 @@ from runners.router.ledger import End, Ledger, Pick
 from runners.router.link import Answer, Failure
 from runners.router.metrics import Counts
 from runners.router.prefix_index import PrefixIndex
-from runners.router.proxy import Client, Exchange
+from runners.router.proxy import Exchange
+from runners.router.response import Client
 from runners.router.spec import HealthRules, Limits
 from runners.router.traffic import Traffic
 from runners.router.transfer import Movement, Transfers

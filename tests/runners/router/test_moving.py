@@ -405,7 +405,7 @@ async def test_a_decode_leg_that_hangs_is_computed_there_in_time() -> None:
             both[1].hang = False
             answer = await asking
             assert answer.status_code == 200
-            assert movement.said == ["failed: no byte of the response within 0.3 s, a strike"]
+            assert movement.said == ["failed: no byte of the response within 0.3 s, a strike, freed"]
 
 
 @pytest.mark.parametrize("moment", ["before", "during"])
@@ -419,7 +419,7 @@ async def test_a_client_that_leaves_a_handover_frees_both(moment: str) -> None:
                 await until(lambda: bool(both[1].seen))
             asking.cancel()
             await until(lambda: bool(movement.said))
-        expected = "abandoned: the client left" if moment == "before" else "failed: the client left"
+        expected = "abandoned: the client left" if moment == "before" else "failed: the client left, freed"
         assert movement.said == [expected]
         await until(routed.counters_are_zero)
 
@@ -431,7 +431,63 @@ async def test_a_4xx_of_the_decode_leg_is_the_clients_own(tmp_path: Path) -> Non
             both[1].status = 422
             movement.finish("transferred")
             assert (await asking).status_code == 422
-            assert movement.said == ["failed: HTTP 422"]
+            assert movement.said == ["failed: HTTP 422, freed"]
+
+
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("decoders", [1, 2])
+async def test_a_decode_leg_that_is_not_admitted_speaks_against_nobody_and_nothing_has_freed_the_source(
+    status: int, decoders: int
+) -> None:
+    """It is full, and never looked at what it was to pull."""
+    async with instances(*"abc"[: 1 + decoders]) as all_, router(all_, "static_pd", parameters=PD) as routed:
+        fake = fake_transport(routed)
+        async with asked(routed, fake) as (asking, movement):
+            target = next(one for one in all_ if one.name == movement.transfer.target)
+            target.status = status
+            movement.finish("transferred")
+            if decoders == 2:
+                await until(lambda: len(fake.asked) == 2)
+                fake.asked[1].finish("transferred")
+            assert (await asking).status_code == (200 if decoders == 2 else 503)
+            assert movement.said == [f"failed: HTTP {status}"]
+
+
+async def test_a_router_that_ends_before_the_decode_leg_is_served_strikes_nobody() -> None:
+    """The leg is dropped, and the engine that held it frees the source."""
+    async with instances("a", "b") as both, router(both, "static_pd", parameters=PD) as routed:
+        fake = fake_transport(routed)
+        async with asked(routed, fake) as (asking, movement):
+            both[1].hang = True
+            movement.finish("transferred")
+            await until(lambda: bool(both[1].seen))
+            await routed.server.end(0.05)
+            assert (await asking).status_code == 503
+            assert movement.said == ["failed: the router is shutting down, freed"]
+
+
+@pytest.mark.parametrize("how", ["killed", "silent"])
+async def test_a_decode_leg_whose_source_is_lost_is_not_waited_for(how: str, tmp_path: Path) -> None:
+    """Its pull may never end; what did come is in the cache that the request hits as it is sent again."""
+    async with instances("a", "b") as both, router(both, "static_pd", folder=tmp_path, parameters=PD) as routed:
+        fake = fake_transport(routed)
+        async with asked(routed, fake) as (asking, movement):
+            both[1].hang = True
+            movement.finish("transferred")
+            await until(lambda: bool(both[1].seen))
+            both[1].hang = False
+            if how == "killed":
+                await both[0].kill()
+            else:
+                both[0].health_hangs = True
+            answer = await asking
+            assert (answer.status_code, by(answer)) == (200, "b")
+            assert [one.body == LEG for one in both[1].seen] == [True, False]
+            assert len(movement.said) == 1
+            assert movement.said[0].startswith("failed: a is lost")
+            assert movement.said[0].endswith(", a strike, freed")
+        records = await routed.records(1)
+    assert of_pools(records)[0] == ["ok"]
 
 
 async def test_a_stream_that_breaks_after_a_handover_is_told_as_any_other() -> None:

@@ -114,7 +114,7 @@ async def test_what_cannot_be_handed_over_goes_to_the_target_as_it_came(given: b
         assert (movement.body, movement.open, movement.settled) == (given, False, True)
         assert on.source.legs == []
         movement.served()
-        movement.failed("nothing")
+        movement.failed("nothing", strike=True, freed=False)
         assert movement.transfer.status == "refused"
 
 
@@ -137,8 +137,8 @@ async def test_a_target_that_fails_the_decode_leg_is_told_and_the_source_freed()
         answer = await decode(on, movement)
         assert answer.status_code == 500
         assert len(on.source.kept) == 1
-        movement.failed("HTTP 500")
-        movement.failed("again")
+        movement.failed("HTTP 500", strike=True, freed=False)
+        movement.failed("again", strike=True, freed=False)
         assert (movement.transfer.status, movement.transfer.reason) == ("failed", "HTTP 500")
         assert movement.settled
         await until(lambda: not on.source.kept)
@@ -150,9 +150,27 @@ async def test_a_request_at_fault_speaks_against_nobody() -> None:
         on.target.target_status = 400
         movement = await handed_over(on)
         await decode(on, movement)
-        movement.failed("HTTP 400", strike=False)
+        movement.failed("HTTP 400", strike=False, freed=True)
         assert on.transfers.between("h", "t") == ""
         assert on.source.kept == {}
+
+
+async def test_a_target_that_does_not_admit_the_request_is_not_counted_on_to_free_the_source() -> None:
+    async with bench(failures_to_quarantine=1) as on:
+        movement = await handed_over(on)
+        movement.failed("HTTP 429", strike=False, freed=False)
+        await until(lambda: not on.source.kept)
+        assert on.transfers.between("h", "t") == ""
+
+
+async def test_what_the_target_frees_is_not_freed_twice() -> None:
+    """Mooncake answers the second one by waiting out its own limit."""
+    async with bench(failures_to_quarantine=1) as on:
+        movement = await handed_over(on)
+        movement.failed("no byte within 300 s", strike=True, freed=True)
+        assert on.transfers.between("h", "t")
+        await on.transfers.close()
+        assert not [seen for seen in (*on.source.seen, *on.target.seen) if seen.json.get("prompt") == []]
 
 
 async def test_a_client_that_leaves_while_the_target_works_ends_the_handover() -> None:
