@@ -246,6 +246,7 @@ class LifecycleMeasured(Event):
     phases_ms: Mapping[str, float | None] = field(default_factory=dict)
     """By the record's names and in the order they pass, those that add up to the whole; None = not measured."""
     e2e_ms: float | None = None
+    """By the client's clock from its send, as `ttft_ms`."""
     ttft_ms: float | None = None
     """By the client's clock from its send, as that of the combined instance."""
     transfer_ms: float | None = None
@@ -255,7 +256,7 @@ class LifecycleMeasured(Event):
     bandwidth_gbps: float | None = None
     """Of the write alone."""
     residual_share: float | None = None
-    """|e2e - sum of the phases| / e2e."""
+    """|e2e - sum of the phases| / e2e: what the client saw beside the stamps."""
     colo_ttft_ms: float | None = None
     """TTFT of the same request on one combined instance, where that is known already."""
     discarded: str = ""

@@ -71,7 +71,7 @@ async def test_a_record_holds_stamps_bytes_and_the_combined_instances_time(tmp_p
 
 
 async def test_what_a_reader_sees_is_what_the_record_says(tmp_path: Path) -> None:
-    """Both TTFTs by the client's clock from its send: their difference is the record's overhead."""
+    """TTFTs and E2E by the client's clock from its send: the difference of the TTFTs is the record's overhead."""
     found, events = await measure(FakeBench(tmp_path / "bench").bench(), tmp_path / "cell", SHAPE, grid())
     said = [event for event in events if isinstance(event, LifecycleMeasured)]
     for event in said:
@@ -79,6 +79,9 @@ async def test_what_a_reader_sees_is_what_the_record_says(tmp_path: Path) -> Non
         assert event.ttft_ms is not None
         assert event.colo_ttft_ms is not None
         assert event.ttft_ms - event.colo_ttft_ms == pytest.approx(record.ms("pdsep_overhead"))
+        assert event.e2e_ms == record.ms("client_e2e")
+        assert event.e2e_ms >= event.ttft_ms
+        assert event.residual_share == abs(record.client_residual_share or 0.0)
 
 
 def test_a_connector_that_moves_what_is_there_already_is_measured_not_discarded() -> None:
