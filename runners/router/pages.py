@@ -156,6 +156,7 @@ class Pages:
             self._fleet.drain(name)
             self._traffic.cut(f"instance {name} was removed", name)
         self._fleet.remove(name)
+        self._traffic.transfers.removed(name)
 
     def _instances(self) -> dict[str, object]:
         row: Callable[[str], str] = self._fleet.health.state

@@ -35,7 +35,7 @@ from runners.router.transfer.legs import (
     splice,
 )
 from runners.router.transfer.movement import NOT_SERVED, Movement
-from runners.router.transfer.quarantine import Quarantine
+from runners.router.transfer.quarantine import Pairs
 from runners.router.transfer.tally import Tally
 from runners.router.transfer.transports import TRANSPORTS, mismatch
 from runners.router.upstream import Pool
@@ -66,7 +66,7 @@ class Transfers:
         self._specs = specs
         self._rules = rules
         self._clock = clock
-        self._pairs: dict[tuple[str, str], Quarantine] = {}
+        self._pairs = Pairs(rules, clock)
         self._tallies: dict[str, Tally] = {}
         self._turns: dict[str, asyncio.Lock] = {}
         self._jobs: dict[Movement, Job] = {}
@@ -80,8 +80,7 @@ class Transfers:
     def between(self, source: str, target: str) -> str:
         """Why no KV can be moved from one to the other now; empty = it may be tried."""
         never = "it is there already" if source == target else mismatch(self._endpoint(source), self._endpoint(target))
-        pair = self._pairs.get((source, target))
-        return never or (pair.refuses(self._clock()) if pair is not None else "")
+        return never or self._pairs.refuses(source, target)
 
     def cut_off(self, source: str, targets: Iterable[str]) -> Mapping[str, str]:
         """Per target that no KV of `source` can be moved to now: why. Empty where no instance has a transport."""
@@ -98,8 +97,7 @@ class Transfers:
 
     def quarantined(self) -> Mapping[tuple[str, str], str]:
         """Pairs (source, target) that are left alone: why."""
-        now_s = self._clock()
-        return {pair: why for pair, state in self._pairs.items() if (why := state.refuses(now_s))}
+        return self._pairs.quarantined()
 
     def migrate(
         self, request: RoutedRequest, source: str, target: str, path: str, headers: bytes, body: bytes, done: Done
@@ -124,12 +122,20 @@ class Transfers:
     def found(self, instance: str) -> None:
         """It answers (again): its pairs may be probed at once."""
         self.lost(instance)
-        now_s = self._clock()
-        for pair, state in self._pairs.items():
-            if instance in pair:
-                self._pairs[pair] = state.released(now_s)
+        self._pairs.released(instance)
         if self._endpoint(instance) is not None:
             self._errand(self._tally(instance).refresh())
+
+    def removed(self, instance: str) -> None:
+        """It is behind this router no more, and no request waits for it: nothing of it is remembered."""
+        self.lost(instance)
+        for job in self._jobs.values():
+            if job.target == instance and job.movement.over and job.task is not None:
+                job.task.cancel()  # its connection is gone, and it would not hear of that
+        self._pairs.removed(instance)
+        self._turns.pop(instance, None)
+        if instance in self._tallies and self._tallies[instance].quiet:
+            del self._tallies[instance]
 
     async def close(self) -> None:
         """End what is on its way. Blocks that sources still keep are freed where that takes no longer than CLOSE_S."""
@@ -199,10 +205,9 @@ class Transfers:
             self._refuse(movement, why)
             asyncio.get_running_loop().call_soon(_tell, movement, done)
             return movement
-        pair = self._pairs.get((source, target), Quarantine(self._rules))
-        self._pairs[source, target] = pair.begun()
+        probe = self._pairs.begun(source, target)
         transport = TRANSPORTS[endpoint.transport]
-        job = Job(movement, source, target, transport, endpoint, authorization(headers), done, bool(pair.times))
+        job = Job(movement, source, target, transport, endpoint, authorization(headers), done, probe)
         self._jobs[movement] = job
         job.task = asyncio.get_running_loop().create_task(self._run(job, move))
         job.task.add_done_callback(partial(self._cancelled, job))
@@ -331,7 +336,7 @@ class Transfers:
     def _arrived(self, job: Job, ended: Ended) -> None:
         """The target has answered its leg."""
         job.movement.change(status="transferred", reason="", t_done_ns=perf_counter_ns())
-        self._pairs[job.source, job.target] = self._pair(job).succeeded(probe=job.probe)
+        self._pairs.succeeded(job.source, job.target, probe=job.probe)
         self._tally(job.target).end(ended, partial(self._settle, job, ended))
 
     def _settle(self, job: Job, ended: Ended, brought: Brought) -> None:
@@ -340,9 +345,10 @@ class Transfers:
 
     def _count(self, job: Job, why: str | None) -> None:
         """A transfer that did not end well, in the books of its pair; `why` None: without evidence."""
-        pair = self._pair(job)
-        changed = pair.let_go(probe=job.probe) if why is None else pair.failed(self._clock(), why, probe=job.probe)
-        self._pairs[job.source, job.target] = changed
+        if why is None:
+            self._pairs.let_go(job.source, job.target, probe=job.probe)
+        else:
+            self._pairs.failed(job.source, job.target, why, probe=job.probe)
 
     def _release(self, job: Job) -> None:
         """Have the source's blocks freed, in the background."""
@@ -368,9 +374,6 @@ class Transfers:
     def _endpoint(self, instance: str) -> KvEndpoint | None:
         spec = self._specs.get(instance)
         return spec.transfer if spec is not None else None
-
-    def _pair(self, job: Job) -> Quarantine:
-        return self._pairs.get((job.source, job.target), Quarantine(self._rules))
 
     def _tally(self, instance: str) -> Tally:
         if instance not in self._tallies:

@@ -1,4 +1,4 @@
-"""Whether KV may be moved between a pair of instances, as far as their transfers say: a pure state machine.
+"""Whether KV may be moved between a pair of instances, as far as their transfers say: a pure state machine for each.
 
 open --(failures within a window, none succeeding between)--> quarantined --(its time is over)--> one probe
 probe --(it succeeds)--> open; --(it fails)--> quarantined, for twice as long.
@@ -7,6 +7,7 @@ A single failure is never enough, and no pair is left alone for ever (specs/load
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from runners.router.spec import TransferRules
@@ -56,7 +57,7 @@ class Quarantine:
         if self.times and not probe:
             return self
         counted = (*(at_s for at_s in self.failed_s if now_s - at_s <= self.rules.window_s), now_s)
-        if not probe and len(counted) < self.rules.failures_to_quarantine:
+        if not self.times and len(counted) < self.rules.failures_to_quarantine:
             return replace(self, failed_s=counted, why=why)
         held_s = min(self.rules.quarantine_max_s, self.rules.quarantine_s * 2.0 ** min(self.times, DOUBLINGS))
         return Quarantine(self.rules, times=self.times + 1, until_s=now_s + held_s, why=why)
@@ -66,3 +67,60 @@ class Quarantine:
         if not self.times:
             return Quarantine(self.rules)
         return replace(self, until_s=min(self.until_s, now_s))
+
+
+class Pairs:
+    """The pairs (source, target) of one router. Only those with failures are kept: all others are sound."""
+
+    def __init__(self, rules: TransferRules, clock: Callable[[], float]) -> None:
+        self._sound = Quarantine(rules)
+        self._clock = clock
+        self._marked: dict[tuple[str, str], Quarantine] = {}
+
+    def __len__(self) -> int:
+        """Pairs that something is remembered of."""
+        return len(self._marked)
+
+    def refuses(self, source: str, target: str) -> str:
+        """As `Quarantine.refuses`, now."""
+        return self._of(source, target).refuses(self._clock())
+
+    def quarantined(self) -> Mapping[tuple[str, str], str]:
+        """Pairs that refuse now: why."""
+        now_s = self._clock()
+        return {pair: why for pair, state in self._marked.items() if (why := state.refuses(now_s))}
+
+    def begun(self, source: str, target: str) -> bool:
+        """A transfer that was not refused has begun; whether it is a probe, which its end has to be told with."""
+        before = self._of(source, target)
+        self._keep(source, target, before.begun())
+        return before.times > 0
+
+    def succeeded(self, source: str, target: str, *, probe: bool) -> None:
+        self._keep(source, target, self._of(source, target).succeeded(probe=probe))
+
+    def let_go(self, source: str, target: str, *, probe: bool) -> None:
+        self._keep(source, target, self._of(source, target).let_go(probe=probe))
+
+    def failed(self, source: str, target: str, why: str, *, probe: bool) -> None:
+        self._keep(source, target, self._of(source, target).failed(self._clock(), why, probe=probe))
+
+    def released(self, instance: str) -> None:
+        """It is another process now: its pairs may be probed at once."""
+        now_s = self._clock()
+        for pair, state in tuple(self._marked.items()):
+            if instance in pair:
+                self._keep(*pair, state.released(now_s))
+
+    def removed(self, instance: str) -> None:
+        """It is gone: nothing of its pairs is remembered."""
+        self._marked = {pair: state for pair, state in self._marked.items() if instance not in pair}
+
+    def _of(self, source: str, target: str) -> Quarantine:
+        return self._marked.get((source, target), self._sound)
+
+    def _keep(self, source: str, target: str, state: Quarantine) -> None:
+        if state == self._sound:
+            self._marked.pop((source, target), None)
+        else:
+            self._marked[source, target] = state

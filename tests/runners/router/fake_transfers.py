@@ -128,6 +128,9 @@ class FakeTransfers:
     def found(self, instance: str) -> None:
         self.heard.append(f"found {instance}")
 
+    def removed(self, instance: str) -> None:
+        self.heard.append(f"removed {instance}")
+
     async def close(self) -> None:
         self.heard.append("closed")
 

@@ -233,6 +233,7 @@ class Bench:
     target: Engine
     transfers: Transfers
     specs: dict[str, InstanceSpec]
+    pools: dict[str, Pool]
     now_s: float = 0.0
 
     def advance(self, seconds: float) -> None:
@@ -249,7 +250,7 @@ async def bench(transport: str = "mooncake", **rules: Any) -> AsyncIterator[Benc
     ):
         pools = {engine.name: Pool(await resolve(engine.url), 2.0, lambda change: None) for engine in (source, target)}
         specs = {engine.name: engine.spec() for engine in (source, target)}
-        made = Bench(source, target, None, specs)  # type: ignore[arg-type]
+        made = Bench(source, target, None, specs, pools)  # type: ignore[arg-type]
         made.transfers = Transfers(pools, specs, TransferRules(**rules), lambda: made.now_s)
         try:
             yield made

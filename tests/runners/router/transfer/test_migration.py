@@ -12,6 +12,7 @@ import pytest
 
 from results.decisions import KvTransfer, RoutedRequest
 from runners.router.transfer import Movement
+from runners.router.upstream import Pool, resolve
 from tests.runners.router.routers import SOON_S, until
 from tests.runners.router.transfer.engines import BLOCK, Bench, bench
 
@@ -340,6 +341,29 @@ async def test_a_found_instance_may_be_probed_at_once() -> None:
         await on.target.start()
         on.transfers.found("t")
         assert (await migrated(on)).transfer.status == "transferred"
+
+
+async def test_of_an_instance_that_is_removed_nothing_is_waited_for_or_remembered() -> None:
+    async with bench(failures_to_quarantine=1, quarantine_s=1000.0) as on:
+        on.target.target_status = 500
+        await migrated(on)
+        assert on.transfers.between("h", "t")
+        on.target.target_status, on.target.hang_target = 200, True
+        on.advance(1000.0)
+        movement = on.transfers.migrate(asked(), "h", "t", "/v1/completions", HEADERS, body(), _never)
+        await until(lambda: movement.transfer.t_target_sent_ns > 0)
+        movement.abandon()
+        on.pools.pop("t").close()  # as the fleet does
+        endpoint = on.specs.pop("t")
+        on.transfers.removed("t")
+        assert on.transfers.quarantined() == {}
+        await until(lambda: not on.transfers._jobs)
+        assert len(on.transfers._pairs) == 0
+        on.specs["t"], on.pools["t"] = endpoint, Pool(await resolve(on.target.url), 2.0, lambda change: None)
+        on.target.hang_target = False
+        on.transfers.found("t")
+        assert (await migrated(on)).transfer.status == "transferred", "nobody holds its turn"
+        assert len(on.transfers._pairs) == 0, "of a sound pair nothing is kept"
 
 
 @pytest.mark.parametrize("queue", [0, 1, 2])

@@ -64,6 +64,10 @@ def test_another_process_may_be_probed_at_once() -> None:
     assert failed([0.0, 0.0]).released(1.0) == Quarantine(RULES)
 
 
+def test_a_probe_of_a_quarantine_that_is_forgotten_is_one_failure_among_others() -> None:
+    assert Quarantine(RULES).failed(0.0, "late", probe=True).refuses(0.0) == ""
+
+
 steps = st.lists(
     st.tuples(st.sampled_from(["succeeded", "failed", "let_go", "released", "wait"]), st.floats(0.0, 30.0))
 )
