@@ -62,8 +62,7 @@ class Traffic:
     def arrived(self, arrival: Arrival) -> None:
         """A request is about to be picked, or will never be."""
         del self.arriving[arrival]
-        if self._drained is not None:
-            asyncio.get_running_loop().call_soon(self._say_drained)  # it may be in flight by then
+        self._look()
 
     def ended(self, exchange: Exchange) -> None:
         """A request (or an attempt of one) is over."""
@@ -74,7 +73,7 @@ class Traffic:
         if self.held and not self._serving_held:
             self._serving_held = True
             asyncio.get_running_loop().call_soon(self.serve_held)  # its claim is released by then
-        self._say_drained()
+        self._look()
 
     def serve_held(self) -> None:
         """Ask again for those that are held, the first one first; it goes before all others."""
@@ -94,6 +93,11 @@ class Traffic:
             async with asyncio.timeout(limit_s):
                 await self._drained.wait()
         return self._idle
+
+    def _look(self) -> None:
+        """See soon whether a drain is over: what has just ended may be in flight again by then, somewhere else."""
+        if self._drained is not None:
+            asyncio.get_running_loop().call_soon(self._say_drained)
 
     def _say_drained(self) -> None:
         if self._drained is not None and self._idle:

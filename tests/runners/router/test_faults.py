@@ -49,6 +49,23 @@ async def test_an_instance_that_dies_before_the_first_byte_is_retried_elsewhere(
         assert all(len(tokens(answer)) == 3 for answer in answers)
 
 
+async def test_a_request_that_is_retried_while_the_router_drains_is_served() -> None:
+    """Between its two attempts nothing is in flight, and yet the drain is not over."""
+    async with instances("a", "b") as both, router(both, "round_robin") as routed:
+        for one in both:
+            one.hang = True
+        asking = asyncio.create_task(routed.post())
+        await until(lambda: any(one.seen for one in both))
+        first, other = both if both[0].seen else both[::-1]
+        ending = asyncio.create_task(routed.server.end(5.0))
+        await asyncio.sleep(0.02)
+        other.hang, other.ttft_s = False, 0.1
+        await first.kill()
+        answer = await asking
+        assert (answer.status_code, by(answer)) == (200, other.name)
+        assert (await ending).cut == 0
+
+
 @pytest.mark.parametrize("torn", [False, True])
 @pytest.mark.parametrize("until_eof", [False, True])
 async def test_an_instance_that_dies_in_a_stream_ends_it_with_an_event_that_says_so(
