@@ -14,6 +14,8 @@ from typing import NamedTuple, Protocol, cast
 
 import httptools
 
+REFUSALS = (429, 503)
+"""Statuses by which an instance does not admit a request."""
 HEAD_LIMIT_BYTES = 64 << 10
 HELD_LIMIT_BYTES = 256 << 10
 """A chunk longer than this is passed on in pieces; its stream can then only be cut, not ended properly."""

@@ -7,13 +7,16 @@ instance computes what it lacks.
 
 from __future__ import annotations
 
+import contextlib
+import sys
+import traceback
 from collections import deque
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from runners.router.dispatch import Asked, Placement
 from runners.router.facts import pause_s
-from runners.router.link import Answer, Failure, Link
+from runners.router.link import REFUSALS, Answer, Failure, Link
 from runners.router.response import Client, last_event, response_head
 from runners.router.traffic import Traffic
 from runners.router.upstream import Pool
@@ -21,8 +24,8 @@ from runners.router.upstream import Pool
 if TYPE_CHECKING:
     from runners.router.transfer import Movement
 
-REFUSALS = (429, 503)
-"""The instance did not admit the request."""
+BLAMELESS = ("refused", "own")
+"""Kinds of failure that say nothing against a transfer: the instance is full, or this machine is."""
 TAIL_PIECES = 4
 """Last pieces of a body, in which its usage and its end are looked for."""
 HOLD = "wait_"
@@ -73,7 +76,7 @@ class Exchange:
         self._body = body
         self._tried: tuple[str, ...] = ()
         self._placement: Placement
-        self._pool: Pool
+        self._pool: Pool | None = None
         self._answer: Answer
         self._refused = False
         """Another router came first with a migration of its session: this one does not try again."""
@@ -94,7 +97,16 @@ class Exchange:
         return self._placement.source
 
     def begin(self) -> None:
-        """Pick an instance and send the request there; one that is held is begun again."""
+        """Pick an instance and send the request there; one that is held is begun again. A defect of that is a 500."""
+        try:
+            self._begin()
+        except Exception as error:  # noqa: BLE001  (its client is owed an answer, and the log the error)
+            sys.stderr.write(f"a request could not be routed:\n{traceback.format_exc()}")
+            with contextlib.suppress(Exception):
+                self.abandon("a defect of the router")
+            self._client.refuse(500, f"{type(error).__name__}: {error}", "router_defect")
+
+    def _begin(self) -> None:
         traffic = self._traffic
         self._placement = placement = traffic.dispatcher.pick(self._asked, self._tried)
         if not placement.instance and placement.reason.startswith(HOLD) and self._may_wait():
@@ -178,14 +190,15 @@ class Exchange:
 
     def _send(self, body: bytes) -> None:
         self.t_dispatch_s = self.t_read_s = monotonic()
-        self._traffic.waiting[self] = None
         self._pool = pool = self._traffic.pools[self._placement.instance]
+        self._traffic.waiting[self] = None
         pool.send(self, (pool.target.head("POST", self._path, self._headers, len(body)), body))
 
     def _withdraw(self, why: str) -> None:
         """Take it back from where it is: its transfer, or its instance."""
         if self not in self._traffic.moving:
-            self._pool.cancel(self)
+            if self._pool is not None:
+                self._pool.cancel(self)
         elif self._movement is not None:
             self._movement.abandon(why)
         elif self._placement.claim is not None:
@@ -318,7 +331,7 @@ class Exchange:
         """Count what failed, and pick another instance."""
         traffic, instance = self._traffic, self.instance
         traffic.counts.failures[instance, failure.kind] += 1
-        self._leg_failed(failure)
+        self._unserved(failure.text, strike=failure.kind not in BLAMELESS, freed=False)
         self._end("retried", failure.text, http_status=failure.status)
         self._tried = (*self._tried, instance)
         self.link = None
@@ -329,15 +342,11 @@ class Exchange:
         traffic, instance = self._traffic, self.instance
         traffic.counts.failures[instance, failure.kind] += 1
         status = {"timeout": 504, "own": 503}.get(failure.kind, 502)
-        self._leg_failed(failure)
+        self._unserved(failure.text, strike=failure.kind not in BLAMELESS, freed=False)
         self._end("error", failure.text, http_status=status)
         self._report(instance, failure)
         kind = "router_overloaded" if failure.kind == "own" else "instance_failed"
         self._client.refuse(status, f"instance {instance}: {failure.text}", kind)
-
-    def _leg_failed(self, failure: Failure) -> None:
-        """A decode leg that nobody's engine has: full, or gone, or not reached."""
-        self._unserved(failure.text, strike=failure.kind not in ("refused", "own"), freed=False)
 
     def _report(self, instance: str, failure: Failure) -> None:
         """Tell the breaker; that the instance is full is no failure of it."""

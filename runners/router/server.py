@@ -254,13 +254,7 @@ class Server:
         asked = Asked(name, session, turn, facts.keys, facts.input_tokens, facts.max_tokens)
         exchange = Exchange(self._traffic, connection, asked, request.target, headers, request.body)
         connection.in_flight = exchange
-        try:
-            exchange.begin()
-        except Exception as error:  # noqa: BLE001  (a defect here: its client is owed an answer, and the log the error)
-            sys.stderr.write(f"a request could not be routed:\n{traceback.format_exc()}")
-            with contextlib.suppress(Exception):
-                exchange.abandon("a defect of the router")
-            connection.refuse(500, f"{type(error).__name__}: {error}", "router_defect")
+        exchange.begin()
 
     def _shared_bindings(self, spec: RouterSpec) -> SharedBindings:
         from runners.router.shared_bindings import SharedBindings

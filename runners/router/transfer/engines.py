@@ -9,7 +9,7 @@ import msgspec
 
 from launch.transfer_request import TransferRefused, check_leg
 from runners.router.errand import ErrandFailed, fetch
-from runners.router.link import Answer
+from runners.router.link import REFUSALS, Answer
 from runners.router.spec import InstanceSpec, RouterError
 from runners.router.transfer.counters import Counters, read_counters
 from runners.router.transfer.legs import Asked, Leg, Unfit, read_leg, token_ids, tokenize_body
@@ -20,7 +20,6 @@ ASK_S = 1.0
 """For a page of counters."""
 QUERY_S = 3.0
 """For a bootstrap server."""
-REFUSALS = (429, 503)
 SAID_LIMIT = 200
 
 
@@ -105,8 +104,9 @@ class Engines:
         spec = self._specs.get(instance)
         url = spec.transfer.bootstrap if spec is not None and spec.transfer is not None else ""
         try:
-            pool = self._bootstraps.get(url) or Pool(await resolve(url), QUERY_S, _uncounted)
-            self._bootstraps[url] = pool
+            pool = self._bootstraps.get(url)
+            if pool is None:
+                pool = self._bootstraps.setdefault(url, Pool(await resolve(url), QUERY_S, _uncounted))
             answer, page = await fetch(pool, b"/query", timeout_s=QUERY_S)
             if answer.status != 200:
                 raise Unsound(f"its bootstrap server answers HTTP {answer.status}")

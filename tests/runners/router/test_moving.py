@@ -171,6 +171,7 @@ async def test_a_target_that_is_lost_meanwhile_is_left_for_another(how: str, tmp
             answer = await asking
             assert (answer.status_code, by(answer)) == (200, source.name)
             assert len(movement.said) == 1
+            assert (f"removed {target.name}" in fake.heard) == (how == "removed")
             assert routed.server.cluster.bindings.owner("s") == source.name
         records = await routed.records(7)
     record, transfer = migrated(records)
@@ -297,6 +298,34 @@ async def test_a_defect_is_a_500_for_its_request_and_for_no_other(
             answer = await routed.post("s")
             assert (answer.status_code, answer.json()["error"]["type"]) == (500, "router_defect")
         assert (await routed.post("s")).status_code == 200
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("moment", ["retried", "held"])
+async def test_a_defect_in_a_later_pick_is_a_500_as_well(
+    moment: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody but the client would hear of it: the pick is made in a callback of a connection, or of the loop."""
+    async with instances("a", "b") as both, router(both, "static_pd", parameters=PD) as routed:
+        dispatcher, traffic = routed.server._dispatcher, routed.server._traffic
+        pick = dispatcher.pick
+        both[1].gate = asyncio.Event()
+        streaming = asyncio.create_task(routed.post(max_tokens=4000))
+        await until(lambda: bool(traffic.streaming))
+        if moment == "held":
+            asking = asyncio.create_task(routed.post(max_tokens=4000))
+            await until(lambda: bool(traffic.held))
+            monkeypatch.setattr(dispatcher, "pick", lambda *asked: 1 / 0)
+            both[1].gate.set()
+        else:
+            monkeypatch.setattr(dispatcher, "pick", lambda asked, tried: pick(asked, tried) if not tried else 1 / 0)
+            both[1].status, both[1].errors = 500, 1
+            asking = asyncio.create_task(routed.post(max_tokens=4))
+        answer = await asking
+        assert (answer.status_code, answer.json()["error"]["type"]) == (500, "router_defect")
+        both[1].gate.set()
+        assert (await streaming).status_code == 200
+        assert not [*traffic.held, *traffic.waiting]
     assert "ZeroDivisionError" in capsys.readouterr().err
 
 
