@@ -21,7 +21,7 @@ REFUSALS_KEPT = 10_000
 """Refusals remembered, so that each is told once."""
 COUNTED_WITHIN_NS = 3_000_000_000
 """A migration that was served is told when its tokens have been counted, or so long after."""
-NO_TRANSPORT = "no KV is moved here: an instance has no transfer endpoint"
+NOT_ASKED = "no KV was asked for: an instance has no transfer endpoint, or another router migrates the session"
 
 
 class MigrationFeed:
@@ -81,7 +81,7 @@ class MigrationFeed:
         if transfer is not None and transfer.status == "transferred":
             self._add(t_ns, request, made, "done", "transferred", transfer.counted_reason, transfer)
         else:
-            self._add(t_ns, request, made, "done", "recomputed", NO_TRANSPORT if transfer is None else transfer.reason)
+            self._add(t_ns, request, made, "done", "recomputed", NOT_ASKED if transfer is None else transfer.reason)
 
     def _add(
         self,

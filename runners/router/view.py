@@ -121,7 +121,7 @@ class _Hold:
 class Reservation:
     """A pick's claim on its instances' counters. Its steps may be called at any time, any number of times."""
 
-    __slots__ = ("_bindings", "_decode", "_lacks", "_left", "_prefill", "decision", "prefix_tokens", "request")
+    __slots__ = ("_bindings", "_decode", "_lacks", "_left", "_prefill", "decision", "request")
 
     def __init__(
         self,
@@ -134,8 +134,6 @@ class Reservation:
         tokens = request.input_tokens
         self.decision = decision
         self.request = request
-        self.prefix_tokens = 0
-        """With `migrate_from`: the longest prefix in whole blocks that the instance there holds by the index."""
         self._lacks = _lacks(request, decision.instance)
         self._left = self._lacks
         """What is to be computed where the request is served once the KV that is on its way has arrived."""
@@ -146,8 +144,8 @@ class Reservation:
             self._left, new = min(1, self._lacks), 0
         elif source is not None:
             block = source.member.block_tokens
-            self.prefix_tokens = request.cached_tokens.get(decision.migrate_from, 0) // block * block
-            self._left = new = min(self._lacks, max(0, tokens - self.prefix_tokens))
+            moves = request.cached_tokens.get(decision.migrate_from, 0) // block * block
+            self._left = new = min(self._lacks, max(0, tokens - moves))
         self._decode = _Hold(serves, tokens, new, request.max_tokens)
         self._bindings: Bindings | None = bindings if decision.binds else None
         if self._bindings is not None:

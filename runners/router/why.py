@@ -110,7 +110,8 @@ def _session(record: DecisionRecord) -> Iterator[str]:
 def _transfer(moved: KvTransfer) -> Iterator[str]:
     """What was moved, what became of it, and where its time went."""
     what = f"Transfer {moved.transfer or '(no id)'} ({moved.purpose}, {moved.transport or 'no transport chosen'})"
-    kv = f"KV of {moved.prefix_tokens} tokens from {moved.source} to {moved.target}"
+    size = f"KV of {moved.prefix_tokens} tokens" if moved.prefix_tokens else "KV"
+    kv = f"{size} from {moved.source} to {moved.target}"
     if moved.status == "refused":
         yield f"{what}: {kv} was not tried: {moved.reason}."
         return

@@ -8,7 +8,7 @@ from typing import cast
 
 from results.decisions import Decision, Gate, KvTransfer
 from runners.router import migration_feed
-from runners.router.migration_feed import NO_TRANSPORT, MigrationFeed
+from runners.router.migration_feed import NOT_ASKED, MigrationFeed
 from runners.router.transfer import Movement
 from tests.runners.router.fake_transfers import FakeMovement
 from tests.runners.router.views import ask
@@ -59,7 +59,7 @@ def test_a_recomputed_migration_says_why_nothing_was_moved() -> None:
     feed.served(1, REQUEST, MOVES, cast(Movement, failed))
     feed.served(2, REQUEST, MOVES, None)
     told = feed.take()
-    assert [(line.reason, line.text) for line in told] == [("recomputed", "timed out"), ("recomputed", NO_TRANSPORT)]
+    assert [(line.reason, line.text) for line in told] == [("recomputed", "timed out"), ("recomputed", NOT_ASKED)]
     assert {(line.external_tokens, line.transfer_s) for line in told} == {(None, None)}
 
 
