@@ -80,6 +80,7 @@ async def test_what_a_reader_sees_is_what_the_record_says(tmp_path: Path) -> Non
         assert event.colo_ttft_ms is not None
         assert event.ttft_ms - event.colo_ttft_ms == pytest.approx(record.ms("pdsep_overhead"))
         assert event.e2e_ms == record.ms("client_e2e")
+        assert event.e2e_ms is not None
         assert event.e2e_ms >= event.ttft_ms
         assert event.residual_share == abs(record.client_residual_share or 0.0)
 
