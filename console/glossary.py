@@ -205,9 +205,9 @@ TERMS: tuple[Term, ...] = (
     Term(
         "residual",
         "%",
-        "on Lifecycle: what the phases of a request leave unexplained of its E2E",
+        "on Lifecycle: what the phases of a request leave unexplained of its E2E as the client saw it",
         "the record",
-        "above 5 %: a stamp is missing or wrong",
+        "above 5 %: a stamp is missing or wrong, or the way from client to router is long",
     ),
     Term(
         "overhead",
@@ -217,9 +217,9 @@ TERMS: tuple[Term, ...] = (
         "below 0 taking them apart pays",
     ),
     Term(
-        "w, c, ✗",
+        "w, ✗",
         "",
-        "on Lifecycle, before a request: a warm-up, one on a combined instance, one that was discarded",
+        "on Lifecycle, before a request: a warm-up, one that was discarded",
         "the record",
     ),
     Term(

@@ -241,8 +241,6 @@ class LifecycleMeasured(Event):
     """As in the name of its record."""
     warmup: bool = False
     """One of the first, which no result counts."""
-    baseline: bool = False
-    """The same request on one combined instance: it has `ttft_ms`, and nothing was moved."""
     phases_ms: Mapping[str, float | None] = field(default_factory=dict)
     """By the record's names and in the order they pass, those that add up to the whole; None = not measured."""
     e2e_ms: float | None = None
@@ -258,7 +256,7 @@ class LifecycleMeasured(Event):
     residual_share: float | None = None
     """|e2e - sum of the phases| / e2e: what the client saw beside the stamps."""
     colo_ttft_ms: float | None = None
-    """TTFT of the same request on one combined instance, where that is known already."""
+    """TTFT of the same request on one combined instance."""
     discarded: str = ""
     """Why no result counts it; empty = it counts, unless it is a warm-up."""
     gaps: Mapping[str, str] = field(default_factory=dict)

@@ -35,8 +35,6 @@ class LifecycleCounts:
 
     attempt: int
     counted: int = 0
-    baselines: int = 0
-    """Counted ones on a combined instance."""
     warmups: int = 0
     discarded: int = 0
 
@@ -99,29 +97,25 @@ def _counted(counts: LifecycleCounts, request: MeasuredRequest) -> LifecycleCoun
         return replace(counts, discarded=counts.discarded + 1)
     if request.event.warmup:
         return replace(counts, warmups=counts.warmups + 1)
-    if request.event.baseline:
-        return replace(counts, baselines=counts.baselines + 1)
     return replace(counts, counted=counts.counted + 1)
 
 
 def counted(view: LifecycleView) -> Iterator[LifecycleMeasured]:
-    """The requests that results count, baselines apart."""
-    return (each.event for each in view.requests if each.counts and not each.event.baseline)
+    """The requests that results count."""
+    return (each.event for each in view.requests if each.counts)
 
 
 def overheads(view: LifecycleView) -> tuple[Overhead, ...]:
-    """Per (C, N) the TTFT taken apart and combined, where both are known; by C, then N."""
+    """Per (C, N) the TTFT taken apart and combined, of requests with both; by C, then N."""
     apart: dict[tuple[int, int], list[float]] = {}
     combined: dict[tuple[int, int], list[float]] = {}
-    for event in (each.event for each in view.requests if each.counts):
+    for event in counted(view):
         size = (event.context_tokens, event.new_tokens)
-        if event.ttft_ms is not None:
-            (combined if event.baseline else apart).setdefault(size, []).append(event.ttft_ms)
-        if event.colo_ttft_ms is not None and not event.baseline:
+        if event.ttft_ms is not None and event.colo_ttft_ms is not None:
+            apart.setdefault(size, []).append(event.ttft_ms)
             combined.setdefault(size, []).append(event.colo_ttft_ms)
     return tuple(
-        Overhead(*size, median(apart[size]), median(combined[size]), len(apart[size]))
-        for size in sorted(apart.keys() & combined.keys())
+        Overhead(*size, median(apart[size]), median(combined[size]), len(apart[size])) for size in sorted(apart)
     )
 
 

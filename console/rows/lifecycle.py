@@ -71,14 +71,13 @@ def head(picture: Picture, view: LifecycleView) -> Cell:
     planned = [each for each in picture.view.cells.values() if each.plan.stage in stages]
     done = sum(each.state is CellState.DONE for each in planned)
     sums = {name: sum(getattr(each, name) for each in view.cells.values())
-            for name in ("counted", "baselines", "warmups", "discarded")}  # fmt: skip
+            for name in ("counted", "warmups", "discarded")}  # fmt: skip
     parts: list[Span] = [(f"{done} of {len(planned)} cells", "bold"), (f"  {sums['counted']} requests", "")]
     parts.append((f"  {sums['discarded']} discarded", "warn" if sums["discarded"] else "dim"))
     worst = worst_residual(view)
     if worst is not None:
         parts.append((f"  residual ≤ {say.digits(worst * 100)} %", "warn" if worst > RESIDUAL_LIMIT else "dim"))
-    parts.append((f"  {sums['warmups']} warm-up", "dim"))
-    return (*parts, (f"  {sums['baselines']} combined" if sums["baselines"] else "", "dim"))
+    return (*parts, (f"  {sums['warmups']} warm-up", "dim"))
 
 
 # -- waterfall ------------------------------------------------------------------------------------------------------
@@ -163,10 +162,10 @@ def rows(
             "output": cell(say.whole(event.output_tokens), tone),
             "repetition": cell(str(event.repetition), "dim"),
             "phases": _bar(request, room, full_ms, marker),
-            "transfer": cell(say.digits(event.transfer_ms) if not event.baseline else "", tone),
+            "transfer": cell(say.digits(event.transfer_ms), tone),
             "ttft": cell(say.digits(event.ttft_ms), tone),
             "e2e": cell(say.digits(event.e2e_ms), tone),
-            "gbps": cell(say.digits(event.bandwidth_gbps) if not event.baseline else "", tone),
+            "gbps": cell(say.digits(event.bandwidth_gbps), tone),
             "residual": cell(_share(event.residual_share), _residual_tone(event, tone)),
         }
         made.append(Row(key, tuple(cells[column.key] for column in shown), also=f"{event.cell} {_words(request)}"))
@@ -183,28 +182,19 @@ def _residual_tone(event: LifecycleMeasured, tone: str) -> str:
 
 def _words(request: MeasuredRequest) -> str:
     event = request.event
-    words = (
-        "discarded" if event.discarded else "",
-        "warm-up" if event.warmup else "",
-        "combined" if event.baseline else "",
-    )
+    words = ("discarded" if event.discarded else "", "warm-up" if event.warmup else "")
     return " ".join(word for word in words if word)
 
 
 def _mark(request: MeasuredRequest, glyphs: Glyphs) -> Cell:
     if request.event.discarded:
         return cell(glyphs.sign("failed"), "bad")
-    if request.event.warmup:
-        return cell("w", "dim")
-    return cell("c" if request.event.baseline else "", "dim")
+    return cell("w" if request.event.warmup else "", "dim")
 
 
 def _bar(request: MeasuredRequest, room: int, full_ms: float, marker: str) -> Cell:
     """The phases one after the other; what was not measured takes no room, what is cut says so at the edge."""
     event = request.event
-    if event.baseline:
-        first = round((event.ttft_ms or 0.0) / full_ms * room) if full_ms else 0
-        return (("░" * min(room, first), "dim"), (" on one combined instance"[: max(0, room - first)], "faint"))
     known = [(place, name, max(0.0, ms)) for place, (name, ms) in enumerate(event.phases_ms.items()) if ms is not None]
     if not known or full_ms <= 0:
         return cell(event.discarded or "no phase was measured", "dim")
@@ -224,10 +214,7 @@ def _bar(request: MeasuredRequest, room: int, full_ms: float, marker: str) -> Ce
 
 def keyed(requests: Iterable[MeasuredRequest]) -> list[tuple[str, MeasuredRequest]]:
     """The requests with keys that stay the same while older ones fall out."""
-    return [
-        (f"{each.event.cell} {each.event.repetition} {each.event.baseline} {each.t_unix_s!r}", each)
-        for each in requests
-    ]
+    return [(f"{each.event.cell} {each.event.repetition} {each.t_unix_s!r}", each) for each in requests]
 
 
 def detail(request: MeasuredRequest) -> list[tuple[str, str]]:
@@ -238,16 +225,14 @@ def detail(request: MeasuredRequest) -> list[tuple[str, str]]:
         ("time", say.moment(request.t_unix_s)),
         ("cell", event.cell),
         ("size", f"{size}; repetition {event.repetition}"),
-        ("served by", "one combined instance" if event.baseline else "a prefill and a decode instance"),
         ("counts", f"no: {event.discarded}" if event.discarded else "no: it warms up" if event.warmup else "yes"),
         *(
             (phase(name, place).label, f"{say.digits(ms)} ms")
             for place, (name, ms) in enumerate(event.phases_ms.items())
         ),
     ]
-    if not event.baseline:
-        speed = f"{say.data(event.bytes)} at {say.digits(event.bandwidth_gbps)} Gbit/s"
-        facts.append(("whole transfer", f"{say.digits(event.transfer_ms)} ms: {speed}"))
+    speed = f"{say.data(event.bytes)} at {say.digits(event.bandwidth_gbps)} Gbit/s"
+    facts.append(("whole transfer", f"{say.digits(event.transfer_ms)} ms: {speed}"))
     combined = f"; on one combined instance {say.digits(event.colo_ttft_ms)} ms" if event.colo_ttft_ms else ""
     left = f", of which the phases leave {_share(event.residual_share)} %" if event.phases_ms else ""
     facts += [("TTFT", f"{say.digits(event.ttft_ms)} ms{combined}"), ("E2E", f"{say.digits(event.e2e_ms)} ms{left}")]

@@ -26,7 +26,7 @@ ENGINES = ("producer-1", "consumer-2", "plain-3")
 
 
 def plan() -> RunPlan:
-    """Preparation, a cell per size, the same sizes combined, analysis."""
+    """Preparation, a cell per size, analysis."""
     stages = (
         StagePlan("prepare", "Probe and pre-flight"),
         StagePlan("sweep", "Sweep: C x N x O"),
@@ -58,7 +58,7 @@ def story(pid: int) -> Iterator[tuple[float, tuple[Event, ...]]]:
             if cell.kind == "lifecycle":
                 for repetition in range(1, REPETITIONS + 1):
                     progress = CellProgressed(cell.cell, repetition / REPETITIONS, f"repetition {repetition}")
-                    yield 1.2, (*measured(cell, repetition, dice), progress)
+                    yield 1.2, (measured(cell, repetition, dice), progress)
             yield 0.4, (CellChanged(cell.cell, CellState.DONE, 1),)
         if stage.stage == "sweep":
             yield 0.5, tuple(InstanceChanged(name, name[:-2], InstanceState.GONE) for name in ENGINES)
@@ -66,8 +66,8 @@ def story(pid: int) -> Iterator[tuple[float, tuple[Event, ...]]]:
     yield 0.1, (RunChanged(RunState.DONE),)
 
 
-def measured(cell: CellPlan, repetition: int, dice: random.Random) -> tuple[LifecycleMeasured, ...]:
-    """One request taken apart, and the same combined."""
+def measured(cell: CellPlan, repetition: int, dice: random.Random) -> LifecycleMeasured:
+    """One request taken apart, with the time of the same one combined."""
     context, new, output = (int(cell.params[name]) for name in ("prior_context", "new_tokens", "output_length"))
     held = context if dice.random() > 0.03 else 0
     size = (context + new - held) * TOKEN_BYTES
@@ -82,13 +82,11 @@ def measured(cell: CellPlan, repetition: int, dice: random.Random) -> tuple[Life
     }  # fmt: skip
     before = sum(ms for name, ms in phases.items() if name != "d_decode")
     combined = prefill + 9.0 * dice.uniform(0.9, 1.1)
-    common = (cell.cell, context, new, output, repetition)
     discarded = f"D held 0 tokens of the context, not {context}" if held != context else ""
-    apart = LifecycleMeasured(
-        *common, warmup=repetition <= WARMUPS, phases_ms=phases, e2e_ms=sum(phases.values()) * 1.004, ttft_ms=before,
+    return LifecycleMeasured(
+        cell.cell, context, new, output, repetition, warmup=repetition <= WARMUPS, phases_ms=phases,
+        e2e_ms=sum(phases.values()) * 1.004, ttft_ms=before,
         transfer_ms=phases["zmq_handshake"] + write + phases["transfer_signal"], bytes=size,
-        bandwidth_gbps=size * 8 / write / 1e6, residual_share=0.004 * dice.uniform(0.2, 2.5), discarded=discarded,
+        bandwidth_gbps=size * 8 / write / 1e6, residual_share=0.004 * dice.uniform(0.2, 2.5), colo_ttft_ms=combined,
+        discarded=discarded,
     )  # fmt: skip
-    if repetition < REPETITIONS:
-        return (apart,)
-    return apart, LifecycleMeasured(*common, baseline=True, ttft_ms=combined, e2e_ms=combined + phases["d_decode"])

@@ -136,13 +136,13 @@ def test_requests_that_do_not_count_are_marked(view: LifecycleView) -> None:
     marks = {row.key: text(row.cells[place]) for row in made}
     for key, request in rows.keyed(requests):
         event = request.event
-        wanted = "✗" if event.discarded else "w" if event.warmup else "c" if event.baseline else ""
+        wanted = "✗" if event.discarded else "w" if event.warmup else ""
         assert marks[key] == wanted
-    assert {"✗", "w", "c", ""} == set(marks.values())
+    assert {"✗", "w", ""} == set(marks.values())
 
 
 def test_the_legend_gives_the_medians_of_what_counts(view: LifecycleView) -> None:
-    counting = [each for each in rows.latest(view) if each.counts and not each.event.baseline]
+    counting = [each for each in rows.latest(view) if each.counts]
     prefills = sorted(each.event.phases_ms["p_prefill"] or 0.0 for each in counting)
     middle = (prefills[(len(prefills) - 1) // 2] + prefills[len(prefills) // 2]) / 2
     legend = " ".join(text(line) for line in rows.legend(rows.latest(view), "braille", 80))
@@ -165,8 +165,6 @@ def test_every_phase_and_every_gap_is_told_of_a_request() -> None:
     assert facts["transfer"] == "– ms"
     assert facts["rdma_transfer"] == "not measured: no write was seen"
     assert facts["counts"] == "yes"
-    combined = replace(request, event=replace(request.event, baseline=True, phases_ms={}))
-    assert dict(rows.detail(combined))["served by"] == "one combined instance"
 
 
 def test_bandwidth_and_overhead_are_the_view_s(view: LifecycleView) -> None:
@@ -224,12 +222,13 @@ async def test_a_request_opens_and_requests_are_filtered(live: Path) -> None:
         await pilot.press("9")
         await sees(pilot, "from arrival on")
         panel = panel_of(pilot)
-        await pilot.press("slash", *"!combined", "enter", "end", "enter")
+        await pilot.press("slash", *"!warm-up", "enter", "end", "enter")
         await until(pilot, lambda: isinstance(pilot.app.screen, Detail), "nothing opened")
-        for part in ("a prefill and a decode instance", "handshake", "whole transfer"):
+        for part in ("on one combined instance", "handshake", "whole transfer"):
             await sees(pilot, part)
         await pilot.press("escape")
-        assert not any("on one" in text(row.cells[6]) for row in panel.table.rows)
+        assert panel.table.rows
+        assert not any(text(row.cells[0]) == "w" for row in panel.table.rows)
 
 
 async def test_a_new_request_is_seen_as_it_comes(live: Path) -> None:

@@ -67,5 +67,4 @@ STORY: tuple[Event, ...] = (
     request(1, warmup=True),
     request(2),
     request(3, discarded="D held 16 tokens of the context, not 0"),
-    request(4, baseline=True, phases_ms={}, ttft_ms=24.0, e2e_ms=80.0, bytes=None, colo_ttft_ms=None),
 )

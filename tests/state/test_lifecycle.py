@@ -37,11 +37,11 @@ def lifecycle(*events: Event) -> LifecycleView:
     return found
 
 
-def test_warm_ups_baselines_and_discarded_requests_are_told_apart() -> None:
+def test_warm_ups_and_discarded_requests_are_told_apart() -> None:
     view = lifecycle(*STORY)
-    assert view.cells == {OTHER: LifecycleCounts(1, counted=1, baselines=1, warmups=1, discarded=1)}
+    assert view.cells == {OTHER: LifecycleCounts(1, counted=1, warmups=1, discarded=1)}
     assert [event.repetition for event in counted(view)] == [2]
-    assert len(view.requests) == 4
+    assert len(view.requests) == 3
 
 
 def test_only_a_request_that_does_not_count_makes_a_line_of_the_feed() -> None:
@@ -57,11 +57,11 @@ def test_another_attempt_takes_the_place_of_the_one_before() -> None:
 
 
 def test_the_overhead_joins_what_was_measured_apart_and_combined() -> None:
-    both = (request(1, ttft_ms=30.0), request(2, ttft_ms=32.0, colo_ttft_ms=20.0), request(3, new_tokens=2048))
-    known = overheads(lifecycle(*both, request(9, baseline=True, ttft_ms=10.0, colo_ttft_ms=None)))
-    (small, large) = known
+    both = (request(1, ttft_ms=30.0, colo_ttft_ms=24.0), request(2, ttft_ms=32.0, colo_ttft_ms=20.0))
+    lone = request(4, ttft_ms=900.0, colo_ttft_ms=None)
+    (small, large) = overheads(lifecycle(*both, request(3, new_tokens=2048), lone))
     assert (small.context_tokens, small.new_tokens, small.requests) == (0, 512, 2)
-    assert (small.ttft_ms, small.colo_ttft_ms, small.overhead_ms) == (31.0, 20.0, 11.0)
+    assert (small.ttft_ms, small.colo_ttft_ms, small.overhead_ms) == (31.0, 22.0, 9.0)
     assert large.new_tokens == 2048
     alone = lifecycle(request(1, colo_ttft_ms=None))
     assert overheads(alone) == ()
@@ -102,7 +102,6 @@ measured = st.builds(
     request,
     st.integers(1, 5),
     warmup=st.booleans(),
-    baseline=st.booleans(),
     discarded=st.sampled_from(["", "why"]),
     bytes=st.none() | st.integers(0, 10**9),
     ttft_ms=st.none() | st.floats(0, 1e5),
@@ -115,7 +114,7 @@ measured = st.builds(
 def test_every_request_is_counted_once_and_all_of_it_can_be_printed(events: list[LifecycleMeasured]) -> None:
     view = lifecycle(*events)
     counts = view.cells[OTHER]
-    assert counts.counted + counts.baselines + counts.warmups + counts.discarded == len(events)
+    assert counts.counted + counts.warmups + counts.discarded == len(events)
     assert len(list(counted(view))) == counts.counted
     assert all(each.low_gbps <= each.median_gbps <= each.high_gbps for each in bandwidths(view))
     assert json.loads(json.dumps(lifecycle_json(view), allow_nan=False))
