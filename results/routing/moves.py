@@ -23,7 +23,8 @@ from results.statistics import Estimate, Samples, unknown
 from results.trials import Measured, Trial
 
 NONE_MOVED = "no KV was moved"
-SHARES = ("trigger_rate", "accuracy", "thrash_rate", "external_share", "source_computed_share")
+SHARES = ("external_share", "source_computed_share")
+"""Those of RATIOS that cannot be above 1."""
 POINTS = {"transfer_p50_s": 0.50, "transfer_p90_s": 0.90, "transfer_p99_s": 0.99}
 MEANS: Mapping[str, Callable[[Moved], float | None]] = {
     "transfer_mean_s": lambda one: one.transfer_s,
@@ -166,15 +167,17 @@ def _transfers(
     every = [one for own in rows.values() for one in own]
     done = {trial: [one for one in own if one.transfer.status == "transferred"] for trial, own in rows.items()}
 
-    def over(compute: Callable[[Sequence[Moved]], Trial | None]) -> Estimate:
-        return level_interval(over_trials({trial: compute(own) for trial, own in done.items()}, NONE_MOVED))
+    def over(compute: Callable[[Sequence[Moved]], Trial | None], most: float = math.inf) -> Estimate:
+        return level_interval(over_trials({trial: compute(own) for trial, own in done.items()}, NONE_MOVED), most)
 
-    def one_ratio(top: Callable[[Moved], float | None], bottom: Callable[[Moved], float | None]) -> Estimate:
-        return over(lambda own: ratio(_sessions(own), _column(own, top), _column(own, bottom), measurements))
+    def one_ratio(
+        top: Callable[[Moved], float | None], bottom: Callable[[Moved], float | None], most: float = math.inf
+    ) -> Estimate:
+        return over(lambda own: ratio(_sessions(own), _column(own, top), _column(own, bottom), measurements), most)
 
     times = [took for own in done.values() for one in own if (took := one.transfer_s) is not None]
     values = {name: one_ratio(value, lambda _one: 1.0) for name, value in MEANS.items()}
-    values |= {name: one_ratio(*terms) for name, terms in RATIOS.items()}
+    values |= {name: one_ratio(*terms, 1.0 if name in SHARES else math.inf) for name, terms in RATIOS.items()}
     values |= {name: over(partial(_percentile, p=p, measurements=measurements)) for name, p in POINTS.items()}
     lost = [one.transfer for one in every if one.transfer.status != "transferred"]
     uncounted = [one.transfer for own in done.values() for one in own if one.transfer.external_tokens is None]

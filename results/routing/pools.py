@@ -6,6 +6,7 @@ replay ran. Prompt tokens by source are the engines' own counters over a cell.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -65,8 +66,8 @@ def deployment(engines: Sequence[RoutedEngine]) -> str:
 
 
 def _pool(label: str, role: str, name: str, cells: Mapping[int, LoadedCell]) -> Pool:
-    def over(compute: Callable[[LoadedCell], Trial | None], why: str) -> Estimate:
-        return level_interval(over_trials({trial: compute(cell) for trial, cell in cells.items()}, why))
+    def over(compute: Callable[[LoadedCell], Trial | None], why: str, most: float = 1.0) -> Estimate:
+        return level_interval(over_trials({trial: compute(cell) for trial, cell in cells.items()}, why), most)
 
     def of_use(compute: Callable[[Samples], float]) -> Callable[[LoadedCell], Trial | None]:
         def computed(cell: LoadedCell) -> Trial | None:
@@ -80,8 +81,8 @@ def _pool(label: str, role: str, name: str, cells: Mapping[int, LoadedCell]) -> 
         "kv_p90": over(of_use(lambda used: float(np.quantile(used, 0.9))), NO_SAMPLE),
         "kv_max": over(of_use(lambda used: float(used.max())), NO_SAMPLE),
         "over_wall_share": over(lambda cell: _over_wall(cell, role), NO_SAMPLE),
-        "prompt_tokens": over(lambda cell: once(_counted(cell, role, "prompt_tokens")), NO_SOURCE),
-        "external_tokens": over(lambda cell: once(_counted(cell, role, "external_kv_transfer")), NO_SOURCE),
+        "prompt_tokens": over(lambda cell: once(_counted(cell, role, "prompt_tokens")), NO_SOURCE, math.inf),
+        "external_tokens": over(lambda cell: once(_counted(cell, role, "external_kv_transfer")), NO_SOURCE, math.inf),
     }
     values |= {share: over(partial(_share, role=role, source=source), NO_SOURCE) for share, source in SOURCES.items()}
     engines = next(iter(cells.values())).record.engines

@@ -66,6 +66,13 @@ def test_three_trials_give_an_interval() -> None:
     assert found.basis == "over 3 trials"
 
 
+def test_the_interval_of_a_share_ends_at_the_whole() -> None:
+    cells = [cell(trial, ((used, used),)) for trial, used in enumerate((0.5, 0.95, 1.0))]
+    values = next(row for row in pools(cells, ["static_pd"]) if row.role == "decode").values
+    assert [values[name].high for name in ("kv_mean", "kv_p90", "kv_max", "over_wall_share")] == [1.0] * 4
+    assert (values["prompt_tokens"].high or 0.0) > 1.0
+
+
 def test_an_engine_that_does_not_count_leaves_its_pool_unknown() -> None:
     whole = cell()
     engines = (*ENGINES[:2], replace(ENGINES[2], prompt_tokens_by_source={}))
