@@ -8,7 +8,7 @@ prefill instance's request.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Literal, Protocol
 
 from results.decisions import DecisionRecord, KvTransfer
@@ -94,6 +94,23 @@ class _Side:
         )
 
 
+def movement_of(decision: DecisionRecord | None) -> KvTransfer | None:
+    """The movement of a request's KV, as the router saw it; None where it has no pick, or moved nothing."""
+    return decision.outcome.transfer if decision is not None and decision.outcome is not None else None
+
+
+def events_of(
+    decision: DecisionRecord | None, prefill: ProbeLog, decode: ProbeLog
+) -> tuple[tuple[ProbeEvent, ...], tuple[ProbeEvent, ...]]:
+    """What the probes of the two instances wrote about a request: the prefill instance's, the decode instance's."""
+    moved = movement_of(decision)
+    transfer = moved.transfer if moved is not None else ""
+    names = [transfer] if decision is None else [decision.request.request, transfer]
+    on_decode = decode.of(transfer, names)
+    remote = {event.remote_request for event in on_decode if event.remote_request}
+    return prefill.of(transfer, [*names, *sorted(remote)]), on_decode
+
+
 def join(
     config: RequestConfig,
     *,
@@ -107,14 +124,17 @@ def join(
     router_boot_id: str,
     colo: Colo = Colo(),  # noqa: B008 - frozen
     discarded: str = "",
+    kv_bytes_per_token: int | None = None,
 ) -> LifecycleRecord:
     """The record of one request; whatever is missing is named in its gaps.
 
     prefill, decode: the probes of the two instances that served it. verification: what the decode instance held before.
     colo: the same request on the combined instance. discarded: why it does not count, where the caller knows.
+    kv_bytes_per_token: what a token's KV takes by the model's configuration.
     """
-    moved = decision.outcome.transfer if decision is not None and decision.outcome is not None else None
-    sides = _sides(decision, moved, prefill, decode)
+    moved = movement_of(decision)
+    on_prefill, on_decode = events_of(decision, prefill, decode)
+    sides = _Side("prefill", prefill, on_prefill), _Side("decode", decode, on_decode)
     found = _Stamped()
     _router(found, decision, moved)
     for stamp in ("t_send_ns", "t_first_token_ns", "t_last_token_ns"):
@@ -126,7 +146,7 @@ def join(
     more = MoreStamps(**{name: found.at.get(name) for name in MoreStamps.__dataclass_fields__})
     clock = clock_of(router_boot_id, prefill.boot_id, decode.boot_id, exchange_of(stamps, more))
     split = breakdown(stamps, more, clock, colo, missing=found.missing, write_side=writer.name)
-    counts = _counts(sides, writer, moved)
+    counts = replace(_counts(sides, writer, moved), kv_bytes_per_token=kv_bytes_per_token)
     return LifecycleRecord(
         config=config,
         timestamps_ns=stamps,
@@ -160,17 +180,6 @@ _CLIENT = {
     "t_first_token_ns": "t9_d_first_token",
     "t_last_token_ns": "t10_d_last_token",
 }
-
-
-def _sides(
-    decision: DecisionRecord | None, moved: KvTransfer | None, prefill: ProbeLog, decode: ProbeLog
-) -> tuple[_Side, _Side]:
-    names = [decision.request.request] if decision is not None else []
-    transfer = moved.transfer if moved is not None else ""
-    on_decode = decode.of(transfer, (*names, transfer))
-    remote = {event.remote_request for event in on_decode if event.remote_request}
-    on_prefill = prefill.of(transfer, (*names, transfer, *sorted(remote)))
-    return _Side("prefill", prefill, on_prefill), _Side("decode", decode, on_decode)
 
 
 def _router(found: _Stamped, decision: DecisionRecord | None, moved: KvTransfer | None) -> None:

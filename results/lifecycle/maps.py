@@ -67,6 +67,8 @@ class Volume:
     """Largest less smallest median."""
     block_bytes: float | None
     """One block of the KV cache, all layers."""
+    of_expected: float | None
+    """Median bytes over N x the model's KV per token; None = that is not known."""
 
 
 def overhead_map(records: Sequence[LifecycleRecord]) -> tuple[OverheadCell, ...]:
@@ -161,6 +163,11 @@ def _volume(size: int, own: Sequence[LifecycleRecord]) -> Volume:
         for record in own
         if record.transfer_detail.num_blocks and record.transfer_detail.bytes_transferred
     ]
+    shares = [
+        record.transfer_detail.bytes_transferred / (size * record.counts.kv_bytes_per_token)
+        for record in own
+        if record.counts.kv_bytes_per_token and record.transfer_detail.bytes_transferred
+    ]
     return Volume(
         new_tokens=size,
         bytes_by_context=medians,
@@ -168,4 +175,5 @@ def _volume(size: int, own: Sequence[LifecycleRecord]) -> Volume:
         slope=slope,
         spread_bytes=max(value for _, value in medians) - min(value for _, value in medians),
         block_bytes=float(np.median(per_block)) if per_block else None,
+        of_expected=float(np.median(shares)) if shares else None,
     )

@@ -56,7 +56,8 @@ class ProbeStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     role: str = ""
     pid: int | None = None
-    boot_id: str = ""
+    boot_id: str | None = None
+    """None = the process could not read it."""
     available: Mapping[str, bool] = {}
     """By kind of event."""
     reasons: Mapping[str, str] = {}

@@ -132,6 +132,8 @@ class Counts:
     d_step_ms: float | None = None
     """Median step of the decode instance while the request waited for its blocks."""
     attempts: int | None = None
+    kv_bytes_per_token: int | None = None
+    """Keys and values of a token in all layers, by the model's own configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,17 +259,6 @@ def sum_of(metadata: bool) -> tuple[str, ...]:
         return PHASES
     first = PHASES.index("metadata_wait")
     return (*PHASES[:first], READY_TO_WRITE, *PHASES[first + 2 :])
-
-
-def verify(claimed_tokens: int, counted_tokens: int | None, block_tokens: int, reason: str = "") -> Verification:
-    """Whether the decode instance held the claimed tokens, in whole blocks of its own; `reason`: why it cannot say."""
-    if counted_tokens is None:
-        return Verification(claimed_tokens, None, None, reason or "what the decode instance held was not counted")
-    whole = claimed_tokens // block_tokens * block_tokens
-    if counted_tokens == whole:
-        return Verification(claimed_tokens, counted_tokens, True)
-    why = f"the decode instance held {counted_tokens} tokens of the prompt, not {whole}"
-    return Verification(claimed_tokens, counted_tokens, False, why)
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,11 +144,13 @@ def volume(analysis: LifecycleAnalysis) -> Table:
             f"{one.bytes_per_token:.1f}",
             _told(one.slope) if one.slope.value is None else slope(one.slope),
             NOT_MEASURED if one.block_bytes is None else f"{one.spread_bytes / one.block_bytes:.2f}",
+            _share(one.of_expected),
         )
         for one in analysis.volumes
     )
-    columns = ("N", "bytes by C", "bytes per new token", "bytes per token of C", "spread in blocks")
-    return Table("Bytes moved by prior context", columns, rows)
+    note = "Of expected: median bytes over N times what a token's keys and values take by the model's configuration."
+    columns = ("N", "bytes by C", "bytes per new token", "bytes per token of C", "spread in blocks", "of expected")
+    return Table("Bytes moved by prior context", columns, rows, note)
 
 
 def phases(analysis: LifecycleAnalysis) -> Table:

@@ -207,7 +207,8 @@ def _differs(one: Volume) -> str:
 
 
 def _agrees(one: Volume) -> str:
-    return f"N={one.new_tokens}: {one.bytes_per_token:.0f} bytes per token, spread {one.spread_bytes:.0f}"
+    expected = "" if one.of_expected is None else f" ({one.of_expected:.1%} of the model's)"
+    return f"N={one.new_tokens}: {one.bytes_per_token:.0f} bytes per token{expected}, spread {one.spread_bytes:.0f}"
 
 
 def _least(one: Volume) -> float:

@@ -27,10 +27,9 @@ from runners.campaign import Outcome
 from runners.context import RunContext
 from runners.experiments.pd_lifecycle_bench import Bench
 from runners.experiments.pd_lifecycle_cell import Measurements
-from runners.experiments.pd_lifecycle_evidence import SIDES
+from runners.experiments.pd_lifecycle_evidence import SIDES, asked
 from runners.experiments.pd_lifecycle_grid import Grid
 from runners.experiments.pd_lifecycle_plan import shape_of
-from runners.experiments.pd_lifecycle_verify import asked
 from runners.provenance import commit_of
 from state.process import boot_id
 from state.run import CellPlan

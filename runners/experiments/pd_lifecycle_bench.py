@@ -77,6 +77,8 @@ class Bench:
     block_tokens: int
     capacity_tokens: int | None
     """Of the smaller KV cache; None = an engine does not say."""
+    kv_bytes_per_token: int | None
+    """Over all layers; None = the model's folder does not say."""
 
     def why_dead(self) -> str:
         """Which part of it ended, with its last words; empty = all of it lives."""
@@ -145,7 +147,9 @@ async def open_bench(grid: Grid, context: RunContext, cell: CellPlan, folder: Pa
         clients = [await stack.enter_async_context(http_client(member.engine.url)) for member in members]
         shapes = [await _shape_of(client, side, timeout_s) for client, side in zip(clients, SIDES, strict=True)]
         decisions = folder / "decisions.jsonl"
-        spec = _router_spec(grid, context, members, shapes, decisions)
+        source = members[0].engine.spec.tiny_model or Path(model.source)
+        bytes_per_token = kv_bytes_per_token(source)
+        spec = _router_spec(grid, context, members, shapes, decisions, bytes_per_token)
         router = await stack.enter_async_context(RouterProcess(spec, folder / "router.spec.json"))
         block_tokens = _block_tokens(shapes)
         prefill, decode = (
@@ -164,6 +168,7 @@ async def open_bench(grid: Grid, context: RunContext, cell: CellPlan, folder: Pa
             probes={side: member.engine.spec.rings for side, member in zip(SIDES, members, strict=True)},
             block_tokens=block_tokens,
             capacity_tokens=min(capacities) if len(capacities) == len(shapes) else None,
+            kv_bytes_per_token=bytes_per_token,
         )
         for text in _blind(bench):
             context.emit(Noted("warning", cell.cell, text))
@@ -171,11 +176,14 @@ async def open_bench(grid: Grid, context: RunContext, cell: CellPlan, folder: Pa
 
 
 def _router_spec(
-    grid: Grid, context: RunContext, members: tuple[Member, ...], shapes: list[CacheShape], decisions: Path
+    grid: Grid,
+    context: RunContext,
+    members: tuple[Member, ...],
+    shapes: list[CacheShape],
+    decisions: Path,
+    bytes_per_token: int | None,
 ) -> RouterSpec:
     kind, timeout_s = context.profile.engine.kind, grid.request_timeout_s
-    source = members[0].engine.spec.tiny_model or Path(context.profile.model.source)
-    bytes_per_token = kv_bytes_per_token(source)
     return RouterSpec(
         instances=tuple(
             InstanceSpec(

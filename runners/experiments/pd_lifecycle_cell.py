@@ -14,17 +14,16 @@ from pathlib import Path
 
 import msgspec
 
-from results.lifecycle.join import join
+from results.lifecycle.join import events_of, join, movement_of
 from results.lifecycle.record import Colo, LifecycleRecord
 from results.records import RequestRecord
 from runners.errors import CellFailed, CellSkipped
 from runners.experiments.pd_lifecycle_bench import CELL_PROMPTS, PREFIX_PROMPTS, Bench
 from runners.experiments.pd_lifecycle_caches import Held, Seeding
 from runners.experiments.pd_lifecycle_client import completion
-from runners.experiments.pd_lifecycle_evidence import SIDES, Evidence
+from runners.experiments.pd_lifecycle_evidence import SIDES, Evidence, asked, verification
 from runners.experiments.pd_lifecycle_grid import Grid, Shape
 from runners.experiments.pd_lifecycle_plan import shape_of
-from runners.experiments.pd_lifecycle_verify import asked, verification
 from runners.load.stream import Exchange
 from state.events import CellProgressed, LifecycleMeasured
 from state.process import boot_id
@@ -185,9 +184,8 @@ class LifecycleCell:
 
     def _record(self, tried: Tried) -> LifecycleRecord:
         decision = self.evidence.decision(tried.request)
-        moved = decision.outcome.transfer if decision is not None and decision.outcome is not None else None
         prefill, decode = (self.evidence.probe(side) for side in SIDES)
-        events = self.evidence.events(tried.request)
+        on_both = events_of(decision, prefill, decode)
         colo, wrong = _baseline(self.shape, tried.colo)
         return join(
             asked(self.shape),
@@ -197,10 +195,11 @@ class LifecycleCell:
             decision=decision,
             prefill=prefill,
             decode=decode,
-            verification=verification(self.shape, tried.before, moved, events["prefill"], events["decode"]),
+            verification=verification(self.shape, tried.before, movement_of(decision), *on_both),
             colo=colo,
             router_boot_id=boot_id(),
             discarded=wrong,
+            kv_bytes_per_token=self._bench.kv_bytes_per_token,
         )
 
 

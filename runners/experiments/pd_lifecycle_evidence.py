@@ -1,22 +1,28 @@
 """What router and engines wrote down about the requests of one cell, read while they write it.
 
 The decision log and the probe's files go on for as long as router and engines live; a cell keeps the part that is its
-own, so that its folder can be analysed again without the rest.
+own, so that its folder can be analysed again without the rest. It also shows whether C was what it claimed to be in a
+request that was measured (specs/pd_lifecycle, "D-Side Cache Verification"): both caches are asked before each request,
+and what the engines did with the request itself is held against it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 
 import msgspec
 
-from results.decisions import DecisionRecord
+from results.decisions import DecisionRecord, KvTransfer
+from results.lifecycle.join import events_of, movement_of
 from results.lifecycle.probe import ProbeEvent, ProbeLog, read_probe
+from results.lifecycle.record import RequestConfig, Verification
+from runners.experiments.pd_lifecycle_caches import Held
+from runners.experiments.pd_lifecycle_grid import Shape
 
 POLL_S = 0.05
 PROBE_FILES = "transfer.*.jsonl"
@@ -121,26 +127,18 @@ class Evidence:
         record = self.decision(request)
         if record is None:
             return "the router's decision"
-        moved = None if record.outcome is None else record.outcome.transfer
+        moved = movement_of(record)
         if moved is None or moved.status != "transferred":
             return ""
         logs = {side: self.probe(side) for side in SIDES}
-        seen = {side: {event.event for event in events} for side, events in self.events(request).items()}
+        found = dict(zip(SIDES, events_of(record, *logs.values()), strict=True))
+        seen = {side: {event.event for event in events} for side, events in found.items()}
         for side, needed in NEEDED.items():
             for event in needed:
                 if event not in seen[side] and not logs[side].blind(event):
                     return f"{event} of the {side} engine"
         written = any(WRITE in events for events in seen.values())
         return "" if written or all(log.blind(WRITE) for log in logs.values()) else WRITE
-
-    def events(self, request: str) -> dict[str, tuple[ProbeEvent, ...]]:
-        """What each engine's probe wrote about a request that was handed over, by side."""
-        record = self.decision(request)
-        moved = None if record is None or record.outcome is None else record.outcome.transfer
-        transfer = "" if moved is None else moved.transfer
-        decode = self.probe("decode").of(transfer, (request, transfer))
-        remote = sorted({event.remote_request for event in decode if event.remote_request})
-        return {"prefill": self.probe("prefill").of(transfer, (request, transfer, *remote)), "decode": decode}
 
     async def wait(self, requests: Collection[str], limit_s: float) -> None:
         """Until nothing is missing about any of the requests, or the time is up."""
@@ -149,6 +147,58 @@ class Evidence:
         while any(self.missing(request) for request in requests) and time.monotonic() < deadline:
             await asyncio.sleep(POLL_S)
             self.poll()
+
+
+def asked(shape: Shape) -> RequestConfig:
+    """A cell's C, N and O as its records have them."""
+    return RequestConfig(shape.prior_context, shape.new_tokens, shape.output_length)
+
+
+def verification(
+    shape: Shape,
+    before: Held,
+    moved: KvTransfer | None,
+    prefill: Iterable[ProbeEvent],
+    decode: Iterable[ProbeEvent],
+) -> Verification:
+    """What both engines held of the prompt when they first scheduled it; `before` where neither probe nor router says.
+
+    prefill, decode: what their probes wrote about the request. `counted_tokens` is the decode engine's; the prefill
+    engine's is in the reason where it is another one.
+    """
+    at_decode, at_prefill = _decode_held(shape, moved, decode), _prefill_held(moved, prefill)
+    held = Held(
+        before.prefill if at_prefill is None else at_prefill,
+        before.decode if at_decode is None else at_decode,
+    )
+    wrong = [
+        f"the {side} engine held {count} tokens of the prompt, not {shape.prior_context}"
+        for side, count in (("decode", held.decode), ("prefill", held.prefill))
+        if count != shape.prior_context
+    ]
+    silent = [side for side, count in (("decode", at_decode), ("prefill", at_prefill)) if count is None]
+    asked = (
+        f"asked just before the request: {' and '.join(silent)} engine did not count at scheduling" if silent else ""
+    )
+    return Verification(shape.prior_context, held.decode, not wrong, "; ".join(wrong) or asked)
+
+
+def _decode_held(shape: Shape, moved: KvTransfer | None, events: Iterable[ProbeEvent]) -> int | None:
+    """By its own count; else the prompt less what it waits for, or the router's account of its counters."""
+    for event in events:
+        if event.event == "blocks_allocated":
+            if event.local_tokens is not None:
+                return event.local_tokens
+            if event.external_tokens is not None:
+                return shape.input_tokens - event.external_tokens
+    return None if moved is None else moved.local_tokens
+
+
+def _prefill_held(moved: KvTransfer | None, events: Iterable[ProbeEvent]) -> int | None:
+    for event in events:
+        if event.event == "scheduled" and event.cached_tokens is not None:
+            return event.cached_tokens
+    return None if moved is None else moved.source_cached_tokens
 
 
 def _is_status(line: bytes) -> bool:

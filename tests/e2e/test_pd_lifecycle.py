@@ -13,8 +13,8 @@ import pytest
 from results.layout import RunLayout, is_complete
 from results.lifecycle.load import collect
 from results.lifecycle.record import LifecycleLayout, LifecycleRecord
+from runners.experiments.pd_lifecycle_evidence import asked
 from runners.experiments.pd_lifecycle_plan import shape_of
-from runners.experiments.pd_lifecycle_verify import asked
 from state.events import CellChanged, LifecycleMeasured
 from state.run import CellPlan, CellState, RunState
 from state.store import RunStore

@@ -19,7 +19,7 @@ from results.lifecycle.record import (
     LifecycleLayout,
     LifecycleRecord,
     RequestConfig,
-    verify,
+    Verification,
     write_record,
 )
 from results.records import RequestRecord, RequestStatus
@@ -78,9 +78,10 @@ class Seen:
             "decision": self.decision,
             "prefill": self.prefill,
             "decode": self.decode,
-            "verification": verify(self.config.prior_context, self.config.prior_context, BLOCK),
+            "verification": Verification(self.config.prior_context, self.config.prior_context, True),
             "colo": self.colo,
             "router_boot_id": "host-a",
+            "kv_bytes_per_token": BYTES_PER_TOKEN,
         }
         return join(self.config, **(arguments | changed))
 

@@ -249,6 +249,15 @@ def test_what_is_not_known_of_a_transfer_has_its_reason_under_its_name() -> None
     assert not unexplained(one.record(prefill=_changed(one.prefill, "write", ok=False)))
 
 
+def test_a_process_that_cannot_read_its_boot_id_still_says_what_it_sees(tmp_path: Path) -> None:
+    status = {"event": "status", "role": "engine", "t_ns": 1, "boot_id": None, "available": {"promoted": False}}
+    (tmp_path / "transfer.1.jsonl").write_bytes(msgspec.json.encode(status) + b"\n")
+    log = read_probe(tmp_path)
+    assert log.gaps == ()
+    assert log.boot_id == ""
+    assert log.blind("promoted")
+
+
 def test_when_the_first_piece_was_written_is_not_known_and_that_is_said() -> None:
     one = seen(QUIET, CONFIG)
     status = msgspec.structs.replace(

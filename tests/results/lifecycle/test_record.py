@@ -13,8 +13,8 @@ from results.lifecycle.record import (
     LifecycleLayout,
     LifecycleRecord,
     RequestConfig,
+    Verification,
     read_record,
-    verify,
     write_record,
 )
 from results.load import Gap
@@ -83,21 +83,10 @@ def test_records_come_by_their_numbers_not_by_their_names(tmp_path: Path) -> Non
     ]  # fmt: skip
 
 
-def _verified(claimed: int, counted: int | None) -> bool | None:
-    return verify(claimed, counted, 128).ok
-
-
-def test_the_decode_instance_holds_whole_blocks() -> None:
-    assert _verified(4096, 4096)
-    assert _verified(4100, 4096), "a block that is not full is not kept"
-    assert _verified(4096, 3968) is False
-    assert _verified(0, 128) is False, "more than claimed is as wrong as less"
-    assert _verified(0, None) is None
-
-
 def test_only_what_is_verified_and_warm_counts() -> None:
     def record(repetition: int = 3, counted: int | None = 4096) -> LifecycleRecord:
-        return seen(Truth(), CONFIG, repetition).record(verification=verify(4096, counted, 128))
+        ok, why = None if counted is None else counted == 4096, f"held {counted} tokens"
+        return seen(Truth(), CONFIG, repetition).record(verification=Verification(4096, counted, ok, why))
 
     assert record().counted
     assert not record(repetition=2).counted

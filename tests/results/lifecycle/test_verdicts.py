@@ -100,6 +100,17 @@ def test_a_transfer_that_grows_with_the_context_is_found() -> None:
     assert "blocks" in found.reason
 
 
+def test_bytes_are_set_against_what_the_model_says_of_its_kv() -> None:
+    """`N x per_token_kv_size` of the specification; a connector that moves all of it twice is still incremental."""
+    (row,) = volumes(tuple(grid(Truth(), sizes=(2048,))))
+    assert row.of_expected == pytest.approx(1.0)
+    assert "512 bytes per token (100.0% of the model's)" in verdicts.incremental([row]).reason
+    records = [seen(Truth(), RequestConfig(c, 2048, 1)).record(kv_bytes_per_token=256) for c in (0, 4096)]
+    assert volumes(records)[0].of_expected == pytest.approx(2.0)
+    records = [seen(Truth(), RequestConfig(c, 2048, 1)).record(kv_bytes_per_token=None) for c in (0, 4096)]
+    assert volumes(records)[0].of_expected is None
+
+
 def test_a_block_more_is_still_incremental() -> None:
     contexts = (0, 4096)
     truth = Truth(not_incremental=128 / 4096)

@@ -118,6 +118,7 @@ class FakeBench:
             probes={side: self.probe(side) for side in ("prefill", "decode")},
             block_tokens=BLOCK,
             capacity_tokens=self.capacity_tokens,
+            kv_bytes_per_token=512,
         )
         return bench
 

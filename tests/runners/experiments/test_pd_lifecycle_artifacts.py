@@ -17,7 +17,7 @@ from runners.context import RunContext
 from runners.experiments import pd_lifecycle_artifacts
 from runners.experiments.pd_lifecycle_artifacts import adopted, degraded, put_in_place
 from runners.experiments.pd_lifecycle_cell import LifecycleCell, Measurements
-from runners.experiments.pd_lifecycle_verify import asked
+from runners.experiments.pd_lifecycle_evidence import asked
 from tests.runners.experiments.lifecycle_fakes import FakeBench
 from tests.runners.experiments.test_pd_lifecycle_cell import SHAPE, cell, grid
 

@@ -16,8 +16,8 @@ from runners.errors import CellFailed, CellSkipped
 from runners.experiments.pd_lifecycle_bench import Bench
 from runners.experiments.pd_lifecycle_caches import Held, NotEmptied
 from runners.experiments.pd_lifecycle_cell import LifecycleCell, Measurements
+from runners.experiments.pd_lifecycle_evidence import verification
 from runners.experiments.pd_lifecycle_grid import Expected, Grid, Shape
-from runners.experiments.pd_lifecycle_verify import verification
 from state.events import CellProgressed, LifecycleMeasured
 from state.run import CellPlan
 from tests.runners.experiments.lifecycle_fakes import BLOCK, FakeBench, FakeEngine
@@ -67,6 +67,7 @@ async def test_a_record_holds_stamps_bytes_and_the_combined_instances_time(tmp_p
     assert record.transfer_detail.bytes_transferred == 512 * SHAPE.new_tokens
     assert record.colo.ttft_ms == pytest.approx(20.0)
     assert record.counts.p_cached_tokens == SHAPE.prior_context
+    assert record.counts.kv_bytes_per_token == 512
     assert record.config.total_input_length == SHAPE.prior_context + SHAPE.new_tokens
 
 
