@@ -93,7 +93,7 @@ def bandwidth(analysis: LifecycleAnalysis) -> Figure:
     if analysis.settings.link_gbps is not None:
         lines["link"] = analysis.settings.link_gbps
     knee_text = (
-        f"Knee ({knee.share:.0%} of the asymptote): {knee.bytes.text(3, 1e-6)} MB."
+        f"Knee ({knee.share:.0%} of the asymptote): {knee.bytes.text(3, 1e-6)} MB{knee.reason and f' ({knee.reason})'}."
         if knee.bytes.value is not None
         else f"No knee: {knee.bytes.reason}."
     )

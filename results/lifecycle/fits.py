@@ -286,7 +286,8 @@ def _knee(
 ) -> Knee:
     factor = share / (1 - share)
     alpha, beta = (float(part[0]) for part in _lines(found.bytes, found.ms, weights[None, :]))
-    measured, said = _reached(curve, share)
+    measured, note = _reached(curve, share)
+    said = "; ".join(text for text in (note, _doubt(curve)) if text)
     if beta <= 0:
         return Knee(share, unknown("larger transfers take no longer", found.n), measured, said)
     if alpha <= 0:
@@ -298,6 +299,19 @@ def _knee(
     alphas, betas = _lines(found.bytes, found.ms, drawn * weights)
     replicates = factor * np.maximum(alphas, 0) / np.maximum(betas, 1e-3 * beta)
     return Knee(share, _interval(factor * alpha / beta, replicates, found.n), measured, said)
+
+
+def _doubt(curve: Sequence[BandwidthPoint]) -> str:
+    """Whether medians surely lie above the model's limit: then the line, which follows means, is not like most."""
+    above = [
+        point.of_asymptote
+        for point in curve
+        if point.of_asymptote and point.gbps.value and point.gbps.low is not None
+        if point.of_asymptote * point.gbps.low / point.gbps.value > 1
+    ]
+    if not above:
+        return ""
+    return f"medians reach {max(above):.0%} of the asymptote: a few slow transfers pull the line, and the knee with it"
 
 
 def _reached(curve: Sequence[BandwidthPoint], share: float) -> tuple[float | None, str]:

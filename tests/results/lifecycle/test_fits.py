@@ -137,3 +137,11 @@ def test_hc3_equals_its_definition() -> None:
 
 def test_one_request_makes_no_line() -> None:
     assert transfers_of([seen(Truth(), RequestConfig(0, 512, 1)).record()]).n == 1
+
+
+def test_a_knee_of_a_line_that_a_few_slow_transfers_pull_says_so() -> None:
+    base = _transfers(9, noise=0.01, per_size=40)
+    assert _fit(base).knee.reason == ""
+    slow = np.where(np.arange(base.n) % 5 == 0, 6.0, 1.0) * base.ms
+    found = _fit(Transfers(base.bytes, slow, base.operations, base.size, base.new_tokens)).knee
+    assert "of the asymptote: a few slow transfers pull the line" in found.reason
