@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
-from textual.widget import Widget
 
 from console.format import digits, tokens
 from console.glyphs import UNICODE, Glyphs
-from console.themes import tones
+from console.widgets.drawing import Drawing
 from state.events import STEP_BUCKETS_US
 
 NAME_WIDTH = (12, 24)
@@ -29,7 +27,7 @@ class Counts:
     counts: tuple[int, ...]
 
 
-class Histogram(Widget):
+class Histogram(Drawing):
     """One band per instance: its name and count at the left, a column per bucket, bucket edges in ms below."""
 
     DEFAULT_CSS = """
@@ -37,12 +35,9 @@ class Histogram(Widget):
     """
 
     def __init__(self, *, id: str | None = None, empty: str = "", glyphs: Glyphs = UNICODE) -> None:
-        super().__init__(id=id)
+        super().__init__(id=id, empty=empty)
         self._bands: tuple[Counts, ...] = ()
-        self._empty = empty
         self._glyphs = glyphs
-        self._drawn: list[Strip] = []
-        self._drawn_for: tuple[Any, ...] = ()
 
     def show(self, bands: Sequence[Counts]) -> None:
         content = tuple(bands)
@@ -50,31 +45,13 @@ class Histogram(Widget):
             self._bands = content
             self.refresh()
 
-    def text(self) -> list[str]:
-        """The histogram as drawn, without style."""
-        self._draw()
-        return [strip.text for strip in self._drawn]
+    def content(self) -> tuple[object, ...]:
+        return self._bands
 
-    def render_line(self, y: int) -> Strip:
-        self._draw()
-        strip = self._drawn[y] if y < len(self._drawn) else Strip.blank(self.size.width)
-        return strip.apply_style(self.rich_style)
-
-    def notify_style_update(self) -> None:
-        self._drawn_for = ()
-        super().notify_style_update()
-
-    def _draw(self) -> None:
-        key = (self._bands, self.size)
-        if key == self._drawn_for:
-            return
-        self._drawn_for = key
-        styles = tones(self.app.theme_variables)
-        width, height = self.size
+    def paint(self, styles: dict[str, Style], width: int, height: int) -> list[Strip]:
         bands = [band for band in self._bands if sum(band.counts)]
         if not bands:
-            self._drawn = [Strip([Segment(self._empty, styles["dim"])]).adjust_cell_length(width)]
-            return
+            return []
         bands = bands[: max(1, height - 2)]
         first, last = bucket_range(bands)
         names = min(NAME_WIDTH[1], max(NAME_WIDTH[0], *(len(band.name) for band in bands)) + 1)
@@ -87,7 +64,7 @@ class Histogram(Widget):
         rule = self._glyphs.rule * (size * (last - first + 1))
         rows.append([Segment(" " * names), Segment(rule, styles["faint"])])
         rows.append([Segment("up to, ms".ljust(names), styles["dim"]), Segment(axis, styles["dim"])])
-        self._drawn = [Strip(row).adjust_cell_length(width) for row in rows]
+        return [Strip(row).adjust_cell_length(width) for row in rows]
 
     def _band(
         self, band: Counts, buckets: tuple[int, int], column: tuple[int, int], names: int, styles: dict[str, Style]

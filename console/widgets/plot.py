@@ -11,30 +11,28 @@ from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 from textual.strip import Strip
-from textual.widget import Widget
 
 from console.format import digits
 from console.series import GAP_S, Axis, Series, gaps, thin, time_axis, value_axis
-from console.themes import tones
+from console.widgets.drawing import Drawing
 
 LETTERS = "abcdefghijklmnop"
 
 
-class Plot(Widget):
+class Plot(Drawing):
     """One quantity of several instances over clock time, with a legend line that gives the newest values."""
 
     DEFAULT_CSS = """
     Plot { height: 1fr; width: 1fr; background: transparent; }
     """
 
+    LEAST = (16, 4)
+
     def __init__(self, *, id: str | None = None, empty: str = "", text: Callable[[float], str] = digits) -> None:
-        super().__init__(id=id)
+        super().__init__(id=id, empty=empty)
         self._lines: tuple[Series, ...] = ()
         self._span = (0.0, 1.0)
-        self._empty = empty
         self._text = text
-        self._drawn: list[Strip] = []
-        self._drawn_for: tuple[Any, ...] = ()
         self.marker = "braille"
         """`braille`, `hd` (quarter blocks) or `letters` (tells lines apart without colour)."""
 
@@ -46,39 +44,14 @@ class Plot(Widget):
             self._lines, self._span = content, (start, end)
             self.refresh()
 
-    def text(self) -> list[str]:
-        """The plot as drawn, without style."""
-        self._draw()
-        return [strip.text for strip in self._drawn]
-
-    def render_line(self, y: int) -> Strip:
-        self._draw()
-        strip = self._drawn[y] if y < len(self._drawn) else Strip.blank(self.size.width)
-        return strip.apply_style(self.rich_style)
-
-    def notify_style_update(self) -> None:
-        self._drawn_for = ()
-        super().notify_style_update()
-
     def content(self) -> tuple[object, ...]:
-        """What is to be drawn; it is drawn again when this changes."""
-        return self._lines, self._span
+        return self._lines, self._span, self.marker
 
     def paint(self, styles: dict[str, Style], width: int, height: int) -> list[Strip]:
         """Legend and canvas; empty where there is nothing to draw."""
         if not any(line.points for line in self._lines):
             return []
         return [self._legend(styles, width), *self._canvas(styles, width, height - 1)]
-
-    def _draw(self) -> None:
-        key = (self.content(), self.size, self.marker)
-        if key == self._drawn_for:
-            return
-        self._drawn_for = key
-        styles = tones(self.app.theme_variables)
-        width, height = self.size
-        drawn = self.paint(styles, width, height) if width >= 16 and height >= 4 else []
-        self._drawn = drawn or [Strip([Segment(self._empty, styles["dim"])]).adjust_cell_length(width)]
 
     def _legend(self, styles: dict[str, Style], width: int) -> Strip:
         """The newest lines first, as many as fit."""

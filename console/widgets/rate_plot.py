@@ -54,7 +54,7 @@ class RatePlot(Plot):
             self.refresh()
 
     def content(self) -> tuple[object, ...]:
-        return self._curves, self._unit, self._diagonal
+        return self._curves, self._unit, self._diagonal, self.marker
 
     def paint(self, styles: dict[str, Style], width: int, height: int) -> list[Strip]:
         curves = [

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
-from textual.widget import Widget
 
 from console.format import tokens
 from console.glyphs import UNICODE, Glyphs
 from console.series import Point, time_axis
-from console.themes import tones
+from console.widgets.drawing import Drawing
 
 NAME_WIDTH = (6, 14)
 """The least and the most columns for the names."""
@@ -60,20 +58,19 @@ class Scene:
     """Between two points of a band."""
 
 
-class Timeline(Widget):
+class Timeline(Drawing):
     """A band per instance, as tall as there is room for; arrows stand in the lines between them."""
 
     DEFAULT_CSS = """
     Timeline { height: 1fr; width: 1fr; background: transparent; }
     """
 
+    LEAST = (1, 3)
+
     def __init__(self, *, id: str | None = None, empty: str = "", glyphs: Glyphs = UNICODE) -> None:
-        super().__init__(id=id)
+        super().__init__(id=id, empty=empty)
         self._scene = Scene()
-        self._empty = empty
         self.glyphs = glyphs
-        self._drawn: list[Strip] = []
-        self._drawn_for: tuple[Any, ...] = ()
 
     def show(self, scene: Scene) -> None:
         """Draw this; nothing happens when nothing changed."""
@@ -81,32 +78,14 @@ class Timeline(Widget):
             self._scene = scene
             self.refresh()
 
-    def text(self) -> list[str]:
-        """The bands as drawn, without style."""
-        self._draw()
-        return [strip.text for strip in self._drawn]
+    def content(self) -> tuple[object, ...]:
+        return self._scene, self.glyphs
 
-    def render_line(self, y: int) -> Strip:
-        self._draw()
-        strip = self._drawn[y] if y < len(self._drawn) else Strip.blank(self.size.width)
-        return strip.apply_style(self.rich_style)
-
-    def notify_style_update(self) -> None:
-        self._drawn_for = ()
-        super().notify_style_update()
-
-    def _draw(self) -> None:
-        key = (self._scene, self.size, self.glyphs)
-        if key == self._drawn_for:
-            return
-        self._drawn_for = key
-        styles = tones(self.app.theme_variables)
-        width, height = self.size
-        if not any(band.points for band in self._scene.bands) or height < 3:
-            self._drawn = [Strip([Segment(self._empty, styles["dim"])]).adjust_cell_length(width)]
-            return
+    def paint(self, styles: dict[str, Style], width: int, height: int) -> list[Strip]:
+        if not any(band.points for band in self._scene.bands):
+            return []
         lines = drawn(self._scene, width, height, self.glyphs)
-        self._drawn = [_strip(line, styles).adjust_cell_length(width) for line in lines]
+        return [_strip(line, styles).adjust_cell_length(width) for line in lines]
 
 
 def lines_for(bands: int, tall: int = TALLEST) -> int:

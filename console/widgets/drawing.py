@@ -1,0 +1,58 @@
+"""A widget that is drawn by hand, line by line, and only when what it shows has changed."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.strip import Strip
+from textual.widget import Widget
+
+from console.themes import tones
+
+
+class Drawing(Widget):
+    """What `paint` gives, kept until `content`, size or theme is another; `empty` is said where it gives nothing."""
+
+    LEAST: ClassVar[tuple[int, int]] = (1, 1)
+    """Columns and lines that `paint` needs."""
+
+    def __init__(self, *, id: str | None = None, empty: str = "") -> None:
+        super().__init__(id=id)
+        self._empty = empty
+        self._drawn: list[Strip] = []
+        self._drawn_for: tuple[Any, ...] = ()
+
+    def content(self) -> tuple[object, ...]:
+        """What is to be drawn; it is drawn again when this changes."""
+        raise NotImplementedError
+
+    def paint(self, styles: dict[str, Style], width: int, height: int) -> list[Strip]:
+        """The lines; empty where there is nothing to draw."""
+        raise NotImplementedError
+
+    def text(self) -> list[str]:
+        """The lines as drawn, without style."""
+        self._draw()
+        return [strip.text for strip in self._drawn]
+
+    def render_line(self, y: int) -> Strip:
+        self._draw()
+        strip = self._drawn[y] if y < len(self._drawn) else Strip.blank(self.size.width)
+        return strip.apply_style(self.rich_style)
+
+    def notify_style_update(self) -> None:
+        self._drawn_for = ()
+        super().notify_style_update()
+
+    def _draw(self) -> None:
+        key = (self.content(), self.size)
+        if key == self._drawn_for:
+            return
+        self._drawn_for = key
+        styles = tones(self.app.theme_variables)
+        width, height = self.size
+        fits = width >= self.LEAST[0] and height >= self.LEAST[1]
+        drawn = self.paint(styles, width, height) if fits else []
+        self._drawn = drawn or [Strip([Segment(self._empty, styles["dim"])]).adjust_cell_length(width)]
