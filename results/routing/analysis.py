@@ -18,7 +18,7 @@ from results.routing.draw import DRAWERS
 from results.routing.figures import figures
 from results.routing.findings import RoutingAnalysis, analyse
 from results.routing.migrations import Migration
-from results.routing.movement import CellMigrations
+from results.routing.policy_migrations import CellMigrations
 from results.routing.report import limits, opening, terminal_tables
 from results.routing.summary import RoutedSummary
 from results.routing.tables import FIGURES_BEFORE, tables

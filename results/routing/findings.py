@@ -18,7 +18,6 @@ from results.routing.interference import Interference, InterferenceRow, interfer
 from results.routing.load import LoadedCell, collect
 from results.routing.measure import Measurements, odd_gaps
 from results.routing.metrics import METRICS
-from results.routing.movement import Moves, moves
 from results.routing.occupancy import Footprints, Occupancy, footprints, occupancies
 from results.routing.pairs import (
     Pair,
@@ -32,6 +31,7 @@ from results.routing.pairs import (
     value_of,
 )
 from results.routing.paper import Claim, PaperRow, Setting, ablation_rows, claims, end_to_end_rows, sensitivity
+from results.routing.policy_migrations import Moves, moves
 from results.routing.pools import Pool, pools
 from results.routing.summary import RoutedSummary, summary_of
 from results.statistics import Estimate, unknown

@@ -9,7 +9,7 @@ import pandas as pd
 
 from results.figures.figure import Figure
 from results.routing.findings import RoutingAnalysis
-from results.routing.movement import CellMigrations
+from results.routing.policy_migrations import CellMigrations
 from results.routing.shown import bars, numbers
 from results.routing.timeline import heat
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from results.routing.movement import Moves
 from results.routing.pairs import Pair, difference_of
+from results.routing.policy_migrations import Moves
 from results.statistics import Estimate
 from results.tax import Verdict, verdict_of
 from results.verdicts import Outcome

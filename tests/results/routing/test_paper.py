@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from results.routing.movement import Moves
 from results.routing.moves import PolicyMigrations
 from results.routing.pairs import Pair
 from results.routing.paper import (
@@ -21,6 +20,7 @@ from results.routing.paper import (
     end_to_end_rows,
     sensitivity,
 )
+from results.routing.policy_migrations import Moves
 from results.routing.recomputing import AgainstRecomputing
 from results.statistics import Estimate
 from results.tax import Verdict, verdict_of
