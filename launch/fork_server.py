@@ -77,9 +77,37 @@ def preload(modules: list[str]) -> dict[str, Any]:
     return {"ready": {"import_s": time.monotonic() - began, "vllm": version, "fork_contexts": replaced}}
 
 
+def leave_ports_to_the_server() -> None:
+    """In a child of an engine's API server: give up the ports that it is to serve on.
+
+    A spawned child would not have them. One that keeps them makes vLLM's shutdown look for another process on its
+    port, and end with exit code 1 where that process ends before it has been described.
+    """
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # no socket, or the folder's own descriptor
+            with socket.socket(fileno=os.dup(int(name))) as copy:
+                serves = _holds_port(copy)
+            if serves:
+                os.dup2(nothing, int(name))  # not closed: the number still belongs to somebody's socket object
+    os.close(nothing)
+
+
+def _holds_port(held: socket.socket) -> bool:
+    """Whether it is bound to a port and connected to nobody: vLLM binds before it forks, and listens afterwards."""
+    if held.family not in (socket.AF_INET, socket.AF_INET6) or held.getsockname()[1] == 0:
+        return False
+    try:
+        held.getpeername()
+    except OSError:
+        return True
+    return False
+
+
 def serve_engine(request: dict[str, Any]) -> None:
     """In the forked process: become what `python -m module arguments` would have been."""
     gc.enable()
+    os.register_at_fork(after_in_child=leave_ports_to_the_server)
     os.environ.clear()
     os.environ.update(request["env"])
     for folder in reversed(request["env"].get("PYTHONPATH", "").split(os.pathsep)):

@@ -16,6 +16,7 @@ import pytest
 from launch.command import whole_env
 from launch.link import GuardLink
 from launch.local import ForkServer, ForkServerFailed
+from launch.ports import free_port, holders
 from tests.launch.programs import STUBBORN, pids_noted, running, wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -30,6 +31,17 @@ if sys.argv[1] == "crash":
     raise RuntimeError("no room")
 print(json.dumps(where), flush=True)
 sys.exit(int(sys.argv[2]))
+"""
+
+LISTENS = """
+import multiprocessing, os, socket, sys, time
+server = socket.socket()
+server.bind(("127.0.0.1", int(sys.argv[1])))
+worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+worker.start()
+server.listen()
+print(os.getpid(), worker.pid, flush=True)
+time.sleep(60)
 """
 
 OWNER = """
@@ -101,6 +113,21 @@ async def test_an_engine_that_raises_leaves_its_traceback_and_a_non_zero_code(mo
     finally:
         await server.close()
     assert "RuntimeError: no room" in (modules / "log").read_text()
+
+
+async def test_only_the_api_server_holds_its_port_and_not_the_processes_it_forks(modules: Path) -> None:
+    (modules / "listens.py").write_text(LISTENS)
+    port = free_port(23_500)
+    server = await server_in(modules)
+    try:
+        await engine_of(server, modules, "log", "listens", str(port))
+        log = modules / "log"
+        assert await asyncio.to_thread(wait_until, lambda: log.exists() and log.read_text().endswith("\n"), SOON_S)
+        engine, worker = map(int, log.read_text().split())
+        assert await asyncio.to_thread(wait_until, lambda: [one.pid for one in holders(port)] == [engine], SOON_S)
+        assert running([worker]) == [worker]
+    finally:
+        await server.close()
 
 
 async def test_engines_do_not_find_the_modules_beside_the_server(modules: Path) -> None:

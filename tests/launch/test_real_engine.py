@@ -74,7 +74,7 @@ async def test_plain_starts_by_fork_server_serves_and_passes_pre_flight(tmp_path
             assert result.passed, result.reason
             assert family, "the engine core is a process of its own"
             assert running([instance.pid, *(process.pid for process in family)]) == []
-            assert report.exit_code == 0
+            assert report.exit_code == 0, instance.tail(60)
 
 
 @pytest.mark.fault
