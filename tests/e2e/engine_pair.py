@@ -153,6 +153,7 @@ class Routed:
     pair: Pair
     process: RouterProcess
     http: httpx.AsyncClient
+    log: Path
     ticks: list[RouterTick]
     records: list[DecisionRecord] = field(default_factory=list)
     """Once it has ended."""
@@ -164,6 +165,12 @@ class Routed:
             "ignore_eos": True, "return_token_ids": True, **fields,
         }  # fmt: skip
         return await self.http.post("/v1/completions", json=asked, headers={"x-session-id": session})
+
+    async def recorded(self, turns: int) -> None:
+        """Wait until so many turns are in its log: each is written once its transfer's counters have been read."""
+        async with asyncio.timeout(10):
+            while self.log.read_bytes().count(b"\n") < turns:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
 
     async def loads(self) -> Mapping[str, Mapping[str, Any]]:
         """Its counters, by instance."""
@@ -185,7 +192,7 @@ async def routed(
     spec = RouterSpec(members, policy, parameters, decisions_path=str(log), transfer=rules)
     async with RouterProcess(spec, folder / "router.spec.json", ticks.append) as process:
         async with httpx.AsyncClient(base_url=process.url, timeout=60, trust_env=False, verify=False) as http:
-            made = Routed(pair, process, http, ticks)
+            made = Routed(pair, process, http, log, ticks)
             yield made
             async with asyncio.timeout(30):
                 while any(row["num_requests"] for row in (await made.loads()).values()):  # noqa: ASYNC110

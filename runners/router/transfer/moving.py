@@ -138,7 +138,11 @@ class Transfers:
             del self._tallies[instance]
 
     async def close(self) -> None:
-        """End what is on its way. Blocks that sources still keep are freed where that takes no longer than CLOSE_S."""
+        """End what is on its way.
+
+        Blocks that sources still keep are freed, and counters of transfers that have ended are read, where that takes
+        no longer than CLOSE_S each.
+        """
         moving = [job.task for job in self._jobs.values() if job.task is not None]
         for task in moving:
             task.cancel()
@@ -149,8 +153,7 @@ class Transfers:
         for task in errands:
             task.cancel()
         await asyncio.gather(*errands, return_exceptions=True)
-        for tally in self._tallies.values():
-            await tally.close()
+        await asyncio.gather(*(tally.close(CLOSE_S) for tally in self._tallies.values()))
         self._engines.close()
 
     # what a movement's request says

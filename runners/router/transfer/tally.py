@@ -87,7 +87,10 @@ class Tally:
         """Its process is gone, and its counters with it."""
         self.counters, self._read_s, self._strangers = None, 0.0, True
 
-    async def close(self) -> None:
+    async def close(self, within_s: float) -> None:
+        """Tell everybody who waits, after so long at most; what came is asked once more where it can be told apart."""
+        if not self._open:
+            await self.until_quiet(within_s)
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)

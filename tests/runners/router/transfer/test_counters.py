@@ -95,7 +95,7 @@ class Books:
 async def books() -> AsyncIterator[Books]:
     made = Books()
     yield made
-    await made.tally.close()
+    await made.tally.close(0.0)
 
 
 async def test_a_transfer_is_told_from_the_counters_before_and_after_it(books: Books) -> None:
@@ -182,9 +182,20 @@ async def test_an_engine_that_cannot_be_asked_leaves_it_unknown(books: Books) ->
     assert books.told[0].external_tokens is None
 
 
-async def test_who_waits_at_the_end_is_told(books: Books) -> None:
+async def test_what_came_last_is_read_before_the_end(books: Books) -> None:
+    await books.tally.refresh()
+    books.tally.begin()
+    books.end(40, 32)
+    await until(lambda: books.reads == 2)  # it has been answered and the engine has not counted it
+    books.external += 32
+    await books.tally.close(5.0)
+    assert books.told == [Brought(32)]
+
+
+async def test_who_cannot_be_told_apart_at_the_end_is_told_at_once(books: Books) -> None:
     books.tally.begin()
     books.tally.begin()
     books.end(40, 32)
-    await books.tally.close()
+    async with asyncio.timeout(2.0):
+        await books.tally.close(60.0)
     assert "ended first" in books.told[0].reason
