@@ -147,8 +147,9 @@ class KvTransfer:
     """`mooncake` or `nixl`; empty = it was refused before one was chosen."""
     source: str
     target: str
-    status: Literal["transferred", "failed", "refused"]
-    """`refused`: it was not tried (quarantine, wrong roles, nothing to move)."""
+    status: Literal["transferred", "failed", "refused", "unneeded"]
+    """`refused`: it was not tried (quarantine, wrong roles, a prompt that cannot be moved); `unneeded`: the target
+    lacked less than the rules' `min_tokens` of what the source held."""
     reason: str = ""
     """Why it was not transferred."""
     attempts: int = 0
@@ -167,6 +168,9 @@ class KvTransfer:
     """`counter` (the connector's own) or `tokens` (external tokens x the engine's KV bytes per token)."""
     blocks: int | None = None
     """External tokens in blocks of the target."""
+    counted_by: str = ""
+    """Who counted: `counters` (the target's, over the time of the transfer) or `log` (the target's transfer log, this
+    very request). Empty: nobody."""
     counted_reason: str = ""
     """Why some of these are not known."""
     t_begin_ns: int = 0
@@ -197,8 +201,9 @@ class RoutedOutcome:
     error: str = ""
     migration: str = ""
     """What came of `migrate_from`: `transferred` (served at the target from KV that was moved there), `recomputed`
-    (served there, but it had to compute what it did not hold: no KV came, `transfer` says why), or `failed` (not served
-    there: the session stays bound as it was). Empty: none was asked for."""
+    (served there, but it had to compute what it did not hold: no KV came, `transfer` says why), `unneeded` (served
+    there, and all but less than `min_tokens` of what the source held was there already), or `failed` (not served there:
+    the session stays bound as it was). Empty: none was asked for."""
     transfer: KvTransfer | None = None
     """The KV movement this pick asked for; None = it asked for none, or the router has no transport."""
 

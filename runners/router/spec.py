@@ -48,7 +48,8 @@ class TransferRules:
     """How KV is moved, and when a pair of instances is left alone."""
 
     timeout_s: float = 120.0
-    """All tries of one transfer together, with the wait for its turn (specs/load_floor.md Q1.C: 120 s, not 30)."""
+    """All tries of one transfer together, with the wait for its turn, until its KV is at the target; of a handover as
+    well from its target leg to the first byte of the answer (specs/load_floor.md Q1.C: 120 s, not 30)."""
     attempts: int = 2
     """Tries of one transfer before the target recomputes."""
     failures_to_quarantine: int = 3
@@ -62,6 +63,9 @@ class TransferRules:
     queue: int = 1
     """So many migrations may wait for their turn at one target, behind the one on its way; a policy is told that no
     more KV can be moved there while they do."""
+    count: bool = True
+    """Read the target's counters after each transfer. Without, what came is null: for measurements in which a page of
+    metrics would cost the engine time, and which know from elsewhere."""
     leg_priority: int | None = None
     """`priority` of a migration's legs, where the engines schedule by priority (lower = sooner): KV is asked of an
     instance because that one is busy, and would wait behind all that made it so. None = no such field is sent."""
