@@ -175,6 +175,12 @@ class Colo:
     e2e_ms: float | None = None
     reason: str = ""
     """Why it is not known."""
+    first: bool | None = None
+    """It was sent before the request whose prompt is handed over, not after it; None = not known, or there is none."""
+    through: str = ""
+    """How it was sent: `router` = through the same router process as the other one; empty = not known."""
+    request: str = ""
+    """Its `x-request-id`."""
 
 
 @dataclass(frozen=True, slots=True)
