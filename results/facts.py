@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from results.host import host_notes
 from results.layout import ConfigLayout, RunLayout
 from results.load import Gap, artifact_name
 
@@ -44,6 +45,8 @@ class RunFacts:
     cells: tuple[PlannedCell, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     thresholds: Mapping[str, float] = field(default_factory=dict)
+    host_notes: tuple[str, ...] = ()
+    """What the host did meanwhile, in sentences; empty = nobody looked."""
 
     @property
     def named(self) -> dict[str, str | int | None]:
@@ -101,6 +104,7 @@ def run_facts(root: Path) -> tuple[RunFacts, tuple[Gap, ...]]:
             cells=_planned(plan.get("cells")),
             versions=_strings(_object(_object(inputs, "engine"), "versions")),
             thresholds=_numbers(_object(_object(inputs, "grid"), "saturation")),
+            host_notes=host_notes(RunLayout(root).host_csv),
         ),
         (),
     )

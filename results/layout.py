@@ -3,7 +3,7 @@
 The tree (specs/connector_tax, "Run artifacts"):
 
     RUN/
-      state.sqlite  plan.json  run.log  MANIFEST.tsv  reference_rates.json  report.md  report.html
+      state.sqlite  plan.json  run.log  host.csv  MANIFEST.tsv  reference_rates.json  report.md  report.html
       aggregate.json  aggregate.csv  aggregate.parquet  tax.json  tax.csv  verdicts.json
       figures/       figure_<n>.png  figure_<n>.svg  figure_<n>.csv
       preflight/     preflight_status.json  verify_<config>.log
@@ -93,6 +93,10 @@ class RunLayout:
     @property
     def log(self) -> Path:
         return self.root / "run.log"
+
+    @property
+    def host_csv(self) -> Path:
+        return self.root / "host.csv"
 
     @property
     def manifest(self) -> Path:

@@ -113,7 +113,7 @@ def limits(analysis: Analysis) -> tuple[str, ...]:
         found.append(f"No step timing in at least one cell of: {', '.join(unprobed)}.")
     if not any(cell.config == BASELINE for cell in analysis.cells):
         found.append(f"{BASELINE} was not measured: there is nothing to compare with, and no tax.")
-    return tuple(found)
+    return (*analysis.facts.host_notes, *found)
 
 
 def _markdown_figure(figure: Figure) -> list[str]:

@@ -19,8 +19,10 @@ from typing import Any, Protocol
 
 from launch.errors import LaunchError
 from launch.instance import end_leftover
+from results.layout import RunLayout
 from runners.disk import require_disk
 from runners.errors import CellFailed, CellSkipped, ExitCode, RunnerError
+from runners.host_sampler import HostSampler
 from runners.steering import Steering
 from state.errors import StateError
 from state.events import CellChanged, Event, InstanceChanged, Noted, RunChanged, StageChanged
@@ -32,6 +34,8 @@ from state.view import RunView, fold
 log = logging.getLogger("tracon.campaign")
 
 POLL_S = 0.3
+UNMEASURED = frozenset({"preflight", "probe", "analysis"})
+"""Kinds of cells that measure nothing a busy host could spoil."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,7 @@ class Campaign:
         self._lease = lease
         self._folder = folder
         self._experiment = experiment
+        self._host = HostSampler(RunLayout(folder).host_csv)
         self._steering = Steering(store)
         self._view = store.view()
         self._lost: StateError | None = None
@@ -81,7 +86,8 @@ class Campaign:
         try:
             self.recover()
             self._append(RunChanged(RunState.RUNNING, pid=os.getpid()))
-            return await self._work()
+            with self._host:
+                return await self._work()
         except (StateError, LaunchError, RunnerError, OSError) as error:
             return self._cannot_go_on(error)
         finally:
@@ -188,6 +194,7 @@ class Campaign:
         require_disk(self._folder)
         attempt = self._view.cells[plan.cell].attempt + 1
         self._append(CellChanged(plan.cell, CellState.RUNNING, attempt))
+        self._host.cell = "" if plan.kind in UNMEASURED else plan.cell
         task = asyncio.create_task(self._experiment.run_cell(plan, attempt))
         try:
             await self._follow(plan, task)
@@ -207,6 +214,8 @@ class Campaign:
             self._append(CellChanged(plan.cell, CellState.FAILED, attempt, f"{type(error).__name__}: {error}"))
         else:
             self._end_cell(plan, outcome)
+        finally:
+            self._host.cell = ""
         return True
 
     async def _follow(self, plan: CellPlan, task: asyncio.Task[Outcome]) -> None:
