@@ -23,6 +23,8 @@ from .hooks import HookCheck
 FLUSH_S = 0.1
 MAX_BUFFERED = 100_000
 """Lines kept while the disk does not take them; more, and the log ends."""
+MAX_BYTES = 64 << 20
+"""Of one process's file, some 200 000 lines; more, and the log ends."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 Line = Mapping[str, Any]
@@ -90,6 +92,9 @@ class TransferLog:
             path = self._folder / f"transfer.{os.getpid()}.jsonl"
             file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             while self.failure is None:
+                if os.fstat(file).st_size >= MAX_BYTES:
+                    self._fail(f"{path.name} has {MAX_BYTES} bytes, and may have no more")
+                    return
                 self._wake.wait()
                 time.sleep(FLUSH_S)
                 self._wake.clear()

@@ -57,3 +57,5 @@ class Draft:
     """The frozen plan over all inputs."""
     experiment: Callable[[RunContext], Experiment]
     """What runs its cells."""
+    notes: tuple[str, ...] = ()
+    """What sets single cells apart beyond their labels; shown with the plan."""

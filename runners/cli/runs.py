@@ -274,7 +274,7 @@ def _print_plan(wish: Wish, json: bool) -> None:
     if json:
         output.print_json(plan_json(prepared.plan, prepared.draft.sums))
     else:
-        output.out().print(plan_tables(prepared.plan, prepared.draft.sums))
+        output.out().print(plan_tables(prepared.plan, prepared.draft.sums, prepared.draft.notes))
 
 
 def _wish(

@@ -94,8 +94,8 @@ def plan_json(plan: RunPlan, sums: Sequence[Sum]) -> dict[str, Any]:
     }
 
 
-def plan_tables(plan: RunPlan, sums: Sequence[Sum]) -> RenderableType:
-    """Stages with their cells per config, the time they take, and how that is reckoned."""
+def plan_tables(plan: RunPlan, sums: Sequence[Sum], notes: Sequence[str] = ()) -> RenderableType:
+    """Stages with their cells per config, the time they take, how that is reckoned, and what else is to be said."""
     rows = table("stage", ">cells", "what", ">estimated")
     for stage in plan.stages:
         cells = [cell for cell in plan.cells if cell.stage == stage.stage]
@@ -115,7 +115,8 @@ def plan_tables(plan: RunPlan, sums: Sequence[Sum]) -> RenderableType:
     reckoned = table("stage", "arithmetic", ">is")
     for line in sums:
         reckoned.add_row(line.stage, line.text, duration_text(line.seconds))
-    return Group(title, rows, reckoned, Text(f"{order}: {', '.join(plan.configs)}"), total)
+    said = [Text(line) for line in notes]
+    return Group(title, rows, *said, reckoned, Text(f"{order}: {', '.join(plan.configs)}"), total)
 
 
 def status_json(view: RunView, lease: LeaseState, folder: Path, now_unix_s: float) -> dict[str, Any]:

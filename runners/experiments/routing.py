@@ -23,7 +23,7 @@ from runners.experiments.interference import InterferenceRecord, InterferenceSpe
 from runners.experiments.routing_artifacts import headline, trial_layout
 from runners.experiments.routing_cell import replay_cell
 from runners.experiments.routing_grid import EXPERIMENT, Grid
-from runners.experiments.routing_plan import PATCHES, TRACE_CELL
+from runners.experiments.routing_plan import TRACE_CELL, needs_patches
 from runners.experiments.routing_trace import TraceRecord, prepare_trace, read_record
 from state.events import CellProgressed
 from state.run import CellPlan, CellState
@@ -104,7 +104,7 @@ class Routing:
             await asyncio.to_thread(self._patches.apply)
 
     def _needs_patches(self, config: str) -> bool:
-        return PATCHES in self._context.configs[config].requires_on(self._context.profile.engine.kind)
+        return needs_patches(self._context.configs[config], self._context.profile.engine.kind)
 
     async def _revert_patches(self, cell: CellPlan, attempt: int) -> Outcome:
         await self.release("the patches are removed")

@@ -39,6 +39,8 @@ HEADLINE = (
     "amplification",
 )
 """Values of the summary that the journal keeps of a cell."""
+TRANSFER_LOGS = "*/rings/*/transfer.*.jsonl"
+"""Of a cell's engines: what they say of KV on its way (docs/transfer-probe.md)."""
 COUNTS = ("completed", "failed", "cut", "sessions_done", "retried")
 _HERE = Path(__file__).resolve().parent
 _Row = TypeVar("_Row")
@@ -81,7 +83,8 @@ def put_in_place(
     _write(written.config, _config(cell, grid, trace, context))
     _write(written.apc, {name: msgspec.to_builtins(span) for name, span in spans.items()})
     measured = (written.config, written.metrics, written.decisions, written.engines, written.apc, written.gpu_util)
-    record = replace(record, checksums={path.name: sha256(path) for path in measured})
+    logs = sorted((folder / "engines").glob(TRANSFER_LOGS))
+    record = replace(record, checksums={str(path.relative_to(folder)): sha256(path) for path in (*measured, *logs)})
     summary, breakdown = summarise(turns, decisions, record, _rows(written.engines, EngineSample))
     summary["movements"] = movements(decisions)
     _write(written.summary, summary)
@@ -137,7 +140,7 @@ def _record(
         trace=_trace_facts(trace, outcome),
         replay=_replay_facts(grid, outcome),
         engines=tuple(_engine(m, replayed.shapes[m.name], spans[m.name]) for m in replayed.members),
-        router=_router_facts(replayed.router),
+        router=_router_facts(replayed.router) | {name: cell.params[name] for name in ("moves_kv", "transfer")},
         t_start_ns=outcome.t_start_ns,
         t_end_ns=outcome.t_end_ns,
         t_start_unix_s=outcome.t_start_unix_s,

@@ -17,7 +17,7 @@ from runners.engine_counters import CacheShape, baseline_shape
 from runners.errors import CellFailed
 from runners.experiments.routing_artifacts import Replayed, degraded, first_error, put_in_place
 from runners.experiments.routing_grid import Grid
-from runners.experiments.routing_plan import ports_per_instance
+from runners.experiments.routing_plan import can_move, ports_per_instance
 from runners.experiments.routing_trace import TraceRecord, trace_path
 from runners.experiments.routing_transfers import endpoint_of, kv_bytes_per_token
 from runners.experiments.routing_watch import Watch
@@ -27,7 +27,7 @@ from runners.load.block_prompts import BlockShape, TurnPrompt, as_hashes, prompt
 from runners.load.process import run_replay
 from runners.load.replay_spec import ReplaySpec, ReplayTick
 from runners.router.process import RouterProcess
-from runners.router.spec import InstanceSpec, Prewarm, RouterSpec
+from runners.router.spec import InstanceSpec, Prewarm, RouterSpec, TransferRules
 from runners.sampler import MetricsSampler
 from runners.trace.common import common_prefix
 from runners.trace.formats import read_trace
@@ -49,14 +49,15 @@ async def replay_cell(cell: CellPlan, attempt: int, grid: Grid, trace: TraceReco
     start. The attempt's folder keeps what there was.
     """
     assert cell.config is not None
-    folder = context.attempt_folder(cell, attempt)
+    folder, config = context.attempt_folder(cell, attempt), context.configs[cell.config]
     group = GroupPlan(
         config=cell.config,
         roles=tuple(cell.params["roles"]),
         folder=folder / "engines",
-        ports=ports_per_instance(grid, ports_needed(context.configs[cell.config])),
+        ports=ports_per_instance(grid, ports_needed(config)),
         events=grid.router.index == "events",
         gpus=grid.gpus,
+        transfer_log=can_move(config, context.profile.engine.kind),
     )
     async with engine_group(context.launcher, group) as members:
         replayed = await _replay(cell, grid, members, folder, context)
@@ -111,7 +112,8 @@ def _router_spec(
     context: RunContext,
 ) -> RouterSpec:
     assert cell.config is not None
-    config, model = context.configs[cell.config], members[0].engine.spec.tiny_model
+    config, kind = context.configs[cell.config], context.profile.engine.kind
+    model = members[0].engine.spec.tiny_model
     bytes_per_token = grid.router.kv_bytes_per_token or kv_bytes_per_token(model or Path(context.profile.model.source))
     return RouterSpec(
         instances=tuple(
@@ -123,7 +125,7 @@ def _router_spec(
                 block_tokens=shapes[member.name].block_tokens,
                 kv_events="" if member.events is None else member.events.endpoint,
                 kv_replay="" if member.events is None else member.events.replay_endpoint,
-                transfer=endpoint_of(member, config, context.profile.engine.kind, bytes_per_token),
+                transfer=endpoint_of(member, config, kind, bytes_per_token) if cell.params["moves_kv"] else None,
             )
             for member in members
         ),
@@ -132,7 +134,7 @@ def _router_spec(
         decisions_path=str(folder / "decisions.jsonl"),
         index=grid.router.index,
         prewarm=_prewarm(cell, context),
-        transfer=grid.transfer_rules(),
+        transfer=msgspec.convert(cell.params["transfer"], TransferRules),
     )
 
 

@@ -27,6 +27,8 @@ POOLED = "static_pd"
 """The policy that only works with pools."""
 EXAMPLE = "unified.overload_factor=1.5"
 """Of a setting, for the error that one needs."""
+OWN_RULE = ".transfer"
+"""Between a policy and one of its own rules, in a setting: `EAR.transfer.timeout_s=4`."""
 
 
 class PolicyChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,6 +41,10 @@ class PolicyChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parameters: dict[str, Any] = {}
     prefill_instances: int = 0
     """The first so many instances only prefill and the others only decode; 0 = every instance does both."""
+    transfer: dict[str, Any] = {}
+    """Rules for moving KV of its own, over `router.transfer`."""
+    moves_kv: bool = True
+    """False = it decides as with KV that can be moved, and the target of a migration or handover computes anew."""
 
 
 class TraceChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -135,8 +141,10 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         file = policy_file(policy.name)
         stem = policy.name if file is None else file.stem
         given = [f"{key}={_short(value)}" for key, value in sorted(policy.parameters.items())]
+        given += [f"transfer.{key}={_short(value)}" for key, value in sorted(policy.transfer.items())]
         pools = [f"{policy.prefill_instances}P+{self.instances - policy.prefill_instances}D"]
-        return " ".join([stem, *(pools if policy.prefill_instances else []), *given])
+        kept = [] if policy.moves_kv else ["KV not moved"]
+        return " ".join([stem, *(pools if policy.prefill_instances else []), *given, *kept])
 
     def roles(self, policy: PolicyChoice) -> tuple[Role, ...]:
         """Per instance."""
@@ -144,9 +152,9 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         rest: Role = "decode" if first else "both"
         return tuple("prefill" if place < first else rest for place in range(self.instances))
 
-    def transfer_rules(self) -> TransferRules:
-        """What `router.transfer` asks for. Raises msgspec.ValidationError for a value of the wrong kind."""
-        return msgspec.convert(self.router.transfer, TransferRules)
+    def transfer_rules(self, policy: PolicyChoice) -> TransferRules:
+        """What `router.transfer` asks for, and the policy over it. Raises msgspec.ValidationError for a wrong value."""
+        return msgspec.convert(self.router.transfer | policy.transfer, TransferRules)
 
 
 def policy_file(name: str) -> Path | None:
@@ -264,6 +272,8 @@ def _with_pools(grid: Grid, policy: PolicyChoice) -> PolicyChoice:
 def _with_parameter(grid: Grid, key: str, value: object) -> Grid:
     """The grid with one parameter of one policy changed; without a policy's name it is the only policy's."""
     name, dot, parameter = key.rpartition(".")
+    rule = name.endswith(OWN_RULE)
+    name = name.removesuffix(OWN_RULE)
     named = [entry for entry in grid.policies if name in (entry.name, grid.label(entry))]
     found = named if dot else list(grid.policies)
     if len(found) != 1:
@@ -272,7 +282,10 @@ def _with_parameter(grid: Grid, key: str, value: object) -> Grid:
             f"--set {key}: that is no setting of the grid, and {len(found)} policies of this run are meant by it",
             remedy=f"write POLICY.PARAMETER=VALUE; policies: {known}; settings: {', '.join(Grid.__struct_fields__)}",
         )
-    if parameter == "prefill_instances":
+    change: dict[str, Any]
+    if rule:
+        change = {"transfer": found[0].transfer | {parameter: value}}
+    elif parameter in ("prefill_instances", "moves_kv"):
         change = {parameter: value}
     else:
         change = {"parameters": found[0].parameters | {parameter: value}}
@@ -313,26 +326,39 @@ def _check(grid: Grid, where: str) -> None:
 
 def _transfer_problems(grid: Grid) -> list[tuple[bool, str]]:
     """A router would refuse the values, and an engine every leg; both only once the engines run."""
-    known = TransferRules.__dataclass_fields__
-    unknown = sorted(set(grid.router.transfer) - set(known))
-    if unknown:
-        return [(True, f"router.transfer has no {', '.join(unknown)}; it has {', '.join(known)}")]
-    try:
-        rules = grid.transfer_rules()
-    except msgspec.ValidationError as error:
-        return [(True, f"router.transfer: {error}")]
-    counts = (rules.attempts, rules.failures_to_quarantine, rules.min_tokens)
-    times, per_token = (rules.timeout_s, rules.window_s, rules.quarantine_s), grid.router.kv_bytes_per_token
-    return [
-        (min(counts) < 1, "router.transfer: attempts, failures_to_quarantine and min_tokens must be at least 1"),
-        (min(times) <= 0, "router.transfer: timeout_s, window_s and quarantine_s must be above 0"),
-        (rules.queue < 0, "router.transfer.queue must not be below 0"),
-        (rules.quarantine_max_s < rules.quarantine_s, "router.transfer.quarantine_max_s is below quarantine_s"),
-        (
-            rules.leg_priority is not None and grid.engine.scheduling != "priority",
-            'router.transfer.leg_priority needs engine.scheduling = "priority": engines refuse it otherwise',
-        ),
+    per_token, shared = grid.router.kv_bytes_per_token, grid.router.transfer
+    found = [
         (not (per_token is None or per_token >= 1), "router.kv_bytes_per_token must be at least 1"),
+        *_rule_problems("router.transfer", shared, grid.engine.scheduling),
+    ]
+    for policy in grid.policies:
+        if policy.transfer:
+            where = f"policy {grid.label(policy)}: transfer"
+            found.append((not policy.moves_kv, f"{where} is for KV that is moved, and its moves_kv is false"))
+            found += _rule_problems(where, shared | policy.transfer, grid.engine.scheduling)
+    return found
+
+
+def _rule_problems(where: str, given: Mapping[str, Any], scheduling: str | None) -> list[tuple[bool, str]]:
+    known = TransferRules.__dataclass_fields__
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        return [(True, f"{where} has no {', '.join(unknown)}; it has {', '.join(known)}")]
+    try:
+        rules = msgspec.convert(given, TransferRules)
+    except msgspec.ValidationError as error:
+        return [(True, f"{where}: {error}")]
+    counts = (rules.attempts, rules.failures_to_quarantine, rules.min_tokens)
+    times = (rules.timeout_s, rules.window_s, rules.quarantine_s)
+    return [
+        (min(counts) < 1, f"{where}: attempts, failures_to_quarantine and min_tokens must be at least 1"),
+        (min(times) <= 0, f"{where}: timeout_s, window_s and quarantine_s must be above 0"),
+        (rules.queue < 0, f"{where}.queue must not be below 0"),
+        (rules.quarantine_max_s < rules.quarantine_s, f"{where}.quarantine_max_s is below quarantine_s"),
+        (
+            rules.leg_priority is not None and scheduling != "priority",
+            f'{where}.leg_priority needs engine.scheduling = "priority": engines refuse it otherwise',
+        ),
     ]
 
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from launch.command import ports_needed
-from launch.profile import Profile, load_config
+from launch.profile import ConnectorConfig, Kind, Profile, load_config
+from launch.transfer_request import transferring
 from results.layout import sha256
 from runners.draft import Draft, Wish
 from runners.errors import RunnerError
@@ -83,12 +84,14 @@ def draft(wish: Wish, profile: Profile) -> Draft:
             "files": _digests(grid),
         },
         sums=arithmetic(grid, profile.launch.release_wait_s),
+        notes=tuple(notes(grid)) if can_move(config, profile.engine.kind) else (),
         plan=lambda inputs: make_plan(
             grid,
             profile=wish.profile,
             preset=wish.preset,
             config=config.name,
-            patched=PATCHES in config.requires_on(profile.engine.kind),
+            patched=needs_patches(config, profile.engine.kind),
+            moves_kv=can_move(config, profile.engine.kind),
             seed=seed,
             release_wait_s=profile.launch.release_wait_s,
             inputs=inputs,
@@ -102,6 +105,26 @@ def ports_per_instance(grid: Grid, needed: int) -> int:
     return needed + (EVENT_PORTS if grid.router.index == "events" else 0)
 
 
+def can_move(config: ConnectorConfig, kind: Kind) -> bool:
+    """Whether engines of this config exchange KV, and so have a transfer log."""
+    return transferring(config, kind) is not None
+
+
+def needs_patches(config: ConnectorConfig, kind: Kind) -> bool:
+    """Whether its connector does not work without them, or they are to log what it moves."""
+    return PATCHES in config.requires_on(kind) or can_move(config, kind)
+
+
+def notes(grid: Grid) -> Iterator[str]:
+    """What policies do with KV other than the run's rules say, a line each."""
+    for policy in grid.policies:
+        if not policy.moves_kv:
+            yield f"{grid.label(policy)}: no KV is moved, the target of a migration or handover computes anew"
+        for name in sorted(policy.transfer):
+            own, others = (getattr(grid.transfer_rules(one), name) for one in (policy, PolicyChoice(policy.name)))
+            yield f"{grid.label(policy)}: transfer.{name} = {own}, elsewhere {others}"
+
+
 def make_plan(
     grid: Grid,
     *,
@@ -112,10 +135,12 @@ def make_plan(
     release_wait_s: float,
     inputs: Mapping[str, Any],
     patched: bool = False,
+    moves_kv: bool = False,
 ) -> RunPlan:
     """Stages and cells in the order they run; a trial is a block in which each policy has its turn once.
 
     `patched`: the config needs the patches in the engine environment; they are taken out again at the end.
+    `moves_kv`: its engines exchange KV.
     """
     around_s = grid.engine_start_s + release_wait_s
     apply = CellPlan(PATCHES_CELL, PREPARE, "patches", None, "patches applied", {}, PATCH_S)
@@ -124,7 +149,7 @@ def make_plan(
         CellPlan(TRACE_CELL, PREPARE, "trace", None, "the trace as it is replayed", {}, COMPUTE_S),
         *([apply] if patched else []),
         CellPlan(f"preflight/{config}", PREPARE, "preflight", config, config, {}, around_s + grid.preflight_s),
-        *_trials(grid, config, seed, around_s),
+        *_trials(grid, config, seed, around_s, moves_kv),
         *_interference(grid, config, seed, around_s),
         *([revert] if patched else []),
         CellPlan("analysis/report", ANALYSIS, "analysis", None, "numbers, tables, figures, report", {}, COMPUTE_S),
@@ -162,7 +187,7 @@ def arithmetic(grid: Grid, release_wait_s: float) -> tuple[Sum, ...]:
     return tuple(lines)
 
 
-def _trials(grid: Grid, config: str, seed: int, around_s: float) -> Iterator[CellPlan]:
+def _trials(grid: Grid, config: str, seed: int, around_s: float, moves_kv: bool) -> Iterator[CellPlan]:
     """Policies interleaved in random blocks: what drifts over the run falls on all of them alike."""
     draw = random.Random(seed)
     place = 0
@@ -174,19 +199,24 @@ def _trials(grid: Grid, config: str, seed: int, around_s: float) -> Iterator[Cel
                 kind="replay",
                 config=config,
                 label=grid.label(policy),
-                params=_params(grid, policy, seed, trial, place),
+                params=_params(grid, policy, seed, trial, place, moves_kv),
                 estimated_s=around_s + grid.expected_replay_s,
                 trial=trial,
             )
             place += 1
 
 
-def _params(grid: Grid, policy: PolicyChoice, seed: int, trial: int, place: int) -> dict[str, Any]:
-    """Prompts depend on seed and trial, never on the policy: all policies of a trial see the same ones."""
+def _params(grid: Grid, policy: PolicyChoice, seed: int, trial: int, place: int, moves_kv: bool) -> dict[str, Any]:
+    """Prompts depend on seed and trial, never on the policy: all policies of a trial see the same ones.
+
+    `moves_kv` and `transfer` are what holds in the cell: whether KV is moved at all, and every rule for it.
+    """
     return {
         "policy": policy.name,
         "parameters": dict(policy.parameters),
         "roles": list(grid.roles(policy)),
+        "moves_kv": moves_kv and policy.moves_kv,
+        "transfer": msgspec.to_builtins(grid.transfer_rules(policy)),
         "place": place,
         "replay_seed": seed * SEEDS_PER_RUN + trial,
     }

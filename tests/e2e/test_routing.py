@@ -143,6 +143,22 @@ def test_kv_moved_and_the_engines_say_so_too(folder: Path, label: str, purpose: 
     assert came_from_elsewhere(folder, "unified") == 0 < moved
 
 
+def test_the_engines_log_of_what_moved_lies_with_the_cell(folder: Path) -> None:
+    done = [move for move in transfers(folder, "EAR") if move.status == "transferred" and move.external_tokens]
+    assert done
+    cells, _ = collect(folder)
+    cell = next(cell for cell in cells if cell.record.label == "EAR")
+    root = folder / Path(cell.path).parent
+    logs = [root / name for name in cell.record.checksums if Path(name).name.startswith("transfer.")]
+    assert {path.relative_to(root).parts[1] for path in logs} == {"e0", "e1"}
+    lines = [msgspec.json.decode(line) for path in logs for line in path.open("rb")]
+    assert {line["role"] for line in lines if line["event"] == "status"} == {"engine", "worker"}
+    came = {line["transfer"]: line for line in lines if line["event"] == "blocks_allocated"}
+    assert {move.transfer: came[move.transfer]["external_tokens"] for move in done} == {
+        move.transfer: move.external_tokens for move in done
+    }
+
+
 def test_nobody_was_left_without_an_answer_by_a_movement(folder: Path) -> None:
     cells, _ = collect(folder)
     for cell in cells:

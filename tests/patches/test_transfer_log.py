@@ -170,6 +170,25 @@ def test_a_disk_that_takes_nothing_more_costs_the_log_and_no_memory(
     assert len(log._lines) == 0
 
 
+def test_a_file_that_has_grown_large_ends_the_log_and_keeps_whole_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer_log, "MAX_BYTES", 2000)
+    monkeypatch.setattr(transfer_log, "FLUSH_S", 0.0)
+    log = TransferLog(str(tmp_path))
+    made = report(log)
+    deadline = time.monotonic() + WRITTEN_S
+    number = 0
+    while log.failure is None and time.monotonic() < deadline:
+        made.note("one", numbered, number)
+        number += 1
+        time.sleep(0.001)
+    assert "2000 bytes" in (log.failure or "")
+    (path,) = tmp_path.iterdir()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["t_ns"] for line in events(lines)] == list(range(len(lines) - 1))
+
+
 def test_no_thread_to_be_had_costs_the_log_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_thread: object) -> None:
         raise RuntimeError("can't start new thread")

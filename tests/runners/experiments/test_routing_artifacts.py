@@ -162,6 +162,28 @@ def test_a_changed_artifact_or_another_cells_record_is_no_measurement(subject: S
     assert not is_complete(subject.layout.cell, "trials/another/t0")
 
 
+def test_what_the_engines_logged_of_kv_is_part_of_the_cell(subject: Subject) -> None:
+    log = Path("engines/e1/rings/2/transfer.77.jsonl")
+    lines(subject.folder / log, {"event": "status"})
+    lines(subject.folder / log.with_name("engine_step.engine.77.ring"), {})
+    subject.put()
+    loaded = load_cell(subject.layout)
+    assert isinstance(loaded, LoadedCell)
+    assert [name for name in loaded.record.checksums if "transfer" in name] == [str(log)]
+    assert not [name for name in loaded.record.checksums if "ring" in Path(name).suffix]
+    assert subject.experiment.adopt(CELL) is not None
+    (subject.layout.root / log).unlink()
+    assert subject.experiment.adopt(CELL) is None
+
+
+def test_a_cell_says_whether_kv_moved_in_it_and_by_which_rules(subject: Subject) -> None:
+    subject.put()
+    record, asked = (msgspec.json.decode(path.read_bytes()) for path in (subject.layout.cell, subject.layout.config))
+    assert record["router"]["moves_kv"] is asked["moves_kv"] is False
+    assert record["router"]["transfer"] == asked["transfer"] == CELL.params["transfer"]
+    assert record["router"]["transfer"]["timeout_s"] == 10.0
+
+
 def test_what_a_cut_short_attempt_left_makes_room(subject: Subject) -> None:
     stale = subject.layout.root / "engines" / "e7" / "vllm_stdout.log"
     stale.parent.mkdir(parents=True)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import io
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console, RenderableType
 
 from launch.profile import load_profile
+from runners.cli.tables import plan_tables
 from runners.draft import Wish
 from runners.errors import RunnerError
 from runners.experiments.engines import EngineChoice, counting_profile
 from runners.experiments.routing_grid import EXPERIMENT, Grid, PolicyChoice, grid_of, slug
-from runners.experiments.routing_plan import arithmetic, make_plan
+from runners.experiments.routing_plan import arithmetic, make_plan, notes
+from runners.router.spec import TransferRules
 from runners.start import prepare, wish_of
 from state.run import CellPlan, RunPlan
 
@@ -43,7 +48,7 @@ def grid(preset: str = "full", policies: Sequence[str] = (), settings: Sequence[
     return grid_of(CPU.experiments[EXPERIMENT], CPU.name, preset, policies=policies, settings=settings)
 
 
-def plan_of(of: Grid, seed: int = 1, release_wait_s: float = 0.5) -> RunPlan:
+def plan_of(of: Grid, seed: int = 1, release_wait_s: float = 0.5, moves_kv: bool = False) -> RunPlan:
     return make_plan(
         of,
         profile="cpu-tiny",
@@ -52,6 +57,7 @@ def plan_of(of: Grid, seed: int = 1, release_wait_s: float = 0.5) -> RunPlan:
         seed=seed,
         release_wait_s=release_wait_s,
         inputs=msgspec.to_builtins(of),
+        moves_kv=moves_kv,
     )
 
 
@@ -160,7 +166,8 @@ def test_a_config_that_needs_the_patches_has_them_applied_before_and_removed_aft
         place for place, kind in enumerate(patched) if kind in ("replay", "interference")
     )
     assert patched[-1] == "analysis"
-    assert not {"patches", "revert"} & set(order("nixl_both"))
+    assert "patches" in order("nixl_both"), "its engines log what they move"
+    assert not {"patches", "revert"} & set(order("plain"))
 
 
 def test_a_sweep_is_a_policy_for_every_combination() -> None:
@@ -224,6 +231,77 @@ def test_wrong_rules_for_moving_kv_are_refused_before_an_engine_runs(settings: l
         grid("smoke", policies=["unified"], settings=settings)
 
 
+ARMS = [
+    {"name": "ear", "label": "EAR"},
+    {"name": "ear", "label": "EAR, KV not moved", "moves_kv": False},
+    {"name": "ear", "label": "EAR, soon", "transfer": {"timeout_s": 2.0}},
+]
+
+
+def of_arms(policies: Sequence[object], settings: Sequence[str] = ()) -> Grid:
+    return grid_of(
+        {"arms": CPU.experiments[EXPERIMENT]["smoke"] | {"policies": policies}}, "p", "arms", settings=settings
+    )
+
+
+def test_a_policy_may_have_rules_of_its_own_or_leave_kv_where_it_is() -> None:
+    of = of_arms(ARMS, ["EAR.transfer.attempts=1", "EAR, soon.moves_kv=true"])
+    params = {cell.label: cell.params for cell in replays(plan_of(of, moves_kv=True))}
+    assert {label: found["moves_kv"] for label, found in params.items()} == {
+        "EAR": True,
+        "EAR, KV not moved": False,
+        "EAR, soon": True,
+    }
+    rules = {label: msgspec.convert(found["transfer"], TransferRules) for label, found in params.items()}
+    shared = rules["EAR, KV not moved"]
+    assert (shared.timeout_s, shared.leg_priority, shared.attempts) == (10.0, -1, 2)
+    assert rules["EAR"] == replace(shared, attempts=1)
+    assert rules["EAR, soon"] == replace(shared, timeout_s=2.0)
+    fixed = ("policy", "parameters", "roles", "replay_seed")
+    assert all(found[name] == params["EAR"][name] for found in params.values() for name in fixed)
+
+
+def test_where_no_engine_can_move_kv_no_arm_says_that_it_is_moved() -> None:
+    assert {cell.params["moves_kv"] for cell in replays(plan_of(of_arms(ARMS), moves_kv=False))} == {False}
+
+
+def test_arms_without_a_label_are_told_apart() -> None:
+    of = of_arms(["ear", {"name": "ear", "moves_kv": False}, {"name": "ear", "transfer": {"timeout_s": 2.0}}])
+    assert [of.label(policy) for policy in of.policies] == ["ear", "ear KV not moved", "ear transfer.timeout_s=2"]
+
+
+def test_a_plan_says_in_words_what_an_arm_does_with_kv() -> None:
+    assert list(notes(of_arms(ARMS))) == [
+        "EAR, KV not moved: no KV is moved, the target of a migration or handover computes anew",
+        "EAR, soon: transfer.timeout_s = 2.0, elsewhere 10.0",
+    ]
+    prepared = prepare(Wish(EXPERIMENT, "cpu-tiny", "smoke", settings=("EAR.moves_kv=false",)), need_engine=False)
+    assert "EAR: no KV is moved" in rendered(plan_tables(prepared.plan, prepared.draft.sums, prepared.draft.notes))
+
+
+def rendered(shown: RenderableType) -> str:
+    console = Console(width=200, file=io.StringIO())
+    console.print(shown)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("arm", "named"),
+    [
+        ({"transfer": {"timeout": 3}}, "policy ear.*no timeout;"),
+        ({"transfer": {"timeout_s": 0}}, "policy ear.*timeout_s"),
+        ({"transfer": {"attempts": "many"}}, "policy ear.*attempts"),
+        ({"transfer": {"timeout_s": 1.0}, "moves_kv": False}, "policy ear.*moves_kv is false"),
+        ({"transfer": 4}, "transfer"),
+        ({"moves_kv": "no"}, "moves_kv"),
+    ],
+)
+def test_wrong_rules_of_one_policy_are_refused_with_its_name(arm: dict[str, object], named: str) -> None:
+    with pytest.raises(RunnerError, match=named):
+        of_arms([{"name": "ear", **arm}])
+
+
 def test_how_engines_order_their_queue_and_what_they_inherit_is_the_presets() -> None:
     settings = ["engine.scheduling=priority", "router.transfer.leg_priority=-1", 'engine.env.SOME_LIMIT="7"']
     of = grid("smoke", settings=settings)
@@ -231,7 +309,7 @@ def test_how_engines_order_their_queue_and_what_they_inherit_is_the_presets() ->
     assert engine.extra_args[-2:] == ("--scheduling-policy", "priority")
     assert engine.env == CPU.engine.env | of.engine.env
     assert engine.env["SOME_LIMIT"] == "7"
-    assert of.transfer_rules().leg_priority == -1
+    assert of.transfer_rules(of.policies[0]).leg_priority == -1
     assert "--scheduling-policy" not in counting_profile(CPU, EngineChoice()).engine.extra_args
 
 
