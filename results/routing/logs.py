@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from results.decisions import DecisionRecord
-from results.load import Gap
+from results.load import Gap, artifact_name
 from results.routing.floor_facts import KV_AWARE, FloorFacts, floor_facts
 from results.routing.load import LoadedCell, read_rows
 from results.routing.migrations import Migrations, migrations
 from results.routing.recomputing import Brought, Prefill, brought, prefills
 from results.routing.record import TrialLayout
 from results.routing.timeline import Timeline, timeline
+from results.routing.transfer_counts import counted_by_logs, read_transfer_logs
 from results.routing.transfers import Moved, moved
 
 
@@ -48,6 +49,10 @@ def read_logs(root: Path, cells: Sequence[LoadedCell]) -> tuple[dict[str, LogFac
         records, wrong = read_rows(layout.decisions, DecisionRecord, cell.record)
         gaps += [gap for gap in wrong if gap.artifact not in {one.artifact for one in cell.gaps}]
         if not wrong:
+            if cell.picks is not None and cell.picks.transfers:
+                logs, damaged = read_transfer_logs(layout, cell.record)
+                records, differing = counted_by_logs(records, logs, cell.record, artifact_name(layout.decisions))
+                gaps += [*damaged, *differing]
             found[cell.path] = log_facts(cell, records)
     return found, tuple(gaps)
 

@@ -1,0 +1,193 @@
+"""What KV transfers brought, by the engines' own transfer logs (docs/transfer-probe.md) joined to the decision log.
+
+The router divides a target's counters among the transfers that ended there, and cannot where several overlapped. The
+target's log names each request: Mooncake's lines hold the transfer's id, NIXL's the source's request, which has it in
+its name. Runs whose engines wrote no such log are left as they are.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from results.decisions import DecisionRecord, KvTransfer
+from results.load import Gap, verified_bytes
+from results.routing.record import RoutingCell, TrialLayout
+from results.transfer_probe import ProbeEvent, ProbeLog, read_probe
+
+LOG = "log"
+"""`KvTransfer.counted_by` of what the target's log told."""
+ALLOCATED, SCHEDULED, PROMOTED, WRITE = "blocks_allocated", "scheduled", "promoted", "write"
+KINDS = frozenset({ALLOCATED, SCHEDULED, PROMOTED, WRITE})
+DECODE = "decode"
+"""The leg of the target's request."""
+NOT_LOGGED = "the target's transfer log does not tell it"
+LOGS = "rings/*/transfer.*.jsonl"
+"""Below an instance's folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """One transfer by the logs of its engines; None = they do not tell."""
+
+    external_tokens: int
+    local_tokens: int | None
+    prompt_tokens: int | None
+    bytes: int | None
+    """Of the copies that were made for it alone."""
+
+    @property
+    def computed_tokens(self) -> int | None:
+        """What neither came nor was there."""
+        if self.prompt_tokens is None or self.local_tokens is None:
+            return None
+        return max(self.prompt_tokens - self.external_tokens - self.local_tokens, 0)
+
+
+def read_transfer_logs(layout: TrialLayout, record: RoutingCell) -> tuple[dict[str, ProbeLog], tuple[Gap, ...]]:
+    """The transfer log of each of the cell's instances that wrote one; a damaged or missing one is a gap."""
+    found: dict[str, ProbeLog] = {}
+    gaps: list[Gap] = []
+    known = {name: checksum for name, checksum in record.checksums.items() if name.startswith("engines/")}
+    for engine in record.engines:
+        folder = layout.root / "engines" / engine.instance
+        paths = set(folder.glob(LOGS))
+        paths |= {layout.root / name for name in known if name.startswith(f"engines/{engine.instance}/")}
+        wrong = [
+            raw
+            for path in sorted(paths)
+            if isinstance(raw := verified_bytes(path, known.get(str(path.relative_to(layout.root)))), Gap)
+        ]
+        logs = [] if wrong else [read_probe(one) for one in sorted({path.parent for path in paths})]
+        gaps += [*wrong, *(gap for log in logs for gap in log.gaps)]
+        if logs:
+            found[engine.instance] = ProbeLog(
+                tuple(sorted((event for log in logs for event in log.events), key=lambda event: event.t_ns)),
+                tuple(status for log in logs for status in log.statuses),
+            )
+    return found, tuple(gaps)
+
+
+def counted_by_logs(
+    records: Sequence[DecisionRecord], logs: Mapping[str, ProbeLog], cell: RoutingCell, artifact: str
+) -> tuple[tuple[DecisionRecord, ...], tuple[Gap, ...]]:
+    """The records with the tokens of transfers that the target's log knows, `logs` by instance.
+
+    Where counters and log both know, and differ, the log's are taken (they are of this very request), and there is a
+    gap of `artifact`.
+    """
+    if not logs:
+        return tuple(records), ()
+    blocks = {engine.instance: engine.block_tokens for engine in cell.engines}
+    books = {instance: _Book(log) for instance, log in logs.items()}
+    both, differing, told = 0, list[str](), list[DecisionRecord]()
+    for record in records:
+        moved = None if record.outcome is None else record.outcome.transfer
+        if record.outcome is None or moved is None or moved.status != "transferred" or moved.target not in books:
+            told.append(record)
+            continue
+        logged = _logged(moved, books)
+        if logged is None:
+            filled = _left(moved)
+        elif moved.external_tokens is None:
+            filled = _filled(moved, logged, blocks.get(moved.target))
+        else:
+            both += 1
+            filled = moved if _agree(moved, logged) else _filled(moved, logged, blocks.get(moved.target))
+            if filled is not moved:
+                differing.append(f"{moved.transfer}: {_tokens(moved)} by the counters, {_tokens(logged)} by the log")
+        told.append(replace(record, outcome=replace(record.outcome, transfer=filled)))
+    if not differing:
+        return tuple(told), ()
+    text = f"{len(differing)} of {both} transfers differ between the target's counters and its log, which is taken"
+    return tuple(told), (Gap(artifact, f"{text}; {differing[0]}"),)
+
+
+def _agree(moved: KvTransfer, logged: Logged) -> bool:
+    pairs = (moved.external_tokens, logged.external_tokens), (moved.local_tokens, logged.local_tokens)
+    return all(ours == theirs for ours, theirs in pairs if ours is not None and theirs is not None)
+
+
+def _tokens(one: KvTransfer | Logged) -> str:
+    return f"{one.external_tokens} tokens came and {one.local_tokens} were there"
+
+
+def _left(moved: KvTransfer) -> KvTransfer:
+    """A transfer of which the target's log says nothing."""
+    if moved.external_tokens is not None:
+        return moved
+    return replace(moved, counted_reason="; ".join(part for part in (moved.counted_reason, NOT_LOGGED) if part))
+
+
+def _filled(moved: KvTransfer, logged: Logged, block_tokens: int | None) -> KvTransfer:
+    external = logged.external_tokens
+    holds = moved.bytes is not None and (moved.bytes_from == "counter" or moved.external_tokens == external)
+    wrote = "" if logged.bytes is None else LOG
+    return replace(
+        moved,
+        external_tokens=external,
+        local_tokens=logged.local_tokens,
+        computed_tokens=logged.computed_tokens,
+        blocks=None if not block_tokens else -(-external // block_tokens),
+        bytes=moved.bytes if holds else logged.bytes,
+        bytes_from=moved.bytes_from if holds else wrote,
+        counted_by=LOG,
+        counted_reason="",
+    )
+
+
+class _Book:
+    """One instance's log, by transfer."""
+
+    def __init__(self, log: ProbeLog) -> None:
+        self.sees_allocation = not log.blind(ALLOCATED)
+        self._of: dict[str, list[ProbeEvent]] = defaultdict(list)
+        for event in log.events:
+            if event.event in KINDS:
+                for name in _names(event):
+                    self._of[name].append(event)
+
+    def of(self, transfer: str, kind: str) -> list[ProbeEvent]:
+        return [event for event in self._of.get(transfer, ()) if event.event == kind]
+
+
+def _names(event: ProbeEvent) -> frozenset[str]:
+    """What may be its transfer's id: engines make their requests' ids from the client's, `cmpl-NAME-0-1a2b3c4d`."""
+    parts = [text.split("-") for text in (event.request, event.remote_request) if text]
+    return event.carries | {
+        "-".join(own[begin:end]) for own in parts for begin, end in combinations(range(len(own) + 1), 2)
+    }
+
+
+def _logged(moved: KvTransfer, books: Mapping[str, _Book]) -> Logged | None:
+    book = books[moved.target]
+    allocated = next(iter(book.of(moved.transfer, ALLOCATED)), None)
+    scheduled = next((event for event in book.of(moved.transfer, SCHEDULED) if event.leg == DECODE), None)
+    promoted = next(iter(book.of(moved.transfer, PROMOTED)), None)
+    if allocated is not None and allocated.external_tokens is not None:
+        external, local = allocated.external_tokens, allocated.local_tokens
+    elif allocated is None and scheduled is not None and scheduled.cached_tokens is not None and book.sees_allocation:
+        external, local = 0, scheduled.cached_tokens  # it had all of it, and nothing was asked of the source
+    else:
+        return None
+    if promoted is not None and promoted.ok is False:  # what was there when the load had failed
+        if promoted.num_computed is None or local is None:
+            return None
+        external = max(promoted.num_computed - local, 0)
+    prompt = next((event.prompt_tokens for event in (allocated, scheduled) if event and event.prompt_tokens), None)
+    return Logged(external, local, prompt, _written(moved, books) if external else 0)
+
+
+def _written(moved: KvTransfer, books: Mapping[str, _Book]) -> int | None:
+    """Bytes of the copies that served this transfer alone; Mooncake's source writes, NIXL's target reads."""
+    own = [
+        event
+        for instance in (moved.source, moved.target)
+        if instance in books
+        for event in books[instance].of(moved.transfer, WRITE)
+        if event.ok is not False
+    ]
+    alone = all(event.bytes is not None and len(event.transfers or ()) <= 1 for event in own)
+    return sum(event.bytes or 0 for event in own) if own and alone else None
