@@ -14,8 +14,10 @@ from results.facts import RunFacts, run_facts
 from results.layout import RunLayout
 from results.load import Gap
 from results.routing.coupling import Coupling, Curve, couplings, curve
+from results.routing.floor_facts import KV_AWARE
 from results.routing.interference import Interference, InterferenceRow, interferences, read_interference
 from results.routing.load import LoadedCell, collect
+from results.routing.load_floor import NO_FIX, fix_of
 from results.routing.measure import Measurements, odd_gaps
 from results.routing.metrics import METRICS
 from results.routing.occupancy import Footprints, Occupancy, footprints, occupancies
@@ -159,8 +161,15 @@ def _values(measurements: Measurements, labels: Sequence[str]) -> dict[str, dict
 
 
 def _ordered(summaries: Sequence[RoutedSummary]) -> list[tuple[str, str]]:
-    found = {summary.label: summary.policy for summary in summaries}
-    return sorted(found.items(), key=lambda item: order_of(*item))
+    """Labels to their policies; of kv_aware the plain one first, which the load floor's variants are set against."""
+    found = {summary.label: summary for summary in summaries}
+
+    def key(summary: RoutedSummary) -> tuple[int, bool, str]:
+        place, label = order_of(summary.label, summary.policy)
+        fixed = summary.policy == KV_AWARE and fix_of(summary.parameters) != NO_FIX
+        return place, fixed, label
+
+    return [(one.label, one.policy) for one in sorted(found.values(), key=key)]
 
 
 @dataclass(frozen=True, slots=True)

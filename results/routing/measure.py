@@ -33,12 +33,15 @@ from results.statistics import (
     too_small,
     weighted_quantiles,
 )
+from results.tax import Verdict
 from results.trials import MIN_PAIRED, Measured, Trial, combine, estimate, resampled, unmeasured
 
 MIN_SESSIONS = 8
 """Fewer cannot be resampled: the draws would be a handful of values."""
 MAX_GROUPS = 1024
 """More sessions than this are resampled in groups of neighbours by name."""
+RESAMPLED = "sessions resampled"
+"""How the `basis` of an interval begins that fewer than three trials gave."""
 _SEED = 20260101
 
 
@@ -111,16 +114,23 @@ class Measurements:
 
     def difference(self, first: str, second: str, metric: Metric) -> Measured:
         """first - second in every trial that has both; of latencies, over the turns that both completed."""
-        if not metric.series:
-            return combine(lambda ours, theirs: ours - theirs, self.get(first, metric), self.get(second, metric))
+        return self._compared(first, second, metric, np.subtract)
 
-        def subtract(trial: int) -> Trial | str:
+    def log_ratio(self, first: str, second: str, metric: Metric) -> Measured:
+        """log(first / second), as `difference`: of a metric that is a time or a ratio of times."""
+        return self._compared(first, second, metric, log_of_ratio)
+
+    def _compared(self, first: str, second: str, metric: Metric, compute: Callable[..., Samples]) -> Measured:
+        if not metric.series:
+            return combine(compute, self.get(first, metric), self.get(second, metric))
+
+        def compare(trial: int) -> Trial | str:
             mine, other = self._cells[first][trial], self._cells[second][trial]
             ours, theirs = self._common(mine, other, metric)
             pair = self._of_turns(mine, metric, ours), self._of_turns(other, metric, theirs)
-            return _minus(*pair)
+            return _of_both(compute, *pair)
 
-        return self._by_trial(first, second, subtract)
+        return self._by_trial(first, second, compare)
 
     def turn_by_turn(self, first: str, second: str, series: str, of: str) -> Measured:
         """Over the turns both completed, each against itself: `median` of first - second, or `faster`, the share of
@@ -241,17 +251,27 @@ def _of_cell(summary: RoutedSummary, metric: Metric) -> Trial | str:
     return Trial(found.value, max(found.n, 1), lambda: f"one number per trial: an interval needs {MIN_PAIRED} trials")
 
 
-def _minus(ours: Trial | str, theirs: Trial | str) -> Trial | str:
+def log_of_ratio(ours: Samples, theirs: Samples) -> Samples:
+    """log(ours / theirs); NaN where one of them is not above zero."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = np.log(ours / theirs)
+    return np.asarray(np.where(np.isfinite(found), found, np.nan), dtype=np.float64)
+
+
+def _of_both(compute: Callable[..., Samples], ours: Trial | str, theirs: Trial | str) -> Trial | str:
     if isinstance(ours, str) or isinstance(theirs, str):
         return ours if isinstance(ours, str) else str(theirs)
+    value = float(compute(np.array([ours.value]), np.array([theirs.value]))[0])
+    if not math.isfinite(value):
+        return "a time of zero has no ratio"
 
     def draws() -> Samples | str:
         mine, other = ours.draws(), theirs.draws()
         if isinstance(mine, str) or isinstance(other, str):
             return mine if isinstance(mine, str) else str(other)
-        return mine - other
+        return compute(mine, other)
 
-    return Trial(ours.value - theirs.value, min(ours.n, theirs.n), draws)
+    return Trial(value, min(ours.n, theirs.n), draws)
 
 
 def odd_cells(cells: Sequence[LoadedCell]) -> dict[str, str]:
@@ -274,6 +294,29 @@ def interval(measured: Measured, level: float = LEVEL) -> Estimate:
     """The mean over the trials with its interval; `basis` says what the interval covers."""
     found = estimate(measured, level)
     return found if found.low is None else replace(found, basis=basis(measured))
+
+
+def ratio_interval(measured: Measured) -> Estimate:
+    """The geometric mean over the trials of ratios whose logarithms these are, with the interval of the logarithms.
+
+    One slow trial widens the interval of a ratio far less than that of a difference. Source: docs/routing-analysis.md.
+    """
+    found = interval(measured)
+    value, low, high = (None if part is None else math.exp(part) for part in (found.value, found.low, found.high))
+    return replace(found, value=value, low=low, high=high)
+
+
+def judged(found: Estimate, none: float = 0.0) -> Verdict | None:
+    """What the interval says of the value against `none`: 0 for a difference, 1 for a ratio.
+
+    None without an interval over trials: what resampled sessions hold within a launch or two tells no policy from
+    another, because two launches of one policy differ too.
+    """
+    if found.value is None or found.low is None or found.high is None or (found.basis or "").startswith(RESAMPLED):
+        return None
+    if found.low > none:
+        return Verdict.HIGHER
+    return Verdict.LOWER if found.high < none else Verdict.NOT_DISTINGUISHABLE
 
 
 def level_interval(measured: Measured, most: float = math.inf) -> Estimate:
@@ -308,4 +351,4 @@ def basis(measured: Measured) -> str:
 
 def _by_sessions(measured: Measured) -> str:
     count = len(measured.trials)
-    return f"sessions resampled, {count} {'trial' if count == 1 else 'trials'}"
+    return f"{RESAMPLED}, {count} {'trial' if count == 1 else 'trials'}"

@@ -27,6 +27,11 @@ class Metric:
     """`mean`, `p50`, `p90`, `p99` of the series; `median`, `max` over instances of their p90; or `ratio`."""
 
     @property
+    def is_time(self) -> bool:
+        """A time or a ratio of times: two policies are told apart by the ratio of theirs."""
+        return self.unit in ("s", "ms", "x")
+
+    @property
     def scale(self) -> float:
         """From the value to what is shown."""
         return {"ms": 1e3, "share": 100.0}.get(self.unit, 1.0)

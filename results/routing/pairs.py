@@ -7,12 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from results.routing.measure import Measurements, interval, level_interval
+from results.routing.measure import (
+    Measurements,
+    interval,
+    judged,
+    level_interval,
+    ratio_interval,
+)
 from results.routing.metrics import HEADLINE, METRICS, Metric, metric
 from results.routing.turns import SERIES
 from results.statistics import LEVEL, Estimate, holm, unknown
-from results.tax import Verdict, verdict_of
-from results.trials import p_value
+from results.tax import Verdict
+from results.trials import MIN_PAIRED, p_value
 
 ORDER = (
     "round_robin", "load_only", "leastwork", "lmetric", "kv_linear", "kv_aware", "sticky", "approach_a", "unified",
@@ -35,13 +41,36 @@ class Pair:
     relative: float | None
     """difference / second's value."""
     verdict: Verdict | None
-    """What the interval of the difference says of first; None without an interval."""
+    """What the interval says of first: of the ratio where there is one, else of the difference. None without an
+    interval over trials."""
     common_turns: int | None
     """Turns behind the difference, over all trials; None for a number of whole cells."""
     lost_turns: int | None
     """Turns that only one of the two completed: they are in neither side."""
     p_value: float | None = None
-    """Of the difference being none; None without an interval."""
+    """Of there being none; None where there is no verdict."""
+    ratio: Estimate | None = None
+    """first / second of a time or of a ratio of times: the geometric mean over the trials; None for shares."""
+    higher_in: int = 0
+    """Trials in which first is the higher one."""
+    lower_in: int = 0
+
+    def turned(self) -> Pair:
+        """The same of second against first, but for `relative` and `second_value`, which are of the other one."""
+        ratio = self.ratio
+        opposite = {Verdict.HIGHER: Verdict.LOWER, Verdict.LOWER: Verdict.HIGHER}
+        return replace(
+            self,
+            first=self.second,
+            second=self.first,
+            second_value=unknown("not of this pair"),
+            relative=None,
+            difference=negated(self.difference),
+            ratio=None if ratio is None else inverted(ratio),
+            verdict=None if self.verdict is None else opposite.get(self.verdict, self.verdict),
+            higher_in=self.lower_in,
+            lower_in=self.higher_in,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +99,7 @@ class Standing:
     level: tuple[str, ...]
     """Not distinguishable from it."""
     untold: tuple[str, ...]
-    """No interval, or not measured."""
+    """No interval over trials, or not measured."""
     basis: str
     """What the intervals cover."""
     corrected: tuple[str, ...] = ()
@@ -104,29 +133,46 @@ def pair(measurements: Measurements, first: str, second: str, measure: Metric) -
     """One metric of two labels."""
     measured = measurements.difference(first, second, measure)
     difference = interval(measured)
+    tested, ratio, verdict = measured, None, judged(difference)
+    if measure.is_time:
+        tested = measurements.log_ratio(first, second, measure)
+        ratio = ratio_interval(tested)
+        verdict = judged(ratio, 1.0)
     base = value_of(measurements, second, measure)
     common: tuple[int | None, int | None] = (None, None)
     if measure.series in SERIES:
         common = measurements.common_turns(first, second, measure.series)
     relative = difference.value / base.value if difference.value is not None and base.value else None
-    return Pair(
-        measure.name, first, second, difference, base, relative, verdict_of(difference), *common, p_value(measured)
-    )
+    told = p_value(tested) if len(tested.trials) >= MIN_PAIRED else None
+    above, below = (sum(sign * one.value > 0 for one in tested.trials.values()) for sign in (1, -1))
+    return Pair(measure.name, first, second, difference, base, relative, verdict, *common, told, ratio, above, below)
+
+
+def pair_of(found: Sequence[Pair], first: str, second: str, name: str) -> Pair | None:
+    """A metric of first against second, whichever way round the pair was formed; None where there is none."""
+    for row in found:
+        if row.metric == name and {row.first, row.second} == {first, second} and first != second:
+            return row if row.first == first else row.turned()
+    return None
 
 
 def difference_of(found: Sequence[Pair], first: str, second: str, name: str) -> Estimate:
     """first - second of a metric, whichever way round the pair was formed; unknown where there is none."""
     if not first or not second:
         return unknown("one of the two was not run")
-    for row in found:
-        if row.metric == name and {row.first, row.second} == {first, second}:
-            return row.difference if row.first == first else negated(row.difference)
-    return unknown("the two were not compared")
+    row = pair_of(found, first, second, name)
+    return unknown("the two were not compared") if row is None else row.difference
 
 
 def negated(found: Estimate) -> Estimate:
     """The estimate of the opposite difference."""
     value, low, high = (None if part is None else -part for part in (found.value, found.high, found.low))
+    return replace(found, value=value, low=low, high=high)
+
+
+def inverted(found: Estimate) -> Estimate:
+    """The estimate of the opposite ratio."""
+    value, low, high = (None if part is None else 1 / part for part in (found.value, found.high, found.low))
     return replace(found, value=value, low=low, high=high)
 
 
@@ -192,11 +238,8 @@ def _standing(
 
 
 def _against(found: Sequence[Pair], measure: Metric, label: str, best: str) -> tuple[Verdict, str] | None:
-    """What the interval of label - best says, and what it covers."""
-    for row in found:
-        if row.metric != measure.name or {row.first, row.second} != {label, best} or row.verdict is None:
-            continue
-        turned = {Verdict.HIGHER: Verdict.LOWER, Verdict.LOWER: Verdict.HIGHER}
-        verdict = row.verdict if row.first == label else turned.get(row.verdict, row.verdict)
-        return verdict, row.difference.basis or ""
-    return None
+    """What the interval of label against best says, and what it covers."""
+    row = pair_of(found, label, best, measure.name)
+    if row is None or row.verdict is None:
+        return None
+    return row.verdict, row.difference.basis or ""

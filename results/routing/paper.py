@@ -6,12 +6,15 @@ Policies are known by their names and parameters, never by a label. A row that w
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from results.routing.pairs import Pair, difference_of
+from results.routing.measure import judged
+from results.routing.pairs import Pair, difference_of, pair_of
 from results.routing.policy_migrations import Moves
+from results.routing.recomputing import AgainstRecomputing
 from results.statistics import Estimate
-from results.tax import Verdict, verdict_of
+from results.tax import Verdict
+from results.trials import MIN_PAIRED
 from results.verdicts import Outcome
 
 EAR = "ear"
@@ -24,6 +27,7 @@ BASELINES: Mapping[str, str] = {
     "static PD-disagg": "static_pd",
 }
 """Rows of table 5.2 to the policies that they are."""
+NO_TRIALS = f"no interval over {MIN_PAIRED} trials or more"
 LOCALITY_WITHIN = 0.05
 """Affinity alone keeps the locality where its APC is at most so far below EAR's: the specification says `keeps`."""
 
@@ -34,7 +38,7 @@ class PaperRow:
 
     name: str
     label: str
-    """What was measured for it; empty = nothing was."""
+    """What was measured for it; empty = nothing was, or several settings of which none is the row's own."""
     others: tuple[str, ...] = ()
     """Further settings of the same policy in this run."""
 
@@ -81,17 +85,23 @@ def end_to_end_rows(
 
 
 def ablation_rows(policies: Mapping[str, str], parameters: Mapping[str, Mapping[str, object]]) -> tuple[PaperRow, ...]:
-    """Table 5.3. Of several full settings, the one with the thresholds of the ablated ones, else the first."""
+    """Table 5.3. Of several full settings, the one with the thresholds of the ablated ones, else none."""
     parts: dict[str, list[str]] = {AFFINITY_ONLY: [], MIGRATION_ONLY: [], FULL: []}
     for label, policy in policies.items():
         parts.get(ear_part(policy, parameters.get(label, {})), []).append(label)
     ablated = [_thresholds(parameters[label]) for name in (MIGRATION_ONLY, AFFINITY_ONLY) for label in parts[name]]
-    parts[FULL].sort(key=lambda label: _thresholds(parameters[label]) not in ablated[:1])
-    return tuple(_row(name, labels) for name, labels in parts.items())
+    whole = [label for label in parts[FULL] if _thresholds(parameters[label]) in ablated[:1]]
+    if whole:
+        parts[FULL].remove(whole[0])
+        full = PaperRow(FULL, whole[0], tuple(parts[FULL]))
+    else:
+        full = _row(FULL, parts[FULL])
+    return (*(_row(name, parts[name]) for name in (AFFINITY_ONLY, MIGRATION_ONLY)), full)
 
 
 def _row(name: str, labels: Sequence[str]) -> PaperRow:
-    return PaperRow(name, labels[0], tuple(labels[1:])) if labels else PaperRow(name, "")
+    """Of several settings of one policy none is the specification's: no numbers then."""
+    return PaperRow(name, labels[0]) if len(labels) == 1 else PaperRow(name, "", tuple(labels))
 
 
 def _thresholds(parameters: Mapping[str, object]) -> tuple[object, object]:
@@ -120,34 +130,48 @@ def claims(rows: Sequence[PaperRow], pairs: Sequence[Pair], moves: Moves) -> tup
         _directed(
             "ablation: affinity only interferes",
             "without migration the median instance's TTFT p90 is higher than EAR's",
-            difference_of(pairs, affinity, full, "worker_ttft_p90_median_s"),
+            *_compared(pairs, affinity, full, "worker_ttft_p90_median_s"),
             Verdict.HIGHER,
         ),
         _directed(
             "ablation: migration only loses locality",
             "without affinity APC is lower than EAR's",
-            difference_of(pairs, migration, full, "apc"),
+            *_compared(pairs, migration, full, "apc"),
             Verdict.LOWER,
         ),
     ]
     thrash = [
         _thrash(one.label, one.values["thrash_rate"], one.thrashed) for one in moves.migrations if not one.why_none
     ]
-    faster = [
-        _directed(
+    return (*(ablation if full else ()), *thrash, *(_faster(one) for one in moves.recomputing))
+
+
+def _compared(pairs: Sequence[Pair], first: str, second: str, name: str) -> tuple[Estimate, Verdict | None]:
+    """What is judged of two labels, the ratio of times or else the difference, and its verdict."""
+    row = pair_of(pairs, first, second, name) if first and second else None
+    if row is None:
+        return difference_of(pairs, first, second, name), None
+    return row.ratio or row.difference, row.verdict
+
+
+def _faster(one: AgainstRecomputing) -> Claim:
+    """By the arm that recomputes, where the run has it; else by the fit, where that carries a verdict."""
+    claim = "migrated turns begin sooner than if the target had computed what came"
+    if one.arm is not None:
+        return _directed(
             f"transfer against recomputing: {one.label}",
-            "migrated turns begin sooner than if the target had computed what came",
-            one.difference_s,
+            f"{claim}: against {one.arm.other}",
+            one.arm.ratio,
+            one.arm.verdict,
             Verdict.LOWER,
         )
-        for one in moves.recomputing
-    ]
-    return (*(ablation if full else ()), *thrash, *faster)
+    found = one.difference_s if not one.withheld else replace(one.difference_s, reason=one.withheld)
+    return _directed(f"transfer against recomputing: {one.label}", claim, found, one.verdict, Verdict.LOWER)
 
 
 def _locality(found: Estimate) -> Claim:
-    if found.low is None or found.high is None:
-        outcome, reason = Outcome.UNDECIDED, found.reason or "no interval"
+    if found.low is None or found.high is None or judged(found) is None:
+        outcome, reason = Outcome.UNDECIDED, found.reason or NO_TRIALS
     elif found.low >= -LOCALITY_WITHIN:
         outcome, reason = Outcome.SUPPORTED, f"at most {max(-found.low, 0.0):.1%} below"
     elif found.high < -LOCALITY_WITHIN:
@@ -164,16 +188,15 @@ def _locality(found: Estimate) -> Claim:
     )
 
 
-def _directed(name: str, claim: str, found: Estimate, expected: Verdict) -> Claim:
-    verdict = verdict_of(found)
+def _directed(name: str, claim: str, found: Estimate, verdict: Verdict | None, expected: Verdict) -> Claim:
     if verdict is None:
-        outcome, reason = Outcome.UNDECIDED, found.reason or "no interval"
+        outcome, reason = Outcome.UNDECIDED, found.reason or NO_TRIALS
     elif verdict == Verdict.NOT_DISTINGUISHABLE:
-        outcome, reason = Outcome.UNDECIDED, "the interval of the difference covers zero"
+        outcome, reason = Outcome.UNDECIDED, "the interval allows both"
     else:
         outcome = Outcome.SUPPORTED if verdict == expected else Outcome.REFUTED
         reason = f"distinguishably {verdict}"
-    rule = f"supported where the difference is distinguishably {expected}, refuted where it is the opposite"
+    rule = f"supported where it is distinguishably {expected} (times: their ratio), refuted where it is the opposite"
     return Claim(name, claim, rule, outcome, found, reason)
 
 
@@ -184,7 +207,8 @@ def _thrash(label: str, found: Estimate, sessions: Sequence[str]) -> Claim:
         outcome = Outcome.REFUTED
         reason = f"{len(sessions)} sessions did: {', '.join(sessions[:5])}{', ...' if len(sessions) > 5 else ''}"
     else:
-        outcome, reason = Outcome.SUPPORTED, f"none of {found.n} migrated sessions did"
+        outcome = Outcome.SUPPORTED
+        reason = f"none of {found.n} migrated sessions did; the cooldown gate refuses it: this checks the gate alone"
     claim = "no session migrates again within its cooldown"
     return Claim(
         f"no thrashing: {label}", claim, "supported where none did; a single one refutes it", outcome, found, reason

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from results.load import Gap
+from results.routing.arms import against_arm, recomputing_arms
 from results.routing.floor_answers import FloorAnswer, floor_answers
 from results.routing.load import LoadedCell
 from results.routing.load_floor import LoadFloor, load_floor
@@ -58,6 +59,10 @@ class Moves:
         return tuple(best[row.label] for row in self.migrations if row.label in best)
 
 
+def _migrates(found: Mapping[str, Mapping[int, Migrations]], label: str) -> bool:
+    return any(one.events for one in found.get(label, {}).values())
+
+
 def _rank(cell: CellMigrations) -> tuple[bool, int]:
     return cell.counts, len(cell.found.events)
 
@@ -74,8 +79,16 @@ def moves(
         if cell.path in logs and cell.path in counted:
             facts[cell.record.label][cell.record.trial] = logs[cell.path]
     floor = load_floor(policies, facts, measurements)
+    moved = {label: {t: one.migrations for t, one in own.items()} for label, own in facts.items()}
+    arms = {
+        label: against_arm(label, other, moved, measurements)
+        for label, other in recomputing_arms(cell.record for cell in cells).items()
+        if _migrates(moved, label) and _migrates(moved, other)
+    }
     compared = (
-        against_recomputing(label, {t: (one.prefills, one.brought) for t, one in own.items()}, measurements)
+        against_recomputing(
+            label, {t: (one.prefills, one.brought) for t, one in own.items()}, measurements, arms.get(label)
+        )
         for label, own in facts.items()
     )
     return Moves(

@@ -3,26 +3,35 @@
 What computing takes is fitted in the same cell, by least squares over the turns that were served without a transfer:
 time from the pick to the first byte = base + computed prompt tokens x a + prompt tokens pending at the instance x b.
 The second is held beside because sessions migrate when much is pending: the queue must not be taken for the computing.
-Pure functions of decision records.
+A fit carries a verdict only where it explains the turns it was made of and most migrated turns lie within them; its
+error widens the interval. Where the run has an arm that computes what the other one moves (results/routing/arms.py),
+that decides. Pure functions of decision records.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from results.decisions import DecisionRecord
+from results.routing.arms import AgainstArm
 from results.routing.by_session import over_trials, replicated
-from results.routing.measure import Measurements, interval
+from results.routing.measure import Measurements, interval, judged
 from results.routing.migrations import pending_at, transfer_s
 from results.statistics import Estimate, Ranks, Samples
-from results.tax import Verdict, verdict_of
+from results.tax import Verdict
 from results.trials import Trial
 
 MIN_FIT = 30
 """Fewer turns say nothing of a time per token beside what was pending."""
+MIN_R2 = 0.5
+"""A fit that explains less of the variance in the time to the first byte, in any trial, carries no verdict."""
+WITHIN = 0.95
+"""The quantile of the fitted turns' tokens above which a migrated turn is extrapolated to."""
+MAX_BEYOND = 0.5
+"""With more of the migrated turns above it the fit carries no verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +63,25 @@ class Brought:
 
 
 @dataclass(frozen=True, slots=True)
+class Fit:
+    """How well one cell's fit describes the turns it was made of, and how far it is stretched."""
+
+    turns: int
+    r2: float
+    """The share of the variance of their times that it explains."""
+    error_s: float
+    """Standard deviation of what it leaves of a single turn."""
+    computed_tokens: float
+    """WITHIN of those turns computed fewer."""
+    pending_tokens: float
+    """WITHIN of them had fewer pending at their instance."""
+    moved: int
+    """Migrated turns that it is applied to."""
+    beyond: int
+    """Those that exceed either."""
+
+
+@dataclass(frozen=True, slots=True)
 class AgainstRecomputing:
     """The migrated turns of one label, over its trials: means over the turns whose tokens were counted."""
 
@@ -67,8 +95,15 @@ class AgainstRecomputing:
     without_kv_s: Estimate
     """The same as fitted, had the target computed what came, behind the same queue."""
     difference_s: Estimate
-    """with - without: below zero the transfer was the faster way."""
+    """with - without: below zero the transfer was the faster way. The interval is widened by the fits' mean error."""
     verdict: Verdict | None
+    """Of the difference; None where `withheld`, or there is no interval over trials."""
+    fits: tuple[Fit, ...] = ()
+    """By trial."""
+    withheld: str = ""
+    """Why the fits carry no verdict; empty where they may."""
+    arm: AgainstArm | None = None
+    """The comparison inside the trials; None where the run has no such arm."""
 
 
 NAMES = ("prefill_s_per_token", "compute_s", "transfer_s", "with_kv_s", "without_kv_s", "difference_s")
@@ -110,18 +145,66 @@ def against_recomputing(
     label: str,
     cells: Mapping[int, tuple[Sequence[Prefill], Sequence[Brought]]],
     measurements: Measurements,
+    arm: AgainstArm | None = None,
 ) -> AgainstRecomputing | None:
-    """Of one label, `cells` by trial; None where no migration brought KV whose tokens are counted."""
+    """Of one label, `cells` by trial; None where no migration brought KV whose tokens are counted, and there is no arm
+    to compare with."""
     own = {trial: cell for trial, cell in cells.items() if cell[1]}
-    if not own:
+    if not own and arm is None:
         return None
     found = {trial: compared(*cell, measurements) for trial, cell in own.items()}
     why = "; ".join(dict.fromkeys(one for one in found.values() if isinstance(one, str)))
+    why = why or "no migration brought KV whose tokens are counted"
     values = {
         name: interval(over_trials({t: None if isinstance(one, str) else one[name] for t, one in found.items()}, why))
         for name in NAMES
     }
-    return AgainstRecomputing(label, **values, verdict=verdict_of(values["difference_s"]))
+    fits = tuple(fit_of(*own[trial]) for trial, one in found.items() if not isinstance(one, str))
+    values["difference_s"] = _widened(values["difference_s"], fits)
+    held = withheld(fits)
+    verdict = None if held else judged(values["difference_s"])
+    return AgainstRecomputing(label, **values, verdict=verdict, fits=fits, withheld=held, arm=arm)
+
+
+def _widened(found: Estimate, fits: Sequence[Fit]) -> Estimate:
+    """By what the fits leave of a turn: one that misses turns it has seen may miss all the migrated ones as far."""
+    if found.low is None or found.high is None or not fits:
+        return found
+    error_s = float(np.mean([fit.error_s for fit in fits]))
+    return replace(found, low=found.low - error_s, high=found.high + error_s)
+
+
+def withheld(fits: Sequence[Fit]) -> str:
+    """Why these fits carry no verdict; empty where they may."""
+    if not fits:
+        return ""
+    found = []
+    least = min(fit.r2 for fit in fits)
+    if least < MIN_R2:
+        found.append(f"the fit explains {least:.0%} of the variance (needs {MIN_R2:.0%})")
+    beyond, moved = sum(fit.beyond for fit in fits), sum(fit.moved for fit in fits)
+    if beyond > MAX_BEYOND * moved:
+        found.append(f"{beyond} of {moved} migrated turns lie beyond the turns it was fitted to")
+    return "; ".join(found)
+
+
+def fit_of(computed: Sequence[Prefill], moved: Sequence[Brought]) -> Fit:
+    """Of one cell with MIN_FIT turns or more; the same least squares as `compared`."""
+    tokens, pending, took_s = (_column(computed, name) for name in ("computed_tokens", "pending_tokens", "ttft_s"))
+    terms = np.column_stack([np.ones(tokens.size), tokens, pending])
+    left = took_s - terms @ np.linalg.lstsq(terms, took_s, rcond=None)[0]
+    spread = float(((took_s - took_s.mean()) ** 2).sum())
+    high = float(np.quantile(tokens, WITHIN)), float(np.quantile(pending, WITHIN))
+    beyond = sum(one.uncached_tokens > high[0] or one.pending_tokens > high[1] for one in moved)
+    return Fit(
+        turns=len(computed),
+        r2=1 - float((left**2).sum()) / spread if spread > 0 else 0.0,
+        error_s=float(np.sqrt((left**2).sum() / (tokens.size - terms.shape[1]))),
+        computed_tokens=high[0],
+        pending_tokens=high[1],
+        moved=len(moved),
+        beyond=beyond,
+    )
 
 
 def compared(

@@ -8,6 +8,7 @@ from rich.console import RenderableType
 
 from results.figures.figure import Figure
 from results.report import markdown, rich_tables, title
+from results.routing.cautions import few_trials, stalls
 from results.routing.findings import RoutingAnalysis
 from results.routing.metrics import metric
 from results.routing.pairs import Standing
@@ -31,12 +32,22 @@ def opening(analysis: RoutingAnalysis) -> str:
     """What was measured, how to read the numbers, and what they say."""
     facts = analysis.facts
     where = {"cpu": ", on a CPU build of the engine", "cuda": ", on a GPU"}.get(facts.engine_kind, "")
+    few = few_trials(analysis.trials)
     return (
-        f"Profile {facts.label}{where}: {len(analysis.labels)} policies, {analysis.trials} "
+        f"{few + ' ' if few else ''}Profile {facts.label}{where}: {len(analysis.labels)} policies, {analysis.trials} "
         f"{'trial' if analysis.trials == 1 else 'trials'} each at most, {len(analysis.cells)} cells, degraded: "
         f"{len(analysis.degraded)}, gaps: {len(analysis.gaps)}. {_trace(analysis)}Brackets hold {LEVEL:.0%} intervals; "
-        f"`?` is a bound that too few samples allow, `-` a value that was not measured. {verdict(analysis)}"
+        f"`?` is a bound that too few samples allow, `-` a value that was not measured.{_told(analysis)}"
     )
+
+
+def _told(analysis: RoutingAnalysis) -> str:
+    found = [] if few_trials(analysis.trials) else [verdict(analysis)]
+    odd = stalls(analysis.cells)
+    if odd:
+        named = ", ".join(f"{one.label} in trial {one.trial}" for one in odd)
+        found.append(f"Stalled, see `Read this first`: {named}.")
+    return "".join(f" {text}" for text in found)
 
 
 def _trace(analysis: RoutingAnalysis) -> str:
@@ -49,7 +60,10 @@ def _trace(analysis: RoutingAnalysis) -> str:
 
 
 def verdict(analysis: RoutingAnalysis) -> str:
-    """Which policy wins, said no more strongly than the intervals allow."""
+    """Which policy wins, said no more strongly than the intervals allow: with fewer than three trials, none."""
+    few = few_trials(analysis.trials)
+    if few:
+        return few
     told = sum(len(row.behind) + len(row.level) for row in analysis.standings)
     if not told:
         return "Nothing can be compared."
@@ -60,8 +74,6 @@ def verdict(analysis: RoutingAnalysis) -> str:
         f" {told} comparisons at {LEVEL:.0%} each: about {by_chance:.1f} find a difference by chance alone; of the "
         f"{behind} found, {kept} stand after Holm's correction."
     )
-    if analysis.trials < MIN_PAIRED:
-        chance += f" With fewer than {MIN_PAIRED} trials no interval holds what varies between launches."
     if not alone:
         return (
             "No policy is distinguishably better than all others on any headline metric: "
@@ -105,7 +117,7 @@ def limits(analysis: RoutingAnalysis) -> tuple[str, ...]:
         )
     found.append(
         "Latencies of a comparison are over the turns that both policies completed; what a policy failed to serve "
-        "shows in `completed` alone."
+        "shows in `completed` alone. They are judged by their ratio: the interval is of the logarithms, trial by trial."
     )
     found.append(
         "W_turn(L) is fitted from how a cell's own concurrency varied; turns at busy times differ in more than the "

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pandas as pd
 
+from results.routing.measure import RESAMPLED, judged
 from results.routing.metrics import Metric
+from results.routing.pairs import Pair
 from results.statistics import LEVEL, Estimate
 from results.table import NOT_MEASURED
-from results.tax import Verdict, verdict_of
+
+ND = " n.d."
+WITHIN = " (within launches)"
+"""Marks of a difference: not distinguishable from none; told from none within a launch or two, which is no verdict."""
 
 
 def headed(measure: Metric) -> str:
@@ -28,8 +35,33 @@ def difference(found: Estimate | None, measure: Metric) -> str:
     text = f"{found.value * measure.scale:+{digits}}"
     if found.low is not None and found.high is not None:
         text += f" [{found.low * measure.scale:+{digits}}, {found.high * measure.scale:+{digits}}]"
-    marks = {None: " (no interval)", Verdict.NOT_DISTINGUISHABLE: " n.d."}
-    return text + marks.get(verdict_of(found), "")
+    return text + _mark(found, 0.0)
+
+
+def ratio(pair: Pair | None) -> str:
+    """A ratio of times, marked as a difference is; where it is not told from 1 although all trials agree, that too."""
+    found = None if pair is None else pair.ratio
+    if pair is None or found is None or found.value is None:
+        return NOT_MEASURED
+    trials = pair.higher_in + pair.lower_in
+    agreed = "higher" if pair.higher_in == trials else "lower" if pair.lower_in == trials else ""
+    mark = _mark(found, 1.0)
+    return found.text(3) + mark + (f", {agreed} in all {trials}" if mark == ND and agreed and trials > 1 else "")
+
+
+def _mark(found: Estimate, none: float) -> str:
+    """What to hold of an interval around no difference (`none`)."""
+    if found.low is None or found.high is None:
+        return " (no interval)"
+    if found.low <= none <= found.high:
+        return ND
+    return WITHIN if judged(found, none) is None else ""
+
+
+def cut(found: Iterable[Estimate]) -> str:
+    """What a table's note says where one of its intervals was cut at zero; else empty."""
+    reached = any(one.low == 0 and one.value and not (one.basis or RESAMPLED).startswith(RESAMPLED) for one in found)
+    return " A lower bound of 0 is cut there: Student's t over so few trials reaches below it." if reached else ""
 
 
 def numbers(found: Estimate) -> dict[str, object]:

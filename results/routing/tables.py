@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from results.routing import floor_tables, migration_tables
+from results.routing import comparison_tables, floor_tables, migration_tables, recomputing_tables
+from results.routing.cautions import few_trials
 from results.routing.findings import RoutingAnalysis
 from results.routing.metrics import HEADLINE, NAMES, metric
 from results.routing.occupancy import DEPLOYMENTS
-from results.routing.pairs import Standing
-from results.routing.shown import difference, headed, shown
+from results.routing.shown import cut, headed, shown
 from results.routing.summary import RoutedSummary
 from results.routing.turns import SERIES
 from results.statistics import Estimate
@@ -23,13 +23,15 @@ FIGURES_BEFORE = "Cells"
 def tables(analysis: RoutingAnalysis) -> tuple[Table, ...]:
     """Every table that has rows, in reading order."""
     found = (
-        winners(analysis),
+        comparison_tables.read_first(analysis),
+        comparison_tables.best_values(analysis) if few_trials(analysis.trials) else comparison_tables.winners(analysis),
         end_to_end(analysis),
         migration_tables.paper(analysis),
         migration_tables.ablation(analysis),
         migration_tables.claims(analysis),
-        against(analysis),
-        turn_by_turn(analysis),
+        comparison_tables.ratios(analysis),
+        comparison_tables.against(analysis),
+        comparison_tables.turn_by_turn(analysis),
         *(latencies(analysis, series) for series in SERIES),
         caching(analysis),
         workers(analysis),
@@ -37,7 +39,8 @@ def tables(analysis: RoutingAnalysis) -> tuple[Table, ...]:
         migration_tables.migrations(analysis),
         migration_tables.transfers(analysis),
         migration_tables.brought(analysis),
-        migration_tables.recomputing(analysis),
+        recomputing_tables.arms(analysis),
+        recomputing_tables.fitted(analysis),
         migration_tables.costs(analysis),
         migration_tables.pools(analysis),
         floor_tables.answers(analysis),
@@ -53,26 +56,6 @@ def tables(analysis: RoutingAnalysis) -> tuple[Table, ...]:
     return tuple(table for table in found if table.rows)
 
 
-def winners(analysis: RoutingAnalysis) -> Table:
-    """Who is best on what, and of whom that can be told."""
-    rows = tuple(_winner(row) for row in analysis.standings)
-    note = (
-        "The best value, and what the interval of each other policy's difference to it says, each by itself. After "
-        "Holm: what stays distinguishably worse when all comparisons of this table are corrected for."
-    )
-    columns = (
-        "metric", "best", "value", "distinguishably worse", "after Holm", "not distinguishable", "no interval",
-        "interval",
-    )  # fmt: skip
-    return Table("Who wins what", columns, rows, note)
-
-
-def _winner(row: Standing) -> tuple[str, ...]:
-    measure = metric(row.metric)
-    groups = (", ".join(names) or NOT_MEASURED for names in (row.behind, row.corrected, row.level, row.untold))
-    return (headed(measure), row.best, shown(row.value, measure), *groups, row.basis or NOT_MEASURED)
-
-
 def end_to_end(analysis: RoutingAnalysis) -> Table:
     """The specification's table of baselines."""
     measures = [metric(name) for name in (*HEADLINE, "completed_share")]
@@ -82,6 +65,7 @@ def end_to_end(analysis: RoutingAnalysis) -> Table:
         for label in analysis.labels
     )
     note = "Means over the trials. APC by the engines' own counters; instances as (median, max), never as a ratio."
+    note += cut(analysis.value(label, one.name) for label in analysis.labels for one in measures)
     return Table("End to end", columns, rows, note)
 
 
@@ -91,42 +75,6 @@ def _trials(analysis: RoutingAnalysis, label: str) -> str:
     return f"{done} of {planned}" if planned is not None and planned != done else str(done)
 
 
-def against(analysis: RoutingAnalysis) -> Table:
-    """Every policy's difference to the baseline."""
-    others = [label for label in analysis.labels if label != analysis.baseline]
-    found = {(row.first, row.metric): row for row in analysis.pairs if row.second == analysis.baseline}
-    columns = ("policy", *(headed(metric(name)) for name in HEADLINE), "interval")
-    rows = []
-    for label in others:
-        pairs = {name: found.get((label, name)) for name in HEADLINE}
-        bases = dict.fromkeys(pair.difference.basis or "" for pair in pairs.values() if pair is not None)
-        told = (difference(None if pair is None else pair.difference, metric(name)) for name, pair in pairs.items())
-        rows.append((label, *told, "; ".join(basis for basis in bases if basis) or NOT_MEASURED))
-    note = (
-        "Differences inside a trial (same sessions, same prompts), mean over trials: below zero is less. Latencies "
-        "over the turns that both completed. n.d.: the interval covers zero. All pairs stand in pairs.csv."
-    )
-    return Table(f"Against {analysis.baseline}", columns, tuple(rows), note)
-
-
-def turn_by_turn(analysis: RoutingAnalysis) -> Table:
-    """Each turn against itself under the baseline."""
-    rows = tuple(
-        (
-            row.first,
-            NAMES[row.series],
-            row.median.text(3, 1e3),
-            row.faster.text(3, 100),
-            row.median.basis or row.median.reason or NOT_MEASURED,
-        )
-        for row in analysis.turn_pairs
-        if row.second == analysis.baseline
-    )
-    columns = ("policy", "of", "median difference (ms)", "turns served faster (%)", "interval")
-    note = "The same turn of the same session under both policies: the median of the differences is of single turns."
-    return Table(f"Turn by turn against {analysis.baseline}", columns, rows, note)
-
-
 def latencies(analysis: RoutingAnalysis, series: str) -> Table:
     """Mean and percentiles of one latency."""
     names = [percentile_name(series, point) for point in ("mean", *POINTS)]
@@ -134,7 +82,8 @@ def latencies(analysis: RoutingAnalysis, series: str) -> Table:
     rows = tuple(
         (label, *(shown(analysis.value(label, name), metric(name)) for name in names)) for label in analysis.labels
     )
-    return Table(f"{NAMES[series]} ({unit})", ("policy", "mean", *POINTS), rows)
+    note = cut(analysis.value(label, name) for label in analysis.labels for name in names).strip()
+    return Table(f"{NAMES[series]} ({unit})", ("policy", "mean", *POINTS), rows, note)
 
 
 def caching(analysis: RoutingAnalysis) -> Table:

@@ -282,8 +282,7 @@ def write_run(root: Path, world: World, truths: Sequence[Truth], *, planned: Seq
     names = [truth.label for truth in truths]
     cells = list(_cells(world, truths))
     for place, (trial, truth) in enumerate(cells):
-        folder = root / "results" / f"20260131_{truth.label}" / f"trial_{trial}"
-        _write_cell(TrialLayout(folder), world, truth, trial, place)
+        write_cell(root, world, truth, trial, place)
     plan: dict[str, Any] = {
         "experiment": "routing",
         "profile": "cpu-tiny",
@@ -322,7 +321,9 @@ def _cells(world: World, truths: Sequence[Truth]) -> Iterator[tuple[int, Truth]]
             yield trial, truths[int(number)]
 
 
-def _write_cell(layout: TrialLayout, world: World, truth: Truth, trial: int, place: int) -> None:
+def write_cell(root: Path, world: World, truth: Truth, trial: int, place: int = 0) -> None:
+    """Write the artifacts of one cell of the run folder `root`."""
+    layout = TrialLayout(root / "results" / f"20260131_{truth.label}" / f"trial_{trial}")
     layout.root.mkdir(parents=True)
     turns = records(world, truth, trial)
     record = cell_record(world, truth, trial, turns, place)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from results.routing.load import LoadedCell
-from results.routing.measure import MIN_SESSIONS, Measurements, interval, odd_gaps
+from results.routing.measure import MIN_SESSIONS, Measurements, interval, odd_gaps, ratio_interval
 from results.routing.metrics import HEADLINE, METRICS, Metric, metric
-from results.routing.pairs import Pair, Standing, corrected, order_of, pair, pairs, standings, turn_pairs
+from results.routing.pairs import Pair, Standing, corrected, order_of, pair, pair_of, pairs, standings, turn_pairs
+from results.routing.shown import difference, ratio
 from results.routing.summary import summary_of
 from results.routing.turns import turn_table, turns_of
 from results.statistics import Estimate
@@ -107,6 +109,70 @@ def test_a_number_of_whole_cells_has_an_interval_from_trials_alone() -> None:
     assert one.low is None
     assert "needs 3 trials" in (one.reason or "")
     bounds(interval(_of(WORLD).difference("unified", "round_robin", metric("amplification"))))
+
+
+def slowed(factors: Sequence[float]) -> Measurements:
+    """Two policies in trials whose launches slow one of them by these factors."""
+    world = replace(WORLD, trials=len(factors))
+    cells = [loaded(world, FAST, trial) for trial in range(len(factors))]
+    for trial, factor in enumerate(factors):
+        cells.append(loaded(world, replace(SLOW, ttft_s=FAST.ttft_s * factor), trial))
+    return Measurements(cells, [summary_of(cell) for cell in cells])
+
+
+def test_times_are_judged_by_their_ratio_which_one_slow_launch_does_not_hide() -> None:
+    """Three, four and eight times as slow: every launch says so, and the interval of the difference covers zero."""
+    row = pair(slowed((3.0, 4.0, 8.0)), "unified", "round_robin", MEAN)
+    assert bounds(row.difference)[0] < 0
+    assert row.ratio is not None
+    assert row.ratio.value == pytest.approx((3 * 4 * 8) ** (1 / 3), rel=0.05)
+    assert bounds(row.ratio)[0] > 1
+    assert (row.verdict, row.higher_in, row.lower_in) == (Verdict.HIGHER, 3, 0)
+    assert row.p_value is not None
+    assert row.p_value < 0.05
+    assert ratio(row).startswith("4.")
+
+
+def test_three_launches_that_agree_and_differ_widely_are_not_told_and_said_to_agree() -> None:
+    """As far apart as these, three launches tell no ratio either: that all agree is said, and is no verdict."""
+    row = pair(slowed((17.0, 6.0, 129.0)), "unified", "round_robin", MEAN)
+    assert row.verdict == Verdict.NOT_DISTINGUISHABLE
+    assert ratio(row).endswith(" n.d., higher in all 3")
+    assert ratio(row.turned()).endswith(" n.d., lower in all 3")
+
+
+def test_a_known_ratio_lies_in_its_interval_as_often_as_promised() -> None:
+    hits = []
+    for seed in SEEDS:
+        world = replace(WORLD, trials=4, seed=seed, launch_sigma=0.2, turn_sigma=0.0)
+        found = ratio_interval(_of(world).log_ratio("unified", "round_robin", MEAN))
+        hits.append(covers(found, SLOW.ttft_s / FAST.ttft_s))
+    assert as_promised(hits)
+
+
+def test_a_pair_turned_round_says_the_same(three: Measurements) -> None:
+    names = ["round_robin", "unified"]
+    found = pairs(three, names)
+    for measure in METRICS:
+        one, other = (pair_of(found, *labels, measure.name) for labels in (names, names[::-1]))
+        again = pair(three, *names, measure)
+        assert one is not None
+        assert other is not None
+        assert (one.verdict, one.higher_in, one.lower_in) == (again.verdict, again.higher_in, again.lower_in)
+        if one.ratio is not None and again.ratio is not None and one.ratio.value is not None:
+            assert bounds(one.ratio) == pytest.approx(bounds(again.ratio))
+
+
+@pytest.mark.parametrize("trials", [1, 2])
+def test_within_a_launch_or_two_no_policy_is_told_from_another(trials: int) -> None:
+    found = _of(replace(WORLD, trials=trials))
+    row = pair(found, "unified", "round_robin", MEAN)
+    assert bounds(row.difference)[0] > 0  # the sessions of these launches leave no doubt
+    assert (row.verdict, row.p_value) == (None, None)
+    assert "(within launches)" in difference(row.difference, MEAN)
+    names = ["round_robin", "unified"]
+    for standing in standings(found, names, pairs(found, names)):
+        assert (standing.behind, standing.corrected, standing.alone) == ((), (), False)
 
 
 def test_few_sessions_are_not_resampled() -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from results.routing.arms import AgainstArm
+from results.routing.measure import judged
+from results.routing.metrics import metric
 from results.routing.moves import PolicyMigrations
 from results.routing.pairs import Pair
 from results.routing.paper import (
@@ -23,7 +28,7 @@ from results.routing.paper import (
 from results.routing.policy_migrations import Moves
 from results.routing.recomputing import AgainstRecomputing
 from results.statistics import Estimate
-from results.tax import Verdict, verdict_of
+from results.tax import Verdict
 from results.verdicts import Outcome
 
 EAR: Mapping[str, Any] = {"hot_tokens": 100, "cooldown_s": 5.0}
@@ -46,12 +51,20 @@ def test_the_parts_of_ear_are_known_by_their_parameters(policy: str, parameters:
 
 
 def test_rows_are_found_whatever_they_are_called_and_stay_where_they_were_not_run() -> None:
-    policies = {"load-balance": "round_robin", "x": "kv_linear", "y": "kv_linear", "mine": "ear"}
+    policies = {"load-balance": "round_robin", "x": "kv_linear", "mine": "ear"}
     rows = {row.name: row for row in end_to_end_rows(policies, {"mine": EAR})}
     assert list(rows) == ["load-balance", "LMetric", "kvcache+load", "sticky", "static PD-disagg", "EAR"]
     assert (rows["load-balance"].label, rows["EAR"].label) == ("load-balance", "mine")
-    assert (rows["kvcache+load"].label, rows["kvcache+load"].others) == ("x", ("y",))
-    assert rows["sticky"].label == ""
+    assert (rows["kvcache+load"].label, rows["sticky"].label) == ("x", "")
+
+
+def test_no_setting_of_a_grid_stands_for_a_row_of_the_specification() -> None:
+    parameters = {"a": EAR, "b": {**EAR, "hot_tokens": 7}, "x": {"weight": 1}, "y": {"weight": 2}}
+    policies = {"a": "ear", "b": "ear", "x": "kv_linear", "y": "kv_linear"}
+    rows = {row.name: row for row in end_to_end_rows(policies, parameters)}
+    for name, labels in (("EAR", ("a", "b")), ("kvcache+load", ("x", "y"))):
+        assert (rows[name].label, rows[name].others) == ("", labels)
+    assert claims(ablation_rows(policies, parameters), [], moves()) == ()  # and none is judged by it
 
 
 def test_of_several_settings_the_ablated_one_is_whole_ears_row() -> None:
@@ -75,8 +88,13 @@ def test_a_grid_is_of_settings_that_differ_in_the_thresholds_alone() -> None:
 
 
 def pair(name: str, first: str, second: str, low: float, high: float) -> Pair:
-    found = Estimate((low + high) / 2, low, high)
-    return Pair(name, first, second, found, Estimate(1.0), None, verdict_of(found), None, None)
+    """One whose interval is over trials; of times, of their ratio."""
+    found = Estimate((low + high) / 2, low, high, basis="over 3 trials")
+    times = metric(name).is_time
+    ratio = replace(found, value=math.exp((low + high) / 2), low=math.exp(low), high=math.exp(high))
+    return Pair(
+        name, first, second, found, Estimate(1.0), None, judged(found), None, None, ratio=ratio if times else None
+    )
 
 
 def moves(*thrash: tuple[str, Estimate, tuple[str, ...]], took: tuple[AgainstRecomputing, ...] = ()) -> Moves:
@@ -90,7 +108,7 @@ def moves(*thrash: tuple[str, Estimate, tuple[str, ...]], took: tuple[AgainstRec
 ROWS = ablation_rows({"ear": "ear", "stays": "ear", "leaves": "ear"}, {"ear": EAR, "stays": STAYS, "leaves": LEAVES})
 
 
-def judged(pairs: list[Pair], found: Moves) -> dict[str, Outcome]:
+def judged_claims(pairs: list[Pair], found: Moves) -> dict[str, Outcome]:
     return {one.name: one.outcome for one in claims(ROWS, pairs, found)}
 
 
@@ -100,7 +118,7 @@ def test_the_ablation_is_supported_where_the_intervals_say_so_whichever_way_a_pa
         pair("worker_ttft_p90_median_s", "ear", "stays", -0.5, -0.1),
         pair("apc", "leaves", "ear", -0.4, -0.2),
     ]
-    assert set(judged(pairs, moves()).values()) == {Outcome.SUPPORTED}
+    assert set(judged_claims(pairs, moves()).values()) == {Outcome.SUPPORTED}
 
 
 def test_it_is_refuted_or_undecided_where_they_say_that() -> None:
@@ -109,12 +127,12 @@ def test_it_is_refuted_or_undecided_where_they_say_that() -> None:
         pair("worker_ttft_p90_median_s", "stays", "ear", -0.5, -0.1),
         pair("apc", "leaves", "ear", -0.4, 0.2),
     ]
-    assert list(judged(pairs, moves()).values()) == [Outcome.REFUTED, Outcome.REFUTED, Outcome.UNDECIDED]
-    assert set(judged([], moves()).values()) == {Outcome.UNDECIDED}
+    assert list(judged_claims(pairs, moves()).values()) == [Outcome.REFUTED, Outcome.REFUTED, Outcome.UNDECIDED]
+    assert set(judged_claims([], moves()).values()) == {Outcome.UNDECIDED}
 
 
 def test_one_session_that_thrashes_refutes_that_none_does() -> None:
-    found = judged(
+    found = judged_claims(
         [],
         moves(
             ("calm", Estimate(0.0, n=9), ()),
@@ -127,8 +145,30 @@ def test_one_session_that_thrashes_refutes_that_none_does() -> None:
     assert found["no thrashing: still"] == Outcome.UNDECIDED
 
 
-def test_a_transfer_that_took_longer_than_computing_refutes_that_it_is_faster() -> None:
-    slow = Estimate(0.1, 0.05, 0.15)
-    some = Estimate(0.1)
-    took = (AgainstRecomputing("ear", some, some, some, some, some, slow, Verdict.HIGHER),)
-    assert judged([], moves(took=took))["transfer against recomputing: ear"] == Outcome.REFUTED
+def test_one_launch_judges_no_claim() -> None:
+    found = replace(pair("apc", "stays", "ear", -0.30, -0.20).difference, basis="sessions resampled, 1 trial")
+    within = Pair("apc", "stays", "ear", found, Estimate(1.0), None, judged(found), None, None)
+    assert set(judged_claims([within], moves()).values()) == {Outcome.UNDECIDED}
+
+
+SLOW = Estimate(0.1, 0.05, 0.15)
+SOME = Estimate(0.1)
+FITTED = AgainstRecomputing("ear", SOME, SOME, SOME, SOME, SOME, SLOW, Verdict.HIGHER)
+FASTER = AgainstArm("ear, KV not moved", 9, 9, SOME, SOME, Estimate(0.5, 0.4, 0.6), SOME, Verdict.LOWER)
+
+
+@pytest.mark.parametrize(
+    ("took", "outcome"),
+    [
+        (FITTED, Outcome.REFUTED),
+        (replace(FITTED, verdict=None, withheld="the fit explains 30% of the variance"), Outcome.UNDECIDED),
+        (replace(FITTED, arm=FASTER), Outcome.SUPPORTED),
+        (replace(FITTED, arm=replace(FASTER, verdict=None)), Outcome.UNDECIDED),
+    ],
+)
+def test_moving_kv_is_judged_by_the_arm_that_computes_it_again_else_by_the_fit(
+    took: AgainstRecomputing, outcome: Outcome
+) -> None:
+    (claim,) = (one for one in claims(ROWS, [], moves(took=(took,))) if one.name.startswith("transfer against"))
+    assert claim.outcome == outcome
+    assert took.withheld in claim.reason

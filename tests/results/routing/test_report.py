@@ -17,12 +17,15 @@ from rich.console import Console
 
 from results.figures.files import draw
 from results.routing.analysis import aggregate, analyse_routing, flat_pairs, manifest, terminal_tables
+from results.routing.cautions import stalls
 from results.routing.draw import DRAWERS
 from results.routing.figures import figures
 from results.routing.findings import RoutingAnalysis, analyse
 from results.routing.report import limits, opening, to_markdown, verdict
+from results.routing.summary import summary_of
 from results.routing.tables import tables
-from tests.results.routing.synthetic import Truth, World, write_interference, write_run
+from results.statistics import Estimate
+from tests.results.routing.synthetic import Truth, World, loaded, write_cell, write_interference, write_run
 from tests.results.test_html import Balance
 
 WORLD = World(sessions=24, turns=5, gap_s=0.5)
@@ -164,14 +167,67 @@ def test_the_verdict_counts_the_comparisons_it_rests_on(analysis: RoutingAnalysi
     assert "16 comparisons at 95% each" in verdict(analysis)
 
 
-def test_one_trial_says_what_it_cannot_hold(tmp_path: Path) -> None:
-    write_run(tmp_path, replace(WORLD, trials=1), POLICIES)
+@pytest.mark.parametrize(("trials", "said"), [(1, "within one launch"), (2, "2 trials per policy: no interval worth")])
+def test_too_few_trials_are_said_first_and_nobody_wins(tmp_path: Path, trials: int, said: str) -> None:
+    write_run(tmp_path, replace(WORLD, trials=trials), POLICIES)
     analysis = analyse(tmp_path)
+    text = to_markdown(analysis, figures(analysis))
+    assert said in text.split(". ")[0]
+    assert said in verdict(analysis)
+    for word in ("istinguishably", "Holm", "winner", "Who wins"):
+        assert word not in text, word
+    assert text.index("## Read this first") < text.index("## Best values") < text.index("## End to end")
     assert any("not what varies between launches" in line for line in limits(analysis))
-    assert "sessions resampled, 1 trial" in to_markdown(analysis)
-    assert "fewer than 3 trials no interval holds what varies between launches" in verdict(analysis)
-    amplification = next(row for row in analysis.standings if row.metric == "amplification")
-    assert amplification.untold  # one number per trial has no interval, and so no winner
+    assert flat_pairs(analysis)["verdict"].isna().all()
+
+
+def test_a_policy_with_fewer_trials_than_the_others_is_named_and_not_judged(tmp_path: Path) -> None:
+    late = replace(POLICIES[2], degraded={0: "the client was late"})
+    write_run(tmp_path, WORLD, (*POLICIES[:2], late))
+    analysis = analyse(tmp_path)
+    assert not any("unified" in (*row.behind, *row.level) for row in analysis.standings)
+    assert re.search(r"\| unified \| fewer than 3 trials that count", to_markdown(analysis))
+
+
+def test_a_cell_that_stalled_is_named_first() -> None:
+    world = replace(WORLD, sessions=8, trials=3)
+    cells = [summary_of(loaded(world, truth, trial)) for truth in POLICIES for trial in range(3)]
+    assert stalls(cells) == ()
+    slow = replace(POLICIES[1], ttft_s=20 * POLICIES[1].ttft_s)
+    cells[5] = summary_of(loaded(world, slow, 2))
+    (one,) = stalls(cells)
+    assert (one.label, one.trial, one.cell) == ("sticky", 2, "trials/sticky/t2")
+    assert one.others_s == tuple(cells[place].estimate("ttft_p90_s").value for place in (3, 4))
+    assert stalls([cells[0], replace(cells[5], degraded="late"), cells[3]]) == ()
+
+
+def test_the_report_names_the_stalled_cell_before_any_number(tmp_path: Path) -> None:
+    write_run(tmp_path, WORLD, POLICIES[:2])
+    shutil.rmtree(tmp_path / "results" / "20260131_sticky" / "trial_1")
+    write_cell(tmp_path, WORLD, replace(POLICIES[1], ttft_s=10 * POLICIES[1].ttft_s), 1)
+    text = to_markdown(analyse(tmp_path))
+    assert "Stalled, see `Read this first`: sticky in trial 1." in text.split("\n## ")[0]
+    assert re.search(r"## Read this first\n.*\| sticky, trial 1 \| stalled: TTFT p90 \d+ ms", text, re.S)
+
+
+def test_an_interval_that_was_cut_at_zero_says_so(analysis: RoutingAnalysis) -> None:
+    wide = Estimate(0.5, 0.0, 2.0, 3, basis="over 3 trials")
+    values = {**analysis.values, "unified": {**analysis.values["unified"], "ttft_p90_s": wide}}
+    assert "A lower bound of 0 is cut there" in to_markdown(replace(analysis, values=values))
+    assert "is cut there" not in to_markdown(analysis)
+
+
+def test_the_load_floors_variants_are_set_against_the_one_without_a_fix(tmp_path: Path) -> None:
+    policies = (
+        Truth("A: cold", "kv_aware", parameters={"cold_bonus": 200}),
+        Truth("overlap first", "kv_aware"),
+        Truth("B: floor", "kv_aware", parameters={"load_floor_bonus": 200}),
+    )
+    write_run(tmp_path, WORLD, policies)
+    analysis = analyse(tmp_path)
+    assert analysis.labels == ("overlap first", "A: cold", "B: floor")
+    assert analysis.baseline == "overlap first"
+    assert "## Against overlap first, as ratios" in to_markdown(analysis)
 
 
 def test_a_cpu_build_and_failures_are_stated(analysis: RoutingAnalysis) -> None:
@@ -231,15 +287,23 @@ def test_every_migration_is_a_row_with_its_transfer(moving: Path) -> None:
     assert rows["transfer_s"].tolist() == pytest.approx([0.05] * len(rows))
 
 
-def test_the_report_has_the_specifications_rows_and_says_what_was_not_run(moving: Path) -> None:
-    text = (moving / "report.md").read_text()
+def test_the_report_has_the_specifications_rows_and_says_what_was_not_run(root: Path, moving: Path) -> None:
+    text = (root / "report.md").read_text()
     assert "## Schedulers of specs/ear, 5.2" in text
     assert re.search(r"\| static PD-disagg \|( - \|)+ not in this run \|", text)
+    assert "## Ablation of EAR" not in text  # not one of its rows was run
+    text = (moving / "report.md").read_text()
+    assert "## Schedulers of specs/ear, 5.2" not in text  # only EAR was
     assert re.search(r"\| EAR \|.*\| EAR \(also run: EAR hot_tokens=50\) \|", text)
     assert re.search(r"\| EAR \(migration only\) \|( - \|)+ not in this run \|", text)
     assert re.search(r"\| plain \|.*\| the policy does not migrate \|", text)
     assert re.search(r"\| EAR \(affinity only\) \|.*\| migration is switched off \|", text)
-    for title in ("Migrations", "KV transfers", "A transfer against recomputing", "Load floor: the decision points"):
+    for title in (
+        "Migrations",
+        "KV transfers",
+        "A transfer against recomputing, as fitted",
+        "Load floor: the decision points",
+    ):
         assert f"## {title}" in text
 
 
