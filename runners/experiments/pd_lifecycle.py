@@ -10,16 +10,20 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+from launch.errors import LaunchError
 from launch.patching import PatchUse
 from results.lifecycle.analysis import analyse_lifecycle
+from results.lifecycle.record import LifecycleLayout
 from runners.campaign import Outcome
 from runners.context import RunContext
+from runners.errors import CellFailed, RunnerError
 from runners.experiments.gates import counterpart_of, preflight, why_gated
-from runners.experiments.pd_lifecycle_artifacts import adopted, put_in_place
+from runners.experiments.pd_lifecycle_artifacts import adopted, keep_failure, put_in_place
 from runners.experiments.pd_lifecycle_bench import Bench, BenchSlot
 from runners.experiments.pd_lifecycle_caches import NotEmptied
-from runners.experiments.pd_lifecycle_cell import LifecycleCell
+from runners.experiments.pd_lifecycle_cell import LifecycleCell, Measurements
 from runners.experiments.pd_lifecycle_grid import EXPERIMENT, Grid
+from runners.experiments.pd_lifecycle_link import find_link, write_link
 from runners.experiments.pd_lifecycle_plan import PROBE_CELL, shape_of
 from state.events import Noted
 from state.run import CellPlan, CellState
@@ -39,6 +43,7 @@ class PdLifecycle:
         self._cells: dict[str, Callable[[CellPlan, int], Awaitable[Outcome]]] = {
             "probe": self._apply_probe,
             "preflight": self._preflight,
+            "link": self._link,
             "lifecycle": self._measure,
             "revert": self._revert_probe,
             "analysis": self._analyse,
@@ -89,11 +94,21 @@ class PdLifecycle:
         await asyncio.to_thread(self._patches.apply)
         return await preflight(cell, attempt, self._context, counterpart_of(self._context, cell.config))
 
+    async def _link(self, cell: CellPlan, attempt: int) -> Outcome:
+        link = await asyncio.to_thread(find_link, self._grid, self._context.profile)
+        write_link(LifecycleLayout(self._context.layout.root).folder / "link.json", link)
+        return Outcome({"gbps": link.gbps, "from": link.known_from, "reason": link.reason})
+
     async def _measure(self, cell: CellPlan, attempt: int) -> Outcome:
-        context, bench = self._context, await self._bench(cell)
-        folder = context.attempt_folder(cell, attempt)
-        lifecycle = LifecycleCell(cell, attempt, self._grid, bench, folder, context.emit)
-        found = await lifecycle.run(context.profile.model.served_name)
+        context, found = self._context, Measurements()
+        try:
+            bench = await self._bench(cell)
+            folder = context.attempt_folder(cell, attempt)
+            lifecycle = LifecycleCell(cell, attempt, self._grid, bench, folder, context.emit, found)
+            await lifecycle.run(context.profile.model.served_name)
+        except (CellFailed, LaunchError, RunnerError) as error:
+            await asyncio.to_thread(keep_failure, cell, attempt, str(error), found, context)
+            raise
         return await asyncio.to_thread(put_in_place, cell, attempt, self._grid, bench, found, folder, context)
 
     async def _bench(self, cell: CellPlan) -> Bench:

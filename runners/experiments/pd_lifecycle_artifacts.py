@@ -4,6 +4,7 @@ RUN/results/lifecycle/
   C{c}_N{n}_O{o}_rep{r}.json      a record per repetition (specs/pd_lifecycle, "Per-Request Record")
   cells/C{c}_N{n}_O{o}/
     cell.json                     what was measured and how: the commit mark, a cell without it was not finished
+    failed.json                   instead of all the others: why the last attempt failed
     requests.jsonl                what the client saw, of the handover and of the combined instance
     decisions.jsonl               the router's picks of this cell
     probe/{prefill,decode}/       what the transfer probe of each engine wrote during this cell
@@ -26,7 +27,7 @@ from results.lifecycle.record import LifecycleLayout, LifecycleRecord, write_rec
 from runners.campaign import Outcome
 from runners.context import RunContext
 from runners.experiments.pd_lifecycle_bench import Bench
-from runners.experiments.pd_lifecycle_cell import Measurements
+from runners.experiments.pd_lifecycle_cell import THROUGH, Measurements
 from runners.experiments.pd_lifecycle_evidence import SIDES, asked
 from runners.experiments.pd_lifecycle_grid import Grid
 from runners.experiments.pd_lifecycle_plan import shape_of
@@ -80,6 +81,19 @@ def put_in_place(
     return outcome
 
 
+def keep_failure(cell: CellPlan, attempt: int, reason: str, found: Measurements, context: RunContext) -> None:
+    """Leave in the cell's place why it failed, and what was thrown away in it. Raises OSError."""
+    said = {
+        "cell": cell.cell,
+        "attempt": attempt,
+        "reason": reason,
+        "discarded": _discarded(found),
+        "measured": len(found.records),
+    }
+    path = LifecycleLayout(context.layout.root).cell(asked(shape_of(cell))).with_name("failed.json")
+    write_atomic(path, _pretty(said))
+
+
 def headline(found: Measurements) -> dict[str, Any]:
     """Medians over the repetitions that count; None = not measured."""
     counted = [record for record in found.records.values() if record.counted]
@@ -131,10 +145,17 @@ def _facts(
         **msgspec.to_builtins(shape_of(cell)),
         "attempt": attempt,
         "records": list(names.values()),
-        "discarded": [{"repetition": one.repetition, "reason": one.discarded} for one in found.discarded],
+        "discarded": _discarded(found),
         "seedings": msgspec.to_builtins(found.seedings),
         "configs": list(grid.configs),
         "dispatch": grid.dispatch,
+        "order": grid.order,
+        "baseline": THROUGH if grid.baseline else "",
+        "counted_by": bench.counted_by,
+        "place": cell.params["place"],
+        "turn": cell.params["turn"],
+        "aged": msgspec.to_builtins(bench.aged),
+        "load": msgspec.to_builtins(found.load),
         "engines": {side: _engine(bench, side) for side in SIDES},
         "clocks": {"client": boot_id(), "router": boot_id()},
         "headline": dict(outcome.summary),
@@ -143,6 +164,10 @@ def _facts(
         "git_reason": commit.reason,
         "version": 1,
     }
+
+
+def _discarded(found: Measurements) -> list[dict[str, Any]]:
+    return [{"repetition": one.repetition, "reason": one.discarded} for one in found.discarded]
 
 
 def _engine(bench: Bench, side: str) -> dict[str, Any]:

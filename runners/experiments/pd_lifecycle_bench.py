@@ -10,17 +10,17 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-import httpx
+from typing import Literal
 
 from launch.command import ports_needed
 from launch.errors import LaunchError
 from launch.instance import http_client
-from results.lifecycle.probe import read_probe
+from results.transfer_probe import read_probe
 from runners.context import RunContext
 from runners.engine_counters import CacheShape, cache_shape
 from runners.errors import CellFailed
-from runners.experiments.pd_lifecycle_caches import Caches, EngineCache
+from runners.experiments import pd_lifecycle_policy
+from runners.experiments.pd_lifecycle_caches import Aged, Caches, EngineCache, NotEmptied
 from runners.experiments.pd_lifecycle_client import OneAtATime
 from runners.experiments.pd_lifecycle_evidence import NEEDED, SIDES, WRITE
 from runners.experiments.pd_lifecycle_grid import Grid
@@ -29,11 +29,11 @@ from runners.group import GroupPlan, Member, engine_group
 from runners.load.prompts import token_ids
 from runners.router.process import RouterProcess
 from runners.router.spec import InstanceSpec, Limits, RouterSpec, TransferRules
-from runners.sampler import MetricsText
 from state.events import Noted
 from state.run import CellPlan
 
-POLICY = "static_pd"
+ALLOCATED = "blocks_allocated"
+"""The event that says what the decode engine held, and what it waits for."""
 EXTRA_ENV = {"VLLM_SERVER_DEV_MODE": "1"}
 """Without it an engine has no /reset_prefix_cache."""
 NEVER = 1_000_000
@@ -65,11 +65,10 @@ class Bench:
     prefill: Member
     decode: Member
     router: RouterProcess
-    handed_over: OneAtATime
-    """Sends to the router, which has the prompt computed at one engine and the request served at the other."""
-    combined: OneAtATime
-    """Sends to the decode engine alone."""
+    client: OneAtATime
+    """Sends to the router, which tells by a request's name whether it is handed over or served by the decode engine."""
     caches: Caches
+    aged: Aged
     draw: Draw
     decisions: Path
     probes: Mapping[str, Path]
@@ -79,6 +78,8 @@ class Bench:
     """Of the smaller KV cache; None = an engine does not say."""
     kv_bytes_per_token: int | None
     """Over all layers; None = the model's folder does not say."""
+    counted_by: Literal["probe", "counters"] = "probe"
+    """Who says what the decode engine held of a prompt: the probe, or its counters, read when nothing runs."""
 
     def why_dead(self) -> str:
         """Which part of it ended, with its last words; empty = all of it lives."""
@@ -145,30 +146,32 @@ async def open_bench(grid: Grid, context: RunContext, cell: CellPlan, folder: Pa
     async with AsyncExitStack() as stack:
         members = await stack.enter_async_context(engine_group(context.launcher, group))
         clients = [await stack.enter_async_context(http_client(member.engine.url)) for member in members]
-        shapes = [await _shape_of(client, side, timeout_s) for client, side in zip(clients, SIDES, strict=True)]
+        engines = [EngineCache(*each, model.served_name, timeout_s) for each in zip(SIDES, clients, strict=True)]
+        shapes = [cache_shape(await engine.metrics()) for engine in engines]
         decisions = folder / "decisions.jsonl"
         source = members[0].engine.spec.tiny_model or Path(model.source)
         bytes_per_token = kv_bytes_per_token(source)
         spec = _router_spec(grid, context, members, shapes, decisions, bytes_per_token)
         router = await stack.enter_async_context(RouterProcess(spec, folder / "router.spec.json"))
         block_tokens = _block_tokens(shapes)
-        prefill, decode = (
-            EngineCache(*each, model.served_name, timeout_s) for each in zip(SIDES, clients, strict=True)
-        )
         capacities = [shape.capacity_tokens for shape in shapes if shape.capacity_tokens is not None]
+        capacity_tokens = min(capacities) if len(capacities) == len(shapes) else None
+        caches = Caches((engines[0], engines[1]), block_tokens, _checks(draw))
+        probes = {side: member.engine.spec.rings for side, member in zip(SIDES, members, strict=True)}
         bench = Bench(
             prefill=members[0],
             decode=members[1],
             router=router,
-            handed_over=await stack.enter_async_context(OneAtATime(router.url, timeout_s)),
-            combined=await stack.enter_async_context(OneAtATime(members[1].engine.url, timeout_s)),
-            caches=Caches((prefill, decode), block_tokens, _checks(draw)),
+            client=await stack.enter_async_context(OneAtATime(router.url, timeout_s)),
+            caches=caches,
+            aged=await _age(grid, caches, capacity_tokens, context, cell),
             draw=draw,
             decisions=decisions,
-            probes={side: member.engine.spec.rings for side, member in zip(SIDES, members, strict=True)},
+            probes=probes,
             block_tokens=block_tokens,
-            capacity_tokens=min(capacities) if len(capacities) == len(shapes) else None,
+            capacity_tokens=capacity_tokens,
             kv_bytes_per_token=bytes_per_token,
+            counted_by="counters" if read_probe(probes["decode"]).blind(ALLOCATED) else "probe",
         )
         for text in _blind(bench):
             context.emit(Noted("warning", cell.cell, text))
@@ -198,20 +201,27 @@ def _router_spec(
                 SIDES, members, shapes, (grid.prefill_config, grid.decode_config), strict=True
             )
         ),
-        policy=POLICY,
+        policy=pd_lifecycle_policy.__file__,
         decisions_path=str(decisions),
         limits=Limits(first_byte_s=timeout_s, stall_s=timeout_s, attempts=1),
-        transfer=TransferRules(timeout_s=timeout_s, attempts=1, failures_to_quarantine=NEVER),
+        # A page of metrics costs the decode engine's process milliseconds, within the answer that is measured.
+        transfer=TransferRules(timeout_s=timeout_s, attempts=1, failures_to_quarantine=NEVER, count=False),
     )
 
 
-async def _shape_of(client: httpx.AsyncClient, side: str, timeout_s: float) -> CacheShape:
-    """Raises CellFailed where the engine does not answer."""
-    try:
-        page = (await client.get("/metrics", timeout=timeout_s)).text
-        return cache_shape(MetricsText().values(page))
-    except (httpx.HTTPError, ValueError) as error:
-        raise CellFailed(f"the {side} engine's /metrics cannot be read: {error or type(error).__name__}") from error
+async def _age(grid: Grid, caches: Caches, capacity_tokens: int | None, context: RunContext, cell: CellPlan) -> Aged:
+    """Both pools gone through once, then empty caches again where that is how they are emptied. Raises CellFailed."""
+    if not grid.age:
+        return Aged(reason="the preset says so")
+    if capacity_tokens is None:
+        return Aged(reason="an engine does not say how many tokens its KV cache holds")
+    aged = await caches.age(capacity_tokens)
+    if grid.evict == "reset":
+        try:
+            await caches.empty()
+        except NotEmptied as error:
+            context.emit(Noted("warning", cell.cell, f"{error}: it begins with what its KV pool was aged with"))
+    return aged
 
 
 def _block_tokens(shapes: list[CacheShape]) -> int:

@@ -1,4 +1,4 @@
-"""What the prefix caches of both engines hold: emptied, seeded with C tokens, and seen to hold exactly those.
+"""What the prefix caches of both engines hold: aged, emptied, seeded with C tokens, and seen to hold exactly those.
 
 specs/pd_lifecycle, "Setup: Warm D's Prefix Cache" and "D-Side Cache Verification". An engine is asked by plain
 requests of one token, and its own count of cached prompt tokens is the answer: KV usage falls to zero when an engine is
@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
 from runners.errors import CellFailed
+from runners.sampler import MetricsText
 
 POLL_S = 0.05
 EMPTY_WITHIN_S = 10.0
@@ -23,6 +24,12 @@ EMPTY_WITHIN_S = 10.0
 SEED_TRIES = 3
 FRESH_TOKENS = 8
 """Follow the prefix in a request that asks what is held: they fill no block, so it leaves nothing behind."""
+AGE_PIECE_TOKENS, AGE_PIECES = 128, 16
+"""A pool is aged by prompts of 1 to AGE_PIECES pieces of at least so many tokens."""
+AGE_STEP = 7
+"""Prime to AGE_PIECES: the lengths come mixed, and each as often as the others."""
+AGE_AT_A_TIME = 4
+"""Of an engine's: prompts that end in another order than they began mix the free blocks."""
 
 
 class NotEmptied(CellFailed):
@@ -49,6 +56,16 @@ class Seeding:
     t_unix_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Aged:
+    """What was sent through each engine's KV pool while it was new; `reason`: why nothing was."""
+
+    requests: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    reason: str = ""
+
+
 class EngineCache:
     """The prefix cache of one engine, through its HTTP API."""
 
@@ -57,6 +74,7 @@ class EngineCache:
         self._client = client
         self._model = model
         self._timeout_s = timeout_s
+        self._text = MetricsText()
 
     async def compute(self, tokens: Sequence[int]) -> int:
         """Have the prompt computed, with one token generated; returns how much of it was cached.
@@ -90,6 +108,15 @@ class EngineCache:
                     f"{answer.status_code} {answer.text[:200]}"
                 )
             await asyncio.sleep(POLL_S)
+
+    async def metrics(self) -> Mapping[str, float]:
+        """The samples of its metrics page. Raises CellFailed where it does not answer."""
+        try:
+            page = (await self._client.get("/metrics", timeout=self._timeout_s)).text
+            return self._text.values(page)
+        except (httpx.HTTPError, ValueError) as error:
+            why = str(error) or type(error).__name__
+            raise CellFailed(f"the {self.name} engine's /metrics cannot be read: {why}") from error
 
     async def _post(self, path: str, body: dict[str, Any] | None) -> httpx.Response:
         try:
@@ -132,6 +159,25 @@ class Caches:
         """The tokens that both hold."""
         return self._prefix or []
 
+    async def age(self, capacity_tokens: int) -> Aged:
+        """Send random prompts of many lengths through both engines until each has filled its pool once.
+
+        A new engine hands its blocks out in their order, and moves neighbouring ones in one operation; a used one does
+        not. Raises CellFailed.
+        """
+        t_s, piece, tokens = time.monotonic(), max(AGE_PIECE_TOKENS, self._block_tokens), 0
+        prompts: list[list[int]] = []
+        while tokens < capacity_tokens:
+            prompts.append(self._fresh(piece * (1 + AGE_STEP * len(prompts) % AGE_PIECES)))
+            tokens += len(prompts[-1])
+        await _both([_each(engine, prompts) for engine in self._engines])
+        self.sent(max(prompts, key=len, default=[]))
+        return Aged(len(prompts), tokens, time.monotonic() - t_s)
+
+    async def metrics(self) -> list[Mapping[str, float]]:
+        """The prefill engine's metrics page, then the decode engine's. Raises CellFailed."""
+        return await _both([engine.metrics() for engine in self._engines])
+
     async def empty(self) -> None:
         """Drop what both hold, and see by their counts that it is gone. Raises NotEmptied, or CellFailed."""
         await _both([engine.empty() for engine in self._engines])
@@ -165,9 +211,10 @@ class Caches:
         )
 
     async def held(self) -> Held:
-        """How much of the prefix each engine holds now; asking makes it the last that either would evict."""
-        if not self.prefix:
-            return Held(0, 0)
+        """How much of the prefix each engine holds now; asking makes it the last that either would evict.
+
+        Without a prefix both are asked too: every request that is measured comes after the same.
+        """
         asked = [*self.prefix, *self._fresh(FRESH_TOKENS)]
         prefill, decode = await _both([engine.compute(asked) for engine in self._engines])
         return Held(prefill, decode)
@@ -185,6 +232,17 @@ class Caches:
     def sent(self, prompt: list[int]) -> None:
         """A prompt went to both engines."""
         self._sent = prompt[: 2 * self._block_tokens]
+
+
+async def _each(engine: EngineCache, prompts: Sequence[list[int]]) -> None:
+    """Have all of them computed, AGE_AT_A_TIME at a time."""
+    left = iter(prompts)
+
+    async def some() -> None:
+        for prompt in left:
+            await engine.compute(prompt)
+
+    await asyncio.gather(*(some() for _ in range(AGE_AT_A_TIME)))
 
 
 async def _both(asked: Sequence[Awaitable[Any]]) -> list[Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
@@ -19,8 +19,8 @@ import msgspec
 
 from results.decisions import DecisionRecord, KvTransfer
 from results.lifecycle.join import events_of, movement_of
-from results.lifecycle.probe import ProbeEvent, ProbeLog, read_probe
 from results.lifecycle.record import RequestConfig, Verification
+from results.transfer_probe import ProbeEvent, ProbeLog, read_probe
 from runners.experiments.pd_lifecycle_caches import Held
 from runners.experiments.pd_lifecycle_grid import Shape
 
@@ -32,6 +32,8 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
     "decode": ("blocks_allocated", "received", "promoted", "scheduled"),
 }
 """Events of a request that was handed over, by side: once they and a write are there, no other is still to come."""
+NEEDED_COMBINED: Mapping[str, tuple[str, ...]] = {"decode": ("scheduled",)}
+"""Those of a request that the decode engine served alone."""
 WRITE = "write"
 """By the engine that moves the blocks, whichever that is."""
 
@@ -128,23 +130,26 @@ class Evidence:
         if record is None:
             return "the router's decision"
         moved = movement_of(record)
-        if moved is None or moved.status != "transferred":
+        combined = moved is None and record.decision.instance and not record.decision.prefill
+        if not combined and (moved is None or moved.status != "transferred"):
             return ""
         logs = {side: self.probe(side) for side in SIDES}
         found = dict(zip(SIDES, events_of(record, *logs.values()), strict=True))
         seen = {side: {event.event for event in events} for side, events in found.items()}
-        for side, needed in NEEDED.items():
+        for side, needed in (NEEDED_COMBINED if combined else NEEDED).items():
             for event in needed:
                 if event not in seen[side] and not logs[side].blind(event):
                     return f"{event} of the {side} engine"
+        if combined:
+            return ""
         written = any(WRITE in events for events in seen.values())
         return "" if written or all(log.blind(WRITE) for log in logs.values()) else WRITE
 
-    async def wait(self, requests: Collection[str], limit_s: float) -> None:
-        """Until nothing is missing about any of the requests, or the time is up."""
+    async def wait(self, request: str, limit_s: float) -> None:
+        """Until nothing is missing about the request, or the time is up."""
         deadline = time.monotonic() + limit_s
         self.poll()
-        while any(self.missing(request) for request in requests) and time.monotonic() < deadline:
+        while self.missing(request) and time.monotonic() < deadline:
             await asyncio.sleep(POLL_S)
             self.poll()
 
@@ -160,13 +165,16 @@ def verification(
     moved: KvTransfer | None,
     prefill: Iterable[ProbeEvent],
     decode: Iterable[ProbeEvent],
+    at_decode: int | None = None,
 ) -> Verification:
-    """What both engines held of the prompt when they first scheduled it; `before` where neither probe nor router says.
+    """What both engines held of the prompt when they first scheduled it; `before` where nothing else says.
 
-    prefill, decode: what their probes wrote about the request. `counted_tokens` is the decode engine's; the prefill
-    engine's is in the reason where it is another one.
+    prefill, decode: what their probes wrote about the request. at_decode: tokens that came out of the decode engine's
+    cache while it was served, by its counters, where its probe is blind. `counted_tokens` is the decode engine's; the
+    prefill engine's is in the reason where it is another one.
     """
-    at_decode, at_prefill = _decode_held(shape, moved, decode), _prefill_held(moved, prefill)
+    seen_decode, at_prefill = _decode_held(shape, decode), _prefill_held(moved, prefill)
+    at_decode = at_decode if seen_decode is None else seen_decode
     held = Held(
         before.prefill if at_prefill is None else at_prefill,
         before.decode if at_decode is None else at_decode,
@@ -183,15 +191,15 @@ def verification(
     return Verification(shape.prior_context, held.decode, not wrong, "; ".join(wrong) or asked)
 
 
-def _decode_held(shape: Shape, moved: KvTransfer | None, events: Iterable[ProbeEvent]) -> int | None:
-    """By its own count; else the prompt less what it waits for, or the router's account of its counters."""
+def _decode_held(shape: Shape, events: Iterable[ProbeEvent]) -> int | None:
+    """By its own count; else the prompt less what it waits for."""
     for event in events:
         if event.event == "blocks_allocated":
             if event.local_tokens is not None:
                 return event.local_tokens
             if event.external_tokens is not None:
                 return shape.input_tokens - event.external_tokens
-    return None if moved is None else moved.local_tokens
+    return None
 
 
 def _prefill_held(moved: KvTransfer | None, events: Iterable[ProbeEvent]) -> int | None:

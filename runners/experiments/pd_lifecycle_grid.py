@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Literal
@@ -28,7 +29,10 @@ class Expected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     token_s: float = 0.0
     """Per output token after the first."""
     around_s: float = 0.1
-    """One repetition beside its prefills and decodes: the transfer, and seeing what both caches hold."""
+    """One repetition beside its prefills and decodes: the transfer, seeing what both caches hold, and waiting until all
+    of it is written down."""
+    age_s: float = 10.0
+    """Sending prompts through the KV pools of fresh engines."""
 
     def prefill_s(self, prior_context: int, new_tokens: int) -> float:
         new_1k, seen_1k = new_tokens / 1000, (prior_context + new_tokens / 2) / 1000
@@ -81,6 +85,11 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """C + N beyond it is not measured; None = what the engines' context holds."""
     evict: Literal["reset", "restart"] = "reset"
     """How the caches are emptied between two values of C: POST /reset_prefix_cache, or fresh engines."""
+    order: Literal["counterbalanced", "handover_first"] = "counterbalanced"
+    """Of a repetition's two requests: either comes first in half of them, or the one that is handed over always."""
+    age: bool = True
+    """Send random prompts once through the whole KV pool of fresh engines before the first cell, so that no cell
+    meets blocks in the order of a new pool."""
     dispatch: str = "sequential"
     """`sequential`: the decode leg is sent when the prefill leg has been answered."""
     baseline: bool = True
@@ -94,11 +103,35 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     analysis: Settings = Settings()
 
     def shapes(self) -> Iterator[Shape]:
-        """Every cell in the specification's order: C outside, so that caches are emptied and seeded once for each."""
+        """Every cell in the specification's order: C outside, then N, then O."""
         for prior in self.prior_context:
             for new in self.new_tokens:
                 for output in self.output_length:
                     yield Shape(prior, new, output)
+
+    def in_turn(self, seed: int) -> list[Shape]:
+        """Every cell in the order of its measurement: one C after the other, so that caches are emptied and seeded once
+        for each; the seed decides which C comes when, and which N and O within it.
+
+        In rising order C, N and O could not be told from the time since the engines started.
+        """
+        return sorted(
+            self.shapes(), key=lambda shape: (_drawn(seed, f"C{shape.prior_context}"), _drawn(seed, shape.name))
+        )
+
+    def combined_first(self, shape: Shape, repetition: int) -> bool:
+        """Whether the combined instance's request comes before the one that is handed over.
+
+        By the cell's places in the grid and the repetition, so that one that is made again keeps its order.
+        """
+        if self.order == "handover_first":
+            return False
+        places = (
+            self.prior_context.index(shape.prior_context),
+            self.new_tokens.index(shape.new_tokens),
+            self.output_length.index(shape.output_length),
+        )
+        return (sum(places) + repetition) % 2 == 1
 
     @property
     def prefill_config(self) -> str:
@@ -149,6 +182,11 @@ def grid_of(
         raise RunnerError(f"{where}: analysis has no setting {', '.join(sorted(unknown))}", remedy=REMEDY)
     _check(grid, where)
     return grid
+
+
+def _drawn(seed: int, name: str) -> bytes:
+    """A place in a random order, the same for ever."""
+    return hashlib.sha256(f"{seed}/{name}".encode()).digest()
 
 
 def _check(grid: Grid, where: str) -> None:

@@ -1,4 +1,4 @@
-"""The plan of a `pd-lifecycle` run: a cell for every C x N x O, those of one C in a row.
+"""The plan of a `pd-lifecycle` run: a cell for every C x N x O, those of one C in a row, else in a random order.
 
 specs/pd_lifecycle, "Protocol".
 """
@@ -32,7 +32,7 @@ STAGES = (
     StagePlan(SWEEP, "Sweep: every C x N x O"),
     StagePlan(ANALYSIS, "Probe removal and analysis"),
 )
-PROBE_CELL = "preflight/probe"
+PROBE_CELL, LINK_CELL = "preflight/probe", "preflight/link"
 COMPUTE_S = 2.0
 ANALYSIS_S = 8.0
 
@@ -70,7 +70,7 @@ def draft(wish: Wish, profile: Profile) -> Draft:
             "config_names": list(wish.configs),
             "settings": list(wish.settings),
         },
-        sums=arithmetic(grid, profile),
+        sums=arithmetic(grid, profile, seed),
         plan=lambda inputs: make_plan(grid, profile=profile, preset=wish.preset, seed=seed, inputs=inputs),
         experiment=partial(_experiment, grid),
     )
@@ -85,6 +85,7 @@ def make_plan(grid: Grid, *, profile: Profile, preset: str, seed: int, inputs: M
             CellPlan(f"preflight/{config}", PREFLIGHT, "preflight", config, config, {}, engine_s + grid.preflight_s)
             for config in dict.fromkeys(grid.configs)
         ),
+        CellPlan(LINK_CELL, PREFLIGHT, "link", None, "what the link between the engines carries", {}, COMPUTE_S),
         *_sweep(grid, profile, seed),
         CellPlan("analysis/revert", ANALYSIS, "revert", None, "remove the probes", {}, COMPUTE_S),
         CellPlan("analysis/report", ANALYSIS, "analysis", None, "records, fits, figures, report", {}, ANALYSIS_S),
@@ -101,8 +102,8 @@ def make_plan(grid: Grid, *, profile: Profile, preset: str, seed: int, inputs: M
     )
 
 
-def arithmetic(grid: Grid, profile: Profile) -> tuple[Sum, ...]:
-    """How the estimate of the engine stages comes about, a line for every C."""
+def arithmetic(grid: Grid, profile: Profile, seed: int) -> tuple[Sum, ...]:
+    """How the estimate of the engine stages comes about, a line for every C in the order of their measurement."""
     release_s, count = profile.launch.release_wait_s, len(set(grid.configs))
     around = f"{grid.engine_start_s:g} s start + {{}} + {release_s:g} s release"
     once_s = grid.engine_start_s + release_s
@@ -113,9 +114,11 @@ def arithmetic(grid: Grid, profile: Profile) -> tuple[Sum, ...]:
             count * (once_s + grid.preflight_s),
         )
     ]
-    for place, (prior, shapes) in enumerate(groupby(_measured(grid, profile), key=lambda shape: shape.prior_context)):
+    for turn, (prior, shapes) in enumerate(
+        groupby(_measured(grid, profile, seed), key=lambda shape: shape.prior_context)
+    ):
         level = list(shapes)
-        begins, seed_s = _begins_s(grid, profile, place), _seed_s(grid, prior)
+        begins, seed_s = _begins_s(grid, profile, turn), _seed_s(grid, prior)
         work_s = sum(_cell_s(grid, shape) for shape in level)
         start = f"{begins:g} s engines + " if begins else ""
         seeding = f"{seed_s:.1f} s seeding + " if prior else ""
@@ -128,9 +131,9 @@ def arithmetic(grid: Grid, profile: Profile) -> tuple[Sum, ...]:
 
 def _sweep(grid: Grid, profile: Profile, seed: int) -> Iterator[CellPlan]:
     """The first cell of a C that can be measured pays for its seeding, and for engines where they are fresh."""
-    measured = list(_measured(grid, profile))
+    measured, places = list(_measured(grid, profile, seed)), list(grid.shapes())
     levels = [next(shapes) for _, shapes in groupby(measured, key=lambda shape: shape.prior_context)]
-    for place, shape in enumerate(grid.shapes()):
+    for turn, shape in enumerate(grid.in_turn(seed)):
         estimated_s = _cell_s(grid, shape) if shape in measured else 0.0
         if shape in levels:
             estimated_s += _begins_s(grid, profile, levels.index(shape)) + _seed_s(grid, shape.prior_context)
@@ -142,7 +145,8 @@ def _sweep(grid: Grid, profile: Profile, seed: int) -> Iterator[CellPlan]:
             label=f"C {shape.prior_context}  N {shape.new_tokens}  O {shape.output_length}",
             params={
                 **msgspec.to_builtins(shape),
-                "place": place,
+                "place": places.index(shape),
+                "turn": turn,
                 "load_seed": seed,
                 "why_not": grid.why_not(shape, profile.engine.max_model_len),
             },
@@ -155,14 +159,18 @@ def shape_of(cell: CellPlan) -> Shape:
     return Shape(*(cell.params[name] for name in Shape.__struct_fields__))
 
 
-def _measured(grid: Grid, profile: Profile) -> Iterator[Shape]:
-    return (shape for shape in grid.shapes() if not grid.why_not(shape, profile.engine.max_model_len))
+def _measured(grid: Grid, profile: Profile, seed: int) -> Iterator[Shape]:
+    return (shape for shape in grid.in_turn(seed) if not grid.why_not(shape, profile.engine.max_model_len))
 
 
 def _begins_s(grid: Grid, profile: Profile, level: int) -> float:
-    """What a C pays for engines: the first one, and every one where fresh engines empty the caches."""
+    """What a C pays for engines: the first in turn, and every one where fresh engines empty the caches."""
     fresh = level == 0 or grid.evict == "restart"
-    return grid.engine_start_s + profile.launch.release_wait_s if fresh else 0.0
+    return grid.engine_start_s + _age_s(grid) + profile.launch.release_wait_s if fresh else 0.0
+
+
+def _age_s(grid: Grid) -> float:
+    return grid.expected.age_s if grid.age else 0.0
 
 
 def _seed_s(grid: Grid, prior_context: int) -> float:
@@ -206,7 +214,7 @@ def _configs(grid: Grid, kind: Kind) -> tuple[ConnectorConfig, ...]:
 
 
 def _require_cells(grid: Grid, profile: Profile) -> None:
-    if not any(_measured(grid, profile)):
+    if not any(_measured(grid, profile, grid.seed)):
         why = grid.why_not(next(grid.shapes()), profile.engine.max_model_len)
         raise RunnerError(f"no cell of the grid can be measured: {why}", remedy="make the grid smaller with --set")
 

@@ -9,14 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import httpx
 import msgspec
 
 from results.decisions import ClusterView, Decision, DecisionRecord, KvTransfer, RoutedOutcome, RoutedRequest
 from runners.experiments.pd_lifecycle_bench import Bench, Draw
-from runners.experiments.pd_lifecycle_caches import Caches, EngineCache
+from runners.experiments.pd_lifecycle_caches import Aged, Caches, EngineCache
+from runners.experiments.pd_lifecycle_policy import COMBINED
 from runners.load.stream import Exchange
 from state.process import boot_id
 
@@ -42,12 +43,18 @@ class FakeEngine:
     held: dict[tuple[int, ...], None] = field(default_factory=dict)
     computed: int = 0
     """Prompt tokens that were not cached."""
+    local: int = 0
+    """Prompt tokens that were."""
+    preempted: int = 0
+    said: list[str] = field(default_factory=list)
+    """What was asked of it beside the requests that are measured, e.g. `metrics` or `prompt 12`."""
 
     def complete(self, prompt: list[int], *, computes: bool = True) -> int:
         """Cached tokens of the prompt, which is held afterwards."""
         whole = [tuple(prompt[:end]) for end in range(BLOCK, len(prompt) + 1, BLOCK)]
         usable = [block for block in whole if len(block) < len(prompt)]
         hits = len(list(itertools.takewhile(lambda block: block in self.held, usable)))
+        self.local += hits * BLOCK
         if computes:
             self.computed += len(prompt) - hits * BLOCK
         for block in reversed(whole):  # the end of a prompt is dropped before its beginning
@@ -65,11 +72,22 @@ class FakeEngine:
                 if self.resets:
                     self.held.clear()
                 return httpx.Response(200, json={"success": self.resets})
+            if request.url.path == "/metrics":
+                self.said.append("metrics")
+                return httpx.Response(200, text=self._page())
             prompt = json.loads(request.content)["prompt"]
+            self.said.append(f"prompt {len(prompt)}")
             usage = {"prompt_tokens": len(prompt), "prompt_tokens_details": {"cached_tokens": self.complete(prompt)}}
             return httpx.Response(200, json={"usage": usage})
 
         return httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://engine")
+
+    def _page(self) -> str:
+        return (
+            f'vllm:prompt_tokens_by_source_total{{source="local_cache_hit"}} {self.local}\n'
+            f"vllm:num_preemptions_total {self.preempted}\n"
+            "vllm:kv_cache_usage_perc 0.0\n"
+        )
 
 
 @dataclass
@@ -85,6 +103,10 @@ class FakeBench:
     late_s: float = 0.0
     """What is written about a request comes so much later."""
     capacity_tokens: int | None = 320_000
+    counted_by: Literal["probe", "counters"] = "probe"
+    """With `counters` the decode engine's probe does not see what was allocated."""
+    tells: bool = True
+    """The combined instance says how many tokens it had and made."""
     handovers: int = 0
     combined: int = 0
     dead: str = ""
@@ -92,9 +114,14 @@ class FakeBench:
     def __post_init__(self) -> None:
         self._t_ns = 1_000_000_000
         self._writing: set[asyncio.Task[None]] = set()
+        self.sent: list[str] = []
+        """Names of the requests that were measured."""
+        self.overtaken: list[str] = []
+        """Those that were sent while something about an earlier one was still to be written."""
         for side in ("prefill", "decode"):
             self.probe(side).mkdir(parents=True)
-            status = {"event": "status", "t_ns": 1, "role": "engine", "pid": 1, "boot_id": boot_id(), "available": {}}
+            sees = {} if side == "prefill" or self.counted_by == "probe" else {"blocks_allocated": False}
+            status = {"event": "status", "t_ns": 1, "role": "engine", "pid": 1, "boot_id": boot_id(), "available": sees}
             self._write(side, status)
 
     def probe(self, side: str) -> Path:
@@ -110,8 +137,8 @@ class FakeBench:
             prefill=cast(Any, self._member("prefill")),
             decode=cast(Any, self._member("decode")),
             router=cast(Any, SimpleNamespace(alive=True)),
-            handed_over=cast(Any, SimpleNamespace(ask=self._hand_over)),
-            combined=cast(Any, SimpleNamespace(ask=self._combine)),
+            client=cast(Any, SimpleNamespace(ask=self._ask)),
+            aged=Aged(reason="nothing here is new"),
             caches=Caches((prefill, decode), BLOCK, lambda count: draw.tokens(0, next(numbers), count)),
             draw=draw,
             decisions=self.folder / "decisions.jsonl",
@@ -119,6 +146,7 @@ class FakeBench:
             block_tokens=BLOCK,
             capacity_tokens=self.capacity_tokens,
             kv_bytes_per_token=512,
+            counted_by=self.counted_by,
         )
         return bench
 
@@ -129,10 +157,29 @@ class FakeBench:
         )
         return SimpleNamespace(engine=engine, layout=SimpleNamespace(root=self.folder / side))
 
+    async def _ask(self, name: str, body: bytes) -> Exchange:
+        if any(not task.done() for task in self._writing):
+            self.overtaken.append(name)
+        self.sent.append(name)
+        for engine in (self.prefill, self.decode):
+            engine.said.append(f"measured {name}")
+        exchange = await (self._combine if name.startswith(COMBINED) else self._hand_over)(name, body)
+        await asyncio.sleep(0)
+        for engine in (self.prefill, self.decode):
+            engine.said.append("end")
+        return exchange
+
     async def _combine(self, name: str, body: bytes) -> Exchange:
-        asked = json.loads(body)
+        asked, number, t_ns = json.loads(body), self.combined, self._tick()
         self.combined += 1
-        return self._answered(asked, self.decode.complete(asked["prompt"]), self._tick(), 20 * MS)
+        cached = self.decode.complete(asked["prompt"])
+        alone = {"event": "scheduled", "t_ns": t_ns, "request": f"cmpl-{name}-0-1a", "leg": "none"}
+        decision = _decision(name, number, t_ns, len(asked["prompt"]), None)
+        self._later(decision, [("decode", alone | {"cached_tokens": cached})])
+        exchange = self._answered(asked, cached, t_ns, 20 * MS)
+        if not self.tells:
+            exchange.cached_tokens = None
+        return exchange
 
     async def _hand_over(self, name: str, body: bytes) -> Exchange:
         """One request from the client to both engines, with all that is written about it."""
@@ -158,18 +205,19 @@ class FakeBench:
             t_source_done_ns=t_ns + 8 * MS,
             t_target_sent_ns=t_ns + 9 * MS,
         )
-        task = asyncio.create_task(
-            self._tell(_decision(name, number, t_ns, len(prompt), moved), [] if fails else lines)
-        )
-        self._writing.add(task)
+        self._later(_decision(name, number, t_ns, len(prompt), moved), [] if fails else lines)
         return self._answered(asked, at_decode, t_ns - MS // 10, 15 * MS + MS // 10)
+
+    def _later(self, decision: DecisionRecord, lines: list[tuple[str, dict[str, Any]]]) -> None:
+        self._writing.add(asyncio.create_task(self._tell(decision, lines)))
 
     async def _tell(self, decision: DecisionRecord, lines: list[tuple[str, dict[str, Any]]]) -> None:
         await asyncio.sleep(self.late_s)
         with (self.folder / "decisions.jsonl").open("ab") as file:
             file.write(msgspec.json.encode(decision) + b"\n")
         for side, line in lines:
-            self._write(side, line)
+            if self.counted_by == "probe" or line["event"] != "blocks_allocated":
+                self._write(side, line)
 
     def _write(self, side: str, line: dict[str, Any]) -> None:
         with (self.probe(side) / "transfer.1.jsonl").open("a") as file:
@@ -218,13 +266,13 @@ def _lines(transfer: str, t_ns: int, tokens: int, at_prefill: int, at_decode: in
     ]  # fmt: skip
 
 
-def _decision(name: str, seq: int, t_ns: int, tokens: int, moved: KvTransfer) -> DecisionRecord:
+def _decision(name: str, seq: int, t_ns: int, tokens: int, moved: KvTransfer | None) -> DecisionRecord:
     return DecisionRecord(
         seq=seq,
         t_ns=t_ns,
         decide_us=1.0,
         request=RoutedRequest(name, "", 0, tokens, 1, BLOCK, {}),
         cluster=ClusterView((), 0),
-        decision=Decision("static_pd", "decode", "pools", prefill="prefill"),
+        decision=Decision("static_pd", "decode", "pools", prefill="" if moved is None else "prefill"),
         outcome=RoutedOutcome("ok", transfer=moved),
     )

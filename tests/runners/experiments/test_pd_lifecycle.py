@@ -9,11 +9,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx
+import msgspec
 import pytest
 
 from launch.errors import LaunchError
 from results.layout import RunLayout
 from runners.context import RunContext
+from runners.errors import CellFailed
 from runners.experiments import pd_lifecycle_bench
 from runners.experiments.pd_lifecycle import PdLifecycle
 from runners.experiments.pd_lifecycle_bench import Bench
@@ -118,6 +120,34 @@ async def test_engines_that_do_not_start_are_not_tried_for_every_cell(host: Host
         with pytest.raises(LaunchError, match="would not start"):
             await experiment.run_cell(plan, 1)
     assert not host.benches
+
+
+async def test_a_cell_that_fails_leaves_why_and_what_was_thrown_away_until_it_is_measured(host: Host) -> None:
+    experiment = host.experiment(grid(discards=1))
+    await experiment.run_cell(CELLS[0], 1)
+    bench = host.benches[0]
+    bench.failing = frozenset(range(bench.handovers + 1, bench.handovers + 100))
+    with pytest.raises(CellFailed, match="2 measurements had to be discarded"):
+        await experiment.run_cell(CELLS[1], 1)
+    folder = host.folder / "run" / "results" / "lifecycle" / "cells" / "C0_N96_O2"
+    said = msgspec.json.decode((folder / "failed.json").read_bytes())
+    assert (said["cell"], said["attempt"], said["measured"]) == ("sweep/C0_N96_O2", 1, 1)
+    assert "2 measurements had to be discarded" in said["reason"]
+    assert [(one["repetition"], one["reason"]) for one in said["discarded"]] == [
+        (number, "the transfer was failed: the test says so") for number in (2, 3)
+    ]
+    bench.failing = frozenset()
+    await experiment.run_cell(CELLS[1], 2)
+    assert not (folder / "failed.json").exists()
+    assert experiment.adopt(CELLS[1]) is not None
+
+
+async def test_a_cell_whose_engines_do_not_start_leaves_why(host: Host) -> None:
+    host.broken = 1
+    with pytest.raises(LaunchError):
+        await host.experiment(grid()).run_cell(CELLS[0], 1)
+    path = host.folder / "run" / "results" / "lifecycle" / "cells" / "C0_N64_O2" / "failed.json"
+    assert msgspec.json.decode(path.read_bytes())["reason"] == "e1 would not start"
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,8 @@ async def finish(run: Path, attempt: int = 1, **fake: Any) -> tuple[Outcome, Mea
     """Measure the cell and put it in place, as the experiment does."""
     folder = RunLayout(run).attempt(cell(SHAPE).cell, attempt)
     bench = FakeBench(run / "engines" / str(attempt), **fake).bench()
-    found = await LifecycleCell(cell(SHAPE), attempt, grid(), bench, folder, lambda *events: None).run("tiny")
+    found = Measurements()
+    await LifecycleCell(cell(SHAPE), attempt, grid(), bench, folder, lambda *events: None, found).run("tiny")
     return put_in_place(cell(SHAPE), attempt, grid(), bench, found, folder, context(run)), found
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from results.lifecycle.probe import ProbeEvent
+from results.transfer_probe import ProbeEvent
 from runners.errors import CellFailed, CellSkipped
 from runners.experiments.pd_lifecycle_bench import Bench
-from runners.experiments.pd_lifecycle_caches import Held, NotEmptied
+from runners.experiments.pd_lifecycle_caches import FRESH_TOKENS, Held, NotEmptied
 from runners.experiments.pd_lifecycle_cell import LifecycleCell, Measurements
 from runners.experiments.pd_lifecycle_evidence import verification
 from runners.experiments.pd_lifecycle_grid import Expected, Grid, Shape
@@ -24,12 +24,13 @@ from tests.runners.experiments.lifecycle_fakes import BLOCK, FakeBench, FakeEngi
 
 
 def grid(**changed: Any) -> Grid:
-    base = Grid((0,), (1,), (1,), engine_start_s=1.0, expected=Expected(0.1))
+    """Any length that a test measures is in it; `handover_first`, so that no place in it matters unless asked."""
+    base = Grid((0,), (1,), (1,), engine_start_s=1.0, expected=Expected(0.1), order="handover_first")
     return msgspec.structs.replace(base, **changed)
 
 
 def cell(shape: Shape, place: int = 0) -> CellPlan:
-    params = {**msgspec.to_builtins(shape), "place": place, "load_seed": 1, "why_not": ""}
+    params = {**msgspec.to_builtins(shape), "place": place, "turn": place, "load_seed": 1, "why_not": ""}
     return CellPlan(f"sweep/{shape.name}", "sweep", "lifecycle", "mooncake_both", shape.name, params, 1.0)
 
 
@@ -37,8 +38,10 @@ async def measure(
     bench: Bench, folder: Path, shape: Shape, of: Grid, *, attempt: int = 1, place: int = 0
 ) -> tuple[Measurements, list[Any]]:
     events: list[Any] = []
-    one = LifecycleCell(cell(shape, place), attempt, of, bench, folder, lambda *said: events.extend(said))
-    return await one.run("tiny"), events
+    found = Measurements()
+    one = LifecycleCell(cell(shape, place), attempt, of, bench, folder, lambda *said: events.extend(said), found)
+    await one.run("tiny")
+    return found, events
 
 
 SHAPE = Shape(4 * BLOCK, 100, 3)
@@ -113,9 +116,116 @@ async def test_no_two_prompts_share_a_block_beyond_the_prefix(tmp_path: Path) ->
         assert not found.discarded
 
 
-async def test_what_comes_late_is_waited_for(tmp_path: Path) -> None:
-    found, _ = await measure(FakeBench(tmp_path / "bench", late_s=0.3).bench(), tmp_path / "cell", SHAPE, grid())
+async def test_nothing_is_sent_while_something_about_an_earlier_request_is_still_written(tmp_path: Path) -> None:
+    fake = FakeBench(tmp_path / "bench", late_s=0.1)
+    found, _ = await measure(fake.bench(), tmp_path / "cell", SHAPE, grid(repetitions=3))
     assert all(record.residual_share is not None for record in found.records.values())
+    assert len(fake.sent) == 6
+    assert fake.overtaken == []
+
+
+WIDE = grid(prior_context=(0, 4 * BLOCK), new_tokens=(64, 100), output_length=(1, 3), order="counterbalanced")
+
+
+@pytest.mark.parametrize("prior", WIDE.prior_context)
+async def test_both_requests_of_a_pair_come_after_the_same_and_either_comes_first(tmp_path: Path, prior: int) -> None:
+    fake = FakeBench(tmp_path / "bench")
+    found, events = await measure(fake.bench(), tmp_path / "cell", Shape(prior, 100, 3), WIDE)
+    assert [record.colo.first for record in found.records.values()] == [
+        WIDE.combined_first(Shape(prior, 100, 3), number) for number in range(1, 6)
+    ]
+    assert {record.colo.first for record in found.records.values()} == {True, False}
+    assert {record.colo.through for record in found.records.values()} == {"router"}
+    firsts = {event.repetition: event.colo_first for event in events if isinstance(event, LifecycleMeasured)}
+    assert firsts == {number: record.colo.first for number, record in found.records.items()}
+    for row in lines(tmp_path / "cell" / "requests.jsonl"):
+        assert row["first"] == (found.records[row["repetition"]].colo.first == (row["purpose"] == "colo"))
+    for engine in (fake.prefill, fake.decode):
+        before = [engine.said[place - 1] for place, said in enumerate(engine.said) if said.startswith("measured")]
+        assert before == [f"prompt {prior + FRESH_TOKENS}"] * 10
+
+
+async def test_no_name_of_a_request_holds_that_of_its_pair(tmp_path: Path) -> None:
+    """An engine's name of a request holds the client's: that is how a probe's events are found."""
+    found, _ = await measure(FakeBench(tmp_path / "bench").bench(), tmp_path / "cell", SHAPE, grid())
+    for record in found.records.values():
+        assert record.ids.request
+        assert record.ids.request not in record.colo.request
+        assert record.colo.request not in record.ids.request
+
+
+async def test_a_repetition_that_is_made_again_keeps_its_order(tmp_path: Path) -> None:
+    shape = Shape(4 * BLOCK, 100, 3)
+    fake = FakeBench(tmp_path / "bench", failing=frozenset({1, 3}))
+    found, _ = await measure(fake.bench(), tmp_path / "cell", shape, WIDE)
+    assert len(found.discarded) == 2
+    for record in (*found.discarded, *found.records.values()):
+        assert record.colo.first == WIDE.combined_first(shape, record.repetition)
+
+
+async def test_a_combined_instance_that_does_not_tell_what_it_held_is_no_baseline(tmp_path: Path) -> None:
+    fake = FakeBench(tmp_path / "bench", tells=False)
+    with pytest.raises(CellFailed, match="does not tell how many tokens"):
+        await measure(fake.bench(), tmp_path / "cell", SHAPE, grid(discards=1))
+
+
+@pytest.mark.parametrize("counted_by", ["probe", "counters"])
+async def test_counters_are_read_where_the_probe_is_blind_and_never_while_a_request_runs(
+    tmp_path: Path, counted_by: Literal["probe", "counters"]
+) -> None:
+    fake = FakeBench(tmp_path / "bench", counted_by=counted_by)
+    found, _ = await measure(fake.bench(), tmp_path / "cell", SHAPE, grid())
+    for record in found.records.values():
+        assert (record.verification.ok, record.verification.counted_tokens) == (True, SHAPE.prior_context)
+        assert record.verification.reason == ""
+    for engine in (fake.prefill, fake.decode):
+        said = engine.said
+        assert said.count("metrics") == (2 if counted_by == "probe" else 2 + 2 * 10)
+        assert all(said[place + 1] == "end" for place, what in enumerate(said) if what.startswith("measured"))
+
+
+async def test_by_its_counters_a_decode_engine_that_lost_its_prefix_is_seen(tmp_path: Path) -> None:
+    fake = FakeBench(tmp_path / "bench", counted_by="counters")
+    fake.before = lambda number: fake.decode.held.clear() if number == 2 else None
+    found, _ = await measure(fake.bench(), tmp_path / "cell", SHAPE, grid())
+    assert [record.discarded for record in found.discarded] == [
+        f"the decode engine held 0 tokens of the prompt, not {SHAPE.prior_context}"
+    ]
+
+
+async def test_the_load_of_both_engines_is_kept_and_what_is_not_counted_is_null(tmp_path: Path) -> None:
+    found, _ = await measure(FakeBench(tmp_path / "bench").bench(), tmp_path / "cell", SHAPE, grid())
+    assert set(found.load) == {"prefill", "decode"}
+    for span in found.load.values():
+        assert (span.begin.kv_usage, span.end.preemptions, span.preemptions) == (0.0, 0, 0)
+        assert span.end.prefix_cache_hits is None
+        assert "prefix_cache_hits" in span.end.reason
+
+
+async def test_a_preemption_within_the_cell_spoils_all_of_it(tmp_path: Path) -> None:
+    fake = FakeBench(tmp_path / "bench")
+    fake.before = lambda number: setattr(fake.decode, "preempted", 2)
+    found = Measurements()
+    one = LifecycleCell(cell(SHAPE), 1, grid(), fake.bench(), tmp_path / "cell", lambda *said: None, found)
+    with pytest.raises(CellFailed, match="preempted within the cell, 2 at the decode engine"):
+        await one.run("tiny")
+    assert not found.records
+    assert len(found.discarded) == 5
+
+
+async def test_ageing_fills_both_pools_once_with_prompts_of_many_lengths(tmp_path: Path) -> None:
+    fake = FakeBench(tmp_path / "bench")
+    bench = fake.bench()
+    aged = await bench.caches.age(100_000)
+    assert 100_000 <= aged.tokens < 102_048
+    for engine in (fake.prefill, fake.decode):
+        assert engine.computed == aged.tokens
+        assert len(engine.said) == aged.requests
+        assert len(set(engine.said)) == 16
+    await bench.caches.empty()
+    assert not bench.caches.used
+    found, _ = await measure(bench, tmp_path / "cell", SHAPE, grid())
+    assert not found.discarded
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -234,8 +344,11 @@ async def test_the_cells_own_part_of_the_logs_is_kept(tmp_path: Path) -> None:
     await measure(bench, tmp_path / "second", SHAPE, grid(), place=1)
     rows = lines(tmp_path / "second" / "requests.jsonl")
     handovers = {row["request"] for row in rows if row["purpose"] == "handover"}
-    assert len(rows) == 10
-    assert {row["request"]["request"] for row in lines(tmp_path / "second" / "decisions.jsonl")} == handovers
+    combined = {row["request"] for row in rows if row["purpose"] == "colo"}
+    assert (len(rows), len(handovers), len(combined)) == (10, 5, 5)
+    decided = {row["request"]["request"] for row in lines(tmp_path / "second" / "decisions.jsonl")}
+    assert decided == handovers | combined
+    assert all(row["pair"] in (combined if row["purpose"] == "handover" else handovers) for row in rows)
     probe = lines(tmp_path / "second" / "probe" / "prefill" / "transfer.1.jsonl")
     assert probe[0]["event"] == "status"
     assert {row["transfer"] for row in probe[1:]} == {f"xfer-{number}" for number in range(5, 10)}

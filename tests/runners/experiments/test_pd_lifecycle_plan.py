@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
@@ -45,6 +46,7 @@ def test_the_specifications_grid_is_there_whole() -> None:
     assert {shape.new_tokens for shape in shapes} == {512, 2048, 4096, 8192, 16384, 32768}
     assert {shape.output_length for shape in shapes} == {1, 32, 128, 512}
     assert not any(cell.params["why_not"] for cell in sweep(plan)), "C + N stays within 132k"
+    assert plan.configs == ("mooncake_producer", "mooncake_consumer"), "kv_producer and kv_consumer"
     assert plan.inputs["grid"]["repetitions"] == 5
     assert plan.inputs["grid"]["warmup_repetitions"] == 2
 
@@ -84,8 +86,46 @@ def test_a_plan_has_every_cell_once_and_those_of_one_context_in_a_row(of: Grid) 
     }
     assert len({cell.cell for cell in cells}) == len(cells) == len(set(shapes))
     levels = [prior for prior, _ in groupby(shape.prior_context for shape in shapes)]
-    assert levels == list(of.prior_context)
-    assert [cell.params["place"] for cell in cells] == list(range(len(cells)))
+    assert sorted(levels) == list(of.prior_context)
+    assert [cell.params["turn"] for cell in cells] == list(range(len(cells)))
+    assert {shape: cell.params["place"] for cell, shape in zip(cells, shapes, strict=True)} == {
+        shape: place for place, shape in enumerate(of.shapes())
+    }
+
+
+def test_the_seed_decides_the_order_of_contexts_and_of_the_cells_within_one() -> None:
+    """Else C, N and O could not be told from the time since the engines started."""
+    orders = [[shape_of(cell) for cell in sweep(plan_of(grid("full"), seed))] for seed in range(8)]
+    assert orders[1] == [shape_of(cell) for cell in sweep(plan_of(grid("full"), 1))]
+    firsts = {order[0].prior_context for order in orders}
+    assert len(firsts) > 2
+    for order in orders:
+        assert order != list(grid("full").shapes())
+        level = [(shape.new_tokens, shape.output_length) for shape in order[:18]]
+        assert level != sorted(level)
+        assert level != [(shape.new_tokens, shape.output_length) for shape in order[18:36]]
+
+
+@given(of=_grids, repetitions=st.integers(2, 7))
+def test_either_request_of_a_pair_comes_first_in_half_of_them(of: Grid, repetitions: int) -> None:
+    """Over the repetitions of a cell, and over those of one C and N: at most one more of either."""
+    for prior, new in itertools.product(of.prior_context, of.new_tokens):
+        shapes = [Shape(prior, new, output) for output in of.output_length]
+        firsts = [[of.combined_first(shape, number + 1) for number in range(repetitions)] for shape in shapes]
+        for cell in firsts:
+            assert abs(2 * sum(cell) - len(cell)) <= 1
+        assert abs(2 * sum(map(sum, firsts)) - len(firsts) * repetitions) <= 1
+
+
+def test_what_is_first_can_be_fixed_and_is_in_the_plan() -> None:
+    fixed = grid("full", ["order=handover_first"])
+    assert not any(fixed.combined_first(shape, number) for shape in fixed.shapes() for number in range(1, 6))
+    plans = [
+        prepare(Wish(EXPERIMENT, "cpu-tiny", "smoke", settings=settings), need_engine=False).plan
+        for settings in ((), ("order=handover_first",))
+    ]
+    assert [plan.inputs["grid"]["order"] for plan in plans] == ["counterbalanced", "handover_first"]
+    assert plans[0].fingerprint != plans[1].fingerprint
 
 
 @given(of=_grids)
@@ -99,7 +139,7 @@ def test_a_cell_beyond_the_engines_context_is_in_the_plan_with_its_reason_and_co
 @given(of=_grids)
 def test_the_arithmetic_shown_adds_up_to_the_plan(of: Grid) -> None:
     engines_s = sum(cell.estimated_s for cell in plan_of(of).cells if cell.config is not None)
-    lines = arithmetic(of, CPU)
+    lines = arithmetic(of, CPU, 1)
     assert sum(line.seconds for line in lines) == pytest.approx(engines_s)
 
 
@@ -131,6 +171,7 @@ def test_a_setting_changes_the_grid() -> None:
         (["repetitions=2", "warmup_repetitions=2"], "warmup_repetitions"),
         (["dispatch=concurrent"], "sequential"),
         (["evict=never"], "evict"),
+        (["order=random"], "order"),
         (["analysis.half_step=true"], "half_step"),
         (["engine.block_size=64", "prior_context=[0, 100]"], "whole number of blocks"),
         (["prior_context"], "prior_context"),
