@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from time import perf_counter_ns as now
 from typing import Any
 
@@ -35,6 +36,8 @@ UNSEEN = {
     "write_submit": "batch_transfer_sync_write returns when all is written; nothing says when the first piece was"
 }
 
+SCHEDSTAT = Path("/proc/thread-self/schedstat")
+"""Nanoseconds this thread has run, nanoseconds it was ready to run and had no core, times it was given one."""
 _BUILT = 64
 """Writes kept between being built and being sent; more means that some never were."""
 
@@ -114,9 +117,18 @@ class MooncakeTransfers:
         return []
 
     def written(
-        self, sources: Sequence[int], lengths: Sequence[int], code: int | None, t5_ns: int, t6_ns: int
+        self,
+        sources: Sequence[int],
+        lengths: Sequence[int],
+        code: int | None,
+        t5_ns: int,
+        t6_ns: int,
+        delay_ns: int | None,
     ) -> list[Line]:
-        """One call of Mooncake's write is over; `code` is what it returned, None where it raised."""
+        """One call of Mooncake's write is over; `code` is what it returned, None where it raised.
+
+        `delay_ns`: how long its thread was ready to run meanwhile and had no core; None = the kernel does not say.
+        """
         known = self._built.pop(id(sources))
         return [
             {
@@ -130,6 +142,7 @@ class MooncakeTransfers:
                 "bytes": sum(lengths),
                 "operations": len(sources),
                 "submit_us": None,
+                "run_delay_us": None if delay_ns is None else delay_ns / 1000,
             }
         ]
 
@@ -151,6 +164,14 @@ class MooncakeTransfers:
                 blocks = _count(pull.local_block_ids)
                 lines.append(_line(t_ns, request, pull.transfer_id, ok=False, reason=str(reason), blocks=blocks))
         return lines
+
+
+def _waited_ns() -> int | None:
+    """How long this thread has waited for a core so far; None where the kernel does not say."""
+    try:
+        return int(SCHEDSTAT.read_bytes().split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def _line(t_ns: int, request: str | None, transfer: str, **more: object) -> Line:
@@ -217,13 +238,15 @@ def _building(side: MooncakeTransfers, original: Callable[..., Awaitable[Any]]) 
 def _writing(side: MooncakeTransfers, original: Callable[..., int]) -> Callable[..., int]:
     @functools.wraps(original)
     def _send_blocks(remote_session: str, src_ptrs: list[int], dst_ptrs: list[int], lengths: list[int]) -> int:
-        code = None
+        code, waited_ns = None, _waited_ns()
         t5_ns = now()
         try:
             code = original(remote_session, src_ptrs, dst_ptrs, lengths)
             return code
         finally:
-            side.report.note(WRITE, side.written, src_ptrs, lengths, code, t5_ns, now())
+            t6_ns, after_ns = now(), _waited_ns()
+            delay_ns = None if waited_ns is None or after_ns is None else after_ns - waited_ns
+            side.report.note(WRITE, side.written, src_ptrs, lengths, code, t5_ns, t6_ns, delay_ns)
 
     return _send_blocks
 

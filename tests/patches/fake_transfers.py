@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -103,6 +103,7 @@ class MooncakeConnectorWorker:
         self.refused: list[str] = []
         self.code: int | Exception = 0
         self.writes = 0
+        self.on_write: Callable[[], object] = lambda: None
 
     def start_load_kv(self, metadata: object) -> str:
         return "started"
@@ -137,6 +138,7 @@ class MooncakeConnectorWorker:
 
     def _send_blocks(self, remote_session: str, src_ptrs: list[int], dst_ptrs: list[int], lengths: list[int]) -> int:
         self.writes += 1
+        self.on_write()
         if isinstance(self.code, Exception):
             raise self.code
         return self.code

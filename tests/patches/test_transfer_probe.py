@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from patches import plugin, step_probe, transfer_log, transfer_probe
+from patches import mooncake_transfers, plugin, step_probe, transfer_log, transfer_probe
 
 from . import fake_transfers, fake_vllm
 from .conftest import PutModules
@@ -240,6 +240,31 @@ def test_a_pull_of_what_nobody_prefills_is_seen_to_come_and_not_to_be_answered(
     (asked,) = engine.lines(1)
     assert (asked["event"], asked["request"], asked["decode_request"]) == ("metadata_received", None, "d-1")
     assert (asked["transfer"], asked["blocks"]) == ("t-1", 2)
+
+
+@pytest.mark.parametrize(
+    ("said", "waited_us"), [("900 2000 3", 5.0), (None, None), ("", None), ("x y z", None)], ids=repr
+)
+def test_a_write_says_how_long_its_thread_waited_for_a_core_where_the_kernel_does(
+    tmp_path: Path, put_modules: PutModules, monkeypatch: pytest.MonkeyPatch, said: str | None, waited_us: float | None
+) -> None:
+    path = tmp_path / "schedstat"
+    monkeypatch.setattr(mooncake_transfers, "SCHEDSTAT", path)
+    if said is not None:
+        path.write_text(said)
+    engine, worker = mooncake(put_modules, tmp_path / "log")
+
+    async def write() -> None:
+        built = await worker._build_transfer_params(
+            [("d-1", fake_transfers.Send("p-1", "t-1"))], wanted(Pull("d-1", "t-1", [[1, 2]])), [], []
+        )
+        if waited_us is not None:
+            worker.on_write = lambda: path.write_text("950 7000 4")
+        assert worker._send_blocks("session", *built[:3]) == 0
+
+    asyncio.run(write())
+    (line,) = engine.lines(1)
+    assert (line["ok"], line["run_delay_us"]) == (True, waited_us)
 
 
 @pytest.mark.parametrize("code", [7, RuntimeError("the peer is gone")], ids=["an error code", "an exception"])
