@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from results.decisions import DecisionRecord
+from results.routing.floor_transport import QUARANTINED, Rules, rules_of
 from results.routing.record import RoutingCell
 
 KV_AWARE = "kv_aware"
@@ -29,8 +30,12 @@ class SessionFacts:
     """Prompt tokens that the D with the most held at each pick, by the router's index; summed."""
     chosen_tokens: int
     """The same of the D that was picked."""
+    counted: int
+    """Of the requests, those of which is known what the D found in its own cache."""
+    counted_best_tokens: int
+    """`best_tokens` of these alone."""
     served_tokens: int
-    """Prompt tokens that the D found in its own cache, as its responses say (not what was handed over)."""
+    """Prompt tokens that the D found in its own cache at these, as its responses say (not what was handed over)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,8 @@ class FloorFacts:
     """Picks that found no room."""
     cut_off: int
     """Picks at which some pair of instances was in quarantine."""
+    rules: Rules
+    """How the cell's KV may move."""
 
 
 def floor_facts(cell: RoutingCell, records: Sequence[DecisionRecord]) -> FloorFacts:
@@ -70,35 +77,42 @@ def floor_facts(cell: RoutingCell, records: Sequence[DecisionRecord]) -> FloorFa
         reject_moves=sum(record.decision.reason == "reject_migration" for record in log),
         rejects=sum(bool(record.request.rejects) for record in log),
         held=sum(record.outcome is not None and record.outcome.status == "held" for record in log),
-        cut_off=sum(any("quarantine" in why for why in record.request.cut_off.values()) for record in log),
+        cut_off=sum(any(QUARANTINED in why for why in record.request.cut_off.values()) for record in log),
+        rules=rules_of(cell),
     )
 
 
 def _session(name: str, own: Sequence[DecisionRecord], decodes: Sequence[str]) -> SessionFacts:
     held = [{name: record.request.cached_tokens.get(name, 0) for name in decodes} for record in own]
+    best = [max(here.values(), default=0) for here in held]
     found = [_own_tokens(record) for record in own]
     direct = [
         record.decision.instance == record.request.owner
         and not record.decision.prefill
         and (record.outcome is None or record.outcome.transfer is None)
-        and tokens > 0
+        and bool(tokens)
         for record, tokens in zip(own, found, strict=True)
     ]
     return SessionFacts(
         session=name,
         requests=len(own),
         direct=sum(direct),
-        best_tokens=sum(max(here.values(), default=0) for here in held),
+        best_tokens=sum(best),
         chosen_tokens=sum(here.get(record.decision.instance, 0) for record, here in zip(own, held, strict=True)),
-        served_tokens=sum(found),
+        counted=sum(tokens is not None for tokens in found),
+        counted_best_tokens=sum(most for most, tokens in zip(best, found, strict=True) if tokens is not None),
+        served_tokens=sum(tokens for tokens in found if tokens is not None),
     )
 
 
-def _own_tokens(record: DecisionRecord) -> int:
-    """What the instance found in its own cache; by the index where no response said it."""
+def _own_tokens(record: DecisionRecord) -> int | None:
+    """What the instance found in its own cache; by the index where no response said it.
+
+    None: KV was handed over, and nobody counted what of the prompt came and what was there.
+    """
     outcome = record.outcome
     if outcome is not None and outcome.transfer is not None and outcome.transfer.status == "transferred":
-        return outcome.transfer.local_tokens or 0
+        return outcome.transfer.local_tokens
     if outcome is not None and outcome.cached_tokens is not None:
         return outcome.cached_tokens
     return record.request.cached_tokens.get(record.decision.instance, 0)

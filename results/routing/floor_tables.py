@@ -31,12 +31,14 @@ def variants(analysis: RoutingAnalysis) -> Table:
     rows = () if floor is None else tuple(_variant(one, floor.reference) for one in floor.variants)
     note = (
         "D: an instance that decodes. Direct: served by the session's own D from its cache, no prefill elsewhere, no "
-        "transfer; of served requests. Overlap kept: cached tokens over what the best D held by the router's index; "
-        f"chosen: what the picked D held over the same. Differences inside a trial to {_reference(analysis)}."
+        "transfer; of served requests. Overlap kept: cached tokens over what the best D held by the router's index, of "
+        "the requests of which both are known (counted); chosen: what the picked D held over the same. Transfers "
+        f"failed or recomputed: of those that were asked for. Differences inside a trial to {_reference(analysis)}."
     )
     columns = (
-        "policy", "fix", "sessions per D %", *TITLES.values(), "TTFT p90 ms", "completed %", "failed turns",
-        "failed transfers", "direct, difference %", "overlap kept, difference %", "TTFT p90, difference ms",
+        "policy", "fix", "sessions per D %", *TITLES.values(), "counted", "TTFT p90 ms", "completed %", "failed turns",
+        "transfers failed or recomputed", "of transfers %", "direct, difference %", "overlap kept, difference %",
+        "TTFT p90, difference ms", "failed or recomputed, difference %",
     )  # fmt: skip
     return Table("Load floor: with and without", columns, rows, note)
 
@@ -49,16 +51,21 @@ def _reference(analysis: RoutingAnalysis) -> str:
 def _variant(one: FloorVariant, reference: str) -> tuple[str, ...]:
     per_cent = metric("apc")
     shares = ", ".join(f"{name} {share.text(3, 100)}" for name, share in one.shares.items())
-    changes = (("direct_rate", per_cent), ("overlap_kept", per_cent), ("ttft_p90_s", metric("ttft_p90_s")))
+    changes = (
+        ("direct_rate", per_cent), ("overlap_kept", per_cent), ("ttft_p90_s", metric("ttft_p90_s")),
+        ("lost_share", per_cent),
+    )  # fmt: skip
     return (
         one.label,
         one.fix,
         shares or NOT_MEASURED,
         *(one.values[name].text(3, 100) for name in SHARES),
+        f"{one.counted} of {one.served}",
         shown(one.values["ttft_p90_s"], metric("ttft_p90_s")),
         one.values["completed_share"].text(3, 100),
         f"{one.failed_turns} of {one.turns}",
-        f"{one.failed_transfers} of {one.transfers}" if one.transfers else NOT_MEASURED,
+        f"{one.lost_transfers} of {one.transfers}" if one.transfers else NOT_MEASURED,
+        one.values["lost_share"].text(3, 100),
         *(
             NOT_MEASURED if one.label == reference else difference(one.differences.get(name), measure)
             for name, measure in changes

@@ -6,31 +6,45 @@ A question is answered from numbers, or stays open and says what is missing. "D"
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
 
 import numpy as np
 
 from results.routing.by_session import once, over_trials, ratio
 from results.routing.floor_facts import KV_AWARE, FloorFacts
+from results.routing.floor_transport import (
+    Rules,
+    TargetLegs,
+    TimeoutPair,
+    TransportFacts,
+    is_lost,
+    leg_times,
+    target_legs,
+    transport_facts,
+)
 from results.routing.logs import LogFacts
-from results.routing.measure import Measurements, interval, level_interval
+from results.routing.measure import Measurements, interval, judged, level_interval
 from results.routing.metrics import metric
-from results.routing.transfers import Moved
+from results.routing.transfers import Moved, enough_counted, partly
 from results.statistics import Estimate, Samples
-from results.tax import Verdict, verdict_of
+from results.tax import Verdict
 from results.trials import Measured, Trial, combine
 
 NO_FIX = "none"
+BONUS = "load_floor_bonus"
+"""The parameter of kv_aware."""
 NO_LOG = "no decision log of a cell that counts can be read"
 NON_TRIVIAL = 0.5
 """A D has a share of the sessions worth the name from so much of an even one on; the specification states none."""
 OF_TURNS = ("ttft_p90_s", "completed_share")
-OF_LOGS = {"least_share": 1.0, "direct_rate": 1.0, "overlap_kept": math.inf, "overlap_chosen": 1.0}
+OF_LOGS = {
+    "least_share": 1.0, "direct_rate": 1.0, "overlap_kept": math.inf, "overlap_chosen": 1.0, "lost_share": 1.0,
+}  # fmt: skip
 """To the most that each can be; an engine may find more cached than the index knew of."""
-QUARANTINED = "quarantin"
-"""In the reason of a transfer that its pair's quarantine refused, and of a pair that is cut off."""
+NO_TRANSFER = "no KV was to be moved"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,22 +62,36 @@ class FloorVariant:
     values: Mapping[str, Estimate]
     """least_share: the smallest of these; direct_rate: served requests that their session's D served from its own
     cache, without prefill elsewhere or transfer; overlap_kept: cached tokens over what the best D held by the index;
-    overlap_chosen: what the picked D held over the same; ttft_p90_s, completed_share."""
+    overlap_chosen: what the picked D held over the same; lost_share: transfers that failed or were refused, so that
+    the D computed, of all that were asked for; ttft_p90_s, completed_share."""
     differences: Mapping[str, Estimate]
     """To the reference, inside each trial; empty where this is it, or there is none."""
+    against: Mapping[str, Mapping[str, Estimate]]
+    """The same to each other label under the same rules of transfer; of labels with the bonus alone."""
+    rules: Rules
+    served: int
+    """Requests with a session that were served."""
+    counted: int
+    """Of these, those of which is known what the D found in its own cache: the overlap kept is of these alone."""
     turns: int
     failed_turns: int
     """Turns that were not completed."""
     transfers: int
-    failed_transfers: int
+    lost_transfers: int
+    legs: TargetLegs
     rejects: int
     reject_moves: int
     held: int
 
-    def verdict(self, name: str) -> Verdict | None:
-        """What the interval of that difference says."""
-        found = self.differences.get(name)
-        return None if found is None else verdict_of(found)
+    def verdict(self, name: str, other: str = "") -> Verdict | None:
+        """What the interval of that difference says, to the reference or to the label `other`."""
+        found = (self.against.get(other, {}) if other else self.differences).get(name)
+        return None if found is None else judged(found)
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the overlap kept is known of so many requests that it stands for all."""
+        return enough_counted(self.counted, self.served)
 
     @property
     def spread(self) -> bool | None:
@@ -79,24 +107,6 @@ class FloorVariant:
 
 
 @dataclass(frozen=True, slots=True)
-class TransportFacts:
-    """All transfers of a run, whatever the policy."""
-
-    asked: int
-    transferred: int
-    failed: int
-    timed_out: int
-    quarantined: int
-    """Refused because their pair was in quarantine."""
-    pairs_quarantined: int
-    pairs_recovered: int
-    """Of these, pairs with a transfer that went well after one was refused."""
-    longest_s: float | None
-    over_30_s: int
-    """Transferred, and would have failed at the specification's 30 s."""
-
-
-@dataclass(frozen=True, slots=True)
 class LoadFloor:
     """The section of the report."""
 
@@ -104,13 +114,21 @@ class LoadFloor:
     """The label without any fix; empty = it was not run."""
     variants: tuple[FloorVariant, ...]
     transport: TransportFacts
+    timeouts: tuple[TimeoutPair, ...]
     sessions: int
     trials: int
+
+    @property
+    def compared(self) -> tuple[FloorVariant, ...]:
+        """The labels whose KV moves by the same rules as the reference's; without one, by those of most labels."""
+        rules = next((one.rules for one in self.variants if one.label == self.reference), None)
+        rules = _usual([one.rules for one in self.variants]) if rules is None else rules
+        return tuple(one for one in self.variants if one.rules == rules)
 
 
 def fix_of(parameters: Mapping[str, object]) -> str:
     """Which fixes of the specification's tables these parameters of kv_aware switch on."""
-    bonus = parameters.get("load_floor_bonus")
+    bonus = parameters.get(BONUS)
     discount = str(parameters.get("overlap_discount", "off"))
     found = [
         f"Q2.B K={bonus} ({parameters.get('floor_form', 'mean')})" if bonus else "",
@@ -136,69 +154,103 @@ def load_floor(
     fixes = {label: fix_of(parameters) for label, parameters in given.items()}
     if not set(fixes.values()) - {NO_FIX}:
         return None
-    reference = next((label for label in labels if fixes[label] == NO_FIX), "")
-    floors = {label: {t: one.floor for t, one in facts.get(label, {}).items() if one.floor} for label in labels}
-    own = {label: _measured(label, floors[label], measurements) for label in labels}
+    logs = {label: {t: one for t, one in facts.get(label, {}).items() if one.floor} for label in labels}
+    rules = {label: _rules(logs[label]) for label in labels}
+    usual = _usual(list(rules.values()))
+    plain = [label for label in labels if fixes[label] == NO_FIX]
+    reference = next((label for label in plain if rules[label] == usual), plain[0] if plain else "")
+    own = {label: _measured(logs[label], measurements) for label in labels}
+
+    def differences(label: str, other: str) -> dict[str, Estimate]:
+        return _differences(label, other, own, logs, measurements)
+
+    found = []
+    for label in sorted(labels, key=lambda label: label != reference):
+        others = [one for one in labels if one != label and rules[one] == rules[label]]
+        found.append(
+            _variant(
+                label,
+                fixes[label],
+                given[label],
+                logs[label],
+                own[label],
+                measurements,
+                differences=differences(label, reference) if reference and label != reference else {},
+                against={one: differences(label, one) for one in others} if given[label].get(BONUS) else {},
+            )
+        )
     return LoadFloor(
         reference=reference,
-        variants=tuple(
-            _variant(label, fixes[label], given[label], floors[label], own, reference, facts, measurements)
-            for label in sorted(labels, key=lambda label: label != reference)
-        ),
+        variants=tuple(found),
         transport=transport_facts([log.moved for logs in facts.values() for log in logs.values()]),
+        timeouts=_timeouts(labels, given, rules, logs, own),
         sessions=measurements.sessions,
         trials=measurements.trials,
     )
 
 
-def transport_facts(logs: Sequence[Sequence[Moved]]) -> TransportFacts:
-    """Of these cells' transfers, each cell's in the order of its log."""
-    every = [one.transfer for log in logs for one in log]
-    took = [seconds for log in logs for one in log if (seconds := one.transfer_s) is not None]
-    quarantined = recovered = 0
-    for log in logs:
-        closed: dict[tuple[str, str], bool] = {}
-        for one in (one.transfer for one in log):
-            pair = one.source, one.target
-            if one.status == "refused" and QUARANTINED in one.reason:
-                closed.setdefault(pair, False)
-            elif one.status == "transferred" and pair in closed:
-                closed[pair] = True
-        quarantined, recovered = quarantined + len(closed), recovered + sum(closed.values())
-    return TransportFacts(
-        asked=len(every),
-        transferred=sum(one.status == "transferred" for one in every),
-        failed=sum(one.status == "failed" for one in every),
-        timed_out=sum(one.status == "failed" and _timed_out(one.reason) for one in every),
-        quarantined=sum(one.status == "refused" and QUARANTINED in one.reason for one in every),
-        pairs_quarantined=quarantined,
-        pairs_recovered=recovered,
-        longest_s=max(took, default=None),
-        over_30_s=sum(seconds > 30 for seconds in took),
-    )
+def _usual(rules: Sequence[Rules]) -> Rules:
+    """Those of most labels; of as many, the first."""
+    return Counter(rules).most_common(1)[0][0]
 
 
-def _timed_out(reason: str) -> bool:
-    return re.search(r"within [\d.]+ s", reason) is not None  # `not done within 120 s`
+def _rules(logs: Mapping[int, LogFacts]) -> Rules:
+    found = (one.floor.rules for one in logs.values() if one.floor is not None)
+    return next(found, Rules(None, None, ""))
+
+
+def _timeouts(
+    labels: Sequence[str],
+    given: Mapping[str, Mapping[str, object]],
+    rules: Mapping[str, Rules],
+    logs: Mapping[str, Mapping[int, LogFacts]],
+    own: Mapping[str, Mapping[str, Measured]],
+) -> tuple[TimeoutPair, ...]:
+    """Every two labels that differ in the timeout of their transfers alone."""
+    found = []
+    for one, other in combinations(labels, 2):
+        times = rules[one].timeout_s, rules[other].timeout_s
+        if given[one] != given[other] or None in times or rules[one].moves_kv is False:
+            continue
+        if rules[one] != replace(rules[other], timeout_s=times[0]) or times[0] == times[1]:
+            continue
+        (short_s, short), (long_s, long) = sorted(((times[0] or 0.0, one), (times[1] or 0.0, other)))
+        moved = {label: [row for log in logs[label].values() for row in log.moved] for label in (short, long)}
+        found.append(
+            TimeoutPair(
+                short=short,
+                long=long,
+                short_s=short_s,
+                long_s=long_s,
+                short_legs=target_legs(moved[short]),
+                long_legs=target_legs(moved[long]),
+                over_short=sum(seconds > short_s for seconds in leg_times(moved[long])),
+                lost_share=interval(combine(np.subtract, own[long]["lost_share"], own[short]["lost_share"])),
+            )
+        )
+    return tuple(found)
 
 
 def _variant(
     label: str,
     fix: str,
     parameters: Mapping[str, object],
-    floors: Mapping[int, FloorFacts],
-    own: Mapping[str, Mapping[str, Measured]],
-    reference: str,
-    facts: Mapping[str, Mapping[int, LogFacts]],
+    logs: Mapping[int, LogFacts],
+    own: Mapping[str, Measured],
     measurements: Measurements,
+    *,
+    differences: Mapping[str, Estimate],
+    against: Mapping[str, Mapping[str, Estimate]],
 ) -> FloorVariant:
     cells = measurements.cells(label)
-    moved = [one for log in facts.get(label, {}).values() for one in log.moved]
+    floors = {trial: one.floor for trial, one in logs.items() if one.floor is not None}
+    moved = [one for log in logs.values() for one in log.moved]
     names = next((tuple(one.placed) for one in floors.values()), ())
     turns, completed = (sum(cell.counts.get(name) or 0 for cell in cells.values()) for name in ("turns", "completed"))
-    values = {name: level_interval(own[label][name], most=OF_LOGS[name]) for name in OF_LOGS}
+    counted, served = _counted(logs)
+    values = {name: level_interval(own[name], most=OF_LOGS[name]) for name in OF_LOGS}
+    values["overlap_kept"] = partly(values["overlap_kept"], counted, served)
     values |= {name: level_interval(measurements.get(label, metric(name))) for name in OF_TURNS}
-    compared = reference and label != reference
     return FloorVariant(
         label=label,
         fix=fix,
@@ -214,29 +266,48 @@ def _variant(
             for name in names
         },
         values=values,
-        differences=_differences(label, reference, own[label], own[reference], (*OF_LOGS, *OF_TURNS), measurements)
-        if compared
-        else {},
+        differences=differences,
+        against=against,
+        rules=_rules(logs),
+        served=served,
+        counted=counted,
         turns=turns,
         failed_turns=turns - completed,
         transfers=len(moved),
-        failed_transfers=sum(one.transfer.status == "failed" for one in moved),
+        lost_transfers=sum(is_lost(one.transfer) for one in moved),
+        legs=target_legs(moved),
         rejects=sum(one.rejects for one in floors.values()),
         reject_moves=sum(one.reject_moves for one in floors.values()),
         held=sum(one.held for one in floors.values()),
     )
 
 
-def _measured(label: str, floors: Mapping[int, FloorFacts], measurements: Measurements) -> dict[str, Measured]:
+def _counted(logs: Mapping[int, LogFacts]) -> tuple[int, int]:
+    """Requests of which is known what the D found in its own cache; and all that were served."""
+    sessions = [session for log in logs.values() if log.floor is not None for session in log.floor.sessions]
+    return sum(one.counted for one in sessions), sum(one.requests for one in sessions)
+
+
+def _measured(logs: Mapping[int, LogFacts], measurements: Measurements) -> dict[str, Measured]:
+    def over(compute: Callable[[LogFacts, FloorFacts], Trial | None], why: str = NO_LOG) -> Measured:
+        known = {trial: (log, log.floor) for trial, log in logs.items() if log.floor is not None}
+        return over_trials({trial: compute(*one) for trial, one in known.items()}, why)
+
     def of_sessions(top: str, bottom: str) -> Measured:
-        return over_trials({trial: _ratio(one, top, bottom, measurements) for trial, one in floors.items()}, NO_LOG)
+        return over(lambda _log, one: _ratio(one, top, bottom, measurements))
 
     return {
-        "least_share": over_trials({trial: _least(one) for trial, one in floors.items()}, NO_LOG),
+        "least_share": over(lambda _log, one: _least(one)),
         "direct_rate": of_sessions("direct", "requests"),
-        "overlap_kept": of_sessions("served_tokens", "best_tokens"),
+        "overlap_kept": of_sessions("served_tokens", "counted_best_tokens"),
         "overlap_chosen": of_sessions("chosen_tokens", "best_tokens"),
+        "lost_share": over(lambda log, _one: _lost(log.moved, measurements), NO_TRANSFER if logs else NO_LOG),
     }
+
+
+def _lost(moved: Sequence[Moved], measurements: Measurements) -> Trial | None:
+    lost = np.array([is_lost(one.transfer) for one in moved], dtype=np.float64)
+    return ratio([one.session for one in moved], lost, np.ones(len(moved)), measurements)
 
 
 def _ratio(one: FloorFacts, top: str, bottom: str, measurements: Measurements) -> Trial | None:
@@ -262,16 +333,11 @@ def _share(one: FloorFacts, name: str) -> float | None:
 def _differences(
     first: str,
     second: str,
-    ours: Mapping[str, Measured],
-    theirs: Mapping[str, Measured],
-    names: Sequence[str],
+    own: Mapping[str, Mapping[str, Measured]],
+    logs: Mapping[str, Mapping[int, LogFacts]],
     measurements: Measurements,
 ) -> dict[str, Estimate]:
-    return {
-        name: interval(
-            combine(np.subtract, ours[name], theirs[name])
-            if name in ours
-            else measurements.difference(first, second, metric(name))
-        )
-        for name in names
-    }
+    found = {name: interval(combine(np.subtract, own[first][name], own[second][name])) for name in OF_LOGS}
+    for label in (first, second):
+        found["overlap_kept"] = partly(found["overlap_kept"], *_counted(logs[label]))
+    return found | {name: interval(measurements.difference(first, second, metric(name))) for name in OF_TURNS}

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from results.decisions import DecisionRecord, KvTransfer
 from results.routing.migrations import transfer_s
+from results.statistics import Estimate
+
+COUNTED_SHARE = 0.9
+"""Where the tokens of fewer were counted, those that were are no sample of all: it was chance, or load, that chose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,18 @@ def moved(records: Iterable[DecisionRecord]) -> tuple[Moved, ...]:
         for record in records
         if record.outcome is not None and record.outcome.transfer is not None
     )
+
+
+def enough_counted(counted: int, whole: int) -> bool:
+    """Whether numbers of those that were counted may stand for all."""
+    return not whole or counted >= COUNTED_SHARE * whole
+
+
+def partly(found: Estimate, counted: int, whole: int) -> Estimate:
+    """A number of those that were counted: without an interval where they cannot stand for all."""
+    if found.value is None or enough_counted(counted, whole):
+        return found
+    return replace(found, low=None, high=None, reason=f"only {counted} of {whole} were counted", basis=None)
 
 
 def _between_s(begin_ns: int, end_ns: int) -> float | None:

@@ -10,15 +10,8 @@ import pytest
 
 from results.routing.floor_answers import Answer, FloorAnswer, floor_answers
 from results.routing.floor_facts import SessionFacts, floor_facts
-from results.routing.load_floor import (
-    NO_FIX,
-    FloorVariant,
-    LoadFloor,
-    TransportFacts,
-    fix_of,
-    load_floor,
-    transport_facts,
-)
+from results.routing.floor_transport import Rules, TargetLegs, TransportFacts, transport_facts
+from results.routing.load_floor import NO_FIX, FloorVariant, LoadFloor, fix_of, load_floor
 from results.routing.logs import LogFacts, log_facts
 from results.routing.measure import Measurements
 from results.routing.record import RoutedEngine
@@ -50,9 +43,22 @@ def test_what_each_d_got_and_what_became_of_the_overlap() -> None:
     found = floor_facts(record, log.records)
     assert found.placed == {"b": 2, "c": 0}
     assert found.sessions == (
-        SessionFacts("s", requests=3, direct=1, best_tokens=3200, chosen_tokens=1920, served_tokens=1820),
-        SessionFacts("t", requests=1, direct=0, best_tokens=320, chosen_tokens=320, served_tokens=320),
-    )
+        SessionFacts("s", 3, direct=1, best_tokens=3200, chosen_tokens=1920, counted=3, counted_best_tokens=3200,
+                     served_tokens=1820),
+        SessionFacts("t", 1, direct=0, best_tokens=320, chosen_tokens=320, counted=1, counted_best_tokens=320,
+                     served_tokens=320),
+    )  # fmt: skip
+
+
+def test_a_pick_whose_tokens_nobody_counted_is_in_neither_sum() -> None:
+    log = Log()
+    log.pick(0, "s", "b", cached={"b": 1000}, counted=900)
+    unknown = moved("a", "b", purpose="handover", prefix=2000, external=None)
+    log.pick(1, "s", "b", prefill="a", cached={"b": 500}, counted=2000, transfer=unknown)
+    record = cell_record(WORLD, Truth("kv_aware"), 0, records(WORLD, Truth("kv_aware")))
+    (session,) = floor_facts(replace(record, engines=(engine("b", "both"),)), log.records).sessions
+    assert (session.requests, session.counted, session.best_tokens) == (2, 1, 1500)
+    assert (session.counted_best_tokens, session.served_tokens) == (1000, 900)
 
 
 @pytest.mark.parametrize(
@@ -85,17 +91,33 @@ def spread(shares: tuple[int, int, int], kept: float) -> Log:
     return log
 
 
-def floor_of(variants: Mapping[str, tuple[Mapping[str, Any], Log]]) -> LoadFloor | None:
-    """A run of these labels, three trials of the same log each."""
+def with_handovers(log: Log, status: str, count: int, *, external: int | None = 1600, took_s: float = 0.2) -> Log:
+    """The log with so many more requests whose prompt was handed over, and ended so."""
+    why = "no byte of the response to the target leg within 4 s" if status == "failed" else ""
+    for place in range(count):
+        sent = moved("x", "a", purpose="handover", external=external, status=status, reason=why, took_s=took_s)
+        log.pick(100 + place, f"s{place % WORLD.sessions:03d}", "a", prefill="x", cached={"a": 1000}, counted=1600,
+                 transfer=sent)  # fmt: skip
+    return log
+
+
+def rules(timeout_s: float, **others: Any) -> Mapping[str, Any]:
+    return {"moves_kv": True, "transfer": {"timeout_s": timeout_s, "attempts": 2, **others}}
+
+
+def floor_of(
+    variants: Mapping[str, tuple[Mapping[str, Any], Log]], routers: Mapping[str, Mapping[str, Any]] | None = None
+) -> LoadFloor | None:
+    """A run of these labels, three trials of the same log each; `routers`: what their cells say of the router."""
     facts: dict[str, dict[int, LogFacts]] = {}
     cells = []
     for label, (parameters, log) in variants.items():
         for trial in range(WORLD.trials):
             cell = loaded(WORLD, Truth(label, "kv_aware"), trial)
             engines = tuple(engine(name, "both") for name in "abc")
-            cell = replace(
-                cell, record=replace(cell.record, parameters=parameters, engines=engines), path=f"{label}{trial}"
-            )
+            router = (routers or {}).get(label, {})
+            record = replace(cell.record, parameters=parameters, engines=engines, router=router)
+            cell = replace(cell, record=record, path=f"{label}{trial}")
             facts.setdefault(label, {})[trial] = log_facts(cell, log.records)
             cells.append(cell)
     measurements = Measurements(cells, [summary_of(cell) for cell in cells])
@@ -120,9 +142,80 @@ def test_the_bonus_that_brings_a_cold_d_its_share_is_the_right_shape() -> None:
     assert bonus.differences["least_share"].value == pytest.approx(0.3)
     assert [share.value for share in bonus.shares.values()] == pytest.approx([0.4, 0.3, 0.3])
     said = answered(found)
-    assert said["D3"].answer == Answer.YES
+    assert said["D3"].answer == Answer.UNDECIDED
+    assert said["D3"].text.startswith("bonus works; none of the alternatives (Q2.A, C, D, E, F) was run")
     assert "smallest share of the sessions 30.0% (even 33%" in said["D3"].text
-    assert "none of the alternatives" in said["D3"].text
+
+
+def test_it_is_the_right_shape_where_it_keeps_more_than_another_that_works() -> None:
+    found = floor_of({
+        "plain": ({}, spread((5, 5, 0), 0.9)),
+        "bonus": ({"load_floor_bonus": 200}, spread((4, 3, 3), 0.9)),
+        "cold": ({"cold_bonus": 200}, spread((4, 3, 3), 0.87)),
+    })  # fmt: skip
+    assert found is not None
+    said = answered(found)["D3"]
+    assert said.answer == Answer.YES
+    assert said.text.startswith("bonus works; better than cold (by overlap kept)")
+
+
+def test_it_is_the_right_shape_where_no_other_works() -> None:
+    found = floor_of({
+        "plain": ({}, spread((5, 5, 0), 0.9)),
+        "bonus": ({"load_floor_bonus": 200}, spread((4, 3, 3), 0.9)),
+        "material": ({"min_overlap_share": 0.3}, spread((5, 5, 0), 0.9)),
+    })  # fmt: skip
+    assert found is not None
+    assert answered(found)["D3"].answer == Answer.YES
+    assert "no alternative works" in answered(found)["D3"].text
+
+
+def test_alternatives_that_do_the_same_and_a_ttft_that_is_worse_leave_it_undecided() -> None:
+    same = {name: Estimate(0.0, -0.01, 0.01) for name in ("direct_rate", "overlap_kept", "ttft_p90_s", "lost_share")}
+    slow = {**same, "ttft_p90_s": Estimate(0.6, 0.5, 0.7)}
+    ahead = {**slow, "overlap_kept": Estimate(0.1, 0.05, 0.15)}
+    plain = variant("plain", **shares(COLD, None))
+    other = variant("A", fix="Q2.A", **shares(EVEN, SAME))
+
+    def asked(to_plain: Mapping[str, Estimate], to_other: Mapping[str, Estimate]) -> FloorAnswer:
+        against = {"plain": to_plain, "A": to_other}
+        bonus = variant("B", parameters={"load_floor_bonus": 200}, against=against, **shares(EVEN, SAME))
+        return answered(run_of(plain, bonus, other))["D3"]
+
+    level = asked(same, same)
+    assert (level.answer, level.text.startswith("B works; not told from A:")) == (Answer.UNDECIDED, True)
+    dear = asked(slow, {**ahead, "ttft_p90_s": same["ttft_p90_s"]})
+    assert dear.answer == Answer.UNDECIDED
+    assert (
+        "better than A (by overlap kept); TTFT p90 distinguishably worse than plain (+600 ms [+500, +700])" in dear.text
+    )
+    behind = asked(same, slow)
+    assert behind.answer == Answer.UNDECIDED
+    assert "worse than A (by TTFT p90); TTFT p90 distinguishably worse than A (+600 ms" in behind.text
+    launches = replace(slow["ttft_p90_s"], basis="sessions resampled, 1 trial")
+    assert ", within launches)" in asked({**same, "ttft_p90_s": launches}, same).text
+
+
+def test_where_too_few_requests_were_counted_the_questions_about_overlap_are_open() -> None:
+    def uncounted(count: int) -> Log:
+        return with_handovers(spread((4, 3, 3), 0.9), "transferred", count, external=None)
+
+    for count, known in ((2, True), (3, False)):
+        found = floor_of({
+            "plain": ({}, spread((5, 5, 0), 0.9)),
+            "bonus": ({"load_floor_bonus": 200}, uncounted(count)),
+            "50": ({"load_floor_bonus": 50}, uncounted(count)),
+            "max": ({"load_floor_bonus": 200, "floor_form": "max"}, uncounted(count)),
+            "cold": ({"cold_bonus": 200}, spread((4, 3, 3), 0.8)),
+        })  # fmt: skip
+        assert found is not None
+        bonus = next(one for one in found.variants if one.label == "bonus")
+        assert (bonus.counted, bonus.served, bonus.is_counted) == (60, 60 + 3 * count, known)
+        assert bonus.values["overlap_kept"].value == pytest.approx(0.9), "what was not counted is no zero"
+        assert (bonus.values["overlap_kept"].low is None) is not known
+        open_points = {point for point, one in answered(found).items() if "overlap kept is not known" in one.text}
+        assert open_points == (set() if known else {"D3", "D5", "D6", "D7"})
+        assert {answered(found)[point].answer for point in open_points} <= {Answer.OPEN}
 
 
 def test_a_bonus_that_leaves_a_d_cold_or_costs_overlap_is_not() -> None:
@@ -142,7 +235,7 @@ def test_a_little_less_overlap_is_no_cost() -> None:
         "plain": ({}, spread((10, 0, 0), 1.0)), "bonus": ({"load_floor_bonus": 200}, spread((4, 3, 3), 0.97)),
     })  # fmt: skip
     assert found is not None
-    assert answered(found)["D3"].answer == Answer.YES
+    assert answered(found)["D3"].text.startswith("bonus works")
     assert "overlap kept 97.0% (lower)" in answered(found)["D3"].text
 
 
@@ -183,21 +276,27 @@ def test_both_forms_and_a_grid_of_k_are_compared_where_they_were_run() -> None:
     assert said["D6"].text.startswith("K = 200 of 50, 200 do")
 
 
+NO_LEGS = TargetLegs(0, None, 0)
+
+
 def variant(label: str, **changes: Any) -> FloorVariant:
-    values = dict.fromkeys(("least_share", "direct_rate", "overlap_kept", "ttft_p90_s"), Estimate(0.5))
-    whole = FloorVariant(label, NO_FIX, {}, 3, {}, values, {}, 100, 0, 0, 0, 0, 0, 0)
+    values = dict.fromkeys(("least_share", "direct_rate", "overlap_kept", "ttft_p90_s", "lost_share"), Estimate(0.5))
+    rules = Rules(None, None, "")
+    whole = FloorVariant(
+        label, NO_FIX, {}, 3, {}, values, {}, {}, rules, 100, 100, 100, 0, 0, 0, NO_LEGS, 0, 0, 0
+    )  # fmt: skip
     return replace(whole, **changes)
 
 
-QUIET = TransportFacts(0, 0, 0, 0, 0, 0, 0, None, 0)
+QUIET = TransportFacts(0, 0, 0, 0, 0, 0)
 
 
 def run_of(*variants: FloorVariant, transport: TransportFacts = QUIET) -> LoadFloor:
-    return LoadFloor(variants[0].label, variants, transport, 50, 3)
+    return LoadFloor(variants[0].label, variants, transport, (), 50, 3)
 
 
 def shares(least: Estimate, kept: Estimate | None) -> dict[str, Any]:
-    values = dict.fromkeys(("direct_rate", "overlap_kept", "ttft_p90_s"), Estimate(0.5))
+    values = dict.fromkeys(("direct_rate", "overlap_kept", "ttft_p90_s", "lost_share"), Estimate(0.5))
     return {"values": {"least_share": least, **values}, "differences": {} if kept is None else {"overlap_kept": kept}}
 
 
@@ -209,7 +308,7 @@ SAME, DEAR, UNSURE = Estimate(0.0, -0.01, 0.01), Estimate(-0.3, -0.4, -0.2), Est
 @pytest.mark.parametrize(
     ("least", "kept", "d3", "d6"),
     [
-        (EVEN, SAME, Answer.YES, Answer.YES),
+        (EVEN, SAME, Answer.UNDECIDED, Answer.YES),
         (COLD, SAME, Answer.NO, Answer.NO),
         (EVEN, DEAR, Answer.NO, Answer.NO),
         (MAYBE, SAME, Answer.UNDECIDED, Answer.UNDECIDED),
@@ -251,11 +350,34 @@ def test_failures_are_what_the_first_question_is_about() -> None:
     bonus = {"parameters": {"load_floor_bonus": 200}, "differences": {"completed_share": Estimate(0.3, 0.2, 0.4)}}
     helped = run_of(variant("plain", failed_turns=30), variant("bonus", **bonus))
     assert answered(helped)["D1"].answer == Answer.YES
-    nothing = run_of(variant("plain"), variant("bonus", **bonus))
+    same = {**bonus, "differences": {"completed_share": Estimate(0.0, -0.1, 0.1)}}
+    nothing = run_of(variant("plain"), variant("bonus", **same))
     assert answered(nothing)["D1"].answer == Answer.OPEN
     assert "nothing failed" in answered(nothing)["D1"].text
     unsure = {**bonus, "differences": {"completed_share": Estimate(0.3, -0.2, 0.8)}}
     assert answered(run_of(variant("plain", failed_turns=3), variant("b", **unsure)))["D1"].answer == Answer.UNDECIDED
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "answer"),
+    [(8, 0, Answer.YES), (8, 4, Answer.YES), (4, 8, Answer.NO), (0, 8, Answer.NO), (4, 4, Answer.UNDECIDED),
+     (0, 0, Answer.OPEN)],
+)  # fmt: skip
+def test_a_handover_that_failed_counts_although_its_turn_completed(before: int, after: int, answer: Answer) -> None:
+    def log(lost: int) -> Log:
+        return with_handovers(with_handovers(spread((4, 3, 3), 0.9), "failed", lost), "transferred", 10 - lost)
+
+    found = floor_of({"plain": ({}, log(before)), "bonus": ({"load_floor_bonus": 200}, log(after))})
+    assert found is not None
+    plain = found.variants[0]
+    assert (plain.failed_turns, plain.lost_transfers, plain.transfers) == (0, 3 * before, 30)
+    said = answered(found)["D1"]
+    assert said.answer == answer
+    assert f"plain: 0 of {plain.turns} turns failed, {3 * before} of 30 transfers failed or recomputed" in said.text
+    if before == 8:
+        assert (f"{after / before:.2g} of the lost share" in said.text, "not below 0.095" in said.text) == (
+            True, after > 0,
+        )  # fmt: skip
 
 
 def test_refusals_answer_whether_they_are_counted() -> None:
@@ -263,7 +385,7 @@ def test_refusals_answer_whether_they_are_counted() -> None:
     assert answered(run_of(variant("plain", rejects=2)))["D4"].answer == Answer.UNDECIDED
 
 
-def test_transfers_answer_the_timeout_and_the_window() -> None:
+def test_failures_and_quarantines_answer_the_window() -> None:
     def log(*found: tuple[str, str, float, str]) -> list[Moved]:
         return [
             Moved("s", moved("a", target, took_s=took_s, status=status, reason=reason))
@@ -278,13 +400,77 @@ def test_transfers_answer_the_timeout_and_the_window() -> None:
         ),
         log(("c", "refused", 0, "quarantined for 3 s more"), ("b", "transferred", 1, "")),
     ])  # fmt: skip
-    assert facts == TransportFacts(8, 3, 2, 1, 3, 3, 2, 45.0, 1)
-    said = answered(run_of(variant("plain"), transport=facts))
-    assert said["D2"].answer == Answer.YES
-    assert "1 took more than 30 s; 1 timed out" in said["D2"].text
-    assert said["Q1.D"].answer == Answer.YES
-    short = answered(run_of(variant("plain"), transport=replace(facts, over_30_s=0)))["D2"]
-    assert short.answer == Answer.UNDECIDED
-    assert "made no difference" not in short.text, "one timed out at the limit of this run"
-    none = answered(run_of(variant("plain"), transport=replace(facts, over_30_s=0, timed_out=0)))["D2"]
-    assert "made no difference" in none.text
+    assert facts == TransportFacts(8, 3, 2, 3, 3, 2)
+    assert answered(run_of(variant("plain"), transport=facts))["Q1.D"].answer == Answer.YES
+
+
+def of_timeouts(short: Log, long: Log, **others: Any) -> LoadFloor:
+    found = floor_of(
+        {"bonus": ({"load_floor_bonus": 200}, spread((4, 3, 3), 0.9)), "plain": ({}, short), "patient": ({}, long)},
+        {"bonus": rules(4), "plain": rules(4), "patient": rules(15, **others)},
+    )
+    assert found is not None
+    return found
+
+
+def test_a_timeout_is_judged_by_two_arms_that_differ_in_it_alone() -> None:
+    """Legs that the short arm gave up on take longer than its timeout in the long one."""
+    short = with_handovers(with_handovers(spread((5, 5, 0), 0.9), "failed", 6), "transferred", 4)
+    long = with_handovers(spread((5, 5, 0), 0.9), "transferred", 10, took_s=8.0)
+    found = of_timeouts(short, long)
+    (pair,) = found.timeouts
+    assert (pair.short, pair.short_s, pair.long, pair.long_s) == ("plain", 4, "patient", 15)
+    assert (pair.short_legs.timed_out, pair.over_short) == (18, 30)
+    assert pair.long_legs.longest_s == pytest.approx(6.0)
+    assert pair.lost_share.value == pytest.approx(-0.6)
+    said = answered(found)["D2"]
+    assert said.answer == Answer.YES
+    assert "plain (at 4 s): 12 target legs brought their KV, the longest in 0.15 s, 18 timed out" in said.text
+    assert [one.label for one in found.compared] == ["plain", "bonus"], "an arm of other rules is compared in D2 alone"
+    assert found.reference == "plain"
+
+
+def test_only_the_target_leg_is_held_against_the_timeout() -> None:
+    """A transfer of 5 s whose target leg took 3.75 s would not have timed out at 4 s."""
+
+    def log() -> Log:
+        return with_handovers(spread((5, 5, 0), 0.9), "transferred", 10, took_s=5.0)
+
+    found = of_timeouts(log(), log())
+    assert found.timeouts[0].over_short == 0
+    said = answered(found)["D2"]
+    assert (said.answer, "made no difference" in said.text) == (Answer.UNDECIDED, True)
+
+
+def test_without_such_arms_the_timeout_is_open_and_says_this_runs_own() -> None:
+    log = with_handovers(spread((5, 5, 0), 0.9), "transferred", 10)
+    found = floor_of({"plain": ({}, log), "b": ({"load_floor_bonus": 9}, log)}, {"plain": rules(4), "b": rules(4)})
+    assert found is not None
+    said = answered(found)["D2"]
+    assert said.answer == Answer.OPEN
+    assert "differ in transfer.timeout_s alone; all (at 4 s): 60 target legs" in said.text
+    assert not of_timeouts(log, log, attempts=9).timeouts, "they differ in more than the timeout"
+
+
+def test_all_differences_told_need_no_more_sessions() -> None:
+    told = Estimate(0.3, 0.2, 0.4)
+    names = ("direct_rate", "overlap_kept", "ttft_p90_s")
+
+    def asked(**found: Estimate) -> FloorAnswer:
+        bonus = variant("b", parameters={"load_floor_bonus": 1}, differences=dict.fromkeys(names, told) | found)
+        return answered(run_of(variant("plain"), bonus))["D7"]
+
+    assert asked().answer == Answer.YES
+    open_one = asked(direct_rate=Estimate(0.3, -0.2, 0.4))
+    assert open_one.answer == Answer.OPEN
+    assert "2 of 3 differences" in open_one.text
+    assert "needs a run of them beside" in open_one.text
+
+
+def test_a_grid_without_the_asked_k_leaves_it_open() -> None:
+    both = [variant(f"{k}", parameters={"load_floor_bonus": k}, **shares(EVEN, SAME)) for k in (50, 100)]
+    said = answered(run_of(variant("plain", **shares(COLD, None)), *both))["D6"]
+    assert (said.answer, said.text.startswith("K = 200 was not run; K = 50, 100 of 50, 100 do")) == (Answer.OPEN, True)
+    forms = [replace(both[0], label="max", parameters={"load_floor_bonus": 100, "floor_form": "max"}), both[0]]
+    mixed = answered(run_of(variant("plain", **shares(COLD, None)), *forms))["D6"]
+    assert "only K = " in mixed.text
