@@ -158,6 +158,19 @@ def mean(values: npt.ArrayLike, *, level: float = LEVEL) -> Estimate:
     return Estimate(value=value, low=value - half, high=value + half, n=n)
 
 
+def proportion(part: int, whole: int, reason: str, *, level: float = LEVEL) -> Estimate:
+    """part / whole with its exact binomial interval, right for independent cases (Clopper and Pearson, 1934).
+
+    It is never of zero width: 5 of 5 leaves all from 0.48 on. `reason`: why there is none where `whole` is 0.
+    """
+    if not whole:
+        return unknown(reason)
+    tail = (1 - level) / 2
+    low = float(special.betaincinv(part, whole - part + 1, tail)) if part else 0.0
+    high = float(special.betaincinv(part + 1, whole - part, 1 - tail)) if part < whole else 1.0
+    return Estimate(part / whole, low, high, whole, basis="binomial")
+
+
 def percentile_ratio(
     values: npt.ArrayLike, base: npt.ArrayLike, p: float, *, seed: int, level: float = LEVEL, draws: int = DRAWS
 ) -> Estimate:

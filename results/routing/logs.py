@@ -15,7 +15,7 @@ from results.routing.floor_facts import KV_AWARE, FloorFacts, floor_facts
 from results.routing.load import LoadedCell, read_rows
 from results.routing.migrations import Migrations, migrations
 from results.routing.recomputing import Brought, Prefill, brought, prefills
-from results.routing.record import TrialLayout
+from results.routing.record import RoutingCell, TrialLayout
 from results.routing.timeline import Timeline, timeline
 from results.routing.transfer_counts import counted_by_logs, read_transfer_logs
 from results.routing.transfers import Moved, moved
@@ -27,6 +27,8 @@ class LogFacts:
 
     migrations: Migrations
     moved: tuple[Moved, ...]
+    external_total_tokens: float | None
+    """Prompt tokens that came by transfer, as the counters of all instances say over the cell; None = not all do."""
     prefills: tuple[Prefill, ...]
     brought: tuple[Brought, ...]
     timeline: Timeline | None
@@ -70,11 +72,18 @@ def log_facts(cell: LoadedCell, records: Sequence[DecisionRecord]) -> LogFacts:
     return LogFacts(
         migrations=moves,
         moved=moved(records),
+        external_total_tokens=external_total(cell.record),
         prefills=prefills(records) if moves.events else (),
         brought=brought(records),
         timeline=timeline(records, cell.samples) if moves.events else None,
         floor=floor_facts(cell.record, records) if cell.record.policy == KV_AWARE else None,
     )
+
+
+def external_total(cell: RoutingCell) -> float | None:
+    """What the engines counted as having come by transfer over the cell; None where one does not say."""
+    own = [engine.prompt_tokens_by_source.get("external_kv_transfer") for engine in cell.engines]
+    return None if not own or None in own else sum(count or 0.0 for count in own)
 
 
 def _number(parameters: Mapping[str, object], name: str) -> float | None:

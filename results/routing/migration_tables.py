@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from results.routing.findings import RoutingAnalysis
 from results.routing.metrics import metric
+from results.routing.migrations import MIN_COSTED
 from results.routing.moves import told
 from results.routing.paper import FULL, PaperRow
 from results.routing.shown import difference, headed, shown
+from results.routing.transfers import COUNTED_SHARE
 from results.statistics import Estimate
 from results.table import NOT_MEASURED, Table
 from results.verdicts import Outcome
@@ -20,7 +22,9 @@ PAPER = (
 )  # fmt: skip
 """Columns of the specification's table 5.2."""
 AGAINST_FULL = ("apc", "ttft_p90_s", "worker_ttft_p90_median_s")
-OUTCOMES = ("transferred", "recomputed", "failed", "unknown")
+OUTCOMES = ("transferred", "recomputed", "unneeded", "failed", "unknown")
+STATUSES = ("transferred", "unneeded", "failed", "refused")
+ACCURACY = ("accuracy %", "judged", "accuracy, next turn %", "judged, next turn")
 
 
 def paper(analysis: RoutingAnalysis) -> Table:
@@ -98,7 +102,7 @@ def migrations(analysis: RoutingAnalysis) -> Table:
             str(row.asked) if row.trials else NOT_MEASURED,
             _per_cent(row.values["trigger_rate"]),
             *(str(row.outcomes.get(word, 0)) if row.trials else NOT_MEASURED for word in OUTCOMES),
-            _per_cent(row.values["accuracy"]),
+            *_judged(row.values["accuracy"], row.values["accuracy_next"]),
             _per_cent(row.values["thrash_rate"]),
             told(row.refused) or NOT_MEASURED,
             row.why_none or _bases(row.values),
@@ -106,13 +110,16 @@ def migrations(analysis: RoutingAnalysis) -> Table:
         for row in analysis.moves.migrations
     )
     columns = (
-        "policy", "requests", "asked to migrate", "trigger rate %", *OUTCOMES, "accuracy %", "thrash rate %",
+        "policy", "requests", "asked to migrate", "trigger rate %", *OUTCOMES, *ACCURACY, "thrash rate %",
         "stayed though hot, by gate", "why none, or what the intervals hold",
     )  # fmt: skip
     after = next((cell.found.turns_after for cell in analysis.moves.cells), 0)
     note = (
-        "Trigger rate: of requests. Outcomes: of picks. Accuracy: served migrations whose target was not hot at any of "
-        f"the session's next {after} turns. Thrash rate: sessions that migrated again within their cooldown: must be 0."
+        "Trigger rate: of requests. Outcomes: of picks; recomputed: served without KV that came, unneeded: the target "
+        "held it already. Accuracy: served migrations whose target was not hot at any of the session's next "
+        f"{after} turns, of those after which so many were seen (judged); beside it, at the very next turn. Thrash "
+        "rate: sessions that migrated again within their cooldown: must be 0. Accuracy and thrash rate have exact "
+        "binomial intervals."
     )
     return Table("Migrations", columns, rows if analysis.moves.cells else (), note)
 
@@ -127,14 +134,14 @@ def by_trial(analysis: RoutingAnalysis) -> Table:
             str(cell.found.asked),
             _per_cent(cell.found.trigger_rate),
             *(str(cell.found.outcomes.get(word, 0)) for word in OUTCOMES),
-            _per_cent(cell.found.accuracy),
+            *_judged(cell.found.accuracy, cell.found.accuracy_next),
             _per_cent(cell.found.thrash_rate),
             "" if cell.counts else "not counted",
         )
         for cell in analysis.moves.cells
     )
     columns = (
-        "policy", "trial", "requests", "asked to migrate", "trigger rate %", *OUTCOMES, "accuracy %", "thrash rate %",
+        "policy", "trial", "requests", "asked to migrate", "trigger rate %", *OUTCOMES, *ACCURACY, "thrash rate %",
         "marks",
     )  # fmt: skip
     return Table("Cells: migrations by trial", columns, rows)
@@ -147,7 +154,7 @@ def transfers(analysis: RoutingAnalysis) -> Table:
             row.label,
             row.purpose,
             ", ".join(row.transports) or NOT_MEASURED,
-            *(str(row.statuses.get(word, 0)) for word in ("transferred", "failed", "refused")),
+            *(str(row.statuses.get(word, 0)) for word in STATUSES),
             *(row.values[f"transfer_{point}_s"].text(3, 1e3) for point in ("mean", "p50", "p90", "max")),
             *(row.values[f"{part}_mean_s"].text(3, 1e3) for part in ("wait", "source_leg", "target_leg")),
             told(row.reasons) or NOT_MEASURED,
@@ -155,8 +162,8 @@ def transfers(analysis: RoutingAnalysis) -> Table:
         for row in analysis.moves.transfers
     )
     columns = (
-        "policy", "purpose", "transport", "transferred", "failed", "refused", "mean ms", "p50 ms", "p90 ms", "max ms",
-        "waited ms", "source leg ms", "target leg ms", "why not",
+        "policy", "purpose", "transport", *STATUSES, "mean ms", "p50 ms", "p90 ms", "max ms", "waited ms",
+        "source leg ms", "target leg ms", "why not",
     )  # fmt: skip
     note = (
         "Of those transferred: from the router's beginning to the KV at the target (handover: to its first byte). "
@@ -171,8 +178,9 @@ def brought(analysis: RoutingAnalysis) -> Table:
         (
             row.label,
             row.purpose,
-            str(row.values["external_tokens_mean"].n),
+            f"{row.counted} of {row.statuses.get('transferred', 0)}",
             *(row.values[f"{name}_tokens_mean"].text(3) for name in ("prefix", "external", "local", "computed")),
+            row.values["external_total_mean"].text(3),
             _per_cent(row.values["source_computed_share"]),
             row.values["bytes_mean"].text(3, 1e-6),
             row.values["bandwidth_bytes_per_s"].text(3, 1e-6),
@@ -182,13 +190,15 @@ def brought(analysis: RoutingAnalysis) -> Table:
         if row.statuses.get("transferred")
     )
     columns = (
-        "policy", "purpose", "counted", "prefix tokens", "external", "local", "computed", "source computed %", "MB",
-        "MB/s", "not counted",
+        "policy", "purpose", "counted", "prefix tokens", "external", "local", "computed", "external, by totals",
+        "source computed %", "MB", "MB/s", "not counted",
     )  # fmt: skip
     note = (
-        "Means over the transferred ones whose tokens were counted, by the target's own counters: external came by the "
-        "transfer, local it had, computed it did itself. Source computed: of the prefix, what the source had lost. "
-        "MB/s: over the target's leg, its queue included."
+        "Means over the transferred ones. Of those whose tokens were counted, by the target's counters or its transfer "
+        "log: external came by the transfer, local it had, computed it did itself, MB; where fewer than "
+        f"{COUNTED_SHARE:.0%} were counted they are no sample of all, and have no interval. By totals: what all "
+        "engines' counters say came by transfer, for each transferred one. Source computed: of the prefix, what the "
+        "source had lost. MB/s: over the target's leg, its queue included."
     )
     return Table("What KV transfers brought", columns, rows, note)
 
@@ -202,6 +212,7 @@ def costs(analysis: RoutingAnalysis) -> Table:
             str(one.migrations),
             one.transfer_s.text(3, 1e3),
             one.transfer_per_turn_left_s.text(3, 1e3),
+            str(one.recomputed),
             one.lost_tokens.text(3),
             one.lost_per_turn_left.text(3),
             one.ttft_s.text(3, 1e3),
@@ -210,13 +221,13 @@ def costs(analysis: RoutingAnalysis) -> Table:
         for one in row.costs
     )
     columns = (
-        "policy", "turns left", "migrations", "transfer ms", "per turn left ms", "tokens computed again",
+        "policy", "turns left", "migrations", "transfer ms", "per turn left ms", "recomputed", "tokens computed again",
         "per turn left", "first byte ms",
     )  # fmt: skip
     note = (
-        "Served migrations of all trials, by the turns of their session that came after. Computed again: held by the "
-        "source, not found at the target. First byte: from the pick. Intervals over migrations, which are not "
-        "independent within a session."
+        "Served migrations of all trials, by the turns of their session that came after. Computed again: by the "
+        "recomputed ones, held by the source and not found at the target. First byte: from the pick. Intervals, from "
+        f"{MIN_COSTED} on, are over migrations, which are not independent within a session."
     )
     return Table("Cost of a migration against the turns left", columns, rows, note)
 
@@ -248,6 +259,12 @@ def pools(analysis: RoutingAnalysis) -> Table:
     )
     pooled = any(row.role != "both" for row in analysis.pools) or bool(analysis.moves.transfers)
     return Table("Pools as measured", columns, rows if pooled else (), note)
+
+
+def _judged(*accuracies: Estimate) -> Iterator[str]:
+    for found in accuracies:
+        yield _per_cent(found)
+        yield str(found.n)
 
 
 def _bases(values: Mapping[str, Estimate]) -> str:

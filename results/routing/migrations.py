@@ -1,24 +1,30 @@
 """What a cell's migrations were and what they cost, from its decision log: specs/ear.md 5.6.
 
 Pure functions of decision records. A migration is a pick with `migrate_from`; it counts as served where the target
-began to answer well, which is when the session's binding moved. Rates of one cell carry no interval: the requests of
-one session are not independent. What varies between sessions and between trials is in results/routing/moves.py.
+began to answer well, which is when the session's binding moved. The trigger rate of one cell carries no interval: the
+requests of one session are not independent. What varies between trials is in results/routing/moves.py.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
 from results.decisions import DecisionRecord, KvTransfer
-from results.statistics import Estimate, Samples, mean, unknown
+from results.statistics import Estimate, Samples, mean, proportion, unknown
 
 TURNS_AFTER = 3
-"""k of the accuracy, which the specification leaves open: the next turns of the session that are looked at."""
+"""k of the accuracy, which the specification leaves open: the next turns of the session that are looked at.
+
+Beside it the accuracy at the very next turn: more migrations have one than have three, and sessions that migrate late
+are not left out.
+"""
+MIN_COSTED = 5
+"""Of fewer migrations a mean has no interval."""
 TURNS_LEFT = (0, 1, 2, 5, 10, 20)
 """First turns-left of each row of the cost table."""
 NO_THRESHOLD = "the policy states no {}"
@@ -36,7 +42,7 @@ class Migration:
     source: str
     target: str
     outcome: str
-    """`transferred`, `recomputed` or `failed` as in RoutedOutcome; `unknown`: the router ended first."""
+    """`transferred`, `recomputed`, `unneeded` or `failed` as in RoutedOutcome; `unknown`: the router ended first."""
     moved_s: float | None
     """When the target began to answer, and the binding moved; None = it was not served."""
     source_pending_tokens: int | None
@@ -52,6 +58,8 @@ class Migration:
     """Turns of the session that were picked after it had moved, to the end of the log."""
     stayed_cool: bool | None
     """The target was not hot at any of the next k turns; None = it was not served, or not all of them were seen."""
+    next_cool: bool | None
+    """The same of the very next turn."""
     transfer: KvTransfer | None
     """The movement of its KV; None = the router has no transport, or it ended first."""
 
@@ -73,8 +81,10 @@ class CostRow:
     turns_left: str
     """`0`, `2-4`, `20+`."""
     migrations: int
+    recomputed: int
+    """Of these, those served without KV that came: the lost tokens are theirs alone."""
     lost_tokens: Estimate
-    """Mean with Student's t interval over these migrations."""
+    """Mean; from five migrations on with Student's t interval, as all of these."""
     lost_per_turn_left: Estimate
     """The same shared out among the turns left; unknown for 0."""
     ttft_s: Estimate
@@ -99,7 +109,10 @@ class Migrations:
     trigger_rate: Estimate
     """asked / requests."""
     accuracy: Estimate
-    """Share of the served migrations, k later turns of which were seen, whose target was not hot at any of them."""
+    """Share of the served migrations, k later turns of which were seen, whose target was not hot at any of them; n of
+    them were judged. Exact binomial interval, as of the next two."""
+    accuracy_next: Estimate
+    """The same of the very next turn alone."""
     thrash_rate: Estimate
     """Share of the sessions that migrated which did so again within the cooldown. Anything but 0 is a defect."""
     thrashed: Mapping[str, bool]
@@ -134,10 +147,11 @@ def migrations(
         outcomes=dict(sorted(Counter(event.outcome for event in events).items())),
         refused=dict(sorted(_refused(log).items())),
         trigger_rate=_share(asked, requests.total(), "no requests"),
-        accuracy=_accuracy(events, turns_after) if hot_tokens is not None else unknown(NO_THRESHOLD.format("T_hot")),
-        thrash_rate=unknown(NO_THRESHOLD.format("T_cool"))
-        if cooldown_s is None
-        else _share(sum(thrashed.values()), len(thrashed), "no session migrated"),
+        accuracy=accuracy([event.stayed_cool for event in events], _no_accuracy(hot_tokens, f"{turns_after} turns")),
+        accuracy_next=accuracy([event.next_cool for event in events], _no_accuracy(hot_tokens, "a turn")),
+        thrash_rate=thrash_rate(
+            thrashed.values(), "no session migrated" if cooldown_s is not None else NO_THRESHOLD.format("T_cool")
+        ),
         thrashed=thrashed,
         turns_after=turns_after,
         events=events,
@@ -157,19 +171,32 @@ def costs(events: Iterable[Migration], first: Sequence[int] = TURNS_LEFT) -> tup
 
 
 def _cost_row(own: Sequence[Migration], low: int, end: int | None) -> CostRow:
+    again = [event.outcome == "recomputed" for event in own]
     lost, took_s, ttft_s = (_floats(getattr(event, name) for event in own) for name in COSTS)
+    lost = np.where(again, lost, np.nan)
     left = np.array([event.turns_left for event in own], dtype=np.float64)
     some = left > 0
     none = unknown("no turns were left")
     return CostRow(
         turns_left=f"{low}+" if end is None else str(low) if end == low + 1 else f"{low}-{end - 1}",
         migrations=len(own),
-        lost_tokens=mean(lost),
-        lost_per_turn_left=mean(lost[some] / left[some]) if some.any() else none,
-        ttft_s=mean(ttft_s),
-        transfer_s=mean(took_s),
-        transfer_per_turn_left_s=mean(took_s[some] / left[some]) if some.any() else none,
+        recomputed=sum(again),
+        lost_tokens=_cost(lost),
+        lost_per_turn_left=_cost(lost[some] / left[some]) if some.any() else none,
+        ttft_s=_cost(ttft_s),
+        transfer_s=_cost(took_s),
+        transfer_per_turn_left_s=_cost(took_s[some] / left[some]) if some.any() else none,
     )
+
+
+def _cost(values: Samples) -> Estimate:
+    """The mean of what cannot be below zero."""
+    found = mean(values)
+    if found.low is None:
+        return found
+    if found.n < MIN_COSTED:
+        return Estimate(found.value, n=found.n, reason=f"{found.n} have no interval (needs {MIN_COSTED})")
+    return replace(found, low=max(found.low, 0.0))
 
 
 def _floats(values: Iterable[float | None]) -> Samples:
@@ -239,6 +266,7 @@ def _event(
         ttft_s=None if outcome is None else outcome.ttft_s,
         turns_left=len(later),
         stayed_cool=_stayed_cool(later[:turns_after], made.instance, hot_tokens, turns_after),
+        next_cool=_stayed_cool(later[:1], made.instance, hot_tokens, 1),
         transfer=None if outcome is None else outcome.transfer,
     )
 
@@ -276,9 +304,22 @@ def _share(part: int, whole: int, reason: str) -> Estimate:
     return Estimate(part / whole, n=whole) if whole else unknown(reason)
 
 
-def _accuracy(events: Sequence[Migration], turns_after: int) -> Estimate:
-    judged = [event.stayed_cool for event in events if event.stayed_cool is not None]
-    return _share(sum(judged), len(judged), f"no served migration was followed by {turns_after} turns of its session")
+def accuracy(cool: Iterable[bool | None], reason: str) -> Estimate:
+    """Share of the migrations that were judged; `reason`: why none was."""
+    judged = [one for one in cool if one is not None]
+    return proportion(sum(judged), len(judged), reason)
+
+
+def thrash_rate(again: Iterable[bool], reason: str) -> Estimate:
+    """Share of the sessions that migrated; `reason`: why there is none."""
+    known = list(again)
+    return proportion(sum(known), len(known), reason)
+
+
+def _no_accuracy(hot_tokens: int | None, turns: str) -> str:
+    if hot_tokens is None:
+        return NO_THRESHOLD.format("T_hot")
+    return f"no served migration was followed by {turns} of its session"
 
 
 def _thrashed(events: Iterable[Migration], cooldown_s: float) -> dict[str, bool]:

@@ -14,15 +14,23 @@ from functools import partial
 
 import numpy as np
 
-from results.routing.by_session import over_trials, quantile, ratio
+from results.routing.by_session import once, over_trials, quantile, ratio
 from results.routing.logs import LogFacts
 from results.routing.measure import Measurements, interval, level_interval
-from results.routing.migrations import CostRow, Migrations, costs
-from results.routing.transfers import Moved
+from results.routing.migrations import CostRow, Migrations, accuracy, costs, thrash_rate
+from results.routing.transfers import Moved, partly
 from results.statistics import Estimate, Samples, unknown
 from results.trials import Measured, Trial
 
+OF_COUNTED = (
+    "external_tokens_mean", "local_tokens_mean", "computed_tokens_mean", "bytes_mean", "external_share",
+    "bandwidth_bytes_per_s",
+)  # fmt: skip
+"""What is known only of transfers whose tokens were counted."""
+POOLED = ("accuracy", "accuracy_next", "thrash_rate")
+"""Rates of the trials' cases together."""
 NONE_MOVED = "no KV was moved"
+NO_TOTAL = "the engines' totals are not known, or are of several purposes"
 SHARES = ("external_share", "source_computed_share")
 """Those of RATIOS that cannot be above 1."""
 POINTS = {"transfer_p50_s": 0.50, "transfer_p90_s": 0.90, "transfer_p99_s": 0.99}
@@ -31,7 +39,7 @@ MEANS: Mapping[str, Callable[[Moved], float | None]] = {
     "wait_mean_s": lambda one: one.wait_s,
     "source_leg_mean_s": lambda one: one.source_leg_s,
     "target_leg_mean_s": lambda one: one.target_leg_s,
-    "prefix_tokens_mean": lambda one: None if one.transfer.external_tokens is None else one.transfer.prefix_tokens,
+    "prefix_tokens_mean": lambda one: one.transfer.prefix_tokens,
     "external_tokens_mean": lambda one: one.transfer.external_tokens,
     "local_tokens_mean": lambda one: one.transfer.local_tokens,
     "computed_tokens_mean": lambda one: one.transfer.computed_tokens,
@@ -56,8 +64,9 @@ class PolicyMigrations:
     refused: Mapping[str, int]
     """Picks for a session of a hot instance that did not migrate, by the gate that failed."""
     values: Mapping[str, Estimate]
-    """trigger_rate, accuracy, thrash_rate (shares); waited_transferred_s, waited_recomputed_s: from the pick to the
-    first byte of migrations that went so."""
+    """trigger_rate, accuracy, accuracy_next, thrash_rate (shares; all but the first of the migrations or sessions of
+    all trials, n of them, with exact binomial intervals); waited_transferred_s, waited_recomputed_s: from the pick to
+    the first byte of migrations that went so."""
     costs: tuple[CostRow, ...]
     """Of all trials together."""
     thrashed: tuple[str, ...]
@@ -78,10 +87,14 @@ class PolicyTransfers:
     reasons: Mapping[str, int]
     """Of those that were not transferred."""
     transports: tuple[str, ...]
+    counted: int
+    """Of the transferred ones, those whose tokens are known."""
     uncounted: Mapping[str, int]
     """Why tokens of transfers are not known."""
     values: Mapping[str, Estimate]
-    """MEANS, POINTS and RATIOS of the transferred ones (tokens and bytes: of those counted); transfer_max_s."""
+    """MEANS, POINTS and RATIOS of the transferred ones (OF_COUNTED: of those counted, without an interval where they
+    cannot stand for all); transfer_max_s; external_total_mean: what all engines say came by transfer over a cell, for
+    each of them."""
 
 
 def policy_migrations(
@@ -112,11 +125,13 @@ def policy_transfers(
     """Of one label: a row per purpose that it has."""
     rows = {trial: one.moved for trial, one in facts.items()}
     purposes = sorted({one.transfer.purpose for own in rows.values() for one in own})
+    totals = {trial: one.external_total_tokens for trial, one in facts.items()} if len(purposes) == 1 else {}
     return tuple(
         _transfers(
             label,
             purpose,
             {trial: [one for one in own if one.transfer.purpose == purpose] for trial, own in rows.items()},
+            totals,
             measurements,
         )
         for purpose in purposes
@@ -127,18 +142,21 @@ def _rates(found: Mapping[int, Migrations], measurements: Measurements) -> dict[
     def over(rows: Callable[[Migrations], tuple[Sequence[str], Samples, Samples]], why: str) -> Measured:
         return over_trials({trial: ratio(*rows(one), measurements) for trial, one in found.items()}, why)
 
-    def waited(outcome: str) -> Measured:
-        return over(lambda one: _waited(one, outcome), f"no migration was {outcome}")
+    def waited(outcome: str) -> Estimate:
+        return interval(over(lambda one: _waited(one, outcome), f"no migration was {outcome}"))
 
     first = next(iter(found.values()), None)
-    no_accuracy, no_thrash = ("", "") if first is None else (first.accuracy.reason, first.thrash_rate.reason)
-    levels = {
-        "trigger_rate": over(_triggered, "no requests"),
-        "accuracy": over(_judged, no_accuracy or "no log"),
-        "thrash_rate": over(_again, no_thrash or "no log"),
+    why = {name: "no log" if first is None else getattr(first, name).reason or "" for name in POOLED}
+    events = [event for one in found.values() for event in one.events]
+    return {
+        "trigger_rate": level_interval(over(_triggered, "no requests"), most=1.0),
+        "accuracy": accuracy((event.stayed_cool for event in events), why["accuracy"]),
+        "accuracy_next": accuracy((event.next_cool for event in events), why["accuracy_next"]),
+        "thrash_rate": thrash_rate(
+            (again for one in found.values() for again in one.thrashed.values()), why["thrash_rate"]
+        ),
+        **{f"waited_{outcome}_s": waited(outcome) for outcome in ("transferred", "recomputed")},
     }
-    times = {f"waited_{outcome}_s": interval(waited(outcome)) for outcome in ("transferred", "recomputed")}
-    return {name: level_interval(measured, most=1.0) for name, measured in levels.items()} | times
 
 
 def _triggered(one: Migrations) -> tuple[Sequence[str], Samples, Samples]:
@@ -147,22 +165,17 @@ def _triggered(one: Migrations) -> tuple[Sequence[str], Samples, Samples]:
     return names, _floats(asked[name] for name in names), _floats(one.requests.values())
 
 
-def _judged(one: Migrations) -> tuple[Sequence[str], Samples, Samples]:
-    own = [event for event in one.events if event.stayed_cool is not None]
-    return [event.session for event in own], _floats(event.stayed_cool for event in own), np.ones(len(own))
-
-
-def _again(one: Migrations) -> tuple[Sequence[str], Samples, Samples]:
-    return list(one.thrashed), _floats(one.thrashed.values()), np.ones(len(one.thrashed))
-
-
 def _waited(one: Migrations, outcome: str) -> tuple[Sequence[str], Samples, Samples]:
     own = [event for event in one.events if event.outcome == outcome and event.waited_s is not None]
     return [event.session for event in own], _floats(event.waited_s for event in own), np.ones(len(own))
 
 
 def _transfers(
-    label: str, purpose: str, rows: Mapping[int, Sequence[Moved]], measurements: Measurements
+    label: str,
+    purpose: str,
+    rows: Mapping[int, Sequence[Moved]],
+    totals: Mapping[int, float | None],
+    measurements: Measurements,
 ) -> PolicyTransfers:
     every = [one for own in rows.values() for one in own]
     done = {trial: [one for one in own if one.transfer.status == "transferred"] for trial, own in rows.items()}
@@ -180,7 +193,14 @@ def _transfers(
     values |= {name: one_ratio(*terms, 1.0 if name in SHARES else math.inf) for name, terms in RATIOS.items()}
     values |= {name: over(partial(_percentile, p=p, measurements=measurements)) for name, p in POINTS.items()}
     lost = [one.transfer for one in every if one.transfer.status != "transferred"]
-    uncounted = [one.transfer for own in done.values() for one in own if one.transfer.external_tokens is None]
+    whole = [one.transfer for own in done.values() for one in own]
+    uncounted = [one for one in whole if one.external_tokens is None]
+    counted = len(whole) - len(uncounted)
+    values |= {name: partly(values[name], counted, len(whole)) for name in OF_COUNTED}
+    per_transfer = {
+        trial: once(total / len(own)) for trial, own in done.items() if own and (total := totals.get(trial)) is not None
+    }
+    values["external_total_mean"] = level_interval(over_trials(per_transfer, NO_TOTAL))
     return PolicyTransfers(
         label=label,
         purpose=purpose,
@@ -188,6 +208,7 @@ def _transfers(
         statuses=dict(sorted(Counter(one.transfer.status for one in every).items())),
         reasons=dict(Counter(_plain(one.reason) for one in lost).most_common()),
         transports=tuple(sorted({one.transfer.transport for one in every if one.transfer.transport})),
+        counted=counted,
         uncounted=dict(Counter(_plain(one.counted_reason) for one in uncounted).most_common()),
         values=values | {"transfer_max_s": Estimate(max(times), n=len(times)) if times else unknown(NONE_MOVED)},
     )

@@ -35,7 +35,7 @@ class Arrow:
     target: str
     session: str
     outcome: str
-    """`transferred`, `recomputed`, `failed` or `unknown`."""
+    """`transferred`, `recomputed`, `unneeded`, `failed` or `unknown`."""
 
 
 @dataclass(frozen=True, slots=True)

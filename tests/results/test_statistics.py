@@ -22,6 +22,7 @@ from results.statistics import (
     percentile_difference,
     percentile_ratio,
     percentiles,
+    proportion,
     samples_needed,
     series_percentile,
     weighted_quantiles,
@@ -184,3 +185,21 @@ def test_a_weighted_quantile_is_that_of_the_values_repeated(
         assert drawn == pytest.approx(np.quantile(repeated, p), abs=1e-9)
     else:
         assert math.isnan(drawn)
+
+
+@given(st.integers(1, 40), st.data())
+def test_the_interval_of_a_share_keeps_both_tails_exactly(whole: int, data: st.DataObject) -> None:
+    part = data.draw(st.integers(0, whole))
+    found = proportion(part, whole, "nothing")
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low <= part / whole <= found.high
+    assert found.high - found.low > 0, "a share of so few is never certain"
+    if part:
+        assert stats.binom.sf(part - 1, whole, found.low) == pytest.approx(0.025)
+    if part < whole:
+        assert stats.binom.cdf(part, whole, found.high) == pytest.approx(0.025)
+
+
+def test_a_share_of_nothing_says_why() -> None:
+    assert (proportion(0, 0, "nobody came").value, proportion(0, 0, "nobody came").reason) == (None, "nobody came")

@@ -75,9 +75,25 @@ def test_accuracy_is_of_the_migrations_whose_next_turns_were_seen() -> None:
             log.records.append(replace(record, seq=len(log.records), request=request))
     found = migrations(log.records, HOT, COOLDOWN_S)
     assert (found.accuracy.value, found.accuracy.n) == (0.5, 2)
+    assert found.accuracy_next.value == pytest.approx(2 / 3), "the very next turn alone"
+    assert found.accuracy_next.n == 3
     none = migrations(followed([]).records, HOT, COOLDOWN_S).accuracy
     assert none.value is None
     assert "followed by 3 turns" in (none.reason or "")
+    assert "followed by a turn" in (migrations(followed([]).records, HOT, COOLDOWN_S).accuracy_next.reason or "")
+
+
+def test_five_that_stayed_cool_of_five_leave_room_for_doubt() -> None:
+    log = Log()
+    for place in range(5):
+        log.pick(10 * place, f"s{place}", "b", source="a")
+        for turn in range(3):
+            log.pick(10 * place + 1 + turn, f"s{place}", "b")
+    found = migrations(log.records, HOT, COOLDOWN_S)
+    assert (found.accuracy.value, found.accuracy.n, found.accuracy.high) == (1.0, 5, 1.0)
+    assert found.accuracy.low == pytest.approx(0.025 ** (1 / 5)), "Clopper and Pearson of 5 of 5"
+    assert (found.thrash_rate.value, found.thrash_rate.low) == (0.0, 0.0)
+    assert found.thrash_rate.high == pytest.approx(1 - 0.025 ** (1 / 5))
 
 
 def test_a_turn_that_was_in_flight_when_the_session_moved_is_not_one_of_the_next() -> None:
@@ -150,6 +166,33 @@ def test_costs_stand_against_the_turns_that_are_left_to_pay_for_them() -> None:
     assert rows["20+"].lost_per_turn_left.value == 100
     assert rows["20+"].ttft_s.value == 0.5
     assert costs(()) == ()
+
+
+def test_only_what_was_recomputed_is_cost_of_recomputing() -> None:
+    log = Log()
+    for place, (status, held) in enumerate(
+        [("recomputed", 1600), ("unneeded", 320), ("transferred", 64), ("recomputed", 800)]
+    ):
+        log.pick(place, f"s{place}", "b", source="a", status=status, cached={"a": held}, counted=0)
+    found = migrations(log.records, HOT, COOLDOWN_S)
+    assert found.outcomes == {"recomputed": 2, "transferred": 1, "unneeded": 1}
+    assert [event.moved_s is not None for event in found.events] == [True] * 4, "all four moved their session"
+    (row,) = found.costs
+    assert (row.migrations, row.recomputed, row.lost_tokens.value, row.lost_tokens.n) == (4, 2, 1200, 2)
+
+
+@given(st.lists(st.integers(0, 5000), min_size=1, max_size=12))
+def test_a_cost_has_an_interval_from_five_on_and_none_below_zero(held: list[int]) -> None:
+    log = Log()
+    for place, tokens in enumerate(held):
+        log.pick(place, f"s{place}", "b", source="a", cached={"a": tokens}, counted=0)
+    (row,) = migrations(log.records, HOT, COOLDOWN_S).costs
+    lost = row.lost_tokens
+    mean = float(np.mean(held))
+    assert lost.value == pytest.approx(mean)
+    assert (lost.low is None) == (len(held) < 5)
+    assert lost.low is None or 0 <= lost.low <= mean + 1e-9
+    assert lost.low is not None or lost.reason
 
 
 def test_a_log_without_migrations_or_without_anything_has_reasons_and_no_numbers() -> None:
