@@ -72,7 +72,7 @@ def fitted(analysis: RoutingAnalysis) -> Table:
         "transfer was the faster way; the interval is widened by the error of a turn. Extrapolated: migrated turns "
         f"with more tokens to compute or pending than {WITHIN:.0%} of those turns. No verdict where the fit explains "
         f"less than {MIN_R2:.0%} of the variance in any trial or most migrated turns are extrapolated. The recomputed "
-        "ones, whose transfer failed, are other turns."
+        "ones, to whom no KV came, are other turns."
     )
     return Table("A transfer against recomputing, as fitted", columns, rows, note)
 

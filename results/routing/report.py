@@ -136,7 +136,7 @@ def limits(analysis: RoutingAnalysis) -> tuple[str, ...]:
     if analysis.moves.transfers:
         found.append(
             "What a transfer took holds its waits: for the source, for its turn at the target, in the target's queue. "
-            "Tokens of transfers that overlapped at a target cannot be told apart, and are not in the means. What a "
+            "Tokens of transfers that overlapped at a target are known from its transfer log alone. What a "
             "migration spares the other sessions of a hot instance shows in the policies' latencies alone."
         )
     if len(analysis.labels) < 2:
