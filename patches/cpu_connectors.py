@@ -9,7 +9,7 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from . import lmcache_cpu
+from . import lmcache_cpu, nixl_cpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +67,22 @@ def give_lmcache_blocks() -> ShimOutcome:
     return ShimOutcome(applied=True, detail="LMCacheConnectorV1 stores and loads whole blocks")
 
 
+def calm_nixl() -> ShimOutcome:
+    """NIXL polls on a core without a pause and pins the engine's thread to another: on a CPU build both compute."""
+    if not _is_cpu_build():
+        return NO_CPU_BUILD
+    if importlib.util.find_spec("nixl") is None:
+        return ShimOutcome(applied=False, detail="not needed: NIXL is not installed")
+    nixl_cpu.calm_when_made()
+    return ShimOutcome(applied=True, detail=f"its progress thread sleeps {nixl_cpu.DELAY_US} us between polls")
+
+
 def _is_cpu_build() -> bool:
     import torch
 
     return not (torch.backends.cuda.is_built() or torch.accelerator.is_available())
 
 
-SHIMS: Mapping[str, Callable[[], ShimOutcome]] = {"mooncake": answer_device_index, "lmcache": give_lmcache_blocks}
+SHIMS: Mapping[str, Callable[[], ShimOutcome]] = {
+    "mooncake": answer_device_index, "lmcache": give_lmcache_blocks, "nixl": calm_nixl,
+}  # fmt: skip

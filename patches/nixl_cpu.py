@@ -1,0 +1,82 @@
+"""What NIXL does to the cores of a host that computes on them: seen with nixl 1.5 under vLLM 0.32.
+
+On accelerators both are sensible, on a CPU they take cores from the model, and reads between two engines waited for
+seconds behind a thread that only polled (docs/transfer.md, "NIXL on a CPU build").
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+from typing import Any
+
+from . import hooks
+
+DELAY_US = 1000
+"""How long NIXL's progress thread may sleep in its poll; 0, as its Python agent sets it, spins on a core for ever."""
+_MARK = "_tracon_calmed"
+
+
+def calm_when_made() -> None:
+    """Change both as soon as vLLM looks up a NIXL connector; until then NIXL is not imported."""
+    factory: Any = importlib.import_module(hooks.FACTORY).KVConnectorFactory
+    original = factory.get_connector_class
+    if hasattr(original, _MARK):
+        return
+
+    @functools.wraps(original)
+    def get_connector_class(cls: object, *args: Any, **kwargs: Any) -> type:
+        found: type = original(*args, **kwargs)
+        if ".nixl." in f"{found.__module__}.":
+            _guarded(found)
+        return found
+
+    setattr(get_connector_class, _MARK, True)
+    factory.get_connector_class = classmethod(get_connector_class)
+
+
+def _guarded(connector: type) -> None:
+    try:
+        keep_cores(connector)
+        sleep_between_polls()
+    except Exception as error:  # noqa: BLE001 - NIXL then works as it does without us
+        print(f"[tracon] NIXL keeps its cores: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+
+
+def sleep_between_polls() -> None:
+    """Let the progress threads of agents that are made from now on sleep: what comes wakes them all the same."""
+    agent = importlib.import_module("nixl._api").nixl_agent
+    bindings: Any = sys.modules[agent.__module__].nixlBind  # the package that `nixl` chose
+    real = bindings.nixlAgentConfig
+    if hasattr(real, _MARK):
+        return
+    real().pthrDelay  # noqa: B018 - raises where this NIXL has no such setting
+
+    class Config(real):  # type: ignore[misc, valid-type]
+        def __setattr__(self, name: str, value: object) -> None:
+            super().__setattr__(name, DELAY_US if name == "pthrDelay" else value)
+
+    setattr(Config, _MARK, True)
+    bindings.nixlAgentConfig = Config
+
+
+def keep_cores(connector: type) -> None:
+    """Undo the pin of the thread that makes a connector: its worker puts it onto the host's last core.
+
+    With the engine's core in the same process that thread computes, and all engines of a host share that one core.
+    """
+    made: Any = connector
+    original = made.__init__
+    if hasattr(original, _MARK):
+        return
+
+    @functools.wraps(original)
+    def __init__(self: object, *args: Any, **kwargs: Any) -> None:
+        cores = os.sched_getaffinity(0)
+        original(self, *args, **kwargs)
+        os.sched_setaffinity(0, cores)
+
+    setattr(__init__, _MARK, True)
+    made.__init__ = __init__
