@@ -11,13 +11,17 @@ import msgspec
 import pytest
 
 from results.decisions import DecisionRecord, KvTransfer
+from results.layout import sha256
+from results.routing.load import collect, count_picks
+from results.routing.logs import read_logs
 from results.routing.record import RoutedEngine, RoutingCell, TrialLayout
 from results.routing.transfer_counts import NOT_LOGGED, counted_by_logs, read_transfer_logs
 from results.transfer_probe import ProbeEvent, ProbeLog, ProbeStatus
 from tests.results.routing.logs import Log, moved
-from tests.results.routing.synthetic import Truth, World, cell_record, records
+from tests.results.routing.synthetic import Truth, World, cell_record, records, write_run
 
 WORLD = World(sessions=2, turns=1, trials=1)
+SEES_LINE = {"event": "status", "t_ns": 0, "role": "engine", "available": {"blocks_allocated": True}}
 SEES = ProbeStatus(role="engine", available={"blocks_allocated": True, "scheduled": True})
 
 
@@ -128,7 +132,7 @@ def folder(tmp_path: Path) -> Path:
     path = tmp_path / "engines" / "b" / "rings" / "7"
     path.mkdir(parents=True)
     lines = [
-        {"event": "status", "t_ns": 0, "role": "engine", "available": {"blocks_allocated": True}},
+        SEES_LINE,
         {"event": "blocks_allocated", "t_ns": 5, "transfer": "kv-1", "external_tokens": 1600, "local_tokens": 0},
     ]
     (path / "transfer.12.jsonl").write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
@@ -166,3 +170,29 @@ def test_only_transferred_records_change() -> None:
     (first, second), _ = counted_by_logs(own, logs, cell(), "")
     assert first is own[0]
     assert second.outcome != own[1].outcome
+
+
+def test_a_cell_on_disk_is_counted_by_its_own_logs(tmp_path: Path) -> None:
+    root = write_run(tmp_path, replace(WORLD, instances=2), [Truth("static_pd")])
+    layout = TrialLayout(root / "results" / "20260131_static_pd" / "trial_0")
+    log = Log()
+    for place, name in enumerate(("kv-1", "kv-2")):
+        log.pick(place, f"s{place}", "e1", prefill="e0", transfer=replace(handed(name), source="e0", target="e1"))
+    layout.decisions.write_bytes(msgspec.json.Encoder().encode_lines(log.records))
+    layout.breakdown.write_bytes(msgspec.json.encode({"picks": count_picks(log.records)}))
+    rings = layout.root / "engines" / "e1" / "rings" / "7"
+    rings.mkdir(parents=True)
+    (rings / "transfer.12.jsonl").write_bytes(
+        msgspec.json.Encoder().encode_lines([SEES_LINE, allocated("kv-1", 1600, 0), allocated("kv-2", 600, 1000)])
+    )
+    record = msgspec.json.decode(layout.cell.read_bytes(), type=RoutingCell)
+    paths = layout.metrics, layout.decisions, layout.engines, rings / "transfer.12.jsonl"
+    checksums = {str(path.relative_to(layout.root)): sha256(path) for path in paths}
+    layout.cell.write_bytes(msgspec.json.encode(replace(record, checksums=checksums)))
+
+    cells, gaps = collect(root)
+    facts, more = read_logs(root, cells)
+    assert (gaps, more) == ((), ())
+    (found,) = facts.values()
+    assert [one.transfer.external_tokens for one in found.moved] == [1600, 600]
+    assert {one.transfer.counted_by for one in found.moved} == {"log"}
