@@ -64,6 +64,8 @@ class GroupPlan:
     """Added to every engine's environment."""
     transfer_log: bool = False
     """The engines also write what happens to KV on its way (docs/transfer-probe.md)."""
+    decode_args: tuple[str, ...] = ()
+    """Last arguments of the engines that only decode."""
 
     def config_of(self, place: int) -> str:
         return self.configs[place] if self.configs else self.config
@@ -116,7 +118,10 @@ async def _launch(launcher: Launcher, plan: GroupPlan, place: int, turn: asyncio
             port,
             transfer_log=plan.transfer_log,
             prefix=name,
-            extra_args=() if events is None else ("--kv-events-config", _event_settings(events)),
+            extra_args=(
+                *(() if events is None else ("--kv-events-config", _event_settings(events))),
+                *(plan.decode_args if plan.roles[place] == "decode" else ()),
+            ),
             extra_env={**plan.env, **_devices(launcher, plan, place)},
         )
     return Member(name, plan.roles[place], engine, layout, events)

@@ -213,6 +213,7 @@ def _config(cell: CellPlan, grid: Grid, trace: TraceRecord, context: RunContext)
         "profile": profile.name,
         "model": msgspec.to_builtins(profile.model),
         "engine": msgspec.to_builtins(profile.engine),
+        "decode_kv_cache_memory_bytes": grid.decode_kv_cache_memory_bytes,
         "engine_versions": dict(context.engine.versions),
     }
 

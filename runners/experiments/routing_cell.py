@@ -58,6 +58,7 @@ async def replay_cell(cell: CellPlan, attempt: int, grid: Grid, trace: TraceReco
         events=grid.router.index == "events",
         gpus=grid.gpus,
         transfer_log=can_move(config, context.profile.engine.kind),
+        decode_args=_decode_args(grid),
     )
     async with engine_group(context.launcher, group) as members:
         replayed = await _replay(cell, grid, members, folder, context)
@@ -96,6 +97,12 @@ async def _replay(
             watch.require_engines()
             ended = await router.end()
     return Replayed(outcome, ended, members, shapes, {m.name: scrapes(folder, m) for m in members}, gpu.use)
+
+
+def _decode_args(grid: Grid) -> tuple[str, ...]:
+    """vLLM takes the last of two values."""
+    size = grid.decode_kv_cache_memory_bytes
+    return () if size is None else ("--kv-cache-memory-bytes", str(size))
 
 
 def scrapes(folder: Path, member: Member) -> Path:

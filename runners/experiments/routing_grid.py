@@ -128,6 +128,8 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gpus: int = 0
     """GPUs of the host that instances share; 0 = each has its own."""
     preflight_s: float = 30.0
+    decode_kv_cache_memory_bytes: int | None = None
+    """Of instances that only decode; None = as every other one."""
     trace: TraceChoice = TraceChoice()
     replay: ReplayChoice = ReplayChoice()
     engine: EngineChoice = EngineChoice()
@@ -301,6 +303,7 @@ def _check(grid: Grid, where: str) -> None:
     labels = [slug(grid.label(policy)) for policy in grid.policies]
     pools = [policy.prefill_instances for policy in grid.policies]
     trace, replay, beside = grid.trace, grid.replay, grid.interference
+    room = grid.decode_kv_cache_memory_bytes
     problems = [
         (not labels, "policies must name at least one"),
         (len(set(labels)) < len(labels), f"two policies have one label among {', '.join(labels)}"),
@@ -308,6 +311,7 @@ def _check(grid: Grid, where: str) -> None:
         (any(not 0 <= count < grid.instances for count in pools), "prefill_instances must leave one to decode"),
         (any(policy.name == POOLED for policy in grid.policies) and grid.instances < 2, f"{POOLED} needs 2 instances"),
         (grid.trials < 1, "trials must be at least 1"),
+        (not (room is None or room >= 1), "decode_kv_cache_memory_bytes must be at least 1"),
         (trace.source == SYNTH and trace.sessions < 1, "trace.sessions must be at least 1 where they are generated"),
         (trace.tokens <= 0, "trace.tokens must be above 0"),
         (min(trace.sessions, trace.turns, trace.sessions_per_s) < 0, "a number of trace is below 0"),

@@ -77,6 +77,17 @@ async def test_every_engine_has_its_own_ports_and_files_and_all_are_stopped(tmp_
     assert {member.events.endpoint for member in members if member.events} == set(endpoints)
 
 
+async def test_engines_that_only_decode_have_arguments_of_their_own(tmp_path: Path) -> None:
+    fleet = Fleet()
+    pools = GroupPlan("plain", ("prefill", "decode", "both"), tmp_path, 3, True, 0, decode_args=("--one", "1"))
+    async with engine_group(cast(Launcher, fleet), pools):
+        pass
+    args = {each["name"]: each["args"] for each in fleet.started}
+    assert args["e1"][-2:] == ("--one", "1")
+    assert args["e1"][0] == "--kv-events-config"
+    assert not {"--one"} & {*args["e0"], *args["e2"]}
+
+
 async def test_one_engine_that_does_not_start_ends_the_others_and_all_are_tried_again(tmp_path: Path) -> None:
     fleet = Fleet({"e1": 1})
     async with engine_group(cast(Launcher, fleet), plan(tmp_path)) as members:
