@@ -140,6 +140,12 @@ TERMS: tuple[Term, ...] = (
         "many ms per MB: see bandwidth on Lifecycle",
     ),
     Term(
+        "unneeded",
+        "sessions",
+        "a migration whose target lacked next to nothing of the KV that the source held: none had to be moved",
+        "router",
+    ),
+    Term(
         "recomputed",
         "sessions",
         "a migration that was served at the target without KV from the source: the target computed the prompt",
@@ -187,11 +193,11 @@ TERMS: tuple[Term, ...] = (
     Term(
         "lifecycle phases",
         "ms",
-        "routing (arrival to dispatch), queue and prefill at the prefill instance, wait for D (KV ready, "
-        "nobody has asked for it), handshake (asked to first "
-        "write), transfer (the write), signal (write to its word at the decode instance), promotion (until that may "
-        "schedule it), first token, decode; the bar's full width is a little more than the slowest time to first token "
-        "shown, decode beyond it is cut (»); a phase that was not measured takes no room",
+        "routing (arrival to dispatch), queue and prefill at the prefill instance, handshake (KV ready to first "
+        "write), in two where that is known: wait for D (nobody has asked for it), prepare (asked to first write); "
+        "transfer (the write), signal (write to its word at the decode instance), promotion (until that may schedule "
+        "it), first token, decode; the bar's full width is a little more than the slowest time to first token shown, "
+        "decode beyond it is cut (»); a phase that was not measured takes no room",
         "stamps of router, both engines and client on one clock",
         "handshake or promotion as long as the transfer: it is not the bytes that cost",
     ),
@@ -212,7 +218,8 @@ TERMS: tuple[Term, ...] = (
     Term(
         "overhead",
         "ms",
-        "on Lifecycle: median TTFT taken apart less median TTFT of the same requests on one combined instance",
+        "on Lifecycle: TTFT taken apart less TTFT of the same request on one combined instance, mean of the pairs; "
+        "where either came first in some, the mean of the two orders' means, as in the report",
         "requests measured so far",
         "below 0 taking them apart pays",
     ),

@@ -32,7 +32,9 @@ class InstanceLoad:
     """Prompt tokens of requests that are past their first token."""
     kv_capacity_tokens: int | None = None
     free_kv_tokens: int | None = None
-    """Capacity less `ongoing_tokens` and asked-for outputs; None where the capacity is not known."""
+    """Capacity less `ongoing_tokens`, `kept_tokens` and asked-for outputs; None where the capacity is not known."""
+    kept_tokens: int = 0
+    """Prompt tokens it has computed for a handover and keeps until the decode instance has pulled them."""
     assigned: int = 0
     """Sessions ever bound there."""
     active_sessions: int = 0
@@ -68,6 +70,9 @@ class RoutedRequest:
     """The instance that a migrating request of the session is on its way to, not served yet; empty = none is."""
     cut_off: Mapping[str, str] = field(default_factory=dict)
     """Per instance that no KV of the owner can be moved to now: why, e.g. a quarantine after failed transfers."""
+    min_move_tokens: int = 0
+    """Where an instance lacks fewer prompt tokens of what the owner holds, nothing is moved there (the router's rules);
+    0 = the record does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +170,8 @@ class KvTransfer:
     """What it computed."""
     bytes: int | None = None
     bytes_from: str = ""
-    """`counter` (the connector's own) or `tokens` (external tokens x the engine's KV bytes per token)."""
+    """`counter` (the connector's own), `tokens` (external tokens x the engine's KV bytes per token) or `log` (copies in
+    the transfer log)."""
     blocks: int | None = None
     """External tokens in blocks of the target."""
     counted_by: str = ""

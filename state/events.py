@@ -216,7 +216,7 @@ class MigrationChanged(Event):
     t_unix_s: float
     """When it happened; the journal's own time is up to a second later."""
     reason: str = ""
-    """With `done`: `transferred` or `recomputed`; with `refused`: the policy's reason."""
+    """With `done`: `transferred`, `recomputed` or `unneeded`; with `refused`: the policy's reason."""
     text: str = ""
     """More on it, in words."""
     external_tokens: int | None = None

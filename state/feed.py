@@ -168,6 +168,8 @@ def _migration(event: MigrationChanged) -> tuple[str, str, str]:
             return "info", subject, _because(f"migrates {way}", more)
         case "done" if event.reason == "recomputed":
             return "warning", subject, _because(f"served at {event.target} without KV from {event.source}", event.text)
+        case "done" if event.reason == "unneeded":
+            return "info", subject, _because(f"migrated {way}, no KV had to be moved", event.text)
         case "done":
             return "info", subject, _because(f"migrated {way}", _transferred(event))
         case "failed":

@@ -16,9 +16,15 @@ from state.migrations import Migration, MigrationCounts
 
 WIDE = 110
 """Columns from which a migration shows its turn and both of its times."""
-TONES = {"transferred": "good", "recomputed": "warn", "failed": "bad", "refused": "dim", "started": "live"}
+TONES = {
+    "transferred": "good", "unneeded": "dim", "recomputed": "warn", "failed": "bad", "refused": "dim",
+    "started": "live",
+}  # fmt: skip
 """The tone of each end, and of its arrow."""
-SIGNS = {"transferred": "done", "recomputed": "warning", "failed": "failed", "refused": "info", "started": "running"}
+SIGNS = {
+    "transferred": "done", "unneeded": "done", "recomputed": "warning", "failed": "failed", "refused": "info",
+    "started": "running",
+}  # fmt: skip
 MARGIN_S = 1.0
 
 
@@ -66,9 +72,10 @@ def head(picture: Picture, cell_id: str) -> Cell:
 def ends(counts: MigrationCounts) -> Cell:
     """What came of the migrations, in the tones of their arrows, and why sessions stayed."""
     done = counts.by_phase.get("done", {})
-    recomputed = done.get("recomputed", 0)
+    recomputed, unneeded = done.get("recomputed", 0), done.get("unneeded", 0)
     numbers = {
-        "transferred": counts.of("done") - recomputed,
+        "transferred": counts.of("done") - recomputed - unneeded,
+        "unneeded": unneeded,
         "recomputed": recomputed,
         "failed": counts.of("failed"),
         "under way": counts.under_way,

@@ -74,7 +74,7 @@ class Turn:
     """Of the outcome; empty = the router ended first."""
     migrate_from: str
     migration: str
-    """What came of it: `transferred`, `recomputed`, `failed`; empty = none was asked for."""
+    """What came of it: `transferred`, `recomputed`, `unneeded`, `failed`; empty = none was asked for."""
     transfer: KvTransfer | None
 
 

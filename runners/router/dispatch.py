@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from runners.router.transfer import Movement
 
 PAUSE_LIMIT_S = 60.0
+HOLD = "wait_"
+"""A decision for nowhere whose reason begins so may be asked for again once a request has ended."""
 NOTHING: Mapping[str, int] = {}
 NOBODY: Mapping[str, str] = {}
 
@@ -131,10 +133,11 @@ class Dispatcher:
         clock: Callable[[], float],
         cut_off: Callable[[str, Iterable[str]], Mapping[str, str]] | None = None,
         shared: SharedBindings | None = None,
+        min_move_tokens: int = 0,
     ) -> None:
         """`cut_off`: says which of these instances no KV of an owner can be moved to; None = nobody asks for that.
 
-        `shared`: the bindings, where other routers have them too.
+        `shared`: the bindings, where other routers have them too. `min_move_tokens`: as in RoutedRequest.
         """
         self.block_tokens = block_tokens
         self.ledger = ledger
@@ -146,6 +149,7 @@ class Dispatcher:
         self._clock = clock
         self._cut_off = cut_off
         self._shared = shared
+        self._min_move_tokens = min_move_tokens
         self._complained = False
         self._seq = 0
 
@@ -192,9 +196,10 @@ class Dispatcher:
                 self._indexes[decision.prefill].insert(asked.keys)
         self.ledger.picked(placement.pick)
 
-    def another(self, tried: tuple[str, ...]) -> bool:
-        """Some instance that has not been tried may be picked."""
-        return any(load.available and load.instance not in tried for load in self._cluster.view().instances)
+    def another(self, asked: Asked, tried: tuple[str, ...]) -> bool:
+        """The policy would pick some instance that has not been tried, or have the request wait for one."""
+        decision = self._decide(self._request(asked, tried), self._cluster.view())
+        return bool(decision.instance) or decision.reason.startswith(HOLD)
 
     def served(self, placement: Placement) -> None:
         """An instance has begun to answer a request well: its session lives there now."""
@@ -240,6 +245,7 @@ class Dispatcher:
             tried=tried,
             moving_to=bindings.moving_to(session) if session else "",
             cut_off=self._cut_off(owner, self._indexes) if owner and self._cut_off is not None else NOBODY,
+            min_move_tokens=self._min_move_tokens,
         )
 
     def _decide(self, request: RoutedRequest, view: ClusterView) -> Decision:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from runners.router.link import Answer, Failure, Link, whole_chunks
 from runners.router.upstream import Pool
@@ -21,12 +22,17 @@ class ErrandFailed(Exception):
 class _Errand:
     """The caller of one request."""
 
-    def __init__(self) -> None:
+    def __init__(self, sent: Callable[[], None] | None) -> None:
         self.t_read_s = 0.0
         self.link: Link | None = None
+        self._sent = sent
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.answer: Answer | None = None
         self.data = bytearray()
+
+    def sent(self) -> None:
+        if self._sent is not None:
+            self._sent()
 
     def answered(self, answer: Answer) -> bool:
         self.answer = answer
@@ -47,13 +53,19 @@ class _Errand:
 
 
 async def fetch(
-    pool: Pool, path: bytes, *, timeout_s: float, headers: bytes = b"", body: bytes = b""
+    pool: Pool,
+    path: bytes,
+    *,
+    timeout_s: float,
+    headers: bytes = b"",
+    body: bytes = b"",
+    sent: Callable[[], None] | None = None,
 ) -> tuple[Answer, bytes]:
     """An instance's answer to a GET, or to a POST of `body`: its head, and its body without framing.
 
-    Raises ErrandFailed.
+    `sent` is called when the request's last byte has been handed to the socket. Raises ErrandFailed.
     """
-    errand = _Errand()
+    errand = _Errand(sent)
     head = pool.target.head("POST" if body else "GET", path, headers, len(body))
     pool.send(errand, (head, body) if body else (head,))
     try:

@@ -89,7 +89,13 @@ class Health:
         self._step(instance, Breaker.let_go)
 
     def failed(self, instance: str, failure: Failure) -> None:
-        """A request failed there. A probe follows at once: if the process is gone, nobody else need find out."""
+        """A request failed there. A probe follows at once: if the process is gone, nobody else need find out.
+
+        That the instance is full is no failure of it.
+        """
+        if failure.kind == "refused" and failure.status == 429:
+            self.let_go(instance)
+            return
         breaker = self._breakers.get(instance)
         if breaker is None or failure.kind == "own":
             return

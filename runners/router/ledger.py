@@ -200,5 +200,5 @@ def _migration(end: End) -> str:
         return ""
     if not end.t_first_ns or end.http_status is None or end.http_status >= 300:
         return "failed"
-    arrived = end.movement is not None and end.movement.transfer.status == "transferred"
-    return "transferred" if arrived else "recomputed"
+    status = "" if end.movement is None else end.movement.transfer.status
+    return status if status in ("transferred", "unneeded") else "recomputed"

@@ -59,6 +59,9 @@ class Caller(Protocol):
     link: Link | None
     """The connection it has; set when the request is sent."""
 
+    def sent(self) -> None:
+        """The request's last byte has been handed to the socket; again where it is repeated on a fresh connection."""
+
     def answered(self, answer: Answer) -> bool:
         """The head came. False: the response is not wanted, its connection is dropped."""
 
@@ -97,6 +100,7 @@ class Link(asyncio.Protocol):
         "_parser",
         "_paused",
         "_pool",
+        "_writing",
         "caller",
         "payload",
         "pooled",
@@ -117,6 +121,8 @@ class Link(asyncio.Protocol):
         self.torn = False
         """Part of a chunk has been passed on: the stream cannot be ended properly any more."""
         self._paused = False
+        self._writing = False
+        """The socket has not taken all of the request yet."""
         self._messages = 0
         self._headers: list[tuple[bytes, bytes]] = []
         self._reset()
@@ -131,6 +137,8 @@ class Link(asyncio.Protocol):
         caller.link = self
         if self.transport is not None:
             self.transport.writelines(payload)
+            if not self._writing:
+                caller.sent()
 
     def pause(self) -> None:
         """Take nothing from the instance for now: the client is slower."""
@@ -152,9 +160,18 @@ class Link(asyncio.Protocol):
     # asyncio.Protocol
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's own class derives from nothing of asyncio
+        self.transport.set_write_buffer_limits(0)  # so that it says when all has been written
         connected = transport.get_extra_info("socket")
         if connected is not None:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def pause_writing(self) -> None:
+        self._writing = True
+
+    def resume_writing(self) -> None:
+        self._writing = False
+        if self.caller is not None:
+            self.caller.sent()
 
     def data_received(self, data: bytes) -> None:
         caller = self.caller

@@ -58,7 +58,8 @@ class Counts:
         """By (instance, status); the instance is empty where none was picked."""
         self.decisions: Counter[str] = Counter()
         self.migrations: Counter[str] = Counter()
-        """Picks with `migrate_from`, by what came of it, as in RoutedOutcome: `transferred`, `recomputed`, `failed`."""
+        """Picks with `migrate_from`, by what came of it: `transferred`, `recomputed`, `unneeded`, `failed`, as in
+        RoutedOutcome."""
         self.transfers: Counter[tuple[str, str]] = Counter()
         """By (purpose, status), as in KvTransfer."""
         self.transferred_tokens = 0

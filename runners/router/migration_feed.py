@@ -78,10 +78,13 @@ class MigrationFeed:
         return tuple(lines[:AT_ONCE])
 
     def _done(self, t_ns: int, request: RoutedRequest, made: Decision, transfer: KvTransfer | None) -> None:
-        if transfer is not None and transfer.status == "transferred":
+        if transfer is None:
+            self._add(t_ns, request, made, "done", "recomputed", NOT_ASKED)
+        elif transfer.status == "transferred":
             self._add(t_ns, request, made, "done", "transferred", transfer.counted_reason, transfer)
         else:
-            self._add(t_ns, request, made, "done", "recomputed", NOT_ASKED if transfer is None else transfer.reason)
+            how = "unneeded" if transfer.status == "unneeded" else "recomputed"
+            self._add(t_ns, request, made, "done", how, transfer.reason)
 
     def _add(
         self,

@@ -14,7 +14,7 @@ from collections import deque
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from runners.router.dispatch import Asked, Placement
+from runners.router.dispatch import HOLD, Asked, Placement
 from runners.router.facts import pause_s
 from runners.router.link import REFUSALS, Answer, Failure, Link
 from runners.router.response import Client, last_event, response_head
@@ -28,8 +28,6 @@ BLAMELESS = ("refused", "own")
 """Kinds of failure that say nothing against a transfer: the instance is full, or this machine is."""
 TAIL_PIECES = 4
 """Last pieces of a body, in which its usage and its end are looked for."""
-HOLD = "wait_"
-"""A decision for nowhere whose reason begins so may be asked for again once a request has ended."""
 
 
 class Exchange:
@@ -179,6 +177,7 @@ class Exchange:
         self._traffic.moving.pop(self, None)
         self._traffic.waiting.pop(self, None)
         self._placement.moved(arrived=False)
+        self._traffic.made_room()
         self.link = None
         self._send(self._body)
 
@@ -205,6 +204,10 @@ class Exchange:
             self._placement.claim.abandon()
 
     # the instance's side
+    def sent(self) -> None:
+        if self.handed and self._movement is not None:
+            self._movement.sent()
+
     def answered(self, answer: Answer) -> bool:
         """The head came: 5xx and refusals go elsewhere while there is an elsewhere."""
         self._answer = answer
@@ -325,7 +328,7 @@ class Exchange:
 
     def _may_retry(self) -> bool:
         tried = (*self._tried, self.instance)
-        return len(tried) < self._traffic.limits.attempts and self._traffic.dispatcher.another(tried)
+        return len(tried) < self._traffic.limits.attempts and self._traffic.dispatcher.another(self._asked, tried)
 
     def _again(self, failure: Failure) -> None:
         """Count what failed, and pick another instance."""
@@ -335,7 +338,7 @@ class Exchange:
         self._end("retried", failure.text, http_status=failure.status)
         self._tried = (*self._tried, instance)
         self.link = None
-        self._report(instance, failure)
+        traffic.health.failed(instance, failure)
         self.begin()
 
     def _fail_for_good(self, failure: Failure) -> None:
@@ -344,16 +347,9 @@ class Exchange:
         status = {"timeout": 504, "own": 503}.get(failure.kind, 502)
         self._unserved(failure.text, strike=failure.kind not in BLAMELESS, freed=False)
         self._end("error", failure.text, http_status=status)
-        self._report(instance, failure)
+        traffic.health.failed(instance, failure)
         kind = "router_overloaded" if failure.kind == "own" else "instance_failed"
         self._client.refuse(status, f"instance {instance}: {failure.text}", kind)
-
-    def _report(self, instance: str, failure: Failure) -> None:
-        """Tell the breaker; that the instance is full is no failure of it."""
-        if failure.kind == "refused" and failure.status == 429:
-            self._traffic.health.let_go(instance)
-        else:
-            self._traffic.health.failed(instance, failure)
 
     def _open(self, data: bytes) -> None:
         """The first byte: from here on the client has an answer, and the answer this instance."""
@@ -368,6 +364,7 @@ class Exchange:
         elif self.handed and self._movement is not None:
             self.handed = False
             self._movement.served()
+            traffic.made_room()
         if answer.status < 400:
             traffic.health.succeeded(instance)
         elif answer.status < 500:

@@ -123,6 +123,7 @@ class Server:
             monotonic,
             transfers.cut_off if may_migrate(self._policy) else None,
             self._shared,
+            spec.transfer.min_tokens,
         )
         self._traffic = Traffic(self._dispatcher, fleet.pools, fleet.health, self._counts, spec.limits, transfers)
         fleet.on_lost = self._traffic.lost

@@ -287,8 +287,8 @@ class TickMigration:
     target: str
     """Empty: refused before there was one."""
     phase: Literal["started", "done", "failed", "refused"]
-    """`done`: served at the target; `reason` says `transferred` or `recomputed`. `failed`: not served there.
-    `refused`: its instance is hot and it stays; `reason` is the policy's."""
+    """`done`: served at the target; `reason` says `transferred`, `recomputed` or `unneeded`. `failed`: not served
+    there. `refused`: its instance is hot and it stays; `reason` is the policy's."""
     reason: str = ""
     text: str = ""
     """More on it, in words: the gate that failed, why KV was not moved."""

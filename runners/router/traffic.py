@@ -70,10 +70,14 @@ class Traffic:
         self.moving.pop(exchange, None)
         self.streaming.pop(exchange, None)
         self.held.pop(exchange, None)
+        self.made_room()
+        self._look()
+
+    def made_room(self) -> None:
+        """Some instance may have room now: soon ask again for what is held."""
         if self.held and not self._serving_held:
             self._serving_held = True
-            asyncio.get_running_loop().call_soon(self.serve_held)  # its claim is released by then
-        self._look()
+            asyncio.get_running_loop().call_soon(self.serve_held)  # the claim of what has ended is released by then
 
     def serve_held(self) -> None:
         """Ask again for those that are held, the first one first; it goes before all others."""
@@ -116,6 +120,9 @@ class Traffic:
             if now_s - oldest.t_dispatch_s <= limit_s:
                 break
             oldest.give_up_on(Failure("timeout", f"no byte of the response within {limit_s:g} s"))
+        pull_s = self.transfers.timeout_s
+        for exchange in [one for one in self.waiting if one.handed and now_s - one.t_dispatch_s > pull_s]:
+            exchange.give_up_on(Failure("timeout", f"no byte of the response to the target leg within {pull_s:g} s"))
         while self.moving:
             oldest = next(iter(self.moving))
             if now_s - oldest.t_dispatch_s <= limit_s:

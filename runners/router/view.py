@@ -31,6 +31,7 @@ class _Counters:
     __slots__ = (
         "available",
         "draining",
+        "kept_tokens",
         "member",
         "num_requests",
         "ongoing_decode_tokens",
@@ -51,12 +52,14 @@ class _Counters:
         self.pending_prefill_tokens = 0
         self.ongoing_tokens = 0
         self.ongoing_decode_tokens = 0
+        self.kept_tokens = 0
         self.promised_tokens = 0
         """Outputs that its open requests may still ask room for: their `max_tokens`."""
 
     def load(self, bindings: Bindings, now: float) -> InstanceLoad:
         capacity = self.member.kv_capacity_tokens
-        free = None if capacity is None else max(0, capacity - self.ongoing_tokens - self.promised_tokens)
+        taken = self.ongoing_tokens + self.kept_tokens + self.promised_tokens
+        free = None if capacity is None else max(0, capacity - taken)
         name = self.member.instance
         return InstanceLoad(
             instance=name,
@@ -68,6 +71,7 @@ class _Counters:
             ongoing_tokens=self.ongoing_tokens,
             ongoing_decode_tokens=self.ongoing_decode_tokens,
             kv_capacity_tokens=capacity,
+            kept_tokens=self.kept_tokens,
             free_kv_tokens=free,
             assigned=bindings.assigned(name),
             active_sessions=bindings.active(name),
@@ -76,9 +80,9 @@ class _Counters:
 
 
 class _Hold:
-    """What one request holds of one instance. Released in two steps, each once, in whatever order the end comes."""
+    """What one request holds of one instance. Released in steps, each once, in whatever order the end comes."""
 
-    __slots__ = ("_counters", "_new", "_open", "_prefilling", "_promised", "_tokens")
+    __slots__ = ("_counters", "_keeps", "_new", "_open", "_prefilling", "_promised", "_tokens")
 
     def __init__(self, counters: _Counters, tokens: int, new: int, promised: int) -> None:
         self._counters = counters
@@ -86,6 +90,7 @@ class _Hold:
         self._promised = promised
         self._new = new
         self._prefilling = self._open = True
+        self._keeps = False
         counters.num_requests += 1
         counters.pending_prefill_tokens += new
         counters.ongoing_tokens += tokens
@@ -103,11 +108,21 @@ class _Hold:
             self._counters.pending_prefill_tokens -= self._new
             self._counters.ongoing_decode_tokens += self._tokens
 
+    def keep(self) -> None:
+        """The instance has answered, and keeps the prompt's blocks for another one, until `end`."""
+        if self._open and not self._keeps:
+            self.end()
+            self._keeps = True
+            self._counters.kept_tokens += self._tokens
+
     def end(self) -> None:
+        counters = self._counters
+        if self._keeps:
+            self._keeps = False
+            counters.kept_tokens -= self._tokens
         if not self._open:
             return
         self._open = False
-        counters = self._counters
         if self._prefilling:
             self._prefilling = False
             counters.pending_prefill_tokens -= self._new
@@ -154,14 +169,18 @@ class Reservation:
     def moved(self, *, arrived: bool) -> None:
         """The transfer that the pick asked for is over. Where no KV arrived, the instance computes all that it lacks.
 
-        With a prefill instance: that one has answered, or does not; it has nothing more to do with the request.
+        With a prefill instance: that one has answered, and keeps the prompt's blocks until they have been pulled; or it
+        does not, or what it kept is given up, and it has nothing more to do with the request.
         """
         if self._prefill is not None:
-            self._prefill.end()
+            if arrived:
+                self._prefill.keep()
+            else:
+                self._prefill.end()
         self._decode.recount(self._left if arrived else self._lacks)
 
     def first_byte(self) -> None:
-        """The first byte of the response's body has come: the prompt is no longer pending."""
+        """The first byte of the response's body has come: the prompt is no longer pending, and nobody keeps it."""
         self._decode.first_byte()
         if self._prefill is not None:
             self._prefill.end()
@@ -277,6 +296,10 @@ def _lacks(request: RoutedRequest, instance: str) -> int:
 def idle(loads: Sequence[InstanceLoad]) -> bool:
     """Whether every counter of every instance is back at zero."""
     return not any(
-        load.num_requests or load.pending_prefill_tokens or load.ongoing_tokens or load.ongoing_decode_tokens
+        load.num_requests
+        or load.pending_prefill_tokens
+        or load.ongoing_tokens
+        or load.ongoing_decode_tokens
+        or load.kept_tokens
         for load in loads
     )

@@ -30,6 +30,7 @@ KEY_WORDS: Mapping[str, str] = {
 MIGRATIONS: Mapping[str, str] = {
     "transferred": "the session's KV was moved, and the session with it",
     "recomputed": "no KV was moved: the target computed what it did not hold",
+    "unneeded": "no KV had to be moved: the target lacked next to nothing of what the source held",
     "failed": "the migration failed: the session stays bound as it was",
 }
 
@@ -112,8 +113,9 @@ def _transfer(moved: KvTransfer) -> Iterator[str]:
     what = f"Transfer {moved.transfer or '(no id)'} ({moved.purpose}, {moved.transport or 'no transport chosen'})"
     size = f"KV of {moved.prefix_tokens} tokens" if moved.prefix_tokens else "KV"
     kv = f"{size} from {moved.source} to {moved.target}"
-    if moved.status == "refused":
-        yield f"{what}: {kv} was not tried: {moved.reason}."
+    if moved.status in ("refused", "unneeded"):
+        not_tried = "was not tried" if moved.status == "refused" else "was not needed"
+        yield f"{what}: {kv} {not_tried}: {moved.reason}."
         return
     tries = f" after {moved.attempts} tries" if moved.attempts > 1 else ""
     failed = f"failed{tries}: {moved.reason}"

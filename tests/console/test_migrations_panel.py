@@ -124,6 +124,18 @@ def test_the_head_counts_what_the_view_counts(picture: Picture) -> None:
     assert f"migration_cooldown {counts.by_phase['refused']['migration_cooldown']}" in ends
 
 
+def test_what_needed_no_kv_is_counted_apart() -> None:
+    moved = None
+    for number, reason in enumerate(("transferred", "unneeded", "unneeded", "recomputed")):
+        done = MigrationChanged(EAR, f"r{number}", "s", number, "e0", "e1", "done", 1.0, reason)
+        moved = migrations_after(moved, done, 1)
+    assert moved is not None
+    assert text(rows.ends(moved.counts_of(EAR))).split("  ")[:3] == [
+        "▼ 1 transferred", "▼ 2 unneeded", "▼ 1 recomputed",
+    ]  # fmt: skip
+    assert {rows.outcome(row) for row in moved.of(EAR)} == {"transferred", "unneeded", "recomputed"}
+
+
 def test_what_is_under_way_is_neither_done_nor_failed(picture: Picture) -> None:
     begun = MigrationChanged(EAR, "r-new", "s-1", 3, "e0", "e1", "started", 1.0)
     moved = migrations_after(None, begun, 1)

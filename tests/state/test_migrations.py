@@ -120,6 +120,9 @@ def test_what_was_recomputed_and_what_was_not_counted_say_so() -> None:
     assert lines(step("done", 3.0, reason="recomputed", text="the source was quarantined")) == [
         "warning session s1: served at e1 without KV from e0: the source was quarantined"
     ]
+    assert lines(step("done", 3.0, reason="unneeded", text="the target lacks 0")) == [
+        "info session s1: migrated e0 -> e1, no KV had to be moved: the target lacks 0"
+    ]
     assert lines(step("done", 3.0, reason="transferred")) == ["info session s1: migrated e0 -> e1: tokens not counted"]
 
 

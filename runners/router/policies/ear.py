@@ -21,7 +21,13 @@ from runners.router.policies.weighing import (
 )
 
 KEYS = ("pending_prefill_tokens", "turns_away")
-STAYS = {"hot": "bound", "cooldown": "hot_cooldown", "one_at_a_time": "hot_moving", "target": "hot_no_target"}
+STAYS = {
+    "hot": "bound",
+    "cooldown": "hot_cooldown",
+    "one_at_a_time": "hot_moving",
+    "kv": "hot_no_kv",
+    "target": "hot_no_target",
+}
 """What a session stays for, by the gate that failed."""
 
 
@@ -72,7 +78,7 @@ class EAR(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         self, request: RoutedRequest, cluster: ClusterView, may: Pickable, owner: InstanceLoad
     ) -> Decision:
         """The warm path of 4.2, with the trigger of 4.3.1 before it."""
-        gates = self._trigger(request, owner) if self.migration else ()
+        gates = self._trigger(request, may, owner) if self.migration else ()
         blocked = _blocked(gates)
         if not gates or blocked:
             return self._stay(request, cluster, may, owner, blocked or "bound", gates)
@@ -87,7 +93,7 @@ class EAR(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ) -> Decision:
         """Without affinity the turn leaves anyway; its KV comes along where the instance that has it is hot."""
         weighed = self._weigh(request, cluster, may)
-        gates = self._trigger(request, owner) if self.migration and lowest(weighed).load is not owner else ()
+        gates = self._trigger(request, may, owner) if self.migration and lowest(weighed).load is not owner else ()
         if gates and not _blocked(gates):
             unfit = _unfit(request, may, owner)
             gates = (*gates, _target(request, may, owner, unfit))
@@ -152,8 +158,8 @@ class EAR(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             for place, load in enumerate(may.loads)
         ]
 
-    def _trigger(self, request: RoutedRequest, owner: InstanceLoad) -> tuple[Gate, ...]:
-        """Section 4.3.1, and one migration of a session at a time; the later gates only where the owner is hot."""
+    def _trigger(self, request: RoutedRequest, may: Pickable, owner: InstanceLoad) -> tuple[Gate, ...]:
+        """Section 4.3.1, one migration of a session at a time, and KV to move; the later gates only where it is hot."""
         pending, since = owner.pending_prefill_tokens, request.since_migration_s
         hot = Gate(
             "hot",
@@ -177,6 +183,7 @@ class EAR(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
                 not moving,
                 f"no other request of the session is being migrated{moving and f' (one is, to {moving})'}",
             ),
+            *_enough_kv(request, may, owner),
         )
 
 
@@ -184,6 +191,24 @@ def _blocked(gates: tuple[Gate, ...]) -> str:
     """The reason to stay that the first failed gate gives; empty = none failed."""
     failed = next((gate.name for gate in gates if not gate.passed), "")
     return STAYS[failed] if failed else ""
+
+
+def _enough_kv(request: RoutedRequest, may: Pickable, owner: InstanceLoad) -> tuple[Gate, ...]:
+    """Whether a migration would move any KV; not asked where nobody else is there, or what is enough is not said."""
+    least = request.min_move_tokens
+    lacking = [_movable(request, owner, load) for load in may.loads if load is not owner]
+    if not (least and lacking):
+        return ()
+    most = max(lacking)
+    text = f"of the KV that {owner.instance} holds of the prompt another instance lacks {most} tokens >= {least}"
+    return (Gate("kv", most, least, most >= least, text),)
+
+
+def _movable(request: RoutedRequest, owner: InstanceLoad, target: InstanceLoad) -> int:
+    """Prompt tokens in whole blocks that the owner holds and the target lacks, by the index."""
+    block = max(1, request.block_tokens)
+    held, there = (request.cached_tokens.get(load.instance, 0) // block * block for load in (owner, target))
+    return max(0, held - there)
 
 
 def _unfit(request: RoutedRequest, may: Pickable, owner: InstanceLoad) -> dict[str, str]:
@@ -201,6 +226,8 @@ def _unfit(request: RoutedRequest, may: Pickable, owner: InstanceLoad) -> dict[s
             continue
         if load.instance in request.cut_off:
             found[load.instance] = f"no KV can be moved there: {request.cut_off[load.instance]}"
+        elif (movable := _movable(request, owner, load)) < request.min_move_tokens:
+            found[load.instance] = f"no KV to move: it lacks {movable} tokens of what {owner.instance} holds"
         elif pending >= limit:
             found[load.instance] = f"not less busy than {owner.instance}: {pending} tokens pending against {limit}"
         elif free is None:

@@ -1,7 +1,8 @@
 """Static prefill and decode pools: which instance prefills and which decodes.
 
 The router has the prompt computed at the one and its KV pulled by the other (docs/transfer.md). Which pairs can
-exchange KV is not asked here: where a handover is refused or fails, the decode instance computes the prompt.
+exchange KV is not asked here: where a handover is refused or fails, the decode instance computes the prompt. So it does
+where no prefill instance can be picked.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import msgspec
 
 from results.decisions import Candidate, ClusterView, Decision, Gate, InstanceLoad, RoutedRequest
 from runners.router.policies.weighing import (
+    Pickable,
     Weighed,
     by_name,
     by_prefill_work,
@@ -31,7 +33,7 @@ KEYS = ("load_in_its_pool", "num_requests", "turns_away")
 class StaticPD(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Fixed pools: the prefill instance with the least work left, the decode instance with the most free KV.
 
-    What has room nowhere in the decode pool waits, or is refused with the reason (`on_full`).
+    What has room nowhere in one of the pools waits, or is refused with the reason (`on_full`).
     """
 
     name: ClassVar[str] = "static_pd"
@@ -45,38 +47,45 @@ class StaticPD(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 0
     on_full: Annotated[
         Literal["wait", "reject"],
-        msgspec.Meta(description="no decode instance has room for prompt and output: hold the request, or refuse it"),
+        msgspec.Meta(
+            description="no decode instance has room for prompt and output, or no prefill instance for the prompt: "
+            "hold the request, or refuse it"
+        ),
     ] = "wait"
 
     def decide(self, request: RoutedRequest, cluster: ClusterView) -> Decision:
-        """P = argmin (pending prefill + new tokens), D = argmax free KV among those where prompt and output fit."""
+        """P = argmin (pending prefill + new tokens) among those where the prompt fits, D = argmax free KV among those
+        where prompt and output fit."""
         names = self._prefill_names(cluster)
         may = pickable(request, cluster, ("both", "prefill", "decode"))
         first = [load for load in may.loads if load.instance in names]
         second = [load for load in may.loads if load.instance not in names]
-        if not first or not second:
-            return nowhere(self.name, may, "no_decode_instance" if first else "no_prefill_instance")
+        if not second or not names:
+            return nowhere(self.name, may, "no_decode_instance" if names else "no_prefill_instance")
         need = request.input_tokens + request.max_tokens
-        room = [load for load in second if _fits(load, need)]
-        gate = Gate(
-            "fits", len(room), 1, bool(room), f"{len(room)} of {len(second)} have room for {need} KV tokens >= 1"
-        )
-        fitting = may.without({load.instance: _too_small(load, need) for load in second if load not in room})
-        if not room:
-            return nowhere(self.name, fitting, f"{self.on_full}_decode_kv", (gate,))
-        prefills = by_prefill_work(request, first, cluster.fallbacks)
-        decodes = _by_room(request, room, cluster.fallbacks)
-        prefill, decode = lowest(prefills), lowest(decodes)
+        decode_gate, may = _room("fits", second, need, may)
+        if not decode_gate.passed:
+            return nowhere(self.name, may, f"{self.on_full}_decode_kv", (decode_gate,))
+        gates = [decode_gate]
+        if first:
+            prefill_gate, may = _room("prompt_fits", first, request.input_tokens + 1, may)
+            gates.append(prefill_gate)
+            if not prefill_gate.passed:
+                return nowhere(self.name, may, f"{self.on_full}_prefill_kv", tuple(gates))
+        left = set(may.loads)
+        prefills = by_prefill_work(request, [load for load in first if load in left], cluster.fallbacks)
+        decodes = _by_room(request, [load for load in second if load in left], cluster.fallbacks)
+        prefill, decode = lowest(prefills) if prefills else None, lowest(decodes)
         weighed = (Candidate(one.load.instance, one.score, one.terms) for one in (*prefills, *decodes))
-        ties = (tie_break(prefill, prefills, KEYS), tie_break(decode, decodes, KEYS))
+        ties = (tie_break(prefill, prefills, KEYS) if prefill else "", tie_break(decode, decodes, KEYS))
         return Decision(
             policy=self.name,
             instance=decode.load.instance,
-            prefill=prefill.load.instance,
-            reason="pools",
-            candidates=by_name((*weighed, *fitting.ruled_out)),
+            prefill=prefill.load.instance if prefill else "",
+            reason="pools" if prefill else "decode_alone",
+            candidates=by_name((*weighed, *may.ruled_out)),
             keys=KEYS,
-            gates=(*may.gates, gate),
+            gates=(*may.gates, *gates),
             tie_break="; ".join(text for text in ties if text),
             binds=False,
             advances=True,
@@ -88,13 +97,19 @@ class StaticPD(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return roles or {load.instance for load in cluster.instances[: self.prefill_count]}
 
 
-def _fits(load: InstanceLoad, need: int) -> bool:
-    """An instance whose capacity is not known is taken to have room."""
-    return load.free_kv_tokens is None or load.free_kv_tokens >= need
+def _room(name: str, pool: Sequence[InstanceLoad], need: int, may: Pickable) -> tuple[Gate, Pickable]:
+    """Whether somebody of a pool has room for so many KV tokens, and who is left without those that have not.
 
-
-def _too_small(load: InstanceLoad, need: int) -> str:
-    return f"{load.free_kv_tokens} KV tokens free, {need} needed"
+    An instance whose capacity is not known is taken to have room.
+    """
+    small = {
+        load.instance: f"{load.free_kv_tokens} KV tokens free, {need} needed"
+        for load in pool
+        if load.free_kv_tokens is not None and load.free_kv_tokens < need
+    }
+    room = len(pool) - len(small)
+    gate = Gate(name, room, 1, room > 0, f"{room} of {len(pool)} have room for {need} KV tokens >= 1")
+    return gate, may.without(small)
 
 
 def _by_room(request: RoutedRequest, loads: Sequence[InstanceLoad], counter: int) -> list[Weighed]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import msgspec
@@ -47,8 +47,16 @@ class Engines:
         self._ids: dict[str, str] = {}
         self._block_tokens: dict[str, int] = {}
 
-    async def leg(self, instance: str, who: str, path: str, headers: bytes, body: Mapping[str, Any]) -> Leg:
-        """Send a leg and wait for its whole answer. Raises LegFailed."""
+    async def leg(
+        self,
+        instance: str,
+        who: str,
+        path: str,
+        headers: bytes,
+        body: Mapping[str, Any],
+        sent: Callable[[], None] | None = None,
+    ) -> Leg:
+        """Send a leg and wait for its whole answer; `sent` as `fetch` has it. Raises LegFailed."""
         endpoint = self._specs[instance].transfer if instance in self._specs else None
         if endpoint is None:
             _fail(f"the {who} was removed", strike=False)
@@ -56,7 +64,7 @@ class Engines:
             check_leg(body, part_of(endpoint), f"the {who}")
         except TransferRefused as error:
             _fail(f"not sent: {error}", strike=True)
-        answer, page = await self._post(instance, who, path, headers, msgspec.json.encode(body))
+        answer, page = await self._post(instance, who, path, headers, msgspec.json.encode(body), sent)
         if answer.status != 200:
             self._judge(who, answer.status, page)
         try:
@@ -127,12 +135,21 @@ class Engines:
         for pool in self._bootstraps.values():
             pool.close()
 
-    async def _post(self, instance: str, who: str, path: str, headers: bytes, body: bytes) -> tuple[Answer, bytes]:
+    async def _post(
+        self,
+        instance: str,
+        who: str,
+        path: str,
+        headers: bytes,
+        body: bytes,
+        sent: Callable[[], None] | None = None,
+    ) -> tuple[Answer, bytes]:
         pool = self._pools.get(instance)
         if pool is None:
             _fail(f"the {who} was removed", strike=False)
         try:
-            return await fetch(pool, path.encode("latin-1"), timeout_s=self._timeout_s, headers=headers, body=body)
+            name = path.encode("latin-1")
+            return await fetch(pool, name, timeout_s=self._timeout_s, headers=headers, body=body, sent=sent)
         except ErrandFailed as error:
             failure = error.failure
             dropped = failure.kind == "timeout"

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from runners.router.spec import KvEndpoint
-from runners.router.transfer.engines import LegFailed
-from runners.router.transfer.legs import Leg
 from runners.router.transfer.movement import Movement
-from runners.router.transfer.transports import Transport, Unsound
+from runners.router.transfer.transports import Transport
 
 Done = Callable[[Movement], None]
 
@@ -44,21 +42,6 @@ class Job:
     pulling: bool = False
     """The target leg is on its way: the target's engine frees the source's blocks, whatever becomes of the leg."""
     prompt_tokens: int | None = None
-
-
-def keep(job: Job, transfer: str, leg: Leg) -> Kept:
-    """What the source keeps now that its leg is answered. Raises LegFailed where that is nothing."""
-    if leg.finish_reason not in job.transport.kept_after:
-        raise LegFailed(f"the source leg ended by {leg.finish_reason}: its blocks are not sent", strike=True)
-    return Kept(transfer, leg.body)
-
-
-def pull_params(job: Job, kept: Kept, engine: str) -> dict[str, Any]:
-    """What a target leg must say to pull what is kept; `engine`: the source's id. Raises LegFailed."""
-    try:
-        return job.transport.target_params(kept.transfer, job.endpoint, engine, kept.answered)
-    except Unsound as error:
-        raise LegFailed(f"the source: {error}", strike=True) from error
 
 
 def authorization(headers: bytes) -> bytes:

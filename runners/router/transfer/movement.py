@@ -32,6 +32,7 @@ class Movement:
         "_ended",
         "_mover",
         "_told",
+        "answered",
         "block_tokens",
         "body",
         "closed",
@@ -58,6 +59,8 @@ class Movement:
         self.block_tokens: int | None = None
         """Of the target."""
         self.kv_bytes_per_token: int | None = None
+        self.answered: Callable[[], None] | None = None
+        """Handover: to be called when the target's answer is over, as its counters may be read from then on."""
         self._mover = mover
         self._ended: Ended | None = None
         self._told: Ended | None = None
@@ -74,6 +77,10 @@ class Movement:
         self.closed = True
         self._mover.abandoned(self)
 
+    def sent(self) -> None:
+        """The target leg's last byte has been handed to the socket; again where it had to be sent again."""
+        self.change(t_target_sent_ns=perf_counter_ns())
+
     def served(self) -> None:
         """Handover: the target has begun to answer."""
         if self.open:
@@ -89,10 +96,14 @@ class Movement:
             self._mover.failed(self, strike=strike, freed=freed)
 
     def counted(self, prompt_tokens: int | None, cached_tokens: int | None) -> None:
-        """Handover: what the target's answer says of its prompt, where it does so at its end."""
-        if cached_tokens is not None and self.transfer.purpose == "handover":
+        """Handover: the target's answer is over, and says this of its prompt; None = it does not say."""
+        if self.transfer.purpose != "handover":
+            return
+        if cached_tokens is not None:
             self._told = Ended(prompt_tokens, cached_tokens)
             self._divide()
+        if self.answered is not None:
+            self.answered()
 
     def when_settled(self, callback: Callable[[KvTransfer], None]) -> None:
         """Call it with the transfer once that changes no more; at once where it does not now."""
@@ -124,6 +135,7 @@ class Movement:
         self.change(
             external_tokens=external,
             blocks=None if external is None or not block else -(-external // block),
+            counted_by="" if external is None else "counters",
             counted_reason=brought.reason,
         )
         if brought.nixl_bytes is not None and self.transfer.transport == "nixl":

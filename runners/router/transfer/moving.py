@@ -21,7 +21,7 @@ from results.decisions import KvTransfer, RoutedRequest
 from runners.router.spec import InstanceSpec, KvEndpoint, TransferRules
 from runners.router.transfer.counters import Brought, Ended
 from runners.router.transfer.engines import Engines, LegFailed
-from runners.router.transfer.job import Done, Job, Kept, authorization, keep, leg_headers, pull_params
+from runners.router.transfer.job import Done, Job, authorization, leg_headers
 from runners.router.transfer.legs import (
     Asked,
     Unfit,
@@ -29,27 +29,24 @@ from runners.router.transfer.legs import (
     held_prefix,
     prefix_leg,
     read_request,
-    release_leg,
     require_movable_prefix,
     require_one_prefill,
     splice,
 )
 from runners.router.transfer.movement import NOT_SERVED, Movement
 from runners.router.transfer.quarantine import Pairs
-from runners.router.transfer.tally import Tally
+from runners.router.transfer.steps import LEG_PATH, free, pull_params, source_leg, target_leg
+from runners.router.transfer.tally import Tally, Uncounted
 from runners.router.transfer.transports import TRANSPORTS, mismatch
 from runners.router.upstream import Pool
 
-LEG_PATH = "/v1/completions"
-RELEASE_S = 30.0
-"""For freeing the source's blocks; then its engine's own time limit does."""
 CLOSE_S = 1.0
 QUIET_S = 0.25
 """A transfer waits for so long at most until what the one before it brought has been counted."""
 
 
-class Refused(Exception):
-    """A movement is not worth trying: why."""
+class Unneeded(Exception):
+    """The target has nearly all that could be moved: how much it lacks."""
 
 
 class Transfers:
@@ -67,10 +64,15 @@ class Transfers:
         self._rules = rules
         self._clock = clock
         self._pairs = Pairs(rules, clock)
-        self._tallies: dict[str, Tally] = {}
+        self._tallies: dict[str, Tally | Uncounted] = {}
         self._turns: dict[str, asyncio.Lock] = {}
         self._jobs: dict[Movement, Job] = {}
         self._errands: set[asyncio.Task[None]] = set()
+
+    @property
+    def timeout_s(self) -> float:
+        """From a handover's target leg to the first byte of its answer; then the target is to compute the prompt."""
+        return self._rules.timeout_s
 
     @property
     def configured(self) -> bool:
@@ -170,7 +172,7 @@ class Transfers:
 
     def served(self, movement: Movement) -> None:
         job = self._end_handover(self._jobs[movement])
-        self._arrived(job, Ended(job.prompt_tokens, None))
+        self._arrived(job, Ended(job.prompt_tokens, None), streams=True)
 
     def failed(self, movement: Movement, *, strike: bool, freed: bool) -> None:
         job = self._end_handover(self._jobs[movement])
@@ -221,8 +223,8 @@ class Transfers:
         try:
             async with asyncio.timeout(self._rules.timeout_s):
                 await move(job)
-        except (Refused, Unfit) as error:
-            self._refuse(movement, str(error))
+        except (Unneeded, Unfit) as error:
+            self._refuse(movement, str(error), "unneeded" if isinstance(error, Unneeded) else "refused")
             strike = False
         except LegFailed as error:
             why, strike = str(error), error.strike
@@ -248,8 +250,8 @@ class Transfers:
             self._release(job)
             self._count(job, None)
 
-    def _refuse(self, movement: Movement, why: str) -> None:
-        movement.change(status="refused", reason=why, t_done_ns=perf_counter_ns())
+    def _refuse(self, movement: Movement, why: str, status: Literal["refused", "unneeded"] = "refused") -> None:
+        movement.change(status=status, reason=why, t_done_ns=perf_counter_ns())
         movement.settle("nothing was transferred")
 
     # the two kinds
@@ -262,23 +264,22 @@ class Transfers:
         prefix, held = (held_prefix(tokens, request.input_tokens, len(ids), block) for tokens in told)
         job.movement.change(prefix_tokens=prefix)
         if prefix - held < max(1, self._rules.min_tokens):
-            raise Refused(f"nothing to move: of {prefix} tokens the target lacks {max(0, prefix - held)}")
+            raise Unneeded(f"nothing to move: of {prefix} tokens the target lacks {max(0, prefix - held)}")
         async with self._turns.setdefault(job.target, asyncio.Lock()):
             await self._again_and_again(job, partial(self._move_prefix, job, asked, ids[:prefix]))
 
     async def _move_prefix(self, job: Job, asked: Asked, prefix: tuple[int, ...]) -> None:
         tally, priority = self._tally(job.target), self._rules.leg_priority
         reading = self._errand(tally.refresh())
-        await self._source_leg(job, LEG_PATH, partial(prefix_leg, asked, prefix, priority=priority))
+        await source_leg(self._engines, job, LEG_PATH, partial(prefix_leg, asked, prefix, priority=priority))
         assert job.kept is not None
         await asyncio.wait((reading,), timeout=QUIET_S)
         await tally.until_quiet(QUIET_S)
-        body = prefix_leg(asked, prefix, await self._pull_params(job, job.kept), priority)
+        body = prefix_leg(asked, prefix, await pull_params(self._engines, job, job.kept), priority)
         kept, job.kept, job.pulling = job.kept, None, True
         tally.begin()
-        job.movement.change(t_target_sent_ns=perf_counter_ns())
         try:
-            leg = await self._engines.leg(job.target, "target", LEG_PATH, leg_headers(job), body)
+            leg = await target_leg(self._engines, job, body)
             if leg.cached_tokens == 0 and len(prefix) > 1:
                 raise LegFailed("no KV came: the target has computed the prefix", strike=True)
         except LegFailed as error:
@@ -297,13 +298,13 @@ class Transfers:
         require_one_prefill(asked)
         tally = self._tally(job.target)
         reading = self._errand(tally.refresh())
-        await self._again_and_again(job, partial(self._source_leg, job, path, partial(handover_leg, asked)))
+        await self._again_and_again(job, partial(source_leg, self._engines, job, path, partial(handover_leg, asked)))
         assert job.kept is not None
         await asyncio.wait((reading,), timeout=QUIET_S)
         movement = job.movement
-        movement.body, movement.open = splice(body, await self._pull_params(job, job.kept)), True
+        movement.body, movement.open = splice(body, await pull_params(self._engines, job, job.kept)), True
         tally.begin()
-        movement.change(prefix_tokens=job.prompt_tokens or 0, reason=NOT_SERVED, t_target_sent_ns=perf_counter_ns())
+        movement.change(prefix_tokens=job.prompt_tokens or 0, reason=NOT_SERVED)
 
     async def _again_and_again(self, job: Job, attempt: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Try until it works, no further try can help, or the tries are used up. Raises LegFailed."""
@@ -318,29 +319,12 @@ class Transfers:
                 if not error.again or number == self._rules.attempts or job.movement.over:
                     raise
 
-    async def _source_leg(self, job: Job, path: str, body: Callable[[Mapping[str, Any]], dict[str, Any]]) -> None:
-        """Have the source compute a prompt and keep its blocks. Raises LegFailed."""
-        movement, transport = job.movement, job.transport
-        transfer = movement.transfer.transfer
-        if transport.asks_source:  # before it keeps anything that nobody could be told to pull
-            await self._engines.engine_id(job.source)
-        movement.change(t_source_sent_ns=perf_counter_ns())
-        leg = await self._engines.leg(
-            job.source, "source", path, leg_headers(job), body(transport.source_params(transfer))
-        )
-        movement.change(t_source_done_ns=perf_counter_ns(), source_cached_tokens=leg.cached_tokens)
-        job.prompt_tokens = leg.prompt_tokens
-        job.kept = keep(job, transfer, leg)
-
-    async def _pull_params(self, job: Job, kept: Kept) -> dict[str, Any]:
-        engine = await self._engines.engine_id(job.source) if job.transport.asks_source else ""
-        return pull_params(job, kept, engine)
-
-    def _arrived(self, job: Job, ended: Ended) -> None:
-        """The target has answered its leg."""
+    def _arrived(self, job: Job, ended: Ended, *, streams: bool = False) -> None:
+        """The target has answered its leg, or begins to (`streams`)."""
         job.movement.change(status="transferred", reason="", t_done_ns=perf_counter_ns())
         self._pairs.succeeded(job.source, job.target, probe=job.probe)
-        self._tally(job.target).end(ended, partial(self._settle, job, ended))
+        told = partial(self._settle, job, ended)
+        job.movement.answered = self._tally(job.target).end(ended, told, streams=streams)
 
     def _settle(self, job: Job, ended: Ended, brought: Brought) -> None:
         job.movement.block_tokens = self._engines.block_tokens(job.target)
@@ -357,30 +341,17 @@ class Transfers:
         """Have the source's blocks freed, in the background."""
         kept, job.kept = job.kept, None
         if kept is not None:
-            self._errand(self._free(job, kept))
-
-    async def _free(self, job: Job, kept: Kept) -> None:
-        """A target leg that its engine refuses frees what it would have pulled (vLLM does so since 0.32).
-
-        The source itself is asked where that works, as it is known to live; a kv_producer would die of it.
-        """
-        alone = job.transport.pulls_from_itself and job.endpoint.kv_role != "kv_producer"
-        where = job.source if alone else job.target
-        try:
-            async with asyncio.timeout(RELEASE_S):
-                body = release_leg(await self._pull_params(job, kept))
-                await self._engines.leg(where, "release", LEG_PATH, leg_headers(job), body)
-        except (LegFailed, TimeoutError):
-            pass  # it was refused, as it should be; or nobody is there, and nothing is kept any more
+            self._errand(free(self._engines, job, kept))
 
     # what there is
     def _endpoint(self, instance: str) -> KvEndpoint | None:
         spec = self._specs.get(instance)
         return spec.transfer if spec is not None else None
 
-    def _tally(self, instance: str) -> Tally:
+    def _tally(self, instance: str) -> Tally | Uncounted:
         if instance not in self._tallies:
-            self._tallies[instance] = Tally(partial(self._engines.counters, instance), self._clock)
+            counted = Tally(partial(self._engines.counters, instance), self._clock)
+            self._tallies[instance] = counted if self._rules.count else Uncounted()
         return self._tallies[instance]
 
     def _errand(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

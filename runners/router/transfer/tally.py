@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import partial
 
 from runners.router.transfer.counters import Brought, Counters, Ended, attribute
 
@@ -19,13 +19,17 @@ NOTHING_S = 0.5
 READ_AGAIN_S = 0.1
 FRESH_S = 1.0
 """A page so old is as good as a new one, for what was counted before a transfer."""
+NOT_COUNTED = Brought(reason="not counted: the rules say so")
 Settled = Callable[[Brought], None]
 
 
-class _Entry(NamedTuple):
+@dataclass(eq=False, slots=True)
+class _Entry:
     ended: Ended
     settled: Settled
     at_s: float
+    due_s: float | None
+    """Since when its counters may be read for it alone; None = its answer is still being generated there."""
 
 
 @dataclass(slots=True)
@@ -51,15 +55,15 @@ class Tally:
         return not self._open and not self._entries
 
     async def refresh(self) -> None:
-        """Read the counters before a transfer, where nothing else is going on there."""
-        known = self.counters is not None and not self._strangers
+        """Read the counters before a transfer, where nothing is on its way there. What has come by then is told."""
+        known = self.counters is not None and not self._strangers and not self._entries
         fresh = known and self.clock() - self._read_s < FRESH_S
-        if fresh or not self.quiet or self._reading is not None:
+        if fresh or self._open or self._reading is not None:
             return
         begun = self._begun
         counters = await self.fetch()
-        if self.quiet and begun == self._begun and counters is not None:
-            self._take(counters)
+        if counters is not None and not self._open and begun == self._begun:
+            self._concluded(counters)
 
     async def until_quiet(self, limit_s: float) -> None:
         """Wait, for so long at most, until what came there is told apart from what is to come."""
@@ -76,12 +80,18 @@ class Tally:
         self._open -= 1
         self._strangers = True
 
-    def end(self, ended: Ended, settled: Settled) -> None:
-        """It has been answered. `settled` hears once what it brought, within SETTLE_S and a read."""
+    def end(self, ended: Ended, settled: Settled, *, streams: bool = False) -> Callable[[], None]:
+        """Its KV is there. `settled` hears once what it brought, within SETTLE_S and a read.
+
+        `streams`: the target goes on with its answer, which no page of metrics is to disturb: the time begins when what
+        is returned is called. Where another transfer needs the counters first, it is told by those.
+        """
         self._open -= 1
-        self._entries.append(_Entry(ended, settled, self.clock()))
-        if self._reading is None:
-            self._reading = asyncio.get_running_loop().create_task(self._read())
+        entry = _Entry(ended, settled, self.clock(), None if streams else self.clock())
+        self._entries.append(entry)
+        if not streams:
+            self._begin_to_read()
+        return partial(self._over, entry)
 
     def forget(self) -> None:
         """Its process is gone, and its counters with it."""
@@ -89,6 +99,8 @@ class Tally:
 
     async def close(self, within_s: float) -> None:
         """Tell everybody who waits, after so long at most; what came is asked once more where it can be told apart."""
+        for entry in self._entries:
+            self._over(entry)
         if not self._open:
             await self.until_quiet(within_s)
         if self._reading is not None:
@@ -96,10 +108,20 @@ class Tally:
             await asyncio.gather(self._reading, return_exceptions=True)
         self._tell([Brought(reason="the router ended first")] * len(self._entries))
 
+    def _over(self, entry: _Entry) -> None:
+        if entry.due_s is None:
+            entry.due_s = self.clock()
+            if entry in self._entries:
+                self._begin_to_read()
+
+    def _begin_to_read(self) -> None:
+        if self._reading is None:
+            self._reading = asyncio.get_running_loop().create_task(self._read())
+
     async def _read(self) -> None:
         """Ask until all is told, while nothing else is on its way there: what that brings could not be told apart."""
         try:
-            while self._entries:
+            while any(entry.due_s is not None for entry in self._entries):
                 if not self._open:
                     begun = self._begun
                     counters = await self.fetch()
@@ -114,7 +136,7 @@ class Tally:
         """Tell what came, unless nothing came that still may."""
         before = self.counters
         expected = any(entry.ended.limit != 0 for entry in self._entries)
-        waited = self.clock() - self._entries[-1].at_s >= NOTHING_S
+        waited = expected and self.clock() - self._entries[-1].at_s >= NOTHING_S
         if before is not None and expected and not waited and before.external_tokens == counters.external_tokens:
             return False
         if before is None:
@@ -130,8 +152,8 @@ class Tally:
     def _give_up(self) -> None:
         """Tell entries that have waited for too long; what they brought can no more be told from the others'."""
         oldest_s = self.clock() - SETTLE_S
-        late = [entry for entry in self._entries if entry.at_s <= oldest_s]
-        self._entries = [entry for entry in self._entries if entry.at_s > oldest_s]
+        late = [entry for entry in self._entries if entry.due_s is not None and entry.due_s <= oldest_s]
+        self._entries = [entry for entry in self._entries if entry not in late]
         self._strangers = self._strangers or bool(late)
         for entry in late:
             entry.settled(
@@ -145,3 +167,36 @@ class Tally:
 
     def _take(self, counters: Counters) -> None:
         self.counters, self._read_s, self._strangers = counters, self.clock(), False
+
+
+class Uncounted:
+    """In the place of a Tally where the rules say that nothing is counted: nothing is read, and all is told at once."""
+
+    quiet = True
+
+    async def refresh(self) -> None:
+        """Nothing is read."""
+
+    async def until_quiet(self, limit_s: float) -> None:
+        """Nothing is waited for."""
+
+    def begin(self) -> None:
+        """A target leg is sent there."""
+
+    def drop(self) -> None:
+        """It has failed."""
+
+    def end(self, ended: Ended, settled: Settled, *, streams: bool = False) -> Callable[[], None]:
+        """Its KV is there; how much that is nobody asks."""
+        settled(NOT_COUNTED)
+        return _nothing
+
+    def forget(self) -> None:
+        """Its process is gone."""
+
+    async def close(self, within_s: float) -> None:
+        """Nobody waits."""
+
+
+def _nothing() -> None:
+    """Nothing is left to do."""

@@ -73,6 +73,9 @@ class FakeMovement:
         self.transfer = replace(self.transfer, status="failed", reason=why)
         self.settle()
 
+    def sent(self) -> None:
+        self.transfer = replace(self.transfer, t_target_sent_ns=perf_counter_ns())
+
     def counted(self, prompt_tokens: int | None, cached_tokens: int | None) -> None:
         """Its target's answer has ended."""
 
@@ -88,6 +91,7 @@ class FakeTransfers:
     """Keeps the transfers that were asked for."""
 
     configured: bool = True
+    timeout_s: float = 120.0
     cut: Mapping[str, str] = field(default_factory=dict)
     asked: list[FakeMovement] = field(default_factory=list)
     heard: list[str] = field(default_factory=list)

@@ -27,6 +27,7 @@ def instance_loads(draw: st.DrawFn, name: str) -> InstanceLoad:
         ongoing_decode_tokens=draw(TOKENS),
         kv_capacity_tokens=capacity,
         free_kv_tokens=free,
+        kept_tokens=draw(TOKENS),
         assigned=draw(COUNTS),
         active_sessions=draw(COUNTS),
         paused_for_s=draw(st.sampled_from((0.0, 0.0, 0.5, 30.0))),
@@ -57,5 +58,6 @@ def asked(draw: st.DrawFn) -> RoutedRequest:
         rejects=draw(st.dictionaries(st.sampled_from(NAMES), st.integers(0, 5), max_size=4)),
         tried=tuple(draw(st.sets(st.sampled_from(NAMES), max_size=3))),
         moving_to=draw(st.sampled_from(("", "", *NAMES))),
+        min_move_tokens=draw(st.sampled_from((0, 1, 1, 5000))),
         cut_off=draw(st.dictionaries(st.sampled_from(NAMES), st.just("quarantined"), max_size=3)),
     )

@@ -53,6 +53,7 @@ def test_any_order_and_number_of_releases_ends_at_zero_and_never_below(steps: li
             held[place].first_byte() if step == "first" else held[place].end()
         for load in cluster.view().instances:
             assert min(load.num_requests, load.pending_prefill_tokens, load.ongoing_decode_tokens) >= 0
+            assert min(load.ongoing_tokens, load.kept_tokens) >= 0
     for reservation in held:
         reservation.end()
         reservation.first_byte()
@@ -68,8 +69,31 @@ def test_with_pools_the_prompt_is_pending_where_it_is_computed() -> None:
     assert at(cluster, "d").pending_prefill_tokens == 1, "its last token"
     reservation.moved(arrived=False)
     assert at(cluster, "d").pending_prefill_tokens == 400, "the decode leg has failed: it computes"
+    assert at(cluster, "p").kept_tokens == 0
     reservation.first_byte()
     assert at(cluster, "d").ongoing_decode_tokens == 1000
+    reservation.end()
+    assert idle(cluster.view().instances)
+
+
+@pytest.mark.parametrize("how", ["served", "failed", "ended"])
+def test_what_a_prefill_instance_keeps_is_not_free_until_it_is_pulled_or_given_up(how: str) -> None:
+    cluster = make("p", "d", capacity=5000)
+    reservation = cluster.reserve(to("d", prefill="p", binds=False), ask(1000, max_tokens=50))
+    assert (at(cluster, "p").free_kv_tokens, at(cluster, "p").kept_tokens) == (4000, 0)
+    reservation.moved(arrived=True)
+    assert (at(cluster, "p").free_kv_tokens, at(cluster, "p").kept_tokens) == (4000, 1000), "its blocks are still there"
+    assert (at(cluster, "p").num_requests, at(cluster, "p").ongoing_tokens) == (0, 0), "it has nothing more to do"
+    assert not idle(cluster.view().instances)
+    if how == "served":
+        reservation.first_byte()
+    elif how == "failed":
+        reservation.moved(arrived=False)
+    else:
+        reservation.end()
+    assert (at(cluster, "p").free_kv_tokens, at(cluster, "p").kept_tokens) == (5000, 0)
+    reservation.moved(arrived=True)
+    assert at(cluster, "p").kept_tokens == 0, "once"
     reservation.end()
     assert idle(cluster.view().instances)
 

@@ -135,6 +135,30 @@ def test_where_no_kv_can_be_moved_to_is_no_target() -> None:
     assert (free.instance, free.migrate_from) == ("b", ""), "placed by load, with nothing to bring along"
 
 
+@pytest.mark.parametrize(
+    ("held", "at_b", "least", "moves"),
+    [(0, 0, 1, False), (16, 0, 1, True), (15, 0, 1, False), (912, 912, 1, False), (912, 500, 420, False),
+     (912, 496, 416, True), (0, 0, 0, True)],
+)  # fmt: skip
+def test_a_session_without_kv_that_the_target_lacks_stays(held: int, at_b: int, least: int, moves: bool) -> None:
+    """Whole blocks of 16; 0 = the record does not say how much is worth a move."""
+    asked = replace(turn(1000, cached={"a": held, "b": at_b}), min_move_tokens=least)
+    made = POLICY.decide(asked, view(room("a", 5000), room("b")))
+    assert (made.instance, made.reason) == (("b", "migrated") if moves else ("a", "hot_no_kv"))
+    assert gates(made).get("kv") == (moves if least else None)
+    alone = AFFINITY_ONLY.decide(asked, view(room("a", 5000), room("b")))
+    assert (alone.instance, alone.gates) == ("a", ())
+    free = MIGRATION_ONLY.decide(asked, view(room("a", 5000), room("b")))
+    assert (free.instance, free.migrate_from) == ("b", "a" if moves else ""), "it leaves anyway"
+
+
+def test_its_kv_goes_to_one_that_lacks_it() -> None:
+    asked = replace(turn(1000, cached={"a": 912, "b": 912, "c": 0}), min_move_tokens=1)
+    made = POLICY.decide(asked, view(room("a", 5000), room("b", 100), room("c", 200)))
+    assert (made.instance, made.migrate_from) == ("c", "a")
+    assert ruled_out(made)["b"] == "no KV to move: it lacks 0 tokens of what a holds"
+
+
 def test_alone_it_stays() -> None:
     assert POLICY.decide(turn(), view(room("a", 90_000))).reason == "hot_no_target"
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from itertools import pairwise
 from typing import Any
 
 import pytest
+import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runners.router import upstream
 from runners.router.errand import unchunked
 from runners.router.link import Answer, Caller, Failure, Link, whole_chunks
+from runners.router.upstream import resolve
+from tests.runners.router.routers import until
 
 BODIES = st.lists(st.binary(min_size=1, max_size=40), max_size=8)
 
@@ -27,6 +31,10 @@ class Taker:
         self.answer: Answer | None = None
         self.pieces: list[bytes] = []
         self.ends: list[object] = []
+        self.sendings = 0
+
+    def sent(self) -> None:
+        self.sendings += 1
 
     def answered(self, answer: Answer) -> bool:
         self.answer = answer
@@ -65,9 +73,15 @@ class Wire(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.closed = False
+        self.full: Link | None = None
+        """Whom to tell that the socket does not take it all at once."""
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        assert high == 0, "it tells when all has been written"
 
     def writelines(self, list_of_data: Iterable[Any]) -> None:
-        pass
+        if self.full is not None:
+            self.full.pause_writing()
 
     def is_closing(self) -> bool:
         return self.closed
@@ -213,3 +227,45 @@ def test_a_chunk_too_long_to_hold_back_is_passed_on_and_remembered() -> None:
         link.data_received(b"x" * 0x10000)
     assert link.torn
     assert sum(map(len, taker.pieces)) > 256 << 10
+
+
+def test_a_request_is_sent_when_the_socket_has_taken_its_last_byte() -> None:
+    small, large = Taker(), Taker()
+    link, _, wire = link_with(small)
+    assert small.sendings == 1, "it fitted"
+    link.data_received(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nx")
+    wire.full = link
+    link.start(large, (b"request",), pooled=True)
+    assert large.sendings == 0
+    link.resume_writing()
+    assert (small.sendings, large.sendings) == (1, 1)
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_loops_own_transport_says_when_a_long_request_is_sent(
+    run: Callable[[Coroutine[Any, Any, None]], None],
+) -> None:
+    run(_send_to_one_who_does_not_read())
+
+
+async def _send_to_one_who_does_not_read() -> None:
+    reads = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reads.wait()
+        while await reader.read(1 << 20):
+            pass
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    target = await resolve(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    pool = upstream.Pool(target, 2.0, lambda change: None)
+    taker = Taker()
+    pool.send(taker, (b"head", bytes(32 << 20)))
+    await until(lambda: taker.link is not None)
+    await asyncio.sleep(0.05)
+    assert taker.sendings == 0
+    reads.set()
+    await until(lambda: taker.sendings == 1)
+    pool.close()
+    server.close()

@@ -44,7 +44,7 @@ async def test_a_session_of_a_hot_instance_is_served_elsewhere_and_the_record_sa
 ) -> None:
     async with instances("a", "b") as both, router(both, "ear", folder=tmp_path, parameters=EAR) as routed:
         async with hot(routed, both) as (source, target):
-            moved = await routed.post("s")
+            moved = await routed.post("s", prompt=OWN)
             assert (moved.status_code, by(moved)) == (200, target.name)
             assert routed.server.cluster.bindings.owner("s") == target.name
             assert by(await routed.post("s")) == target.name, "the binding followed"
@@ -67,7 +67,7 @@ async def test_a_migration_that_fails_leaves_the_session_where_it_is_and_is_coun
     async with instances("a", "b") as both, router(both, "ear", folder=tmp_path, parameters=EAR) as routed:
         async with hot(routed, both) as (source, target):
             target.status = 500
-            answer = await routed.post("s")
+            answer = await routed.post("s", prompt=OWN)
             assert (answer.status_code, by(answer)) == (200, source.name), "served where its KV is"
             assert routed.server.cluster.bindings.owner("s") == source.name
             assert await routed.metric('migrations_total{status="failed"}') == 1
@@ -86,7 +86,7 @@ async def test_a_second_turn_stays_while_the_first_is_on_its_way_and_does_not_br
         async with hot(routed, both) as (source, target):
             seen = len(target.seen)
             target.ttft_s = source.ttft_s = 0.2
-            first = asyncio.create_task(routed.post("s"))
+            first = asyncio.create_task(routed.post("s", prompt=OWN))
             await until(lambda: len(target.seen) > seen)
             source.ttft_s = 0.5
             second = await routed.post("s")

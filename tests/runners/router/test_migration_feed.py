@@ -58,8 +58,13 @@ def test_a_recomputed_migration_says_why_nothing_was_moved() -> None:
     failed.settled = True
     feed.served(1, REQUEST, MOVES, cast(Movement, failed))
     feed.served(2, REQUEST, MOVES, None)
+    unneeded = movement("unneeded")
+    unneeded.settled = True
+    feed.served(3, REQUEST, MOVES, cast(Movement, unneeded))
     told = feed.take()
-    assert [(line.reason, line.text) for line in told] == [("recomputed", "timed out"), ("recomputed", NOT_ASKED)]
+    assert [(line.reason, line.text) for line in told] == [
+        ("recomputed", "timed out"), ("recomputed", NOT_ASKED), ("unneeded", "timed out"),
+    ]  # fmt: skip
     assert {(line.external_tokens, line.transfer_s) for line in told} == {(None, None)}
 
 

@@ -179,12 +179,35 @@ def test_static_pools_check_that_prompt_and_output_fit() -> None:
     assert StaticPD(on_full="reject").decide(ask(4500), view(*PD)).reason == "reject_decode_kv"
 
 
+def test_static_pools_check_that_the_prompt_fits_where_it_is_computed() -> None:
+    """What it keeps for others is not free there."""
+    full = load("p0", role="prefill", kv_capacity_tokens=5000, free_kv_tokens=1000, kept_tokens=4000)
+    room = load("p1", pp=9000, role="prefill", kv_capacity_tokens=5000, free_kv_tokens=1001)
+    made = StaticPD().decide(ask(1000), view(full, room, *PD[2:]))
+    assert (made.prefill, made.instance) == ("p1", "d1")
+    assert {one.instance: one.ruled_out for one in made.candidates}["p0"] == "1000 KV tokens free, 1001 needed"
+    waits = StaticPD().decide(ask(1000), view(full, *PD[2:]))
+    assert (waits.instance, waits.reason) == ("", "wait_prefill_kv")
+    assert [(gate.name, gate.passed) for gate in waits.gates] == [("fits", True), ("prompt_fits", False)]
+    assert StaticPD(on_full="reject").decide(ask(1000), view(full, *PD[2:])).reason == "reject_prefill_kv"
+
+
+def test_without_a_prefill_instance_the_decode_instance_computes() -> None:
+    down = [load(name, role="prefill", available=False, why_unavailable="breaker open") for name in ("p0", "p1")]
+    made = StaticPD().decide(ask(1000), view(*down, *PD[2:]))
+    assert (made.instance, made.prefill, made.reason) == ("d1", "", "decode_alone")
+    assert {one.instance: one.ruled_out for one in made.candidates}["p0"] == "breaker open"
+
+
 def test_static_pools_can_be_cut_from_instances_without_roles() -> None:
     loads = [load(name, ot=ot) for name, ot in (("a", 0), ("b", 0), ("c", 9), ("d", 3))]
     made = StaticPD(prefill_count=2).decide(ask(), view(*loads))
     assert made.prefill in ("a", "b")
     assert made.instance == "d", "without known capacities the fewest tokens under way"
     assert StaticPD().decide(ask(), view(*loads)).reason == "no_prefill_instance"
+    down = [load(one.instance, available=one.instance > "b") for one in loads]
+    alone = StaticPD(prefill_count=2).decide(ask(), view(*down))
+    assert (alone.instance, alone.prefill, alone.reason) == ("c", "", "decode_alone"), "the pool is only not there now"
     assert StaticPD(prefill_count=4).decide(ask(), view(*loads)).reason == "no_decode_instance"
 
 

@@ -109,6 +109,7 @@ def test_a_transfer_is_told_with_its_times_and_what_the_target_counted() -> None
         assert part in text
     for status, reason, part in (
         ("refused", "quarantined for 9 s", "was not tried: quarantined for 9 s."),
+        ("unneeded", "the target lacks 0", "was not needed: the target lacks 0."),
         ("failed", "the source answers HTTP 500", "failed after 2 tries: the source answers HTTP 500 in 0.200 s"),
     ):
         lost = replace(

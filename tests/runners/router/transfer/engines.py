@@ -64,6 +64,8 @@ class Engine(Backend):
     computed: int = 0
     nixl_bytes: int = 0
     queries: int = 0
+    pages: int = 0
+    """Of metrics that were asked for."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,6 +102,7 @@ class Engine(Backend):
 
     async def _answer(self, seen: Seen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         if seen.path == "/metrics":
+            self.pages += 1
             if self.metrics_gate is not None:
                 await self.metrics_gate.wait()
             _whole(writer, 200, self._page().encode())

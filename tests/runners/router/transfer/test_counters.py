@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 from hypothesis import given
@@ -87,8 +87,8 @@ class Books:
         await asyncio.sleep(0)
         return counters
 
-    def end(self, prompt: int, cached: int | None) -> None:
-        self.tally.end(Ended(prompt, cached), self.told.append)
+    def end(self, prompt: int, cached: int | None, *, streams: bool = False) -> Callable[[], None]:
+        return self.tally.end(Ended(prompt, cached), self.told.append, streams=streams)
 
 
 @pytest.fixture
@@ -180,6 +180,51 @@ async def test_an_engine_that_cannot_be_asked_leaves_it_unknown(books: Books) ->
     books.now_s += SETTLE_S
     await until(lambda: bool(books.told))
     assert books.told[0].external_tokens is None
+
+
+async def test_an_answer_that_streams_is_not_read_for_and_not_given_up_on(books: Books) -> None:
+    await books.tally.refresh()
+    books.tally.begin()
+    books.external += 32
+    over = books.end(40, 32, streams=True)
+    books.now_s += 100 * SETTLE_S
+    await asyncio.sleep(0.02)
+    assert (books.reads, books.told) == (1, [])
+    over()
+    over()
+    await until(lambda: bool(books.told))
+    assert (books.reads, books.told) == (2, [Brought(32)])
+    over()
+    await books.tally.until_quiet(1.0)
+    assert books.reads == 2
+
+
+async def test_what_another_transfer_reads_first_tells_of_those_that_stream(books: Books) -> None:
+    await books.tally.refresh()
+    books.tally.begin()
+    books.external += 32
+    over = books.end(40, 32, streams=True)
+    await books.tally.refresh()
+    assert books.told == [Brought(32)]
+    books.tally.begin()
+    books.external += 16
+    books.end(24, 16)
+    over()
+    await until(lambda: len(books.told) == 2)
+    assert books.told[1] == Brought(16)
+
+
+async def test_those_that_overlap_a_stream_are_told_with_it(books: Books) -> None:
+    await books.tally.refresh()
+    books.tally.begin()
+    books.tally.begin()
+    books.external += 48
+    over = books.end(32, 32, streams=True)
+    books.end(16, 16)
+    await until(lambda: len(books.told) == 2)
+    assert [one.external_tokens for one in books.told] == [32, 16]
+    over()
+    assert books.reads == 2
 
 
 async def test_what_came_last_is_read_before_the_end(books: Books) -> None:

@@ -55,6 +55,7 @@ async def test_the_target_gets_the_prompts_kv_and_the_clients_request(transport:
     async with bench(transport) as on:
         movement = await handed_over(on)
         assert (movement.open, movement.over) == (True, True)
+        movement.sent()
         assert (movement.transfer.status, movement.transfer.prefix_tokens) == ("failed", len(PROMPT))
         sent = json.loads(movement.body)
         params = sent.pop("kv_transfer_params")
@@ -65,6 +66,7 @@ async def test_the_target_gets_the_prompts_kv_and_the_clients_request(transport:
         answer = (await decode(on, movement)).json()
         movement.served()
         movement.served()
+        movement.counted(None, None)
         await settled(on, movement)
         transfer = movement.transfer
         assert (transfer.purpose, transfer.status, transfer.reason) == ("handover", "transferred", "")
@@ -183,6 +185,7 @@ async def test_a_client_that_leaves_while_the_target_works_ends_the_handover() -
         again = await handed_over(on)
         await decode(on, again)
         again.served()
+        again.counted(None, None)
         await settled(on, again)
         assert again.transfer.status == "transferred"
 
@@ -205,6 +208,7 @@ async def test_handovers_to_one_target_go_side_by_side_and_are_told_apart_where_
         for movement in cold:
             movement.served()
         for movement in cold:
+            movement.counted(None, None)
             await settled(on, movement)
             assert movement.transfer.external_tokens == 10 * BLOCK, "all brought as much as they could"
         warm = [await handed_over(on, body([*range(k, k + 12 * BLOCK)])) for k in (100, 400)]
@@ -212,7 +216,65 @@ async def test_handovers_to_one_target_go_side_by_side_and_are_told_apart_where_
             await decode(on, movement)
             movement.served()
         for movement in warm:
+            movement.counted(None, None)
             await settled(on, movement)
             assert movement.transfer.external_tokens is None
             assert "overlapped" in movement.transfer.counted_reason
             assert movement.transfer.status == "transferred"
+
+
+async def test_the_counters_are_not_read_while_the_answer_is_generated() -> None:
+    """A page of metrics costs the engine time, and would land in the very decode that is measured."""
+    async with bench() as on:
+        movement = await handed_over(on)
+        await decode(on, movement)
+        before = on.target.pages
+        movement.served()
+        on.advance(60.0)
+        await asyncio.sleep(0.05)
+        assert (on.target.pages, movement.settled) == (before, False)
+        movement.counted(len(PROMPT), len(PROMPT))
+        await settled(on, movement)
+        assert on.target.pages == before + 1
+        assert (movement.transfer.external_tokens, movement.transfer.counted_by) == (len(PROMPT), "counters")
+
+
+async def test_a_next_handover_reads_them_first_so_that_both_are_known() -> None:
+    async with bench() as on:
+        first = await handed_over(on)
+        await decode(on, first)
+        first.served()
+        second = await handed_over(on, body([*PROMPT, *range(1000, 1000 + 2 * BLOCK)]))
+        assert first.settled, "it is still being answered, and what it brought is known"
+        assert first.transfer.external_tokens == len(PROMPT)
+        await decode(on, second)
+        second.served()
+        for movement in (first, second):
+            movement.counted(None, None)
+        await settled(on, second)
+        assert second.transfer.external_tokens == 2 * BLOCK + len(PROMPT) % BLOCK, "the rest was there already"
+
+
+async def test_an_answer_that_still_streams_when_the_router_ends_is_counted_then() -> None:
+    async with bench() as on:
+        movement = await handed_over(on)
+        await decode(on, movement)
+        movement.served()
+        await on.transfers.close()
+        assert (movement.settled, movement.transfer.external_tokens) == (True, len(PROMPT))
+
+
+async def test_where_the_rules_say_so_no_page_is_read_and_nothing_is_waited_for() -> None:
+    async with bench(count=False) as on:
+        movement = await handed_over(on)
+        await decode(on, movement)
+        movement.served()
+        assert movement.settled
+        assert (movement.transfer.status, movement.transfer.external_tokens) == ("transferred", None)
+        assert movement.transfer.counted_reason == "not counted: the rules say so"
+        movement.counted(len(PROMPT), len(PROMPT) - 1)
+        assert movement.transfer.computed_tokens == 1
+        failed = await handed_over(on)
+        failed.failed("HTTP 500", strike=True, freed=False)
+        await until(lambda: not on.source.kept)
+        assert on.source.pages == on.target.pages == 0

@@ -65,6 +65,7 @@ async def test_what_the_source_holds_is_in_the_targets_cache_and_counted(transpo
         assert (transfer.status, transfer.reason, transfer.transport) == ("transferred", "", transport)
         assert transfer.prefix_tokens == transfer.external_tokens == 9 * BLOCK
         assert (transfer.local_tokens, transfer.computed_tokens, transfer.blocks) == (0, 0, 9)
+        assert transfer.counted_by == "counters"
         assert transfer.source_cached_tokens == 8 * BLOCK, "all but the block of its last token"
         expected = (9 * BLOCK * 512, "tokens") if transport == "mooncake" else (9 * BLOCK * 10, "counter")
         assert (transfer.bytes, transfer.bytes_from, transfer.counted_reason) == (*expected, "")
@@ -103,9 +104,22 @@ async def test_only_what_the_target_lacks_is_counted_as_moved() -> None:
 async def test_nothing_worth_moving_is_not_moved(held: int, at_target: int, rules: dict[str, Any]) -> None:
     async with bench(**rules) as on:
         transfer = (await migrated(on, asked(held, at_target))).transfer
-        assert (transfer.status, transfer.attempts) == ("refused", 0)
+        assert (transfer.status, transfer.attempts) == ("unneeded", 0)
         assert transfer.reason.startswith("nothing to move")
         assert on.source.legs == on.target.legs == []
+
+
+@pytest.mark.parametrize("transport", ["mooncake", "nixl"])
+async def test_where_the_rules_say_so_no_page_of_metrics_is_read(transport: str) -> None:
+    async with bench(transport, count=False) as on:
+        on.source.cached.add(PROMPT)
+        on.transfers.found("t")
+        transfer = (await migrated(on)).transfer
+        assert (transfer.status, transfer.external_tokens, transfer.bytes) == ("transferred", None, None)
+        assert (transfer.counted_by, transfer.counted_reason) == ("", "not counted: the rules say so")
+        assert transfer.computed_tokens == 0, "its own answer says so"
+        await on.transfers.close()
+        assert on.source.pages == on.target.pages == 0
 
 
 async def test_text_and_chats_are_moved_in_the_targets_tokens() -> None:
