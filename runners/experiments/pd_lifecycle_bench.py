@@ -151,7 +151,7 @@ async def open_bench(grid: Grid, context: RunContext, cell: CellPlan, folder: Pa
         decisions = folder / "decisions.jsonl"
         source = members[0].engine.spec.tiny_model or Path(model.source)
         bytes_per_token = kv_bytes_per_token(source)
-        spec = _router_spec(grid, context, members, shapes, decisions, bytes_per_token)
+        spec = router_spec(grid, context, members, shapes, decisions, bytes_per_token)
         router = await stack.enter_async_context(RouterProcess(spec, folder / "router.spec.json"))
         block_tokens = _block_tokens(shapes)
         capacities = [shape.capacity_tokens for shape in shapes if shape.capacity_tokens is not None]
@@ -178,7 +178,7 @@ async def open_bench(grid: Grid, context: RunContext, cell: CellPlan, folder: Pa
         yield bench
 
 
-def _router_spec(
+def router_spec(
     grid: Grid,
     context: RunContext,
     members: tuple[Member, ...],
@@ -186,6 +186,7 @@ def _router_spec(
     decisions: Path,
     bytes_per_token: int | None,
 ) -> RouterSpec:
+    """The router before both engines: one try of everything, and nothing asked of an engine while a request runs."""
     kind, timeout_s = context.profile.engine.kind, grid.request_timeout_s
     return RouterSpec(
         instances=tuple(
