@@ -11,7 +11,7 @@ from results.figures.figure import Figure
 from results.figures.files import Drawers
 from results.figures.ink import Pen, pens, plain_ticks, shares, sheet
 from results.routing import figures
-from results.routing.marks import dots, spans
+from results.routing.marks import dots, spans, time_axis
 from results.routing.metrics import NAMES
 from results.routing.migration_draw import MIGRATION_DRAWERS
 from results.routing.occupancy import DEPLOYMENTS
@@ -175,8 +175,7 @@ def draw_latencies(figure: Figure) -> Drawing:
         unit, scale = _UNITS[name]
         rows = table[(table["series"] == name) & (table["statistic"] == statistic)]
         dots(axes, rows.set_index("label").reindex(labels), scale)
-        axes.set_title(f"{NAMES[name]} {statistic} ({unit})", loc="left", fontsize=8)
-        axes.set_xlim(left=0)
+        axes.set_title(f"{NAMES[name]} {statistic} ({unit}{time_axis(axes, rows, scale)})", loc="left", fontsize=8)
         axes.tick_params(axis="x", labelsize=7)
     for line in grid:
         line[0].set_yticks(range(len(labels)), labels)

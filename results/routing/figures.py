@@ -8,10 +8,11 @@ import pandas as pd
 
 from results.figures.figure import Figure
 from results.routing.findings import RoutingAnalysis
+from results.routing.marks import WIDE
 from results.routing.metrics import metric
 from results.routing.migration_figures import ablation, migration_timeline, sensitivity
 from results.routing.occupancy import WALL
-from results.routing.shown import bars, numbers
+from results.routing.shown import bars, numbers, reaching_zero
 from results.routing.turns import SERIES
 from results.statistics import LEVEL, Estimate
 from results.summary import POINTS, percentile_name
@@ -186,7 +187,10 @@ def _latencies(analysis: RoutingAnalysis, number: int, name: str, title: str, po
     table = pd.DataFrame(rows)
     if table.empty or table["value"].isna().all():
         return Figure(number, title, name=name, missing=_why(analysis, "ttft_p90_s"))
-    caption = f"Over the turns that completed; each column has its own scale. {bars(table)}{_trials(analysis)}"
+    caption = (
+        "Over the turns that completed; each column has its own scale, logarithmic (and said so) where policies "
+        f"differ by more than {WIDE:g} times. {bars(table)}{reaching_zero(table)}{_trials(analysis)}"
+    )
     return Figure(number, title, caption, table, name=name)
 
 

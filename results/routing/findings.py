@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from results.errors import ResultsError
 from results.facts import RunFacts, run_facts
 from results.layout import RunLayout
 from results.load import Gap
+from results.routing.arms import recomputing_arms
 from results.routing.coupling import Coupling, Curve, couplings, curve
 from results.routing.floor_facts import KV_AWARE
 from results.routing.interference import Interference, InterferenceRow, interferences, read_interference
@@ -117,7 +119,9 @@ def analyse(root: Path) -> RoutingAnalysis:
     policies = dict(labels)
     parameters = {summary.label: summary.parameters for summary in summaries}
     moved, log_gaps = moves(root, cells, policies, measurements)
-    ablation = ablation_rows(policies, parameters)
+    computed_again = set(recomputing_arms(cell.record for cell in cells).values())
+    whole = {label: policy for label, policy in policies.items() if label not in computed_again}
+    ablation = ablation_rows(whole, parameters)
     return RoutingAnalysis(
         facts=facts,
         cells=summaries,
@@ -137,9 +141,9 @@ def analyse(root: Path) -> RoutingAnalysis:
         interference=interferences(rows),
         moves=moved,
         pools=pools(cells, names),
-        paper=end_to_end_rows(policies, parameters),
+        paper=end_to_end_rows(whole, parameters, _even_pools(summaries)),
         ablation=ablation,
-        settings=sensitivity(policies, parameters),
+        settings=sensitivity(whole, parameters),
         claims=claims(ablation, found, moved),
         planned=_trials_by_label(planned),
         trace=dict(cells[0].record.trace) if cells else {},
@@ -158,6 +162,12 @@ def analyse(root: Path) -> RoutingAnalysis:
 
 def _values(measurements: Measurements, labels: Sequence[str]) -> dict[str, dict[str, Estimate]]:
     return {label: {measure.name: value_of(measurements, label, measure) for measure in METRICS} for label in labels}
+
+
+def _even_pools(summaries: Sequence[RoutedSummary]) -> set[str]:
+    """Labels with as many instances that prefill as that decode."""
+    roles = {summary.label: Counter(one.role for one in summary.instances) for summary in summaries}
+    return {label for label, count in roles.items() if count["prefill"] == count["decode"] > 0}
 
 
 def _ordered(summaries: Sequence[RoutedSummary]) -> list[tuple[str, str]]:

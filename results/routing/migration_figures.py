@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pandas as pd
 
 from results.figures.figure import Figure
+from results.routing.cautions import few_trials
 from results.routing.findings import RoutingAnalysis
 from results.routing.policy_migrations import CellMigrations
 from results.routing.shown import bars, numbers
@@ -15,7 +16,7 @@ from results.routing.timeline import heat
 
 ABLATION, SENSITIVITY, TIMELINE = 8, 10, 11
 OF_ABLATION = ("apc", "ttft_p50_s", "ttft_p90_s", "worker_ttft_p90_median_s", "worker_ttft_p90_max_s")
-OF_SENSITIVITY = ("ttft_p90_s", "trigger_rate", "thrash_rate")
+OF_SENSITIVITY = ("ttft_p90_s", "trigger_rate", "accuracy", "thrash_rate")
 BINS = 120
 """Stretches of time of a heat map."""
 PANELS = 6
@@ -61,9 +62,18 @@ def sensitivity(analysis: RoutingAnalysis) -> Figure:
             own = {"metric": name, "hot_tokens": one.hot_tokens, "cooldown_s": one.cooldown_s, "label": one.label}
             rows.append(own | numbers(found))
     table = pd.DataFrame(rows)
+    few = few_trials(analysis.trials)
+    calm = not (table[table["metric"] == "thrash_rate"]["value"] > 0).any()
+    gate = (
+        "It is 0 by construction: EAR's cooldown gate refuses such a migration, so it checks the gate and says nothing "
+        "of the thresholds. "
+        if calm
+        else ""
+    )
     caption = (
-        "Means over the trials. Trigger rate: requests that asked to migrate. Thrash rate: sessions that migrated "
-        f"again within their cooldown. Blank: not measured, or nothing migrated. {bars(table)}"
+        "Means over the trials, each with its interval. Trigger rate: requests that asked to migrate. Accuracy: served "
+        "migrations whose target stayed cool, of n. Thrash rate: of n sessions that migrated, those that did again "
+        f"within their cooldown. {gate}`-`: not measured, or nothing migrated. {bars(table)}{few}"
     )
     return Figure(SENSITIVITY, title, caption, table, name="9")
 
@@ -77,7 +87,8 @@ def migration_timeline(analysis: RoutingAnalysis) -> Figure:
         return Figure(TIMELINE, title, name="10", missing="; ".join(why) or "no policy of this run migrates")
     most = sorted(found, key=lambda cell: -len(cell.found.events))[:PANELS]
     shown = [cell for cell in found if cell in most]
-    table = pd.DataFrame([row for cell in shown for row in _timeline_rows(cell)])
+    hot = {cell.label: _hot_tokens(cell.parameters) for cell in analysis.cells}
+    table = pd.DataFrame([row for cell in shown for row in _timeline_rows(cell, hot.get(cell.label))])
     left_out = (
         f" {len(found) - len(shown)} policies with fewer migrations are left out." if len(found) > len(shown) else ""
     )
@@ -85,14 +96,20 @@ def migration_timeline(analysis: RoutingAnalysis) -> Figure:
         "Of each policy that migrated sessions, the trial with the most migrations: "
         f"{'; '.join(f'{cell.label}, trial {cell.trial} ({len(cell.found.events)})' for cell in shown)}. "
         "Shade: the most prompt tokens pending in that stretch of time, by the router's counters at every pick and at "
-        "1 Hz; white: nothing pending, or not seen. Arrows: from source to target at the pick; solid with KV, dashed "
-        "recomputed, crossed out where it failed."
+        "1 Hz; white: nothing pending; hatched: not seen. Framed: hot, more than the policy's T_hot pending. Arrows: "
+        "from source to target at the pick, by what became of the session's KV; unneeded: nothing was lacking there."
         f"{left_out}"
     )
     return Figure(TIMELINE, title, caption, table, name="10")
 
 
-def _timeline_rows(cell: CellMigrations) -> Iterator[dict[str, object]]:
+def _hot_tokens(parameters: Mapping[str, object]) -> float | None:
+    found = parameters.get("hot_tokens")
+    return float(found) if isinstance(found, int | float) and not isinstance(found, bool) else None
+
+
+def _timeline_rows(cell: CellMigrations, hot_tokens: float | None) -> Iterator[dict[str, object]]:
+    """`hot`: whether more was pending than the policy's threshold; None where either is not known."""
     if cell.timeline is None:
         return
     ends = [float(series.t_s[-1]) for series in cell.timeline.series if series.t_s.size]
@@ -107,6 +124,8 @@ def _timeline_rows(cell: CellMigrations) -> Iterator[dict[str, object]]:
                 "t_s": float(begin),
                 "end_s": float(end),
                 "pending_tokens": float(tokens),
+                "hot_tokens": hot_tokens,
+                "hot": None if hot_tokens is None or not np.isfinite(tokens) else bool(tokens > hot_tokens),
             }
     for arrow in cell.timeline.arrows:
         yield own | {

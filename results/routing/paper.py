@@ -5,7 +5,7 @@ Policies are known by their names and parameters, never by a label. A row that w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from results.routing.measure import judged
@@ -75,12 +75,18 @@ def ear_part(policy: str, parameters: Mapping[str, object]) -> str:
 
 
 def end_to_end_rows(
-    policies: Mapping[str, str], parameters: Mapping[str, Mapping[str, object]]
+    policies: Mapping[str, str], parameters: Mapping[str, Mapping[str, object]], even: Collection[str] = ()
 ) -> tuple[PaperRow, ...]:
-    """Table 5.2; `policies` (label to policy) in the order of tables."""
-    found = [
-        _row(name, [label for label, own in policies.items() if own == policy]) for name, policy in BASELINES.items()
-    ]
+    """Table 5.2; `policies` (label to policy) in the order of tables. `even`: labels with as many instances to prefill
+    as to decode, which is the specification's static PD-disaggregation."""
+    found = []
+    for name, policy in BASELINES.items():
+        labels = [label for label, own in policies.items() if own == policy]
+        own = [label for label in labels if label in even]
+        alone = len(labels) > 1 and len(own) == 1
+        found.append(
+            PaperRow(name, own[0], tuple(one for one in labels if one != own[0])) if alone else _row(name, labels)
+        )
     return (*found, ablation_rows(policies, parameters)[-1])
 
 

@@ -76,3 +76,8 @@ def bars(table: pd.DataFrame) -> str:
     """What a caption says of the intervals in that table."""
     kinds = [kind for kind in dict.fromkeys(table["basis"].fillna("")) if kind]
     return f"Bars: {LEVEL:.0%} intervals ({'; '.join(kinds)}). " if kinds else "No bars: no interval. "
+
+
+def reaching_zero(table: pd.DataFrame) -> str:
+    """What a caption says where an interval in that table was cut at zero; else empty."""
+    return "A bar that reaches the left edge was cut at 0. " if (table["low"] == 0).any() else ""

@@ -53,6 +53,8 @@ class Truth:
     degraded: Mapping[int, str] = field(default_factory=dict)
     """By trial."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    router: Mapping[str, Any] = field(default_factory=dict)
+    """What the cell's router says beside its counts."""
     moves: int = 0
     """Every session's turn of this number migrates from the other of two instances, in 0.05 s; 0 = none does."""
 
@@ -190,7 +192,7 @@ def cell_record(world: World, truth: Truth, trial: int, turns: Sequence[TurnReco
             "fidelity": {"degraded": bool(reason), "reason": reason},
         },
         engines=tuple(_engine(world, truth, turns, number) for number in range(world.instances)),
-        router={"decide_us_p50": 20.0, "picks": len(turns), "retries": 0, "index": "approximate"},
+        router={"decide_us_p50": 20.0, "picks": len(turns), "retries": 0, "index": "approximate", **truth.router},
         t_start_ns=T0_NS,
         t_end_ns=end_ns,
         t_start_unix_s=1_800_000_000.0 + 60 * place,

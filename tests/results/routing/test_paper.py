@@ -67,6 +67,13 @@ def test_no_setting_of_a_grid_stands_for_a_row_of_the_specification() -> None:
     assert claims(ablation_rows(policies, parameters), [], moves()) == ()  # and none is judged by it
 
 
+def test_of_several_pools_the_even_ones_are_the_specifications() -> None:
+    policies = {"4P+4D": "static_pd", "6P+2D": "static_pd"}
+    rows = {row.name: row for row in end_to_end_rows(policies, {}, even={"4P+4D"})}
+    assert (rows["static PD-disagg"].label, rows["static PD-disagg"].others) == ("4P+4D", ("6P+2D",))
+    assert end_to_end_rows(policies, {})[-2].label == ""
+
+
 def test_of_several_settings_the_ablated_one_is_whole_ears_row() -> None:
     parameters = {"first": {**EAR, "hot_tokens": 7}, "same": EAR, "stays": STAYS}
     rows = {row.name: row for row in ablation_rows(dict.fromkeys(parameters, "ear"), parameters)}

@@ -129,7 +129,8 @@ def test_a_fit_that_is_stretched_beyond_its_turns_carries_no_verdict() -> None:
     inside, outside = Brought("s000", 1600, 0.2, 2000, 0, 0.5), Brought("s000", 9000, 0.2, 9000, 0, 0.5)
     queued = replace(inside, pending_tokens=5000)
     fit = fit_of(noisy(0.02), (inside, outside, queued))
-    assert (fit.moved, fit.beyond, fit.computed_tokens) == (3, 2, pytest.approx(0.95 * 2300 + 100, abs=2))
+    assert (fit.moved, fit.beyond) == (3, 2)
+    assert fit.computed_tokens == pytest.approx(0.95 * 2300 + 100, abs=2)
     assert withheld([fit]) == "2 of 3 migrated turns lie beyond the turns it was fitted to"
     assert withheld([fit_of(noisy(0.02), (inside, inside, outside))]) == ""
 

@@ -271,12 +271,19 @@ def test_figures_of_migration_hold_the_numbers_of_the_analysis(moving: Path) -> 
     )
     grid = pd.read_csv(moving / "figures" / "figure_9.csv")
     assert sorted(grid[grid["metric"] == "trigger_rate"]["value"]) == pytest.approx([1 / 5, 1 / 5])
+    assert set(grid["metric"]) == {"ttft_p90_s", "trigger_rate", "accuracy", "thrash_rate"}
     assert set(zip(grid["hot_tokens"], grid["cooldown_s"], strict=True)) == {(50, 10), (1000, 10)}
     time = pd.read_csv(moving / "figures" / "figure_10.csv")
     arrows = time[time["kind"] == "arrow"]
     assert arrows.groupby("label").size().to_dict() == {"EAR": 24, "EAR hot_tokens=50": 24}
     assert set(arrows["outcome"]) == {"transferred"}
-    assert time[time["kind"] == "heat"]["pending_tokens"].max() == 3000
+    heat = time[(time["kind"] == "heat") & time["pending_tokens"].notna()]
+    assert heat["pending_tokens"].max() == 3000
+    assert (heat["hot"] == (heat["pending_tokens"] > heat["hot_tokens"])).all()
+    assert heat.groupby("label")["hot_tokens"].unique().map(list).to_dict() == {
+        "EAR": [1000],
+        "EAR hot_tokens=50": [50],
+    }
 
 
 def test_every_migration_is_a_row_with_its_transfer(moving: Path) -> None:
@@ -305,6 +312,25 @@ def test_the_report_has_the_specifications_rows_and_says_what_was_not_run(root: 
         "Load floor: the decision points",
     ):
         assert f"## {title}" in text
+
+
+def test_the_arm_that_computes_again_is_set_against_its_policy_and_is_no_setting_of_it(tmp_path: Path) -> None:
+    arms = [
+        Truth(label, "ear", parameters=EAR, moves=2, router={"moves_kv": moves})
+        for label, moves in (("EAR", True), ("EAR, KV not moved", False))
+    ]
+    write_run(tmp_path, WORLD, arms)
+    analysis = analyse(tmp_path)
+    assert (analysis.paper[-1].label, analysis.paper[-1].others) == ("EAR", ())
+    assert analysis.settings == ()
+    found = {row.label: row.arm for row in analysis.moves.recomputing}
+    assert found["EAR, KV not moved"] is None
+    arm = found["EAR"]
+    assert arm is not None
+    assert (arm.other, arm.migrated, arm.other_migrated) == ("EAR, KV not moved", 3 * 24, 3 * 24)
+    text = to_markdown(analysis)
+    assert "## Moving KV against computing it again" in text
+    assert "against EAR, KV not moved" in text
 
 
 def test_the_legs_of_transfers_are_no_cache_hits_of_the_policy(moving: Path) -> None:

@@ -1,0 +1,117 @@
+"""What figures of a `routing` run show: no policy squeezed away, the unseen not drawn as nothing, every mark named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from results.figures.figure import Figure
+from results.routing.draw import draw_latencies
+from results.routing.marks import WIDE
+from results.routing.migration_draw import draw_sensitivity, draw_timeline
+from results.routing.migration_figures import ARROW, HEAT
+
+
+def latencies(*values: tuple[float, float, float]) -> Figure:
+    """Figure 6 of these TTFT (s): value, low, high."""
+    rows = [
+        {"label": f"p{place}", "series": "ttft_s", "statistic": "p90", "value": value, "low": low, "high": high}
+        for place, (value, low, high) in enumerate(values)
+    ]
+    return Figure(6, "", "", pd.DataFrame(rows))
+
+
+def test_a_policy_far_slower_than_the_others_does_not_squeeze_them() -> None:
+    (panel,) = draw_latencies(latencies((0.1, 0.09, 0.11), (0.2, 0.1, 0.3), (6.5, 0.0, 27.6))).axes
+    assert panel.get_xscale() == "log"
+    assert "log scale" in panel.get_title(loc="left")
+    left, right = panel.get_xlim()
+    places = [(np.log(shown) - np.log(left)) / (np.log(right) - np.log(left)) for shown in (100, 200, 6500)]
+    assert 0 < left < 90  # the bound of 0 lies beyond the edge
+    assert right > 27_600
+    assert places[1] - places[0] > 0.05
+
+
+def test_policies_of_one_size_stand_on_a_linear_axis_from_zero() -> None:
+    (panel,) = draw_latencies(latencies((0.1, 0.09, 0.11), (0.2, 0.1, 0.09 * WIDE))).axes
+    assert (panel.get_xscale(), panel.get_xlim()[0]) == ("linear", 0)
+    assert "log" not in panel.get_title(loc="left")
+
+
+def timeline(*pending: float, outcomes: tuple[str, ...] = (), hot_tokens: float | None = 1000) -> Figure:
+    """Figure 10 of two instances, the first with so many tokens pending in each second, the second with nothing."""
+    rows: list[dict[str, Any]] = []
+    for instance, values in (("a", pending), ("b", [0.0] * len(pending))):
+        for second, tokens in enumerate(values):
+            hot = None if hot_tokens is None or np.isnan(tokens) else tokens > hot_tokens
+            rows.append(
+                {
+                    "label": "ear", "trial": 0, "kind": HEAT, "instance": instance, "t_s": float(second),
+                    "end_s": second + 1.0, "pending_tokens": tokens, "hot_tokens": hot_tokens, "hot": hot,
+                }
+            )  # fmt: skip
+    for outcome in outcomes:
+        own = {"label": "ear", "trial": 0, "kind": ARROW, "instance": "a", "target": "b", "t_s": 1.0}
+        rows.append(own | {"session": "s", "outcome": outcome})
+    columns = ("label", "trial", "kind", "instance", "target", "t_s", "end_s", "pending_tokens", "hot_tokens", "hot",
+               "session", "outcome")  # fmt: skip
+    return Figure(11, "", "", pd.DataFrame(rows, columns=list(columns)))
+
+
+def keys(figure: Figure) -> list[str]:
+    return [text.get_text() for text in draw_timeline(figure).legends[0].get_texts()]
+
+
+def test_hot_stretches_are_framed_where_more_than_the_threshold_is_pending() -> None:
+    drawing = draw_timeline(timeline(0, 1500, 2000, 1000, 3000, outcomes=("transferred",)))
+    boxes = [patch.get_path().get_extents(patch.get_patch_transform()) for patch in drawing.axes[0].patches]
+    frames = [(float(box.x0), float(box.width)) for box in boxes]
+    assert frames == [(1, 2), (4, 1)]  # 1000 is not above 1000
+    assert "hot above 1000 tokens" in drawing.axes[0].get_title(loc="left")
+
+
+def test_what_was_not_seen_is_not_drawn_as_nothing_pending() -> None:
+    figure = timeline(0, np.nan, 500, outcomes=("transferred",))
+    drawing = draw_timeline(figure)
+    mesh = drawing.axes[0].collections[0].get_array()
+    assert mesh is not None
+    assert np.ma.getmaskarray(mesh).ravel().tolist() == [False, True, False, False, False, False]
+    assert drawing.axes[0].patch.get_hatch()  # what shows there
+    assert "not seen" in keys(figure)
+    assert "not seen" not in keys(timeline(0, 500))
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "named"),
+    [
+        (("transferred", "recomputed"), ["KV transferred", "KV recomputed"]),
+        (("unneeded",), ["KV unneeded"]),
+        (("failed", "unknown"), ["failed, unknown"]),
+    ],
+)
+def test_every_kind_of_arrow_is_named_and_no_other(outcomes: tuple[str, ...], named: list[str]) -> None:
+    assert keys(timeline(0, 0, outcomes=outcomes)) == named
+    assert keys(timeline(0, 2000, outcomes=outcomes, hot_tokens=None)) == named  # no threshold, nothing is hot
+
+
+def grid(thrash: float) -> Figure:
+    """Figure 9 of two settings."""
+    rows = [
+        {"metric": name, "hot_tokens": hot, "cooldown_s": 1.0, "value": value, "low": low, "high": high, "n": 4}
+        for hot in (100.0, 200.0)
+        for name, value, low, high in (
+            ("ttft_p90_s", 0.1, 0.09, 0.12), ("accuracy", 0.75, 0.19, 0.99), ("thrash_rate", thrash, None, None)
+        )
+    ]  # fmt: skip
+    return Figure(10, "", "", pd.DataFrame(rows))
+
+
+def test_the_thresholds_show_intervals_counts_and_what_the_gate_makes_zero() -> None:
+    times, accuracy, thrash = draw_sensitivity(grid(0.0)).axes
+    assert {text.get_text() for text in times.texts} == {"100\n[90.0, 120]"}
+    assert {text.get_text() for text in accuracy.texts} == {"75.0\n[19.0, 99.0]\nn = 4"}
+    assert "0 by construction" in thrash.get_title(loc="left")
+    assert "by construction" not in draw_sensitivity(grid(0.5)).axes[2].get_title(loc="left")
