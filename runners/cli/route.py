@@ -13,10 +13,11 @@ from runners.cli import output
 from runners.errors import RunnerError
 
 if TYPE_CHECKING:
-    from runners.router.spec import InstanceSpec, KvEndpoint, RouterLine, RouterSpec
+    from runners.router.spec import InstanceSpec, KvEndpoint, RouterLine, RouterSpec, TransferRules
 
 ROLES = get_args(Role)
 SHAPE = "[NAME=]URL[,SETTING=VALUE]"
+MOVES = "Moving KV between instances"
 
 
 def add_to(app: typer.Typer) -> None:
@@ -71,11 +72,88 @@ def route(
             help="The connector that the engines were started with: KV is moved between them. Mooncake: give each "
             "instance its bootstrap server, `-i a=URL,bootstrap=http://HOST:PORT`. Without this option nothing is "
             "moved, and whoever serves a request computes it.",
+            rich_help_panel=MOVES,
         ),
     ] = None,
     transfer_timeout: Annotated[
         float | None,
-        typer.Option("--transfer-timeout", metavar="SECONDS", help="A transfer is given up after it (default: 120)."),
+        typer.Option(
+            "--transfer-timeout",
+            metavar="SECONDS",
+            help="All tries and waits of one transfer, and of a handover once more from its target leg to the first "
+            "byte; then the target computes the prompt. Many times what a copy takes: it also waits for a busy engine "
+            "(default: 120).",
+            rich_help_panel=MOVES,
+        ),
+    ] = None,
+    transfer_attempts: Annotated[
+        int | None,
+        typer.Option(
+            "--transfer-attempts",
+            min=1,
+            help="Tries of one transfer, where another may help: after a 5xx of a leg, never after a refusal or a "
+            "timeout (default: 2).",
+            rich_help_panel=MOVES,
+        ),
+    ] = None,
+    min_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--transfer-min-tokens",
+            min=1,
+            help="Where the target lacks fewer prompt tokens of what the source holds, nothing is moved, and EAR lets "
+            "the session stay. Choose the tokens that a target computes in the time of two legs (default: 1).",
+            rich_help_panel=MOVES,
+        ),
+    ] = None,
+    queue: Annotated[
+        int | None,
+        typer.Option(
+            "--transfer-queue",
+            min=0,
+            help="Migrations that may wait for their turn at one target, behind the one on its way; a policy sends no "
+            "more there meanwhile. More of them: more sessions leave a hot instance at once, and each waits longer "
+            "(default: 1).",
+            rich_help_panel=MOVES,
+        ),
+    ] = None,
+    failures: Annotated[
+        int | None,
+        typer.Option(
+            "--quarantine-failures",
+            min=1,
+            help="So many failed transfers from one instance to another within the window, no success between, and "
+            "none is tried for a while (default: 3).",
+            rich_help_panel=MOVES,
+        ),
+    ] = None,
+    window: Annotated[
+        float | None,
+        typer.Option(
+            "--quarantine-window",
+            metavar="SECONDS",
+            help="That window (default: 60).",
+            rich_help_panel=MOVES,
+        ),
+    ] = None,
+    quarantine: Annotated[
+        float | None,
+        typer.Option(
+            "--quarantine",
+            metavar="SECONDS",
+            help="How long a pair is left alone; then one transfer is tried as a probe, and each probe that fails "
+            "doubles the time (default: 10).",
+            rich_help_panel=MOVES,
+        ),
+    ] = None,
+    quarantine_max: Annotated[
+        float | None,
+        typer.Option(
+            "--quarantine-max",
+            metavar="SECONDS",
+            help="It is not doubled beyond this (default: 120).",
+            rich_help_panel=MOVES,
+        ),
     ] = None,
     leg_priority: Annotated[
         int | None,
@@ -83,8 +161,18 @@ def route(
             "--leg-priority",
             help="`priority` of the requests that move a session's KV, e.g. -1, so that they pass the prompts that "
             "wait at a hot engine. Only for engines started with `--scheduling-policy priority`.",
+            rich_help_panel=MOVES,
         ),
     ] = None,
+    count: Annotated[
+        bool,
+        typer.Option(
+            "--transfer-counts/--no-transfer-counts",
+            help="Read the target's metrics around transfers, to say what each one brought. Without, the decisions say "
+            "that nobody counted: for measurements in which no page of metrics may cost an engine time.",
+            rich_help_panel=MOVES,
+        ),
+    ] = True,
     bindings: Annotated[
         str,
         typer.Option(
@@ -125,7 +213,7 @@ def route(
     """
     from runners.router.binding_rules import BindingRules
     from runners.router.serve import serve
-    from runners.router.spec import RouterSpec, TransferRules, router_spec, to_json
+    from runners.router.spec import RouterSpec, router_spec, to_json
 
     if spec is not None:
         wanted: RouterSpec = router_spec(spec)
@@ -142,9 +230,19 @@ def route(
             decisions_path=str(decisions) if decisions else "",
             index=index,
             block_tokens=block_tokens,
-            transfer=TransferRules(
-                timeout_s=TransferRules().timeout_s if transfer_timeout is None else transfer_timeout,
-                leg_priority=leg_priority,
+            transfer=_rules(
+                {
+                    "timeout_s": transfer_timeout,
+                    "attempts": transfer_attempts,
+                    "failures_to_quarantine": failures,
+                    "window_s": window,
+                    "quarantine_s": quarantine,
+                    "quarantine_max_s": quarantine_max,
+                    "min_tokens": min_tokens,
+                    "queue": queue,
+                    "count": count,
+                    "leg_priority": leg_priority,
+                }
             ),
             bindings=BindingRules(redis_url=bindings, prefix=bindings_prefix),
         )
@@ -206,6 +304,13 @@ def _instances(
             remedy=f"There are: {', '.join(instance.instance for instance in found) or 'none'}.",
         )
     return tuple(found)
+
+
+def _rules(given: Mapping[str, float | None]) -> TransferRules:
+    """The rules of transfers, by their names there; None = as they are unless told otherwise."""
+    from runners.router.spec import TransferRules
+
+    return TransferRules(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
 
 
 def _endpoint(name: str, settings: Sequence[str], transport: str | None) -> KvEndpoint | None:

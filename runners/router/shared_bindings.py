@@ -20,6 +20,8 @@ from runners.router.redis_rows import Hint, Place, TableRow, request, row
 
 REBALANCED_AT_ONCE = 500
 """Sessions moved by one call of a script: Redis does nothing else meanwhile."""
+OWED_KEPT = 1000
+"""Lost instances that Redis is still to be told of; of one that is forgotten the table keeps bindings to nobody."""
 NOWHERE = Place(0, 0, 0)
 
 
@@ -209,7 +211,7 @@ class SharedBindings(Bindings):
         if self._link.up:
             self._lose(instance, known)
         else:
-            self._owed[instance] = known
+            self._owe(instance, known)
         return gone
 
     def rebalance(self, instance: str, among: Sequence[str]) -> tuple[str, ...]:
@@ -228,7 +230,9 @@ class SharedBindings(Bindings):
         return ()
 
     def look(self) -> None:
-        """Once a second: how many sessions each instance has; claims are renewed."""
+        """Once a second: how many sessions each instance has; claims are renewed, removed instances forgotten."""
+        for gone in self._places.keys() - set(self._names()):
+            del self._places[gone]
         if self._link.prompt:
             self._call("look", "", (), self._placed)
             for claim in tuple(self._claims.values()):
@@ -255,11 +259,16 @@ class SharedBindings(Bindings):
     def _lose(self, instance: str, known: Place) -> None:
         def answered(found: TableRow | None) -> None:
             if found is None:
-                self._owed[instance] = known
+                self._owe(instance, known)
             else:
                 self._placed(found)
 
         self._call("lose", "", (instance, known.epoch, self._life), answered)
+
+    def _owe(self, instance: str, known: Place) -> None:
+        self._owed[instance] = known
+        if len(self._owed) > OWED_KEPT:
+            del self._owed[next(iter(self._owed))]
 
     def _renew(self, claim: Claim) -> None:
         def answered(found: TableRow | None) -> None:

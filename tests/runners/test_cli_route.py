@@ -13,9 +13,17 @@ import pytest
 from typer.main import get_command
 
 from runners.cli import app
-from runners.cli.route import _instances, _Narrator
+from runners.cli.route import MOVES, _instances, _Narrator
 from runners.errors import RunnerError
-from runners.router.spec import InstanceSpec, KvEndpoint, RouterLine, RouterSpec, RouterTick, TickInstance
+from runners.router.spec import (
+    InstanceSpec,
+    KvEndpoint,
+    RouterLine,
+    RouterSpec,
+    RouterTick,
+    TickInstance,
+    TransferRules,
+)
 from tests.e2e.cli import tracon
 from tests.runners.router.routers import instances
 
@@ -103,6 +111,28 @@ def test_a_transport_is_named_once_and_each_instance_says_the_rest() -> None:
     assert (decode.url, decode.transfer) == ("http://h:2", KvEndpoint("mooncake", "kv_consumer"))
     (plain,) = _instances({"both": ["http://h:1"], "prefill": None, "decode": None}, {}, None, None)
     assert plain.transfer is None
+
+
+def test_every_rule_of_transfers_can_be_told_and_the_help_names_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[RouterSpec] = []
+    monkeypatch.setattr("runners.router.serve.serve", lambda spec, tell: served.append(spec))
+    route = ["route", "-i", "http://h:1"]
+    get_command(app).main(route, standalone_mode=False)
+    told = {
+        "--transfer-timeout": 9.0, "--transfer-attempts": 3, "--quarantine-failures": 4, "--quarantine-window": 5.0,
+        "--quarantine": 6.0, "--quarantine-max": 7.0, "--transfer-min-tokens": 8, "--transfer-queue": 2,
+        "--leg-priority": -1,
+    }  # fmt: skip
+    options = [text for name, value in told.items() for text in (name, str(value))]
+    get_command(app).main([*route, *options, "--no-transfer-counts"], standalone_mode=False)
+    usual, given = (spec.transfer for spec in served)
+    assert usual == TransferRules()
+    assert given == TransferRules(9.0, 3, 4, 5.0, 6.0, 7.0, 8, 2, count=False, leg_priority=-1)
+    params = {name: param for param in get_command(app).commands["route"].params for name in param.opts}  # type: ignore[attr-defined]
+    fields = ("timeout_s", "attempts", "failures_to_quarantine", "window_s", "quarantine_s", "quarantine_max_s")
+    for name, field in zip(told, (*fields, "min_tokens", "queue"), strict=False):
+        assert f"(default: {getattr(usual, field):g})." in params[name].help
+        assert params[name].rich_help_panel == MOVES
 
 
 def test_a_person_is_told_of_instances_that_come_and_go(capsys: pytest.CaptureFixture[str]) -> None:

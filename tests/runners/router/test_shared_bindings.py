@@ -10,6 +10,7 @@ from time import monotonic
 import pytest
 
 from runners.router.binding_rules import PASSWORD, BindingRules
+from runners.router.shared_bindings import OWED_KEPT
 from runners.router.spec import InstanceSpec, RouterError, RouterSpec
 from tests.runners.router.routers import until
 from tests.runners.router.shared import sharing
@@ -222,6 +223,25 @@ async def test_a_loss_seen_while_redis_was_away_is_told_before_anything_else(red
         await until(lambda: a.shared and b.shared)
         await a.turn("s")
         assert a.owner("s") == ""
+
+
+async def test_instances_that_are_gone_for_good_are_not_remembered_for_ever(redis_server: RedisServer) -> None:
+    async with sharing(redis_server.url) as (a, _):
+        await until(lambda: a.shared)
+        a.look()
+        await a.settled()
+        assert set(a._places) == {"a", "b", "c"}
+        a._names = lambda: ("c", "d")
+        a.look()
+        await a.settled()
+        assert set(a._places) == {"c", "d"}
+        redis_server.kill()
+        a.look()
+        await a.settled()
+        for number in range(OWED_KEPT + 5):
+            a.release_instance(f"i{number}")
+        assert len(a._owed) == OWED_KEPT
+        assert f"i{OWED_KEPT + 4}" in a._owed
 
 
 async def test_a_redis_that_hangs_costs_a_request_no_more_than_the_wait(redis_server: RedisServer) -> None:
