@@ -12,7 +12,7 @@ import msgspec
 from results.decisions import DecisionRecord
 from runners.router.spec import RouterError
 
-FLUSH_S = 0.5
+FLUSH_S = 0.1
 HELD_LIMIT_BYTES = 64 << 20
 """What a disk that does not keep up may hold back; beyond it records are lost, and counted."""
 
