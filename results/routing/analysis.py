@@ -18,7 +18,7 @@ from results.routing.draw import DRAWERS
 from results.routing.figures import figures
 from results.routing.findings import RoutingAnalysis, analyse
 from results.routing.migrations import Migration
-from results.routing.policy_migrations import CellMigrations
+from results.routing.moves import CellMigrations
 from results.routing.report import limits, opening, terminal_tables
 from results.routing.summary import RoutedSummary
 from results.routing.tables import FIGURES_BEFORE, tables
@@ -77,7 +77,7 @@ def aggregate(analysis: RoutingAnalysis) -> dict[str, Any]:
         "transfers": msgspec.to_builtins(analysis.moves.transfers),
         "transfer_against_recomputing": msgspec.to_builtins(analysis.moves.recomputing),
         "pools": msgspec.to_builtins(analysis.pools),
-        "load_floor": msgspec.to_builtins(analysis.moves.floor),
+        "load_floor": msgspec.to_builtins(analysis.floor),
         "paper": {
             "end_to_end": msgspec.to_builtins(analysis.paper),
             "ablation": msgspec.to_builtins(analysis.ablation),
@@ -103,7 +103,7 @@ def conclusions(analysis: RoutingAnalysis) -> dict[str, Any]:
         "format": FORMAT,
         "standings": [msgspec.to_builtins(row) | {"alone": row.alone} for row in analysis.standings],
         "claims": msgspec.to_builtins(analysis.claims),
-        "load_floor": msgspec.to_builtins(analysis.moves.answers),
+        "load_floor": msgspec.to_builtins(analysis.floor_answers),
         "coupling": msgspec.to_builtins(analysis.couplings),
         "footprints": msgspec.to_builtins(analysis.footprints),
         "decode_pools": [msgspec.to_builtins(row) for row in analysis.occupancies if row.point],

@@ -16,12 +16,15 @@ from results.layout import RunLayout
 from results.load import Gap
 from results.routing.arms import recomputing_arms
 from results.routing.coupling import Coupling, Curve, couplings, curve
+from results.routing.floor_answers import FloorAnswer, floor_answers
 from results.routing.floor_facts import KV_AWARE
 from results.routing.interference import Interference, InterferenceRow, interferences, read_interference
 from results.routing.load import LoadedCell, collect
-from results.routing.load_floor import NO_FIX, fix_of
+from results.routing.load_floor import NO_FIX, LoadFloor, fix_of, load_floor
+from results.routing.logs import facts_by_label, read_logs
 from results.routing.measure import Measurements, odd_gaps
 from results.routing.metrics import METRICS
+from results.routing.moves import Moves, moves
 from results.routing.occupancy import Footprints, Occupancy, footprints, occupancies
 from results.routing.pairs import (
     Pair,
@@ -35,7 +38,6 @@ from results.routing.pairs import (
     value_of,
 )
 from results.routing.paper import Claim, PaperRow, Setting, ablation_rows, claims, end_to_end_rows, sensitivity
-from results.routing.policy_migrations import Moves, moves
 from results.routing.pools import Pool, pools
 from results.routing.summary import RoutedSummary, summary_of
 from results.statistics import Estimate, unknown
@@ -69,6 +71,9 @@ class RoutingAnalysis:
     occupancies: tuple[Occupancy, ...]
     interference: tuple[Interference, ...]
     moves: Moves
+    floor: LoadFloor | None
+    """None where no kv_aware cell has any fix of specs/load_floor.md."""
+    floor_answers: tuple[FloorAnswer, ...]
     pools: tuple[Pool, ...]
     """KV in use and sources of prompt tokens, by label and role."""
     paper: tuple[PaperRow, ...]
@@ -118,7 +123,9 @@ def analyse(root: Path) -> RoutingAnalysis:
     held = footprints(counted)
     policies = dict(labels)
     parameters = {summary.label: summary.parameters for summary in summaries}
-    moved, log_gaps = moves(root, cells, policies, measurements)
+    logs, log_gaps = read_logs(root, cells)
+    said = facts_by_label(logs, cells, policies, measurements)
+    moved, floor = moves(cells, logs, said, measurements), load_floor(policies, said, measurements)
     computed_again = set(recomputing_arms(cell.record for cell in cells).values())
     whole = {label: policy for label, policy in policies.items() if label not in computed_again}
     ablation = ablation_rows(whole, parameters)
@@ -140,6 +147,8 @@ def analyse(root: Path) -> RoutingAnalysis:
         occupancies=occupancies(held),
         interference=interferences(rows),
         moves=moved,
+        floor=floor,
+        floor_answers=() if floor is None else floor_answers(floor),
         pools=pools(cells, names),
         paper=end_to_end_rows(whole, parameters, _even_pools(summaries)),
         ablation=ablation,

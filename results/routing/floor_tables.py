@@ -19,7 +19,7 @@ TITLES = {
 
 def answers(analysis: RoutingAnalysis) -> Table:
     """D1 to D7 and what was asked of the transport."""
-    rows = tuple((row.point, row.question, row.default, str(row.answer), row.text) for row in analysis.moves.answers)
+    rows = tuple((row.point, row.question, row.default, str(row.answer), row.text) for row in analysis.floor_answers)
     note = "open: not measured in this run. undecided: measured, and the intervals do not tell."
     columns = ("point", "question", "default", "answer", "numbers")
     return Table("Load floor: the decision points", columns, rows, note)
@@ -27,7 +27,7 @@ def answers(analysis: RoutingAnalysis) -> Table:
 
 def variants(analysis: RoutingAnalysis) -> Table:
     """kv_aware with and without the bonus and its alternatives."""
-    floor = analysis.moves.floor
+    floor = analysis.floor
     rows = () if floor is None else tuple(_variant(one, floor.reference) for one in floor.variants)
     note = (
         "D: an instance that decodes. Direct: served by the session's own D from its cache, no prefill elsewhere, no "
@@ -44,7 +44,7 @@ def variants(analysis: RoutingAnalysis) -> Table:
 
 
 def _reference(analysis: RoutingAnalysis) -> str:
-    floor = analysis.moves.floor
+    floor = analysis.floor
     return (floor.reference if floor is not None else "") or "kv_aware without a fix, which was not run"
 
 

@@ -5,7 +5,7 @@ A log holds the whole cluster at every pick, so one cell's is read at a time, an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from results.decisions import DecisionRecord
 from results.load import Gap, artifact_name
 from results.routing.floor_facts import KV_AWARE, FloorFacts, floor_facts
 from results.routing.load import LoadedCell, read_rows
+from results.routing.measure import Measurements
 from results.routing.migrations import Migrations, migrations
 from results.routing.recomputing import Brought, Prefill, brought, prefills
 from results.routing.record import RoutingCell, TrialLayout
@@ -57,6 +58,18 @@ def read_logs(root: Path, cells: Sequence[LoadedCell]) -> tuple[dict[str, LogFac
                 gaps += [*damaged, *differing]
             found[cell.path] = log_facts(cell, records)
     return found, tuple(gaps)
+
+
+def facts_by_label(
+    logs: Mapping[str, LogFacts], cells: Sequence[LoadedCell], labels: Iterable[str], measurements: Measurements
+) -> dict[str, dict[int, LogFacts]]:
+    """Label to trial, of the cells that count; a label without any is there, and empty."""
+    found: dict[str, dict[int, LogFacts]] = {label: {} for label in labels}
+    counted = {one.path for label in found for one in measurements.cells(label).values()}
+    for cell in cells:
+        if cell.path in logs and cell.path in counted:
+            found[cell.record.label][cell.record.trial] = logs[cell.path]
+    return found
 
 
 def _tells(cell: LoadedCell) -> bool:

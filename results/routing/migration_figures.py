@@ -10,7 +10,7 @@ import pandas as pd
 from results.figures.figure import Figure
 from results.routing.cautions import few_trials
 from results.routing.findings import RoutingAnalysis
-from results.routing.policy_migrations import CellMigrations
+from results.routing.moves import CellMigrations
 from results.routing.shown import bars, numbers
 from results.routing.timeline import heat
 

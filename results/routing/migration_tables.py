@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from results.routing.findings import RoutingAnalysis
 from results.routing.metrics import metric
 from results.routing.migrations import MIN_COSTED
-from results.routing.moves import told
 from results.routing.paper import FULL, PaperRow
-from results.routing.shown import difference, headed, shown
+from results.routing.policy_migrations import told
+from results.routing.shown import cut, difference, headed, shown
 from results.routing.transfers import COUNTED_SHARE
 from results.statistics import Estimate
 from results.table import NOT_MEASURED, Table
@@ -169,6 +169,7 @@ def transfers(analysis: RoutingAnalysis) -> Table:
         "Of those transferred: from the router's beginning to the KV at the target (handover: to its first byte). "
         "Waited: what neither leg took, above all for a turn at the target. Legs: queues of their engines included."
     )
+    note += cut(value for row in analysis.moves.transfers for value in row.values.values())
     return Table("KV transfers", columns, rows, note)
 
 

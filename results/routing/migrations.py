@@ -2,7 +2,7 @@
 
 Pure functions of decision records. A migration is a pick with `migrate_from`; it counts as served where the target
 began to answer well, which is when the session's binding moved. The trigger rate of one cell carries no interval: the
-requests of one session are not independent. What varies between trials is in results/routing/moves.py.
+requests of one session are not independent. What varies between trials is in results/routing/policy_migrations.py.
 """
 
 from __future__ import annotations

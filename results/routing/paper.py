@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from results.routing.measure import judged
+from results.routing.moves import Moves
 from results.routing.pairs import Pair, difference_of, pair_of
-from results.routing.policy_migrations import Moves
 from results.routing.recomputing import AgainstRecomputing
 from results.statistics import Estimate
 from results.tax import Verdict

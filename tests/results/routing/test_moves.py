@@ -12,7 +12,7 @@ import pytest
 from results.decisions import Gate
 from results.routing.logs import LogFacts, log_facts
 from results.routing.measure import Measurements
-from results.routing.moves import policy_migrations, policy_transfers
+from results.routing.policy_migrations import policy_migrations, policy_transfers
 from results.routing.recomputing import against_recomputing
 from results.routing.summary import summary_of
 from tests.results.routing.logs import Log, moved

@@ -12,7 +12,7 @@ import pytest
 from results.routing.arms import AgainstArm
 from results.routing.measure import judged
 from results.routing.metrics import metric
-from results.routing.moves import PolicyMigrations
+from results.routing.moves import Moves
 from results.routing.pairs import Pair
 from results.routing.paper import (
     AFFINITY_ONLY,
@@ -25,7 +25,7 @@ from results.routing.paper import (
     end_to_end_rows,
     sensitivity,
 )
-from results.routing.policy_migrations import Moves
+from results.routing.policy_migrations import PolicyMigrations
 from results.routing.recomputing import AgainstRecomputing
 from results.statistics import Estimate
 from results.tax import Verdict
@@ -109,7 +109,7 @@ def moves(*thrash: tuple[str, Estimate, tuple[str, ...]], took: tuple[AgainstRec
         PolicyMigrations(label, 3, 10, 5, {}, {}, {"thrash_rate": rate}, (), sessions, "")
         for label, rate, sessions in thrash
     )
-    return Moves((), found, (), took, None, ())
+    return Moves((), found, (), took)
 
 
 ROWS = ablation_rows({"ear": "ear", "stays": "ear", "leaves": "ear"}, {"ear": EAR, "stays": STAYS, "leaves": LEAVES})

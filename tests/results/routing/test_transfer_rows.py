@@ -8,7 +8,7 @@ import pytest
 
 from results.routing.logs import LogFacts, log_facts
 from results.routing.measure import Measurements
-from results.routing.moves import PolicyTransfers, policy_transfers
+from results.routing.policy_migrations import PolicyTransfers, policy_transfers
 from results.routing.record import RoutedEngine
 from results.routing.summary import summary_of
 from tests.results.routing.logs import Log, moved
