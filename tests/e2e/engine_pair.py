@@ -85,6 +85,7 @@ class Pair:
                 "--max-model-len", "4096", "--max-num-batched-tokens", "2048", "--enable-prompt-tokens-details",
                 "--scheduling-policy", "priority", *extra,
             ),
+            transfer_log=True,
             extra_env={"VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": str(KEPT_S), "VLLM_SERVER_DEV_MODE": "1"},
         )  # fmt: skip
         self.running[name] = await self.backend.start(spec, ignore_start)
@@ -138,6 +139,41 @@ class Pair:
         """The share of its blocks that are in use."""
         return await self.gauge(name, "vllm:kv_cache_usage_perc")
 
+    def said(self, name: str, event: str) -> int:
+        """How often its transfer log has told of such an event; a line comes some 0.1 s after what it tells."""
+        logs = self.running[name].spec.rings.glob("transfer.*.jsonl")
+        return sum(path.read_bytes().count(f'"event":"{event}"'.encode()) for path in logs)
+
+    async def until_said(self, name: str, event: str, times: int) -> None:
+        """Wait until it has told of so many."""
+        async with asyncio.timeout(30):
+            while self.said(name, event) < times:  # noqa: ASYNC110  (what an engine's own thread writes)
+                await asyncio.sleep(0.02)
+
+    async def queued(self, name: str, requests: int) -> None:
+        """Wait until so many requests wait there."""
+        async with asyncio.timeout(30):
+            while await self.gauge(name, "vllm:num_requests_waiting") < requests:  # noqa: ASYNC110  (an engine's own)
+                await asyncio.sleep(0.002)
+
+    @contextlib.asynccontextmanager
+    async def full(self, name: str) -> AsyncIterator[None]:
+        """No request that comes gets room in its KV cache: many that are sooner than a transfer's legs wait for it."""
+        asked: dict[str, Any] = {"max_tokens": 2000, "ignore_eos": True, "priority": -2}
+        count = 2 * self.kv_tokens // 2000
+        fill = [asyncio.create_task(self.complete(name, draw(2000), **asked)) for _ in range(count)]
+        try:
+            async with asyncio.timeout(30):
+                while await self.usage(name) < 0.9:  # noqa: ASYNC110  (an engine's own)
+                    await asyncio.sleep(0.01)
+            await self.queued(name, count // 3)
+            yield
+            assert await self.gauge(name, "vllm:num_requests_waiting") > 1, "it was full all the time"
+        finally:
+            for task in fill:
+                task.cancel()
+            await asyncio.gather(*fill, return_exceptions=True)
+
     async def released(self, name: str, within_s: float) -> None:
         """Wait until no block of it is in use."""
         deadline = time.monotonic() + within_s
@@ -165,6 +201,21 @@ class Routed:
             "ignore_eos": True, "return_token_ids": True, **fields,
         }  # fmt: skip
         return await self.http.post("/v1/completions", json=asked, headers={"x-session-id": session})
+
+    async def killed_in_its_answer(self, prompt: list[int], name: str) -> str:
+        """What a client gets of a streamed turn whose engine, this one, dies at the first token."""
+        asked: dict[str, Any] = {
+            "model": PROFILE.model.served_name, "prompt": prompt, "max_tokens": 1500, "ignore_eos": True,
+            "stream": True,
+        }  # fmt: skip
+        text, headers = "", {"x-session-id": "s"}
+        async with self.http.stream("POST", "/v1/completions", json=asked, headers=headers) as answer:
+            assert answer.headers["x-tracon-instance"] == name
+            async for piece in answer.aiter_text():
+                if not text:
+                    self.pair.signal(name, signal.SIGKILL)
+                text += piece
+        return text
 
     async def recorded(self, turns: int) -> None:
         """Wait until so many turns are in its log: each is written once its transfer's counters have been read."""
@@ -203,6 +254,19 @@ async def routed(
     made.records = sorted(
         msgspec.json.Decoder(DecisionRecord).decode_lines(log.read_bytes()), key=lambda record: record.seq
     )
+
+
+def ids(answer: httpx.Response) -> list[int]:
+    """The tokens of an answer."""
+    assert answer.status_code == 200, answer.text
+    found: list[int] = answer.json()["choices"][0]["token_ids"]
+    return found
+
+
+def cached(answer: httpx.Response) -> int:
+    """The prompt tokens that it did not compute."""
+    found: int = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return found
 
 
 def draw(tokens: int) -> list[int]:

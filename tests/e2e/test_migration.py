@@ -1,4 +1,4 @@
-"""Sessions and prompts move between two real engines behind a real router, and what becomes of them when things break.
+"""Sessions move between two real engines behind a real router, and what becomes of them when things break.
 
 The engines schedule by priority, hold 49 152 tokens in blocks of 32, and free what nobody pulls after some seconds. A
 session migrates because its instance is hot: its neighbour's long prompt waits there, behind prompts that the router
@@ -14,17 +14,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import pytest_asyncio
 
-from launch import patching
-from launch.environment import find_engine
-from launch.local import LocalBackend
 from results.decisions import DecisionRecord, KvTransfer
 from runners.router.spec import InstanceSpec, TransferRules
 from runners.router.why import explain
-from tests.e2e.engine_pair import BLOCK, KEPT_S, PROFILE, Pair, Routed, draw, routed
+from tests.e2e.engine_pair import BLOCK, KEPT_S, Pair, Routed, cached, draw, ids, routed
 
 pytestmark = [
     pytest.mark.engine, pytest.mark.fault, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module"),
@@ -35,14 +31,6 @@ PREFIX = 64 * BLOCK
 WAITING = 8
 """Prompts that the router knows nothing of, each as long as a context may be; `h` has room for all of them."""
 RULES = TransferRules(timeout_s=20.0, leg_priority=-1)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engines(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
-    engine = find_engine("cpu")
-    patching.apply(engine)
-    async with LocalBackend(PROFILE, engine) as backend:
-        yield Pair(backend, engine, tmp_path_factory.mktemp("engines"))
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -82,6 +70,23 @@ async def hot(made: Routed) -> AsyncIterator[None]:
         await asyncio.gather(*asked, return_exceptions=True)
 
 
+async def until_asked(made: Routed, session: str) -> None:
+    """Wait until the router has begun a migration of this session."""
+    async with asyncio.timeout(30):
+        while not any(line.session == session for tick in made.ticks for line in tick.migrations):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+async def no_transfers(made: Routed) -> object:
+    """The pairs between which no KV is moved for now."""
+    return (await made.http.get("/admin/instances")).json()["no_transfers"]
+
+
+def outcomes(made: Routed) -> list[str]:
+    """What became of the picks that wanted to migrate."""
+    return [record.outcome.migration for record, _ in moved(made) if record.outcome is not None]
+
+
 def moved(made: Routed) -> list[tuple[DecisionRecord, KvTransfer]]:
     """The picks that wanted to migrate, with what became of their transfer."""
     found = []
@@ -91,46 +96,6 @@ def moved(made: Routed) -> list[tuple[DecisionRecord, KvTransfer]]:
             assert record.outcome.transfer is not None
             found.append((record, record.outcome.transfer))
     return found
-
-
-def ids(answer: httpx.Response) -> list[int]:
-    """The tokens of an answer."""
-    assert answer.status_code == 200, answer.text
-    found: list[int] = answer.json()["choices"][0]["token_ids"]
-    return found
-
-
-def cached(answer: httpx.Response) -> int:
-    found: int = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
-    return found
-
-
-@pytest.mark.parametrize("transport", ["nixl", "mooncake"])
-async def test_a_prompt_that_one_engine_computed_is_answered_by_the_other(
-    engines: Pair, tmp_path: Path, transport: str
-) -> None:
-    await engines.ready(transport)
-    members = (engines.member("h", "prefill"), engines.member("t", "decode"))
-    prompt = draw(1000)
-    async with routed(engines, tmp_path, members, "static_pd", TransferRules()) as made:
-        answer = await made.turn("s", prompt)
-        assert answer.headers["x-tracon-instance"] == "t"
-        alone = await engines.complete("h", prompt, max_tokens=8, ignore_eos=True, return_token_ids=True)
-        assert ids(answer) == alone["choices"][0]["token_ids"]
-        await made.recorded(1)  # its counters have been read: two transfers between two readings are not told apart
-        streamed = await made.turn("s", prompt, stream=True, max_tokens=4)
-        assert streamed.headers["content-type"].startswith("text/event-stream")
-        assert "kv_transfer_params" not in streamed.text
-        assert streamed.text.count("data: ") >= 2
-        assert streamed.text.endswith("data: [DONE]\n\n")
-        await engines.released("h", KEPT_S)
-    first, second = [record.outcome.transfer for record in made.records if record.outcome]
-    assert first is not None
-    assert (first.purpose, first.transport, first.status) == ("handover", transport, "transferred")
-    assert (first.prefix_tokens, first.external_tokens) == (1000, 1000), first.counted_reason
-    assert (first.bytes or 0) >= 1000 * 512
-    assert second is not None
-    assert second.status == "transferred"
 
 
 async def test_a_hot_session_moves_with_its_kv_and_is_answered_as_if_it_had_stayed(pair: Pair, tmp_path: Path) -> None:
@@ -200,7 +165,7 @@ async def test_a_transfer_that_is_dropped_is_recomputed_and_then_not_tried_for_a
         async with hot(made):
             stays = await made.turn("x", draw(PREFIX))
             assert stays.headers["x-tracon-instance"] == "h"
-        assert (await made.http.get("/admin/instances")).json()["no_transfers"]
+        assert await no_transfers(made)
     ((record, transfer),) = moved(made)
     assert record.outcome is not None
     assert (record.outcome.migration, transfer.status) == ("recomputed", "failed")
@@ -209,24 +174,41 @@ async def test_a_transfer_that_is_dropped_is_recomputed_and_then_not_tried_for_a
     assert "quarantine" in kept[0].request.cut_off["t"] or "failed" in kept[0].request.cut_off["t"]
 
 
-async def test_a_target_whose_kv_pool_is_full_serves_it_in_the_end(pair: Pair, tmp_path: Path) -> None:
-    rules = TransferRules(timeout_s=2.0, attempts=1, leg_priority=-1)
+async def test_a_target_that_stays_full_is_given_up_on_and_serves_once_it_has_room(pair: Pair, tmp_path: Path) -> None:
+    rules = TransferRules(timeout_s=3.0, attempts=1, failures_to_quarantine=1, quarantine_s=60.0, leg_priority=-1)
     context = draw(PREFIX)
     async with ear(pair, tmp_path, rules) as made:
         await made.turn("s", context)
-        filling = [
-            asyncio.create_task(pair.complete("t", draw(3900), max_tokens=190, ignore_eos=True)) for _ in range(12)
-        ]
-        while await pair.usage("t") < 0.9:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        async with hot(made):
-            answer = await made.turn("s", context + draw(60))
-            assert (answer.status_code, answer.headers["x-tracon-instance"]) == (200, "t")
-        await asyncio.gather(*filling)
+        async with pair.full("t"), hot(made):
+            asking = asyncio.create_task(made.turn("s", context + draw(60)))
+            async with asyncio.timeout(30):
+                while not await no_transfers(made):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+            assert not asking.done()
+        answer = await asking
+        assert (answer.status_code, answer.headers["x-tracon-instance"]) == (200, "t")
+        assert cached(answer) == 0
         await pair.released("h", KEPT_S + 4.0)
-    ((record, _),) = moved(made)
+    ((record, transfer),) = moved(made)
     assert record.outcome is not None
-    assert record.outcome.migration in ("transferred", "recomputed")
+    assert (record.outcome.migration, transfer.status) == ("recomputed", "failed")
+    assert transfer.reason == "not done within 3 s"
+    assert transfer.t_target_sent_ns > 0
+
+
+async def test_a_target_that_gets_room_in_time_takes_the_kv(pair: Pair, tmp_path: Path) -> None:
+    context = draw(PREFIX)
+    async with ear(pair, tmp_path) as made:
+        await made.turn("s", context)
+        legs = pair.said("h", "prefill_done")
+        async with pair.full("t"), hot(made):
+            asking = asyncio.create_task(made.turn("s", context + draw(60)))
+            await pair.until_said("h", "prefill_done", legs + 1)
+        answer = await asking
+        assert (answer.status_code, answer.headers["x-tracon-instance"]) == (200, "t")
+        assert cached(answer) >= PREFIX - BLOCK
+        await pair.released("h", KEPT_S + 4.0)
+    assert outcomes(made) == ["transferred"]
 
 
 async def test_a_client_that_leaves_during_the_transfer_leaves_nothing_behind(pair: Pair, tmp_path: Path) -> None:
@@ -246,28 +228,42 @@ async def test_a_client_that_leaves_during_the_transfer_leaves_nothing_behind(pa
     assert (record.outcome.status, record.outcome.migration) == ("aborted", "failed")
 
 
-@pytest.mark.parametrize("moment", ["before", "during"])
-async def test_a_target_that_dies_leaves_the_session_where_its_kv_is(pair: Pair, tmp_path: Path, moment: str) -> None:
+async def test_a_session_does_not_move_to_an_instance_that_is_gone(pair: Pair, tmp_path: Path) -> None:
     context = draw(PREFIX)
     async with ear(pair, tmp_path) as made:
         await made.turn("s", context)
         async with hot(made):
-            if moment == "before":
+            pair.signal("t", signal.SIGKILL)
+            await made.until_available("h")
+            answer = await made.turn("s", context + draw(60))
+            assert (answer.status_code, answer.headers["x-tracon-instance"]) == (200, "h")
+            assert cached(answer) >= PREFIX - BLOCK
+    assert outcomes(made) == []
+
+
+async def test_a_target_that_dies_during_the_transfer_leaves_the_session_where_its_kv_is(
+    pair: Pair, tmp_path: Path
+) -> None:
+    context = draw(PREFIX)
+    async with ear(pair, tmp_path) as made:
+        await made.turn("s", context)
+        legs = pair.said("h", "prefill_done")
+        async with hot(made):
+            with pair.stopped("t"):
+                asking = asyncio.create_task(made.turn("s", context + draw(60)))
+                await pair.until_said("h", "prefill_done", legs + 1)
                 pair.signal("t", signal.SIGKILL)
-                answer = await made.turn("s", context + draw(60))
-            else:
-                with pair.stopped("t"):
-                    asking = asyncio.create_task(made.turn("s", context + draw(60)))
-                    await asyncio.sleep(0.5)
-                    pair.signal("t", signal.SIGKILL)
-                answer = await asking
+            answer = await asking
             assert (answer.status_code, answer.headers["x-tracon-instance"]) == (200, "h")
         await made.until_available("h")
         assert cached(answer) >= PREFIX - BLOCK
         await pair.released("h", KEPT_S + 4.0)
         again = await made.turn("s", context + draw(60))
         assert again.headers["x-tracon-instance"] == "h"
-    assert all(record.outcome and record.outcome.migration == "failed" for record, _ in moved(made))
+    ((record, transfer),) = moved(made)
+    assert record.outcome is not None
+    assert (record.outcome.status, record.outcome.migration) == ("retried", "failed"), transfer.reason
+    assert transfer.reason.startswith(("the target", "t is lost")), transfer.reason
 
 
 async def test_a_target_that_dies_after_the_transfer_loses_its_stream_and_not_its_session(
@@ -277,7 +273,7 @@ async def test_a_target_that_dies_after_the_transfer_loses_its_stream_and_not_it
     async with ear(pair, tmp_path) as made:
         await made.turn("s", context)
         async with hot(made):
-            text = await _until_first_token_then_kill(made, context + draw(60))
+            text = await made.killed_in_its_answer(context + draw(60), "t")
         assert "failed in the middle of the response" in text
         await made.until_available("h")
         answer = await made.turn("s", context + draw(60))
@@ -289,43 +285,92 @@ async def test_a_target_that_dies_after_the_transfer_loses_its_stream_and_not_it
     assert transfer.status == "transferred"
 
 
-async def _until_first_token_then_kill(made: Routed, prompt: list[int]) -> str:
-    asked: dict[str, Any] = {
-        "model": PROFILE.model.served_name, "prompt": prompt, "max_tokens": 1500, "ignore_eos": True, "stream": True,
-    }  # fmt: skip
-    text = ""
-    async with made.http.stream("POST", "/v1/completions", json=asked, headers={"x-session-id": "s"}) as answer:
-        assert answer.headers["x-tracon-instance"] == "t"
-        async for piece in answer.aiter_text():
-            if not text:
-                made.pair.signal("t", signal.SIGKILL)
-            text += piece
-    return text
-
-
-@pytest.mark.parametrize("moment", ["before", "during", "after"])
+@pytest.mark.parametrize("moment", ["known", "source leg", "pull", "after"])
 async def test_a_source_that_dies_costs_a_recompute_at_most(pair: Pair, tmp_path: Path, moment: str) -> None:
     context = draw(PREFIX)
     async with ear(pair, tmp_path) as made:
         await made.turn("s", context)
+        legs = pair.said("h", "prefill_done")
         async with hot(made):
-            if moment == "before":
+            if moment == "known":
                 pair.signal("h", signal.SIGKILL)
+                await made.until_available("t")
                 answer = await made.turn("s", context + draw(60))
-            elif moment == "during":
+            elif moment == "source leg":
+                with pair.stopped("h"):
+                    asking = asyncio.create_task(made.turn("s", context + draw(60)))
+                    await until_asked(made, "s")
+                    pair.signal("h", signal.SIGKILL)
+                answer = await asking
+            elif moment == "pull":
                 with pair.stopped("t"):
                     asking = asyncio.create_task(made.turn("s", context + draw(60)))
-                    await asyncio.sleep(0.5)
+                    await pair.until_said("h", "prefill_done", legs + 1)
+                    await asyncio.sleep(0.1)  # the target leg follows at once
                     pair.signal("h", signal.SIGKILL)
-                    await asyncio.sleep(0.2)
                 answer = await asking
             else:
                 answer = await made.turn("s", context + draw(60))
                 pair.signal("h", signal.SIGKILL)
             assert (answer.status_code, answer.headers["x-tracon-instance"]) == (200, "t")
+            assert (cached(answer) > 0) == (moment == "after")
         await made.until_available("t")
         again = await made.turn("s", context + draw(60))
         assert (again.status_code, again.headers["x-tracon-instance"]) == (200, "t")
         assert cached(again) >= PREFIX - BLOCK, "whatever became of it, the session's KV is there now"
-    outcomes = [record.outcome.migration for record, _ in moved(made) if record.outcome is not None]
-    assert outcomes == (["transferred"] if moment == "after" else outcomes)
+    expected = {"known": [], "source leg": ["recomputed"], "pull": ["recomputed"], "after": ["transferred"]}
+    assert outcomes(made) == expected[moment]
+    if moment in ("source leg", "pull"):
+        ((_, transfer),) = moved(made)
+        assert transfer.reason.startswith(("the source", "h is lost")), (
+            transfer.reason
+        )  # the leg hears of it, or a probe
+
+
+async def test_a_source_that_stands_still_during_the_pull_costs_the_time_limit_and_a_recompute(
+    pair: Pair, tmp_path: Path
+) -> None:
+    rules = TransferRules(timeout_s=4.0, attempts=1, leg_priority=-1)
+    context = draw(PREFIX)
+    later = context + draw(60)
+    async with ear(pair, tmp_path, rules) as made:
+        await made.turn("s", context)
+        legs = pair.said("h", "prefill_done")
+        async with hot(made):
+            with contextlib.ExitStack() as h_stands:
+                with pair.stopped("t"):
+                    asking = asyncio.create_task(made.turn("s", later))
+                    await pair.until_said("h", "prefill_done", legs + 1)
+                    h_stands.enter_context(pair.stopped("h"))
+                answer = await asking
+            assert (answer.status_code, answer.headers["x-tracon-instance"]) == (200, "t")
+            assert cached(answer) == 0
+        await made.until_available("h", "t")
+        await pair.released("h", KEPT_S + 4.0)
+        await pair.released("t", KEPT_S + 4.0)
+        alone = await pair.complete("h", later, max_tokens=8, ignore_eos=True, return_token_ids=True)
+        assert ids(answer) == alone["choices"][0]["token_ids"], "what came late has spoilt nothing"
+    ((record, transfer),) = moved(made)
+    assert record.outcome is not None
+    assert (record.outcome.status, record.outcome.migration) == ("ok", "recomputed")
+    assert transfer.reason == "not done within 4 s"
+
+
+async def test_a_session_moves_over_nixl_too(engines: Pair, tmp_path: Path) -> None:
+    await engines.ready("nixl")
+    context = draw(PREFIX)
+    async with ear(engines, tmp_path) as made:
+        await made.turn("s", context)
+        async with hot(made):
+            answer = await made.turn("s", context + draw(60))
+            assert (answer.status_code, answer.headers["x-tracon-instance"]) == (200, "t")
+            assert cached(answer) >= PREFIX - BLOCK
+        later = await made.turn("s", context + draw(60))
+        assert later.headers["x-tracon-instance"] == "t"
+        await engines.released("h", KEPT_S + 4.0)
+    ((record, transfer),) = moved(made)
+    assert record.outcome is not None
+    assert (record.outcome.migration, transfer.transport, transfer.status) == ("transferred", "nixl", "transferred")
+    assert transfer.external_tokens is not None, transfer.counted_reason
+    assert transfer.external_tokens >= PREFIX - 2 * BLOCK
+    assert transfer.bytes_from == "counter"

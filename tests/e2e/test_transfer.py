@@ -33,7 +33,7 @@ pytestmark = [
 
 PREFIX = 64 * BLOCK
 RELEASED_S = {"mooncake": 4.0, "nixl": KEPT_S + 4.0}
-"""NIXL's engines answer late now and then, until a lease ends: docs/transfer.md."""
+"""NIXL's source hears of some failures by the end of its lease only: docs/transfer.md."""
 SETTLED_S = 5.0
 HEADERS = b"content-type: application/json\r\n"
 REQUEST = RoutedRequest(
@@ -51,11 +51,6 @@ class Bench:
     async def released(self) -> None:
         """Wait until h keeps no blocks."""
         await self.pair.released("h", RELEASED_S[self.pair.transport])
-
-    async def queued(self, name: str, requests: int) -> None:
-        """Wait until so many requests wait there."""
-        while await self.pair.gauge(name, "vllm:num_requests_waiting") < requests:  # noqa: ASYNC110  (an engine's own)
-            await asyncio.sleep(0.002)
 
     def begin(self, prompt: list[int], held: int = PREFIX, at_target: int = 0) -> tuple[Movement, asyncio.Event]:
         """A migration of the prompt's prefix from h to t."""
@@ -156,7 +151,7 @@ async def test_only_what_the_target_lacks_is_moved(bench: Bench) -> None:
     assert unknown.status == "transferred", unknown.reason
     assert (unknown.external_tokens or 0) <= BLOCK, "the router did not know that the target has it"
     known = await bench.migrate(prompt, at_target=PREFIX)
-    assert (known.status, known.attempts) == ("refused", 0)
+    assert (known.status, known.attempts) == ("unneeded", 0)
     await bench.released()
 
 
@@ -180,7 +175,7 @@ async def test_the_legs_overtake_the_prompts_that_wait(bench: Bench) -> None:
     prompt = draw(PREFIX)
     await bench.pair.complete("h", prompt)
     waiting = [asyncio.create_task(bench.pair.complete("h", draw(4000))) for _ in range(8)]
-    await bench.queued("h", 5)
+    await bench.pair.queued("h", 5)
     movement, over = bench.begin(prompt + draw(8))
     await over.wait()
     left = sum(not task.done() for task in waiting)
@@ -208,26 +203,16 @@ async def test_a_client_that_leaves_between_the_legs_leaves_no_block_behind(benc
 
 
 async def test_a_target_without_room_is_given_up_on_and_has_the_source_freed(bench: Bench) -> None:
-    if bench.pair.transport == "nixl":
-        pytest.skip("its engines answer late now and then, and a full target does not stay full for so long")
     prompt = draw(PREFIX)
     await bench.pair.complete("h", prompt)
-    asked = {"max_tokens": 2000, "ignore_eos": True}
-    fill = [asyncio.create_task(bench.pair.complete("t", draw(2000), **asked)) for _ in range(12)]
-    try:
-        await bench.queued("t", 3)
-        async with transport(bench.pair, timeout_s=2.0, leg_priority=None) as hurried:
+    async with bench.pair.full("t"):
+        async with transport(bench.pair, timeout_s=3.0) as hurried:
             movement, over = hurried.begin(prompt + draw(8))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 await over.wait()
-        assert (movement.transfer.status, movement.transfer.reason) == ("failed", "not done within 2 s")
+        assert (movement.transfer.status, movement.transfer.reason) == ("failed", "not done within 3 s")
         assert movement.transfer.t_target_sent_ns > 0
         await bench.released()
-        assert not any(task.done() for task in fill), "the target was full all the time"
-    finally:
-        for task in fill:
-            task.cancel()
-        await asyncio.gather(*fill, return_exceptions=True)
 
 
 async def test_a_dead_target_costs_no_time_and_the_source_is_freed(bench: Bench) -> None:

@@ -1,0 +1,125 @@
+"""Prompts go from one real engine to another behind a real router, and what clients see when one of them dies.
+
+`h` only prefills and `t` only decodes. Whatever happens a request is served or ends in a clear error, the router's
+counters return to zero (`routed` looks), and no block stays pinned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+import httpx
+import pytest
+
+from results.decisions import DecisionRecord, KvTransfer
+from runners.router.spec import TransferRules
+from tests.e2e.engine_pair import KEPT_S, Pair, Routed, cached, draw, ids, routed
+
+pytestmark = [
+    pytest.mark.engine, pytest.mark.fault, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module"),
+]  # fmt: skip
+
+PROMPT = 1000
+
+
+@pytest.mark.parametrize("transport", ["nixl", "mooncake"])
+async def test_a_prompt_that_one_engine_computed_is_answered_by_the_other(
+    engines: Pair, tmp_path: Path, transport: str
+) -> None:
+    await engines.ready(transport)
+    members = (engines.member("h", "prefill"), engines.member("t", "decode"))
+    prompt = draw(PROMPT)
+    async with routed(engines, tmp_path, members, "static_pd", TransferRules()) as made:
+        answer = await made.turn("s", prompt)
+        assert answer.headers["x-tracon-instance"] == "t"
+        alone = await engines.complete("h", prompt, max_tokens=8, ignore_eos=True, return_token_ids=True)
+        assert ids(answer) == alone["choices"][0]["token_ids"]
+        await made.recorded(1)  # its counters have been read: two transfers between two readings are not told apart
+        streamed = await made.turn("s", prompt, stream=True, max_tokens=4)
+        assert streamed.headers["content-type"].startswith("text/event-stream")
+        assert "kv_transfer_params" not in streamed.text
+        assert streamed.text.count("data: ") >= 2
+        assert streamed.text.endswith("data: [DONE]\n\n")
+        await engines.released("h", KEPT_S)
+    first, second = [record.outcome.transfer for record in made.records if record.outcome]
+    assert first is not None
+    assert (first.purpose, first.transport, first.status) == ("handover", transport, "transferred")
+    assert (first.prefix_tokens, first.external_tokens) == (PROMPT, PROMPT), first.counted_reason
+    assert (first.bytes or 0) >= PROMPT * 512
+    assert second is not None
+    assert second.status == "transferred"
+
+
+async def handing_over(made: Routed, prompt: list[int]) -> asyncio.Task[httpx.Response]:
+    """A turn whose prompt `h` has just computed and keeps, and whose target leg is with `t`, which stands still."""
+    legs = made.pair.said("h", "prefill_done")
+    asking = asyncio.create_task(made.turn("s", prompt))
+    await made.pair.until_said("h", "prefill_done", legs + 1)
+    await asyncio.sleep(0.1)  # the target leg follows at once
+    return asking
+
+
+async def computing(made: Routed, prompt: list[int]) -> asyncio.Task[httpx.Response]:
+    """A turn whose source leg is with `h`, which stands still."""
+    asking = asyncio.create_task(made.turn("s", prompt))
+    async with asyncio.timeout(30):
+        while not (await made.loads())["h"]["num_requests"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    return asking
+
+
+def handed_over(made: Routed) -> list[tuple[DecisionRecord, KvTransfer]]:
+    """The picks with a handover, and what became of it."""
+    return [(one, one.outcome.transfer) for one in made.records if one.outcome and one.outcome.transfer]
+
+
+@pytest.mark.parametrize("moment", ["source leg", "pull"])
+async def test_a_prefill_instance_that_dies_costs_a_recompute(engines: Pair, tmp_path: Path, moment: str) -> None:
+    await engines.ready("mooncake")
+    members = (engines.member("h", "prefill"), engines.member("t", "decode"))
+    prompt = draw(PROMPT)
+    async with routed(engines, tmp_path, members, "static_pd", TransferRules(timeout_s=20.0)) as made:
+        if moment == "source leg":
+            with engines.stopped("h"):
+                asking = await computing(made, prompt)
+                engines.signal("h", signal.SIGKILL)
+        else:
+            with engines.stopped("t"):
+                asking = await handing_over(made, prompt)
+                engines.signal("h", signal.SIGKILL)
+        answer = await asking
+        assert (answer.status_code, answer.headers["x-tracon-instance"]) == (200, "t")
+        assert cached(answer) == 0, "it was computed there"
+        alone = await engines.complete("t", prompt, max_tokens=8, ignore_eos=True, return_token_ids=True)
+        assert ids(answer) == alone["choices"][0]["token_ids"]
+        await made.until_available("t")
+        await engines.released("t", KEPT_S + 4.0)
+    statuses = [transfer.status for _, transfer in handed_over(made)]
+    assert statuses == ["failed"]
+
+
+@pytest.mark.parametrize("moment", ["source leg", "pull", "answer"])
+async def test_a_decode_instance_that_dies_is_an_error_said_clearly(engines: Pair, tmp_path: Path, moment: str) -> None:
+    await engines.ready("mooncake")
+    members = (engines.member("h", "prefill"), engines.member("t", "decode"))
+    prompt = draw(PROMPT)
+    async with routed(engines, tmp_path, members, "static_pd", TransferRules(timeout_s=20.0)) as made:
+        if moment == "answer":
+            assert "failed in the middle of the response" in await made.killed_in_its_answer(prompt, "t")
+        else:
+            if moment == "source leg":
+                with engines.stopped("h"):
+                    asking = await computing(made, prompt)
+                    engines.signal("t", signal.SIGKILL)
+                    await made.until_available("h")
+            else:
+                with engines.stopped("t"):
+                    asking = await handing_over(made, prompt)
+                    engines.signal("t", signal.SIGKILL)
+            answer = await asking
+            assert answer.status_code == 503, answer.text
+            assert "decode" in answer.json()["error"]["message"]
+        await made.until_available("h")
+        await engines.released("h", KEPT_S + 4.0)
