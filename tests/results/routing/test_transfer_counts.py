@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from results.decisions import DecisionRecord, KvTransfer
 from results.layout import sha256
@@ -125,6 +128,30 @@ def test_copies_for_several_transfers_say_nothing_of_one() -> None:
     write = event("write", "kv-1", transfers=("kv-1", "kv-2"), bytes=3000, ok=True)
     found, _ = told(handed("kv-1"), allocated("kv-1", 1600, 0), on_source=(write,))
     assert (found.external_tokens, found.bytes, found.bytes_from) == (1600, None, "")
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 800), st.integers(0, 800), st.booleans()), min_size=1, max_size=12),
+    st.randoms(use_true_random=False),
+)
+def test_any_number_of_overlapping_transfers_come_out_as_they_were(
+    truth: list[tuple[int, int, bool]], random: Random
+) -> None:
+    """Whatever the order of the lines, and whichever of the two transports."""
+    log, events = Log(), list[ProbeEvent]()
+    for place, (external, local, nixl) in enumerate(truth):
+        name = f"kv-{place}"
+        log.pick(place, f"s{place}", "b", prefill="a", transfer=handed(name))
+        line = allocated(name, external, local)
+        far = {"transfer": None, "request": f"cmpl-r{place}-0-ff", "remote_request": f"cmpl-{name}-0-00"}
+        events.append(msgspec.structs.replace(line, **far) if nixl else line)
+    random.shuffle(events)
+    told, gaps = counted_by_logs(log.records, {"b": ProbeLog(tuple(events), (SEES,))}, cell(), "")
+    found = [record.outcome.transfer for record in told if record.outcome is not None]
+    assert [(one.external_tokens, one.local_tokens, one.computed_tokens) for one in found if one is not None] == [
+        (external, local, 1600 - external - local) for external, local, _ in truth
+    ]
+    assert not gaps
 
 
 @pytest.fixture
