@@ -164,10 +164,7 @@ def _against_others(one: FloorVariant, reference: FloorVariant, others: Sequence
     unclear = [other for other in others if _does(other) is None]
     ahead, behind, level = [], [], []
     for other in working:
-        better, worse = (
-            [TOLD_BY[name][0] for name in TOLD_BY if one.verdict(name, other.label) == TOLD_BY[name][side]]
-            for side in (1, 2)
-        )
+        better, worse = _told(one, other)
         if better and not worse:
             ahead.append(f"{other.label} (by {', '.join(better)})")
         elif worse and not better:
@@ -188,6 +185,15 @@ def _against_others(one: FloorVariant, reference: FloorVariant, others: Sequence
     yes = (bool(ahead) or alone) and not slower
     text = f"{one.label} works; {'; '.join(part for part in parts if part)}"
     return (Answer.YES if yes else Answer.UNDECIDED), text
+
+
+def _told(one: FloorVariant, other: FloorVariant) -> tuple[list[str], list[str]]:
+    """By what the first is distinguishably better than the second, and worse."""
+    found = {name: one.verdict(name, other.label) for name in TOLD_BY}
+    better, worse = (
+        [TOLD_BY[name][0] for name, verdict in found.items() if verdict == TOLD_BY[name][side]] for side in (1, 2)
+    )
+    return better, worse
 
 
 def _slower(one: FloorVariant, others: Iterable[FloorVariant]) -> Iterator[str]:
@@ -220,10 +226,15 @@ def _d5(found: LoadFloor) -> tuple[Answer, str]:
         return Answer.OPEN, f"{unknown}: {text}"
     if mean.spread is None or most.spread is None:
         return Answer.UNDECIDED, f"the intervals do not tell: {text}"
-    if mean.spread == most.spread:
-        alike = "both spread the sessions alike" if mean.spread else "neither spreads them"
-        return Answer.UNDECIDED, f"{alike}: {text}"
-    return (Answer.YES if mean.spread else Answer.NO), text
+    if mean.spread != most.spread:
+        return (Answer.YES if mean.spread else Answer.NO), text
+    if not mean.spread:
+        return Answer.UNDECIDED, f"neither spreads the sessions: {text}"
+    better, worse = _told(mean, most)
+    if bool(better) == bool(worse):
+        return Answer.UNDECIDED, f"both spread the sessions, and neither is told from the other to be better: {text}"
+    said = f"both spread the sessions, and {(mean if better else most).label} is better by {', '.join(better or worse)}"
+    return (Answer.YES if better else Answer.NO), f"{said}: {text}"
 
 
 def _d6(found: LoadFloor) -> tuple[Answer, str]:

@@ -338,6 +338,19 @@ def test_a_form_whose_shares_are_not_known_is_no_worse_form() -> None:
     assert answered(found)["D5"].answer == Answer.UNDECIDED
 
 
+@pytest.mark.parametrize(
+    ("ttft_s", "answer"),
+    [(Estimate(-0.3, -0.4, -0.2), Answer.YES), (Estimate(0.3, 0.2, 0.4), Answer.NO), (Estimate(0.1, -0.2, 0.4), None)],
+)
+def test_of_two_forms_that_spread_the_one_that_costs_less_is_better(ttft_s: Estimate, answer: Answer | None) -> None:
+    mean = variant("mean", parameters={"load_floor_bonus": 200}, against={"max": {"ttft_p90_s": ttft_s}},
+                   **shares(EVEN, SAME))  # fmt: skip
+    most = variant("max", parameters={"load_floor_bonus": 200, "floor_form": "max"}, **shares(EVEN, SAME))
+    said = answered(run_of(variant("plain", **shares(COLD, None)), mean, most))["D5"]
+    assert said.answer == (answer or Answer.UNDECIDED)
+    assert ("is better by TTFT p90" in said.text) == (answer is not None)
+
+
 def test_more_cached_than_the_index_knew_lies_within_its_own_interval() -> None:
     found = floor_of({"plain": ({}, spread((5, 5, 0), 1.2)), "bonus": ({"load_floor_bonus": 2}, spread((5, 5, 0), 1))})
     assert found is not None
