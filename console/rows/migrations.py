@@ -111,7 +111,14 @@ def scene(picture: Picture, cell_id: str, window_s: float | None) -> Scene:
         for row in rows
         if row.phase in ("started", "done", "failed") and row.source in places and row.target in places
     )
-    return Scene(bands, arrows, start, end, past.step_s)
+    return Scene(bands, arrows, start, end, past.step_s, _hot_above(picture, cell_id))
+
+
+def _hot_above(picture: Picture, cell_id: str) -> float | None:
+    """The threshold of the cell's policy, T_hot, as planned."""
+    view = picture.view.cells.get(cell_id)
+    found = view.plan.params.get("parameters", {}).get("hot_tokens") if view is not None else None
+    return float(found) if isinstance(found, int | float) and not isinstance(found, bool) else None
 
 
 def _points(past: Past, name: str, start: float) -> tuple[tuple[float, float], ...]:

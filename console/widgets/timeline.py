@@ -56,6 +56,12 @@ class Scene:
     end: float = 1.0
     step_s: float = 1.0
     """Between two points of a band."""
+    hot_above: float | None = None
+    """Tokens above which the policy calls an instance hot; None = it has no such threshold, or it is not known."""
+
+
+HOT_TONE = "warn"
+"""Of the columns in which a band is hot."""
 
 
 class Timeline(Drawing):
@@ -106,15 +112,16 @@ def drawn(scene: Scene, width: int, height: int, glyphs: Glyphs) -> list[list[tu
     for place, (band, row) in enumerate(zip(bands, levels, strict=True)):
         if place and apart:
             canvas.append([(" ", "")] * columns)
-        canvas += [[(_sign(value, top, tall, tall - 1 - line, glyphs), band.tone) for value in row]
-                   for line in range(tall)]  # fmt: skip
+        tones = [HOT_TONE if _is_hot(value, scene.hot_above) else band.tone for value in row]
+        canvas += [[(_sign(value, top, tall, tall - 1 - line, glyphs), tone)
+                    for value, tone in zip(row, tones, strict=True)] for line in range(tall)]  # fmt: skip
     first = [place * (tall + apart) for place in range(len(bands))]
     for arrow in scene.arrows:
         column = int((arrow.t_unix_s - scene.start) / max(scene.end - scene.start, 1e-9) * columns)
         if 0 <= column < columns and arrow.source != arrow.target and max(arrow.source, arrow.target) < len(bands):
             _point(canvas, arrow, column, first, tall, apart)
     labels = _labels(bands, first, tall)
-    lines = [_scale(top, len(scene.bands) - len(bands))]
+    lines = [_scale(top, len(scene.bands) - len(bands), scene.hot_above)]
     for number, line in enumerate(canvas):
         text, tone = labels.get(number, ("", ""))
         lines.append([(text[: names - 1].ljust(names), tone), *line])
@@ -133,6 +140,10 @@ def _levels(band: Band, scene: Scene, columns: int) -> list[int | None]:
         for column in range(max(0, first), min(columns - 1, last) + 1):
             found[column] = max(int(value), found[column] or 0)
     return found
+
+
+def _is_hot(value: int | None, hot_above: float | None) -> bool:
+    return value is not None and hot_above is not None and value > hot_above
 
 
 def _sign(value: int | None, top: int, tall: int, level: int, glyphs: Glyphs) -> str:
@@ -169,9 +180,10 @@ def _labels(bands: Sequence[Band], first: Sequence[int], tall: int) -> dict[int,
     return found
 
 
-def _scale(top: int, left_out: int) -> list[tuple[str, str]]:
+def _scale(top: int, left_out: int, hot_above: float | None) -> list[tuple[str, str]]:
     more = f", {left_out} more instances have no room" if left_out else ""
-    return [(f"pending prefill, full height {tokens(top)} tokens{more}", "dim")]
+    hot = [(f", hot above {tokens(hot_above)}", HOT_TONE)] if hot_above is not None else []
+    return [(f"pending prefill, full height {tokens(top)} tokens", "dim"), *hot, (more, "dim")]
 
 
 def _times(scene: Scene, columns: int) -> str:

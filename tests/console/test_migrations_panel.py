@@ -22,7 +22,7 @@ from console.screens.dialogs import Detail
 from console.screens.run import RunScreen
 from console.widgets.migrations import MigrationsPanel
 from console.widgets.table import Cell
-from console.widgets.timeline import Arrow, Band, Scene, drawn, lines_for
+from console.widgets.timeline import HOT_TONE, Arrow, Band, Scene, drawn, lines_for
 from state import lease
 from state.events import MigrationChanged, RoutedLoad, RouterSampled
 from state.lease import LeaseState
@@ -234,6 +234,29 @@ def test_a_second_that_was_not_sampled_is_blank_and_one_without_work_is_not() ->
     assert drawn_line[1:3] == "__"
     assert drawn_line[10:28].strip() == ""
     assert drawn_line[30] == UNICODE.rise[8]
+
+
+def test_an_instance_above_the_policys_threshold_is_marked_hot_and_the_threshold_is_said() -> None:
+    band = Band("e0", "series-0", ((0.0, 1000.0), (20.0, 1001.0), (40.0, 2000.0)))
+    scene = Scene((band,), (), 0, 60, 20, hot_above=1000)
+    head, line = drawn(scene, 66, 3, UNICODE)[:2]
+    tones = [tone for _, tone in line[1:]]
+    assert tones[0] == "series-0"  # at the threshold it is not above it
+    assert tones[20:60] == [HOT_TONE] * 40
+    assert "hot above 1.00k" in text(tuple(head))
+    assert HOT_TONE in {tone for _, tone in head}
+    cold = drawn(replace(scene, hot_above=None), 66, 3, UNICODE)
+    assert HOT_TONE not in {tone for line in cold for _, tone in line}
+
+
+def test_the_threshold_is_that_of_the_cells_policy(picture: Picture) -> None:
+    cell = rows.cell_shown(picture)
+    assert rows.scene(picture, cell, None).hot_above is None  # the plan states none
+    view = picture.view.cells[cell]
+    plan = replace(view.plan, params={**view.plan.params, "parameters": {"hot_tokens": 1500}})
+    cells = {**picture.view.cells, cell: replace(view, plan=plan)}
+    planned = replace(picture, view=replace(picture.view, cells=cells))
+    assert rows.scene(planned, cell, None).hot_above == 1500
 
 
 # -- on the screen --------------------------------------------------------------------------------------------------

@@ -146,6 +146,9 @@ def test_the_pairs_hold_every_metric_of_every_two(root: Path, analysis: RoutingA
     assert len(found["pairs"]) == len(flat) == 3 * len(analysis.values["unified"])
     ours = flat[(flat["first"] == "unified") & (flat["second"] == "round_robin") & (flat["metric"] == "ttft_p50_s")]
     assert ours["verdict"].tolist() == ["lower"]
+    assert ours["ratio_high"].item() < 1
+    assert ours[["trials_higher", "trials_lower"]].values.tolist() == [[0, 3]]
+    assert flat[flat["metric"] == "apc"]["ratio"].isna().all()  # a share is judged by its difference
     assert ours["basis"].tolist() == ["over 3 trials"]
 
 
