@@ -162,8 +162,10 @@ async def test_a_transfer_that_is_dropped_is_recomputed_and_then_not_tried_for_a
         async with hot(made):
             answer = await made.turn("s", context + draw(60))
             assert (answer.status_code, answer.headers["x-tracon-instance"]) == (200, "t")
+        neighbours = draw(PREFIX)
+        await made.turn("x", neighbours)
         async with hot(made):
-            stays = await made.turn("x", draw(PREFIX))
+            stays = await made.turn("x", neighbours)
             assert stays.headers["x-tracon-instance"] == "h"
         assert await no_transfers(made)
     ((record, transfer),) = moved(made)
