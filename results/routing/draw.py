@@ -122,7 +122,7 @@ def draw_workers(figure: Figure) -> Drawing:
             spans(axes, value, at, rows, 1e3)
     known = table["value"].dropna().to_numpy(dtype=np.float64) * 1e3
     plain_ticks(axes, "x", known)
-    axes.set_xlabel("TTFT p90 (ms)")
+    axes.set_xlabel(f"TTFT p90 (ms{', log scale' if axes.get_xscale() == 'log' else ''})")
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2, handlelength=1.5)
     return drawing
 
