@@ -36,6 +36,7 @@ def paper(analysis: RoutingAnalysis) -> Table:
     )
     titles = {"worker_ttft_p90_median_s": "worker p90 median ms", "worker_ttft_p90_max_s": "worker p90 max ms"}
     titles |= {"amplification": "wall-clock factor"}
+    note += cut(analysis.value(row.label, name) for row in analysis.paper for name in PAPER)
     columns = ("scheduler", *(titles.get(name, headed(metric(name))) for name in PAPER), "measured as")
     rows = tuple(
         (row.name, *(shown(analysis.value(row.label, name), metric(name)) for name in PAPER), _measured_as(row))
@@ -64,6 +65,7 @@ def ablation(analysis: RoutingAnalysis) -> Table:
         "measured as",
     )
     note = "Affinity only: sessions stay, whatever is pending there. Migration only: every turn is placed as a new one."
+    note += cut(analysis.value(row.label, name) for row in analysis.ablation for name in names)
     return Table("Ablation of EAR, 5.3", columns, rows if _run(analysis.ablation) else (), note)
 
 
