@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from results.routing.floor_transport import TargetLegs, TimeoutPair
-from results.routing.load_floor import BONUS, NO_FIX, NON_TRIVIAL, FloorVariant, LoadFloor
+from results.routing.load_floor import BONUS, NO_FIX, NON_TRIVIAL, TTFT_RATIO, FloorVariant, LoadFloor
 from results.routing.measure import judged
 from results.statistics import Estimate
 from results.tax import Verdict
@@ -25,7 +25,7 @@ FALL = 100 / 1054
 TOLD_BY = {
     "direct_rate": ("direct to D", Verdict.HIGHER, Verdict.LOWER),
     "overlap_kept": ("overlap kept", Verdict.HIGHER, Verdict.LOWER),
-    "ttft_p90_s": ("TTFT p90", Verdict.LOWER, Verdict.HIGHER),
+    TTFT_RATIO: ("TTFT p90", Verdict.LOWER, Verdict.HIGHER),
     "lost_share": ("transfers failed or recomputed", Verdict.LOWER, Verdict.HIGHER),
 }
 """What one shape is told from another by: its name, and the verdicts that are better and worse."""
@@ -180,7 +180,7 @@ def _against_others(one: FloorVariant, reference: FloorVariant, others: Sequence
         "none of the alternatives (Q2.A, C, D, E, F) was run" if not others else "",
         f"not told whether {', '.join(other.label for other in unclear)} works" if unclear else "",
         "no alternative works" if alone else "",
-        f"TTFT p90 distinguishably worse than {', '.join(slower)}" if slower else "",
+        f"TTFT p90 worse than {', '.join(slower)}" if slower else "",
     ]
     yes = (bool(ahead) or alone) and not slower
     text = f"{one.label} works; {'; '.join(part for part in parts if part)}"
@@ -197,12 +197,12 @@ def _told(one: FloorVariant, other: FloorVariant) -> tuple[list[str], list[str]]
 
 
 def _slower(one: FloorVariant, others: Iterable[FloorVariant]) -> Iterator[str]:
-    """Whose TTFT p90 it misses by more than the interval of the difference, also where that holds single launches."""
+    """Whose TTFT p90 it misses by more than the interval of the ratio tells, also where that holds single launches."""
     for other in others:
-        found = one.against.get(other.label, {}).get("ttft_p90_s")
-        if found is not None and found.value is not None and (found.low or 0) > 0 and found.high is not None:
-            launches = "" if judged(found) else ", within launches"
-            yield f"{other.label} ({found.value * 1e3:+.0f} ms [{_bounds(found, 1e3)}]{launches})"
+        found = one.against.get(other.label, {}).get(TTFT_RATIO)
+        if found is not None and (found.low or 0) > 1:
+            launches = "" if judged(found, none=1.0) else ", within launches"
+            yield f"{other.label} ({found.text(3)} times{launches})"
 
 
 def _d4(found: LoadFloor) -> tuple[Answer, str]:
@@ -347,7 +347,7 @@ def _numbers(one: FloorVariant) -> Iterator[str]:
     for name in ("direct_rate", "overlap_kept"):
         verdict = one.verdict(name)
         yield f"{TOLD_BY[name][0]} {_percent(one.values[name])}{'' if verdict is None else mark[verdict]}"
-    ttft, verdict = one.values["ttft_p90_s"], one.verdict("ttft_p90_s")
+    ttft, verdict = one.values["ttft_p90_s"], one.verdict(TTFT_RATIO)
     yield f"TTFT p90 {ttft.text(3, 1e3)} ms{'' if verdict is None else mark[verdict]}"
 
 
@@ -357,7 +357,3 @@ def _percent(found: Estimate) -> str:
 
 def _points(found: Estimate) -> str:
     return "-" if found.value is None else found.points()
-
-
-def _bounds(found: Estimate, scale: float) -> str:
-    return ", ".join("?" if bound is None else f"{bound * scale:+.0f}" for bound in (found.low, found.high))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from results.routing.findings import RoutingAnalysis
-from results.routing.load_floor import FloorVariant
+from results.routing.load_floor import TTFT_RATIO, FloorVariant
 from results.routing.metrics import metric
-from results.routing.shown import difference, shown
+from results.routing.shown import difference, mark, shown
 from results.table import NOT_MEASURED, Table
 
 SHARES = ("least_share", "direct_rate", "overlap_kept", "overlap_chosen")
@@ -33,12 +33,13 @@ def variants(analysis: RoutingAnalysis) -> Table:
         "D: an instance that decodes. Direct: served by the session's own D from its cache, no prefill elsewhere, no "
         "transfer; of served requests. Overlap kept: cached tokens over what the best D held by the router's index, of "
         "the requests of which both are known (counted); chosen: what the picked D held over the same. Transfers "
-        f"failed or recomputed: of those that were asked for. Differences inside a trial to {_reference(analysis)}."
+        "failed or recomputed: of those that were asked for. Differences and ratio: inside a trial, to "
+        f"{_reference(analysis)}."
     )
     columns = (
         "policy", "fix", "sessions per D %", *TITLES.values(), "counted", "TTFT p90 ms", "completed %", "failed turns",
         "transfers failed or recomputed", "of transfers %", "direct, difference %", "overlap kept, difference %",
-        "TTFT p90, difference ms", "failed or recomputed, difference %",
+        "failed or recomputed, difference %", "TTFT p90, ratio",
     )  # fmt: skip
     return Table("Load floor: with and without", columns, rows, note)
 
@@ -51,10 +52,7 @@ def _reference(analysis: RoutingAnalysis) -> str:
 def _variant(one: FloorVariant, reference: str) -> tuple[str, ...]:
     per_cent = metric("apc")
     shares = ", ".join(f"{name} {share.text(3, 100)}" for name, share in one.shares.items())
-    changes = (
-        ("direct_rate", per_cent), ("overlap_kept", per_cent), ("ttft_p90_s", metric("ttft_p90_s")),
-        ("lost_share", per_cent),
-    )  # fmt: skip
+    ratio = one.differences.get(TTFT_RATIO)
     return (
         one.label,
         one.fix,
@@ -67,7 +65,8 @@ def _variant(one: FloorVariant, reference: str) -> tuple[str, ...]:
         f"{one.lost_transfers} of {one.transfers}" if one.transfers else NOT_MEASURED,
         one.values["lost_share"].text(3, 100),
         *(
-            NOT_MEASURED if one.label == reference else difference(one.differences.get(name), measure)
-            for name, measure in changes
+            NOT_MEASURED if one.label == reference else difference(one.differences.get(name), per_cent)
+            for name in ("direct_rate", "overlap_kept", "lost_share")
         ),
+        NOT_MEASURED if ratio is None or ratio.value is None else ratio.text(3) + mark(ratio, 1.0),
     )

@@ -26,7 +26,7 @@ from results.routing.floor_transport import (
     transport_facts,
 )
 from results.routing.logs import LogFacts
-from results.routing.measure import Measurements, interval, judged, level_interval
+from results.routing.measure import Measurements, interval, judged, level_interval, ratio_interval
 from results.routing.metrics import metric
 from results.routing.transfers import Moved, enough_counted, partly
 from results.statistics import Estimate, Samples
@@ -40,6 +40,8 @@ NO_LOG = "no decision log of a cell that counts can be read"
 NON_TRIVIAL = 0.5
 """A D has a share of the sessions worth the name from so much of an even one on; the specification states none."""
 OF_TURNS = ("ttft_p90_s", "completed_share")
+TTFT_RATIO = "ttft_p90_ratio"
+"""Among the differences: of two TTFT p90 the ratio, which judges times here as everywhere in the report."""
 OF_LOGS = {
     "least_share": 1.0, "direct_rate": 1.0, "overlap_kept": math.inf, "overlap_chosen": 1.0, "lost_share": 1.0,
 }  # fmt: skip
@@ -65,7 +67,7 @@ class FloorVariant:
     overlap_chosen: what the picked D held over the same; lost_share: transfers that failed or were refused, so that
     the D computed, of all that were asked for; ttft_p90_s, completed_share."""
     differences: Mapping[str, Estimate]
-    """To the reference, inside each trial; empty where this is it, or there is none."""
+    """To the reference, inside each trial, and the ratio TTFT_RATIO; empty where this is it, or there is none."""
     against: Mapping[str, Mapping[str, Estimate]]
     """The same to each other label under the same rules of transfer; of labels with the bonus alone."""
     rules: Rules
@@ -84,9 +86,9 @@ class FloorVariant:
     held: int
 
     def verdict(self, name: str, other: str = "") -> Verdict | None:
-        """What the interval of that difference says, to the reference or to the label `other`."""
+        """What the interval of that difference or ratio says, to the reference or to the label `other`."""
         found = (self.against.get(other, {}) if other else self.differences).get(name)
-        return None if found is None else judged(found)
+        return None if found is None else judged(found, none=1.0 if name == TTFT_RATIO else 0.0)
 
     @property
     def is_counted(self) -> bool:
@@ -340,4 +342,5 @@ def _differences(
     found = {name: interval(combine(np.subtract, own[first][name], own[second][name])) for name in OF_LOGS}
     for label in (first, second):
         found["overlap_kept"] = partly(found["overlap_kept"], *_counted(logs[label]))
-    return found | {name: interval(measurements.difference(first, second, metric(name))) for name in OF_TURNS}
+    found |= {name: interval(measurements.difference(first, second, metric(name))) for name in OF_TURNS}
+    return found | {TTFT_RATIO: ratio_interval(measurements.log_ratio(first, second, metric("ttft_p90_s")))}

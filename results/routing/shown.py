@@ -35,7 +35,7 @@ def difference(found: Estimate | None, measure: Metric) -> str:
     text = f"{found.value * measure.scale:+{digits}}"
     if found.low is not None and found.high is not None:
         text += f" [{found.low * measure.scale:+{digits}}, {found.high * measure.scale:+{digits}}]"
-    return text + _mark(found, 0.0)
+    return text + mark(found, 0.0)
 
 
 def ratio(pair: Pair | None) -> str:
@@ -45,11 +45,11 @@ def ratio(pair: Pair | None) -> str:
         return NOT_MEASURED
     trials = pair.higher_in + pair.lower_in
     agreed = "higher" if pair.higher_in == trials else "lower" if pair.lower_in == trials else ""
-    mark = _mark(found, 1.0)
-    return found.text(3) + mark + (f", {agreed} in all {trials}" if mark == ND and agreed and trials > 1 else "")
+    told = mark(found, 1.0)
+    return found.text(3) + told + (f", {agreed} in all {trials}" if told == ND and agreed and trials > 1 else "")
 
 
-def _mark(found: Estimate, none: float) -> str:
+def mark(found: Estimate, none: float) -> str:
     """What to hold of an interval around no difference (`none`)."""
     if found.low is None or found.high is None:
         return " (no interval)"

@@ -11,7 +11,7 @@ import pytest
 from results.routing.floor_answers import Answer, FloorAnswer, floor_answers
 from results.routing.floor_facts import SessionFacts, floor_facts
 from results.routing.floor_transport import Rules, TargetLegs, TransportFacts, transport_facts
-from results.routing.load_floor import NO_FIX, FloorVariant, LoadFloor, fix_of, load_floor
+from results.routing.load_floor import NO_FIX, TTFT_RATIO, FloorVariant, LoadFloor, fix_of, load_floor
 from results.routing.logs import LogFacts, log_facts
 from results.routing.measure import Measurements
 from results.routing.record import RoutedEngine
@@ -171,8 +171,9 @@ def test_it_is_the_right_shape_where_no_other_works() -> None:
 
 
 def test_alternatives_that_do_the_same_and_a_ttft_that_is_worse_leave_it_undecided() -> None:
-    same = {name: Estimate(0.0, -0.01, 0.01) for name in ("direct_rate", "overlap_kept", "ttft_p90_s", "lost_share")}
-    slow = {**same, "ttft_p90_s": Estimate(0.6, 0.5, 0.7)}
+    same = {name: Estimate(0.0, -0.01, 0.01) for name in ("direct_rate", "overlap_kept", "lost_share")}
+    same |= {TTFT_RATIO: Estimate(1.0, 0.9, 1.1)}
+    slow = {**same, TTFT_RATIO: Estimate(1.6, 1.5, 1.7)}
     ahead = {**slow, "overlap_kept": Estimate(0.1, 0.05, 0.15)}
     plain = variant("plain", **shares(COLD, None))
     other = variant("A", fix="Q2.A", **shares(EVEN, SAME))
@@ -184,16 +185,14 @@ def test_alternatives_that_do_the_same_and_a_ttft_that_is_worse_leave_it_undecid
 
     level = asked(same, same)
     assert (level.answer, level.text.startswith("B works; not told from A:")) == (Answer.UNDECIDED, True)
-    dear = asked(slow, {**ahead, "ttft_p90_s": same["ttft_p90_s"]})
+    dear = asked(slow, {**ahead, TTFT_RATIO: same[TTFT_RATIO]})
     assert dear.answer == Answer.UNDECIDED
-    assert (
-        "better than A (by overlap kept); TTFT p90 distinguishably worse than plain (+600 ms [+500, +700])" in dear.text
-    )
+    assert "better than A (by overlap kept); TTFT p90 worse than plain (1.60 [1.50, 1.70] times)" in dear.text
     behind = asked(same, slow)
     assert behind.answer == Answer.UNDECIDED
-    assert "worse than A (by TTFT p90); TTFT p90 distinguishably worse than A (+600 ms" in behind.text
-    launches = replace(slow["ttft_p90_s"], basis="sessions resampled, 1 trial")
-    assert ", within launches)" in asked({**same, "ttft_p90_s": launches}, same).text
+    assert "worse than A (by TTFT p90); TTFT p90 worse than A (1.60 [" in behind.text
+    launches = replace(slow[TTFT_RATIO], basis="sessions resampled, 1 trial")
+    assert ", within launches)" in asked({**same, TTFT_RATIO: launches}, same).text
 
 
 def test_where_too_few_requests_were_counted_the_questions_about_overlap_are_open() -> None:
@@ -339,11 +338,11 @@ def test_a_form_whose_shares_are_not_known_is_no_worse_form() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ttft_s", "answer"),
-    [(Estimate(-0.3, -0.4, -0.2), Answer.YES), (Estimate(0.3, 0.2, 0.4), Answer.NO), (Estimate(0.1, -0.2, 0.4), None)],
+    ("ratio", "answer"),
+    [(Estimate(0.7, 0.6, 0.8), Answer.YES), (Estimate(1.3, 1.2, 1.4), Answer.NO), (Estimate(1.1, 0.8, 1.4), None)],
 )
-def test_of_two_forms_that_spread_the_one_that_costs_less_is_better(ttft_s: Estimate, answer: Answer | None) -> None:
-    mean = variant("mean", parameters={"load_floor_bonus": 200}, against={"max": {"ttft_p90_s": ttft_s}},
+def test_of_two_forms_that_spread_the_one_that_costs_less_is_better(ratio: Estimate, answer: Answer | None) -> None:
+    mean = variant("mean", parameters={"load_floor_bonus": 200}, against={"max": {TTFT_RATIO: ratio}},
                    **shares(EVEN, SAME))  # fmt: skip
     most = variant("max", parameters={"load_floor_bonus": 200, "floor_form": "max"}, **shares(EVEN, SAME))
     said = answered(run_of(variant("plain", **shares(COLD, None)), mean, most))["D5"]
@@ -466,8 +465,8 @@ def test_without_such_arms_the_timeout_is_open_and_says_this_runs_own() -> None:
 
 
 def test_all_differences_told_need_no_more_sessions() -> None:
-    told = Estimate(0.3, 0.2, 0.4)
-    names = ("direct_rate", "overlap_kept", "ttft_p90_s")
+    told = Estimate(0.3, 0.2, 0.4)  # as a difference, and as a ratio
+    names = ("direct_rate", "overlap_kept", TTFT_RATIO)
 
     def asked(**found: Estimate) -> FloorAnswer:
         bonus = variant("b", parameters={"load_floor_bonus": 1}, differences=dict.fromkeys(names, told) | found)
