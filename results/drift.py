@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -40,7 +40,7 @@ class Drift:
     """How one latency moved over the run, all configs together."""
 
     series: str
-    """`ttft_p50_s` or `tpot_p50_s`."""
+    """What drifts: `ttft_p50_s` or `tpot_p50_s` of load cells."""
     slope_per_h: Estimate
     """Relative change per hour: 0.02 = 2 % slower an hour later; n counts cells."""
     span_h: float | None
@@ -64,18 +64,37 @@ def _drift(series: str, cells: Sequence[CellSummary]) -> Drift:
         groups, what = _repeats(series, cells, lambda cell: cell.phase), "cells repeated in trials"
     else:
         groups, what = _repeats(series, cells, lambda cell: ""), _ACROSS
-    used = [cell for repeats in groups.values() for cells in repeats for cell in cells]
-    pieces = [(config, *_slope(series, repeats)) for config, repeats in sorted(groups.items())]
+    timed = {
+        config: [[(cell.t_start_unix_s, cell.value(series) or 0.0) for cell in cells] for cells in repeats]
+        for config, repeats in groups.items()
+    }
+    return drift_of(series, timed, what, short="configs have a load that was measured twice")
+
+
+def drift_of(
+    series: str,
+    groups: Mapping[str, Sequence[Sequence[tuple[float, float]]]],
+    what: str,
+    *,
+    short: str,
+    kind: str = "configs",
+) -> Drift:
+    """The drift of values (above 0) that repeat one another: seconds and value, in groups of one config.
+
+    what: what repeats what; short: what too few of the configs have; kind: what a config is called.
+    """
+    used = [value for repeats in groups.values() for values in repeats for value in values]
+    pieces = [(config, *_slope(repeats)) for config, repeats in sorted(groups.items())]
     pieces = [(config, slope, weight) for config, slope, weight in pieces if weight > 0]
     if len(pieces) < MIN_CONFIGS:
-        why = f"{len(pieces)} of the configs have a load that was measured twice; it needs {MIN_CONFIGS}"
+        why = f"{len(pieces)} of the {short}; it needs {MIN_CONFIGS}"
         return Drift(series, unknown(why, len(used)), None, DriftVerdict.NOT_TESTABLE, why)
-    times = [cell.t_start_unix_s for cell in used]
+    times = [at for at, _ in used]
     slopes, weights = (np.array(column) for column in list(zip(*pieces, strict=True))[1:])
-    found = _over_configs(slopes, weights, len(used))
+    found = _over_configs(slopes, weights, len(used), kind)
     detected = found.low is not None and found.high is not None and not found.low <= 0 <= found.high
     verdict = DriftVerdict.DETECTED if detected else DriftVerdict.NOT_DETECTED
-    reason = f"{len(used)} cells of {len(pieces)} configs, {what}"
+    reason = f"{len(used)} cells of {len(pieces)} {kind}, {what}"
     return Drift(series, found, (max(times) - min(times)) / 3600, verdict, reason)
 
 
@@ -95,19 +114,19 @@ def _repeats(
     return groups
 
 
-def _slope(series: str, groups: Sequence[Sequence[CellSummary]]) -> tuple[float, float]:
+def _slope(groups: Sequence[Sequence[tuple[float, float]]]) -> tuple[float, float]:
     """Slope of log(latency) per hour within the groups, and the sum of squared hours it rests on."""
     products = squares = 0.0
-    for cells in groups:
-        hours = np.array([cell.t_start_unix_s for cell in cells]) / 3600
-        logs = np.log(np.array([cell.value(series) for cell in cells], dtype=np.float64))
+    for values in groups:
+        hours, logs = np.array(values, dtype=np.float64).T
+        hours, logs = hours / 3600, np.log(logs)
         hours -= hours.mean()
         products += float(hours @ (logs - logs.mean()))
         squares += float(hours @ hours)
     return (products / squares if squares > 0 else 0.0), squares
 
 
-def _over_configs(slopes: Samples, weights: Samples, n: int) -> Estimate:
+def _over_configs(slopes: Samples, weights: Samples, n: int, kind: str) -> Estimate:
     """The weighted mean of the configs' slopes with its jackknife interval, as a relative change per hour."""
     count, part = slopes.size, weights / weights.sum()
     mean = float(part @ slopes)
@@ -115,4 +134,4 @@ def _over_configs(slopes: Samples, weights: Samples, n: int) -> Estimate:
     error = math.sqrt(float(left_out @ left_out) * (count - 1) / count)
     half = float(special.stdtrit(count - 1, (1 + LEVEL) / 2)) * error
     low, high = math.expm1(mean - half), math.expm1(mean + half)
-    return Estimate(math.expm1(mean), low, high, n, basis=f"over {count} configs")
+    return Estimate(math.expm1(mean), low, high, n, basis=f"over {count} {kind}")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from state.events import LifecycleMeasured
@@ -51,13 +51,18 @@ class LifecycleView:
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """What taking prefill and decode apart costs at one size: medians over what is measured so far."""
+    """What taking prefill and decode apart costs at one size, by what is measured so far.
+
+    Means over pairs, as the report has them: where pairs of both orders are there, the mean of the two orders' means,
+    in which an effect of the order cancels.
+    """
 
     context_tokens: int
     new_tokens: int
     ttft_ms: float
     colo_ttft_ms: float
     requests: int
+    both_orders: bool
 
     @property
     def overhead_ms(self) -> float:
@@ -107,16 +112,20 @@ def counted(view: LifecycleView) -> Iterator[LifecycleMeasured]:
 
 def overheads(view: LifecycleView) -> tuple[Overhead, ...]:
     """Per (C, N) the TTFT taken apart and combined, of requests with both; by C, then N."""
-    apart: dict[tuple[int, int], list[float]] = {}
-    combined: dict[tuple[int, int], list[float]] = {}
+    found: dict[tuple[int, int], list[tuple[float, float, bool | None]]] = {}
     for event in counted(view):
-        size = (event.context_tokens, event.new_tokens)
         if event.ttft_ms is not None and event.colo_ttft_ms is not None:
-            apart.setdefault(size, []).append(event.ttft_ms)
-            combined.setdefault(size, []).append(event.colo_ttft_ms)
-    return tuple(
-        Overhead(*size, median(apart[size]), median(combined[size]), len(apart[size])) for size in sorted(apart)
-    )
+            pair = event.ttft_ms, event.colo_ttft_ms, event.colo_first
+            found.setdefault((event.context_tokens, event.new_tokens), []).append(pair)
+    return tuple(_overhead(size, found[size]) for size in sorted(found))
+
+
+def _overhead(size: tuple[int, int], pairs: Sequence[tuple[float, float, bool | None]]) -> Overhead:
+    both = {first for _, _, first in pairs} == {True, False}
+    orders = [[pair for pair in pairs if pair[2] is first] for first in (True, False)] if both else [pairs]
+    apart = fmean(fmean(ttft_ms for ttft_ms, _, _ in own) for own in orders)
+    combined = fmean(fmean(colo_ms for _, colo_ms, _ in own) for own in orders)
+    return Overhead(*size, apart, combined, len(pairs), both)
 
 
 def bandwidths(view: LifecycleView) -> tuple[Bandwidth, ...]:

@@ -42,16 +42,17 @@ PHASES: Mapping[str, Phase] = {
     "routing": Phase("routing", "faint", "r"),
     "p_queue": Phase("queue", "series-5", "q"),
     "p_prefill": Phase("prefill", "series-0", "p"),
-    "metadata_wait": Phase("wait for D", "dim", "m"),
     "zmq_handshake": Phase("handshake", "series-4", "h"),
-    "ready_to_write": Phase("ready to write", "series-4", "h"),
+    "metadata_wait": Phase("wait for D", "dim", "m"),
+    "zmq_after_metadata": Phase("prepare", "series-4", "h"),
     "rdma_transfer": Phase("transfer", "series-1", "t"),
     "transfer_signal": Phase("signal", "series-7", "s"),
     "d_promotion": Phase("promotion", "series-3", "o"),
     "d_first_token": Phase("first token", "series-6", "f"),
     "d_decode": Phase("decode", "series-2", "d"),
 }
-"""By the names of the records, in the order they pass; `ready_to_write` is the two before it in one."""
+"""By the names of the records, in the order they pass; `metadata_wait` and `zmq_after_metadata` are the handshake in
+its two parts."""
 
 
 def phase(name: str, place: int) -> Phase:
@@ -283,4 +284,5 @@ def overhead_note(view: LifecycleView) -> str:
         return "no size was measured both apart and on one combined instance" + (" yet" if some else "")
     pays = sum(each.overhead_ms <= 0 for each in known)
     where = "nowhere" if not pays else "everywhere" if pays == len(known) else f"at {pays} of {len(known)} sizes"
-    return f"TTFT taken apart less TTFT combined, ms; apart is faster {where} so far"
+    single = "" if all(each.both_orders for each in known) else ", in part by pairs of one order"
+    return f"TTFT taken apart less TTFT combined, ms, means of pairs; apart is faster {where} so far{single}"

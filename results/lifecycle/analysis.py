@@ -21,7 +21,7 @@ from results.report import title
 
 __all__ = ["LifecycleAnalysis", "aggregate", "analyse", "analyse_lifecycle", "terminal_tables"]
 
-FORMAT = 1
+FORMAT = 2
 """Version of aggregate.json and verdicts.json."""
 
 
@@ -60,11 +60,16 @@ def aggregate(analysis: LifecycleAnalysis) -> dict[str, Any]:
         "settings": msgspec.to_builtins(analysis.settings),
         "configs": msgspec.to_builtins(analysis.configs),
         "costs": msgspec.to_builtins(analysis.costs),
-        "overheads": [msgspec.to_builtins(cell) | {"told": cell.told} for cell in analysis.overheads],
+        "links": msgspec.to_builtins(analysis.links),
+        "overheads": msgspec.to_builtins(analysis.overheads),
+        "order_effects": msgspec.to_builtins(analysis.orders),
         "break_evens": msgspec.to_builtins(analysis.break_evens),
         "volumes": msgspec.to_builtins(analysis.volumes),
         "clock_steps": msgspec.to_builtins(analysis.steps),
+        "checks": msgspec.to_builtins(analysis.checks),
+        "drifts": msgspec.to_builtins(analysis.drifts),
         "discards": msgspec.to_builtins(analysis.discards),
+        "failures": msgspec.to_builtins(analysis.failures),
         "gaps": msgspec.to_builtins(analysis.gaps),
     }
 
@@ -102,6 +107,7 @@ def _flat(record: LifecycleRecord) -> dict[str, Any]:
         **msgspec.to_builtins(detail),
         "colo_ttft_ms": record.colo.ttft_ms,
         "colo_e2e_ms": record.colo.e2e_ms,
+        "colo_first": record.colo.first,
         "d_step_ms": counts.d_step_ms,
         "p_cached_tokens": counts.p_cached_tokens,
         "counted_tokens": record.verification.counted_tokens,
@@ -113,22 +119,25 @@ def manifest(analysis: LifecycleAnalysis) -> pd.DataFrame:
     """`MANIFEST.tsv`: a row per configuration of the plan or of a record; an empty field is not known."""
     planned = {one.config.key: one for one in analysis.planned}
     done = {row.config.key: row for row in analysis.configs}
+    failed = {one.config.key: one.reason for one in analysis.failures}
+    thrown = [one.config.key for one in analysis.discards]
     rows = []
-    for key in sorted({*planned, *done}):
+    for key in sorted({*planned, *done, *failed}):
         plan, row = planned.get(key), done.get(key)
         counted = row.counted if row is not None else 0
-        why = plan.why_not if plan is not None else ""
+        why = failed.get(key) or (plan.why_not if plan is not None else "")
+        missing = "FAILED" if key in failed else "SKIP" if why else "not run"
         rows.append(
             {
                 "prior_context": str(key[0]),
                 "new_tokens": str(key[1]),
                 "output_length": str(key[2]),
                 "cell": plan.cell if plan is not None else "",
-                "status": "ran" if counted else "SKIP" if why else "not run",
+                "status": "ran" if counted else missing,
                 "skip_reason": "" if counted else " ".join(why.split()),
                 "counted": str(counted),
                 "warmups": str(row.warmups) if row is not None else "0",
-                "discarded": str(row.discarded) if row is not None else "0",
+                "discarded": str(thrown.count(key)),
                 "transport": " ".join(analysis.transports),
                 "engine_versions": "; ".join(
                     f"{name} {text}" for name, text in sorted(analysis.facts.versions.items())

@@ -12,7 +12,7 @@ from results.figures.figure import Figure
 from results.figures.files import Drawers
 from results.figures.ink import pens, plain_ticks, sheet
 from results.lifecycle import figures
-from results.lifecycle.record import PHASES, READY_TO_WRITE
+from results.lifecycle.record import HANDSHAKE, HANDSHAKE_PARTS, PHASES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,8 +23,8 @@ _LOOKS: Mapping[str, tuple[str, str]] = {
     "p_queue": ("#cc79a7", ""),
     "p_prefill": ("#d9d9d9", ""),
     "metadata_wait": ("#f0e442", "////"),
-    "zmq_handshake": ("#e69f00", ""),
-    READY_TO_WRITE: ("#e69f00", "////"),
+    "zmq_after_metadata": ("#e69f00", ""),
+    HANDSHAKE: ("#e69f00", "////"),
     "rdma_transfer": ("#d55e00", ""),
     "transfer_signal": ("#56b4e9", "xxx"),
     "d_promotion": ("#0072b2", ""),
@@ -32,28 +32,29 @@ _LOOKS: Mapping[str, tuple[str, str]] = {
     "d_decode": ("#ffffff", "..."),
 }
 """Fill and hatch of each phase: the order, the fill and the hatch tell them apart, not colour alone."""
-_ORDER = (*PHASES[: PHASES.index("rdma_transfer")], READY_TO_WRITE, *PHASES[PHASES.index("rdma_transfer") :])
+_AFTER = PHASES.index(HANDSHAKE) + 1
+_ORDER = (*PHASES[:_AFTER], *HANDSHAKE_PARTS, *PHASES[_AFTER:])
 _BAR = 0.8
 """Of the room between two N."""
 
 
 def draw_phases(figure: Figure) -> Drawing:
-    """Figure 1: a row per prior context; the whole request beside what comes between prefill and first token."""
+    """Figure 1: a row per prior context; the handover, the request without its prefill, and the whole of it."""
     table = figure.table
     contexts = sorted(set(table["prior_context"]))
-    drawing = sheet(11, 0.8 + 2.3 * len(contexts))
-    grid = drawing.subplots(len(contexts), 2, squeeze=False)
+    drawing = sheet(15, 0.8 + 2.3 * len(contexts))
+    grid = drawing.subplots(len(contexts), 3, squeeze=False)
     for line, context in zip(grid, contexts, strict=True):
-        for axes, panel in zip(line, (figures.HANDOVER, figures.WHOLE), strict=True):
+        for axes, panel in zip(line, (figures.HANDOVER, figures.BESIDE, figures.WHOLE), strict=True):
             rows = table[(table["prior_context"] == context) & (table["panel"] == panel)]
             _stacked(axes, rows)
             axes.set_title(f"C = {context}: {panel}", loc="left", fontsize=8)
             axes.set_ylabel("ms")
     for axes in grid[-1]:
         axes.set_xlabel("new tokens N")
-    handles, labels = grid[0][1].get_legend_handles_labels()
+    handles, labels = grid[0][2].get_legend_handles_labels()
     order = sorted(range(len(labels)), key=lambda place: -_ORDER.index(labels[place]))
-    grid[0][1].legend([handles[place] for place in order], [labels[place] for place in order],
+    grid[0][2].legend([handles[place] for place in order], [labels[place] for place in order],
                       loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2, handlelength=1.5)  # fmt: skip
     drawing.suptitle(figure.title, x=0.01, ha="left", fontweight="bold", fontsize=9)
     return drawing
@@ -95,13 +96,12 @@ def draw_bandwidth(figure: Figure) -> Drawing:
     if len(model):
         axes.plot(model["bytes"] / 1e6, model["gbps"], color="#d55e00", label="cost model")
     plain_ticks(axes, "x", (single["bytes"] / 1e6).tolist())
-    levels = [figure.lines[name] for name in ("asymptote", "link") if name in figure.lines]
-    plain_ticks(axes, "y", [*single["gbps"].tolist(), *levels])
-    for name, dashes in (("asymptote", ":"), ("link", "--")):
-        if name in figure.lines:
-            axes.axhline(figure.lines[name], color="#555555", linestyle=dashes, linewidth=1)
-            axes.annotate(f"{name} {figure.lines[name]:.3g}", (1, figure.lines[name]), xytext=(-3, 3), ha="right",
-                          xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=7.5)  # fmt: skip
+    levels = {name: level for name, level in figure.lines.items() if name != "knee"}
+    plain_ticks(axes, "y", [*single["gbps"].tolist(), *levels.values()])
+    for name, level in levels.items():
+        axes.axhline(level, color="#555555", linestyle=":" if name == "asymptote" else "--", linewidth=1)
+        axes.annotate(f"{name} {level:.3g}", (1, level), xytext=(-3, 3), ha="right", textcoords="offset points",
+                      xycoords=("axes fraction", "data"), fontsize=7.5)  # fmt: skip
     knee = figure.lines.get("knee")
     if knee is not None and single["bytes"].min() / 4 <= knee <= single["bytes"].max() * 4:
         axes.axvline(knee / 1e6, color="#0072b2", linestyle="-.", linewidth=1)
@@ -137,7 +137,7 @@ def draw_cost(figure: Figure) -> Drawing:
     return drawing
 
 
-_FITS = {figures.MODEL: "relative errors", figures.ORDINARY: "ordinary"}
+_FITS = {figures.MODEL: figures.WEIGHTED, figures.ORDINARY: figures.UNWEIGHTED}
 
 
 def draw_overhead(figure: Figure) -> Drawing:
@@ -156,7 +156,8 @@ def draw_overhead(figure: Figure) -> Drawing:
         color = "white" if abs(value) > 0.7 * reach else "black"
         axes.text(place[1], place[0], shown, ha="center", va="center", fontsize=7.5, color=color)
     image = axes.imshow(grid, cmap="PuOr_r", vmin=-reach, vmax=reach, aspect="auto", origin="lower")
-    _contour(axes, grid)
+    if figures.contour_in(table):
+        axes.contour(np.ma.masked_invalid(grid), levels=[0.0], colors="black", linewidths=1.6)
     axes.set_xticks(range(len(sizes)), [f"{size:g}" for size in sizes])
     axes.set_yticks(range(len(contexts)), [f"{context:g}" for context in contexts])
     axes.tick_params(length=0)
@@ -166,13 +167,6 @@ def draw_overhead(figure: Figure) -> Drawing:
     axes.set_title(figure.title, loc="left", fontweight="bold")
     drawing.colorbar(image, ax=axes, pad=0.02).set_label("TTFT overhead (ms): above 0 slower")
     return drawing
-
-
-def _contour(axes: Axes, grid: np.ndarray) -> None:
-    """Where the map is zero; nothing where it has one sign, or too few fields for a line."""
-    known = grid[np.isfinite(grid)]
-    if min(grid.shape) >= 2 and known.min() < 0 < known.max():
-        axes.contour(np.ma.masked_invalid(grid), levels=[0.0], colors="black", linewidths=1.6)
 
 
 def draw_volume(figure: Figure) -> Drawing:

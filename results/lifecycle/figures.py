@@ -8,17 +8,23 @@ import numpy as np
 import pandas as pd
 
 from results.figures.figure import Figure
+from results.lifecycle.curve import Knee
 from results.lifecycle.findings import LifecycleAnalysis
-from results.lifecycle.fits import CostModel, transfers_of
-from results.lifecycle.record import PHASES, READY_TO_WRITE, LifecycleRecord
+from results.lifecycle.fits import CostModel
+from results.lifecycle.record import HANDSHAKE, PHASES, LifecycleRecord, parts_of
+from results.lifecycle.regression import transfers_of
 from results.lifecycle.summary import values_of
 from results.statistics import LEVEL, Estimate
 
 BREAKDOWN, BANDWIDTH, COST, OVERHEAD, VOLUME = 1, 2, 3, 4, 5
-HANDOVER, WHOLE = "from the end of the prefill to the first token", "whole request"
-"""The two panels of figure 1's rows."""
+HANDOVER, BESIDE, WHOLE = "end of the prefill to the first token", "whole request without its prefill", "whole request"
+"""The panels of figure 1's rows."""
+WEIGHTED, UNWEIGHTED = "weighted by 1 / fitted^2", "ordinary least squares"
+"""What the fits are called, in tables and figures."""
 POINT, MEDIAN, MODEL, ORDINARY = "transfer", "median", "model", "ordinary"
 """What a row of figures 2 and 3 is."""
+_LEFT_OUT = {HANDOVER: {*PHASES[: PHASES.index(HANDSHAKE)], "d_decode"}, BESIDE: {"p_prefill"}, WHOLE: set[str]()}
+"""Phases that a panel does not show."""
 _CURVE_POINTS = 60
 _NO_RECORD = "no request counts"
 
@@ -31,14 +37,15 @@ def figures(analysis: LifecycleAnalysis) -> tuple[Figure, ...]:
 def phases(analysis: LifecycleAnalysis) -> Figure:
     """Analysis 1."""
     title = "What a request's time is made of, by new tokens"
-    rows = [*_stacks(analysis, HANDOVER), *_stacks(analysis, WHOLE)]
+    rows = [row for panel in (HANDOVER, BESIDE, WHOLE) for row in _stacks(analysis, panel)]
     if not rows:
         return Figure(BREAKDOWN, title, missing=_NO_RECORD)
     caption = (
         "Means of the counted repetitions, stacked in the order they pass, a row per prior context C. Left: from the "
-        "end of the prefill to the first token, over all output lengths, on which it does not depend. Right: the whole "
-        "request, a bar per output length from the shortest to the longest. metadata_wait and zmq_handshake together "
-        f"are the specification's t5 - t3. {less_half_step(analysis)}"
+        "end of the prefill to the first token, over all output lengths, on which it does not depend. Middle and "
+        "right: the request without p_prefill and the whole of it, a bar per output length, the shortest first. "
+        "metadata_wait and zmq_after_metadata together are the specification's zmq_handshake, t5 - t3. "
+        f"{less_half_step(analysis)}"
     )
     return Figure(BREAKDOWN, title, caption.strip(), pd.DataFrame(rows))
 
@@ -54,16 +61,12 @@ def _stacks(analysis: LifecycleAnalysis, panel: str) -> Iterator[dict[str, objec
     groups: dict[tuple[int, int, int | None], list[LifecycleRecord]] = {}
     for record in analysis.counted:
         config = record.config
-        length = config.output_length if panel == WHOLE else None
+        length = None if panel == HANDOVER else config.output_length
         groups.setdefault((config.prior_context, config.current_new_tokens, length), []).append(record)
     for (context, size, length), own in sorted(groups.items(), key=lambda item: (*item[0][:2], item[0][2] or 0)):
         values = values_of(own)
-        whole = any(values[name].value is None for name in ("metadata_wait", "zmq_handshake"))
-        names = [name for name in PHASES if not whole or name not in ("metadata_wait", "zmq_handshake")]
-        if whole:
-            names.insert(names.index("rdma_transfer"), READY_TO_WRITE)
-        for name in names:
-            if panel == WHOLE or name not in (*PHASES[: PHASES.index("metadata_wait")], "d_decode"):
+        for name in parts_of(lambda part: values[part].n == values[HANDSHAKE].n > 0):  # noqa: B023 - called at once
+            if name not in _LEFT_OUT[panel]:
                 yield {
                     "panel": panel, "prior_context": context, "new_tokens": size, "output_length": length,
                     "phase": name, "ms": values[name].value, "low": values[name].low, "high": values[name].high,
@@ -77,34 +80,53 @@ def bandwidth(analysis: LifecycleAnalysis) -> Figure:
     found, fitted = transfers_of(analysis.records), analysis.costs
     if not found.n:
         return Figure(BANDWIDTH, title, missing="no counted transfer has a size and a duration")
-    single = zip(found.bytes, 8 * found.bytes / found.ms / 1e6, strict=True)
+    single = zip(found.bytes, found.gbps, strict=True)
     rows = [{"kind": POINT, "bytes": float(size), "gbps": float(value)} for size, value in single]
     rows += [
         {"kind": MEDIAN, "bytes": point.bytes, "gbps": point.gbps.value, "low": point.gbps.low, "high": point.gbps.high}
         for point in fitted.curve
     ]
-    rows += [{"kind": MODEL, "bytes": x, "gbps": 8 * x / y / 1e6} for x, y in _line(found.bytes, fitted.relative)]
-    lines = {}
     knee = fitted.knee
-    if fitted.relative.bandwidth_gbps.value is not None:
-        lines["asymptote"] = fitted.relative.bandwidth_gbps.value
+    rows += [{"kind": MODEL, "bytes": x, "gbps": y} for x, y in _approach(found.bytes, knee)]
+    lines = {f"link, {link.source}": link.gbps for link in analysis.links}
+    if knee.asymptote_gbps.value is not None:
+        lines["asymptote"] = knee.asymptote_gbps.value
     if knee.bytes.value is not None:
         lines["knee"] = knee.bytes.value
-    if analysis.settings.link_gbps is not None:
-        lines["link"] = analysis.settings.link_gbps
-    knee_text = (
-        f"Knee ({knee.share:.0%} of the asymptote): {knee.bytes.text(3, 1e-6)} MB{knee.reason and f' ({knee.reason})'}."
-        if knee.bytes.value is not None
-        else f"No knee: {knee.bytes.reason}."
-    )
-    link = "" if analysis.settings.link_gbps is not None else " The link's own limit was not given."
     caption = (
-        "Dots: single transfers, bytes over the duration of the write. Circles: their median for each N, with its "
-        f"{LEVEL:.0%} interval where there are enough. Line: the cost model's bytes / (alpha + beta bytes). "
-        f"{knee_text}{link}"
+        "Dots: single transfers, bytes over the time in which a write was under way. Circles: their median for each N, "
+        f"with its {LEVEL:.0%} interval where there are enough. {_limit_text(knee)} {link_text(analysis)}"
     )
     columns = ["kind", "bytes", "gbps", "low", "high"]
     return Figure(BANDWIDTH, title, caption, pd.DataFrame(rows, columns=columns), lines)
+
+
+def _approach(sizes: np.ndarray, knee: Knee) -> list[tuple[float, float]]:
+    """Bytes and bandwidth of the line that has the knee's asymptote."""
+    alpha, limit = knee.alpha_ms, knee.asymptote_gbps.value
+    if alpha is None or limit is None:
+        return []
+    at = np.geomspace(float(sizes.min()), float(sizes.max()), _CURVE_POINTS)
+    took = alpha + 8 * at / 1e6 / limit
+    return [(float(x), float(8 * x / 1e6 / ms)) for x, ms in zip(at, took, strict=True) if ms > 0]
+
+
+def _limit_text(knee: Knee) -> str:
+    if knee.asymptote_gbps.value is None:
+        return f"No line, asymptote or knee: {knee.reason or knee.asymptote_gbps.reason}."
+    line = f"Line: bytes / (alpha + beta bytes) of transfers with {knee.operations}."
+    if knee.bytes.value is None:
+        return f"{line} No knee: {knee.bytes.reason}."
+    also = f" ({knee.reason})" if knee.reason else ""
+    return f"{line} Knee ({knee.share:.0%} of the asymptote): {knee.bytes.text(3, 1e-6)} MB{also}."
+
+
+def link_text(analysis: LifecycleAnalysis) -> str:
+    """What the link can carry, and who says so."""
+    if analysis.links:
+        return f"The link carries {' and '.join(link.text for link in analysis.links)}."
+    why = f", and not measured: {analysis.no_link}" if analysis.no_link else ""
+    return f"What the link can carry was not given{why}."
 
 
 def _line(sizes: Sequence[float] | np.ndarray, model: CostModel) -> list[tuple[float, float]]:
@@ -129,8 +151,8 @@ def cost(analysis: LifecycleAnalysis) -> Figure:
         said = f"No fit: {fitted.relative.alpha_ms.reason}."
     else:
         said = (
-            f"Solid: weighted by 1 / fitted^2, {fitted.relative.alpha_ms.text(3)} ms + "
-            f"{fitted.relative.beta_ms_per_mb.text(3)} ms per 10^6 bytes. Dashed: ordinary least squares, R^2 "
+            f"Solid: {WEIGHTED}, {fitted.relative.alpha_ms.text(3)} ms + "
+            f"{fitted.relative.beta_ms_per_mb.text(3)} ms per 10^6 bytes. Dashed: {UNWEIGHTED}, R^2 "
             f"{fitted.ordinary.r2.text(4)}."
         )
     caption = f"Dots: single transfers. {said}"
@@ -157,11 +179,24 @@ def overhead(analysis: LifecycleAnalysis) -> Figure:
         for cell in cells
     )
     caption = (
-        "Mean of pdsep_ttft - colo_ttft over the counted repetitions, by prior context C and new tokens N, both by the "
-        "client's clock. In parentheses: the interval covers zero, or there is none. Line: where the "
-        f"overhead changes its sign, by interpolation. {_crossings(analysis)}"
+        "Mean of pdsep_ttft - colo_ttft over the counted pairs, both orders alike, by prior context C and new tokens "
+        "N, both by the client's clock. In parentheses: the sign is not told, all (C, N) being asked. "
+        f"{_contour_text(table)} {_crossings(analysis)}"
     )
-    return Figure(OVERHEAD, title, caption, table)
+    return Figure(OVERHEAD, title, caption.strip(), table)
+
+
+def contour_in(table: pd.DataFrame) -> bool:
+    """Whether a line of no overhead can be drawn: two signs, and at least two C and two N."""
+    several = table["prior_context"].nunique() > 1 and table["new_tokens"].nunique() > 1
+    return bool(several and table["overhead_ms"].min() < 0 < table["overhead_ms"].max())
+
+
+def _contour_text(table: pd.DataFrame) -> str:
+    if contour_in(table):
+        return "Line: where the overhead changes its sign, by interpolation."
+    one_sign = not table["overhead_ms"].min() < 0 < table["overhead_ms"].max()
+    return f"No line: {'the overhead has one sign everywhere' if one_sign else 'one C or one N makes no map'}."
 
 
 def _crossings(analysis: LifecycleAnalysis) -> str:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from results.drift import Drift
 from results.errors import ResultsError
 from results.facts import RunFacts, run_facts
 from results.lifecycle import verdicts
+from results.lifecycle.checks import Check, checks, drifts, sizes_that_differ
 from results.lifecycle.clock import Step, aligned
-from results.lifecycle.fits import Costs, costs, transfers_of
-from results.lifecycle.load import Discard, PlannedConfig, collect, plan_of, unmeasured
-from results.lifecycle.maps import BreakEven, OverheadCell, Volume, break_evens, overhead_map, volumes
+from results.lifecycle.fits import Costs, costs
+from results.lifecycle.link import Link, links_of
+from results.lifecycle.load import Discard, Failure, MeasuredCell, PlannedConfig, collect, plan_of, unmeasured
+from results.lifecycle.maps import BreakEven, OverheadCell, Volume, break_evens, overhead_map, sizes_of, volumes
+from results.lifecycle.pairs import OrderEffect, order_effects
 from results.lifecycle.phases import breakdown
-from results.lifecycle.record import Clock, LifecycleRecord
+from results.lifecycle.record import Clock, LifecycleLayout, LifecycleRecord
+from results.lifecycle.regression import transfers_of
 from results.lifecycle.settings import Settings
 from results.lifecycle.summary import ConfigSummary, summaries
 from results.lifecycle.verdicts import Criterion
@@ -31,12 +36,23 @@ class LifecycleAnalysis:
     """By C, N, O and repetition, those that do not count included; durations by the clocks of all, see `steps`."""
     configs: tuple[ConfigSummary, ...]
     costs: Costs
+    links: tuple[Link, ...]
+    """What the link can carry, what was given first; empty = not known."""
+    no_link: str
+    """Why it was not measured; empty = it was, or nobody tried."""
     overheads: tuple[OverheadCell, ...]
+    orders: tuple[OrderEffect, ...]
+    """What it does which of a pair comes first."""
     break_evens: tuple[BreakEven, ...]
     volumes: tuple[Volume, ...]
     steps: tuple[Step, ...]
     """Where the clock of one of two hosts was set."""
     criteria: tuple[Criterion, ...]
+    checks: tuple[Check, ...]
+    drifts: tuple[Drift, ...]
+    cells: Mapping[tuple[int, int, int], MeasuredCell]
+    """What the finished cells say of themselves, by C, N, O."""
+    failures: tuple[Failure, ...]
     discards: tuple[Discard, ...]
     planned: tuple[PlannedConfig, ...]
     gaps: tuple[Gap, ...]
@@ -65,16 +81,22 @@ def analyse(root: Path) -> LifecycleAnalysis:
     found = collect(root)
     clocks, steps = aligned(found.records)
     records = tuple(measured(record, clock, settings) for record, clock in zip(found.records, clocks, strict=True))
-    fitted = costs(transfers_of(records), link_gbps=settings.link_gbps, knee_share=settings.knee_share)
+    links, no_link, link_gaps = links_of(LifecycleLayout(root), settings.link_gbps)
+    link_gbps = links[0].gbps if links else None
+    fitted = costs(transfers_of(records), link_gbps=link_gbps, knee_share=settings.knee_share)
     overheads, moved = overhead_map(records), volumes(records)
-    crossings = break_evens(overheads)
+    crossings, orders = break_evens(overheads), order_effects(sizes_of(records))
+    blocks = {key: cell.block_tokens for key, cell in found.cells.items() if cell.block_tokens is not None}
     return LifecycleAnalysis(
         facts=facts,
         settings=settings,
         records=records,
         configs=summaries(records, found.discards),
         costs=fitted,
+        links=links,
+        no_link=no_link,
         overheads=overheads,
+        orders=orders,
         break_evens=crossings,
         volumes=moved,
         steps=steps,
@@ -83,8 +105,12 @@ def analyse(root: Path) -> LifecycleAnalysis:
             verdicts.dominates(records, settings.min_new_tokens),
             verdicts.linear(fitted),
             verdicts.incremental(moved),
-            verdicts.quantified(overheads, crossings),
+            verdicts.quantified(overheads, crossings, orders),
         ),
+        checks=checks(records),
+        drifts=drifts(records),
+        cells=found.cells,
+        failures=found.failures,
         discards=found.discards,
         planned=planned,
         gaps=(
@@ -92,8 +118,10 @@ def analyse(root: Path) -> LifecycleAnalysis:
             *plan_gaps,
             *found.gaps,
             *(Gap("clocks", step.text) for step in steps),
-            *unmeasured(planned, records),
+            *link_gaps,
+            *unmeasured(planned, records, found.failures),
             *_lacking(records),
+            *sizes_that_differ(records, blocks),
         ),
     )
 

@@ -14,7 +14,6 @@ from typing import Literal, Protocol
 from results.decisions import DecisionRecord, KvTransfer
 from results.lifecycle.clock import clock_of, exchange_of
 from results.lifecycle.phases import breakdown
-from results.lifecycle.probe import ProbeEvent, ProbeLog
 from results.lifecycle.record import (
     Colo,
     Counts,
@@ -26,6 +25,7 @@ from results.lifecycle.record import (
     TransferDetail,
     Verification,
 )
+from results.transfer_probe import ProbeEvent, ProbeLog
 
 
 class Client(Protocol):
@@ -102,13 +102,28 @@ def movement_of(decision: DecisionRecord | None) -> KvTransfer | None:
 def events_of(
     decision: DecisionRecord | None, prefill: ProbeLog, decode: ProbeLog
 ) -> tuple[tuple[ProbeEvent, ...], tuple[ProbeEvent, ...]]:
-    """What the probes of the two instances wrote about a request: the prefill instance's, the decode instance's."""
+    """What the probes of the two instances wrote about a request: the prefill instance's, the decode instance's.
+
+    Events of requests on no leg are none of it: a request is named after what it is sent for, and such names may
+    contain one another.
+    """
     moved = movement_of(decision)
     transfer = moved.transfer if moved is not None else ""
     names = [transfer] if decision is None else [decision.request.request, transfer]
     on_decode = decode.of(transfer, names)
     remote = {event.remote_request for event in on_decode if event.remote_request}
-    return prefill.of(transfer, [*names, *sorted(remote)]), on_decode
+    on_prefill = prefill.of(transfer, [*names, *sorted(remote)])
+    return on_a_leg(on_prefill), on_a_leg(on_decode)
+
+
+def on_a_leg(events: Sequence[ProbeEvent]) -> tuple[ProbeEvent, ...]:
+    """Without those of requests that are on no leg of a transfer: combined ones, and those that ask a cache."""
+    other = {event.request for event in events if event.leg == NO_LEG and event.request}
+    return tuple(event for event in events if event.leg != NO_LEG and event.request not in other)
+
+
+NO_LEG = "none"
+"""`leg` of a request that no transfer belongs to."""
 
 
 def join(
@@ -283,7 +298,14 @@ def _counts(sides: tuple[_Side, _Side], writer: _Side, moved: KvTransfer | None)
         write_end_from=(write.t6_from or "") if write is not None else "",
         d_step_ms=steps.step_p50_us / 1e3 if steps is not None and steps.step_p50_us is not None else None,
         attempts=moved.attempts if moved is not None else None,
+        run_delay_us=_sum(event.run_delay_us for event in writer.events if event.event == "write"),
     )
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    """Of what is known; None where nothing is."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
 
 def _not_counted(
@@ -296,7 +318,9 @@ def _not_counted(
     """Why this request says nothing about the configuration; empty where it does."""
     if client.status != "ok":
         return f"the request ended as {client.status}: {client.error or 'no reason given'}"
-    if client.completion_tokens is not None and client.completion_tokens != config.output_length:
+    if client.completion_tokens is None:
+        return f"the client was not told how many tokens came; {config.output_length} were asked for"
+    if client.completion_tokens != config.output_length:
         return f"{client.completion_tokens} tokens came, {config.output_length} were asked for"
     if decision is None:
         return "the router's decision log has no pick of this request"

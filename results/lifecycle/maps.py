@@ -9,9 +9,23 @@ from itertools import pairwise
 
 import numpy as np
 
-from results.lifecycle.fits import least_squares
+from results.lifecycle.pairs import (
+    OVERHEAD,
+    PAIRED,
+    TTFT,
+    Balanced,
+    Lengths,
+    balanced,
+    between_lengths,
+    differ,
+    inflation,
+    over_lengths,
+    paired_values,
+    widened,
+)
 from results.lifecycle.record import LifecycleRecord
-from results.statistics import Estimate, mean, unknown
+from results.lifecycle.regression import least_squares
+from results.statistics import LEVEL, Estimate, holm, unknown
 
 MIN_POINTS = 4
 """Transfers that a slope with an interval needs."""
@@ -19,24 +33,24 @@ MIN_POINTS = 4
 
 @dataclass(frozen=True, slots=True)
 class OverheadCell:
-    """One (C, N), over all output lengths: TTFT does not depend on them."""
+    """One (C, N), over all output lengths: TTFT does not depend on them. See results.lifecycle.pairs."""
 
     prior_context: int
     new_tokens: int
     overhead_ms: Estimate
-    """pdsep_ttft - colo_ttft, mean of the pairs."""
+    """pdsep_ttft - colo_ttft, mean of the pairs, both orders alike."""
     pdsep_ttft_ms: Estimate
     colo_ttft_ms: Estimate
     relative: float | None
     """overhead / colo_ttft, of the means."""
-
-    @property
-    def told(self) -> int | None:
-        """1: slower than the combined instance, -1: faster, by the interval; None: it covers zero, or there is none."""
-        low, high = self.overhead_ms.low, self.overhead_ms.high
-        if low is None or high is None or low <= 0 <= high:
-            return None
-        return 1 if low > 0 else -1
+    told: int | None = None
+    """1: surely slower than the combined instance, -1: faster, all (C, N) being asked (Holm); None: not told."""
+    p: float | None = None
+    """Of no overhead, of this (C, N) alone."""
+    lengths_differ: bool = False
+    """The output lengths surely differ: the interval is over their means."""
+    lengths_f: float | None = None
+    """Spread of the overhead between output lengths over that within them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,29 +83,69 @@ class Volume:
     """One block of the KV cache, all layers."""
     of_expected: float | None
     """Median bytes over N x the model's KV per token; None = that is not known."""
+    kv_bytes: float | None = None
+    """N x the model's KV per token."""
+    operations_by_context: tuple[tuple[int, float | None], ...] = ()
+    """C to the median number of write operations."""
 
 
-def overhead_map(records: Sequence[LifecycleRecord]) -> tuple[OverheadCell, ...]:
-    """A cell for every (C, N) with a counted record, by C and N."""
+def sizes_of(records: Sequence[LifecycleRecord]) -> tuple[tuple[LifecycleRecord, ...], ...]:
+    """The counted records of every (C, N) that has one, by C and N."""
     groups: dict[tuple[int, int], list[LifecycleRecord]] = {}
     for record in records:
         if record.counted:
             key = record.config.prior_context, record.config.current_new_tokens
             groups.setdefault(key, []).append(record)
-    return tuple(_overhead(key, groups[key]) for key in sorted(groups))
+    return tuple(tuple(groups[key]) for key in sorted(groups))
 
 
-def _overhead(key: tuple[int, int], own: Sequence[LifecycleRecord]) -> OverheadCell:
-    overhead = _mean_of(own, "pdsep_overhead")
-    colo = [record.colo.ttft_ms for record in own if record.colo.ttft_ms is not None]
-    theirs = mean(colo) if colo else unknown(_why(own, "pdsep_overhead"))
-    share = overhead.value / theirs.value if overhead.value is not None and theirs.value else None
-    return OverheadCell(*key, overhead, _mean_of(own, "client_ttft"), theirs, share)
+def overhead_map(records: Sequence[LifecycleRecord]) -> tuple[OverheadCell, ...]:
+    """A cell for every (C, N) with a counted record, by C and N."""
+    sizes = sizes_of(records)
+    if not sizes:
+        return ()
+    lengths = [between_lengths(*paired_values(own, OVERHEAD)) for own in sizes]
+    apart = differ(lengths)
+    found = {name: _over_grid(sizes, name, apart) for name in PAIRED}
+    corrected = holm([one.p for one in found[OVERHEAD]])
+    cells = zip(sizes, *found.values(), corrected, lengths, apart, strict=True)
+    return tuple(_cell(*cell) for cell in cells)
 
 
-def _mean_of(own: Sequence[LifecycleRecord], name: str) -> Estimate:
-    found = [value for record in own if (value := record.ms(name)) is not None]
-    return mean(found) if found else unknown(_why(own, name))
+def _over_grid(sizes: Sequence[Sequence[LifecycleRecord]], name: str, apart: Sequence[bool]) -> list[Balanced]:
+    """One number at every (C, N), its interval as wide as the spread between output lengths makes it."""
+    pairs = [paired_values(own, name) for own in sizes]
+    by = inflation([between_lengths(*one) for one in pairs])
+    return [
+        over_lengths(*one) if differs else widened(balanced(*one[:2]), by)
+        for one, differs in zip(pairs, apart, strict=True)
+    ]
+
+
+def _cell(
+    own: Sequence[LifecycleRecord],
+    overhead: Balanced,
+    ttft: Balanced,
+    combined: Balanced,
+    corrected: float,
+    lengths: Lengths,
+    apart: bool,
+) -> OverheadCell:
+    config, value = own[0].config, overhead.mean.value
+    theirs = combined.mean.value
+    known = value is not None and overhead.mean.high is not None
+    return OverheadCell(
+        config.prior_context,
+        config.current_new_tokens,
+        overhead.mean if value is not None else unknown(_why(own, OVERHEAD)),
+        ttft.mean if ttft.mean.value is not None else unknown(_why(own, TTFT)),
+        combined.mean if theirs is not None else unknown(_why(own, OVERHEAD)),
+        value / theirs if value is not None and theirs else None,
+        told=(1 if value > 0 else -1) if value is not None and corrected < 1 - LEVEL else None,
+        p=overhead.p if known else None,
+        lengths_differ=apart,
+        lengths_f=lengths.f,
+    )
 
 
 def _why(own: Sequence[LifecycleRecord], name: str) -> str:
@@ -112,7 +166,7 @@ def _break_even(context: int, row: Sequence[OverheadCell]) -> BreakEven:
     signs = tuple(cell.told for cell in told if cell.told is not None)
     turns = [pair for pair in pairwise(told) if pair[0].told != pair[1].told]
     if not told:
-        return BreakEven(context, unknown("no sign is told"), None, signs, "no interval leaves zero out")
+        return BreakEven(context, unknown("no sign is told"), None, signs, "no sign is told")
     if not turns:
         text = "slower at every N whose sign is told" if signs[0] > 0 else "faster at every N whose sign is told"
         return BreakEven(context, unknown(text), None, signs, text)
@@ -163,11 +217,8 @@ def _volume(size: int, own: Sequence[LifecycleRecord]) -> Volume:
         for record in own
         if record.transfer_detail.num_blocks and record.transfer_detail.bytes_transferred
     ]
-    shares = [
-        record.transfer_detail.bytes_transferred / (size * record.counts.kv_bytes_per_token)
-        for record in own
-        if record.counts.kv_bytes_per_token and record.transfer_detail.bytes_transferred
-    ]
+    per_token = [record.counts.kv_bytes_per_token for record in own if record.counts.kv_bytes_per_token]
+    expected = size * float(np.median(per_token)) if per_token else None
     return Volume(
         new_tokens=size,
         bytes_by_context=medians,
@@ -175,5 +226,16 @@ def _volume(size: int, own: Sequence[LifecycleRecord]) -> Volume:
         slope=slope,
         spread_bytes=max(value for _, value in medians) - min(value for _, value in medians),
         block_bytes=float(np.median(per_block)) if per_block else None,
-        of_expected=float(np.median(shares)) if shares else None,
+        of_expected=float(np.median(moved)) / expected if expected else None,
+        kv_bytes=expected,
+        operations_by_context=tuple((one, _operations(own, one)) for one, _ in medians),
     )
+
+
+def _operations(own: Sequence[LifecycleRecord], context: int) -> float | None:
+    counts = [
+        record.transfer_detail.num_rdma_ops
+        for record in own
+        if record.config.prior_context == context and record.transfer_detail.num_rdma_ops is not None
+    ]
+    return float(np.median(counts)) if counts else None

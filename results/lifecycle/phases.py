@@ -9,19 +9,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from results.lifecycle.clock import shift_ns
-from results.lifecycle.record import READY_TO_WRITE, Clock, Colo, MoreStamps, Place, Stamps, sum_of
+from results.lifecycle.record import HANDSHAKE, HANDSHAKE_PARTS, PHASES, Clock, Colo, MoreStamps, Place, Stamps
 
-BREAKDOWN = (
-    "routing", "p_queue", "p_prefill", "zmq_handshake", "rdma_transfer", "transfer_signal", "d_promotion",
-    "d_first_token", "d_decode", "transfer_total", "e2e",
-)  # fmt: skip
+BREAKDOWN = (*PHASES, "transfer_total", "e2e")
 """The specification's keys of `breakdown_ms`, in its order."""
 
+TURNED = " precedes "
+"""Between the names of two stamps in the gap of a duration that they turn round."""
 _T4 = "t4_zmq_metadata"
 _SPANS: Mapping[str, tuple[str, str]] = {
     "routing": ("t0_proxy_recv", "t1_proxy_dispatch"),
     "p_queue": ("t1_proxy_dispatch", "t2_p_schedule"),
     "p_prefill": ("t2_p_schedule", "t3_p_prefill_done"),
+    HANDSHAKE: ("t3_p_prefill_done", "t5_rdma_start"),
     "rdma_transfer": ("t5_rdma_start", "t6_rdma_complete"),
     "transfer_signal": ("t6_rdma_complete", "t7_d_recv_signal"),
     "d_promotion": ("t7_d_recv_signal", "t8_d_promoted"),
@@ -29,7 +29,6 @@ _SPANS: Mapping[str, tuple[str, str]] = {
     "d_decode": ("t9_d_first_token", "t10_d_last_token"),
     "transfer_total": ("t3_p_prefill_done", "t7_d_recv_signal"),
     "e2e": ("t0_proxy_recv", "t10_d_last_token"),
-    READY_TO_WRITE: ("t3_p_prefill_done", "t5_rdma_start"),
     "ttft": ("t0_proxy_recv", "t9_d_first_token"),
     "client_ttft": ("client_send", "t9_d_first_token"),
     "client_e2e": ("client_send", "t10_d_last_token"),
@@ -44,7 +43,7 @@ _SPANS: Mapping[str, tuple[str, str]] = {
 }
 """Duration to the stamps it lies between."""
 MORE = (
-    "metadata_wait", *(name for name in _SPANS if name not in BREAKDOWN), "ttft_overhead_vs_colo", "pdsep_overhead",
+    *HANDSHAKE_PARTS, *(name for name in _SPANS if name not in BREAKDOWN), "ttft_overhead_vs_colo", "pdsep_overhead",
     "pdsep_e2e_overhead",
 )  # fmt: skip
 """The keys of `more_ms`."""
@@ -111,10 +110,10 @@ def breakdown(
         skew = shift_ns(clock, places.get(begin, "router"), places.get(end, "router"))
         if isinstance(skew, str):
             return _Span(None, gap=skew)
-        return _bounded(stamped[end] - stamped[begin] + skew[0], skew[1], f"{end} precedes {begin}")
+        return _bounded(stamped[end] - stamped[begin] + skew[0], skew[1], f"{end}{TURNED}{begin}")
 
     found = {name: span(*ends) for name, ends in _SPANS.items()}
-    found |= _handshake(span, found[READY_TO_WRITE], stamped["t4_zmq_metadata"], stamped["t3_p_prefill_done"])
+    found |= _handshake(span, found[HANDSHAKE], stamped[_T4], stamped["t3_p_prefill_done"])
     if half_step_ms is not None and found["d_promotion"].ms is not None:
         found["d_promotion"] = replace(found["d_promotion"], ms=max(found["d_promotion"].ms - half_step_ms, 0.0))
     found["ttft_overhead_vs_colo"] = _minus(found["ttft"], found["p_prefill"], "p_prefill")
@@ -124,7 +123,7 @@ def breakdown(
     ):
         baseline = _Span(theirs, gap=colo.reason or "the combined instance was not measured")
         found[name] = _minus(found[own], baseline, "colo")
-    parts = [found[name] for name in sum_of(stamped["t4_zmq_metadata"] is not None)]
+    parts = [found[name] for name in PHASES]
     return Breakdown(
         breakdown_ms={name: found[name].ms for name in BREAKDOWN},
         more_ms={name: found[name].ms for name in MORE},
@@ -155,10 +154,9 @@ def _handshake(
     after = span(_T4, "t5_rdma_start")
     if metadata_ns is None or done_ns is None or after.ms is None:
         gap = after.gap or whole.gap
-        return dict.fromkeys(("metadata_wait", "zmq_handshake"), _Span(None, gap=gap))
-    if metadata_ns <= done_ns:
-        return {"metadata_wait": _Span(0.0), "zmq_handshake": whole}
-    return {"metadata_wait": span("t3_p_prefill_done", _T4), "zmq_handshake": after}
+        return dict.fromkeys(HANDSHAKE_PARTS, _Span(None, gap=gap))
+    parts = (_Span(0.0), whole) if metadata_ns <= done_ns else (span("t3_p_prefill_done", _T4), after)
+    return dict(zip(HANDSHAKE_PARTS, parts, strict=True))
 
 
 def _minus(whole: _Span, part: _Span, name: str) -> _Span:

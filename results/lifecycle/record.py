@@ -8,8 +8,8 @@ name.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +18,8 @@ import msgspec
 from results.layout import write_atomic
 from results.load import Gap, artifact_name
 
-VERSION = 1
+VERSION = 2
+"""2: `breakdown_ms.zmq_handshake` is all of t5 - t3; in version 1 it was what came after the metadata message."""
 Place = Literal["router", "prefill", "decode"]
 """Whose clock a stamp was read from; the client shares the router's."""
 
@@ -132,6 +133,8 @@ class Counts:
     d_step_ms: float | None = None
     """Median step of the decode instance while the request waited for its blocks."""
     attempts: int | None = None
+    run_delay_us: float | None = None
+    """How long the threads that wrote were ready to run and had no core, over all writes."""
     kv_bytes_per_token: int | None = None
     """Keys and values of a token in all layers, by the model's own configuration."""
 
@@ -246,25 +249,31 @@ class LifecycleRecord:
 
     @property
     def phases_ms(self) -> Mapping[str, float | None]:
-        """The phases that add up to e2e, in the order they pass."""
-        return {name: self.ms(name) for name in sum_of(self.timestamps_ns.t4_zmq_metadata is not None)}
+        """The specification's phases, which add up to e2e, in the order they pass."""
+        return {name: self.breakdown_ms[name] for name in PHASES}
+
+    @property
+    def parts_ms(self) -> Mapping[str, float | None]:
+        """As phases_ms, with `zmq_handshake` in its two parts where these are known."""
+        return {name: self.ms(name) for name in parts_of(lambda part: self.ms(part) is not None)}
 
 
 PHASES = (
-    "routing", "p_queue", "p_prefill", "metadata_wait", "zmq_handshake", "rdma_transfer", "transfer_signal",
-    "d_promotion", "d_first_token", "d_decode",
+    "routing", "p_queue", "p_prefill", "zmq_handshake", "rdma_transfer", "transfer_signal", "d_promotion",
+    "d_first_token", "d_decode",
 )  # fmt: skip
-"""What e2e is made of, in the order it passes."""
-READY_TO_WRITE = "ready_to_write"
-"""metadata_wait and zmq_handshake in one, where the stamp between them is not known."""
+"""What e2e is made of, in the order it passes: the specification's names."""
+HANDSHAKE = "zmq_handshake"
+HANDSHAKE_PARTS = ("metadata_wait", "zmq_after_metadata")
+"""What it is made of where t4 is known: until the prefill instance has heard from the decode instance, and from then
+on."""
 
 
-def sum_of(metadata: bool) -> tuple[str, ...]:
-    """The phases that add up to e2e; `metadata`: t4 is known."""
-    if metadata:
-        return PHASES
-    first = PHASES.index("metadata_wait")
-    return (*PHASES[:first], READY_TO_WRITE, *PHASES[first + 2 :])
+def parts_of(known: Callable[[str], bool]) -> tuple[str, ...]:
+    """The phases in the order they pass, the handshake in its parts where both are known."""
+    parts = HANDSHAKE_PARTS if all(known(name) for name in HANDSHAKE_PARTS) else (HANDSHAKE,)
+    place = PHASES.index(HANDSHAKE)
+    return (*PHASES[:place], *parts, *PHASES[place + 1 :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,13 +298,33 @@ class LifecycleLayout:
         """The commit mark of a configuration's cell."""
         return self.folder / "cells" / config.label / "cell.json"
 
+    def failed(self, config: RequestConfig) -> Path:
+        """Why a cell failed, where it did."""
+        return self.cell(config).with_name("failed.json")
+
+    def failures(self) -> tuple[Path, ...]:
+        """What the cells that failed left, by name."""
+        return tuple(sorted(self.folder.glob("cells/C*/failed.json")))
+
+    @property
+    def link(self) -> Path:
+        """What the link between the two instances carries."""
+        return self.folder / "link.json"
+
     def records(self) -> tuple[Path, ...]:
         """Every record there is, by C, N, O and repetition."""
         named = ((_NAME.fullmatch(path.name), path) for path in self.folder.glob("C*_rep*.json"))
         return tuple(path for _, path in sorted((tuple(map(int, name.groups())), path) for name, path in named if name))
 
 
+def labelled(label: str) -> RequestConfig | None:
+    """The configuration of a RequestConfig's label; None where it is none."""
+    found = _LABEL.fullmatch(label)
+    return RequestConfig(*map(int, found.groups())) if found else None
+
+
 _NAME = re.compile(r"C(\d+)_N(\d+)_O(\d+)_rep(\d+)\.json")
+_LABEL = re.compile(r"C(\d+)_N(\d+)_O(\d+)")
 
 
 def write_record(path: Path, record: LifecycleRecord) -> None:
@@ -311,6 +340,33 @@ def read_record(path: Path) -> LifecycleRecord | Gap:
         return Gap(artifact_name(path), f"cannot be read: {error.strerror}")
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return Gap(artifact_name(path), f"is damaged: {error}")
+    if record.version == 1:
+        return _upgraded(record)
     if record.version != VERSION:
-        return Gap(artifact_name(path), f"has version {record.version}; this Tracon reads version {VERSION}")
+        return Gap(artifact_name(path), f"has version {record.version}; this Tracon reads versions 1 and {VERSION}")
     return record
+
+
+def _upgraded(record: LifecycleRecord) -> LifecycleRecord:
+    """A record of version 1 with the names of version 2; then the combined instance always came last."""
+    more, gaps = dict(record.more_ms), dict(record.gaps)
+    whole, why_whole = more.pop("ready_to_write", None), gaps.pop("ready_to_write", "")
+    more["zmq_after_metadata"] = record.breakdown_ms.get(HANDSHAKE)
+    if HANDSHAKE in gaps:
+        gaps["zmq_after_metadata"] = gaps.pop(HANDSHAKE)
+    if whole is None:
+        gaps[HANDSHAKE] = why_whole or "not known"
+    errors = {_NEW_NAMES.get(name, name): error for name, error in record.error_ms.items()}
+    return replace(
+        record,
+        breakdown_ms={**record.breakdown_ms, HANDSHAKE: whole},
+        more_ms=more,
+        error_ms=errors,
+        gaps=gaps,
+        colo=record.colo if record.colo.ttft_ms is None else replace(record.colo, first=False),
+        version=VERSION,
+    )
+
+
+_NEW_NAMES = {HANDSHAKE: "zmq_after_metadata", "ready_to_write": HANDSHAKE}
+"""What version 1 called otherwise."""

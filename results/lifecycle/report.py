@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import RenderableType
 
-from results.lifecycle.figures import less_half_step
+from results.lifecycle.figures import less_half_step, link_text
 from results.lifecycle.findings import LifecycleAnalysis
 from results.lifecycle.tables import tables
 from results.report import rich_tables
@@ -48,9 +48,27 @@ def limits(analysis: LifecycleAnalysis) -> tuple[str, ...]:
         "them, not what varies between launches or hosts."
     )
     found.append(
-        "The sum of the phases is E2E by definition wherever every stamp is there; criterion 1 says that all are, and "
-        "sets the sum against the client's own clock."
+        "The phases share their stamps, so that their sum is E2E by definition wherever every stamp is there and in "
+        "order: criterion 1 says that they are, and that the client's send and the router's t0 lie close. It does not "
+        "say that a stamp is where it should be; see the checks that do not follow from the definitions."
     )
+    differing = [
+        str(one.new_tokens)
+        for one in analysis.volumes
+        if len({count for _, count in one.operations_by_context if count is not None}) > 1
+    ]
+    if differing:
+        found.append(
+            "Transfers of one N take different numbers of write operations at different C (N = "
+            f"{', '.join(differing)}): what is compared over C at one N, and the cost model over bytes, hold that too."
+        )
+    if any(one.effect_ms.value is None for one in analysis.orders) and any(
+        cell.overhead_ms.value is not None for cell in analysis.overheads
+    ):
+        found.append(
+            "Not every (C, N) was measured in both orders: there the overhead holds what the second request of a pair "
+            "owes to the first."
+        )
     if analysis.two_hosts:
         found.append(
             "Two hosts: durations between them are right to within what the table of clocks says; intervals of means "
@@ -62,8 +80,8 @@ def limits(analysis: LifecycleAnalysis) -> tuple[str, ...]:
             f"In {polled} requests the end of the transfer is when the worker next looked (once a step; NIXL ends its "
             "own account of a read then, too): rdma_transfer holds the wait for that, and bandwidths are too low by it."
         )
-    if analysis.settings.link_gbps is None:
-        found.append("What the link can carry was not given: no bandwidth is set against it.")
+    if not analysis.links:
+        found.append(f"{link_text(analysis)} No bandwidth is set against it.")
     if analysis.settings.subtract_half_step:
         found.append(
             "Half of the decode instance's median step was taken off d_promotion, down to zero: phases then add up to "

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
 from results.lifecycle.load import Discard
+from results.lifecycle.pairs import COMBINED, OVERHEAD, TTFT, balanced, paired_values
 from results.lifecycle.phases import BREAKDOWN, MORE
-from results.lifecycle.record import PHASES, LifecycleRecord, RequestConfig
+from results.lifecycle.record import LifecycleRecord, RequestConfig
 from results.statistics import Estimate, mean, unknown
 
-DURATIONS = (*dict.fromkeys((*PHASES, *BREAKDOWN, *MORE)),)
+DURATIONS = (*BREAKDOWN, *MORE)
 """Every duration of a record, by name."""
 SPECIFIED = {
     "p_prefill_ms": "p_prefill",
@@ -38,7 +39,9 @@ class ConfigSummary:
     discarded: int
     values: Mapping[str, Estimate]
     """Means over the counted repetitions with Student's t interval, milliseconds: DURATIONS; beside them `bytes_gb`
-    (10^9), `bw_gbps` (all bytes over all time), `colo_ttft`, `colo_e2e`, `residual_share`, `client_residual_share`."""
+    (10^9), `bw_gbps` (all bytes over all time in which a write was under way), `colo_ttft`, `colo_e2e`, the shares
+    `residual_share` and `client_residual_share`, and COUNTED. What is compared with the combined instance is the mean
+    of the two orders' means: see results.lifecycle.pairs."""
 
     def value(self, name: str) -> Estimate:
         """A value by its name; unknown where there is none."""
@@ -71,8 +74,13 @@ def values_of(counted: Sequence[LifecycleRecord]) -> dict[str, Estimate]:
     found = {name: _over(counted, name, [record.ms(name) for record in counted]) for name in DURATIONS}
     found["bytes_gb"] = _over(counted, "bytes_transferred", [None if size is None else size / 1e9 for size in sizes])
     found["bw_gbps"] = _bandwidth(counted)
-    found["colo_ttft"] = _over(counted, "pdsep_overhead", [record.colo.ttft_ms for record in counted])
-    found["colo_e2e"] = _over(counted, "pdsep_e2e_overhead", [record.colo.e2e_ms for record in counted])
+    found["colo_ttft"] = _over(counted, OVERHEAD, [record.colo.ttft_ms for record in counted])
+    found["colo_e2e"] = _over(counted, E2E_OVERHEAD, [record.colo.e2e_ms for record in counted])
+    for name in (TTFT, COMBINED, OVERHEAD, E2E_OVERHEAD, "colo_e2e"):
+        if found[name].value is not None:
+            found[name] = balanced(*paired_values(counted, name)[:2]).mean
+    for name, of in COUNTED.items():
+        found[name] = _over(counted, name, [of(record) for record in counted])
     found["residual_share"] = _over(counted, "", [record.residual_share for record in counted])
     found["client_residual_share"] = _over(counted, "", [record.client_residual_share for record in counted])
     return found
@@ -93,10 +101,10 @@ def _bandwidth(counted: Sequence[LifecycleRecord]) -> Estimate:
     pairs = [
         (size, ms)
         for record in counted
-        if (size := record.transfer_detail.bytes_transferred) and (ms := record.ms("rdma_transfer"))
+        if (size := record.transfer_detail.bytes_transferred) and (ms := record.transfer_detail.rdma_write_ms)
     ]
     if not pairs:
-        return _over(counted, "rdma_transfer", [])
+        return _over(counted, "effective_bw_gbps", [])
     moved, took = np.array(pairs, dtype=np.float64).T
     gbps = 8 * float(moved.sum() / took.sum()) / 1e6
     parts = gbps + (8 * moved / 1e6 - gbps * took) / took.mean()  # what each transfer adds to the error; mean: gbps
@@ -109,9 +117,7 @@ def flat(rows: Sequence[ConfigSummary], *, half_step: bool) -> pd.DataFrame:
     half_step: half of the decode instance's step was taken off `d_promotion`; it is a column, so that no reader of the
     numbers can miss it.
     """
-    frame = pd.DataFrame([_flat(row) for row in rows], columns=COLUMNS)
-    frame["d_promotion_less_half_step"] = half_step
-    return frame
+    return pd.DataFrame([{**_flat(row), HALF_STEP: half_step} for row in rows], columns=COLUMNS)
 
 
 def _flat(row: ConfigSummary) -> dict[str, object]:
@@ -123,22 +129,40 @@ def _flat(row: ConfigSummary) -> dict[str, object]:
         "warmups": row.warmups,
         "discarded": row.discarded,
     }
-    for column, name in (SPECIFIED | _FURTHER).items():
+    for column, name in (SPECIFIED | _FURTHER | APPENDED).items():
         value = row.value(name)
         found |= {column: value.value, f"{column}_low": value.low, f"{column}_high": value.high}
     return found
 
 
-_OTHER = tuple(name for name in PHASES if name not in SPECIFIED.values())
+E2E_OVERHEAD = "pdsep_e2e_overhead"
+COUNTED: Mapping[str, Callable[[LifecycleRecord], float | None]] = {
+    "num_rdma_ops": lambda record: record.transfer_detail.num_rdma_ops,
+    "num_blocks": lambda record: record.transfer_detail.num_blocks,
+    "build_params_ms": lambda record: record.transfer_detail.build_params_ms,
+    "d_step_ms": lambda record: record.counts.d_step_ms,
+}
+"""What a record counts beside its durations, and `summary.csv` has the mean of."""
+_OTHER = (
+    "routing", "p_queue", "metadata_wait", "zmq_handshake", "transfer_signal", "d_promotion", "d_first_token",
+    "zmq_after_metadata", "client_ttft", "colo_ttft", "pdsep_overhead",
+)  # fmt: skip
 _FURTHER = {
-    **{f"{name}_ms": name for name in (*_OTHER, "ready_to_write", "client_ttft", "colo_ttft", "pdsep_overhead")},
+    **{f"{name}_ms": name for name in _OTHER},
     "pdsep_e2e_overhead_ms": "pdsep_e2e_overhead",
     "residual_share": "residual_share",
     "client_residual_share": "client_residual_share",
 }
+APPENDED = {
+    **{f"{name}_ms": name for name in ("d_block_alloc", "d_schedule", "d_first_decode")},
+    **{name: name for name in COUNTED},
+}
+"""The rest of the specification's Goal, and what is counted of a transfer."""
+HALF_STEP = "d_promotion_less_half_step"
 COLUMNS = (
     "prior_context", "new_tokens", "output_length", *SPECIFIED, "counted", "warmups", "discarded",
     *(f"{name}_{side}" for name in SPECIFIED for side in ("low", "high")),
-    *(column for name in _FURTHER for column in (name, f"{name}_low", f"{name}_high")),
+    *(column for name in _FURTHER for column in (name, f"{name}_low", f"{name}_high")), HALF_STEP,
+    *(column for name in APPENDED for column in (name, f"{name}_low", f"{name}_high")),
 )  # fmt: skip
 """Of `summary.csv`: the specification's, then the rest."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from results.lifecycle.figures import less_half_step, slope
+from results.lifecycle.combined_tables import break_even, order, overhead, told
+from results.lifecycle.curve import Knee
+from results.lifecycle.figures import UNWEIGHTED, WEIGHTED, less_half_step, link_text, slope
 from results.lifecycle.findings import LifecycleAnalysis
-from results.lifecycle.fits import CostModel
-from results.lifecycle.record import PHASES
+from results.lifecycle.fits import SLOW, CostModel, Spread
+from results.lifecycle.load import Load
+from results.lifecycle.record import HANDSHAKE_PARTS, PHASES
 from results.lifecycle.summary import ConfigSummary
 from results.statistics import Estimate, figure
 from results.table import NOT_MEASURED, Table
@@ -22,10 +25,14 @@ def tables(analysis: LifecycleAnalysis) -> tuple[Table, ...]:
         bandwidth(analysis),
         overhead(analysis),
         break_even(analysis),
+        order(analysis),
         volume(analysis),
+        checks(analysis),
+        drift(analysis),
         phases(analysis),
         totals(analysis),
         between(analysis),
+        filled(analysis),
         clocks(analysis),
         discards(analysis),
         gaps(analysis),
@@ -51,39 +58,45 @@ def cost_model(analysis: LifecycleAnalysis) -> Table:
     """alpha and beta."""
     fitted = analysis.costs
     models = {
-        "weighted by 1 / fitted^2": fitted.relative,
-        "ordinary least squares": fitted.ordinary,
+        WEIGHTED: fitted.relative,
+        UNWEIGHTED: fitted.ordinary,
         "weighted, with operations": fitted.with_operations,
     }
     rows = tuple(_model(name, model) for name, model in models.items()) if analysis.counted else ()
     note = (
         "rdma_transfer_ms = alpha + beta x bytes (+ gamma x write operations). Intervals of the coefficients: HC3; of "
-        "R^2: transfers resampled within each size."
+        f"R^2: transfers resampled within each size. R^2 of the ordinary fit, not judged: {_spread(fitted.spread)}."
     )
     columns = ("fit", "alpha ms", "beta ms per 10^6 bytes", "gamma ms", "1 / beta Gbit/s", "R^2")
     return Table("Cost model of the transfer", columns, rows, note)
 
 
 def _model(name: str, model: CostModel) -> tuple[str, ...]:
-    gamma = NOT_MEASURED if model.gamma_ms is None else _told(model.gamma_ms)
-    parts = (model.beta_ms_per_mb.text(3), gamma, model.bandwidth_gbps.text(3), model.r2.text(4))
-    return (name, _told(model.alpha_ms), *parts)
+    gamma = NOT_MEASURED if model.gamma_ms is None else told(model.gamma_ms)
+    parts = (model.beta_ms_per_mb.text(3), gamma, told(model.bandwidth_gbps), model.r2.text(4))
+    if model.alpha_ms.value is None:
+        parts = (NOT_MEASURED,) * 4
+    return (name, told(model.alpha_ms), *parts)
 
 
-def _told(found: Estimate, digits: int = 3, scale: float = 1.0) -> str:
-    """The value, or why there is none."""
-    if found.value is None:
-        return f"{NOT_MEASURED} ({found.reason})" if found.reason else NOT_MEASURED
-    return found.text(digits, scale)
+def _spread(spread: Spread) -> str:
+    """R^2 of other sets of the transfers."""
+    delay = spread.run_delay_ms
+    waited = "" if delay.value is None else f"; a writing thread waited up to {figure(delay.value, 3)} ms for a core"
+    return (
+        f"of the medians of each C, N and O {told(spread.medians)}; without transfers of more than {SLOW:g} times the "
+        f"median of their N ({spread.slow} left out) {told(spread.without_slow)}{waited}"
+    )
 
 
 def bandwidth(analysis: LifecycleAnalysis) -> Table:
     """Bandwidth by size."""
-    fitted, link = analysis.costs, analysis.settings.link_gbps
+    fitted = analysis.costs
     rows = tuple(
         (
             str(point.new_tokens),
             f"{point.bytes / 1e6:.4g}",
+            _operations(point.operations),
             point.gbps.text(3),
             _share(point.of_asymptote),
             _share(point.of_link),
@@ -91,48 +104,53 @@ def bandwidth(analysis: LifecycleAnalysis) -> Table:
         )
         for point in fitted.curve
     )
-    knee = fitted.knee
-    measured = NOT_MEASURED if knee.measured_bytes is None else f"{knee.measured_bytes / 1e6:.4g} MB"
-    known = f"the link carries {link:g} Gbit/s" if link is not None else "the link's limit is not known"
     note = (
-        f"Knee, the smallest transfer with {knee.share:.0%} of the asymptote 1 / beta: by the model "
-        f"{_told(knee.bytes, 3, 1e-6)} MB, by the measured medians {measured}"
-        f"{f' ({knee.reason})' if knee.reason else ''}; {known}."
+        "Bandwidth: bytes over the time in which a write was under way. Of link: of the first that is named. "
+        f"{_limit(fitted.knee)} {link_text(analysis)}"
     )
-    columns = ("N", "10^6 bytes", "Gbit/s (median)", "of asymptote", "of link", "transfers")
+    columns = ("N", "10^6 bytes", "operations", "Gbit/s (median)", "of asymptote", "of link", "transfers")
     return Table("Bandwidth by size", columns, rows, note)
+
+
+def _limit(knee: Knee) -> str:
+    """The asymptote and the knee, or why there are none."""
+    if knee.asymptote_gbps.value is None:
+        return f"No asymptote and no knee: {knee.reason or knee.asymptote_gbps.reason}."
+    measured = NOT_MEASURED if knee.measured_bytes is None else f"{knee.measured_bytes / 1e6:.4g} MB"
+    return (
+        f"Asymptote, for transfers with {knee.operations}: {knee.asymptote_gbps.text(3)} Gbit/s. Knee, the smallest "
+        f"transfer with {knee.share:.0%} of it: by the model {told(knee.bytes, 3, 1e-6)} MB, by the measured medians "
+        f"{measured}{f' ({knee.reason})' if knee.reason else ''}."
+    )
 
 
 def _share(value: float | None) -> str:
     return NOT_MEASURED if value is None else f"{value:.1%}"
 
 
-def overhead(analysis: LifecycleAnalysis) -> Table:
-    """Against the combined instance, by (C, N)."""
+def checks(analysis: LifecycleAnalysis) -> Table:
+    """What could contradict the phases and does or does not."""
+    rows = tuple((one.what, f"{one.agree} of {one.of}", one.text) for one in analysis.checks)
+    note = "The phases share their stamps and add up to E2E by definition; these are compared with something else."
+    return Table("Checks that do not follow from the definitions", ("check", "requests", ""), rows, note)
+
+
+def drift(analysis: LifecycleAnalysis) -> Table:
+    """Whether the machine got slower or faster over the run."""
     rows = tuple(
         (
-            str(cell.prior_context),
-            str(cell.new_tokens),
-            cell.pdsep_ttft_ms.text(3),
-            cell.colo_ttft_ms.text(3),
-            _told(cell.overhead_ms),
-            NOT_MEASURED if cell.relative is None else f"{cell.relative:+.1%}",
-            {1: "slower", -1: "faster", None: "n.d."}[cell.told],
+            one.series,
+            one.slope_per_h.percent(),
+            NOT_MEASURED if one.span_h is None else f"{one.span_h * 60:.3g}",
+            str(one.verdict),
+            one.reason,
         )
-        for cell in analysis.overheads
+        for one in analysis.drifts
     )
-    note = (
-        "Both TTFTs by the client's clock from its send; the difference pairs each repetition with the combined "
-        "instance's. n.d.: the interval covers zero, or there is none."
+    note = "Relative change per hour, whatever the run's length; jackknife over the (C, N)."
+    return Table(
+        "Drift over the run", ("", "per hour", "minutes", "", "rests on"), rows if analysis.counted else (), note
     )
-    columns = ("C", "N", "TTFT ms", "combined TTFT ms", "overhead ms", "relative", "")
-    return Table("Overhead over a combined instance", columns, rows, note)
-
-
-def break_even(analysis: LifecycleAnalysis) -> Table:
-    """Where the overhead changes its sign."""
-    rows = tuple((str(one.prior_context), _told(one.new_tokens), one.text) for one in analysis.break_evens)
-    return Table("Break-even along N", ("C", "N", "what is told"), rows)
 
 
 def volume(analysis: LifecycleAnalysis) -> Table:
@@ -141,30 +159,41 @@ def volume(analysis: LifecycleAnalysis) -> Table:
         (
             str(one.new_tokens),
             ", ".join(f"{context}: {moved:.0f}" for context, moved in one.bytes_by_context),
+            ", ".join(
+                f"{context}: {NOT_MEASURED if n is None else f'{n:g}'}" for context, n in one.operations_by_context
+            ),
             f"{one.bytes_per_token:.1f}",
-            _told(one.slope) if one.slope.value is None else slope(one.slope),
+            told(one.slope) if one.slope.value is None else slope(one.slope),
             NOT_MEASURED if one.block_bytes is None else f"{one.spread_bytes / one.block_bytes:.2f}",
             _share(one.of_expected),
         )
         for one in analysis.volumes
     )
-    note = "Of expected: median bytes over N times what a token's keys and values take by the model's configuration."
-    columns = ("N", "bytes by C", "bytes per new token", "bytes per token of C", "spread in blocks", "of expected")
+    note = (
+        "Medians. Of expected: median bytes over N times what a token's keys and values take by the model's "
+        "configuration."
+    )
+    columns = (
+        "N", "bytes by C", "operations by C", "bytes per new token", "bytes per token of C", "spread in blocks",
+        "of expected",
+    )  # fmt: skip
     return Table("Bytes moved by prior context", columns, rows, note)
+
+
+def _operations(count: float | None) -> str:
+    return NOT_MEASURED if count is None else f"{count:g}"
 
 
 def phases(analysis: LifecycleAnalysis) -> Table:
     """The mean of every phase."""
-    names = [name for name in (*PHASES, "ready_to_write") if _known(analysis, name)]
-    if _known(analysis, "zmq_handshake"):
-        names = [name for name in names if name != "ready_to_write"]
+    names = [name for name in (*PHASES, *HANDSHAKE_PARTS) if _known(analysis, name)]
     rows = tuple(
         (*_lengths(row), *(_mean(row.value(name)) for name in names), _counts(row)) for row in analysis.configs
     )
     note = (
         "Milliseconds, means of the counted repetitions; their intervals stand in results/lifecycle/summary.csv. "
-        "metadata_wait: from the end of the prefill until the prefill instance has heard from the decode instance; "
-        "with zmq_handshake it is the specification's t5 - t3. "
+        "The first nine add up to E2E; metadata_wait (from the end of the prefill until the prefill instance has heard "
+        "from the decode instance) and zmq_after_metadata are the two parts of zmq_handshake. "
         f"{less_half_step(analysis)}"
     )
     return Table(FIGURES_BEFORE, ("C", "N", "O", *names, "counted"), rows, note.strip())
@@ -226,6 +255,25 @@ def between(analysis: LifecycleAnalysis) -> Table:
     rows = tuple((*_lengths(row), *(_mean(row.value(name)) for name in names)) for row in analysis.configs)
     note = "Milliseconds. Parts of the phases above; with concurrent legs some pass before the prefill has ended."
     return Table("Between the stamps", ("C", "N", "O", *names), rows if names else (), note)
+
+
+def filled(analysis: LifecycleAnalysis) -> Table:
+    """How full the KV caches were."""
+    rows = []
+    for key, cell in sorted(analysis.cells.items()):
+        loads = [cell.load[side] for side in ("prefill", "decode") if side in cell.load]
+        if len(loads) == 2:
+            usage = (_usage(load) for load in loads)
+            preempted = (NOT_MEASURED if load.preemptions is None else f"{load.preemptions:g}" for load in loads)
+            rows.append((*map(str, key), *usage, *preempted))
+    note = "Read before the first and after the last request of a cell, when no request is under way."
+    columns = ("C", "N", "O", "KV usage of P", "KV usage of D", "preemptions at P", "preemptions at D")
+    return Table("KV caches", columns, tuple(rows), note)
+
+
+def _usage(load: Load) -> str:
+    shares = (load.begin.kv_usage, load.end.kv_usage)
+    return " to ".join(NOT_MEASURED if share is None else f"{share:.1%}" for share in shares)
 
 
 def clocks(analysis: LifecycleAnalysis) -> Table:

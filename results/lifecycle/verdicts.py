@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from results.lifecycle.fits import Costs
+from results.lifecycle.fits import SLOW, Costs
 from results.lifecycle.maps import BreakEven, OverheadCell, Volume
+from results.lifecycle.pairs import OVERHEAD, OrderEffect
 from results.lifecycle.record import LifecycleRecord
 from results.statistics import Estimate, mean, unknown
 
@@ -68,14 +69,16 @@ def complete(records: Sequence[LifecycleRecord]) -> Criterion:
     else:
         outcome = Outcome.FAILS if above else Outcome.HOLDS
         reason = (
-            f"all {len(counted)} requests have all phases; largest residual {_percent(worst)} of E2E from the router's "
-            f"t0, {_percent(outside)} of E2E from the client's send"
+            f"all {len(counted)} requests have all phases, in order; from the client's send to t0 up to "
+            f"{_percent(outside)} of E2E (from t0 on {_percent(worst)}: the phases share their stamps)"
         )
     return Criterion(
         number=1,
         title="Breakdown is complete",
         rule=f"every counted request has all phases, and |E2E - their sum| is below {RESIDUAL_BELOW:.0%} of it, for "
-        "E2E from the router's t0 (0 by definition, but for what is taken off) and from the client's send",
+        "E2E from the router's t0 and from the client's send. The phases share their stamps: from t0 the sum is E2E by "
+        "definition, but for what is taken off. What can fail is a stamp that is missing or out of order, and the way "
+        "from the client's send to t0, by two processes' clocks",
         outcome=outcome,
         reason=reason,
         measured=outside if outside.value is not None else worst,
@@ -161,6 +164,15 @@ def linear(costs: Costs) -> Criterion:
         outcome, reason = Outcome.FAILS, f"R^2 {r2.text(4)} does not reach above {R2_ABOVE:g}"
     else:
         outcome, reason = Outcome.OPEN, f"R^2 {r2.text(4)} straddles {R2_ABOVE:g}"
+    spread = costs.spread
+    if spread.medians.value is not None and spread.without_slow.value is not None:
+        reason += (
+            f"; not judged: {spread.medians.value:.2f} of the medians of each C, N and O, "
+            f"{spread.without_slow.value:.2f} without transfers of more than {SLOW:g} times the median of their N "
+            f"({spread.slow} left out)"
+        )
+    if spread.run_delay_ms.value is not None:
+        reason += f"; a writing thread waited up to {spread.run_delay_ms.value:.3g} ms for a core"
     return Criterion(
         number=3,
         title="Bandwidth model fits",
@@ -169,22 +181,40 @@ def linear(costs: Costs) -> Criterion:
         outcome=outcome,
         reason=reason,
         measured=r2,
-        numbers={"R^2 of the weighted fit": costs.relative.r2, "alpha, ms": costs.relative.alpha_ms},
+        numbers={
+            "R^2 of the weighted fit": costs.relative.r2,
+            "R^2 of the medians of each C, N and O": spread.medians,
+            f"R^2 without transfers of more than {SLOW:g} times the median of their N": spread.without_slow,
+            "alpha, ms": costs.relative.alpha_ms,
+            "longest wait of a writing thread for a core, ms": spread.run_delay_ms,
+        },
     )
 
 
 def incremental(found: Sequence[Volume]) -> Criterion:
-    """4: bytes_transferred does not depend on prior_context for fixed N."""
+    """4: bytes_transferred does not depend on prior_context for fixed N, and is what N new tokens take."""
     told = [one for one in found if len(one.bytes_by_context) > 1]
     blind = [one for one in told if one.block_bytes is None and one.spread_bytes > 0]
     differ = [one for one in told if one.block_bytes is not None and one.spread_bytes > one.block_bytes]
+    wrong = [one for one in told if _off_by(one) > (one.block_bytes or 0.0)]
+    unsized = [one for one in told if one.kv_bytes is None]
     if not told:
         outcome, reason = Outcome.OPEN, "no N was measured at two values of C"
     elif differ:
         outcome, reason = Outcome.FAILS, _some([_differs(one) for one in differ])
+    elif wrong:
+        outcome = Outcome.FAILS
+        ratios = [f"N={one.new_tokens}: {one.of_expected or 0.0:.1%}" for one in wrong]
+        reason = f"constant over C, but not what N new tokens take by the model's configuration: {_some(ratios)} of it"
     elif blind:
         outcome = Outcome.OPEN
         reason = f"the bytes of a block are not known at N = {_some([str(one.new_tokens) for one in blind])}"
+    elif unsized:
+        outcome = Outcome.OPEN
+        reason = (
+            "constant over C, size not checked: what a token's KV takes by the model's configuration is not known at "
+            f"N = {_some([str(one.new_tokens) for one in unsized])}; {_some([_agrees(one) for one in told])}"
+        )
     else:
         outcome = Outcome.HOLDS
         reason = f"at each of {len(told)} N, over up to {max(len(one.bytes_by_context) for one in told)} values of C"
@@ -193,12 +223,18 @@ def incremental(found: Sequence[Volume]) -> Criterion:
     return Criterion(
         number=4,
         title="Incremental verified",
-        rule="for every N the median bytes at all C lie within one block of each other; fails where they do not",
+        rule="for every N the median bytes at all C lie within one block of each other, and within one block of N x "
+        "the model's KV bytes per token; fails where they do not, open where the latter is not known",
         outcome=outcome,
         reason=reason,
         measured=shown.slope if shown is not None else unknown(reason),
         numbers={f"bytes per token of C, N={one.new_tokens}": one.slope for one in told},
     )
+
+
+def _off_by(one: Volume) -> float:
+    """Bytes between what was moved at some C and what N new tokens take; 0 where the latter is not known."""
+    return 0.0 if one.kv_bytes is None else max(abs(moved - one.kv_bytes) for _, moved in one.bytes_by_context)
 
 
 def _differs(one: Volume) -> str:
@@ -219,8 +255,11 @@ def _most(one: Volume) -> float:
     return max(count for _, count in one.bytes_by_context)
 
 
-def quantified(cells: Sequence[OverheadCell], found: Sequence[BreakEven]) -> Criterion:
+def quantified(
+    cells: Sequence[OverheadCell], found: Sequence[BreakEven], effects: Sequence[OrderEffect] = ()
+) -> Criterion:
     """5: a clear threshold (N, C) where the overhead exceeds co-located execution."""
+    order = next((one.effect_ms for one in effects if one.name == OVERHEAD and one.prior_context is None), None)
     told = [cell for cell in cells if cell.told is not None]
     located = [one for one in found if one.slower_above is not None]
     tangled = [one for one in found if sum(a != b for a, b in zip(one.signs, one.signs[1:], strict=False)) > 1]
@@ -242,14 +281,27 @@ def quantified(cells: Sequence[OverheadCell], found: Sequence[BreakEven]) -> Cri
     return Criterion(
         number=5,
         title="Overhead quantified",
-        rule="the sign of mean(pdsep_ttft - colo_ttft) is told on both sides of a threshold, along N or along C; fails "
-        "where it changes more than once along N; open where one sign is told everywhere (a threshold, if there is "
-        "one, lies outside of what was measured) or none is",
+        rule="the sign of mean(pdsep_ttft - colo_ttft), both orders of a pair alike, is told on both sides of a "
+        "threshold, along N or along C; fails where it changes more than once along N; open where one sign is told "
+        "everywhere (a threshold, if there is one, lies outside of what was measured) or none is. A sign is told where "
+        "zero is rejected at 5% for all (C, N) together (Holm); the intervals are those of single (C, N), and as wide "
+        "as the spread between output lengths makes them",
         outcome=outcome,
-        reason=reason,
+        reason=f"{reason}{_in_order(order)}",
         measured=first,
-        numbers={f"overhead, ms, C={cell.prior_context} N={cell.new_tokens}": cell.overhead_ms for cell in cells},
+        numbers={
+            **{f"overhead, ms, C={cell.prior_context} N={cell.new_tokens}": cell.overhead_ms for cell in cells},
+            **({} if order is None else {"overhead, combined first less handover first, ms": order}),
+        },
     )
+
+
+def _in_order(order: Estimate | None) -> str:
+    if order is None:
+        return ""
+    if order.value is None:
+        return f"; {order.reason}"
+    return f"; order effect, cancelled here (combined first less handover first): {order.text(3)} ms"
 
 
 def _first_reason(cells: Sequence[OverheadCell]) -> str:
@@ -258,7 +310,7 @@ def _first_reason(cells: Sequence[OverheadCell]) -> str:
 
 def _one_sign(cells: Sequence[OverheadCell], told: Sequence[OverheadCell]) -> str:
     if not told:
-        return f"no interval leaves zero out at any of {len(cells)} (C, N)"
+        return f"no sign is told at any of {len(cells)} (C, N)"
     word = "slower" if told[0].told == 1 else "faster"
     values = [cell.overhead_ms.value for cell in told if cell.overhead_ms.value is not None]
     return (

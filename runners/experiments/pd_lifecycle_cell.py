@@ -298,7 +298,7 @@ def measured(cell: str, record: LifecycleRecord) -> LifecycleMeasured:
         output_tokens=config.output_length,
         repetition=record.repetition,
         warmup=record.warmup,
-        phases_ms=dict(record.phases_ms),
+        phases_ms=dict(record.parts_ms),
         e2e_ms=record.ms("client_e2e"),
         ttft_ms=record.ttft_ms,
         transfer_ms=record.ms("transfer_total"),

@@ -75,7 +75,7 @@ def measured(cell: CellPlan, repetition: int, dice: random.Random) -> LifecycleM
     prefill = new * (0.021 + context * 4e-7) * dice.uniform(0.97, 1.05)
     phases = {
         "routing": 0.2 * dice.uniform(0.8, 1.4), "p_queue": 1.4 * dice.uniform(0.5, 1.6), "p_prefill": prefill,
-        "metadata_wait": 0.9 * dice.uniform(0.2, 1.8), "zmq_handshake": 2.1 * dice.uniform(0.8, 1.9),
+        "metadata_wait": 0.9 * dice.uniform(0.2, 1.8), "zmq_after_metadata": 2.1 * dice.uniform(0.8, 1.9),
         "rdma_transfer": write,
         "transfer_signal": 0.6 * dice.uniform(0.6, 1.5), "d_promotion": 3.2 * dice.uniform(0.4, 1.8),
         "d_first_token": 6.5 * dice.uniform(0.9, 1.2), "d_decode": (output - 1) * 4.1 * dice.uniform(0.97, 1.04),
@@ -86,7 +86,7 @@ def measured(cell: CellPlan, repetition: int, dice: random.Random) -> LifecycleM
     return LifecycleMeasured(
         cell.cell, context, new, output, repetition, warmup=repetition <= WARMUPS, phases_ms=phases,
         e2e_ms=sum(phases.values()) * 1.004, ttft_ms=before,
-        transfer_ms=phases["zmq_handshake"] + write + phases["transfer_signal"], bytes=size,
-        bandwidth_gbps=size * 8 / write / 1e6, residual_share=0.004 * dice.uniform(0.2, 2.5), colo_ttft_ms=combined,
-        discarded=discarded,
+        transfer_ms=phases["metadata_wait"] + phases["zmq_after_metadata"] + write + phases["transfer_signal"],
+        bytes=size, bandwidth_gbps=size * 8 / write / 1e6, residual_share=0.004 * dice.uniform(0.2, 2.5),
+        colo_ttft_ms=combined, colo_first=repetition % 2 == 1, discarded=discarded,
     )  # fmt: skip

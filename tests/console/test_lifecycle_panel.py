@@ -19,8 +19,8 @@ from console.rows import lifecycle as rows
 from console.screens.dialogs import Detail
 from console.widgets.lifecycle import LifecyclePanel
 from console.widgets.table import Cell
+from results.lifecycle.record import HANDSHAKE_PARTS, parts_of
 from results.lifecycle.record import PHASES as RECORDED
-from results.lifecycle.record import READY_TO_WRITE
 from state import lease
 from state.events import LifecycleMeasured
 from state.lifecycle import LifecycleView, MeasuredRequest, bandwidths, overheads
@@ -152,9 +152,10 @@ def test_the_legend_gives_the_medians_of_what_counts(view: LifecycleView) -> Non
 
 
 def test_every_phase_of_the_records_has_a_name_and_a_colour_of_its_own() -> None:
-    assert set(rows.PHASES) == {*RECORDED, READY_TO_WRITE}
-    told_apart = [rows.PHASES[name] for name in RECORDED]
-    assert len({phase.tone for phase in told_apart}) == len({phase.letter for phase in told_apart}) == len(RECORDED)
+    assert set(rows.PHASES) == {*RECORDED, *HANDSHAKE_PARTS}
+    for drawn in (RECORDED, parts_of(lambda _: True)):
+        told_apart = [rows.PHASES[name] for name in drawn]
+        assert len({phase.tone for phase in told_apart}) == len({phase.letter for phase in told_apart}) == len(drawn)
 
 
 def test_every_phase_and_every_gap_is_told_of_a_request() -> None:
@@ -224,7 +225,7 @@ async def test_a_request_opens_and_requests_are_filtered(live: Path) -> None:
         panel = panel_of(pilot)
         await pilot.press("slash", *"!warm-up", "enter", "end", "enter")
         await until(pilot, lambda: isinstance(pilot.app.screen, Detail), "nothing opened")
-        for part in ("on one combined instance", "handshake", "whole transfer"):
+        for part in ("on one combined instance", "wait for D", "whole transfer"):
             await sees(pilot, part)
         await pilot.press("escape")
         assert panel.table.rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import reduce
 
 from hypothesis import given, settings
@@ -58,13 +59,26 @@ def test_another_attempt_takes_the_place_of_the_one_before() -> None:
 
 def test_the_overhead_joins_what_was_measured_apart_and_combined() -> None:
     both = (request(1, ttft_ms=30.0, colo_ttft_ms=24.0), request(2, ttft_ms=32.0, colo_ttft_ms=20.0))
+    again = request(5, ttft_ms=900.0, colo_ttft_ms=20.0, discarded="why")
     lone = request(4, ttft_ms=900.0, colo_ttft_ms=None)
-    (small, large) = overheads(lifecycle(*both, request(3, new_tokens=2048), lone))
+    (small, large) = overheads(lifecycle(*both, request(3, new_tokens=2048), lone, again))
     assert (small.context_tokens, small.new_tokens, small.requests) == (0, 512, 2)
     assert (small.ttft_ms, small.colo_ttft_ms, small.overhead_ms) == (31.0, 22.0, 9.0)
     assert large.new_tokens == 2048
     alone = lifecycle(request(1, colo_ttft_ms=None))
     assert overheads(alone) == ()
+
+
+def test_an_effect_of_the_order_of_a_pair_cancels_in_the_overhead() -> None:
+    """Whatever comes second takes 6 ms more; the overhead is 10 ms."""
+    late = [request(n, ttft_ms=36.0, colo_ttft_ms=20.0, colo_first=True) for n in (1, 2, 3)]
+    early = request(4, ttft_ms=30.0, colo_ttft_ms=26.0, colo_first=False)
+    (found,) = overheads(lifecycle(*late, early))
+    assert (found.overhead_ms, found.both_orders, found.requests) == (10.0, True, 4)
+    (single,) = overheads(lifecycle(*late))
+    assert (single.overhead_ms, single.both_orders) == (16.0, False)
+    (unknown,) = overheads(lifecycle(*late, replace(early, colo_first=None)))
+    assert (unknown.overhead_ms, unknown.both_orders) == (13.0, False)
 
 
 def test_bandwidth_is_told_per_number_of_bytes_moved() -> None:

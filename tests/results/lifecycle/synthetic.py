@@ -13,7 +13,6 @@ import numpy as np
 from results.decisions import ClusterView, Decision, DecisionRecord, KvTransfer, RoutedOutcome, RoutedRequest
 from results.layout import sha256
 from results.lifecycle.join import join
-from results.lifecycle.probe import ProbeEvent, ProbeLog, ProbeStatus
 from results.lifecycle.record import (
     Colo,
     LifecycleLayout,
@@ -23,6 +22,7 @@ from results.lifecycle.record import (
     write_record,
 )
 from results.records import RequestRecord, RequestStatus
+from results.transfer_probe import ProbeEvent, ProbeLog, ProbeStatus
 
 T0_NS = 3_000_000_000_000_123  # a host that has been up for a month
 BLOCK = 128
@@ -49,6 +49,8 @@ class Truth:
     colo_ms: float = 8.0
     """What a combined instance takes beyond its prefill until the first token."""
     colo_ms_per_token: float = 0.012
+    order_ms: float = 0.0
+    """What the second request of a pair takes longer."""
     not_incremental: float = 0.0
     """Of the prior context: what is moved although the decode instance has it."""
     offset_ns: int = 0
@@ -105,7 +107,8 @@ def seen(truth: Truth, config: RequestConfig, repetition: int = 3, *, start_ns: 
     t5 = max(t3, t4) + ns(0.6)
     t6 = t5 + ns(write_ms)
     t7, t8 = t6 + ns(0.3), t6 + ns(2.5)
-    t9 = t8 + ns(5.0 + truth.jitter_ms * luck.random())
+    colo_first = (repetition + config.output_length) % 2 == 1
+    t9 = t8 + ns(5.0 + truth.jitter_ms * luck.random() + (truth.order_ms if colo_first else 0.0))
     t10 = t9 + ns(truth.tpot_ms * (config.output_length - 1))
     off, p_id, d_id = truth.offset_ns, f"cmpl-{transfer}-p-0-aa", f"cmpl-{name}-0-bb"
     p_events = [
@@ -135,8 +138,12 @@ def seen(truth: Truth, config: RequestConfig, repetition: int = 3, *, start_ns: 
         prefill=ProbeLog(tuple(p_events), (_status("engine", truth.prefill_boot, P_SEES),)),
         decode=ProbeLog(tuple(d_events), (_status("engine", "host-a", D_SEES),)),
         client=client_record(send, t9, t10, config),
-        colo=Colo(truth.colo_ms + truth.colo_ms_per_token * new + truth.jitter_ms * luck.random(), 1000.0),
-    )
+        colo=Colo(
+            truth.colo_ms + truth.colo_ms_per_token * new + truth.jitter_ms * luck.random()
+            + (0.0 if colo_first else truth.order_ms),
+            1000.0, first=colo_first, through="router", request=f"lcb-{name}",
+        ),
+    )  # fmt: skip
 
 
 def client_record(send: int, first: int | None, last: int | None, config: RequestConfig) -> RequestRecord:
@@ -229,7 +236,9 @@ def write_run(root: Path, records: Sequence[LifecycleRecord], *, analysis: dict[
         paths = [layout.record(record.config, record.repetition) for record in own]
         mark.parent.mkdir(parents=True)
         checksums = {f"../../{path.name}": sha256(path) for path in paths}
-        mark.write_bytes(msgspec.json.encode({"cell": own[0].config.label, "checksums": checksums, "discarded": []}))
+        engines = {side: {"block_tokens": BLOCK} for side in ("prefill", "decode")}
+        said = {"cell": own[0].config.label, "checksums": checksums, "discarded": [], "engines": engines}
+        mark.write_bytes(msgspec.json.encode(said))
     keys = [*cells, (131_072, 8192, 32)]
     plan = {
         "experiment": "pd-lifecycle",

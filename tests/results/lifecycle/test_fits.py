@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from results.lifecycle.fits import Costs, Transfers, costs, least_squares, transfers_of
+from results.lifecycle.fits import Costs, costs
 from results.lifecycle.record import RequestConfig
+from results.lifecycle.regression import Transfers, least_squares, solved, transfers_of
+from results.lifecycle.summary import values_of
+from results.statistics import Samples
 from tests.results.lifecycle.synthetic import Truth, grid, seen
 
 SIZES = (512, 2048, 4096, 8192, 16384, 32768)
@@ -21,7 +25,12 @@ def _transfers(seed: int, *, noise: float = 0.1, per_size: int = 12, alpha: floa
     group = np.repeat(np.arange(len(SIZES)), per_size)
     size = np.array(SIZES, dtype=np.float64)[group] * 512
     ms = (alpha + BETA * size / 1e6) * np.exp(noise * rng.standard_normal(size.size) - noise**2 / 2)
-    return Transfers(size, ms, np.full(size.size, 2.0), group, SIZES)
+    return _made(size, ms, np.full(size.size, 2.0), group)
+
+
+def _made(size: Samples, ms: Samples, operations: Samples, group: np.ndarray) -> Transfers:
+    """Each configuration has the transfers of one N."""
+    return Transfers(size, ms, 8 * size / ms / 1e6, operations, group, SIZES, group, np.full(size.size, np.nan))
 
 
 def _fit(found: Transfers, link_gbps: float | None = None) -> Costs:
@@ -36,6 +45,8 @@ def test_known_costs_and_the_knee_are_recovered() -> None:
     assert found.ordinary.beta_ms_per_mb.value == pytest.approx(BETA, rel=0.02)
     knee = 9 * ALPHA / BETA * 1e6
     assert found.knee.bytes.value == pytest.approx(knee, rel=0.06)
+    assert found.knee.asymptote_gbps.value == pytest.approx(10.0, rel=0.02)
+    assert found.knee.operations == "2 operations each"
     assert found.knee.measured_bytes == 16384 * 512, "of the measured sizes, the first beyond 5.6 MB"
     assert (found.ordinary.r2.value or 0.0) > 0.99
     shares = [point.of_asymptote for point in found.curve]
@@ -100,22 +111,23 @@ def test_operations_have_a_cost_only_where_they_vary_on_their_own() -> None:
     same = _fit(_transfers(7)).with_operations
     assert "2 write operations" in (same.alpha_ms.reason or "")
     base = _transfers(7, noise=0.01)
-    together = Transfers(base.bytes, base.ms, base.bytes / 65_536, base.size, base.new_tokens)
+    together = _made(base.bytes, base.ms, base.bytes / 65_536, base.size)
     assert "cannot be told apart" in (_fit(together).with_operations.alpha_ms.reason or "")
+    assert _fit(together).knee.operations == "15.3 operations per 10^6 bytes"
     rng = np.random.default_rng(0)
     operations = rng.integers(1, 200, base.n).astype(np.float64)
-    apart = Transfers(base.bytes, base.ms + 0.01 * operations, operations, base.size, base.new_tokens)
+    apart = _made(base.bytes, base.ms + 0.01 * operations, operations, base.size)
     gamma = _fit(apart).with_operations.gamma_ms
     assert gamma is not None
     assert gamma.value == pytest.approx(0.01, rel=0.1)
-    uncounted = Transfers(base.bytes, base.ms, np.full(base.n, math.nan), base.size, base.new_tokens)
+    uncounted = _made(base.bytes, base.ms, np.full(base.n, math.nan), base.size)
     assert "not counted" in (_fit(uncounted).with_operations.alpha_ms.reason or "")
 
 
 def test_a_bandwidth_that_falls_again_has_no_measured_knee() -> None:
     base = _transfers(9, noise=0.01)
-    slow = np.where(base.size == 5, 1.5, 1.0) * base.ms
-    found = _fit(Transfers(base.bytes, slow, base.operations, base.size, base.new_tokens))
+    slow = np.where(base.size == 5, 1.15, 1.0) * base.ms
+    found = _fit(_made(base.bytes, slow, base.operations, base.size))
     assert found.knee.measured_bytes is None
     assert "followed by larger ones with less" in found.knee.reason or "no measured size" in found.knee.reason
 
@@ -139,9 +151,69 @@ def test_one_request_makes_no_line() -> None:
     assert transfers_of([seen(Truth(), RequestConfig(0, 512, 1)).record()]).n == 1
 
 
-def test_a_knee_of_a_line_that_a_few_slow_transfers_pull_says_so() -> None:
+def test_a_limit_that_the_medians_exceed_is_none() -> None:
     base = _transfers(9, noise=0.01, per_size=40)
-    assert _fit(base).knee.reason == ""
+    assert _fit(base).knee.asymptote_gbps.value is not None
     slow = np.where(np.arange(base.n) % 5 == 0, 6.0, 1.0) * base.ms
-    found = _fit(Transfers(base.bytes, slow, base.operations, base.size, base.new_tokens)).knee
-    assert "of the asymptote: a few slow transfers pull the line" in found.reason
+    found = _fit(_made(base.bytes, slow, base.operations, base.size))
+    assert found.knee.asymptote_gbps.value is None
+    assert found.knee.bytes.value is None
+    assert "of what the line approaches" in found.knee.reason
+    assert all(point.of_asymptote is None for point in found.curve)
+
+
+def test_operations_that_cost_time_of_their_own_leave_no_limit() -> None:
+    """Half of the transfers of each size are in so many pieces that the pieces are what takes the time."""
+    base = _transfers(4, noise=0.05, per_size=40)
+    operations = np.where(np.arange(base.n) % 2, 2.0, base.bytes / 32_768)
+    found = _fit(_made(base.bytes, base.ms + 0.05 * operations, operations, base.size))
+    gamma = found.with_operations.gamma_ms
+    assert gamma is not None
+    assert gamma.low is not None
+    assert gamma.low > 0
+    assert found.knee.asymptote_gbps.value is None
+    assert found.knee.bytes.value is None
+    assert "a write operation takes 0.0499" in found.knee.reason
+    assert found.curve[0].operations == pytest.approx((2 + 512 * 512 / 32_768) / 2)
+
+
+def test_operations_without_a_cost_leave_the_limit_where_it_is() -> None:
+    base = _transfers(9, noise=0.05, per_size=40)
+    operations = np.where(np.arange(base.n) % 2, 2.0, base.bytes / 32_768)
+    found = _fit(_made(base.bytes, base.ms, operations, base.size)).knee
+    assert found.asymptote_gbps.value == pytest.approx(10.0, rel=0.05)
+    assert found.bytes.value == pytest.approx(9 * ALPHA / BETA * 1e6, rel=0.15)
+    assert "operations per 10^6 bytes" in found.operations
+
+
+def test_weighted_draws_are_solved_as_one_by_one() -> None:
+    rng = np.random.default_rng(5)
+    x, z = rng.uniform(1, 10, 20), rng.uniform(0, 3, 20)
+    y, weights = 2 + 3 * x - z + rng.standard_normal(20), rng.uniform(0.1, 2, (3, 20))
+    for row, found in zip(weights, solved([x, z], y, weights), strict=True):
+        known = [one.value for one in least_squares([x, z], y, row)]
+        assert found == pytest.approx(known)
+
+
+def test_the_r2_of_other_sets_of_the_transfers_stand_beside() -> None:
+    base = _transfers(6, noise=0.02)
+    assert _fit(base).spread.slow == 0
+    slow = base.ms.copy()
+    slow[:3] *= 300.0
+    found = _fit(_made(base.bytes, slow, base.operations, base.size))
+    assert (found.ordinary.r2.value or 0.0) < 0.5
+    assert found.spread.slow == 3
+    assert (found.spread.without_slow.value or 0.0) > 0.99
+    assert (found.spread.medians.value or 0.0) > 0.99
+    assert found.spread.run_delay_ms.value is None
+
+
+def test_the_bandwidth_is_the_records_own() -> None:
+    """Two writes with a pause between them: the pause is in rdma_transfer, and in no bandwidth."""
+    one = seen(Truth(noise=0.0), RequestConfig(0, 512, 1)).record()
+    split = replace(one, transfer_detail=replace(one.transfer_detail, rdma_write_ms=3.0, effective_bw_gbps=1.5))
+    found = transfers_of([split])
+    assert found.gbps.tolist() == [1.5]
+    assert found.ms.tolist() == [one.breakdown_ms["rdma_transfer"]]
+    moved = one.transfer_detail.bytes_transferred or 0
+    assert values_of([split])["bw_gbps"].value == pytest.approx(8 * moved / 3.0 / 1e6)

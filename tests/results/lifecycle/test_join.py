@@ -11,9 +11,10 @@ import msgspec
 import pytest
 
 from results.decisions import KvTransfer
-from results.lifecycle.probe import ProbeEvent, ProbeLog, ProbeStatus, read_probe
-from results.lifecycle.record import READY_TO_WRITE, LifecycleRecord, RequestConfig
+from results.lifecycle.join import events_of
+from results.lifecycle.record import PHASES, LifecycleRecord, RequestConfig
 from results.records import RequestStatus
+from results.transfer_probe import ProbeEvent, ProbeLog, ProbeStatus, read_probe
 from tests.results.lifecycle.synthetic import BYTES_PER_TOKEN, D_SEES, P_SEES, Seen, Truth, client_record, seen
 
 CONFIG = RequestConfig(4096, 8192, 32)
@@ -43,10 +44,10 @@ def test_every_phase_is_what_it_was_made_of() -> None:
     write_ms = 0.5 + 0.8 * moved / 1e6
     found = {**record.breakdown_ms, **record.more_ms}
     expected = {
-        "routing": 0.2, "p_queue": 4.0, "p_prefill": 81.92, "metadata_wait": 12.0, "zmq_handshake": 0.6,
+        "routing": 0.2, "p_queue": 4.0, "p_prefill": 81.92, "metadata_wait": 12.0, "zmq_handshake": 12.6,
         "rdma_transfer": write_ms, "transfer_signal": 0.3, "d_promotion": 2.2, "d_decode": 46.5,
         "transfer_total": 12.6 + write_ms + 0.3, "d_block_alloc": 3.8, "d_pull_request": 0.7, "zmq_request": 0.5,
-        "zmq_response": 0.2, "p_reply": 3.0, "p_send_ready": 0.4, "d_schedule": 0.2, READY_TO_WRITE: 12.6,
+        "zmq_response": 0.2, "p_reply": 3.0, "p_send_ready": 0.4, "d_schedule": 0.2, "zmq_after_metadata": 0.6,
     }  # fmt: skip
     assert {name: found[name] for name in expected} == pytest.approx(expected, abs=1e-5)
     assert record.transfer_detail.bytes_transferred == moved
@@ -71,7 +72,7 @@ def test_overheads_are_against_the_clients_own_clock() -> None:
 
 def test_with_concurrent_legs_the_handshake_begins_when_the_prefill_ends() -> None:
     record = seen(replace(QUIET, wait_ms=-50.0), CONFIG).record()
-    assert record.breakdown_ms["zmq_handshake"] == pytest.approx(0.6)
+    assert record.breakdown_ms["zmq_handshake"] == record.more_ms["zmq_after_metadata"] == pytest.approx(0.6)
     assert record.more_ms["metadata_wait"] == 0.0
     assert record.breakdown_ms["transfer_total"] == pytest.approx(0.6 + 0.5 + 0.8 * 8192 * 512 / 1e6 + 0.3, abs=1e-5)
     assert record.residual_share == pytest.approx(0.0, abs=1e-9)
@@ -126,9 +127,9 @@ def test_a_metadata_message_after_the_write_explains_no_handshake() -> None:
     one = seen(QUIET, CONFIG)
     stamp = next(event.t_ns for event in one.prefill.events if event.event == "write")
     record = one.record(prefill=_changed(one.prefill, "metadata_received", t_ns=stamp))
-    assert record.breakdown_ms["zmq_handshake"] is None
+    assert record.more_ms["zmq_after_metadata"] is None
     assert record.more_ms["metadata_wait"] is None
-    assert record.more_ms[READY_TO_WRITE] == pytest.approx(12.6)
+    assert record.breakdown_ms["zmq_handshake"] == pytest.approx(12.6)
 
 
 def test_a_failed_write_has_no_end_and_no_bytes() -> None:
@@ -225,9 +226,9 @@ def _nixl(one: Seen) -> Seen:
 def test_nixl_is_joined_by_request_ids_and_lacks_only_the_metadata_message() -> None:
     record = _nixl(seen(QUIET, CONFIG)).record()
     assert record.gaps["t4_zmq_metadata"] == "prefill instance: nixl: the decode instance reads"
-    assert record.breakdown_ms["zmq_handshake"] is None
-    assert record.more_ms[READY_TO_WRITE] == pytest.approx(12.6)
-    assert READY_TO_WRITE in record.phases_ms
+    assert record.breakdown_ms["zmq_handshake"] == pytest.approx(12.6)
+    assert record.more_ms["metadata_wait"] is None
+    assert tuple(record.phases_ms) == tuple(record.parts_ms) == PHASES
     assert record.residual_share == pytest.approx(0.0, abs=1e-9), "the phases still add up"
     assert record.counts.write_side == "decode"
     assert record.transfer_detail.bytes_transferred == 8192 * BYTES_PER_TOKEN
@@ -298,6 +299,29 @@ def test_what_the_client_did_not_get_does_not_count() -> None:
     assert record.gaps["t9_d_first_token"] == "HTTP 500"
     short = replace(one.client, completion_tokens=31)
     assert one.record(client=short).discarded == "31 tokens came, 32 were asked for"
+    untold = replace(one.client, completion_tokens=None)
+    assert "was not told how many tokens came" in one.record(client=untold).discarded
+
+
+def test_requests_on_no_leg_are_left_alone_whatever_they_are_called() -> None:
+    """A combined request whose id contains this one's, sent before it: its first schedule is not this one's."""
+    one = seen(QUIET, CONFIG)
+    name = one.decision.request.request
+    promoted = next(event for event in one.decode.events if event.event == "promoted")
+    others = [
+        ProbeEvent(event="scheduled", t_ns=promoted.t_ns + at, request=f"cmpl-{name}-colo-0-cc", leg="none")
+        for at in (-10_000_000, 50_000)
+    ]
+    events = tuple(sorted((*one.decode.events, *others), key=lambda event: event.t_ns))
+    assert one.record(decode=replace(one.decode, events=events)) == one.record()
+    _, on_decode = events_of(one.decision, one.prefill, replace(one.decode, events=tuple(others)))
+    assert on_decode == (), "evidence of another request is none of this one's"
+
+
+def test_a_wait_for_a_core_is_kept() -> None:
+    one = seen(QUIET, CONFIG)
+    assert one.record().counts.run_delay_us is None
+    assert one.record(prefill=_changed(one.prefill, "write", run_delay_us=120.0)).counts.run_delay_us == 120.0
     assert one.record(discarded="evicted").discarded == "evicted"
 
 

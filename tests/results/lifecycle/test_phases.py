@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from results.lifecycle.phases import BREAKDOWN, MORE, Breakdown, breakdown
-from results.lifecycle.record import PHASES, READY_TO_WRITE, Clock, Colo, MoreStamps, Place, Stamps, sum_of
+from results.lifecycle.record import HANDSHAKE_PARTS, PHASES, Clock, Colo, MoreStamps, Place, Stamps
 
 ONE_HOST = Clock("a", "a", "a", 0, 0)
 STAMPS = tuple(Stamps.__dataclass_fields__)
@@ -38,15 +38,16 @@ def test_phases_in_order_add_up_to_e2e(at: list[int], metadata_ns: int | None) -
     stamps = _in_order(at, metadata_ns)
     found = _broken(stamps, MoreStamps(client_send=0))
     values = {**found.breakdown_ms, **found.more_ms}
-    parts = [values[name] for name in sum_of(metadata_ns is not None)]
+    parts = [values[name] for name in PHASES]
     assert None not in parts
     e2e = found.breakdown_ms["e2e"]
     assert sum(part or 0.0 for part in parts) == pytest.approx(e2e, rel=1e-9, abs=1e-9)
     if e2e:
         assert found.residual_share == pytest.approx(0.0, abs=1e-9)
-    ready, wait, shake = (values[name] for name in (READY_TO_WRITE, "metadata_wait", "zmq_handshake"))
+    wait, rest = (values[name] for name in HANDSHAKE_PARTS)
+    assert (wait is None) == (rest is None) == (metadata_ns is None)
     if metadata_ns is not None:
-        assert (wait or 0.0) + (shake or 0.0) == pytest.approx(ready, rel=1e-9, abs=1e-9)
+        assert (wait or 0.0) + (rest or 0.0) == pytest.approx(values["zmq_handshake"], rel=1e-9, abs=1e-9)
 
 
 @settings(deadline=None)
@@ -67,7 +68,7 @@ def test_nothing_is_negative_or_made_up(
         assert (value is None) == (name in found.gaps)
         assert value is None or name in DIFFERENCES or value >= 0
         assert name not in found.gaps or found.gaps[name]
-    whole = all(values[name] is not None for name in sum_of(stamps.t4_zmq_metadata is not None))
+    whole = all(values[name] is not None for name in PHASES)
     if found.residual_share is not None:
         assert whole
         assert half_step_ms is not None or found.residual_share == pytest.approx(0.0, abs=1e-6)
@@ -125,4 +126,5 @@ def test_half_a_step_is_taken_off_the_promotion_and_shows_in_the_residual() -> N
 
 
 def test_every_phase_of_the_sum_is_a_known_duration() -> None:
-    assert set(PHASES) | {READY_TO_WRITE} <= {*BREAKDOWN, *MORE}
+    assert BREAKDOWN[: len(PHASES)] == PHASES
+    assert set(HANDSHAKE_PARTS) <= set(MORE)

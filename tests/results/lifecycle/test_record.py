@@ -6,9 +6,11 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from results.lifecycle.record import (
+    HANDSHAKE_PARTS,
     PHASES,
     LifecycleLayout,
     LifecycleRecord,
@@ -66,10 +68,46 @@ def test_a_damaged_record_is_a_gap(tmp_path: Path, raw: bytes) -> None:
 
 def test_a_record_of_another_version_is_a_gap(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
-    write_record(path, replace(seen(Truth(), CONFIG).record(), version=2))
+    write_record(path, replace(seen(Truth(), CONFIG).record(), version=3))
     found = read_record(path)
     assert isinstance(found, Gap)
-    assert "version 2" in found.reason
+    assert "version 3" in found.reason
+
+
+@pytest.mark.parametrize("metadata", [True, False])
+def test_the_nine_phases_of_a_written_record_add_up_to_e2e(tmp_path: Path, metadata: bool) -> None:
+    """The specification's keys, t5 - t3 for zmq_handshake: none of the time is left out of them."""
+    one = seen(Truth(), CONFIG)
+    blind = replace(one.prefill, events=tuple(e for e in one.prefill.events if e.event != "metadata_received"))
+    record = one.record() if metadata else one.record(prefill=blind)
+    path = tmp_path / "record.json"
+    write_record(path, record)
+    written = json.loads(path.read_text())
+    breakdown, stamps = written["breakdown_ms"], written["timestamps_ns"]
+    nine = list(breakdown)[:9]
+    e2e, residual = breakdown["e2e"], written["residual_share"]
+    assert sum(breakdown[name] for name in nine) == pytest.approx(e2e * (1 - residual), rel=1e-9)
+    assert abs(residual) < 1e-9
+    assert breakdown["zmq_handshake"] == pytest.approx((stamps["t5_rdma_start"] - stamps["t3_p_prefill_done"]) / 1e6)
+
+
+@pytest.mark.parametrize("metadata", [True, False])
+def test_a_record_of_version_1_is_read_by_the_names_of_version_2(tmp_path: Path, metadata: bool) -> None:
+    """There `zmq_handshake` was what followed the metadata message, and the combined request always came last."""
+    one = seen(Truth(), CONFIG)
+    blind = replace(one.prefill, events=tuple(e for e in one.prefill.events if e.event != "metadata_received"))
+    now = one.record() if metadata else one.record(prefill=blind)
+    now = replace(now, colo=replace(now.colo, first=False))
+    old = msgspec.to_builtins(now)
+    old["version"] = 1
+    old["more_ms"]["ready_to_write"] = old["breakdown_ms"]["zmq_handshake"]
+    old["breakdown_ms"]["zmq_handshake"] = old["more_ms"].pop("zmq_after_metadata")
+    if not metadata:
+        old["gaps"]["zmq_handshake"] = old["gaps"].pop("zmq_after_metadata")
+    del old["colo"]["first"]
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps(old))
+    assert read_record(path) == now
 
 
 def test_records_come_by_their_numbers_not_by_their_names(tmp_path: Path) -> None:
@@ -99,4 +137,6 @@ def test_only_what_is_verified_and_warm_counts() -> None:
 def test_the_phases_of_an_event_add_up() -> None:
     record = seen(Truth(), CONFIG).record()
     assert tuple(record.phases_ms) == PHASES
-    assert sum(value or 0.0 for value in record.phases_ms.values()) == pytest.approx(record.breakdown_ms["e2e"])
+    assert tuple(record.parts_ms) == (*PHASES[:3], *HANDSHAKE_PARTS, *PHASES[4:])
+    for parts in (record.phases_ms, record.parts_ms):
+        assert sum(value or 0.0 for value in parts.values()) == pytest.approx(record.breakdown_ms["e2e"])

@@ -10,6 +10,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import msgspec
+import numpy as np
 import pandas as pd
 import pytest
 from rich.console import Console
@@ -17,10 +18,11 @@ from rich.console import Console
 from results.errors import ResultsError
 from results.figures.files import draw
 from results.lifecycle.analysis import aggregate, analyse_lifecycle, terminal_tables
+from results.lifecycle.curve import no_knee
 from results.lifecycle.draw import DRAWERS
 from results.lifecycle.figures import figures
 from results.lifecycle.findings import LifecycleAnalysis, analyse
-from results.lifecycle.record import Colo, LifecycleLayout, RequestConfig, write_record
+from results.lifecycle.record import Colo, LifecycleLayout, LifecycleRecord, RequestConfig, write_record
 from results.lifecycle.report import limits
 from results.lifecycle.summary import COLUMNS, flat, values_of
 from results.lifecycle.tables import tables
@@ -82,6 +84,11 @@ def test_the_summary_of_known_requests(tmp_path: Path) -> None:
         "ttft_overhead_ms": 28.155,
     }
     assert (row["counted"], row["warmups"], row["discarded"]) == ("3", "2", "0")
+    rest = {"d_block_alloc_ms": 3.8, "d_schedule_ms": 0.2, "d_first_decode_ms": 4.8, "num_rdma_ops": 2.0,
+            "num_blocks": 64.0, "build_params_ms": 0.25, "d_step_ms": 2.0, "zmq_handshake_ms": 12.6,
+            "zmq_after_metadata_ms": 0.6}  # fmt: skip
+    assert {name: float(row[name]) for name in rest} == pytest.approx(rest)
+    assert list(row)[-21::3] == list(rest)[:7], "after the columns that were there before"
     assert row["d_promotion_less_half_step"] == "False"
 
 
@@ -172,6 +179,120 @@ def test_what_was_left_out_is_a_gap_with_its_reason(analysis: LifecycleAnalysis)
     assert [(gap.artifact, gap.reason) for gap in analysis.gaps] == [
         ("sweep/C131072_N8192_O32", "not measured: longer than the model's context")
     ]
+
+
+def test_a_cell_that_failed_says_why_and_what_it_threw_away(tmp_path: Path) -> None:
+    write_run(tmp_path, tuple(grid(Truth(), contexts=(0,), sizes=(512,), lengths=(1,))))
+    failed = LifecycleLayout(tmp_path).failed(RequestConfig(131_072, 8192, 32))
+    failed.parent.mkdir(parents=True)
+    thrown = [{"repetition": 3, "reason": "the prefix was gone"}, {"repetition": 3, "reason": "the prefix was gone"}]
+    failed.write_text(json.dumps({"cell": "x", "attempt": 1, "reason": "2 preemptions", "discarded": thrown}))
+    found = analyse_lifecycle(tmp_path)
+    rows = pd.read_csv(tmp_path / "MANIFEST.tsv", sep="\t", keep_default_na=False)
+    (row,) = rows[rows["status"] == "FAILED"].to_dict("records")
+    assert (row["prior_context"], row["skip_reason"], row["discarded"]) == (131_072, "2 preemptions", 2)
+    assert len(found.discards) == 2
+    failed.write_text("{")
+    assert any("failed.json cannot be read" in gap.reason for gap in analyse(tmp_path).gaps)
+
+
+@pytest.mark.parametrize(
+    ("said", "given", "lines", "text"),
+    [
+        ({"gbps": 9.5, "low": 9, "high": 10, "method": "TCP", "from": "measured"}, None, {"link, measured here": 9.5},
+         "The link carries 9.50 [9.00, 10.0] Gbit/s (measured here: TCP)."),
+        ({"gbps": 9.5, "from": "measured"}, 12.5, {"link, given": 12.5, "link, measured here": 9.5},
+         "The link carries 12.5 Gbit/s (given) and 9.50 Gbit/s (measured here)."),
+        ({"gbps": None, "reason": "no port"}, None, {},
+         "What the link can carry was not given, and not measured: no port."),
+    ],
+)  # fmt: skip
+def test_the_links_limit_is_drawn_with_who_says_so(
+    tmp_path: Path, said: dict[str, object], given: float | None, lines: dict[str, float], text: str
+) -> None:
+    run = tuple(grid(Truth(), contexts=(0,), sizes=(512, 2048, 4096), lengths=(1,)))
+    write_run(tmp_path, run, analysis={"link_gbps": given})
+    LifecycleLayout(tmp_path).link.write_text(json.dumps(said))
+    found = analyse(tmp_path)
+    figure = figures(found)[1]
+    assert {name: level for name, level in figure.lines.items() if "link" in name} == lines
+    assert text in figure.caption
+    assert text in next(table.note for table in tables(found) if table.title == "Bandwidth by size")
+    point = found.costs.curve[0]
+    expected = None if not lines else (point.gbps.value or 0.0) / next(iter(lines.values()))
+    assert point.of_link == (None if expected is None else pytest.approx(expected))
+
+
+def test_how_full_the_caches_were_is_told_where_a_cell_says_it(tmp_path: Path, analysis: LifecycleAnalysis) -> None:
+    write_run(tmp_path, tuple(grid(Truth(), contexts=(0,), sizes=(512,), lengths=(1,))))
+    mark = LifecycleLayout(tmp_path).cell(RequestConfig(0, 512, 1))
+    load = {side: {"begin": {"kv_usage": 0.25, "preemptions": 3}, "end": {"kv_usage": None, "preemptions": 5}}
+            for side in ("prefill", "decode")}  # fmt: skip
+    mark.write_text(json.dumps(json.loads(mark.read_text()) | {"load": load}))
+    (table,) = (table for table in tables(analyse(tmp_path)) if table.title == "KV caches")
+    assert table.rows == (("0", "512", "1", "25.0% to -", "25.0% to -", "2", "2"),)
+    assert not any(table.title == "KV caches" for table in tables(analysis))
+
+
+def test_checks_that_can_fail_do(tmp_path: Path, analysis: LifecycleAnalysis) -> None:
+    assert [(one.agree, one.of) for one in analysis.checks] == [(216, 216), (36, 36), (36, 36)]
+    records = [*grid(Truth(), contexts=(0,), sizes=(512,), lengths=(1,))]
+    wrong = [
+        replace(record, counts=replace(record.counts, external_tokens=1024), colo=replace(record.colo, ttft_ms=1.0))
+        for record in records
+    ]
+    turned = replace(
+        wrong[-1], more_ms={**wrong[-1].more_ms, "p_reply": None}, gaps={"p_reply": "a precedes b by 1 ms"}
+    )
+    write_run(tmp_path, [*wrong[:-1], turned])
+    found = analyse(tmp_path)
+    assert [(one.agree, one.of) for one in found.checks] == [(17, 18), (0, 3), (0, 3)]
+    assert "a precedes b by 1 ms" in found.checks[0].text
+
+
+def test_bytes_that_are_not_their_blocks_are_a_gap(tmp_path: Path) -> None:
+    records = [seen(Truth(), RequestConfig(0, 512, 1), n).record(kv_bytes_per_token=256) for n in range(3, 6)]
+    write_run(tmp_path, records)
+    (gap,) = (gap for gap in analyse(tmp_path).gaps if gap.artifact == "C0_N512_O1")
+    assert gap.reason.startswith(
+        "3 transfers: bytes are not blocks x block tokens x KV bytes per token, but 2 to 2 times"
+    )
+
+
+def test_a_machine_that_gets_slower_is_told(tmp_path: Path) -> None:
+    def slowed(record: LifecycleRecord, by: float) -> LifecycleRecord:
+        return replace(record, colo=replace(record.colo, ttft_ms=(record.colo.ttft_ms or 0.0) * by))
+
+    usual = tuple(grid(Truth(), contexts=(0, 4096), sizes=(512, 2048, 8192), lengths=(1, 8, 32)))
+    start = usual[0].timestamps_ns.t0_proxy_recv or 0
+    slow = [slowed(one, 1 + ((one.timestamps_ns.t0_proxy_recv or 0) - start) / 1e12) for one in usual]
+    for name, run, verdict in (("usual", usual, "not detected"), ("slow", slow, "detected")):
+        root = tmp_path / name
+        root.mkdir()
+        write_run(root, run)
+        drift = analyse(root).drifts[0]
+        assert (drift.series, str(drift.verdict)) == ("colo_ttft_ms", verdict)
+    assert drift.slope_per_h.value == pytest.approx(np.exp(3.6) - 1, rel=0.2)
+
+
+def test_a_figure_without_its_line_says_why(analysis: LifecycleAnalysis) -> None:
+    found = figures(analysis)
+    assert "Line: where the overhead changes its sign" in found[3].caption
+    assert "asymptote" in found[1].lines
+    single = replace(analysis, overheads=tuple(one for one in analysis.overheads if (one.overhead_ms.value or 0) > 0))
+    assert "No line: the overhead has one sign everywhere" in figures(single)[3].caption
+    knee = no_knee(0.9, "pieces cost time")
+    limitless = figures(replace(analysis, costs=replace(analysis.costs, knee=knee)))[1]
+    assert not {"asymptote", "knee"} & set(limitless.lines)
+    assert "No line, asymptote or knee: pieces cost time." in limitless.caption
+    assert set(limitless.table["kind"]) == {"transfer", "median"}
+
+
+def test_different_numbers_of_operations_are_said(analysis: LifecycleAnalysis) -> None:
+    assert not any("write operations at different C" in text for text in limits(analysis))
+    more = replace(analysis.volumes[0], operations_by_context=((0, 2.0), (4096, 8.0)))
+    found = replace(analysis, volumes=(more, *analysis.volumes[1:]))
+    assert any("write operations at different C (N = 512)" in text for text in limits(found))
 
 
 def test_half_a_step_is_said_wherever_it_is_taken_off(tmp_path: Path, analysis: LifecycleAnalysis) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from results.lifecycle import verdicts
-from results.lifecycle.fits import costs, transfers_of
+from results.lifecycle.fits import costs
 from results.lifecycle.maps import OverheadCell, break_evens, overhead_map, volumes
 from results.lifecycle.record import Colo, LifecycleRecord, RequestConfig
+from results.lifecycle.regression import transfers_of
 from results.lifecycle.verdicts import Criterion, Outcome
 from results.statistics import Estimate, unknown
 from tests.results.lifecycle.synthetic import Truth, grid, seen
@@ -105,10 +106,16 @@ def test_bytes_are_set_against_what_the_model_says_of_its_kv() -> None:
     (row,) = volumes(tuple(grid(Truth(), sizes=(2048,))))
     assert row.of_expected == pytest.approx(1.0)
     assert "512 bytes per token (100.0% of the model's)" in verdicts.incremental([row]).reason
-    records = [seen(Truth(), RequestConfig(c, 2048, 1)).record(kv_bytes_per_token=256) for c in (0, 4096)]
-    assert volumes(records)[0].of_expected == pytest.approx(2.0)
-    records = [seen(Truth(), RequestConfig(c, 2048, 1)).record(kv_bytes_per_token=None) for c in (0, 4096)]
-    assert volumes(records)[0].of_expected is None
+    twice = [seen(Truth(), RequestConfig(c, 2048, 1)).record(kv_bytes_per_token=256) for c in (0, 4096)]
+    assert volumes(twice)[0].of_expected == pytest.approx(2.0)
+    found = verdicts.incremental(volumes(twice))
+    assert found.outcome is Outcome.FAILS
+    assert "not what N new tokens take by the model's configuration: N=2048: 200.0%" in found.reason
+    blind = [seen(Truth(), RequestConfig(c, 2048, 1)).record(kv_bytes_per_token=None) for c in (0, 4096)]
+    assert volumes(blind)[0].of_expected is None
+    found = verdicts.incremental(volumes(blind))
+    assert found.outcome is Outcome.OPEN
+    assert found.reason.startswith("constant over C, size not checked")
 
 
 def test_a_block_more_is_still_incremental() -> None:
@@ -126,8 +133,11 @@ def test_one_context_cannot_say_whether_transfers_are_incremental() -> None:
 def _cells(signs: str, context: int = 0) -> list[OverheadCell]:
     """`+`, `-` and `?` along N: told slower, told faster, not told."""
     values = {"+": (10.0, 8.0, 12.0), "-": (-10.0, -12.0, -8.0), "?": (1.0, -5.0, 7.0)}
+    told = {"+": 1, "-": -1, "?": None}
     return [
-        OverheadCell(context, 512 * 2**place, Estimate(*values[sign], n=3), unknown(""), unknown(""), None)
+        OverheadCell(
+            context, 512 * 2**place, Estimate(*values[sign], n=3), unknown(""), unknown(""), None, told=told[sign]
+        )
         for place, sign in enumerate(signs)
     ]
 

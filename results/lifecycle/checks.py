@@ -1,0 +1,136 @@
+"""What a run can be held against that does not follow from how its phases are defined, and its drift over time.
+
+The nine phases telescope: wherever all stamps are there and in order, they add up to E2E whatever they are. These
+checks can fail: they compare clocks of different processes, the probe's bytes with the scheduler's tokens, and the
+prefill with as much prefill of another request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from results.drift import Drift, drift_of
+from results.lifecycle.pairs import COMBINED, TTFT
+from results.lifecycle.phases import TURNED
+from results.lifecycle.record import LifecycleRecord
+from results.load import Gap
+
+HANDED_ON = ("p_queue", "p_reply", "d_block_alloc", "zmq_request", "transfer_signal", "d_first_decode")
+"""Durations from a message's send in one process to its receipt in another: a clock or a join that is wrong turns them
+round."""
+_DRIFTS: Mapping[str, Callable[[LifecycleRecord], float | None]] = {
+    COMBINED: lambda record: record.colo.ttft_ms,
+    TTFT: lambda record: record.ttft_ms,
+}
+"""TTFT depends on C and N alone: cells of other output lengths repeat it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One comparison over all counted requests."""
+
+    what: str
+    agree: int
+    of: int
+    text: str
+    """The numbers."""
+
+
+def checks(records: Sequence[LifecycleRecord]) -> tuple[Check, ...]:
+    """Those that these records allow."""
+    counted = [record for record in records if record.counted]
+    found = _order(counted), _bytes(counted), _prefill(counted)
+    return tuple(one for one in found if one.of)
+
+
+def _order(counted: Sequence[LifecycleRecord]) -> Check:
+    forwards = [(name, value) for record in counted for name in HANDED_ON if (value := record.ms(name)) is not None]
+    back = [gap for record in counted for name in HANDED_ON if TURNED in (gap := record.gaps.get(name, ""))]
+    least = min(forwards, key=lambda one: one[1], default=("", 0.0))
+    text = f"shortest: {least[0]} {least[1]:.3g} ms" if forwards else ""
+    text += f"; turned round, for one: {back[0]}" if back else ""
+    return Check(
+        "messages between processes are received after they were sent", len(forwards), len(forwards) + len(back), text
+    )
+
+
+def _bytes(counted: Sequence[LifecycleRecord]) -> Check:
+    """The probe of the side that writes against the decode instance's scheduler: other processes, other code."""
+    ratios = []
+    agree = 0
+    for record in counted:
+        moved, counts, blocks = (
+            record.transfer_detail.bytes_transferred,
+            record.counts,
+            record.transfer_detail.num_blocks,
+        )
+        if moved is None or not counts.external_tokens or not counts.kv_bytes_per_token or not blocks:
+            continue
+        expected = counts.external_tokens * counts.kv_bytes_per_token
+        ratios.append(moved / expected)
+        agree += abs(moved - expected) <= moved / blocks
+    text = f"bytes over tokens x KV per token: {min(ratios):.4g} to {max(ratios):.4g}" if ratios else ""
+    what = "bytes written are those of the tokens the decode instance waited for, within a block"
+    return Check(what, agree, len(ratios), text)
+
+
+def _prefill(counted: Sequence[LifecycleRecord]) -> Check:
+    shares = [
+        prefill / record.colo.ttft_ms
+        for record in counted
+        if (prefill := record.ms("p_prefill")) is not None and record.colo.ttft_ms
+    ]
+    text = f"p_prefill over combined TTFT: median {median(shares):.1%}, largest {max(shares):.1%}" if shares else ""
+    what = "the prefill takes no longer than the combined instance's TTFT, of as many tokens"
+    return Check(what, sum(share <= 1 for share in shares), len(shares), text)
+
+
+def sizes_that_differ(
+    records: Sequence[LifecycleRecord], block_tokens: Mapping[tuple[int, int, int], int]
+) -> tuple[Gap, ...]:
+    """Records whose bytes are not blocks x tokens of a block x KV per token; a gap per configuration."""
+    found: dict[tuple[int, int, int], list[tuple[str, float]]] = {}
+    for record in records:
+        moved, blocks = record.transfer_detail.bytes_transferred, record.transfer_detail.num_blocks
+        each, per_token = block_tokens.get(record.config.key), record.counts.kv_bytes_per_token
+        if record.counted and moved and blocks and each and per_token and moved != blocks * each * per_token:
+            ratio = moved / (blocks * each * per_token)
+            found.setdefault(record.config.key, []).append((record.config.label, ratio))
+    return tuple(
+        Gap(
+            own[0][0],
+            f"{len(own)} transfers: bytes are not blocks x block tokens x KV bytes per token, but "
+            f"{min(ratio for _, ratio in own):.3g} to {max(ratio for _, ratio in own):.3g} times that",
+        )
+        for _, own in sorted(found.items())
+    )
+
+
+def drifts(records: Sequence[LifecycleRecord]) -> tuple[Drift, ...]:
+    """How each TTFT moved over the run, by sizes that were measured with several output lengths."""
+    return tuple(_drift(name, of, [record for record in records if record.counted]) for name, of in _DRIFTS.items())
+
+
+def _drift(name: str, of: Callable[[LifecycleRecord], float | None], counted: Sequence[LifecycleRecord]) -> Drift:
+    cells: dict[tuple[int, int], dict[int, list[tuple[float, float]]]] = {}
+    for record in counted:
+        config, at, value = record.config, record.timestamps_ns.t0_proxy_recv, of(record)
+        if at is not None and value is not None and value > 0:
+            own = cells.setdefault((config.prior_context, config.current_new_tokens), {})
+            own.setdefault(config.output_length, []).append((at / 1e9, value))
+    groups = {
+        f"C={context} N={size}": [[_middle(values) for values in lengths.values()]]
+        for (context, size), lengths in cells.items()
+        if len(lengths) > 1
+    }
+    what = "medians of cells of one size and several output lengths"
+    return drift_of(f"{name}_ms", groups, what, short="(C, N) have several output lengths", kind="(C, N)")
+
+
+def _middle(values: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    times, found = np.array(values, dtype=np.float64).T
+    return float(np.median(times)), float(np.median(found))
