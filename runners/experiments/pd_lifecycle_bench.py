@@ -28,7 +28,7 @@ from runners.experiments.routing_transfers import endpoint_of, kv_bytes_per_toke
 from runners.group import GroupPlan, Member, engine_group
 from runners.load.prompts import token_ids
 from runners.router.process import RouterProcess
-from runners.router.spec import InstanceSpec, Limits, RouterSpec, TransferRules
+from runners.router.spec import HealthRules, InstanceSpec, Limits, RouterSpec, TransferRules
 from state.events import Noted
 from state.run import CellPlan
 
@@ -38,6 +38,9 @@ EXTRA_ENV = {"VLLM_SERVER_DEV_MODE": "1"}
 """Without it an engine has no /reset_prefix_cache."""
 NEVER = 1_000_000
 """Failures to a quarantine: each is counted here, and none must keep the next from being tried."""
+HEALTH_S = 3600.0
+"""Between two looks of the router at engines that are well: none in a request that is measured. One that ended is seen
+by its connection."""
 CHECK_PROMPTS, PREFIX_PROMPTS, CELL_PROMPTS = 0, 1, 1_000
 """Streams of prompts: no two of them share a beginning. A cell's is CELL_PROMPTS and its place in the grid."""
 
@@ -204,6 +207,7 @@ def router_spec(
         ),
         policy=pd_lifecycle_policy.__file__,
         decisions_path=str(decisions),
+        health=HealthRules(probe_interval_s=HEALTH_S),
         limits=Limits(first_byte_s=timeout_s, stall_s=timeout_s, attempts=1),
         # A page of metrics costs the decode engine's process milliseconds, within the answer that is measured.
         transfer=TransferRules(timeout_s=timeout_s, attempts=1, failures_to_quarantine=NEVER, count=False),

@@ -32,8 +32,8 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
     "decode": ("blocks_allocated", "received", "promoted", "scheduled"),
 }
 """Events of a request that was handed over, by side: once they and a write are there, no other is still to come."""
-NEEDED_COMBINED: Mapping[str, tuple[str, ...]] = {"decode": ("scheduled",)}
-"""Those of a request that the decode engine served alone."""
+ALONE = "scheduled"
+"""All that the decode engine's probe says of a request that it served alone."""
 WRITE = "write"
 """By the engine that moves the blocks, whichever that is."""
 
@@ -130,18 +130,19 @@ class Evidence:
         if record is None:
             return "the router's decision"
         moved = movement_of(record)
-        combined = moved is None and record.decision.instance and not record.decision.prefill
-        if not combined and (moved is None or moved.status != "transferred"):
+        if moved is None and record.decision.instance and not record.decision.prefill:
+            log = self.probe("decode")
+            seen_alone = any(event.event == ALONE for event in log.of("", [request]))
+            return "" if seen_alone or log.blind(ALONE) else f"{ALONE} of the decode engine"
+        if moved is None or moved.status != "transferred":
             return ""
         logs = {side: self.probe(side) for side in SIDES}
         found = dict(zip(SIDES, events_of(record, *logs.values()), strict=True))
         seen = {side: {event.event for event in events} for side, events in found.items()}
-        for side, needed in (NEEDED_COMBINED if combined else NEEDED).items():
+        for side, needed in NEEDED.items():
             for event in needed:
                 if event not in seen[side] and not logs[side].blind(event):
                     return f"{event} of the {side} engine"
-        if combined:
-            return ""
         written = any(WRITE in events for events in seen.values())
         return "" if written or all(log.blind(WRITE) for log in logs.values()) else WRITE
 

@@ -59,8 +59,8 @@ def test_every_preset_measures_every_cell_of_its_grid(profile: str) -> None:
 
 
 def test_the_presets_of_this_machine_take_as_long_as_they_promise() -> None:
-    assert plan_of(grid("full")).estimated_s < 15 * 60
-    assert plan_of(grid("demo")).estimated_s < 4 * 60
+    assert plan_of(grid("full")).estimated_s < 18 * 60
+    assert plan_of(grid("demo")).estimated_s < 5 * 60
     assert plan_of(grid("smoke")).estimated_s < 45
 
 
