@@ -7,6 +7,7 @@ counters return to zero (`routed` looks), and no block stays pinned.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 from pathlib import Path
 
@@ -123,3 +124,27 @@ async def test_a_decode_instance_that_dies_is_an_error_said_clearly(engines: Pai
             assert answer.json()["error"]["message"].startswith("instance t: ")
         await made.until_available("h")
         await engines.released("h", KEPT_S + 4.0)
+
+
+async def test_a_pull_that_does_not_end_is_computed_in_time_and_spoils_nothing_when_it_does(
+    engines: Pair, tmp_path: Path
+) -> None:
+    """The instance that has computed the prompt stands still, and with it the pull."""
+    await engines.ready("mooncake")
+    members = (engines.member("h", "prefill"), engines.member("t", "decode"))
+    prompt = draw(PROMPT)
+    async with routed(engines, tmp_path, members, "static_pd", TransferRules(timeout_s=4.0)) as made:
+        with contextlib.ExitStack() as h_stands:
+            with engines.stopped("t"):
+                asking = await handing_over(made, prompt)
+                h_stands.enter_context(engines.stopped("h"))
+            answer = await asking
+        assert (answer.status_code, answer.headers["x-tracon-instance"]) == (200, "t")
+        assert cached(answer) == 0, "it was computed there"
+        await made.until_available("h", "t")
+        await engines.released("h", KEPT_S + 4.0)
+        await engines.released("t", KEPT_S + 4.0)
+        alone = await engines.complete("h", prompt, max_tokens=8, ignore_eos=True, return_token_ids=True)
+        assert ids(answer) == alone["choices"][0]["token_ids"]
+    ((_, transfer),) = handed_over(made)
+    assert (transfer.status, transfer.reason) == ("failed", "no byte of the response to the target leg within 4 s")
