@@ -197,7 +197,8 @@ def _moved(turn: Turn) -> str:
     kv = turn.transfer
     ends = f"{turn.migration or kv.purpose} {kv.source} -> {kv.target}"
     if kv.status != "transferred":
-        return f"{ends}: {kv.status}, {kv.reason}"
+        said = "" if kv.status == turn.migration else f"{kv.status}, "
+        return f"{ends}: {said}{kv.reason}"
     tokens = f"{kv.external_tokens} of {kv.prefix_tokens} tokens"
     if kv.external_tokens is None:
         tokens = f"{kv.prefix_tokens} tokens asked for, what came was not counted"

@@ -200,6 +200,7 @@ def _gauges(view: ClusterView, sessions: Mapping[str, int]) -> Iterator[Metric]:
             lambda load: load.pending_prefill_tokens,
         ),
         ("ongoing_tokens", "Prompt tokens of requests that have not ended.", lambda load: load.ongoing_tokens),
+        ("kept_tokens", "Prompt tokens kept there for a handover's pull.", lambda load: load.kept_tokens),
         ("sessions", "Sessions bound there.", lambda load: sessions.get(load.instance, 0)),
     )
     for name, text, value in rows:

@@ -59,7 +59,8 @@ class TransferRules:
     """Then one transfer is let through as a probe; doubles each time that fails, up to `quarantine_max_s`."""
     quarantine_max_s: float = 120.0
     min_tokens: int = 1
-    """Fewer prompt tokens that the target lacks are not worth a transfer: it computes them."""
+    """Fewer prompt tokens that the target lacks are not worth a transfer: it computes them. EAR migrates no session
+    that has fewer."""
     queue: int = 1
     """So many migrations may wait for their turn at one target, behind the one on its way; a policy is told that no
     more KV can be moved there while they do."""

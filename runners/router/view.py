@@ -252,9 +252,9 @@ class Cluster:
         self._counters[instance].draining = True
 
     def drained(self, instance: str) -> bool:
-        """It drains and has no request left."""
+        """It drains, has no request left, and keeps nothing that another one is still to pull."""
         counters = self._counters[instance]
-        return counters.draining and counters.num_requests == 0
+        return counters.draining and counters.num_requests == 0 and counters.kept_tokens == 0
 
     def remove(self, instance: str) -> tuple[str, ...]:
         """Forget it, its counters and its bindings; returns the sessions that lost their owner.

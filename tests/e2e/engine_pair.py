@@ -38,7 +38,8 @@ KEPT_S = 8
 """So long a source keeps blocks that nobody pulls."""
 NAMES = ("h", "t")
 CONFIGS = {"mooncake": "mooncake_both", "nixl": "nixl_both"}
-PORT = 22_000
+PORTS = 22_000 + 100 * (os.getpid() % 9)
+"""From here on, and away from those of tests that another process runs at the same time."""
 
 
 @dataclass
@@ -50,7 +51,7 @@ class Pair:
     folder: Path
     kv_tokens: int = KV_TOKENS
     """Room of each one's KV cache."""
-    port: int = PORT
+    port: int = PORTS
     transport: str = ""
     running: dict[str, Instance] = field(default_factory=dict)
 
@@ -248,7 +249,7 @@ async def routed(
             async with asyncio.timeout(30):
                 while any(row["num_requests"] for row in (await made.loads()).values()):  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
-            left = ("pending_prefill_tokens", "ongoing_tokens", "ongoing_decode_tokens")
+            left = ("pending_prefill_tokens", "ongoing_tokens", "ongoing_decode_tokens", "kept_tokens")
             assert not [row for row in (await made.loads()).values() if any(row[name] for name in left)]
         await process.end()
     made.records = sorted(

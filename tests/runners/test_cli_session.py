@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import pytest
@@ -18,7 +19,7 @@ from results.decisions import (
     RoutedRequest,
 )
 from runners.cli import main
-from runners.cli.sessions import life
+from runners.cli.sessions import _moved, life
 
 CLUSTER = ClusterView((InstanceLoad("e0"), InstanceLoad("e1")), 0)
 MOVED = KvTransfer(
@@ -94,6 +95,20 @@ def test_it_is_told_turn_by_turn(
     assert "transferred e0 -> e1: 1024 of 1024 tokens, 0.524 MB in 31 ms" in moved
     assert "affinity; error" in out
     assert "lmetric" not in out
+
+
+@pytest.mark.parametrize(
+    ("migration", "status", "said"),
+    [
+        ("unneeded", "unneeded", "unneeded e0 -> e1: the target lacks 0"),
+        ("recomputed", "refused", "recomputed e0 -> e1: refused, the target lacks 0"),
+    ],
+)
+def test_what_moved_no_kv_says_why(migration: str, status: Literal["unneeded", "refused"], said: str) -> None:
+    kv = KvTransfer("m-1", "migration", "mooncake", "e0", "e1", status, "the target lacks 0")
+    outcome = RoutedOutcome("ok", migration=migration, transfer=kv)
+    (turn,) = life([pick(0, 1, "e1", "migrated", outcome, migrate_from="e0")], "ear", "s-1").turns
+    assert _moved(turn) == said
 
 
 def test_every_cell_answers_in_json(

@@ -85,6 +85,8 @@ def test_what_a_prefill_instance_keeps_is_not_free_until_it_is_pulled_or_given_u
     assert (at(cluster, "p").free_kv_tokens, at(cluster, "p").kept_tokens) == (4000, 1000), "its blocks are still there"
     assert (at(cluster, "p").num_requests, at(cluster, "p").ongoing_tokens) == (0, 0), "it has nothing more to do"
     assert not idle(cluster.view().instances)
+    cluster.drain("p")
+    assert not cluster.drained("p")
     if how == "served":
         reservation.first_byte()
     elif how == "failed":
@@ -92,6 +94,7 @@ def test_what_a_prefill_instance_keeps_is_not_free_until_it_is_pulled_or_given_u
     else:
         reservation.end()
     assert (at(cluster, "p").free_kv_tokens, at(cluster, "p").kept_tokens) == (5000, 0)
+    assert cluster.drained("p")
     reservation.moved(arrived=True)
     assert at(cluster, "p").kept_tokens == 0, "once"
     reservation.end()

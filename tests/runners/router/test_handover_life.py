@@ -128,6 +128,7 @@ async def test_blocks_that_a_source_keeps_are_not_free(end: str, tmp_path: Path)
         await until(lambda: bool(on.prefill.kept) and bool(on.decode.seen))
         await until(lambda: on.load("p").num_requests == 0)
         assert (on.load("p").kept_tokens, on.load("p").free_kv_tokens) == (len(PROMPT), 4096 - len(PROMPT))
+        assert await on.routed.metric('instance_kept_tokens{instance="p"}') == len(PROMPT)
         if end == "left":
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
