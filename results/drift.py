@@ -24,6 +24,8 @@ SERIES = ("ttft_p50_s", "tpot_p50_s")
 """Medians: a drift moves the whole distribution, and they are the least noisy."""
 MIN_CONFIGS = 4
 """From so many configs on their spread gives an interval that can be trusted."""
+_LARGEST = 700.0
+"""Of a logarithm: what float64 can hold the exponential of."""
 _ACROSS = "the same load in Phase A and in Phase B or B': what differs between the phases for another reason counts too"
 
 
@@ -133,5 +135,5 @@ def _over_configs(slopes: Samples, weights: Samples, n: int, kind: str) -> Estim
     left_out = part * (slopes - mean) / (1 - part)  # how far the mean moves when this config is left out
     error = math.sqrt(float(left_out @ left_out) * (count - 1) / count)
     half = float(special.stdtrit(count - 1, (1 + LEVEL) / 2)) * error
-    low, high = math.expm1(mean - half), math.expm1(mean + half)
-    return Estimate(math.expm1(mean), low, high, n, basis=f"over {count} {kind}")
+    low, value, high = (math.expm1(min(one, _LARGEST)) for one in (mean - half, mean, mean + half))
+    return Estimate(value, low, high, n, basis=f"over {count} {kind}")

@@ -13,11 +13,12 @@ from statistics import median
 
 import numpy as np
 
-from results.drift import Drift, drift_of
+from results.drift import DriftVerdict, drift_of
 from results.lifecycle.pairs import COMBINED, TTFT
 from results.lifecycle.phases import TURNED
 from results.lifecycle.record import LifecycleRecord
 from results.load import Gap
+from results.statistics import Estimate
 
 HANDED_ON = ("p_queue", "p_reply", "d_block_alloc", "zmq_request", "transfer_signal", "d_first_decode")
 """Durations from a message's send in one process to its receipt in another: a clock or a join that is wrong turns them
@@ -27,6 +28,18 @@ _DRIFTS: Mapping[str, Callable[[LifecycleRecord], float | None]] = {
     TTFT: lambda record: record.ttft_ms,
 }
 """TTFT depends on C and N alone: cells of other output lengths repeat it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunDrift:
+    """How one TTFT moved from the begin of the run to its end."""
+
+    series: str
+    over_run: Estimate
+    """Relative change; n counts cells."""
+    span_s: float | None
+    verdict: DriftVerdict
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +61,18 @@ def checks(records: Sequence[LifecycleRecord]) -> tuple[Check, ...]:
 
 
 def _order(counted: Sequence[LifecycleRecord]) -> Check:
-    forwards = [(name, value) for record in counted for name in HANDED_ON if (value := record.ms(name)) is not None]
+    forwards = [
+        (name, value)
+        for record in counted
+        for name in HANDED_ON
+        if (value := record.ms(name)) is not None and not (name == "p_queue" and record.counts.dispatch_late_ms)
+    ]
     back = [gap for record in counted for name in HANDED_ON if TURNED in (gap := record.gaps.get(name, ""))]
+    back += [
+        f"the router stamped its send {late:.3g} ms after the prefill instance had scheduled the request"
+        for record in counted
+        if (late := record.counts.dispatch_late_ms)
+    ]
     least = min(forwards, key=lambda one: one[1], default=("", 0.0))
     text = f"shortest: {least[0]} {least[1]:.3g} ms" if forwards else ""
     text += f"; turned round, for one: {back[0]}" if back else ""
@@ -110,25 +133,29 @@ def sizes_that_differ(
     )
 
 
-def drifts(records: Sequence[LifecycleRecord]) -> tuple[Drift, ...]:
+def drifts(records: Sequence[LifecycleRecord]) -> tuple[RunDrift, ...]:
     """How each TTFT moved over the run, by sizes that were measured with several output lengths."""
     return tuple(_drift(name, of, [record for record in records if record.counted]) for name, of in _DRIFTS.items())
 
 
-def _drift(name: str, of: Callable[[LifecycleRecord], float | None], counted: Sequence[LifecycleRecord]) -> Drift:
+def _drift(name: str, of: Callable[[LifecycleRecord], float | None], counted: Sequence[LifecycleRecord]) -> RunDrift:
     cells: dict[tuple[int, int], dict[int, list[tuple[float, float]]]] = {}
     for record in counted:
         config, at, value = record.config, record.timestamps_ns.t0_proxy_recv, of(record)
         if at is not None and value is not None and value > 0:
             own = cells.setdefault((config.prior_context, config.current_new_tokens), {})
             own.setdefault(config.output_length, []).append((at / 1e9, value))
+    times = [at for lengths in cells.values() for values in lengths.values() for at, _ in values]
+    span_s = max(times) - min(times) if times else 0.0
+    unit = 3600 / span_s if span_s > 0 else 1.0  # a run is an hour: its slope per hour is the change over the run
     groups = {
-        f"C={context} N={size}": [[_middle(values) for values in lengths.values()]]
+        f"C={context} N={size}": [[(at * unit, value) for at, value in map(_middle, lengths.values())]]
         for (context, size), lengths in cells.items()
         if len(lengths) > 1
     }
     what = "medians of cells of one size and several output lengths"
-    return drift_of(f"{name}_ms", groups, what, short="(C, N) have several output lengths", kind="(C, N)")
+    found = drift_of(f"{name}_ms", groups, what, short="(C, N) have several output lengths", kind="(C, N)")
+    return RunDrift(found.series, found.slope_per_h, span_s or None, found.verdict, found.reason)
 
 
 def _middle(values: Sequence[tuple[float, float]]) -> tuple[float, float]:

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from results.drift import Drift
 from results.errors import ResultsError
 from results.facts import RunFacts, run_facts
 from results.lifecycle import verdicts
-from results.lifecycle.checks import Check, checks, drifts, sizes_that_differ
+from results.lifecycle.checks import Check, RunDrift, checks, drifts, sizes_that_differ
 from results.lifecycle.clock import Step, aligned
 from results.lifecycle.fits import Costs, costs
 from results.lifecycle.link import Link, links_of
@@ -49,7 +48,7 @@ class LifecycleAnalysis:
     """Where the clock of one of two hosts was set."""
     criteria: tuple[Criterion, ...]
     checks: tuple[Check, ...]
-    drifts: tuple[Drift, ...]
+    drifts: tuple[RunDrift, ...]
     cells: Mapping[tuple[int, int, int], MeasuredCell]
     """What the finished cells say of themselves, by C, N, O."""
     failures: tuple[Failure, ...]

@@ -155,13 +155,18 @@ def join(
     for stamp in ("t_send_ns", "t_first_token_ns", "t_last_token_ns"):
         found.put(_CLIENT[stamp], getattr(client, stamp), client.error or "the client has no such stamp")
     _engines(found, *sides)
+    late_ns = _late_dispatch(found) if router_boot_id and router_boot_id == prefill.boot_id else 0
     writer = next((side for side in sides if side.first("write")), sides[0])
     detail, gaps = _written(found, writer, moved)
     stamps = Stamps(**{name: found.at.get(name) for name in Stamps.__dataclass_fields__})
     more = MoreStamps(**{name: found.at.get(name) for name in MoreStamps.__dataclass_fields__})
     clock = clock_of(router_boot_id, prefill.boot_id, decode.boot_id, exchange_of(stamps, more))
     split = breakdown(stamps, more, clock, colo, missing=found.missing, write_side=writer.name)
-    counts = replace(_counts(sides, writer, moved), kv_bytes_per_token=kv_bytes_per_token)
+    counts = replace(
+        _counts(sides, writer, moved),
+        kv_bytes_per_token=kv_bytes_per_token,
+        dispatch_late_ms=late_ns / 1e6 if late_ns else None,
+    )
     return LifecycleRecord(
         config=config,
         timestamps_ns=stamps,
@@ -207,6 +212,19 @@ def _router(found: _Stamped, decision: DecisionRecord | None, moved: KvTransfer 
     ):
         why = "the router did not come so far" if moved is not None else "the router moved nothing for this request"
         found.put(name, t_ns or None, why if decision is not None else no_pick)
+
+
+def _late_dispatch(found: _Stamped) -> int:
+    """By how much the router's stamp of its send comes after t2, on the same clock; t1 is put back to t2 then.
+
+    The router stamps once the socket has taken the request; where it loses its core in between, the prefill instance
+    may have begun by then. The send itself came before.
+    """
+    sent, scheduled = found.at.get("t1_proxy_dispatch"), found.at.get("t2_p_schedule")
+    if sent is None or scheduled is None or sent <= scheduled:
+        return 0
+    found.at["t1_proxy_dispatch"] = scheduled
+    return sent - scheduled
 
 
 def _engines(found: _Stamped, prefill: _Side, decode: _Side) -> None:

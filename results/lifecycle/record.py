@@ -133,6 +133,9 @@ class Counts:
     d_step_ms: float | None = None
     """Median step of the decode instance while the request waited for its blocks."""
     attempts: int | None = None
+    dispatch_late_ms: float | None = None
+    """So long after the prefill instance scheduled the request the router stamped that it was sent; t1 is then t2, the
+    latest that it can have been. None = the stamps are in order."""
     run_delay_us: float | None = None
     """How long the threads that wrote were ready to run and had no core, over all writes."""
     kv_bytes_per_token: int | None = None
@@ -348,7 +351,7 @@ def read_record(path: Path) -> LifecycleRecord | Gap:
 
 
 def _upgraded(record: LifecycleRecord) -> LifecycleRecord:
-    """A record of version 1 with the names of version 2; then the combined instance always came last."""
+    """A record of version 1 with the names of version 2; there the combined instance came last, or it is said."""
     more, gaps = dict(record.more_ms), dict(record.gaps)
     whole, why_whole = more.pop("ready_to_write", None), gaps.pop("ready_to_write", "")
     more["zmq_after_metadata"] = record.breakdown_ms.get(HANDSHAKE)
@@ -363,9 +366,13 @@ def _upgraded(record: LifecycleRecord) -> LifecycleRecord:
         more_ms=more,
         error_ms=errors,
         gaps=gaps,
-        colo=record.colo if record.colo.ttft_ms is None else replace(record.colo, first=False),
+        colo=record.colo if record.colo.first is not None else replace(record.colo, first=_came_last(record.colo)),
         version=VERSION,
     )
+
+
+def _came_last(colo: Colo) -> bool | None:
+    return None if colo.ttft_ms is None else False
 
 
 _NEW_NAMES = {HANDSHAKE: "zmq_after_metadata", "ready_to_write": HANDSHAKE}

@@ -74,6 +74,13 @@ def limits(analysis: LifecycleAnalysis) -> tuple[str, ...]:
             "Two hosts: durations between them are right to within what the table of clocks says; intervals of means "
             "do not hold that error, which is the same in all repetitions."
         )
+    late = [one for record in analysis.counted if (one := record.counts.dispatch_late_ms)]
+    if late:
+        found.append(
+            f"In {len(late)} requests the router stamped that it had sent the request, up to {max(late):.3g} ms after "
+            "the prefill instance had scheduled it: t1 is t2 there, routing too long and p_queue too short by what is not "
+            "known."
+        )
     polled = sum(record.counts.write_end_from in ("poll", "telemetry") for record in analysis.counted)
     if polled:
         found.append(

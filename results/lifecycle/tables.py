@@ -140,17 +140,16 @@ def drift(analysis: LifecycleAnalysis) -> Table:
     rows = tuple(
         (
             one.series,
-            one.slope_per_h.percent(),
-            NOT_MEASURED if one.span_h is None else f"{one.span_h * 60:.3g}",
+            one.over_run.percent(),
+            NOT_MEASURED if one.span_s is None else f"{one.span_s / 60:.3g}",
             str(one.verdict),
             one.reason,
         )
         for one in analysis.drifts
     )
-    note = "Relative change per hour, whatever the run's length; jackknife over the (C, N)."
-    return Table(
-        "Drift over the run", ("", "per hour", "minutes", "", "rests on"), rows if analysis.counted else (), note
-    )
+    note = "Relative change from the run's begin to its end; jackknife over the (C, N)."
+    columns = ("", "over the run", "minutes", "", "rests on")
+    return Table("Drift over the run", columns, rows if analysis.counted else (), note)
 
 
 def volume(analysis: LifecycleAnalysis) -> Table:

@@ -352,3 +352,19 @@ def test_a_later_status_of_a_process_replaces_the_earlier() -> None:
     broke = ProbeStatus(role="engine", pid=1, available={"promoted": False}, reasons={"promoted": "it raised"})
     assert ProbeLog(statuses=(sees,)).blind("promoted") == ""
     assert ProbeLog(statuses=(sees, broke)).blind("promoted") == "it raised"
+
+
+def test_a_send_that_is_stamped_late_was_sent_before_the_other_side_began() -> None:
+    """The router lost its core between its send and the stamp; on one clock that is known."""
+    one = seen(QUIET, CONFIG)
+    t2 = next(event.t_ns for event in one.prefill.events if event.event == "scheduled")
+    record = _moved(one, t_source_sent_ns=t2 + 3_000_000).record()
+    assert record.timestamps_ns.t1_proxy_dispatch == t2
+    assert record.breakdown_ms["routing"] == pytest.approx(4.2)
+    assert record.breakdown_ms["p_queue"] == 0.0
+    assert record.counts.dispatch_late_ms == pytest.approx(3.0)
+    assert record.residual_share == pytest.approx(0.0, abs=1e-9)
+    assert one.record().counts.dispatch_late_ms is None
+    apart = _moved(one, t_source_sent_ns=t2 + 3_000_000).record(router_boot_id="host-z")
+    assert apart.breakdown_ms["p_queue"] is None, "two clocks cannot say so"
+    assert apart.counts.dispatch_late_ms is None
