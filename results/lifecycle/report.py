@@ -78,8 +78,8 @@ def limits(analysis: LifecycleAnalysis) -> tuple[str, ...]:
     if late:
         found.append(
             f"In {len(late)} requests the router stamped that it had sent the request, up to {max(late):.3g} ms after "
-            "the prefill instance had scheduled it: t1 is t2 there, routing too long and p_queue too short by what is not "
-            "known."
+            "the prefill instance had scheduled it: t1 is t2 there, routing too long and p_queue too short by what is "
+            "not known."
         )
     polled = sum(record.counts.write_end_from in ("poll", "telemetry") for record in analysis.counted)
     if polled:
