@@ -16,9 +16,12 @@ from results.trials import MIN_PAIRED
 def read_first(analysis: RoutingAnalysis) -> Table:
     """What must be known before any number is read."""
     rows = []
-    few = few_trials(analysis.trials)
-    if few:
-        rows.append(("trials", few))
+    if few_trials(analysis.trials):
+        found = (
+            f"{analysis.trials} per policy: intervals hold what varies between sessions, not between launches. No "
+            "verdict, no p-value, and every claim that needs an interval stays undecided"
+        )
+        rows.append(("trials", found))
     rows += [
         (label, f"fewer than {MIN_PAIRED} trials that count: it is not told from any other policy")
         for label in short_labels({name: len(_counted(analysis, name)) for name in analysis.labels})
