@@ -87,10 +87,9 @@ def costs(found: Transfers, *, link_gbps: float | None, knee_share: float, seed:
         spread = Spread(nothing, nothing, 0, nothing)
         return Costs(none, none, none, points_of(found, link_gbps), no_knee(knee_share, why), spread)
     weights, drawn = _weights(found), draws(found, seed)
-    operations = _with_operations(found, weights)
-    points, knee = curve_of(
-        found, weights, drawn, gamma=operations.gamma_ms, link_gbps=link_gbps, share=knee_share
-    )  # fmt: skip
+    operations = _with_operations(found, weights, points_of(found, link_gbps))
+    gamma = operations.gamma_ms
+    points, knee = curve_of(found, weights, drawn, gamma=gamma, link_gbps=link_gbps, share=knee_share)
     return Costs(
         relative=_model(found, "relative", weights, drawn, points),
         ordinary=_model(found, "ordinary", np.ones(found.n), drawn, points),
@@ -123,11 +122,14 @@ def _model(
     found: Transfers, method: str, weights: Samples, drawn: Samples | str, points: tuple[BandwidthPoint, ...]
 ) -> CostModel:
     alpha, beta = least_squares([found.bytes / 1e6], found.ms, weights)
+    return CostModel(method, alpha, beta, _unexceeded(beta, points), _r2(found, weights, drawn))
+
+
+def _unexceeded(beta: Estimate, points: tuple[BandwidthPoint, ...]) -> Estimate:
+    """1 / beta, unless half of the measured sizes exceed it."""
     limit = bandwidth(beta)
     above = sum(limit.value is not None and (point.gbps.value or 0.0) > limit.value for point in points)
-    if above and 2 * above >= len(points):
-        limit = unknown(f"{above} of {len(points)} sizes exceed it", found.n)
-    return CostModel(method, alpha, beta, limit, _r2(found, weights, drawn))
+    return unknown(f"{above} of {len(points)} sizes exceed it", beta.n) if above and 2 * above >= len(points) else limit
 
 
 def _r2(found: Transfers, weights: Samples, drawn: Samples | str) -> Estimate:
@@ -143,7 +145,7 @@ def _r2(found: Transfers, weights: Samples, drawn: Samples | str) -> Estimate:
     return interval(value, share(drawn), found.n, BASIS)
 
 
-def _with_operations(found: Transfers, weights: Samples) -> CostModel:
+def _with_operations(found: Transfers, weights: Samples, points: tuple[BandwidthPoint, ...]) -> CostModel:
     """The specification's bytes / bandwidth + per-operation latency x operations, where the two can be told apart."""
     why = inseparable(found, weights)
     if why:
@@ -152,7 +154,8 @@ def _with_operations(found: Transfers, weights: Samples) -> CostModel:
     slopes = [part.value or 0.0 for part in (beta, gamma)]
     error = found.ms - (alpha.value or 0.0) - slopes[0] * found.bytes / 1e6 - slopes[1] * found.operations
     r2 = 1 - float((error**2).sum() / ((found.ms - found.ms.mean()) ** 2).sum())
-    return CostModel("relative", alpha, beta, bandwidth(beta), Estimate(r2, n=found.n, reason="no interval"), gamma)
+    share = Estimate(r2, n=found.n, reason="no interval")
+    return CostModel("relative", alpha, beta, _unexceeded(beta, points), share, gamma)
 
 
 def _spread(found: Transfers) -> Spread:

@@ -147,7 +147,10 @@ def drift(analysis: LifecycleAnalysis) -> Table:
         )
         for one in analysis.drifts
     )
-    note = "Relative change from the run's begin to its end; jackknife over the (C, N)."
+    note = (
+        "Relative change from the run's begin to its end; jackknife over the (C, N). Where cells of a (C, N) came by "
+        "rising output length, what that does to TTFT is in it."
+    )
     columns = ("", "over the run", "minutes", "", "rests on")
     return Table("Drift over the run", columns, rows if analysis.counted else (), note)
 

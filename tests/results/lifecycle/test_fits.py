@@ -159,6 +159,8 @@ def test_a_limit_that_the_medians_exceed_is_none() -> None:
     assert found.knee.asymptote_gbps.value is None
     assert found.knee.bytes.value is None
     assert "of what the line approaches" in found.knee.reason
+    assert found.relative.bandwidth_gbps.value is None
+    assert "sizes exceed it" in (found.ordinary.bandwidth_gbps.reason or "")
     assert all(point.of_asymptote is None for point in found.curve)
 
 
