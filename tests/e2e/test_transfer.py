@@ -85,7 +85,7 @@ async def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, backend: LocalBackend
 ) -> AsyncIterator[Pair]:
     folder = tmp_path_factory.mktemp(request.param)
-    made = Pair(backend, find_engine("cpu"), folder, kv_tokens=16384, port=21_000, transport=request.param)
+    made = Pair(backend, find_engine("cpu"), folder, kv_tokens=16384, transport=request.param)
     yield made
     await asyncio.gather(*(instance.stop(0.0, 0.0) for instance in made.running.values()))
 
@@ -174,8 +174,8 @@ async def test_a_chat_is_moved_in_the_targets_tokens(bench: Bench) -> None:
 async def test_the_legs_overtake_the_prompts_that_wait(bench: Bench) -> None:
     prompt = draw(PREFIX)
     await bench.pair.complete("h", prompt)
-    waiting = [asyncio.create_task(bench.pair.complete("h", draw(4000))) for _ in range(8)]
-    await bench.pair.queued("h", 5)
+    waiting = [asyncio.create_task(bench.pair.complete("h", draw(4000))) for _ in range(16)]
+    await bench.pair.queued("h", 8)
     movement, over = bench.begin(prompt + draw(8))
     await over.wait()
     left = sum(not task.done() for task in waiting)
