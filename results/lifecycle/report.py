@@ -96,4 +96,4 @@ def limits(analysis: LifecycleAnalysis) -> tuple[str, ...]:
         )
     if not any(cell.overhead_ms.value is not None for cell in analysis.overheads):
         found.append("No combined instance was measured: ttft_overhead_vs_colo is the specification's estimate alone.")
-    return tuple(found)
+    return (*analysis.facts.host_notes, *found)

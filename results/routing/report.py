@@ -141,4 +141,4 @@ def limits(analysis: RoutingAnalysis) -> tuple[str, ...]:
         )
     if len(analysis.labels) < 2:
         found.append("Fewer than two policies were measured: there is nothing to compare.")
-    return tuple(found)
+    return (*analysis.facts.host_notes, *found)

@@ -407,3 +407,8 @@ def test_an_empty_run_has_a_report(tmp_path: Path) -> None:
     assert LifecycleLayout(tmp_path).summary_csv.read_text().startswith(SPECIFIED)
     with pytest.raises(ResultsError):
         analyse(tmp_path / "nowhere")
+
+
+def test_what_the_host_did_is_the_first_that_numbers_do_not_say(analysis: LifecycleAnalysis) -> None:
+    disturbed = replace(analysis, facts=replace(analysis.facts, host_notes=("The host was disturbed.",)))
+    assert limits(disturbed) == ("The host was disturbed.", *limits(analysis))

@@ -360,3 +360,8 @@ def test_a_decision_log_that_is_damaged_is_a_gap_and_no_crash(moving: Path, tmp_
     analysis = analyse(root)
     assert [gap.artifact for gap in analysis.gaps] == ["results/20260131_EAR/trial_1/decisions.jsonl"]
     assert next(row for row in analysis.moves.migrations if row.label == "EAR").trials == 2
+
+
+def test_what_the_host_did_is_the_first_that_numbers_do_not_say(analysis: RoutingAnalysis) -> None:
+    disturbed = replace(analysis, facts=replace(analysis.facts, host_notes=("The host was disturbed.",)))
+    assert limits(disturbed) == ("The host was disturbed.", *limits(analysis))
