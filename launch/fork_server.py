@@ -84,12 +84,12 @@ def leave_ports_to_the_server() -> None:
     port, and end with exit code 1 where that process ends before it has been described.
     """
     nothing = os.open(os.devnull, os.O_RDWR)
-    for name in os.listdir("/proc/self/fd"):
+    for entry in list(os.scandir("/proc/self/fd")):
         with contextlib.suppress(OSError):  # no socket, or the folder's own descriptor
-            with socket.socket(fileno=os.dup(int(name))) as copy:
+            with socket.socket(fileno=os.dup(int(entry.name))) as copy:
                 serves = _holds_port(copy)
             if serves:
-                os.dup2(nothing, int(name))  # not closed: the number still belongs to somebody's socket object
+                os.dup2(nothing, int(entry.name))  # not closed: the number still belongs to somebody's socket object
     os.close(nothing)
 
 
