@@ -86,7 +86,7 @@ def host_notes(path: Path) -> tuple[str, ...]:
     named = "; ".join(_words(one) for one in found[:5])
     more = f"; and {len(found) - 5} more cells" if len(found) > 5 else ""
     return (f"The host was disturbed in {sum(one.seconds for one in found)} of the {len(samples)} seconds in which it "
-            "was looked at: its cores were elsewhere, or too few for all that ran. Read these cells with care, for what "
+            "was looked at: its cores were elsewhere, or too few for all that ran. Read these cells with care: what "
             f"they show may be that and not the policy or connector: {named}{more}.",)  # fmt: skip
 
 
