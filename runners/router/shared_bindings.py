@@ -51,7 +51,7 @@ class SharedRow(Row):
 class Claim:
     """The right to migrate a session, which one request of one router has at a time."""
 
-    __slots__ = ("_bindings", "_then", "instance", "seen", "session", "token")
+    __slots__ = ("_bindings", "_then", "held", "instance", "seen", "session", "token")
 
     def __init__(
         self, bindings: SharedBindings, session: str, instance: str, seen: Seen, then: Callable[[bool], None]
@@ -60,6 +60,8 @@ class Claim:
         self.instance = instance
         self.seen = seen
         self.token = uuid4().hex
+        self.held = False
+        """Redis may keep it: it was given, and nothing has ended it since."""
         self._bindings = bindings
         self._then: Callable[[bool], None] | None = then
 
@@ -172,7 +174,9 @@ class SharedBindings(Bindings):
 
     def give_up(self, claim: Claim) -> None:
         """The session may be migrated by others."""
-        if self._claims.pop(claim.token, None) is not None:
+        asked = self._claims.pop(claim.token, None) is not None
+        held, claim.held = claim.held, False
+        if asked or held:  # no longer renewed where the session was bound elsewhere, and kept all the same
             self._call("unclaim", claim.session, (claim.token,), self._taker(claim.session))
 
     def commit_seen(
@@ -193,7 +197,7 @@ class SharedBindings(Bindings):
         self._moved_place(kept, seen.instance, instance)
         token = ""
         if claim is not None:
-            token = claim.token
+            token, claim.held = claim.token, False
             self._claims.pop(token, None)
 
         def answered(found: TableRow | None) -> None:
@@ -278,6 +282,7 @@ class SharedBindings(Bindings):
             if not found.granted and self._claims.pop(claim.token, None) is not None:
                 self._counts.binding_failures["refused"] += 1
                 self._take(claim.session, found, anyhow=True)
+            claim.held = claim.held or (found.granted and claim.token in self._claims)
             claim.answered(found.granted)
 
         claim_us = round(self._rules.claim_s * 1e6)

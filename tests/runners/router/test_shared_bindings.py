@@ -88,6 +88,27 @@ async def test_a_migration_that_came_to_nothing_frees_the_session_at_once(redis_
         assert (await b.claimed("s", "c"))[1]
 
 
+async def test_a_migration_that_was_overtaken_frees_the_session_when_it_ends(redis_server: RedisServer) -> None:
+    async with sharing(redis_server.url) as (a, b):
+        await a.turn("s")
+        a.serve("s", "a")
+        claim, granted = await a.claimed("s", "b")
+        assert claim is not None
+        assert granted
+        await b.turn("s")
+        b.serve("s", "c")  # without its KV: the session is on its way to elsewhere
+        await b.settled()
+        a.look()  # the claim is renewed, and is for a session that lives elsewhere now
+        await a.settled()
+        await b.turn("s")
+        assert (b.owner("s"), b.moving_to("s")) == ("c", "b"), "the transfer has not ended"
+        claim.release()
+        await a.settled()
+        for router in (a, b):
+            await router.turn("s")
+            assert (router.owner("s"), router.moving_to("s")) == ("c", "")
+
+
 async def test_the_claim_of_a_router_that_died_expires_and_that_of_a_living_one_does_not(
     redis_server: RedisServer,
 ) -> None:
