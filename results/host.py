@@ -97,8 +97,9 @@ def _words(one: Disturbed) -> str:
 
 def _sample(row: dict[str, str | None]) -> HostSample | None:
     try:
-        numbers = [float(row[name] or "nan") if row[name] else None for name in HEADER[1:]]
-        t_unix_s, late_s, busy, stolen, waiting = numbers
+        t_unix_s, late_s, busy, stolen, waiting = (
+            float(value) if (value := row[name]) else None for name in HEADER[1:]
+        )
         if not row["cell"] or t_unix_s is None or late_s is None:
             return None
         return HostSample(row["cell"], t_unix_s, late_s, busy, stolen, waiting)

@@ -26,10 +26,10 @@ class Link:
 
     @property
     def text(self) -> str:
-        """`12.5 Gbit/s (given)`."""
-        spread = "" if self.low is None or self.high is None else f" [{figure(self.low, 3)}, {figure(self.high, 3)}]"
+        """`12.5 Gbit/s (given)`; the rounds' range is no interval, and has no brackets."""
+        spread = "" if self.low is None or self.high is None else f", {figure(self.low, 3)} to {figure(self.high, 3)}"
         how = f": {self.method}" if self.method else ""
-        return f"{figure(self.gbps, 3)}{spread} Gbit/s ({self.source}{how})"
+        return f"{figure(self.gbps, 3)} Gbit/s ({self.source}{spread}{how})"
 
 
 class _File(msgspec.Struct, frozen=True, rename={"source": "from"}):

@@ -199,7 +199,7 @@ def test_a_cell_that_failed_says_why_and_what_it_threw_away(tmp_path: Path) -> N
     ("said", "given", "lines", "text"),
     [
         ({"gbps": 9.5, "low": 9, "high": 10, "method": "TCP", "from": "measured"}, None, {"link, measured here": 9.5},
-         "The link carries 9.50 [9.00, 10.0] Gbit/s (measured here: TCP)."),
+         "The link carries 9.50 Gbit/s (measured here, 9.00 to 10.0: TCP)."),
         ({"gbps": 9.5, "from": "measured"}, 12.5, {"link, given": 12.5, "link, measured here": 9.5},
          "The link carries 12.5 Gbit/s (given) and 9.50 Gbit/s (measured here)."),
         ({"gbps": None, "reason": "no port"}, None, {},
