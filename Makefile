@@ -1,15 +1,20 @@
 # Two commands do everything: `make demo` and `make test`.
-PYTHON ?= python3
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
+	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$python && break; done)
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help demo test check unit engine lock clean
+.PHONY: help demo test test-long check unit engine lock clean
 
 help: ## what can be made
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 $(STAMP): pyproject.toml requirements.lock
-	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Tracon needs Python 3.11 or newer, this is %d.%d: make PYTHON=python3.12 ..." % sys.version_info[:2])'
+	@host="$$(uname -sm)"; [ "$$host" = "Linux x86_64" ] || { \
+		echo "Tracon runs on Linux on x86-64 only, and this is $$host: use a Linux x86-64 host." >&2; exit 1; }
+	@[ -n "$(PYTHON)" ] || { \
+		echo "Tracon needs Python 3.11, 3.12 or 3.13, and PATH has none of them: install one, or name it with make PYTHON=/path/to/python3.12." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 13) else "Tracon needs Python 3.11, 3.12 or 3.13, and $(PYTHON) is %d.%d: name another with make PYTHON=python3.12." % sys.version_info[:2])'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --requirements requirements.lock
@@ -19,8 +24,9 @@ $(STAMP): pyproject.toml requirements.lock
 engine: $(STAMP) ## build the CPU engine environment (once, about a minute plus downloads)
 	$(BIN)/tracon engine install cpu
 
-demo: engine ## measure four KV connectors on real engines and watch them
-	$(BIN)/tracon run connector-tax --profile cpu-tiny --preset demo --console
+demo: engine ## measure what three KV connectors cost, on real engines, and watch them
+	@$(BIN)/tracon run connector-tax --profile cpu-tiny --preset demo --console; code=$$?; \
+		echo "To use tracon in this shell: . $(BIN)/activate"; exit $$code
 
 check: $(STAMP) ## lint, types, package order
 	$(BIN)/ruff check .
@@ -31,8 +37,11 @@ unit: $(STAMP) ## tests without an engine
 	$(BIN)/pytest -m "not engine"
 
 test: check engine ## everything, real engines included
-	$(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder -m "not timing"
-	$(BIN)/pytest -m timing
+	$(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder -m "not timing and not long"
+	$(BIN)/pytest -m "timing and not long"
+
+test-long: engine ## what CI leaves out: every property and every kill of the state file 20 times as often, the CUDA lock
+	TRACON_TEST_EXAMPLES=20 $(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder --timeout 3600 -m "long or property or (fault and not engine)"
 
 lock: ## resolve requirements.lock again
 	$(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --no-emit-index-url --no-emit-find-links --python-version 3.11 --extra dev pyproject.toml --output-file requirements.lock

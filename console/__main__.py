@@ -16,30 +16,30 @@ if TYPE_CHECKING:
 
 def main(argv: list[str] | None = None) -> int:
     """Open the console; returns the exit code."""
-    given = parser().parse_args(argv)
-    if given.low_bandwidth:
+    args = parser().parse_args(argv)
+    if args.low_bandwidth:
         os.environ.setdefault("TEXTUAL_COLOR_SYSTEM", "standard")
-    from console.app import Options, TraconApp
+    from console.app import TraconApp
+    from console.host import Options
     from state.workspace import Workspace, default_root
 
     try:
-        run = Workspace(given.workspace or default_root()).find(given.run) if given.run else None
+        run = Workspace(args.workspace or default_root()).find(args.run) if args.run else None
     except StateError as error:
         print(f"tracon: {error}. {error.remedy}", file=sys.stderr)
         return error.exit_code
-    options = Options(given.workspace, given.read_only, given.low_bandwidth, given.ascii)
+    options = Options(args.workspace, args.read_only, args.low_bandwidth, args.ascii)
     app = TraconApp(options, None if run is None else run.resolve())
-    if given.screenshot:
-        return _screenshot(app, given.screenshot, given.size, given.press)
+    if args.screenshot:
+        return _screenshot(app, args.screenshot, args.size, args.press)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         print("tracon: the console needs a terminal. `tracon watch` follows a run without one", file=sys.stderr)
         return 2
-    app.run(mouse=not given.no_mouse)
+    app.run(mouse=not args.no_mouse)
     return app.return_code or 0
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of the console."""
     made = argparse.ArgumentParser(
         prog="tracon console", description="Watch and steer runs. Leaving the console never touches a run."
     )

@@ -1,12 +1,11 @@
-"""Everything an operator can do, in one table: keys, footer, help, palette, menu and documentation come from it."""
+"""What an operator can do beside opening a panel; `console.keys` adds the panels and makes the key table of it all."""
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-from textual.binding import Binding
 
 from state.run import RunState
 
@@ -21,11 +20,12 @@ class Action:
     """One thing to do."""
 
     id: str
-    """Also the name of the Textual action, and of the request where there is one."""
+    """Also the name of the request where there is one."""
     keys: tuple[str, ...]
     """As Textual names them; the first is the one shown."""
     label: str
     help: str
+    """Names in braces are filled in by what the panels declare."""
     group: str
     screens: tuple[str, ...] = (RUN,)
     footer: bool = False
@@ -35,14 +35,16 @@ class Action:
     """Asked before it is done, with Cancel focused; `{run}` stands for the run's name."""
     command: tuple[str, ...] = ()
     """The equal command line; names in braces are filled in."""
+    method: str = ""
+    """The Textual action, with its parameters, where it is not `id`."""
 
     @property
     def key(self) -> str:
         """The key as people write it."""
-        return " ".join(_KEY_NAMES.get(key, key) for key in self.keys)
+        return " ".join(KEY_NAMES.get(key, key) for key in self.keys)
 
 
-_KEY_NAMES = {
+KEY_NAMES = {
     "space": "space",
     "enter": "enter",
     "escape": "esc",
@@ -135,61 +137,25 @@ ACTIONS: tuple[Action, ...] = (
         question="Run every failed cell of {run} again?",
         command=("tracon", "retry", "{run}"),
     ),
-    Action("stages", ("1",), "Stages", "stages and cells: state, progress, headline numbers", GROUPS[1]),
-    Action("instances", ("2",), "Instances", "every instance and its numbers of the last second", GROUPS[1]),
-    Action("latency", ("3",), "Latency", "TTFT and TPOT over time", GROUPS[1]),
-    Action("steps", ("4",), "Steps", "engine step durations per instance", GROUPS[1]),
-    Action("events", ("5",), "Events", "what happened, newest last", GROUPS[1]),
-    Action(
-        "results",
-        ("6",),
-        "Results",
-        "what is measured so far: taxes, verdicts, rates, curves, cells, gaps, or the tables of a routing run",
-        GROUPS[1],
-        command=("tracon", "report", "{run}"),
-    ),
-    Action(
-        "routing",
-        ("7",),
-        "Routing",
-        "instances with their load terms, where sessions are bound, decisions by reason, the latest ones, alarms",
-        GROUPS[1],
-        command=("tracon", "why", "{run}", "{request}", "--cell", "{place}"),
-    ),
-    Action(
-        "migrations",
-        ("8",),
-        "Migrations",
-        "sessions that moved: pending prefill over time with an arrow for each, every migration, where a session lived",
-        GROUPS[1],
-        command=("tracon", "session", "{run}", "{session}", "--cell", "{place}"),
-    ),
-    Action(
-        "lifecycle",
-        ("9",),
-        "Lifecycle",
-        "requests taken apart: their phases as a waterfall, bandwidth, what it costs against one combined instance",
-        GROUPS[1],
-    ),
     Action(
         "section_before",
         ("left",),
-        "Section before",
-        "on Results and Lifecycle: the section before; on Migrations: the cell before",
+        "Previous section",
+        "{previous}",
         GROUPS[1],
     ),
     Action(
         "section_after",
         ("right",),
         "Next section",
-        "on Results and Lifecycle: the next section; on Migrations: the next cell",
+        "{next}",
         GROUPS[1],
     ),
     Action(
         "export",
         ("e",),
         "Export",
-        "on Results: save the numbers of the open section as a CSV or JSON file in the run's folder",
+        "{exports}",
         GROUPS[1],
         command=("tracon", "report", "{run}", "--json"),
     ),
@@ -265,28 +231,6 @@ ACTIONS: tuple[Action, ...] = (
 )
 
 BY_ID = {action.id: action for action in ACTIONS}
-PANELS = ("stages", "instances", "latency", "steps", "events", "results", "routing", "migrations", "lifecycle")
-
-
-def of_screen(screen: str) -> tuple[Action, ...]:
-    return tuple(action for action in ACTIONS if screen in action.screens)
-
-
-def bindings(screen: str) -> list[Binding]:
-    """The Textual bindings of a screen."""
-    return [
-        Binding(
-            key=",".join(action.keys),
-            action=action.id,
-            description=action.label,
-            show=action.footer,
-            key_display=_KEY_NAMES.get(action.keys[0], action.keys[0]),
-            tooltip=action.help,
-            id=action.id,
-        )
-        for action in of_screen(screen)
-        if action.id != "open"  # tables answer to Enter themselves
-    ]
 
 
 def why_not(action: str, state: RunState | None, live: bool) -> str:
@@ -304,31 +248,19 @@ def why_not(action: str, state: RunState | None, live: bool) -> str:
     return ""
 
 
+def fill_command(
+    words: tuple[str, ...], run: Path, workspace: Path | None = None, values: Mapping[str, str] | None = None
+) -> tuple[str, ...]:
+    """The argument vector of a command with names in braces."""
+    filled = tuple(word.format(run=run.name, **(values or {})) for word in words)
+    return filled if workspace is None else (*filled, "--workspace", str(workspace))
+
+
 def command_line(action: str, run: Path, workspace: Path | None = None, **values: str) -> tuple[str, ...]:
-    """The argument vector that does the same from a shell."""
-    words = tuple(word.format(run=run.name, **values) for word in BY_ID[action].command)
-    return words if workspace is None else (*words, "--workspace", str(workspace))
+    """The argument vector that does the same as this action."""
+    return fill_command(BY_ID[action].command, run, workspace, values)
 
 
-def shown(command: tuple[str, ...]) -> str:
+def shell_text(command: tuple[str, ...]) -> str:
     """A command line as it can be pasted into a shell."""
     return shlex.join(command)
-
-
-def table_lines() -> list[str]:
-    """The key table as Markdown, for the documentation."""
-    lines: list[str] = []
-    for group in GROUPS:
-        lines += [
-            f"### {group}",
-            "",
-            "| key | action | what it does | where | same from a shell |",
-            "|---|---|---|---|---|",
-        ]
-        for action in (a for a in ACTIONS if a.group == group):
-            where = "everywhere" if action.screens == EVERYWHERE else ", ".join(action.screens)
-            command = f"`{' '.join(action.command)}`" if action.command else ""
-            keys = " ".join(f"`{_KEY_NAMES.get(key, key)}`" for key in action.keys)
-            lines.append(f"| {keys} | {action.label} | {action.help} | {where} | {command} |")
-        lines.append("")
-    return lines

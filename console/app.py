@@ -9,42 +9,25 @@ import termios
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from textual.app import App, SystemCommand
+from textual.app import SystemCommand
 from textual.binding import Binding, BindingType
 from textual.filter import LineFilter
 from textual.screen import Screen
 
-from console import actions
+from console import keys
 from console.glyphs import ASCII, UNICODE, PlainText
+from console.host import Host, Options
+from console.panels.panel import Look
 from console.screens.base import ConsoleScreen
 from console.screens.run import RunScreen
 from console.screens.runs import RunsScreen
 from console.themes import DAY, NIGHT
-from console.widgets.panels import Look
-from state.workspace import Workspace, default_root
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How the console was started."""
-
-    workspace: Path | None = None
-    """None = the default one; commands that are shown then need not name it."""
-    read_only: bool = False
-    low_bandwidth: bool = False
-    ascii: bool = False
-
-    @property
-    def tick_s(self) -> float:
-        """Seconds between two looks at the journal."""
-        return 2.0 if self.low_bandwidth else 0.5
-
-
-class TraconApp(App[None]):
+class TraconApp(Host):
     """Screens over one workspace."""
 
     TITLE = "Tracon"
@@ -55,32 +38,14 @@ class TraconApp(App[None]):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+c", "quit", show=False, priority=True, system=True)]
 
     def __init__(self, options: Options, run: Path | None = None) -> None:
-        super().__init__()
-        self.options = options
-        self.look = Look(glyphs=ASCII if options.ascii else UNICODE, marker=_marker(options))
-        self.last_command: tuple[str, ...] = ()
-        """The command line equal to what was last done here."""
+        super().__init__(options, Look(glyphs=ASCII if options.ascii else UNICODE, marker=_marker(options)))
         self._run = run
         self.register_theme(NIGHT)
         self.register_theme(DAY)
         self.theme = NIGHT.name
 
     @property
-    def workspace(self) -> Workspace:
-        return Workspace(self.options.workspace or default_root())
-
-    @property
-    def workspace_words(self) -> tuple[str, ...]:
-        """What a command line needs to find this workspace."""
-        return () if self.options.workspace is None else ("--workspace", str(self.options.workspace))
-
-    def workspace_of(self, folder: Path) -> Path | None:
-        """The workspace a command line has to name for this run; None = the default one."""
-        return None if folder.parent == default_root() else folder.parent
-
-    @property
     def has_runs_screen(self) -> bool:
-        """There is a list of runs to go back to."""
         return self._run is None
 
     def on_mount(self) -> None:
@@ -92,7 +57,6 @@ class TraconApp(App[None]):
             self.open_run(self._run)
 
     def open_run(self, folder: Path) -> None:
-        """Attach to a run."""
         self.push_screen(RunScreen(folder))
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
@@ -102,10 +66,11 @@ class TraconApp(App[None]):
         )
         if not isinstance(screen, ConsoleScreen):
             return
-        for action in actions.of_screen(screen.NAME):
+        for action in keys.screen_actions(screen.NAME):
             if action.id in ("open", "command_palette") or not screen.check_action(action.id, ()):
                 continue
-            yield SystemCommand(f"{action.label} ({action.key})", action.help, _runner(screen, action.id))
+            run = _runner(screen, action.method or action.id)
+            yield SystemCommand(f"{action.label} ({action.key})", action.help, run)
 
     async def action_quit(self) -> None:
         self.exit()
@@ -139,7 +104,7 @@ def _runner(screen: ConsoleScreen, action: str) -> Callable[[], Awaitable[None]]
 
 
 def _marker(options: Options) -> str:
-    """Without colour, lines are told apart by letters."""
+    """Without colour, letters distinguish the lines."""
     if options.ascii or os.environ.get("NO_COLOR"):
         return "letters"
     return "hd" if options.low_bandwidth else "braille"

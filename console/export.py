@@ -1,4 +1,4 @@
-"""Saves the numbers behind a section of the results; runs in a thread."""
+"""Saves the numbers behind a section of the results. Runs in a thread."""
 
 from __future__ import annotations
 
@@ -7,49 +7,50 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from console.findings import Report
+from console.findings import PAGE, Report
 
 if TYPE_CHECKING:
-    from results.findings import Analysis
+    from results.connector_tax.analyse import Analysis
 
 
-def places(folder: Path, read_only: bool) -> tuple[Path, ...]:
+def export_folders(folder: Path, read_only: bool) -> tuple[Path, ...]:
     """Where files may go, best first: the run's folder, else the folder the console was started in."""
     return (Path.cwd(),) if read_only else (folder / "exports", Path.cwd())
 
 
-def save(analysis: Analysis | Report, section: str, folders: tuple[Path, ...], stamp: str) -> Path:
-    """Write the section's numbers into the first folder that takes them; raises OSError where none does."""
-    ending, data = content(analysis, section)
-    for place, folder in enumerate(folders, 1):
-        path = folder / f"{section}-{stamp}.{ending}"
+def save_export(data: bytes, name: str, folders: tuple[Path, ...]) -> Path:
+    """Write the file into the first folder that takes it; raises OSError where none does."""
+    for number, folder in enumerate(folders, 1):
+        path = folder / name
         try:
             folder.mkdir(exist_ok=True)
             path.write_bytes(data)
         except OSError:
-            if place == len(folders):
+            if number == len(folders):
                 raise
         else:
             return path
     raise OSError("no folder to write to")
 
 
-def content(analysis: Analysis | Report, section: str) -> tuple[str, bytes]:
-    """The file's ending and what it holds: the rows of tax.csv or aggregate.csv, verdicts.json, a table, the report."""
+def export_content(analysis: Analysis | Report, section: str) -> tuple[str, bytes]:
+    """The file's ending and what it holds: one of the files that the analysis writes, a table, or the report."""
     if isinstance(analysis, Report):
         return _of_report(analysis, section)
     import msgspec
 
-    from results import analysis as files
-    from results.report import to_markdown
+    from results.connector_tax import write as files
+    from results.connector_tax.report import to_markdown
 
     def pretty(value: object) -> bytes:
         return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
 
+    if section == PAGE:
+        return "json", pretty(files.taxes_and_floor(analysis))
     if section == "taxes":
         return "csv", files.flat_taxes(analysis.taxes).to_csv(index=False).encode()
     if section == "verdicts":
-        return "json", pretty(files.conclusions(analysis))
+        return "json", pretty(files.verdicts(analysis))
     if section == "rates":
         return "json", analysis.rates.to_json()
     if section == "gaps":
@@ -62,7 +63,7 @@ def content(analysis: Analysis | Report, section: str) -> tuple[str, bytes]:
 def _of_report(report: Report, section: str) -> tuple[str, bytes]:
     table = report.sections.get(section)
     if table is None:
-        from results.report import markdown
+        from results.report.document import markdown
 
         return "md", markdown("Report", report.head, report.tables, (), report.unsaid).encode()
     text = io.StringIO()

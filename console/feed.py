@@ -17,16 +17,16 @@ from state.view import EMPTY, HISTORY_SAMPLES, RunView, fold
 
 TICK_S = 0.5
 LOADING_STEP = 5_000
-"""While a long journal is folded, a sign of life every so many events."""
+"""Events between two progress messages while a long journal is read."""
 TRAIL_STEP_S = 10.0
-"""Samples older than the view keeps are thinned: per instance, of so many seconds the one with the worst TTFT."""
+"""Samples older than the view holds are thinned: per instance and this many seconds, the one with the worst TTFT."""
 
 Sample = tuple[float, InstanceSampled]
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """What the journal and the lease said at one moment."""
+    """The journal and the lease at one moment."""
 
     view: RunView = EMPTY
     lease: LeaseState | None = None
@@ -47,7 +47,7 @@ class Picture:
         return self.lease is not None and self.lease.live
 
     def history(self, instance: str) -> tuple[Sample, ...]:
-        """All samples of an instance that there are, thinned where they are old."""
+        """All samples of an instance; old ones are thinned."""
         recent = self.view.instances[instance].history
         old = self.trails.get(instance, ())
         if not old or not recent:
@@ -56,33 +56,33 @@ class Picture:
 
 
 class Trails:
-    """Keeps what the view forgets, thinned."""
+    """Samples that the view has dropped, thinned."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, list[Sample]] = {}
+        self._trails: dict[str, list[Sample]] = {}
         self._frozen: dict[str, tuple[Sample, ...]] = {}
         self._seen: dict[str, int] = {}
 
     def add(self, t_unix_s: float, sample: InstanceSampled) -> None:
         name = sample.instance
         self._seen[name] = self._seen.get(name, 0) + 1
-        kept = self._kept.setdefault(name, [])
+        trail = self._trails.setdefault(name, [])
         new = (t_unix_s, sample)
-        if kept and t_unix_s // TRAIL_STEP_S == kept[-1][0] // TRAIL_STEP_S:
-            if _worse(sample, kept[-1][1]):
-                kept[-1] = new
+        if trail and t_unix_s // TRAIL_STEP_S == trail[-1][0] // TRAIL_STEP_S:
+            if _is_worse(sample, trail[-1][1]):
+                trail[-1] = new
         else:
-            kept.append(new)
+            trail.append(new)
 
     def frozen(self) -> Mapping[str, tuple[Sample, ...]]:
-        """The trails of instances that the view has begun to forget."""
-        for name, kept in self._kept.items():
-            if self._seen[name] > HISTORY_SAMPLES and len(self._frozen.get(name, ())) != len(kept):
-                self._frozen[name] = tuple(kept)
+        """The trails of instances whose oldest samples the view has dropped."""
+        for name, trail in self._trails.items():
+            if self._seen[name] > HISTORY_SAMPLES and len(self._frozen.get(name, ())) != len(trail):
+                self._frozen[name] = tuple(trail)
         return dict(self._frozen)
 
 
-def _worse(new: InstanceSampled, old: InstanceSampled) -> bool:
+def _is_worse(new: InstanceSampled, old: InstanceSampled) -> bool:
     return (new.ttft_p90_s or 0.0, new.tpot_p90_s or 0.0) > (old.ttft_p90_s or 0.0, old.tpot_p90_s or 0.0)
 
 
@@ -106,7 +106,7 @@ class RunFeed:
         self._woken.set()
 
     def wake(self) -> None:
-        """Look now rather than at the next tick (an operator has just asked for something)."""
+        """Read now instead of at the next tick: an operator has just submitted a request."""
         self._woken.set()
 
     def _run(self) -> None:
@@ -133,7 +133,7 @@ class RunFeed:
                 if self._ending.is_set():
                     return
             lease = lease_state(store)
-            news = (view.last_seq, lease.state, lease.pid, lease.host, _silence(lease))
+            news = (view.last_seq, lease.state, lease.pid, lease.host, _silent_tens(lease))
             if news != shown:
                 shown = news
                 self._post(Picture(view, lease, trails.frozen(), pasts.frozen(), view.last_seq, loading=False))
@@ -145,7 +145,7 @@ class RunFeed:
 
 
 def _remember(pasts: Pasts, view: RunView, recorded: Recorded) -> None:
-    """Keep what the view makes of a router's second, or of a migration."""
+    """Store what the view derives from a router's sample or a migration."""
     event = recorded.event
     if isinstance(event, RouterSampled) and event.cell in view.cells:
         pasts.add(recorded.t_unix_s, event, view.cells[event.cell].attempt)
@@ -153,13 +153,13 @@ def _remember(pasts: Pasts, view: RunView, recorded: Recorded) -> None:
         pasts.remember(view.routing)
 
 
-def _silence(lease: LeaseState) -> int:
-    """Tens of seconds that a run process has been silent for beyond three heartbeats."""
+def _silent_tens(lease: LeaseState) -> int:
+    """Tens of seconds since the last heartbeat; 0 within three heartbeats."""
     return 0 if lease.age_s is None or lease.age_s < 3 * HEARTBEAT_S else int(lease.age_s // 10)
 
 
 def now_of(picture: Picture) -> float:
-    """The moment a picture speaks of: now while a process runs the run (or when it was frozen), else its last event."""
+    """Unix seconds of the picture: now while a process runs the run (or when it was frozen), else its last event."""
     if picture.frozen_unix_s is not None:
         return picture.frozen_unix_s
     return time.time() if picture.live else picture.view.last_t_unix_s

@@ -1,7 +1,7 @@
-"""A run's results, computed from its folder in a thread of their own while somebody looks at them.
+"""A run's results, computed from its folder in a thread of their own while Results is open.
 
-Importing what computes them takes a second or two, so only that thread does it: `results.findings` and what stands on
-it (also `console.rows.results`) may be imported where there is a `Findings`, and not before.
+Importing what computes them takes a second or two, so only that thread does it: `results.connector_tax.analyse` and
+what stands on it (also `console.rows.results`) may be imported where there is a `Findings`, and not before.
 """
 
 from __future__ import annotations
@@ -15,25 +15,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from results.registry import is_measured, results_named
 from state.run import CELL_ENDED, CellState
 from state.view import RunView
 
 if TYPE_CHECKING:
-    from results.findings import Analysis
-    from results.table import Table
+    from results.connector_tax.analyse import Analysis
+    from results.report.table import Table
 
 EVERY_S = 10.0
-"""An analysis starts at most so often."""
+"""Least time between the starts of two analyses."""
 NICENESS = 10
-"""Of the thread: measuring goes first where the run shares this host."""
-MEASURED = ("load", "replay", "lifecycle")
-"""The kinds of cells that have numbers to analyse."""
+"""Of the thread: a run on the same host goes first."""
 ROUTING = "routing"
-"""An experiment whose results are the tables of its report."""
 LIFECYCLE = "pd-lifecycle"
-"""Likewise."""
-REPORTED = (ROUTING, LIFECYCLE)
+SECTIONED = "connector-tax"
+"""The experiment whose results have sections of their own here; every other one shows the tables of its report."""
+PAGE = "page"
+"""The section that has a connector-tax run on one page."""
 SECTIONS = {
+    PAGE: "Page",
     "taxes": "Taxes",
     "verdicts": "Verdicts",
     "rates": "Rates",
@@ -44,23 +45,23 @@ SECTIONS = {
     "gaps": "Gaps",
     "report": "Report",
 }
-"""The parts of the Results panel, in their order, with what the operator calls them."""
+"""The sections of a connector-tax run by name, with their labels, in order."""
 FIRST = "table-1"
 """The section of a report's first table."""
 WHOLE = "report"
-"""The section that has everything, of any experiment."""
+"""The section with the whole report, of any experiment."""
 
 Progress = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a run says whose experiment has no sections of its own: the tables of its report."""
+    """The results of an experiment without sections of its own: the tables of its report."""
 
     head: str
     tables: tuple[Table, ...]
     unsaid: tuple[str, ...]
-    """What the tables do not say."""
+    """The report's limits."""
 
     @property
     def sections(self) -> Mapping[str, Table]:
@@ -77,16 +78,16 @@ class Findings:
     trouble: str = ""
 
 
-def sections_of(analysis: Analysis | Report | None, experiment: str) -> Mapping[str, str]:
-    """The sections by name, with what the operator calls them; before the analysis, those the experiment is sure of."""
+def list_sections(analysis: Analysis | Report | None, experiment: str) -> Mapping[str, str]:
+    """The sections by name, with their labels; before the analysis, those that every run of the experiment has."""
     if isinstance(analysis, Report):
         return {name: table.title for name, table in analysis.sections.items()} | {WHOLE: SECTIONS[WHOLE]}
-    return {FIRST: "Tables", WHOLE: SECTIONS[WHOLE]} if experiment in REPORTED else SECTIONS
+    return {FIRST: "Tables", WHOLE: SECTIONS[WHOLE]} if experiment not in (SECTIONED, "") else SECTIONS
 
 
-def measured(view: RunView) -> int:
-    """Cells with numbers that are done."""
-    return sum(cell.state is CellState.DONE and cell.plan.kind in MEASURED for cell in view.cells.values())
+def count_measured(view: RunView) -> int:
+    """Finished cells of the kinds that have numbers."""
+    return sum(cell.state is CellState.DONE and is_measured(cell.plan.kind) for cell in view.cells.values())
 
 
 class Analyst:
@@ -108,10 +109,10 @@ class Analyst:
         return self._thread is not None and self._thread.is_alive()
 
     def look(self, view: RunView) -> None:
-        """Start an analysis if the run has something new to say, none is under way, and the last is old enough."""
+        """Start an analysis if more cells have ended, none is under way, and the last is at least `EVERY_S` old."""
         ended = [cell for cell in view.cells.values() if cell.state in CELL_ENDED]
         progress = (len(ended), sum(cell.attempt for cell in ended))
-        if progress == self._of or measured(view) == 0 or self.busy:
+        if progress == self._of or count_measured(view) == 0 or self.busy:
             return
         now = self._clock()
         if self._started is not None and now - self._started < EVERY_S:
@@ -123,40 +124,18 @@ class Analyst:
     def _run(self, experiment: str) -> None:
         with suppress(OSError):  # where a thread has no niceness of its own, it just takes its share
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
-        self._post(find(self._folder, experiment))
+        self._post(analyse_folder(self._folder, experiment))
 
 
-def find(folder: Path, experiment: str) -> Findings:
-    """The findings of the run's folder as it is now; takes seconds, and imports what computes them."""
+def analyse_folder(folder: Path, experiment: str) -> Findings:
+    """The findings of the run's folder as it is now. Takes seconds; imports the analysis."""
     try:
-        return Findings(_FINDERS.get(experiment, _analysis)(folder), time.time())
-    except Exception as error:  # noqa: BLE001 (a folder nobody foresaw is told in the panel; the console goes on)
+        results = results_named(experiment)
+        analysis = results.analyse(folder)
+        if results.name == SECTIONED:
+            return Findings(analysis, time.time())
+        text = results.report(analysis)
+        return Findings(Report(text.opening, text.tables, text.limits), time.time())
+    except Exception as error:  # noqa: BLE001 (a damaged folder shows its error in the panel; the console goes on)
         remedy = getattr(error, "remedy", "")
         return Findings(None, time.time(), f"{type(error).__name__}: {error}{f'. {remedy}' if remedy else ''}")
-
-
-def _analysis(folder: Path) -> Analysis:
-    from results.findings import analyse
-
-    return analyse(folder)
-
-
-def _routing(folder: Path) -> Report:
-    from results.routing.findings import analyse
-    from results.routing.report import limits, opening
-    from results.routing.tables import tables
-
-    analysis = analyse(folder)
-    return Report(opening(analysis), tuple(tables(analysis)), tuple(limits(analysis)))
-
-
-def _lifecycle(folder: Path) -> Report:
-    from results.lifecycle.findings import analyse
-    from results.lifecycle.report import limits, opening
-    from results.lifecycle.tables import tables
-
-    analysis = analyse(folder)
-    return Report(opening(analysis), tuple(tables(analysis)), tuple(limits(analysis)))
-
-
-_FINDERS: Mapping[str, Callable[[Path], Analysis | Report]] = {ROUTING: _routing, LIFECYCLE: _lifecycle}

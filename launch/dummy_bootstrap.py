@@ -1,6 +1,6 @@
 """A Mooncake bootstrap server that knows no engine: what a lone consumer needs to be asked about its peers.
 
-`python -m launch.dummy_bootstrap PORT` runs one by hand.
+`python -m launch.dummy_bootstrap PORT` runs one standalone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class DummyBootstrap:
 
     async def __aenter__(self) -> Self:
         """Raises OSError where the port is taken."""
-        self._server = await asyncio.start_server(self._answer, LOOPBACK, self._asked_port)
+        self._server = await asyncio.start_server(self._answer_request, LOOPBACK, self._asked_port)
         return self
 
     async def __aexit__(
@@ -45,7 +45,7 @@ class DummyBootstrap:
         assert self._server is not None
         await self._server.serve_forever()
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _answer_request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One request per connection."""
         try:
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), READ_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""Engine environments: where they are, what is in them, and writing down what one was.
+"""Engine environments: where they are, what is in them, and the record of one.
 
 An engine environment holds vLLM and its connectors, apart from Tracon's own packages. The built ones lie in
 `HOME/engines/<kind>-<lock hash>/`, each with an `engine.json` written before it got that name: such a folder is whole.
@@ -20,10 +20,10 @@ from typing import Any
 
 import msgspec
 import platformdirs
-import psutil
 import uv
 
 from launch.errors import EngineMissing
+from launch.host import read_host
 from launch.install_plan import lock_file, lock_hash, locked_versions, normalise
 from launch.libraries import LibraryState, provide
 
@@ -68,13 +68,13 @@ class Engine:
     root: Path
     site_packages: Path
     versions: Mapping[str, str]
-    """Of `python` and of each of COMPONENTS that is there."""
+    """Versions of `python` and of each installed component."""
     env: Mapping[str, str] = field(default_factory=dict)
     """What every process of it needs in its environment: the path to borrowed libraries, where some are."""
     lacking: tuple[str, ...] = ()
     """Shared libraries it needs that neither the system nor the environment has."""
     imports: Mapping[str, str] = field(default_factory=dict)
-    """As found when it was built: component to why its import failed, empty text = it worked. Empty = never tried."""
+    """At the build: component to why its import failed (empty text = it worked). Empty = never tried."""
     managed: bool = False
     """Built by Tracon."""
 
@@ -93,9 +93,9 @@ class EngineRecord(msgspec.Struct, frozen=True):
 
 
 def home() -> Path:
-    """Where engine environments and models lie: $TRACON_HOME, else the user's data folder."""
-    given = os.environ.get("TRACON_HOME")
-    return Path(given).expanduser().absolute() if given else platformdirs.user_data_path("tracon")
+    """The folder of engine environments and models: $TRACON_HOME, else the user's data folder."""
+    folder = os.environ.get("TRACON_HOME")
+    return Path(folder).expanduser().absolute() if folder else platformdirs.user_data_path("tracon")
 
 
 def find_engine(kind: str, engine_python: Path | None = None) -> Engine:
@@ -105,7 +105,7 @@ def find_engine(kind: str, engine_python: Path | None = None) -> Engine:
     """
     lock_file(kind)
     if engine_python is not None:
-        return _existing(kind, engine_python)
+        return _open_existing(kind, engine_python)
     root = home() / "engines" / f"{kind}-{lock_hash(kind)}"
     record = intact(root, kind)
     if record is None:
@@ -129,7 +129,7 @@ def intact(root: Path, kind: str) -> EngineRecord | None:
     record = _read_record(root / "engine.json")
     if record is None or record.lock_hash != lock_hash(kind) or not (root / "bin" / "python").exists():
         return None
-    there = (path.name.removesuffix(".dist-info") for path in _site_packages(root, record).glob("*.dist-info"))
+    there = (path.name.removesuffix(".dist-info") for path in _find_site_packages(root, record).glob("*.dist-info"))
     have = {(normalise(name), version) for name, _, version in (folder.rpartition("-") for folder in there)}
     wanted = set(locked_versions(kind).items())
     return record if wanted <= have else None
@@ -142,13 +142,13 @@ def _read_record(path: Path) -> EngineRecord | None:
         return None
 
 
-def _site_packages(root: Path, record: EngineRecord) -> Path:
+def _find_site_packages(root: Path, record: EngineRecord) -> Path:
     return root / "lib" / f"python{'.'.join(record.python.split('.')[:2])}" / "site-packages"
 
 
 def built(root: Path, record: EngineRecord) -> Engine:
     """The engine of an environment built here."""
-    packages = _site_packages(root, record)
+    packages = _find_site_packages(root, record)
     libraries = provide(record.kind, packages, root / "borrowed")
     return Engine(
         kind=record.kind,
@@ -163,7 +163,7 @@ def built(root: Path, record: EngineRecord) -> Engine:
     )
 
 
-def _existing(kind: str, engine_python: Path) -> Engine:
+def _open_existing(kind: str, engine_python: Path) -> Engine:
     python = engine_python.expanduser().absolute()  # not resolved: the link's place is what makes it an environment
     if not os.access(python, os.X_OK) or python.is_dir():
         raise EngineMissing(
@@ -173,43 +173,43 @@ def _existing(kind: str, engine_python: Path) -> Engine:
     record = _read_record(python.parent.parent / "engine.json")
     if record is not None and record.kind == kind:
         return built(python.parent.parent, record)
-    found = inspect_python(python)
-    if "vllm" not in found["versions"]:
+    description = inspect_python(python)
+    if "vllm" not in description["versions"]:
         raise EngineMissing(
             f"{python} has no vLLM",
             remedy=f"install vLLM there, or build an environment with `tracon engine install {kind}`",
         )
-    packages = Path(found["site_packages"])
+    packages = Path(description["site_packages"])
     own = home() / "libraries" / f"{kind}-{packages.as_posix().strip('/').replace('/', '_')}"
     libraries = provide(kind, packages, own)
     return Engine(
         kind=kind,
         python=python,
-        root=Path(found["prefix"]),
+        root=Path(description["prefix"]),
         site_packages=packages,
-        versions={"python": found["python"], **found["versions"]},
+        versions={"python": description["python"], **description["versions"]},
         env=library_env(libraries),
         lacking=tuple(library.soname for library in libraries.lacking),
     )
 
 
 def inspect_python(python: Path) -> dict[str, Any]:
-    """What `python` says of itself and of COMPONENTS."""
+    """What `python` reports about itself and about COMPONENTS."""
     argv = [str(python), "-I", "-c", _INSPECT, json.dumps(COMPONENTS)]
     try:
         result = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
-        found: dict[str, Any] = json.loads(result.stdout)
+        description: dict[str, Any] = json.loads(result.stdout)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         detail = getattr(error, "stderr", "") or str(error)
         raise EngineMissing(
             f"{python} did not answer: {detail.strip().splitlines()[-1]}",
             remedy="see whether that Python starts, or name another",
         ) from error
-    return found
+    return description
 
 
 def library_env(libraries: LibraryState) -> dict[str, str]:
-    """The library path that makes borrowed libraries found, before what this process was given."""
+    """The library path that finds borrowed libraries first, then this process's own."""
     if not libraries.path:
         return {}
     inherited = os.environ.get("LD_LIBRARY_PATH", "")
@@ -217,7 +217,7 @@ def library_env(libraries: LibraryState) -> dict[str, str]:
 
 
 def redact(environ: Mapping[str, str]) -> dict[str, str]:
-    """The same variables without secrets: those named so (TOKEN, KEY ...), credentials in URLs, known token forms."""
+    """`environ` without secrets: those named so (TOKEN, KEY ...), credentials in URLs, known token forms."""
     return {name: REDACTED if _SECRET_NAME.search(name) else redact_text(value) for name, value in environ.items()}
 
 
@@ -233,10 +233,10 @@ def capture(engine: Engine, environ: Mapping[str, str] | None = None) -> str:
     """
     shown = redact({**(os.environ if environ is None else environ), **engine.env})
     sections = {
-        "engine": _engine_lines(engine),
-        "host": _host_lines(),
-        "gpu": _output(["nvidia-smi", "-L"]) if shutil.which("nvidia-smi") else ["none: no nvidia-smi"],
-        "packages": _output([uv.find_uv_bin(), "pip", "freeze", "--quiet", "--python", str(engine.python)]),
+        "engine": _describe_engine(engine),
+        "host": _describe_host(),
+        "gpu": _read_output(["nvidia-smi", "-L"]) if shutil.which("nvidia-smi") else ["none: no nvidia-smi"],
+        "packages": _read_output([uv.find_uv_bin(), "pip", "freeze", "--quiet", "--python", str(engine.python)]),
         "environment": [f"{name}={value}" for name, value in sorted(shown.items())],
     }
     lines = [f"captured {datetime.now(UTC).isoformat(timespec='seconds')}"]
@@ -245,8 +245,8 @@ def capture(engine: Engine, environ: Mapping[str, str] | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _engine_lines(engine: Engine) -> list[str]:
-    commit = _vllm_commit(engine.site_packages)
+def _describe_engine(engine: Engine) -> list[str]:
+    commit = _read_vllm_commit(engine.site_packages)
     return [
         f"kind: {engine.kind}",
         f"python: {engine.python}",
@@ -256,26 +256,28 @@ def _engine_lines(engine: Engine) -> list[str]:
     ]
 
 
-def _vllm_commit(site_packages: Path) -> str | None:
+def _read_vllm_commit(site_packages: Path) -> str | None:
     """The commit vLLM's own version file names."""
     try:
         text = (site_packages / "vllm" / "_version.py").read_text()
     except OSError:
         return None
-    found = re.search(r"""^__commit_id__\s*=.*?['"]g?([0-9a-f]{7,40})['"]""", text, re.MULTILINE) or re.search(
+    match = re.search(r"""^__commit_id__\s*=.*?['"]g?([0-9a-f]{7,40})['"]""", text, re.MULTILINE) or re.search(
         r"""\+(?:[\w.]*\.)?g([0-9a-f]{7,40})""", text
     )
-    return found.group(1) if found else None
+    return match.group(1) if match else None
 
 
-def _host_lines() -> list[str]:
-    memory = psutil.virtual_memory()
+def _describe_host() -> list[str]:
+    host = read_host()
+    quota = "" if host.limits.cores is None else f"; cgroup quota {host.limits.cores:g}"
+    limit = "" if host.limits.memory_bytes is None else " (cgroup limit)"
     return [
         f"kernel: {platform.system()} {platform.release()} {platform.machine()}",
         f"libc: {' '.join(platform.libc_ver())}",
         f"cpu: {cpu_model()}",
-        f"cores: {os.cpu_count()} ({len(os.sched_getaffinity(0))} usable)",
-        f"memory: {memory.total / 1e9:.1f} GB",
+        f"cores: {host.host_cores} ({host.cores} usable{quota})",
+        f"memory: {host.memory_bytes / 1e9:.1f} GB{limit}",
         f"load: {' '.join(f'{value:.2f}' for value in os.getloadavg())}",
     ]
 
@@ -292,7 +294,7 @@ def cpu_model() -> str:
     )
 
 
-def _output(argv: list[str]) -> list[str]:
+def _read_output(argv: list[str]) -> list[str]:
     try:
         result = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.SubprocessError) as error:

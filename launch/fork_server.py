@@ -5,7 +5,7 @@ CPU engines: a CUDA context does not survive a fork. It forks only while it has 
 
 Called as `fork_server.py FD PRELOAD...`: FD is one end of a stream socket whose other end only the owner holds, PRELOAD
 the modules to import. It answers `{"ready": {...}}` or `{"failed": reason}`; afterwards each byte received carries one
-socket, and on each socket the guard beside this file keeps one engine. At end of file it ends.
+socket, and on each socket the guard beside this file holds one engine. At end of file it ends.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpat
     del sys.path[0]  # the folder of this file holds a `profile` and a `command`: no module of the engine may find them
 
 import contextlib
+import faulthandler
 import gc
 import importlib
 import importlib.util
@@ -60,7 +61,7 @@ def _fork_context() -> multiprocessing.context.BaseContext:
 
 
 def preload(modules: list[str]) -> dict[str, Any]:
-    """Import `modules`; returns what the owner is told: `ready` with what was done, or `failed` with the reason."""
+    """Import `modules`; returns the message to the owner: `ready` with what was done, or `failed` with the reason."""
     began = time.monotonic()
     for name in modules:
         importlib.import_module(name)
@@ -89,12 +90,12 @@ def leave_ports_to_the_server() -> None:
             with socket.socket(fileno=os.dup(int(entry.name))) as copy:
                 serves = _holds_port(copy)
             if serves:
-                os.dup2(nothing, int(entry.name))  # not closed: the number still belongs to somebody's socket object
+                os.dup2(nothing, int(entry.name))  # not closed: the number still belongs to a live socket object
     os.close(nothing)
 
 
 def _holds_port(held: socket.socket) -> bool:
-    """Whether it is bound to a port and connected to nobody: vLLM binds before it forks, and listens afterwards."""
+    """Whether it is bound to a port and has no peer: vLLM binds before it forks, and listens afterwards."""
     if held.family not in (socket.AF_INET, socket.AF_INET6) or held.getsockname()[1] == 0:
         return False
     try:
@@ -115,6 +116,9 @@ def serve_engine(request: dict[str, Any]) -> None:
             sys.path.insert(0, folder)
     with contextlib.suppress(AttributeError):
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    if request["env"].get("PYTHONFAULTHANDLER"):  # read when Python starts: too early for a fork
+        faulthandler.disable()  # a library that was imported since may have put its own handler before it
+        faulthandler.enable(file=2)
     _, dash_m, module, *arguments = request["argv"]
     if dash_m != "-m":
         raise SystemExit(f"the fork server starts modules only, not {request['argv'][1:3]}")

@@ -9,7 +9,7 @@ import subprocess
 QUERY = ("--query-gpu=memory.used", "--format=csv,noheader,nounits")
 QUERY_TIMEOUT_S = 10.0
 IDLE_MIB = 1024
-"""A GPU nobody uses shows less than this."""
+"""An idle GPU shows less than this."""
 POLL_S = 1.0
 
 

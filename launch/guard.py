@@ -1,10 +1,10 @@
-"""Keeps one engine: starts it, says how it ended, ends it with every descendant on request or when its owner dies.
+"""Holds one engine: starts it, reports how it ended, ends it with every descendant on request or when its owner dies.
 
-Runs as a file under any Python >= 3.9 on Linux, standard library only: it depends on nothing of whoever starts it.
+Runs as a file under any Python >= 3.9 on Linux, standard library only: it needs nothing of its parent.
 The owner talks to it over one stream socket whose other end exists only in the owner, so the owner's death, by
 `kill -9` too, is an end of file here.
 
-Two processes keep each engine, `outer` and, below it, `inner`. Both adopt orphans (PR_SET_CHILD_SUBREAPER), so neither
+Two processes hold each engine, `outer` and, below it, `inner`. Both adopt orphans (PR_SET_CHILD_SUBREAPER), so neither
 a new session nor a double fork takes a process out of reach; when either is killed the other ends the engine.
 
     owner -> {"argv": [...], "env": {...}, "cwd": "", "stdout": "", "stderr": ""}, {"go": true}, {"stop": grace_s}
@@ -28,7 +28,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 ORPHAN_GRACE_S = 2.0
-"""From TERM to KILL when nobody is left to ask."""
+"""From TERM to KILL when no owner is left to ask."""
 LINGER_S = 1.0
 """What outlives its main process has this long to leave by itself."""
 KILL_ROUNDS = 100
@@ -63,13 +63,13 @@ def descendants(root: int) -> list[int]:
             state, parent = _state_and_parent(entry.name)
             if state not in (b"Z", b"X"):
                 children.setdefault(parent, []).append(int(entry.name))
-    found: list[int] = []
+    below_root: list[int] = []
     queue = [root]
     while queue:
         below = children.get(queue.pop(), [])
-        found += below
+        below_root += below
         queue += below
-    return found
+    return below_root
 
 
 def _state_and_parent(pid: str) -> tuple[bytes, int]:
@@ -104,7 +104,7 @@ def send_signal(pid: int, signum: int) -> None:
 
 
 def kill_descendants() -> int:
-    """KILL everything below this process, again and again until nothing is left; returns how many it killed."""
+    """KILL everything below this process, repeatedly until nothing is left; returns how many it killed."""
     killed: set[int] = set()
     for _ in range(KILL_ROUNDS):
         below = descendants(os.getpid())
@@ -145,7 +145,7 @@ class Inner:
                 if self._start(request, wake):
                     return
         gone = self._end(self.stop_grace_s if self.exit_code is None else 0.0, wake)
-        self._tell({"gone": gone})
+        self._notify_owner({"gone": gone})
         os._exit(0)
 
     def _wake_on_signals(self) -> int:
@@ -172,7 +172,7 @@ class Inner:
         code = reap().get(self.child)
         if code is not None:
             self.exit_code = code
-            self._tell({"exited": code})
+            self._notify_owner({"exited": code})
 
     def _read_control(self) -> None:
         try:
@@ -185,9 +185,9 @@ class Inner:
             return
         *lines, self.received = (self.received + data).split(b"\n")
         for line in lines:
-            self._obey(json.loads(line))
+            self._obey_command(json.loads(line))
 
-    def _obey(self, message: dict[str, Any]) -> None:
+    def _obey_command(self, message: dict[str, Any]) -> None:
         if "argv" in message and not self.child:
             self.request = message
         elif "go" in message and self.go >= 0:
@@ -197,7 +197,7 @@ class Inner:
         elif "stop" in message:
             self._stop(float(message["stop"]))
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _notify_owner(self, message: dict[str, Any]) -> None:
         if self.connected:
             try:
                 self.control.sendall(json.dumps(message).encode() + b"\n")
@@ -211,7 +211,7 @@ class Inner:
         self.child = os.fork()
         if self.child:
             os.close(gate)
-            self._tell({"started": self.child})
+            self._notify_owner({"started": self.child})
             return False
         os.setsid()
         die_with_parent(signal.SIGKILL, keeper)
@@ -225,12 +225,12 @@ class Inner:
         if os.read(gate, 1) != b"g":
             os._exit(0)  # the owner died, or thought better of it, before it had recorded this engine
         os.close(gate)
-        _redirect(request)
+        _redirect_output(request)
         self.body(request)
         return True
 
     def _end(self, grace_s: float | None, wake: int) -> dict[str, Any]:
-        """TERM to the engine, KILL to whatever is left; returns what the owner is told."""
+        """TERM to the engine, KILL to whatever is left; returns the message to the owner."""
         if self.go >= 0:
             os.close(self.go)
             self.go = -1
@@ -244,14 +244,14 @@ class Inner:
                 deadline = min(deadline, time.monotonic() + (self.stop_grace_s or 0.0))
                 self.asked = False
         if self.exit_code is not None:
-            self._linger(wake)
+            self._wait_for_close(wake)
         killed = kill_descendants()
         if self.child and self.exit_code is None:
             self.exit_code = -signal.SIGKILL
-            self._tell({"exited": self.exit_code})
+            self._notify_owner({"exited": self.exit_code})
         return {"left": descendants(os.getpid()), "killed": killed}
 
-    def _linger(self, wake: int) -> None:
+    def _wait_for_close(self, wake: int) -> None:
         for pid in descendants(os.getpid()):
             send_signal(pid, signal.SIGTERM)
         until = time.monotonic() + LINGER_S
@@ -259,7 +259,7 @@ class Inner:
             self._poll(wake, POLL_S)
 
 
-def _redirect(request: dict[str, Any]) -> None:
+def _redirect_output(request: dict[str, Any]) -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     for key, target in (("stdout", 1), ("stderr", 2)):
@@ -271,9 +271,9 @@ def _redirect(request: dict[str, Any]) -> None:
 
 
 def keep(control: socket.socket, body: Callable[[dict[str, Any]], None]) -> None:
-    """Keep one engine over `control`; `body(request)` runs in the engine's process.
+    """Hold one engine over `control`; `body(request)` runs in the engine's process.
 
-    Returns only there, after the body; the keeping processes end here.
+    Returns only there, after the body; the holding processes end here.
     """
     adopt_orphans()
     for signum in (signal.SIGINT, signal.SIGHUP):
@@ -287,10 +287,10 @@ def keep(control: socket.socket, body: Callable[[dict[str, Any]], None]) -> None
         Inner(control, body).run()
         return
     signal.signal(signal.SIGTERM, lambda *_: send_signal(inner, signal.SIGTERM))
-    _watch(inner, control)
+    _watch_inner(inner, control)
 
 
-def _watch(inner: int, control: socket.socket) -> NoReturn:
+def _watch_inner(inner: int, control: socket.socket) -> NoReturn:
     """Wait for `inner`; where it died without having cleaned up, clean up."""
     while True:
         try:

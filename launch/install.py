@@ -35,7 +35,7 @@ from launch.install_plan import (
     lock_hash,
 )
 from launch.libraries import provide
-from results.layout import write_atomic
+from results.records.layout import write_atomic
 
 Progress = Callable[[int, int, str], None]
 """Called with (step from 1, of how many, what happens); (0, 0, text) while another install is waited for."""
@@ -60,7 +60,7 @@ def install(kind: str, *, progress: Progress = lambda step, of, text: None) -> E
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with exclusive(folder / f"{kind}.lock", progress):
-            record = intact(root, kind) or _build(kind, folder, progress)
+            record = intact(root, kind) or _build_environment(kind, folder, progress)
     except OSError as error:
         raise InstallFailed(
             f"cannot write engine environments below {folder}: {error.strerror or error}",
@@ -69,40 +69,40 @@ def install(kind: str, *, progress: Progress = lambda step, of, text: None) -> E
     return built(root, record)
 
 
-def _build(kind: str, folder: Path, progress: Progress) -> EngineRecord:
+def _build_environment(kind: str, folder: Path, progress: Progress) -> EngineRecord:
     check_disk(kind, folder)
-    plan = install_plan(kind, folder, uv=uv.find_uv_bin(), interpreter=_interpreter())
+    plan = install_plan(kind, folder, uv=uv.find_uv_bin(), interpreter=_choose_interpreter())
     began = time.monotonic()
     shutil.rmtree(plan.partial, ignore_errors=True)
     try:
         imports = run_plan(plan, progress)
-        found = inspect_python(plan.partial / "bin" / "python")
+        description = inspect_python(plan.partial / "bin" / "python")
         record = EngineRecord(
             kind=kind,
             lock_hash=plan.lock_hash,
-            python=found["python"],
-            versions=found["versions"],
+            python=description["python"],
+            versions=description["versions"],
             imports=imports,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             install_s=round(time.monotonic() - began, 1),
             tracon=version("tracon"),
         )
         write_atomic(plan.partial / "engine.json", msgspec.json.format(msgspec.json.encode(record)) + b"\n")
-        _replace(plan.partial, plan.root)
+        _replace_folder(plan.partial, plan.root)
     except BaseException:
         shutil.rmtree(plan.partial, ignore_errors=True)
         raise
     return record
 
 
-def _interpreter() -> str:
+def _choose_interpreter() -> str:
     """This process's own Python where it is of the version wanted, else the version: uv finds or downloads one."""
     here = Path(sys.base_prefix) / "bin" / f"python{PYTHON}"
     return str(here) if here.exists() else PYTHON
 
 
 def run_plan(plan: InstallPlan, progress: Progress) -> dict[str, str]:
-    """Run every step; returns what the verification said of each connector's import (empty text = it worked)."""
+    """Run every step; returns what the verification reported for each connector's import (empty text = it worked)."""
     log = plan.root.with_suffix(".log")
     log.unlink(missing_ok=True)
     output: deque[str] = deque()
@@ -112,15 +112,15 @@ def run_plan(plan: InstallPlan, progress: Progress) -> dict[str, str]:
             libraries = provide(plan.kind, plan.site_packages, plan.partial / "borrowed")
             environ |= {**library_env(libraries), "PYTHONDONTWRITEBYTECODE": "1"}
         progress(number, len(plan.steps), step.title)
-        tell = _Teller(progress, number, len(plan.steps))
+        tell = _ProgressLines(progress, number, len(plan.steps))
         output = run_step(step, environ, log, tell)
-    said = next((line for line in reversed(output) if line.startswith(VERIFIED)), VERIFIED + "{}")
-    imports: dict[str, str] = json.loads(said.removeprefix(VERIFIED))
+    verdict = next((line for line in reversed(output) if line.startswith(VERIFIED)), VERIFIED + "{}")
+    imports: dict[str, str] = json.loads(verdict.removeprefix(VERIFIED))
     return imports
 
 
-class _Teller:
-    """Passes on the lines of a step that tell how far it is."""
+class _ProgressLines:
+    """Passes on a step's progress lines."""
 
     def __init__(self, progress: Progress, number: int, of: int) -> None:
         self._progress, self._number, self._of = progress, number, of
@@ -156,11 +156,11 @@ def run_step(step: Step, environ: Mapping[str, str], log: Path, tell: Callable[[
         finally:
             timer.cancel()
     if code not in step.fine_exit_codes:
-        raise _failure(step, code, lines, log)
+        raise _describe_failure(step, code, lines, log)
     return lines
 
 
-def _failure(step: Step, code: int, lines: deque[str], log: Path) -> InstallFailed:
+def _describe_failure(step: Step, code: int, lines: deque[str], log: Path) -> InstallFailed:
     cause, remedy = diagnose("\n".join(lines))
     if not cause:
         cause = (
@@ -184,7 +184,8 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
     (
         r"python-build-standalone|No interpreter found",
         f"no Python {PYTHON} was found, and none could be downloaded",
-        f"install Python {PYTHON} so that `python{PYTHON}` is on PATH",
+        f"install Python {PYTHON} beside the one that runs Tracon, so that `python{PYTHON}` is on PATH: the engine's "
+        f"packages have wheels for {PYTHON} only",
     ),
     (
         r"download\.pytorch\.org",
@@ -225,7 +226,7 @@ def check_disk(kind: str, folder: Path) -> None:
         )
 
 
-def _replace(partial: Path, root: Path) -> None:
+def _replace_folder(partial: Path, root: Path) -> None:
     old = root.with_suffix(".old")
     shutil.rmtree(old, ignore_errors=True)
     if root.exists():

@@ -122,17 +122,17 @@ def find_links(environ: Mapping[str, str], cwd: Path) -> tuple[str, ...]:
 
     Folders are made absolute; those that do not exist are left out, as pip does.
     """
-    given = [*environ.get("UV_FIND_LINKS", "").split(","), *environ.get("PIP_FIND_LINKS", "").split()]
-    found: dict[str, None] = {}
-    for entry in filter(None, map(str.strip, given)):
+    entries = [*environ.get("UV_FIND_LINKS", "").split(","), *environ.get("PIP_FIND_LINKS", "").split()]
+    links: dict[str, None] = {}
+    for entry in filter(None, map(str.strip, entries)):
         url = urlsplit(entry)
         if url.scheme in ("http", "https"):
-            found[entry] = None
+            links[entry] = None
             continue
         folder = cwd / Path(unquote(url.path) if url.scheme == "file" else entry).expanduser()
         if folder.exists():
-            found[str(folder)] = None
-    return tuple(found)
+            links[str(folder)] = None
+    return tuple(links)
 
 
 def torch_origin(entries: Sequence[str], version: str, python: str = PYTHON) -> TorchOrigin:
@@ -168,11 +168,12 @@ def install_plan(
             (uv, "venv", "--relocatable", "--no-project", "--python", interpreter, str(partial)),
             600,
         ),
-        *_torch_steps(kind, install, entries),
+        *_plan_torch(kind, install, entries),
         Step(f"install {len(locked_versions(kind))} packages", (*install, *links, "--requirements", str(lock)), 3000),
-        _compile_step(python, partial, root),
+        _plan_compile(python, partial, root),
         Step(
-            "verify the imports", (python, "-c", _VERIFY, _to_import(kind), VERIFIED), 600, uses_engine_libraries=True
+            "verify the imports", (python, "-c", _VERIFY, _list_imports(kind), VERIFIED), 600,
+            uses_engine_libraries=True,
         ),
     ]
     return InstallPlan(kind, lock, digest, root, partial, tuple(steps))
@@ -189,11 +190,11 @@ def install_environ(environ: Mapping[str, str]) -> dict[str, str]:
         "UV_FIND_LINKS",
         "UV_PYTHON",
     }
-    kept = {name: value for name, value in environ.items() if name not in own}
-    return {"UV_HTTP_TIMEOUT": "180", **kept, "NO_COLOR": "1", "UV_NO_PROGRESS": "1"}
+    inherited = {name: value for name, value in environ.items() if name not in own}
+    return {"UV_HTTP_TIMEOUT": "180", **inherited, "NO_COLOR": "1", "UV_NO_PROGRESS": "1"}
 
 
-def _torch_steps(kind: str, install: tuple[str, ...], entries: Sequence[str]) -> list[Step]:
+def _plan_torch(kind: str, install: tuple[str, ...], entries: Sequence[str]) -> list[Step]:
     if kind != "cpu":
         return []
     version = locked_versions(kind)["torch"]
@@ -205,12 +206,12 @@ def _torch_steps(kind: str, install: tuple[str, ...], entries: Sequence[str]) ->
     return [Step("install torch from PyTorch's index", (*install, *index, *links, f"torch=={version}"), 3000)]
 
 
-def _compile_step(python: str, partial: Path, root: Path) -> Step:
+def _plan_compile(python: str, partial: Path, root: Path) -> Step:
     # Bytecode carries the path it was made for; some packages ship templates that are no Python: exit code 1.
     packages = str(partial / "lib" / f"python{PYTHON}" / "site-packages")
     argv = (python, "-m", "compileall", "-q", "-j", "0", "-s", str(partial), "-p", str(root), packages)
     return Step("byte-compile, so that engines start faster", argv, 1800, fine_exit_codes=(0, 1))
 
 
-def _to_import(kind: str) -> str:
+def _list_imports(kind: str) -> str:
     return json.dumps([_MUST_IMPORT[kind], _CONNECTORS])

@@ -3,27 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 import httpx
 
+from launch import oom
 from launch.command import LaunchSpec
+from launch.death import (
+    LAST_LINES,
+    Stall,
+    child_ends,
+    describe_end,
+    describe_why,
+    diagnose,
+    explain_death,
+    read_death,
+    stalls_in,
+    waits_for_stacks,
+)
+from launch.death import TAIL_BYTES as DEATH_BYTES
 from launch.errors import LaunchError
 from launch.gpu import wait_for_release
 from launch.link import GuardLink, first_of
 from launch.ports import PortTaken, holders
 from launch.processes import ProcessIdentity, end_members, is_same, members
+from state.events import EngineDeath
 
 POLL_S = 0.1
 REQUEST_TIMEOUT_S = 5.0
 TAIL_BYTES = 65_536
-ERROR_LINES = 8
-"""Lines of the log that an error carries."""
+EXIT_WAIT_S = 1.0
+"""How long the main process of an engine that died may take to end too, so that its last lines are in the log."""
 STOP_SLACK_S = 15.0
 """Beyond the grace, how long the guard may take to end everything."""
 
@@ -32,6 +46,7 @@ class EngineDied(LaunchError):
     """An engine ended before it served, or while it was needed."""
 
     exit_code = 1
+    death: EngineDeath | None = None
 
 
 class CrashedAtStart(EngineDied):
@@ -55,7 +70,7 @@ class StopReport:
     """How an engine ended."""
 
     exit_code: int | None
-    """Of its main process, minus the signal's number; None where nobody was left to see it."""
+    """Exit code of its main process, minus the signal's number; None where no parent was left to see it."""
     killed: int
     """Processes that needed KILL."""
     duration_s: float
@@ -65,7 +80,7 @@ class StopReport:
 
 
 class Served(Protocol):
-    """What the rest of the house needs of a server, whoever launched it."""
+    """What other packages need of a server, launched by Tracon or attached."""
 
     @property
     def name(self) -> str: ...
@@ -80,7 +95,7 @@ class Served(Protocol):
     async def wait_ready(self, timeout_s: float) -> float: ...
     def alive(self) -> bool: ...
     async def stop(self, grace_s: float, release_wait_s: float) -> StopReport | None: ...
-    def tail(self, lines: int) -> str: ...
+    async def explain_death(self) -> str: ...
     def log(self) -> str: ...
 
 
@@ -93,6 +108,11 @@ class Instance:
         self._link = link
         self._started_ns = started_ns
         self._log_from = {path: path.stat().st_size for path in dict.fromkeys((spec.stdout, spec.stderr))}
+        self._stalls_from = self._log_from[spec.stderr]
+        self._ends_from = self._stalls_from
+        self._stacks_awaited = self._lost = False
+        self._oom_kills = oom.count_oom_kills()
+        self._death: EngineDeath | None = None
         self._stopped: asyncio.Task[StopReport] | None = None
         self._watch = asyncio.create_task(self._end_when_unguarded())
 
@@ -119,7 +139,7 @@ class Instance:
 
     @property
     def exit_code(self) -> int | None:
-        """Of the main process; None while it runs, or where it is unknown."""
+        """The main process's exit code; None while it runs, or where it is unknown."""
         return self._link.exited.result() if self._link.exited.done() else None
 
     def alive(self) -> bool:
@@ -139,7 +159,7 @@ class Instance:
                 if time.monotonic() > deadline:
                     raise self._timeout(timeout_s, missing)
                 await first_of(POLL_S, self._link.exited, self._link.gone)
-        await asyncio.to_thread(self._refuse_stranger)
+        await asyncio.to_thread(self._refuse_other_server)
         return (time.perf_counter_ns() - self._started_ns) / 1e9
 
     async def stop(self, grace_s: float, release_wait_s: float) -> StopReport:
@@ -155,9 +175,44 @@ class Instance:
         """Shorten the grace of a stop that is under way."""
         self._link.stop(grace_s)
 
+    async def find_death(self) -> EngineDeath | None:
+        """How it ended; None while it lives, and where it was stopped before its death was asked for.
+
+        An engine whose engine process has ended is dead, even while its API server still answers. May wait for some
+        seconds, until what the dying processes write is in the log.
+        """
+        if self._death is None and self._stopped is None:
+            if not self.alive():
+                await first_of(STOP_SLACK_S, self._link.gone)
+            elif self._has_lost_engine():
+                await first_of(EXIT_WAIT_S, self._link.gone)
+            else:
+                return None
+            self._death = await asyncio.to_thread(self._read_death)
+        return self._death
+
+    async def explain_death(self) -> str:
+        """How it ended and the last lines of its log, in words; empty while it lives."""
+        death = await self.find_death()
+        return "" if death is None else explain_death(death)
+
+    def read_stalls(self, *, last: bool = False) -> tuple[Stall, ...]:
+        """The stalls that its log tells of and that no call before has returned. To be called once a second.
+
+        A stall whose stacks may still be under way is left to the next call, but for the `last` one.
+        """
+        data = _read_at(self.spec.stderr, self._stalls_from, DEATH_BYTES)
+        whole = data if len(data) == DEATH_BYTES else data[: data.rfind(b"\n") + 1]
+        text = whole.decode("utf-8", "replace")
+        self._stacks_awaited = waits_for_stacks(text) and not self._stacks_awaited and not last
+        if self._stacks_awaited:
+            return ()
+        self._stalls_from += len(whole)
+        return stalls_in(text)
+
     def tail(self, lines: int) -> str:
         """The last lines this launch wrote: standard output, then standard error."""
-        parts = (_last_lines(path, start, lines) for path, start in self._log_from.items())
+        parts = (_read_last_lines(path, start, lines) for path, start in self._log_from.items())
         return "\n".join(part for part in parts if part)
 
     def log(self) -> str:
@@ -190,24 +245,45 @@ class Instance:
     async def _crash(self) -> CrashedAtStart:
         await first_of(STOP_SLACK_S, self._link.gone)  # so that its children's last words are in the log
         seconds = (time.perf_counter_ns() - self._started_ns) / 1e9
-        how = describe_exit(self.exit_code)
-        tail = self.tail(ERROR_LINES)
-        log = self.log()
+        death = await self.find_death()
+        if death is None:  # it was stopped in the meantime
+            death = await asyncio.to_thread(self._read_death)
         remedy = (
-            diagnose(log, self.exit_code)
+            diagnose(self.log(), death.ended_by)
             or f"the whole log is {self.spec.stderr} and {self.spec.stdout.name} beside it"
         )
-        what = f"{self.name} {how} {seconds:.1f} s after its start, before it was ready: {cause(log)}".rstrip(": ")
-        return CrashedAtStart(f"{what}\n{tail}".rstrip(), remedy=remedy)
+        what = f"{self.name} {describe_end(death)} {seconds:.1f} s after its start, before it was ready"
+        lines = [": ".join(part for part in (what, describe_why(death)) if part), *death.last_lines]
+        error = CrashedAtStart("\n".join(lines), remedy=remedy)
+        error.death = death
+        return error
+
+    def _has_lost_engine(self) -> bool:
+        """Whether the log names the end of a process that serves; each call reads what was written since the last."""
+        data = _read_at(self.spec.stderr, self._ends_from, DEATH_BYTES)
+        whole_lines = data.rfind(b"\n") + 1
+        self._ends_from += len(data) if len(data) == DEATH_BYTES and not whole_lines else whole_lines
+        ends = child_ends(data.decode("utf-8", "replace"))
+        self._lost = self._lost or any(end.is_engine and end.ended_by != "SIGTERM" for end in ends)
+        return self._lost
+
+    def _read_death(self) -> EngineDeath:
+        lines = [line for line in self.tail(LAST_LINES).splitlines() if line.strip()]
+        death = read_death(self.exit_code, self._read_recent_log(), lines)
+        if death.ended_by != "SIGKILL":
+            return death
+        pid = death.pid if death.process else self.pid
+        return replace(death, kernel=oom.explain_kill(pid, self._started_ns / 1e9, self._oom_kills))
+
+    def _read_recent_log(self) -> str:
+        return "\n".join(_read_from(path, start, DEATH_BYTES) for path, start in self._log_from.items())
 
     def _timeout(self, timeout_s: float, missing: str) -> ReadyTimeout:
-        tail = self.tail(ERROR_LINES)
-        remedy = (
-            diagnose(self.log(), None) or "raise launch.ready_timeout_s in the profile if the model is still loading"
-        )
+        tail = self.tail(LAST_LINES)
+        remedy = diagnose(self.log()) or "raise launch.ready_timeout_s in the profile if the model is still loading"
         return ReadyTimeout(f"{self.name} runs but after {timeout_s:.0f} s {missing}:\n{tail}", remedy=remedy)
 
-    def _refuse_stranger(self) -> None:
+    def _refuse_other_server(self) -> None:
         ours = set(members(self.identity))
         for holder in holders(self.spec.port):
             if holder.pid is not None and holder.pid not in ours:
@@ -238,49 +314,6 @@ async def missing_from(client: httpx.AsyncClient, model: str) -> str:
     return "" if model in served else f"/v1/models lists {', '.join(served) or 'nothing'}, not {model}"
 
 
-def describe_exit(code: int | None) -> str:
-    """An exit code in words."""
-    if code is None:
-        return "ended"
-    return f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-
-
-_SYMPTOMS: tuple[tuple[str, str], ...] = (
-    (r"No space left on device|Errno 28", "the disk is full: free space, or name another folder with --workspace"),
-    (r"No module named '?tracon_patches", "the patches are not in this engine: `tracon patch apply`"),
-    (r"No module named '?([\w.]+)", "the engine environment lacks {0}: `tracon doctor` names what each config needs"),
-    (r"((?:Mooncake|NIXL|LMCache) is not available|lib\S+: cannot open shared object file)",
-     "{0}: `tracon doctor` names the package or system library that is missing"),
-    (r"Address already in use", "another server holds a port: `ss -ltnp` shows which; use another launch.port_base"),
-    (r"Free memory on device|CUDA out of memory|OutOfMemoryError",
-     "the device's memory is taken: end who holds it (`nvidia-smi`), or lower engine.gpu_memory_utilization"),
-    (r"larger than the available KV cache|KV cache is needed",
-     "the KV cache is too small for engine.max_model_len: raise kv_cache_memory_bytes or lower max_model_len"),
-)  # fmt: skip
-
-
-def diagnose(log: str, exit_code: int | None) -> str:
-    """The remedy for a symptom this log shows; empty where it shows none that is known."""
-    for pattern, remedy in _SYMPTOMS:
-        found = re.search(pattern, log)
-        if found:
-            return remedy.format(*found.groups())
-    return "the kernel or an operator killed it: `dmesg` tells whether memory ran out" if exit_code == -9 else ""
-
-
-_PREFIX = re.compile(r"^\(\w+ pid=\d+\) (?:[A-Z]+ \S+ \S+ \[[^]]*\] ?)?")
-_RAISED = re.compile(r"[\w.]*(?:Error|Exception|Exit|Interrupt)\b: \S.*")
-_ECHO = "Engine core initialization failed"
-"""The API server's own exception about the engine process's: true, and no cause."""
-
-
-def cause(log: str) -> str:
-    """The exception that ended an engine, from its log; empty where it shows none."""
-    lines = (_PREFIX.sub("", line) for line in log.splitlines())
-    raised = [line for line in lines if _RAISED.fullmatch(line) and _ECHO not in line]
-    return raised[-1] if raised else ""
-
-
 def end_leftover(pid: int, pgid: int, process_start: float, boot_id: str, grace_s: float = 1.0) -> bool:
     """End what a dead run process left of an engine, if that very process group is still there; whether there was any.
 
@@ -305,5 +338,14 @@ def _read_from(path: Path, start: int, at_most: int | None = None) -> str:
         return ""
 
 
-def _last_lines(path: Path, start: int, lines: int) -> str:
+def _read_at(path: Path, start: int, at_most: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            file.seek(start)
+            return file.read(at_most)
+    except OSError:
+        return b""
+
+
+def _read_last_lines(path: Path, start: int, lines: int) -> str:
     return "\n".join(_read_from(path, start, TAIL_BYTES).splitlines()[-lines:])

@@ -69,15 +69,15 @@ def provide(
     borrowed: list[Library] = []
     donors: dict[Path, None] = {}
     for library in missing:
-        copy = _copy_of(library, site_packages)
-        if copy is not None and _link(folder / library.soname, copy):
+        copy = _find_copy(library, site_packages)
+        if copy is not None and _link_copy(folder / library.soname, copy):
             borrowed.append(library)
             donors[copy.parent] = None
     lacking = tuple(library for library in missing if library not in borrowed)
     return LibraryState(tuple(borrowed), lacking, (folder, *donors) if borrowed else ())
 
 
-def _copy_of(library: Library, site_packages: Path) -> Path | None:
+def _find_copy(library: Library, site_packages: Path) -> Path | None:
     """`libX-<hash>.so.N...`: the name a wheel repair tool gives the copy of `libX.so.N`."""
     stem, _, major = library.soname.partition(".so.")
     for donor in _DONORS:
@@ -86,7 +86,7 @@ def _copy_of(library: Library, site_packages: Path) -> Path | None:
     return None
 
 
-def _link(link: Path, target: Path) -> bool:
+def _link_copy(link: Path, target: Path) -> bool:
     relative = os.path.relpath(target, link.parent)
     try:
         if link.is_symlink() and str(link.readlink()) == relative:

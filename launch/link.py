@@ -18,21 +18,21 @@ START_TIMEOUT_S = 30.0
 
 
 class GuardFailed(LaunchError):
-    """The small process that keeps an engine could not do its work."""
+    """The process that holds an engine could not do its work."""
 
     exit_code = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """What a guard says last: who could not be ended (nobody, but for a hung kernel), and how many needed KILL."""
+    """A guard's last message: processes it could not end (none unless the kernel hangs), how many needed KILL."""
 
     left: tuple[int, ...]
     killed: int
 
 
 class GuardLink:
-    """One guard. Its socket lives in this process only: when this process dies, the guard ends what it keeps.
+    """One guard. Its socket lives in this process only: when this process dies, the guard ends what it holds.
 
     A process that forks without exec while a link is open would keep the engine alive with it; none may.
     """
@@ -64,7 +64,7 @@ class GuardLink:
         return self._started.result()
 
     def go(self) -> None:
-        """Let the process begin."""
+        """Start the forked process's program."""
         self._send({"go": True})
 
     def stop(self, grace_s: float) -> None:
@@ -72,7 +72,7 @@ class GuardLink:
         self._send({"stop": grace_s})
 
     def close(self) -> None:
-        """Let go: the guard ends what it keeps as if this process had died."""
+        """Close the link: the guard ends what it holds as if this process had died."""
         self._writer.close()
 
     def _send(self, message: Mapping[str, Any]) -> None:

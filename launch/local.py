@@ -12,9 +12,10 @@ from types import TracebackType
 from typing import Self
 
 from launch.command import LaunchSpec, unwritable, whole_env
+from launch.death import describe_exit
 from launch.environment import Engine
 from launch.errors import LaunchError
-from launch.instance import Instance, describe_exit
+from launch.instance import Instance
 from launch.link import GuardLink, first_of, spawn_guard
 from launch.ports import require_free
 from launch.processes import identify
@@ -94,19 +95,19 @@ class ForkServer:
             raise ForkServerFailed(
                 f"the fork server {how}", remedy=f'see {log}, or set launch.method = "spawn" in the profile'
             )
-        said = json.loads(answer.result() or b'{"failed": "it closed its socket"}')
-        if "failed" in said:
+        message = json.loads(answer.result() or b'{"failed": "it closed its socket"}')
+        if "failed" in message:
             raise ForkServerFailed(
-                f"the fork server cannot fork engines: {said['failed']}",
+                f"the fork server cannot fork engines: {message['failed']}",
                 remedy=f'set launch.method = "spawn" in the profile; its log is {log}',
             )
-        return float(said["ready"]["import_s"])
+        return float(message["ready"]["import_s"])
 
     def alive(self) -> bool:
         return not self._link.exited.done() and not self._link.gone.done()
 
     async def fork(self) -> GuardLink:
-        """A guard, forked from the server, that starts an engine when told to."""
+        """A guard, forked from the server, that starts an engine on request."""
         ours, theirs = socket.socketpair()
         try:
             socket.send_fds(self._control, [b"f"], [theirs.fileno()])
@@ -162,7 +163,7 @@ class LocalBackend:
         """
         started_ns = time.perf_counter_ns()
         await asyncio.to_thread(require_free, dict(spec.ports), spec.host)
-        await asyncio.to_thread(_prepare, spec)
+        await asyncio.to_thread(_prepare_launch, spec)
         link = (
             await (await self._server(spec)).fork() if spec.method == "fork_server" else await spawn_guard(spec.stderr)
         )
@@ -192,7 +193,7 @@ class LocalBackend:
             return self._fork_server
 
 
-def _prepare(spec: LaunchSpec) -> None:
+def _prepare_launch(spec: LaunchSpec) -> None:
     try:
         for path in (spec.stdout, spec.stderr):
             path.parent.mkdir(parents=True, exist_ok=True)

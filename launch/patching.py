@@ -37,7 +37,7 @@ class PatchStatus:
 
     applied: bool
     version: str
-    """Of what is installed; of what would be, where nothing is."""
+    """Version of the installed package; of the one to install, where none is."""
     digest: str
     """First 12 hex digits of the SHA-256 over the package's files; tells two builds of one version apart."""
     files: tuple[str, ...]
@@ -64,16 +64,16 @@ def apply(engine: Engine | Path) -> PatchStatus:
 
     Raises PatchFailed where site-packages cannot be written.
     """
-    packages = _site_packages(engine)
+    packages = _find_site_packages(engine)
     source = _source()
-    before = _status(packages, source)
+    before = _read_status(packages, source)
     if before.applied and before.intact and before.current:
-        return _with_reason(before, "already applied")
-    with _writing(packages):
+        return _add_reason(before, "already applied")
+    with _hold_for_writing(packages):
         _remove(packages)
         _install(packages, source)
-    after = _status(packages, source)
-    return _with_reason(after, "applied" if not before.applied else f"replaced {before.version} ({before.reason})")
+    after = _read_status(packages, source)
+    return _add_reason(after, "applied" if not before.applied else f"replaced {before.version} ({before.reason})")
 
 
 def revert(engine: Engine | Path) -> PatchStatus:
@@ -81,14 +81,14 @@ def revert(engine: Engine | Path) -> PatchStatus:
 
     Patches that a run holds in use stay: `applied` is then true, and the reason says so.
     """
-    packages = _site_packages(engine)
+    packages = _find_site_packages(engine)
     source = _source()
-    before = _status(packages, source)
-    with _writing(packages), _unused(packages) as unused:
+    before = _read_status(packages, source)
+    with _hold_for_writing(packages), _hold_unused(packages) as unused:
         if not unused:
-            return _with_reason(before, IN_USE if before.applied else "was not applied")
+            return _add_reason(before, IN_USE if before.applied else "was not applied")
         _remove(packages)
-    return _with_reason(_status(packages, source), "removed" if before.applied else "was not applied")
+    return _add_reason(_read_status(packages, source), "removed" if before.applied else "was not applied")
 
 
 class PatchUse:
@@ -104,20 +104,25 @@ class PatchUse:
     def apply(self) -> PatchStatus:
         """Mark them as used, then `apply`. Waits for a removal that is under way. Raises PatchFailed."""
         if self._descriptor < 0:
-            self._descriptor = _shared(_site_packages(self._engine).parent)
+            self._descriptor = _open_shared_lock(_find_site_packages(self._engine).parent)
         return apply(self._engine)
 
     def revert(self) -> PatchStatus:
-        """End this use, then `revert`: they stay where another run uses them. Raises PatchFailed."""
+        """End this use, then `revert`: they stay where another run uses them, and where this user may not remove them.
+
+        Raises PatchFailed.
+        """
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
+        if not os.access(_find_site_packages(self._engine), os.W_OK):
+            return _add_reason(status(self._engine), NOT_WRITABLE)
         return revert(self._engine)
 
 
 def status(engine: Engine | Path) -> PatchStatus:
     """What is installed, and whether it is what was installed."""
-    return _status(_site_packages(engine), _source())
+    return _read_status(_find_site_packages(engine), _source())
 
 
 def _source() -> _Source:
@@ -135,10 +140,10 @@ def _source() -> _Source:
     total = hashlib.sha256()
     for name, content in files.items():
         total.update(f"{name}\0{len(content)}\0".encode() + content)
-    return _Source(_version_in(files["__init__.py"]), total.hexdigest()[:12], files)
+    return _Source(_read_version(files["__init__.py"]), total.hexdigest()[:12], files)
 
 
-def _version_in(init: bytes) -> str:
+def _read_version(init: bytes) -> str:
     for node in ast.parse(init).body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
             names = [target.id for target in node.targets if isinstance(target, ast.Name)]
@@ -151,8 +156,8 @@ def _install(packages: Path, source: _Source) -> None:
     """Both folders are made whole under other names, then renamed; the metadata, which vLLM looks for, comes last."""
     info = f"{PACKAGE}-{source.version}.dist-info"
     contents = {f"{PACKAGE}/{name}": content for name, content in source.files.items()}
-    contents |= {f"{info}/{name}": text.encode() for name, text in _metadata(source).items()}
-    rows = [f"{name},{_record_hash(content)},{len(content)}" for name, content in contents.items()]
+    contents |= {f"{info}/{name}": text.encode() for name, text in _build_metadata(source).items()}
+    rows = [f"{name},{_hash_for_record(content)},{len(content)}" for name, content in contents.items()]
     contents[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,", ""]).encode()
     with tempfile.TemporaryDirectory(prefix=f".{PACKAGE}-", dir=packages) as scratch:
         for name, content in contents.items():
@@ -163,7 +168,7 @@ def _install(packages: Path, source: _Source) -> None:
             Path(scratch, folder).rename(packages / folder)
 
 
-def _metadata(source: _Source) -> dict[str, str]:
+def _build_metadata(source: _Source) -> dict[str, str]:
     return {
         "METADATA": (
             f"Metadata-Version: 2.1\nName: tracon-patches\nVersion: {source.version}\n"
@@ -177,7 +182,7 @@ def _metadata(source: _Source) -> dict[str, str]:
     }
 
 
-def _record_hash(content: bytes) -> str:
+def _hash_for_record(content: bytes) -> str:
     return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
 
 
@@ -186,10 +191,10 @@ def _remove(packages: Path) -> None:
 
     Until the package's files are gone it stays under another name: an interrupted removal is finished by the next one.
     """
-    for info in _infos(packages):
+    for info in _list_metadata_folders(packages):
         info.rename(packages / f".{info.name}.removed")
     for leftover in sorted(packages.glob(f".{PACKAGE}-*")):
-        for name, _ in _listed(leftover):
+        for name, _ in _read_listed_files(leftover):
             if name.startswith(f"{PACKAGE}/"):
                 (packages / name).unlink(missing_ok=True)
     _remove_package(packages / PACKAGE)
@@ -216,11 +221,11 @@ def _remove_package(folder: Path) -> None:
     folder.rmdir()
 
 
-def _infos(packages: Path) -> list[Path]:
+def _list_metadata_folders(packages: Path) -> list[Path]:
     return sorted(packages.glob(f"{PACKAGE}-*.dist-info"))
 
 
-def _listed(info: Path) -> list[tuple[str, str]]:
+def _read_listed_files(info: Path) -> list[tuple[str, str]]:
     """RECORD's rows: path relative to site-packages, hash (empty for RECORD itself)."""
     try:
         lines = (info / "RECORD").read_text().splitlines()
@@ -230,13 +235,13 @@ def _listed(info: Path) -> list[tuple[str, str]]:
     return [(name, digest) for name, digest, _ in parts]
 
 
-def _status(packages: Path, source: _Source) -> PatchStatus:
-    infos = _infos(packages)
+def _read_status(packages: Path, source: _Source) -> PatchStatus:
+    infos = _list_metadata_folders(packages)
     if not infos:
         left = "; files of an unfinished install are left" if (packages / PACKAGE).exists() else ""
         return PatchStatus(False, source.version, source.digest, (), False, False, str(packages), f"not applied{left}")
     info = infos[0]
-    listed = _listed(info)
+    listed = _read_listed_files(info)
     changed = [name for name, digest in listed if digest and not _matches(packages / name, digest)]
     wrong = [*changed, *([] if listed else [f"{info.name}/RECORD"]), *(other.name for other in infos[1:])]
     version = info.name.removeprefix(f"{PACKAGE}-").removesuffix(".dist-info")
@@ -252,19 +257,19 @@ def _status(packages: Path, source: _Source) -> PatchStatus:
 
 def _matches(path: Path, digest: str) -> bool:
     try:
-        return _record_hash(path.read_bytes()) == digest
+        return _hash_for_record(path.read_bytes()) == digest
     except OSError:
         return False
 
 
-def _site_packages(engine: Engine | Path) -> Path:
+def _find_site_packages(engine: Engine | Path) -> Path:
     if isinstance(engine, Engine):
         return engine.site_packages
     return Path(inspect_python(engine.absolute())["site_packages"])
 
 
 @contextmanager
-def _writing(packages: Path) -> Iterator[None]:
+def _hold_for_writing(packages: Path) -> Iterator[None]:
     """Hold site-packages against another apply or revert; what cannot be written becomes a PatchFailed."""
     try:
         descriptor = os.open(packages, os.O_RDONLY)
@@ -281,7 +286,7 @@ def _writing(packages: Path) -> Iterator[None]:
         ) from error
 
 
-def _shared(folder: Path) -> int:
+def _open_shared_lock(folder: Path) -> int:
     """An open descriptor of the folder that holds a lock shared with other users. Raises PatchFailed."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
@@ -294,7 +299,7 @@ def _shared(folder: Path) -> int:
 
 
 @contextmanager
-def _unused(packages: Path) -> Iterator[bool]:
+def _hold_unused(packages: Path) -> Iterator[bool]:
     """Whether no PatchUse is held; while it is so inside this context, none begins.
 
     The mark is a lock on the folder above site-packages: it writes nothing there, and it ends with the process.
@@ -312,13 +317,14 @@ def _unused(packages: Path) -> Iterator[bool]:
 
 
 IN_USE = "left in place: a run that is under way uses them; they can be removed when it has ended"
+NOT_WRITABLE = "left in place: another user owns this environment, and applied them"
 _OWN_ENVIRONMENT = (
     "run as the user who owns that environment, or build one of your own with `tracon engine install` "
     "and leave --engine-python away"
 )
 
 
-def _with_reason(patches: PatchStatus, done: str) -> PatchStatus:
+def _add_reason(patches: PatchStatus, done: str) -> PatchStatus:
     return replace(
         patches, reason=f"{done}; {patches.reason}" if patches.reason and patches.reason != "not applied" else done
     )

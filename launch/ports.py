@@ -59,16 +59,16 @@ def free_port(base: int, count: int = 1, host: str = LOOPBACK) -> int:
 
 
 def holders(port: int) -> tuple[Holder, ...]:
-    """Every process that listens on `port`; empty where nobody does."""
+    """Every process that listens on `port`; empty where none does."""
     try:
         connections = psutil.net_connections("tcp")
     except psutil.AccessDenied:
         return () if is_free(port) else (Holder(port, None, ""),)
     listening = [c for c in connections if c.status == psutil.CONN_LISTEN and c.laddr and c.laddr.port == port]
-    return tuple(Holder(port, connection.pid, _command(connection.pid)) for connection in listening)
+    return tuple(Holder(port, connection.pid, _read_command(connection.pid)) for connection in listening)
 
 
-def _command(pid: int | None) -> str:
+def _read_command(pid: int | None) -> str:
     if pid is None:
         return ""
     with contextlib.suppress(psutil.Error):

@@ -73,11 +73,11 @@ async def verify(
             file.flush()
 
         note(f"pre-flight of {config.name}: {instance.name} at {instance.url}, pid {instance.pid}")
-        async with http_client(instance.url) as client, _bootstrap(instance, config, note) as bootstrap:
+        async with http_client(instance.url) as client, _run_bootstrap(instance, config, note) as bootstrap:
             subject = Subject(instance, config, profile, client, instance.pid, note, counterpart, bootstrap)
-            checks = await _ask_all(subject, gates(config), 1)
+            checks = await _run_checks(subject, gates(config), 1)
             if all(check.passed for check in checks) and config.preflight.proofs:
-                checks += await _ask_all(subject, proofs(config), len(checks) + 1)
+                checks += await _run_checks(subject, proofs(config), len(checks) + 1)
         failed = next((check for check in checks if not check.passed), None)
         reason = "" if failed is None else f"check {failed.number} ({failed.name}): {failed.detail}"
         note(f"{'PASS' if failed is None else 'FAIL: ' + reason}")
@@ -109,11 +109,12 @@ def proofs(config: ConnectorConfig) -> dict[str, Gate]:
     return {**named, "engine outlived the proofs": engine_did_not_crash}
 
 
-async def _ask_all(subject: Subject, named: Mapping[str, Gate], first: int) -> tuple[Check, ...]:
-    return tuple([await _ask(number, name, gate, subject) for number, (name, gate) in enumerate(named.items(), first)])
+async def _run_checks(subject: Subject, named: Mapping[str, Gate], first: int) -> tuple[Check, ...]:
+    numbered = enumerate(named.items(), first)
+    return tuple([await _run_check(number, name, gate, subject) for number, (name, gate) in numbered])
 
 
-async def _ask(number: int, name: str, gate: Gate, subject: Subject) -> Check:
+async def _run_check(number: int, name: str, gate: Gate, subject: Subject) -> Check:
     began = time.perf_counter()
     try:
         passed, detail = True, await gate(subject)
@@ -133,10 +134,10 @@ def _needs_bootstrap(config: ConnectorConfig) -> bool:
 
 
 @asynccontextmanager
-async def _bootstrap(
+async def _run_bootstrap(
     instance: Served, config: ConnectorConfig, note: Callable[[str], None]
 ) -> AsyncIterator[DummyBootstrap | None]:
-    """The dummy bootstrap of a config that needs one, on the port its engine was told; a consumer leaves that free."""
+    """The dummy bootstrap of a config that needs one, on the port its engine was given; a consumer leaves that free."""
     if not _needs_bootstrap(config):
         yield None
         return

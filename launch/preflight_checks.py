@@ -12,8 +12,9 @@ from typing import Any
 
 import httpx
 
+from launch.death import cause
 from launch.dummy_bootstrap import DummyBootstrap
-from launch.instance import Served, cause, missing_from
+from launch.instance import Served, missing_from
 from launch.profile import ConnectorConfig, Profile
 from launch.transfer_request import check_request
 
@@ -39,15 +40,15 @@ class Subject:
     profile: Profile
     client: httpx.AsyncClient
     pid: int | None
-    """Of the engine when pre-flight began."""
+    """The engine's pid when pre-flight began."""
     note: Callable[[str], None]
     """Adds a line to the log."""
     counterpart: Counterpart | None = None
-    """None where no second engine can run beside this one."""
+    """Launches a second engine; None where none fits beside this one."""
     bootstrap: DummyBootstrap | None = None
     """Runs for configs whose proof needs it."""
     took_s: list[float] = field(default_factory=list)
-    """Of each request of the config's number that was complete."""
+    """Seconds of each complete request."""
 
 
 class GateFailed(Exception):
@@ -139,10 +140,10 @@ async def exposition(client: httpx.AsyncClient) -> str:
 def counter(text: str, name: str, **labels: str) -> float | None:
     """The sum over a metric's samples with these labels; None where there is none."""
     total: float | None = None
-    for found in re.finditer(rf"^{re.escape(name)}(?:{{([^}}]*)}})? (\S+)$", text, re.MULTILINE):
-        given = dict(re.findall(r'(\w+)="([^"]*)"', found[1] or ""))
-        if labels.items() <= given.items():
-            total = (total or 0.0) + float(found[2])
+    for sample in re.finditer(rf"^{re.escape(name)}(?:{{([^}}]*)}})? (\S+)$", text, re.MULTILINE):
+        sample_labels = dict(re.findall(r'(\w+)="([^"]*)"', sample[1] or ""))
+        if labels.items() <= sample_labels.items():
+            total = (total or 0.0) + float(sample[2])
     return total
 
 
@@ -196,7 +197,7 @@ async def requests_are_in_time(subject: Subject) -> str:
 
 
 async def requests_complete(subject: Subject) -> str:
-    """Both of the former as one check."""
+    """`requests_are_answered` and `requests_are_in_time` as one check."""
     return f"{await requests_are_answered(subject)}; {await requests_are_in_time(subject)}"
 
 
@@ -210,8 +211,8 @@ async def dummy_bootstrap_answers(subject: Subject) -> str:
 async def engine_did_not_crash(subject: Subject) -> str:
     """The same process lives, /health answers 200, its log shows no dead engine, and no failure is counted."""
     instance = subject.instance
-    if not instance.alive():
-        raise GateFailed(f"the engine has ended:\n{instance.tail(5)}")
+    if died := await instance.explain_death():
+        raise GateFailed(f"the engine {died}")
     if instance.pid != subject.pid:
         raise GateFailed(f"the engine is another process now: pid {instance.pid}, it was {subject.pid}")
     health = await subject.client.get("/health")

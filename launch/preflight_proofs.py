@@ -58,19 +58,19 @@ async def store_and_retrieve(subject: Subject) -> str:
     await _reset_prefix_cache(subject)
     hits = counter(await exposition(subject.client), EXTERNAL_HITS) or 0.0
     retrieved = require_answered(await complete(subject, prompt, "the same again"), "the same request again")
-    risen = await _rise(subject.client, EXTERNAL_HITS, hits, len(prompt) - 1)
+    risen = await _wait_for_rise(subject.client, EXTERNAL_HITS, hits, len(prompt) - 1)
     if risen < len(prompt) - 1:
         raise GateFailed(
             f"of {len(prompt)} tokens sent twice {risen:g} came from the connector ({EXTERNAL_HITS}): "
-            "it stores nothing, or what it stores is not found again"
+            "it stores nothing, or what it stores is never matched"
         )
-    contents = await _compare(subject, prompt, stored, retrieved)
+    contents = await _compare_answers(subject, prompt, stored, retrieved)
     times = f"{stored.took_s:.3f} s computed, {retrieved.took_s:.3f} s retrieved"
     return f"{risen:g} of {len(prompt)} tokens retrieved; {times}; {contents}"
 
 
 async def self_transfer(subject: Subject) -> str:
-    """One engine plays both roles of Mooncake: its prefill leg's blocks are pulled by its own decode leg."""
+    """One engine plays both roles of Mooncake: its own decode request pulls its prefill request's blocks."""
     prompt = draw_prompt(subject.profile, proof_tokens(subject))
     address, engine_id = await _ask_bootstrap(subject)
     transfer_id = f"preflight-{uuid.uuid4().hex}"
@@ -84,7 +84,7 @@ async def self_transfer(subject: Subject) -> str:
     answer = await complete(subject, prompt, "decode leg", salt="decode", transfer=decode)
     require_answered(answer, "the decode leg")
     loaded = await _require_loaded(subject.client, before, prompt)
-    contents = await _compare(subject, prompt, reference, answer)
+    contents = await _compare_answers(subject, prompt, reference, answer)
     return f"{loaded:g} of {len(prompt)} tokens pulled from itself in {answer.took_s:.3f} s; {contents}"
 
 
@@ -92,7 +92,7 @@ async def peer_transfer(subject: Subject) -> str:
     """Two engines of the config exchange a prompt's blocks, in both directions."""
     prompt = draw_prompt(subject.profile, proof_tokens(subject))
     if subject.counterpart is None:
-        blocks = sum(map(len, (await _offered_blocks(subject, prompt, subject.client))["remote_block_ids"]))
+        blocks = sum(map(len, (await _read_offered_blocks(subject, prompt, subject.client))["remote_block_ids"]))
         return f"prefill leg offers {blocks} blocks; NOT transferred: no second engine can run beside this one"
     reference = require_answered(await complete(subject, prompt, "reference", salt="reference"), "the reference")
     async with subject.counterpart() as peer, http_client(peer.url) as client:
@@ -101,43 +101,43 @@ async def peer_transfer(subject: Subject) -> str:
             subject.profile, DEFAULT_CHUNK
         )  # what a first request compiles is none of the transfer's time
         require_answered(await complete(subject, warm, "warm-up", client=client), "the counterpart's warm-up")
-        there, said = await _move(subject, prompt, subject.client, client, "to the counterpart")
-        back, said_back = await _move(subject, prompt, client, subject.client, "from the counterpart")
-        if not peer.alive():
-            raise GateFailed(f"the counterpart has ended:\n{peer.tail(5)}")
-    return f"{said}; {said_back}; {await _compare(subject, prompt, reference, there, back)}"
+        there, outcome = await _move_blocks(subject, prompt, subject.client, client, "to the counterpart")
+        back, outcome_back = await _move_blocks(subject, prompt, client, subject.client, "from the counterpart")
+        if died := await peer.explain_death():
+            raise GateFailed(f"the counterpart {died}")
+    return f"{outcome}; {outcome_back}; {await _compare_answers(subject, prompt, reference, there, back)}"
 
 
 async def prefill_leg(subject: Subject) -> str:
-    """A producer takes its leg, keeps the blocks for whoever pulls them, and frees them when nobody came in time."""
+    """A producer takes its prefill request, holds the blocks for a pull, and frees them when none came in time."""
     prompt = draw_prompt(subject.profile, proof_tokens(subject))
     address, engine_id = await _ask_bootstrap(subject)
-    idle = await _usage(subject)
+    idle = await _read_kv_usage(subject)
     await _send_prefill_leg(subject, prompt, {"transfer_id": f"preflight-{uuid.uuid4().hex}"})
     began = time.monotonic()
-    held = await _usage(subject)
+    held = await _read_kv_usage(subject)
     if held <= idle:
-        raise GateFailed(f"no block is kept for the other leg: {KV_USAGE} is {held:g}, as before the leg")
+        raise GateFailed(f"no block is held for the decode request: {KV_USAGE} is {held:g}, as before it")
     timeout_s = float(subject.config.preflight.env.get(ABORT_TIMEOUT, DEFAULT_ABORT_TIMEOUT_S))
-    while (now := await _usage(subject)) > idle:
+    while (now := await _read_kv_usage(subject)) > idle:
         if time.monotonic() - began > timeout_s + RELEASE_SLACK_S:
-            raise GateFailed(f"blocks nobody pulled are still kept after {ABORT_TIMEOUT} of {timeout_s:g} s: {now:g}")
+            raise GateFailed(f"unpulled blocks are still held after {ABORT_TIMEOUT} of {timeout_s:g} s: {now:g}")
         await asyncio.sleep(POLL_S)
     kept_s = time.monotonic() - began
-    return f"{address}/query names engine {engine_id}; blocks kept ({held:.4f}), freed after {kept_s:.1f} s"
+    return f"{address}/query names engine {engine_id}; blocks held ({held:.4f}), freed after {kept_s:.1f} s"
 
 
 async def bootstrap_query(subject: Subject) -> str:
-    """A consumer that is told to pull asks the bootstrap it is told, fails the request alone, and serves on."""
+    """A consumer that must pull queries the bootstrap of the request, fails that request alone, and serves on."""
     if subject.bootstrap is None:
         raise GateFailed("no dummy bootstrap runs")
     asked = subject.bootstrap.queries
     decode = {
-        DECODE: True, PREFILL: False, "transfer_id": f"preflight-{uuid.uuid4().hex}", "remote_engine_id": "nobody",
+        DECODE: True, PREFILL: False, "transfer_id": f"preflight-{uuid.uuid4().hex}", "remote_engine_id": "unknown",
         "remote_bootstrap_addr": subject.bootstrap.url,
     }  # fmt: skip
     prompt = draw_prompt(subject.profile, DEFAULT_CHUNK)
-    pull = await complete(subject, prompt, "pull from an engine nobody knows", transfer=decode)
+    pull = await complete(subject, prompt, "pull from an unknown engine", transfer=decode)
     if subject.bootstrap.queries == asked:
         raise GateFailed(f"the pull was answered {pull.status} and {subject.bootstrap.url} was not asked")
     if pull.status == 200:
@@ -208,20 +208,20 @@ async def _send_prefill_leg(
     return answer
 
 
-async def _offered_blocks(subject: Subject, prompt: Sequence[int], client: httpx.AsyncClient) -> dict[str, Any]:
-    """What NIXL's prefill leg hands to the decode leg."""
+async def _read_offered_blocks(subject: Subject, prompt: Sequence[int], client: httpx.AsyncClient) -> dict[str, Any]:
+    """What NIXL's prefill request hands to the decode request."""
     offered = (await _send_prefill_leg(subject, prompt, {}, client)).body.get("kv_transfer_params")
     if not offered or not any(offered.get("remote_block_ids") or []):
         raise GateFailed(f"the prefill leg offers no blocks: kv_transfer_params is {offered}")
     return dict(offered)
 
 
-async def _move(
+async def _move_blocks(
     subject: Subject, prompt: Sequence[int], source: httpx.AsyncClient, target: httpx.AsyncClient, where: str
 ) -> tuple[Answer, str]:
-    """The prompt's blocks from one engine to the other: the decode leg's answer, and what was counted."""
+    """The prompt's blocks from one engine to the other: the decode request's answer, and what was counted."""
     for again in range(HANDSHAKES):
-        offered = await _offered_blocks(subject, prompt, source)
+        offered = await _read_offered_blocks(subject, prompt, source)
         before = await exposition(target)
         leg, salt = f"decode leg {where}", f"decode-{again}"
         answer = await complete(subject, prompt, leg, salt=salt, transfer=offered, client=target)
@@ -229,7 +229,7 @@ async def _move(
             break
     require_answered(answer, f"the decode leg {where}, {HANDSHAKES} times,")
     loaded = await _require_loaded(target, before, prompt)
-    moved = await _rise(target, NIXL_BYTES, counter(before, NIXL_BYTES) or 0.0, 1.0)
+    moved = await _wait_for_rise(target, NIXL_BYTES, counter(before, NIXL_BYTES) or 0.0, 1.0)
     if moved <= 0:
         raise GateFailed(f"{loaded:g} tokens are counted as loaded {where}, but {NIXL_BYTES} did not rise")
     return answer, f"{loaded:g} of {len(prompt)} tokens ({moved:g} bytes) {where} in {answer.took_s:.3f} s"
@@ -238,7 +238,7 @@ async def _move(
 async def _require_loaded(client: httpx.AsyncClient, before: str, prompt: Sequence[int]) -> float:
     """Tokens the engine counts as loaded by its connector since `before`; nearly the whole prompt, or GateFailed."""
     labels = {"source": "external_kv_transfer"}
-    risen = await _rise(client, LOADED, counter(before, LOADED, **labels) or 0.0, len(prompt) - 1, **labels)
+    risen = await _wait_for_rise(client, LOADED, counter(before, LOADED, **labels) or 0.0, len(prompt) - 1, **labels)
     if risen < len(prompt) - 1:
         raise GateFailed(
             f"of {len(prompt)} tokens {risen:g} are counted as transferred ({LOADED}): the rest was computed"
@@ -246,7 +246,7 @@ async def _require_loaded(client: httpx.AsyncClient, before: str, prompt: Sequen
     return risen
 
 
-async def _rise(client: httpx.AsyncClient, name: str, before: float, wanted: float, **labels: str) -> float:
+async def _wait_for_rise(client: httpx.AsyncClient, name: str, before: float, wanted: float, **labels: str) -> float:
     """By how much a counter has risen; waits a little until it has by `wanted`, as it follows the answer."""
     deadline = time.monotonic() + COUNTERS_SETTLE_S
     while True:
@@ -256,18 +256,18 @@ async def _rise(client: httpx.AsyncClient, name: str, before: float, wanted: flo
         await asyncio.sleep(POLL_S)
 
 
-async def _usage(subject: Subject) -> float:
+async def _read_kv_usage(subject: Subject) -> float:
     usage = counter(await exposition(subject.client), KV_USAGE)
     if usage is None:
-        raise GateFailed(f"/metrics has no {KV_USAGE}: nothing says whether blocks are kept")
+        raise GateFailed(f"/metrics has no {KV_USAGE}: no metric shows whether blocks are held")
     return usage
 
 
-async def _compare(subject: Subject, prompt: Sequence[int], reference: Answer, *answers: Answer) -> str:
+async def _compare_answers(subject: Subject, prompt: Sequence[int], reference: Answer, *answers: Answer) -> str:
     """Answers from loaded KV against the one from computed KV.
 
     A control with another context and the same last token tells whether this model's answers depend on their context at
-    all; where they do not (made-up weights), equal answers say nothing, and that is said.
+    all; where they do not (made-up weights), equal answers prove nothing, and the check reports that.
     """
     for _ in range(CONTROLS):
         other = [*draw_prompt(subject.profile, len(prompt) - 1), prompt[-1]]

@@ -54,25 +54,25 @@ def is_same(identity: ProcessIdentity) -> bool:
 
 
 def members(identity: ProcessIdentity) -> tuple[int, ...]:
-    """Every live process of it: itself, its descendants, and whoever is in the session or group it leads.
+    """Every live process of it: itself, its descendants, and every process in the session or group it leads.
 
     The kernel hands out no pid that still names a session or a group, so these are its own even when it is gone itself.
-    Empty where the pid belongs to somebody else now.
+    Empty where the pid belongs to another process now.
     """
     if identity.boot_id != boot_id():
         return ()
     if psutil.pid_exists(identity.pid) and not is_same(identity) and not _is_zombie(identity.pid):
         return ()
     own = os.getpid()
-    found: set[int] = set()
+    members: set[int] = set()
     for pid in psutil.pids():
         with contextlib.suppress(ProcessLookupError, PermissionError):
             leader = identity.pgid == identity.pid and os.getsid(pid) == identity.pid
             if (leader or os.getpgid(pid) == identity.pgid) and not _is_zombie(pid):
-                found.add(pid)
+                members.add(pid)
     with contextlib.suppress(psutil.NoSuchProcess):
-        found.update(child.pid for child in psutil.Process(identity.pid).children(recursive=True))
-    return tuple(sorted(pid for pid in found if pid != own and not _is_zombie(pid)))
+        members.update(child.pid for child in psutil.Process(identity.pid).children(recursive=True))
+    return tuple(sorted(pid for pid in members if pid != own and not _is_zombie(pid)))
 
 
 def end_members(identity: ProcessIdentity, grace_s: float) -> tuple[int, ...]:
@@ -82,7 +82,7 @@ def end_members(identity: ProcessIdentity, grace_s: float) -> tuple[int, ...]:
     """
     known = set(members(identity))
     if identity.pid in known:
-        _send(identity.pid, signal.SIGTERM)
+        _send_signal(identity.pid, signal.SIGTERM)
     deadline = time.monotonic() + grace_s
     while known and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -90,13 +90,13 @@ def end_members(identity: ProcessIdentity, grace_s: float) -> tuple[int, ...]:
     deadline = time.monotonic() + KILL_TIMEOUT_S
     while known and time.monotonic() < deadline:
         for pid in known:
-            _send(pid, signal.SIGKILL)
+            _send_signal(pid, signal.SIGKILL)
         time.sleep(0.02)
         known = {pid for pid in known if psutil.pid_exists(pid) and not _is_zombie(pid)} | set(members(identity))
     return tuple(sorted(known))
 
 
-def _send(pid: int, signum: int) -> None:
+def _send_signal(pid: int, signum: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signum)
 

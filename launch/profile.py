@@ -136,7 +136,7 @@ class ConnectorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The JSON of --kv-transfer-config on this kind of engine; tables merge, the override's values win."""
         if self.kv_transfer is None:
             return None
-        return _merged(self.kv_transfer, self.override(kind).kv_transfer)
+        return _merge_tables(self.kv_transfer, self.override(kind).kv_transfer)
 
     def env_on(self, kind: Kind) -> dict[str, str]:
         return {**self.env, **self.override(kind).env}
@@ -149,12 +149,12 @@ class ConnectorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def profile_names() -> tuple[str, ...]:
     """The profiles that come with Tracon."""
-    return _names(PROFILES_FOLDER)
+    return _list_names(PROFILES_FOLDER)
 
 
 def config_names() -> tuple[str, ...]:
     """The configs that come with Tracon."""
-    return _names(CONFIGS_FOLDER)
+    return _list_names(CONFIGS_FOLDER)
 
 
 def load_profile(name_or_path: str | Path) -> Profile:
@@ -162,9 +162,9 @@ def load_profile(name_or_path: str | Path) -> Profile:
     path = _locate(name_or_path, PROFILES_FOLDER, "profile")
     profile = _decode(path, Profile)
     if profile.engine.kind == "cuda" and profile.launch.method == "fork_server":
-        raise _refusal(path, "launch.method", '"fork_server" cannot start a cuda engine', 'write method = "spawn"')
+        raise _make_error(path, "launch.method", '"fork_server" cannot start a cuda engine', 'write method = "spawn"')
     if profile.model.vocab_low >= profile.model.vocab_high:
-        raise _refusal(path, "model.vocab_low", "is not below model.vocab_high", "swap or widen the two")
+        raise _make_error(path, "model.vocab_low", "is not below model.vocab_high", "swap or widen the two")
     return profile
 
 
@@ -173,19 +173,19 @@ def load_config(name_or_path: str | Path) -> ConnectorConfig:
     path = _locate(name_or_path, CONFIGS_FOLDER, "config")
     config = _decode(path, ConnectorConfig)
     if config.kv_transfer is not None and not isinstance(config.kv_transfer.get("kv_connector"), str):
-        raise _refusal(path, "kv_transfer.kv_connector", "is missing", "name the connector's class")
+        raise _make_error(path, "kv_transfer.kv_connector", "is missing", "name the connector's class")
     return config
 
 
-def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_tables(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     result = dict(base)
     for key, value in over.items():
         below = result.get(key)
-        result[key] = _merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+        result[key] = _merge_tables(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
     return result
 
 
-def _names(folder: Path) -> tuple[str, ...]:
+def _list_names(folder: Path) -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in folder.glob("*.toml")))
 
 
@@ -196,15 +196,15 @@ def _locate(name_or_path: str | Path, folder: Path, what: str) -> Path:
         if not path.is_file():
             raise ProfileError(
                 f"there is no {what} file {path}",
-                remedy=f"give an existing file, or one of: {', '.join(_names(folder))}",
+                remedy=f"give an existing file, or one of: {', '.join(_list_names(folder))}",
             )
         return path
-    if text not in _names(folder):
-        near = difflib.get_close_matches(text, _names(folder), n=1)
+    if text not in _list_names(folder):
+        near = difflib.get_close_matches(text, _list_names(folder), n=1)
         hint = f"did you mean {near[0]}? " if near else ""
         raise ProfileError(
             f"there is no {what} called {text!r}",
-            remedy=f"{hint}known: {', '.join(_names(folder))}; a file of your own is given by its path (NAME.toml)",
+            remedy=f"{hint}known: {', '.join(_list_names(folder))}; name a file of your own by its path (NAME.toml)",
         )
     return folder / f"{text}.toml"
 
@@ -222,34 +222,34 @@ def _decode(path: Path, into: type[_Decoded]) -> _Decoded:
     try:
         return msgspec.toml.decode(text, type=into)
     except msgspec.ValidationError as error:
-        raise _explain(path, str(error), into) from error
+        raise _explain_error(path, str(error), into) from error
     except msgspec.DecodeError as error:
         raise ProfileError(f"{path} is not valid TOML: {error}", remedy="correct that place in the file") from error
 
 
-def _explain(path: Path, message: str, into: type[Any]) -> ProfileError:
+def _explain_error(path: Path, message: str, into: type[Any]) -> ProfileError:
     """msgspec's message turned into file, dotted key, and what would be valid there."""
-    said, _, where = message.partition(" - at `$")
+    problem, _, where = message.partition(" - at `$")
     place = where.rstrip("`").lstrip(".")
-    unknown = re.match(r"Object contains unknown field `(.*)`", said)
-    missing = re.match(r"Object missing required field `(.*)`", said)
-    fields = _keys_at(into, place)
+    unknown = re.match(r"Object contains unknown field `(.*)`", problem)
+    missing = re.match(r"Object missing required field `(.*)`", problem)
+    fields = _list_keys(into, place)
     if unknown:
         key, nearest = unknown[1], difflib.get_close_matches(unknown[1], fields, n=1, cutoff=0.5)
         remedy = f"did you mean {_dotted(place, nearest[0])}? " if nearest else ""
-        return _refusal(path, _dotted(place, key), "is not a known key", f"{remedy}valid here: {', '.join(fields)}")
+        return _make_error(path, _dotted(place, key), "is not a known key", f"{remedy}valid here: {', '.join(fields)}")
     if missing:
-        return _refusal(path, _dotted(place, missing[1]), "is missing", "add it")
-    invalid = re.match(r"Invalid enum value '?(.*?)'?$", said)
+        return _make_error(path, _dotted(place, missing[1]), "is missing", "add it")
+    invalid = re.match(r"Invalid enum value '?(.*?)'?$", problem)
     if invalid:
-        choices = [str(value) for value in _literals(_type_at(into, place))]
+        choices = [str(value) for value in _list_literals(_find_type(into, place))]
         nearest = difflib.get_close_matches(invalid[1], choices, n=1)
         remedy = f"did you mean {nearest[0]!r}? " if nearest else ""
-        return _refusal(path, place, f"cannot be {invalid[1]!r}", f"{remedy}valid: {', '.join(map(repr, choices))}")
-    return _refusal(path, place or "the file", f"is wrong: {said[:1].lower()}{said[1:]}", "correct the value")
+        return _make_error(path, place, f"cannot be {invalid[1]!r}", f"{remedy}valid: {', '.join(map(repr, choices))}")
+    return _make_error(path, place or "the file", f"is wrong: {problem[:1].lower()}{problem[1:]}", "correct the value")
 
 
-def _refusal(path: Path, key: str, what: str, remedy: str) -> ProfileError:
+def _make_error(path: Path, key: str, what: str, remedy: str) -> ProfileError:
     return ProfileError(f"{path}: {key} {what}", remedy=remedy)
 
 
@@ -257,11 +257,11 @@ def _dotted(place: str, key: str) -> str:
     return f"{place}.{key}" if place else key
 
 
-def _type_at(into: object, place: str) -> object:
+def _find_type(into: object, place: str) -> object:
     """The annotated type at a dotted place; Any where it leaves the known structure."""
     current = into
     for part in re.findall(r"[^.\[\]]+", place):
-        struct = _struct_in(current)
+        struct = _find_struct(current)
         if struct is None:
             return Any
         names = {field.encode_name: field.name for field in msgspec.structs.fields(struct)}
@@ -269,21 +269,21 @@ def _type_at(into: object, place: str) -> object:
     return current
 
 
-def _keys_at(into: object, place: str) -> list[str]:
-    struct = _struct_in(_type_at(into, place))
+def _list_keys(into: object, place: str) -> list[str]:
+    struct = _find_struct(_find_type(into, place))
     return [] if struct is None else [field.encode_name for field in msgspec.structs.fields(struct)]
 
 
-def _struct_in(hint: object) -> type[msgspec.Struct] | None:
+def _find_struct(hint: object) -> type[msgspec.Struct] | None:
     """The Struct a hint is or wraps."""
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         return hint
-    return next((found for part in get_args(hint) if (found := _struct_in(part)) is not None), None)
+    return next((struct for part in get_args(hint) if (struct := _find_struct(part)) is not None), None)
 
 
-def _literals(hint: object) -> Iterator[object]:
+def _list_literals(hint: object) -> Iterator[object]:
     if get_origin(hint) is Literal:
         yield from get_args(hint)
         return
     for part in get_args(hint):
-        yield from _literals(part)
+        yield from _list_literals(part)

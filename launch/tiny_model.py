@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from results.layout import write_atomic
+from results.records.layout import write_atomic
 
 MODEL_ID = "tiny-qwen3"
 """Name of the model's folder, and what an engine serves it as."""
@@ -42,8 +42,8 @@ _CHAT_TEMPLATE = (
 
 def write_tiny_model(folder: Path) -> Path:
     """Write the model into `folder` and return it; files that are already right are left untouched."""
-    texts = {name: (json.dumps(content, indent=1) + "\n").encode() for name, content in _files().items()}
-    for name, data in {**texts, "model.safetensors": _safetensors(_weights())}.items():
+    texts = {name: (json.dumps(content, indent=1) + "\n").encode() for name, content in _build_files().items()}
+    for name, data in {**texts, "model.safetensors": _encode_safetensors(_draw_weights())}.items():
         path = folder / name
         if not path.is_file() or path.read_bytes() != data:
             write_atomic(path, data)
@@ -61,7 +61,7 @@ def byte_alphabet() -> tuple[str, ...]:
     return tuple(map(chr, sorted({*printable, *shifted})))
 
 
-def _files() -> dict[str, dict[str, Any]]:
+def _build_files() -> dict[str, dict[str, Any]]:
     end, _, stop = range(TEXT_TOKENS, TEXT_TOKENS + len(SPECIAL_TOKENS))
     config = {
         "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3",
@@ -79,12 +79,12 @@ def _files() -> dict[str, dict[str, Any]]:
     return {
         "config.json": config,
         "generation_config.json": {"eos_token_id": stop},
-        "tokenizer.json": _tokenizer(),
+        "tokenizer.json": _build_tokenizer(),
         "tokenizer_config.json": tokenizer_config,
     }
 
 
-def _tokenizer() -> dict[str, Any]:
+def _build_tokenizer() -> dict[str, Any]:
     """The `tokenizers` file format: a BPE without merges over the byte alphabet."""
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
@@ -101,7 +101,7 @@ def _tokenizer() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _weights() -> dict[str, np.ndarray]:
+def _draw_weights() -> dict[str, np.ndarray]:
     """Every parameter by its name in the checkpoint, (outputs, inputs)."""
     draw = np.random.Generator(np.random.PCG64(WEIGHTS_SEED))
     shapes = {
@@ -123,7 +123,7 @@ def _weights() -> dict[str, np.ndarray]:
     return {**weights, "model.norm.weight": np.ones(HIDDEN)}
 
 
-def _safetensors(weights: Mapping[str, np.ndarray]) -> bytes:
+def _encode_safetensors(weights: Mapping[str, np.ndarray]) -> bytes:
     """The safetensors file format, bfloat16: length of the header, header (JSON, padded to 8), tensors."""
     header: dict[str, Any] = {}
     blocks: list[bytes] = []

@@ -15,7 +15,7 @@ from launch.errors import LaunchError
 from launch.profile import ConnectorConfig, Kind
 
 PREFILL, DECODE = "do_remote_decode", "do_remote_prefill"
-"""A prefill leg asks that the decode be remote, and the other way round."""
+"""A prefill request asks for a remote decode (`do_remote_decode`), and the other way round."""
 _FIELDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "MooncakeConnector": {
         PREFILL: ("transfer_id",),
@@ -45,22 +45,22 @@ def transferring(config: ConnectorConfig, kind: Kind) -> Transferring | None:
     """The config's connector that moves KV between engines, alone or inside a MultiConnector; None without one."""
     whole = config.kv_transfer_on(kind) or {}
     parts: list[Mapping[str, Any]] = [whole, *whole.get("kv_connector_extra_config", {}).get("connectors", ())]
-    found = (part for part in parts if part.get("kv_connector") in _FIELDS)
-    return next((Transferring(part["kv_connector"], part.get("kv_role", "kv_both")) for part in found), None)
+    matches = (part for part in parts if part.get("kv_connector") in _FIELDS)
+    return next((Transferring(part["kv_connector"], part.get("kv_role", "kv_both")) for part in matches), None)
 
 
 def check_request(body: Mapping[str, Any], config: ConnectorConfig, kind: Kind) -> None:
     """Raise TransferRefused unless an engine of `config` can take this request's `kv_transfer_params`, if it has any.
 
-    A prefill leg must also be told to make exactly one token: where that token ends the text, no block is sent and the
-    other leg waits for minutes.
+    A prefill request must also ask for exactly one token: where that token ends the text, no block is sent and the
+    decode request waits for minutes.
     """
     if body.get("kv_transfer_params") is not None:
         check_leg(body, transferring(config, kind), f"an engine of {config.name}")
 
 
 def check_leg(body: Mapping[str, Any], part: Transferring | None, engine: str) -> None:
-    """Raise TransferRefused unless `engine` (how it is called), whose connector is `part`, can take this leg."""
+    """Raise TransferRefused unless `engine` (how it is called), whose connector is `part`, can take this request."""
     params = body["kv_transfer_params"]
     if part is None:
         raise _refusal(engine, "has no connector that transfers", "send the request without kv_transfer_params")

@@ -33,6 +33,12 @@ def apply() -> dict[str, ShimOutcome]:
     return outcomes
 
 
+def is_cpu_build() -> bool:
+    import torch
+
+    return not (torch.backends.cuda.is_built() or torch.accelerator.is_available())
+
+
 def answer_device_index() -> ShimOutcome:
     """Mooncake asks torch for the current accelerator and a CPU build raises: answer 0, which it then ignores.
 
@@ -40,17 +46,17 @@ def answer_device_index() -> ShimOutcome:
     """
     import torch
 
-    if not _is_cpu_build():
+    if not is_cpu_build():
         return NO_CPU_BUILD
     try:
         torch.accelerator.current_device_index()
     except RuntimeError as error:
-        torch.accelerator.current_device_index = _first_device
+        torch.accelerator.current_device_index = _return_first_device
         return ShimOutcome(applied=True, detail=str(error).splitlines()[0])
     return ShimOutcome(applied=False, detail="not needed: torch answers by itself")
 
 
-def _first_device() -> int:
+def _return_first_device() -> int:
     return 0
 
 
@@ -59,7 +65,7 @@ def give_lmcache_blocks() -> ShimOutcome:
 
     It also needs `PYTHONHASHSEED` fixed where Python starts, and only full chunks that are multiples of the block.
     """
-    if not _is_cpu_build():
+    if not is_cpu_build():
         return NO_CPU_BUILD
     if importlib.util.find_spec("lmcache") is None:
         return ShimOutcome(applied=False, detail="not needed: LMCache is not installed")
@@ -69,18 +75,12 @@ def give_lmcache_blocks() -> ShimOutcome:
 
 def calm_nixl() -> ShimOutcome:
     """NIXL polls on a core without a pause and pins the engine's thread to another: on a CPU build both compute."""
-    if not _is_cpu_build():
+    if not is_cpu_build():
         return NO_CPU_BUILD
     if importlib.util.find_spec("nixl") is None:
         return ShimOutcome(applied=False, detail="not needed: NIXL is not installed")
     nixl_cpu.calm_when_made()
     return ShimOutcome(applied=True, detail=f"its progress thread sleeps {nixl_cpu.DELAY_US} us between polls")
-
-
-def _is_cpu_build() -> bool:
-    import torch
-
-    return not (torch.backends.cuda.is_built() or torch.accelerator.is_available())
 
 
 SHIMS: Mapping[str, Callable[[], ShimOutcome]] = {

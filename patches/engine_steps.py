@@ -68,6 +68,7 @@ class EngineSteps:
         self.connector_misfits: dict[str, str] = {}
         self.batch_queue: bool | None = None
         self._stopped = False
+        self._closed_step = 0
         self._open: dict[int, tuple[int, tuple[int, ...]]] = {}
         self._last_exit_ns = MISSING
         self._closes_at_update = check.fits(hooks.UPDATE)
@@ -111,12 +112,19 @@ class EngineSteps:
             return
         try:
             t_scheduled, step = opened
+            self._closed_step = step[1]
             last = self._last_exit_ns
             self._last_exit_ns = t_exit if self._busy_known and scheduler.has_requests() else MISSING
             period = MISSING if last == MISSING else t_exit - last
             self.ring.put((*step, t_enter - t_scheduled, t_exit - t_enter, t_exit - step[0], period))
         except Exception as error:  # noqa: BLE001 - the engine's step must go on
             self._stop(error)
+
+    def open_step(self, scheduler: Scheduler) -> int | None:
+        """The newest step that has begun and not ended; None while the engine is idle, and where that is not known."""
+        if self._stopped or not (self._closes_at_update and self._busy_known) or self.step_id == self._closed_step:
+            return None
+        return self.step_id if scheduler.has_requests() else None
 
     def note_misfit(self, name: str, why: str) -> None:
         """Something about the connector cannot be measured: say so in the header, once per thing."""
@@ -140,11 +148,16 @@ class EngineSteps:
         self.ring.fail(f"probe stopped at step {self.step_id}: {type(error).__name__}: {error}")
 
 
-def wrap_init(original: Callable[..., None], engine: EngineSteps) -> Callable[..., None]:
+def wrap_init(
+    original: Callable[..., None], engine: EngineSteps, watch: Callable[[Scheduler], None] = lambda scheduler: None
+) -> Callable[..., None]:
+    """`watch` is called with each scheduler, in the thread whose steps it schedules."""
+
     @functools.wraps(original)
-    def __init__(self: object, *args: Any, **kwargs: Any) -> None:
+    def __init__(self: Scheduler, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         engine.constructed(self)
+        watch(self)
 
     return __init__
 

@@ -1,4 +1,4 @@
-"""The engine process's side of the transfer probe: what the scheduler does with a request on either leg of a transfer.
+"""The engine process's side of the transfer probe: what the scheduler does with requests of a transfer.
 
 Events: `scheduled`, `prefill_done`, `blocks_allocated`, `promoted`, `steps`.
 """
@@ -100,7 +100,7 @@ class EngineTransfers:
         return lines
 
     def finished(self, request: Request, blocks: Sequence[Any], result: Sequence[Any], t_ns: int) -> list[Line]:
-        """A prefill leg is over; `ok` says whether its blocks wait to be fetched."""
+        """A prefill request is over; `ok` says whether its blocks wait to be fetched."""
         self._allocated_ns.pop(request.request_id, None)
         if leg(request) != "prefill":
             return []
@@ -110,7 +110,7 @@ class EngineTransfers:
         return [{"t_ns": t_ns, **names(request), "blocks": count, "ok": bool(result[0]), "status": status}]
 
     def allocated(self, request: Request, blocks: object, external_tokens: int, t_ns: int) -> list[Line]:
-        """A decode leg has its blocks; those without a hash are to be filled from the other engine."""
+        """A decode request has its blocks; those without a hash are to be filled from the other engine."""
         params = request.kv_transfer_params
         if not params or not params.get("do_remote_prefill"):
             return []  # another leg, or this one again once it is promoted
@@ -197,7 +197,7 @@ def wrap_schedule(original: Callable[..., Output], engine: EngineTransfers) -> C
 def wrap_promote(original: Callable[..., object], engine: EngineTransfers) -> Callable[..., object]:
     @functools.wraps(original)
     def _update_waiting_for_remote_kv(self: object, request: Request) -> object:
-        failed = _load_failed(self, request)
+        failed = _has_load_failed(self, request)
         result = original(self, request)
         t_ns = now()
         engine.report.note(PROMOTED, engine.promoted, request, failed, t_ns)
@@ -207,8 +207,8 @@ def wrap_promote(original: Callable[..., object], engine: EngineTransfers) -> Ca
     return _update_waiting_for_remote_kv
 
 
-def _load_failed(scheduler: object, request: Request) -> bool | None:
-    """Asked before the promotion, which forgets it; None where this vLLM does not tell."""
+def _has_load_failed(scheduler: object, request: Request) -> bool | None:
+    """Asked before the promotion, which forgets it; None where this vLLM does not report it."""
     try:
         failed: set[str] = scheduler.failed_recving_kv_req_ids  # type: ignore[attr-defined]
         return request.request_id in failed
@@ -217,19 +217,19 @@ def _load_failed(scheduler: object, request: Request) -> bool | None:
 
 
 def watch_scheduler_connector(connector: object, engine: EngineTransfers) -> None:
-    """See what the scheduler tells this connector; what cannot be seen stays as it is."""
+    """Observe the scheduler's calls to this connector; a method that cannot be observed stays as it is."""
     engine.report.connector = type(connector).__name__
     finished = next((name for name in FINISHED if hasattr(connector, name)), FINISHED[-1])
     for method, arguments, event, wrap in (
-        (finished, 2, PREFILL_DONE, _finishing),
-        ("update_state_after_alloc", 3, ALLOCATED, _allocating),
+        (finished, 2, PREFILL_DONE, _wrap_finished),
+        ("update_state_after_alloc", 3, ALLOCATED, _wrap_allocated),
     ):
         why = replace_on_instance(connector, method, arguments, functools.partial(wrap, engine))
         if why is not None:
             engine.report.lose((event,), f"{engine.report.connector}.{method}: {why}")
 
 
-def _finishing(engine: EngineTransfers, original: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
+def _wrap_finished(engine: EngineTransfers, original: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
     @functools.wraps(original)
     def request_finished(request: Request, block_ids: Sequence[Any]) -> Sequence[Any]:
         t_ns = now()
@@ -240,7 +240,7 @@ def _finishing(engine: EngineTransfers, original: Callable[..., Sequence[Any]]) 
     return request_finished
 
 
-def _allocating(engine: EngineTransfers, original: Callable[..., object]) -> Callable[..., object]:
+def _wrap_allocated(engine: EngineTransfers, original: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(original)
     def update_state_after_alloc(request: Request, blocks: object, num_external_tokens: int) -> object:
         engine.report.note(ALLOCATED, engine.allocated, request, blocks, num_external_tokens, now())

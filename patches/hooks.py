@@ -137,7 +137,7 @@ class HookCheck:
 def check_hooks(hooks: tuple[Method | Shape, ...] = HOOKS) -> HookCheck:
     """Look at the installed vLLM, change nothing."""
     misfits = {hook.name: why for hook in hooks if (why := misfit(hook)) is not None}
-    return HookCheck(_vllm_version(), misfits, hooks)
+    return HookCheck(_read_vllm_version(), misfits, hooks)
 
 
 def misfit(hook: Method | Shape) -> str | None:
@@ -146,7 +146,7 @@ def misfit(hook: Method | Shape) -> str | None:
         owner = getattr(load(hook.module), hook.owner)
     except Exception as error:  # noqa: BLE001 - an import of vLLM may fail in any way; each is a reason, none is ours
         return f"{type(error).__name__}: {error}"
-    return _shape_misfit(owner, hook) if isinstance(hook, Shape) else method_misfit(owner, hook)
+    return _find_shape_misfit(owner, hook) if isinstance(hook, Shape) else method_misfit(owner, hook)
 
 
 def load(module: str) -> ModuleType:
@@ -172,7 +172,7 @@ def replace_on_instance(
     """Put `wrap(original)` in the place of one instance's method; why that cannot be done, None when it is.
 
     Connectors come from many hands: their parameter names differ legally, so only the call counts, which is that it
-    takes so many positional arguments.
+    takes that many positional arguments.
     """
     original = getattr(instance, method, None)
     if original is None:
@@ -200,14 +200,14 @@ def method_misfit(owner: object, hook: Method) -> str | None:
     return f"unknown signature ({', '.join(names)})"
 
 
-def _shape_misfit(owner: object, hook: Shape) -> str | None:
+def _find_shape_misfit(owner: object, hook: Shape) -> str | None:
     there = getattr(owner, "__dataclass_fields__", {})
     missing = [name for name in hook.attributes if name not in there]
     return f"no attribute {', '.join(missing)}" if missing else None
 
 
-def _vllm_version() -> str | None:
+def _read_vllm_version() -> str | None:
     try:
         return str(load("vllm").__version__)
-    except Exception:  # noqa: BLE001 - the version is told, not needed; None says it is unknown
+    except Exception:  # noqa: BLE001 - the version is reported, not needed; None says it is unknown
         return None

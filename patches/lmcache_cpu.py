@@ -3,7 +3,7 @@
 vLLM's CPU attention packs keys and values inside a block in an order of its own, which differs between processors, so
 single tokens cannot be picked out of a block. Whole blocks can be moved without knowing that order, and whole blocks
 are all that LMCache stores as long as its chunk is a multiple of the block and it stores full chunks only; anything
-else is refused. What lies in LMCache is therefore in this host's order and means nothing to an engine elsewhere.
+else is refused. What LMCache stores is therefore in this host's order and means nothing to an engine elsewhere.
 """
 
 from __future__ import annotations
@@ -89,10 +89,10 @@ def supply() -> None:
     if unknown:
         raise Unsupported(f"LMCache asks its device side for {', '.join(unknown)}")
     interface.register(BlockCopier)
-    module.CreateGPUConnector = _answering_for_cpu(original, module.EngineType.VLLM)
+    module.CreateGPUConnector = _wrap_connector_choice(original, module.EngineType.VLLM)
 
 
-def _answering_for_cpu(original: Callable[..., object], vllm: object) -> Callable[..., object]:
+def _wrap_connector_choice(original: Callable[..., object], vllm: object) -> Callable[..., object]:
     @functools.wraps(original)
     def create(config: object, metadata: Metadata, engine: object, *args: Any, **kwargs: Any) -> object:
         if engine is vllm and importlib.import_module("lmcache").torch_device_type == "cpu":
@@ -126,7 +126,7 @@ class BlockCopier:
         return cls(layers, heads, head_size)
 
     def get_shape(self, num_tokens: int) -> Sequence[int]:
-        """Of a chunk of so many tokens."""
+        """Shape of a chunk of this many tokens."""
         import torch
 
         shape: Sequence[int] = torch.Size([2, self.layers, num_tokens, self.heads * self.head_size])
@@ -138,20 +138,20 @@ class BlockCopier:
         if caches is None or caches is self.kvcaches:
             return
         if self.kvcaches is None:
-            self._check(caches)
+            self._require_form(caches)
         self.kvcaches = caches
 
     def from_gpu(self, memory_obj: Chunk, start: int, end: int, **kwargs: Any) -> None:
         """Store tokens [start, end) of the sequence whose slots are given."""
         import torch
 
-        caches, chunk, blocks = self._find(memory_obj, start, end, kwargs)
+        caches, chunk, blocks = self._find_blocks(memory_obj, start, end, kwargs)
         for cache, stored in zip(caches, chunk, strict=True):
             torch.index_select(cache, 0, blocks, out=stored)
 
     def to_gpu(self, memory_obj: Chunk, start: int, end: int, **kwargs: Any) -> None:
         """Load tokens [start, end), except the blocks that vLLM has in its own cache already."""
-        caches, chunk, blocks = self._find(memory_obj, start, end, kwargs)
+        caches, chunk, blocks = self._find_blocks(memory_obj, start, end, kwargs)
         there = min(end, max(start, kwargs.get("vllm_cached_tokens", 0)))
         skip = (there - start) // caches[0].shape[2]
         for cache, stored in zip(caches, chunk, strict=True):
@@ -169,14 +169,14 @@ class BlockCopier:
         for memory_obj, start, end in zip(memory_objs, starts, ends, strict=True):
             self.to_gpu(memory_obj, start, end, **kwargs)
 
-    def _check(self, caches: Sequence[Tensor]) -> None:
+    def _require_form(self, caches: Sequence[Tensor]) -> None:
         forms = {tuple(cache.shape) for cache in caches}
         fits = [form for form in forms if len(form) == 4 and (form[1], form[3]) == (self.heads, 2 * self.head_size)]
         if len(caches) != self.layers or len(forms) != 1 or not fits:
             wanted = f"{self.layers} times [blocks, {self.heads}, block, {2 * self.head_size}]"
             raise Unsupported(f"vLLM's caches are {len(caches)} of {sorted(forms)}, not {wanted}")
 
-    def _find(
+    def _find_blocks(
         self, memory_obj: Chunk, start: int, end: int, kwargs: dict[str, Any]
     ) -> tuple[Sequence[Tensor], Sequence[Tensor], Tensor]:
         """vLLM's caches, the chunk's blocks per layer, and the blocks' numbers in vLLM's caches."""

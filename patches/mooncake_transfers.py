@@ -55,13 +55,15 @@ class MooncakeTransfers:
 
     def targets(self) -> tuple[tuple[object, tuple[Method, ...], tuple[Wrap, ...]], ...]:
         """What to replace: the instance, its methods, and a wrapper for each."""
-        wraps = (_recording, _loading, _pulling, _sending, _building, _writing, _processing, _failing)
+        wraps = (
+            _wrap_record_send, _wrap_load, _wrap_pull, _wrap_send, _wrap_build, _wrap_write, _wrap_result, _wrap_failure
+        )
         return ((self.worker, HOOKS, tuple(functools.partial(wrap, self) for wrap in wraps)),)
 
     def ready(self, metadata: Any, t_ns: int) -> list[Line]:  # noqa: ANN401 - MooncakeConnectorMetadata
         """P's worker knows the blocks of a finished prefill."""
         return [
-            _line(t_ns, request, transfer, blocks=_count(groups))
+            _make_line(t_ns, request, transfer, blocks=_count_blocks(groups))
             for request, (transfer, groups) in metadata.reqs_to_send.items()
             if groups
         ]
@@ -76,7 +78,7 @@ class MooncakeTransfers:
     def pulling(self, pull_metas: Mapping[str, Any], t_ns: int) -> list[Line]:
         """D names its blocks to P."""
         return [
-            _line(t_ns, request, pull.transfer_id, blocks=_count(pull.local_block_ids))
+            _make_line(t_ns, request, pull.transfer_id, blocks=_count_blocks(pull.local_block_ids))
             for request, pull in pull_metas.items()
         ]
 
@@ -86,16 +88,17 @@ class MooncakeTransfers:
         for decode_request, (transfer, groups) in meta.req_blocks.items():
             send = self.worker.reqs_need_send.get(transfer)
             request = (send.p_req_id or None) if send is not None else None
-            lines.append(_line(t_ns, request, transfer, decode_request=decode_request, blocks=_count(groups)))
+            blocks = _count_blocks(groups)
+            lines.append(_make_line(t_ns, request, transfer, decode_request=decode_request, blocks=blocks))
         return lines
 
     def built(self, ready: Sequence[Any], meta: Any, result: Sequence[Any], build_ns: int) -> list[Line]:  # noqa: ANN401
-        """What belongs together as one write: keep it until that happens."""
+        """The parts of one write, held until it happens."""
         sources, _, _, refused, _ = result
         if not sources:
             return []
         sent = [
-            (decode_request, send, _count(meta.req_blocks[decode_request][1]))
+            (decode_request, send, _count_blocks(meta.req_blocks[decode_request][1]))
             for decode_request, send in ready
             if decode_request not in refused
         ]
@@ -152,7 +155,8 @@ class MooncakeTransfers:
         for request in response.ok_reqs or ():
             pull = pull_metas[request]
             if pull.pull_tasks_count == 0 and not pull.failed:
-                lines.append(_line(t_ns, request, pull.transfer_id, ok=True, blocks=_count(pull.local_block_ids)))
+                blocks = _count_blocks(pull.local_block_ids)
+                lines.append(_make_line(t_ns, request, pull.transfer_id, ok=True, blocks=blocks))
         return lines
 
     def failed(self, requests: Collection[str], pull_metas: Mapping[str, Any], reason: str, t_ns: int) -> list[Line]:
@@ -161,12 +165,12 @@ class MooncakeTransfers:
         for request in requests:
             pull = pull_metas.get(request)
             if pull is not None and not pull.failed:
-                blocks = _count(pull.local_block_ids)
-                lines.append(_line(t_ns, request, pull.transfer_id, ok=False, reason=str(reason), blocks=blocks))
+                blocks = _count_blocks(pull.local_block_ids)
+                lines.append(_make_line(t_ns, request, pull.transfer_id, ok=False, reason=str(reason), blocks=blocks))
         return lines
 
 
-def _waited_ns() -> int | None:
+def _read_run_delay_ns() -> int | None:
     """How long this thread has waited for a core so far; None where the kernel does not say."""
     try:
         return int(SCHEDSTAT.read_bytes().split()[1])
@@ -174,16 +178,18 @@ def _waited_ns() -> int | None:
         return None
 
 
-def _line(t_ns: int, request: str | None, transfer: str, **more: object) -> Line:
+def _make_line(t_ns: int, request: str | None, transfer: str, **more: object) -> Line:
     return {"t_ns": t_ns, "request": request, "transfer": transfer, **more}
 
 
-def _count(groups: Sequence[Any]) -> int:
+def _count_blocks(groups: Sequence[Any]) -> int:
     """Blocks of all KV cache groups; before 0.22 there was one list of them."""
     return sum(1 if isinstance(group, int) else len(group) for group in groups)
 
 
-def _recording(side: MooncakeTransfers, original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+def _wrap_record_send(
+    side: MooncakeTransfers, original: Callable[..., Awaitable[Any]]
+) -> Callable[..., Awaitable[Any]]:
     @functools.wraps(original)
     async def record_send_reqs(metadata: object) -> object:
         result = await original(metadata)
@@ -193,7 +199,7 @@ def _recording(side: MooncakeTransfers, original: Callable[..., Awaitable[Any]])
     return record_send_reqs
 
 
-def _loading(side: MooncakeTransfers, original: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_load(side: MooncakeTransfers, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def start_load_kv(metadata: object) -> object:
         side.report.note(LOAD_STARTED, side.loading, metadata, now())
@@ -202,7 +208,7 @@ def _loading(side: MooncakeTransfers, original: Callable[..., Any]) -> Callable[
     return start_load_kv
 
 
-def _pulling(side: MooncakeTransfers, original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+def _wrap_pull(side: MooncakeTransfers, original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     @functools.wraps(original)
     async def receive_kv_from_single_worker(worker_addr: str, pull_metas: Mapping[str, Any]) -> object:
         side.report.note(PULL_SENT, side.pulling, pull_metas, now())
@@ -211,7 +217,7 @@ def _pulling(side: MooncakeTransfers, original: Callable[..., Awaitable[Any]]) -
     return receive_kv_from_single_worker
 
 
-def _sending(side: MooncakeTransfers, original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+def _wrap_send(side: MooncakeTransfers, original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     @functools.wraps(original)
     async def send_kv_to_decode(identity: bytes, sock: object, meta: object) -> object:
         side.report.note(METADATA, side.asked, meta, now())
@@ -222,7 +228,7 @@ def _sending(side: MooncakeTransfers, original: Callable[..., Awaitable[Any]]) -
     return send_kv_to_decode
 
 
-def _building(side: MooncakeTransfers, original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+def _wrap_build(side: MooncakeTransfers, original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     @functools.wraps(original)
     async def _build_transfer_params(
         ready_reqs: Sequence[Any], agent_meta: object, local_regions: object, remote_regions: object
@@ -235,23 +241,23 @@ def _building(side: MooncakeTransfers, original: Callable[..., Awaitable[Any]]) 
     return _build_transfer_params
 
 
-def _writing(side: MooncakeTransfers, original: Callable[..., int]) -> Callable[..., int]:
+def _wrap_write(side: MooncakeTransfers, original: Callable[..., int]) -> Callable[..., int]:
     @functools.wraps(original)
     def _send_blocks(remote_session: str, src_ptrs: list[int], dst_ptrs: list[int], lengths: list[int]) -> int:
-        code, waited_ns = None, _waited_ns()
+        code, waited_ns = None, _read_run_delay_ns()
         t5_ns = now()
         try:
             code = original(remote_session, src_ptrs, dst_ptrs, lengths)
             return code
         finally:
-            t6_ns, after_ns = now(), _waited_ns()
+            t6_ns, after_ns = now(), _read_run_delay_ns()
             delay_ns = None if waited_ns is None or after_ns is None else after_ns - waited_ns
             side.report.note(WRITE, side.written, src_ptrs, lengths, code, t5_ns, t6_ns, delay_ns)
 
     return _send_blocks
 
 
-def _processing(side: MooncakeTransfers, original: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_result(side: MooncakeTransfers, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def process_pulling_result(response: object, pull_metas: Mapping[str, Any]) -> object:
         result = original(response, pull_metas)
@@ -261,7 +267,7 @@ def _processing(side: MooncakeTransfers, original: Callable[..., Any]) -> Callab
     return process_pulling_result
 
 
-def _failing(side: MooncakeTransfers, original: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_failure(side: MooncakeTransfers, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _handle_failed_recv(pull_metas: Mapping[str, Any], req_ids: Collection[str], reason: str) -> object:
         side.report.note(RECEIVED, side.failed, req_ids, pull_metas, reason, now())

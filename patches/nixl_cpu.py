@@ -28,16 +28,16 @@ def calm_when_made() -> None:
 
     @functools.wraps(original)
     def get_connector_class(cls: object, *args: Any, **kwargs: Any) -> type:
-        found: type = original(*args, **kwargs)
-        if ".nixl." in f"{found.__module__}.":
-            _guarded(found)
-        return found
+        connector: type = original(*args, **kwargs)
+        if ".nixl." in f"{connector.__module__}.":
+            _guard_pin(connector)
+        return connector
 
     setattr(get_connector_class, _MARK, True)
     factory.get_connector_class = classmethod(get_connector_class)
 
 
-def _guarded(connector: type) -> None:
+def _guard_pin(connector: type) -> None:
     try:
         keep_cores(connector)
         sleep_between_polls()

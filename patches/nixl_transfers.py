@@ -34,7 +34,7 @@ AGENT_HOOKS = (
     Method("", AGENT, "get_xfer_telemetry", (("handle",),), (WRITE,)),
 )
 UNSEEN = {
-    "metadata_received": "NIXL: D reads P's memory by itself, P is told nothing before",
+    "metadata_received": "NIXL: D reads P's memory by itself, P is not notified before",
     "response_sent": "NIXL: P answers nothing; it is notified when D has read",
     "write_submit": "NIXL: nothing says when the first piece was read (post_us is what starting the read took)",
 }
@@ -55,7 +55,7 @@ class Read:
     """When each of its transfers was handed to NIXL."""
     failed: bool = False
     telemetry: list[tuple[int, Any]] = field(default_factory=list)
-    """Of each transfer that is over: when it was posted, and what NIXL says about it."""
+    """For each transfer that is over: when it was posted, and NIXL's telemetry."""
 
 
 class NixlTransfers:
@@ -69,7 +69,7 @@ class NixlTransfers:
         self.current: Read | None = None
         """The read that is being posted; the worker posts one at a time."""
         self._remote: dict[str, str] = {}
-        """P's request, of each that D's worker has been told of and that is not over."""
+        """P's request for each request that D's worker knows and that is not over."""
         self._reads: dict[str, Read] = {}
         self._handles: dict[int, tuple[Read, int]] = {}
         """By the identity of NIXL's handle: each is posted, and so entered here, before NIXL is asked about it."""
@@ -77,10 +77,10 @@ class NixlTransfers:
     def targets(self) -> tuple[tuple[object, tuple[Method, ...], tuple[Wrap, ...]], ...]:
         """What to replace: the instance, its methods, and a wrapper for each."""
         agent = getattr(self.worker, AGENT, None)
-        worker_wraps = (_loading, _reading, _polling, _finishing)
+        worker_wraps = (_wrap_load, _wrap_read, _wrap_poll, _wrap_results)
         return (
             (self.worker, HOOKS, tuple(functools.partial(wrap, self) for wrap in worker_wraps)),
-            (agent, AGENT_HOOKS, tuple(functools.partial(wrap, self) for wrap in (_posting, _telling))),
+            (agent, AGENT_HOOKS, tuple(functools.partial(wrap, self) for wrap in (_wrap_post, _wrap_telemetry))),
         )
 
     def loading(self, metadata: Any, t_ns: int) -> list[Line]:  # noqa: ANN401 - NixlConnectorMetadata
@@ -90,21 +90,21 @@ class NixlTransfers:
         lines = []
         for request, meta in metadata.reqs_to_recv.items():
             self._remote[request] = meta.remote.request_id
-            lines.append(_line(t_ns, request, meta.remote.request_id, blocks=_count(meta.local_block_ids)))
+            lines.append(_make_line(t_ns, request, meta.remote.request_id, blocks=_count_blocks(meta.local_block_ids)))
         return lines
 
     def ready(self, metadata: Any, t_ns: int) -> list[Line]:  # noqa: ANN401 - NixlConnectorMetadata
         """P's worker knows that a finished prefill waits to be read."""
-        return [_line(t_ns, request, None, blocks=None) for request in metadata.reqs_to_send]
+        return [_make_line(t_ns, request, None, blocks=None) for request in metadata.reqs_to_send]
 
     def asking(self, args: Sequence[Any], kwargs: Mapping[str, Any], t_ns: int) -> list[Line]:
-        """D asks NIXL for a request's blocks, or only tells P that it needs none."""
-        request, remote_request, blocks = _asked(args, kwargs)
-        return [_line(t_ns, request, remote_request, blocks=blocks)]
+        """D asks NIXL for a request's blocks, or only notifies P that it needs none."""
+        request, remote_request, blocks = _parse_read_call(args, kwargs)
+        return [_make_line(t_ns, request, remote_request, blocks=blocks)]
 
     def reading(self, args: Sequence[Any], kwargs: Mapping[str, Any], t_ns: int) -> list[Line]:
         """What is posted from now on belongs to this request; with several workers of P it is read from each."""
-        request, remote_request, blocks = _asked(args, kwargs)
+        request, remote_request, blocks = _parse_read_call(args, kwargs)
         if len(self._reads) >= _READS:
             self._reads.clear()
             self._handles.clear()
@@ -125,7 +125,7 @@ class NixlTransfers:
             self._handles[id(handle)] = (self.current, t_ns)
         return []
 
-    def told(self, handle: object, telemetry: object) -> list[Line]:
+    def note_telemetry(self, handle: object, telemetry: object) -> list[Line]:
         """A transfer is over."""
         posted = self._handles.pop(id(handle), None)
         if posted is not None:
@@ -149,7 +149,7 @@ class NixlTransfers:
             told_ns = max(posted_ns + round(one.xferDuration * 1000) for posted_ns, one in parts) if whole else None
             known = told_ns is not None and told_ns <= t_ns  # NIXL's clock may run faster than the host's
             lines.append(
-                _line(
+                _make_line(
                     t_ns,
                     request,
                     read.remote_request,
@@ -172,22 +172,22 @@ class NixlTransfers:
         return lines
 
     def received(self, results: Any, t_ns: int) -> list[Line]:  # noqa: ANN401 - KVConnectorTransferResults
-        """D's worker tells the scheduler of these."""
+        """D's worker reports these to the scheduler."""
         return [
-            _line(t_ns, request, self._remote.pop(request, None), ok=request not in results.failed_recving)
+            _make_line(t_ns, request, self._remote.pop(request, None), ok=request not in results.failed_recving)
             for request in results.finished_recving
         ]
 
 
-def _line(t_ns: int, request: str, remote_request: str | None, **more: object) -> Line:
+def _make_line(t_ns: int, request: str, remote_request: str | None, **more: object) -> Line:
     return {"t_ns": t_ns, "request": request, "transfer": None, "remote_request": remote_request, **more}
 
 
-def _count(groups: Sequence[Any]) -> int:
+def _count_blocks(groups: Sequence[Any]) -> int:
     return sum(len(group) for group in groups)
 
 
-def _loading(side: NixlTransfers, original: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_load(side: NixlTransfers, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def start_load_kv(metadata: object) -> object:
         t_ns = now()
@@ -199,7 +199,7 @@ def _loading(side: NixlTransfers, original: Callable[..., Any]) -> Callable[...,
     return start_load_kv
 
 
-def _reading(side: NixlTransfers, original: Callable[..., bool]) -> Callable[..., bool]:
+def _wrap_read(side: NixlTransfers, original: Callable[..., bool]) -> Callable[..., bool]:
     @functools.wraps(original)
     def _read_blocks(*args: Any, **kwargs: Any) -> bool:
         t_ns = now()
@@ -213,13 +213,14 @@ def _reading(side: NixlTransfers, original: Callable[..., bool]) -> Callable[...
     return _read_blocks
 
 
-def _asked(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, str, int]:
+def _parse_read_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, str, int]:
     """Request, P's request and number of blocks in a call of `_read_blocks`."""
-    given = dict(zip(_READ_BLOCKS, args, strict=False)) | dict(kwargs)
-    return given["request_id"], given["remote_request_id"], _count(given["read_spec"].local_block_ids)
+    arguments = dict(zip(_READ_BLOCKS, args, strict=False)) | dict(kwargs)
+    blocks = _count_blocks(arguments["read_spec"].local_block_ids)
+    return arguments["request_id"], arguments["remote_request_id"], blocks
 
 
-def _posting(side: NixlTransfers, original: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_post(side: NixlTransfers, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def transfer(handle: object, *args: Any, **kwargs: Any) -> object:
         side.report.note(WRITE, side.posted, handle, now())
@@ -228,17 +229,17 @@ def _posting(side: NixlTransfers, original: Callable[..., Any]) -> Callable[...,
     return transfer
 
 
-def _telling(side: NixlTransfers, original: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_telemetry(side: NixlTransfers, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def get_xfer_telemetry(handle: object) -> object:
         telemetry = original(handle)
-        side.report.note(WRITE, side.told, handle, telemetry)
+        side.report.note(WRITE, side.note_telemetry, handle, telemetry)
         return telemetry
 
     return get_xfer_telemetry
 
 
-def _polling(
+def _wrap_poll(
     side: NixlTransfers, original: Callable[..., tuple[set[str], set[str]]]
 ) -> Callable[..., tuple[set[str], set[str]]]:
     @functools.wraps(original)
@@ -251,7 +252,7 @@ def _polling(
     return _pop_done_transfers
 
 
-def _finishing(side: NixlTransfers, original: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_results(side: NixlTransfers, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def get_transfer_results() -> object:
         results = original()

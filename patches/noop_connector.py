@@ -16,7 +16,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 
 class NoOpMetadata(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is not installed where types are checked
-    """Nothing to tell the workers."""
+    """Carries nothing to the workers."""
 
 
 class NoOpConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]

@@ -11,7 +11,9 @@ STEP_LOG_VARIABLE = "AGENTIC_STEP_LOG_PATH"
 TRANSFER_LOG_VARIABLE = "TRACON_TRANSFER_LOG"
 """Turns the transfer probe on; the folder of its `transfer.<pid>.jsonl`."""
 CPU_CONNECTORS_VARIABLE = "TRACON_CPU_CONNECTORS"
-"""`1` lets connectors written for accelerators run on a CPU build."""
+"""`1` lets connectors written for accelerators run on a CPU build, and asks the kernel for AMX tiles there."""
+NAME_DEATHS_VARIABLE = "TRACON_NAME_DEATHS"
+"""`1` writes the signal that ended a process of vLLM's to the log of the process that had started it."""
 REPAIRS_VARIABLE = "TRACON_REPAIRS"
 """`1` repairs what would end an engine during a proof of transfer; set for pre-flight launches only."""
 
@@ -20,14 +22,30 @@ def register() -> None:
     """Install what the environment asks for, nothing otherwise; never raises, so that the engine starts in any case."""
     step_log = os.environ.get(STEP_LOG_VARIABLE)
     transfer_log = os.environ.get(TRANSFER_LOG_VARIABLE)
+    if os.environ.get(NAME_DEATHS_VARIABLE) == "1":
+        _run_guarded("names of deaths", _name_deaths)
     if os.environ.get(CPU_CONNECTORS_VARIABLE) == "1":
-        _guarded("CPU connector shims", _adapt_connectors)
+        _run_guarded("AMX tiles", _request_amx)
+        _run_guarded("CPU connector shims", _adapt_connectors)
     if os.environ.get(REPAIRS_VARIABLE) == "1":
-        _guarded("repair of MultiConnector's metrics", _repair)
+        _run_guarded("repair of MultiConnector's metrics", _repair_faults)
     if step_log:
-        _guarded("step probe", lambda: _install_probe(step_log))
+        _run_guarded("step probe", lambda: _install_probe(step_log))
     if transfer_log:
-        _guarded("transfer probe", lambda: _install_transfer_probe(transfer_log))
+        _run_guarded("transfer probe", lambda: _install_transfer_probe(transfer_log))
+
+
+def _name_deaths() -> None:
+    from . import child_deaths, stalls
+
+    child_deaths.name_child_deaths()
+    stalls.claim_fault_handler()
+
+
+def _request_amx() -> None:
+    from . import cpu_engine
+
+    cpu_engine.request_amx_here_and_in_forks()
 
 
 def _adapt_connectors() -> None:
@@ -38,7 +56,7 @@ def _adapt_connectors() -> None:
             print(f"[tracon] CPU shim for {name} not applied: {outcome.detail}", file=sys.stderr, flush=True)
 
 
-def _repair() -> None:
+def _repair_faults() -> None:
     from . import repairs
 
     repairs.skip_unregistered_metrics()
@@ -59,7 +77,7 @@ def _install_transfer_probe(folder: str) -> None:
         print(f"[tracon] transfer probe lacks {hook}: {why} (pid {os.getpid()})", file=sys.stderr, flush=True)
 
 
-def _guarded(what: str, action: Callable[[], None]) -> None:
+def _run_guarded(what: str, action: Callable[[], None]) -> None:
     try:
         action()
     except Exception as error:  # noqa: BLE001 - whatever goes wrong in here, the engine must come up

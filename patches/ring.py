@@ -96,7 +96,7 @@ class Ring:
         try:
             self._pwrite(self._status_bytes(), _JSON_LENGTH_OFFSET)
         except (OSError, ValueError) as error:
-            self._say(f"status not written: {error}")
+            self._warn_once(f"status not written: {error}")
 
     def fail(self, reason: str) -> None:
         """Stop for good: no more records, the reason in the header (if there is one) and once on stderr."""
@@ -104,7 +104,7 @@ class Ring:
             return
         self.failure = reason
         self.put = _ignore
-        self._say(f"step timing off: {reason}")
+        self._warn_once(f"step timing off: {reason}")
         self.write_status()
 
     def _open_and_put(self, values: Sequence[int]) -> None:
@@ -130,7 +130,7 @@ class Ring:
     def _can_map(self) -> bool:
         """Map the file if storing through the mapping is safe here."""
         assert self._file is not None
-        if not _overwrites_in_place(self._file):
+        if not _can_overwrite_in_place(self._file):
             return False
         self._mapping = mmap.mmap(self._file, HEADER_BYTES + self._capacity * RECORD_BYTES)
         try:
@@ -216,14 +216,14 @@ class Ring:
         data = fit_json(status, HEADER_BYTES - _JSON_OFFSET)
         return struct.pack("<I", len(data)) + data.ljust(HEADER_BYTES - _JSON_OFFSET)
 
-    def _say(self, message: str) -> None:
+    def _warn_once(self, message: str) -> None:
         with contextlib.suppress(
             OSError, ValueError
-        ):  # stderr may be closed or its reader gone; nobody is left to tell
+        ):  # stderr may be closed or its reader gone: nothing can be reported
             print(f"[tracon] {message} ({self.role}, pid {os.getpid()}, {self._log_path})", file=sys.stderr, flush=True)
 
     def forget(self) -> None:
-        """Let go of the file, as if never opened; what a forked child does with its parent's ring."""
+        """Drop the file, as if never opened; what a forked child does with its parent's ring."""
         if self._file is not None:
             os.close(self._file)
         self._file, self._mapping, self.failure = None, None, None
@@ -247,7 +247,7 @@ def _shorten(value: object, longest: int) -> object:
     return value
 
 
-def _overwrites_in_place(file: int) -> bool:
+def _can_overwrite_in_place(file: int) -> bool:
     """Whether a store into an allocated block can never need a new one on this file system."""
     buffer = ctypes.create_string_buffer(512)  # struct statfs begins with f_type, a long
     try:

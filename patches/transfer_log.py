@@ -1,7 +1,7 @@
 """The transfer log: one JSON object a line, written by each engine process about the KV that comes and goes.
 
-What is said goes to a buffer; a thread of the log's own writes the file, so that neither a slow disk nor a full one
-reaches the engine. A SIGKILL costs what was said in the last FLUSH_S, and may cut the last line off.
+Lines go to a buffer; a thread of the log's own writes the file, so that neither a slow disk nor a full one
+reaches the engine. A SIGKILL costs the lines of the last FLUSH_S, and may cut the last line off.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FLUSH_S = 0.1
 MAX_BUFFERED = 100_000
 """Lines kept while the disk does not take them; more, and the log ends."""
 MAX_BYTES = 64 << 20
-"""Of one process's file, some 200 000 lines; more, and the log ends."""
+"""Largest file of one process, some 200 000 lines; then the log ends."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 Line = Mapping[str, Any]
@@ -63,7 +63,7 @@ class TransferLog:
         self._wake.set()
 
     def forget(self) -> None:
-        """Let go of file and thread, as if never opened; what a forked child does with its parent's log."""
+        """Drop file and thread, as if never opened; what a forked child does with its parent's log."""
         self.failure = None
         self._lines: deque[Line] = deque()
         self._wake = threading.Event()
@@ -114,7 +114,7 @@ class TransferLog:
         if self.failure is not None:
             return
         message = f"[tracon] transfer log off: {reason} (pid {os.getpid()}, {self._folder})"
-        with contextlib.suppress(OSError, ValueError):  # stderr may be closed: nobody is left to tell
+        with contextlib.suppress(OSError, ValueError):  # stderr may be closed: nothing can be reported
             print(message, file=sys.stderr, flush=True)
         self.failure = reason
         self._lines.clear()

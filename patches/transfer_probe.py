@@ -2,7 +2,7 @@
 
 Scheduler methods are wrapped on their class. A connector is wrapped as an instance where vLLM's factory hands it out,
 its worker's methods on `connector_worker`, also where it is a child of a MultiConnector. Each hook is compared with the
-installed vLLM first; one that does not fit costs its own events, and the status says why. docs/transfer-probe.md has
+installed vLLM first; one that does not fit costs its own events, and the status says why. docs/probe.md has
 the events.
 """
 
@@ -24,7 +24,7 @@ WORKER_EVENTS = (
     "send_ready", "load_started", "pull_sent", "metadata_received", "write", "write_submit", "response_sent",
     "received",
 )  # fmt: skip
-"""`write_submit` is no event: it stands for the field of `write` that no connector can fill."""
+"""`write_submit` is no event: it names the field of `write` that no connector can fill."""
 _MARK = "_tracon_transfers"
 
 
@@ -75,7 +75,8 @@ def wrap_create_connector(
 def watch_worker_connector(connector: object, report: Report) -> None:
     """See what the first connector in it that moves KV between engines does; declares what can be seen."""
     report.connector = type(connector).__name__
-    moving = next((found for part in _parts(connector) if (found := _moving(part, report)) is not None), None)
+    candidates = (_find_moving_part(part, report) for part in _list_parts(connector))
+    moving = next((part for part in candidates if part is not None), None)
     if moving is None:
         report.lose(WORKER_EVENTS, f"{report.connector} has no worker of Mooncake's or NIXL's")
     else:
@@ -102,14 +103,14 @@ def _replace(instance: object, hook: Method, wrap: Wrap, report: Report) -> None
         report.lose(hook.feeds, f"{hook.name}: {why}")
 
 
-def _parts(connector: object) -> Iterator[object]:
+def _list_parts(connector: object) -> Iterator[object]:
     """The connector, and what a MultiConnector is made of."""
     yield connector
     for part in getattr(connector, "_connectors", ()):
-        yield from _parts(part)
+        yield from _list_parts(part)
 
 
-def _moving(connector: object, report: Report) -> MooncakeTransfers | NixlTransfers | None:
+def _find_moving_part(connector: object, report: Report) -> MooncakeTransfers | NixlTransfers | None:
     worker = getattr(connector, "connector_worker", None)
     kinds = {kind.__name__ for kind in type(worker).__mro__}
     if mooncake_transfers.WORKER in kinds:

@@ -47,13 +47,13 @@ def time_worker_connector(connector: object, worker: WorkerSteps) -> None:
         (_START_LOAD, "start_load_kv", 1),
         (_WAIT_FOR_SAVE, "wait_for_save", 0),
     ):
-        why = replace_on_instance(connector, method, arguments, functools.partial(_timed, worker, column))
+        why = replace_on_instance(connector, method, arguments, functools.partial(_wrap_timed, worker, column))
         if why is not None:
             worker.misfits[method] = why
             worker.unavailable[WORKER_FIELDS[column]] = f"{method}: {why}"
     for method, arguments, wrap in (
-        ("clear_connector_metadata", 0, _closing),
-        ("bind_connector_metadata", 1, _opening),
+        ("clear_connector_metadata", 0, _wrap_clear),
+        ("bind_connector_metadata", 1, _wrap_bind),
     ):
         why = replace_on_instance(connector, method, arguments, functools.partial(wrap, worker))
         if why is not None:
@@ -61,7 +61,7 @@ def time_worker_connector(connector: object, worker: WorkerSteps) -> None:
     worker.ring.open()
 
 
-def _timed(worker: WorkerSteps, column: int, original: Callable[..., object]) -> Callable[..., object]:
+def _wrap_timed(worker: WorkerSteps, column: int, original: Callable[..., object]) -> Callable[..., object]:
     values = worker.values
 
     @functools.wraps(original)
@@ -76,7 +76,7 @@ def _timed(worker: WorkerSteps, column: int, original: Callable[..., object]) ->
     return callback
 
 
-def _opening(worker: WorkerSteps, original: Callable[..., object]) -> Callable[..., object]:
+def _wrap_bind(worker: WorkerSteps, original: Callable[..., object]) -> Callable[..., object]:
     values = worker.values
 
     @functools.wraps(original)
@@ -87,7 +87,7 @@ def _opening(worker: WorkerSteps, original: Callable[..., object]) -> Callable[.
     return bind_connector_metadata
 
 
-def _closing(worker: WorkerSteps, original: Callable[..., object]) -> Callable[..., object]:
+def _wrap_clear(worker: WorkerSteps, original: Callable[..., object]) -> Callable[..., object]:
     values, ring = worker.values, worker.ring
 
     @functools.wraps(original)

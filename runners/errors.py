@@ -10,6 +10,7 @@ class ExitCode(IntEnum):
 
     DONE = 0
     CELLS_FAILED = 1
+    """Cells failed or were skipped."""
     BAD_INPUT = 2
     """Bad usage or input: a wrong key, a missing engine, a port that is taken."""
     INTERRUPTED = 3

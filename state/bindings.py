@@ -1,7 +1,7 @@
 """Where the sessions of a cell have lived: instance by instance, since when, and why they moved.
 
-Told from the latest decisions a router's tick names and from its migrations, whichever of the two comes first; picks
-between two ticks that are more than a tick names are not seen. `tracon session` tells all, from the decision log.
+Derived from the latest decisions that a router's tick lists and from its migrations, whichever of the two comes first.
+Picks beyond those that a tick lists are not seen; `tracon session` reads all of them from the decision log.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from state.events import MigrationChanged, RoutedLine
 
 LIVES_KEPT = 500
-"""Sessions kept: those seen last."""
+"""Sessions held: those seen last."""
 STAYS_KEPT = 30
-"""Stays kept of one session, the newest."""
+"""Stays held of one session, the newest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ Lives = Mapping[str, tuple[Stay, ...]]
 def lives_after_picks(before: Lives, lines: Iterable[RoutedLine], failed: Container[tuple[str, str]] = ()) -> Lives:
     """The lives after more picks, in their order. A pick without a session, or that went nowhere, changes none.
 
-    `failed`: (migration, target) of those that are known to have failed; the pick of one moved nobody.
+    `failed`: (migration, target) of those that are known to have failed; the pick of one moved no session.
     """
     changed: dict[str, tuple[Stay, ...]] = {}
     for line in lines:
@@ -78,5 +78,5 @@ def lives_after_migration(before: Lives, event: MigrationChanged) -> Lives:
         after = (*stays[1 - STAYS_KEPT :], Stay(event.source, event.t_unix_s, event.t_unix_s, why, picks=0))
     else:
         return before
-    others = {session: kept for session, kept in before.items() if session != event.session}
+    others = {session: stays for session, stays in before.items() if session != event.session}
     return dict([*others.items(), (event.session, after)][-LIVES_KEPT:])

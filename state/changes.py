@@ -41,7 +41,7 @@ _Instance = TypeVar("_Instance", bound=InstanceRow)
 
 
 def active_s(run: RunRow, now_unix_s: float) -> float:
-    """Seconds the run has been running at `now_unix_s`: pauses and the time nobody ran it left out."""
+    """Seconds the run has been running at `now_unix_s`: without pauses and the time that no process ran it."""
     if run.running_since_unix_s is None:
         return run.active_s
     return run.active_s + max(0.0, now_unix_s - run.running_since_unix_s)

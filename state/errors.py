@@ -34,7 +34,7 @@ class LeaseLost(StateError):
 
 
 class RequestRefused(StateError):
-    """An operator request that names nothing in the plan, or that nobody is there to answer."""
+    """An operator request that names nothing in the plan, or that no process would answer."""
 
 
 class RunNotFound(StateError):

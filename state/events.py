@@ -12,6 +12,8 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from results.records.live import LiveLatency
+from results.records.migrations import MigrationStep
 from state.run import CellState, InstanceState, RunPlan, RunState, StageState
 
 STEP_BUCKETS_US: tuple[float, ...] = (
@@ -57,7 +59,7 @@ class RunTaken(Event):
     dead_pid: int
     dead_host: str
     last_heartbeat_unix_s: float
-    """The last sign of life of the dead process: nobody ran the run from then on."""
+    """The last sign of life of the dead process: no process ran the run from then on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +85,28 @@ class CellChanged(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class EngineDeath:
+    """How an engine ended, as far as its exit code, its log and the kernel show."""
+
+    ended_by: str
+    """`SIGSEGV`, `exit code 1`, or `unknown`."""
+    process: str = ""
+    """vLLM's name of the process that ended first, e.g. `EngineCore`; empty = the main process."""
+    pid: int | None = None
+    """Of that process; None = not known."""
+    frame: str = ""
+    """Innermost Python frame of the thread that crashed, from faulthandler; empty = none was written."""
+    cause: str = ""
+    """The exception that ended it; empty = the log shows none."""
+    kernel: str = ""
+    """After SIGKILL: what the kernel shows of its OOM killer, or why that could not be read."""
+    last_lines: tuple[str, ...] = ()
+    """Of its log."""
+
+
+@dataclass(frozen=True, slots=True)
 class InstanceChanged(Event):
-    """STARTING is written before the engine is used for anything, so that whoever takes the run over can end it."""
+    """STARTING is written before the engine is used for anything, so that whichever process takes over can end it."""
 
     kind: ClassVar[str] = "instance_changed"
     instance: str
@@ -100,6 +122,8 @@ class InstanceChanged(Event):
     started_by: str = ""
     """`spawn` or `fork_server`, with the executor, e.g. `fork_server/uni`."""
     reason: str = ""
+    death: EngineDeath | None = None
+    """With FAILED: how it ended; None = it did not end by itself, or an older Tracon wrote this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,14 +193,8 @@ class RoutedLine:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class RoutedLatency:
-    """What the client saw in the last seconds, over all instances. None = nothing to measure it by."""
-
-    ttft_p50_s: float | None = None
-    ttft_p90_s: float | None = None
-    tpot_p50_s: float | None = None
-    tpot_p90_s: float | None = None
+RoutedLatency = LiveLatency
+"""What the client saw in the last seconds, over all instances."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,40 +212,24 @@ class RouterSampled(Event):
     latest: tuple[RoutedLine, ...] = ()
     """The newest picks; those of earlier seconds may be among them again, word for word."""
     alarms: tuple[str, ...] = ()
-    """What whoever runs the cell has to warn of. Hot and cold instances are found by the reader (`state.routing`)."""
-    latency: RoutedLatency = RoutedLatency()
+    """Warnings of the process that runs the cell. The reader derives hot and cold instances (`state.routing`)."""
+    latency: LiveLatency = field(default_factory=LiveLatency)
 
 
 @dataclass(frozen=True, slots=True)
-class MigrationChanged(Event):
+class MigrationChanged(MigrationStep, Event):
     """A step in the migration of one session: a line of the feed, and of the migrations table."""
 
     kind: ClassVar[str] = "migration_changed"
-    cell: str
-    migration: str
-    """The same in all events of one migration."""
-    session: str
-    turn: int
-    source: str
-    target: str
-    """Empty: refused before there was one."""
-    phase: str
-    """`started`, `done` (served at the target), `failed` (not served there) or `refused` (hot, and it stays)."""
-    t_unix_s: float
+    cell: str = field(kw_only=True)
+    """As the plan names it."""
+    t_unix_s: float = field(kw_only=True)
     """When it happened; the journal's own time is up to a second later."""
-    reason: str = ""
-    """With `done`: `transferred`, `recomputed` or `unneeded`; with `refused`: the policy's reason."""
-    text: str = ""
-    """More on it, in words."""
-    external_tokens: int | None = None
-    """What the target took from the transfer; None = not known."""
-    bytes: int | None = None
-    transfer_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LifecycleMeasured(Event):
-    """One request of a lifecycle cell, taken apart into phases. The record in the run's folder holds its stamps."""
+    """One request of a lifecycle cell, broken down into phases. The record in the run's folder holds its stamps."""
 
     kind: ClassVar[str] = "lifecycle_measured"
     cell: str

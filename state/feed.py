@@ -54,11 +54,11 @@ def alarm_lines(begun: Iterable[Warned], ended: Iterable[Warned], t_unix_s: floa
 
 def feed_line(recorded: Recorded) -> FeedLine:
     """The line for an event of any kind."""
-    level, subject, text = _told(recorded.event)
+    level, subject, text = _describe(recorded.event)
     return FeedLine(recorded.t_unix_s, level, subject, text)
 
 
-def _told(event: Event) -> tuple[str, str, str]:
+def _describe(event: Event) -> tuple[str, str, str]:
     match event:
         case RunPlanned():
             return "info", event.run, _planned(event)
@@ -75,10 +75,10 @@ def _told(event: Event) -> tuple[str, str, str]:
         case InstanceChanged():
             return _instance(event)
         case _:
-            return _told_of_the_rest(event)
+            return _describe_rest(event)
 
 
-def _told_of_the_rest(event: Event) -> tuple[str, str, str]:
+def _describe_rest(event: Event) -> tuple[str, str, str]:
     match event:
         case RequestSubmitted():
             asked = " ".join(part for part in (event.action, event.target) if part)

@@ -19,7 +19,7 @@ from state.store import RunStore
 HEARTBEAT_S = 5.0
 """How often a run process renews its lease."""
 STALE_S = 60.0
-"""A holder on another host that has been silent for so long counts as dead."""
+"""A holder on another host that has been silent for this long counts as dead."""
 
 _COLUMNS = (*(f.name for f in fields(ProcessIdentity)), "acquired_unix_s", "heartbeat_unix_s")
 _MINE = "pid = ? AND process_start = ? AND boot_id = ? AND host = ?"

@@ -1,4 +1,4 @@
-"""What a reader sees of a lifecycle run: its latest requests taken apart, and what they say together so far."""
+"""What a reader sees of a lifecycle run: its latest requests by phase, and their results so far."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class LifecycleView:
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """What taking prefill and decode apart costs at one size, by what is measured so far.
+    """What disaggregating prefill and decode costs at one size, by what is measured so far.
 
     Means over pairs, as the report has them: where pairs of both orders are there, the mean of the two orders' means,
     in which an effect of the order cancels.
@@ -72,7 +72,7 @@ class Overhead:
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
-    """What moving so many bytes reached: over the requests measured so far."""
+    """Bandwidth of transfers of this many bytes, over the requests measured so far."""
 
     bytes: int
     median_gbps: float
@@ -111,13 +111,13 @@ def counted(view: LifecycleView) -> Iterator[LifecycleMeasured]:
 
 
 def overheads(view: LifecycleView) -> tuple[Overhead, ...]:
-    """Per (C, N) the TTFT taken apart and combined, of requests with both; by C, then N."""
-    found: dict[tuple[int, int], list[tuple[float, float, bool | None]]] = {}
+    """Per (C, N) the TTFT disaggregated and combined, of requests with both; by C, then N."""
+    pairs_by_size: dict[tuple[int, int], list[tuple[float, float, bool | None]]] = {}
     for event in counted(view):
         if event.ttft_ms is not None and event.colo_ttft_ms is not None:
             pair = event.ttft_ms, event.colo_ttft_ms, event.colo_first
-            found.setdefault((event.context_tokens, event.new_tokens), []).append(pair)
-    return tuple(_overhead(size, found[size]) for size in sorted(found))
+            pairs_by_size.setdefault((event.context_tokens, event.new_tokens), []).append(pair)
+    return tuple(_overhead(size, pairs_by_size[size]) for size in sorted(pairs_by_size))
 
 
 def _overhead(size: tuple[int, int], pairs: Sequence[tuple[float, float, bool | None]]) -> Overhead:
@@ -129,13 +129,14 @@ def _overhead(size: tuple[int, int], pairs: Sequence[tuple[float, float, bool | 
 
 
 def bandwidths(view: LifecycleView) -> tuple[Bandwidth, ...]:
-    """Per number of bytes moved what was reached, by rising bytes."""
-    found: dict[int, list[float]] = {}
+    """Bandwidth per transfer size, by rising bytes."""
+    gbps_by_size: dict[int, list[float]] = {}
     for event in counted(view):
         if event.bytes and event.bytes > 0 and event.bandwidth_gbps is not None:
-            found.setdefault(event.bytes, []).append(event.bandwidth_gbps)
+            gbps_by_size.setdefault(event.bytes, []).append(event.bandwidth_gbps)
     return tuple(
-        Bandwidth(size, median(values), min(values), max(values), len(values)) for size, values in sorted(found.items())
+        Bandwidth(size, median(values), min(values), max(values), len(values))
+        for size, values in sorted(gbps_by_size.items())
     )
 
 

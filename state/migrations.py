@@ -6,18 +6,19 @@ A policy may refuse the same session turn after turn: refusals are counted, and 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from results.records.migrations import MigrationStep
 from state.events import MigrationChanged
 
 MIGRATIONS_KEPT = 400
 """Migrations kept over all cells, refusals apart: the newest."""
 REFUSALS_KEPT = 100
 REASONS_KEPT = 24
-"""Reasons told apart per cell and phase; further ones are counted together."""
+"""Reasons counted separately per cell and phase; further ones are counted together."""
 QUIET_S = 30.0
-"""After a refusal made a line of the feed, others of its cell and reason make none for so long."""
+"""After a refusal made a line of the feed, others of its cell and reason make none for this long."""
 SHOWN = 20
 """Of the newest in `tracon status --json`."""
 OTHER = "other"
@@ -25,28 +26,14 @@ PHASES = ("started", "done", "failed", "refused")
 
 
 @dataclass(frozen=True, slots=True)
-class Migration:
-    """One migration, as far as it has come."""
+class Migration(MigrationStep):
+    """One migration: its newest step, with `text` why it began and then more on how it ended."""
 
-    cell: str
-    attempt: int
-    migration: str
-    session: str
-    turn: int
-    source: str
-    target: str
-    """Empty: refused before there was one."""
-    phase: str
-    """`started`, `done`, `failed` or `refused`."""
-    t_unix_s: float
+    cell: str = field(kw_only=True)
+    attempt: int = field(kw_only=True)
+    t_unix_s: float = field(kw_only=True)
     """When it began; of one that was refused, when that was; of one whose beginning was not seen, its end."""
-    ended_unix_s: float | None = None
-    reason: str = ""
-    text: str = ""
-    """Why it began, then more on how it ended."""
-    external_tokens: int | None = None
-    bytes: int | None = None
-    transfer_s: float | None = None
+    ended_unix_s: float | None = field(kw_only=True, default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +67,7 @@ class MigrationsView:
     counts: tuple[MigrationCounts, ...] = ()
     """Per cell, of its last attempt; the cell of the newest event last."""
     quiet: Mapping[str, tuple[float, int]] = field(default_factory=dict)
-    """By reason of the newest cell's refusals: when one made a line last, and how many were not told since."""
+    """By reason of the newest cell's refusals: when one made a line last, and how many made none since."""
 
     def of(self, cell: str) -> tuple[Migration, ...]:
         """What is kept of one cell."""
@@ -92,7 +79,7 @@ class MigrationsView:
 
 
 def migrations_after(before: MigrationsView | None, event: MigrationChanged, attempt: int) -> MigrationsView:
-    """The view after one more step. Another attempt at a cell begins that cell anew."""
+    """The view after one more step. Another attempt at a cell resets that cell."""
     view = MigrationsView() if before is None else before
     if view.counts_of(event.cell).attempt not in (0, attempt):
         view = _without(view, event.cell)
@@ -110,14 +97,14 @@ def failed_of(view: MigrationsView | None, cell: str) -> frozenset[tuple[str, st
     return frozenset((row.migration, row.target) for row in kept if row.phase == "failed" and row.cell == cell)
 
 
-def refusals_told(before: MigrationsView | None, event: MigrationChanged, attempt: int) -> int | None:
+def refusals_of_line(before: MigrationsView | None, event: MigrationChanged, attempt: int) -> int | None:
     """How many refusals a line of the feed about this one stands for; None = it makes no line."""
     going_on = before is not None and _goes_on(before, event, attempt)
     last = before.quiet.get(event.reason) if before is not None and going_on else None
     if last is None:
         return 1
-    at, untold = last
-    return untold + 1 if event.t_unix_s - at >= QUIET_S else None
+    at, without_line = last
+    return without_line + 1 if event.t_unix_s - at >= QUIET_S else None
 
 
 def _goes_on(view: MigrationsView, event: MigrationChanged, attempt: int) -> bool:
@@ -167,22 +154,13 @@ def _counted(before: MigrationCounts, event: MigrationChanged, attempt: int) -> 
 def _kept(kept: tuple[Migration, ...], event: MigrationChanged, attempt: int) -> tuple[Migration, ...]:
     """The migration's row as it is now, at its old place where it has one."""
     ends = event.phase in ("done", "failed")
+    step = {one.name: getattr(event, one.name) for one in fields(MigrationStep)}
     row = Migration(
-        event.cell,
-        attempt,
-        event.migration,
-        event.session,
-        event.turn,
-        event.source,
-        event.target,
-        event.phase,
-        event.t_unix_s,
-        event.t_unix_s if ends else None,
-        event.reason,
-        event.text,
-        event.external_tokens,
-        event.bytes,
-        event.transfer_s,
+        **step,
+        cell=event.cell,
+        attempt=attempt,
+        t_unix_s=event.t_unix_s,
+        ended_unix_s=event.t_unix_s if ends else None,
     )
     place = _place(kept, event) if event.phase != "refused" else None
     if place is None:
@@ -195,12 +173,12 @@ def _kept(kept: tuple[Migration, ...], event: MigrationChanged, attempt: int) ->
 
 
 def _place(kept: tuple[Migration, ...], event: MigrationChanged) -> int | None:
-    found = (
+    matches = (
         place
         for place in range(len(kept) - 1, -1, -1)
         if (kept[place].migration, kept[place].cell) == (event.migration, event.cell) and kept[place].phase != "refused"
     )
-    return next(found, None)
+    return next(matches, None)
 
 
 def _bounded(kept: tuple[Migration, ...]) -> tuple[Migration, ...]:

@@ -130,7 +130,7 @@ class RequestView:
     submitted_seq: int
     answered_unix_s: float | None = None
     accepted: bool | None = None
-    """None while nobody has answered."""
+    """None while it is open."""
     detail: str = ""
 
     @property
@@ -183,9 +183,9 @@ class RunView:
     migrations: MigrationsView | None = None
     """Of all routed cells; None where no session has migrated or was refused."""
     lifecycle: LifecycleView | None = None
-    """None where no request was taken apart."""
+    """None where no lifecycle request was measured."""
     feed: tuple[FeedLine, ...] = ()
-    told: int = 0
+    feed_total: int = 0
     """Lines of the feed so far, with those that it no longer keeps."""
     last_seq: int = 0
     last_t_unix_s: float = 0.0

@@ -14,7 +14,7 @@ _START_TOLERANCE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """A process, told from every other that ever had its pid."""
+    """A process, distinct from every other that ever had its pid."""
 
     pid: int
     process_start: float

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+import os
 from difflib import get_close_matches
 
 from state.errors import RequestRefused
@@ -31,6 +33,14 @@ def submit(
     return int(number)
 
 
+def user_name() -> str:
+    """Who asks: the login name, or `uid N` for a user without an account, as containers have."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # KeyError until Python 3.12, OSError from 3.13 on
+        return f"uid {os.getuid()}"
+
+
 def require_runner(store: RunStore) -> LeaseState:
     """The live run process. Raises RequestRefused with the remedy where there is none."""
     lease = lease_state(store)
@@ -41,7 +51,7 @@ def require_runner(store: RunStore) -> LeaseState:
 
 
 def pending(store: RunStore) -> tuple[RequestSubmitted, ...]:
-    """The requests nobody has answered, oldest first."""
+    """The open requests, oldest first."""
     return tuple(
         RequestSubmitted(row.request, row.action, row.target, row.reason, row.by)
         for row in store.request_rows()

@@ -1,7 +1,7 @@
 """What a reader sees of the router of a cell: its newest second, a bounded past, and the alarms that follow from both.
 
-Alarms are told from the samples alone, so that the console, `tracon status --json` and a replay of the journal say the
-same; whoever runs the cell can add its own (`RouterSampled.alarms`).
+Alarms follow from the samples alone, so that the console, `tracon status --json` and a replay of the journal say the
+same; the run process can add its own (`RouterSampled.alarms`).
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ ROUTING_SAMPLES = 900
 ROUTED_LINES = 200
 """Decisions kept."""
 HOT_S = 5.0
-"""An instance is hot when in every second of so many it ..."""
+"""An instance is hot when in each of this many seconds it ..."""
 HOT_FACTOR = 3.0
-"""... had more than so many times the mean pending prefill tokens of the others ..."""
+"""... had more than this many times the mean pending prefill tokens of the others ..."""
 HOT_REQUESTS = 2
-"""... and at least so many requests: one long prompt alone is no fault of the routing."""
+"""... and at least this many requests: one long prompt alone is no fault of the routing."""
 COLD_S = 10.0
-"""An instance is cold when in so many seconds it had no request and no pick ..."""
+"""An instance is cold when for this many seconds it had no request and no pick ..."""
 COLD_REQUESTS = 2.0
-"""... while the others held at least so many requests each, in the mean."""
+"""... while the others held at least this many requests each, in the mean."""
 ALARM_GONE_S = 10.0
-"""An alarm has ended when it was not there for so long: one that flickers is told once."""
+"""An alarm has ended when it was absent for this long: one that flickers is reported once."""
 _JITTER_S = 0.5
 """Samples of one second do not come exactly one second apart."""
 _SEEN = 0.5
@@ -64,7 +64,7 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True)
 class Warned:
-    """An alarm that the feed was told of, and not yet that it has ended."""
+    """An alarm whose beginning is in the feed and whose end is not yet."""
 
     kind: AlarmKind
     instance: str
@@ -112,7 +112,7 @@ class RoutingView:
 
     @property
     def alarms(self) -> tuple[str, ...]:
-        """What is wrong now: said by whoever runs the cell, then found in the samples."""
+        """What is wrong now: reported by the run process, then derived from the samples."""
         return (*self.latest.alarms, *(alarm.text for alarm in alarms(self.history)))
 
 
@@ -123,7 +123,7 @@ def routing_after(
     attempt: int,
     failed: Container[tuple[str, str]] = (),
 ) -> RoutingView:
-    """The view after one more second. Another cell, or another attempt at it, has a new router and begins anew.
+    """The view after one more second. Another cell, or another attempt at it, has a new router and starts empty.
 
     `failed`: (migration, target) of its migrations that are known to have failed.
     """
@@ -211,7 +211,7 @@ def alarms(history: Sequence[LoadSample]) -> tuple[Alarm, ...]:
     if not history:
         return ()
     of_each = (_alarms_of(history, load.instance) for load in history[-1][1] if load.available)
-    return tuple(alarm for found in of_each for alarm in found)
+    return tuple(alarm for of_one in of_each for alarm in of_one)
 
 
 def _alarms_of(history: Sequence[LoadSample], instance: str) -> Iterator[Alarm]:

@@ -7,9 +7,14 @@ the smallest resumable unit (one config x one load point x one trial).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+
+from results.records.plan import CellPlan, RunPlan, StagePlan
+
+__all__ = [
+    "CELL_ENDED", "CELL_TRANSITIONS", "INSTANCE_ENDED", "INSTANCE_TRANSITIONS", "RUN_TRANSITIONS", "STAGE_TRANSITIONS",
+    "AttemptState", "CellPlan", "CellState", "InstanceState", "RunPlan", "RunState", "StagePlan", "StageState",
+]  # fmt: skip
 
 
 class RunState(StrEnum):
@@ -107,52 +112,3 @@ what was not known at first, such as the process id. An engine started again is 
 
 INSTANCE_ENDED: frozenset[InstanceState] = frozenset({InstanceState.GONE, InstanceState.FAILED})
 """The states in which no process of the instance is left."""
-
-
-@dataclass(frozen=True, slots=True)
-class StagePlan:
-    """One barrier: no cell of a later stage starts before every cell of this one has ended."""
-
-    stage: str
-    """Short id, unique in the run, e.g. `phase-a`."""
-    title: str
-
-
-@dataclass(frozen=True, slots=True)
-class CellPlan:
-    """The smallest resumable unit of a run."""
-
-    cell: str
-    """Id, unique in the run and safe as a file name part after `/` became `_`, e.g. `phase-a/plain/r4`."""
-    stage: str
-    kind: str
-    """What the experiment does with it, e.g. `preflight`, `load`, `reference`, `analysis`."""
-    config: str | None
-    """The engine configuration it needs, None where no engine runs."""
-    label: str
-    """What an operator reads, e.g. `4 req/s` or `512 x 64`."""
-    params: Mapping[str, Any] = field(default_factory=dict)
-    """Everything that shapes its numbers; JSON values only."""
-    estimated_s: float = 0.0
-    trial: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class RunPlan:
-    """What a run will do, fixed before it starts."""
-
-    experiment: str
-    profile: str
-    preset: str
-    """The grid's scale inside the profile, e.g. `full` or `demo`."""
-    configs: tuple[str, ...]
-    """In the order they run (randomised with `seed`)."""
-    seed: int
-    stages: tuple[StagePlan, ...]
-    cells: tuple[CellPlan, ...]
-    """In the order they run."""
-    estimated_s: float
-    inputs: Mapping[str, Any]
-    """Everything that shapes numbers (profile, configs, grid, engine and probe versions); the fingerprint covers it."""
-    fingerprint: str
-    """SHA-256 over the canonical JSON of `inputs`, `seed`, stages and cells."""

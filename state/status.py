@@ -16,7 +16,7 @@ from state.view import elapsed_s, eta_s, progress
 
 
 def to_json(view: RunView, now_unix_s: float) -> dict[str, Any]:
-    """The run as JSON values: what `tracon status --json` prints. Null is a number nobody measured."""
+    """The run as JSON values: what `tracon status --json` prints. Null = not measured."""
     how_far = progress(view)
     return {
         "run": view.run,

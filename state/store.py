@@ -149,8 +149,8 @@ class RunStore:
     def _check_copy(self) -> None:
         """Refuse a copy that was taken while the run went on and caught the file between two moments.
 
-        The file knows its inode, so a copy is told from the original. Whoever copies a file while it is being written
-        may get an old part and a new one that do not fit; each part may look whole.
+        The file knows its inode, so a copy can be recognised. A file copied while it is being written may hold an old
+        part and a new one that do not fit; each part may look whole.
         """
         inode = str(self.path.stat().st_ino)
         if self.read("SELECT value FROM meta WHERE key = 'inode'") == [(inode,)]:
@@ -158,10 +158,10 @@ class RunStore:
         wal = self.path.with_name(f"{STATE_FILE}-wal")
         logged = wal.exists() and wal.stat().st_size > 0
         if logged or self.read("SELECT state FROM run") not in [[(state,)] for state in _AT_REST]:
-            found = problems(self)
-            if found:
+            faults = problems(self)
+            if faults:
                 remedy = "copy the folder again when the run is paused or has ended"
-                raise StoreUnusable(f"{self.path} is a copy that does not fit together: {found[0]}", remedy=remedy)
+                raise StoreUnusable(f"{self.path} is a copy that does not fit together: {faults[0]}", remedy=remedy)
         if not self.read_only:
             self._settle(self.path)
 

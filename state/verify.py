@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from state.errors import StateError
 from state.model import InstanceRow, InstanceView, RunView, StageRow, StageView
 
-if TYPE_CHECKING:
-    from state.store import RunStore
+
+class Rows(Protocol):
+    """What is read of a store."""
+
+    def snapshot(self) -> AbstractContextManager[None]: ...
+    def read(self, sql: str) -> Sequence[Sequence[Any]]: ...
+    def view(self) -> RunView: ...
+    def run_row(self) -> object: ...
+    def stage_rows(self) -> object: ...
+    def cell_rows(self) -> object: ...
+    def instance_rows(self, *, ended: bool) -> object: ...
+    def request_rows(self) -> object: ...
 
 
-def problems(store: RunStore) -> tuple[str, ...]:
+def problems(store: Rows) -> tuple[str, ...]:
     """What is wrong with the file, one line each; empty when the journal is whole and every row equals its fold.
 
     Reads the whole file as it is at one moment.
     """
     try:
         with store.snapshot():
-            told = (str(row[0]) for row in store.read("PRAGMA integrity_check(3)"))
-            broken = [" ".join(text.split()) for text in told if text != "ok"]
+            messages = (str(row[0]) for row in store.read("PRAGMA integrity_check(3)"))
+            broken = [" ".join(text.split()) for text in messages if text != "ok"]
             return (*broken, *_differences(store, store.view()))
     except StateError as error:
         return (str(error),)
 
 
-def _differences(store: RunStore, view: RunView) -> Iterator[str]:
+def _differences(store: Rows, view: RunView) -> Iterator[str]:
     pairs: tuple[tuple[str, object, object], ...] = (
         ("run", store.run_row(), view.row),
         ("stages", store.stage_rows(), tuple(_stage(stage) for stage in view.stages)),

@@ -30,7 +30,7 @@ from state.events import (
 )
 from state.feed import FeedLine, alarm_lines, feed_line
 from state.lifecycle import lifecycle_after
-from state.migrations import failed_of, migrations_after, refusals_told
+from state.migrations import failed_of, migrations_after, refusals_of_line
 from state.model import (
     EMPTY,
     AttemptView,
@@ -60,9 +60,9 @@ __all__ = [
     "elapsed_s",
     "eta_s",
     "fold",
+    "new_feed_lines",
     "progress",
     "progress_fraction",
-    "told",
 ]
 
 HISTORY_SAMPLES = 900
@@ -76,18 +76,18 @@ def fold(view: RunView, recorded: Recorded) -> RunView:
     changed = _changes(view, recorded)
     lines = _lines(view, changed, recorded)
     if lines:
-        changed |= {"feed": (*view.feed, *lines)[-FEED_LINES:], "told": view.told + len(lines)}
+        changed |= {"feed": (*view.feed, *lines)[-FEED_LINES:], "feed_total": view.feed_total + len(lines)}
     return replace(view, last_seq=recorded.seq, last_t_unix_s=recorded.t_unix_s, **changed)
 
 
-def told(before: RunView, after: RunView) -> tuple[FeedLine, ...]:
-    """The lines of the feed that came between two views of one run, as far as they are kept."""
-    new = after.told - before.told
+def new_feed_lines(before: RunView, after: RunView) -> tuple[FeedLine, ...]:
+    """The lines of the feed that came between two views of one run, as far as they are held."""
+    new = after.feed_total - before.feed_total
     return after.feed[-new:] if new else ()
 
 
 def _lines(view: RunView, changed: Mapping[str, Any], recorded: Recorded) -> tuple[FeedLine, ...]:
-    """What the feed is told of an event: one line, or none of what comes once a second and of what would flood it."""
+    """An event's lines of the feed: one; none for what comes once a second and for what would flood it."""
     event = recorded.event
     if isinstance(event, RouterSampled) and "routing" in changed:
         return alarm_lines(*begun_and_ended(view.routing, changed["routing"]), recorded.t_unix_s)
@@ -95,7 +95,7 @@ def _lines(view: RunView, changed: Mapping[str, Any], recorded: Recorded) -> tup
         return ()
     line = feed_line(recorded)
     if isinstance(event, MigrationChanged) and event.phase == "refused" and event.cell in view.cells:
-        stands_for = refusals_told(view.migrations, event, view.cells[event.cell].attempt)
+        stands_for = refusals_of_line(view.migrations, event, view.cells[event.cell].attempt)
         if stands_for is None:
             return ()
         line = line if stands_for == 1 else replace(line, text=f"{line.text} (and {stands_for - 1} more since)")
@@ -245,7 +245,7 @@ def progress_fraction(cells: list[tuple[float, float]]) -> float:
 
 
 def elapsed_s(view: RunView, now_unix_s: float) -> float:
-    """Seconds the run has been running; pauses and the time nobody ran it left out."""
+    """Seconds the run has been running; without pauses and the time that no process ran it."""
     return changes.active_s(view.row, now_unix_s)
 
 

@@ -1,4 +1,4 @@
-"""The instance table, and the facts of one instance."""
+"""What panels and screens show of an instance: its colour, its state, its numbers, its facts."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from console import format as say
 from console.feed import Picture, now_of
 from console.glyphs import Glyphs
 from console.themes import SERIES
-from console.widgets.histogram import Counts
-from console.widgets.table import Cell, Column, Row, cell
+from console.widgets.table import Cell, cell
 from state.run import INSTANCE_ENDED, InstanceState
 from state.view import InstanceView, RunView
 
@@ -27,62 +26,9 @@ def tone_of(view: RunView, instance: InstanceView) -> str:
     return f"series-{list(view.instances).index(instance.instance) % SERIES}"
 
 
-def instance_columns(width: int) -> tuple[Column, ...]:
-    """Percentiles share a column where the table is narrow."""
-    if width >= 112:
-        return (
-            Column("name", "instance", 17, left=True, flex=True),
-            Column("state", "state", 15, left=True),
-            *(Column(key, title, 8, "ms") for key, title in _PERCENTILES[:4]),
-            Column("running", "run", 4),
-            Column("waiting", "wait", 4),
-            Column("pending", "pend", 6, "tok"),
-            Column("kv", "KV", 4, "%"),
-            *(Column(key, title, 8, "ms") for key, title in _PERCENTILES[4:]),
-        )
-    return (
-        Column("name", "instance", 16, left=True, flex=True),
-        Column("state", "state", 10, left=True),
-        Column("ttft", "TTFT ms", 9, "p50/p90"),
-        Column("tpot", "TPOT ms", 9, "p50/p90"),
-        Column("running", "run", 3),
-        Column("waiting", "wait", 4),
-        Column("pending", "pend", 5, "tok"),
-        Column("kv", "KV", 2, "%"),
-        Column("step", "step ms", 9, "p50/p90"),
-    )
-
-
-_PERCENTILES = (
-    ("ttft_p50", "TTFT p50"),
-    ("ttft_p90", "TTFT p90"),
-    ("tpot_p50", "TPOT p50"),
-    ("tpot_p90", "TPOT p90"),
-    ("step_p50", "step p50"),
-    ("step_p90", "step p90"),
-)
-
-
-def instance_rows(picture: Picture, glyphs: Glyphs, columns: tuple[Column, ...]) -> tuple[Row, ...]:
-    """Live instances first, then those that are gone, newest first."""
-    return tuple(instance_row(picture, instance, glyphs, columns) for instance in ordered(picture.view))
-
-
 def ordered(view: RunView) -> list[InstanceView]:
     live = list(view.live_instances)
     return live + [i for i in reversed(tuple(view.instances.values())) if i.state in INSTANCE_ENDED]
-
-
-def instance_row(picture: Picture, instance: InstanceView, glyphs: Glyphs, columns: tuple[Column, ...]) -> Row:
-    numbers = instance_numbers(instance)
-    current = is_current(picture, instance)
-    tone = "" if current else "dim"
-    fixed: dict[str, Cell] = {
-        "name": cell(instance.instance, tone_of(picture.view, instance)),
-        "state": instance_state(picture, instance, glyphs),
-    }
-    cells = tuple(fixed.get(column.key) or cell(numbers[column.key], tone) for column in columns)
-    return Row(instance.instance, cells)
 
 
 def instance_state(picture: Picture, instance: InstanceView, glyphs: Glyphs) -> Cell:
@@ -163,10 +109,3 @@ def instance_detail(picture: Picture, instance: InstanceView) -> list[tuple[str,
 
 def _since(start: float, end: float | None) -> float | None:
     return None if end is None else end - start
-
-
-def counts(view: RunView, instances: list[InstanceView]) -> tuple[Counts, ...]:
-    """The step histograms of these instances."""
-    return tuple(
-        Counts(i.instance, tone_of(view, i), i.step_counts_total) for i in instances if sum(i.step_counts_total)
-    )

@@ -1,4 +1,4 @@
-"""What the run measured: curves over the rate, cells, gaps as rows. Import only where there is an analysis."""
+"""Curves over the rate, cells and gaps as rows. Import only where there is an analysis."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 
 from console import format as say
 from console.rows.results import CONFIG
-from console.rows.sections import Section, ToneOf, below, blank, heading
+from console.rows.sections import Section, ToneOf, blank_row, heading_row, wrapped_rows
 from console.widgets.rate_plot import Curve, RatePoint
 from console.widgets.table import Column, Row, cell
-from results.figures.curves import throughput_by_rate, tpot_by_rate, ttft_by_rate
-from results.findings import Analysis
-from results.statistics import Estimate
-from results.summary import CellSummary
+from results.connector_tax.analyse import Analysis
+from results.connector_tax.curve_figures import throughput_by_rate, tpot_by_rate, ttft_by_rate
+from results.measures.summary import CellSummary
+from results.statistics.estimates import Estimate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from results.figures.figure import Figure
+    from results.report.figure import Figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def curves(analysis: Analysis, kind: str, tone: ToneOf) -> tuple[Curve, ...]:
     table = wanted.figure(analysis).table
     if table.empty:
         return ()
-    found: dict[str, list[RatePoint]] = {}
+    points_by_config: dict[str, list[RatePoint]] = {}
     for row in table.to_dict("records"):
         value, low, high = (
             _number(row[name], wanted.scale) for name in (wanted.value, f"{wanted.value}_low", f"{wanted.value}_high")
@@ -61,8 +61,9 @@ def curves(analysis: Analysis, kind: str, tone: ToneOf) -> tuple[Curve, ...]:
         if value is None:
             continue
         mark = "degraded" if row["degraded"] else "saturated" if row["saturated"] is True else ""
-        found.setdefault(row["config"], []).append(RatePoint(float(row["rate_per_s"]), value, low, high, mark))
-    return tuple(Curve(config, tone(config), tuple(points)) for config, points in found.items())
+        point = RatePoint(float(row["rate_per_s"]), value, low, high, mark)
+        points_by_config.setdefault(row["config"], []).append(point)
+    return tuple(Curve(config, tone(config), tuple(points)) for config, points in points_by_config.items())
 
 
 def _number(value: float | None, scale: float) -> float | None:
@@ -93,25 +94,27 @@ def curve_section(lines: tuple[Curve, ...], kind: str, width: int, tone: ToneOf)
 # -- cells ----------------------------------------------------------------------------------------------------------
 
 
-def cells(analysis: Analysis, width: int, tone: ToneOf) -> Section:
+def cell_section(analysis: Analysis, width: int, tone: ToneOf) -> Section:
     """Every measured cell, in the order of phase, load and config."""
     wide = width >= 110
     columns = _cell_columns(wide)
     rows: list[Row] = []
     last = ""
-    for found in sorted(analysis.cells, key=_cell_order):
-        group = f"Phase {found.phase.replace('p', chr(39))}  {found.rate_per_s:g} req/s  {found.shape} tokens"
+    for summary in sorted(analysis.cells, key=_cell_order):
+        group = f"Phase {summary.phase.replace('p', chr(39))}  {summary.rate_per_s:g} req/s  {summary.shape} tokens"
         if group != last:
-            rows += [*([blank(f"blank {group}", len(columns))] if rows else []), heading(group, group, len(columns))]
+            if rows:
+                rows.append(blank_row(f"blank {group}", len(columns)))
+            rows.append(heading_row(group, group, len(columns)))
             last = group
-        rows.append(_cell_row(analysis, found, wide, tone))
-    note = "Requests due in the measured window; brackets: 95 % intervals. enter: all numbers of a cell."
+        rows.append(_cell_row(analysis, summary, wide, tone))
+    note = "Requests due in the measured window; brackets: 95 % spread within the launch. enter: all numbers of a cell."
     return Section(columns, tuple(rows), note, "no cell is measured yet")
 
 
-def _cell_order(found: CellSummary) -> tuple[object, ...]:
-    shape = found.shape
-    return (found.phase, found.rate_per_s, shape.input_tokens, shape.output_tokens, found.config, found.trial)
+def _cell_order(summary: CellSummary) -> tuple[object, ...]:
+    shape = summary.shape
+    return (summary.phase, summary.rate_per_s, shape.input_tokens, shape.output_tokens, summary.config, summary.trial)
 
 
 def _cell_columns(wide: bool) -> tuple[Column, ...]:
@@ -128,63 +131,60 @@ def _cell_columns(wide: bool) -> tuple[Column, ...]:
     )
 
 
-def _cell_row(analysis: Analysis, found: CellSummary, wide: bool, tone: ToneOf) -> Row:
-    latencies = [found.estimate(name) for name in ("ttft_p90_s", "tpot_p90_s")]
+def _cell_row(analysis: Analysis, summary: CellSummary, wide: bool, tone: ToneOf) -> Row:
+    latencies = [summary.estimate(name) for name in ("ttft_p90_s", "tpot_p90_s")]
     texts = [ms_interval(each) if wide else say.ms(each.value) for each in latencies]
-    marks = cell_marks(analysis, found)
-    trial = f" #{found.trial + 1}" if any(other.trial for other in analysis.cells) else ""
-    ratio = found.value("throughput_ratio")
+    marks = cell_marks(analysis, summary)
+    trial = f" #{summary.trial + 1}" if any(other.trial for other in analysis.cells) else ""
+    ratio = summary.value("throughput_ratio")
     return Row(
-        f"cell {found.path}",
+        f"cell {summary.path}",
         (
-            cell(f"{found.config}{trial}", tone(found.config)),
+            cell(f"{summary.config}{trial}", tone(summary.config)),
             *(cell(text) for text in texts),
-            cell(say.ms(found.value("e2e_p90_s"))),
+            cell(say.ms(summary.value("e2e_p90_s"))),
             cell(say.NOT_MEASURED if ratio is None else f"{ratio:.3f}"),
-            cell(say.digits(found.value("waiting_p50"))),
-            cell(say.whole(found.counts.get("completed"))),
+            cell(say.digits(summary.value("waiting_p50"))),
+            cell(say.whole(summary.counts.get("completed"))),
             cell(", ".join(marks), "warn" if marks else ""),
         ),
-        also=found.cell,
+        also=summary.cell,
     )
 
 
-def ms_interval(found: Estimate) -> str:
-    """`17.1 [14.5, 27.1]`, in ms."""
-    if found.value is None or (found.low is None and found.high is None):
-        return say.ms(found.value)
-    low, high = (say.ms(bound) if bound is not None else "?" for bound in (found.low, found.high))
-    return f"{say.ms(found.value)} [{low}, {high}]"
+def ms_interval(estimate: Estimate) -> str:
+    """`17.1 [14.5, 27.1]`, in ms, as in the report."""
+    return say.NOT_MEASURED if estimate.value is None else estimate.text(digits=3, scale=1e3)
 
 
-def cell_marks(analysis: Analysis, found: CellSummary) -> list[str]:
-    """What is to be known of a cell before its numbers are used."""
+def cell_marks(analysis: Analysis, summary: CellSummary) -> list[str]:
+    """What limits the use of a cell's numbers: degraded, saturated, cut."""
     marks = []
-    judged = analysis.saturation[found.path]
-    if found.degraded:
+    judged = analysis.saturation[summary.path]
+    if summary.degraded:
         marks.append("degraded")
     if judged.saturated:
         marks.append(f"sat. {','.join(map(str, judged.fired))}")
-    if found.stop_reason != "complete":
-        marks.append(found.stop_reason)
-    marks += [f"{found.counts[name]} {name}" for name in ("failed", "dropped", "cut") if found.counts.get(name)]
+    if summary.stop_reason != "complete":
+        marks.append(summary.stop_reason)
+    marks += [f"{summary.counts[name]} {name}" for name in ("failed", "dropped", "cut") if summary.counts.get(name)]
     return marks
 
 
 # -- gaps -----------------------------------------------------------------------------------------------------------
 
 
-def gaps(analysis: Analysis, width: int) -> Section:
+def gap_section(analysis: Analysis, width: int) -> Section:
     """Configs that did not run, degraded cells, and what is missing or damaged."""
     columns = (Column("what", "", 30, left=True), Column("why", "", 30, left=True, flex=True))
     left_out = [(row.config, row.skip_reason or row.status) for row in analysis.manifest if row.status != "ran"]
-    degraded = [(found.cell, found.degraded) for found in analysis.degraded]
+    degraded = [(each.cell, each.degraded) for each in analysis.degraded]
     lacking = [(gap.artifact, gap.reason) for gap in analysis.gaps]
     rows: list[Row] = []
-    for title, found in (("Configs that did not run", left_out), ("Degraded cells", degraded), ("Gaps", lacking)):
-        count = "none" if not found else str(len(found))
-        rows += [*([blank(f"blank {title}", 2)] if rows else []), heading(title, title, 2, count)]
-        for place, (what, why) in enumerate(found):
+    for title, lines in (("Configs that did not run", left_out), ("Degraded cells", degraded), ("Gaps", lacking)):
+        count = "none" if not lines else str(len(lines))
+        rows += [*([blank_row(f"blank {title}", 2)] if rows else []), heading_row(title, title, 2, count)]
+        for place, (what, why) in enumerate(lines):
             rows += _gap_rows(f"{title} {place}", what, why, width)
     note = "No verdict and no tax uses a degraded cell: its client fell behind, and its latencies are the client's own."
     return Section(columns, tuple(rows), note)
@@ -192,4 +192,4 @@ def gaps(analysis: Analysis, width: int) -> Section:
 
 def _gap_rows(key: str, what: str, why: str, width: int) -> Iterator[Row]:
     yield Row(key, (cell(what), ()))
-    yield from below(key, why, 2, width, 2)
+    yield from wrapped_rows(key, why, 2, width, 2)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from console.rows.sections import Section, below, blank, heading, wrapped
+from console.rows.sections import Section, blank_row, heading_row, wrap_text, wrapped_rows
 from console.widgets.table import Column, Row, cell
-from results.table import Table
+from results.report.table import Table
 
 NAME = (8, 30)
 """The least and the most columns of a name beside its value."""
@@ -31,7 +31,8 @@ def table_section(table: Table, width: int, head: str = "") -> Section:
         columns = (Column("name", "", room, left=True), Column("value", "", 10, left=True, flex=True))
         made = tuple(_by_column(table, room, width) if compared else _by_row(table, room, width))
     if head and made:
-        made = (*made, blank("blank head", len(columns)), *below("head", head, 0, width, len(columns), tone=""))
+        paragraph = wrapped_rows("head", head, 0, width, len(columns), tone="")
+        made = (*made, blank_row("blank head", len(columns)), *paragraph)
     return Section(columns, made, table.note, "none")
 
 
@@ -63,8 +64,8 @@ def _by_column(table: Table, room: int, width: int) -> Iterable[Row]:
     """Under each column's title what each row has there: the rows can be compared."""
     for place, title in enumerate(table.columns[1:], 1):
         if place > 1:
-            yield blank(f"blank {place}", _PAIRS)
-        yield heading(f"column {place}", title, _PAIRS)
+            yield blank_row(f"blank {place}", _PAIRS)
+        yield heading_row(f"column {place}", title, _PAIRS)
         for number, row in enumerate(table.rows):
             yield from _pair(f"value {place} {number}", row[0], row[place], room, width)
 
@@ -73,13 +74,13 @@ def _by_row(table: Table, room: int, width: int) -> Iterable[Row]:
     """Under each row's name what it has in each column."""
     for number, row in enumerate(table.rows):
         if number:
-            yield blank(f"blank {number}", _PAIRS)
-        yield heading(f"row {number}", row[0], _PAIRS)
+            yield blank_row(f"blank {number}", _PAIRS)
+        yield heading_row(f"row {number}", row[0], _PAIRS)
         for place, title in enumerate(table.columns[1:], 1):
             yield from _pair(f"value {number} {place}", title, row[place], room, width)
 
 
 def _pair(key: str, name: str, value: str, room: int, width: int) -> Iterable[Row]:
-    first, *more = wrapped(value, width - room - 1) or [""]
+    first, *more = wrap_text(value, width - room - 1) or [""]
     yield Row(key, (cell(name, "dim"), cell(first)), also=f"{name} {value}")
-    yield from below(key, " ".join(more), room + 1, width, _PAIRS, tone="")
+    yield from wrapped_rows(key, " ".join(more), room + 1, width, _PAIRS, tone="")

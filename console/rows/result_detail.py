@@ -1,19 +1,20 @@
-"""Everything there is to say about one line of the results. Import only where there is an analysis."""
+"""All facts behind one line of the results. Import only where there is an analysis."""
 
 from __future__ import annotations
 
 from console import format as say
 from console.rows.measured import cell_marks
 from console.rows.results import load_of, tax_key
-from results.findings import Analysis
-from results.statistics import Estimate
-from results.tax import RATIOS, TaxRow
+from results.connector_tax.analyse import Analysis
+from results.connector_tax.tax import RATIOS, TaxRow
+from results.report.judgements import outcome_text
+from results.statistics.estimates import Estimate
 
 Fact = tuple[str, str]
 
 
-def detail(analysis: Analysis, key: str) -> tuple[str, list[Fact]] | None:
-    """Title and facts of the row `key`, None where the row says all there is."""
+def row_facts(analysis: Analysis, key: str) -> tuple[str, list[Fact]] | None:
+    """Title and facts of the row `key`, None where the row has no further facts."""
     key = key.partition("#")[0]
     kind, _, name = key.partition(" ")
     if kind == "tax":
@@ -35,48 +36,51 @@ def _tax(analysis: Analysis, key: str) -> tuple[str, list[Fact]] | None:
 
 
 def _tax_text(row: TaxRow) -> str:
-    found = row.estimate
-    if found.value is None:
-        return f"{say.NOT_MEASURED} ({found.reason})"
-    text = found.percent() if row.metric in RATIOS else found.text(digits=3)
-    parts = [text, str(row.verdict) if row.verdict else "", f"n = {found.n}", found.basis or "", found.reason or ""]
+    tax = row.estimate
+    if tax.value is None:
+        return f"{say.NOT_MEASURED} ({tax.reason})"
+    text = tax.percent() if row.metric in RATIOS else tax.text(digits=3)
+    parts = [text, _verdict_text(row), f"n = {tax.n}", tax.basis or "", tax.reason or ""]
     return ", ".join(part for part in parts if part)
 
 
+def _verdict_text(row: TaxRow) -> str:
+    if row.verdict is not None:
+        return str(row.verdict)
+    return f"no verdict: {row.withheld}" if row.withheld else ""
+
+
 def _verdict(analysis: Analysis, name: str) -> tuple[str, list[Fact]] | None:
-    for verdict in analysis.verdicts:
-        if verdict.name == name:
-            facts = [("outcome", str(verdict.outcome)), ("label", verdict.label), ("why", verdict.reason)]
-            facts += [("rule", verdict.rule), ("about", verdict.quantity), ("prior", verdict.prior)]
-            facts += [("interval", verdict.measured.basis or "")]
-            facts += [(label, _number(found)) for label, found in verdict.numbers.items()]
-            return f"{name}: {verdict.claim}", [fact for fact in facts if fact[1]]
-    for criterion in analysis.criteria:
-        if str(criterion.number) == name:
-            facts = [("outcome", str(criterion.outcome)), ("why", criterion.reason), ("rule", criterion.rule)]
-            return f"{criterion.number}: {criterion.title}", facts
+    for judgement in (*analysis.verdicts, *analysis.criteria):
+        if judgement.name == name:
+            facts = [("outcome", outcome_text(judgement)), ("why", judgement.reason), ("rule", judgement.rule)]
+            facts += [("about", judgement.quantity), ("prior", judgement.prior)]
+            facts += [("brackets", judgement.measured.basis or "")]
+            if judgement in analysis.verdicts:
+                facts += [(label, _number(number)) for label, number in judgement.numbers.items()]
+            return f"{name}: {judgement.claim}", [fact for fact in facts if fact[1]]
     return None
 
 
-def _number(found: Estimate) -> str:
+def _number(estimate: Estimate) -> str:
     """A tax as a percentage, or why there is none."""
-    return found.percent() if found.value is not None else f"{say.NOT_MEASURED} ({found.reason})"
+    return estimate.percent() if estimate.value is not None else f"{say.NOT_MEASURED} ({estimate.reason})"
 
 
 def _cell(analysis: Analysis, path: str) -> tuple[str, list[Fact]] | None:
-    found = next((each for each in analysis.cells if each.path == path), None)
-    if found is None:
+    summary = next((each for each in analysis.cells if each.path == path), None)
+    if summary is None:
         return None
-    judged = analysis.saturation[found.path]
+    judged = analysis.saturation[summary.path]
     saturated = {True: "yes", False: "no", None: f"not known: {judged.reason}"}[judged.saturated]
     facts = [
-        ("load", f"{found.rate_per_s:g} req/s, {found.shape} tokens, {found.arrival}"),
-        ("window", say.duration(found.window_s)),
-        ("marks", ", ".join(cell_marks(analysis, found))),
-        ("degraded", found.degraded),
+        ("load", f"{summary.rate_per_s:g} req/s, {summary.shape} tokens, {summary.arrival}"),
+        ("window", say.duration(summary.window_s)),
+        ("marks", ", ".join(cell_marks(analysis, summary))),
+        ("degraded", summary.degraded),
         ("saturated", saturated),
-        ("requests", ", ".join(f"{count} {name}" for name, count in found.counts.items() if count is not None)),
+        ("requests", ", ".join(f"{count} {name}" for name, count in summary.counts.items() if count is not None)),
     ]
     facts += [(name, f"{each.text()}" if each.value is not None else _number(each)) for name, each in
-              found.values.items()]  # fmt: skip
-    return found.cell, [fact for fact in facts if fact[1]]
+              summary.values.items()]  # fmt: skip
+    return summary.cell, [fact for fact in facts if fact[1]]

@@ -1,4 +1,4 @@
-"""What the run concludes: taxes, verdicts and reference rates as rows. Import only where there is an analysis."""
+"""Taxes, verdicts and reference rates as rows. Import only where there is an analysis."""
 
 from __future__ import annotations
 
@@ -7,57 +7,66 @@ from itertools import groupby
 
 from console import format as say
 from console.glyphs import Glyphs
-from console.rows.sections import Section, ToneOf, below, blank, heading, running_text, wrapped
+from console.rows.sections import Section, ToneOf, blank_row, heading_row, text_row, wrap_text, wrapped_rows
 from console.widgets.table import Cell, Column, Row, cell
-from results.criteria import GROWTH, QUEUE, THROUGHPUT, CellSaturation, Criterion
-from results.findings import Analysis
-from results.saturation import REF_LOAD, REF_SAFE, ConfigSaturation
-from results.statistics import Estimate
-from results.tax import RATIOS, Metric, TaxRow, Verdict
+from results.connector_tax.analyse import Analysis
+from results.connector_tax.tax import RATIOS, Metric, TaxRow
+from results.measures.saturation import REF_LOAD, REF_SAFE, ConfigSaturation
+from results.measures.saturation_criteria import GROWTH, QUEUE, THROUGHPUT, CellSaturation, Criterion
+from results.statistics.estimates import Estimate
+from results.statistics.judgement import Outcome, Verdict
+from results.statistics.trials import SPREAD
 
 CONFIG = 22
 """Characters of the longest config's name."""
 BESIDE = 117
-"""From this width on, both taxes stand beside each other."""
+"""From this width on, both taxes are beside each other."""
 _NAMES = {Metric.TTFT_P90: "TTFT p90", Metric.TPOT_P90: "TPOT p90"}
 _VERDICT_TONES = {Verdict.HIGHER: "warn", Verdict.LOWER: "good", Verdict.NOT_DISTINGUISHABLE: "dim"}
-_OUTCOME_TONES = {
-    "supported": ("done", "good"),
-    "refuted": ("failed", "warn"),
-    "met": ("done", "good"),
-    "not met": ("failed", "bad"),
+_OUTCOME_TONES: dict[str, tuple[str, str]] = {
+    Outcome.HOLDS: ("done", "good"),
+    Outcome.FAILS: ("failed", "warn"),
 }
+NO_VERDICT = "no verdict"
 _CRITERIA = {THROUGHPUT: "throughput / rate", QUEUE: "waiting p50", GROWTH: "TTFT p90 growth"}
 
 _Load = tuple[str, str, float, str]
 """Phase, reference, rate, shape."""
 
 
-def taxes(analysis: Analysis, width: int, tone: ToneOf) -> Section:
+def tax_section(analysis: Analysis, width: int, tone: ToneOf) -> Section:
     """TTFT and TPOT p90 of every config against plain: at both reference rates, then per shape."""
-    found = [row for row in analysis.taxes if row.metric in RATIOS]
-    loads = [(load, list(rows)) for load, rows in groupby(sorted(found, key=_order), key=load_of)]
-    bases = " or ".join(dict.fromkeys(row.estimate.basis for row in found if row.estimate.basis))
+    ratios = [row for row in analysis.taxes if row.metric in RATIOS]
+    loads = [(load, list(rows)) for load, rows in groupby(sorted(ratios, key=_order), key=load_of)]
+    bases = " or ".join(dict.fromkeys(row.estimate.basis for row in ratios if row.verdict and row.estimate.basis))
     note = (
-        f"p90 over plain's at the same load; 95 % intervals{f', {bases}' if bases else ''}. "
+        f"p90 over plain's at the same load; brackets: {_brackets(ratios)}{f', {bases}' if bases else ''}. "
         "sat.: saturated there, the tax includes its queue. enter: all numbers."
     )
     both = width >= BESIDE
     groups = [tuple(RATIOS)] if both else [(metric,) for metric in RATIOS]
-    columns = _tax_columns(groups[0])
+    columns = _tax_columns(groups[0], "interval" if any(row.verdict for row in ratios) else "spread")
     rows: list[Row] = []
     for load, members in loads:
         for metrics in groups:
             what = "" if both else f"{_NAMES[metrics[0]]} over plain"
             rows += [
-                *([blank(f"blank {load} {metrics}", len(columns))] if rows else []),
-                heading(f"head {load} {metrics}", _load_name(load), len(columns), what),
+                *([blank_row(f"blank {load} {metrics}", len(columns))] if rows else []),
+                heading_row(f"head {load} {metrics}", _load_name(load), len(columns), what),
                 *_tax_rows(analysis, members, metrics, tone),
             ]
     for name in (REF_SAFE, REF_LOAD):
         if analysis.rates.rate(name) is None:
-            rows.append(heading(f"none {name}", name, len(columns), f"none: {analysis.rates.reason_for(name)}"))
+            rows.append(heading_row(f"none {name}", name, len(columns), f"none: {analysis.rates.reason_for(name)}"))
     return Section(columns, tuple(rows), note, "no tax yet: it needs plain and another config at one load")
+
+
+def _brackets(rows: Sequence[TaxRow]) -> str:
+    """What the brackets hold; without a verdict, why, and what would give one."""
+    if any(row.verdict for row in rows):
+        return "95 % intervals"
+    why = next((row.withheld for row in rows if row.estimate.value is not None and row.withheld), "")
+    return f"95 % {SPREAD}{f'. No verdict: {why}' if why else ''}"
 
 
 def load_of(row: TaxRow) -> _Load:
@@ -81,7 +90,7 @@ def _load_name(load: _Load) -> str:
     return f"{reference}  {rate:g} req/s  {shape} tokens" + ("" if phase == "A" else f"  phase {phase}")
 
 
-def _tax_columns(metrics: Sequence[Metric]) -> tuple[Column, ...]:
+def _tax_columns(metrics: Sequence[Metric], bounds: str) -> tuple[Column, ...]:
     columns = [Column("config", "config", CONFIG, left=True)]
     for metric in metrics:
         beside = len(metrics) > 1
@@ -90,9 +99,9 @@ def _tax_columns(metrics: Sequence[Metric]) -> tuple[Column, ...]:
             Column(metric, name, 7, unit),
             Column(
                 f"{metric} interval",
-                "95 %" if beside else "interval, %",
+                "95 %" if beside else f"{bounds}, %",
                 16,
-                "interval, %" if beside else "",
+                f"{bounds}, %" if beside else "",
                 left=True,
             ),
             Column(f"{metric} verdict", "verdict", 19, left=True),
@@ -113,14 +122,14 @@ def _tax_rows(analysis: Analysis, rows: Sequence[TaxRow], metrics: Sequence[Metr
 
 
 def tax_cells(row: TaxRow) -> tuple[Cell, Cell, Cell]:
-    """The tax, its interval and its verdict; the reason where one is missing."""
-    found = row.estimate
-    if found.value is None:
-        return cell(say.NOT_MEASURED, "dim"), cell(found.reason or "", "dim"), ()
-    if found.low is None or found.high is None:
-        return cell(signed_percent(found.value)), cell(f"n = {found.n}: no interval", "dim"), ()
-    verdict = cell(str(row.verdict), _VERDICT_TONES[row.verdict]) if row.verdict else ()
-    return cell(signed_percent(found.value), "bold"), cell(interval(found)), verdict
+    """The tax, its bounds and its verdict; a word where there is none."""
+    tax = row.estimate
+    if tax.value is None:
+        return cell(say.NOT_MEASURED, "dim"), cell(tax.reason or "", "dim"), ()
+    if tax.low is None or tax.high is None:
+        return cell(signed_percent(tax.value)), cell(f"n = {tax.n}: too few", "dim"), cell(NO_VERDICT, "dim")
+    verdict = cell(str(row.verdict), _VERDICT_TONES[row.verdict]) if row.verdict else cell(NO_VERDICT, "dim")
+    return cell(signed_percent(tax.value), "bold"), cell(interval_text(tax)), verdict
 
 
 def signed_percent(fraction: float) -> str:
@@ -128,9 +137,9 @@ def signed_percent(fraction: float) -> str:
     return f"{_signed(fraction)}%"
 
 
-def interval(found: Estimate) -> str:
+def interval_text(estimate: Estimate) -> str:
     """`[+40.2, +50.0]`, in percent."""
-    low, high = (_signed(bound) if bound is not None else "?" for bound in (found.low, found.high))
+    low, high = (_signed(bound) if bound is not None else "?" for bound in (estimate.low, estimate.high))
     return f"[{low}, {high}]"
 
 
@@ -140,16 +149,16 @@ def _signed(fraction: float) -> str:
 
 def _saturated(analysis: Analysis, row: TaxRow) -> bool:
     return any(
-        bool(analysis.saturation[found.path].saturated)
-        for found in analysis.cells
-        if (found.phase, found.config, found.rate_per_s) == (row.phase, row.config, row.rate_per_s)
+        bool(analysis.saturation[each.path].saturated)
+        for each in analysis.cells
+        if (each.phase, each.config, each.rate_per_s) == (row.phase, row.config, row.rate_per_s)
     )
 
 
 # -- verdicts -------------------------------------------------------------------------------------------------------
 
 
-def verdicts(analysis: Analysis, width: int, glyphs: Glyphs) -> Section:
+def verdict_section(analysis: Analysis, width: int, glyphs: Glyphs) -> Section:
     """H1 to H6 and the success criteria: outcome, claim, and the number that decides."""
     columns = (
         Column("name", "", 4, left=True),
@@ -161,26 +170,30 @@ def verdicts(analysis: Analysis, width: int, glyphs: Glyphs) -> Section:
         claim = verdict.claim.rstrip(".")
         rows += _judged(verdict.name, verdict.outcome, claim, verdict.reason, glyphs, width)
     if analysis.criteria:
-        rows += [blank("blank", len(columns)), heading("criteria", "Success criteria", len(columns))]
+        rows += [blank_row("blank", len(columns)), heading_row("criteria", "Success criteria", len(columns))]
     for criterion in analysis.criteria:
-        name = f"{criterion.number}"
-        rows += _judged(name, criterion.outcome, criterion.title, criterion.reason, glyphs, width)
-    note = "The interval decides: undecided where it crosses the limit. enter: rule, numbers and prior."
+        rows += _judged(criterion.name, criterion.outcome, criterion.claim, criterion.reason, glyphs, width)
+    note = "The interval over launches decides: undecided where it crosses the limit. enter: rule, numbers and prior."
     return Section(columns, tuple(rows), note, "no verdict yet")
 
 
+def outcome_tone(outcome: str) -> tuple[str, str]:
+    """The sign of a verdict's outcome and its tone."""
+    return _OUTCOME_TONES.get(outcome, ("pending", "dim"))
+
+
 def _judged(name: str, outcome: str, title: str, reason: str, glyphs: Glyphs, width: int) -> Iterator[Row]:
-    sign, tone = _OUTCOME_TONES.get(str(outcome), ("pending", "dim"))
-    first, *more = wrapped(title, width - 18)
+    sign, tone = outcome_tone(outcome)
+    first, *more = wrap_text(title, width - 18)
     yield Row(f"verdict {name}", (cell(name, "bold"), cell(f"{glyphs.sign(sign)} {outcome}", tone), cell(first)))
-    yield from below(f"claim {name}", " ".join(more), 18, width, 3, tone="")
-    yield from below(f"verdict {name}", reason, 18, width, 3)
+    yield from wrapped_rows(f"claim {name}", " ".join(more), 18, width, 3, tone="")
+    yield from wrapped_rows(f"verdict {name}", reason, 18, width, 3)
 
 
 # -- rates ----------------------------------------------------------------------------------------------------------
 
 
-def rates(analysis: Analysis, width: int, tone: ToneOf) -> Section:
+def rate_section(analysis: Analysis, width: int, tone: ToneOf) -> Section:
     """The reference rates with what limited them, then where each config saturates and by which criterion."""
     grid = analysis.rates.rates_per_s
     fixed = CONFIG + 1 + 11
@@ -195,9 +208,9 @@ def rates(analysis: Analysis, width: int, tone: ToneOf) -> Section:
     for name in (REF_SAFE, REF_LOAD):
         rate = analysis.rates.rate(name)
         text = "none" if rate is None else f"{rate:g} req/s"
-        rows.append(running_text(f"reference {name}", ((f"{name}  ", "bold"), (text, "live")), len(columns)))
-        rows += below(f"reference {name}", analysis.rates.reason_for(name), 10, width, len(columns))
-    rows.append(blank("blank", len(columns)))
+        rows.append(text_row(f"reference {name}", ((f"{name}  ", "bold"), (text, "live")), len(columns)))
+        rows += wrapped_rows(f"reference {name}", analysis.rates.reason_for(name), 10, width, len(columns))
+    rows.append(blank_row("blank", len(columns)))
     for scan in analysis.rates.configs:
         rows += _saturation_rows(analysis, scan, grid, width, tone)
     limit = analysis.rates.thresholds
@@ -212,7 +225,7 @@ def rates(analysis: Analysis, width: int, tone: ToneOf) -> Section:
 def _saturation_rows(
     analysis: Analysis, scan: ConfigSaturation, grid: Sequence[float], width: int, tone: ToneOf
 ) -> Iterator[Row]:
-    phase_a = {found.path for found in analysis.cells if found.phase == "A"}
+    phase_a = {each.path for each in analysis.cells if each.phase == "A"}
     own = [judged for path, judged in analysis.saturation.items() if path in phase_a and judged.config == scan.config]
     knee = scan.saturation_rate_per_s
     states = (_state([judged for judged in own if judged.rate_per_s == rate]) for rate in grid)
@@ -221,7 +234,7 @@ def _saturation_rows(
     at_knee = [judged for judged in own if judged.rate_per_s == knee]
     why = [*(_fired(criterion) for judged in at_knee for criterion in judged.criteria if criterion.fired)]
     text = "; ".join(dict.fromkeys([*why, *([scan.reason] if scan.reason else [])]))
-    yield from below(f"rates {scan.config}", text, 2, width, 3 + len(grid))
+    yield from wrapped_rows(f"rates {scan.config}", text, 2, width, 3 + len(grid))
 
 
 def _state(judged: Sequence[CellSaturation]) -> Cell:

@@ -24,30 +24,29 @@ class Section:
     """Shown where there are no rows."""
 
 
-def running_text(key: str, spans: tuple[Span, ...], columns: int, also: str = "") -> Row:
+def text_row(key: str, spans: tuple[Span, ...], columns: int, also: str = "") -> Row:
     """A row whose text runs over all columns (the first one stands left)."""
     return Row(key, (spans, *(((),) * (columns - 1))), also)
 
 
-def heading(key: str, text: str, columns: int, after: str = "") -> Row:
+def heading_row(key: str, text: str, columns: int, after: str = "") -> Row:
     """A row that names the rows below it."""
-    return running_text(key, ((text, "bold"), (f"  {after}" if after else "", "dim")), columns)
+    return text_row(key, ((text, "bold"), (f"  {after}" if after else "", "dim")), columns)
 
 
-def wrapped(text: str, width: int) -> list[str]:
+def wrap_text(text: str, width: int) -> list[str]:
     """The text in lines of at most `width`; none where it is empty."""
     return textwrap.wrap(text, max(16, width), break_long_words=True)
 
 
-def below(key: str, text: str, before: int, width: int, columns: int, tone: str = "dim") -> Iterable[Row]:
+def wrapped_rows(key: str, text: str, before: int, width: int, columns: int, tone: str = "dim") -> Iterable[Row]:
     """Rows of wrapped text whose left `before` characters stay free."""
-    for number, line in enumerate(wrapped(text, width - before), 2):
-        yield running_text(f"{key}#{number}", ((" " * before, ""), (line, tone)), columns)
+    for number, line in enumerate(wrap_text(text, width - before), 2):
+        yield text_row(f"{key}#{number}", ((" " * before, ""), (line, tone)), columns)
 
 
-def blank(key: str, columns: int) -> Row:
-    """An empty line."""
-    return running_text(key, (("", ""),), columns)
+def blank_row(key: str, columns: int) -> Row:
+    return text_row(key, (("", ""),), columns)
 
 
 def numbers(values: Iterable[str], tone: str = "") -> tuple[Cell, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import ClassVar, cast
 
 from textual import on
 from textual.app import ComposeResult
@@ -12,23 +12,17 @@ from textual.screen import Screen
 from textual.widgets import Footer, Input
 
 from console import actions
+from console.host import Host
 from console.screens.help import Help
-
-if TYPE_CHECKING:
-    from console.app import TraconApp
 
 
 class ConsoleScreen(Screen[None]):
-    """A full screen of the console."""
-
     NAME: ClassVar[str] = ""
     """Which screen of the action table this is."""
 
     @property
-    def tracon(self) -> TraconApp:
-        from console.app import TraconApp
-
-        return cast(TraconApp, self.app)
+    def tracon(self) -> Host:
+        return cast(Host, self.app)
 
     def compose_foot(self) -> ComposeResult:
         """The filter line and the footer."""
@@ -36,7 +30,7 @@ class ConsoleScreen(Screen[None]):
         yield Footer(compact=True, show_command_palette=False)
 
     def apply_filter(self, text: str) -> None:
-        """Filter what is focused."""
+        """Keep the rows of the focused table that contain the text; empty = all."""
 
     def filter_target_focus(self) -> None:
         """Give the focus back to what was filtered."""
@@ -85,8 +79,8 @@ class ConsoleScreen(Screen[None]):
     def action_copy(self) -> None:
         command = self.tracon.last_command or self.default_command()
         if command:
-            self.app.copy_to_clipboard(actions.shown(command))
-            self.notify(actions.shown(command), title="copied")
+            self.app.copy_to_clipboard(actions.shell_text(command))
+            self.notify(actions.shell_text(command), title="copied")
 
     def default_command(self) -> tuple[str, ...]:
         """What `y` copies before anything was done here."""

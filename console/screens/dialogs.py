@@ -15,7 +15,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Button, Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from console.actions import Action, shown
+from console.actions import Action, shell_text
 
 ESCAPE: list[BindingType] = [Binding("escape", "cancel", "Cancel", show=False)]
 
@@ -38,7 +38,7 @@ class Confirm(ModalScreen[bool]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
             yield Static(Text(self._question), classes="question")
-            yield Static(Text(shown(self._command)), classes="command")
+            yield Static(Text(shell_text(self._command)), classes="command")
             with Horizontal(classes="buttons"):
                 yield Button("Cancel", id="cancel")
                 yield Button(self._verb, id="confirm", variant="error")
@@ -100,14 +100,14 @@ class Menu(ModalScreen[str | None]):
     @on(OptionList.OptionHighlighted)
     def describe(self) -> None:
         self.query_one("#help", Static).update(Text(self.highlighted.action.help))
-        self.query_one("#command", Static).update(Text(shown(self.highlighted.command)))
+        self.query_one("#command", Static).update(Text(shell_text(self.highlighted.command)))
 
     @on(OptionList.OptionSelected)
     def choose(self, event: OptionList.OptionSelected) -> None:
         self.dismiss(event.option.id)
 
     def action_copy(self) -> None:
-        command = shown(self.highlighted.command)
+        command = shell_text(self.highlighted.command)
         self.app.copy_to_clipboard(command)
         self.notify(command, title="copied")
 
@@ -130,7 +130,7 @@ class Skip(ModalScreen[tuple[str, str] | None]):
         with Vertical(classes="dialog wide"):
             yield Static(Text(f"Skip what of {self._run}?"), classes="question")
             yield OptionList(*(Option(Text(f"{target:<34}  {means}"), id=target) for target, means in self._targets))
-            yield Input(placeholder="why (the manifest keeps it)", id="reason")
+            yield Input(placeholder="why (goes into the manifest)", id="reason")
             with Horizontal(classes="buttons"):
                 yield Button("Cancel", id="cancel")
                 yield Button("Skip", id="confirm", variant="error")
@@ -161,7 +161,7 @@ class Skip(ModalScreen[tuple[str, str] | None]):
 
 
 class Detail(ModalScreen[None]):
-    """A thing with its facts, one per line."""
+    """Facts, one per line."""
 
     BINDINGS: ClassVar[list[BindingType]] = [*ESCAPE, Binding("enter,q", "cancel", show=False)]
 

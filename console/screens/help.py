@@ -12,12 +12,13 @@ from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from console import actions
-from console.glossary import TERMS
+from console import keys
+from console.actions import GROUPS
+from console.panels.registry import help_entries
 
 
 class Help(ModalScreen[None]):
-    """Generated from the action table and the glossary."""
+    """Built from the key table and the numbers that the panels declare."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,question_mark", "close", "Close", show=False),
@@ -46,9 +47,9 @@ class Help(ModalScreen[None]):
         table.add_column(justify="right", no_wrap=True, style="bold")
         table.add_column(no_wrap=True)
         table.add_column(style="dim")
-        for group in actions.GROUPS:
+        for group in GROUPS:
             mine = [
-                a for a in actions.of_screen(self._screen) if a.group == group and not (a.steers and self._read_only)
+                a for a in keys.screen_actions(self._screen) if a.group == group and not (a.steers and self._read_only)
             ]
             if mine:
                 table.add_row("", Text(group, style="underline"), "")
@@ -60,12 +61,13 @@ class Help(ModalScreen[None]):
         table = RichTable.grid(padding=(0, 2, 1, 0))
         table.add_column(justify="right", style="bold", no_wrap=True)
         table.add_column()
-        for term in TERMS:
-            text = Text(f"{term.meaning}. ")
-            text.append(f"Unit: {term.unit}. Source: {term.source}.", style="dim")
-            if term.watch:
-                text.append(f" Watch: {term.watch}.", style="italic")
-            table.add_row(term.term, text)
+        for entry in help_entries():
+            text = Text(f"{entry.term.meaning}. ")
+            unit = f"Unit: {entry.term.unit}. " if entry.term.unit else ""
+            text.append(f"{unit}Source: {entry.source}.", style="dim")
+            if entry.watch:
+                text.append(f" Watch: {entry.watch}.", style="italic")
+            table.add_row(entry.label, text)
         return table
 
     def action_close(self) -> None:

@@ -15,15 +15,17 @@ from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 from textual.widgets import Static
 
-from console import actions
+from console import actions, keys
 from console.feed import Picture
-from console.rows.events import event_detail
+from console.panels.events import EventsPanel, event_detail
+from console.panels.latency import LatencyPanel
+from console.panels.panel import Panel
+from console.panels.steps import HEADING, StepsPanel
 from console.rows.instances import instance_detail, instance_numbers
 from console.screens.base import ConsoleScreen
 from console.screens.dialogs import Detail
 from console.series import WINDOWS_S
 from console.widgets.header import RunHeader
-from console.widgets.panels import EventsPanel, LatencyPanel, Panel, StepsPanel
 from console.widgets.table import Span, Table
 
 
@@ -31,7 +33,7 @@ class InstanceScreen(ConsoleScreen):
     """Opened over the run's screen, which hands it every new picture."""
 
     NAME = actions.INSTANCE
-    BINDINGS: ClassVar[list[BindingType]] = [*actions.bindings(actions.INSTANCE)]
+    BINDINGS: ClassVar[list[BindingType]] = [*keys.fixed_bindings(actions.INSTANCE)]
 
     def __init__(self, instance: str, folder: Path, picture: Picture) -> None:
         super().__init__()
@@ -44,9 +46,9 @@ class InstanceScreen(ConsoleScreen):
 
     def compose(self) -> ComposeResult:
         look = self.tracon.look
-        steps = StepsPanel(look, id="steps", only=self.instance)
-        latency = LatencyPanel(look, id="latency", only=self.instance)
-        events = EventsPanel(look, id="events", about=self._about())
+        steps = StepsPanel(look, self._folder, id="steps", only=self.instance)
+        latency = LatencyPanel(look, self._folder, id="latency", only=self.instance)
+        events = EventsPanel(look, self._folder, id="events", about=self._about())
         self._panels = (steps, latency, events)
         yield RunHeader(glyphs=look.glyphs)
         with Vertical(id="body"):
@@ -66,7 +68,7 @@ class InstanceScreen(ConsoleScreen):
     def on_mount(self) -> None:
         self._built = True
         self.query_one("#facts-panel").border_title = self.instance
-        self.query_one("#steps", StepsPanel).border_title = "Steps, share per bucket"
+        self.query_one("#steps", StepsPanel).border_title = HEADING
         self.query_one("#events", EventsPanel).border_title = "Its events"
         self.query_one("#events", EventsPanel).focus_content()
         self.call_after_refresh(self.show, self._picture)

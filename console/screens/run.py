@@ -5,36 +5,30 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from textual import on
 from textual.binding import BindingType
 from textual.message import Message
 
-from console import actions, export
+from console import actions, export, keys
 from console.feed import Picture, RunFeed
-from console.findings import Report
-from console.rows import events, lifecycle, migrations, routing, stages
+from console.findings import PAGE, SECTIONED, count_measured
+from console.panels.panel import Export, Opening, Panel
+from console.panels.results import ResultsPanel
 from console.screens.dashboard import DashboardScreen
 from console.screens.dialogs import Detail
 from console.screens.instance import InstanceScreen
 from console.series import WINDOWS_S, window_text
-from console.widgets.lifecycle import LifecyclePanel
-from console.widgets.migrations import MigrationsPanel
-from console.widgets.results import ResultsPanel, SectionBar
 from console.widgets.table import Span, Table
+from state.run import RunState
 
-if TYPE_CHECKING:
-    from results.findings import Analysis
-
-PLOTS_EVERY_S = 0.95
+ENDED = frozenset({RunState.DONE, RunState.FAILED})
 
 
 class RunScreen(DashboardScreen):
-    """Watches and steers one run."""
-
     NAME = actions.RUN
-    BINDINGS: ClassVar[list[BindingType]] = [*actions.bindings(actions.RUN)]
+    BINDINGS: ClassVar[list[BindingType]] = [*keys.fixed_bindings(actions.RUN)]
 
     @dataclass
     class Pictured(Message):
@@ -49,7 +43,8 @@ class RunScreen(DashboardScreen):
         super().__init__(folder)
         self._frozen: Picture | None = None
         self._filtered = ""
-        self._plots_at = 0.0
+        self._drawn_at: dict[str, float] = {}
+        """When each panel was last drawn (monotonic seconds)."""
         self._feed: RunFeed | None = None
 
     def on_mount(self) -> None:
@@ -79,10 +74,24 @@ class RunScreen(DashboardScreen):
         if (before.loading, before.live, before.view.state) != (False, event.picture.live, event.picture.view.state):
             self.refresh_bindings()  # it draws the whole footer again
         self._draw()
+        if not before.loading and before.view.state not in ENDED and event.picture.view.state in ENDED:
+            self._show_page()
         if loaded and not self.picture.live:
             self._look(window_s=None)  # nothing new will come: show all there is
         elif loaded:
             self.redraw()
+
+    def _show_page(self) -> None:
+        """A run that ends while it is watched ends on its page, unless the operator looks at something else."""
+        if self.picture.view.plan.experiment != SECTIONED or not count_measured(self.picture.view):
+            return
+        if self.is_current and self._frozen is None:
+            panel = self.panel("results")
+            if isinstance(panel, ResultsPanel):
+                panel.open(PAGE)
+            self.open_panel("results")
+        else:
+            self.notify("the run has ended: its results on one page are in Results (6)")
 
     def _tick(self) -> None:
         """Once a second: what changes with time alone (elapsed, ages, the plots' window)."""
@@ -96,30 +105,32 @@ class RunScreen(DashboardScreen):
             child.show(self.picture)
         if self.picture.loading or not self.is_current:
             return
-        picture = self._frozen or self.picture
-        self.lay_out_anew()
-        self.size_instances()
-        for name in actions.PANELS:
-            panel = self.panel(name)
-            if self.is_seen(name) and self._due(name):
-                panel.show(picture)
+        self.lay_out_again()
+        self.size_panels()
+        for name, panel in self._panels.items():
+            if self.is_seen(name) and self._is_due(name):
+                panel.show(self.shown_picture)
+
+    @property
+    def shown_picture(self) -> Picture:
+        """The picture that panels show: the newest, or the frozen one."""
+        return self._frozen or self.picture
 
     def _draw_header(self) -> None:
         self._header.show(self.picture, self._badges(), self.folder.name)
 
-    def _due(self, name: str) -> bool:
-        """Plots cost most: once a second is enough."""
-        if name != "latency":
-            return True
-        now = time.monotonic()
-        due = now - self._plots_at >= PLOTS_EVERY_S
+    def _is_due(self, name: str) -> bool:
+        """Some panels cost too much to be drawn at every tick."""
+        every_s, now = self.panel(name).DRAW_EVERY_S, time.monotonic()
+        last = self._drawn_at.get(name)
+        due = last is None or now - last >= every_s
         if due:
-            self._plots_at = now
+            self._drawn_at[name] = now
         return due
 
     def redraw(self) -> None:
-        """After a change of what or how to draw."""
-        self._plots_at = 0.0
+        """Draw every panel that is seen, whenever it was last drawn."""
+        self._drawn_at.clear()
         self.call_after_refresh(self._draw)
 
     def _badges(self) -> tuple[Span, ...]:
@@ -136,22 +147,20 @@ class RunScreen(DashboardScreen):
         if self._panels:
             self.redraw()
 
-    # -- results ------------------------------------------------------------------------------------------------
+    # -- what a panel offers ------------------------------------------------------------------------------------
 
     @property
     def busy(self) -> bool:
-        """Something is still being read before what is shown is all there is."""
-        return self.picture.loading or self.results.busy
+        """The journal or a panel's own source is still being read."""
+        return self.picture.loading or any(panel.busy for panel in self._panels.values())
 
-    @on(ResultsPanel.Found)
-    def results_found(self, event: ResultsPanel.Found) -> None:
-        self.results.load(event.findings)
+    @on(Panel.Redraw)
+    def redraw_panel(self) -> None:
         self.redraw()
 
-    @on(SectionBar.Picked)
-    def section_picked(self, event: SectionBar.Picked) -> None:
-        self.results.open(event.section)
-        self.redraw()
+    @on(Panel.LookChanged)
+    def change_look(self, event: Panel.LookChanged) -> None:
+        self._look(**event.changes)
 
     def action_section_before(self) -> None:
         self._step_section(-1)
@@ -160,31 +169,31 @@ class RunScreen(DashboardScreen):
         self._step_section(1)
 
     def _step_section(self, by: int) -> None:
-        panel = self.panel(self._current)
-        if isinstance(panel, ResultsPanel | MigrationsPanel | LifecyclePanel):
-            panel.step(by)
+        self.panel(self._current).step(by)
         self.redraw()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        if action == "export" and self._current != "results":
+        kind = self._kinds[self._current]
+        if action == "export" and not kind.exports:
             return False
-        stepped = isinstance(self._panels.get(self._current), ResultsPanel | MigrationsPanel | LifecyclePanel)
-        if action in ("section_before", "section_after") and not stepped:
+        if action in ("section_before", "section_after") and not kind.steps_through:
             return False
         return super().check_action(action, parameters)
 
     def action_export(self) -> None:
-        analysis = self.results.analysis
-        if analysis is None:
+        numbers = self.panel(self._current).export()
+        if numbers is None:
             self.notify("there is nothing to save yet", severity="warning")
             return
-        places = export.places(self.folder, self.tracon.options.read_only)
-        self.run_worker(lambda: self._export(analysis, self.results.section, places), thread=True, group="export")
+        folders = export.export_folders(self.folder, self.tracon.options.read_only)
+        self.run_worker(lambda: self._export(numbers, folders), thread=True, group="export")
 
-    def _export(self, analysis: Analysis | Report, section: str, places: tuple[Path, ...]) -> None:
+    def _export(self, numbers: Export, folders: tuple[Path, ...]) -> None:
         """In a thread: what writes tables takes a moment to import."""
+        ending, data = numbers.write()
+        name = f"{numbers.name}-{time.strftime('%Y%m%d-%H%M%S')}.{ending}"
         try:
-            path = export.save(analysis, section, places, time.strftime("%Y%m%d-%H%M%S"))
+            path = export.save_export(data, name, folders)
         except OSError as error:
             self.app.call_from_thread(self.notify, f"{error.filename}: {error.strerror}", severity="error")
         else:
@@ -217,18 +226,11 @@ class RunScreen(DashboardScreen):
     def action_follow(self) -> None:
         self._look(follow=not self.tracon.look.follow)
 
-    @on(Table.ScrolledByHand)
-    def by_hand(self, event: Table.ScrolledByHand) -> None:
-        """Whoever moves wants to look there: stop following, until the newest line is reached again or `f`."""
-        growing = ("events", "routing", "migrations", "lifecycle")
-        follow = event.table in [self.panel(name).table for name in growing] and event.at_end
-        still = (
-            self.panel("instances").table,
-            self.panel("results").table,
-            self.routing.loads,
-            self.lifecycle.overheads,
-        )
-        if event.table not in still and follow is not self.tracon.look.follow:
+    @on(Table.Scrolled)
+    def scrolled_manually(self, event: Table.Scrolled) -> None:
+        """Stop following while the operator reads older lines, until the newest is reached again or `f`."""
+        follow = self.panel_around(event.table).follows_after(event.table, at_end=event.at_end)
+        if follow is not None and follow is not self.tracon.look.follow:
             self._look(follow=follow)
 
     def apply_filter(self, text: str) -> None:
@@ -247,80 +249,23 @@ class RunScreen(DashboardScreen):
 
     @on(Table.Chosen)
     def open_row(self, event: Table.Chosen) -> None:
-        if event.table is self.panel("instances").table:
-            self._open_instance(event.key)
-        elif event.table is self.routing.loads:
-            self._open_load(event.key)
-        elif event.table is self.routing.table:
-            self._open_decision(event.key)
-        elif event.table is self.migrations.table:
-            self._open_migration(event.key)
-        elif event.table is self.lifecycle.table:
-            self._open_request(event.key)
-        elif event.table is self.panel("events").table:
-            self.app.push_screen(Detail("Event", events.event_detail(self.picture.view, event.key)))
-        elif event.table is self.results.table:
-            self._open_result(event.key)
-        elif event.key.startswith("stage:"):
-            stage = event.key.removeprefix("stage:")
-            self._look(folded=self.tracon.look.folded ^ {stage})
-        elif event.key.startswith("cell:"):
-            cell = self.picture.view.cells[event.key.removeprefix("cell:")]
-            self.app.push_screen(Detail(cell.cell, stages.cell_detail(cell)))
-
-    def _open_instance(self, instance: str) -> None:
-        self.app.push_screen(InstanceScreen(instance, self.folder, self._frozen or self.picture))
-
-    def _open_load(self, instance: str) -> None:
-        """The instance's own screen where the run launched it; what the router knows of it where it did not."""
-        view = (self._frozen or self.picture).view
-        if view.routing is None:
+        panel = self.panel_around(event.table)
+        opening = panel.open_row(event.table, event.key, self.shown_picture)
+        if opening is None:
             return
-        engines = {load.instance: routing.engine_of(load) for load in view.routing.latest.instances}
-        engine = engines.get(instance, instance)
-        if engine in view.instances:
-            self._open_instance(engine)
+        if opening.instance:
+            self.app.push_screen(InstanceScreen(opening.instance, self.folder, self.shown_picture))
         else:
-            self.app.push_screen(Detail(instance, routing.load_detail(view.routing, instance)))
+            self.app.push_screen(Detail(opening.title, [*opening.facts, *self._command_fact(str(panel.id), opening)]))
 
-    def _open_decision(self, key: str) -> None:
-        view = (self._frozen or self.picture).view
-        line = None if view.routing is None else routing.decision_of(view.routing, key)
-        if view.routing is None or line is None:
-            return
-        workspace, place = self.tracon.workspace_of(self.folder), routing.place_of(view, view.routing.cell)
-        command = actions.command_line("routing", self.folder, workspace, request=line.request, place=place)
+    def _command_fact(self, name: str, opening: Opening) -> list[tuple[str, str]]:
+        """The panel's own command line for what was opened, which `y` then copies."""
+        if not opening.command_label:
+            return []
+        workspace = self.tracon.workspace_of(self.folder)
+        command = actions.fill_command(self._kinds[name].command, self.folder, workspace, opening.command_values)
         self.tracon.last_command = command
-        facts = routing.decision_detail(view.routing, line)
-        self.app.push_screen(Detail("Decision", [*facts, ("all that was weighed", actions.shown(command))]))
-
-    def _open_migration(self, key: str) -> None:
-        """A migration with the life of its session."""
-        picture, panel = self._frozen or self.picture, self.migrations
-        found = panel.migration(key)
-        if found is None:
-            return
-        workspace, place = self.tracon.workspace_of(self.folder), routing.place_of(picture.view, found.cell)
-        command = actions.command_line("migrations", self.folder, workspace, session=found.session, place=place)
-        self.tracon.last_command = command
-        facts = [*migrations.migration_facts(found), ("where it lived", "")]
-        facts += migrations.life_facts(picture, found.cell, found.session)
-        self.app.push_screen(Detail("Migration", [*facts, ("turn by turn", actions.shown(command))]))
-
-    def _open_request(self, key: str) -> None:
-        found = self.lifecycle.request(key)
-        if found is not None:
-            self.app.push_screen(Detail("Request", lifecycle.detail(found)))
-
-    def _open_result(self, key: str) -> None:
-        analysis = self.results.analysis
-        if analysis is None or isinstance(analysis, Report):
-            return
-        from console.rows.result_detail import detail
-
-        found = detail(analysis, key)
-        if found is not None:
-            self.app.push_screen(Detail(*found))
+        return [(opening.command_label, actions.shell_text(command))]
 
     def action_back(self) -> None:
         if self.clear_filter():
@@ -331,7 +276,8 @@ class RunScreen(DashboardScreen):
     # -- steering -----------------------------------------------------------------------------------------------
 
     def cursor_target(self) -> str:
-        return self.panel("stages").table.cursor_key or ""  # type: ignore[union-attr]
+        table = self.panel("stages").table
+        return table.cursor_key or "" if table is not None else ""
 
     def look_now(self) -> None:
         if self._feed is not None:

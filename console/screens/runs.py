@@ -13,7 +13,7 @@ from textual.binding import BindingType
 from textual.containers import Vertical
 from textual.widgets import Static
 
-from console import actions, steer
+from console import actions, keys, steer
 from console.rows.runs import run_columns, run_rows
 from console.screens.base import ConsoleScreen
 from console.screens.start import Start
@@ -24,10 +24,8 @@ REFRESH_S = 2.0
 
 
 class RunsScreen(ConsoleScreen):
-    """The list of runs."""
-
     NAME = actions.RUNS
-    BINDINGS: ClassVar[list[BindingType]] = [*actions.bindings(actions.RUNS)]
+    BINDINGS: ClassVar[list[BindingType]] = [*keys.fixed_bindings(actions.RUNS)]
 
     def __init__(self, workspace: Workspace) -> None:
         super().__init__()
@@ -43,25 +41,25 @@ class RunsScreen(ConsoleScreen):
 
     def on_mount(self) -> None:
         self.query_one(Table).focus()
-        self._look_again()
-        self.set_interval(max(REFRESH_S, self.tracon.options.tick_s), self._look_again)
+        self._read_again()
+        self.set_interval(max(REFRESH_S, self.tracon.options.tick_s), self._read_again)
 
     def on_screen_resume(self) -> None:
-        self._look_again()
+        self._read_again()
 
     def on_resize(self) -> None:
         self.call_after_refresh(self._draw)
 
-    def _look_again(self) -> None:
-        """Read the workspace in a thread: a hundred runs on a slow disk must not hold up a key."""
+    def _read_again(self) -> None:
+        """Read the workspace in a thread: a hundred runs on a slow disk must not delay a key."""
         if self.is_current:
             self.run_worker(self._read, thread=True, exclusive=True, exit_on_error=False, group="runs")
 
     def _read(self) -> None:
         entries = self._workspace.runs()
-        self.app.call_from_thread(self._found, entries)
+        self.app.call_from_thread(self._show_entries, entries)
 
-    def _found(self, entries: tuple[RunEntry, ...]) -> None:
+    def _show_entries(self, entries: tuple[RunEntry, ...]) -> None:
         self.entries = entries
         self._draw()
 
@@ -108,18 +106,18 @@ class RunsScreen(ConsoleScreen):
         if command is None:
             return
         self.tracon.last_command = command
-        self.notify(actions.shown(command), title="starting")
+        self.notify(actions.shell_text(command), title="starting")
         self.run_worker(partial(self._start, command), thread=True, exit_on_error=False)
 
     def _start(self, command: tuple[str, ...]) -> None:
-        result = steer.tracon(command[1:])
+        result = steer.run_tracon(command[1:])
         self.app.call_from_thread(self._started, result)
 
     def _started(self, result: steer.Result) -> None:
         if not result.done:
             self.notify(result.text, title="the run was not started", severity="error", timeout=20)
             return
-        self._look_again()
+        self._read_again()
         folder = self._workspace.root / result.text
         if folder.is_dir() and self.is_current:
             self.tracon.open_run(folder)

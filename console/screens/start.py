@@ -18,7 +18,7 @@ from console.format import duration
 
 
 class Start(ModalScreen[tuple[str, ...] | None]):
-    """Experiment, profile and preset, with the plan's size and time; gives back the command that starts it."""
+    """Experiment, profile and preset, with the plan's size and time; returns the command that starts it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "Cancel", show=False)]
 
@@ -46,17 +46,17 @@ class Start(ModalScreen[tuple[str, ...] | None]):
         self.run_worker(self._read, thread=True, exit_on_error=False)
 
     def _read(self) -> None:
-        found = steer.profiles()
-        self.app.call_from_thread(self._listed, found)
+        profiles = steer.list_profiles()
+        self.app.call_from_thread(self._listed, profiles)
 
-    def _listed(self, found: tuple[steer.ProfileOffer, ...] | str) -> None:
-        if isinstance(found, str):
-            self.query_one("#plan", Static).update(Text(found, style="red"))
+    def _listed(self, profiles: tuple[steer.ProfileOffer, ...] | str) -> None:
+        if isinstance(profiles, str):
+            self.query_one("#plan", Static).update(Text(profiles, style="red"))
             return
-        self._profiles = found
+        self._profiles = profiles
         profile = self.query_one("#profile", Select)
-        profile.set_options((f"{each.name}", each.name) for each in found)
-        names = [each.name for each in found]
+        profile.set_options((f"{each.name}", each.name) for each in profiles)
+        names = [each.name for each in profiles]
         if names:
             profile.value = "cpu-tiny" if "cpu-tiny" in names else names[0]
             profile.focus()
@@ -85,7 +85,7 @@ class Start(ModalScreen[tuple[str, ...] | None]):
         self._previewed = chosen
         self.query_one("#confirm", Button).disabled = True
         self.query_one("#plan", Static).update(Text("making the plan ...", style="dim"))
-        self.query_one("#command", Static).update(Text(actions.shown(self._command(chosen))))
+        self.query_one("#command", Static).update(Text(actions.shell_text(self._command(chosen))))
         self.run_worker(partial(self._plan, chosen), thread=True, exclusive=True, group="plan", exit_on_error=False)
 
     def _chosen(self) -> tuple[str, str, str] | None:
@@ -95,7 +95,7 @@ class Start(ModalScreen[tuple[str, ...] | None]):
         return (str(values[0]), str(values[1]), str(values[2]))
 
     def _plan(self, chosen: tuple[str, str, str]) -> None:
-        plan = steer.preview(*chosen)
+        plan = steer.preview_plan(*chosen)
         self.app.call_from_thread(self._planned, chosen, plan)
 
     def _planned(self, chosen: tuple[str, str, str], plan: steer.PlanPreview | str) -> None:

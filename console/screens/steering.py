@@ -29,7 +29,7 @@ class SteeringScreen(ConsoleScreen):
         return ""
 
     def look_now(self) -> None:
-        """Read the journal at once: something was asked."""
+        """Read the journal immediately: a request was submitted."""
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         allowed = super().check_action(action, parameters)
@@ -47,8 +47,8 @@ class SteeringScreen(ConsoleScreen):
     def action_menu(self) -> None:
         offers = [
             Offer(action, self._command(action.id, sort="cell", target="CELL", reason="WHY"), self._why_not(action.id))
-            for action in actions.of_screen(self.NAME)
-            if action.steers and action.id != "menu"
+            for action in actions.ACTIONS
+            if self.NAME in action.screens and action.steers and action.id != "menu"
         ]
         self.app.push_screen(Menu(self._folder.name, offers), self._menu_chosen)
 
@@ -75,7 +75,7 @@ class SteeringScreen(ConsoleScreen):
         self._steer("skip")
 
     def _steer(self, action: str) -> None:
-        """Do it, after its question was answered where it has one."""
+        """Carry out the action, after its question where it has one."""
         if action == "skip":
             self.app.push_screen(Skip(self._folder.name, self._skip_targets()), self._skip_chosen)
             return
@@ -117,19 +117,19 @@ class SteeringScreen(ConsoleScreen):
         command = self._command(action, sort=sort, target=name, reason=reason)
         self.tracon.last_command = command
         if self.picture.live:
-            work = partial(steer.ask, self._folder, action, target, reason)
+            work = partial(steer.submit_request, self._folder, action, target, reason)
         else:
-            work = partial(steer.tracon, command[1:])
+            work = partial(steer.run_tracon, command[1:])
         self.run_worker(partial(self._carry_out, work, command), thread=True, exit_on_error=False)
 
     def _carry_out(self, work: partial[steer.Result], command: tuple[str, ...]) -> None:
         result = work()
         self.app.call_from_thread(self.look_now)
-        self.app.call_from_thread(self._told, result, command)
+        self.app.call_from_thread(self._report_result, result, command)
 
-    def _told(self, result: steer.Result, command: tuple[str, ...]) -> None:
+    def _report_result(self, result: steer.Result, command: tuple[str, ...]) -> None:
         if result.done:
-            self.notify(f"{actions.shown(command)}\ny copies the command line", title=result.text)
+            self.notify(f"{actions.shell_text(command)}\ny copies the command line", title=result.text)
         else:
             self.notify(result.text, title="refused", severity="error", timeout=15)
 

@@ -1,4 +1,4 @@
-"""A widget that is drawn by hand, line by line, and only when what it shows has changed."""
+"""A widget that draws itself line by line, and only when its content has changed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from console.themes import tones
 
 
 class Drawing(Widget):
-    """What `paint` gives, kept until `content`, size or theme is another; `empty` is said where it gives nothing."""
+    """Shows what `paint` returns until `content`, size or theme changes; where it returns nothing, the text `empty`."""
 
     LEAST: ClassVar[tuple[int, int]] = (1, 1)
     """Columns and lines that `paint` needs."""
@@ -25,7 +25,7 @@ class Drawing(Widget):
         self._drawn_for: tuple[Any, ...] = ()
 
     def content(self) -> tuple[object, ...]:
-        """What is to be drawn; it is drawn again when this changes."""
+        """What `paint` draws; a change of it draws again."""
         raise NotImplementedError
 
     def paint(self, styles: dict[str, Style], width: int, height: int) -> list[Strip]:

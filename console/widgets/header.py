@@ -11,15 +11,22 @@ from textual.widgets import Static
 
 from console import format as say
 from console.feed import Picture
+from console.glossary import Entry
 from console.glyphs import UNICODE, Glyphs
 from console.rows.routing import alarms_now
 from console.themes import tones
 from console.widgets.table import Span
+from results.report.terms import term
 from state.lease import HEARTBEAT_S, LeaseState
 from state.run import RunState
 from state.view import elapsed_s, eta_s, progress
 
 Line = list[Span]
+HEADER_ENTRIES = (
+    Entry("progress", term("progress"), "plan and journal"),
+    Entry("ETA", term("ETA"), "plan and journal"),
+    Entry("lease", term("lease"), "state file", "dead: no process measures anything; resume continues from here"),
+)
 
 
 class RunHeader(Static):
@@ -32,16 +39,16 @@ class RunHeader(Static):
     def __init__(self, *, id: str | None = None, glyphs: Glyphs = UNICODE) -> None:
         super().__init__(id=id)
         self._glyphs = glyphs
-        self._said: tuple[object, ...] = ()
+        self._shown: tuple[object, ...] = ()
 
     def show(self, picture: Picture, badges: tuple[Span, ...] = (), name: str = "") -> None:
-        """Draw the picture's header, with what the screen itself has to say (`badges`)."""
+        """Draw the picture's header; `badges` are the screen's own."""
         width = max(20, self.size.width - 2)
-        said = (*header_lines(picture, badges, self._glyphs, width, time.time(), name), width, self.app.theme)
-        if said != self._said:
-            self._said = said
+        content = (*header_lines(picture, badges, self._glyphs, width, time.time(), name), width, self.app.theme)
+        if content != self._shown:
+            self._shown = content
             styles = tones(self.app.theme_variables)
-            lines = [styled(line, styles) for line in said[:3]]  # type: ignore[arg-type]
+            lines = [styled(line, styles) for line in content[:3]]  # type: ignore[arg-type]
             self.update(Text("\n").join(lines), layout=False)
 
 
@@ -112,9 +119,9 @@ def _attention(picture: Picture, badges: tuple[Span, ...], glyphs: Glyphs) -> Li
     parts: Line = list(badges)
     parts += [(f"{alarm}  ", "warn") for alarm in alarms_now(picture)]
     for request in view.open_requests:
-        parts.append((f"{request.action.replace('_', ' ')} {request.target} asked for  ".replace("  ", " "), "warn"))
+        parts.append((f"{request.action.replace('_', ' ')} {request.target} requested  ".replace("  ", " "), "warn"))
     if view.state in (RunState.RUNNING, RunState.PAUSED) and not picture.live:
-        parts.append(("nobody works on this run: r resumes it  ", "bad"))
+        parts.append(("no process works on this run: r resumes it  ", "bad"))
     elif view.reason and view.state in (RunState.FAILED, RunState.INTERRUPTED, RunState.PAUSED):
         parts.append((f"{view.reason}  ", "warn"))
     if not parts and view.feed:
@@ -132,22 +139,22 @@ def _length(line: Line) -> int:
 
 
 def _clipped(line: Line, width: int) -> tuple[Span, ...]:
-    kept: Line = []
+    clipped: Line = []
     room = width
     for text, tone in line:
         if len(text) > room:
-            kept.append((text[: max(0, room - 1)] + "…", tone))
+            clipped.append((text[: max(0, room - 1)] + "…", tone))
             break
-        kept.append((text, tone))
+        clipped.append((text, tone))
         room -= len(text)
-    return tuple(kept)
+    return tuple(clipped)
 
 
 def _fitted(left: Line, right: Line, width: int) -> tuple[Span, ...]:
     """Both ends of one line; the left one gives way."""
     room = width - _length(right) - 2
-    kept = _clipped(left, max(1, room))
-    return (*kept, (" " * max(1, width - _length(list(kept)) - _length(right)), ""), *right)
+    clipped = _clipped(left, max(1, room))
+    return (*clipped, (" " * max(1, width - _length(list(clipped)) - _length(right)), ""), *right)
 
 
 def styled(line: Iterable[Span], styles: Mapping[str, Style]) -> Text:

@@ -10,17 +10,16 @@ from console.widgets.table import Cell
 
 
 class Lines(Static):
-    """Says one line or several."""
+    """One line or several."""
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._said: object = None
+        self._shown: object = None
 
-    def say(self, *lines: Cell) -> None:
-        """Show these lines."""
-        said = (lines, self.app.theme)
-        if said == self._said:
+    def show_lines(self, *lines: Cell) -> None:
+        content = (lines, self.app.theme)
+        if content == self._shown:
             return
-        self._said = said
+        self._shown = content
         spans = [span for number, line in enumerate(lines) for span in ((("\n", ""),) if number else ()) + line]
         self.update(styled(spans, tones(self.app.theme_variables)))

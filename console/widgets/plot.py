@@ -34,7 +34,7 @@ class Plot(Drawing):
         self._span = (0.0, 1.0)
         self._text = text
         self.marker = "braille"
-        """`braille`, `hd` (quarter blocks) or `letters` (tells lines apart without colour)."""
+        """`braille`, `hd` (quarter blocks) or `letters` (distinguishes lines without colour)."""
 
     def show(self, lines: Sequence[Series], start: float, end: float) -> None:
         """Draw these lines from `start` to `end` (Unix seconds); nothing happens when nothing changed."""

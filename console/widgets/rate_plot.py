@@ -128,10 +128,10 @@ def _positions(curve: Curve, aside: float) -> list[Point]:
 
 def rate_axis(rates: Sequence[float]) -> Axis:
     """Log10 positions of the rates, each labelled, with room at both ends."""
-    found = sorted(set(rates))
-    low, high = math.log10(found[0]), math.log10(found[-1])
+    grid = sorted(set(rates))
+    low, high = math.log10(grid[0]), math.log10(grid[-1])
     room = max(0.07 * (high - low), 0.05)
-    return Axis(low - room, high + room, tuple(map(math.log10, found)), tuple(f"{rate:g}" for rate in found))
+    return Axis(low - room, high + room, tuple(map(math.log10, grid)), tuple(f"{rate:g}" for rate in grid))
 
 
 def log_axis(values: Sequence[float], rows: int) -> Axis:

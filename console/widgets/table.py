@@ -40,11 +40,10 @@ class Row:
     key: str
     cells: tuple[Cell, ...]
     also: str = ""
-    """Not shown, but found by a filter."""
+    """Not shown; a filter searches it too."""
 
 
 def cell(text: str, tone: str = "") -> Cell:
-    """A cell of one tone."""
     return ((text, tone),)
 
 
@@ -79,7 +78,7 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
         def control(self) -> Table:
             return self.table
 
-    class ScrolledByHand(Message):
+    class Scrolled(Message):
         """The operator moved away from the end or back to it."""
 
         def __init__(self, table: Table, at_end: bool) -> None:
@@ -101,7 +100,7 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
 
     @property
     def room(self) -> int:
-        """Columns there are to draw in."""
+        """Columns of the table's rows."""
         return max(1, self.scrollable_content_region.width or self.size.width)
 
     # -- content ------------------------------------------------------------------------------------------------
@@ -113,7 +112,7 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
         self._swap(self._filtered(), changed)
 
     def set_empty(self, text: str) -> None:
-        """What stands there where there are no rows."""
+        """The text in place of rows."""
         if text != self._empty:
             self._empty = text
             self.refresh()
@@ -273,25 +272,25 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
         elif index >= top + visible:
             self.scroll_to(y=index - visible + 1, animate=False, force=True)
 
-    def _by_hand(self, index: int) -> None:
+    def _scroll_manually(self, index: int) -> None:
         self._go(index)
-        self.post_message(self.ScrolledByHand(self, self._cursor >= len(self.rows) - 1))
+        self.post_message(self.Scrolled(self, self._cursor >= len(self.rows) - 1))
 
     def action_cursor(self, step: int) -> None:
-        self._by_hand(self._cursor + step)
+        self._scroll_manually(self._cursor + step)
 
     def action_page(self, step: int) -> None:
-        self._by_hand(self._cursor + step * max(1, self.size.height - self.header_height - 1))
+        self._scroll_manually(self._cursor + step * max(1, self.size.height - self.header_height - 1))
 
     def action_edge(self, end: int) -> None:
-        self._by_hand(len(self.rows) - 1 if end else 0)
+        self._scroll_manually(len(self.rows) - 1 if end else 0)
 
     def action_choose(self) -> None:
         if self.cursor_key is not None:
             self.post_message(self.Chosen(self, self.cursor_key))
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        self.post_message(self.ScrolledByHand(self, False))
+        self.post_message(self.Scrolled(self, False))
 
     def on_click(self, event: events.Click) -> None:
         index = event.y - self.header_height + self.scroll_offset.y
@@ -300,7 +299,7 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
         if index == self._cursor and event.chain == 2:
             self.action_choose()
         else:
-            self._by_hand(index)
+            self._scroll_manually(index)
 
     def on_focus(self) -> None:
         self.refresh()
@@ -310,7 +309,7 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
 
     def on_resize(self) -> None:
         self.virtual_size = Size(self.size.width, len(self.rows) + self.header_height)
-        self._go(self._cursor)  # whoever looks at a row goes on seeing it
+        self._go(self._cursor)  # the row under the cursor stays in view
 
 
 def _length(content: Cell) -> int:

@@ -20,7 +20,7 @@ NAME_WIDTH = (6, 14)
 TALLEST = 4
 """Lines of a band, at most."""
 HOLD_STEPS = 2.5
-"""A sample is shown until the next, for at most so many steps: what was not sampled stays blank."""
+"""Steps for which a sample is shown while there is no newer one; after that the line is blank."""
 
 _Canvas = list[list[tuple[str, str]]]
 """Characters with their tones, line by line."""
@@ -48,7 +48,7 @@ class Arrow:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """All there is to draw."""
+    """Bands, arrows and times to draw."""
 
     bands: tuple[Band, ...] = ()
     arrows: tuple[Arrow, ...] = ()
@@ -95,7 +95,7 @@ class Timeline(Drawing):
 
 
 def lines_for(bands: int, tall: int = TALLEST) -> int:
-    """Lines in which so many bands of this height stand with their arrows, scale and axis."""
+    """Lines that this many bands of this height need, with their arrows, scale and axis."""
     return bands * tall + max(0, bands - 1) + 2
 
 
@@ -131,15 +131,15 @@ def drawn(scene: Scene, width: int, height: int, glyphs: Glyphs) -> list[list[tu
 def _levels(band: Band, scene: Scene, columns: int) -> list[int | None]:
     """The highest value in each column's time; where it holds no sample the one before, None where that is too old."""
     width_s = max(scene.end - scene.start, 1e-9) / columns
-    found: list[int | None] = [None] * columns
+    levels: list[int | None] = [None] * columns
     ends = [*(later[0] for _, later in pairwise(band.points)), float("inf")]
     for (at, value), until in zip(band.points, ends, strict=True):
         until = min(until, at + HOLD_STEPS * scene.step_s, scene.end)
         first = int((at - scene.start) // width_s)
         last = max(first, int((until - scene.start) / width_s - 1e-9))
         for column in range(max(0, first), min(columns - 1, last) + 1):
-            found[column] = max(int(value), found[column] or 0)
-    return found
+            levels[column] = max(int(value), levels[column] or 0)
+    return levels
 
 
 def _is_hot(value: int | None, hot_above: float | None) -> bool:
@@ -172,12 +172,12 @@ def _point(canvas: _Canvas, arrow: Arrow, column: int, first: list[int], tall: i
 
 def _labels(bands: Sequence[Band], first: Sequence[int], tall: int) -> dict[int, tuple[str, str]]:
     """By line: every band's name and, where it has a second line, its newest value."""
-    found = {}
+    labels = {}
     for band, line in zip(bands, first, strict=True):
-        found[line] = (band.name, band.tone)
+        labels[line] = (band.name, band.tone)
         if tall > 1 and band.points:
-            found[line + 1] = (tokens(band.points[-1][1]), "dim")
-    return found
+            labels[line + 1] = (tokens(band.points[-1][1]), "dim")
+    return labels
 
 
 def _scale(top: int, left_out: int, hot_above: float | None) -> list[tuple[str, str]]:

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from results.records.turns import RoutingCell
 from results.routing.by_session import over_trials, ratio
-from results.routing.measure import Measurements, interval, judged, log_of_ratio, ratio_interval
+from results.routing.measure import Measurements, interval, log_of_ratio, ratio_interval
 from results.routing.metrics import metric
 from results.routing.migrations import Migrations
-from results.routing.record import RoutingCell
-from results.statistics import Estimate
-from results.tax import Verdict
-from results.trials import Measured, Trial, combine
+from results.statistics.estimates import Estimate
+from results.statistics.judgement import Verdict, judged
+from results.statistics.trials import Measured, Trial, combine
 
 MOVES_KV = "moves_kv"
 """In a cell's `router`: whether its instances could hand KV over."""

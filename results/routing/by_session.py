@@ -8,8 +8,8 @@ import numpy as np
 
 from results.routing.measure import Measurements
 from results.routing.points import ratios
-from results.statistics import Ranks, Samples, samples_needed, too_small, weighted_quantiles
-from results.trials import MIN_PAIRED, Measured, Trial, unmeasured
+from results.statistics.estimates import Ranks, Samples, samples_needed, too_small, weighted_quantiles
+from results.statistics.trials import MIN_PAIRED, Measured, Trial, unmeasured
 
 Replicates = Callable[[Ranks, Samples], Samples]
 """From the rows' groups and the weights of the groups (draws x groups) to a value per draw."""

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from results.routing.summary import RoutedSummary
-from results.trials import MIN_PAIRED
+from results.statistics.judgement import few_launches
+from results.statistics.trials import MIN_PAIRED
 
 STALLED = 5.0
-"""A cell stands out where its TTFT p90 is more than so many times the median of its policy's other trials."""
+"""A cell stands out where its TTFT p90 is more than this many times the median of its policy's other trials."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +47,10 @@ def stalls(cells: Sequence[RoutedSummary]) -> tuple[Stall, ...]:
 
 
 def few_trials(trials: int) -> str:
-    """Why a run with so many trials per policy calls no policy better than another; empty where it may."""
+    """Why a run with this many trials per policy calls no policy better than another; empty where it may."""
     if not 0 < trials < MIN_PAIRED:
         return ""
-    said = (
-        "1 trial per policy: every number is from within one launch"
-        if trials == 1
-        else f"{trials} trials per policy: no interval worth the name"
-    )
-    return (
-        f"{said}. Two launches of the same policy differ too, and nothing here says by how much (needs "
-        f"{MIN_PAIRED} trials): no policy is called better than another."
-    )
+    return f"{few_launches(trials, 'policy').capitalize()}. No policy is called better than another."
 
 
 def short_labels(trials: Mapping[str, int]) -> tuple[str, ...]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from results.measures import latency
+from results.report.table import NOT_MEASURED, Table
+from results.routing.analyse import RoutingAnalysis
 from results.routing.cautions import few_trials, short_labels, stalls
-from results.routing.findings import RoutingAnalysis
-from results.routing.metrics import HEADLINE, NAMES, metric
+from results.routing.metrics import HEADLINE, metric
 from results.routing.pairs import Standing
 from results.routing.shown import difference, headed, ratio, shown
 from results.routing.summary import RoutedSummary
-from results.statistics import figure
-from results.table import NOT_MEASURED, Table
-from results.trials import MIN_PAIRED
+from results.statistics.estimates import figure
+from results.statistics.trials import MIN_PAIRED
 
 
 def read_first(analysis: RoutingAnalysis) -> Table:
@@ -23,7 +24,7 @@ def read_first(analysis: RoutingAnalysis) -> Table:
         )
         rows.append(("trials", found))
     rows += [
-        (label, f"fewer than {MIN_PAIRED} trials that count: it is not told from any other policy")
+        (label, f"fewer than {MIN_PAIRED} trials that count: it is compared with no other policy")
         for label in short_labels({name: len(_counted(analysis, name)) for name in analysis.labels})
     ]
     rows += [
@@ -56,7 +57,7 @@ def best_values(analysis: RoutingAnalysis) -> Table:
 
 
 def winners(analysis: RoutingAnalysis) -> Table:
-    """Who is best on what, and of whom that can be told."""
+    """Who is best on what, and of whom the intervals say so."""
     rows = tuple(_winner(row) for row in analysis.standings)
     note = (
         "The best value, and what the interval of each other policy's ratio to it (of APC: difference) says, each by "
@@ -104,8 +105,10 @@ def against(analysis: RoutingAnalysis) -> Table:
     for label in others:
         pairs = {name: found.get((label, name)) for name in HEADLINE}
         bases = dict.fromkeys(pair.difference.basis or "" for pair in pairs.values() if pair is not None)
-        told = (difference(None if pair is None else pair.difference, metric(name)) for name, pair in pairs.items())
-        rows.append((label, *told, "; ".join(basis for basis in bases if basis) or NOT_MEASURED))
+        differences = (
+            difference(None if pair is None else pair.difference, metric(name)) for name, pair in pairs.items()
+        )
+        rows.append((label, *differences, "; ".join(basis for basis in bases if basis) or NOT_MEASURED))
     note = (
         "Differences inside a trial (same sessions, same prompts), mean over trials: below zero is less. Latencies "
         "over the turns that both completed, and judged by their ratios above. n.d.: the interval covers zero. All "
@@ -119,7 +122,7 @@ def turn_by_turn(analysis: RoutingAnalysis) -> Table:
     rows = tuple(
         (
             row.first,
-            NAMES[row.series],
+            latency.METRICS[row.series].title,
             row.median.text(3, 1e3),
             row.faster.text(3, 100),
             row.median.basis or row.median.reason or NOT_MEASURED,

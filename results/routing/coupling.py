@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from results.measures.turns import SessionTimes, Turns, session_times
 from results.routing.load import LoadedCell
 from results.routing.measure import Measurements, interval, widest
 from results.routing.metrics import metric
-from results.routing.turns import SessionTimes, Turns, session_times
-from results.statistics import Estimate, Ranks, Samples, unknown
-from results.trials import MIN_PAIRED, Measured, Trial, combine, unmeasured
+from results.statistics.estimates import Estimate, Ranks, Samples, unknown
+from results.statistics.trials import MIN_PAIRED, Measured, Trial, combine, unmeasured
 
 MIN_TURNS = 30
 """Fewer say nothing of a slope beside two covariates."""
@@ -75,7 +75,7 @@ class Curve:
     """The policy they start from: the one with the fastest turns."""
     service_s: Samples
     kinematic: Samples
-    """Wall clock over trace span if all its turns took so much longer or shorter and nothing else changed."""
+    """Wall clock over trace span if all its turns took this much longer or shorter and nothing else changed."""
     specified: Samples
     """L* / (1 - Lambda N W'(L*)), scaled to pass through that policy; NaN where the fit does not allow it."""
     reason: str
@@ -251,11 +251,11 @@ def curve(
     measurements: Measurements, found: Sequence[Coupling], cells: Mapping[tuple[str, int], LoadedCell]
 ) -> Curve | str:
     """The predictions from the policy with the fastest turns, over the range of all; or why there are none."""
-    told = metric("amplification")
+    amplification = metric("amplification")
     known = {
         row.label: row.service_s.value
         for row in found
-        if row.service_s.value is not None and measurements.get(row.label, told).trials
+        if row.service_s.value is not None and measurements.get(row.label, amplification).trials
     }
     if not known:
         return "no policy has both a service time and an amplification"
@@ -265,7 +265,7 @@ def curve(
     walls = [
         _kinematic(turns, cells[label, trial], own, at)
         for trial, turns, _ in measurements.turns(label)
-        if trial in measurements.get(label, told).trials and (own := _mean_service_s(turns))
+        if trial in measurements.get(label, amplification).trials and (own := _mean_service_s(turns))
     ]
     if not walls:
         return "no policy has both a service time and an amplification"
@@ -275,7 +275,7 @@ def curve(
     if isinstance(shape, str):
         return Curve(label, at, kinematic, np.full(at.size, np.nan), shape)
     here = float(np.interp(known[label], at, shape))
-    base = interval(measurements.get(label, told)).value or 1.0
+    base = interval(measurements.get(label, amplification)).value or 1.0
     return Curve(label, at, kinematic, base * shape / here, "")
 
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from results.figures.figure import Figure
-from results.figures.files import Drawers
-from results.figures.ink import Pen, pens, plain_ticks, shares, sheet
+from results.measures import latency
+from results.report.figure import Figure
+from results.report.figure_files import Drawers
+from results.report.ink import Pen, pens, plain_ticks, shares, sheet
 from results.routing import figures
 from results.routing.marks import dots, spans, time_axis
-from results.routing.metrics import NAMES
 from results.routing.migration_draw import MIGRATION_DRAWERS
 from results.routing.occupancy import DEPLOYMENTS
 
@@ -24,7 +24,6 @@ Dashes = str | tuple[float, tuple[float, ...]]
 
 _ROW = 0.3
 """Inches of a policy's row."""
-_UNITS = {"ttft_s": ("ms", 1e3), "tpot_s": ("ms", 1e3), "e2e_s": ("s", 1.0)}
 _LOOKS = {"combined 8C": ("-", "#000000"), "4P+4D": ((0, (5, 2)), "#0072b2"), "6P+2D": ((0, (1, 1)), "#d55e00")}
 
 
@@ -80,7 +79,7 @@ def draw_occupancy(figure: Figure) -> Drawing:
         axes.errorbar(rows["footprint_tokens"], high, yerr=(down, np.zeros_like(down)), fmt="o", color=pen.color,
                       markerfacecolor="white", capsize=2, label=name)  # fmt: skip
     marks = table[(table["point"] != "") & (table["deployment"] == next(iter(DEPLOYMENTS)))]
-    wide = float(table["footprint_tokens"].max() / table["footprint_tokens"].min()) ** 0.13  # a name takes so much
+    wide = float(table["footprint_tokens"].max() / table["footprint_tokens"].min()) ** 0.13  # the width of a name
     named: dict[float, list[str]] = {}
     for point, tokens in zip(marks["point"], marks["footprint_tokens"].tolist(), strict=True):
         near = next((other for other in named if tokens < wide * other), tokens)
@@ -164,7 +163,7 @@ def draw_latencies(figure: Figure) -> Drawing:
     alone has its series side by side."""
     table = figure.table
     labels = list(dict.fromkeys(table["label"]))
-    series = [name for name in NAMES if name in set(table["series"])]
+    series = [name for name in latency.METRICS if name in set(table["series"])]
     statistics = list(dict.fromkeys(table["statistic"]))
     panels = [(name, statistic) for name in series for statistic in statistics]
     across = len(statistics) if len(statistics) > 1 else len(series)
@@ -172,10 +171,11 @@ def draw_latencies(figure: Figure) -> Drawing:
     drawing = sheet(11.5, down * (0.75 + 0.24 * len(labels)) + 0.4)
     grid = drawing.subplots(down, across, sharey=True, squeeze=False)
     for axes, (name, statistic) in zip(grid.ravel(), panels, strict=True):
-        unit, scale = _UNITS[name]
+        of = latency.METRICS[name]
+        unit, scale = of.shown_unit, 1e3 if of.shown_unit == "ms" else 1.0
         rows = table[(table["series"] == name) & (table["statistic"] == statistic)]
         dots(axes, rows.set_index("label").reindex(labels), scale)
-        axes.set_title(f"{NAMES[name]} {statistic} ({unit}{time_axis(axes, rows, scale)})", loc="left", fontsize=8)
+        axes.set_title(f"{of.title} {statistic} ({unit}{time_axis(axes, rows, scale)})", loc="left", fontsize=8)
         axes.tick_params(axis="x", labelsize=7)
     for line in grid:
         line[0].set_yticks(range(len(labels)), labels)

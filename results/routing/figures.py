@@ -6,16 +6,16 @@ from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
-from results.figures.figure import Figure
-from results.routing.findings import RoutingAnalysis
+from results.measures import latency
+from results.measures.summary import POINTS, percentile_name
+from results.report.figure import Figure
+from results.routing.analyse import RoutingAnalysis
 from results.routing.marks import WIDE
 from results.routing.metrics import metric
 from results.routing.migration_figures import ablation, migration_timeline, sensitivity
 from results.routing.occupancy import WALL
 from results.routing.shown import bars, numbers, reaching_zero
-from results.routing.turns import SERIES
-from results.statistics import LEVEL, Estimate
-from results.summary import POINTS, percentile_name
+from results.statistics.estimates import LEVEL, Estimate
 
 AMPLIFICATION, APC, OCCUPANCY, WORKERS, INTERFERENCE, HEADLINE, LATENCIES, COUPLING = 1, 2, 3, 4, 5, 6, 7, 9
 STATISTICS = ("mean", *POINTS)
@@ -98,11 +98,11 @@ def occupancy(analysis: RoutingAnalysis) -> Figure:
     )
     caption = (
         f"What the decoding requests of this run (mean {held.decodes_mean:.2f} at once, {held.decodes_p90:.0f} or more "
-        "a tenth of the time; mean over all cells) would take of the KV pools that decode, if each held so many tokens "
-        f"and only a share of the {held.pool_tokens:.0f} tokens of KV was there for decoding: all of it, half (4P+4D), "
-        "a quarter (6P+2D). Lines: the number passed a tenth of the time; bands reach down to the mean. Dotted: the "
-        f"percentiles of this trace's footprints, and the wall at {WALL:.0%}. {beside}Lines are computed from measured "
-        "concurrency: no KV was moved for them."
+        "a tenth of the time; mean over all cells) would take of the KV pools that decode, if each held this many "
+        f"tokens and only a share of the {held.pool_tokens:.0f} tokens of KV was there for decoding: all of it, half "
+        "(4P+4D), a quarter (6P+2D). Lines: the number passed a tenth of the time; bands reach down to the mean. "
+        f"Dotted: the percentiles of this trace's footprints, and the wall at {WALL:.0%}. {beside}Lines are computed "
+        "from measured concurrency: no KV was moved for them."
     )
     return Figure(OCCUPANCY, title, caption, table, {"wall": WALL}, name="4b")
 
@@ -159,7 +159,7 @@ def interference(analysis: RoutingAnalysis) -> Figure:
         why = "no repeat has a time before and during" if analysis.interference else "it was not measured in this run"
         return Figure(INTERFERENCE, title, name="4d", missing=why)
     caption = (
-        "Left: time per token before a prompt of so many tokens joins the same instance and while it runs (gaps "
+        "Left: time per token before a prompt of this many tokens joins the same instance and while it runs (gaps "
         "between tokens that overlap its time from send to first token), means over repeats. Right: their ratio, with "
         f"the {LEVEL:.0%} interval over repeats: it depends on how small a decode step is beside a prefill step here."
     )
@@ -180,7 +180,7 @@ def _latencies(analysis: RoutingAnalysis, number: int, name: str, title: str, po
     rows = [
         {"label": label, "series": series, "statistic": point}
         | numbers(analysis.value(label, percentile_name(series, point)))
-        for series in SERIES
+        for series in latency.METRICS
         for point in points
         for label in analysis.labels
     ]
@@ -222,7 +222,7 @@ def _predictions(analysis: RoutingAnalysis) -> str:
     )
     return (
         "Right: the same cells by their amplification. Solid: what the sessions of "
-        f"{analysis.curve.label} would take if its turns took so long and nothing else changed. {dashed}"
+        f"{analysis.curve.label} would take if its turns took this long and nothing else changed. {dashed}"
     )
 
 

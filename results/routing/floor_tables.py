@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from results.routing.findings import RoutingAnalysis
+from results.report.judgements import judgement_table
+from results.report.table import NOT_MEASURED, Table
+from results.routing.analyse import RoutingAnalysis
 from results.routing.load_floor import TTFT_RATIO, FloorVariant
 from results.routing.metrics import metric
 from results.routing.shown import difference, mark, shown
-from results.table import NOT_MEASURED, Table
 
 SHARES = ("least_share", "direct_rate", "overlap_kept", "overlap_chosen")
 TITLES = {
@@ -19,10 +20,7 @@ TITLES = {
 
 def answers(analysis: RoutingAnalysis) -> Table:
     """D1 to D7 and what was asked of the transport."""
-    rows = tuple((row.point, row.question, row.default, str(row.answer), row.text) for row in analysis.floor_answers)
-    note = "open: not measured in this run. undecided: measured, and the intervals do not tell."
-    columns = ("point", "question", "default", "answer", "numbers")
-    return Table("Load floor: the decision points", columns, rows, note)
+    return judgement_table("Load floor: the decision points", "decision", analysis.decision_points)
 
 
 def variants(analysis: RoutingAnalysis) -> Table:

@@ -10,10 +10,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from results.decisions import KvTransfer
-from results.routing.record import RoutingCell
+from results.records.decisions import KvTransfer
+from results.records.turns import RoutingCell
 from results.routing.transfers import Moved
-from results.statistics import Estimate
+from results.statistics.estimates import Estimate
 
 QUARANTINED = "quarantin"
 """In the reason of a transfer that its pair's quarantine refused, and of a pair that is cut off."""

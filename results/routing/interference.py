@@ -10,27 +10,15 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from results.load import Gap, artifact_name, verified_bytes
-from results.statistics import Estimate, mean, unknown
-
-
-class InterferenceRow(msgspec.Struct, frozen=True):
-    """One repeat, as far as it is read here. None = not measured."""
-
-    instance: str
-    prefill_tokens: int
-    decodes: int
-    tpot_before_s: float | None = None
-    tpot_during_s: float | None = None
-    tpot_after_s: float | None = None
-    worst_gap_before_s: float | None = None
-    worst_gap_during_s: float | None = None
-    prefill_ttft_s: float | None = None
+from results.records.frames import Gap, artifact_name, verified_bytes
+from results.records.layout import RunLayout
+from results.records.samples import InterferenceRecord
+from results.statistics.estimates import Estimate, mean, unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Interference:
-    """All repeats of one prefill length beside so many decodes."""
+    """All repeats of one prefill length beside this many decodes."""
 
     prefill_tokens: int
     decodes: int
@@ -46,34 +34,29 @@ class Interference:
     """The longest gap between two tokens of any decode while a prefill ran."""
 
 
-def interference_path(root: Path) -> Path:
-    """Where a run keeps the rows."""
-    return root / "results" / "interference.jsonl"
-
-
-def read_interference(root: Path) -> tuple[tuple[InterferenceRow, ...], tuple[Gap, ...]]:
+def read_interference(root: Path) -> tuple[tuple[InterferenceRecord, ...], tuple[Gap, ...]]:
     """The rows of the run; none where the file is not there, which is no gap: not every preset measures it."""
-    path = interference_path(root)
+    path = RunLayout(root).interference
     if not path.is_file():
         return (), ()
     raw = verified_bytes(path)
     if isinstance(raw, Gap):
         return (), (raw,)
     try:
-        return tuple(msgspec.json.Decoder(InterferenceRow).decode_lines(raw)), ()
+        return tuple(msgspec.json.Decoder(InterferenceRecord).decode_lines(raw)), ()
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return (), (Gap(artifact_name(path), f"is damaged: {error}"),)
 
 
-def interferences(rows: Sequence[InterferenceRow]) -> tuple[Interference, ...]:
+def interferences(rows: Sequence[InterferenceRecord]) -> tuple[Interference, ...]:
     """By prefill length and number of decodes."""
-    groups: dict[tuple[int, int], list[InterferenceRow]] = defaultdict(list)
+    groups: dict[tuple[int, int], list[InterferenceRecord]] = defaultdict(list)
     for row in rows:
         groups[row.decodes, row.prefill_tokens].append(row)
     return tuple(_interference(*key, groups[key]) for key in sorted(groups))
 
 
-def _interference(decodes: int, prefill_tokens: int, rows: Sequence[InterferenceRow]) -> Interference:
+def _interference(decodes: int, prefill_tokens: int, rows: Sequence[InterferenceRecord]) -> Interference:
     ratios = [
         row.tpot_during_s / row.tpot_before_s for row in rows if row.tpot_during_s is not None and row.tpot_before_s
     ]

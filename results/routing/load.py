@@ -1,4 +1,4 @@
-"""The cells of a `routing` run as they lie in its folder, and what is missing or damaged of them."""
+"""The cells of a `routing` run and what is missing or damaged of them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,11 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from results.decisions import DecisionRecord, KvTransfer
-from results.layout import sha256
-from results.load import Gap, artifact_name, read_table, verified_bytes
-from results.routing.record import EngineSample, RoutingCell, TrialLayout, trial_layouts
-from results.routing.turns import TURN_SCHEMA, Turns, turns_of
-
-VERSION = 1
-"""Of `cell.json`."""
+from results.measures.turns import Turns, turns_of
+from results.records.decisions import DecisionRecord, KvTransfer
+from results.records.frames import TURN_SCHEMA, Gap, artifact_name, read_record, read_table, verified_bytes
+from results.records.layout import TrialLayout, sha256, trial_layouts
+from results.records.turns import CELL_VERSION, EngineSample, RoutingCell
 
 _Row = TypeVar("_Row")
 
@@ -89,12 +86,12 @@ def collect(root: Path) -> tuple[tuple[LoadedCell, ...], tuple[Gap, ...]]:
     cells: list[LoadedCell] = []
     gaps: list[Gap] = []
     for layout in trial_layouts(root):
-        found = load_cell(layout)
-        if isinstance(found, Gap):
-            gaps.append(found)
+        cell = load_cell(layout)
+        if isinstance(cell, Gap):
+            gaps.append(cell)
             continue
-        cells.append(found)
-        gaps.extend(found.gaps)
+        cells.append(cell)
+        gaps.extend(cell.gaps)
     return tuple(sorted(cells, key=lambda cell: (cell.record.place, cell.path))), tuple(gaps)
 
 
@@ -120,7 +117,7 @@ def own_cache(turns: Turns | None, picks: PickCounts | None) -> Turns | None:
     """The turns without their cached tokens where prompts were handed over: to a decode instance those are cached."""
     if turns is None or picks is None or not picks.handovers:
         return turns
-    return replace(turns, cached_tokens=np.full(turns.index.size, np.nan))
+    return turns.without("cached_tokens")
 
 
 def count_picks(picks: Iterable[DecisionRecord | _Pick]) -> PickCounts:
@@ -165,18 +162,10 @@ def _by_name(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def _record(path: Path) -> RoutingCell | Gap:
-    name = artifact_name(path)
-    try:
-        record = msgspec.json.decode(path.read_bytes(), type=RoutingCell)
-    except FileNotFoundError:
-        return Gap(name, "is missing: the cell was not finished and is not counted")
-    except OSError as error:
-        return Gap(name, f"cannot be read: {error.strerror}; the cell is not counted")
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        return Gap(name, f"is damaged: {error}; the cell is not counted")
-    if record.version != VERSION:
-        return Gap(name, f"has version {record.version}; this Tracon reads version {VERSION}")
-    return record
+    if not path.exists():
+        return Gap(artifact_name(path), "is missing: the cell was not finished and is not counted")
+    record = read_record(path, RoutingCell, CELL_VERSION)
+    return replace(record, reason=f"{record.reason}; the cell is not counted") if isinstance(record, Gap) else record
 
 
 def _turns(layout: TrialLayout, record: RoutingCell) -> tuple[Turns | None, tuple[Gap, ...]]:
@@ -195,15 +184,15 @@ def _picks(layout: TrialLayout, record: RoutingCell) -> tuple[PickCounts | None,
     """From `breakdown.json`, which is counted from the decision log when the cell ends; else from the log itself."""
     gaps = tuple(_altered(layout.decisions, record))
     try:
-        said = msgspec.json.decode(layout.breakdown.read_bytes(), type=dict[str, Any])
-        return msgspec.convert(said["picks"], PickCounts), gaps
+        breakdown = msgspec.json.decode(layout.breakdown.read_bytes(), type=dict[str, Any])
+        return msgspec.convert(breakdown["picks"], PickCounts), gaps
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, KeyError) as error:
         absent = isinstance(error, FileNotFoundError)  # then it is among the missing files already
         own = () if absent else (Gap(artifact_name(layout.breakdown), "is damaged; counted from the decision log"),)
     if gaps:
         return None, (*gaps, *own)
-    found, row_gaps = read_rows(layout.decisions, _Pick, record)
-    return (None if row_gaps else count_picks(found)), (*own, *row_gaps)
+    picks, row_gaps = read_rows(layout.decisions, _Pick, record)
+    return (None if row_gaps else count_picks(picks)), (*own, *row_gaps)
 
 
 def _altered(path: Path, record: RoutingCell) -> Iterator[Gap]:

@@ -14,7 +14,7 @@ from itertools import combinations
 import numpy as np
 
 from results.routing.by_session import once, over_trials, ratio
-from results.routing.floor_facts import KV_AWARE, FloorFacts
+from results.routing.floor_sessions import KV_AWARE, FloorFacts
 from results.routing.floor_transport import (
     Rules,
     TargetLegs,
@@ -26,19 +26,19 @@ from results.routing.floor_transport import (
     transport_facts,
 )
 from results.routing.logs import LogFacts
-from results.routing.measure import Measurements, interval, judged, level_interval, ratio_interval
+from results.routing.measure import Measurements, interval, level_interval, ratio_interval
 from results.routing.metrics import metric
 from results.routing.transfers import Moved, enough_counted, partly
-from results.statistics import Estimate, Samples
-from results.tax import Verdict
-from results.trials import Measured, Trial, combine
+from results.statistics.estimates import Estimate, Samples
+from results.statistics.judgement import Verdict, judged
+from results.statistics.trials import Measured, Trial, combine
 
 NO_FIX = "none"
 BONUS = "load_floor_bonus"
 """The parameter of kv_aware."""
 NO_LOG = "no decision log of a cell that counts can be read"
 NON_TRIVIAL = 0.5
-"""A D has a share of the sessions worth the name from so much of an even one on; the specification states none."""
+"""A D has a share worth the name from this part of an even share on; the specification states none."""
 OF_TURNS = ("ttft_p90_s", "completed_share")
 TTFT_RATIO = "ttft_p90_ratio"
 """Among the differences: of two TTFT p90 the ratio, which judges times here as everywhere in the report."""
@@ -92,7 +92,7 @@ class FloorVariant:
 
     @property
     def is_counted(self) -> bool:
-        """Whether the overlap kept is known of so many requests that it stands for all."""
+        """Whether the overlap kept is known of enough requests to represent all."""
         return enough_counted(self.counted, self.served)
 
     @property

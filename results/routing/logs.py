@@ -9,14 +9,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from results.decisions import DecisionRecord
-from results.load import Gap, artifact_name
-from results.routing.floor_facts import KV_AWARE, FloorFacts, floor_facts
+from results.records.decisions import DecisionRecord
+from results.records.frames import Gap, artifact_name
+from results.records.layout import TrialLayout
+from results.records.turns import RoutingCell
+from results.routing.floor_sessions import KV_AWARE, FloorFacts, floor_facts
 from results.routing.load import LoadedCell, read_rows
 from results.routing.measure import Measurements
 from results.routing.migrations import Migrations, migrations
 from results.routing.recomputing import Brought, Prefill, brought, prefills
-from results.routing.record import RoutingCell, TrialLayout
 from results.routing.timeline import Timeline, timeline
 from results.routing.transfer_counts import counted_by_logs, read_transfer_logs
 from results.routing.transfers import Moved, moved

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from results.figures.ink import plain_ticks
-from results.statistics import Samples
+from results.report.ink import plain_ticks
+from results.statistics.estimates import Samples
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

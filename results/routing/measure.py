@@ -16,13 +16,13 @@ from urllib.parse import unquote
 
 import numpy as np
 
-from results.load import Gap
+from results.measures.turns import Mask, Turns
+from results.records.frames import Gap
 from results.routing.load import LoadedCell
 from results.routing.metrics import Metric
 from results.routing.points import fewest, has, means, point_value, quantile_of, replicates
 from results.routing.summary import RoutedSummary
-from results.routing.turns import Mask, Turns
-from results.statistics import (
+from results.statistics.estimates import (
     DRAWS,
     LEVEL,
     Estimate,
@@ -33,8 +33,7 @@ from results.statistics import (
     too_small,
     weighted_quantiles,
 )
-from results.tax import Verdict
-from results.trials import MIN_PAIRED, Measured, Trial, combine, estimate, resampled, unmeasured
+from results.statistics.trials import MIN_PAIRED, Measured, Trial, combine, estimate, resampled, unmeasured
 
 MIN_SESSIONS = 8
 """Fewer cannot be resampled: the draws would be a handful of values."""
@@ -299,24 +298,11 @@ def interval(measured: Measured, level: float = LEVEL) -> Estimate:
 def ratio_interval(measured: Measured) -> Estimate:
     """The geometric mean over the trials of ratios whose logarithms these are, with the interval of the logarithms.
 
-    One slow trial widens the interval of a ratio far less than that of a difference. Source: docs/routing-analysis.md.
+    One slow trial widens the interval of a ratio far less than that of a difference. Source: docs/analysis.md.
     """
     found = interval(measured)
     value, low, high = (None if part is None else math.exp(part) for part in (found.value, found.low, found.high))
     return replace(found, value=value, low=low, high=high)
-
-
-def judged(found: Estimate, none: float = 0.0) -> Verdict | None:
-    """What the interval says of the value against `none`: 0 for a difference, 1 for a ratio.
-
-    None without an interval over trials: what resampled sessions hold within a launch or two tells no policy from
-    another, because two launches of one policy differ too.
-    """
-    if found.value is None or found.low is None or found.high is None or (found.basis or "").startswith(RESAMPLED):
-        return None
-    if found.low > none:
-        return Verdict.HIGHER
-    return Verdict.LOWER if found.high < none else Verdict.NOT_DISTINGUISHABLE
 
 
 def level_interval(measured: Measured, most: float = math.inf) -> Estimate:

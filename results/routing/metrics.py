@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from results.routing.turns import SERIES
-from results.summary import POINTS, percentile_name
-
-NAMES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E"}
+from results.measures import latency
+from results.measures.summary import POINTS, percentile_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +26,7 @@ class Metric:
 
     @property
     def is_time(self) -> bool:
-        """A time or a ratio of times: two policies are told apart by the ratio of theirs."""
+        """A time or a ratio of times: two policies are compared by the ratio of theirs."""
         return self.unit in ("s", "ms", "x")
 
     @property
@@ -42,14 +40,13 @@ class Metric:
 
 
 def _latencies() -> Iterable[Metric]:
-    for series in SERIES:
-        unit = "s" if series == "e2e_s" else "ms"
+    for series, of in latency.METRICS.items():
         for point in ("mean", *POINTS):
-            yield Metric(percentile_name(series, point), f"{NAMES[series]} {point}", unit, False, series, point)
+            title = f"{of.title} {point}"
+            yield Metric(percentile_name(series, point), title, of.shown_unit, False, series, point)
 
 
-METRICS: tuple[Metric, ...] = (
-    *_latencies(),
+_OF_CELLS: tuple[Metric, ...] = (
     Metric("worker_ttft_p90_median_s", "instance TTFT p90, median", "ms", False, "ttft_s", "median"),
     Metric("worker_ttft_p90_max_s", "instance TTFT p90, max", "ms", False, "ttft_s", "max"),
     Metric("apc", "APC", "share", True),
@@ -57,7 +54,6 @@ METRICS: tuple[Metric, ...] = (
     Metric("amplification", "amplification", "x", False),
     Metric("completed_share", "completed", "share", True),
 )
-"""Every metric that a difference of policies is computed of."""
 
 HEADLINE = (
     "ttft_p50_s", "ttft_p90_s", "tpot_p90_s", "e2e_p90_s", "apc", "worker_ttft_p90_median_s", "worker_ttft_p90_max_s",
@@ -66,6 +62,11 @@ HEADLINE = (
 """What the specification claims its policy wins: the five dimensions of contribution C3, and the medians beside."""
 
 
+def metrics() -> tuple[Metric, ...]:
+    """Every metric that a difference of policies is computed of: those of the declared request metrics first."""
+    return (*_latencies(), *_OF_CELLS)
+
+
 def metric(name: str) -> Metric:
     """The metric called `name`. Raises KeyError."""
-    return {known.name: known for known in METRICS}[name]
+    return {known.name: known for known in metrics()}[name]

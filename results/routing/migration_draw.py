@@ -9,14 +9,14 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from results.figures.figure import Figure
-from results.figures.files import Drawers
-from results.figures.ink import sheet
+from results.report.figure import Figure
+from results.report.figure_files import Drawers
+from results.report.ink import sheet
 from results.routing import migration_figures as figures
 from results.routing.marks import dots, time_axis
 from results.routing.metrics import metric
-from results.statistics import Samples
-from results.statistics import figure as digits
+from results.statistics.estimates import Samples
+from results.statistics.estimates import figure as digits
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import pandas as pd
 
-from results.figures.figure import Figure
+from results.report.figure import Figure
+from results.routing.analyse import RoutingAnalysis
 from results.routing.cautions import few_trials
-from results.routing.findings import RoutingAnalysis
 from results.routing.moves import CellMigrations
 from results.routing.shown import bars, numbers
 from results.routing.timeline import heat

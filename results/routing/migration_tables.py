@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from results.routing.findings import RoutingAnalysis
+from results.report.judgements import judgement_table
+from results.report.table import NOT_MEASURED, Column, Table, make_table
+from results.routing.analyse import RoutingAnalysis
 from results.routing.metrics import metric
 from results.routing.migrations import MIN_COSTED
-from results.routing.paper import FULL, PaperRow
-from results.routing.policy_migrations import told
+from results.routing.policy_migrations import PolicyTransfers, counts_text
 from results.routing.shown import cut, difference, headed, shown
+from results.routing.specified_tables import FULL, PaperRow
 from results.routing.transfers import COUNTED_SHARE
-from results.statistics import Estimate
-from results.table import NOT_MEASURED, Table
-from results.verdicts import Outcome
+from results.statistics.estimates import Estimate
 
 NOT_RUN = "not in this run"
 PAPER = (
@@ -87,12 +87,8 @@ def _against(analysis: RoutingAnalysis, label: str, full: str, name: str) -> str
 
 def claims(analysis: RoutingAnalysis) -> Table:
     """What the specification expects of migration, judged."""
-    rows = tuple(
-        (row.name, row.claim, row.outcome.upper() if row.outcome == Outcome.REFUTED else str(row.outcome), row.reason)
-        for row in analysis.claims
-    )
     note = "Judged by the intervals of the differences; the rules stand in verdicts.json."
-    return Table("Claims about migration", ("claim", "in words", "outcome", "because"), rows, note)
+    return judgement_table("Claims about migration", "claim", analysis.claims, note)
 
 
 def migrations(analysis: RoutingAnalysis) -> Table:
@@ -106,7 +102,7 @@ def migrations(analysis: RoutingAnalysis) -> Table:
             *(str(row.outcomes.get(word, 0)) if row.trials else NOT_MEASURED for word in OUTCOMES),
             *_judged(row.values["accuracy"], row.values["accuracy_next"]),
             _per_cent(row.values["thrash_rate"]),
-            told(row.refused) or NOT_MEASURED,
+            counts_text(row.refused) or NOT_MEASURED,
             row.why_none or _bases(row.values),
         )
         for row in analysis.moves.migrations
@@ -119,7 +115,7 @@ def migrations(analysis: RoutingAnalysis) -> Table:
     note = (
         "Trigger rate: of requests. Outcomes: of picks; recomputed: served without KV that came, unneeded: the target "
         "held it already. Accuracy: served migrations whose target was not hot at any of the session's next "
-        f"{after} turns, of those after which so many were seen (judged); beside it, at the very next turn. Thrash "
+        f"{after} turns, of those after which that many were seen (judged); beside it, at the very next turn. Thrash "
         "rate: sessions that migrated again within their cooldown: must be 0. Accuracy and thrash rate have exact "
         "binomial intervals."
     )
@@ -151,28 +147,33 @@ def by_trial(analysis: RoutingAnalysis) -> Table:
 
 def transfers(analysis: RoutingAnalysis) -> Table:
     """KV on its way: how it ended, and how long it took."""
-    rows = tuple(
-        (
-            row.label,
-            row.purpose,
-            ", ".join(row.transports) or NOT_MEASURED,
-            *(str(row.statuses.get(word, 0)) for word in STATUSES),
-            *(row.values[f"transfer_{point}_s"].text(3, 1e3) for point in ("mean", "p50", "p90", "max")),
-            *(row.values[f"{part}_mean_s"].text(3, 1e3) for part in ("wait", "source_leg", "target_leg")),
-            told(row.reasons) or NOT_MEASURED,
-        )
-        for row in analysis.moves.transfers
-    )
-    columns = (
-        "policy", "purpose", "transport", *STATUSES, "mean ms", "p50 ms", "p90 ms", "max ms", "waited ms",
-        "source leg ms", "target leg ms", "why not",
-    )  # fmt: skip
     note = (
         "Of those transferred: from the router's beginning to the KV at the target (handover: to its first byte). "
         "Waited: what neither leg took, above all for a turn at the target. Legs: queues of their engines included."
     )
     note += cut(value for row in analysis.moves.transfers for value in row.values.values())
-    return Table("KV transfers", columns, rows, note)
+    return make_table("KV transfers", TRANSFER_COLUMNS, analysis.moves.transfers, note)
+
+
+def _count(status: str) -> Column[PolicyTransfers]:
+    return Column(status, lambda row: str(row.statuses.get(status, 0)))
+
+
+def _mean_ms(name: str, value: str) -> Column[PolicyTransfers]:
+    return Column(name, lambda row: row.values[value], "ms", 3, 1e3)
+
+
+TRANSFER_COLUMNS: tuple[Column[PolicyTransfers], ...] = (
+    Column("policy", lambda row: row.label),
+    Column("purpose", lambda row: row.purpose),
+    Column("transport", lambda row: ", ".join(row.transports) or None),
+    *map(_count, STATUSES),
+    *(_mean_ms(point, f"transfer_{point}_s") for point in ("mean", "p50", "p90", "max")),
+    _mean_ms("waited", "wait_mean_s"),
+    _mean_ms("source leg", "source_leg_mean_s"),
+    _mean_ms("target leg", "target_leg_mean_s"),
+    Column("why not", lambda row: counts_text(row.reasons) or None),
+)
 
 
 def brought(analysis: RoutingAnalysis) -> Table:
@@ -187,7 +188,7 @@ def brought(analysis: RoutingAnalysis) -> Table:
             _per_cent(row.values["source_computed_share"]),
             row.values["bytes_mean"].text(3, 1e-6),
             row.values["bandwidth_bytes_per_s"].text(3, 1e-6),
-            told(row.uncounted) or NOT_MEASURED,
+            counts_text(row.uncounted) or NOT_MEASURED,
         )
         for row in analysis.moves.transfers
         if row.statuses.get("transferred")

@@ -14,8 +14,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from results.decisions import DecisionRecord, KvTransfer
-from results.statistics import Estimate, Samples, mean, proportion, unknown
+from results.records.decisions import DecisionRecord, KvTransfer, transfer_s
+from results.statistics.estimates import Estimate, Samples, mean, proportion, unknown
 
 TURNS_AFTER = 3
 """k of the accuracy, which the specification leaves open: the next turns of the session that are looked at.
@@ -76,7 +76,7 @@ class Migration:
 
 @dataclass(frozen=True, slots=True)
 class CostRow:
-    """Served migrations of sessions with so many turns left."""
+    """Served migrations of sessions with enough turns left."""
 
     turns_left: str
     """`0`, `2-4`, `20+`."""
@@ -201,12 +201,6 @@ def _cost(values: Samples) -> Estimate:
 
 def _floats(values: Iterable[float | None]) -> Samples:
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
-
-
-def transfer_s(transfer: KvTransfer) -> float | None:
-    """From the router's beginning to the KV at the target; None where it did not come."""
-    whole = transfer.status == "transferred" and transfer.t_begin_ns and transfer.t_done_ns
-    return (transfer.t_done_ns - transfer.t_begin_ns) / 1e9 if whole else None
 
 
 def wants_to_move(record: DecisionRecord) -> bool:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from results.measures.turns import Turns, in_flight_over_time
 from results.routing.load import LoadedCell
-from results.routing.turns import Turns, in_flight_over_time
-from results.statistics import Estimate, Samples, percentiles, unknown
+from results.statistics.estimates import Estimate, Samples, percentiles, unknown
 
 DEPLOYMENTS: Mapping[str, float] = {"combined 8C": 1.0, "4P+4D": 0.5, "6P+2D": 0.25}
 """The specification's deployments of 8 instances to the share of the KV pools that decodes."""

@@ -7,18 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
+from results.measures import latency
 from results.routing.measure import (
     Measurements,
     interval,
-    judged,
     level_interval,
     ratio_interval,
 )
-from results.routing.metrics import HEADLINE, METRICS, Metric, metric
-from results.routing.turns import SERIES
-from results.statistics import LEVEL, Estimate, holm, unknown
-from results.tax import Verdict
-from results.trials import MIN_PAIRED, p_value
+from results.routing.metrics import HEADLINE, Metric, metric, metrics
+from results.statistics.estimates import LEVEL, Estimate, holm, unknown
+from results.statistics.judgement import Verdict, judged
+from results.statistics.trials import MIN_PAIRED, p_value
 
 ORDER = (
     "round_robin", "load_only", "leastwork", "lmetric", "kv_linear", "kv_aware", "sticky", "approach_a", "unified",
@@ -88,7 +87,7 @@ class TurnPair:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Who is best on one metric, and of whom that can be told."""
+    """Who is best on one metric, and of whom the intervals say so."""
 
     metric: str
     best: str
@@ -125,7 +124,7 @@ def value_of(measurements: Measurements, label: str, measure: Metric) -> Estimat
 def pairs(measurements: Measurements, labels: Sequence[str]) -> tuple[Pair, ...]:
     """Every metric of every two labels, the later one in `labels` against the earlier."""
     return tuple(
-        pair(measurements, second, first, measure) for first, second in combinations(labels, 2) for measure in METRICS
+        pair(measurements, second, first, measure) for first, second in combinations(labels, 2) for measure in metrics()
     )
 
 
@@ -140,12 +139,12 @@ def pair(measurements: Measurements, first: str, second: str, measure: Metric) -
         verdict = judged(ratio, 1.0)
     base = value_of(measurements, second, measure)
     common: tuple[int | None, int | None] = (None, None)
-    if measure.series in SERIES:
+    if measure.series in latency.METRICS:
         common = measurements.common_turns(first, second, measure.series)
     relative = difference.value / base.value if difference.value is not None and base.value else None
-    told = p_value(tested) if len(tested.trials) >= MIN_PAIRED else None
+    p = p_value(tested) if len(tested.trials) >= MIN_PAIRED else None
     above, below = (sum(sign * one.value > 0 for one in tested.trials.values()) for sign in (1, -1))
-    return Pair(measure.name, first, second, difference, base, relative, verdict, *common, told, ratio, above, below)
+    return Pair(measure.name, first, second, difference, base, relative, verdict, *common, p, ratio, above, below)
 
 
 def pair_of(found: Sequence[Pair], first: str, second: str, name: str) -> Pair | None:
@@ -187,12 +186,12 @@ def turn_pairs(measurements: Measurements, labels: Sequence[str]) -> tuple[TurnP
             level_interval(measurements.turn_by_turn(second, first, series, "faster"), most=1.0),
         )
         for first, second in combinations(labels, 2)
-        for series in SERIES
+        for series in latency.METRICS
     )
 
 
 def standings(measurements: Measurements, labels: Sequence[str], found: Sequence[Pair]) -> tuple[Standing, ...]:
-    """Who is best on each of HEADLINE; a metric that nobody has is left out."""
+    """Who is best on each of HEADLINE; a metric that no policy has is left out."""
     rows = (_standing(measurements, labels, found, metric(name)) for name in HEADLINE)
     return corrected([row for row in rows if row is not None], found)
 
@@ -228,11 +227,11 @@ def _standing(
     for label in labels:
         if label == best:
             continue
-        told = _against(found, measure, label, best)
-        place = "untold" if told is None else "behind" if told[0] == worse else "level"
+        compared = _against(found, measure, label, best)
+        place = "untold" if compared is None else "behind" if compared[0] == worse else "level"
         sorted_out[place].append(label)
-        if told is not None:
-            bases[told[1]] = None
+        if compared is not None:
+            bases[compared[1]] = None
     groups = {name: tuple(names) for name, names in sorted_out.items()}
     return Standing(measure.name, best, values[best], **groups, basis="; ".join(bases))
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from results.measures.summary import POINTS
+from results.measures.turns import Mask, Turns
 from results.routing.metrics import Metric
-from results.routing.turns import Mask, Turns
-from results.statistics import Ranks, Samples
-from results.statistics import weighted_quantiles as quantiles
-from results.summary import POINTS
+from results.statistics.estimates import Ranks, Samples
+from results.statistics.estimates import weighted_quantiles as quantiles
 
 WORKER_POINT = 0.9
 """Of each instance's TTFT, before the median and the maximum over instances."""

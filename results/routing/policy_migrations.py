@@ -19,8 +19,8 @@ from results.routing.logs import LogFacts
 from results.routing.measure import Measurements, interval, level_interval
 from results.routing.migrations import CostRow, Migrations, accuracy, costs, thrash_rate
 from results.routing.transfers import Moved, partly
-from results.statistics import Estimate, Samples, unknown
-from results.trials import Measured, Trial
+from results.statistics.estimates import Estimate, Samples, unknown
+from results.statistics.trials import Measured, Trial
 
 OF_COUNTED = (
     "external_tokens_mean", "local_tokens_mean", "computed_tokens_mean", "bytes_mean", "external_share",
@@ -228,7 +228,7 @@ def _why_none(found: Mapping[int, Migrations], parameters: Mapping[str, object])
     refused = _summed(one.refused for one in found.values())
     if not refused:
         return f"no session's instance had more than {parameters['hot_tokens']} prompt tokens pending (T_hot) at a pick"
-    return f"every time that a session's instance was hot it stayed: {told(refused)}"
+    return f"every time that a session's instance was hot it stayed: {counts_text(refused)}"
 
 
 def _plain(reason: str) -> str:
@@ -236,7 +236,7 @@ def _plain(reason: str) -> str:
     return re.sub(r"\d[\d.]*", "N", reason) or "no reason was given"
 
 
-def told(counts: Mapping[str, int]) -> str:
+def counts_text(counts: Mapping[str, int]) -> str:
     """`a 3, b 1`, the most frequent first."""
     return ", ".join(f"{name} {count}" for name, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 

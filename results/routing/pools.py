@@ -13,13 +13,13 @@ from functools import partial
 
 import numpy as np
 
+from results.records.turns import RoutedEngine
 from results.routing.by_session import once, over_trials
 from results.routing.load import LoadedCell
 from results.routing.measure import level_interval
 from results.routing.occupancy import WALL
-from results.routing.record import RoutedEngine
-from results.statistics import Estimate, Samples
-from results.trials import Trial
+from results.statistics.estimates import Estimate, Samples
+from results.statistics.trials import Trial
 
 SOURCES = {
     "local_hit_share": "local_cache_hit",

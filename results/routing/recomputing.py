@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from results.decisions import DecisionRecord
+from results.records.decisions import DecisionRecord, transfer_s
 from results.routing.arms import AgainstArm
 from results.routing.by_session import over_trials, replicated
-from results.routing.measure import Measurements, interval, judged
-from results.routing.migrations import pending_at, transfer_s
-from results.statistics import Estimate, Ranks, Samples
-from results.tax import Verdict
-from results.trials import Trial
+from results.routing.measure import Measurements, interval
+from results.routing.migrations import pending_at
+from results.statistics.estimates import Estimate, Ranks, Samples
+from results.statistics.judgement import Verdict, judged
+from results.statistics.trials import Trial
 
 MIN_FIT = 30
 """Fewer turns say nothing of a time per token beside what was pending."""
@@ -215,7 +215,7 @@ def compared(
         return f"{len(computed)} turns were served without KV from elsewhere (needs {MIN_FIT})"
     whole = _numbers(computed, moved, np.zeros(len(computed) + len(moved), dtype=np.int64), np.ones((1, 1)))
     if not np.isfinite(whole["prefill_s_per_token"][0]):
-        return "turns that computed more tokens did not take longer: no time per token can be told"
+        return "turns that computed more tokens did not take longer: there is no time per token"
     sessions = [*(one.session for one in computed), *(one.session for one in moved)]
 
     def drawn(name: str) -> Callable[[], Samples | str]:

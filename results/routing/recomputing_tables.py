@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from results.routing.findings import RoutingAnalysis
+from results.report.table import NOT_MEASURED, Table
+from results.routing.analyse import RoutingAnalysis
 from results.routing.recomputing import MIN_R2, WITHIN, Fit
 from results.routing.shown import ND
-from results.table import NOT_MEASURED, Table
-from results.tax import Verdict
+from results.statistics.judgement import Verdict
 
 
 def arms(analysis: RoutingAnalysis) -> Table:

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 from rich.console import RenderableType
 
-from results.figures.figure import Figure
-from results.report import markdown, rich_tables, title
+from results.report.document import markdown, rich_tables, title
+from results.report.figure import Figure
+from results.routing.analyse import RoutingAnalysis
 from results.routing.cautions import few_trials, stalls
-from results.routing.findings import RoutingAnalysis
 from results.routing.metrics import metric
 from results.routing.pairs import Standing
 from results.routing.shown import shown
 from results.routing.tables import tables
-from results.statistics import LEVEL
-from results.trials import MIN_PAIRED
+from results.statistics.estimates import LEVEL
+from results.statistics.trials import MIN_PAIRED, SPREAD
 
 
 def to_markdown(analysis: RoutingAnalysis, figures: Sequence[Figure] = ()) -> str:
@@ -33,15 +33,16 @@ def opening(analysis: RoutingAnalysis) -> str:
     facts = analysis.facts
     where = {"cpu": ", on a CPU build of the engine", "cuda": ", on a GPU"}.get(facts.engine_kind, "")
     few = few_trials(analysis.trials)
+    hold = f"the {LEVEL:.0%} {SPREAD}" if few else f"{LEVEL:.0%} intervals"
     return (
         f"{few + ' ' if few else ''}Profile {facts.label}{where}: {len(analysis.labels)} policies, {analysis.trials} "
         f"{'trial' if analysis.trials == 1 else 'trials'} each at most, {len(analysis.cells)} cells, degraded: "
-        f"{len(analysis.degraded)}, gaps: {len(analysis.gaps)}. {_trace(analysis)}Brackets hold {LEVEL:.0%} intervals; "
-        f"`?` is a bound that too few samples allow, `-` a value that was not measured.{_told(analysis)}"
+        f"{len(analysis.degraded)}, gaps: {len(analysis.gaps)}. {_trace(analysis)}Brackets hold {hold}; "
+        f"`?` is a bound that too few samples allow, `-` a value that was not measured.{_findings(analysis)}"
     )
 
 
-def _told(analysis: RoutingAnalysis) -> str:
+def _findings(analysis: RoutingAnalysis) -> str:
     found = [] if few_trials(analysis.trials) else [verdict(analysis)]
     odd = stalls(analysis.cells)
     if odd:
@@ -64,15 +65,15 @@ def verdict(analysis: RoutingAnalysis) -> str:
     few = few_trials(analysis.trials)
     if few:
         return few
-    told = sum(len(row.behind) + len(row.level) for row in analysis.standings)
-    if not told:
+    comparisons = sum(len(row.behind) + len(row.level) for row in analysis.standings)
+    if not comparisons:
         return "Nothing can be compared."
     alone = [row for row in analysis.standings if row.alone]
-    by_chance = told * (1 - LEVEL)
+    by_chance = comparisons * (1 - LEVEL)
     behind, kept = (sum(len(getattr(row, name)) for row in analysis.standings) for name in ("behind", "corrected"))
     chance = (
-        f" {told} comparisons at {LEVEL:.0%} each: about {by_chance:.1f} find a difference by chance alone; of the "
-        f"{behind} found, {kept} stand after Holm's correction."
+        f" {comparisons} comparisons at {LEVEL:.0%} each: about {by_chance:.1f} find a difference by chance alone; of "
+        f"the {behind} found, {kept} stand after Holm's correction."
     )
     if not alone:
         return (
@@ -91,7 +92,8 @@ def verdict(analysis: RoutingAnalysis) -> str:
 def _leader(row: Standing) -> str:
     measure = metric(row.metric)
     beside = (*row.level, *row.untold)
-    shared = f", not told from {len(beside)} of {len(beside) + len(row.behind)} others" if beside else ", the only one"
+    others = len(beside) + len(row.behind)
+    shared = f", not distinguishable from {len(beside)} of {others} others" if beside else ", the only one"
     value = f"{shown(row.value, measure)} {measure.shown_unit}".strip()
     return f"{measure.title} {row.best} ({value}{shared})"
 
@@ -106,9 +108,10 @@ def limits(analysis: RoutingAnalysis) -> tuple[str, ...]:
         )
     if analysis.trials < MIN_PAIRED:
         found.append(
-            f"Fewer than {MIN_PAIRED} trials: the intervals resample sessions, the same in every cell. They hold what "
-            "varies between sessions, not what varies between launches or over time, and neighbouring sessions that "
-            "queue behind one another are taken as independent. Numbers of whole cells (APC, amplification) have none."
+            f"Fewer than {MIN_PAIRED} trials: the brackets hold the spread of resampled sessions, the same in every "
+            "cell: what varies between sessions, not what varies between launches or over time. Neighbouring sessions "
+            "that queue behind one another are taken as independent. Numbers of whole cells (APC, amplification) have "
+            "no brackets."
         )
     else:
         found.append(

@@ -6,15 +6,16 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-from results.routing.measure import RESAMPLED, judged
+from results.report.table import NOT_MEASURED
+from results.routing.measure import RESAMPLED
 from results.routing.metrics import Metric
 from results.routing.pairs import Pair
-from results.statistics import LEVEL, Estimate
-from results.table import NOT_MEASURED
+from results.statistics.estimates import LEVEL, Estimate
+from results.statistics.judgement import judged
 
 ND = " n.d."
 WITHIN = " (within launches)"
-"""Marks of a difference: not distinguishable from none; told from none within a launch or two, which is no verdict."""
+"""Marks of a difference: not distinguishable; distinguishable within one or two launches, which is no verdict."""
 
 
 def headed(measure: Metric) -> str:
@@ -39,14 +40,14 @@ def difference(found: Estimate | None, measure: Metric) -> str:
 
 
 def ratio(pair: Pair | None) -> str:
-    """A ratio of times, marked as a difference is; where it is not told from 1 although all trials agree, that too."""
+    """A ratio of times, marked as a difference is; also where all trials agree although 1 is inside."""
     found = None if pair is None else pair.ratio
     if pair is None or found is None or found.value is None:
         return NOT_MEASURED
     trials = pair.higher_in + pair.lower_in
     agreed = "higher" if pair.higher_in == trials else "lower" if pair.lower_in == trials else ""
-    told = mark(found, 1.0)
-    return found.text(3) + told + (f", {agreed} in all {trials}" if told == ND and agreed and trials > 1 else "")
+    sign = mark(found, 1.0)
+    return found.text(3) + sign + (f", {agreed} in all {trials}" if sign == ND and agreed and trials > 1 else "")
 
 
 def mark(found: Estimate, none: float) -> str:

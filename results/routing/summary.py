@@ -9,17 +9,16 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from results.decisions import DecisionRecord
-from results.records import RequestStatus
+from results.measures.replay import UNREADABLE, apc_bounds, apc_usage, latency_numbers
+from results.measures.turns import Turns, session_times, turn_table, turns_of
+from results.records.decisions import DecisionRecord
+from results.records.schemas import RequestStatus
+from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TurnRecord
 from results.routing.load import LoadedCell, PickCounts, count_picks, own_cache
-from results.routing.record import EngineSample, RoutedEngine, RoutingCell, TurnRecord
-from results.routing.turns import SERIES, Mask, Turns, session_times, turn_table, turns_of
-from results.statistics import Estimate, mean, percentiles, unknown
-from results.summary import POINTS, percentile_name
+from results.statistics.estimates import Estimate, percentiles, unknown
 
 FORMAT = 1
 """Version of `metrics.summary.json` and `breakdown.json`."""
-UNREADABLE = "the turn records cannot be read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class InstanceNumbers:
 
 @dataclass(frozen=True, slots=True)
 class RoutedSummary:
-    """One cell. `docs/routing-analysis.md` defines every value."""
+    """One cell. `docs/analysis.md` defines every value."""
 
     cell: str
     label: str
@@ -81,12 +80,12 @@ def summarise(
     """`metrics.summary.json` and `breakdown.json` of a cell that has just ended, as JSON values."""
     picks = count_picks(decisions)
     columns = own_cache(turns_of(turn_table(turns), cell.t_start_ns), picks)
-    found = summary_of(LoadedCell(cell, columns, picks, tuple(samples), ""))
-    said = msgspec.to_builtins(found)
+    cell_summary = summary_of(LoadedCell(cell, columns, picks, tuple(samples), ""))
+    row = msgspec.to_builtins(cell_summary)
     own = ("cell", "label", "policy", "parameters", "trial", "counts", "values", "degraded")
     return (
-        {"format": FORMAT, "definitions": "docs/routing-analysis.md", **{name: said[name] for name in own}},
-        {"format": FORMAT, "cell": cell.cell, "instances": said["instances"], "picks": msgspec.to_builtins(picks)},
+        {"format": FORMAT, "definitions": "docs/analysis.md", **{name: row[name] for name in own}},
+        {"format": FORMAT, "cell": cell.cell, "instances": row["instances"], "picks": msgspec.to_builtins(picks)},
     )
 
 
@@ -104,7 +103,7 @@ def summary_of(cell: LoadedCell) -> RoutedSummary:
         attempt=record.attempt,
         counts=_counts(turns, picks, record),
         values={
-            **_latencies(turns),
+            **latency_numbers(turns),
             **_caching(turns, picks, record),
             **_workers(instances),
             **_coupling(turns, record),
@@ -122,9 +121,9 @@ def summary_of(cell: LoadedCell) -> RoutedSummary:
 
 
 def _counts(turns: Turns | None, picks: PickCounts | None, record: RoutingCell) -> dict[str, int | None]:
-    found: dict[str, int | None] = dict.fromkeys(("turns", "completed", "failed", "dropped", "cut", "sessions"))
+    counts: dict[str, int | None] = dict.fromkeys(("turns", "completed", "failed", "dropped", "cut", "sessions"))
     if turns is not None:
-        found |= {
+        counts |= {
             "turns": int(turns.index.size),
             "completed": turns.count(RequestStatus.OK),
             "failed": turns.count(RequestStatus.ERROR),
@@ -133,25 +132,11 @@ def _counts(turns: Turns | None, picks: PickCounts | None, record: RoutingCell) 
             "sessions": len(set(turns.session)),
         }
     done = record.replay.get("sessions_done")
-    found["sessions_done"] = done if isinstance(done, int) else None
-    found["picks"] = None if picks is None else picks.picks
-    found["retried"] = None if picks is None else picks.statuses.get("retried", 0)
-    found["migrations"] = None if picks is None else picks.migrations
-    return found
-
-
-def _latencies(turns: Turns | None) -> dict[str, Estimate]:
-    """Mean, p50, p90 and p99 of each series (s), with the interval inside the cell."""
-    found: dict[str, Estimate] = {}
-    for series in SERIES:
-        if turns is None:
-            found |= {percentile_name(series, point): unknown(UNREADABLE) for point in ("mean", *POINTS)}
-            continue
-        samples = turns.series(series)
-        points = percentiles(samples, tuple(POINTS.values()))
-        found[percentile_name(series, "mean")] = mean(samples)
-        found |= {percentile_name(series, point): estimate for point, estimate in zip(POINTS, points, strict=True)}
-    return found
+    counts["sessions_done"] = done if isinstance(done, int) else None
+    counts["picks"] = None if picks is None else picks.picks
+    counts["retried"] = None if picks is None else picks.statuses.get("retried", 0)
+    counts["migrations"] = None if picks is None else picks.migrations
+    return counts
 
 
 def _caching(turns: Turns | None, picks: PickCounts | None, record: RoutingCell) -> dict[str, Estimate]:
@@ -160,19 +145,11 @@ def _caching(turns: Turns | None, picks: PickCounts | None, record: RoutingCell)
     apc = engines_apc(record.engines) if picks is None or not picks.leg_tokens else moved_apc(record.engines, picks)
     if turns is None:
         return {"apc": apc, **dict.fromkeys(("apc_usage", "apc_bound_any", "apc_bound_intra", "apc_of_bound"), why)}
-    done = turns.completed
-    whole = float(turns.input_tokens[done].sum())
-    reusable = {"any": turns.reusable_any_tokens, "intra": turns.reusable_intra_tokens}
-    bounds = {
-        f"apc_bound_{kind}": Estimate(float(tokens[done].sum()) / whole, n=int(done.sum()))
-        if whole
-        else unknown("no turn was completed")
-        for kind, tokens in reusable.items()
-    }
+    bounds = apc_bounds(turns)
     bound = bounds["apc_bound_any"].value
     return {
         "apc": apc,
-        "apc_usage": _apc_usage(turns, done)
+        "apc_usage": apc_usage(turns, turns.completed)
         if picks is None or not picks.handovers
         else unknown("a decode instance reports the prompt that it was handed as cached"),
         **bounds,
@@ -209,15 +186,6 @@ def moved_apc(engines: Sequence[RoutedEngine], picks: PickCounts) -> Estimate:
     return Estimate(max(1 - sum(tokens or 0.0 for tokens in computed) / prompts, 0.0))
 
 
-def _apc_usage(turns: Turns, where: Mask) -> Estimate:
-    """The same as the responses' usage says, over the turns of `where` that say it."""
-    said = where & np.isfinite(turns.cached_tokens) & np.isfinite(turns.prompt_tokens)
-    prompts = float(turns.prompt_tokens[said].sum())
-    if not prompts:
-        return unknown("no response stated its cached tokens")
-    return Estimate(float(turns.cached_tokens[said].sum()) / prompts, n=int(said.sum()))
-
-
 def _instance(
     engine: RoutedEngine, turns: Turns | None, picks: PickCounts | None, samples: Sequence[EngineSample]
 ) -> InstanceNumbers:
@@ -234,7 +202,7 @@ def _instance(
         turns=int((here & turns.completed).sum()),
         failed=int((here & (turns.status == RequestStatus.ERROR.value)).sum()),
         sessions=len(set(turns.session[here])),
-        values={"ttft_p50_s": p50, "ttft_p90_s": p90, "apc_usage": _apc_usage(turns, here), **own},
+        values={"ttft_p50_s": p50, "ttft_p90_s": p90, "apc_usage": apc_usage(turns, here), **own},
         reasons=reasons,
     )
 
@@ -252,12 +220,12 @@ def _sampled(rows: Sequence[EngineSample]) -> dict[str, Estimate]:
 
 def _workers(instances: Sequence[InstanceNumbers]) -> dict[str, Estimate]:
     """The per-instance TTFT p90 as (median, max) over the instances that served: never as a ratio (specs/ear, 3.3)."""
-    served = [found for one in instances if (found := one.values["ttft_p90_s"]).value is not None]
+    served = [p90 for one in instances if (p90 := one.values["ttft_p90_s"]).value is not None]
     if not served:
         why = unknown("no turn says which instance served it")
         return {"worker_ttft_p90_median_s": why, "worker_ttft_p90_max_s": why}
-    values = np.array([found.value for found in served], dtype=np.float64)
-    n = min(found.n for found in served)
+    values = np.array([p90.value for p90 in served], dtype=np.float64)
+    n = min(p90.n for p90 in served)
     idle = len(instances) - len(served)
     reason = f"{idle} of {len(instances)} instances served no turn" if idle else None
     return {
@@ -269,23 +237,24 @@ def _workers(instances: Sequence[InstanceNumbers]) -> dict[str, Estimate]:
 def _coupling(turns: Turns | None, record: RoutingCell) -> dict[str, Estimate]:
     """How long the replay took against its trace, and how many sessions were in the system meanwhile."""
     wall, span = (_number(record.replay.get(name)) for name in ("wall_clock_s", "trace_span_s"))
-    found = {"wall_clock_s": _known(wall, "not stated"), "trace_span_s": _known(span, "not stated")}
-    found["amplification"] = amplification(record.replay)
+    values = {"wall_clock_s": _known(wall, "not stated"), "trace_span_s": _known(span, "not stated")}
+    values["amplification"] = amplification(record.replay)
     if turns is None:
-        return found | dict.fromkeys((*_INFLIGHT, "concurrency", "completed_share", "turns_per_s"), unknown(UNREADABLE))
+        lacking = (*_INFLIGHT, "concurrency", "completed_share", "turns_per_s")
+        return values | dict.fromkeys(lacking, unknown(UNREADABLE))
     times = session_times(turns)
     completed = turns.count(RequestStatus.OK)
     total = int(turns.index.size)
     observed = float(np.nanmax(turns.end_s) - np.nanmin(turns.send_s)) if times.session else 0.0
-    found["concurrency"] = (
+    values["concurrency"] = (
         Estimate(float(times.residence_s.sum()) / observed, n=len(times.session))
         if observed > 0
         else unknown("no session was served")
     )
-    found |= _inflight(turns)
-    found["completed_share"] = Estimate(completed / total, n=total) if total else unknown("the trace has no turn")
-    found["turns_per_s"] = Estimate(completed / wall, n=completed) if wall else unknown("no wall clock is stated")
-    return found
+    values |= _inflight(turns)
+    values["completed_share"] = Estimate(completed / total, n=total) if total else unknown("the trace has no turn")
+    values["turns_per_s"] = Estimate(completed / wall, n=completed) if wall else unknown("no wall clock is stated")
+    return values
 
 
 _INFLIGHT = ("inflight_sessions_mean", "inflight_sessions_p10", "inflight_sessions_p90")

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from results.measures import latency
+from results.measures.summary import POINTS, percentile_name
+from results.report.table import NOT_MEASURED, Column, Table, gap_table, make_table
 from results.routing import comparison_tables, floor_tables, migration_tables, recomputing_tables
+from results.routing.analyse import RoutingAnalysis
 from results.routing.cautions import few_trials
-from results.routing.findings import RoutingAnalysis
-from results.routing.metrics import HEADLINE, NAMES, metric
+from results.routing.coupling import Coupling
+from results.routing.interference import Interference
+from results.routing.metrics import HEADLINE, metric
 from results.routing.occupancy import DEPLOYMENTS
 from results.routing.shown import cut, headed, shown
 from results.routing.summary import RoutedSummary
-from results.routing.turns import SERIES
-from results.statistics import Estimate
-from results.summary import POINTS, percentile_name
-from results.table import NOT_MEASURED, Table
+from results.statistics.estimates import Estimate
 
 FIGURES_BEFORE = "Cells"
 """The figures stand between the comparisons and the tables of single cells, which begin with this title."""
@@ -32,7 +34,7 @@ def tables(analysis: RoutingAnalysis) -> tuple[Table, ...]:
         comparison_tables.ratios(analysis),
         comparison_tables.against(analysis),
         comparison_tables.turn_by_turn(analysis),
-        *(latencies(analysis, series) for series in SERIES),
+        *(latencies(analysis, series) for series in latency.METRICS),
         caching(analysis),
         workers(analysis),
         decisions(analysis),
@@ -51,7 +53,7 @@ def tables(analysis: RoutingAnalysis) -> tuple[Table, ...]:
         cells(analysis),
         migration_tables.by_trial(analysis),
         degraded(analysis),
-        gaps(analysis),
+        gap_table(analysis.gaps),
     )
     return tuple(table for table in found if table.rows)
 
@@ -83,7 +85,7 @@ def latencies(analysis: RoutingAnalysis, series: str) -> Table:
         (label, *(shown(analysis.value(label, name), metric(name)) for name in names)) for label in analysis.labels
     )
     note = cut(analysis.value(label, name) for label in analysis.labels for name in names).strip()
-    return Table(f"{NAMES[series]} ({unit})", ("policy", "mean", *POINTS), rows, note)
+    return Table(f"{latency.METRICS[series].title} ({unit})", ("policy", "mean", *POINTS), rows, note)
 
 
 def caching(analysis: RoutingAnalysis) -> Table:
@@ -153,12 +155,12 @@ def decisions(analysis: RoutingAnalysis) -> Table:
             for reason, count in cell.reasons.items():
                 reasons[reason] = reasons.get(reason, 0) + count
         picks = sum(reasons.values())
-        told = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
+        counted = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
         rows.append(
             (
                 label,
                 str(picks) if picks else NOT_MEASURED,
-                ", ".join(f"{reason} {count / picks:.0%}" for reason, count in told) or NOT_MEASURED,
+                ", ".join(f"{reason} {count / picks:.0%}" for reason, count in counted) or NOT_MEASURED,
                 _sum(own, "retried"),
                 _sum(own, "migrations"),
             )
@@ -173,34 +175,30 @@ def _sum(own: list[RoutedSummary], name: str) -> str:
 
 def coupling(analysis: RoutingAnalysis) -> Table:
     """The loop of every policy."""
-    rows = tuple(
-        (
-            row.label,
-            row.arrivals_per_s.text(3),
-            row.turns.text(3),
-            row.service_s.text(3),
-            row.think_s.text(3),
-            row.concurrency.text(3),
-            row.slope_s.text(3, 1e3),
-            row.loop_gain.text(3),
-            _told(row.equilibrium),
-            _told(row.gain),
-            _told(row.sensitivity),
-        )
-        for row in analysis.couplings
-    )
     note = (
         "L = Lambda N (W + T). W': ms per turn that one more session in the system adds, fitted inside the cells; gain "
         "= 1 / (1 - Lambda N W'), how often the loop returns a small slow-down; L* x gain: sessions that it adds."
     )
-    columns = (
-        "policy", "Lambda /s", "N", "W s", "T s", "L", "W' ms", "Lambda N W'", "L*", "gain", "L* x gain",
-    )  # fmt: skip
-    return Table("Dispatch coupling", columns, rows, note)
+    return make_table("Dispatch coupling", COUPLING_COLUMNS, analysis.couplings, note)
 
 
-def _told(found: Estimate) -> str:
-    return f"{NOT_MEASURED} ({found.reason})" if found.value is None and found.reason else found.text(3)
+def _with_reason(estimate: Estimate) -> str:
+    return f"{NOT_MEASURED} ({estimate.reason})" if estimate.value is None and estimate.reason else estimate.text(3)
+
+
+COUPLING_COLUMNS: tuple[Column[Coupling], ...] = (
+    Column("policy", lambda row: row.label),
+    Column("Lambda", lambda row: row.arrivals_per_s, "/s", 3),
+    Column("N", lambda row: row.turns, digits=3),
+    Column("W", lambda row: row.service_s, "s", 3),
+    Column("T", lambda row: row.think_s, "s", 3),
+    Column("L", lambda row: row.concurrency, digits=3),
+    Column("W'", lambda row: row.slope_s, "ms", 3, 1e3),
+    Column("Lambda N W'", lambda row: row.loop_gain, digits=3),
+    Column("L*", lambda row: _with_reason(row.equilibrium)),
+    Column("gain", lambda row: _with_reason(row.gain)),
+    Column("L* x gain", lambda row: _with_reason(row.sensitivity)),
+)
 
 
 def occupancy(analysis: RoutingAnalysis) -> Table:
@@ -225,55 +223,29 @@ def occupancy(analysis: RoutingAnalysis) -> Table:
 
 def interference(analysis: RoutingAnalysis) -> Table:
     """Prefill beside decodes."""
-    rows = tuple(
-        (
-            str(row.prefill_tokens),
-            str(row.decodes),
-            row.before_s.text(3, 1e3),
-            row.during_s.text(3, 1e3),
-            row.slowdown.text(3),
-            NOT_MEASURED if row.worst_gap_s is None else f"{1e3 * row.worst_gap_s:.1f}",
-            str(row.repeats),
-        )
-        for row in analysis.interference
-    )
-    columns = (
-        "prefill tokens", "decodes", "TPOT before ms", "TPOT during ms", "during / before", "longest gap ms", "repeats",
-    )  # fmt: skip
-    return Table("A prefill beside decodes", columns, rows, "Means over repeats; during: while the prefill runs.")
+    note = "Means over repeats; during: while the prefill runs."
+    return make_table("A prefill beside decodes", INTERFERENCE_COLUMNS, analysis.interference, note)
+
+
+INTERFERENCE_COLUMNS: tuple[Column[Interference], ...] = (
+    Column("prefill tokens", lambda row: str(row.prefill_tokens)),
+    Column("decodes", lambda row: str(row.decodes)),
+    Column("TPOT before", lambda row: row.before_s, "ms", 3, 1e3),
+    Column("TPOT during", lambda row: row.during_s, "ms", 3, 1e3),
+    Column("during / before", lambda row: row.slowdown, digits=3),
+    Column("longest gap", lambda row: None if row.worst_gap_s is None else f"{1e3 * row.worst_gap_s:.1f}", "ms"),
+    Column("repeats", lambda row: str(row.repeats)),
+)
 
 
 def cells(analysis: RoutingAnalysis) -> Table:
     """Every cell."""
-    columns = (
-        "policy",
-        "trial",
-        "place",
-        "turns",
-        "TTFT p90 ms",
-        "E2E p90 s",
-        "APC %",
-        "wall s",
-        "amplification",
-        "marks",
-    )
-    return Table(FIGURES_BEFORE, columns, tuple(_cell(cell) for cell in analysis.cells))
+    return make_table(FIGURES_BEFORE, CELL_COLUMNS, analysis.cells)
 
 
-def _cell(cell: RoutedSummary) -> tuple[str, ...]:
-    completed, turns = cell.counts.get("completed"), cell.counts.get("turns")
-    return (
-        cell.label,
-        str(cell.trial),
-        str(cell.place),
-        NOT_MEASURED if turns is None else f"{completed} of {turns}",
-        cell.estimate("ttft_p90_s").text(scale=1e3),
-        cell.estimate("e2e_p90_s").text(),
-        cell.estimate("apc").text(3, 100),
-        cell.estimate("wall_clock_s").text(),
-        cell.estimate("amplification").text(3),
-        _marks(cell),
-    )
+def _turns(cell: RoutedSummary) -> str | None:
+    turns = cell.counts.get("turns")
+    return None if turns is None else f"{cell.counts.get('completed')} of {turns}"
 
 
 def _marks(cell: RoutedSummary) -> str:
@@ -289,6 +261,15 @@ def degraded(analysis: RoutingAnalysis) -> Table:
     return Table("Degraded cells", ("cell", "why"), rows, note)
 
 
-def gaps(analysis: RoutingAnalysis) -> Table:
-    """What is missing or damaged."""
-    return Table("Gaps", ("artifact", "what is wrong"), tuple((gap.artifact, gap.reason) for gap in analysis.gaps))
+CELL_COLUMNS: tuple[Column[RoutedSummary], ...] = (
+    Column("policy", lambda cell: cell.label),
+    Column("trial", lambda cell: str(cell.trial)),
+    Column("place", lambda cell: str(cell.place)),
+    Column("turns", _turns),
+    Column("TTFT p90", lambda cell: cell.estimate("ttft_p90_s"), "ms", scale=1e3),
+    Column("E2E p90", lambda cell: cell.estimate("e2e_p90_s"), "s"),
+    Column("APC", lambda cell: cell.estimate("apc"), "%", 3, 100),
+    Column("wall", lambda cell: cell.estimate("wall_clock_s"), "s"),
+    Column("amplification", lambda cell: cell.estimate("amplification"), digits=3),
+    Column("marks", lambda cell: _marks(cell)),
+)

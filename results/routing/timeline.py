@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from results.decisions import DecisionRecord
+from results.records.decisions import DecisionRecord
+from results.records.turns import EngineSample
 from results.routing.migrations import outcome_of, wants_to_move
-from results.routing.record import EngineSample
-from results.statistics import Samples
+from results.statistics.estimates import Samples
 
 
 @dataclass(frozen=True, slots=True)

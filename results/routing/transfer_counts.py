@@ -1,4 +1,4 @@
-"""What KV transfers brought, by the engines' own transfer logs (docs/transfer-probe.md) joined to the decision log.
+"""What KV transfers brought, by the engines' own transfer logs (docs/probe.md) joined to the decision log.
 
 The router divides a target's counters among the transfers that ended there, and cannot where several overlapped. The
 target's log names each request: Mooncake's lines hold the transfer's id, NIXL's the source's request, which has it in
@@ -12,19 +12,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from results.decisions import DecisionRecord, KvTransfer
-from results.load import Gap, verified_bytes
-from results.routing.record import RoutingCell, TrialLayout
-from results.transfer_probe import ProbeEvent, ProbeLog, read_probe
+from results.records.decisions import DecisionRecord, KvTransfer
+from results.records.frames import Gap, verified_bytes
+from results.records.layout import TrialLayout
+from results.records.transfer_log import ProbeEvent, ProbeLog, read_probe
+from results.records.turns import RoutingCell
 
 LOG = "log"
-"""`KvTransfer.counted_by` of what the target's log told."""
+"""`KvTransfer.counted_by` of what the target's log counted."""
 ALLOCATED, SCHEDULED, PROMOTED, WRITE = "blocks_allocated", "scheduled", "promoted", "write"
 KINDS = frozenset({ALLOCATED, SCHEDULED, PROMOTED, WRITE})
 DECODE = "decode"
 """The leg of the target's request."""
 NOT_LOGGED = "the target's transfer log does not tell it"
-LOGS = "rings/*/transfer.*.jsonl"
 """Below an instance's folder."""
 
 
@@ -50,15 +50,14 @@ def read_transfer_logs(layout: TrialLayout, record: RoutingCell) -> tuple[dict[s
     """The transfer log of each of the cell's instances that wrote one; a damaged or missing one is a gap."""
     found: dict[str, ProbeLog] = {}
     gaps: list[Gap] = []
-    known = {name: checksum for name, checksum in record.checksums.items() if name.startswith("engines/")}
+    known = {layout.root / name: checksum for name, checksum in record.checksums.items()}
     for engine in record.engines:
-        folder = layout.root / "engines" / engine.instance
-        paths = set(folder.glob(LOGS))
-        paths |= {layout.root / name for name in known if name.startswith(f"engines/{engine.instance}/")}
+        paths = {*layout.transfer_logs(engine.instance), *(path for path in known if path.parent != layout.root)}
+        paths = {path for path in paths if layout.instance_of(path) == engine.instance}
         wrong = [
             raw
             for path in sorted(paths)
-            if isinstance(raw := verified_bytes(path, known.get(str(path.relative_to(layout.root)))), Gap)
+            if isinstance(raw := verified_bytes(path, known.get(path)), Gap)
         ]
         logs = [] if wrong else [read_probe(one) for one in sorted({path.parent for path in paths})]
         gaps += [*wrong, *(gap for log in logs for gap in log.gaps)]
@@ -82,11 +81,11 @@ def counted_by_logs(
         return tuple(records), ()
     blocks = {engine.instance: engine.block_tokens for engine in cell.engines}
     books = {instance: _Book(log) for instance, log in logs.items()}
-    both, differing, told = 0, list[str](), list[DecisionRecord]()
+    both, differing, completed = 0, list[str](), list[DecisionRecord]()
     for record in records:
         moved = None if record.outcome is None else record.outcome.transfer
         if record.outcome is None or moved is None or moved.status != "transferred" or moved.target not in books:
-            told.append(record)
+            completed.append(record)
             continue
         logged = _logged(moved, books)
         if logged is None:
@@ -98,11 +97,11 @@ def counted_by_logs(
             filled = moved if _agree(moved, logged) else _filled(moved, logged, blocks.get(moved.target))
             if filled is not moved:
                 differing.append(f"{moved.transfer}: {_tokens(moved)} by the counters, {_tokens(logged)} by the log")
-        told.append(replace(record, outcome=replace(record.outcome, transfer=filled)))
+        completed.append(replace(record, outcome=replace(record.outcome, transfer=filled)))
     if not differing:
-        return tuple(told), ()
+        return tuple(completed), ()
     text = f"{len(differing)} of {both} transfers differ between the target's counters and its log, which is taken"
-    return tuple(told), (Gap(artifact, f"{text}; {differing[0]}"),)
+    return tuple(completed), (Gap(artifact, f"{text}; {differing[0]}"),)
 
 
 def _agree(moved: KvTransfer, logged: Logged) -> bool:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from results.decisions import DecisionRecord, KvTransfer
-from results.routing.migrations import transfer_s
-from results.statistics import Estimate
+from results.records.decisions import DecisionRecord, KvTransfer, transfer_s
+from results.statistics.estimates import Estimate
 
 COUNTED_SHARE = 0.9
 """Where the tokens of fewer were counted, those that were are no sample of all: it was chance, or load, that chose."""

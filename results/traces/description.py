@@ -1,4 +1,4 @@
-"""What is said about a trace: what `tracon trace describe --json` prints. None = not known, and `reasons` has why."""
+"""The description of a trace: what `tracon trace describe --json` prints. None = unknown, `reasons` says why."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 GIB = 1 << 30
 
 KV_POOL_BYTES = round(0.4 * 96 * GIB)
-"""What an H20 has left for KV under Qwen3-Coder-30B-A3B in bf16: 40 % of 96 GiB (specs/ear, section 2.1)."""
+"""KV pool of an H20 with Qwen3-Coder-30B-A3B in bf16: 40 % of 96 GiB (specs/ear, section 2.1)."""
 BYTES_PER_TOKEN = 98_304
 """KV of one token of that model (specs/ear, section 2.1)."""
 SHARED_FROM = 3
-"""A block that so many sessions use is a shared prefix."""
+"""A block used by at least this many sessions is a shared prefix."""
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 TOP_SHARES = (0.01, 0.05, 0.10, 0.25, 0.50)
@@ -21,11 +21,9 @@ TOP_SHARES = (0.01, 0.05, 0.10, 0.25, 0.50)
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """How the instances of a system are divided."""
-
     name: str
     decode_instances: int
-    """Instances that hold decoding requests."""
+    """Instances that run decode requests."""
 
 
 DEPLOYMENTS = (Deployment("Combined 8C", 8), Deployment("4P+4D", 4), Deployment("6P+2D", 2))
@@ -34,7 +32,7 @@ DEPLOYMENTS = (Deployment("Combined 8C", 8), Deployment("4P+4D", 4), Deployment(
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How one quantity varies. Percentiles are Hyndman and Fan's type 7, numpy's default."""
+    """The distribution of one quantity. Percentiles: Hyndman and Fan's type 7, numpy's default."""
 
     n: int
     mean: float
@@ -47,23 +45,22 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """Where the input tokens that were seen before come from. The three shares sum to 1."""
+    """The origin of the reused input tokens. The three shares sum to 1."""
 
     reused_tokens: float | None
-    """Input tokens whose whole prefix an earlier request of any session had: the numerator of `apc_bound_any`."""
+    """Input tokens whose whole prefix is in an earlier request of any session: the numerator of `apc_bound_any`."""
     intra_session_share: float | None
-    """Blocks that the same session was the first to use."""
+    """Share of blocks first used by the same session."""
     cross_session_share: float | None
-    """Blocks that another session was the first to use, and that fewer than `shared_from` sessions use."""
+    """Share of blocks first used by another session, and used by fewer than `shared_from` sessions."""
     shared_prefix_share: float | None
-    """Blocks that another session was the first to use, and that `shared_from` sessions or more use."""
+    """Share of blocks first used by another session, and used by at least `shared_from` sessions."""
     shared_from: int
     distinct_blocks: float | None
     followed_one_in: int
-    """1: every number is exact. k: of the blocks not known to be common one in k was followed between sessions, to stay
-    within memory."""
+    """1: every number is exact. k: to stay within memory, one in k of the blocks not known to be common is sampled."""
     standard_error: Mapping[str, float]
-    """Of `apc_bound_any` and the shares, by name, where not every block was followed."""
+    """Of `apc_bound_any` and the shares, by name; empty where every number is exact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,25 +68,25 @@ class TopSessions:
     """The sessions with the most input tokens."""
 
     top_share: float
-    """Of all sessions, rounded up to whole ones."""
+    """Share of all sessions, rounded up to whole sessions."""
     sessions: int
     input_share: float
-    """Of all input tokens."""
+    """Share of all input tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Skew:
-    """How unevenly input tokens are spread over sessions; empty where the source has no sessions."""
+    """The distribution of input tokens over sessions; empty where the source has no sessions."""
 
     top: tuple[TopSessions, ...]
     """At TOP_SHARES."""
     curve: tuple[TopSessions, ...]
-    """From the one largest session to all, evenly spaced by the logarithm of the share."""
+    """From the largest session to all, evenly spaced in the logarithm of the share."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """How many requests of one size decode at the same time."""
+    """The number of requests of one size that decode at the same time."""
 
     percentile: float
     footprint_bytes: float
@@ -110,18 +107,16 @@ class KvFootprint:
     capacity: tuple[Capacity, ...]
     """At PERCENTILES of the footprint."""
     larger_than_pool: float | None
-    """Share of the requests that no instance can hold at all."""
+    """Share of the requests that are larger than the pool."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceDescription:
-    """A trace in numbers."""
-
     facts: Mapping[str, Any]
-    """What the source's numbers mean: the fields of `TraceFacts`."""
+    """The fields of `TraceFacts`."""
     requests: int
     sessions: int
-    """Where the source has none, each request counts as one."""
+    """Each request counts as one where the source has no sessions."""
     agents: int
     """Main agents and sub-agents, over all sessions."""
     span_s: float
@@ -130,10 +125,10 @@ class TraceDescription:
     output_tokens: int
     input_output_ratio: float | None
     apc_bound_any: float | None
-    """Share of the input tokens whose whole prefix, up to and with their block, an earlier request had: what an endless
-    cache with the trace's own block size would hit."""
+    """Share of the input tokens whose whole prefix, including their block, is in an earlier request: the hit rate of an
+    infinite cache with the trace's block size."""
     apc_bound_intra: float | None
-    """The same where only requests of the same session count, its sub-agents included."""
+    """The same within sessions, sub-agents included."""
     reuse: Reuse
     skew: Skew
     lengths: Mapping[str, Spread]
@@ -141,4 +136,4 @@ class TraceDescription:
     `think_s` per turn where the source records it."""
     kv: KvFootprint
     reasons: Mapping[str, str]
-    """Why a value above is None or missing, or says less than its name, by that name (`reuse.intra_session_share`)."""
+    """Name of a value (`reuse.intra_session_share`) to why it is None, missing or limited."""

@@ -1,4 +1,4 @@
-"""Figures f2a to f2c of a trace: reuse, skew, and room for KV, each with its numbers beside it as CSV."""
+"""Figures f2a to f2c of a trace: reuse, skew, and KV capacity, each with its numbers as CSV."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from results.figures.figure import Figure
-from results.figures.files import Drawers, write_figures
-from results.figures.ink import FILLS, HATCHES, sheet
+from results.report.figure import Figure
+from results.report.figure_files import Drawers, write_figures
+from results.report.ink import FILLS, HATCHES, sheet
 from results.traces.description import GIB, TraceDescription
 
 if TYPE_CHECKING:
@@ -23,70 +23,70 @@ REUSE, SKEW, CAPACITY = 1, 2, 3
 _EDGE: Mapping[str, Any] = {"edgecolor": "black", "linewidth": 0.8}
 
 
-def figures(found: TraceDescription) -> tuple[Figure, ...]:
-    """f2a, f2b and f2c, those that cannot be drawn included; nothing is written."""
-    return reuse_split(found), session_skew(found), kv_capacity(found)
+def build_figures(description: TraceDescription) -> tuple[Figure, ...]:
+    """f2a, f2b and f2c; one that cannot be drawn holds its reason."""
+    return reuse_split(description), session_skew(description), kv_capacity(description)
 
 
-def write(description: TraceDescription, folder: Path) -> tuple[Figure, ...]:
-    """Write `figure_2a` to `figure_2c` as `.png`, `.svg` and `.csv` into `folder`, which is made.
+def write_trace_figures(description: TraceDescription, folder: Path) -> tuple[Figure, ...]:
+    """Write `figure_2a` to `figure_2c` as `.png`, `.svg` and `.csv` into `folder`, which is created.
 
-    The same numbers give the same bytes. Returns the figures; one that is `missing` has no files. Raises OSError.
+    The same numbers give the same bytes. A figure that is `missing` has no files. Raises OSError.
     """
-    made = figures(description)
-    write_figures(made, folder, DRAWERS)
-    return made
+    figures = build_figures(description)
+    write_figures(figures, folder, DRAWERS)
+    return figures
 
 
-def reuse_split(found: TraceDescription) -> Figure:
-    """f2a: the bounds, and where the reuse comes from."""
-    title = f"Reuse of prefixes: {found.facts['source']}"
-    reuse = found.reuse
+def reuse_split(description: TraceDescription) -> Figure:
+    """f2a: the bounds, and the origin of the reuse."""
+    title = f"Reuse of prefixes: {description.facts['source']}"
+    reuse = description.reuse
     values = {
-        ("bound", "any session"): (found.apc_bound_any, "apc_bound_any"),
-        ("bound", "same session"): (found.apc_bound_intra, "apc_bound_intra"),
+        ("bound", "any session"): (description.apc_bound_any, "apc_bound_any"),
+        ("bound", "same session"): (description.apc_bound_intra, "apc_bound_intra"),
         ("split", "intra-session"): (reuse.intra_session_share, "intra_session_share"),
         ("split", "cross-session"): (reuse.cross_session_share, "cross_session_share"),
         ("split", "shared prefix"): (reuse.shared_prefix_share, "shared_prefix_share"),
     }
     if all(value is None for value, _ in values.values()):
-        return Figure(REUSE, title, name="2a", missing=found.reasons.get("apc_bound_any", "nothing is known"))
+        return Figure(REUSE, title, name="2a", missing=description.reasons.get("apc_bound_any", "no bound is known"))
     table = pd.DataFrame(
         {"panel": panel, "what": what, "share": value, "standard_error": reuse.standard_error.get(name)}
         for (panel, what), (value, name) in values.items()
     ).astype({"share": float, "standard_error": float})
     unknown = [what for (_, what), (value, _) in values.items() if value is None]
-    reasons = dict.fromkeys(reason for name, reason in found.reasons.items() if "reuse" in name or "apc" in name)
+    reasons = dict.fromkeys(reason for name, reason in description.reasons.items() if "reuse" in name or "apc" in name)
     caption = (
-        "Left: share of the input tokens that an endless cache would hit, counting earlier requests of any session, or "
-        "of the same one. Right: the reused tokens by who used their block first: the same session, another one, or "
-        f"another one of a block that {reuse.shared_from} or more sessions use."
+        "Left: share of the input tokens that an infinite cache would hit, from earlier requests of any session, or "
+        "of the same session. Right: the reused tokens by the first user of their block: the same session, another "
+        f"session, or another session where {reuse.shared_from} or more sessions use the block."
         + (f" Not known: {', '.join(unknown)} ({'; '.join(reasons)})." if unknown else "")
     )
     return Figure(REUSE, title, caption, table, name="2a")
 
 
-def session_skew(found: TraceDescription) -> Figure:
-    """f2b: how much of the input the largest sessions have."""
-    title = f"Session skew: {found.facts['source']}"
-    if not found.skew.top:
-        return Figure(SKEW, title, name="2b", missing=found.reasons.get("skew", "no input tokens"))
+def session_skew(description: TraceDescription) -> Figure:
+    """f2b: the share of the input tokens in the largest sessions."""
+    title = f"Session skew: {description.facts['source']}"
+    if not description.skew.top:
+        return Figure(SKEW, title, name="2b", missing=description.reasons.get("skew", "no input tokens"))
     table = pd.DataFrame(
         {"mark": mark, "top_share": top.top_share, "sessions": top.sessions, "input_share": top.input_share}
-        for mark, points in (("curve", found.skew.curve), ("top", found.skew.top))
+        for mark, points in (("curve", description.skew.curve), ("top", description.skew.top))
         for top in points
     )
     caption = (
-        f"Share of all input tokens that the sessions with the most have, of {found.sessions} sessions. On the dashed "
-        "line all sessions would be alike."
+        f"Share of all input tokens in the sessions with the most input tokens, of {description.sessions} sessions. "
+        "Dashed line: all sessions have the same input."
     )
     return Figure(SKEW, title, caption, table, name="2b")
 
 
-def kv_capacity(found: TraceDescription) -> Figure:
-    """f2c: how many requests of one size decode at the same time, by deployment."""
-    title = f"Concurrent decodes: {found.facts['source']}"
-    kv = found.kv
+def kv_capacity(description: TraceDescription) -> Figure:
+    """f2c: the number of requests of one size that decode at the same time, by deployment."""
+    title = f"Concurrent decodes: {description.facts['source']}"
+    kv = description.kv
     if not kv.capacity:
         return Figure(CAPACITY, title, name="2c", missing="no request has any tokens")
     table = pd.DataFrame(
@@ -117,11 +117,11 @@ def _draw_reuse(figure: Figure) -> Drawing:
         rows = figure.table[figure.table["panel"] == kind]
         shares = rows["share"].to_numpy(dtype=np.float64)
         errors = np.nan_to_num(rows["standard_error"].to_numpy(dtype=np.float64))
-        for place, (share, error) in enumerate(zip(shares, errors, strict=True)):
+        for index, (share, error) in enumerate(zip(shares, errors, strict=True)):
             height = 100 * float(np.nan_to_num(share))
-            panel.bar(place, height, 0.62, color=FILLS[place], hatch=HATCHES[place], **_EDGE)
+            panel.bar(index, height, 0.62, color=FILLS[index], hatch=HATCHES[index], **_EDGE)
             text = f"{height:.1f} %" + (f"\n± {100 * error:.2g}" if error else "")
-            _above(panel, place, height, text if np.isfinite(share) else "not\nknown")
+            _annotate_above(panel, index, height, text if np.isfinite(share) else "not\nknown")
         panel.set_xticks(range(len(rows)), [str(what).replace(" ", "\n") for what in rows["what"]])
         panel.set_ylim(0, 118)
         panel.set_yticks(range(0, 101, 20))
@@ -165,14 +165,14 @@ def _draw_capacity(figure: Figure) -> Drawing:
     drawing = sheet(7.2, 3.8)
     axes = drawing.subplots()
     width = 0.8 / len(deployments)
-    for place, name in enumerate(deployments):
+    for index, name in enumerate(deployments):
         rows = table[table["deployment"] == name]
-        at = np.arange(len(rows)) + (place - (len(deployments) - 1) / 2) * width
+        at = np.arange(len(rows)) + (index - (len(deployments) - 1) / 2) * width
         height = rows["concurrent_decodes"].to_numpy(dtype=np.float64)
-        look = place % len(FILLS)
+        look = index % len(FILLS)
         axes.bar(at, height, width * 0.92, color=FILLS[look], hatch=HATCHES[look], label=name, **_EDGE)
         for x, y in zip(at, height, strict=True):
-            _above(axes, float(x), float(y), f"{y:g}")
+            _annotate_above(axes, float(x), float(y), f"{y:g}")
     words = [
         f"p{row.percentile:g}: {row.footprint_gib:.2f} GiB\n{row.per_instance} fit per instance"
         for row in groups.itertuples()
@@ -186,7 +186,7 @@ def _draw_capacity(figure: Figure) -> Drawing:
     return drawing
 
 
-def _above(axes: Axes, x: float, y: float, text: str) -> None:
+def _annotate_above(axes: Axes, x: float, y: float, text: str) -> None:
     axes.annotate(text, (x, y), xytext=(0, 2), textcoords="offset points", ha="center", va="bottom", fontsize=8)
 
 

@@ -1,10 +1,10 @@
-"""A trace's description as text tables, and what it does not say."""
+"""A trace's description as text tables, and the limits of its numbers."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 
-from results.table import NOT_MEASURED, Table
+from results.report.table import NOT_MEASURED, Table
 from results.traces.description import GIB, TraceDescription
 
 LENGTHS = {
@@ -17,61 +17,62 @@ LENGTHS = {
 }
 
 
-def headline(found: TraceDescription) -> str:
-    """What the trace is, in one paragraph."""
-    facts = found.facts
+def headline_text(description: TraceDescription) -> str:
+    facts = description.facts
     chained = "a hash stands for its block and all before it" if facts["hashes_chained"] else "hashes of single blocks"
     return (
-        f"{facts['source']} ({facts['format']}): {found.requests} requests of {found.sessions} sessions over "
-        f"{found.span_s:.1f} s. Blocks of {facts['block_tokens']} tokens, {chained}, a partial last block "
+        f"{facts['source']} ({facts['format']}): {description.requests} requests of {description.sessions} sessions "
+        f"over {description.span_s:.1f} s. Blocks of {facts['block_tokens']} tokens, {chained}, a partial last block "
         f"{'has one too' if facts['tail_rule'] == 'ceil' else 'has none'}; equal hashes mean equal content in the "
         f"{'whole trace' if facts['hash_scope'] == 'global' else 'same session'}."
     )
 
 
-def tables(found: TraceDescription) -> tuple[Table, ...]:
-    """Every table that has rows, in reading order."""
-    made = (_totals(found), _reuse(found), _skew(found), _lengths(found), _capacity(found))
-    return tuple(table for table in made if table.rows)
+def build_tables(description: TraceDescription) -> tuple[Table, ...]:
+    """Every table with rows, in reading order."""
+    builders = (_totals_table, _reuse_table, _skew_table, _lengths_table, _capacity_table)
+    candidates = [build(description) for build in builders]
+    return tuple(table for table in candidates if table.rows)
 
 
-def limits(found: TraceDescription) -> tuple[str, ...]:
-    """What the numbers do not say: part of every description."""
+def list_limits(description: TraceDescription) -> tuple[str, ...]:
+    """What the numbers do not show."""
     about: defaultdict[str, list[str]] = defaultdict(list)
-    for name, reason in found.reasons.items():
+    for name, reason in description.reasons.items():
         about[reason].append(name)
     lines = [f"{reason[0].upper()}{reason[1:]}: {', '.join(names)}." for reason, names in about.items()]
     lines.append(
-        "The bounds are those of an endless cache that holds a prompt from the moment it was sent. They count "
-        "prompts only: blocks that an engine keeps of its own output are not in a trace."
+        "The bounds are those of an infinite cache that holds a prompt from the moment of its send. They count "
+        "prompts only: a trace does not contain the blocks of an engine's output."
     )
-    if found.reuse.followed_one_in > 1:
+    if description.reuse.followed_one_in > 1:
         lines.append(
             "To stay within memory, of the blocks not known to be common one block in "
-            f"{found.reuse.followed_one_in} was followed between sessions: what sessions reuse of one another is an "
-            "estimate, its standard error stands beside it. What a session reuses of its own is exact."
+            f"{description.reuse.followed_one_in} was followed between sessions: what sessions reuse of one another "
+            "is an estimate, its standard error stands beside it. What a session reuses of its own is exact."
         )
     return tuple(lines)
 
 
-def _totals(found: TraceDescription) -> Table:
+def _totals_table(description: TraceDescription) -> Table:
+    ratio = description.input_output_ratio
     rows = (
-        ("requests", f"{found.requests}"),
-        ("sessions", f"{found.sessions}"),
-        ("agents", f"{found.agents}"),
-        ("input tokens", f"{found.input_tokens}"),
-        ("output tokens", f"{found.output_tokens}"),
-        ("input / output", NOT_MEASURED if found.input_output_ratio is None else f"{found.input_output_ratio:.1f}"),
-        ("span", f"{found.span_s:.1f} s"),
+        ("requests", f"{description.requests}"),
+        ("sessions", f"{description.sessions}"),
+        ("agents", f"{description.agents}"),
+        ("input tokens", f"{description.input_tokens}"),
+        ("output tokens", f"{description.output_tokens}"),
+        ("input / output", NOT_MEASURED if ratio is None else f"{ratio:.1f}"),
+        ("span", f"{description.span_s:.1f} s"),
     )
     return Table("Trace", ("", "value"), rows)
 
 
-def _reuse(found: TraceDescription) -> Table:
-    reuse = found.reuse
+def _reuse_table(description: TraceDescription) -> Table:
+    reuse = description.reuse
     rows = (
-        ("bound, any session", "apc_bound_any", found.apc_bound_any, "of input tokens"),
-        ("bound, same session", "apc_bound_intra", found.apc_bound_intra, "of input tokens"),
+        ("bound, any session", "apc_bound_any", description.apc_bound_any, "of input tokens"),
+        ("bound, same session", "apc_bound_intra", description.apc_bound_intra, "of input tokens"),
         ("intra-session", "intra_session_share", reuse.intra_session_share, "of reused tokens"),
         ("cross-session", "cross_session_share", reuse.cross_session_share, "of reused tokens"),
         ("shared prefix", "shared_prefix_share", reuse.shared_prefix_share, "of reused tokens"),
@@ -80,43 +81,43 @@ def _reuse(found: TraceDescription) -> Table:
         "By who used a block first: the same session, or another (of a block that "
         f"{reuse.shared_from} or more sessions use: shared prefix)."
     )
-    shown = tuple((label, _share(value, reuse.standard_error.get(name)), of) for label, name, value, of in rows)
+    shown = tuple((label, _format_share(value, reuse.standard_error.get(name)), of) for label, name, value, of in rows)
     return Table("Reuse of prefixes", ("", "share", ""), shown, note)
 
 
-def _share(value: float | None, error: float | None) -> str:
+def _format_share(value: float | None, error: float | None) -> str:
     if value is None:
         return NOT_MEASURED
     return f"{100 * value:.2f} %" + (f" ± {100 * error:.2g}" if error else "")
 
 
-def _skew(found: TraceDescription) -> Table:
+def _skew_table(description: TraceDescription) -> Table:
     rows = tuple(
         (f"top {100 * top.top_share:g} %", f"{top.sessions}", f"{100 * top.input_share:.1f} %")
-        for top in found.skew.top
+        for top in description.skew.top
     )
     return Table("Session skew", ("sessions by input tokens", "sessions", "share of input tokens"), rows)
 
 
-def _lengths(found: TraceDescription) -> Table:
+def _lengths_table(description: TraceDescription) -> Table:
     rows = tuple(
         (
             label,
-            *(_size(value) for value in (spread.mean, spread.p50, spread.p90, spread.p95, spread.p99, spread.max)),
+            *map(_format_size, (spread.mean, spread.p50, spread.p90, spread.p95, spread.p99, spread.max)),
             f"{spread.n}",
         )
         for name, label in LENGTHS.items()
-        if (spread := found.lengths.get(name)) is not None
+        if (spread := description.lengths.get(name)) is not None
     )
     return Table("Lengths", ("", "mean", "p50", "p90", "p95", "p99", "max", "n"), rows)
 
 
-def _size(value: float) -> str:
+def _format_size(value: float) -> str:
     return f"{value:.0f}" if value >= 1000 or value == int(value) else f"{value:.4g}"
 
 
-def _capacity(found: TraceDescription) -> Table:
-    kv = found.kv
+def _capacity_table(description: TraceDescription) -> Table:
+    kv = description.kv
     if not kv.capacity:
         return Table("Concurrent decodes", (), ())
     names = tuple(kv.capacity[0].concurrent)

@@ -1,10 +1,12 @@
-"""The `tracon` command: thin commands over the rooms below. stdout is data, stderr is narration."""
+"""The `tracon` command. stdout is data, stderr is narration."""
 
 from __future__ import annotations
 
 import errno
 import os
+import platform
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -30,16 +32,24 @@ route.add_to(app)
 replay.add_to(app)
 trace.add_to(app)
 
+_OTHER_FOLDER = "name a folder that this user can write: --workspace for runs, TRACON_HOME for engines and models"
 REMEDIES = {
-    errno.ENOSPC: "free some room on that disk, or name another folder with --workspace",
-    errno.EACCES: "name a folder that this user may write, with --workspace",
-    errno.EROFS: "name a folder that can be written, with --workspace",
+    errno.ENOSPC: "free some room on that disk, or name another folder: --workspace for runs, TRACON_HOME for engines",
+    errno.EACCES: _OTHER_FOLDER,
+    errno.EPERM: _OTHER_FOLDER,
+    errno.EROFS: _OTHER_FOLDER,
+    errno.ENOTDIR: _OTHER_FOLDER,
+    errno.EEXIST: _OTHER_FOLDER,
 }
+PLATFORM = ("Linux", "x86_64")
+"""The only one whose wheels the engine's lock names, and whose /proc and process groups the guard relies on."""
+PYTHONS = ((3, 11), (3, 13))
+"""First and last version of Python that the pinned packages have wheels for."""
 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from runners.start import tracon_version
+        from runners.campaign.start import tracon_version
 
         typer.echo(f"tracon {tracon_version()}")
         raise typer.Exit
@@ -65,14 +75,14 @@ def tracon(
 
     **3.** `tracon run connector-tax --profile cpu-tiny` measures; Ctrl-C stops it resumably
 
-    **4.** `tracon` watches and steers it from any terminal; `tracon resume` goes on after a stop or a crash
+    **4.** `tracon` watches and steers it from any terminal; `tracon resume` continues after a stop or a crash
 
     **5.** `tracon report` prints the tax table
 
-    Then `tracon run routing` sets policies side by side on a trace, `tracon run pd-lifecycle` takes a request apart;
-    `tracon trace` and `tracon route` stand alone.
+    Then `tracon run routing` sets policies side by side on a trace, `tracon run pd-lifecycle` breaks a
+    request down into phases; `tracon trace` and `tracon route` need no run.
 
-    Exit codes: 0 done, 1 some cells failed, 2 bad usage or input, 3 interrupted and resumable, 4 a gate failed.
+    Exit codes: 0 done, 1 cells failed or skipped, 2 bad usage or input, 3 interrupted and resumable, 4 a gate failed.
     """
     use_color(color)
     if context.invoked_subcommand is None:
@@ -82,9 +92,42 @@ def tracon(
         runs.open_console(None, None)
 
 
-def main() -> None:
-    """Entry point: runs the command; what Tracon refuses becomes one paragraph on stderr and an exit code."""
+def refuse_host() -> None:
+    """Raise RunnerError on an operating system, CPU architecture or Python that Tracon does not run on."""
+    here = (platform.system(), platform.machine())
+    if here != PLATFORM:
+        raise RunnerError(
+            f"Tracon runs on Linux on x86-64 only, and this is {here[0]} on {here[1]}",
+            remedy="use a Linux x86-64 host, and its terminal over SSH",
+        )
+    first, last = (".".join(map(str, version)) for version in PYTHONS)
+    if not PYTHONS[0] <= sys.version_info[:2] <= PYTHONS[1]:
+        raise RunnerError(
+            f"Tracon runs on Python {first} to {last}, and this is {platform.python_version()}",
+            remedy="make its environment again with one of those: `make clean`, then `make demo PYTHON=python3.12`",
+        )
+
+
+def place_caches() -> None:
+    """Move the caches of the libraries, this process's and its engines', out of a home folder that is read-only."""
+    from launch.caches import cache_env, can_write
+
     try:
+        home = Path.home()
+    except RuntimeError:  # neither HOME nor an account: "~" would become a folder of that name
+        home = Path("/")
+        os.environ["HOME"] = "/"
+    if not can_write(home):
+        from launch.environment import home as tracon_home
+
+        os.environ.update(cache_env(os.environ, home, tracon_home() / "caches"))
+
+
+def main() -> None:
+    """Entry point: runs the command; a refusal becomes one paragraph on stderr and an exit code."""
+    try:
+        refuse_host()
+        place_caches()
         app()
     except BrokenPipeError:  # `tracon ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

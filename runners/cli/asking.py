@@ -1,16 +1,15 @@
-"""Bring an operator's wish to a run: through its journal when it works, by its rules when it does not."""
+"""Operator requests from the command line: submitted to a live run, applied directly to one without a process."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Sequence
-from getpass import getuser
 from pathlib import Path
 from typing import Any
 
+from runners.campaign.steering import matching, retried
 from runners.errors import RunnerError
-from runners.steering import matching, retried
 from state import requests
 from state.events import CellChanged, Event
 from state.lease import lease_state
@@ -25,15 +24,15 @@ POLL_S = 0.1
 def ask(folder: Path, action: str, target: str, reason: str) -> dict[str, Any]:
     """The answer of the run (`accepted`, `detail`).
 
-    A live run answers itself within a second. On a run nobody works on, `skip` and `retry` are applied at once; `pause`
-    and `stop` have nothing to act on and are refused with the remedy.
+    A live run answers within a second. On a run without a process, `skip` and `retry` are applied at once; `pause` and
+    `stop` are refused with the remedy.
     """
     with RunStore.open(folder) as store:
         if not lease_state(store).live:
             return {"run": folder.name, "action": action, "target": target} | _apply(
                 store, folder, action, target, reason
             )
-        request = requests.submit(store, action, target, reason, f"{getuser()}/{os.getpid()}")
+        request = requests.submit(store, action, target, reason, f"{requests.user_name()}/{os.getpid()}")
         answer = _await_answer(store, request)
     detail = answer.detail if answer else "asked; the run process has not answered yet"
     return {
@@ -47,17 +46,17 @@ def ask(folder: Path, action: str, target: str, reason: str) -> dict[str, Any]:
 
 
 def skip_stages(folder: Path, stages: Sequence[str]) -> None:
-    """Skip every pending cell of stages, each given by its id or its number (0 is the first), before the run begins.
+    """Skip every pending cell of stages, each by its id or number (0 is the first), before the run begins.
 
     Raises RunnerError naming the stages there are.
     """
     with RunStore.open(folder) as store:
         known = [stage.stage for stage in store.plan.stages]
-        for given in stages:
-            name = known[int(given)] if given.isdigit() and int(given) < len(known) else given
+        for text in stages:
+            name = known[int(text)] if text.isdigit() and int(text) < len(known) else text
             if name not in known:
                 numbered = ", ".join(f"{number} {stage}" for number, stage in enumerate(known))
-                raise RunnerError(f"there is no stage {given!r}", remedy=f"stages: {numbered}")
+                raise RunnerError(f"there is no stage {text!r}", remedy=f"stages: {numbered}")
             _apply(store, folder, "skip", f"stage:{name}", "asked for with --skip-stage")
 
 

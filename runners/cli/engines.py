@@ -1,4 +1,4 @@
-"""Commands about engines: environments, probe, hand-started instances, what this machine has."""
+"""Commands about engines: environments, probe, standalone instances, what this machine has."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runners.cli import output
 from runners.cli.options import JsonOption, ProfileOption, PythonOption, WorkspaceOption
 from runners.errors import ExitCode
 
-engine_app = typer.Typer(no_args_is_help=True, help="Engine environments, and engines started by hand.")
+engine_app = typer.Typer(no_args_is_help=True, help="Engine environments, and standalone engines.")
 patch_app = typer.Typer(no_args_is_help=True, help="The step probe inside an engine environment.")
 
 KindArg = Annotated[str, typer.Argument(help="`cpu` or `cuda`.")]
@@ -113,8 +113,8 @@ def up(
     workspace: WorkspaceOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Start one engine by hand and leave it running until `tracon engine down`."""
-    from runners.byhand import bring_up
+    """Start a standalone engine and leave it running until `tracon engine down`."""
+    from runners.standalone_engine import bring_up
 
     row = bring_up(config, profile, name or config, port, engine_python, workspace)
     if json:
@@ -124,8 +124,8 @@ def up(
 
 
 def down(name: NameArg, workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
-    """Stop an engine started by `engine up`, and see that all of it is gone."""
-    from runners.byhand import take_down
+    """Stop an engine started by `engine up`, and check that all its processes are gone."""
+    from runners.standalone_engine import take_down
 
     row = take_down(name, workspace)
     if json:
@@ -135,10 +135,10 @@ def down(name: NameArg, workspace: WorkspaceOption = None, json: JsonOption = Fa
 
 
 def list_engines(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
-    """List engine environments and engines started by hand."""
+    """List engine environments and standalone engines."""
     from launch.environment import environments
-    from runners.byhand import running
     from runners.cli.tables import engines_tables
+    from runners.standalone_engine import running
 
     built, rows = environments(), running(workspace)
     if json:
@@ -156,19 +156,19 @@ def list_engines(workspace: WorkspaceOption = None, json: JsonOption = False) ->
 
 def logs(
     name: NameArg,
-    lines: Annotated[int, typer.Option("--lines", "-n", help="How many of the last lines.")] = 40,
+    lines: Annotated[int, typer.Option("--lines", "-n", help="Number of lines to print, from the end.")] = 40,
     workspace: WorkspaceOption = None,
 ) -> None:
-    """Print the last lines of an engine started by hand."""
-    from runners.byhand import log_lines
+    """Print the last lines of a standalone engine."""
+    from runners.standalone_engine import log_lines
 
     for line in log_lines(name, lines, workspace):
         print(line)
 
 
 def hold(name: str, config: str, profile: str, folder: Path, port: int, python: Path) -> None:
-    """The process that keeps a hand-started engine; `up` starts it."""
-    from runners.byhand import hold as hold_engine
+    """The process that keeps a standalone engine; `up` starts it."""
+    from runners.standalone_engine import hold as hold_engine
 
     raise typer.Exit(hold_engine(name, config, profile, folder, port, python))
 
@@ -184,7 +184,7 @@ def revert(kind: KindOption = "cpu", engine_python: PythonOption = None, json: J
 
 
 def status(kind: KindOption = "cpu", engine_python: PythonOption = None, json: JsonOption = False) -> None:
-    """Say whether the probe is installed, in which version, and whether its files are intact."""
+    """Print whether the probe is installed, its version, and whether its files are intact."""
     _patch("status", kind, engine_python, json)
 
 

@@ -18,6 +18,8 @@ def workspace_of(root: Path | None) -> Workspace:
 
 def artifacts_of(run: str | None, workspace: Path | None) -> Path:
     """The run's folder; a copy that lost its state file can still be analysed."""
-    if run and (Path(run) / "plan.json").is_file():
+    from results.records.layout import RunLayout
+
+    if run and RunLayout(Path(run)).plan.is_file():
         return Path(run).resolve()
     return workspace_of(workspace).find(run)

@@ -12,15 +12,14 @@ import msgspec
 import psutil
 from rich.live import Live
 
+from runners.campaign.exit_code import exit_code
 from runners.cli import output
 from runners.cli.tables import feed_text, progress_line, progress_panel
-from runners.errors import ExitCode
 from state.events import Recorded
 from state.feed import FeedLine
 from state.lease import lease_state
-from state.run import CellState, RunState
 from state.store import RunStore
-from state.view import EMPTY, RunView, fold, told
+from state.view import EMPTY, RunView, fold, new_feed_lines
 
 POLL_S = 0.5
 PROGRESS_LINE_S = 60.0
@@ -44,7 +43,7 @@ def follow(folder: Path, *, worker_pid: int | None = None, events: bool = False)
 
 class _Follower(Protocol):
     def tick(self, new: list[Recorded], lines: list[FeedLine], view: RunView) -> None:
-        """Show what has come since the last tick, and what the feed was told of it."""
+        """Show the events since the last tick and their lines of the feed."""
 
 
 class _Panel:
@@ -99,13 +98,13 @@ def _follow(store: RunStore, worker_pid: int | None, follower: _Follower) -> int
         lines: list[FeedLine] = []
         for recorded in new:
             before, view = view, fold(view, recorded)
-            lines += told(before, view)
+            lines += new_feed_lines(before, view)
         follower.tick(new, lines, view)
         live = lease_state(store).live
         worked = worked or live
         if not live and (worked or worker_pid is None or _ended(worker_pid) or time.monotonic() > deadline):
             if list(store.events(after=view.last_seq, limit=1)):
-                continue  # its last words
+                continue  # written while it ended
             return exit_code(view)
         time.sleep(POLL_S)
 
@@ -117,14 +116,3 @@ def _ended(pid: int) -> bool:
     except ChildProcessError:
         return not psutil.pid_exists(pid)
     return ended == pid
-
-
-def exit_code(view: RunView) -> int:
-    """The exit code a run's state stands for."""
-    if view.state is RunState.DONE:
-        return ExitCode.DONE
-    if view.state is not RunState.FAILED:
-        return ExitCode.INTERRUPTED
-    gates = (plan for plan in view.plan.cells if plan.kind in ("preflight", "probe"))
-    failed_gate = any(view.cells[plan.cell].state is CellState.FAILED for plan in gates)
-    return ExitCode.GATE_FAILED if failed_gate else ExitCode.CELLS_FAILED

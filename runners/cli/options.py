@@ -1,51 +1,34 @@
-"""Arguments and options that several commands share."""
+"""Arguments and options that several commands share; defaults of a run come from RunOptions."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer.models import ParameterInfo
 
-ExperimentArg = Annotated[str, typer.Argument(help="What to run: `connector-tax`, `routing` or `pd-lifecycle`.")]
-ProfileOption = Annotated[
-    str, typer.Option("--profile", "-p", help="Profile name or TOML file: model, hardware, scale.")
-]
-PresetOption = Annotated[
-    str, typer.Option("--preset", help="Grid of the profile: `full`, or a smaller one such as `demo`.")
-]
-ConfigOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--config",
-        "-c",
-        help="`connector-tax`: only these configs (repeatable), `plain` among them. `routing`: of all engines. "
-        "`pd-lifecycle`: of both engines, or the prefill and then the decode engine's.",
+_PROFILE = "Model, hardware and scale: name of a profile, or path of a TOML file."
+_PYTHON = "Use the engine environment of this Python executable (default: the one `tracon engine install` built)."
+ProfileOption = Annotated[str, typer.Option("--profile", "-p", help=_PROFILE)]
+PythonOption = Annotated[Path | None, typer.Option("--engine-python", help=_PYTHON)]
+RUN_OPTIONS: Mapping[str, ParameterInfo] = {
+    "experiment": typer.Argument(help="Experiment to run."),
+    "profile": typer.Option("--profile", "-p", help=_PROFILE),
+    "preset": typer.Option("--preset", help="Preset of the profile: `full`, or a smaller one such as `demo`."),
+    "configs": typer.Option("--config", "-c", help="Connector config by name, or path of a TOML file."),
+    "seed": typer.Option("--seed", help="Seed of config order, schedules and prompts (default: the preset's)."),
+    "trials": typer.Option(
+        "--trials", min=1, help="Measure every load cell N times, each time on fresh engines (default: the preset's)."
     ),
-]
-PolicyOption = Annotated[
-    list[str] | None,
-    typer.Option("--policy", help="`routing`: only these policies (repeatable), by name, label or Python file."),
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        help="`routing`, `pd-lifecycle`: KEY=VALUE over the preset (repeatable): `trace.sessions=50`, "
-        "`unified.overload_factor=1.3`, `new_tokens=[512,2048]`.",
-    ),
-]
-TraceOption = Annotated[
-    Path | None, typer.Option("--trace", help="`routing`: replay this trace file instead of the preset's.")
-]
-SeedOption = Annotated[int | None, typer.Option("--seed", help="Seed of config order, schedules and prompts.")]
-TrialsOption = Annotated[
-    int | None,
-    typer.Option("--trials", min=1, help="Measure every load cell so often, each time on fresh engines."),
-]
-PythonOption = Annotated[
-    Path | None, typer.Option("--engine-python", help="Python of an engine environment that exists.")
-]
+    "policies": typer.Option("--policy", help="Routing policy."),
+    "settings": typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the preset (repeatable)."),
+    "trace": typer.Option("--trace", metavar="FILE", help="Trace file."),
+    "engine_python": typer.Option("--engine-python", help=_PYTHON),
+    "port": typer.Option("--port", min=1, max=65535, help="First port of the engines (default: the profile's)."),
+}
+"""By field of RunOptions; help of the shared ones ends with what they mean to each experiment."""
 WorkspaceOption = Annotated[
     Path | None,
     typer.Option(
@@ -58,9 +41,9 @@ RunArg = Annotated[
 ]
 RunsArg = Annotated[str, typer.Argument(metavar="RUN", help="Run id, a unique beginning of it, or its folder.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
-DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="Leave the run process working and return at once.")]
+DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="Return at once and leave the run process working.")]
 SkipStageOption = Annotated[
     list[str] | None,
     typer.Option("--skip-stage", help="Skip this stage (repeatable): `3` or `phase-b`."),
 ]
-ReasonOption = Annotated[str, typer.Option("--reason", "-r", help="Why; kept in the journal and the manifest.")]
+ReasonOption = Annotated[str, typer.Option("--reason", "-r", help="Reason, recorded in the journal and the manifest.")]

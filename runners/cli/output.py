@@ -1,4 +1,4 @@
-"""How commands speak: data on stdout, narration and errors on stderr."""
+"""Output of commands: data on stdout, narration and errors on stderr."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands about policies: what there is, why a request went where it went, what another policy would have done."""
+"""Commands about policies: list them, explain a pick, compare recorded picks with another policy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runners.cli.options import JsonOption, WorkspaceOption
 from runners.errors import RunnerError
 
 if TYPE_CHECKING:
-    from results.decisions import DecisionRecord
+    from results.records.decisions import DecisionRecord
     from runners.router.decision_log import LoggedPicks
 
 RunOrLogArg = Annotated[
@@ -32,7 +32,7 @@ def add_to(app: typer.Typer) -> None:
 
 def policies(
     policy: Annotated[
-        str | None, typer.Argument(metavar="[POLICY]", help="Only this one, by name or as the path of a Python file.")
+        str | None, typer.Argument(metavar="[POLICY]", help="Show only this policy, by name or path of a Python file.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -72,12 +72,12 @@ def why(
     """
     from runners.router.why import explain
 
-    found = _picks_of(logs_of(run, cell, workspace), request)
+    picks_by_log = _picks_of(logs_of(run, cell, workspace), request)
     if json:
-        output.print_json([{"cell": log.name, "text": explain(picks), "picks": picks} for log, picks in found])
+        output.print_json([{"cell": log.name, "text": explain(picks), "picks": picks} for log, picks in picks_by_log])
         return
     screen = output.out()
-    for log, picks in found:
+    for log, picks in picks_by_log:
         screen.print(f"[bold]{log.name}[/]")
         for line in explain(picks):
             screen.print(line, markup=False, soft_wrap=True)
@@ -88,21 +88,22 @@ def whatif(
     run: RunOrLogArg,
     policy: Annotated[str, typer.Option("--policy", "-P", help="Policy by name, or the path of a Python file.")],
     setting: Annotated[
-        list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="A parameter of it (repeatable).")
+        list[str] | None,
+        typer.Option("--set", "-s", metavar="KEY=VALUE", help="Set a parameter of the policy (repeatable)."),
     ] = None,
     owners: Annotated[
         str,
         typer.Option(
-            help="Whom a session belongs to: `recorded`, or the instance that `served` its turn before (for logs of "
-            "policies that bind nothing)."
+            help="How to attribute a session to an instance: `recorded`, or the one that `served` its previous turn "
+            "(for logs of policies that bind no sessions)."
         ),
     ] = "recorded",
     cell: CellOption = "",
-    show: Annotated[int, typer.Option("--show", min=0, help="How many differing picks to print.")] = 10,
+    show: Annotated[int, typer.Option("--show", min=0, help="Number of differing picks to print.")] = 10,
     workspace: WorkspaceOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Make every recorded pick again under another policy and say where it differs.
+    """Make every recorded pick again under another policy and print where it differs.
 
     Example: `tracon whatif 20260131-1200 --cell lmetric --policy unified --set overload_factor=1.3`
 
@@ -117,31 +118,32 @@ def whatif(
     if owners not in choices:
         raise RunnerError(f"--owners is {owners!r}", remedy="give `recorded` or `served`")
     other = make_policy(policy, settings(setting or ()))
-    found = [(log, what_if(log.records, other, choices[owners])) for log in logs_of(run, cell, workspace)]
+    results = [(log, what_if(log.records, other, choices[owners])) for log in logs_of(run, cell, workspace)]
     if json:
-        output.print_json([whatif_json(log, result) for log, result in found])
+        output.print_json([whatif_json(log, result) for log, result in results])
     else:
-        output.out().print(whatif_tables(found, show))
+        output.out().print(whatif_tables(results, show))
 
 
-def settings(given: Sequence[str]) -> dict[str, object]:
+def settings(texts: Sequence[str]) -> dict[str, object]:
     """`KEY=VALUE` texts as a mapping; values stay text, the policy converts them. Raises RunnerError otherwise."""
-    found: dict[str, object] = {}
-    for text in given:
+    values: dict[str, object] = {}
+    for text in texts:
         key, equals, value = text.partition("=")
         if not (key and equals):
             raise RunnerError(f"--set {text!r} is no KEY=VALUE", remedy="e.g. --set overload_factor=1.3")
-        found[key.strip()] = value.strip()
-    return found
+        values[key.strip()] = value.strip()
+    return values
 
 
 def logs_of(run: str, cell: str, workspace: Path | None) -> tuple[LoggedPicks, ...]:
-    """The logs that RUN names; what is wrong with them is said on stderr."""
+    """The logs that RUN names; their gaps are printed on stderr."""
+    from results.records.layout import RunLayout
     from runners.router.decision_log import read_logs
     from state.workspace import Workspace, default_root
 
     path = Path(run)
-    named = path.is_file() or (path / "results").is_dir()
+    named = path.is_file() or RunLayout(path).results.is_dir()
     logs = read_logs(path if named else Workspace(workspace or default_root()).find(run), cell)
     for log in logs:
         for gap in log.gaps:
@@ -151,7 +153,7 @@ def logs_of(run: str, cell: str, workspace: Path | None) -> tuple[LoggedPicks, .
 
 def _picks_of(logs: Sequence[LoggedPicks], wanted: str) -> list[tuple[LoggedPicks, list[DecisionRecord]]]:
     """Per log the picks of the one request that `wanted` names."""
-    found = []
+    matches = []
     for log in logs:
         ids = _named(log, wanted)
         if len(ids) > 1:
@@ -159,14 +161,14 @@ def _picks_of(logs: Sequence[LoggedPicks], wanted: str) -> list[tuple[LoggedPick
                 f"{wanted!r} begins {len(ids)} requests of {log.name}", remedy=f"e.g. {', '.join(sorted(ids)[:4])}"
             )
         if ids:
-            found.append((log, [record for record in log.records if record.request.request in ids]))
-    if not found:
+            matches.append((log, [record for record in log.records if record.request.request in ids]))
+    if not matches:
         known = next((record.request.request for log in logs for record in log.records), "")
         raise RunnerError(
             f"no pick of {wanted!r} in {len(logs)} decision logs",
             remedy=f"give a request id, e.g. {known}" if known else "the logs hold no picks",
         )
-    return found
+    return matches
 
 
 def _named(log: LoggedPicks, wanted: str) -> set[str]:

@@ -37,25 +37,25 @@ def policy_tables(info: PolicyInfo) -> RenderableType:
     return Group(head, rows) if info.parameters else Group(head, Text("no parameters"))
 
 
-def whatif_json(log: LoggedPicks, found: WhatIf) -> dict[str, Any]:
+def whatif_json(log: LoggedPicks, result: WhatIf) -> dict[str, Any]:
     """One log's comparison as data, its gaps included."""
     return {
         "cell": log.name,
         "gaps": [asdict(gap) for gap in log.gaps],
-        "agreement": found.agreement,
-        **asdict(found),
+        "agreement": result.agreement,
+        **asdict(result),
     }
 
 
-def whatif_tables(found: Sequence[tuple[LoggedPicks, WhatIf]], show: int) -> RenderableType:
+def whatif_tables(results: Sequence[tuple[LoggedPicks, WhatIf]], show: int) -> RenderableType:
     """Agreement per cell, where picks differ by reason and by instance, and the first that do."""
-    _, first = found[0]
+    _, first = results[0]
     parameters = ", ".join(f"{name}={_value(value)}" for name, value in first.parameters.items())
     title = Text.assemble("what if ", (first.policy, "bold"), f" ({parameters})" if parameters else "", " had decided")
-    parts: list[RenderableType] = [title, _cells(found), _reasons(found), _shares(found)]
-    if show and any(one.differences for _, one in found):
-        parts.append(_differences(found, show))
-    migrations = [sum(one.migrations[place] for _, one in found) for place in (0, 1)]
+    parts: list[RenderableType] = [title, _cells(results), _reasons(results), _shares(results)]
+    if show and any(one.differences for _, one in results):
+        parts.append(_differences(results, show))
+    migrations = [sum(one.migrations[place] for _, one in results) for place in (0, 1)]
     if any(migrations):
         parts.append(
             Text(
@@ -64,7 +64,7 @@ def whatif_tables(found: Sequence[tuple[LoggedPicks, WhatIf]], show: int) -> Ren
                 style="yellow",
             )
         )
-    unowned = sum(result.unowned_turns for _, result in found)
+    unowned = sum(result.unowned_turns for _, result in results)
     if unowned:
         parts.append(
             Text(
@@ -77,7 +77,7 @@ def whatif_tables(found: Sequence[tuple[LoggedPicks, WhatIf]], show: int) -> Ren
     return Group(*parts)
 
 
-def _cells(found: Sequence[tuple[LoggedPicks, WhatIf]]) -> Table:
+def _cells(results: Sequence[tuple[LoggedPicks, WhatIf]]) -> Table:
     rows = table(
         "cell",
         "recorded policy",
@@ -90,7 +90,7 @@ def _cells(found: Sequence[tuple[LoggedPicks, WhatIf]]) -> Table:
         ">requests",
         ">instead",
     )
-    for log, one in found:
+    for log, one in results:
         was, then = one.recorded_met, one.instead_met
         rows.add_row(
             log.name,
@@ -107,11 +107,11 @@ def _cells(found: Sequence[tuple[LoggedPicks, WhatIf]]) -> Table:
     return rows
 
 
-def _reasons(found: Sequence[tuple[LoggedPicks, WhatIf]]) -> Table:
+def _reasons(results: Sequence[tuple[LoggedPicks, WhatIf]]) -> Table:
     """Summed over the cells of one recorded policy."""
     picks: Counter[tuple[str, str, str]] = Counter()
     differ: Counter[tuple[str, str, str]] = Counter()
-    for _, one in found:
+    for _, one in results:
         for pair in one.reasons:
             key = ", ".join(one.recorded_policies), pair.recorded_reason, pair.instead_reason
             picks[key] += pair.picks
@@ -122,10 +122,10 @@ def _reasons(found: Sequence[tuple[LoggedPicks, WhatIf]]) -> Table:
     return rows
 
 
-def _shares(found: Sequence[tuple[LoggedPicks, WhatIf]]) -> Table:
+def _shares(results: Sequence[tuple[LoggedPicks, WhatIf]]) -> Table:
     recorded: Counter[str] = Counter()
     instead: Counter[str] = Counter()
-    for _, one in found:
+    for _, one in results:
         for name, (was, then) in one.shares.items():
             recorded[name] += was
             instead[name] += then
@@ -135,8 +135,8 @@ def _shares(found: Sequence[tuple[LoggedPicks, WhatIf]]) -> Table:
     return rows
 
 
-def _differences(found: Sequence[tuple[LoggedPicks, WhatIf]], show: int) -> Table:
-    total = sum(len(one.differences) for _, one in found)
+def _differences(results: Sequence[tuple[LoggedPicks, WhatIf]], show: int) -> Table:
+    total = sum(len(one.differences) for _, one in results)
     rows = table(
         "cell",
         ">pick",
@@ -146,7 +146,7 @@ def _differences(found: Sequence[tuple[LoggedPicks, WhatIf]], show: int) -> Tabl
         "why not as recorded",
         title=f"the first of {total} that differ",
     )
-    for log, one in found:
+    for log, one in results:
         for other in one.differences[: max(0, show - rows.row_count)]:
             rows.add_row(
                 log.name,

@@ -14,82 +14,82 @@ from rich.markup import escape
 
 from runners.cli import output
 from runners.cli.options import JsonOption, WorkspaceOption
+from runners.cli.spec_options import SpecOption, SpecOptions, chosen, command_with
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from runners.load.replay_spec import ReplayTick
-    from runners.replay import ReplayReport, ReplayWish
+    from runners.load.replay_spec import ReplaySpec, ReplayTick
+    from runners.load.standalone_replay import ReplayReport, ReplayWish
 
 PROGRESS_LINE_S = 10.0
 
 
+def _replay_spec() -> type[ReplaySpec]:
+    from runners.load.replay_spec import ReplaySpec
+
+    return ReplaySpec
+
+
+REPLAY = SpecOptions(
+    _replay_spec,
+    (
+        SpecOption("seed", "--seed", "Draw the prompts' token ids from this seed", None, 0),
+        SpecOption("time_scale", "--time-scale", "Multiply every recorded time by this: 0.5 replays twice as fast"),
+        SpecOption("idle_gap_cap_s", "--idle-gap-cap", "Cut pauses inside a session to this", "S", default="no limit"),
+        SpecOption(
+            "think", "--think", "Pause between turns by `recorded` think times, by `gaps` from send to send, or `none`"
+        ),
+        SpecOption(
+            "max_inflight_sessions", "--max-inflight-sessions",
+            "Maximum sessions in flight; further sessions wait and are counted (0 = no limit)", None, 0,
+        ),
+        SpecOption("on_error", "--on-error", "After a failed turn, `continue` the session or `end_session`"),
+        SpecOption("vocab_low", "--vocab-low", "Draw token ids of prompts from this one on", None, 0),
+        SpecOption("vocab_high", "--vocab-high", "Draw token ids of prompts below this one"),
+        SpecOption(
+            "block_tokens", "--block-tokens", "Compute the trace's bounds for blocks of N tokens", None, 1,
+            "as the engine reports, or {}",
+        ),
+        SpecOption("max_duration_s", "--max-duration", "Stop sending after this many seconds", "S"),
+    ),
+)  # fmt: skip
+ModelOption = Annotated[
+    str | None, typer.Option("--model", help="Ask for this model (default: the first that the server names).")
+]
+FormatOption = Annotated[
+    str | None, typer.Option("--format", help="Read this trace format (default: by the file's first line).")
+]
+OutOption = Annotated[
+    Path | None, typer.Option("--out", help="Write the records to this folder (default: a new one in the workspace).")
+]
+
+
 def add_to(app: typer.Typer) -> None:
     """Register the command."""
-    app.command()(replay)
+    app.command(cls=command_with(REPLAY))(replay)
 
 
 def replay(
+    context: typer.Context,
     trace: Annotated[Path, typer.Argument(metavar="TRACE", help="Trace file of any format that Tracon reads.")],
-    url: Annotated[str, typer.Option("--url", help="Router or engine, e.g. `http://127.0.0.1:8000`.")],
-    model: Annotated[str | None, typer.Option("--model", help="Default: the first that the server names.")] = None,
-    format: Annotated[str | None, typer.Option("--format", help="Default: by the file's first line.")] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the prompts' token ids.")] = 0,
-    time_scale: Annotated[
-        float, typer.Option("--time-scale", help="Multiplies every recorded time: 0.5 = twice as fast.")
-    ] = 1.0,
-    idle_gap_cap: Annotated[
-        float | None, typer.Option("--idle-gap-cap", metavar="S", help="No pause inside a session is longer.")
-    ] = None,
-    think: Annotated[
-        str,
-        typer.Option("--think", help="Pauses: `recorded` think times, `gaps` from send to send, or `none`."),
-    ] = "recorded",
-    max_inflight_sessions: Annotated[
-        int, typer.Option("--max-inflight-sessions", min=0, help="Further sessions wait and are counted; 0 = no limit.")
-    ] = 0,
-    on_error: Annotated[
-        str, typer.Option("--on-error", help="After a failed turn: `continue` the session or `end_session`.")
-    ] = "continue",
-    vocab_low: Annotated[int, typer.Option("--vocab-low", min=0, help="Smallest token id of prompts.")] = 0,
-    vocab_high: Annotated[int, typer.Option("--vocab-high", help="Token ids stay below it.")] = 256,
-    block_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--block-tokens", min=1, help="The engine's block size, for the bounds; default: as it says, or 16."
-        ),
-    ] = None,
-    max_duration: Annotated[
-        float, typer.Option("--max-duration", metavar="S", help="After it nothing more is sent.")
-    ] = 3600.0,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Folder of the records (default: a new one in the workspace).")
-    ] = None,
+    url: Annotated[str, typer.Option("--url", help="Send to this router or engine, e.g. `http://127.0.0.1:8000`.")],
+    model: ModelOption = None,
+    format: FormatOption = None,
+    out: OutOption = None,
     workspace: WorkspaceOption = None,
     json: JsonOption = False,
 ) -> None:
     """Replay a trace against a router or an engine that runs: sessions in closed loop, prompts that share what the
     trace's hashes share.
 
-    Ctrl-C ends it with what there is. Every turn becomes a record in `metrics.jsonl`.
+    Ctrl-C ends it and reports what was measured. Every turn becomes a record in `metrics.jsonl`.
 
     Example: `tracon replay sessions.jsonl --url http://127.0.0.1:8000 --time-scale 0.2 --max-inflight-sessions 64`
     """
-    from runners.replay import ReplayWish
+    from runners.load.standalone_replay import ReplayWish
 
-    settings = {
-        "seed": seed,
-        "time_scale": time_scale,
-        "idle_gap_cap_s": idle_gap_cap,
-        "think": think,
-        "max_inflight_sessions": max_inflight_sessions,
-        "on_error": on_error,
-        "vocab_low": vocab_low,
-        "vocab_high": vocab_high,
-        "block_tokens": block_tokens,
-        "max_duration_s": max_duration,
-    }
-    wish = ReplayWish(trace, format, url, model, out or _new_folder(workspace), settings)
+    wish = ReplayWish(trace, format, url, model, out or _new_folder(workspace), chosen(context, REPLAY))
     report = asyncio.run(_replay(wish))
     if json:
         output.print_json(_json(report))
@@ -101,7 +101,7 @@ def replay(
 
 
 async def _replay(wish: ReplayWish) -> ReplayReport:
-    from runners.replay import replay_trace
+    from runners.load.standalone_replay import replay_trace
 
     cut = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, cut.set)
@@ -116,7 +116,7 @@ def _new_folder(workspace: Path | None) -> Path:
 
 
 class _Progress:
-    """On a terminal one line that is redrawn; in a pipe a line now and then."""
+    """On a terminal one line that is redrawn; in a pipe a line every PROGRESS_LINE_S."""
 
     def __init__(self) -> None:
         self._console = output.err()
@@ -133,7 +133,7 @@ class _Progress:
         self._show(progress_line(tick), "tick")
 
     def _show(self, text: str, of: str) -> None:
-        """`of`: what it is a state of; in a pipe each is said when it begins, then now and then."""
+        """`of`: what it is a state of; in a pipe each is printed when it begins, then every PROGRESS_LINE_S."""
         if self._status is not None:
             self._status.update(escape(text))
         elif of != self._of or time.monotonic() >= self._next_s:
@@ -146,7 +146,7 @@ class _Progress:
 
 
 def progress_line(tick: ReplayTick) -> str:
-    """Where a replay stands, with the time it will still take at this pace."""
+    """The progress of a replay, with the time left at this pace."""
     over = tick.completed + tick.failed
     parts = [f"{over} of {tick.turns} turns", f"{tick.sessions_done} of {tick.sessions} sessions"]
     parts.append(f"{tick.inflight_sessions} sessions in flight")
@@ -191,7 +191,7 @@ def _tables(report: ReplayReport) -> RenderableType:
 
 
 def facts(report: ReplayReport) -> list[str]:
-    """What became of the replay, in lines."""
+    """The outcome of the replay, in lines."""
     outcome, numbers = report.outcome, report.numbers
     lines = [
         f"{outcome.completed} of {outcome.turns} turns completed, {outcome.failed} failed, {outcome.cut} cut; "

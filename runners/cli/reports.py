@@ -15,13 +15,7 @@ from runners.errors import RunnerError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-ROUTING, LIFECYCLE = "routing", "pd-lifecycle"
-WITHIN = {
-    ROUTING: "its policies are compared within it, paired by trial",
-    LIFECYCLE: "its configurations are compared within it, with the same requests on a combined instance",
-}
-"""Experiments whose comparisons are inside one run: `compare` has nothing to set side by side."""
-
+    from results.experiment import ReportText
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
@@ -32,12 +26,12 @@ def add_to(app: typer.Typer) -> None:
 def report(
     run: RunArg = None,
     workspace: WorkspaceOption = None,
-    again: Annotated[bool, typer.Option("--again", help="Analyse the artifacts again first.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Analyse the artifacts again before printing.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Print a run's tables: verdicts, and taxes, policies or phases with intervals; on a terminal the curves too.
 
-    The whole report with its figures is the run's `report.html`; `--again` writes it anew.
+    The whole report with its figures is the run's `report.html`; `--again` writes it again.
     """
     folder = artifacts_of(run, workspace)
     if json:
@@ -49,69 +43,49 @@ def report(
 
 
 def compare(first: RunsArg, second: RunsArg, workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
-    """Print two connector-tax runs side by side: latencies, taxes, reference rates, and what differed."""
-    from results.compare import compare_runs, to_json
-    from runners.cli.tables import compare_tables
+    """Print two runs of one experiment side by side: latencies, taxes, reference rates, and what differed."""
+    from results.registry import results_of
 
     folders = [artifacts_of(run, workspace) for run in (first, second)]
-    for folder in folders:
-        experiment = experiment_of(folder)
-        if experiment in WITHIN:
+    each = [results_of(folder) for folder in folders]
+    for folder, results in zip(folders, each, strict=True):
+        if results.compare is None:
             raise RunnerError(
-                f"{folder.name} is a {experiment} run: {WITHIN[experiment]}",
+                f"{folder.name} is a {results.name} run: {results.why_no_compare}",
                 remedy=f"see `tracon report {folder.name}`",
             )
-    comparison = compare_runs(*folders)
+    compare_runs = each[0].compare
+    assert compare_runs is not None
+    compared = compare_runs(*folders)
     if json:
-        output.print_json(to_json(comparison))
+        output.print_json(compared.data)
     else:
-        output.out().print(compare_tables(comparison))
-
-
-def experiment_of(folder: Path) -> str:
-    """What the run in `folder` executes; empty where its plan cannot be read."""
-    import msgspec
-
-    from results.layout import RunLayout
-
-    try:
-        plan = msgspec.json.decode(RunLayout(folder).plan.read_bytes())
-    except (OSError, msgspec.DecodeError):
-        return ""
-    return str(plan.get("experiment", "")) if isinstance(plan, dict) else ""
+        output.out().print(render_text(compared.text))
 
 
 def report_json(folder: Path, *, again: bool) -> dict[str, Any]:
     """The run's numbers as data, analysed first where asked or missing."""
     import msgspec
 
-    from results.layout import RunLayout
+    from results.records.layout import RunLayout
+    from results.registry import results_of
 
-    layout, experiment = RunLayout(folder), experiment_of(folder)
-    parts = {"aggregate": layout.aggregate_json, "verdicts": layout.verdicts_json}
-    if experiment == ROUTING:
-        parts["pairs"] = folder / "pairs.json"
-    elif experiment != LIFECYCLE:
-        parts = {"aggregate": layout.aggregate_json, "tax": layout.tax_json}
-    if again or not all(path.exists() for path in parts.values()):
-        _analyse(folder)
-    return {"run": folder.name} | {name: msgspec.json.decode(path.read_bytes()) for name, path in parts.items()}
+    results = results_of(folder)
+    files = results.documents(RunLayout(folder))
+    if again or not all(path.exists() for path in files.values()):
+        results.write(folder)
+    return {"run": folder.name} | {name: msgspec.json.decode(path.read_bytes()) for name, path in files.items()}
 
 
-def _analyse(folder: Path) -> None:
-    experiment = experiment_of(folder)
-    if experiment == ROUTING:
-        from results.routing.analysis import analyse_routing
+def render_ending(folder: Path) -> RenderableType:
+    """What a run shows when it has ended: its one page where the experiment has one, else the report's tables."""
+    from results.registry import results_of
 
-        analyse_routing(folder)
-    elif experiment == LIFECYCLE:
-        from results.lifecycle.analysis import analyse_lifecycle
-
-        analyse_lifecycle(folder)
-    else:
-        from results.analysis import analyse_run
-
-        analyse_run(folder)
+    experiment = results_of(folder)
+    analysis = experiment.analyse(folder)
+    if experiment.page is not None:
+        return experiment.page(analysis, folder, output.out().width)
+    return render_text(experiment.report(analysis))
 
 
 def report_tables(folder: Path, *, again: bool, curves_width: int | None = None) -> RenderableType:
@@ -122,20 +96,17 @@ def report_tables(folder: Path, *, again: bool, curves_width: int | None = None)
     from rich.console import Group
     from rich.text import Text
 
-    experiment = experiment_of(folder)
-    if experiment == ROUTING:
-        from results.routing import analysis as policies
+    from results.registry import results_of
 
-        return policies.terminal_tables(policies.analyse_routing(folder) if again else policies.analyse(folder))
-    if experiment == LIFECYCLE:
-        from results.lifecycle import analysis as lifecycle
+    results = results_of(folder)
+    analysis = results.write(folder) if again else results.analyse(folder)
+    text = render_text(results.report(analysis))
+    curves = results.curves(analysis, curves_width) if results.curves and curves_width else None
+    return text if curves is None else Group(text, Text(), curves)
 
-        return lifecycle.terminal_tables(lifecycle.analyse_lifecycle(folder) if again else lifecycle.analyse(folder))
-    from results.analysis import analyse_run
-    from results.findings import analyse
-    from results.report import to_rich
-    from runners.cli.curves import ttft_curves
 
-    analysis = analyse_run(folder) if again else analyse(folder)
-    curves = ttft_curves(analysis, curves_width) if curves_width else None
-    return Group(to_rich(analysis), *(() if curves is None else (Text(), curves)))
+def render_text(text: ReportText) -> RenderableType:
+    """For a terminal: the opening, the tables, and what they do not say."""
+    from results.report.document import rich_tables
+
+    return rich_tables(text.opening, text.tables, text.limits)

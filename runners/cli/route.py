@@ -1,4 +1,4 @@
-"""The command that runs a router by hand."""
+"""`tracon route`: a standalone router."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
-from results.decisions import Role
+from results.records.decisions import Role
 from runners.cli import output
+from runners.cli.spec_options import SpecOption, SpecOptions, chosen, command_with
 from runners.errors import RunnerError
 
 if TYPE_CHECKING:
+    from runners.router.sessions.binding_rules import BindingRules
     from runners.router.spec import InstanceSpec, KvEndpoint, RouterLine, RouterSpec, TransferRules
 
 ROLES = get_args(Role)
@@ -20,184 +22,170 @@ SHAPE = "[NAME=]URL[,SETTING=VALUE]"
 MOVES = "Moving KV between instances"
 
 
+def _router_spec() -> type[RouterSpec]:
+    from runners.router.spec import RouterSpec
+
+    return RouterSpec
+
+
+def _transfer_rules() -> type[TransferRules]:
+    from runners.router.spec import TransferRules
+
+    return TransferRules
+
+
+def _binding_rules() -> type[BindingRules]:
+    from runners.router.sessions.binding_rules import BindingRules
+
+    return BindingRules
+
+
+ROUTER = SpecOptions(
+    _router_spec,
+    (
+        SpecOption("policy", "--policy", "Decide by this policy (`tracon policies`), or by one in a Python file"),
+        SpecOption("host", "--host", "Listen on this address"),
+        SpecOption("index", "--index", "Know what instances hold by an `approximate` LRU index, or by their `events`"),
+        SpecOption(
+            "block_tokens", "--block-tokens", "Set the block size of the index in tokens (0 = ask the engines)", None, 0
+        ),
+    ),
+)
+TRANSFERS = SpecOptions(
+    _transfer_rules,
+    (
+        SpecOption(
+            "timeout_s", "--transfer-timeout",
+            "Limit all tries and waits of one transfer, and again a handover's from its decode request to the first "
+            "byte; then the target computes the prompt. Choose many times what a copy takes: it also waits for a busy "
+            "engine", "SECONDS",
+        ),
+        SpecOption(
+            "attempts", "--transfer-attempts",
+            "Try one transfer N times, where another try may help: after a 5xx, never after a refusal or a timeout",
+            None, 1,
+        ),
+        SpecOption(
+            "min_tokens", "--transfer-min-tokens",
+            "Move nothing where the target lacks fewer prompt tokens of what the source holds; EAR lets the session "
+            "stay. Choose the tokens that a target computes in the time of a prefill and a decode request", None, 1,
+        ),
+        SpecOption(
+            "queue", "--transfer-queue",
+            "Let N migrations wait for their turn at one target, behind the one on its way; a policy sends no more "
+            "there meanwhile. With more of them, more sessions leave a hot instance at once, and each waits longer",
+            None, 0,
+        ),
+        SpecOption(
+            "failures_to_quarantine", "--quarantine-failures",
+            "Quarantine a pair of instances after N failed transfers within the window, none succeeding between",
+            None, 1,
+        ),
+        SpecOption("window_s", "--quarantine-window", "Set that window", "SECONDS"),
+        SpecOption(
+            "quarantine_s", "--quarantine",
+            "Leave a quarantined pair alone; then one transfer is tried as a probe, and each probe that fails doubles "
+            "the time", "SECONDS",
+        ),
+        SpecOption("quarantine_max_s", "--quarantine-max", "Do not double the quarantine beyond this", "SECONDS"),
+        SpecOption(
+            "leg_priority", "--leg-priority",
+            "Send the requests that move a session's KV with this `priority`, e.g. -1, so that they pass the prompts "
+            "that wait at a hot engine. Only for engines started with `--scheduling-policy priority`",
+        ),
+        SpecOption(
+            "count", "--transfer-counts/--no-transfer-counts",
+            "Read the target's metrics around transfers, to count what each one moved. Without, the decisions record "
+            "that nothing was counted: for measurements in which no page of metrics may cost an engine time",
+        ),
+    ),
+    MOVES,
+)  # fmt: skip
+BINDINGS = SpecOptions(
+    _binding_rules,
+    (
+        SpecOption(
+            "redis_url", "--bindings",
+            "Share the sessions' bindings with other routers through Redis, e.g. redis://127.0.0.1:6379/0 (rediss:// "
+            "with TLS, unix:///PATH). Give its password, if there is one, in the environment as TRACON_REDIS_PASSWORD",
+            "REDIS_URL", default="in this router's memory",
+        ),
+        SpecOption(
+            "prefix", "--bindings-prefix",
+            "Begin all keys in Redis with this: routers with one prefix share their sessions",
+        ),
+    ),
+)  # fmt: skip
+
+InstanceOption = Annotated[
+    list[str] | None, typer.Option("--instance", "-i", metavar=SHAPE, help="Route to this instance (repeatable).")
+]
+PrefillOption = Annotated[
+    list[str] | None, typer.Option("--prefill", metavar=SHAPE, help="Route prefills only to it (repeatable).")
+]
+DecodeOption = Annotated[
+    list[str] | None, typer.Option("--decode", metavar=SHAPE, help="Route decodes only to it (repeatable).")
+]
+SettingOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a parameter of the policy (repeatable).")
+]
+PortOption = Annotated[int, typer.Option("--port", min=0, max=65535, help="Listen on this port (0 = any free one).")]
+DecisionsOption = Annotated[
+    Path | None, typer.Option("--decisions", help="Record every decision in this file (JSONL).")
+]
+EventsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--kv-events",
+        metavar="NAME=ENDPOINT[,REPLAY]",
+        help="Read the KV events that an instance publishes there, and replays where it missed some (repeatable).",
+    ),
+]
+CapacityOption = Annotated[
+    int | None, typer.Option("--kv-capacity", min=1, help="Tokens each KV cache holds (default: ask the engines).")
+]
+TransportOption = Annotated[
+    str | None,
+    typer.Option(
+        "--transfer",
+        metavar="mooncake|nixl",
+        help="Move KV between the instances by the connector that the engines were started with. Mooncake: give each "
+        "instance its bootstrap server, `-i a=URL,bootstrap=http://HOST:PORT`. Without this option nothing is moved: "
+        "the instance that serves a request computes it.",
+        rich_help_panel=MOVES,
+    ),
+]
+SpecPathOption = Annotated[
+    Path | None, typer.Option("--spec", help="Take everything from this router spec (JSON) instead.")
+]
+LinesOption = Annotated[
+    bool, typer.Option("--json", help="Print JSON lines on stdout: ready, a tick a second, the end.")
+]
+
+
 def add_to(app: typer.Typer) -> None:
     """Register the command."""
-    app.command()(route)
+    app.command(cls=command_with(ROUTER, TRANSFERS, BINDINGS))(route)
 
 
 def route(
-    instance: Annotated[
-        list[str] | None,
-        typer.Option("--instance", "-i", metavar=SHAPE, help="An instance behind the router (repeatable)."),
-    ] = None,
-    prefill: Annotated[
-        list[str] | None, typer.Option("--prefill", metavar=SHAPE, help="One that only prefills (repeatable).")
-    ] = None,
-    decode: Annotated[
-        list[str] | None, typer.Option("--decode", metavar=SHAPE, help="One that only decodes (repeatable).")
-    ] = None,
-    policy: Annotated[
-        str, typer.Option("--policy", help="A policy (`tracon policies`), or a Python file with one.")
-    ] = "unified",
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the policy (repeatable).")
-    ] = None,
-    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 = any free one.")] = 8080,
-    decisions: Annotated[
-        Path | None, typer.Option("--decisions", help="Keep a record of every decision in this file (JSONL).")
-    ] = None,
-    index: Annotated[
-        str, typer.Option("--index", help="What instances hold: `approximate` (own LRU index) or `events`.")
-    ] = "approximate",
-    kv_events: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--kv-events",
-            metavar="NAME=ENDPOINT[,REPLAY]",
-            help="Where an instance publishes its KV events, and replays what was missed (repeatable).",
-        ),
-    ] = None,
-    block_tokens: Annotated[
-        int, typer.Option("--block-tokens", min=0, help="Block size of the index; 0 = ask the engines.")
-    ] = 0,
-    kv_capacity: Annotated[
-        int | None, typer.Option("--kv-capacity", min=1, help="Tokens each KV cache holds (default: ask the engines).")
-    ] = None,
-    transfer: Annotated[
-        str | None,
-        typer.Option(
-            "--transfer",
-            metavar="mooncake|nixl",
-            help="The connector that the engines were started with: KV is moved between them. Mooncake: give each "
-            "instance its bootstrap server, `-i a=URL,bootstrap=http://HOST:PORT`. Without this option nothing is "
-            "moved, and whoever serves a request computes it.",
-            rich_help_panel=MOVES,
-        ),
-    ] = None,
-    transfer_timeout: Annotated[
-        float | None,
-        typer.Option(
-            "--transfer-timeout",
-            metavar="SECONDS",
-            help="All tries and waits of one transfer, and of a handover once more from its target leg to the first "
-            "byte; then the target computes the prompt. Many times what a copy takes: it also waits for a busy engine "
-            "(default: 120).",
-            rich_help_panel=MOVES,
-        ),
-    ] = None,
-    transfer_attempts: Annotated[
-        int | None,
-        typer.Option(
-            "--transfer-attempts",
-            min=1,
-            help="Tries of one transfer, where another may help: after a 5xx of a leg, never after a refusal or a "
-            "timeout (default: 2).",
-            rich_help_panel=MOVES,
-        ),
-    ] = None,
-    min_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--transfer-min-tokens",
-            min=1,
-            help="Where the target lacks fewer prompt tokens of what the source holds, nothing is moved, and EAR lets "
-            "the session stay. Choose the tokens that a target computes in the time of two legs (default: 1).",
-            rich_help_panel=MOVES,
-        ),
-    ] = None,
-    queue: Annotated[
-        int | None,
-        typer.Option(
-            "--transfer-queue",
-            min=0,
-            help="Migrations that may wait for their turn at one target, behind the one on its way; a policy sends no "
-            "more there meanwhile. More of them: more sessions leave a hot instance at once, and each waits longer "
-            "(default: 1).",
-            rich_help_panel=MOVES,
-        ),
-    ] = None,
-    failures: Annotated[
-        int | None,
-        typer.Option(
-            "--quarantine-failures",
-            min=1,
-            help="So many failed transfers from one instance to another within the window, no success between, and "
-            "none is tried for a while (default: 3).",
-            rich_help_panel=MOVES,
-        ),
-    ] = None,
-    window: Annotated[
-        float | None,
-        typer.Option(
-            "--quarantine-window",
-            metavar="SECONDS",
-            help="That window (default: 60).",
-            rich_help_panel=MOVES,
-        ),
-    ] = None,
-    quarantine: Annotated[
-        float | None,
-        typer.Option(
-            "--quarantine",
-            metavar="SECONDS",
-            help="How long a pair is left alone; then one transfer is tried as a probe, and each probe that fails "
-            "doubles the time (default: 10).",
-            rich_help_panel=MOVES,
-        ),
-    ] = None,
-    quarantine_max: Annotated[
-        float | None,
-        typer.Option(
-            "--quarantine-max",
-            metavar="SECONDS",
-            help="It is not doubled beyond this (default: 120).",
-            rich_help_panel=MOVES,
-        ),
-    ] = None,
-    leg_priority: Annotated[
-        int | None,
-        typer.Option(
-            "--leg-priority",
-            help="`priority` of the requests that move a session's KV, e.g. -1, so that they pass the prompts that "
-            "wait at a hot engine. Only for engines started with `--scheduling-policy priority`.",
-            rich_help_panel=MOVES,
-        ),
-    ] = None,
-    count: Annotated[
-        bool,
-        typer.Option(
-            "--transfer-counts/--no-transfer-counts",
-            help="Read the target's metrics around transfers, to say what each one brought. Without, the decisions say "
-            "that nobody counted: for measurements in which no page of metrics may cost an engine time.",
-            rich_help_panel=MOVES,
-        ),
-    ] = True,
-    bindings: Annotated[
-        str,
-        typer.Option(
-            "--bindings",
-            metavar="REDIS_URL",
-            help="Share the sessions' bindings with other routers through Redis, e.g. redis://127.0.0.1:6379/0 "
-            "(rediss:// with TLS, unix:///PATH). Its password, if there is one, goes into the environment as "
-            "TRACON_REDIS_PASSWORD. Default: in this router's memory.",
-        ),
-    ] = "",
-    bindings_prefix: Annotated[
-        str,
-        typer.Option("--bindings-prefix", help="Of all keys in Redis: routers with one prefix share their sessions."),
-    ] = "tracon:",
-    spec: Annotated[
-        Path | None, typer.Option("--spec", help="Take everything from this router spec (JSON) instead.")
-    ] = None,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print JSON lines on stdout: ready, a tick a second, the end.")
-    ] = False,
+    context: typer.Context,
+    instance: InstanceOption = None,
+    prefill: PrefillOption = None,
+    decode: DecodeOption = None,
+    settings: SettingOption = None,
+    port: PortOption = 8080,
+    decisions: DecisionsOption = None,
+    kv_events: EventsOption = None,
+    kv_capacity: CapacityOption = None,
+    transfer: TransportOption = None,
+    spec: SpecPathOption = None,
+    json: LinesOption = False,
 ) -> None:
     """Put a cache-aware streaming router before OpenAI-compatible servers, until Ctrl-C.
 
     Clients send `/v1/completions` and `/v1/chat/completions` to it; the session comes from the header `x-session-id`,
-    or from `session_id` or `user` in the body. `/metrics`, `/health` and `/admin/instances` say how it is doing.
+    or from `session_id` or `user` in the body. `/metrics`, `/health` and `/admin/instances` show its state.
     Ctrl-C lets requests in flight finish; twice cuts them.
 
     An instance is `[NAME=]URL`, and with `--transfer` also `,bootstrap=URL` (Mooncake), `,kv_role=kv_both` (or
@@ -211,48 +199,29 @@ def route(
     `tracon route -i a=http://10.0.0.1:8000 -i b=http://10.0.0.2:8000 --bindings redis://10.0.0.3:6379/0`, on each of
     several machines with the same instances, under the same names
     """
-    from runners.router.binding_rules import BindingRules
-    from runners.router.serve import serve
-    from runners.router.spec import RouterSpec, router_spec, to_json
+    from runners.router.server.serve import serve
+    from runners.router.spec import router_spec, to_json
 
     if spec is not None:
-        wanted: RouterSpec = router_spec(spec)
+        options = router_spec(spec)
     else:
-        events = dict(_pair(text, "--kv-events", "NAME=ENDPOINT[,REPLAY]") for text in kv_events or ())
-        wanted = RouterSpec(
+        events = dict(_split_pair(text, "--kv-events", "NAME=ENDPOINT[,REPLAY]") for text in kv_events or ())
+        options = _router_spec()(
             instances=_instances(
                 {"both": instance, "prefill": prefill, "decode": decode}, events, kv_capacity, transfer
             ),
-            policy=policy,
-            parameters=dict(_pair(text, "--set", "KEY=VALUE") for text in settings or ()),
-            host=host,
+            parameters=dict(_split_pair(text, "--set", "KEY=VALUE") for text in settings or ()),
             port=port,
             decisions_path=str(decisions) if decisions else "",
-            index=index,
-            block_tokens=block_tokens,
-            transfer=_rules(
-                {
-                    "timeout_s": transfer_timeout,
-                    "attempts": transfer_attempts,
-                    "failures_to_quarantine": failures,
-                    "window_s": window,
-                    "quarantine_s": quarantine,
-                    "quarantine_max_s": quarantine_max,
-                    "min_tokens": min_tokens,
-                    "queue": queue,
-                    "count": count,
-                    "leg_priority": leg_priority,
-                }
-            ),
-            bindings=BindingRules(redis_url=bindings, prefix=bindings_prefix),
+            transfer=_transfer_rules()(**chosen(context, TRANSFERS)),
+            bindings=_binding_rules()(**chosen(context, BINDINGS)),
+            **chosen(context, ROUTER),
         )
-
-    narrate = _Narrator(wanted)
-    serve(wanted, (lambda line: typer.echo(to_json(line).decode())) if json else narrate)
+    serve(options, (lambda line: typer.echo(to_json(line).decode())) if json else _Narrator(options))
 
 
 class _Narrator:
-    """Tells a person on stderr what becomes of a router: its start, instances that come and go, its end."""
+    """Reports a router's life on stderr: its start, instances that come and go, its end."""
 
     def __init__(self, spec: RouterSpec) -> None:
         self._spec = spec
@@ -282,66 +251,59 @@ class _Narrator:
 
 
 def _instances(
-    given: Mapping[str, list[str] | None], events: dict[str, str], kv_capacity: int | None, transport: str | None
+    by_role: Mapping[str, list[str] | None], events: dict[str, str], kv_capacity: int | None, transport: str | None
 ) -> tuple[InstanceSpec, ...]:
-    """The instances in the order given; without a name they are called i0, i1, ... (p0 and d0 with a role)."""
+    """The instances by role and in their order; without a name they are called i0, i1, ... (p0 and d0 with a role)."""
     from runners.router.spec import InstanceSpec
 
-    found = []
+    instances = []
     for role in ROLES:
-        for place, text in enumerate(given[role] or ()):
-            place_of, *settings = text.split(",")
-            name, _, url = place_of.partition("=") if "=" in place_of.partition("://")[0] else ("", "", place_of)
-            name = name or f"{'i' if role == 'both' else role[0]}{place}"
+        for number, text in enumerate(by_role[role] or ()):
+            address, *settings = text.split(",")
+            name, _, url = address.partition("=") if "=" in address.partition("://")[0] else ("", "", address)
+            name = name or f"{'i' if role == 'both' else role[0]}{number}"
             endpoint, _, replay = events.pop(name, "").partition(",")
-            moves = _endpoint(name, settings, transport)
-            found.append(
-                InstanceSpec(name, url, role, kv_capacity, kv_events=endpoint, kv_replay=replay, transfer=moves)
+            transfer = _endpoint(name, settings, transport)
+            instances.append(
+                InstanceSpec(name, url, role, kv_capacity, kv_events=endpoint, kv_replay=replay, transfer=transfer)
             )
     if events:
         raise RunnerError(
             f"--kv-events names {', '.join(sorted(events))}, which is no instance",
-            remedy=f"There are: {', '.join(instance.instance for instance in found) or 'none'}.",
+            remedy=f"There are: {', '.join(instance.instance for instance in instances) or 'none'}.",
         )
-    return tuple(found)
-
-
-def _rules(given: Mapping[str, float | None]) -> TransferRules:
-    """The rules of transfers, by their names there; None = as they are unless told otherwise."""
-    from runners.router.spec import TransferRules
-
-    return TransferRules(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    return tuple(instances)
 
 
 def _endpoint(name: str, settings: Sequence[str], transport: str | None) -> KvEndpoint | None:
-    """How the instance's KV is moved, from `--transfer` and what stands behind its URL."""
+    """How the instance's KV is moved, by `--transfer` and the settings behind its URL."""
     import msgspec
 
     from runners.router.spec import KvEndpoint
 
     known = [field for field in KvEndpoint.__dataclass_fields__ if field != "transport"]
-    given = dict(_pair(text, f"instance {name}:", "SETTING=VALUE") for text in settings)
-    wrong = [setting for setting in given if setting not in known]
+    values = dict(_split_pair(text, f"instance {name}:", "SETTING=VALUE") for text in settings)
+    wrong = [setting for setting in values if setting not in known]
     if wrong:
         raise RunnerError(
             f"instance {name} has no setting {', '.join(wrong)}",
-            remedy=f"Behind its URL there may be {', '.join(known)}, each as `,SETTING=VALUE`.",
+            remedy=f"Settings behind its URL are {', '.join(known)}, each as `,SETTING=VALUE`.",
         )
     if transport is None:
-        if given:
+        if values:
             raise RunnerError(
-                f"instance {name} has {', '.join(given)}, and no transport is named",
+                f"instance {name} has {', '.join(values)}, and no transport is named",
                 remedy="Add --transfer mooncake or --transfer nixl: the connector that the engines were started with.",
             )
         return None
     try:
-        return msgspec.convert({"transport": transport, **given}, KvEndpoint, strict=False)
+        return msgspec.convert({"transport": transport, **values}, KvEndpoint, strict=False)
     except msgspec.ValidationError as error:
         raise RunnerError(f"instance {name}: {error}", remedy="Correct that setting behind its URL.") from error
 
 
-def _pair(text: str, option: str, shape: str) -> tuple[str, str]:
-    key, found, value = text.partition("=")
-    if not (key and found):
+def _split_pair(text: str, option: str, shape: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not (key and equals):
         raise RunnerError(f"{option} {text!r} is not {shape}", remedy=f"Give it as {shape}.")
     return key, value

@@ -4,120 +4,97 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from runners.campaign.experiment import RunOptions
 from runners.cli import output
+from runners.cli.experiment_help import ExperimentCommand
 from runners.cli.folders import workspace_of
 from runners.cli.options import (
-    ConfigOption,
+    RUN_OPTIONS,
     DetachOption,
-    ExperimentArg,
     JsonOption,
-    PolicyOption,
-    PresetOption,
-    ProfileOption,
-    PythonOption,
     ReasonOption,
     RunArg,
-    SeedOption,
-    SetOption,
     SkipStageOption,
-    TraceOption,
-    TrialsOption,
     WorkspaceOption,
 )
+from runners.cli.struct_options import expand_options
 from runners.errors import ExitCode, RunnerError
 
 if TYPE_CHECKING:
-    from runners.draft import Wish
     from state.lease import LeaseState
     from state.view import RunView
 
 
+MOST_SHORTFALLS = 8
+"""Cells named when a run ends; `tracon status` has all."""
+
+
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
-    for command in (plan, run, resume, status, watch, stop, pause, skip, retry, console):
+    for command in (plan, run):
+        app.command(cls=ExperimentCommand)(command)
+    for command in (resume, status, watch, stop, pause, skip, retry, console):
         app.command()(command)
     app.command("list")(list_runs)
     app.command(hidden=True)(work)
 
 
-def plan(
-    experiment: ExperimentArg,
-    profile: ProfileOption = "cpu-tiny",
-    preset: PresetOption = "full",
-    config: ConfigOption = None,
-    seed: SeedOption = None,
-    trials: TrialsOption = None,
-    policy: PolicyOption = None,
-    settings: SetOption = None,
-    trace: TraceOption = None,
-    engine_python: PythonOption = None,
-    json: JsonOption = False,
-) -> None:
+@expand_options("options", RunOptions, RUN_OPTIONS)
+def plan(options: RunOptions, json: JsonOption = False) -> None:
     """Print stages, cells and the estimated time without running anything.
 
     Examples: `tracon plan connector-tax --profile h20-qwen3-coder-30b`, `tracon plan routing --policy unified`,
     `tracon plan pd-lifecycle --preset demo`
     """
-    _print_plan(
-        _wish(experiment, profile, preset, config, seed, engine_python, trials, None, policy, settings, trace), json
-    )
+    _print_plan(from_root(options), json)
 
 
+@expand_options("options", RunOptions, RUN_OPTIONS)
 def run(
-    experiment: ExperimentArg,
-    profile: ProfileOption = "cpu-tiny",
-    preset: PresetOption = "full",
-    config: ConfigOption = None,
-    seed: SeedOption = None,
-    trials: TrialsOption = None,
-    policy: PolicyOption = None,
-    settings: SetOption = None,
-    trace: TraceOption = None,
-    engine_python: PythonOption = None,
+    options: RunOptions,
     workspace: WorkspaceOption = None,
     detach: DetachOption = False,
     console: Annotated[
-        bool, typer.Option("--console", help="Open the console on the run (where there is a terminal).")
+        bool, typer.Option("--console", help="Open the console on the run, if stdin and stdout are a terminal.")
     ] = False,
-    port: Annotated[
-        int | None, typer.Option("--port", help="First port of the engines (default: the profile's).")
-    ] = None,
     skip_stage: SkipStageOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan, as `tracon plan`; start nothing.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Start a run and watch it to its end.
+    """Start a run and follow it to its end.
 
-    The work is done by a process of its own: closing this terminal changes nothing. Ctrl-C stops the run so that
-    `tracon resume` can go on; twice leaves it running.
+    A process of its own does the work: closing this terminal changes nothing. Ctrl-C stops the run so that
+    `tracon resume` can continue it; a second Ctrl-C leaves it running.
 
     Examples: `tracon run connector-tax --preset demo`,
     `tracon run routing --policy lmetric --policy unified --set unified.overload_factor=1.3 --trace sessions.jsonl`,
     `tracon run pd-lifecycle --config nixl_both --set new_tokens=[512,2048]`
     """
+    from runners.campaign.start import create_run, prepare, require_ports, spawn_run_process
     from runners.cli.asking import skip_stages
-    from runners.start import create_run, prepare, require_ports, spawn_worker
 
-    wish = _wish(experiment, profile, preset, config, seed, engine_python, trials, port, policy, settings, trace)
+    options = from_root(options)
     if dry_run:
-        _print_plan(wish, json)
+        _print_plan(options, json)
         return
-    prepared = prepare(wish, need_engine=True)
+    prepared = prepare(options, need_engine=True)
     require_ports(prepared)
     folder = create_run(workspace_of(workspace), prepared)
     output.err().print(f"run [bold]{folder.name}[/] in {folder.parent}")
     skip_stages(folder, skip_stage or ())
-    worker = spawn_worker(folder)
-    _accompany(folder, worker.pid, detach=detach, console=console, json=json)
+    process = spawn_run_process(folder)
+    _accompany(folder, process.pid, detach=detach, console=console, json=json)
 
 
 def resume(
@@ -127,16 +104,16 @@ def resume(
     accept_changes: Annotated[
         bool,
         typer.Option(
-            "--accept-changes", help="Go on although something that shapes numbers changed; the report says so."
+            "--accept-changes", help="Continue although something that shapes the numbers changed; the report names it."
         ),
     ] = False,
     console: Annotated[bool, typer.Option("--console", help="Open the console on the run.")] = False,
     skip_stage: SkipStageOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Go on with a run that was paused, stopped or killed. Finished cells are kept, never measured again."""
+    """Continue a run that was paused, stopped or killed. Finished cells are never measured again."""
+    from runners.campaign.start import spawn_run_process
     from runners.cli.asking import skip_stages
-    from runners.start import spawn_worker
     from state.lease import lease_state
     from state.store import RunStore
 
@@ -148,12 +125,12 @@ def resume(
         if not accept_changes:
             _refuse_changes(store.view())
     skip_stages(folder, skip_stage or ())
-    worker = spawn_worker(folder, accept_changes=accept_changes)
-    _accompany(folder, worker.pid, detach=detach, console=console, json=json)
+    process = spawn_run_process(folder, accept_changes=accept_changes)
+    _accompany(folder, process.pid, detach=detach, console=console, json=json)
 
 
 def status(run: RunArg = None, workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
-    """Show where a run stands: stages, cells, instances, ETA."""
+    """Print the state of a run: stages, cells, instances, ETA."""
     from runners.cli.tables import status_json, status_tables
 
     folder = workspace_of(workspace).find(run)
@@ -167,7 +144,7 @@ def status(run: RunArg = None, workspace: WorkspaceOption = None, json: JsonOpti
 def watch(run: RunArg = None, workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
     """Follow a run until it ends, with progress and ETA; `--json` prints its events, one JSON object a line.
 
-    Ends with the run's own exit code. Ctrl-C leaves the run alone.
+    Exits with the run's own exit code. Ctrl-C does not touch the run.
     """
     from runners.cli.follow import follow
 
@@ -184,51 +161,51 @@ def stop(
     run: RunArg = None,
     workspace: WorkspaceOption = None,
     now: Annotated[
-        bool, typer.Option("--now", help="Cut the running cell; it is measured again after `resume`.")
+        bool, typer.Option("--now", help="Cancel the running cell; `resume` measures it again.")
     ] = False,
     reason: ReasonOption = "",
     json: JsonOption = False,
 ) -> None:
-    """Stop a run after the running cell (or `--now`); `tracon resume` goes on from there."""
+    """Stop a run after the running cell (or `--now`); `tracon resume` continues it."""
     _ask(workspace_of(workspace).find(run), "stop_now" if now else "stop", "", reason, json=json)
 
 
 def pause(
     run: RunArg = None, workspace: WorkspaceOption = None, reason: ReasonOption = "", json: JsonOption = False
 ) -> None:
-    """Pause a run after the running cell; its engine is released, `tracon resume` goes on."""
+    """Pause a run after the running cell; its engine is released, `tracon resume` continues it."""
     _ask(workspace_of(workspace).find(run), "pause", "", reason, json=json)
 
 
 def skip(
     run: RunArg = None,
-    cell: Annotated[str, typer.Option("--cell", help="This cell.")] = "",
-    config: Annotated[str, typer.Option("--config", help="All pending cells of this config.")] = "",
-    stage: Annotated[str, typer.Option("--stage", help="All pending cells of this stage.")] = "",
+    cell: Annotated[str, typer.Option("--cell", help="Skip this cell.")] = "",
+    config: Annotated[str, typer.Option("--config", help="Skip all pending cells of this config.")] = "",
+    stage: Annotated[str, typer.Option("--stage", help="Skip all pending cells of this stage.")] = "",
     reason: ReasonOption = "",
     workspace: WorkspaceOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Skip a cell, a config or a stage, with a reason that the manifest keeps."""
-    given = [f"{sort}:{name}" for sort, name in (("cell", cell), ("config", config), ("stage", stage)) if name]
-    if len(given) != 1:
+    """Skip a cell, a config or a stage, with a reason that the manifest records."""
+    targets = [f"{sort}:{name}" for sort, name in (("cell", cell), ("config", config), ("stage", stage)) if name]
+    if len(targets) != 1:
         raise RunnerError("name exactly one thing to skip", remedy="give one of --cell, --config, --stage")
-    _ask(workspace_of(workspace).find(run), "skip", given[0], reason, json=json)
+    _ask(workspace_of(workspace).find(run), "skip", targets[0], reason, json=json)
 
 
 def retry(
     run: RunArg = None,
-    cell: Annotated[str, typer.Option("--cell", help="Only this cell.")] = "",
-    config: Annotated[str, typer.Option("--config", help="Only this config's cells.")] = "",
-    stage: Annotated[str, typer.Option("--stage", help="Only this stage's cells.")] = "",
+    cell: Annotated[str, typer.Option("--cell", help="Retry only this cell.")] = "",
+    config: Annotated[str, typer.Option("--config", help="Retry only this config's cells.")] = "",
+    stage: Annotated[str, typer.Option("--stage", help="Retry only this stage's cells.")] = "",
     workspace: WorkspaceOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Put failed cells back to pending: all, or those named. A run that stands still needs `tracon resume` then."""
-    given = [f"{sort}:{name}" for sort, name in (("cell", cell), ("config", config), ("stage", stage)) if name]
-    if len(given) > 1:
+    """Set failed cells back to pending: all, or those named. A run that has ended then needs `tracon resume`."""
+    targets = [f"{sort}:{name}" for sort, name in (("cell", cell), ("config", config), ("stage", stage)) if name]
+    if len(targets) > 1:
         raise RunnerError("name at most one thing to retry", remedy="give one of --cell, --config, --stage, or none")
-    _ask(workspace_of(workspace).find(run), "retry", given[0] if given else "", "", json=json)
+    _ask(workspace_of(workspace).find(run), "retry", targets[0] if targets else "", "", json=json)
 
 
 def list_runs(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
@@ -251,62 +228,51 @@ def console(run: RunArg = None, workspace: WorkspaceOption = None) -> None:
 
 def work(folder: Path, accept_changes: Annotated[bool, typer.Option("--accept-changes")] = False) -> None:
     """The run process itself; `run` and `resume` start it."""
-    from runners.work import work as work_on
+    from runners.campaign.run_process import work as work_on
 
     raise typer.Exit(work_on(folder, accept_changes=accept_changes))
 
 
 def open_console(run: str | None, workspace: Path | None) -> NoReturn:
     """Become the console's process."""
+    os.execv(sys.executable, _console_argv(run, workspace))
+
+
+def _console_argv(run: str | None, workspace: Path | None) -> list[str]:
     argv = [sys.executable, "-m", "console"]
     if run:
         argv.append(run)
     if workspace:
         argv += ["--workspace", str(workspace)]
-    os.execv(sys.executable, argv)
+    return argv
 
 
-def _print_plan(wish: Wish, json: bool) -> None:
+def _print_plan(options: RunOptions, json: bool) -> None:
+    from runners.campaign.start import prepare
     from runners.cli.tables import plan_json, plan_tables
-    from runners.start import prepare
 
-    prepared = prepare(wish, need_engine=False)
+    prepared = prepare(options, need_engine=False)
     if json:
         output.print_json(plan_json(prepared.plan, prepared.draft.sums))
     else:
         output.out().print(plan_tables(prepared.plan, prepared.draft.sums, prepared.draft.notes))
 
 
-def _wish(
-    experiment: str,
-    profile: str,
-    preset: str,
-    config: list[str] | None,
-    seed: int | None,
-    engine_python: Path | None,
-    trials: int | None,
-    port: int | None,
-    policy: list[str] | None,
-    settings: list[str] | None,
-    trace: Path | None,
-) -> Wish:
-    """Files are named from the root: the run process may be started again from another folder."""
-    from runners.draft import Wish
-
-    policies = tuple(str(Path(name).resolve()) if "/" in name or ".py" in name else name for name in policy or ())
-    return Wish(
-        experiment=experiment,
-        profile=profile,
-        preset=preset,
-        configs=tuple(config or ()),
-        seed=seed,
-        engine_python=engine_python,
-        trials=trials,
-        port=port,
-        policies=policies,
-        settings=tuple(settings or ()),
-        trace=str(trace.resolve()) if trace else "",
+def from_root(options: RunOptions) -> RunOptions:
+    """The options with absolute paths: the run process may be started again from another folder."""
+    return replace(
+        options,
+        profile=_absolute(options.profile),
+        configs=tuple(map(_absolute, options.configs)),
+        policies=tuple(map(_absolute, options.policies)),
+        trace=str(Path(options.trace).resolve()) if options.trace else "",
     )
+
+
+def _absolute(name: str) -> str:
+    """A name stays a name: a path has a `/`, or ends in `.toml`, `.py` or `.py:Class`."""
+    is_path = "/" in name or name.endswith(".toml") or name.partition(":")[0].endswith(".py")
+    return str(Path(name).expanduser().resolve()) if is_path else name
 
 
 def _read(folder: Path) -> tuple[RunView, LeaseState]:
@@ -331,10 +297,10 @@ def _ask(folder: Path, action: str, target: str, reason: str, *, json: bool = Fa
 
 
 def _refuse_changes(view: RunView) -> None:
-    from runners.plan import differences
-    from runners.start import prepare, wish_of
+    from runners.campaign.plan import differences
+    from runners.campaign.start import options_of, prepare
 
-    now = prepare(wish_of(view.plan), need_engine=True).plan
+    now = prepare(options_of(view.plan), need_engine=True).plan
     if now.fingerprint == view.plan.fingerprint:
         return
     changes = "; ".join(differences(view.plan.inputs, now.inputs)) or "stages or cells are laid out differently"
@@ -346,8 +312,9 @@ def _refuse_changes(view: RunView) -> None:
 
 def _accompany(folder: Path, worker_pid: int, *, detach: bool, console: bool, json: bool) -> NoReturn:
     """What the command that started a run process does while it works."""
+    from runners.campaign.exit_code import shortfalls
     from runners.cli.follow import await_lease
-    from runners.cli.reports import report_tables
+    from runners.cli.reports import render_ending
     from runners.cli.tables import status_json
 
     if detach:
@@ -357,19 +324,34 @@ def _accompany(folder: Path, worker_pid: int, *, detach: bool, console: bool, js
         else:
             print(folder.name)
         raise typer.Exit(ExitCode.DONE)
-    if console and sys.stdin.isatty() and sys.stdout.isatty():
-        open_console(str(folder), None)
     signal.signal(signal.SIGTERM, _as_interrupt)
-    code = _follow_to_end(folder, worker_pid)
+    if console and sys.stdin.isatty() and sys.stdout.isatty():
+        code = _watch_in_console(folder)
+    else:
+        code = _follow_to_end(folder, worker_pid)
     view, lease = _read(folder)
+    if lease.live:
+        output.err().print(f"[bold]{folder.name}[/] goes on: `tracon`, `tracon watch`, `tracon stop`")
+        raise typer.Exit(code)
     if code == ExitCode.INTERRUPTED:
         remedy = f"`tracon resume {folder.name}` goes on from here"
         output.fail(RunnerError(f"the run was interrupted: {view.reason or 'its process ended'}", remedy=remedy))
     if json:
         output.print_json(status_json(view, lease, folder, time.time()))
     elif code in (ExitCode.DONE, ExitCode.CELLS_FAILED, ExitCode.GATE_FAILED):
-        output.out().print(report_tables(folder, again=False))
+        output.out().print(render_ending(folder))
+    for text in shortfalls(view)[:MOST_SHORTFALLS]:
+        output.err().print(text, markup=False, soft_wrap=True)
     raise typer.Exit(code)
+
+
+def _watch_in_console(folder: Path) -> int:
+    """Show the console until it is closed; returns the run's exit code, of a run that goes on INTERRUPTED."""
+    from runners.campaign.exit_code import exit_code
+
+    subprocess.run(_console_argv(str(folder), None), check=False)
+    view, lease = _read(folder)
+    return ExitCode.INTERRUPTED if lease.live else exit_code(view)
 
 
 def _follow_to_end(folder: Path, worker_pid: int) -> int:

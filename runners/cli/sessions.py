@@ -1,4 +1,4 @@
-"""The command that tells where one session lived: its turns with instance, reason, what was cached and moved."""
+"""The command `session`: the turns of one session with instance, reason, cached tokens and moved KV."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from runners.errors import RunnerError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from results.decisions import DecisionRecord, KvTransfer
+    from results.records.decisions import DecisionRecord, KvTransfer
     from runners.router.decision_log import LoggedPicks
 
 _SERVED = "ok"
@@ -34,18 +34,18 @@ def session(
     workspace: WorkspaceOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Tell where a session lived: every turn with its instance, the reason, what was cached there, and what was moved.
+    """Print where a session lived: every turn with its instance, the reason, the cached tokens and the moved KV.
 
     Example: `tracon session 20260131-1200 s-017 --cell ear/trial_0`
 
     A routing run replays the same sessions in every cell: without `--cell` each of them answers.
     """
-    found = _lives(logs_of(run, cell, workspace), session)
+    lives = _lives(logs_of(run, cell, workspace), session)
     if json:
-        output.print_json([asdict(life) for life in found])
+        output.print_json([asdict(life) for life in lives])
         return
-    for life in found:
-        output.out().print(_told(life))
+    for life in lives:
+        output.out().print(life_table(life))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Turn:
     indexed_tokens: int
     """Of these, what the router believed `instance` to hold."""
     cached_tokens: int | None
-    """What the engine said it had cached."""
+    """What the engine status it had cached."""
     ttft_s: float | None
     status: str
     """Of the outcome; empty = the router ended first."""
@@ -139,18 +139,18 @@ def _turn(record: DecisionRecord, start_ns: int) -> Turn:
 
 
 def _lives(logs: Sequence[LoggedPicks], wanted: str) -> list[Life]:
-    found = []
+    lives = []
     for log in logs:
         names = _named({record.request.session for record in log.records}, wanted)
         if len(names) > 1:
             shown = ", ".join(sorted(names)[:4])
             raise RunnerError(f"{wanted!r} begins {len(names)} sessions of {log.name}", remedy=f"e.g. {shown}")
-        found += [life(log.records, log.name, name) for name in names]
-    if not found:
+        lives += [life(log.records, log.name, name) for name in names]
+    if not lives:
         known = sorted({record.request.session for log in logs for record in log.records if record.request.session})
         remedy = f"give a session id, e.g. {', '.join(known[:4])}" if known else "the logs hold no sessions"
         raise RunnerError(f"no pick of session {wanted!r} in {len(logs)} decision logs", remedy=remedy)
-    return found
+    return lives
 
 
 def _named(sessions: Iterable[str], wanted: str) -> set[str]:
@@ -158,19 +158,19 @@ def _named(sessions: Iterable[str], wanted: str) -> set[str]:
     return {wanted} if wanted in names else names
 
 
-def _told(found: Life) -> RenderableType:
+def life_table(life: Life) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
     from runners.cli.tables import table
 
     way = " -> ".join(
-        f"{stay.instance} ({stay.migration})" if stay.migration else stay.instance for stay in found.stays
+        f"{stay.instance} ({stay.migration})" if stay.migration else stay.instance for stay in life.stays
     )
     rows = table(">turn", ">at s", "instance", "decided by", ">prompt", ">cached", ">TTFT ms", "what was moved")
-    for turn in found.turns:
+    for turn in life.turns:
         rows.add_row(*_cells(turn))
-    head = Text.assemble((f"{found.cell}  session {found.session}", "bold"), f"  lived at {way or 'no instance'}")
+    head = Text.assemble((f"{life.cell}  session {life.session}", "bold"), f"  lived at {way or 'no instance'}")
     return Group(head, rows)
 
 
@@ -197,11 +197,11 @@ def _moved(turn: Turn) -> str:
     kv = turn.transfer
     ends = f"{turn.migration or kv.purpose} {kv.source} -> {kv.target}"
     if kv.status != "transferred":
-        said = "" if kv.status == turn.migration else f"{kv.status}, "
-        return f"{ends}: {said}{kv.reason}"
+        status = "" if kv.status == turn.migration else f"{kv.status}, "
+        return f"{ends}: {status}{kv.reason}"
     tokens = f"{kv.external_tokens} of {kv.prefix_tokens} tokens"
     if kv.external_tokens is None:
-        tokens = f"{kv.prefix_tokens} tokens asked for, what came was not counted"
+        tokens = f"{kv.prefix_tokens} tokens asked for, those that came were not counted"
     size = "" if kv.bytes is None else f", {kv.bytes / 1e6:.3g} MB"
     took = f" in {(kv.t_done_ns - kv.t_begin_ns) / 1e6:.3g} ms" if kv.t_done_ns > kv.t_begin_ns > 0 else ""
     return f"{ends}: {tokens}{size}{took}"

@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from runners.plan import Sum, duration_text
+from runners.campaign.plan import Sum, duration_text
 from state.feed import FeedLine
 from state.lease import LeaseState
 from state.run import CellState, RunPlan, RunState, StageState
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from launch.doctor import DoctorReport
     from launch.environment import Engine
     from launch.profile import ConnectorConfig, Profile
-    from results.compare import Comparison
-    from runners.byhand import HandEngine
+    from runners.standalone_engine import HandEngine
 
 STYLES: Mapping[str, str] = {
     "done": "green",
@@ -95,7 +94,7 @@ def plan_json(plan: RunPlan, sums: Sequence[Sum]) -> dict[str, Any]:
 
 
 def plan_tables(plan: RunPlan, sums: Sequence[Sum], notes: Sequence[str] = ()) -> RenderableType:
-    """Stages with their cells per config, the time they take, how that is reckoned, and what else is to be said."""
+    """Stages with their cells per config, the estimated time with its arithmetic, and the notes."""
     rows = table("stage", ">cells", "what", ">estimated")
     for stage in plan.stages:
         cells = [cell for cell in plan.cells if cell.stage == stage.stage]
@@ -112,11 +111,11 @@ def plan_tables(plan: RunPlan, sums: Sequence[Sum], notes: Sequence[str] = ()) -
         style="bold",
     )
     title = Text(f"{plan.experiment} on {plan.profile}/{plan.preset}: {len(plan.cells)} cells", style="bold")
-    reckoned = table("stage", "arithmetic", ">is")
+    arithmetic = table("stage", "arithmetic", ">is")
     for line in sums:
-        reckoned.add_row(line.stage, line.text, duration_text(line.seconds))
-    said = [Text(line) for line in notes]
-    return Group(title, rows, *said, reckoned, Text(f"{order}: {', '.join(plan.configs)}"), total)
+        arithmetic.add_row(line.stage, line.text, duration_text(line.seconds))
+    remarks = [Text(line) for line in notes]
+    return Group(title, rows, *remarks, arithmetic, Text(f"{order}: {', '.join(plan.configs)}"), total)
 
 
 def status_json(view: RunView, lease: LeaseState, folder: Path, now_unix_s: float) -> dict[str, Any]:
@@ -281,14 +280,6 @@ def runs_table(entries: Sequence[RunEntry]) -> Table:
             word(process),
         )
     return rows
-
-
-def compare_tables(comparison: Comparison) -> RenderableType:
-    """Two runs side by side."""
-    from results.compare_tables import comparison_limits, comparison_tables, headline
-    from results.report import rich_tables
-
-    return rich_tables(headline(comparison), comparison_tables(comparison), comparison_limits(comparison))
 
 
 def doctor_tables(report: DoctorReport) -> RenderableType:

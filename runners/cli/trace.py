@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from results.traces.description import BYTES_PER_TOKEN, GIB, KV_POOL_BYTES, SHARED_FROM
 from runners.cli import output
 from runners.cli.options import JsonOption
 from runners.errors import RunnerError
@@ -49,9 +50,9 @@ FormatOption = Annotated[
     str | None,
     typer.Option("--format", "-f", help="`mooncake`, `bailian`, `agentic` or `tracon` (default: by its first line)."),
 ]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, help="The same seed gives the same trace.")]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Random seed; the same seed gives the same trace.")]
 TurnsOption = Annotated[
-    int, typer.Option("--turns", min=0, help="Only the first so many turns of each session; 0 = all.")
+    int, typer.Option("--turns", min=0, help="Keep only the first N turns of each session (0 = all).")
 ]
 
 
@@ -66,30 +67,31 @@ def describe(
     file: SourceArg,
     format: FormatOption = None,
     kv_pool_gib: Annotated[
-        float, typer.Option("--kv-pool-gib", help="KV memory of one instance, GiB (default: an H20's).")
-    ] = 38.4,
+        float, typer.Option("--kv-pool-gib", help="KV memory of one instance, GiB; the default is an H20's.")
+    ] = round(KV_POOL_BYTES / GIB, 1),
     bytes_per_token: Annotated[
-        float, typer.Option("--bytes-per-token", help="KV of one token (default: Qwen3-Coder-30B-A3B).")
-    ] = 98_304,
+        float,
+        typer.Option("--bytes-per-token", help="KV bytes of one token; the default is that of Qwen3-Coder-30B-A3B."),
+    ] = BYTES_PER_TOKEN,
     shared_from: Annotated[
-        int, typer.Option("--shared-from", min=2, help="A block that so many sessions use is a shared prefix.")
-    ] = 3,
+        int, typer.Option("--shared-from", min=2, help="Count a block as a shared prefix from this many sessions on.")
+    ] = SHARED_FROM,
     figures: Annotated[
         Path | None, typer.Option("--figures", help="Write figures 2a to 2c and their tables into this folder.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Say what a trace is made of: lengths, reuse and its bounds, skew, room for its KV.
+    """Describe a trace: lengths, reuse and its bounds, skew, room for its KV.
 
     Example: `tracon trace describe conversation_trace.jsonl.xz --json`
     """
     from results.traces.description import GIB
-    from runners.trace.describe import describe as describe_trace
+    from runners.trace.describe import describe_trace
     from runners.trace.formats import open_trace
 
     with _progress(f"reading {file.name}") as watch:
         facts, sessions = open_trace(file, format, watch)
-        found = describe_trace(
+        description = describe_trace(
             facts,
             sessions,
             kv_pool_bytes=kv_pool_gib * GIB,
@@ -97,18 +99,20 @@ def describe(
             shared_from=shared_from,
         )
     if figures is not None:
-        from results.traces.figures import write
+        from results.traces.figures import write_trace_figures
 
-        for figure in write(found, figures):
-            said = f"left out, {figure.missing}" if figure.missing else f"in {figures}"
-            output.err().print(f"{figure.stem}: {said}", markup=False, soft_wrap=True)
+        for figure in write_trace_figures(description, figures):
+            result = f"left out, {figure.missing}" if figure.missing else f"in {figures}"
+            output.err().print(f"{figure.stem}: {result}", markup=False, soft_wrap=True)
     if json:
-        output.print_json(found)
+        output.print_json(description)
     else:
-        from results.report import rich_tables
-        from results.traces.tables import headline, limits, tables
+        from results.report.document import rich_tables
+        from results.traces.tables import build_tables, headline_text, list_limits
 
-        output.out().print(rich_tables(headline(found), tables(found), limits(found)))
+        output.out().print(
+            rich_tables(headline_text(description), build_tables(description), list_limits(description))
+        )
 
 
 def convert(file: SourceArg, out: TargetArg, format: FormatOption = None, json: JsonOption = False) -> None:
@@ -120,17 +124,18 @@ def convert(file: SourceArg, out: TargetArg, format: FormatOption = None, json: 
     with _progress(f"converting {file.name}") as watch:
         facts, sessions = _opened(file, format, watch)
         change = _write(out, facts, facts, sessions, lambda taken: taken)
-    _tell(out, change, json)
+    _report_change(out, change, json)
 
 
 def sample(
     file: SourceArg,
     out: TargetArg,
     sessions: Annotated[
-        int | None, typer.Option("--sessions", "-n", min=1, help="So many sessions, at random.")
+        int | None, typer.Option("--sessions", "-n", min=1, help="Keep this many sessions, chosen at random.")
     ] = None,
     share: Annotated[
-        float | None, typer.Option("--share", min=0.0, max=1.0, help="About this share of the sessions instead.")
+        float | None,
+        typer.Option("--share", min=0.0, max=1.0, help="Keep about this share of the sessions instead (0 to 1)."),
     ] = None,
     seed: SeedOption = 1,
     turns: TurnsOption = 0,
@@ -144,7 +149,7 @@ def sample(
 
     Example: `tracon trace sample sessions.jsonl few.jsonl --sessions 20 --seed 7`
     """
-    from runners.trace.transform import drawn, limited_sessions, lucky
+    from runners.trace.transform import draw_names, is_sampled, limit_sessions
 
     if (sessions is None) == (share is None):
         raise RunnerError("say how many sessions to keep", remedy="give --sessions or --share, one of the two")
@@ -154,11 +159,11 @@ def sample(
         wanted = share or 0.0
 
         def chosen(name: str) -> bool:
-            return lucky(name, wanted, seed)
+            return is_sampled(name, wanted, seed)
     else:
         with _progress(f"drawing from {file.name}") as watch:
             _, everyone = _opened(file, format, watch)
-            chosen = drawn((session.session for session in everyone), sessions, seed).__contains__
+            chosen = draw_names((session.session for session in everyone), sessions, seed).__contains__
 
     with _progress(f"sampling {file.name}") as watch:
         facts, everyone = _opened(file, format, watch)
@@ -167,25 +172,29 @@ def sample(
             facts,
             facts,
             everyone,
-            lambda taken: limited_sessions((one for one in taken if chosen(one.session)), turns=turns),
+            lambda taken: limit_sessions((one for one in taken if chosen(one.session)), turns=turns),
         )
-    _tell(out, change, json)
+    _report_change(out, change, json)
 
 
 def scale(
     file: SourceArg,
     out: TargetArg,
     tokens: Annotated[
-        float, typer.Option("--tokens", help="Factor on lengths and block size: 0.0625 makes 16 tokens of 256.")
+        float,
+        typer.Option("--tokens", help="Multiply lengths and block size by this factor: 0.0625 makes 16 tokens of 256."),
     ] = 1.0,
     output_tokens: Annotated[
-        float | None, typer.Option("--output-tokens", help="Factor on output lengths (default: as --tokens).")
+        float | None,
+        typer.Option("--output-tokens", help="Multiply output lengths by this factor (default: as --tokens)."),
     ] = None,
     time_factor: Annotated[
-        float, typer.Option("--time", help="Factor on arrivals and think times: 0.1 is ten times as fast.")
+        float,
+        typer.Option("--time", help="Multiply arrivals and think times by this factor: 0.1 is ten times as fast."),
     ] = 1.0,
     max_context: Annotated[
-        int, typer.Option("--max-context", min=0, help="Leave out turns with more tokens than this, after scaling.")
+        int,
+        typer.Option("--max-context", min=0, help="Leave out turns with more tokens, after scaling (0 = none)."),
     ] = 0,
     turns: TurnsOption = 0,
     sessions_per_s: Annotated[
@@ -202,7 +211,7 @@ def scale(
 
     Example: `tracon trace scale sessions.jsonl small.jsonl --tokens 0.03125 --max-context 4000 --time 0.01`
     """
-    from runners.trace.transform import Scaling, arriving, limited_sessions, scaled_sessions
+    from runners.trace.transform import Scaling, limit_sessions, redraw_arrivals, scale_sessions
 
     _check_target(file, out)
     scaling = Scaling(tokens, output_tokens, time_factor)
@@ -210,20 +219,21 @@ def scale(
         facts, sessions = _opened(file, format, watch)
 
         def scaled(taken: Iterator[Session]) -> Iterable[Session]:
-            kept = limited_sessions(scaled_sessions(facts, taken, scaling), max_context_tokens=max_context, turns=turns)
-            return kept if sessions_per_s is None else arriving(kept, sessions_per_s, seed)
+            shorter = scale_sessions(facts, taken, scaling)
+            limited = limit_sessions(shorter, max_context_tokens=max_context, turns=turns)
+            return limited if sessions_per_s is None else redraw_arrivals(limited, sessions_per_s, seed)
 
-        change = _write(out, facts, scaling.facts(facts), sessions, scaled)
-    _tell(out, change, json)
+        change = _write(out, facts, scaling.scale_facts(facts), sessions, scaled)
+    _report_change(out, change, json)
 
 
 def synth(
     out: TargetArg,
-    sessions: Annotated[int, typer.Option("--sessions", "-n", min=1, help="How many to generate.")] = 1000,
+    sessions: Annotated[int, typer.Option("--sessions", "-n", min=1, help="Number of sessions to generate.")] = 1000,
     seed: SeedOption = 1,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", "-s", metavar="KEY=VALUE", help="A statistic over its default (repeatable)."),
+        typer.Option("--set", "-s", metavar="KEY=VALUE", help="Set a statistic (repeatable)."),
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -245,7 +255,7 @@ def synth(
                 watch(number / sessions)
 
         change = _write(out, facts, facts, made, counted)
-    _tell(out, change, json)
+    _report_change(out, change, json)
 
 
 @dataclass(slots=True)
@@ -281,11 +291,11 @@ def _write(
             yield session
 
     def some() -> Iterator[Session]:
-        found = False
+        any_left = False
         for session in changed(counted()):
-            found = True
+            any_left = True
             yield session
-        if not found:
+        if not any_left:
             raise RunnerError(
                 f"nothing of {before.source} is left to write", remedy="keep more sessions, or allow longer prompts"
             )
@@ -296,7 +306,7 @@ def _write(
     return change
 
 
-def _tell(out: Path, change: _Change, json: bool) -> None:
+def _report_change(out: Path, change: _Change, json: bool) -> None:
     if json:
         row: dict[str, Any] = {
             "file": str(out),
@@ -334,24 +344,24 @@ def _check_target(source: Path | None, out: Path) -> None:
         raise RunnerError(f"{out} is what is read", remedy="write to another file")
 
 
-def _statistics(given: Iterable[str]) -> dict[str, object]:
+def _statistics(texts: Iterable[str]) -> dict[str, object]:
     """`KEY=VALUE` texts as a mapping; values are JSON, or text where they are none."""
     import msgspec
 
     from runners.cli.policies import settings
 
-    found = settings(list(given))
-    for key, value in found.items():
+    statistics = settings(list(texts))
+    for key, value in statistics.items():
         try:
-            found[key] = msgspec.json.decode(str(value))
+            statistics[key] = msgspec.json.decode(str(value))
         except msgspec.DecodeError:
             continue
-    return found
+    return statistics
 
 
 @contextmanager
 def _progress(text: str) -> Iterator[Callable[[float], None]]:
-    """A callback for the share that is done: a bar with its ETA on a terminal, now and then a line in a pipe."""
+    """A callback for the share that is done: a bar with its ETA on a terminal, a line every 10 s in a pipe."""
     if not sys.stderr.isatty():
         yield _Lines(text)
         return
@@ -364,16 +374,16 @@ def _progress(text: str) -> Iterator[Callable[[float], None]]:
 
 
 class _Lines:
-    """A line after every PROGRESS_LINE_S: short work says nothing."""
+    """Prints a line every PROGRESS_LINE_S; shorter work prints none."""
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._begin_s = self._told_s = time.monotonic()
+        self._begin_s = self._last_line_s = time.monotonic()
 
     def __call__(self, share: float) -> None:
         now_s = time.monotonic()
-        if now_s - self._told_s < PROGRESS_LINE_S or share <= 0:
+        if now_s - self._last_line_s < PROGRESS_LINE_S or share <= 0:
             return
-        self._told_s = now_s
+        self._last_line_s = now_s
         left_s = (now_s - self._begin_s) * (1 - share) / share
         output.err().print(f"{self._text}: {share:.0%}, {left_s:.0f} s left", markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""What a preset has its engines do otherwise than the profile says."""
+"""Engine settings of a preset over those of the profile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SCHEDULING_ARGUMENT = "--scheduling-policy"
 
 
 class EngineChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the engines of this preset have otherwise than the profile's; None = as the profile says."""
+    """None = as in the profile."""
 
     block_size: int | None = None
     kv_cache_memory_bytes: int | None = None
@@ -21,13 +21,13 @@ class EngineChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_num_batched_tokens: int | None = None
     gpu_memory_utilization: float | None = None
     scheduling: Literal["fcfs", "priority"] | None = None
-    """Waiting requests in the order they came, or by the `priority` they carry (vLLM's --scheduling-policy)."""
+    """Order of waiting requests: as they came, or by the `priority` they carry (vLLM's --scheduling-policy)."""
     env: dict[str, str] = {}
     """Added to the profile's."""
 
 
 def counting_profile(profile: Profile, choice: EngineChoice) -> Profile:
-    """The profile with the preset's engine settings; its engines say how much of each prompt was cached."""
+    """The profile with the preset's engine settings; its engines report how much of each prompt was cached."""
     changed = {name: value for name, value in msgspec.structs.asdict(choice).items() if value is not None}
     scheduling = changed.pop("scheduling", None)
     ordered = () if scheduling is None else (SCHEDULING_ARGUMENT, scheduling)

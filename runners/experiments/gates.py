@@ -1,4 +1,4 @@
-"""The pre-flight of a config as a cell: launch it, see that it really works here, keep the decision."""
+"""The pre-flight of a config as a cell: launch it, verify that it works here, record the decision."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import msgspec
 from launch.errors import LaunchError
 from launch.preflight import GateResult, verify
 from launch.preflight_checks import Counterpart
-from results.layout import RunLayout, write_atomic
-from runners.campaign import Outcome
-from runners.context import RunContext
+from results.records.layout import RunLayout, write_atomic
+from runners.campaign.context import RunContext
+from runners.campaign.experiment import Outcome
 from runners.errors import CellFailed
 from state.run import CellPlan, CellState
 from state.view import RunView
@@ -46,7 +46,7 @@ def counterpart_of(context: RunContext, config: str) -> Counterpart | None:
 
 
 def why_gated(cell: CellPlan, view: RunView) -> str:
-    """Why a config's cell is not to run; empty where its pre-flight did not fail."""
+    """Why a config's cell is skipped; empty where its pre-flight did not fail."""
     if cell.kind == "preflight" or cell.config is None:
         return ""
     gate = view.cells.get(f"preflight/{cell.config}")

@@ -1,30 +1,43 @@
-"""The experiments there are, by name."""
+"""The experiments that can be run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from importlib import import_module
 
-from launch.profile import Profile
-from runners.draft import Draft, Wish
+from runners.campaign.experiment import Experiment
 from runners.errors import RunnerError
-from runners.experiments import (
-    connector_tax_grid,
-    connector_tax_plan,
-    pd_lifecycle_grid,
-    pd_lifecycle_plan,
-    routing_grid,
-    routing_plan,
+
+FOLDERS = (
+    "connector_tax",
+    "routing",
+    "pd_lifecycle",
 )
+"""Folders of this package with a `entry.py` that declares `ENTRY`."""
 
-DRAFTS: Mapping[str, Callable[[Wish, Profile], Draft]] = {
-    connector_tax_grid.EXPERIMENT: connector_tax_plan.draft,
-    routing_grid.EXPERIMENT: routing_plan.draft,
-    pd_lifecycle_grid.EXPERIMENT: pd_lifecycle_plan.draft,
-}
+_BY_NAME: dict[str, Experiment] = {}
 
 
-def draft_of(wish: Wish, profile: Profile) -> Draft:
-    """The experiment's answer to the wish. Raises RunnerError or LaunchError naming what is wrong with it."""
-    if wish.experiment not in DRAFTS:
-        raise RunnerError(f"unknown experiment {wish.experiment!r}", remedy=f"choose one of: {', '.join(DRAFTS)}")
-    return DRAFTS[wish.experiment](wish, profile)
+def register(experiment: Experiment) -> None:
+    """Make the experiment known to `tracon plan` and `tracon run`. Raises ValueError where its name is taken."""
+    if experiment.name in _BY_NAME:
+        raise ValueError(f"there is an experiment {experiment.name!r} already")
+    _BY_NAME[experiment.name] = experiment
+
+
+def unregister(name: str) -> None:
+    del _BY_NAME[name]
+
+
+for _folder in FOLDERS:
+    register(import_module(f"runners.experiments.{_folder}.entry").ENTRY)
+
+
+def experiments() -> tuple[Experiment, ...]:
+    return tuple(_BY_NAME.values())
+
+
+def experiment_named(name: str) -> Experiment:
+    """Raises RunnerError for an unknown name."""
+    if name not in _BY_NAME:
+        raise RunnerError(f"unknown experiment {name!r}", remedy=f"choose one of: {', '.join(_BY_NAME)}")
+    return _BY_NAME[name]

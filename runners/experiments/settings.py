@@ -1,15 +1,55 @@
-"""`--set KEY=VALUE`: what the user changes of a preset, before the preset is checked."""
+"""A preset of a profile as an experiment reads it: found, inherited, changed by `--set KEY=VALUE`, checked."""
 
 from __future__ import annotations
 
+import copy
 import tomllib
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
 
 from runners.errors import RunnerError
 
+Grid = TypeVar("Grid", bound=msgspec.Struct)
+Tables = Mapping[str, Mapping[str, Any]]
+"""Presets of one experiment by name, as TOML has them."""
 
-def setting(text: str, example: str) -> tuple[str, Any]:
-    """Key and value of one setting, the value as TOML writes it; what is no TOML value is text.
+
+def find_preset(tables: Tables, experiment: str, profile: str, preset: str) -> tuple[dict[str, Any], str]:
+    """A copy of the preset's tables over those of the preset that it is `like`, and where errors say it is.
+
+    Raises RunnerError naming the presets of the profile.
+    """
+    if preset not in tables:
+        raise RunnerError(
+            f"profile {profile} has no preset {preset!r} for {experiment}",
+            remedy=f"choose one of: {', '.join(sorted(tables)) or 'none'}",
+        )
+    where = f"profile {profile}, [experiment.{experiment}.{preset}]"
+    return _inherited(tables, preset, where, ()), where
+
+
+def _inherited(tables: Tables, preset: str, where: str, seen: tuple[str, ...]) -> dict[str, Any]:
+    own = copy.deepcopy(dict(tables[preset]))
+    other = own.pop("like", None)
+    if other is None:
+        return own
+    if other not in tables or other in (*seen, preset):
+        raise RunnerError(f"{where}: like = {other!r} is no preset that it can be like", remedy="name another one")
+    return _merged(_inherited(tables, other, where, (*seen, preset)), own)
+
+
+def _merged(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables merge, every other value replaces."""
+    for key, value in changes.items():
+        below = base.get(key)
+        base[key] = _merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return base
+
+
+def parse_setting(text: str, example: str) -> tuple[str, Any]:
+    """Key and value of KEY=VALUE, the value as TOML writes it; a value that is no TOML is text.
 
     Raises RunnerError, with `example` in its remedy, where there is no key or no value.
     """
@@ -23,9 +63,27 @@ def setting(text: str, example: str) -> tuple[str, Any]:
     return key.strip(), parsed
 
 
-def put(raw: dict[str, Any], key: str, value: object) -> None:
-    """Set the value of a dotted key in nested tables."""
+def set_key(raw: dict[str, Any], key: str, value: object) -> None:
+    """Set the value of a dotted key in nested tables. Raises RunnerError where the key goes through a plain value."""
     *sections, last = key.split(".")
     for section in sections:
-        raw = raw.setdefault(section, {})
+        below = raw.setdefault(section, {})
+        if not isinstance(below, dict):
+            raise RunnerError(f"--set {key}: {section} is no table", remedy=f"write {section}=VALUE")
+        raw = below
     raw[last] = value
+
+
+def convert_grid(raw: Mapping[str, Any], grid: type[Grid], where: str, remedy: str) -> Grid:
+    """Raises RunnerError naming the wrong key."""
+    try:
+        return msgspec.convert(raw, grid)
+    except msgspec.ValidationError as error:
+        raise RunnerError(f"{where}: {error}", remedy=remedy) from error
+
+
+def refuse_problems(problems: Iterable[tuple[bool, str]], where: str, remedy: str) -> None:
+    """Raise RunnerError for the first pair of (is wrong, what must hold) that is wrong."""
+    for is_wrong, text in problems:
+        if is_wrong:
+            raise RunnerError(f"{where}: {text}", remedy=remedy)

@@ -57,7 +57,7 @@ async def _run(path: Path, replay: bool) -> int:
 
 
 def _end_with_parent() -> None:
-    """Nobody is left to read the outcome. The kernel closes the files; every whole batch is in them already."""
+    """No process is left to read the outcome. The kernel closes the files; every whole batch is in them already."""
     if not os.read(STDIN, 4096):
         os._exit(ExitCode.INTERRUPTED)
 

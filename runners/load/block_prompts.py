@@ -94,7 +94,7 @@ def prompt_pieces(shape: BlockShape, prompt: TurnPrompt) -> Iterator[bytes]:
 
 
 def _tail(shape: BlockShape, prompt: TurnPrompt, count: int) -> Iterator[bytes]:
-    """The tokens behind the last hash: nobody else's."""
+    """The tokens behind the last hash: no other turn has them."""
     key = _key(shape.seed, "tail", prompt.session, str(prompt.place))
     for first in range(0, count, SLICE_TOKENS):
         name = np.array([first // SLICE_TOKENS], dtype=np.uint64)

@@ -50,10 +50,10 @@ async def resolve(url: str) -> Target:
     host, tls = parts.hostname or "", parts.scheme == "https"
     port = parts.port or (443 if tls else 80)
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise LoadError(f"{url}: host {host!r} has no address ({error})", remedy="Correct the engine's URL.") from error
-    address = str(found[0][4][0])
+    address = str(addresses[0][4][0])
     return Target(address, port, parts.netloc.rpartition("@")[2], parts.path.rstrip("/") + "/v1/completions", tls)
 
 

@@ -15,7 +15,7 @@ from runners.load.replay_plan import ReplayPlan, plan_replay
 from runners.load.replay_spec import ReplayOutcome, ReplaySpec, ReplayTick
 from runners.load.spec import LoadError
 from runners.trace.formats import read_trace
-from runners.trace.reuse import reusable
+from runners.trace.reusable_tokens import count_reusable_tokens
 
 
 async def run_trace(spec: ReplaySpec, on_tick: Callable[[ReplayTick], None], cut: asyncio.Event) -> ReplayOutcome:
@@ -55,4 +55,4 @@ def read_plan(spec: ReplaySpec) -> tuple[ReplayPlan, BlockShape]:
     if not trace.requests:
         raise LoadError(f"{spec.trace_path} holds no turn", remedy="Give a trace with at least one request.")
     blocks = BlockShape(spec.seed, trace.facts.block_tokens, trace.facts.hash_scope, spec.vocab_low, spec.vocab_high)
-    return plan_replay(trace, reusable(trace, spec.block_tokens), spec.pace), blocks
+    return plan_replay(trace, count_reusable_tokens(trace, spec.block_tokens), spec.pace), blocks

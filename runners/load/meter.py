@@ -18,7 +18,7 @@ from runners.load.spec import LoadError
 
 HOUSEKEEPING_S = 0.25
 TICKS_EVERY = 4
-"""A tick per so many rounds of housekeeping: 1 Hz."""
+"""A tick per this many rounds of housekeeping: 1 Hz."""
 
 Tick = TypeVar("Tick")
 TickOut = TypeVar("TickOut", covariant=True)

@@ -54,7 +54,7 @@ class Pacer:
         assert self._fd is not None
         try:
             os.read(self._fd, 8)
-        except BlockingIOError:  # armed anew between the wake-up and this call
+        except BlockingIOError:  # armed again between the wake-up and this call
             return
         self._on_due()
 

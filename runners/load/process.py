@@ -17,6 +17,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
+from results.records.layout import spec_beside
 from runners.load.replay_spec import ReplayLine, ReplayOutcome, ReplaySpec, ReplayTick
 from runners.load.spec import LoadError, LoadFailure, LoadLine, LoadOutcome, LoadSpec, LoadTick, to_json
 
@@ -92,8 +93,7 @@ async def _run(
 
 
 def _write_spec(spec: LoadSpec | ReplaySpec, requests_path: str) -> Path:
-    requests = Path(requests_path)
-    path = requests.with_name(f"{requests.stem}.spec.json")
+    path = spec_beside(Path(requests_path))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(to_json(spec))

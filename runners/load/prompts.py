@@ -18,7 +18,7 @@ _DOMAIN = 0x70_726F_6D70_74  # "prompt": keeps this stream apart from the schedu
 _MASK = (1 << 64) - 1
 
 SLICE_TOKENS = 1024
-"""A body is built in slices of so many tokens, tens of microseconds each, so that building never holds up a stamp."""
+"""A body is built in slices of this many tokens, tens of microseconds each, so that building never holds up a stamp."""
 
 
 def _mixed(value: int) -> int:

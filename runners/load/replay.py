@@ -6,91 +6,64 @@ between sends: those of the turns that come next in running sessions first, then
 
 from __future__ import annotations
 
-import asyncio
 import time
-from array import array
-from collections import defaultdict
 from dataclasses import dataclass
 from time import perf_counter_ns
 from urllib.parse import quote
 
 import numpy as np
 
-from results.records import RequestStatus
+from results.records.schemas import RequestStatus
 from runners.load.block_prompts import BlockShape
 from runners.load.client import LoadClient
-from runners.load.fidelity import FidelityLimits, WindowCounts, judge
-from runners.load.live import Latencies, RecentValues
-from runners.load.pacer import Pacer
+from runners.load.driver import Counts, Driver
+from runners.load.fidelity import WindowCounts
 from runners.load.recorder import Recorder
 from runners.load.replay_plan import PlannedTurn, ReplayPlan
 from runners.load.replay_spec import AnsweredBy, ReplayOutcome, ReplaySpec, ReplayTick
+from runners.load.request_records import sent_record, unsent_record
 from runners.load.sessions import Sessions
 from runners.load.stream import Exchange
 from runners.load.turn_bodies import AskShape, TurnBodies
-from runners.load.turn_records import sent_record, unsent_record
 
-LEAD_NS = 50_000_000
-"""From the end of all preparation to the first session."""
 PREPARE_NS = 3_000_000_000
-BUILD_AHEAD_PERIOD_S = 0.001
-BUILD_AHEAD_NS = 100_000
-"""How long one gap is used for building, one slice at least."""
 _NEVER_NS = 1 << 62
 _AS_IS = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) != "%")
 
 
 @dataclass(slots=True)
-class TurnCounts:
+class TurnCounts(Counts):
     """Since the replay began."""
 
-    sent: int = 0
-    completed: int = 0
-    failed: int = 0
-    cut: int = 0
     overdue: int = 0
     """Turns whose time had come when sending stopped and that had not been sent."""
     inflight_max: int = 0
-    wrong_length: int = 0
-    failures_in_a_row: int = 0
 
 
-class Replay:
-    """One running replay; the listener of all its requests."""
+class Replay(Driver):
+    """One running replay."""
+
+    build_ahead_ns = 100_000
 
     def __init__(
         self, spec: ReplaySpec, plan: ReplayPlan, blocks: BlockShape, client: LoadClient, recorder: Recorder
     ) -> None:
         self.spec = spec
         self.plan = plan
-        self.counts = TurnCounts()
-        self.realtime = False
-        self.stop_reason = ""
-        self.t_start_ns = self.t_stop_ns = self.t_end_ns = 0
-        self.t_start_unix_s = 0.0
-        self._client = client
-        self._recorder = recorder
+        self._counts = TurnCounts()
         self._sessions = Sessions(
             plan, max_inflight=spec.max_inflight_sessions, end_on_error=spec.on_error == "end_session"
         )
         self._bodies = TurnBodies(AskShape(spec.model, spec.token_evidence, blocks), plan.turns)
         self._session_lines = [session_line(session.session) for session in plan.sessions]
         self._request_id = f"tracon-{spec.seed:x}-"
-        self._pacer = Pacer(self._due)
         self._armed_ns = _NEVER_NS
-        self._inflight = 0
-        self._pending_prefill = 0
         self._t_first_send_ns = self._t_last_end_ns = 0
-        self._lateness_ns = array("q")
-        self._seen, self._late = Latencies(), RecentValues()
-        self._seen_of: defaultdict[str, Latencies] = defaultdict(Latencies)
-        """By the instance that answered."""
-        self._building: asyncio.TimerHandle | None = None
-        self._closed = asyncio.Event()
-        """No more sends."""
-        self._drained = asyncio.Event()
-        self._cpu_at_start_s: float | None = None
-        self._cpu_s: float | None = None
+        super().__init__(spec, client, recorder, self._bodies)
+
+    @property
+    def counts(self) -> TurnCounts:
+        return self._counts
 
     def prepare(self) -> None:
         """Build the bodies of the first sessions, as many as find room and time; the others follow between sends."""
@@ -102,41 +75,21 @@ class Replay:
 
     def start(self) -> None:
         """Fix the time of the first session and arm the clock."""
-        self._cpu_at_start_s = time.process_time()
-        self.t_start_ns = self._sessions.t_start_ns = perf_counter_ns() + LEAD_NS
-        self.t_start_unix_s = time.time() + LEAD_NS / 1e9
+        self._cpu_begin_s = time.process_time()
+        self._start_clock()
+        self._sessions.t_start_ns = self.t_start_ns
         self._arm(self.t_start_ns)
-
-    async def closed(self) -> None:
-        await self._closed.wait()
-
-    async def drained(self) -> None:
-        await self._drained.wait()
-
-    def stop(self, reason: str, t_ns: int) -> None:
-        """Send nothing more."""
-        if self._closed.is_set():
-            return
-        self.stop_reason, self.t_stop_ns = reason, t_ns
-        if self._cpu_at_start_s is not None:
-            self._cpu_s = time.process_time() - self._cpu_at_start_s
-        self._sessions.close()
-        self._closed.set()
-        if not self._inflight:
-            self._drained.set()
 
     def finish(self) -> None:
         """Cut what is still in flight and record what was never sent; the replay is over."""
-        self.t_end_ns = perf_counter_ns()
-        self.stop("cancelled", self.t_end_ns)
-        self._pacer.close()
-        if self._building is not None:
-            self._building.cancel()
-        self._client.cut(self.t_end_ns)
+        super().finish()
         for turn, due_ns in self._sessions.unsent(self.t_stop_ns):
             self.counts.cut += 1
             self.counts.overdue += due_ns is not None
             self._record_unsent(turn, RequestStatus.CUT, due_ns, None)
+
+    def _on_stop(self) -> None:
+        self._sessions.close()
 
     # the clock
     def _due(self) -> None:
@@ -147,11 +100,11 @@ class Replay:
             if now_ns >= self._hard_stop_ns:
                 self.stop("hard_stop", self._hard_stop_ns)
                 return
-            found = self._sessions.take(now_ns)
-            if found is None:
+            next_turn = self._sessions.take(now_ns)
+            if next_turn is None:
                 self._wait()
                 return
-            self._send(*found)
+            self._send(*next_turn)
 
     @property
     def _hard_stop_ns(self) -> int:
@@ -169,15 +122,12 @@ class Replay:
             self._pacer.arm(t_ns)
 
     def _send(self, due_ns: int, turn: PlannedTurn) -> None:
-        counts = self.counts
-        # The exchange keeps a number in flight at the send: for a replay that of sessions.
+        # The exchange holds a number in flight at the send: for a replay that of sessions.
         active = self._sessions.counts.active
         exchange = Exchange(turn.index, self, t_intended_ns=due_ns, warmup=False, inflight=active)
         body = self._bodies.take(turn.index)
-        self._inflight += 1
-        counts.inflight_max = max(counts.inflight_max, self._inflight)
-        counts.sent += 1
-        self._pending_prefill += turn.prompt.input_tokens
+        self._count_send(turn.prompt.input_tokens)
+        self.counts.inflight_max = max(self.counts.inflight_max, self._inflight)
         self._client.send(exchange, self._name(turn), body, self._session_lines[turn.session])
         t_ns = exchange.t_send_ns
         if not self._t_first_send_ns:
@@ -190,42 +140,19 @@ class Replay:
     def _name(self, turn: PlannedTurn) -> str:
         return f"{self._request_id}{turn.index}"
 
-    # gaps between sends
-    def _build_ahead_soon(self) -> None:
-        if self._building is None:
-            self._building = asyncio.get_running_loop().call_later(BUILD_AHEAD_PERIOD_S, self._build_ahead)
-
-    def _build_ahead(self) -> None:
-        self._building = None
-        until_ns, more = perf_counter_ns() + BUILD_AHEAD_NS, not self._closed.is_set()
-        while more and (more := self._bodies.advance()) and perf_counter_ns() < until_ns:
-            pass
-        if more:
-            self._build_ahead_soon()
-
-    # Listener
-    def first_token(self, exchange: Exchange) -> None:
-        self._pending_prefill -= self.plan.turns[exchange.index].prompt.input_tokens
-        ttft = exchange.t_first_ns, (exchange.t_first_ns - exchange.t_send_ns) / 1e9
-        self._seen.ttft.add(ttft)
-        if exchange.instance:
-            self._seen_of[exchange.instance].ttft.add(ttft)
-
-    def ended(self, exchange: Exchange) -> None:
+    def _requested(self, exchange: Exchange) -> tuple[int, int]:
         turn = self.plan.turns[exchange.index]
-        self._inflight -= 1
+        return turn.prompt.input_tokens, turn.output_tokens
+
+    def _on_end(self, exchange: Exchange) -> None:
+        turn = self.plan.turns[exchange.index]
         self._t_last_end_ns = max(self._t_last_end_ns, exchange.t_end_ns)
-        if not exchange.t_first_ns:
-            self._pending_prefill -= turn.prompt.input_tokens
-        self._count_end(exchange, turn)
         delay_s = self._sessions.delay_ns(turn.session) / 1e9
         self._recorder.add(sent_record(turn, self._name(turn), exchange, delay_s))
         if exchange.status is not RequestStatus.CUT:
             self._go_on(turn, exchange)
         if not self._closed.is_set():
             self._wait()
-        elif not self._inflight:
-            self._drained.set()
 
     def _go_on(self, turn: PlannedTurn, exchange: Exchange) -> None:
         """What the end of a turn means for its session."""
@@ -241,55 +168,23 @@ class Replay:
         active = self._sessions.counts.active
         self._recorder.add(unsent_record(turn, self._name(turn), status, active, due_ns, why))
 
-    def _count_end(self, exchange: Exchange, turn: PlannedTurn) -> None:
-        counts, t_ns = self.counts, exchange.t_end_ns
-        if exchange.status is RequestStatus.CUT:
-            counts.cut += 1
-            return
-        if exchange.status is RequestStatus.ERROR:
-            counts.failed += 1
-            counts.failures_in_a_row += 1
-            if 0 < self.spec.max_failures_in_a_row <= counts.failures_in_a_row:
-                self.stop("failing", t_ns)
-            return
-        counts.completed += 1
-        counts.failures_in_a_row = 0
-        asked = (turn.prompt.input_tokens, turn.output_tokens)
-        counts.wrong_length += (exchange.prompt_tokens or asked[0], exchange.counted_tokens or asked[1]) != asked
-        tpot_s = exchange.tpot_s
-        if tpot_s is not None:
-            self._seen.tpot.add((t_ns, tpot_s))
-            if exchange.instance:
-                self._seen_of[exchange.instance].tpot.add((t_ns, tpot_s))
-
-    # what it says
     def tick(self, now_ns: int) -> ReplayTick:
-        ttft_p50, ttft_p90, tpot_p50, tpot_p90 = self._seen.p50_p90(now_ns)
         counts, sessions, turns = self.counts, self._sessions, len(self.plan.turns)
-        elapsed_s = max(0.0, (now_ns - self.t_start_ns) / 1e9)
+        fields = self._tick_fields(now_ns)
         over = counts.completed + counts.failed + counts.cut
         return ReplayTick(
-            t_ns=now_ns,
-            elapsed_s=elapsed_s,
+            **fields,
             phase="drain" if self._closed.is_set() else "replay",
-            fraction=min(1.0, max(over / turns, elapsed_s / self.spec.max_duration_s)),
+            fraction=min(1.0, max(over / turns, fields["elapsed_s"] / self.spec.max_duration_s)),
             turns=turns,
-            sent=counts.sent,
-            completed=counts.completed,
-            failed=counts.failed,
-            inflight=self._inflight,
             inflight_sessions=sessions.counts.active,
             waiting_sessions=sessions.waiting,
             sessions_done=sessions.counts.done,
             sessions=len(self.plan.sessions),
-            pending_prefill_tokens=self._pending_prefill,
             trace_span_s=self.plan.trace_span_s if self.spec.think != "none" else 0.0,
-            ttft_p50_s=ttft_p50,
-            ttft_p90_s=ttft_p90,
-            tpot_p50_s=tpot_p50,
-            tpot_p90_s=tpot_p90,
-            lateness_p99_s=self._late.quantiles(now_ns, 0.99)[0],
-            instances=tuple(AnsweredBy(name, *seen.p50_p90(now_ns)) for name, seen in sorted(self._seen_of.items())),
+            instances=tuple(
+                AnsweredBy(*seen.p50_p90(now_ns), instance=name) for name, seen in sorted(self._seen_of.items())
+            ),
         )
 
     def outcome(self) -> ReplayOutcome:
@@ -297,17 +192,16 @@ class Replay:
         plan, counts, sessions = self.plan, self.counts, self._sessions.counts
         wall_s = (self._t_last_end_ns - self._t_first_send_ns) / 1e9 if counts.sent else None
         amplification, reason = amplified(wall_s, plan.trace_span_s, self.stop_reason)
+        window = WindowCounts(
+            scheduled=counts.sent + counts.overdue,
+            handled=counts.sent,
+            window_s=(self.t_stop_ns - self.t_start_ns) / 1e9,
+            cpu_s=self._cpu_s,
+        )
         return ReplayOutcome(
-            t_start_ns=self.t_start_ns,
+            **self._outcome_fields(),
             t_stop_ns=self.t_stop_ns,
-            t_end_ns=self.t_end_ns,
-            t_start_unix_s=self.t_start_unix_s,
-            stop_reason=self.stop_reason,
             turns=len(plan.turns),
-            sent=counts.sent,
-            completed=counts.completed,
-            failed=counts.failed,
-            cut=counts.cut,
             never_sent=len(plan.turns) - counts.sent,
             sessions=len(plan.sessions),
             sessions_done=sessions.done,
@@ -316,10 +210,6 @@ class Replay:
             session_delay_max_s=sessions.delay_max_ns / 1e9,
             inflight_sessions_max=sessions.active_max,
             inflight_max=counts.inflight_max,
-            retried=self._client.retried,
-            wrong_length=counts.wrong_length,
-            late_bodies=self._bodies.late,
-            realtime=self.realtime,
             input_tokens=sum(turn.prompt.input_tokens for turn in plan.turns),
             output_tokens=sum(turn.output_tokens for turn in plan.turns),
             reusable_any_tokens=sum(turn.reusable_any_tokens for turn in plan.turns),
@@ -328,16 +218,7 @@ class Replay:
             wall_clock_s=wall_s,
             amplification=amplification,
             amplification_reason=reason,
-            fidelity=judge(
-                np.array(self._lateness_ns, dtype=np.int64),
-                WindowCounts(
-                    scheduled=counts.sent + counts.overdue,
-                    handled=counts.sent,
-                    window_s=(self.t_stop_ns - self.t_start_ns) / 1e9,
-                    cpu_s=self._cpu_s,
-                ),
-                FidelityLimits(self.spec.lateness_p99_s, self.spec.achieved_ratio, self.spec.client_cpu_share),
-            ),
+            fidelity=self._judge(np.array(self._lateness_ns, dtype=np.int64), window),
         )
 
 

@@ -68,7 +68,7 @@ class PlannedSession:
     first: int
     end: int
     agents: int
-    """How many agents it has: about so many of its turns may be in flight at once."""
+    """Agents in it: about this many of its turns may be in flight at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class ReplayPlan:
     trace_span_s: float
 
     def widest(self, max_sessions: int) -> int:
-        """Requests that may be in flight at once when so many sessions may (0 = all), as far as agents tell."""
+        """Requests that may be in flight at once when `max_sessions` may (0 = all), estimated from their agents."""
         widths = sorted((session.agents for session in self.sessions), reverse=True)
         return sum(widths[: max_sessions or None])
 
@@ -123,11 +123,11 @@ def _planned(
     for number, turn in enumerate(session.turns):
         for waited in set(turn.after):
             followers[waited].append(first + number)
-    found = []
+    planned = []
     for number, (turn, moment) in enumerate(zip(session.turns, moments, strict=True)):
         reusable_any, reusable_intra = reusable[first + number]
         idle = pace.think == "none"
-        found.append(
+        planned.append(
             PlannedTurn(
                 index=first + number,
                 session=place,
@@ -144,7 +144,7 @@ def _planned(
                 reusable_intra_tokens=reusable_intra,
             )
         )
-    return found
+    return planned
 
 
 def _moments(session: Session, pace: Pace) -> list[_Moment]:

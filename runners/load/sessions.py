@@ -1,4 +1,4 @@
-"""Which turn may leave when: the sessions of a running replay, told what happened and when. It reads no clock."""
+"""Which turn may leave when: the sessions of a running replay. It reads no clock: events come with times."""
 
 from __future__ import annotations
 
@@ -92,12 +92,12 @@ class Sessions:
         """The turn has left; returns the turns that now wait for nothing unsent: the next ones of the session."""
         self._state[turn.index] = TurnState.SENT
         self._send_ns[turn.index] = t_ns
-        found = []
+        ready = []
         for follower in turn.followers:
             self._unsent[follower] -= 1
             if not self._unsent[follower]:
-                found.append(follower)
-        return found
+                ready.append(follower)
+        return ready
 
     def ended(self, turn: PlannedTurn, t_ns: int, *, failed: bool) -> list[PlannedTurn]:
         """The turn has ended; returns the turns that are given up because of it."""

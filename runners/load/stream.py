@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from results.records import RequestRecord, RequestStatus
+from results.measures.latency import TPOT, TTFT
+from results.records.schemas import RequestRecord, RequestStatus
 
 EVENT_LIMIT_BYTES = 16 << 20
 """An event longer than this is garbage, not a chunk (a prompt's echoed ids are some 7 bytes each)."""
@@ -52,7 +53,7 @@ _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 
 
 class Listener(Protocol):
-    """Who follows a request: told once at its first token and once at its end."""
+    """Follows a request: called once at its first token and once at its end."""
 
     def first_token(self, exchange: Exchange) -> None: ...
     def ended(self, exchange: Exchange) -> None: ...
@@ -161,46 +162,48 @@ class Exchange:
 
     @property
     def ttft_s(self) -> float | None:
-        return (self.t_first_ns - self.t_send_ns) / 1e9 if self.t_first_ns else None
+        return TTFT.value(self.t_send_ns, self.t_first_ns or None)
 
     @property
     def counted_tokens(self) -> int | None:
-        """By the engine's usage, else by the ids in the chunks; None where neither was given."""
+        """By the engine's usage, else by the ids in the chunks; None where there is neither."""
         if self.completion_tokens is not None:
             return self.completion_tokens
         return self.tokens if self._ids_seen else None
 
     @property
     def tpot_s(self) -> float | None:
-        """(last token - first token) / (tokens - 1); undefined for fewer than two."""
-        tokens = self.counted_tokens
-        if not self.t_first_ns or tokens is None or tokens < 2:
-            return None
-        return (self.t_last_ns - self.t_first_ns) / 1e9 / (tokens - 1)
+        return TPOT.value(self.t_first_ns or None, self.t_last_ns or None, self.counted_tokens)
+
+    def sent_fields(self, input_tokens: int, output_tokens: int) -> dict[str, Any]:
+        """The fields of its SentRequest; only after the end."""
+        if self.status is None:
+            raise RuntimeError(f"request {self.index} is still in flight")
+        return {
+            "index": self.index,
+            "status": self.status,
+            "t_send_ns": self.t_send_ns,
+            "t_first_token_ns": self.t_first_ns or None,
+            "t_last_token_ns": self.t_last_ns or None,
+            "t_end_ns": self.t_end_ns,
+            "input_tokens": input_tokens,
+            "output_tokens": output_tokens,
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.counted_tokens,
+            "cached_tokens": self.cached_tokens,
+            "chunks": self.chunks,
+            "http_status": self.http_status,
+            "finish_reason": self.finish_reason,
+            "error": self.error,
+        }
 
     def record(self, input_tokens: int, output_tokens: int) -> RequestRecord:
         """The row of the requests file; only after the end."""
-        if self.status is None:
-            raise RuntimeError(f"request {self.index} is still in flight")
         return RequestRecord(
-            index=self.index,
-            status=self.status,
+            **self.sent_fields(input_tokens, output_tokens),
             warmup=self.warmup,
             t_intended_ns=self.t_intended_ns,
-            t_send_ns=self.t_send_ns,
-            t_first_token_ns=self.t_first_ns or None,
-            t_last_token_ns=self.t_last_ns or None,
-            t_end_ns=self.t_end_ns,
-            input_tokens=input_tokens,
-            output_tokens=output_tokens,
-            prompt_tokens=self.prompt_tokens,
-            completion_tokens=self.counted_tokens,
-            cached_tokens=self.cached_tokens,
-            chunks=self.chunks,
             inflight_at_send=self.inflight_at_send,
-            http_status=self.http_status,
-            finish_reason=self.finish_reason,
-            error=self.error,
         )
 
     def _end(self, status: RequestStatus, t_ns: int) -> None:
@@ -298,11 +301,11 @@ def _data_lines(event: bytes) -> Iterator[bytes]:
 def _error_text(body: bytes) -> str:
     """The message in an OpenAI- or FastAPI-shaped error body, else the start of the body."""
     try:
-        found = msgspec.json.decode(body)
+        body_json = msgspec.json.decode(body)
     except msgspec.DecodeError:
-        found = None
+        body_json = None
     for key in ("error", "message", "detail"):
-        if isinstance(found, dict) and key in found:
-            found = found[key]
-    text = found if isinstance(found, str) else body.decode("utf-8", "backslashreplace")
+        if isinstance(body_json, dict) and key in body_json:
+            body_json = body_json[key]
+    text = body_json if isinstance(body_json, str) else body.decode("utf-8", "backslashreplace")
     return " ".join(text.split())[:300] or "(no body)"

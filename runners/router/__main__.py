@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from runners.errors import ExitCode, RunnerError
-from runners.router.serve import serve
+from runners.router.server.serve import serve
 from runners.router.spec import RouterFailure, RouterLine, router_spec, to_json
 
 STDIN, STDOUT = 0, 1
@@ -25,7 +25,7 @@ class Lines:
 
     def __init__(self) -> None:
         self._rest = b""
-        """What a full pipe did not take of a line that it has begun."""
+        """The rest of a line that a full pipe took in part."""
 
     def say(self, line: RouterLine) -> None:
         """Write a line; a tick is dropped where the pipe is full."""
@@ -35,7 +35,7 @@ class Lines:
                 self._rest = b""
             else:
                 self._try(line)
-        except BrokenPipeError:  # nobody reads: the end of standard input says the rest
+        except BrokenPipeError:  # the parent is gone: the end of standard input will tell why
             self._rest = b""
 
     def _try(self, line: RouterLine) -> None:

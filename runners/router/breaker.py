@@ -42,21 +42,21 @@ class Breaker:
         """Another request may be sent."""
         return self.state is BreakerState.CLOSED or (self.state is BreakerState.HALF_OPEN and not self.trial)
 
-    def dispatched(self) -> Breaker:
+    def note_dispatch(self) -> Breaker:
         """A request was sent there."""
         return replace(self, trial=True) if self.state is BreakerState.HALF_OPEN else self
 
-    def succeeded(self) -> Breaker:
+    def note_success(self) -> Breaker:
         """A request got its first byte. While open it says nothing: it was sent before."""
         if self.state is BreakerState.OPEN:
             return self
         return Breaker(self.rules)
 
-    def let_go(self) -> Breaker:
+    def release_trial(self) -> Breaker:
         """A request ended without evidence: 4xx, or the client left."""
         return replace(self, trial=False) if self.trial else self
 
-    def failed(self, now_s: float, why: str, *, dead: bool = False) -> Breaker:
+    def note_failure(self, now_s: float, why: str, *, dead: bool = False) -> Breaker:
         """A request failed there; `dead`: its connection was refused or cut, which is enough to open."""
         if self.state is BreakerState.OPEN:
             return self
@@ -65,7 +65,7 @@ class Breaker:
             return replace(self, failures=failures, why=why)
         return self._open(now_s, why)
 
-    def probed(self, now_s: float, why: str, *, refused: bool = False) -> Breaker:
+    def note_probe(self, now_s: float, why: str, *, refused: bool = False) -> Breaker:
         """A probe came back; `why` is empty where /health said 200. `refused`: nothing listens there."""
         if not why:
             well = replace(self, silent_probes=0)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import msgspec
 
-from results.decisions import DecisionRecord
-from results.layout import sha256
-from results.load import Gap
-from results.routing.record import RoutingCell, TrialLayout, trial_layouts
+from results.records.decisions import DecisionRecord
+from results.records.frames import Gap
+from results.records.layout import TrialLayout, sha256, trial_layouts
+from results.records.turns import RoutingCell
 from runners.errors import RunnerError
 
 
@@ -69,8 +69,8 @@ def read_log(path: Path, name: str) -> LoggedPicks:
 def _of_cell(layout: TrialLayout) -> LoggedPicks:
     name = _name(layout)
     if not layout.decisions.exists():
-        return LoggedPicks(name, (), (Gap(f"{name}/decisions.jsonl", "is missing"),))
-    log = read_log(layout.decisions, f"{name}/decisions.jsonl")
+        return LoggedPicks(name, (), (Gap(f"{name}/{layout.decisions.name}", "is missing"),))
+    log = read_log(layout.decisions, f"{name}/{layout.decisions.name}")
     return LoggedPicks(name, log.records, (*log.gaps, *_unfinished(layout, name)))
 
 
@@ -79,14 +79,14 @@ def _unfinished(layout: TrialLayout, name: str) -> Iterator[Gap]:
     try:
         cell = msgspec.json.decode(layout.cell.read_bytes(), type=RoutingCell)
     except FileNotFoundError:
-        yield Gap(f"{name}/cell.json", "is missing: the cell was not finished")
+        yield Gap(f"{name}/{layout.cell.name}", "is missing: the cell was not finished")
         return
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        yield Gap(f"{name}/cell.json", f"is damaged: {error}")
+        yield Gap(f"{name}/{layout.cell.name}", f"is damaged: {error}")
         return
     recorded = cell.checksums.get(layout.decisions.name)
     if recorded is not None and recorded != sha256(layout.decisions):
-        yield Gap(f"{name}/decisions.jsonl", "differs from the checksum its cell was finished with")
+        yield Gap(f"{name}/{layout.decisions.name}", "differs from the checksum its cell was finished with")
 
 
 def _name(layout: TrialLayout) -> str:

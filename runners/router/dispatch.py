@@ -1,33 +1,31 @@
-"""Where a request goes: one synchronous step from what is known to a pick that is counted and logged."""
+"""Where a request goes: one synchronous step from the state of the cluster to a decision that is counted and logged."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from time import perf_counter_ns
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
-from results.decisions import ClusterView, Decision, InstanceLoad, RoutedRequest
-from runners.router.bindings import Bindings
-from runners.router.ledger import End, Ledger, Pick
+from results.records.decisions import ClusterView, Decision, DecisionRecord, InstanceLoad, RoutedRequest
+from runners.router.driver import Driver
+from runners.router.facts import Usage
+from runners.router.ledger import Ledger, PendingOutcome
 from runners.router.metrics import Counts
-from runners.router.policies import Policy
+from runners.router.policies.policy import Policy
 from runners.router.prefix_index import Index, cached_tokens
-from runners.router.view import Cluster, Reservation
-
-if TYPE_CHECKING:
-    from runners.router.shared_bindings import Claim, Seen, SharedBindings
-    from runners.router.transfer import Movement
+from runners.router.sessions.bindings import Bindings, BindingVersion, MigrationClaim
+from runners.router.transfer.movement import Movement
+from runners.router.view import Cluster, CounterReservation
 
 PAUSE_LIMIT_S = 60.0
 HOLD = "wait_"
-"""A decision for nowhere whose reason begins so may be asked for again once a request has ended."""
-NOTHING: Mapping[str, int] = {}
-NOBODY: Mapping[str, str] = {}
+"""A request whose decision names no instance and has such a reason may be decided again once another has ended."""
+NO_TOKENS: Mapping[str, int] = {}
+NO_REASONS: Mapping[str, str] = {}
 
 
-class Asked(NamedTuple):
-    """A request as it came to be routed."""
+class Request(NamedTuple):
+    """A request to route."""
 
     request: str
     session: str
@@ -37,81 +35,107 @@ class Asked(NamedTuple):
     max_tokens: int
 
 
-class Placement:
-    """One pick: its claim on the counters, until it ends. It ends once, with one record."""
+class SharedTable(Protocol):
+    """Bindings that other routers have too."""
+
+    def version_of(self, session: str) -> BindingVersion: ...
+    def ask(self, session: str, then: Callable[[int], None]) -> None: ...
+    def claim(
+        self, session: str, instance: str, binding: BindingVersion, then: Callable[[bool], None]
+    ) -> MigrationClaim | None: ...
+    def commit_version(
+        self,
+        session: str,
+        instance: str,
+        now: float,
+        binding: BindingVersion,
+        *,
+        migrates: bool = False,
+        claim: MigrationClaim | None = None,
+    ) -> None: ...
+
+
+class Reservation:
+    """What one decision holds of the counters until its outcome. It ends once, with one record."""
 
     __slots__ = (
+        "_counters",
         "_dispatcher",
         "_ended",
-        "_reservation",
         "_t_dispatch_ns",
         "_t_first_ns",
+        "binding",
         "claim",
         "instance",
         "movement",
-        "pick",
-        "seen",
+        "record",
         "source",
     )
 
-    def __init__(self, dispatcher: Dispatcher, pick: Pick, reservation: Reservation | None, seen: Seen | None) -> None:
-        self.instance = pick.decision.instance
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        record: DecisionRecord,
+        counters: CounterReservation | None,
+        binding: BindingVersion | None,
+    ) -> None:
+        self.instance = record.decision.instance
         """Where the request goes; empty = nowhere."""
-        self.source = pick.decision.prefill or pick.decision.migrate_from
+        self.source = record.decision.prefill or record.decision.migrate_from
         """Where its KV is to come from; empty = it needs none."""
         self.movement: Movement | None = None
-        """The transfer from there; None = there is no need or no way."""
-        self.seen = seen
-        """Its session at the pick; None = it has none, or no other router knows of it."""
-        self.claim: Claim | None = None
-        """The right to migrate the session, where routers share their bindings."""
+        """The transfer from there; None = none is needed, or none is possible."""
+        self.record = record
+        """The decision and its grounds, without an outcome."""
+        self.binding = binding
+        """Of its session at the decision; None = it has no session, or no other router shares it."""
+        self.claim: MigrationClaim | None = None
         self._dispatcher = dispatcher
-        self.pick = pick
-        self._reservation = reservation
-        self._t_dispatch_ns = perf_counter_ns()
+        self._counters = counters
+        self._t_dispatch_ns = dispatcher.driver.now_ns()
         self._t_first_ns = 0
         self._ended = False
 
     @property
     def reason(self) -> str:
-        return self.pick.decision.reason
+        return self.record.decision.reason
 
-    def moved(self, *, arrived: bool) -> None:
-        """The transfer is over, or given up on; `arrived`: with the KV where the request goes."""
-        if self._reservation is not None:
-            self._reservation.moved(arrived=arrived)
+    def end_transfer(self, *, arrived: bool) -> None:
+        """The transfer has ended, or is not waited for; `arrived`: the KV is where the request goes."""
+        if self._counters is not None:
+            self._counters.end_transfer(arrived=arrived)
 
-    def first_byte(self, *, served: bool) -> None:
+    def start_response(self, *, served: bool) -> None:
         """The body begins; `served`: with a 2xx, which binds the session."""
-        self._t_first_ns = perf_counter_ns()
-        if self._reservation is not None:
-            self._reservation.first_byte()
+        self._t_first_ns = self._dispatcher.driver.now_ns()
+        if self._counters is not None:
+            self._counters.end_prefill()
         if served:
-            self._dispatcher.served(self)
-            if self.pick.decision.migrate_from:
-                self._dispatcher.ledger.migrated(self.pick, self._t_first_ns, self.movement)
+            self._dispatcher.bind_session(self)
+            if self.record.decision.migrate_from:
+                self._dispatcher.ledger.add_migration(self.record, self._t_first_ns, self.movement)
 
     def end(
-        self, status: str, *, http_status: int | None = None, tail: tuple[bytes, ...] = (), error: str = ""
+        self, status: str, *, http_status: int | None = None, usage: Usage | tuple[bytes, ...] = (), error: str = ""
     ) -> None:
-        """It is over: `status` as in RoutedOutcome; `tail`: the last pieces of the body."""
+        """Release everything. `status` as in RoutedOutcome; `usage` as in PendingOutcome."""
         if self._ended:
             return
         self._ended = True
-        t_end_ns = perf_counter_ns()
-        if self._reservation is not None:
-            self._reservation.end()
+        t_end_ns = self._dispatcher.driver.now_ns()
+        if self._counters is not None:
+            self._counters.end()
         if self.claim is not None:
             self.claim.release()
-        self._dispatcher.ledger.ended(
-            End(
-                self.pick,
+        self._dispatcher.ledger.add_outcome(
+            PendingOutcome(
+                self.record,
                 status,
                 http_status,
                 self._t_dispatch_ns,
                 self._t_first_ns,
                 t_end_ns,
-                tail,
+                usage,
                 error,
                 self.movement,
             )
@@ -130,144 +154,150 @@ class Dispatcher:
         ledger: Ledger,
         counts: Counts,
         block_tokens: int,
-        clock: Callable[[], float],
+        driver: Driver,
         cut_off: Callable[[str, Iterable[str]], Mapping[str, str]] | None = None,
-        shared: SharedBindings | None = None,
+        shared: SharedTable | None = None,
         min_move_tokens: int = 0,
     ) -> None:
-        """`cut_off`: says which of these instances no KV of an owner can be moved to; None = nobody asks for that.
+        """`cut_off`: which instances no KV of an owner can be moved to, with reasons; None = the policy needs no such.
 
         `shared`: the bindings, where other routers have them too. `min_move_tokens`: as in RoutedRequest.
         """
         self.block_tokens = block_tokens
+        self.driver = driver
         self.ledger = ledger
         self._policy = policy
         self._cluster = cluster
         self._bindings = bindings
         self._indexes = indexes
         self._counts = counts
-        self._clock = clock
         self._cut_off = cut_off
         self._shared = shared
         self._min_move_tokens = min_move_tokens
         self._complained = False
         self._seq = 0
 
-    def arrived(self, session: str) -> int:
+    def count_arrival(self, session: str) -> int:
         """Count a request of the session; returns its turn."""
         self._counts.requests += 1
-        return self._bindings.arrive(session, self._clock())
+        return self._bindings.arrive(session, self.driver.now_s())
 
-    def arrives(self, session: str, then: Callable[[int], None]) -> None:
-        """As `arrived`, for a session that other routers may know better; `then` gets its turn, maybe at once."""
+    def ask_arrival(self, session: str, then: Callable[[int], None]) -> None:
+        """As `count_arrival`, for a session that other routers may know better; `then` gets its turn, maybe at once."""
         assert self._shared is not None
         self._counts.requests += 1
         self._shared.ask(session, then)
 
-    def pick(self, asked: Asked, tried: tuple[str, ...] = ()) -> Placement:
-        """Decide and count. `sent` must follow before anything else happens: no other pick comes between."""
-        t_ns = perf_counter_ns()
-        request = self._request(asked, tried)
+    def pick(self, request: Request, tried: tuple[str, ...] = ()) -> Reservation:
+        """Decide and count. `note_sent` must follow before anything else happens: no other pick comes between."""
+        t_ns = self.driver.now_ns()
+        routed = self._routed_request(request, tried)
         view = self._cluster.view()
-        decision = self._decide(request, view)
-        reservation = None
-        if decision.instance:
-            reservation = self._cluster.reserve(decision, request)
-        decide_us = (perf_counter_ns() - t_ns) / 1e3
+        decision = self._decide(routed, view)
+        counters = self._cluster.reserve(decision, routed) if decision.instance else None
+        decide_us = (self.driver.now_ns() - t_ns) / 1e3
+        record = DecisionRecord(self._seq, t_ns, decide_us, routed, view, decision)
         self._seq += 1
-        seen = self._shared.seen(asked.session) if self._shared is not None and asked.session else None
-        return Placement(self, Pick(self._seq - 1, t_ns, decide_us, request, view, decision), reservation, seen)
+        binding = self._shared.version_of(request.session) if self._shared is not None and request.session else None
+        return Reservation(self, record, counters, binding)
 
-    def claim(self, placement: Placement, then: Callable[[bool], None]) -> bool:
-        """Ask whether this router may migrate the session; `then` hears of it. False = there is nobody to ask."""
-        decision, seen = placement.pick.decision, placement.seen
-        if self._shared is None or seen is None or not (decision.migrate_from and decision.binds):
+    def claim_migration(self, reservation: Reservation, then: Callable[[bool], None]) -> bool:
+        """Ask whether this router may migrate the session; `then` gets the answer. False = no other router is asked."""
+        decision, binding = reservation.record.decision, reservation.binding
+        if self._shared is None or binding is None or not (decision.migrate_from and decision.binds):
             return False
-        placement.claim = self._shared.claim(placement.pick.request.session, decision.instance, seen, then)
-        return placement.claim is not None
+        session = reservation.record.request.session
+        reservation.claim = self._shared.claim(session, decision.instance, binding, then)
+        return reservation.claim is not None
 
-    def sent(self, asked: Asked, placement: Placement) -> None:
-        """The rest of a pick, once the request is on its way: what no other pick may miss, but this one need not."""
-        decision = placement.pick.decision
+    def note_sent(self, request: Request, reservation: Reservation) -> None:
+        """The rest of a pick, once the request is on its way: what the next pick needs, but this one does not."""
+        decision = reservation.record.decision
         index = self._indexes.get(decision.instance)
-        if index is not None and asked.keys:
-            index.insert(asked.keys)
+        if index is not None and request.keys:
+            index.insert(request.keys)
             if decision.prefill:
-                self._indexes[decision.prefill].insert(asked.keys)
-        self.ledger.picked(placement.pick)
+                self._indexes[decision.prefill].insert(request.keys)
+        self.ledger.add_decision(reservation.record)
 
-    def another(self, asked: Asked, tried: tuple[str, ...]) -> bool:
-        """The policy would pick some instance that has not been tried, or have the request wait for one."""
-        decision = self._decide(self._request(asked, tried), self._cluster.view())
+    def has_alternative(self, request: Request, tried: tuple[str, ...]) -> bool:
+        """The policy would pick an instance that has not been tried, or have the request wait for one."""
+        decision = self._decide(self._routed_request(request, tried), self._cluster.view())
         return bool(decision.instance) or decision.reason.startswith(HOLD)
 
-    def served(self, placement: Placement) -> None:
-        """An instance has begun to answer a request well: its session lives there now."""
-        decision, session, seen = placement.pick.decision, placement.pick.request.session, placement.seen
+    def bind_session(self, reservation: Reservation) -> None:
+        """Bind the session to the instance that has begun to answer its request with a 2xx."""
+        decision, session, binding = (
+            reservation.record.decision,
+            reservation.record.request.session,
+            reservation.binding,
+        )
         migrates = bool(decision.migrate_from)
         if not (decision.binds and session):
-            self._bindings.accepted(session, decision.instance)
-        elif self._shared is None or seen is None:
-            self._bindings.commit(session, decision.instance, self._clock(), migrates=migrates)
+            self._bindings.clear_refusals(session, decision.instance)
+        elif self._shared is None or binding is None:
+            self._bindings.commit(session, decision.instance, self.driver.now_s(), migrates=migrates)
         else:
-            self._shared.commit_seen(
-                session, decision.instance, self._clock(), seen, migrates=migrates, claim=placement.claim
+            self._shared.commit_version(
+                session, decision.instance, self.driver.now_s(), binding, migrates=migrates, claim=reservation.claim
             )
 
-    def refused(self, session: str, instance: str, pause_s: float) -> None:
-        """An instance did not admit a request (429 or 503), and maybe said how long to stay away."""
-        self._bindings.rejected(session, instance)
-        self.pause(instance, pause_s)
+    def note_refusal(self, session: str, instance: str, pause_s: float) -> None:
+        """An instance did not admit a request (429 or 503); `pause_s`: how long it asked to be left alone."""
+        self._bindings.count_refusal(session, instance)
+        self.pause_instance(instance, pause_s)
 
-    def pause(self, instance: str, seconds: float) -> None:
-        if seconds > 0:
-            self._cluster.pause(instance, min(seconds, PAUSE_LIMIT_S))
+    def pause_instance(self, instance: str, pause_s: float) -> None:
+        if pause_s > 0:
+            self._cluster.pause(instance, min(pause_s, PAUSE_LIMIT_S))
 
-    def _request(self, asked: Asked, tried: tuple[str, ...]) -> RoutedRequest:
-        bindings, session = self._bindings, asked.session
-        cached = NOTHING
-        if asked.keys:
+    def _routed_request(self, request: Request, tried: tuple[str, ...]) -> RoutedRequest:
+        bindings, session = self._bindings, request.session
+        cached = NO_TOKENS
+        if request.keys:
             cached = {
-                name: cached_tokens(index, asked.keys, asked.input_tokens) for name, index in self._indexes.items()
+                name: cached_tokens(index, request.keys, request.input_tokens) for name, index in self._indexes.items()
             }
         owner = bindings.owner(session) if session else ""
         return RoutedRequest(
-            request=asked.request,
+            request=request.request,
             session=session,
-            turn=asked.turn,
-            input_tokens=asked.input_tokens,
-            max_tokens=asked.max_tokens,
+            turn=request.turn,
+            input_tokens=request.input_tokens,
+            max_tokens=request.max_tokens,
             block_tokens=self.block_tokens,
             cached_tokens=cached,
             owner=owner,
-            since_migration_s=bindings.since_migration_s(session, self._clock()) if session else None,
-            rejects=bindings.rejects(session) if session else NOTHING,
+            since_migration_s=bindings.since_migration_s(session, self.driver.now_s()) if session else None,
+            rejects=bindings.rejects(session) if session else NO_TOKENS,
             tried=tried,
             moving_to=bindings.moving_to(session) if session else "",
-            cut_off=self._cut_off(owner, self._indexes) if owner and self._cut_off is not None else NOBODY,
+            cut_off=self._cut_off(owner, self._indexes) if owner and self._cut_off is not None else NO_REASONS,
             min_move_tokens=self._min_move_tokens,
         )
 
     def _decide(self, request: RoutedRequest, view: ClusterView) -> Decision:
-        """The policy's decision; where a user's policy fails, the fewest requests decide, and it is said so."""
+        """The policy's decision; where a user's policy fails, the instance with the fewest requests."""
         try:
             decision = self._policy.decide(request, view)
         except Exception as error:  # noqa: BLE001  (a user's own code: it may raise anything, and serving goes on)
-            return self._instead(request, view, f"{type(error).__name__}: {error}")
-        may = {load.instance for load in view.instances if load.available} - set(request.tried)
+            return self._decide_instead(request, view, f"{type(error).__name__}: {error}")
+        pickable = {load.instance for load in view.instances if load.available} - set(request.tried)
         named = {decision.instance, decision.prefill} - {""}
-        if not named <= may:
-            return self._instead(request, view, f"it named {', '.join(sorted(named - may))}, which may not be picked")
+        if not named <= pickable:
+            wrong = ", ".join(sorted(named - pickable))
+            return self._decide_instead(request, view, f"it named {wrong}, which may not be picked")
         return decision
 
-    def _instead(self, request: RoutedRequest, view: ClusterView, why: str) -> Decision:
+    def _decide_instead(self, request: RoutedRequest, view: ClusterView, why: str) -> Decision:
         self._counts.policy_errors += 1
         if not self._complained:
             self._complained = True
             sys.stderr.write(f"policy {self._policy.name} failed, the fewest requests decide instead: {why}\n")
-        may = [load for load in view.instances if load.available and load.instance not in request.tried]
-        return Decision(self._policy.name, min(may, key=_requests).instance if may else "", "policy_error")
+        loads = [load for load in view.instances if load.available and load.instance not in request.tried]
+        instance = min(loads, key=_count_requests).instance if loads else ""
+        return Decision(self._policy.name, instance, "policy_error")
 
 
-def _requests(load: InstanceLoad) -> int:
+def _count_requests(load: InstanceLoad) -> int:
     return load.num_requests

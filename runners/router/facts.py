@@ -1,4 +1,4 @@
-"""What the router reads of a request (session, length, prefix) and of a response (token counts, a plea for a pause).
+"""What the router reads of a request (session, length, prefix) and of a response (token counts, a request for a pause).
 
 Bodies are read, never changed. A prompt of token ids is taken as it is. Text cannot be tokenised here: four bytes of it
 count as one token, of `prompt`, or of `tools` and `messages` as they stand in the body, so that a longer conversation
@@ -9,16 +9,16 @@ by its bytes; the instance is the one to refuse it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
-from runners.router.prefix_index import block_keys, byte_keys
+from runners.router.prefix_index import block_keys, byte_keys, reblock_keys
 
 BYTES_PER_TOKEN = 4
 COMPLETIONS_MAX_TOKENS = 16
-"""What the API says where a completion names no `max_tokens`."""
+"""The API's default for a completion without `max_tokens`."""
 SESSION_LIMIT = 256
 _raw_decode = json.JSONDecoder().raw_decode
 
@@ -39,19 +39,29 @@ _read_many = msgspec.json.Decoder(list[list[int]]).decode
 
 
 class Facts(NamedTuple):
-    """What one body says."""
+    """What one request body contains."""
 
     session: str
     """From the body; empty = it names none."""
     keys: tuple[int, ...]
-    """Of the prompt's full blocks: what the prefix index is asked with."""
+    """Of the prompt's full blocks, for the prefix index."""
     input_tokens: int
     max_tokens: int
-    """0 = not said, and the API has no default."""
+    """0 = not given, and the API has no default."""
+
+
+class ClientMessage(NamedTuple):
+    """A client's request as bytes; a simulator's is empty."""
+
+    path: bytes
+    """With its query."""
+    headers: bytes
+    """The header lines that go on to an instance."""
+    body: bytes
 
 
 class Usage(NamedTuple):
-    """Token counts of a response; None = it gave none."""
+    """Token counts of a response; None = it has none."""
 
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
@@ -69,17 +79,29 @@ def read_facts(body: bytes, block_tokens: int, *, chat: bool) -> Facts:
     else:
         keys, count = _prompt(bytes(read.prompt), block_tokens)
     default = 0 if chat else COMPLETIONS_MAX_TOKENS
-    asked = read.max_completion_tokens if read.max_completion_tokens is not None else read.max_tokens
+    limit = read.max_completion_tokens if read.max_completion_tokens is not None else read.max_tokens
     return Facts(
         session_name(read.session_id) or session_name(read.user),
         keys,
         count,
-        asked if isinstance(asked, int) and asked >= 0 else default,
+        limit if isinstance(limit, int) and limit >= 0 else default,
     )
 
 
+def facts_of_hashes(
+    session: str,
+    hashes: Sequence[int],
+    hash_tokens: int,
+    block_tokens: int,
+    input_tokens: int,
+    max_tokens: int,
+) -> Facts:
+    """The facts of a request whose prompt is known by its trace's hashes, in blocks of the engine's size."""
+    return Facts(session, reblock_keys(hashes, hash_tokens, block_tokens, input_tokens), input_tokens, max_tokens)
+
+
 def session_name(value: object) -> str:
-    """A session id as it is kept: text or a number, at most SESSION_LIMIT characters; empty for anything else."""
+    """A session id as it is stored: text or a number, at most SESSION_LIMIT characters; empty for anything else."""
     if isinstance(value, bytes):
         value = value.decode("latin-1")
     elif isinstance(value, int) and not isinstance(value, bool):
@@ -109,7 +131,7 @@ def _prompts(prompt: bytes, block_tokens: int) -> tuple[tuple[int, ...], int]:
 def _keys(ids: list[int], block_tokens: int) -> tuple[int, ...]:
     try:
         return block_keys(ids, block_tokens)
-    except OverflowError:  # no token id has so many digits: the instance will say so
+    except OverflowError:  # no token id is that large: the instance will refuse it
         return ()
 
 
@@ -119,22 +141,22 @@ def _text(text: bytes, block_tokens: int) -> tuple[tuple[int, ...], int]:
 
 def read_usage(text: bytes) -> Usage:
     """The token counts at the end of a response, from its last bytes."""
-    place = text.rfind(b'"usage":')
-    if place < 0 or b'"prompt_tokens"' not in text[place:]:
+    start = text.rfind(b'"usage":')
+    if start < 0 or b'"prompt_tokens"' not in text[start:]:
         return Usage()
     try:
-        found, _ = _raw_decode(text[place + 8 :].decode("utf-8", "replace").lstrip())
+        usage, _ = _raw_decode(text[start + 8 :].decode("utf-8", "replace").lstrip())
     except ValueError:
         return Usage()
-    if not isinstance(found, dict):
+    if not isinstance(usage, dict):
         return Usage()
-    details = found.get("prompt_tokens_details")
+    details = usage.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    return Usage(_count(found.get("prompt_tokens")), _count(cached), _count(found.get("completion_tokens")))
+    return Usage(_count(usage.get("prompt_tokens")), _count(cached), _count(usage.get("completion_tokens")))
 
 
 def pause_s(headers: Iterable[tuple[bytes, bytes]], *, refusal: bool) -> float:
-    """For how long an instance wants no more: `x-recommended-pause-ms`, or a refusal's `retry-after`; 0 = not said."""
+    """How long an instance wants nothing new: `x-recommended-pause-ms`, or a refusal's `retry-after`; 0 = neither."""
     for name, value in headers:
         if name == b"x-recommended-pause-ms" and value.isdigit():
             return int(value) / 1e3

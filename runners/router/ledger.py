@@ -1,204 +1,217 @@
-"""Counting and logging picks, a moment after the fact and several at a time.
+"""Counting and logging decisions, a moment after the fact and several at a time.
 
-What a pick and an end have to leave behind at once is a reference. The rest costs a third of a request's processor time
-where it is done request by request, cold, and in the way of others; done in a row it costs little and delays nobody.
+What a decision and its outcome have to leave behind at once is a reference. The rest costs a third of a request's
+processor time where it is done request by request, cold, and in the way of others; in a row it costs little.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from dataclasses import replace
-from time import perf_counter_ns
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
-from results.decisions import ClusterView, Decision, DecisionRecord, KvTransfer, RoutedOutcome, RoutedRequest
+from results.records.decisions import DecisionRecord, KvTransfer, RoutedOutcome
+from results.records.migrations import TickMigration
+from runners.router.driver import Driver, Timer
 from runners.router.facts import Usage, read_usage
-from runners.router.log import DecisionLog
 from runners.router.metrics import Counts
 from runners.router.migration_feed import MigrationFeed
-from runners.router.spec import LATEST, TickMigration, TickPick
-
-if TYPE_CHECKING:
-    from runners.router.transfer import Movement
+from runners.router.spec import LATEST, TickPick
+from runners.router.transfer.movement import Movement
 
 SETTLE_S = 0.05
 AT_ONCE = 16
-"""Ends in a row: what waits meanwhile waits less than half a millisecond."""
+"""Outcomes in a row: the event loop is blocked for less than half a millisecond."""
 NEXT_S = 0.001
 """Between two such rows."""
 COUNTED_WITHIN_S = 5.0
-"""A record waits so long for what its transfer moved to be counted."""
+"""A record waits this long at most for what its transfer moved to be counted."""
 
 
-class Pick(NamedTuple):
-    """What was decided, and on what ground."""
+class RecordLog(Protocol):
+    """Where decision records go."""
 
-    seq: int
-    t_ns: int
-    decide_us: float
-    request: RoutedRequest
-    cluster: ClusterView
-    decision: Decision
+    @property
+    def is_open(self) -> bool:
+        """Records are stored."""
+
+    def append(self, record: DecisionRecord) -> None: ...
 
 
-class End(NamedTuple):
-    """What became of a pick; times are `perf_counter_ns`."""
+class PendingOutcome(NamedTuple):
+    """The outcome of a decision before it is counted; times are of the driver's `now_ns`."""
 
-    pick: Pick
+    record: DecisionRecord
     status: str
     """As in RoutedOutcome."""
     http_status: int | None
     t_dispatch_ns: int
     t_first_ns: int
-    """0 = there was no byte."""
+    """0 = no byte came."""
     t_end_ns: int
-    tail: tuple[bytes, ...]
-    """The last pieces of the body; empty = its token counts are not wanted."""
+    usage: Usage | tuple[bytes, ...]
+    """Its token counts, or the last pieces of the body to read them from; empty = no counts are wanted."""
     error: str
     movement: Movement | None = None
-    """The transfer it asked for; None = none, or the router has no transport."""
+    """The transfer that the decision asked for; None = none, or the router has no transport."""
 
 
 class Ledger:
-    """Takes notes; `settle` brings counts and log up to them. It happens by itself within SETTLE_S or so."""
+    """Collects decisions and outcomes; `settle` brings counts and log up to date, within SETTLE_S by itself."""
 
-    def __init__(self, log: DecisionLog, counts: Counts) -> None:
+    def __init__(self, log: RecordLog, counts: Counts, driver: Driver) -> None:
         self._log = log
         self._counts = counts
-        self._picks: deque[Pick] = deque()
-        self._ends: deque[End] = deque()
-        self._latest: deque[Pick] = deque(maxlen=LATEST)
-        self._uncounted: dict[int, tuple[End, Usage]] = {}
-        """Over, but what their transfer moved is not counted yet; by pick, in the order of their ends."""
-        self._feed = MigrationFeed()
-        self._timer: asyncio.TimerHandle | None = None
+        self._driver = driver
+        self._decisions: deque[DecisionRecord] = deque()
+        self._outcomes: deque[PendingOutcome] = deque()
+        self._latest: deque[DecisionRecord] = deque(maxlen=LATEST)
+        self._uncounted: dict[int, tuple[PendingOutcome, Usage]] = {}
+        """Outcomes whose transfer is not counted yet; by decision, in the order of their ends."""
+        self._feed = MigrationFeed(driver.now_ns)
+        self._timer: Timer | None = None
 
     @property
-    def keeps_records(self) -> bool:
-        return self._log.kept
+    def stores_records(self) -> bool:
+        return self._log.is_open
 
-    def picked(self, pick: Pick) -> None:
+    def add_decision(self, record: DecisionRecord) -> None:
         """A request was sent, or could be sent nowhere."""
-        self._picks.append(pick)
-        self._latest.append(pick)
+        self._decisions.append(record)
+        self._latest.append(record)
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(SETTLE_S, self._settle_some)
+            self._timer = self._driver.call_later(SETTLE_S, self._settle_some)
 
-    def ended(self, end: End) -> None:
-        """A pick is over."""
-        self._ends.append(end)
+    def add_outcome(self, outcome: PendingOutcome) -> None:
+        self._outcomes.append(outcome)
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(SETTLE_S, self._settle_some)
+            self._timer = self._driver.call_later(SETTLE_S, self._settle_some)
 
-    def migrated(self, pick: Pick, t_first_ns: int, movement: Movement | None) -> None:
-        """The target of a migration has begun to answer well."""
-        self._feed.served(t_first_ns, pick.request, pick.decision, movement)
+    def add_migration(self, record: DecisionRecord, t_first_ns: int, movement: Movement | None) -> None:
+        """The target of a migration has begun to answer with a 2xx."""
+        self._feed.add_served(t_first_ns, record.request, record.decision, movement)
 
-    def migrations(self, *, last: bool = False) -> tuple[TickMigration, ...]:
+    def take_migrations(self, *, last: bool = False) -> tuple[TickMigration, ...]:
         """What happened to migrations since the last call; `last`: nothing is waited for."""
         return self._feed.take(last=last)
 
-    def latest(self) -> tuple[TickPick, ...]:
+    def latest_picks(self) -> tuple[TickPick, ...]:
         """The last LATEST picks, oldest first."""
         return tuple(
             TickPick(
-                pick.t_ns, pick.request.request, pick.request.session, pick.decision.instance, pick.decision.reason
+                record.t_ns,
+                record.request.request,
+                record.request.session,
+                record.decision.instance,
+                record.decision.reason,
             )
-            for pick in self._latest
+            for record in self._latest
         )
 
     def settle(self, *, last: bool = False) -> None:
-        """Count and log everything noted so far, but records that wait for a transfer's counters; `last`: these too."""
-        while self._picks:
-            self._count(self._picks.popleft())
-        while self._ends:
-            self._close(self._ends.popleft())
-        limit_ns = perf_counter_ns() - (0 if last else round(COUNTED_WITHIN_S * 1e9))
-        for seq, (end, _) in tuple(self._uncounted.items()):
-            if end.t_end_ns > limit_ns:
+        """Count and log everything but records that wait for a transfer's counters; `last`: these too."""
+        while self._decisions:
+            self._count_decision(self._decisions.popleft())
+        while self._outcomes:
+            self._count_outcome(self._outcomes.popleft())
+        limit_ns = self._driver.now_ns() - (0 if last else round(COUNTED_WITHIN_S * 1e9))
+        for seq, (outcome, _) in tuple(self._uncounted.items()):
+            if outcome.t_end_ns > limit_ns:
                 break
-            assert end.movement is not None
-            self._counted(seq, end.movement.transfer)
+            assert outcome.movement is not None
+            self._count_transfer(seq, outcome.movement.transfer)
 
     def _settle_some(self) -> None:
         self._timer = None
-        while self._picks:
-            self._count(self._picks.popleft())
-        for _ in range(min(AT_ONCE, len(self._ends))):
-            self._close(self._ends.popleft())
-        if self._ends and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(NEXT_S, self._settle_some)
+        while self._decisions:
+            self._count_decision(self._decisions.popleft())
+        for _ in range(min(AT_ONCE, len(self._outcomes))):
+            self._count_outcome(self._outcomes.popleft())
+        if self._outcomes and self._timer is None:
+            self._timer = self._driver.call_later(NEXT_S, self._settle_some)
 
-    def _count(self, pick: Pick) -> None:
-        counts, decision = self._counts, pick.decision
+    def _count_decision(self, record: DecisionRecord) -> None:
+        counts, decision = self._counts, record.decision
         counts.picks += 1
-        counts.retries += bool(pick.request.tried)
+        counts.retries += bool(record.request.tried)
         counts.decisions[decision.reason] += 1
-        counts.decided(pick.decide_us)
+        counts.add_decide_time(record.decide_us)
         for instance in (decision.instance, decision.prefill):
             if instance:
                 counts.placed[instance] += 1
         if decision.gates or decision.migrate_from:
-            self._feed.picked(pick.t_ns, pick.request, decision)
+            self._feed.add_decision(record.t_ns, record.request, decision)
 
-    def _close(self, end: End) -> None:
-        counts = self._counts
-        counts.outcomes[end.pick.decision.instance, end.status] += 1
-        ttft_s = (end.t_first_ns - end.t_dispatch_ns) / 1e9 if end.t_first_ns else None
-        e2e_s = (end.t_end_ns - end.t_dispatch_ns) / 1e9
-        if end.status == "ok" and ttft_s is not None:
+    def _count_outcome(self, outcome: PendingOutcome) -> None:
+        counts, record = self._counts, outcome.record
+        counts.outcomes[record.decision.instance, outcome.status] += 1
+        ttft_s = _ttft_s(outcome)
+        if outcome.status == "ok" and ttft_s is not None:
             counts.ttft.add(ttft_s)
-            counts.e2e.add(e2e_s)
-        migration = _migration(end)
+            counts.e2e.add(_e2e_s(outcome))
+        migration = _migration_result(outcome)
         if migration:
             counts.migrations[migration] += 1
             if migration == "failed":
-                self._feed.failed(end.t_end_ns, end.pick.request, end.pick.decision, end.status, end.error)
-        usage = read_usage(b"".join(end.tail)) if end.tail else Usage()
-        movement = end.movement
+                self._feed.add_failed(outcome.t_end_ns, record.request, record.decision, outcome.status, outcome.error)
+        usage = _read_usage(outcome)
+        movement = outcome.movement
         if movement is None:
-            self._write(end, usage, None)
+            self._write(outcome, usage, None)
             return
-        seq = end.pick.seq
-        self._uncounted[seq] = end, usage
-        movement.counted(usage.prompt_tokens, usage.cached_tokens)
-        movement.when_settled(lambda transfer: self._counted(seq, transfer))
+        seq = record.seq
+        self._uncounted[seq] = outcome, usage
+        movement.end_answer(usage.prompt_tokens, usage.cached_tokens)
+        movement.when_settled(lambda transfer: self._count_transfer(seq, transfer))
 
-    def _counted(self, seq: int, transfer: KvTransfer) -> None:
-        """A transfer has settled, or is not waited for any longer."""
-        found = self._uncounted.pop(seq, None)
-        if found is None:
+    def _count_transfer(self, seq: int, transfer: KvTransfer) -> None:
+        """Write the record of a decision whose transfer has settled, or is not waited for any longer."""
+        uncounted = self._uncounted.pop(seq, None)
+        if uncounted is None:
             return
-        end, usage = found
-        if end.movement is not None and not end.movement.settled and not transfer.counted_reason:
+        outcome, usage = uncounted
+        if outcome.movement is not None and not outcome.movement.settled and not transfer.counted_reason:
             transfer = replace(transfer, counted_reason="its counters were not read before the record was written")
-        self._counts.transfer_ended(transfer)
-        self._write(end, usage, transfer)
+        self._counts.add_transfer(transfer)
+        self._write(outcome, usage, transfer)
 
-    def _write(self, end: End, usage: Usage, transfer: KvTransfer | None) -> None:
-        if not self._log.kept:
+    def _write(self, outcome: PendingOutcome, usage: Usage, transfer: KvTransfer | None) -> None:
+        if not self._log.is_open:
             return
-        outcome = RoutedOutcome(
-            status=end.status,
-            http_status=end.http_status,
-            ttft_s=(end.t_first_ns - end.t_dispatch_ns) / 1e9 if end.t_first_ns else None,
-            e2e_s=(end.t_end_ns - end.t_dispatch_ns) / 1e9,
+        routed = RoutedOutcome(
+            status=outcome.status,
+            http_status=outcome.http_status,
+            ttft_s=_ttft_s(outcome),
+            e2e_s=_e2e_s(outcome),
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
             completion_tokens=usage.completion_tokens,
-            error=end.error,
-            migration=_migration(end),
+            error=outcome.error,
+            migration=_migration_result(outcome),
             transfer=transfer,
         )
-        self._log.append(DecisionRecord(*end.pick, outcome))
+        self._log.append(replace(outcome.record, outcome=routed))
 
 
-def _migration(end: End) -> str:
-    """What came of a pick that wanted its session's KV moved, as in RoutedOutcome; empty = it did not."""
-    if not end.pick.decision.migrate_from:
+def _ttft_s(outcome: PendingOutcome) -> float | None:
+    return (outcome.t_first_ns - outcome.t_dispatch_ns) / 1e9 if outcome.t_first_ns else None
+
+
+def _e2e_s(outcome: PendingOutcome) -> float:
+    return (outcome.t_end_ns - outcome.t_dispatch_ns) / 1e9
+
+
+def _read_usage(outcome: PendingOutcome) -> Usage:
+    if isinstance(outcome.usage, Usage):
+        return outcome.usage
+    return read_usage(b"".join(outcome.usage)) if outcome.usage else Usage()
+
+
+def _migration_result(outcome: PendingOutcome) -> str:
+    """What became of a migration, as in RoutedOutcome; empty = the decision asked for none."""
+    if not outcome.record.decision.migrate_from:
         return ""
-    if not end.t_first_ns or end.http_status is None or end.http_status >= 300:
+    if not outcome.t_first_ns or outcome.http_status is None or outcome.http_status >= 300:
         return "failed"
-    status = "" if end.movement is None else end.movement.transfer.status
+    status = "" if outcome.movement is None else outcome.movement.transfer.status
     return status if status in ("transferred", "unneeded") else "recomputed"

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from results.decisions import ClusterView, KvTransfer
+from results.records.decisions import ClusterView, KvTransfer, transfer_s
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 DECIDE_BUCKETS_S = (5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 5e-3)
 LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0, 300.0)
 TRIP_BUCKETS_S = (5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2, 0.5)
-DECIDE_KEPT = 1 << 17
-"""Latest decision times kept for percentiles."""
+DECIDE_TIMES = 1 << 17
+"""Latest decision times that percentiles are of."""
 PREFIX = "tracon_router_"
 
 
@@ -37,11 +37,11 @@ class Histogram:
 
     def buckets(self) -> list[tuple[str, float]]:
         """Cumulative, as Prometheus wants them."""
-        found, below = [], 0
+        buckets, below = [], 0
         for edge, count in zip((*self._edges, float("inf")), self.counts, strict=True):
             below += count
-            found.append(("+Inf" if edge == float("inf") else repr(edge), float(below)))
-        return found
+            buckets.append(("+Inf" if edge == float("inf") else repr(edge), float(below)))
+        return buckets
 
 
 class Counts:
@@ -81,19 +81,19 @@ class Counts:
         self.e2e = Histogram(LATENCY_BUCKETS_S)
         self._decide_us = array("d")
 
-    def decided(self, decide_us: float) -> None:
+    def add_decide_time(self, decide_us: float) -> None:
         self.decide.add(decide_us / 1e6)
-        if len(self._decide_us) < DECIDE_KEPT:
+        if len(self._decide_us) < DECIDE_TIMES:
             self._decide_us.append(decide_us)
         else:
-            self._decide_us[self.picks % DECIDE_KEPT] = decide_us
+            self._decide_us[self.picks % DECIDE_TIMES] = decide_us
 
-    def decide_us(self, level: float) -> float | None:
+    def decide_quantile_us(self, level: float) -> float | None:
         """A quantile of the latest decision times; None = there were none."""
         values = sorted(self._decide_us)
         return values[min(len(values) - 1, int(level * len(values)))] if values else None
 
-    def transfer_ended(self, transfer: KvTransfer) -> None:
+    def add_transfer(self, transfer: KvTransfer) -> None:
         """A transfer is over and its counters are read, or given up on."""
         self.transfers[transfer.purpose, transfer.status] += 1
         self.transferred_tokens += transfer.external_tokens or 0
@@ -102,16 +102,9 @@ class Counts:
         if seconds is not None:
             self.transfer.add(seconds)
 
-    def ended(self, status: str) -> int:
+    def count_status(self, status: str) -> int:
         """Requests (attempts, for `retried`) that ended so, over all instances."""
         return sum(count for (_, ended), count in self.outcomes.items() if ended == status)
-
-
-def transfer_s(transfer: KvTransfer) -> float | None:
-    """How long a transfer that moved KV took, as the router saw it; None = it moved none."""
-    if transfer.status != "transferred" or not transfer.t_done_ns:
-        return None
-    return (transfer.t_done_ns - transfer.t_begin_ns) / 1e9
 
 
 class _Page:
@@ -124,7 +117,9 @@ class _Page:
         yield from self._families
 
 
-def page(counts: Counts, view: ClusterView, sessions: Mapping[str, int], streams: int, records_lost: int) -> bytes:
+def metrics_page(
+    counts: Counts, view: ClusterView, sessions: Mapping[str, int], streams: int, records_lost: int
+) -> bytes:
     """The Prometheus text of one moment; `sessions`: those bound, by instance."""
     from prometheus_client import CollectorRegistry, generate_latest
 

@@ -14,10 +14,11 @@ from typing import Protocol
 
 KEY_BYTES = 8
 TOKEN_BYTES = array("I").itemsize
+HASH_MASK = (1 << 64) - 1
 
 
 class Index(Protocol):
-    """What one instance holds: kept by the router itself (`PrefixIndex`) or told by the engine (`EventIndex`)."""
+    """What one instance holds: the router's own estimate (`PrefixIndex`) or the engine's report (`EventIndex`)."""
 
     block_tokens: int
 
@@ -28,7 +29,7 @@ class Index(Protocol):
         """A prompt with these keys has been sent there."""
 
     def clear(self) -> None:
-        """The cache is gone: the engine was started anew."""
+        """The cache is gone: the engine was restarted."""
 
 
 class PrefixIndex:
@@ -44,7 +45,7 @@ class PrefixIndex:
         self.block_tokens = block_tokens
         self.capacity_blocks = capacity_blocks
         self._used: dict[int, None] = {}
-        """Keys, the one unused for longest first. A path's tail always lies before its head."""
+        """Keys, the one unused for longest first. A path's tail always comes before its head."""
 
     def __len__(self) -> int:
         """Blocks held."""
@@ -53,7 +54,7 @@ class PrefixIndex:
     def match(self, keys: Sequence[int]) -> int:
         """Tokens of the longest prefix of the path `keys` that it holds; changes nothing."""
         low, high = 0, len(keys)
-        while low < high:  # whoever used a block used all before it later: presence along a path never comes back
+        while low < high:  # a block's use touches all before it later: along a path, presence never returns
             middle = (low + high) // 2
             if keys[middle] in self._used:
                 low = middle + 1
@@ -85,6 +86,26 @@ def block_keys(token_ids: Sequence[int], block_tokens: int) -> tuple[int, ...]:
     below 0 or beyond 32 bits.
     """
     return byte_keys(array("I", token_ids).tobytes(), TOKEN_BYTES * block_tokens)
+
+
+def reblock_keys(
+    hashes: Sequence[int], hash_tokens: int, block_tokens: int, input_tokens: int
+) -> tuple[int, ...]:
+    """A key per full block of `block_tokens` of a prompt that is known by its trace's hashes only.
+
+    A hash stands for `hash_tokens` tokens, the last one maybe for fewer, and for all before it. Two prompts share a key
+    where all the hashes of the block and of what is before it are equal. Raises ValueError for too few hashes.
+    """
+    if len(hashes) * hash_tokens < input_tokens:
+        raise ValueError(f"{len(hashes)} hashes of {hash_tokens} tokens do not cover {input_tokens} tokens")
+    keys = []
+    parent = b""
+    for start in range(0, input_tokens - block_tokens + 1, block_tokens):
+        covered = hashes[start // hash_tokens : -(-(start + block_tokens) // hash_tokens)]
+        content = array("Q", [start % hash_tokens, *(value & HASH_MASK for value in covered)]).tobytes()
+        parent = blake2b(parent + content, digest_size=KEY_BYTES).digest()
+        keys.append(int.from_bytes(parent, "little"))
+    return tuple(keys)
 
 
 def byte_keys(data: bytes, block_bytes: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""What a router is asked for, what it says while it runs, and how it ended: the wire between it and its parent.
+"""A router's spec, ready line, ticks and outcome: the messages between it and its parent.
 
 All travel as JSON; times ending in `_ns` are `time.perf_counter_ns()`.
 """
@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
-from results.decisions import Role
+from results.records.decisions import Role
+from results.records.migrations import TickMigration
 from runners.errors import RunnerError
-from runners.router.binding_rules import BindingRules, binding_problem
+from runners.router.sessions.binding_rules import BindingRules, binding_problem
 
 INDEXES = ("approximate", "events")
 TRANSPORTS = ("mooncake", "nixl")
@@ -26,7 +27,7 @@ LATEST = 20
 
 
 class RouterError(RunnerError):
-    """The router cannot be started, or was told something it cannot do."""
+    """The router cannot start, or cannot do what it was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class KvEndpoint:
     kv_role: str = "kv_both"
     """Its connector's role: `kv_both`, `kv_producer` or `kv_consumer`."""
     bootstrap: str = ""
-    """Mooncake: base URL of its bootstrap server. NIXL needs none: the prefill leg's answer names the peer."""
+    """Mooncake: base URL of its bootstrap server. NIXL needs none: the answer to the prefill request names the peer."""
     kv_bytes_per_token: int | None = None
     """None = bytes are only known where the connector counts them."""
 
@@ -49,11 +50,11 @@ class TransferRules:
 
     timeout_s: float = 120.0
     """All tries of one transfer together, with the wait for its turn, until its KV is at the target; of a handover as
-    well from its target leg to the first byte of the answer (specs/load_floor.md Q1.C: 120 s, not 30)."""
+    well from its decode request to the first byte of the answer (specs/load_floor.md Q1.C: 120 s, not 30)."""
     attempts: int = 2
     """Tries of one transfer before the target recomputes."""
     failures_to_quarantine: int = 3
-    """So many failed transfers of a pair within `window_s` and no more are tried for `quarantine_s` (Q1.D)."""
+    """After this many failed transfers of a pair within `window_s` none is tried for `quarantine_s` (Q1.D)."""
     window_s: float = 60.0
     quarantine_s: float = 10.0
     """Then one transfer is let through as a probe; doubles each time that fails, up to `quarantine_max_s`."""
@@ -62,13 +63,13 @@ class TransferRules:
     """Fewer prompt tokens that the target lacks are not worth a transfer: it computes them. EAR migrates no session
     that has fewer."""
     queue: int = 1
-    """So many migrations may wait for their turn at one target, behind the one on its way; a policy is told that no
-    more KV can be moved there while they do."""
+    """Migrations that may wait for their turn at one target, behind the one on its way; meanwhile a policy sees the
+    target as cut off."""
     count: bool = True
-    """Read the target's counters after each transfer. Without, what came is null: for measurements in which a page of
-    metrics would cost the engine time, and which know from elsewhere."""
+    """Read the target's counters after each transfer. Without, moved tokens are null: for measurements in which a
+    page of metrics would cost the engine time, and which count otherwise."""
     leg_priority: int | None = None
-    """`priority` of a migration's legs, where the engines schedule by priority (lower = sooner): KV is asked of an
+    """`priority` of a migration's requests, where the engines schedule by priority (lower = sooner): KV is asked of an
     instance because that one is busy, and would wait behind all that made it so. None = no such field is sent."""
 
 
@@ -107,7 +108,7 @@ class HealthRules:
     """Requests in a row that it failed (5xx, cut, no answer in time) before the breaker opens. A connection that cannot
     be made is enough."""
     open_s: float = 1.0
-    """The breaker lets a trial through so long after it opened, once /health answers; doubles each time it fails."""
+    """The breaker lets a trial through this long after it opened, once /health answers; doubles each time it fails."""
     open_max_s: float = 30.0
 
 
@@ -121,11 +122,11 @@ class Limits:
     stall_s: float = 120.0
     """Between two pieces of a response that has begun; then the client gets an error event."""
     client_stall_s: float = 300.0
-    """A client that takes nothing for so long is dropped."""
+    """A client that takes nothing for this long is dropped."""
     client_idle_s: float = 300.0
     """A client connection without a request, or with half a one, is closed after it."""
     drain_s: float = 30.0
-    """At shutdown, requests in flight may take so long to finish."""
+    """At shutdown, requests in flight may take this long to finish."""
     attempts: int = 3
     """Instances that one request may be sent to."""
     body_bytes: int = 64 << 20
@@ -143,7 +144,7 @@ class Prewarm:
 
 @dataclass(frozen=True, slots=True)
 class RouterSpec:
-    """One router: where it listens, what stands behind it, how it decides."""
+    """One router: where it listens, its instances, how it decides."""
 
     instances: tuple[InstanceSpec, ...]
     policy: str = "unified"
@@ -151,17 +152,17 @@ class RouterSpec:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     host: str = "127.0.0.1"
     port: int = 0
-    """0 = any free one; the ready line says which."""
+    """0 = any free one; the ready line names it."""
     decisions_path: str = ""
-    """Where decision records go (JSONL); an existing file is replaced. Empty = they are not kept."""
+    """Where decision records go (JSONL); an existing file is replaced. Empty = they are not stored."""
     index: str = "approximate"
     """What instances hold: `approximate` (an own LRU index of what was sent there) or `events` (their KV events)."""
     block_tokens: int = 0
-    """Block size of the index; 0 = the instances' own, or 16 where they do not say."""
+    """Block size of the index; 0 = the instances' own, or 16 where they do not report it."""
     max_sessions: int = 100_000
     """Sessions whose binding is remembered."""
     session_ttl_s: float = 7200.0
-    """A binding unused for so long is forgotten."""
+    """A binding unused for this long is forgotten."""
     bindings: BindingRules = field(default_factory=BindingRules)
     prewarm: Prewarm | None = None
     health: HealthRules = field(default_factory=HealthRules)
@@ -214,7 +215,7 @@ def _transfer_problem(spec: InstanceSpec, transfer: KvEndpoint) -> tuple[str, st
 def _problems(spec: RouterSpec) -> list[tuple[str, str]]:
     names = [instance.instance for instance in spec.instances]
     twice = sorted({name for name in names if names.count(name) > 1})
-    found = [problem for instance in spec.instances if (problem := instance_problem(instance))]
+    problems = [problem for instance in spec.instances if (problem := instance_problem(instance))]
     limits, health, moves = spec.limits, spec.health, spec.transfer
     times = (limits.connect_s, limits.first_byte_s, limits.stall_s, limits.client_stall_s, limits.client_idle_s)
     rules = (
@@ -244,9 +245,9 @@ def _problems(spec: RouterSpec) -> list[tuple[str, str]]:
         (moves.queue >= 0, "transfer.queue is below 0", "at least 0"),
     )
     table = binding_problem(spec.bindings)
-    found += [table] if table is not None else []
-    found += [(problem, remedy) for holds, problem, remedy in rules if not holds]
-    return [(problem, f"Give {remedy}.") for problem, remedy in found]
+    problems += [table] if table is not None else []
+    problems += [(problem, remedy) for holds, problem, remedy in rules if not holds]
+    return [(problem, f"Give {remedy}.") for problem, remedy in problems]
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,29 +277,6 @@ class TickPick:
 
 
 @dataclass(frozen=True, slots=True)
-class TickMigration:
-    """Something that happened to a session's migration since the last tick."""
-
-    t_ns: int
-    migration: str
-    """The request's id: the same in all that is said of one migration."""
-    session: str
-    turn: int
-    source: str
-    target: str
-    """Empty: refused before there was one."""
-    phase: Literal["started", "done", "failed", "refused"]
-    """`done`: served at the target; `reason` says `transferred`, `recomputed` or `unneeded`. `failed`: not served
-    there. `refused`: its instance is hot and it stays; `reason` is the policy's."""
-    reason: str = ""
-    text: str = ""
-    """More on it, in words: the gate that failed, why KV was not moved."""
-    external_tokens: int | None = None
-    bytes: int | None = None
-    transfer_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class RouterTick:
     """One second of a running router. Counts are since it started."""
 
@@ -316,7 +294,7 @@ class RouterTick:
     errors: int
     """Requests that ended in an error that was not the client's."""
     migrations: tuple[TickMigration, ...] = ()
-    """Since the last tick, oldest first. A refusal is told once per session and reason."""
+    """Since the last tick, oldest first. A refusal is reported once per session and reason."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,23 +1,81 @@
-"""Requests in flight, and what ends them from outside: the clock, an outage, the operator."""
+"""Requests in flight, and what ends them from outside: time limits, an outage, the operator."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
 
 from runners.router.dispatch import Dispatcher
+from runners.router.driver import Driver
+from runners.router.failure import Failure
 from runners.router.health import Health
-from runners.router.link import Failure
 from runners.router.metrics import Counts
 from runners.router.spec import Limits
-from runners.router.upstream import Pool
+from runners.router.transfer.movement import KvTransport
 
-if TYPE_CHECKING:
-    from runners.router.arrival import Arrival
-    from runners.router.proxy import Exchange
-    from runners.router.transfer import Transfers
+
+class Arriving(Protocol):
+    """A request that is not picked yet: another process is asked about its session."""
+
+    def cut(self, why: str) -> None: ...
+
+
+class InFlight(Protocol):
+    """A request from its pick to its end, as `RequestLifecycle` is."""
+
+    t_dispatch_s: float
+    t_read_s: float
+    t_paused_s: float
+    is_handed_over: bool
+
+    @property
+    def instance(self) -> str: ...
+    @property
+    def source(self) -> str: ...
+    def start(self) -> None: ...
+    def fail_attempt(self, failure: Failure) -> None: ...
+    def give_up_transfer(self, why: str) -> None: ...
+    def drop_client(self, why: str) -> None: ...
+    def cut(self, why: str, *, elsewhere: bool) -> None: ...
+
+
+class HeldQueue:
+    """Requests that no instance has room for, in the order in which they came. Each offer starts the first again."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._requests: dict[InFlight, None] = {}
+        self._offering = False
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __contains__(self, request: InFlight) -> bool:
+        return request in self._requests
+
+    def __iter__(self) -> Iterator[InFlight]:
+        return iter(self._requests)
+
+    def add(self, request: InFlight) -> None:
+        """Wait behind those that are held; one that is held already keeps its turn."""
+        self._requests.setdefault(request)
+
+    def discard(self, request: InFlight) -> None:
+        self._requests.pop(request, None)
+
+    def offer_soon(self, then: Callable[[], None]) -> None:
+        """Some instance may have room: `offer` soon, when the claim of what has just ended is released."""
+        if self._requests and not self._offering:
+            self._offering = True
+            self._driver.call_soon(then)
+
+    def offer(self) -> None:
+        """Start those that are held, the first one first, until one has to be held again."""
+        self._offering = False
+        for request in tuple(self._requests):
+            request.start()
+            if request in self._requests:
+                break
 
 
 class Traffic:
@@ -26,29 +84,26 @@ class Traffic:
     def __init__(
         self,
         dispatcher: Dispatcher,
-        pools: Mapping[str, Pool],
         health: Health,
         counts: Counts,
         limits: Limits,
-        transfers: Transfers,
+        transfers: KvTransport,
     ) -> None:
         self.dispatcher = dispatcher
-        self.pools = pools
         self.health = health
         self.counts = counts
         self.limits = limits
         self.transfers = transfers
-        self.arriving: dict[Arrival, None] = {}
-        """Not picked yet: another process is asked about their session."""
-        self.moving: dict[Exchange, None] = {}
+        self.driver = dispatcher.driver
+        self.arriving: dict[Arriving, None] = {}
+        self.moving: dict[InFlight, None] = {}
         """Picked, and their KV is on its way; in the order of their picks."""
-        self.waiting: dict[Exchange, None] = {}
+        self.waiting: dict[InFlight, None] = {}
         """Without a body byte yet, in the order of their dispatch."""
-        self.streaming: dict[Exchange, None] = {}
-        self.held: dict[Exchange, None] = {}
-        """Not sent yet: the policy found no room. In the order in which they came."""
-        self._serving_held = False
-        self._drained: asyncio.Event | None = None
+        self.streaming: dict[InFlight, None] = {}
+        self.held = HeldQueue(self.driver)
+        """Not sent yet: the policy found no room."""
+        self._on_idle: Callable[[], None] | None = None
 
     @property
     def in_flight(self) -> bool:
@@ -56,61 +111,44 @@ class Traffic:
         return bool(self.waiting or self.streaming or self.moving)
 
     @property
-    def _idle(self) -> bool:
+    def is_idle(self) -> bool:
         return not (self.in_flight or self.held or self.arriving)
 
-    def arrived(self, arrival: Arrival) -> None:
+    def end_arrival(self, arrival: Arriving) -> None:
         """A request is about to be picked, or will never be."""
         del self.arriving[arrival]
-        self._look()
+        self._check_idle_soon()
 
-    def ended(self, exchange: Exchange) -> None:
-        """A request (or an attempt of one) is over."""
-        self.waiting.pop(exchange, None)
-        self.moving.pop(exchange, None)
-        self.streaming.pop(exchange, None)
-        self.held.pop(exchange, None)
-        self.made_room()
-        self._look()
+    def end_attempt(self, request: InFlight) -> None:
+        """A request (or an attempt of one) has ended."""
+        self.waiting.pop(request, None)
+        self.moving.pop(request, None)
+        self.streaming.pop(request, None)
+        self.held.discard(request)
+        self.offer_room()
+        self._check_idle_soon()
 
-    def made_room(self) -> None:
-        """Some instance may have room now: soon ask again for what is held."""
-        if self.held and not self._serving_held:
-            self._serving_held = True
-            asyncio.get_running_loop().call_soon(self.serve_held)  # the claim of what has ended is released by then
+    def offer_room(self) -> None:
+        """Some instance may have room now: soon start what is held."""
+        self.held.offer_soon(self.serve_held)
 
     def serve_held(self) -> None:
-        """Ask again for those that are held, the first one first; it goes before all others."""
-        self._serving_held = False
-        for exchange in tuple(self.held):
-            exchange.begin()
-            if exchange in self.held:
-                break
-        self._say_drained()
+        """Start those that are held, before all others."""
+        self.held.offer()
+        self._check_idle()
 
-    async def drain(self, limit_s: float) -> bool:
-        """Wait until nothing is in flight; False = some still is after `limit_s`."""
-        if self._idle:
-            return True
-        self._drained = asyncio.Event()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limit_s):
-                await self._drained.wait()
-        return self._idle
+    def notify_idle(self, callback: Callable[[], None]) -> None:
+        """Call it as soon as nothing is in flight, held or arriving."""
+        self._on_idle = callback
 
-    def _look(self) -> None:
-        """See soon whether a drain is over: what has just ended may be in flight again by then, somewhere else."""
-        if self._drained is not None:
-            asyncio.get_running_loop().call_soon(self._say_drained)
+    def _check_idle_soon(self) -> None:
+        """What has just ended may be in flight again by then, somewhere else."""
+        if self._on_idle is not None:
+            self.driver.call_soon(self._check_idle)
 
-    def _say_drained(self) -> None:
-        if self._drained is not None and self._idle:
-            self._drained.set()
-
-    def hurry(self) -> None:
-        """Cut a drain short."""
-        if self._drained is not None:
-            self._drained.set()
+    def _check_idle(self) -> None:
+        if self._on_idle is not None and self.is_idle:
+            self._on_idle()
 
     def sweep_waiting(self, now_s: float) -> None:
         """Give up on instances that let a request wait for too long."""
@@ -119,59 +157,61 @@ class Traffic:
             oldest = next(iter(self.waiting))
             if now_s - oldest.t_dispatch_s <= limit_s:
                 break
-            oldest.give_up_on(Failure("timeout", f"no byte of the response within {limit_s:g} s"))
+            oldest.fail_attempt(Failure("timeout", f"no byte of the response within {limit_s:g} s"))
         pull_s = self.transfers.timeout_s
-        for exchange in [one for one in self.waiting if one.handed and now_s - one.t_dispatch_s > pull_s]:
-            exchange.give_up_on(Failure("timeout", f"no byte of the response to the target leg within {pull_s:g} s"))
+        for request in [one for one in self.waiting if one.is_handed_over and now_s - one.t_dispatch_s > pull_s]:
+            why = f"no byte of the response to the decode request within {pull_s:g} s"
+            request.fail_attempt(Failure("timeout", why))
         while self.moving:
             oldest = next(iter(self.moving))
             if now_s - oldest.t_dispatch_s <= limit_s:
                 break
-            oldest.forgo(f"the transfer was not over within {limit_s:g} s")
+            oldest.give_up_transfer(f"the transfer was not over within {limit_s:g} s")
         if self.held:
             self.serve_held()
 
     def sweep_streaming(self, now_s: float) -> None:
-        """End streams that stand still."""
+        """End streams that stall, at the client or at the instance."""
         limits = self.limits
-        for exchange in tuple(self.streaming):
-            if exchange.t_paused_s:
-                if now_s - exchange.t_paused_s > limits.client_stall_s:
-                    exchange.leave(f"the client took nothing for {limits.client_stall_s:g} s")
-            elif now_s - exchange.t_read_s > limits.stall_s:
-                exchange.give_up_on(Failure("stall", f"nothing came for {limits.stall_s:g} s"))
+        for request in tuple(self.streaming):
+            if request.t_paused_s:
+                if now_s - request.t_paused_s > limits.client_stall_s:
+                    request.drop_client(f"the client took nothing for {limits.client_stall_s:g} s")
+            elif now_s - request.t_read_s > limits.stall_s:
+                request.fail_attempt(Failure("stall", f"nothing came for {limits.stall_s:g} s"))
 
-    def lost(self, instance: str, why: str) -> None:
-        """The instance is gone: what waits there goes elsewhere; what streams hears it from its connection.
+    def lose_instance(self, instance: str, why: str) -> None:
+        """The instance is gone: send what waits there elsewhere; streams fail with their connections.
 
         What waits for KV from there does without it, also where an instance has begun to pull it.
         """
-        self.transfers.lost(instance)
-        for exchange in (*self.waiting, *self.moving):
-            if exchange.instance == instance:
-                exchange.give_up_on(Failure("down", why))
-        self._do_without(instance, why, self.waiting)
+        self.transfers.forget_process(instance)
+        for request in (*self.waiting, *self.moving):
+            if request.instance == instance:
+                request.fail_attempt(Failure("down", why))
+        self._give_up_transfers_from(instance, why, self.waiting)
 
     def cut(self, why: str, instance: str = "") -> int:
         """End everything in flight (at one instance); returns how many requests."""
         ended = 0
         if instance:
-            self.transfers.lost(instance)
-        for arrival in () if instance else tuple(self.arriving):
-            arrival.cut(why)
-            ended += 1
-        for exchange in () if instance else tuple(self.held):
-            exchange.cut(why, elsewhere=False)
-            ended += 1
-        for exchange in (*self.waiting, *self.moving, *self.streaming):
-            if not instance or exchange.instance == instance:
-                exchange.cut(why, elsewhere=bool(instance))
+            self.transfers.forget_process(instance)
+        else:
+            for arrival in tuple(self.arriving):
+                arrival.cut(why)
                 ended += 1
-        self._do_without(instance, why)
+        for request in () if instance else tuple(self.held):
+            request.cut(why, elsewhere=False)
+            ended += 1
+        for request in (*self.waiting, *self.moving, *self.streaming):
+            if not instance or request.instance == instance:
+                request.cut(why, elsewhere=bool(instance))
+                ended += 1
+        self._give_up_transfers_from(instance, why)
         return ended
 
-    def _do_without(self, source: str, why: str, sent: Iterable[Exchange] = ()) -> None:
-        pulling = (exchange for exchange in sent if exchange.handed)
-        for exchange in (*self.moving, *pulling):
-            if exchange.source == source:
-                exchange.forgo(f"{source} is lost: {why}")
+    def _give_up_transfers_from(self, source: str, why: str, sent: Iterable[InFlight] = ()) -> None:
+        pulling = (request for request in sent if request.is_handed_over)
+        for request in (*self.moving, *pulling):
+            if request.source == source:
+                request.give_up_transfer(f"{source} is lost: {why}")

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from results.decisions import ClusterView, Decision, InstanceLoad, Role, RoutedRequest
-from runners.router.bindings import Bindings
+from results.records.decisions import ClusterView, Decision, InstanceLoad, Role, RoutedRequest
+from runners.router.sessions.bindings import Bindings
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """An instance as the router is told of it."""
+    """An instance as its spec describes it."""
 
     instance: str
     url: str = ""
@@ -54,12 +54,12 @@ class _Counters:
         self.ongoing_decode_tokens = 0
         self.kept_tokens = 0
         self.promised_tokens = 0
-        """Outputs that its open requests may still ask room for: their `max_tokens`."""
+        """Outputs of its open requests: their `max_tokens`."""
 
     def load(self, bindings: Bindings, now: float) -> InstanceLoad:
         capacity = self.member.kv_capacity_tokens
-        taken = self.ongoing_tokens + self.kept_tokens + self.promised_tokens
-        free = None if capacity is None else max(0, capacity - taken)
+        used = self.ongoing_tokens + self.kept_tokens + self.promised_tokens
+        free = None if capacity is None else max(0, capacity - used)
         name = self.member.instance
         return InstanceLoad(
             instance=name,
@@ -79,10 +79,10 @@ class _Counters:
         )
 
 
-class _Hold:
-    """What one request holds of one instance. Released in steps, each once, in whatever order the end comes."""
+class _Share:
+    """What one request holds of one instance. Released in steps, each once, in any order."""
 
-    __slots__ = ("_counters", "_keeps", "_new", "_open", "_prefilling", "_promised", "_tokens")
+    __slots__ = ("_counters", "_new", "_open", "_prefilling", "_promised", "_retains", "_tokens")
 
     def __init__(self, counters: _Counters, tokens: int, new: int, promised: int) -> None:
         self._counters = counters
@@ -90,35 +90,35 @@ class _Hold:
         self._promised = promised
         self._new = new
         self._prefilling = self._open = True
-        self._keeps = False
+        self._retains = False
         counters.num_requests += 1
         counters.pending_prefill_tokens += new
         counters.ongoing_tokens += tokens
         counters.promised_tokens += promised
 
     def recount(self, new: int) -> None:
-        """It turned out that so many prompt tokens are to be computed there; nothing once the first byte has come."""
+        """Correct the prompt tokens to be computed there; without effect after the first byte."""
         if self._prefilling:
             self._counters.pending_prefill_tokens += new - self._new
             self._new = new
 
-    def first_byte(self) -> None:
+    def end_prefill(self) -> None:
         if self._prefilling:
             self._prefilling = False
             self._counters.pending_prefill_tokens -= self._new
             self._counters.ongoing_decode_tokens += self._tokens
 
-    def keep(self) -> None:
-        """The instance has answered, and keeps the prompt's blocks for another one, until `end`."""
-        if self._open and not self._keeps:
+    def retain(self) -> None:
+        """The instance has answered, and retains the prompt's blocks for another one, until `end`."""
+        if self._open and not self._retains:
             self.end()
-            self._keeps = True
+            self._retains = True
             self._counters.kept_tokens += self._tokens
 
     def end(self) -> None:
         counters = self._counters
-        if self._keeps:
-            self._keeps = False
+        if self._retains:
+            self._retains = False
             counters.kept_tokens -= self._tokens
         if not self._open:
             return
@@ -133,10 +133,10 @@ class _Hold:
         counters.promised_tokens -= self._promised
 
 
-class Reservation:
-    """A pick's claim on its instances' counters. Its steps may be called at any time, any number of times."""
+class CounterReservation:
+    """What a decision holds of its instances' counters. Its steps may be called at any time, any number of times."""
 
-    __slots__ = ("_bindings", "_decode", "_lacks", "_left", "_prefill", "decision", "request")
+    __slots__ = ("_bindings", "_decode", "_lacks", "_new_after_transfer", "_prefill", "decision", "request")
 
     def __init__(
         self,
@@ -150,38 +150,38 @@ class Reservation:
         self.decision = decision
         self.request = request
         self._lacks = _lacks(request, decision.instance)
-        self._left = self._lacks
+        self._new_after_transfer = self._lacks
         """What is to be computed where the request is served once the KV that is on its way has arrived."""
-        self._prefill: _Hold | None = None
+        self._prefill: _Share | None = None
         new = self._lacks
         if decision.prefill and source is not None:
-            self._prefill = _Hold(source, tokens, _lacks(request, decision.prefill), 0)
-            self._left, new = min(1, self._lacks), 0
+            self._prefill = _Share(source, tokens, _lacks(request, decision.prefill), 0)
+            self._new_after_transfer, new = min(1, self._lacks), 0
         elif source is not None:
             block = source.member.block_tokens
-            moves = request.cached_tokens.get(decision.migrate_from, 0) // block * block
-            self._left = new = min(self._lacks, max(0, tokens - moves))
-        self._decode = _Hold(serves, tokens, new, request.max_tokens)
+            moved_tokens = request.cached_tokens.get(decision.migrate_from, 0) // block * block
+            self._new_after_transfer = new = min(self._lacks, max(0, tokens - moved_tokens))
+        self._decode = _Share(serves, tokens, new, request.max_tokens)
         self._bindings: Bindings | None = bindings if decision.binds else None
         if self._bindings is not None:
             self._bindings.expect(request.session, decision.instance, migrates=bool(decision.migrate_from))
 
-    def moved(self, *, arrived: bool) -> None:
+    def end_transfer(self, *, arrived: bool) -> None:
         """The transfer that the pick asked for is over. Where no KV arrived, the instance computes all that it lacks.
 
-        With a prefill instance: that one has answered, and keeps the prompt's blocks until they have been pulled; or it
-        does not, or what it kept is given up, and it has nothing more to do with the request.
+        With a prefill instance: it has answered and retains the prompt's blocks until they have been pulled; or (not
+        `arrived`) nothing will be pulled from it, and it is released.
         """
         if self._prefill is not None:
             if arrived:
-                self._prefill.keep()
+                self._prefill.retain()
             else:
                 self._prefill.end()
-        self._decode.recount(self._left if arrived else self._lacks)
+        self._decode.recount(self._new_after_transfer if arrived else self._lacks)
 
-    def first_byte(self) -> None:
-        """The first byte of the response's body has come: the prompt is no longer pending, and nobody keeps it."""
-        self._decode.first_byte()
+    def end_prefill(self) -> None:
+        """The first byte of the response's body has come: no prompt is pending or retained any more."""
+        self._decode.end_prefill()
         if self._prefill is not None:
             self._prefill.end()
 
@@ -224,21 +224,22 @@ class Cluster:
         loads = tuple(self._counters[name].load(self.bindings, now) for name in sorted(self._counters))
         return ClusterView(loads, self.picks, self.fallbacks)
 
-    def reserve(self, decision: Decision, request: RoutedRequest) -> Reservation:
+    def reserve(self, decision: Decision, request: RoutedRequest) -> CounterReservation:
         """Count the pick on its instance: BS+1, PP+uncached, OT+prompt, and the output's room.
 
         Tokens whose KV is on its way from another instance are not pending where the request is served. With a prefill
-        instance they are pending there instead. Say what came of it with `Reservation.moved`, also where nothing moves.
-        Raises KeyError where the decision names an instance to serve or prefill that is not a member (or none).
+        instance they are pending there instead. Call `CounterReservation.end_transfer` when the transfer has
+        ended, also where nothing moves. Raises KeyError where the decision names an instance to serve or prefill that
+        is not a member (or none).
         """
         serves = self._counters[decision.instance]
         source = self._counters[decision.prefill] if decision.prefill else self._counters.get(decision.migrate_from)
         self.picks += 1
         self.fallbacks += decision.advances
-        return Reservation(decision, request, serves, source, self.bindings)
+        return CounterReservation(decision, request, serves, source, self.bindings)
 
     def add(self, member: Member) -> None:
-        """Bring in an instance; one of that name that drains is taken back. Raises ValueError for a known other one."""
+        """Add an instance, or end the drain of a known one of that URL. Raises ValueError for any other known one."""
         known = self._counters.get(member.instance)
         if known is None:
             self._counters[member.instance] = _Counters(member)
@@ -248,11 +249,11 @@ class Cluster:
             raise ValueError(f"there is an instance {member.instance} already, at {known.member.url}")
 
     def drain(self, instance: str) -> None:
-        """No new requests for it; those it has go on. Raises KeyError for an unknown one."""
+        """Send it no new requests; those it has go on. Raises KeyError for an unknown one."""
         self._counters[instance].draining = True
 
-    def drained(self, instance: str) -> bool:
-        """It drains, has no request left, and keeps nothing that another one is still to pull."""
+    def is_drained(self, instance: str) -> bool:
+        """It drains, has no request left, and retains nothing that another one is still to pull."""
         counters = self._counters[instance]
         return counters.draining and counters.num_requests == 0 and counters.kept_tokens == 0
 
@@ -265,7 +266,7 @@ class Cluster:
         return self.bindings.release_instance(instance)
 
     def set_available(self, instance: str, available: bool, why: str = "") -> tuple[str, ...]:
-        """Say whether it may be picked (health, breaker), and why not.
+        """Set whether it may be picked (health, breaker), and why not.
 
         An instance that comes back is given its even share of the bound sessions; returns those that moved. Bindings to
         an instance that is merely away stay: its KV may still be there when it returns.
@@ -279,11 +280,11 @@ class Cluster:
         return self.bindings.rebalance(instance, others)
 
     def pause(self, instance: str, seconds: float) -> None:
-        """Back-pressure: the instance asked not to be sent anything new for so long; 0 ends the pause."""
+        """Back-pressure: the instance asked for nothing new for `seconds`; 0 ends the pause."""
         self._counters[instance].paused_until_s = self._clock() + seconds
 
     def set_capacity(self, instance: str, kv_capacity_tokens: int | None) -> None:
-        """What its KV pool has room for, once the engine has said so."""
+        """What its KV pool has room for, once the engine has reported it."""
         counters = self._counters[instance]
         counters.member = replace(counters.member, kv_capacity_tokens=kv_capacity_tokens)
 
@@ -293,7 +294,7 @@ def _lacks(request: RoutedRequest, instance: str) -> int:
     return max(0, request.input_tokens - request.cached_tokens.get(instance, 0))
 
 
-def idle(loads: Sequence[InstanceLoad]) -> bool:
+def is_idle(loads: Sequence[InstanceLoad]) -> bool:
     """Whether every counter of every instance is back at zero."""
     return not any(
         load.num_requests

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from results.decisions import Decision, DecisionRecord, RoutedRequest
-from runners.router.policies import Policy, parameters_of
+from results.records.decisions import Decision, DecisionRecord, RoutedRequest
+from runners.router.policies import parameters_of
 from runners.router.policies.errors import PolicyError
+from runners.router.policies.policy import Policy
 from runners.router.policies.weighing import fault_of
 from runners.router.why import why_not
 

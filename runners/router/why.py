@@ -4,28 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from results.decisions import Candidate, Decision, DecisionRecord, KvTransfer, RoutedOutcome
-from runners.router.policies.reasons import REASONS
-
-KEY_WORDS: Mapping[str, str] = {
-    "turns_away": "turns until it is next",
-    "num_requests": "requests there",
-    "inflight": "requests there",
-    "ongoing_tokens": "prompt tokens under way",
-    "new_tokens": "prompt tokens to compute",
-    "active_sessions": "sessions bound there",
-    "assigned": "sessions assigned",
-    "pending_prefill_tokens": "prompt tokens pending there",
-    "prefill_work_tokens": "prompt tokens left to compute, these included",
-    "work_x_requests": "(pending + new tokens) x requests",
-    "load_less_cache": "load less cached share",
-    "over_bound": "has more than its bound of sessions",
-    "places_from_its_hash": "places from the session's hash",
-    "cost_s": "cost in s",
-    "minus_overlap_and_bonuses": "minus (overlap + bonuses in blocks)",
-    "minus_sticky": "minus (1 if owner)",
-    "load_in_its_pool": "load in its pool (prefill work; less free KV tokens)",
-}
+from results.records.decisions import Candidate, Decision, DecisionRecord, KvTransfer, RoutedOutcome
+from runners.router.policies.reasons import REASONS, SCORE_KEYS
 
 MIGRATIONS: Mapping[str, str] = {
     "transferred": "the session's KV was moved, and the session with it",
@@ -38,9 +18,9 @@ MIGRATIONS: Mapping[str, str] = {
 def explain(records: Sequence[DecisionRecord]) -> list[str]:
     """All picks of one request, in order, as lines of text."""
     lines: list[str] = []
-    for place, record in enumerate(records):
-        if place:
-            lines += ["", "It was picked for again:"]
+    for index, record in enumerate(records):
+        if index:
+            lines += ["", "It was picked again:"]
         lines += _pick(record)
     return lines
 
@@ -58,7 +38,7 @@ def why_not(candidate: Candidate, decision: Decision) -> str:
     if place is None:
         return "equal in everything, and later by name"
     key = decision.keys[place] if place < len(decision.keys) else f"score place {place + 1}"
-    words = KEY_WORDS.get(key, key.replace("_", " "))
+    words = SCORE_KEYS.get(key, key.replace("_", " "))
     against = f"{words} {candidate.score[place]:g} against {chosen.score[place]:g}"
     if candidate.score < chosen.score:
         return f"its score is better ({against}), but the score did not decide"
@@ -84,7 +64,7 @@ def _pick(record: DecisionRecord) -> Iterator[str]:
     for gate in made.gates:
         yield f"Gate {gate.name} {'passed' if gate.passed else 'failed'}: {gate.text}."
     if made.keys:
-        keys = ", then ".join(KEY_WORDS.get(key, key) for key in made.keys)
+        keys = ", then ".join(SCORE_KEYS.get(key, key) for key in made.keys)
         yield f"Lowest score wins, compared from left to right: {keys}."
     for candidate in made.candidates:
         yield _candidate(candidate, made)
@@ -134,14 +114,14 @@ def _transfer(moved: KvTransfer) -> Iterator[str]:
 
 
 def _timing(moved: KvTransfer) -> str:
-    """How long it took, and how much of that each leg."""
+    """How long it took, and each of its two requests."""
     if not moved.t_done_ns:
         return ""
-    legs = (
-        ("source leg", moved.t_source_sent_ns, moved.t_source_done_ns),
-        ("target leg", moved.t_target_sent_ns, moved.t_done_ns),
+    requests = (
+        ("prefill request", moved.t_source_sent_ns, moved.t_source_done_ns),
+        ("decode request", moved.t_target_sent_ns, moved.t_done_ns),
     )
-    shown = [f"{name} {(end - begin) / 1e9:.3f} s" for name, begin, end in legs if begin and end]
+    shown = [f"{name} {(end - begin) / 1e9:.3f} s" for name, begin, end in requests if begin and end]
     whole = f" in {(moved.t_done_ns - moved.t_begin_ns) / 1e9:.3f} s"
     return f"{whole} ({', '.join(shown)})" if shown else whole
 

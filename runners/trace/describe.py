@@ -1,8 +1,8 @@
-"""Streams a trace into its description: sessions come in once, in the order of their arrival, and are not kept.
+"""Streams a trace into its description: reads every session once, in the order of arrival, and does not keep it.
 
-Memory: 24 bytes per request and 24 per session for their lengths, one session, and for what sessions share 11 to 15
-bytes per distinct block and 8 per block that sessions which have begun are still to bring, at most `memory_bytes`:
-beyond that a sample of the blocks is followed. With hashes local to a session only the first two count.
+Memory: 24 bytes per request and 24 per session for lengths; one session; and for reuse between sessions 11 to 15 bytes
+per distinct block and 8 per block of a later turn of a session in progress, at most `memory_bytes`. Beyond that it
+follows a sample of the blocks. Hashes that are local to a session need no memory for reuse between sessions.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from results.traces.bounds import NO_SESSIONS, Counted, bounds
+from results.traces.cross_session_reuse import MEMORY_BYTES, CrossSessionReuse
 from results.traces.description import BYTES_PER_TOKEN, KV_POOL_BYTES, SHARED_FROM, Skew, TraceDescription
-from results.traces.reuse import MEMORY_BYTES, CrossSessionReuse
-from results.traces.statistics import kv_footprint, skew, spreads
+from results.traces.reuse_bounds import NO_SESSIONS, TokenCounts, bound_reuse
+from results.traces.statistics import measure_kv_footprint, measure_skew, measure_spreads
 from runners.errors import RunnerError
-from runners.trace.prefixes import session_prefixes
 from runners.trace.session import Session, TraceFacts
+from runners.trace.session_prefixes import session_prefixes
 
 PROGRESS_REQUESTS = 4096
-"""Requests between two calls of `on_progress`, at least."""
+"""Minimum number of requests between two calls of `on_progress`."""
 
 _PER_SESSION = ("turns", "session_input_tokens", "session_span_s")
 
 
 class DescribeError(RunnerError):
-    """A trace that cannot be described, or a parameter that makes no sense."""
+    """The trace has no requests or is out of order, or a parameter is out of range."""
 
 
-def describe(
+def describe_trace(
     facts: TraceFacts,
     sessions: Iterable[Session],
     *,
@@ -43,34 +43,34 @@ def describe(
     memory_bytes: int = MEMORY_BYTES,
     on_progress: Callable[[int], None] | None = None,
 ) -> TraceDescription:
-    """Everything that is said about a trace; `on_progress` gets the number of requests so far, now and then.
+    """Describe a trace; `on_progress` gets the number of requests so far, from time to time.
 
-    `kv_pool_bytes`: of one instance. `shared_from`: a block that so many sessions use is a shared prefix.
-    `memory_bytes`: for the keys of blocks (results.traces.reuse). Raises DescribeError where the sessions do not come
-    in the order of their arrival, where there are none, and where a parameter makes no sense.
+    `kv_pool_bytes`: of one instance. `shared_from`: sessions from which a block is a shared prefix. `memory_bytes`: for
+    block keys (results.traces.cross_session_reuse). Raises DescribeError where the sessions are not in the order of
+    arrival, where there is none, and where a parameter is out of range.
     """
-    _at_least("the KV pool", kv_pool_bytes, 1)
-    _at_least("KV bytes per token", bytes_per_token, 1)
-    _at_least("the number of sessions that makes a prefix shared", shared_from, 2)
+    _require_at_least("the KV pool", kv_pool_bytes, 1)
+    _require_at_least("KV bytes per token", bytes_per_token, 1)
+    _require_at_least("the number of sessions that makes a prefix shared", shared_from, 2)
     lengths, reuse = _Lengths(), _ReuseInOrder(facts, shared_from, memory_bytes)
-    told = 0
+    reported = 0
     for session in sessions:
         lengths.add(session)
         reuse.add(session)
-        if on_progress is not None and lengths.requests - told >= PROGRESS_REQUESTS:
-            told = lengths.requests
-            on_progress(told)
+        if on_progress is not None and lengths.requests - reported >= PROGRESS_REQUESTS:
+            reported = lengths.requests
+            on_progress(reported)
     if lengths.requests == 0:
-        raise DescribeError(f"{facts.source} has no requests", remedy="give a trace that has some")
+        raise DescribeError(f"{facts.source} has no requests", remedy="choose a trace with requests")
     if on_progress is not None:
         on_progress(lengths.requests)
-    counted = reuse.counted(lengths.total("input_tokens"))
-    return _description(facts, lengths, counted, shared_from, (kv_pool_bytes, bytes_per_token))
+    counted = reuse.count_tokens(lengths.sum_series("input_tokens"))
+    return _build_description(facts, lengths, counted, shared_from, (kv_pool_bytes, bytes_per_token))
 
 
-def _at_least(name: str, value: float, least: float) -> None:
+def _require_at_least(name: str, value: float, least: float) -> None:
     if not least <= value < float("inf"):
-        raise DescribeError(f"{name} cannot be {value:g}", remedy=f"give {least:g} or more")
+        raise DescribeError(f"{name} cannot be {value:g}", remedy=f"set it to {least:g} or more")
 
 
 class _Lengths:
@@ -96,18 +96,17 @@ class _Lengths:
     def span_s(self) -> float:
         return self._end_s - self._begin_s
 
-    def total(self, name: str) -> int:
-        return int(self.series()[name].sum())
+    def sum_series(self, name: str) -> int:
+        return int(self.all_series()[name].sum())
 
-    def series(self) -> dict[str, npt.NDArray[Any]]:
-        """Every series by name, without copying."""
+    def all_series(self) -> dict[str, npt.NDArray[Any]]:
+        """Every series by name, without a copy."""
         return {
             **{name: np.frombuffer(values, dtype=np.int64) for name, values in self._counts.items()},
             **{name: np.frombuffer(values, dtype=np.float64) for name, values in self._times.items()},
         }
 
     def add(self, session: Session) -> None:
-        """One whole session."""
         turns, counts, times = session.turns, self._counts, self._times
         counts["input_tokens"].extend([turn.input_tokens for turn in turns])
         counts["output_tokens"].extend([turn.output_tokens for turn in turns])
@@ -122,7 +121,7 @@ class _Lengths:
 
 
 class _ReuseInOrder:
-    """Counts reuse; what arrives later is not seen before what arrives earlier, whichever session it belongs to."""
+    """Counts reuse in the order of arrival over all sessions."""
 
     def __init__(self, facts: TraceFacts, shared_from: int, memory_bytes: int) -> None:
         self._facts = facts
@@ -136,12 +135,11 @@ class _ReuseInOrder:
         self._needs_hashes = False
 
     def add(self, session: Session) -> None:
-        """One whole session."""
         begin_s = session.arrival_s
         if begin_s < self._latest_s:
             raise DescribeError(
-                f"session {session.session} of {self._facts.source} begins at {begin_s:g} s, earlier than the last one",
-                remedy="put the sessions in the order of their arrival",
+                f"session {session.session} of {self._facts.source} begins at {begin_s:g} s, before the one ahead",
+                remedy="sort the sessions by arrival",
             )
         self._latest_s = begin_s
         own = session_prefixes(session, self._facts.block_tokens)
@@ -151,12 +149,12 @@ class _ReuseInOrder:
         self._needs_hashes |= any(turn.input_tokens >= self._facts.block_tokens for turn in session.turns)
         if self._across is not None:
             self._across.take_up(begin_s)
-            for place, use in own.first_uses:
-                self._across.add(session.turns[place].arrival_s, use)
+            for index, use in own.first_uses:
+                self._across.add(session.turns[index].arrival_s, use)
 
-    def counted(self, input_tokens: int) -> Counted:
-        """After the last session."""
-        return Counted(
+    def count_tokens(self, input_tokens: int) -> TokenCounts:
+        """The counts; call it once, after the last session."""
+        return TokenCounts(
             input_tokens=input_tokens,
             intra_tokens=self._intra_tokens,
             across=self._across.finish() if self._across is not None else None,
@@ -166,16 +164,16 @@ class _ReuseInOrder:
         )
 
 
-def _description(
-    facts: TraceFacts, lengths: _Lengths, counted: Counted, shared_from: int, kv: tuple[float, float]
+def _build_description(
+    facts: TraceFacts, lengths: _Lengths, counted: TokenCounts, shared_from: int, kv: tuple[float, float]
 ) -> TraceDescription:
-    series = lengths.series()
+    series = lengths.all_series()
     inputs, outputs = series["input_tokens"], series["output_tokens"]
-    output_tokens = lengths.total("output_tokens")
+    output_tokens = lengths.sum_series("output_tokens")
     reasons: dict[str, str] = {}
     skewed = Skew((), ())
     if facts.has_sessions:
-        skewed = skew(series["session_input_tokens"])
+        skewed = measure_skew(series["session_input_tokens"])
     else:
         series = {name: values for name, values in series.items() if name not in _PER_SESSION}
         reasons = dict.fromkeys(("skew", *(f"lengths.{name}" for name in _PER_SESSION)), NO_SESSIONS)
@@ -183,7 +181,7 @@ def _description(
         reasons["lengths.think_s"] = "the source records no think times"
     if not output_tokens:
         reasons["input_output_ratio"] = "there are no output tokens"
-    found = bounds(counted, shared_from)
+    reuse_bounds = bound_reuse(counted, shared_from)
     return TraceDescription(
         facts=asdict(facts),
         requests=lengths.requests,
@@ -193,11 +191,11 @@ def _description(
         input_tokens=counted.input_tokens,
         output_tokens=output_tokens,
         input_output_ratio=counted.input_tokens / output_tokens if output_tokens else None,
-        apc_bound_any=found.apc_bound_any,
-        apc_bound_intra=found.apc_bound_intra,
-        reuse=found.reuse,
+        apc_bound_any=reuse_bounds.apc_bound_any,
+        apc_bound_intra=reuse_bounds.apc_bound_intra,
+        reuse=reuse_bounds.reuse,
         skew=skewed,
-        lengths=spreads(series),
-        kv=kv_footprint(inputs + outputs, *kv),
-        reasons=reasons | dict(found.reasons),
+        lengths=measure_spreads(series),
+        kv=measure_kv_footprint(inputs + outputs, *kv),
+        reasons=reasons | dict(reuse_bounds.reasons),
     )

@@ -1,4 +1,4 @@
-"""What a trace file is refused with."""
+"""The error for an invalid trace file."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from runners.errors import RunnerError
 
 
 class TraceError(RunnerError):
-    """A trace file contradicts its format: which file, which line, which rule."""
+    """A trace file violates its format: file, line and rule."""
 
     def __init__(self, file: str, line: int, rule: str) -> None:
-        """`file`: its name; in an archive or a folder `archive/member`. `line`: from 1, where reading had come to."""
+        """`file`: its name; in an archive or a folder `archive/member`. `line`: from 1, where reading stopped."""
         super().__init__(
             f"{file}, line {line}: {rule}",
-            remedy="correct the file, or name the format it really has with --format (docs/traces.md has their rules)",
+            remedy="correct the file, or name its actual format with --format (docs/traces.md lists the rules)",
         )
         self.file = file
         self.line = line

@@ -1,6 +1,6 @@
-"""The internal form of a trace: sessions of turns, each with its lengths, block hashes and place in time.
+"""The internal form of a trace: sessions of turns, each with its lengths, block hashes and times.
 
-Whatever file it came from, a turn is self-contained: `input_tokens` and `hashes` cover the whole prompt, history
+Whatever its file format, a turn is self-contained: `input_tokens` and `hashes` cover the whole prompt, history
 included. Two turns share a prefix exactly as far as their hashes agree from the start.
 """
 
@@ -16,7 +16,7 @@ MAIN = ""
 
 @dataclass(frozen=True, slots=True)
 class TraceFacts:
-    """What a trace's numbers mean. Every importer states all of it and refuses a file that contradicts it."""
+    """The meaning of a trace's numbers. Every importer sets all fields and rejects a file that contradicts them."""
 
     format: str
     """`mooncake`, `bailian`, `agentic`, or `tracon` (the project's own)."""
@@ -29,11 +29,11 @@ class TraceFacts:
     tail_rule: Literal["ceil", "floor"]
     """Whether a partial last block has a hash (`ceil`) or not (`floor`)."""
     hash_scope: Literal["global", "session"]
-    """Where equal hashes mean equal content: in the whole trace, or within one session (its sub-agents included)."""
+    """Where equal hashes mean equal content: the whole trace, or one session with its sub-agents."""
     hashes_chained: bool
-    """Whether a hash stands for its block and all before it; if not, only equal runs from the start are a prefix."""
+    """True: a hash stands for its block and all before it. False: only equal leading hashes form a prefix."""
     context_mode: Literal["self_contained"]
-    """Every prompt already includes its history: nothing is ever accumulated on replay."""
+    """Every prompt includes its history: a replay accumulates nothing."""
     has_sessions: bool
     """False: the file has no sessions; each request is a session of one turn."""
 
@@ -47,33 +47,33 @@ class Turn:
     turn: int
     """0-based among the turns of its agent in its session."""
     arrival_s: float
-    """Recorded send, in seconds since the trace began."""
+    """Recorded send, in seconds since the begin of the trace."""
     think_s: float | None
-    """Recorded pause between the end of what it waited for and its send; None = the source has no such record."""
+    """Recorded pause from the end of the turns in `after` to the send; None = not recorded."""
     input_tokens: int
     output_tokens: int
     hashes: tuple[int, ...]
     after: tuple[int, ...] = ()
-    """Places in `Session.turns` of the turns that must have ended before this one may be sent; empty = it leaves at its
-    recorded offset from the session's start."""
+    """Indexes in `Session.turns` of the turns that must end before this one is sent; empty = it is sent at its recorded
+    offset from the session's start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Turns in the order of their recorded arrival; every `after` points to an earlier place."""
+    """Turns in the order of recorded arrival; every `after` refers to earlier turns."""
 
     session: str
     turns: tuple[Turn, ...]
 
     @property
     def arrival_s(self) -> float:
-        """When it began, in seconds since the trace began."""
+        """Seconds since the begin of the trace."""
         return self.turns[0].arrival_s
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A whole trace in memory, sessions in the order of their arrival; the first one arrives at 0."""
+    """A trace in memory: sessions in the order of arrival, the first at 0."""
 
     facts: TraceFacts
     sessions: tuple[Session, ...]

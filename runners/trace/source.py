@@ -1,7 +1,7 @@
-"""Where the bytes of a trace come from: a file, plain or .gz or .xz, a tar of files (.gz and .xz too), or a folder.
+"""Reads the bytes of a trace: a file (plain, .gz or .xz), a tar of files (also .gz or .xz), or a folder.
 
-What a file is shows in its first bytes, not in its name. Nothing is unpacked to disk, and a document is read once, in
-order, a line at a time.
+The first bytes of a file decide its type, not its name. Nothing is unpacked to disk. A document is read once, in order,
+line by line.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import BinaryIO, Self, cast
 from runners.trace.errors import TraceError
 
 MAX_LINE_BYTES = 256 << 20
-"""A line that is longer is refused instead of being held in memory."""
+"""Longer lines are rejected, so that they do not fill the memory."""
 
 _GZIP = b"\x1f\x8b"
 _XZ = b"\xfd7zXZ\x00"
@@ -30,7 +30,7 @@ _PACKED = tuple(ending + packing for ending in _ENDINGS for packing in ("", ".gz
 _DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, tarfile.TarError)
 
 OnProgress = Callable[[float], None]
-"""Told now and then which share of the source has been read, 0 to 1."""
+"""Called from time to time with the share of the source that has been read, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,25 +38,25 @@ class Document:
     """One text of a source."""
 
     name: str
-    """What errors call it: the file's name, or `archive/member`."""
+    """Its name in errors: the file's name, or `archive/member`."""
     stream: BinaryIO
 
 
-def documents(path: Path, on_progress: OnProgress | None = None) -> Generator[Document]:
-    """Every document of `path`, in the archive's order, or a folder's by name; read each before asking for the next.
+def open_documents(path: Path, on_progress: OnProgress | None = None) -> Generator[Document]:
+    """Every document of `path`, in the archive's order, or by name in a folder. Read each before taking the next.
 
-    Of an archive and of a folder those count whose names end in .json or .jsonl (in a folder .gz and .xz too). Raises
-    TraceError for damaged data and where there is none, OSError where the file cannot be read.
+    In an archive or a folder, documents are files whose names end in .json or .jsonl (in a folder also .gz and .xz).
+    Raises TraceError for damaged data and where there is no document, OSError where the file cannot be read.
     """
     watch = on_progress or (lambda share: None)
     if path.is_dir():
-        yield from _folder(path, watch)
+        yield from _open_folder(path, watch)
     else:
-        yield from _file(path, path.name, watch)
+        yield from _open_file(path, path.name, watch)
 
 
-def numbered_lines(document: Document) -> Iterator[tuple[int, bytes]]:
-    """(number from 1, line) of the document's lines that are not blank. Raises TraceError for damaged data."""
+def read_lines(document: Document) -> Iterator[tuple[int, bytes]]:
+    """(number from 1, line) of the lines that are not blank. Raises TraceError for damaged data."""
     number = 0
     while True:
         with _damage_named(document.name, number + 1):
@@ -70,39 +70,39 @@ def numbered_lines(document: Document) -> Iterator[tuple[int, bytes]]:
             yield number, line
 
 
-def beginning(path: Path, size: int = 1 << 16) -> tuple[str, bytes]:
-    """The name of the first document and its first `size` bytes at most. Raises TraceError where there is none."""
-    with closing(documents(path)) as found:
-        document = next(found)
+def read_beginning(path: Path, size: int = 1 << 16) -> tuple[str, bytes]:
+    """The name of the first document and up to `size` of its first bytes. Raises TraceError without a document."""
+    with closing(open_documents(path)) as opened:
+        document = next(opened)
         with _damage_named(document.name, 1):
             return document.name, document.stream.read(size)
 
 
-def _folder(path: Path, watch: OnProgress) -> Iterator[Document]:
+def _open_folder(path: Path, watch: OnProgress) -> Iterator[Document]:
     files = sorted(file for file in path.iterdir() if file.name.endswith(_PACKED) and file.is_file())
     if not files:
         raise TraceError(path.name, 1, f"the folder holds no file that ends in {', '.join(_ENDINGS)}")
-    for place, file in enumerate(files):
-        yield from _file(file, f"{path.name}/{file.name}", _part(watch, place, len(files)))
+    for index, file in enumerate(files):
+        yield from _open_file(file, f"{path.name}/{file.name}", _part_progress(watch, index, len(files)))
 
 
-def _part(watch: OnProgress, place: int, of: int) -> OnProgress:
-    return lambda share: watch((place + share) / of)
+def _part_progress(watch: OnProgress, index: int, of: int) -> OnProgress:
+    return lambda share: watch((index + share) / of)
 
 
-def _file(path: Path, name: str, watch: OnProgress) -> Iterator[Document]:
-    with closing(_Watched(path, watch)) as raw, closing(_unpacked(raw)) as stream:
+def _open_file(path: Path, name: str, watch: OnProgress) -> Iterator[Document]:
+    with closing(_Watched(path, watch)) as raw, closing(_open_unpacked(raw)) as stream:
         with _damage_named(name, 1):
             head = stream.read(512)
             stream.seek(0)
         if head[_TAR[0] : _TAR[0] + len(_TAR[1])] == _TAR[1]:
-            yield from _members(stream, name)
+            yield from _open_members(stream, name)
         else:
             yield Document(name, stream)
 
 
 class _Watched(io.FileIO):
-    """A file that tells how far it was read."""
+    """A file that reports the share that has been read."""
 
     def __init__(self, path: Path, watch: OnProgress) -> None:
         super().__init__(path)
@@ -115,8 +115,7 @@ class _Watched(io.FileIO):
         return count
 
 
-def _unpacked(raw: io.FileIO) -> BinaryIO:
-    """The file's content, by its first bytes."""
+def _open_unpacked(raw: io.FileIO) -> BinaryIO:
     magic = raw.read(len(_XZ)) or b""
     raw.seek(0)
     if magic.startswith(_GZIP):
@@ -127,7 +126,7 @@ def _unpacked(raw: io.FileIO) -> BinaryIO:
 
 
 class _Header(tarfile.TarInfo):
-    """A header that is damaged or missing is an error: tarfile takes it for the end of the archive."""
+    """Raises for a damaged or missing header, which tarfile treats as the end of the archive."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
@@ -139,8 +138,8 @@ class _Header(tarfile.TarInfo):
             raise tarfile.ReadError(f"an archive's header: {error}") from error
 
 
-def _members(stream: BinaryIO, name: str) -> Iterator[Document]:
-    found = False
+def _open_members(stream: BinaryIO, name: str) -> Iterator[Document]:
+    has_members = False
     with _damage_named(name, 1):
         archive = tarfile.open(fileobj=stream, mode="r|", tarinfo=_Header)  # noqa: SIM115 - closed below
     with archive:
@@ -151,10 +150,10 @@ def _members(stream: BinaryIO, name: str) -> Iterator[Document]:
                 break
             if not member.isfile() or not member.name.endswith(_ENDINGS) or Path(member.name).name.startswith("."):
                 continue
-            found = True
+            has_members = True
             content = cast(BinaryIO, archive.extractfile(member))
             yield Document(f"{name}/{member.name}", content)
-    if not found:
+    if not has_members:
         raise TraceError(name, 1, f"the archive holds no file that ends in {' or '.join(_ENDINGS)}")
 
 

@@ -1,7 +1,7 @@
-"""Traces made smaller, faster or sparser, with the structure of their prefixes kept. Pure.
+"""Scales, samples, limits and re-times traces, and preserves the structure of their prefixes. Pure.
 
-Each change is a function from sessions to sessions that streams, so that a file of any size can be changed; `scale`,
-`sample` and `limit` do the same to a trace in memory.
+The functions from sessions to sessions stream, so that they apply to a file of any size; `scale_trace`, `sample_trace`
+and `limit_trace` apply to a trace in memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from runners.errors import RunnerError
 from runners.trace.session import Session, Trace, TraceFacts, Turn
 
-_DOMAIN = 0x6172_7269_7661_6C73  # "arrivals": keeps this stream of random numbers apart from others
+_DOMAIN = 0x6172_7269_7661_6C73  # "arrivals": separates this stream of random numbers from others
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,166 +25,166 @@ class Scaling:
     """Factors on lengths and times."""
 
     tokens: float = 1.0
-    """On every length; the block size becomes a whole number of tokens, and lengths follow the factor it really got."""
+    """Factor on every length. The block size is rounded to whole tokens, and lengths use the resulting factor."""
     output_tokens: float | None = None
-    """On output lengths; None = as `tokens`."""
+    """Factor on output lengths; None = as `tokens`."""
     time: float = 1.0
-    """On arrivals and think times: 0.1 is ten times as fast."""
+    """Factor on arrivals and think times: 0.1 is ten times as fast."""
 
     def __post_init__(self) -> None:
         for name in ("tokens", "output_tokens", "time"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
-                raise RunnerError(f"the factor on {name} cannot be {value:g}", remedy="give a number above 0")
+                raise RunnerError(f"the factor on {name} cannot be {value:g}", remedy="set it to a number above 0")
 
-    def facts(self, facts: TraceFacts) -> TraceFacts:
-        """What the scaled trace's numbers mean."""
-        return replace(facts, block_tokens=scaled_block(facts, self.tokens))
+    def scale_facts(self, facts: TraceFacts) -> TraceFacts:
+        return replace(facts, block_tokens=scale_block(facts, self.tokens))
 
-    def session(self, facts: TraceFacts, session: Session) -> Session:
+    def scale_session(self, facts: TraceFacts, session: Session) -> Session:
         """`facts`: those before scaling."""
-        block = scaled_block(facts, self.tokens)
+        block = scale_block(facts, self.tokens)
         outputs = self.output_tokens or block / facts.block_tokens
-        return replace(session, turns=tuple(self._turn(facts, block, outputs, turn) for turn in session.turns))
+        return replace(session, turns=tuple(self._scale_turn(facts, block, outputs, turn) for turn in session.turns))
 
-    def _turn(self, facts: TraceFacts, block: int, outputs: float, turn: Turn) -> Turn:
+    def _scale_turn(self, facts: TraceFacts, block: int, outputs: float, turn: Turn) -> Turn:
         return replace(
             turn,
             arrival_s=turn.arrival_s * self.time,
             think_s=None if turn.think_s is None else turn.think_s * self.time,
-            input_tokens=scaled_input(facts, block, turn.input_tokens),
+            input_tokens=scale_input(facts, block, turn.input_tokens),
             output_tokens=max(1, round(turn.output_tokens * outputs)) if turn.output_tokens else 0,
         )
 
 
-def scaled_block(facts: TraceFacts, tokens: float) -> int:
-    """The block size times the factor, at least 1; 2 where partial blocks have no hash, or none could be partial."""
+def scale_block(facts: TraceFacts, tokens: float) -> int:
+    """The block size times the factor, at least 1; at least 2 where partial blocks have no hash."""
     return max(2 if facts.tail_rule == "floor" else 1, round(facts.block_tokens * tokens))
 
 
-def scaled_input(facts: TraceFacts, block: int, input_tokens: int) -> int:
-    """The same number of hashes at the block size `block`: whole blocks stay whole, a partial one stays partial."""
-    whole, tail = divmod(input_tokens, facts.block_tokens)
+def scale_input(facts: TraceFacts, block: int, input_tokens: int) -> int:
+    """Tokens with the same number of hashes at the block size `block`: a partial last block stays partial."""
+    whole_blocks, tail = divmod(input_tokens, facts.block_tokens)
     if tail:
         most = block if facts.tail_rule == "ceil" else block - 1
-        least = 1 if facts.tail_rule == "ceil" or not whole else 0
+        least = 1 if facts.tail_rule == "ceil" or not whole_blocks else 0
         tail = min(max(round(tail * block / facts.block_tokens), least), most)
-    return whole * block + tail
+    return whole_blocks * block + tail
 
 
-def scaled_sessions(facts: TraceFacts, sessions: Iterable[Session], scaling: Scaling) -> Iterator[Session]:
-    """Every session scaled; `facts` are those before."""
-    return (scaling.session(facts, session) for session in sessions)
+def scale_sessions(facts: TraceFacts, sessions: Iterable[Session], scaling: Scaling) -> Iterator[Session]:
+    """Scale every session. `facts`: those before scaling."""
+    return (scaling.scale_session(facts, session) for session in sessions)
 
 
-def limited(session: Session, *, max_context_tokens: int = 0, turns: int = 0) -> Session | None:
-    """The session without the turns whose prompt and answer exceed `max_context_tokens`, and with its first `turns`
-    turns at most (0 = no limit); None where nothing is left.
+def limit_session(session: Session, *, max_context_tokens: int = 0, turns: int = 0) -> Session | None:
+    """Drop the turns whose prompt and answer exceed `max_context_tokens`, and those after the first `turns` turns.
 
-    A turn that waited for one that is left out waits for what that one waited for.
+    0 = no limit. None where no turn remains.
+
+    A turn that waited for a dropped turn waits for the turns for which that one waited.
     """
     waits: list[tuple[int, ...]] = []
-    """Per turn, kept or not: the kept places that whoever waits for it has to wait for."""
+    """Per original turn: the new indexes of the turns for which its successors wait."""
     numbers: defaultdict[str, int] = defaultdict(int)
-    kept: list[Turn] = []
-    for place, turn in enumerate(session.turns):
+    remaining: list[Turn] = []
+    for index, turn in enumerate(session.turns):
         after = tuple(sorted({new for old in turn.after for new in waits[old]}))
         too_long = max_context_tokens and turn.input_tokens + turn.output_tokens > max_context_tokens
-        if too_long or (turns and place >= turns):
+        if too_long or (turns and index >= turns):
             waits.append(after)
             continue
-        waits.append((len(kept),))
-        kept.append(replace(turn, turn=numbers[turn.agent], after=after))
+        waits.append((len(remaining),))
+        remaining.append(replace(turn, turn=numbers[turn.agent], after=after))
         numbers[turn.agent] += 1
-    return replace(session, turns=tuple(kept)) if kept else None
+    return replace(session, turns=tuple(remaining)) if remaining else None
 
 
-def limited_sessions(sessions: Iterable[Session], *, max_context_tokens: int = 0, turns: int = 0) -> Iterator[Session]:
-    """Every session limited, in the order of their new arrivals; the first one at 0.
+def limit_sessions(sessions: Iterable[Session], *, max_context_tokens: int = 0, turns: int = 0) -> Iterator[Session]:
+    """Limit every session; the result is in the order of the new arrivals, the first at 0.
 
-    A session that lost its first turn arrives later: it is held back until the others have caught up.
+    A session whose first turn is dropped arrives later: it waits in a heap for the sessions that now precede it.
     """
 
-    def kept() -> Iterator[Session]:
+    def limit_each() -> Iterator[Session]:
         waiting: list[tuple[float, int, Session]] = []
         for number, session in enumerate(sessions):
             while waiting and waiting[0][0] <= session.arrival_s:
                 yield heapq.heappop(waiting)[2]
-            rest = limited(session, max_context_tokens=max_context_tokens, turns=turns)
+            rest = limit_session(session, max_context_tokens=max_context_tokens, turns=turns)
             if rest is not None:
                 heapq.heappush(waiting, (rest.arrival_s, number, rest))
         while waiting:
             yield heapq.heappop(waiting)[2]
 
-    return rebased(kept())
+    return rebase_sessions(limit_each())
 
 
-def drawn(names: Iterable[str], sessions: int, seed: int) -> frozenset[str]:
-    """`sessions` of the names, each as likely as any other; a name's luck is its own, so a larger draw holds a smaller.
+def draw_names(names: Iterable[str], sessions: int, seed: int) -> frozenset[str]:
+    """Draw `sessions` of the names uniformly, or all where there are fewer.
 
-    All where there are fewer.
+    The draw hashes each name with the seed, so a larger draw contains a smaller.
     """
-    return frozenset(name for _, name in heapq.nsmallest(sessions, ((_luck(name, seed), name) for name in names)))
+    return frozenset(name for _, name in heapq.nsmallest(sessions, ((_hash_name(name, seed), name) for name in names)))
 
 
-def lucky(name: str, share: float, seed: int) -> bool:
-    """Whether a session belongs to a sample of `share` (0 to 1) of them; by its name and the seed alone."""
-    return _luck(name, seed) < share * 2.0**64
+def is_sampled(name: str, share: float, seed: int) -> bool:
+    """Whether a session belongs to a sample of `share` (0 to 1), by its name and the seed alone."""
+    return _hash_name(name, seed) < share * 2.0**64
 
 
-def rebased(sessions: Iterable[Session]) -> Iterator[Session]:
-    """The same, earlier: the first one arrives at 0."""
+def rebase_sessions(sessions: Iterable[Session]) -> Iterator[Session]:
+    """Shift all sessions so that the first arrives at 0."""
     begin_s: float | None = None
     for session in sessions:
         begin_s = session.arrival_s if begin_s is None else begin_s
-        yield _moved(session, session.arrival_s - begin_s) if begin_s else session
+        yield _move_session(session, session.arrival_s - begin_s) if begin_s else session
 
 
-def arriving(sessions: Iterable[Session], sessions_per_s: float, seed: int) -> Iterator[Session]:
-    """The same sessions as a Poisson process of that rate, in their order; inside a session nothing changes.
+def redraw_arrivals(sessions: Iterable[Session], sessions_per_s: float, seed: int) -> Iterator[Session]:
+    """Draw the arrivals of the sessions from a Poisson process, in their order; the times within a session stay.
 
-    For traces that do not say when a session began. Raises RunnerError for a rate that cannot be.
+    For traces without the begin of sessions. Raises RunnerError for a rate that is not positive.
     """
     if not 0 < sessions_per_s < float("inf"):
-        raise RunnerError(f"{sessions_per_s:g} sessions per second cannot arrive", remedy="give a number above 0")
+        raise RunnerError(f"{sessions_per_s:g} sessions per second cannot arrive", remedy="set the rate above 0")
     raw = np.random.Philox(key=np.array([seed, _DOMAIN], dtype=np.uint64))
     arrival_s = 0.0
-    for place, session in enumerate(sessions):
-        if place:
+    for index, session in enumerate(sessions):
+        if index:
             uniform = ((int(raw.random_raw()) >> 11) + 1) * 2.0**-53
             arrival_s -= float(np.log(uniform)) / sessions_per_s
-        yield _moved(session, arrival_s)
+        yield _move_session(session, arrival_s)
 
 
-def scale(trace: Trace, tokens: float, *, output_tokens: float | None = None, time: float = 1.0) -> Trace:
-    """Lengths times `tokens` (outputs times `output_tokens`), times times `time`; prefixes are shared as before."""
+def scale_trace(trace: Trace, tokens: float, *, output_tokens: float | None = None, time: float = 1.0) -> Trace:
+    """Multiply lengths by `tokens` (outputs by `output_tokens`) and times by `time`; shared prefixes stay shared."""
     scaling = Scaling(tokens, output_tokens, time)
-    return Trace(scaling.facts(trace.facts), tuple(scaled_sessions(trace.facts, trace.sessions, scaling)))
+    return Trace(scaling.scale_facts(trace.facts), tuple(scale_sessions(trace.facts, trace.sessions, scaling)))
 
 
-def sample(trace: Trace, sessions: int, seed: int) -> Trace:
-    """`sessions` of them at random, in their order, the first one arriving at 0; all where there are fewer."""
-    chosen = drawn((session.session for session in trace.sessions), sessions, seed)
-    return Trace(trace.facts, tuple(rebased(_chosen(trace.sessions, chosen))))
+def sample_trace(trace: Trace, sessions: int, seed: int) -> Trace:
+    """Draw `sessions` sessions, or all where there are fewer, in their order; the first arrives at 0."""
+    chosen = draw_names((session.session for session in trace.sessions), sessions, seed)
+    return Trace(trace.facts, tuple(rebase_sessions(_select_sessions(trace.sessions, chosen))))
 
 
-def limit(trace: Trace, *, max_context_tokens: int = 0, turns: int = 0) -> Trace:
-    """Without turns that are too long, and with the first `turns` of each session (0 = no limit); see `limited`."""
+def limit_trace(trace: Trace, *, max_context_tokens: int = 0, turns: int = 0) -> Trace:
+    """Apply `limit_session` to every session."""
     return Trace(
-        trace.facts, tuple(limited_sessions(trace.sessions, max_context_tokens=max_context_tokens, turns=turns))
+        trace.facts, tuple(limit_sessions(trace.sessions, max_context_tokens=max_context_tokens, turns=turns))
     )
 
 
-def _chosen(sessions: Iterable[Session], names: Set[str]) -> Iterator[Session]:
+def _select_sessions(sessions: Iterable[Session], names: Set[str]) -> Iterator[Session]:
     return (session for session in sessions if session.session in names)
 
 
-def _luck(name: str, seed: int) -> int:
-    """64 bits of the name and the seed, the same on every machine."""
+def _hash_name(name: str, seed: int) -> int:
+    """A 64-bit hash of the name and the seed, equal on every machine."""
     return int.from_bytes(hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest(), "big")
 
 
-def _moved(session: Session, to_s: float) -> Session:
+def _move_session(session: Session, to_s: float) -> Session:
     begin_s = session.arrival_s
     turns = tuple(replace(turn, arrival_s=to_s + (turn.arrival_s - begin_s)) for turn in session.turns)
     return replace(session, turns=turns)

@@ -32,14 +32,15 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from runners.router.binding_rules import BindingRules
-from runners.router.bindings import Bindings
-from runners.router.dispatch import Asked, Dispatcher
+from runners.router.dispatch import Dispatcher, Request
 from runners.router.ledger import Ledger
-from runners.router.log import DecisionLog
 from runners.router.metrics import Counts
 from runners.router.policies import make_policy
-from runners.router.shared_bindings import SharedBindings
+from runners.router.server.event_loop import EventLoop
+from runners.router.server.log import DecisionLog
+from runners.router.sessions.binding_rules import BindingRules
+from runners.router.sessions.bindings import Bindings
+from runners.router.sessions.shared_bindings import SharedBindings
 from runners.router.view import Cluster, Member
 from tests.servers.redis_server import RedisServer
 
@@ -72,30 +73,30 @@ class Router:
         self.bindings = bindings
         members = [Member(name, kv_capacity_tokens=1 << 40) for name in NAMES]
         cluster = Cluster(members, monotonic, bindings)
-        ledger = Ledger(DecisionLog(""), counts)
+        ledger = Ledger(DecisionLog(""), counts, EventLoop())
         self._dispatcher = Dispatcher(
-            make_policy("ear", EAR), cluster, bindings, {}, ledger, counts, 16, monotonic, None, shared
+            make_policy("ear", EAR), cluster, bindings, {}, ledger, counts, 16, EventLoop(), None, shared
         )
         self._shared = shared
 
     def begin(self, session: str, sent: Callable[[], None]) -> None:
         """One request; `sent` is called when it is on its way, its end comes in the next round of the loop."""
         if self._shared is None:
-            self._pick(session, self._dispatcher.arrived(session), sent)
+            self._pick(session, self._dispatcher.count_arrival(session), sent)
         else:
-            self._dispatcher.arrives(session, lambda turn: self._pick(session, turn, sent))
+            self._dispatcher.ask_arrival(session, lambda turn: self._pick(session, turn, sent))
 
     def _pick(self, session: str, turn: int, sent: Callable[[], None]) -> None:
-        asked = Asked("r", session, turn, (), 2000, 200)
-        placement = self._dispatcher.pick(asked)
-        self._dispatcher.sent(asked, placement)
+        request = Request("r", session, turn, (), 2000, 200)
+        reservation = self._dispatcher.pick(request)
+        self._dispatcher.note_sent(request, reservation)
         sent()
-        placement.first_byte(served=True)
-        placement.end("ok")
+        reservation.start_response(served=True)
+        reservation.end("ok")
 
 
 async def block(router: Router, sessions: list[str], at_once: int, redis_server: psutil.Process) -> Block:
-    """Send a request of each of these sessions, so many at a time."""
+    """Send a request of each of these sessions, this many at a time."""
     loop = asyncio.get_running_loop()
     latencies: list[float] = []
     coming = iter(sessions)

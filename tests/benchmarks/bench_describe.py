@@ -6,7 +6,7 @@ Describes generated traces, each in a process of its own: 1.6 turns per session 
 requests have), prompts of about `--blocks` blocks of 16 tokens, of which 20 are one of 2000 heads that many sessions
 share. With --file the trace is first written as Bailian JSONL and read from there, as `tracon trace describe` does.
 
-- describe: `runners.trace.describe.describe`
+- describe: `runners.trace.describe.describe_trace`
 - plain: the bound over all sessions only, with a Python set of hashes; the smallest number of requests
 - small: describe with room for a tenth of the keys, so that it has to sample; the smallest number of requests
 """
@@ -27,8 +27,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from results.traces.reuse import LEAST_MEMORY_BYTES, MEMORY_BYTES
-from runners.trace.describe import describe
+from results.traces.cross_session_reuse import LEAST_MEMORY_BYTES, MEMORY_BYTES
+from runners.trace.describe import describe_trace
 from runners.trace.formats import open_trace
 from runners.trace.session import MAIN, Session, TraceFacts, Turn
 
@@ -100,7 +100,7 @@ def write_file(path: Path, shape: Shape) -> None:
 def described(shape: Shape) -> dict[str, float]:
     """What the command does."""
     facts, stream = (FACTS, sessions(shape)) if shape.file is None else open_trace(shape.file)
-    found = describe(facts, stream, memory_bytes=shape.memory_bytes)
+    found = describe_trace(facts, stream, memory_bytes=shape.memory_bytes)
     return {
         "requests": found.requests,
         "blocks_million": (found.reuse.distinct_blocks or 0) / 1e6,

@@ -129,9 +129,9 @@ def compare(side: str, writer: str, requests: int, bare: Callable[[], float], wr
 
 def measure(folder: Path) -> list[Cost]:
     costs = []
-    in_place = ring._overwrites_in_place
+    in_place = ring._can_overwrite_in_place
     for writer in ("mmap", "pwrite"):
-        ring._overwrites_in_place = lambda _file, mapped=writer == "mmap": mapped  # type: ignore[misc]
+        ring._can_overwrite_in_place = lambda _file, mapped=writer == "mmap": mapped  # type: ignore[misc]
         bare, bare_worker = pair(None)
         probed, probed_worker = pair(folder / writer / "engine_step.jsonl")
         costs += [
@@ -139,7 +139,7 @@ def measure(folder: Path) -> list[Cost]:
             for requests in REQUESTS
         ]
         costs.append(compare("worker", writer, 1, worker_loop(bare_worker), worker_loop(probed_worker)))
-    ring._overwrites_in_place = in_place
+    ring._can_overwrite_in_place = in_place
     return costs
 
 

@@ -26,10 +26,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from results.analysis import analyse_run
-from results.findings import analyse
-from results.layout import RunLayout
-from tests.results.synthetic import Behaviour, Run, write_run
+from results.connector_tax.analyse import analyse
+from results.connector_tax.write import analyse_run
+from results.records.layout import RunLayout
+from tests.results.connector_tax.synthetic import Behaviour, Run, write_run
 
 CONFIGS = {
     "plain": Behaviour(),

@@ -12,7 +12,7 @@ round too. Machines differ and are shared: quote ratios with their spread; the s
 own); without it the peer is null, with the reason. Tracon's router keeps its decision log while it is measured.
 
 `--streams N` then holds N slow streams at once through one router and counts what is lost. A stream needs two of the
-router's file descriptors: where the limit is too low for N, so many as it allows go through one router, and N through
+router's file descriptors: where the limit is too low for N, as many as it allows go through one router, and N through
 as few routers side by side as it takes.
 """
 
@@ -82,7 +82,7 @@ class Target:
     name: str
     url: str
     pids: tuple[int, ...]
-    """Whose CPU time and memory count; empty = nobody's."""
+    """Whose CPU time and memory count; empty = no process's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ import pytest
 from textual.app import App
 from textual.pilot import Pilot
 
-from console.app import Options, TraconApp
+from console.app import TraconApp
+from console.host import Options
 from state import lease
 from state.events import RequestSubmitted
 from state.store import RunStore
@@ -22,6 +23,8 @@ from tests.console import demo
 RUN = "20260302-101112-connector-tax-cpu-tiny"
 ROUTING_RUN = "20260302-111213-routing-cpu-tiny"
 WIDE, NARROW = (120, 40), (80, 24)
+FRESH_S = 120.0
+"""A journal older than this is written again: the plots of a live run show the last 5 min."""
 CELL_WIDTH, LINE_HEIGHT = 12.2, 24.4
 """Of a character in Textual's SVG."""
 
@@ -39,7 +42,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture
 def dead_run(made: dict[str, Path], tmp_path: Path) -> Path:
     """A run whose process died without a word in the middle of a cell."""
-    return Path(shutil.copytree(made["middle"], tmp_path / "ws" / RUN))
+    middle = made["middle"]
+    if time.time() - middle.stat().st_mtime > FRESH_S:
+        shutil.rmtree(middle)
+        demo.write(middle, seconds=150)
+    return Path(shutil.copytree(middle, tmp_path / "ws" / RUN))
 
 
 @pytest.fixture

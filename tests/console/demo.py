@@ -75,7 +75,7 @@ def _load(config: str, rate: int) -> CellPlan:
 
 @dataclass
 class Clock:
-    """A clock that only moves when it is told to."""
+    """A clock that moves only when the test moves it."""
 
     now: float
 
@@ -271,13 +271,13 @@ def main() -> int:
     parser.add_argument("--finished", action="store_true")
     parser.add_argument("--routing", action="store_const", dest="tale", const=ROUTING, default=CONNECTOR_TAX)
     parser.add_argument("--lifecycle", action="store_const", dest="tale", const=LIFECYCLE)
-    given = parser.parse_args()
-    tale = given.tale
-    given.folder.mkdir(parents=True, exist_ok=True)
-    if given.finished:
-        write(given.folder, tale=tale)
+    args = parser.parse_args()
+    tale = args.tale
+    args.folder.mkdir(parents=True, exist_ok=True)
+    if args.finished:
+        write(args.folder, tale=tale)
     else:
-        play(given.folder, given.seconds, tale)
+        play(args.folder, args.seconds, tale)
     return 0
 
 

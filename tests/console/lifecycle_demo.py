@@ -1,4 +1,4 @@
-"""A lifecycle run that looks like a real one: requests of several sizes, taken apart into phases.
+"""A lifecycle run that looks like a real one: requests of several sizes, broken down into phases.
 
 Used by `tests.console.demo --lifecycle` and by the tests of the Lifecycle panel.
 """
@@ -67,7 +67,7 @@ def story(pid: int) -> Iterator[tuple[float, tuple[Event, ...]]]:
 
 
 def measured(cell: CellPlan, repetition: int, dice: random.Random) -> LifecycleMeasured:
-    """One request taken apart, with the time of the same one combined."""
+    """One disaggregated request, with the time of the same one combined."""
     context, new, output = (int(cell.params[name]) for name in ("prior_context", "new_tokens", "output_length"))
     held = context if dice.random() > 0.03 else 0
     size = (context + new - held) * TOKEN_BYTES

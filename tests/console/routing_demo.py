@@ -75,8 +75,8 @@ class Router:
     """Uncached tokens that wait for their prefill, per engine."""
     moved: dict[str, int] = field(default_factory=dict)
     """When a session migrated last."""
-    told: set[tuple[str, str]] = field(default_factory=set)
-    """Refusals that were told: a session and a reason."""
+    reported: set[tuple[str, str]] = field(default_factory=set)
+    """Refusals already reported: a session and a reason."""
     steps: list[MigrationChanged] = field(default_factory=list)
     """Of migrations, in this second."""
     lines: list[RoutedLine] = field(default_factory=list)
@@ -123,7 +123,7 @@ class Router:
         if pending <= HOT_TOKENS:
             return owner, "affinity"
         target = min((name for name in ENGINES if name != owner), key=lambda name: sum(self.work[name]))
-        step = MigrationChanged(cell, request, session, turn, owner, target, "started", at,
+        step = MigrationChanged(request, session, turn, owner, target, "started", cell=cell, t_unix_s=at,
                                 text=f"{pending} pending prefill tokens > {HOT_TOKENS}")  # fmt: skip
         rests_s = COOLDOWN_S - (second - self.moved.get(session, -COOLDOWN_S))
         if rests_s > 0:
@@ -136,8 +136,8 @@ class Router:
         return (owner if self.steps[-1].phase == "failed" else target), "migration"
 
     def _refused(self, step: MigrationChanged, reason: str, why: str) -> tuple[str, str]:
-        if (step.session, reason) not in self.told:
-            self.told.add((step.session, reason))
+        if (step.session, reason) not in self.reported:
+            self.reported.add((step.session, reason))
             self.steps.append(replace(step, phase="refused", target="", reason=reason, text=why))
         return step.source, reason
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from console import actions, glossary
+from console import actions, glossary, keys
+from console.panels.registry import help_entries
 
 PAGE = Path(__file__).parents[2] / "docs" / "console.md"
 BEGIN, END = "<!-- {}: made from the code by `python -m tests.console.test_docs` -->", "<!-- end of {} -->"
 
 
 def parts() -> dict[str, str]:
-    return {"keys": "\n".join(actions.table_lines()), "numbers": "\n".join(glossary.lines())}
+    return {"keys": "\n".join(keys.table_lines()), "numbers": "\n".join(glossary.number_lines(help_entries()))}
 
 
-def test_the_page_tells_what_the_code_does() -> None:
+def test_the_page_matches_the_code() -> None:
     page = PAGE.read_text(encoding="utf-8")
     for name, made in parts().items():
         written = page.partition(BEGIN.format(name))[2].partition(END.format(name))[0]
@@ -24,16 +25,16 @@ def test_the_page_tells_what_the_code_does() -> None:
 
 def test_no_key_means_two_things_on_one_screen() -> None:
     for screen in actions.EVERYWHERE:
-        keys = [key for action in actions.of_screen(screen) for key in action.keys]
-        assert len(keys) == len(set(keys)), screen
+        taken = [key for action in keys.screen_actions(screen) for key in action.keys]
+        assert len(taken) == len(set(taken)), screen
 
 
 def test_every_action_is_complete() -> None:
-    for action in actions.ACTIONS:
+    for action in keys.all_actions():
         assert action.help, f"{action.id} has no help"
         assert action.group in actions.GROUPS, action.id
         assert not action.steers or action.command or action.id == "menu", f"{action.id} has no equal command line"
-    assert len(actions.BY_ID) == len(actions.ACTIONS)
+    assert len({action.id for action in keys.all_actions()}) == len(keys.all_actions())
 
 
 def test_the_issue_s_keys_exist() -> None:

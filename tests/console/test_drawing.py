@@ -15,6 +15,7 @@ from textual.geometry import Region
 from console import format as say
 from console.feed import Picture
 from console.glyphs import ASCII, UNICODE, plain
+from console.panels.instances import instance_columns
 from console.rows import instances
 from console.series import GAP_S, gaps, thin, time_axis, value_axis
 from console.widgets.header import header_lines
@@ -201,7 +202,7 @@ def test_the_header_never_exceeds_its_width(view: RunView, width: int) -> None:
 
 @pytest.mark.parametrize("width", [38, 60, 74, 78, 118, 160])
 def test_instance_columns_fit_their_width(width: int) -> None:
-    columns = instances.instance_columns(max(width, 74))
+    columns = instance_columns(max(width, 74))
     assert sum(column.width + 1 for column in columns) - 1 <= max(width, 75)
 
 

@@ -31,7 +31,7 @@ def test_every_tick_is_one_picture_and_nothing_new_is_no_picture(dead_run: Path)
         feed.stop()
 
 
-def test_a_folder_without_a_run_is_told_and_tried_again(dead_run: Path, tmp_path: Path) -> None:
+def test_a_folder_without_a_run_is_reported_and_tried_again(dead_run: Path, tmp_path: Path) -> None:
     pictures: queue.Queue[Picture] = queue.Queue()
     away = dead_run.rename(tmp_path / "away")
     feed = RunFeed(dead_run, pictures.put, tick_s=0.05)
@@ -40,8 +40,8 @@ def test_a_folder_without_a_run_is_told_and_tried_again(dead_run: Path, tmp_path
         lost = pictures.get(timeout=LIMIT_S)
         assert "holds no run" in lost.trouble
         away.rename(dead_run)
-        found = pictures.get(timeout=LIMIT_S)
-        assert found.view.run
+        picture = pictures.get(timeout=LIMIT_S)
+        assert picture.view.run
     finally:
         feed.stop()
 

@@ -1,4 +1,4 @@
-"""The Lifecycle panel: what an operator sees of requests taken apart."""
+"""The Lifecycle panel: what an operator sees of requests broken down into phases."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from hypothesis import strategies as st
 from textual.pilot import Pilot
 
 from console import format as say
-from console.findings import FIRST, WHOLE, sections_of
+from console.findings import FIRST, WHOLE, list_sections
 from console.glyphs import UNICODE
-from console.rows import lifecycle as rows
+from console.panels import lifecycle as rows
+from console.panels.lifecycle import LifecyclePanel
+from console.rows import waterfall
 from console.screens.dialogs import Detail
-from console.widgets.lifecycle import LifecyclePanel
 from console.widgets.table import Cell
-from results.lifecycle.record import HANDSHAKE_PARTS, parts_of
-from results.lifecycle.record import PHASES as RECORDED
+from results.records.lifecycle import HANDSHAKE_PARTS, parts_of
+from results.records.lifecycle import PHASES as RECORDED
 from state import lease
 from state.events import LifecycleMeasured
 from state.lifecycle import LifecycleView, MeasuredRequest, bandwidths, overheads
@@ -75,11 +76,11 @@ def panel_of(pilot: Pilot[None]) -> LifecyclePanel:
 @pytest.mark.parametrize("width", [57, 79, 100, 119, 200])
 @pytest.mark.parametrize("marker", ["braille", "letters"])
 def test_every_bar_fits_its_column(view: LifecycleView, width: int, marker: str) -> None:
-    columns = rows.columns(width)
+    columns = waterfall.waterfall_columns(width)
     room = width - sum(column.width + 1 for column in columns if column.key != "phases")
-    made = rows.rows(rows.latest(view), columns, width, UNICODE, marker)
+    made = waterfall.waterfall_rows(waterfall.latest(view), columns, width, UNICODE, marker)
     place = [column.key for column in columns].index("phases")
-    assert len(made) == min(rows.SHOWN, len(view.requests))
+    assert len(made) == min(waterfall.SHOWN, len(view.requests))
     assert all(len(row.cells) == len(columns) for row in made)
     assert all(len(text(row.cells[place])) <= max(room, 1) for row in made)
     assert len({row.key for row in made}) == len(made)
@@ -90,10 +91,10 @@ def one(**phases: float | None) -> MeasuredRequest:
 
 
 def bar(*requests: MeasuredRequest, room: int = 46, marker: str = "letters") -> str:
-    columns = rows.columns(79)
+    columns = waterfall.waterfall_columns(79)
     width = room + sum(column.width + 1 for column in columns if column.key != "phases")
     place = [column.key for column in columns].index("phases")
-    return text(rows.rows(requests, columns, width, UNICODE, marker)[0].cells[place])
+    return text(waterfall.waterfall_rows(requests, columns, width, UNICODE, marker)[0].cells[place])
 
 
 def test_a_bar_is_as_long_as_its_phases_in_their_order() -> None:
@@ -103,7 +104,7 @@ def test_a_bar_is_as_long_as_its_phases_in_their_order() -> None:
 
 def test_decode_goes_on_beyond_the_edge_and_says_so() -> None:
     drawn = bar(one(p_prefill=20.0, d_first_token=20.0, d_decode=9_000.0), room=46)
-    assert drawn == "p" * 20 + "f" * 20 + "d" * 5 + rows.GOES_ON
+    assert drawn == "p" * 20 + "f" * 20 + "d" * 5 + waterfall.GOES_ON
 
 
 def test_a_phase_that_was_not_measured_takes_no_room() -> None:
@@ -111,12 +112,12 @@ def test_a_phase_that_was_not_measured_takes_no_room() -> None:
     assert bar(one(p_prefill=None)) == "no phase was measured"
 
 
-def test_a_phase_that_nobody_named_here_is_drawn_too() -> None:
+def test_an_unknown_phase_is_drawn_too() -> None:
     assert bar(one(p_prefill=20.0, xfer_wait=20.0)) == "p" * 20 + "x" * 20
 
 
 phases = st.dictionaries(
-    st.sampled_from([*rows.PHASES, "x", "yy"]), st.none() | st.floats(-5, 1e5, allow_nan=False), max_size=10
+    st.sampled_from([*waterfall.PHASES, "x", "yy"]), st.none() | st.floats(-5, 1e5, allow_nan=False), max_size=10
 )
 
 
@@ -129,12 +130,12 @@ def test_no_bar_is_longer_than_its_room(many: list[dict[str, float | None]], roo
 
 
 def test_requests_that_do_not_count_are_marked(view: LifecycleView) -> None:
-    columns = rows.columns(119)
+    columns = waterfall.waterfall_columns(119)
     place = [column.key for column in columns].index("mark")
     requests = view.requests
-    made = rows.rows(requests, columns, 119, UNICODE, "braille")
+    made = waterfall.waterfall_rows(requests, columns, 119, UNICODE, "braille")
     marks = {row.key: text(row.cells[place]) for row in made}
-    for key, request in rows.keyed(requests):
+    for key, request in waterfall.keyed(requests):
         event = request.event
         wanted = "✗" if event.discarded else "w" if event.warmup else ""
         assert marks[key] == wanted
@@ -142,26 +143,26 @@ def test_requests_that_do_not_count_are_marked(view: LifecycleView) -> None:
 
 
 def test_the_legend_gives_the_medians_of_what_counts(view: LifecycleView) -> None:
-    counting = [each for each in rows.latest(view) if each.counts]
+    counting = [each for each in waterfall.latest(view) if each.counts]
     prefills = sorted(each.event.phases_ms["p_prefill"] or 0.0 for each in counting)
     middle = (prefills[(len(prefills) - 1) // 2] + prefills[len(prefills) // 2]) / 2
-    legend = " ".join(text(line) for line in rows.legend(rows.latest(view), "braille", 80))
+    legend = " ".join(text(line) for line in waterfall.legend(waterfall.latest(view), "braille", 80))
     assert f"prefill {say.digits(middle)} " in legend
-    assert all(rows.PHASES[name].label in legend for name in counting[0].event.phases_ms)
-    assert all(len(text(line)) <= 80 for line in rows.legend(rows.latest(view), "letters", 80))
+    assert all(waterfall.PHASES[name].label in legend for name in counting[0].event.phases_ms)
+    assert all(len(text(line)) <= 80 for line in waterfall.legend(waterfall.latest(view), "letters", 80))
 
 
 def test_every_phase_of_the_records_has_a_name_and_a_colour_of_its_own() -> None:
-    assert set(rows.PHASES) == {*RECORDED, *HANDSHAKE_PARTS}
+    assert set(waterfall.PHASES) == {*RECORDED, *HANDSHAKE_PARTS}
     for drawn in (RECORDED, parts_of(lambda _: True)):
-        told_apart = [rows.PHASES[name] for name in drawn]
-        assert len({phase.tone for phase in told_apart}) == len({phase.letter for phase in told_apart}) == len(drawn)
+        phases = [waterfall.PHASES[name] for name in drawn]
+        assert len({phase.tone for phase in phases}) == len({phase.letter for phase in phases}) == len(drawn)
 
 
-def test_every_phase_and_every_gap_is_told_of_a_request() -> None:
+def test_a_request_shows_every_phase_and_every_gap() -> None:
     request = one(p_prefill=12.5, rdma_transfer=None)
     gapped = replace(request, event=replace(request.event, gaps={"rdma_transfer": "no write was seen"}))
-    facts = dict(rows.detail(gapped))
+    facts = dict(rows.request_facts(gapped))
     assert facts["prefill"] == "12.5 ms"
     assert facts["transfer"] == "– ms"
     assert facts["rdma_transfer"] == "not measured: no write was seen"
@@ -176,8 +177,8 @@ def test_bandwidth_and_overhead_are_the_view_s(view: LifecycleView) -> None:
     shown_overheads = {(row.key, column.key): text(content) for row in made
                        for column, content in zip(columns[1:], row.cells[1:], strict=True)}  # fmt: skip
     for each in overheads(view):
-        told = shown_overheads[str(each.context_tokens), str(each.new_tokens)]
-        assert told == f"{'+' if each.overhead_ms > 0 else ''}{say.digits(each.overhead_ms)}"
+        cell_text = shown_overheads[str(each.context_tokens), str(each.new_tokens)]
+        assert cell_text == f"{'+' if each.overhead_ms > 0 else ''}{say.digits(each.overhead_ms)}"
     assert "faster nowhere" in rows.overhead_note(view)
     assert rows.overhead_note(LifecycleView()).startswith("no size was measured")
     assert rows.bandwidth_curve(LifecycleView()) == ()
@@ -196,7 +197,7 @@ async def test_at_80x24_waterfall_bandwidth_and_overhead_are_sections(live: Path
         await pilot.press("right")
         await sees(pilot, "Gbit/s over MB moved")
         await pilot.press("right")
-        await sees(pilot, "TTFT taken apart less TTFT combined")
+        await sees(pilot, "TTFT disaggregated minus combined")
         await pilot.press("right")
         await sees(pilot, "from arrival on")
 
@@ -205,7 +206,7 @@ async def test_with_room_all_three_are_seen_at_once(folders: dict[str, Path]) ->
     async with app_for(folders["ended"]).run_test(size=WIDE) as pilot:
         await settled(pilot)
         await pilot.press("9", "z")
-        for part in ("27 of 27 cells", "from arrival on", "Gbit/s over MB moved", "TTFT taken apart less", "N 512"):
+        for part in ("27 of 27 cells", "from arrival on", "Gbit/s over MB moved", "TTFT disaggregated minus", "N 512"):
             await sees(pilot, part)
 
 
@@ -269,8 +270,8 @@ async def test_another_run_has_none_and_says_so(live_run: Path) -> None:
     async with app_for(live_run).run_test(size=NARROW) as pilot:
         await settled(pilot)
         await pilot.press("9")
-        await sees(pilot, "no request of this run has been taken apart")
+        await sees(pilot, "no request of this run has been broken down")
 
 
 def test_results_of_a_lifecycle_run_are_its_report_s_tables() -> None:
-    assert list(sections_of(None, "pd-lifecycle")) == [FIRST, WHOLE]
+    assert list(list_sections(None, "pd-lifecycle")) == [FIRST, WHOLE]

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from console.findings import FIRST, find
-from console.widgets.results import ResultsPanel
-from results.lifecycle.findings import analyse
-from results.lifecycle.tables import tables
+from console.findings import FIRST, analyse_folder
+from console.panels.results import ResultsPanel
+from results.pd_lifecycle.analyse import analyse
+from results.pd_lifecycle.tables import build_tables
 from tests.console import demo
 from tests.console.conftest import NARROW, app_for, sees, settled, until
-from tests.results.lifecycle.synthetic import Truth, grid, write_run
+from tests.results.pd_lifecycle.synthetic import Truth, grid, write_run
 
 RUN = "20260302-121314-pd-lifecycle-cpu-tiny"
 
@@ -26,20 +26,20 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def test_each_table_of_the_report_is_a_section(measured: Path) -> None:
-    found = tables(analyse(measured))
+    report = build_tables(analyse(measured))
     async with app_for(measured).run_test(size=NARROW) as pilot:
         await settled(pilot)
         await pilot.press("6")
         panel = pilot.app.screen.query_one(ResultsPanel)
         await until(pilot, lambda: panel.analysis is not None, "no analysis")
         assert panel.section == FIRST
-        for table in found[:3]:
+        for table in report[:3]:
             await sees(pilot, table.title)
             assert not any("…" in line for line in panel.table.text()), table.title
             await pilot.press("right")
 
 
-def test_a_folder_without_records_is_told_not_raised(tmp_path: Path) -> None:
-    findings = find(tmp_path / "nowhere", "pd-lifecycle")
+def test_a_folder_without_records_is_reported_not_raised(tmp_path: Path) -> None:
+    findings = analyse_folder(tmp_path / "nowhere", "pd-lifecycle")
     assert findings.analysis is None
     assert findings.trouble

@@ -15,12 +15,13 @@ from textual.pilot import Pilot
 from console import format as say
 from console.feed import Picture
 from console.glyphs import ASCII, UNICODE
+from console.panels import migrations as rows
+from console.panels.migrations import MigrationsPanel
+from console.panels.routing import RoutingPanel
 from console.pasts import PAST_SAMPLES, Pasts
-from console.rows import migrations as rows
-from console.rows import routing
+from console.rows import loads
 from console.screens.dialogs import Detail
 from console.screens.run import RunScreen
-from console.widgets.migrations import MigrationsPanel
 from console.widgets.table import Cell
 from console.widgets.timeline import HOT_TONE, Arrow, Band, Scene, drawn, lines_for
 from state import lease
@@ -32,6 +33,7 @@ from state.store import RunStore
 from state.view import EMPTY, fold
 from tests.console import demo
 from tests.console.conftest import NARROW, ROUTING_RUN, WIDE, app_for, sees, settled, shown, until
+from tests.examples import examples
 
 EAR = "trials/ear/t0"
 
@@ -84,8 +86,8 @@ async def opened(pilot: Pilot[None]) -> MigrationsPanel:
 
 @pytest.mark.parametrize("width", [57, 79, 110, 119, 200])
 def test_columns_fit_and_every_row_fills_them(picture: Picture, width: int) -> None:
-    columns = rows.columns(width)
-    made = rows.rows(picture, EAR, columns, UNICODE)
+    columns = rows.migration_columns(width)
+    made = rows.migration_rows(picture, EAR, columns, UNICODE)
     assert sum(column.width + 1 for column in columns) - 1 <= max(width, 79)
     assert made
     assert all(len(row.cells) == len(columns) for row in made)
@@ -93,24 +95,24 @@ def test_columns_fit_and_every_row_fills_them(picture: Picture, width: int) -> N
 
 
 def test_every_row_says_what_came_of_it_and_what_was_moved(picture: Picture) -> None:
-    columns = rows.columns(119)
+    columns = rows.migration_columns(119)
     keys = [column.key for column in columns]
     assert picture.view.migrations is not None
     kept = picture.view.migrations.of(EAR)
     assert {rows.outcome(row) for row in kept} >= {"transferred", "recomputed", "failed", "refused"}
-    for row, made in zip(kept, rows.rows(picture, EAR, columns, UNICODE), strict=True):
-        told = dict(zip(keys, (text(content) for content in made.cells), strict=True))
-        assert told["session"] == row.session
-        assert rows.outcome(row) in told["phase"]
+    for row, made in zip(kept, rows.migration_rows(picture, EAR, columns, UNICODE), strict=True):
+        cells = dict(zip(keys, (text(content) for content in made.cells), strict=True))
+        assert cells["session"] == row.session
+        assert rows.outcome(row) in cells["phase"]
         if row.phase == "refused":
-            assert told["way"] == f"{row.source} stays"
-            assert (told["tokens"], told["bytes"], told["took"]) == ("", "", "")
+            assert cells["way"] == f"{row.source} stays"
+            assert (cells["tokens"], cells["bytes"], cells["took"]) == ("", "", "")
         else:
-            assert told["way"] == f"{row.source} → {row.target}"
-            assert told["tokens"] == say.tokens(row.external_tokens)
-            assert told["took"] == say.short_ms(row.transfer_s)
+            assert cells["way"] == f"{row.source} → {row.target}"
+            assert cells["tokens"] == say.tokens(row.external_tokens)
+            assert cells["took"] == say.short_ms(row.transfer_s)
         assert rows.migration_of(picture, EAR, made.key) == row
-    assert rows.migration_of(picture, EAR, "nobody's") is None
+    assert rows.migration_of(picture, EAR, "unknown") is None
 
 
 def test_the_head_counts_what_the_view_counts(picture: Picture) -> None:
@@ -127,7 +129,7 @@ def test_the_head_counts_what_the_view_counts(picture: Picture) -> None:
 def test_what_needed_no_kv_is_counted_apart() -> None:
     moved = None
     for number, reason in enumerate(("transferred", "unneeded", "unneeded", "recomputed")):
-        done = MigrationChanged(EAR, f"r{number}", "s", number, "e0", "e1", "done", 1.0, reason)
+        done = MigrationChanged(f"r{number}", "s", number, "e0", "e1", "done", reason, cell=EAR, t_unix_s=1.0)
         moved = migrations_after(moved, done, 1)
     assert moved is not None
     assert text(rows.ends(moved.counts_of(EAR))).split("  ")[:3] == [
@@ -137,23 +139,23 @@ def test_what_needed_no_kv_is_counted_apart() -> None:
 
 
 def test_what_is_under_way_is_neither_done_nor_failed(picture: Picture) -> None:
-    begun = MigrationChanged(EAR, "r-new", "s-1", 3, "e0", "e1", "started", 1.0)
+    begun = MigrationChanged("r-new", "s-1", 3, "e0", "e1", "started", cell=EAR, t_unix_s=1.0)
     moved = migrations_after(None, begun, 1)
     changed = replace(picture, view=replace(picture.view, migrations=moved))
-    (row,) = rows.rows(changed, EAR, rows.columns(119), UNICODE)
+    (row,) = rows.migration_rows(changed, EAR, rows.migration_columns(119), UNICODE)
     assert "▶ started" in text(row.cells[4])
     assert text(rows.ends(moved.counts_of(EAR))).strip() == "▼ 1 under way"
 
 
-def test_a_session_s_life_is_told_stay_by_stay(picture: Picture) -> None:
+def test_a_session_s_stays_are_listed(picture: Picture) -> None:
     assert picture.view.migrations is not None
     moved = next(row for row in picture.view.migrations.of(EAR) if rows.outcome(row) == "transferred")
-    facts = [said for _, said in rows.life_facts(picture, EAR, moved.session)]
+    facts = [fact for _, fact in rows.life_facts(picture, EAR, moved.session)]
     assert len(facts) >= 2
-    assert any(said.startswith(f"{moved.target} ") and "migrated" in said for said in facts)
+    assert any(fact.startswith(f"{moved.target} ") and "migrated" in fact for fact in facts)
     assert "since then" in facts[-1]
-    assert all("since then" not in said for said in facts[:-1])
-    assert rows.life_facts(picture, EAR, "nobody") == [("its life", "no pick of it is kept")]
+    assert all("since then" not in fact for fact in facts[:-1])
+    assert rows.life_facts(picture, EAR, "unknown") == [("its instances", "none of its picks is stored")]
 
 
 def test_without_a_choice_the_last_cell_with_a_migration_is_shown(picture: Picture) -> None:
@@ -166,7 +168,7 @@ def test_without_a_choice_the_last_cell_with_a_migration_is_shown(picture: Pictu
 
 
 @given(st.integers(1, 3 * PAST_SAMPLES), st.integers(0, 3 * PAST_SAMPLES))
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(25))
 def test_the_past_of_a_cell_is_bounded_and_loses_no_peak(seconds: int, peak: int) -> None:
     pasts = Pasts()
     for second in range(seconds):
@@ -282,11 +284,11 @@ async def test_it_shows_instances_arrows_counts_and_the_table(live: Path, size: 
 async def test_the_numbers_are_those_of_status_json(live: Path) -> None:
     with RunStore.open(live, read_only=True) as store:
         known = to_json(store.view(), time.time())["migrations"]
-    (told,) = (each for each in known["cells"] if each["cell"] == EAR)
+    (counts,) = (each for each in known["cells"] if each["cell"] == EAR)
     async with app_for(live).run_test(size=WIDE) as pilot:
         await opened(pilot)
-        await sees(pilot, f"{told['started']} migrations  {told['refused']} refused")
-        await sees(pilot, f"{told['reasons']['done']['transferred']} transferred")
+        await sees(pilot, f"{counts['started']} migrations  {counts['refused']} refused")
+        await sees(pilot, f"{counts['reasons']['done']['transferred']} transferred")
 
 
 async def test_a_migration_opens_with_the_life_of_its_session(live: Path) -> None:
@@ -296,8 +298,8 @@ async def test_a_migration_opens_with_the_life_of_its_session(live: Path) -> Non
         session = text(panel.table.rows[-1].cells[1])
         await pilot.press("end", "enter")
         await until(pilot, lambda: isinstance(pilot.app.screen, Detail), "nothing opened")
-        await sees(pilot, "where it lived")
-        await sees(pilot, "what came of it")
+        await sees(pilot, "its instances")
+        await sees(pilot, "outcome")
         await pilot.press("escape", "y")
         assert f"tracon session {live.name} {session} --cell ear/trial_0" in pilot.app.clipboard
 
@@ -308,7 +310,7 @@ async def test_a_finished_run_is_looked_at_cell_by_cell(folders: dict[str, Path]
         await sees(pilot, "trials/ear/t1  8 of 8")
         await pilot.press("left")
         await sees(pilot, "trials/unified/t1  7 of 8")
-        await sees(pilot, "no session has been asked to move")
+        await sees(pilot, "no migration yet")
         await pilot.press("right", "right")
         await sees(pilot, "trials/lmetric/t0  1 of 8")
 
@@ -349,7 +351,7 @@ async def test_frozen_it_stands_still(live: Path) -> None:
         await pilot.press("space")
         await sees(pilot, "FROZEN")
         with RunStore.open(live) as store:
-            event = MigrationChanged(EAR, "r-late", "s-late", 9, "e0", "e1", "started", time.time())
+            event = MigrationChanged("r-late", "s-late", 9, "e0", "e1", "started", cell=EAR, t_unix_s=time.time())
             store.append(event)
         await sees(pilot, "+1 events")
         assert len(panel.table.rows) == before
@@ -367,7 +369,7 @@ async def test_the_ttft_of_an_instance_stands_on_routing_where_it_is_measured(li
         await sees(pilot, "TTFT")
         assert isinstance(pilot.app.screen, RunScreen)
         view = pilot.app.screen.picture.view
-        lines_of = pilot.app.screen.routing.loads.text()
+        lines_of = pilot.app.screen.query_one(RoutingPanel).loads.text()
     assert view.routing is not None
     for load in view.routing.latest.instances:
         row = next(line for line in lines_of if line.startswith(load.instance))
@@ -376,12 +378,12 @@ async def test_the_ttft_of_an_instance_stands_on_routing_where_it_is_measured(li
         assert say.short_ms(sampled.ttft_p90_s) in row.split()
 
 
-def test_where_nobody_measures_it_there_is_no_column(picture: Picture) -> None:
+def test_without_a_measurement_there_is_no_column(picture: Picture) -> None:
     assert picture.view.routing is not None
-    assert routing.timed(picture, picture.view.routing)
+    assert loads.timed(picture, picture.view.routing)
     unmeasured = replace(picture, view=replace(picture.view, instances={}))
-    assert not routing.timed(unmeasured, picture.view.routing)
-    assert [column.key for column in routing.load_columns(79)].count("ttft") == 0
-    made = routing.load_columns(79, timed=True)
+    assert not loads.timed(unmeasured, picture.view.routing)
+    assert [column.key for column in loads.load_columns(79)].count("ttft") == 0
+    made = loads.load_columns(79, timed=True)
     assert sum(column.width + 1 for column in made) - 1 <= 79
-    assert rows.rows(picture, EAR, rows.columns(79), ASCII)
+    assert rows.migration_rows(picture, EAR, rows.migration_columns(79), ASCII)

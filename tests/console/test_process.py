@@ -166,9 +166,9 @@ def test_sigterm_restores_the_terminal(live_run: Path) -> None:
 
 def test_a_run_that_is_not_there_is_bad_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["no-such-run", "--workspace", str(tmp_path)]) == 2
-    said = capsys.readouterr().err
-    assert "no-such-run" in said
-    assert said.count("\n") == 1
+    message = capsys.readouterr().err
+    assert "no-such-run" in message
+    assert message.count("\n") == 1
 
 
 def test_without_a_terminal_it_says_what_to_use_instead(live_run: Path, capsys: pytest.CaptureFixture[str]) -> None:

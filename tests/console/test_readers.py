@@ -39,7 +39,7 @@ def recorded(folder: Path) -> list[Recorded]:
         return list(store.events())
 
 
-def told(shown: dict[str, Any]) -> dict[str, Any]:
+def comparable(shown: dict[str, Any]) -> dict[str, Any]:
     return {part: json.loads(json.dumps(shown[part])) for part in PARTS}
 
 
@@ -64,17 +64,17 @@ def test_store_console_command_line_and_replay_tell_the_same(
 ) -> None:
     events = recorded(folder)
     replayed = reduce(fold, events[9:], reduce(fold, events[:9], EMPTY))
-    wanted = told(to_json(replayed, 2_000.0))
+    wanted = comparable(to_json(replayed, 2_000.0))
     assert wanted["migrations"]["cells"][0]["done"] == 1
     assert wanted["lifecycle"]["cells"][0]["counted"] == 1
     with RunStore.open(folder, read_only=True) as store:
-        assert told(to_json(store.view(), 2_000.0)) == wanted
+        assert comparable(to_json(store.view(), 2_000.0)) == wanted
     picture = console_picture(folder)
-    assert told(to_json(picture.view, 2_000.0)) == wanted
+    assert comparable(to_json(picture.view, 2_000.0)) == wanted
     monkeypatch.setattr("sys.argv", ["tracon", "status", str(folder), "--json"])
     with pytest.raises(SystemExit):
         main()
-    assert told(json.loads(capsys.readouterr().out)) == wanted
+    assert comparable(json.loads(capsys.readouterr().out)) == wanted
 
 
 def test_the_console_remembers_of_a_past_cell_what_the_view_said_of_it(folder: Path) -> None:
@@ -86,7 +86,7 @@ def test_the_console_remembers_of_a_past_cell_what_the_view_said_of_it(folder: P
     assert past.policy == "ear"
 
 
-def test_following_a_run_prints_what_its_feed_was_told(
+def test_following_a_run_prints_its_feed(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.argv", ["tracon", "watch", str(folder)])
@@ -96,4 +96,4 @@ def test_following_a_run_prints_what_its_feed_was_told(
     for line in reduce(fold, recorded(folder), EMPTY).feed:
         assert line.text in printed
     assert "migrated e0 -> e1: 1024 tokens transferred" in printed
-    assert printed.count("no_colder_target") == 1, "the second refusal was not told"
+    assert printed.count("no_colder_target") == 1, "the second refusal was not reported"

@@ -8,12 +8,12 @@ import io
 from hypothesis import given
 from hypothesis import strategies as st
 
-from console.export import content
-from console.findings import FIRST, SECTIONS, WHOLE, Report, sections_of
+from console.export import export_content
+from console.findings import FIRST, SECTIONS, WHOLE, Report, list_sections
 from console.rows.report import table_section
 from console.rows.sections import Section
-from console.widgets.results import labels
-from results.table import Table
+from console.widgets.section_bar import labels
+from results.report.table import Table
 
 TABLES = (
     Table("Policies", ("policy", "TTFT p90, ms"), (("lmetric", "412"), ("sticky, 2", '1"9'))),
@@ -23,23 +23,23 @@ REPORT = Report("Two policies.", TABLES, ("nothing about a GPU",))
 
 
 def test_every_table_is_a_section_and_the_whole_report_the_last() -> None:
-    assert list(sections_of(REPORT, "routing").items()) == [
+    assert list(list_sections(REPORT, "routing").items()) == [
         ("table-1", "Policies"), ("table-2", "Differences"), (WHOLE, "Report")
     ]  # fmt: skip
 
 
 def test_the_section_that_is_open_before_the_analysis_is_there_after_it() -> None:
-    before = sections_of(None, "routing")
-    assert next(iter(before)) == FIRST in sections_of(REPORT, "routing")
+    before = list_sections(None, "routing")
+    assert next(iter(before)) == FIRST in list_sections(REPORT, "routing")
     assert WHOLE in before
-    assert sections_of(None, "connector-tax") is SECTIONS
+    assert list_sections(None, "connector-tax") is SECTIONS
 
 
 def test_a_table_is_saved_as_csv_and_the_report_as_markdown() -> None:
-    ending, data = content(REPORT, "table-1")
+    ending, data = export_content(REPORT, "table-1")
     assert ending == "csv"
     assert [tuple(row) for row in csv.reader(io.StringIO(data.decode()))] == [TABLES[0].columns, *TABLES[0].rows]
-    ending, data = content(REPORT, WHOLE)
+    ending, data = export_content(REPORT, WHOLE)
     assert ending == "md"
     for part in ("Two policies.", "## Policies", "## Differences", "paired by turn", "nothing about a GPU"):
         assert part in data.decode()
@@ -89,7 +89,7 @@ def test_one_that_does_not_fit_compares_policies_column_by_column() -> None:
     ]
 
 
-def test_rows_of_one_name_and_pairs_with_a_long_text_are_told_one_by_one() -> None:
+def test_rows_of_one_name_and_pairs_with_a_long_text_become_one_block_each() -> None:
     twice = Table("Instances", ("policy", "instance", "TTFT"), (("a", "e0", "1" * 30), ("a", "e1", "2")))
     assert lines(table_section(twice, 40)) == [
         "a",

@@ -16,16 +16,17 @@ import pytest
 from textual.pilot import Pilot
 
 from console.findings import EVERY_S, SECTIONS, Analyst, Findings
+from console.panels.results import ResultsPanel
 from console.rows.results import signed_percent
 from console.widgets.rate_plot import log_axis, rate_axis
-from console.widgets.results import ResultsPanel
-from results.analysis import analyse_run
-from state.run import CellState
+from results.connector_tax.write import analyse_run
+from state.events import RunChanged
+from state.run import CellState, RunState
 from state.store import RunStore
 from tests.console import demo
 from tests.console.conftest import NARROW, RUN, WIDE, app_for, sees, settled, shown, until
-from tests.results.synthetic import Behaviour, write_run
-from tests.results.synthetic import Run as Truth
+from tests.results.connector_tax.synthetic import Behaviour, write_run
+from tests.results.connector_tax.synthetic import Run as Truth
 
 ROOT = Path(__file__).parents[2]
 CALLBACKS = (5.0, 3.0, 8.0)
@@ -78,7 +79,7 @@ async def test_taxes_are_those_of_tax_json(measured_run: Path, size: tuple[int, 
     wanted = [tax for tax in taxes if tax["metric"] in ("tax_ttft_p90", "tax_tpot_p90")]
     assert wanted
     for tax in wanted:
-        row = f"{tax['config']}.*{re.escape(signed_percent(tax['value']))} .*{tax['verdict']}"
+        row = f"{tax['config']}.*{re.escape(signed_percent(tax['value']))} .*{tax['verdict'] or 'no verdict'}"
         assert any(re.search(row, line) for line in lines), (tax, lines)
     assert all(len(line) <= size[0] for line in lines)
     assert not any("…" in line for line in lines), "nothing is cut off"
@@ -88,7 +89,8 @@ async def test_taxes_are_those_of_tax_json(measured_run: Path, size: tuple[int, 
 @pytest.mark.parametrize(
     ("section", "parts"),
     [
-        ("verdicts", ["H1", "supported", "The substrate tax persists"]),
+        ("page", ["cpu-tiny (demo)", "mooncake_both", "none", "H1", "undecided", "report.html", "tracon report"]),
+        ("verdicts", ["H1", "no verdict, one launch per config", "The substrate tax persists"]),
         ("rates", ["ref_safe  4 req/s", "ref_load  4 req/s", "saturated at 8 req/s", "at 8", "ok"]),
         ("ttft", ["TTFT p90, ms, over the send rate", "┤", "mooncake_both", "x"]),
         ("tpot", ["TPOT p90, ms per token", "┤"]),
@@ -174,8 +176,18 @@ async def test_a_run_without_artifacts_says_what_is_missing(ended_run: Path) -> 
     async with app_for(ended_run).run_test(size=NARROW) as pilot:
         await opened(pilot)
         await sees(pilot, "none: plain was not measured")
-        await pilot.press("left", "left")
+        await pilot.press("left", "left", "left")
         await sees(pilot, "plan.json")
+
+
+async def test_a_run_that_ends_while_it_is_watched_ends_on_its_page(live_run: Path) -> None:
+    async with app_for(live_run).run_test(size=NARROW) as pilot:
+        await settled(pilot)
+        await sees(pilot, "▶ running")
+        with RunStore.open(live_run) as store:
+            store.append(RunChanged(RunState.DONE))
+        await sees(pilot, "Page  Taxes")
+        assert panel_of(pilot).section == "page"
 
 
 async def test_in_ascii_curves_are_letters(measured_run: Path) -> None:
@@ -224,7 +236,7 @@ def test_a_run_is_analysed_when_more_is_measured_and_not_more_often(measured_run
     seen.now = EVERY_S + 1
     analyst.look(later)
     seen.settle(analyst)
-    assert [found.trouble for found in seen.posted] == ["", ""]
+    assert [findings.trouble for findings in seen.posted] == ["", ""]
 
 
 def test_opening_the_console_imports_nothing_that_analyses() -> None:
@@ -236,10 +248,11 @@ def test_opening_the_console_imports_nothing_that_analyses() -> None:
 
 def test_a_screenshot_of_the_results_keeps_its_spaces(measured_run: Path, tmp_path: Path) -> None:
     file = tmp_path / "results.svg"
-    command = [sys.executable, "-m", "console", str(measured_run), "--screenshot", str(file), "--press", "6,right"]
+    command = [sys.executable, "-m", "console", str(measured_run), "--screenshot", str(file)]
+    command += ["--press", "6,right,right"]
     subprocess.run(command, cwd=ROOT, check=True, timeout=120, stdin=subprocess.DEVNULL)
     svg = file.read_text(encoding="utf-8")
-    assert "supported" in svg
+    assert "undecided" in svg
     texts = re.findall(r"<text [^>]*>", svg)
     assert texts
     assert all('xml:space="preserve"' in text for text in texts)

@@ -12,12 +12,14 @@ from textual.pilot import Pilot
 from console import format as say
 from console.feed import Picture
 from console.glyphs import ASCII, UNICODE
-from console.rows import routing as rows
+from console.panels import routing as rows
+from console.panels.routing import RoutingPanel
+from console.rows import loads
+from console.rows import routing as router
 from console.rows.instances import STALE_S
 from console.screens.dialogs import Detail
 from console.screens.instance import InstanceScreen
 from console.screens.run import RunScreen
-from console.widgets.routing import RoutingPanel
 from console.widgets.table import Cell, Row
 from state.lease import LeaseState
 from state.routing import RoutingView
@@ -34,7 +36,7 @@ def text(content: Cell) -> str:
     return "".join(part for part, _ in content)
 
 
-def told(row: Row) -> list[str]:
+def texts(row: Row) -> list[str]:
     return [text(content) for content in row.cells]
 
 
@@ -70,7 +72,7 @@ async def opened(pilot: Pilot[None]) -> RoutingPanel:
 def test_columns_fit_and_every_row_fills_them(picture: Picture, width: int) -> None:
     routing = routing_of(picture)
     for columns, made in (
-        (rows.load_columns(width), rows.load_rows(picture, routing, UNICODE, rows.load_columns(width))),
+        (loads.load_columns(width), loads.load_rows(picture, routing, UNICODE, loads.load_columns(width))),
         (rows.decision_columns(width), rows.decision_rows(picture, routing, rows.decision_columns(width))),
     ):
         assert sum(column.width + 1 for column in columns) - 1 <= max(width, 79)
@@ -80,11 +82,11 @@ def test_columns_fit_and_every_row_fills_them(picture: Picture, width: int) -> N
 
 def test_an_instance_is_shown_with_what_the_router_knows_of_it(picture: Picture) -> None:
     routing = routing_of(picture)
-    columns = rows.load_columns(79)
+    columns = loads.load_columns(79)
     keys = [column.key for column in columns]
     picks = sum(load.picks or 0 for load in routing.latest.instances)
-    for load, row in zip(routing.latest.instances, rows.load_rows(picture, routing, UNICODE, columns), strict=True):
-        shown = dict(zip(keys, told(row), strict=True))
+    for load, row in zip(routing.latest.instances, loads.load_rows(picture, routing, UNICODE, columns), strict=True):
+        shown = dict(zip(keys, texts(row), strict=True))
         assert row.key == shown["name"] == load.instance
         assert shown["requests"] == str(load.num_requests)
         assert shown["pending"] == say.tokens(load.pending_prefill_tokens)
@@ -97,9 +99,9 @@ def test_the_bar_is_full_where_the_most_is_pending_and_empty_where_nothing_is(pi
     routing = routing_of(picture)
     top = max(load.pending_prefill_tokens for load in routing.latest.instances)
     full = replace(routing, history=((routing.latest_unix_s, routing.latest.instances),))
-    columns = rows.load_columns(79)
+    columns = loads.load_columns(79)
     place = [column.key for column in columns].index("bar")
-    for load, row in zip(routing.latest.instances, rows.load_rows(picture, full, UNICODE, columns), strict=True):
+    for load, row in zip(routing.latest.instances, loads.load_rows(picture, full, UNICODE, columns), strict=True):
         filled = text(row.cells[place]).count(UNICODE.full)
         assert filled == round(load.pending_prefill_tokens / top * columns[place].width)
 
@@ -110,11 +112,11 @@ def test_the_past_minute_tells_a_second_without_work_from_one_not_seen(picture: 
     end = routing.latest_unix_s
     idle, busy = replace(first, pending_prefill_tokens=0), replace(first, pending_prefill_tokens=800)
     seen = replace(routing, history=((end - 5, (idle,)), (end - 3, (busy,)), (end, (idle,))))
-    columns = rows.load_columns(119)
+    columns = loads.load_columns(119)
     place = [column.key for column in columns].index("past")
-    curve = text(rows.load_rows(picture, seen, UNICODE, columns)[0].cells[place])
+    curve = text(loads.load_rows(picture, seen, UNICODE, columns)[0].cells[place])
     assert len(curve) == columns[place].width
-    assert curve.strip() == f"{rows.NO_WORK}{UNICODE.rise[8]}{rows.NO_WORK}"
+    assert curve.strip() == f"{loads.NO_WORK}{UNICODE.rise[8]}{loads.NO_WORK}"
 
 
 def test_hot_and_never_rebalanced_instances_are_named_and_marked(picture: Picture) -> None:
@@ -122,7 +124,7 @@ def test_hot_and_never_rebalanced_instances_are_named_and_marked(picture: Pictur
     lines = [text(line) for line in rows.warnings(picture, routing, UNICODE)]
     assert any(line.startswith("! hot: e2 has ") for line in lines)
     assert any(line.startswith("! never rebalanced: e3 ") for line in lines)
-    marked = {row.key: told(row)[1] for row in rows.load_rows(picture, routing, UNICODE, rows.load_columns(119))}
+    marked = {row.key: texts(row)[1] for row in loads.load_rows(picture, routing, UNICODE, loads.load_columns(119))}
     assert marked == {"e0": "● available", "e1": "● available", "e2": "! hot", "e3": "! never rebalanced"}
 
 
@@ -134,7 +136,7 @@ def test_an_instance_that_is_not_picked_says_why(picture: Picture) -> None:
     changed = replace(routing, latest=latest, history=())
     (line,) = rows.warnings(picture, changed, ASCII)
     assert text(line) == "x e0 is not picked: no answer for 5 s"
-    assert told(rows.load_rows(picture, changed, ASCII, rows.load_columns(119))[0])[1] == "x no answer for 5 s"
+    assert texts(loads.load_rows(picture, changed, ASCII, loads.load_columns(119))[0])[1] == "x no answer for 5 s"
 
 
 def test_many_warnings_are_counted(picture: Picture) -> None:
@@ -148,22 +150,22 @@ def test_old_numbers_warn_of_nothing_but_of_their_age(picture: Picture) -> None:
     routing = routing_of(picture)
     late = replace(picture, frozen_unix_s=routing.latest_unix_s + AGED_S)
     assert rows.warnings(late, routing, UNICODE) == ()
-    assert rows.alarms_now(late) == ()
-    assert "no word from the router for 8s" in text(rows.head(late, routing))
+    assert router.alarms_now(late) == ()
+    assert "no sample from the router for 8s" in text(rows.head(late, routing))
     assert routing.alarms
-    assert rows.alarms_now(picture) == routing.alarms
+    assert router.alarms_now(picture) == routing.alarms
 
 
 def test_after_the_cell_its_numbers_are_those_of_a_past_moment(picture: Picture) -> None:
     routing = routing_of(picture)
     gone = replace(picture, lease=LeaseState("none"))
-    assert rows.alarms_now(gone) == ()
+    assert router.alarms_now(gone) == ()
     assert f"as of {say.clock(routing.latest_unix_s)}" in text(rows.head(gone, routing))
 
 
 def test_reasons_are_ordered_by_their_picks_and_add_up(picture: Picture) -> None:
     routing = routing_of(picture)
-    picks = [int(told(row)[1]) for row in rows.reason_rows(routing, UNICODE)]
+    picks = [int(texts(row)[1]) for row in rows.reason_rows(routing, UNICODE)]
     assert picks == sorted(picks, reverse=True)
     assert sum(picks) == sum(routing.latest.decisions.values())
     line = text(rows.reason_line(routing))
@@ -174,11 +176,11 @@ def test_a_pick_that_went_nowhere_says_so(picture: Picture) -> None:
     routing = routing_of(picture)
     last = replace(routing.lines[-1], instance="", session="", reason="queue_full")
     (row,) = rows.decision_rows(picture, replace(routing, lines=(last,)), rows.decision_columns(79))
-    assert told(row)[1:] == ["no session", "nowhere", "queue_full"]
+    assert texts(row)[1:] == ["no session", "nowhere", "queue_full"]
     assert rows.decision_of(replace(routing, lines=(last,)), row.key) == last
     assert rows.decision_of(routing, row.key) is None
     facts = dict(rows.decision_detail(routing, last))
-    assert (facts["instance"], facts["session"]) == ("nowhere", "it came without one")
+    assert (facts["instance"], facts["session"]) == ("nowhere", "the request names none")
 
 
 # -- on the screen --------------------------------------------------------------------------------------------------
@@ -197,7 +199,7 @@ async def test_it_shows_instances_reasons_decisions_and_alarms(live_routing: Pat
         newest = panel.table.rows[-1]
     assert len(lines) == size[1]
     assert "q Quit" in lines[-1], "the footer fits"
-    assert any(told(newest)[1] in line and told(newest)[3] in line for line in lines), "the newest decision is seen"
+    assert any(texts(newest)[1] in line and texts(newest)[3] in line for line in lines), "the newest decision is seen"
     assert not any("…" in line for line in lines[5:-1]), "nothing is cut off below the head"
 
 
@@ -246,8 +248,8 @@ async def test_decisions_and_instances_can_be_reached_filtered_and_opened(live_r
         await sees(pilot, last.also)
         await pilot.press("escape", "y")
         assert f"tracon why {live_routing.name} {last.also} --cell sticky/trial_0" in pilot.app.clipboard
-        await pilot.press("slash", *told(last)[1], "enter")
-        assert {told(row)[1] for row in panel.table.rows} == {told(last)[1]}
+        await pilot.press("slash", *texts(last)[1], "enter")
+        assert {texts(row)[1] for row in panel.table.rows} == {texts(last)[1]}
         await pilot.press("shift+tab")
         await until(pilot, lambda: panel.loads.has_focus, "the instances cannot be reached")
         await pilot.press("enter")
@@ -263,11 +265,11 @@ async def test_an_alarm_is_seen_from_every_panel(live_routing: Path) -> None:
             await until(pilot, lambda: "hot: e2" in shown(pilot.app)[2], "the header says nothing")
 
 
-def test_of_an_instance_that_the_run_did_not_launch_the_router_s_knowledge_is_told(picture: Picture) -> None:
-    facts = dict(rows.load_detail(routing_of(picture), "e2"))
+def test_an_instance_that_the_run_did_not_launch_shows_what_the_router_knows(picture: Picture) -> None:
+    facts = dict(loads.load_detail(routing_of(picture), "e2"))
     assert facts["state"] == "available"
     assert "uncached prompt tokens" in facts["PP"]
-    assert dict(rows.load_detail(routing_of(picture), "e9")) == {"instance": "the router no longer has it"}
+    assert dict(loads.load_detail(routing_of(picture), "e9")) == {"instance": "the router has removed it"}
 
 
 async def test_in_ascii_nothing_else_is_shown(live_routing: Path) -> None:

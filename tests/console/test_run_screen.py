@@ -66,13 +66,13 @@ async def test_at_80x24_each_key_opens_its_panel(live_run: Path, key: str, parts
 async def test_the_numbers_are_those_of_status_json(ended_run: Path) -> None:
     with RunStore.open(ended_run, read_only=True) as store:
         view = store.view()
-    told = to_json(view, time.time())
+    status = to_json(view, time.time())
     async with app_for(ended_run).run_test(size=(200, 50)) as pilot:
         await settled(pilot)
         await pilot.press("2", "z")
         await sees(pilot, "nixl_both-12")
         lines = shown(pilot.app)
-    for instance in told["instances"]:
+    for instance in status["instances"]:
         row = next(line for line in lines if line.strip("│ ").startswith(instance["instance"] + " "))
         latest = instance["latest"]
         if latest is None:
@@ -95,16 +95,16 @@ async def test_the_numbers_are_those_of_status_json(ended_run: Path) -> None:
 
 async def test_the_header_numbers_are_those_of_status_json(ended_run: Path) -> None:
     with RunStore.open(ended_run, read_only=True) as store:
-        told = to_json(store.view(), time.time())
+        status = to_json(store.view(), time.time())
     async with app_for(ended_run).run_test(size=WIDE) as pilot:
         await settled(pilot)
         lines = shown(pilot.app)
-    progress = told["progress"]
+    progress = status["progress"]
     assert "✗ failed" in lines[0]
     assert "no process" in lines[0]
     assert f"{progress['fraction'] * 100:.0f} %   {progress['ended']}/{progress['total']} cells" in lines[1]
-    assert say.duration(told["elapsed_s"]) in lines[1]
-    assert told["reason"] in lines[2]
+    assert say.duration(status["elapsed_s"]) in lines[1]
+    assert status["reason"] in lines[2]
 
 
 async def test_a_finished_cell_shows_its_headline_and_its_detail_on_enter(ended_run: Path) -> None:
@@ -141,7 +141,7 @@ async def test_a_run_whose_process_died_says_so_and_how_to_go_on(dead_run: Path)
         await settled(pilot)
         lines = shown(pilot.app)
     assert "no process" in lines[0]
-    assert "nobody works on this run: r resumes it" in lines[2]
+    assert "no process works on this run: r resumes it" in lines[2]
 
 
 async def test_freeze_holds_the_panels_and_counts_what_comes(live_run: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from console.feed import Picture
 from console.glyphs import UNICODE
-from console.rows.stages import stage_columns, stage_rows
+from console.panels.stages import stage_columns, stage_rows
 from console.widgets.table import Row
 from state.run import CellPlan, RunPlan, StagePlan
 from state.store import RunStore
@@ -48,7 +48,7 @@ def test_a_folded_stage_hides_its_cells(tmp_path: Path) -> None:
     assert not any("phase-a/" in key for key in keys)
 
 
-def test_repeated_trials_are_told_apart(tmp_path: Path) -> None:
+def test_repeated_trials_are_drawn_phases(tmp_path: Path) -> None:
     cells = tuple(
         CellPlan(f"a/{config}/r{rate}/t{trial}", "a", "load", config, f"{rate} req/s", {}, 1.0, trial)
         for trial, order in enumerate((("plain", "nixl_both"), ("nixl_both", "plain")))

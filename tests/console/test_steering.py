@@ -105,10 +105,10 @@ async def test_a_dead_run_is_resumed_by_the_command_line(dead_run: Path, monkeyp
         ran.append(tuple(words))
         return steer.Result(True, "done")
 
-    monkeypatch.setattr(steer, "tracon", tracon)
+    monkeypatch.setattr(steer, "run_tracon", tracon)
     async with app_for(dead_run).run_test(size=WIDE) as pilot:
         await settled(pilot)
-        await pilot.press("p", "t")  # nobody is there to pause or stop
+        await pilot.press("p", "t")  # there is no process to pause or stop
         await pilot.press("r")
         await until(pilot, lambda: bool(ran), "no command")
     assert ran == [("resume", RUN, "--detach", "--workspace", str(dead_run.parent))]
@@ -133,9 +133,9 @@ async def test_read_only_has_no_key_that_changes_a_run(live_run: Path) -> None:
     assert asked(live_run) == []
 
 
-async def test_a_refusal_is_told(live_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refusal_is_shown(live_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused = steer.Result(False, "no process runs it. `tracon resume` starts one")
-    monkeypatch.setattr(steer, "ask", lambda *_: refused)
+    monkeypatch.setattr(steer, "submit_request", lambda *_: refused)
     async with app_for(live_run).run_test(size=WIDE, notifications=True) as pilot:
         await settled(pilot)
         await pilot.press("p")
@@ -151,9 +151,9 @@ async def test_a_run_is_started_from_the_list(ended_run: Path, monkeypatch: pyte
 
     offers = (steer.ProfileOffer("cpu-tiny", presets={"connector-tax": ["demo", "full"]}),)
     plan = steer.PlanPreview(configs=["plain", "nixl_both"], stages=[], cells=[], estimated_s=196.0)
-    monkeypatch.setattr(steer, "profiles", lambda: offers)
-    monkeypatch.setattr(steer, "preview", lambda *_: plan)
-    monkeypatch.setattr(steer, "tracon", tracon)
+    monkeypatch.setattr(steer, "list_profiles", lambda: offers)
+    monkeypatch.setattr(steer, "preview_plan", lambda *_: plan)
+    monkeypatch.setattr(steer, "run_tracon", tracon)
     workspace = ended_run.parent
     async with app_for(None, workspace=workspace).run_test(size=WIDE) as pilot:
         await settled(pilot)
@@ -179,20 +179,20 @@ async def test_a_run_is_started_from_the_list(ended_run: Path, monkeypatch: pyte
 
 
 def test_the_profiles_and_the_plan_come_from_the_command_line() -> None:
-    profiles = steer.profiles()
+    profiles = steer.list_profiles()
     assert not isinstance(profiles, str), profiles
     assert "connector-tax" in next(each.presets for each in profiles if each.name == "cpu-tiny")
-    plan = steer.preview("connector-tax", "cpu-tiny", "demo")
+    plan = steer.preview_plan("connector-tax", "cpu-tiny", "demo")
     assert not isinstance(plan, str), plan
     assert plan.estimated_s > 0
     assert "plain" in plan.configs
-    refusal = steer.preview("connector-tax", "cpu-tiny", "no-such-preset")
+    refusal = steer.preview_plan("connector-tax", "cpu-tiny", "no-such-preset")
     assert isinstance(refusal, str)
     assert "no-such-preset" in refusal
 
 
-def test_a_command_that_fails_is_told_in_one_paragraph(dead_run: Path) -> None:
-    result = steer.tracon(("resume", "no-such-run", "--detach", "--workspace", str(dead_run.parent)))
+def test_a_failed_command_gives_one_paragraph(dead_run: Path) -> None:
+    result = steer.run_tracon(("resume", "no-such-run", "--detach", "--workspace", str(dead_run.parent)))
     assert not result.done
     assert "no-such-run" in result.text
     assert "\n" not in result.text
@@ -237,4 +237,4 @@ def test_a_shown_command_can_be_pasted(tmp_path: Path) -> None:
     command = actions.command_line(
         "skip", tmp_path / "r", tmp_path, sort="config", target="plain", reason="it's slow; rm -rf"
     )
-    assert tuple(shlex.split(actions.shown(command))) == command
+    assert tuple(shlex.split(actions.shell_text(command))) == command

@@ -21,21 +21,21 @@ from launch.command import build_launch
 from launch.environment import Engine
 from launch.instance import Instance
 from launch.local import LocalBackend
-from launch.ports import free_port
 from launch.preflight_checks import counter, exposition
-from launch.profile import load_config, load_profile
-from results.decisions import DecisionRecord, Role
-from results.layout import ConfigLayout
-from runners.router.process import RouterProcess
+from launch.profile import Profile, load_config, load_profile
+from results.records.decisions import DecisionRecord, Role
+from results.records.layout import ConfigLayout
+from runners.router.server.process import RouterProcess
 from runners.router.spec import InstanceSpec, KvEndpoint, RouterSpec, RouterTick, TransferRules
 from tests.launch.engines import ignore_start
+from tests.ports import own_port
 
 PROFILE = load_profile("cpu-tiny")
 BLOCK = 32
 KV_BYTES_PER_TOKEN = 512
 KV_TOKENS = 49152
 KEPT_S = 8
-"""So long a source keeps blocks that nobody pulls."""
+"""Seconds that a source holds blocks that no target pulls."""
 NAMES = ("h", "t")
 CONFIGS = {"mooncake": "mooncake_both", "nixl": "nixl_both"}
 PORTS = 22_000 + 100 * (os.getpid() % 9)
@@ -53,6 +53,7 @@ class Pair:
     """Room of each one's KV cache."""
     port: int = PORTS
     transport: str = ""
+    profile: Profile = PROFILE
     running: dict[str, Instance] = field(default_factory=dict)
 
     async def ready(self, transport: str) -> None:
@@ -79,8 +80,8 @@ class Pair:
         launch = len(list(self.folder.iterdir()))
         layout = ConfigLayout(self.folder / f"{name}{launch}")
         spec = build_launch(
-            PROFILE, config, self.engine,
-            instance=name, port=free_port(self.port + 10 * launch, 2), layout=layout, launch=1,
+            self.profile, config, self.engine,
+            instance=name, port=own_port(self.port + 10 * launch, 2), layout=layout, launch=1,
             extra_args=(
                 "--block-size", str(BLOCK), "--kv-cache-memory-bytes", str(self.kv_tokens * KV_BYTES_PER_TOKEN),
                 "--max-model-len", "4096", "--max-num-batched-tokens", "2048", "--enable-prompt-tokens-details",
@@ -92,7 +93,7 @@ class Pair:
         self.running[name] = await self.backend.start(spec, ignore_start)
 
     def member(self, name: str, role: Role = "both", bootstrap: str = "") -> InstanceSpec:
-        """It, as a router is told of it; `bootstrap` in the place of its own."""
+        """The engine as the router's spec names it; `bootstrap` replaces its own."""
         instance = self.running[name]
         own = f"http://127.0.0.1:{instance.ports.get('VLLM_MOONCAKE_BOOTSTRAP_PORT', 0)}"
         endpoint = KvEndpoint(self.transport, "kv_both", bootstrap or own, KV_BYTES_PER_TOKEN)
@@ -123,7 +124,7 @@ class Pair:
         return found
 
     async def forget(self, name: str) -> None:
-        """Empty its prefix cache, as others' prompts would; the router hears nothing of it."""
+        """Empty its prefix cache, as others' prompts would; the router does not notice."""
         async with httpx.AsyncClient(
             base_url=self.running[name].url, timeout=60, trust_env=False, verify=False
         ) as client:
@@ -141,18 +142,18 @@ class Pair:
         return await self.gauge(name, "vllm:kv_cache_usage_perc")
 
     def said(self, name: str, event: str) -> int:
-        """How often its transfer log has told of such an event; a line comes some 0.1 s after what it tells."""
+        """Number of such events in its transfer log; a line is written some 0.1 s after its event."""
         logs = self.running[name].spec.rings.glob("transfer.*.jsonl")
         return sum(path.read_bytes().count(f'"event":"{event}"'.encode()) for path in logs)
 
     async def until_said(self, name: str, event: str, times: int) -> None:
-        """Wait until it has told of so many."""
+        """Wait until its log has this many."""
         async with asyncio.timeout(30):
             while self.said(name, event) < times:  # noqa: ASYNC110  (what an engine's own thread writes)
                 await asyncio.sleep(0.02)
 
     async def queued(self, name: str, requests: int) -> None:
-        """Wait until so many requests wait there."""
+        """Wait until this many requests wait there."""
         async with asyncio.timeout(30):
             while await self.gauge(name, "vllm:num_requests_waiting") < requests:  # noqa: ASYNC110  (an engine's own)
                 await asyncio.sleep(0.002)
@@ -219,7 +220,7 @@ class Routed:
         return text
 
     async def recorded(self, turns: int) -> None:
-        """Wait until so many turns are in its log: each is written once its transfer's counters have been read."""
+        """Wait until this many turns are in its log: each is written once its transfer's counters have been read."""
         async with asyncio.timeout(10):
             while self.log.read_bytes().count(b"\n") < turns:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
@@ -271,6 +272,6 @@ def cached(answer: httpx.Response) -> int:
 
 
 def draw(tokens: int) -> list[int]:
-    """A prompt that nobody has seen before."""
+    """A prompt that no engine has seen before."""
     source = random.Random()
     return [source.randrange(256) for _ in range(tokens)]

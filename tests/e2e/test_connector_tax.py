@@ -10,7 +10,7 @@ import msgspec
 import pandas as pd
 import pytest
 
-from results.layout import RunLayout, sha256
+from results.records.layout import RunLayout, sha256
 from state.status import to_json
 from tests.e2e.cli import data, engine_processes, port, tracon, view_of
 

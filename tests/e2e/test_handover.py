@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from results.decisions import DecisionRecord, KvTransfer
+from results.records.decisions import DecisionRecord, KvTransfer
 from runners.router.spec import TransferRules
 from tests.e2e.engine_pair import KEPT_S, Pair, Routed, cached, draw, ids, routed
 
@@ -37,7 +37,7 @@ async def test_a_prompt_that_one_engine_computed_is_answered_by_the_other(
         assert answer.headers["x-tracon-instance"] == "t"
         alone = await engines.complete("h", prompt, max_tokens=8, ignore_eos=True, return_token_ids=True)
         assert ids(answer) == alone["choices"][0]["token_ids"]
-        await made.recorded(1)  # its counters have been read: two transfers between two readings are not told apart
+        await made.recorded(1)  # its counters have been read: two transfers between two readings cannot be separated
         streamed = await made.turn("s", prompt, stream=True, max_tokens=4)
         assert streamed.headers["content-type"].startswith("text/event-stream")
         assert "kv_transfer_params" not in streamed.text
@@ -147,4 +147,4 @@ async def test_a_pull_that_does_not_end_is_computed_in_time_and_spoils_nothing_w
         alone = await engines.complete("h", prompt, max_tokens=8, ignore_eos=True, return_token_ids=True)
         assert ids(answer) == alone["choices"][0]["token_ids"]
     ((_, transfer),) = handed_over(made)
-    assert (transfer.status, transfer.reason) == ("failed", "no byte of the response to the target leg within 4 s")
+    assert (transfer.status, transfer.reason) == ("failed", "no byte of the response to the decode request within 4 s")

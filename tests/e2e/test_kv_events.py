@@ -13,13 +13,13 @@ import pytest
 from launch.command import build_launch
 from launch.environment import find_engine
 from launch.local import LocalBackend
-from launch.ports import free_port
 from launch.preflight_checks import counter, exposition
 from launch.profile import load_config, load_profile
-from results.layout import ConfigLayout
-from runners.router.kv_events import EventIndex, KvEvents, ZmqWire
+from results.records.layout import ConfigLayout
+from runners.router.instances.kv_events import EventIndex, KvEvents, ZmqWire
 from runners.router.prefix_index import PrefixIndex, block_keys, cached_tokens
 from tests.launch.engines import ignore_start
+from tests.ports import own_port
 
 pytest.importorskip("zmq")
 pytestmark = pytest.mark.engine
@@ -47,7 +47,7 @@ def settle(events: KvEvents, messages: int) -> None:
 
 async def test_the_index_expects_what_the_engine_then_has(tmp_path: Path) -> None:
     profile, engine = load_profile("cpu-tiny"), find_engine("cpu")
-    replay = f"tcp://127.0.0.1:{free_port(23_500)}"
+    replay = f"tcp://127.0.0.1:{own_port(23_500)}"
     wire = ZmqWire("tcp://127.0.0.1:0", replay)
     settings = {
         "enable_kv_cache_events": True,
@@ -58,7 +58,7 @@ async def test_the_index_expects_what_the_engine_then_has(tmp_path: Path) -> Non
     }
     spec = build_launch(
         profile, load_config("plain"), engine,
-        instance="events-1", port=free_port(23_000, 2), layout=ConfigLayout(tmp_path), launch=1,
+        instance="events-1", port=own_port(23_000, 2), layout=ConfigLayout(tmp_path), launch=1,
         extra_args=(
             "--block-size", str(BLOCK), "--num-gpu-blocks-override", str(BLOCKS),
             "--max-model-len", "1536", "--kv-events-config", json.dumps(settings),
@@ -77,17 +77,17 @@ async def test_the_index_expects_what_the_engine_then_has(tmp_path: Path) -> Non
                 for number in range(PROMPTS):
                     prompt = source.choice(heads) + [source.randrange(256) for _ in range(source.randrange(1, 300))]
                     keys = block_keys(prompt, BLOCK)
-                    told = cached_tokens(index, keys, len(prompt))
-                    approximate += cached_tokens(guess, keys, len(prompt)) == told
+                    indexed_tokens = cached_tokens(index, keys, len(prompt))
+                    approximate += cached_tokens(guess, keys, len(prompt)) == indexed_tokens
                     before, messages = await hits(client), events.messages
                     body = {"model": spec.model, "prompt": prompt, "max_tokens": 1, "temperature": 0}
                     (await client.post("/v1/completions", json=body)).raise_for_status()
                     guess.insert(keys)
                     found = await hits(client) - before
-                    expected += told
-                    if found != told:
-                        wrong.append((number, len(prompt), told, found))
-                    if len(keys) * BLOCK > told + BLOCK:  # it stores at least one new block, and says so
+                    expected += indexed_tokens
+                    if found != indexed_tokens:
+                        wrong.append((number, len(prompt), indexed_tokens, found))
+                    if len(keys) * BLOCK > indexed_tokens + BLOCK:  # it stores at least one new block, and says so
                         settle(events, messages)
             await instance.stop(profile.launch.stop_grace_s, 0.0)
     finally:

@@ -1,8 +1,8 @@
 """Sessions move between two real engines behind a real router, and what becomes of them when things break.
 
-The engines schedule by priority, hold 49 152 tokens in blocks of 32, and free what nobody pulls after some seconds. A
-session migrates because its instance is hot: its neighbour's long prompt waits there, behind prompts that the router
-knows nothing of.
+The engines schedule by priority, hold 49 152 tokens in blocks of 32, and free blocks that no target pulls after some
+seconds. A session migrates because its instance is hot: its neighbour's long prompt waits there, behind prompts that
+the router knows nothing of.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from results.decisions import DecisionRecord, KvTransfer
+from results.records.decisions import DecisionRecord, KvTransfer
 from runners.router.spec import InstanceSpec, TransferRules
 from runners.router.why import explain
 from tests.e2e.engine_pair import BLOCK, KEPT_S, Pair, Routed, cached, draw, ids, routed
@@ -153,7 +153,7 @@ async def test_what_the_source_has_lost_of_it_is_computed_for_the_transfer(pair:
 async def test_a_transfer_that_is_dropped_is_recomputed_and_then_not_tried_for_a_while(
     pair: Pair, tmp_path: Path
 ) -> None:
-    """Nobody listens where the source's bootstrap server should be."""
+    """No server listens at the source's bootstrap address."""
     members = (pair.member("h", bootstrap="http://127.0.0.1:9"), pair.member("t"))
     rules = TransferRules(timeout_s=10.0, attempts=1, failures_to_quarantine=1, quarantine_s=60.0, leg_priority=-1)
     context = draw(PREFIX)
@@ -326,7 +326,7 @@ async def test_a_source_that_dies_costs_a_recompute_at_most(pair: Pair, tmp_path
         ((_, transfer),) = moved(made)
         assert transfer.reason.startswith(("the source", "h is lost")), (
             transfer.reason
-        )  # the leg hears of it, or a probe
+        )  # the transfer request notices it, or a probe
 
 
 async def test_a_source_that_stands_still_during_the_pull_costs_the_time_limit_and_a_recompute(

@@ -14,12 +14,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from results.layout import RunLayout, is_complete
-from results.lifecycle.load import collect
-from results.lifecycle.maps import volumes
-from results.lifecycle.record import LifecycleLayout, LifecycleRecord
-from runners.experiments.pd_lifecycle_evidence import asked
-from runners.experiments.pd_lifecycle_plan import shape_of
+from results.pd_lifecycle.load import read_records
+from results.pd_lifecycle.volumes import measure_volumes
+from results.records.layout import LifecycleLayout, RunLayout, is_complete
+from results.records.lifecycle import LifecycleRecord
+from runners.experiments.pd_lifecycle.evidence import request_config
+from runners.experiments.pd_lifecycle.grid import shape_of
 from state.events import CellChanged, LifecycleMeasured
 from state.run import CellPlan, CellState, RunState
 from state.store import RunStore
@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     wait_until_nothing_is_left(run)
-    collected = collect(run)
+    collected = read_records(run)
     assert {record.config.label for record in collected.records} == {shape_of(sweep(run)[0]).name}, (
         "the cell that was cut counts for nothing"
     )
@@ -74,7 +74,7 @@ def sweep(run: Path) -> list[CellPlan]:
 
 
 def counted(run: Path) -> list[LifecycleRecord]:
-    return [record for record in collect(run).records if record.counted]
+    return [record for record in read_records(run).records if record.counted]
 
 
 def test_every_cell_is_measured_once_and_nothing_stays(folder: Path) -> None:
@@ -89,10 +89,10 @@ def test_every_cell_is_measured_once_and_nothing_stays(folder: Path) -> None:
 
 
 def test_every_cell_has_its_records_and_what_they_were_made_from(folder: Path) -> None:
-    collected, layout = collect(folder), LifecycleLayout(folder)
+    collected, layout = read_records(folder), LifecycleLayout(folder)
     assert collected.gaps == ()
     for cell in sweep(folder):
-        config = asked(shape_of(cell))
+        config = request_config(shape_of(cell))
         found = [record for record in collected.records if record.config == config]
         assert [(record.repetition, record.warmup) for record in found] == [(1, True), (2, False), (3, False)]
         assert is_complete(layout.cell(config), cell.cell)
@@ -124,12 +124,12 @@ def test_both_engines_held_c_tokens_and_the_new_ones_were_moved(folder: Path) ->
         assert record.transfer_detail.bytes_transferred == blocks * BLOCK * BYTES_PER_TOKEN
         assert record.colo.ttft_ms is not None
         assert record.colo.ttft_ms > 0
-    moved = volumes(counted(folder))
+    moved = measure_volumes(counted(folder))
     assert [(one.new_tokens, one.of_expected) for one in moved] == [(256, 1.0), (1024, 1.0)]
 
 
 def test_the_combined_request_took_the_same_way_and_came_first_in_half_of_the_pairs(folder: Path) -> None:
-    records = collect(folder).records
+    records = read_records(folder).records
     assert {record.colo.through for record in records} == {"router"}
     assert sum(record.colo.first is True for record in records) == len(records) / 2
     assert not any(record.ids.request in record.colo.request for record in records)
@@ -141,7 +141,7 @@ def test_what_is_not_of_one_request_is_kept_too(folder: Path) -> None:
     assert (link["from"], link["reason"]) == ("measured", "")
     assert 0 < link["low"] <= link["gbps"] <= link["high"]
     for cell in sweep(folder):
-        said = msgspec.json.decode(layout.cell(asked(shape_of(cell))).read_bytes())
+        said = msgspec.json.decode(layout.cell(request_config(shape_of(cell))).read_bytes())
         assert (said["order"], said["baseline"], said["counted_by"]) == ("counterbalanced", "router", "probe")
         for side in ("prefill", "decode"):
             begin, end = said["load"][side]["begin"], said["load"][side]["end"]

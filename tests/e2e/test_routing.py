@@ -14,10 +14,9 @@ import msgspec
 import psutil
 import pytest
 
-from results.decisions import DecisionRecord, KvTransfer
-from results.layout import RunLayout, is_complete
+from results.records.decisions import DecisionRecord, KvTransfer
+from results.records.layout import RunLayout, is_complete, trial_layouts
 from results.routing.load import collect
-from results.routing.record import trial_layouts
 from state.events import CellChanged, MigrationChanged, RouterSampled
 from state.run import CellState, RunState
 from state.store import RunStore
@@ -168,12 +167,12 @@ def test_nobody_was_left_without_an_answer_by_a_movement(folder: Path) -> None:
 
 def test_every_migration_is_in_the_journal_from_its_start_to_its_end(folder: Path) -> None:
     with RunStore.open(folder, read_only=True) as store:
-        told = [recorded.event for recorded in store.events() if isinstance(recorded.event, MigrationChanged)]
-    started = {event.migration for event in told if event.phase == "started"}
-    ended = {event.migration for event in told if event.phase in ("done", "failed")}
+        changes = [recorded.event for recorded in store.events() if isinstance(recorded.event, MigrationChanged)]
+    started = {event.migration for event in changes if event.phase == "started"}
+    ended = {event.migration for event in changes if event.phase in ("done", "failed")}
     assert started
     assert started == ended
-    assert {event.cell for event in told} == {"trials/EAR/t0"}
+    assert {event.cell for event in changes} == {"trials/EAR/t0"}
     summary = view_of(folder).cells["trials/EAR/t0"].summary
     assert summary["migrations_transferred"] >= 1
     assert summary["transfer_mean_s"] > 0

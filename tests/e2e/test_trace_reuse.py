@@ -14,14 +14,14 @@ import pytest
 from launch.command import build_launch, write_launch
 from launch.environment import find_engine
 from launch.local import LocalBackend
-from launch.ports import free_port
 from launch.profile import load_config, load_profile
-from results.layout import ConfigLayout
-from results.records import RequestStatus
-from runners.replay import ReplayReport, ReplayWish, replay_trace
+from results.records.layout import ConfigLayout
+from results.records.schemas import RequestStatus
+from runners.load.standalone_replay import ReplayReport, ReplayWish, replay_trace
 from runners.trace.formats import write_trace
 from runners.trace.session import MAIN, Session, Trace, TraceFacts, Turn
 from tests.launch.engines import ignore_start
+from tests.ports import own_port
 from tests.runners.load.traces import read_turns
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(240)]
@@ -36,15 +36,15 @@ POINTS = 0.02
 async def engine(folder: Path) -> AsyncIterator[str]:
     """The URL of an engine with room for everything, which says of every prompt how much of it was cached."""
     profile, plain = load_profile("cpu-tiny"), load_config("plain")
-    told = (*profile.engine.extra_args, "--enable-prompt-tokens-details")
+    arguments = (*profile.engine.extra_args, "--enable-prompt-tokens-details")
     profile = msgspec.structs.replace(
-        profile, engine=msgspec.structs.replace(profile.engine, block_size=ENGINE_BLOCK, extra_args=told)
+        profile, engine=msgspec.structs.replace(profile.engine, block_size=ENGINE_BLOCK, extra_args=arguments)
     )
     environment = find_engine("cpu")
     layout = ConfigLayout(folder)
     async with LocalBackend(profile, environment) as backend:
         spec = build_launch(
-            profile, plain, environment, instance="plain-1", port=free_port(23_000, 2), layout=layout, launch=1
+            profile, plain, environment, instance="plain-1", port=own_port(23_000, 2), layout=layout, launch=1
         )
         write_launch(spec, layout)
         instance = await backend.start(spec, ignore_start)

@@ -1,7 +1,7 @@
-"""A prefix moves between two real engines, by Mooncake and by NIXL, and what comes of it when somebody leaves or dies.
+"""A prefix moves between two real engines, by Mooncake and by NIXL, and what happens when a client or an engine leaves.
 
-The engines schedule by priority, hold 16 384 tokens in blocks of 32, and free what nobody pulls after some seconds: the
-last resort where nobody can be told to free it.
+The engines schedule by priority, hold 16 384 tokens in blocks of 32, and free blocks that no target pulls after some
+seconds: the last resort where no request can free them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import httpx
 import pytest
@@ -21,19 +22,23 @@ import pytest_asyncio
 from launch import patching
 from launch.environment import find_engine
 from launch.local import LocalBackend
-from results.decisions import KvTransfer, RoutedRequest
+from results.records.decisions import KvTransfer, RoutedRequest
+from runners.router.facts import ClientMessage
+from runners.router.instances.upstream import Pool, resolve
+from runners.router.server.event_loop import EventLoop
 from runners.router.spec import TransferRules
-from runners.router.transfer import Movement, Transfers
-from runners.router.upstream import Pool, resolve
+from runners.router.transfer.movement import Movement
+from runners.router.transfer.transfers import Transfers
 from tests.e2e.engine_pair import BLOCK, KEPT_S, KV_BYTES_PER_TOKEN, NAMES, PROFILE, Pair, draw
 
 pytestmark = [
     pytest.mark.engine, pytest.mark.fault, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module"),
 ]  # fmt: skip
 
+HAS_AMX = "amx_tile" in Path("/proc/cpuinfo").read_text().split()
 PREFIX = 64 * BLOCK
 RELEASED_S = {"mooncake": 4.0, "nixl": KEPT_S + 4.0}
-"""NIXL's source hears of some failures by the end of its lease only: docs/transfer.md."""
+"""NIXL's source learns of some failures by the end of its lease only: docs/transfer.md."""
 SETTLED_S = 5.0
 HEADERS = b"content-type: application/json\r\n"
 REQUEST = RoutedRequest(
@@ -57,9 +62,8 @@ class Bench:
         over = asyncio.Event()
         request = replace(REQUEST, input_tokens=len(prompt), cached_tokens={"h": held, "t": at_target})
         body = json.dumps({"model": PROFILE.model.served_name, "prompt": prompt}).encode()
-        movement = self.transfers.migrate(
-            request, "h", "t", "/v1/completions", HEADERS, body, lambda movement: over.set()
-        )
+        message = ClientMessage(b"/v1/completions", HEADERS, body)
+        movement = self.transfers.migrate(request, "h", "t", message, lambda movement: over.set())
         return movement, over
 
     async def migrate(self, prompt: list[int], held: int = PREFIX, at_target: int = 0) -> KvTransfer:
@@ -102,7 +106,7 @@ async def bench(pair: Pair) -> AsyncIterator[Bench]:
 async def transport(pair: Pair, timeout_s: float = 60.0, leg_priority: int | None = -1) -> AsyncIterator[Bench]:
     specs = {name: pair.member(name) for name in NAMES}
     pools = {name: Pool(await resolve(spec.url), 3.0, lambda change: None) for name, spec in specs.items()}
-    transfers = Transfers(pools, specs, TransferRules(timeout_s=timeout_s, leg_priority=leg_priority))
+    transfers = Transfers(pools, specs, TransferRules(timeout_s=timeout_s, leg_priority=leg_priority), EventLoop())
     try:
         yield Bench(pair, transfers)
     finally:
@@ -140,6 +144,20 @@ async def test_a_prefix_moves_and_the_request_is_answered_from_it(bench: Bench) 
         await bench.released()
 
 
+@pytest.mark.skipif(not HAS_AMX, reason="this CPU has no AMX tiles, without which nothing can go wrong here")
+async def test_an_engine_may_begin_with_a_decode_on_pulled_kv(pair: Pair) -> None:
+    if "t" in pair.running:
+        await pair.running.pop("t").stop(0.0, 0.0)
+    await pair.ready(pair.transport)
+    prompt = draw(PREFIX)
+    await pair.complete("h", prompt)
+    async with transport(pair) as bench:
+        transfer = await bench.migrate(prompt + draw(40))
+    assert pair.running["t"].alive(), pair.running["t"].tail(40)
+    assert transfer.status == "transferred", transfer.reason
+    await pair.released("h", RELEASED_S[pair.transport])
+
+
 async def test_only_what_the_target_lacks_is_moved(bench: Bench) -> None:
     prompt = draw(PREFIX + 40)
     await bench.pair.complete("h", prompt)
@@ -159,9 +177,8 @@ async def test_a_chat_is_moved_in_the_targets_tokens(bench: Bench) -> None:
     chat = {"model": PROFILE.model.served_name, "messages": [{"role": "user", "content": bytes(draw(1500)).hex()}]}
     over = asyncio.Event()
     request = replace(REQUEST, input_tokens=800, cached_tokens={"h": 600})
-    movement = bench.transfers.migrate(
-        request, "h", "t", "/v1/chat/completions", HEADERS, json.dumps(chat).encode(), lambda movement: over.set()
-    )
+    message = ClientMessage(b"/v1/chat/completions", HEADERS, json.dumps(chat).encode())
+    movement = bench.transfers.migrate(request, "h", "t", message, lambda movement: over.set())
     await over.wait()
     transfer = movement.transfer
     assert transfer.status == "transferred", transfer.reason

@@ -12,10 +12,10 @@ from launch.command import LaunchSpec, build_launch
 from launch.environment import Engine
 from launch.instance import Instance
 from launch.local import LocalBackend
-from launch.ports import free_port
 from launch.profile import Profile, load_config, load_profile
-from results.layout import ConfigLayout
+from results.records.layout import ConfigLayout
 from tests.launch.programs import SERVER
+from tests.ports import own_port
 
 PROFILE: Profile = load_profile("cpu-tiny")
 ENGINE = Engine(
@@ -27,7 +27,7 @@ def program(folder: Path, code: str = SERVER, config: str = "plain", *arguments:
     """A launch of `code`, with the arguments vLLM would get unless others are given."""
     spec = build_launch(
         PROFILE, load_config(config), ENGINE,
-        instance=f"{config}-1", port=free_port(21_000, 2), layout=ConfigLayout(folder), launch=1,
+        instance=f"{config}-1", port=own_port(21_000, 2), layout=ConfigLayout(folder), launch=1,
     )  # fmt: skip
     argv = (sys.executable, "-c", code, *(arguments or spec.argv[3:]))
     return replace(spec, argv=argv, method="spawn", tiny_model=None)

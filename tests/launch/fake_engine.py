@@ -80,7 +80,7 @@ class FakeEngine:
         if transfer.get("do_remote_decode"):
             return self.prefilled(body)
         if transfer.get("do_remote_prefill"):
-            if transfer["remote_engine_id"] == "nobody":
+            if transfer["remote_engine_id"] == "unknown":
                 return await self.refuse(transfer["remote_bootstrap_addr"])
             if self.pulls_to_fail:
                 self.pulls_to_fail -= 1
@@ -110,7 +110,7 @@ class FakeEngine:
         return httpx.Response(200, json={**completion, "kv_transfer_params": offered})
 
     async def refuse(self, address: str) -> httpx.Response:
-        if "asks nobody" not in self.faults:
+        if "never asks" not in self.faults:
             async with httpx.AsyncClient(trust_env=False) as client:
                 await client.get(f"{address}/query")
         return httpx.Response(200 if "answers anyway" in self.faults else 500, json=self.completion((1,), 1, False))
@@ -147,8 +147,8 @@ class FakeInstance:
     def log(self) -> str:
         return self.words
 
-    def tail(self, lines: int) -> str:
-        return self.words
+    async def explain_death(self) -> str:
+        return f"ended\n{self.words}" if self.dead else ""
 
     async def wait_ready(self, timeout_s: float) -> float:
         return 0.0

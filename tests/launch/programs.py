@@ -61,6 +61,25 @@ server.serve_forever()
 """
 """Answers /health, /v1/models and completions at once; ends on TERM."""
 
+CHILD_DIES = """
+import faulthandler, multiprocessing, os, signal, sys, threading, time
+sys.path.insert(0, REPOSITORY)
+from patches.child_deaths import name_child_deaths
+faulthandler.enable()
+name_child_deaths()
+how = getattr(signal, sys.argv[1])
+def crash_here():
+    time.sleep(0.3)
+    os.kill(os.getpid(), how)
+    time.sleep(60)
+child = multiprocessing.get_context("fork").Process(target=crash_here, name="EngineCore")
+child.start()
+child.join()
+time.sleep(float(sys.argv[2]))
+sys.exit("RuntimeError: Engine core initialization failed. See root cause above.")
+""".replace("REPOSITORY", repr(str(Path(__file__).resolve().parents[2])))
+"""A server whose EngineCore ends itself by a signal; it lives on for some seconds and ends with exit code 1."""
+
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 30.0) -> bool:
     """Whether the condition came true in time."""

@@ -16,7 +16,7 @@ import pytest
 from launch.command import LaunchSpec, Unwritable, build_launch, ports_needed, whole_env, write_launch
 from launch.environment import Engine
 from launch.profile import config_names, load_config, load_profile, profile_names
-from results.layout import ConfigLayout
+from results.records.layout import ConfigLayout
 
 SECRET = "hf_" + "x" * 30
 
@@ -70,6 +70,20 @@ def test_the_transfer_log_is_written_beside_the_rings_of_launches_that_ask_for_i
     }
 
 
+def test_a_profile_cannot_let_a_cpu_engine_compile(tmp_path: Path) -> None:
+    settings = load_profile("cpu-tiny")
+    own = msgspec.structs.replace(
+        settings.engine, enforce_eager=False, env={"TORCHDYNAMO_DISABLE": "0", "TORCH_COMPILE_DISABLE": "0"}
+    )
+    engine = Engine(kind="cpu", python=Path(sys.executable), root=tmp_path, site_packages=tmp_path, versions={})
+    spec = build_launch(
+        msgspec.structs.replace(settings, engine=own), load_config("plain"), engine,
+        instance="one", port=18123, layout=ConfigLayout(tmp_path), launch=1,
+    )  # fmt: skip
+    assert "--enforce-eager" not in spec.argv
+    assert (spec.env["TORCHDYNAMO_DISABLE"], spec.env["TORCH_COMPILE_DISABLE"]) == ("1", "1")
+
+
 def option(spec: LaunchSpec, name: str) -> str:
     return spec.argv[spec.argv.index(name) + 1]
 
@@ -99,6 +113,9 @@ def test_every_config_of_every_profile_gives_a_command_on_loopback(tmp_path: Pat
     assert spec.env["VLLM_PLUGINS"] == "tracon"
     assert spec.env["AGENTIC_STEP_LOG_PATH"] == str(tmp_path / "rings" / "1" / "engine_step.jsonl")
     assert ("TRACON_CPU_CONNECTORS" in spec.env) == (spec.kind == "cpu")
+    for name in ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE"):
+        wanted = "1" if spec.kind == "cpu" else None
+        assert spec.env.get(name) == spec.base_env.get(name) == wanted, "a fork server imports torch with base_env"
     assert len(spec.ports) == ports_needed(load_config(config)) == len(set(spec.ports.values()))
 
 
@@ -129,6 +146,17 @@ def test_the_one_process_executor_of_a_cpu_engine_needs_its_environment_variable
 def test_the_shared_environment_says_nothing_of_one_config(tmp_path: Path) -> None:
     shared = {frozenset(spec_of(tmp_path, config).base_env.items()) for config in config_names()}
     assert len(shared) == 1
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o755), (0o077, 0o700), (0o027, 0o750)])
+def test_launch_sh_is_executable_for_those_who_may_read_it(tmp_path: Path, umask: int, mode: int) -> None:
+    before = os.umask(umask)
+    try:
+        layout = ConfigLayout(tmp_path)
+        write_launch(spec_of(tmp_path), layout)
+    finally:
+        os.umask(before)
+    assert layout.launch_sh.stat().st_mode & 0o777 == mode
 
 
 def test_launch_sh_runs_exactly_the_recorded_command(tmp_path: Path) -> None:

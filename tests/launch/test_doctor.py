@@ -129,7 +129,7 @@ def test_a_taken_port_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_cuda_engine_needs_a_gpu_and_a_cpu_engine_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACON_HOME", str(tmp_path))
-    monkeypatch.setattr(doctor, "_nvidia_smi", lambda: "no nvidia-smi")
+    monkeypatch.setattr(doctor, "_list_gpus", lambda: "no nvidia-smi")
     monkeypatch.setattr(doctor, "INFINIBAND", tmp_path / "none")
     assert rows(examine("cpu", {}))["GPU"].state == OK
     assert rows(examine("cuda", {}))["GPU"].state == MISSING

@@ -55,10 +55,10 @@ def left_in(folder: Path) -> list[str]:
 
 
 def test_install_builds_once_and_then_returns_at_once(installer: Installer) -> None:
-    told: list[tuple[int, int, str]] = []
-    engine = install("cpu", progress=lambda *step: told.append(step))
-    assert [step for step, _, _ in told] == sorted(step for step, _, _ in told)
-    assert {of for _, of, _ in told} == {5}
+    steps: list[tuple[int, int, str]] = []
+    engine = install("cpu", progress=lambda *step: steps.append(step))
+    assert [step for step, _, _ in steps] == sorted(step for step, _, _ in steps)
+    assert {of for _, of, _ in steps} == {5}
     assert engine.versions["vllm"] == "0.32.0"
     assert engine.imports["mooncake"] == ""
     assert "no stub of lmcache" in engine.imports["lmcache"]
@@ -167,15 +167,15 @@ def test_two_installs_at_once_build_one_environment(installer: Installer) -> Non
 
 
 def test_waiting_for_another_install_ends_with_an_error(tmp_path: Path) -> None:
-    told: list[str] = []
+    steps: list[str] = []
     path = tmp_path / "lock"
     with (
         exclusive(path, lambda step, of, text: None),
         pytest.raises(InstallFailed, match="another install"),
-        exclusive(path, lambda step, of, text: told.append(text), wait_s=0.01),
+        exclusive(path, lambda step, of, text: steps.append(text), wait_s=0.01),
     ):
         pass
-    assert told
+    assert steps
 
 
 def test_a_step_that_hangs_is_ended(tmp_path: Path) -> None:

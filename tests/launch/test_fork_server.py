@@ -16,8 +16,9 @@ import pytest
 from launch.command import whole_env
 from launch.link import GuardLink
 from launch.local import ForkServer, ForkServerFailed
-from launch.ports import free_port, holders
+from launch.ports import holders
 from tests.launch.programs import STUBBORN, pids_noted, running, wait_until
+from tests.ports import own_port
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SOON_S = 15.0
@@ -115,17 +116,34 @@ async def test_an_engine_that_raises_leaves_its_traceback_and_a_non_zero_code(mo
     assert "RuntimeError: no room" in (modules / "log").read_text()
 
 
-async def test_only_the_api_server_holds_its_port_and_not_the_processes_it_forks(modules: Path) -> None:
-    (modules / "listens.py").write_text(LISTENS)
-    port = free_port(23_500)
+async def test_an_engine_that_crashes_leaves_its_stack_in_its_own_log(modules: Path) -> None:
+    (modules / "crashes.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGILL)\n")
     server = await server_in(modules)
     try:
-        await engine_of(server, modules, "log", "listens", str(port))
+        link = await server.fork()
+        env = whole_env({"PYTHONPATH": str(modules), "PYTHONFAULTHANDLER": "1"})
+        log = modules / "log"
+        await link.start([sys.executable, "-m", "crashes"], env, cwd=modules, stdout=log, stderr=log)
+        link.go()
+        assert await asyncio.wait_for(link.exited, SOON_S) == -signal.SIGILL
+    finally:
+        await server.close()
+    assert "Fatal Python error: Illegal instruction" in log.read_text()
+    assert 'crashes.py", line 2 in <module>' in log.read_text()
+
+
+async def test_only_the_api_server_holds_its_port_and_not_the_processes_it_forks(modules: Path) -> None:
+    (modules / "listens.py").write_text(LISTENS)
+    port = own_port(23_500)
+    server = await server_in(modules)
+    try:
+        link = await engine_of(server, modules, "log", "listens", str(port))  # an engine ends with its link
         log = modules / "log"
         assert await asyncio.to_thread(wait_until, lambda: log.exists() and log.read_text().endswith("\n"), SOON_S)
         engine, worker = map(int, log.read_text().split())
         assert await asyncio.to_thread(wait_until, lambda: [one.pid for one in holders(port)] == [engine], SOON_S)
         assert running([worker]) == [worker]
+        assert not link.exited.done()
     finally:
         await server.close()
 

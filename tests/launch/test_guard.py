@@ -1,4 +1,4 @@
-"""Nothing of an engine survives: whoever dies, in whatever order, the engine and all it started end."""
+"""Nothing of an engine survives: whichever process dies, in whatever order, the engine and all it started end."""
 
 from __future__ import annotations
 

@@ -17,13 +17,14 @@ import psutil
 import pytest
 
 from launch.attach import AttachedInstance
+from launch.death import cause, diagnose
 from launch.errors import LaunchError
-from launch.instance import CrashedAtStart, ReadyTimeout, cause, diagnose, end_leftover
+from launch.instance import CrashedAtStart, ReadyTimeout, end_leftover
 from launch.local import LocalBackend
 from launch.ports import LOOPBACK, PortTaken, free_port, is_free
 from launch.processes import ProcessIdentity, boot_id, identify, is_same, members
 from tests.launch.engines import ENGINE, PROFILE, ignore_start, program, started
-from tests.launch.programs import STUBBORN, pids_noted, running, wait_until
+from tests.launch.programs import CHILD_DIES, STUBBORN, pids_noted, running, wait_until
 
 SOON_S = 30.0
 
@@ -39,7 +40,7 @@ def occupied() -> Iterator[int]:
 
 
 def leftover(folder: Path) -> ProcessIdentity:
-    """A stubborn engine whose owner is not there: nobody but its identity leads to it."""
+    """A stubborn engine without an owner: only its identity leads to it."""
     process = subprocess.Popen([sys.executable, "-c", STUBBORN, str(folder)], start_new_session=True)
     threading.Thread(target=process.wait, daemon=True).start()
     return identify(process.pid)
@@ -94,6 +95,68 @@ async def test_a_crash_at_start_is_found_at_once_and_told_with_its_cause_and_las
     assert caught.value.exit_code == 1
 
 
+@pytest.mark.parametrize("name", ["SIGILL", "SIGSEGV", "SIGABRT", "SIGKILL"])
+async def test_the_signal_that_ended_the_engine_process_is_named_with_its_frame(tmp_path: Path, name: str) -> None:
+    async with started(program(tmp_path, CHILD_DIES, "plain", name, "0")) as instance:
+        with pytest.raises(CrashedAtStart) as caught:
+            await instance.wait_ready(600.0)
+    death = caught.value.death
+    assert death is not None
+    assert (death.ended_by, death.process) == (name, "EngineCore")
+    assert f"plain-1 lost its process EngineCore (pid {death.pid}), which was ended by {name} " in str(caught.value)
+    assert death.last_lines[-1] in str(caught.value)
+    if name == "SIGKILL":
+        assert "OOM killer" in str(caught.value)
+    else:
+        assert death.frame.endswith("in crash_here")
+        assert f"last Python frame {death.frame}" in str(caught.value)
+
+
+async def test_a_main_process_that_ends_by_a_signal_is_named_too(tmp_path: Path) -> None:
+    code = "import faulthandler, os, signal\nfaulthandler.enable()\nos.kill(os.getpid(), signal.SIGSEGV)"
+    async with started(program(tmp_path, code)) as instance:
+        with pytest.raises(CrashedAtStart, match=r"plain-1 was ended by SIGSEGV .*: last Python frame <string>:3 in"):
+            await instance.wait_ready(600.0)
+
+
+async def test_an_engine_is_dead_while_its_server_lives_on(tmp_path: Path) -> None:
+    async with started(program(tmp_path, CHILD_DIES, "plain", "SIGILL", "60")) as instance:
+        assert await instance.explain_death() == ""
+        for _ in range(600):
+            if death := await instance.find_death():
+                break
+            await asyncio.sleep(0.05)
+        assert instance.alive()
+        assert death is not None
+        assert (death.ended_by, death.process) == ("SIGILL", "EngineCore")
+
+
+async def test_an_engine_that_was_stopped_has_not_died(tmp_path: Path) -> None:
+    async with started(program(tmp_path)) as instance:
+        await instance.wait_ready(SOON_S)
+        await instance.stop(10.0, 0.0)
+        assert await instance.find_death() is None
+
+
+async def test_a_stall_is_read_once_and_only_when_its_line_is_whole(tmp_path: Path) -> None:
+    async with started(program(tmp_path, "import time; time.sleep(600)")) as instance:
+        line = "[tracon] a step has run for 5 s, /x/core.py:1 in step (step 7, pid 9)\n"
+        with instance.spec.stderr.open("a") as log:
+            log.write("caf\xe9\n" + line[:20])
+            log.flush()
+            assert instance.read_stalls() == ()
+            log.write(line[20:])
+            log.flush()
+            assert [stall.frame for stall in instance.read_stalls()] == ["/x/core.py:1 in step"]
+            assert instance.read_stalls(last=True) == ()
+            log.write("Timeout (0:00:05)!\nThread 0x1 (most recent call first):\n")
+            log.flush()
+            assert instance.read_stalls() == (), "the stacks are still being written"
+            log.write('  File "/x/core.py", line 2 in wait\n\n')
+            log.flush()
+            assert [stall.frame for stall in instance.read_stalls()] == ["/x/core.py:2 in wait"]
+
+
 async def test_the_log_of_an_earlier_launch_is_not_taken_for_this_one(tmp_path: Path) -> None:
     (tmp_path / "vllm_stderr.log").write_text("RuntimeError: from yesterday\n")
     async with started(program(tmp_path, "raise SystemExit(3)")) as instance:
@@ -128,7 +191,7 @@ def test_the_cause_is_the_engines_own_exception_not_the_api_servers_echo() -> No
 """
     assert cause(log) == "RuntimeError: Mooncake is not available"
     assert cause("all is well") == ""
-    assert "dmesg" in diagnose("", -9)
+    assert "dmesg" in diagnose("", "SIGKILL")
 
 
 async def test_an_engine_that_never_serves_is_a_timeout_that_says_what_is_missing(tmp_path: Path) -> None:

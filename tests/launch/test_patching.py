@@ -234,3 +234,16 @@ def test_a_use_writes_nothing_into_the_environment(python: Path) -> None:
     use.apply()
     assert everything(python) == before
     use.revert()
+
+
+def test_a_run_leaves_the_patches_in_an_environment_that_it_may_not_change(
+    python: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply(python)
+    use = PatchUse(python)
+    use.apply()
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    left = use.revert()
+    assert left.applied
+    assert "another user" in left.reason
+    assert status(python).intact

@@ -103,11 +103,11 @@ async def test_a_transfer_that_does_not_happen_fails(reach: dict[str, FakeEngine
 async def test_a_producer_keeps_its_blocks_and_frees_them(reach: dict[str, FakeEngine]) -> None:
     engine = reach["http://127.0.0.1:18002"] = FakeEngine()
     said = await seen(engine, PRODUCER, proofs.prefill_leg)
-    assert "names engine e1; blocks kept (0.2500), freed after" in said
+    assert "names engine e1; blocks held (0.2500), freed after" in said
 
 
 @pytest.mark.parametrize(
-    ("fault", "reason"), [("keeps nothing", "no block is kept"), ("keeps for good", "still kept after")]
+    ("fault", "reason"), [("keeps nothing", "no block is held"), ("keeps for good", "still held after")]
 )
 async def test_a_producer_that_keeps_no_blocks_or_never_frees_them_fails(
     reach: dict[str, FakeEngine], fault: str, reason: str
@@ -123,7 +123,7 @@ async def test_a_consumer_asks_the_bootstrap_it_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "reason"), [("asks nobody", "was not asked"), ("answers anyway", "nothing was pulled")]
+    ("fault", "reason"), [("never asks", "was not asked"), ("answers anyway", "nothing was pulled")]
 )
 async def test_a_consumer_that_does_not_pull_fails(fault: str, reason: str) -> None:
     with pytest.raises(GateFailed, match=reason):

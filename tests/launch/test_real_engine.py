@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,13 +14,15 @@ import pytest
 
 from launch.command import build_launch, write_launch
 from launch.environment import find_engine
+from launch.instance import http_client
 from launch.local import LocalBackend
-from launch.ports import free_port
+from launch.patching import PatchUse
 from launch.preflight import verify
 from launch.profile import load_config, load_profile
-from results.layout import ConfigLayout
+from results.records.layout import ConfigLayout
 from tests.launch.engines import ignore_start
 from tests.launch.programs import running, wait_until
+from tests.ports import own_port
 
 pytestmark = pytest.mark.engine
 
@@ -33,15 +37,15 @@ from pathlib import Path
 from launch.command import build_launch
 from launch.environment import find_engine
 from launch.local import LocalBackend
-from launch.ports import free_port
+from tests.ports import own_port
 from launch.profile import load_config, load_profile
-from results.layout import ConfigLayout
+from results.records.layout import ConfigLayout
 async def main(folder):
     profile, engine = load_profile("cpu-tiny"), find_engine("cpu")
     def started(pid, *_):
         (folder / "engine").write_text(str(pid))
     async with LocalBackend(profile, engine) as backend:
-        spec = build_launch(profile, load_config("plain"), engine, instance="plain-1", port=free_port(22_000, 2),
+        spec = build_launch(profile, load_config("plain"), engine, instance="plain-1", port=own_port(22_000, 2),
                             layout=ConfigLayout(folder), launch=1)
         instance = await backend.start(spec, started)
         await instance.wait_ready(240.0)
@@ -61,7 +65,7 @@ async def test_plain_starts_by_fork_server_serves_and_passes_pre_flight(tmp_path
                 config,
                 engine,
                 instance=f"plain-{launch}",
-                port=free_port(22_000, 2),
+                port=own_port(22_000, 2),
                 layout=layout,
                 launch=launch,
             )
@@ -75,6 +79,50 @@ async def test_plain_starts_by_fork_server_serves_and_passes_pre_flight(tmp_path
             assert family, "the engine core is a process of its own"
             assert running([instance.pid, *(process.pid for process in family)]) == []
             assert report.exit_code == 0, instance.tail(60)
+
+
+async def test_a_signal_to_the_engine_process_of_a_serving_engine_is_named_with_its_frame(tmp_path: Path) -> None:
+    profile, engine = load_profile("cpu-tiny"), find_engine("cpu")
+    patches = PatchUse(engine)
+    patches.apply()
+    try:
+        async with LocalBackend(profile, engine) as backend:
+            for launch, number in enumerate((signal.SIGSEGV, signal.SIGKILL), 1):
+                layout = ConfigLayout(tmp_path / str(launch))
+                spec = build_launch(
+                    profile,
+                    load_config("plain"),
+                    engine,
+                    instance=f"plain-{launch}",
+                    port=own_port(22_000, 2),
+                    layout=layout,
+                    launch=launch,
+                )
+                write_launch(spec, layout)
+                instance = await backend.start(spec, ignore_start)
+                await instance.wait_ready(START_S)
+                async with http_client(instance.url) as client:
+                    body = {"model": instance.model, "prompt": [1, 2, 3], "max_tokens": 4}
+                    answer = await client.post("/v1/completions", json=body, timeout=START_S)
+                assert answer.status_code == 200
+                assert await instance.find_death() is None
+                (core,) = psutil.Process(instance.pid).children()
+                core.send_signal(number)
+                for _ in range(200):
+                    if death := await instance.find_death():
+                        break
+                    await asyncio.sleep(0.1)
+                assert death is not None
+                assert (death.ended_by, death.process, death.pid) == (number.name, "EngineCore", core.pid)
+                if number is signal.SIGSEGV:
+                    assert "vllm/v1/engine/core.py" in death.frame
+                else:
+                    assert "OOM killer" in death.kernel
+                assert number.name in await instance.explain_death()
+                assert death.last_lines
+                await instance.stop(profile.launch.stop_grace_s, 0.0)
+    finally:
+        patches.revert()
 
 
 @pytest.mark.fault

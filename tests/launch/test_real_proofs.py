@@ -13,11 +13,11 @@ from launch.command import build_launch, write_launch
 from launch.environment import Engine, find_engine
 from launch.instance import Instance
 from launch.local import LocalBackend
-from launch.ports import free_port
 from launch.preflight import GateResult, verify
 from launch.profile import ConnectorConfig, config_names, load_config, load_profile
-from results.layout import ConfigLayout
+from results.records.layout import ConfigLayout
 from tests.launch.engines import ignore_start
+from tests.ports import own_port
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -32,7 +32,7 @@ async def running(
     layout = ConfigLayout(folder)
     spec = build_launch(
         PROFILE, config, engine,
-        instance=folder.name, port=free_port(23_000, 2), layout=layout, launch=1, preflight=True,
+        instance=folder.name, port=own_port(23_000, 2), layout=layout, launch=1, preflight=True,
     )  # fmt: skip
     write_launch(spec, layout)
     instance = await backend.start(spec, ignore_start)

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -18,9 +20,13 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def after_fork(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
+    """What the plugin wants done in forked processes; its variables are unset."""
+    callbacks: list[Callable[[], None]] = []
+    monkeypatch.setattr(os, "register_at_fork", lambda after_in_child: callbacks.append(after_in_child))
     monkeypatch.delenv(plugin.STEP_LOG_VARIABLE, raising=False)
     monkeypatch.delenv(plugin.CPU_CONNECTORS_VARIABLE, raising=False)
+    return callbacks
 
 
 def put_vllm(put_modules: PutModules) -> type:
@@ -113,3 +119,79 @@ def test_a_shim_that_fails_is_said_and_harms_nothing(
     monkeypatch.setenv(plugin.CPU_CONNECTORS_VARIABLE, "1")
     plugin.register()
     assert "CPU shim for mooncake not applied" in capfd.readouterr().err
+
+
+class Amx:
+    """`torch.cpu` of a CPU that has AMX tiles or not, under a kernel that grants them or not."""
+
+    def __init__(self, has_tiles: bool, granted: bool | Exception) -> None:
+        self.has_tiles, self.granted, self.requests = has_tiles, granted, 0
+
+    def _init_amx(self) -> bool:
+        self.requests += 1
+        if isinstance(self.granted, Exception):
+            raise self.granted
+        return self.granted
+
+    def _is_amx_tile_supported(self) -> bool:
+        return self.has_tiles
+
+
+def torch_with(amx: object, built_for_cuda: bool = False) -> ModuleType:
+    made = torch(built_for_cuda, built_for_cuda, 0)
+    vars(made).update(cpu=amx)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("amx", "outcome"),
+    [
+        (Amx(has_tiles=True, granted=True), "granted"),
+        (Amx(has_tiles=True, granted=False), "refused by the kernel"),
+        (Amx(has_tiles=False, granted=False), "none in this CPU"),
+        (Amx(has_tiles=True, granted=OSError("no")), "not requested: OSError: no"),
+    ],
+    ids=["granted", "refused", "a CPU without tiles", "an error"],
+)
+def test_amx_is_requested_in_the_process_and_in_each_of_its_forks_and_the_log_says_so(
+    put_modules: PutModules,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    after_fork: list[Callable[[], None]],
+    amx: Amx,
+    outcome: str,
+) -> None:
+    put_modules({"torch": torch_with(amx)})
+    monkeypatch.setenv(plugin.CPU_CONNECTORS_VARIABLE, "1")
+    plugin.register()
+    assert amx.requests == 1
+    assert f"[tracon] AMX tiles: {outcome}" in capfd.readouterr().err
+    (in_child,) = after_fork
+    in_child()
+    assert amx.requests == 2
+    assert f"[tracon] AMX tiles: {outcome}" in (line := capfd.readouterr().err)
+    assert f"(pid {os.getpid()})" in line
+
+
+def test_a_torch_that_knows_no_amx_is_logged_and_harms_nothing(
+    put_modules: PutModules, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    put_modules({"torch": torch_with(SimpleNamespace())})
+    monkeypatch.setenv(plugin.CPU_CONNECTORS_VARIABLE, "1")
+    plugin.register()
+    assert "[tracon] AMX tiles: not requested: AttributeError" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("variable", "built_for_cuda"), [("1", True), ("0", False)], ids=["CUDA build", "not asked"])
+def test_amx_is_requested_on_cpu_builds_that_are_asked_to(
+    put_modules: PutModules,
+    monkeypatch: pytest.MonkeyPatch,
+    after_fork: list[Callable[[], None]],
+    variable: str,
+    built_for_cuda: bool,
+) -> None:
+    amx = Amx(has_tiles=True, granted=True)
+    put_modules({"torch": torch_with(amx, built_for_cuda)})
+    monkeypatch.setenv(plugin.CPU_CONNECTORS_VARIABLE, variable)
+    plugin.register()
+    assert (amx.requests, after_fork) == (0, [])

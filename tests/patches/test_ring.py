@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from patches import ring as ring_module
 from patches.ring import MISSING, Ring, fit_json
+from tests.examples import examples
 
 from .ring_file import decode, only_ring
 
@@ -33,7 +34,7 @@ def make_ring(folder: Path, capacity: int = 1 << 12) -> Ring:
 
 
 def choose_writer(monkeypatch: pytest.MonkeyPatch, mapped: bool) -> None:
-    monkeypatch.setattr(ring_module, "_overwrites_in_place", lambda _file: mapped)
+    monkeypatch.setattr(ring_module, "_can_overwrite_in_place", lambda _file: mapped)
 
 
 def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -61,7 +62,7 @@ def test_a_reader_finds_status_and_records(tmp_path: Path, monkeypatch: pytest.M
 
 
 @given(capacity=st.integers(1, 40), written=st.integers(0, 130), mapped=st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_the_last_capacity_records_are_kept_in_their_places(capacity: int, written: int, mapped: bool) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as monkeypatch:
         choose_writer(monkeypatch, mapped)

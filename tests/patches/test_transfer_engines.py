@@ -18,11 +18,11 @@ from launch.command import build_launch, write_launch
 from launch.environment import Engine, find_engine
 from launch.instance import Instance
 from launch.local import LocalBackend
-from launch.ports import free_port
 from launch.preflight_proofs import BOOTSTRAP_PORT
 from launch.profile import load_config, load_profile
-from results.layout import ConfigLayout
+from results.records.layout import ConfigLayout
 from tests.launch.engines import ignore_start
+from tests.ports import own_port
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(240)]
 
@@ -43,7 +43,7 @@ async def pair(backend: LocalBackend, engine: Engine, config: str, folder: Path)
         for place, name in enumerate(("p", "d")):
             layout = ConfigLayout(folder / name)
             spec = build_launch(
-                PROFILE, load_config(config), engine, instance=name, port=free_port(24_000 + 100 * place, 2),
+                PROFILE, load_config(config), engine, instance=name, port=own_port(24_000 + 100 * place, 2),
                 layout=layout, launch=1, transfer_log=True,
             )  # fmt: skip
             write_launch(spec, layout)

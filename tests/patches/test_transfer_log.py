@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from patches import transfer_log
 from patches.hooks import HookCheck
 from patches.transfer_log import Line, Report, TransferLog
+from tests.examples import examples
 
 from .transfer_file import WRITTEN_S, events, latest_status, said
 
@@ -202,7 +203,7 @@ def test_no_thread_to_be_had_costs_the_log_only(tmp_path: Path, monkeypatch: pyt
 plain = st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text(max_size=20)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     rows=st.lists(st.dictionaries(st.text(max_size=8), plain | st.lists(plain, max_size=3), max_size=4), max_size=20)
 )

@@ -297,7 +297,7 @@ def test_a_pull_that_fails_is_told_once_and_one_that_waits_for_others_not_yet(
     engine, worker = mooncake(put_modules, tmp_path)
     pulls = {"d-1": Pull("d-1", "t-1", [[1]], pull_tasks_count=2), "d-2": Pull("d-2", "t-2", [[2]])}
     worker.process_pulling_result(SimpleNamespace(ok_reqs=["d-1"], err_reqs=["d-2"], err_msg="expired"), pulls)
-    worker._handle_failed_recv(pulls, ["d-2", "nobody"], "again")
+    worker._handle_failed_recv(pulls, ["d-2", "unknown"], "again")
     worker.process_pulling_result(SimpleNamespace(ok_reqs=["d-1", "d-2"], err_reqs=None), pulls)
     failed, received = engine.lines(2)
     assert (failed["request"], failed["ok"], failed["reason"]) == ("d-2", False, "expired")

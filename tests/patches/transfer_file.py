@@ -12,7 +12,7 @@ WRITTEN_S = 10.0
 
 
 def said(folder: Path, lines: int, pid: int | None = None) -> list[Line]:
-    """The log of this process, or of `pid`, as soon as it has so many lines (the writer is a thread of its own)."""
+    """The log of this process, or of `pid`, as soon as it has this many lines (the writer is a thread of its own)."""
     deadline = time.monotonic() + WRITTEN_S
     while True:
         paths = list(folder.glob(f"transfer.{pid or '*'}.jsonl"))

@@ -1,4 +1,4 @@
-"""A small OpenAI-shaped instance that does as it is told: serves, hangs, fails, dies and comes back on its own port."""
+"""A small OpenAI-shaped instance that obeys: serves, hangs, fails, dies and comes back on its own port."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Backend:
     status: int = 200
     """Of completions; anything but 200 is answered as an error."""
     errors: int = -1
-    """So many completions more are answered with `status`; -1 = all."""
+    """This many further completions are answered with `status`; -1 = all."""
     answer_headers: dict[str, str] = field(default_factory=dict)
     hang: bool = False
     """Completions are read and never answered."""
@@ -214,7 +214,7 @@ class Backend:
 
 def _whole(writer: asyncio.StreamWriter, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
     extra = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
-    head = f"HTTP/1.1 {status} Told\r\ncontent-type: application/json\r\n{extra}content-length: {len(body)}\r\n\r\n"
+    head = f"HTTP/1.1 {status} Obeyed\r\ncontent-type: application/json\r\n{extra}content-length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
 
 

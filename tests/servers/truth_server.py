@@ -33,7 +33,7 @@ class Scenario:
     per_chunk: int = 1
     """Tokens in a chunk."""
     role_ms: float = -1.0
-    """A role-only chat chunk so long after the request, before the first token."""
+    """Seconds from the request to a role-only chat chunk, before the first token."""
     chat: int = 0
     """Deltas instead of text."""
     empty_text: int = 0
@@ -181,7 +181,7 @@ class _Connection(asyncio.Protocol):
                 self._server.inflight -= 1
 
     def _refuse(self, scenario: Scenario) -> None:
-        body = json.dumps({"error": {"message": f"told to answer {scenario.status}", "code": scenario.status}}).encode()
+        body = json.dumps({"error": {"message": f"asked for {scenario.status}", "code": scenario.status}}).encode()
         head = f"HTTP/1.1 {scenario.status} No\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         self.transport.write(head.encode() + body)
 

@@ -1,4 +1,4 @@
-"""A routed cell whose sessions move, told by its events: what every reader of a run has to make the same of."""
+"""A routed cell whose sessions move, as events: every reader of a run must derive the same from them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def second(at_s: float, *picks: tuple[str, str, str], cell: str = CELL) -> Route
 
 def step(phase: str, at_s: float, migration: str = "r3-0", session: str = "s1", **more: object) -> MigrationChanged:
     """A step of the migration of a session from e0 to e1."""
-    event = MigrationChanged(CELL, migration, session, 2, "e0", "e1", phase, at_s)
+    event = MigrationChanged(migration, session, 2, "e0", "e1", phase, cell=CELL, t_unix_s=at_s)  # type: ignore[arg-type]
     return replace(event, **more)  # type: ignore[arg-type]
 
 

@@ -35,7 +35,7 @@ def a_plan() -> RunPlan:
 
 
 class Clock:
-    """Seconds that pass one at each look, or as told."""
+    """A clock that advances one second at each call, or as set."""
 
     def __init__(self, start_s: float = 1_000.0) -> None:
         self.now_s = start_s

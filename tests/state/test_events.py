@@ -5,6 +5,7 @@ from hypothesis import given
 
 from state.events import (
     KINDS,
+    EngineDeath,
     Event,
     InstanceChanged,
     InstanceSampled,
@@ -64,3 +65,11 @@ def test_what_is_no_number_was_not_measured(value: float | None) -> None:
     read = decode("instance_sampled", encode(InstanceSampled("plain-1", "a", ttft_p50_s=value)))
     assert isinstance(read, InstanceSampled)
     assert read.ttft_p50_s is None
+
+
+def test_a_death_comes_back_whole_and_an_older_journal_has_none() -> None:
+    death = EngineDeath("SIGILL", "EngineCore", 7, "vllm/x.py:1 in f", "", "", ("the last line",))
+    event = InstanceChanged("plain-1", "plain", InstanceState.FAILED, death=death)
+    assert decode("instance_changed", encode(event)) == event
+    older = b'{"instance": "plain-1", "config": "plain", "state": "failed", "reason": "x"}'
+    assert decode("instance_changed", older) == InstanceChanged("plain-1", "plain", InstanceState.FAILED, reason="x")

@@ -26,6 +26,7 @@ from state.run import CellState, InstanceState, StageState
 from state.schema import MIGRATIONS
 from state.store import STATE_FILE, RunStore
 from state.verify import problems
+from tests.examples import examples
 from tests.state.plans import CELLS, a_run
 
 pytestmark = pytest.mark.fault
@@ -35,19 +36,19 @@ CELL = CELLS[0].cell
 
 def in_child(work: Callable[..., Any], *args: object) -> Any:  # noqa: ANN401 - whatever the work returns
     """The work's result, or the error it raised, from a process of its own."""
-    hears, says = FORK.Pipe(duplex=False)
+    receiver, sender = FORK.Pipe(duplex=False)
 
     def body() -> None:
         try:
-            says.send(work(*args))
+            sender.send(work(*args))
         except StateError as error:
-            says.send((type(error).__name__, str(error), error.remedy))
+            sender.send((type(error).__name__, str(error), error.remedy))
 
     process = FORK.Process(target=body, daemon=True)
     process.start()
-    says.close()
+    sender.close()
     try:
-        return hears.recv()
+        return receiver.recv()
     finally:
         process.join(60)
 
@@ -87,18 +88,18 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_journal(tmp_path: Path) ->
     a_run(folder).close()
     moments = random.Random(7)
     promised = 0
-    for _ in range(25):
-        hears, says = FORK.Pipe(duplex=False)
-        writer = FORK.Process(target=_append_for_ever, args=(folder, says), daemon=True)
+    for _ in range(examples(25)):
+        receiver, sender = FORK.Pipe(duplex=False)
+        writer = FORK.Process(target=_append_for_ever, args=(folder, sender), daemon=True)
         writer.start()
-        assert hears.poll(60)  # it writes
+        assert receiver.poll(60)  # it writes
         time.sleep(moments.uniform(0, 0.03))
         writer.kill()
         writer.join()
-        says.close()
+        sender.close()
         with contextlib.suppress(EOFError):
-            while hears.poll():
-                promised = hears.recv()
+            while receiver.poll():
+                promised = receiver.recv()
         with RunStore.open(folder, read_only=True) as store:
             assert problems(store) == ()
             assert _is_paired(_pairs(store))
@@ -115,7 +116,7 @@ def _append_pairs(folder: Path, name: str, count: int) -> None:
 
 
 def test_two_processes_can_write_one_run(tmp_path: Path) -> None:
-    folder, count = tmp_path / "run", 60
+    folder, count = tmp_path / "run", examples(60)
     a_run(folder).close()
     writers = [FORK.Process(target=_append_pairs, args=(folder, name, count)) for name in ("one", "two")]
     for writer in writers:
@@ -317,12 +318,12 @@ def test_a_copy_of_a_live_run_is_whole_or_refused(tmp_path: Path) -> None:
     """The writer turns its log over every few transactions, so that some copies are torn."""
     folder = tmp_path / "run"
     a_run(folder).close()
-    hears, says = FORK.Pipe(duplex=False)
-    writer = FORK.Process(target=_write_much, args=(folder, says), daemon=True)
+    receiver, sender = FORK.Pipe(duplex=False)
+    writer = FORK.Process(target=_write_much, args=(folder, sender), daemon=True)
     writer.start()
     try:
-        assert hears.poll(60)
-        for number in range(40):
+        assert receiver.poll(60)
+        for number in range(examples(40)):
             copy = tmp_path / f"copy-{number}"
             shutil.copytree(folder, copy)
             with contextlib.suppress(StoreUnusable), RunStore.open(copy, read_only=True) as store:
@@ -403,7 +404,7 @@ def test_a_read_only_folder_can_be_read_and_says_why_it_cannot_be_written(locked
 
 def test_another_user_can_watch_a_live_run(locked: Path) -> None:
     if os.geteuid() != 0:
-        pytest.skip("only root can be somebody else")
+        pytest.skip("only root can become another user")
     with a_run(locked / "live") as store:
         store.append(StageChanged("preflight", StageState.RUNNING))
         assert in_child(_as_stranger, _read, locked / "live") == 2

@@ -35,12 +35,12 @@ def _hold(folder: Path, said: Connection) -> None:
 @contextmanager
 def a_holder(folder: Path) -> Iterator[multiprocessing.process.BaseProcess]:
     """Another process that holds the lease and will not let go."""
-    hears, says = FORK.Pipe(duplex=False)
-    process = FORK.Process(target=_hold, args=(folder, says), daemon=True)
+    receiver, sender = FORK.Pipe(duplex=False)
+    process = FORK.Process(target=_hold, args=(folder, sender), daemon=True)
     process.start()
     try:
-        assert hears.poll(60)
-        assert hears.recv() == "held"
+        assert receiver.poll(60)
+        assert receiver.recv() == "held"
         yield process
     finally:
         process.kill()
@@ -186,11 +186,11 @@ def test_of_two_that_resume_a_dead_run_one_gets_it(tmp_path: Path, store: RunSto
     _put(store, replace(this_process(), boot_id="an earlier boot"), 1.0)
     starts, verdicts, racers = [], [], []
     for _ in range(2):
-        (hears, says), (waits, starts_it) = FORK.Pipe(duplex=False), FORK.Pipe(duplex=False)
-        racer = FORK.Process(target=_race, args=(tmp_path / "run", waits, says), daemon=True)
+        (receiver, sender), (waits, starts_it) = FORK.Pipe(duplex=False), FORK.Pipe(duplex=False)
+        racer = FORK.Process(target=_race, args=(tmp_path / "run", waits, sender), daemon=True)
         racer.start()
         starts.append(starts_it)
-        verdicts.append(hears)
+        verdicts.append(receiver)
         racers.append(racer)
     try:
         for start in starts:

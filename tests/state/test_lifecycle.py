@@ -1,4 +1,4 @@
-"""What a reader is told of requests that were taken apart."""
+"""What a reader sees of lifecycle requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a reader is told of sessions that migrate."""
+"""What a reader sees of sessions that migrate."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from state.bindings import LIVES_KEPT, STAYS_KEPT
-from state.events import CellChanged, Event, Recorded, RunPlanned
+from state.events import CellChanged, Event, MigrationChanged, Recorded, RunPlanned, decode, encode
 from state.migrations import MIGRATIONS_KEPT, PHASES, QUIET_S, REFUSALS_KEPT, MigrationsView, migrations_json
 from state.run import CellState
-from state.view import EMPTY, RunView, fold, told
+from state.view import EMPTY, RunView, fold, new_feed_lines
 from tests.state.moves import CELL, OTHER, STORY, second, step
 from tests.state.plans import a_plan
 
@@ -132,7 +132,7 @@ def test_refusals_do_not_flood_the_feed() -> None:
     assert len(shown) == 2, "one at once, one after the quiet time"
     assert shown[1].endswith(f"(and {10 * QUIET_S - 1:.0f} more since)")
     other = lines(*flood[:5], step("refused", 1.0, "r-x", reason="no_target"))
-    assert len(other) == 2, "another reason is told at once"
+    assert len(other) == 2, "another reason makes a line at once"
 
 
 @given(st.lists(st.floats(0, 200), max_size=80))
@@ -222,5 +222,18 @@ def test_a_pick_without_a_session_or_a_place_belongs_to_nobody() -> None:
 
 def test_what_was_told_between_two_views_is_what_the_events_between_say() -> None:
     before, after = folded(*STORY[:9]), folded(*STORY)
-    assert told(before, before) == ()
-    assert [line.text for line in told(before, after)] == [line.text for line in after.feed[len(before.feed) :]]
+    assert new_feed_lines(before, before) == ()
+    new = new_feed_lines(before, after)
+    assert [line.text for line in new] == [line.text for line in after.feed[len(before.feed) :]]
+
+
+def test_a_step_that_an_older_run_wrote_is_read() -> None:
+    body = (
+        b'{"cell":"trials/EAR/t0","migration":"r-1","session":"s","turn":3,"source":"e0","target":"e1","phase":"done",'
+        b'"t_unix_s":5.0,"reason":"transferred","text":"","external_tokens":640,"bytes":327680,"transfer_s":0.02}'
+    )
+    event = decode("migration_changed", body)
+    assert event == MigrationChanged(
+        "r-1", "s", 3, "e0", "e1", "done", "transferred", "", 640, 327_680, 0.02, cell="trials/EAR/t0", t_unix_s=5.0
+    )
+    assert decode("migration_changed", encode(event)) == event

@@ -1,4 +1,4 @@
-"""What a reader is told of a cell's router, and when it is warned."""
+"""What a reader sees of a cell's router, and its alarms."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def load(
 
 
 def seconds(*spans: tuple[int, tuple[RoutedLoad, ...]]) -> list[LoadSample]:
-    """One sample a second: each load for so many seconds."""
+    """One sample a second: each load for this many seconds."""
     loads = [each for count, each in spans for _ in range(count)]
     return [(100.0 + second, each) for second, each in enumerate(loads)]
 
@@ -291,9 +291,9 @@ def test_what_began_ends_at_most_once(story: list[tuple[RoutedLoad, ...]]) -> No
 def test_the_router_as_json() -> None:
     view = folded(sampled(FIRST, line(1), instances=(load("a", picks=1), load("b", 0, 0, picks=0, available=False))))
     assert view.routing is not None
-    told = routing_json(view.routing)
-    assert told == json.loads(json.dumps(told))
-    assert told == {
+    shown_json = routing_json(view.routing)
+    assert shown_json == json.loads(json.dumps(shown_json))
+    assert shown_json == {
         "t_unix_s": 101.0,
         "cell": FIRST,
         "attempt": 0,

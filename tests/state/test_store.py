@@ -26,6 +26,7 @@ from state.run import CellState, InstanceState
 from state.store import STATE_FILE, RunStore
 from state.verify import problems
 from state.view import EMPTY, RunView, fold
+from tests.examples import examples
 from tests.state.plans import CELLS, a_plan, a_run
 from tests.state.strategies import run_events
 
@@ -90,7 +91,7 @@ class Journal(RuleBasedStateMachine):
 
 TestJournal = Journal.TestCase
 TestJournal.settings = settings(
-    max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(60), stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 
@@ -149,7 +150,7 @@ def test_two_attempts_cannot_have_one_number(tmp_path: Path) -> None:
     [
         CellChanged("no/such", CellState.RUNNING, 1),
         CellProgressed("no/such", 0.5),
-        InstanceSampled("nobody", CELL),
+        InstanceSampled("unknown", CELL),
         InstanceChanged("plain-1", "plain", InstanceState.READY),
         RequestAnswered(1, True),
         RunPlanned("again", a_plan(), "0.1.0"),

@@ -1,54 +1,49 @@
-"""Routing policies: pure functions of (request, cluster) to a decision, shared by router, what-if and simulator."""
+"""Routing policies: pure functions of (request, cluster) to a decision, shared by router, what-if and simulator.
+
+A policy is a class in a module of this package, and the module's line in `MODULES`: router, command line, presets and
+explanations find it by its `name` from there.
+"""
 
 from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from typing import Any
 
 import msgspec
 
-from results.decisions import ClusterView, Decision, RoutedRequest
-from runners.router.policies.balance import LeastWork, LoadOnly, RoundRobin
-from runners.router.policies.ear import EAR
 from runners.router.policies.errors import PolicyError
-from runners.router.policies.kv_aware import KvAware
-from runners.router.policies.lmetric import KvLinear, LMetric
-from runners.router.policies.static_pd import StaticPD
-from runners.router.policies.sticky import Sticky
-from runners.router.policies.unified import ApproachA, Unified
-from runners.router.policies.user_file import load_class
+from runners.router.policies.policy import Policy
+from runners.router.policies.user_file import find_classes, load_class
+
+MODULES = (
+    "balance",
+    "lmetric",
+    "sticky",
+    "unified",
+    "kv_aware",
+    "ear",
+    "static_pd",
+)
+"""Modules of this package that have policies. A module explains its reason codes in `REASONS`, the keys of its scores
+in `SCORE_KEYS`; those that several share are in `reasons`."""
 
 
-class Policy(Protocol):
-    """A policy. Its parameters are its fields; deciding changes nothing, so that any pick can be made again."""
+def collect_policies(modules: Iterable[str]) -> dict[str, type[Policy]]:
+    """The policy classes of modules of this package, by name. Raises PolicyError where two share a name."""
+    policies: dict[str, type[Policy]] = {}
+    for module in modules:
+        for policy in find_classes(import_module(f"{__name__}.{module}")).values():
+            if policy.name in policies:
+                raise PolicyError(f"two policies are called {policy.name!r}", remedy=f"rename the one in {module}.py")
+            policies[policy.name] = policy
+    return policies
 
-    name: ClassVar[str]
-    source: ClassVar[str]
-    """Where its rule comes from: the specification's section or the paper."""
 
-    def decide(self, request: RoutedRequest, cluster: ClusterView) -> Decision:
-        """Where the request goes and why. Called with at least one instance; never raises for a legal view."""
-
-
-POLICIES: Mapping[str, type[Policy]] = {
-    policy.name: policy
-    for policy in (
-        RoundRobin,
-        LoadOnly,
-        LMetric,
-        KvLinear,
-        Sticky,
-        Unified,
-        ApproachA,
-        KvAware,
-        LeastWork,
-        EAR,
-        StaticPD,
-    )
-}
-"""Ours, by name."""
+POLICIES: Mapping[str, type[Policy]] = collect_policies(MODULES)
+"""The policies of this package, by name."""
 
 
 class ParameterInfo(msgspec.Struct, frozen=True):
@@ -60,7 +55,7 @@ class ParameterInfo(msgspec.Struct, frozen=True):
     default: object
     text: str
     required: bool = False
-    """It has no default (which is then None) and must be given."""
+    """It has no default, which is then None here."""
 
 
 class PolicyInfo(msgspec.Struct, frozen=True):
@@ -132,7 +127,7 @@ def may_migrate(policy: Policy) -> bool:
 
 
 def describe_policies() -> tuple[PolicyInfo, ...]:
-    """All of ours."""
+    """All policies of this package."""
     return tuple(describe(policy) for policy in POLICIES.values())
 
 
@@ -170,5 +165,5 @@ def _kind(field: Mapping[str, Any]) -> str:
     if "enum" in field:
         return " | ".join(str(value) for value in field["enum"])
     limits = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
-    said = [f"{sign} {field[key]:g}" for key, sign in limits.items() if key in field]
-    return " ".join([str(field.get("type", "any")), *said])
+    bounds = [f"{sign} {field[key]:g}" for key, sign in limits.items() if key in field]
+    return " ".join([str(field.get("type", "any")), *bounds])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 import msgspec
 
-from results.decisions import ClusterView, Decision, RoutedRequest
+from results.records.decisions import ClusterView, Decision, RoutedRequest
 from runners.router.policies.weighing import (
     Tie,
     Weighed,
@@ -17,6 +18,15 @@ from runners.router.policies.weighing import (
     pickable,
     turn_key,
 )
+
+REASONS: Mapping[str, str] = {
+    "turn": "it was its turn",
+    "least_load": "it had the fewest requests",
+    "least_work": "it had the fewest prompt tokens left to compute",
+}
+SCORE_KEYS: Mapping[str, str] = {
+    "prefill_work_tokens": "prompt tokens left to compute, these included",
+}
 
 
 class RoundRobin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

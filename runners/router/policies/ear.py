@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 import msgspec
 
-from results.decisions import ClusterView, Decision, Gate, InstanceLoad, RoutedRequest
+from results.records.decisions import ClusterView, Decision, Gate, InstanceLoad, RoutedRequest
 from runners.router.policies.weighing import (
     Pickable,
     Tie,
@@ -19,6 +20,15 @@ from runners.router.policies.weighing import (
     pickable,
     turn_key,
 )
+
+REASONS: Mapping[str, str] = {
+    "balanced": "turns have no instance of their own here: it had the fewest prompt tokens pending",
+    "migrated": "the session's instance is hot; of those that are less busy and have room it had the lowest score",
+    "hot_cooldown": "the session's instance is hot, but the session migrated too short a time ago: it stays",
+    "hot_moving": "the session's instance is hot, but another of its requests is being migrated: this one stays",
+    "hot_no_kv": "the session's instance is hot, but holds too little KV of it that others lack: it stays",
+    "hot_no_target": "the session's instance is hot, but no other is both less busy and has room: it stays",
+}
 
 KEYS = ("pending_prefill_tokens", "turns_away")
 STAYS = {
@@ -49,7 +59,7 @@ class EAR(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         float,
         msgspec.Meta(
             ge=0,
-            description="T_cool: a session that migrated stays for so long. The specification gives no value; choose "
+            description="T_cool: a session that migrated stays for this long. The specification gives no value; choose "
             "several times the mean time of a turn, so that a move is paid back before the next one",
         ),
     ]
@@ -194,7 +204,7 @@ def _blocked(gates: tuple[Gate, ...]) -> str:
 
 
 def _enough_kv(request: RoutedRequest, may: Pickable, owner: InstanceLoad) -> tuple[Gate, ...]:
-    """Whether a migration would move any KV; not asked where nobody else is there, or what is enough is not said."""
+    """Whether a migration would move any KV; no gate without another instance, or without a minimum."""
     least = request.min_move_tokens
     lacking = [_movable(request, owner, load) for load in may.loads if load is not owner]
     if not (least and lacking):
@@ -212,29 +222,29 @@ def _movable(request: RoutedRequest, owner: InstanceLoad, target: InstanceLoad) 
 
 
 def _unfit(request: RoutedRequest, may: Pickable, owner: InstanceLoad) -> dict[str, str]:
-    """Who is no target by section 4.3.2, the owner apart, each with its reason.
+    """The instances that are no target by section 4.3.2, the owner apart, each with its reason.
 
     Room that is not known is no room, and one that no KV can be moved to now would compute it all: a migration is never
-    a must.
+    necessary.
     """
     need = _context(request)
     limit = owner.pending_prefill_tokens
-    found = {}
+    unfit = {}
     for load in may.loads:
         pending, free = load.pending_prefill_tokens, load.free_kv_tokens
         if load is owner:
             continue
         if load.instance in request.cut_off:
-            found[load.instance] = f"no KV can be moved there: {request.cut_off[load.instance]}"
+            unfit[load.instance] = f"no KV can be moved there: {request.cut_off[load.instance]}"
         elif (movable := _movable(request, owner, load)) < request.min_move_tokens:
-            found[load.instance] = f"no KV to move: it lacks {movable} tokens of what {owner.instance} holds"
+            unfit[load.instance] = f"no KV to move: it lacks {movable} tokens of what {owner.instance} holds"
         elif pending >= limit:
-            found[load.instance] = f"not less busy than {owner.instance}: {pending} tokens pending against {limit}"
+            unfit[load.instance] = f"not less busy than {owner.instance}: {pending} tokens pending against {limit}"
         elif free is None:
-            found[load.instance] = f"its free KV is not known, {need} tokens needed"
+            unfit[load.instance] = f"its free KV is not known, {need} tokens needed"
         elif free < need:
-            found[load.instance] = f"{free} KV tokens free, {need} needed"
-    return found
+            unfit[load.instance] = f"{free} KV tokens free, {need} needed"
+    return unfit
 
 
 def _target(request: RoutedRequest, may: Pickable, owner: InstanceLoad, unfit: dict[str, str]) -> Gate:

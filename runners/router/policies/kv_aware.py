@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-from results.decisions import Candidate, ClusterView, Decision, Gate, InstanceLoad, RoutedRequest
+from results.records.decisions import Candidate, ClusterView, Decision, Gate, InstanceLoad, RoutedRequest
 from runners.router.policies.weighing import (
     Pickable,
     Tie,
@@ -23,6 +24,19 @@ from runners.router.policies.weighing import (
     turn_key,
 )
 
+REASONS: Mapping[str, str] = {
+    "owner": "it is the session's owner and still had the best score",
+    "left_owner": "another instance's score beat the session's owner",
+    "reject_migration": "the session's owner refused it too often; it had the best score of the others",
+    "backpressure": "the session's owner has too full a KV pool; this request alone goes elsewhere",
+}
+SCORE_KEYS: Mapping[str, str] = {
+    "minus_overlap_and_bonuses": "minus (overlap + bonuses in blocks)",
+    "minus_sticky": "minus (1 if owner)",
+    "inflight": "requests there",
+    "assigned": "sessions assigned",
+}
+
 OVERLAP_FIRST = ("minus_overlap_and_bonuses", "minus_sticky", "inflight", "assigned", "turns_away")
 INFLIGHT_FIRST = ("inflight", "minus_overlap_and_bonuses", "minus_sticky", "assigned", "turns_away")
 
@@ -31,7 +45,7 @@ class KvAware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """The highest (overlap in blocks + bonuses, sticky, -inflight, -assigned), compared from left to right.
 
     With prefill instances it chooses among those that decode; the prompt is computed by the prefill instance with the
-    least work left, unless the session is at home where it decodes and most of it still lies there (`direct_share`).
+    least work left, unless the session is at home where it decodes and most of it is still there (`direct_share`).
     """
 
     name: ClassVar[str] = "kv_aware"
@@ -69,7 +83,9 @@ class KvAware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         ),
     ] = "off"
     max_inflight: Annotated[int, msgspec.Meta(ge=1, description="requests at which Q2.D `fixed` leaves nothing")] = 64
-    min_overlap_blocks: Annotated[int, msgspec.Meta(ge=0, description="Q2.F: overlap counts above so many blocks")] = 0
+    min_overlap_blocks: Annotated[
+        int, msgspec.Meta(ge=0, description="Q2.F: overlap counts above this number of blocks")
+    ] = 0
     min_overlap_share: Annotated[
         float, msgspec.Meta(ge=0, le=1, description="Q2.F: overlap counts above this share of the prompt")
     ] = 0.0
@@ -128,11 +144,11 @@ class KvAware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """The same with the instance that computes the prompt; none where it goes straight to the one that decodes."""
         own = made.instance == request.owner
         share = cached_share(request, made.instance) if own else 0.0
-        said = (
+        text = (
             f"{made.instance} holds {share:.2f} of the prompt" if own else f"{made.instance} is not the session's own"
         )
         passed = share > self.direct_share
-        direct = Gate("direct", share, self.direct_share, passed, f"{said} > {self.direct_share:g}" if own else said)
+        direct = Gate("direct", share, self.direct_share, passed, f"{text} > {self.direct_share:g}" if own else text)
         if direct.passed:
             return replace(made, gates=(*made.gates, direct))
         able = pickable(request, cluster, ("prefill",)).loads

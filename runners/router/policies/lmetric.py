@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-from results.decisions import ClusterView, Decision, InstanceLoad, RoutedRequest
+from results.records.decisions import ClusterView, Decision, InstanceLoad, RoutedRequest
 from runners.router.policies.weighing import (
     Tie,
     Weighed,
@@ -18,6 +19,13 @@ from runners.router.policies.weighing import (
     pickable,
     turn_key,
 )
+
+REASONS: Mapping[str, str] = {
+    "lowest_score": "it had the lowest score",
+}
+SCORE_KEYS: Mapping[str, str] = {
+    "load_less_cache": "load less cached share",
+}
 
 BsOffset = Annotated[
     int,

@@ -7,12 +7,12 @@ where no prefill instance can be picked.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-from results.decisions import Candidate, ClusterView, Decision, Gate, InstanceLoad, RoutedRequest
+from results.records.decisions import Candidate, ClusterView, Decision, Gate, InstanceLoad, RoutedRequest
 from runners.router.policies.weighing import (
     Pickable,
     Weighed,
@@ -25,6 +25,20 @@ from runners.router.policies.weighing import (
     tie_break,
     turn_key,
 )
+
+REASONS: Mapping[str, str] = {
+    "decode_alone": "no prefill instance can be picked: the decode instance with the most free KV computes the prompt",
+    "pools": "the prefill instance has the least work, the decode instance the most free KV",
+    "no_prefill_instance": "there is no prefill pool: no instance has that role, and prefill_count is 0",
+    "no_decode_instance": "no instance of the decode pool can be picked",
+    "wait_decode_kv": "no decode instance has room for prompt and output: the request may be held and asked for again",
+    "reject_decode_kv": "no decode instance has room for prompt and output: the request is refused",
+    "wait_prefill_kv": "no prefill instance has room for the prompt: the request may be held and asked for again",
+    "reject_prefill_kv": "no prefill instance has room for the prompt: the request is refused",
+}
+SCORE_KEYS: Mapping[str, str] = {
+    "load_in_its_pool": "load in its pool (prefill work; less free KV tokens)",
+}
 
 KEYS = ("load_in_its_pool", "num_requests", "turns_away")
 """The first is prefill work in tokens in the prefill pool, and less free KV tokens in the decode pool."""
@@ -42,7 +56,7 @@ class StaticPD(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     prefill_count: Annotated[
         int,
         msgspec.Meta(
-            ge=0, description="so many instances, the first by name, prefill; 0 = the instances' own roles say who does"
+            ge=0, description="the first N instances by name prefill; 0 = those with that role do"
         ),
     ] = 0
     on_full: Annotated[
@@ -92,13 +106,13 @@ class StaticPD(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         )
 
     def _prefill_names(self, cluster: ClusterView) -> set[str]:
-        """Roles decide where there are any; else the first so many names, whether they are up or not."""
+        """By role where there are any; else the first N names, whether they are up or not."""
         roles = {load.instance for load in cluster.instances if load.role == "prefill"}
         return roles or {load.instance for load in cluster.instances[: self.prefill_count]}
 
 
 def _room(name: str, pool: Sequence[InstanceLoad], need: int, may: Pickable) -> tuple[Gate, Pickable]:
-    """Whether somebody of a pool has room for so many KV tokens, and who is left without those that have not.
+    """Whether an instance of a pool has room for this many KV tokens, and the pool without those that have none.
 
     An instance whose capacity is not known is taken to have room.
     """

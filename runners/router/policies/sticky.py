@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from hashlib import blake2b
@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-from results.decisions import ClusterView, Decision, RoutedRequest
+from results.records.decisions import ClusterView, Decision, RoutedRequest
 from runners.router.policies.balance import LoadOnly
 from runners.router.policies.weighing import (
     WHOLE,
@@ -24,6 +24,17 @@ from runners.router.policies.weighing import (
     owner_is_paused,
     pickable,
 )
+
+REASONS: Mapping[str, str] = {
+    "no_session": "the request has no session id: it had the fewest requests",
+    "bound": "the session is bound to it",
+    "hashed": "the session's hash put it there",
+    "owner_down": "the session's instance cannot be picked; it is the next from the session's hash",
+}
+SCORE_KEYS: Mapping[str, str] = {
+    "over_bound": "has more than its bound of sessions",
+    "places_from_its_hash": "places from the session's hash",
+}
 
 KEYS = ("over_bound", "places_from_its_hash")
 
@@ -44,7 +55,7 @@ class Sticky(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     bound: Annotated[
         Annotated[float, msgspec.Meta(ge=1)] | None,
         msgspec.Meta(
-            description="a new session passes on from an instance that has so many times the mean of sessions; "
+            description="a new session passes on from an instance that has this many times the mean of sessions; "
             "null = hash alone"
         ),
     ] = None

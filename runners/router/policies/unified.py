@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-from results.decisions import ClusterView, Decision, Gate, InstanceLoad, RoutedRequest
+from results.records.decisions import ClusterView, Decision, Gate, InstanceLoad, RoutedRequest
 from runners.router.policies.lmetric import BsOffset, work_by_batch
 from runners.router.policies.weighing import (
     Pickable,
@@ -21,10 +22,20 @@ from runners.router.policies.weighing import (
     turn_key,
 )
 
+REASONS: Mapping[str, str] = {
+    "affinity": "it is the session's owner and every gate passed",
+    "fallback_low_cache": "the session's owner holds too little of the prompt; it had the lowest score",
+    "fallback_overload": "the session's owner is overloaded; it had the lowest score",
+    "fallback_cost": "the session's owner costs too much more than the best; it had the lowest score",
+}
+SCORE_KEYS: Mapping[str, str] = {
+    "cost_s": "cost in s",
+}
+
 KEYS = ("work_x_requests", "new_tokens", "num_requests", "turns_away")
 COLD_KEYS = ("work_x_requests", "active_sessions", "new_tokens", "num_requests", "turns_away")
 
-Factor = Annotated[float, msgspec.Meta(gt=0, description="an owner may have so many times the mean")]
+Factor = Annotated[float, msgspec.Meta(gt=0, description="an owner may have this many times the mean")]
 
 
 class Unified(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,7 +58,7 @@ class Unified(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     hard_ceiling: Annotated[
         Annotated[int, msgspec.Meta(ge=1)] | None,
         msgspec.Meta(
-            description="an owner with so many requests or more is not picked, not by the fallback either; null = off"
+            description="an owner with this many requests or more is not picked, not by the fallback either; null = off"
         ),
     ] = None
     exclude_owner_on_gate2_fail: Annotated[
@@ -130,7 +141,7 @@ class Unified(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return tuple(gates)
 
     def _without_refused(self, may: Pickable, owner: InstanceLoad | None, gates: tuple[Gate, ...]) -> Pickable:
-        """Without the owner where a setting keeps the fallback from picking it again, unless nobody else is left."""
+        """Without the owner where a setting keeps the fallback from picking it again, unless no other is left."""
         if owner is None or len(may.loads) < 2:
             return may
         failed = {gate.name: gate.text for gate in gates if not gate.passed}

@@ -7,12 +7,9 @@ import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 from runners.router.policies.errors import PolicyError
-
-if TYPE_CHECKING:
-    from runners.router.policies import Policy
+from runners.router.policies.policy import Policy
 
 
 def load_class(path: str, wanted: str = "") -> type[Policy]:
@@ -21,24 +18,28 @@ def load_class(path: str, wanted: str = "") -> type[Policy]:
     A policy class has `name` (text), `source` (text) and `decide(request, cluster)`. Raises PolicyError naming the file
     and what is wrong with it.
     """
-    module = _run(Path(path))
-    found = {
-        name: value
-        for name, value in vars(module).items()
-        if isinstance(value, type) and value.__module__ == module.__name__ and callable(getattr(value, "decide", None))
-    }
-    if wanted and wanted not in found:
-        raise PolicyError(f"{path} has no policy class {wanted!r}", remedy=f"it has {', '.join(found) or 'none'}")
-    if not wanted and len(found) != 1:
-        remedy = f"name one: {path}:{next(iter(found))}" if found else "write a class with name, source and decide"
-        raise PolicyError(f"{path} has {len(found)} classes with a `decide`, not one", remedy=remedy)
-    cls = found[wanted or next(iter(found))]
+    classes = find_classes(_run(Path(path)))
+    if wanted and wanted not in classes:
+        raise PolicyError(f"{path} has no policy class {wanted!r}", remedy=f"it has {', '.join(classes) or 'none'}")
+    if not wanted and len(classes) != 1:
+        remedy = f"name one: {path}:{next(iter(classes))}" if classes else "write a class with name, source and decide"
+        raise PolicyError(f"{path} has {len(classes)} classes with a `decide`, not one", remedy=remedy)
+    cls = classes[wanted or next(iter(classes))]
     for part in ("name", "source"):
         if not isinstance(getattr(cls, part, None), str):
             raise PolicyError(
                 f"{path}: {cls.__name__} has no `{part}`", remedy=f'add `{part}: ClassVar[str] = "..."` to it'
             )
     return cls
+
+
+def find_classes(module: ModuleType) -> dict[str, type[Policy]]:
+    """The policy classes that a module defines, by the names of the classes."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, type) and value.__module__ == module.__name__ and callable(getattr(value, "decide", None))
+    }
 
 
 def _run(path: Path) -> ModuleType:

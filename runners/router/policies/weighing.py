@@ -1,4 +1,4 @@
-"""What every policy does alike: who may be picked, the lowest score, how a tie was told apart."""
+"""What every policy does alike: who may be picked, the lowest score, how a tie was decided."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from results.decisions import Candidate, ClusterView, Decision, Gate, InstanceLoad, Role, RoutedRequest
+from results.records.decisions import Candidate, ClusterView, Decision, Gate, InstanceLoad, Role, RoutedRequest
 
 WHOLE: tuple[Role, ...] = ("both", "decode")
 """Roles that can serve a whole request."""
@@ -44,8 +44,8 @@ class Pickable:
     def without(self, refused: Mapping[str, str]) -> Pickable:
         """The same without those that `refused` names, each with its reason."""
         out = (Candidate(load.instance, (), ruled_out=refused[load.instance]) for load in self.loads_in(refused))
-        kept = tuple(load for load in self.loads if load.instance not in refused)
-        return Pickable(kept, (*self.ruled_out, *out), self.gates)
+        loads = tuple(load for load in self.loads if load.instance not in refused)
+        return Pickable(loads, (*self.ruled_out, *out), self.gates)
 
     def loads_in(self, names: Iterable[str]) -> tuple[InstanceLoad, ...]:
         wanted = set(names)
@@ -61,11 +61,11 @@ def pickable(request: RoutedRequest, cluster: ClusterView, roles: Sequence[Role]
     loads = tuple(load for load in cluster.instances if not barred[load.instance])
     out = tuple(Candidate(name, (), ruled_out=why) for name, why in barred.items() if why)
     paused = {load.instance: f"paused for {load.paused_for_s:.2f} s" for load in loads if load.paused_for_s > 0}
-    found = Pickable(loads, out)
+    unpaused = Pickable(loads, out)
     if not paused:
-        return found
+        return unpaused
     if len(paused) < len(loads):
-        return found.without(paused)
+        return unpaused.without(paused)
     text = f"all {len(loads)} are paused: pauses are ignored"
     return Pickable(loads, out, (Gate("one_not_paused", 0, 1, False, text),))
 
@@ -121,9 +121,9 @@ def load_terms(request: RoutedRequest, load: InstanceLoad) -> dict[str, float]:
     }
 
 
-def turn_key(tie: str, place: int, of: int, counter: int) -> int:
-    """The last key of a score: the distance from whose turn it is, or the place among the names."""
-    return (place - counter) % of if tie == "rr" else place
+def turn_key(tie: str, index: int, of: int, counter: int) -> int:
+    """The last key of a score: the distance from whose turn it is, or the index among the names."""
+    return (index - counter) % of if tie == "rr" else index
 
 
 def lowest(weighed: Sequence[Weighed]) -> Weighed:
@@ -161,19 +161,19 @@ def decision(
 
 
 def nowhere(policy: str, may: Pickable, reason: str = "no_instance", gates: tuple[Gate, ...] = ()) -> Decision:
-    """Nobody may be picked."""
+    """The decision where no instance may be picked."""
     out = by_name([*(Candidate(load.instance, ()) for load in may.loads), *may.ruled_out])
     return Decision(policy, "", reason, out, gates=(*may.gates, *gates), binds=False)
 
 
 def tie_break(chosen: Weighed, weighed: Sequence[Weighed], keys: Sequence[str]) -> str:
-    """Which key told the chosen one from those that were equal to it on the first; empty = none was."""
+    """Which key decided among those that were equal on the first; empty = none was."""
     tied = [one for one in weighed if one.score[0] == chosen.score[0]]
     if len(tied) < 2:
         return ""
     shared = max(_agree(chosen.score, one.score) for one in tied if one is not chosen)
     names = ", ".join(one.load.instance for one in tied)
-    how = f"told apart by {keys[shared]}" if shared < len(keys) else "the first by name was taken"
+    how = f"decided by {keys[shared]}" if shared < len(keys) else "the first by name was taken"
     return f"{names} are equal on {keys[0]} ({chosen.score[0]:g}); {how}"
 
 

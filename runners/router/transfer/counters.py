@@ -1,8 +1,8 @@
-"""What a transfer brought, by the target engine's own counters: pure.
+"""How many tokens a transfer moved, by the target engine's own counters: pure.
 
-An engine counts the prompt tokens of all its requests by where they came from. Over a time in which one transfer ended
-there, the rise of `external_kv_transfer` is that transfer's; of several it is told apart only where all brought as much
-as they could, or nothing. Everything else is null with a reason.
+An engine counts the prompt tokens of all its requests by their source. Over a time in which one transfer ended there,
+the rise of `external_kv_transfer` is that transfer's. The rise of several can be attributed only where each moved all
+it could, or none did. Everything else is null with a reason.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _BLOCK = re.compile(rb'block_size="(\d+)"')
 
 
 class Counters(NamedTuple):
-    """Of one page of vLLM's metrics, over all its engines; None = it does not say."""
+    """Of one page of vLLM's metrics, over all its engines; None = it does not have them."""
 
     external_tokens: float | None = None
     """Prompt tokens that came by transfer, since the engine started."""
@@ -28,8 +28,8 @@ class Counters(NamedTuple):
     block_tokens: int | None = None
 
 
-class Ended(NamedTuple):
-    """A transfer as its target's answer tells it; None = it does not say."""
+class TargetAnswer(NamedTuple):
+    """What a transfer's target reports of the prompt in its answer; None = it does not."""
 
     prompt_tokens: int | None
     cached_tokens: int | None
@@ -37,12 +37,12 @@ class Ended(NamedTuple):
 
     @property
     def limit(self) -> int | None:
-        """As many tokens it can have brought; None = not known."""
+        """The most tokens that it can have moved; None = not known."""
         return self.prompt_tokens if self.cached_tokens is None else self.cached_tokens
 
 
-class Brought(NamedTuple):
-    """What one transfer brought; None = not known, `reason` says why."""
+class Attribution(NamedTuple):
+    """The part of a target's counters that is one transfer's; None = not known, `reason` says why."""
 
     external_tokens: int | None = None
     nixl_bytes: int | None = None
@@ -59,30 +59,30 @@ def read_counters(page: bytes) -> Counters:
             external = (external or 0.0) + float(value)
         elif name == b"nixl_bytes_transferred_sum":
             moved = (moved or 0.0) + float(value)
-        elif name == b"cache_config_info" and block is None and (found := _BLOCK.search(labels)):
-            block = int(found[1])
+        elif name == b"cache_config_info" and block is None and (size := _BLOCK.search(labels)):
+            block = int(size[1])
     return Counters(external, moved, block)
 
 
-def attribute(before: Counters, after: Counters, ended: Sequence[Ended]) -> list[Brought]:
-    """What each of the transfers brought that ended between two pages, and no other did in that time."""
+def attribute(before: Counters, after: Counters, answers: Sequence[TargetAnswer]) -> list[Attribution]:
+    """Attribute the rise between two pages to the transfers that ended in that time; no other did."""
     if before.external_tokens is None or after.external_tokens is None:
-        return [Brought(reason="the engine does not count prompt tokens by their source")] * len(ended)
+        return [Attribution(reason="the engine does not count prompt tokens by their source")] * len(answers)
     rise = round(after.external_tokens - before.external_tokens)
     if rise < 0:
-        return [Brought(reason="the engine's counters began anew: it was restarted")] * len(ended)
+        return [Attribution(reason="the engine was restarted: its counters began at 0")] * len(answers)
     moved = None
     if after.nixl_bytes is not None:
         moved = round(after.nixl_bytes - (before.nixl_bytes or 0.0))
-    limits = [one.limit for one in ended]
-    if len(ended) == 1:
+    limits = [one.limit for one in answers]
+    if len(answers) == 1:
         limit = limits[0]
         if limit is not None and rise > limit:
-            return [Brought(reason=f"{rise} tokens came by transfer, more than its {limit}: not only this one's")]
-        return [Brought(rise, moved)]
+            return [Attribution(reason=f"{rise} tokens came by transfer, more than its {limit}: not only this one's")]
+        return [Attribution(rise, moved)]
     if rise == 0:
-        return [Brought(0, 0 if moved == 0 else None)] * len(ended)
-    shared = f"{len(ended)} transfers there overlapped, {rise} tokens came in all"
+        return [Attribution(0, 0 if moved == 0 else None)] * len(answers)
+    shared = f"{len(answers)} transfers there overlapped, {rise} tokens came in all"
     if None not in limits and rise == sum(limit or 0 for limit in limits):
-        return [Brought(limit, None, f"bytes are not known: {shared}" if moved else "") for limit in limits]
-    return [Brought(reason=shared)] * len(ended)
+        return [Attribution(limit, None, f"bytes are not known: {shared}" if moved else "") for limit in limits]
+    return [Attribution(reason=shared)] * len(answers)

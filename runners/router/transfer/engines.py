@@ -1,4 +1,4 @@
-"""The transport's own requests to engines: legs, tokens, counters, engine ids."""
+"""The transport's own requests to engines: prefill and decode requests, tokens, counters, engine ids."""
 
 from __future__ import annotations
 
@@ -8,36 +8,44 @@ from typing import Any, NoReturn
 import msgspec
 
 from launch.transfer_request import TransferRefused, check_leg
-from runners.router.errand import ErrandFailed, fetch
-from runners.router.link import REFUSALS, Answer
+from runners.router.failure import REFUSALS
+from runners.router.instances.internal_request import InternalRequestFailed, fetch
+from runners.router.instances.link import Answer
+from runners.router.instances.upstream import Pool, resolve
 from runners.router.spec import InstanceSpec, RouterError
 from runners.router.transfer.counters import Counters, read_counters
-from runners.router.transfer.legs import Asked, Leg, Unfit, read_leg, token_ids, tokenize_body
-from runners.router.transfer.transports import Unsound, engine_id, part_of
-from runners.router.upstream import Pool, resolve
+from runners.router.transfer.request_bodies import (
+    ClientRequest,
+    StepAnswer,
+    Unfit,
+    read_answer,
+    token_ids,
+    tokenize_body,
+)
+from runners.router.transfer.transports import Unsound, connector_part, engine_id
 
 ASK_S = 1.0
 """For a page of counters."""
 QUERY_S = 3.0
 """For a bootstrap server."""
-SAID_LIMIT = 200
+TEXT_LIMIT = 200
 
 
-class LegFailed(Exception):
+class StepFailed(Exception):
     """A step of a transfer failed: why."""
 
-    def __init__(self, text: str, *, strike: bool, again: bool = False, frees: bool = False) -> None:
+    def __init__(self, text: str, *, strike: bool, retryable: bool = False, frees: bool = False) -> None:
         super().__init__(text)
         self.strike = strike
         """It speaks against the pair, not against the request."""
-        self.again = again
-        """Another try may go better."""
+        self.retryable = retryable
+        """Another try may succeed."""
         self.frees = frees
-        """A target leg's: its engine refused it or saw it dropped, and has the source's blocks freed itself."""
+        """A decode request's: its engine refused it or saw it dropped, and has the source's blocks freed itself."""
 
 
 class Engines:
-    """The instances behind the router, as the transport talks to them."""
+    """The instances behind the router, as the transport sees them."""
 
     def __init__(self, pools: Mapping[str, Pool], specs: Mapping[str, InstanceSpec], timeout_s: float) -> None:
         self._pools = pools
@@ -47,7 +55,7 @@ class Engines:
         self._ids: dict[str, str] = {}
         self._block_tokens: dict[str, int] = {}
 
-    async def leg(
+    async def send(
         self,
         instance: str,
         who: str,
@@ -55,32 +63,32 @@ class Engines:
         headers: bytes,
         body: Mapping[str, Any],
         sent: Callable[[], None] | None = None,
-    ) -> Leg:
-        """Send a leg and wait for its whole answer; `sent` as `fetch` has it. Raises LegFailed."""
+    ) -> StepAnswer:
+        """Send a prefill or decode request and wait for its whole answer; `sent` as in `fetch`. Raises StepFailed."""
         endpoint = self._specs[instance].transfer if instance in self._specs else None
         if endpoint is None:
             _fail(f"the {who} was removed", strike=False)
         try:
-            check_leg(body, part_of(endpoint), f"the {who}")
+            check_leg(body, connector_part(endpoint), f"the {who}")
         except TransferRefused as error:
             _fail(f"not sent: {error}", strike=True)
         answer, page = await self._post(instance, who, path, headers, msgspec.json.encode(body), sent)
         if answer.status != 200:
-            self._judge(who, answer.status, page)
+            self._fail_by_status(who, answer.status, page)
         try:
-            return read_leg(page)
+            return read_answer(page)
         except Unfit as error:
-            raise LegFailed(f"the {who}: {error}", strike=True) from error
+            raise StepFailed(f"the {who}: {error}", strike=True) from error
 
-    async def tokens(self, instance: str, headers: bytes, asked: Asked) -> tuple[int, ...]:
-        """The prompt of a request in tokens, by the instance's tokenizer. Raises LegFailed."""
+    async def tokenize(self, instance: str, headers: bytes, asked: ClientRequest) -> tuple[int, ...]:
+        """The prompt of a request in tokens, by the instance's tokenizer. Raises StepFailed."""
         answer, page = await self._post(instance, "target's /tokenize", "/tokenize", headers, tokenize_body(asked))
         if answer.status != 200:
             _fail(f"the target's /tokenize answers HTTP {answer.status}", strike=False)
         try:
             return token_ids(page)
         except Unfit as error:
-            raise LegFailed(f"the target: {error}", strike=False) from error
+            raise StepFailed(f"the target: {error}", strike=False) from error
 
     async def counters(self, instance: str) -> Counters | None:
         """Its counters; None where it cannot be asked."""
@@ -89,7 +97,7 @@ class Engines:
             return None
         try:
             answer, page = await fetch(pool, b"/metrics", timeout_s=ASK_S)
-        except ErrandFailed:
+        except InternalRequestFailed:
             return None
         if answer.status != 200:
             return None
@@ -99,13 +107,12 @@ class Engines:
         return counters
 
     def block_tokens(self, instance: str) -> int | None:
-        """Its KV block size, as told or as its counters say; None = not known yet."""
+        """Its KV block size, by its spec or its counters; None = not known yet."""
         spec = self._specs.get(instance)
-        told = spec.block_tokens if spec is not None else None
-        return told or self._block_tokens.get(instance)
+        return (spec.block_tokens if spec is not None else None) or self._block_tokens.get(instance)
 
     async def engine_id(self, instance: str) -> str:
-        """Its Mooncake engine id, asked of its bootstrap server where it is not known. Raises LegFailed."""
+        """Its Mooncake engine id, asked of its bootstrap server where it is not known. Raises StepFailed."""
         known = self._ids.get(instance)
         if known is not None:
             return known
@@ -118,13 +125,13 @@ class Engines:
             answer, page = await fetch(pool, b"/query", timeout_s=QUERY_S)
             if answer.status != 200:
                 raise Unsound(f"its bootstrap server answers HTTP {answer.status}")
-            found = engine_id(page)
-        except ErrandFailed as error:
-            raise LegFailed(f"the source's bootstrap server: {error}", strike=True) from error
+            known = engine_id(page)
+        except InternalRequestFailed as error:
+            raise StepFailed(f"the source's bootstrap server: {error}", strike=True) from error
         except (RouterError, Unsound) as error:
-            raise LegFailed(f"the source: {error}", strike=True) from error
-        self._ids[instance] = found
-        return found
+            raise StepFailed(f"the source: {error}", strike=True) from error
+        self._ids[instance] = known
+        return known
 
     def forget(self, instance: str) -> None:
         """Its process may be another one now."""
@@ -150,21 +157,21 @@ class Engines:
         try:
             name = path.encode("latin-1")
             return await fetch(pool, name, timeout_s=self._timeout_s, headers=headers, body=body, sent=sent)
-        except ErrandFailed as error:
+        except InternalRequestFailed as error:
             failure = error.failure
             dropped = failure.kind == "timeout"
-            raise LegFailed(f"the {who}: {failure.text}", strike=failure.kind != "own", frees=dropped) from error
+            raise StepFailed(f"the {who}: {failure.text}", strike=failure.kind != "own", frees=dropped) from error
 
-    def _judge(self, who: str, status: int, page: bytes) -> NoReturn:
-        said = page[:SAID_LIMIT].decode("utf-8", "replace")
+    def _fail_by_status(self, who: str, status: int, page: bytes) -> NoReturn:
+        text = page[:TEXT_LIMIT].decode("utf-8", "replace")
         overloaded = status in REFUSALS
         broken = status >= 500 and not overloaded
         frees = status < 500 and not overloaded
-        _fail(f"the {who} answers HTTP {status}: {said}", strike=broken, again=broken, frees=frees)
+        _fail(f"the {who} answers HTTP {status}: {text}", strike=broken, retryable=broken, frees=frees)
 
 
-def _fail(text: str, *, strike: bool, again: bool = False, frees: bool = False) -> NoReturn:
-    raise LegFailed(text, strike=strike, again=again, frees=frees)
+def _fail(text: str, *, strike: bool, retryable: bool = False, frees: bool = False) -> NoReturn:
+    raise StepFailed(text, strike=strike, retryable=retryable, frees=frees)
 
 
 def _uncounted(change: int) -> None:

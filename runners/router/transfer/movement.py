@@ -1,27 +1,49 @@
-"""One transfer as its request follows it: what is known so far, and what comes later."""
+"""One transfer as its request follows it: its state now, and calls for what comes later."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from time import perf_counter_ns
 from typing import Protocol
 
-from results.decisions import KvTransfer
-from runners.router.transfer.counters import Brought, Ended
+from results.records.decisions import KvTransfer, RoutedRequest
+from runners.router.facts import ClientMessage
+from runners.router.transfer.counters import Attribution, TargetAnswer
 
 UNDER_WAY = "under way"
 NOT_SERVED = "the target has not begun to answer"
 LEFT = "the client left"
-NOT_TOLD = "the target does not tell what it had cached (its engine needs --enable-prompt-tokens-details)"
+NOT_REPORTED = "the target does not tell what it had cached (its engine needs --enable-prompt-tokens-details)"
 
 
 class Mover(Protocol):
-    """Who makes a movement."""
+    """What carries out a movement."""
 
-    def abandoned(self, movement: Movement) -> None: ...
-    def served(self, movement: Movement) -> None: ...
-    def failed(self, movement: Movement, *, strike: bool, freed: bool) -> None: ...
+    def now_ns(self) -> int: ...
+    def abandon(self, movement: Movement) -> None: ...
+    def serve_handover(self, movement: Movement) -> None: ...
+    def fail_handover(self, movement: Movement, *, strike: bool, freed: bool) -> None: ...
+
+
+class KvTransport(Protocol):
+    """How a router moves KV; `transfers.Transfers` does it between engines."""
+
+    @property
+    def configured(self) -> bool:
+        """Some instance's KV can be moved."""
+
+    @property
+    def timeout_s(self) -> float:
+        """From a handover's decode request to the first byte of its answer."""
+
+    def cut_off(self, source: str, targets: Iterable[str]) -> Mapping[str, str]: ...
+    def forget_process(self, instance: str) -> None: ...
+    def migrate(
+        self, request: RoutedRequest, source: str, target: str, message: ClientMessage, done: Callable[[Movement], None]
+    ) -> Movement: ...
+    def hand_over(
+        self, request: RoutedRequest, source: str, target: str, message: ClientMessage, done: Callable[[Movement], None]
+    ) -> Movement: ...
 
 
 class Movement:
@@ -29,14 +51,14 @@ class Movement:
 
     __slots__ = (
         "_callbacks",
-        "_ended",
+        "_counted",
         "_mover",
-        "_told",
-        "answered",
+        "_reported",
         "block_tokens",
         "body",
         "closed",
         "kv_bytes_per_token",
+        "on_answer_end",
         "open",
         "over",
         "settled",
@@ -44,81 +66,84 @@ class Movement:
     )
 
     def __init__(self, mover: Mover, transfer: KvTransfer, body: bytes) -> None:
-        self.transfer = replace(transfer, status="failed", reason=UNDER_WAY, t_begin_ns=perf_counter_ns())
-        """What is known now; right at every moment."""
+        self.transfer = replace(transfer, status="failed", reason=UNDER_WAY, t_begin_ns=mover.now_ns())
+        """Its state, right at every moment."""
         self.body = body
-        """What to send to the target: the client's body, or with a handover's decode leg in it."""
+        """What to send to the target: the client's body, in a handover with the parameters of the pull."""
         self.over = False
         """The request may be sent, or will not be."""
         self.open = False
-        """A handover whose source is ready: the request is the target leg, and nobody knows yet what comes of it."""
+        """A handover whose source is ready: the request is its decode request, and its outcome is not known."""
         self.settled = False
         """`transfer` changes no more."""
         self.closed = False
-        """Abandoned: nothing that comes later is said of it."""
+        """Abandoned: `transfer` keeps the state it had then."""
         self.block_tokens: int | None = None
         """Of the target."""
         self.kv_bytes_per_token: int | None = None
-        self.answered: Callable[[], None] | None = None
-        """Handover: to be called when the target's answer is over, as its counters may be read from then on."""
+        self.on_answer_end: Callable[[], None] | None = None
+        """Handover: called when the target's answer has ended: its counters may be read from then on."""
         self._mover = mover
-        self._ended: Ended | None = None
-        self._told: Ended | None = None
+        self._counted: TargetAnswer | None = None
+        self._reported: TargetAnswer | None = None
         self._callbacks: list[Callable[[KvTransfer], None]] = []
 
-    # what the request's proxy says
+    def now_ns(self) -> int:
+        return self._mover.now_ns()
+
+    # what becomes of the request
     def abandon(self, why: str = LEFT) -> None:
-        """The request is not to be served: end it, and free what the source keeps. `done` is not called any more."""
+        """The request is not to be served: end the transfer and free the source's blocks. `done` is not called."""
         if self.over and not self.open:
             return
         self.over = True
-        self.change(reason=why, t_done_ns=perf_counter_ns())
+        self.change(reason=why, t_done_ns=self.now_ns())
         self.settle("it was abandoned")
         self.closed = True
-        self._mover.abandoned(self)
+        self._mover.abandon(self)
 
-    def sent(self) -> None:
-        """The target leg's last byte has been handed to the socket; again where it had to be sent again."""
-        self.change(t_target_sent_ns=perf_counter_ns())
+    def note_sent(self) -> None:
+        """The decode request's last byte has been sent; again where it had to be sent again."""
+        self.change(t_target_sent_ns=self.now_ns())
 
-    def served(self) -> None:
+    def serve_handover(self) -> None:
         """Handover: the target has begun to answer."""
         if self.open:
-            self._mover.served(self)
+            self._mover.serve_handover(self)
 
-    def failed(self, why: str, *, strike: bool, freed: bool) -> None:
-        """Handover: the target did not serve it. `strike`: that speaks against the pair.
+    def fail_handover(self, why: str, *, strike: bool, freed: bool) -> None:
+        """Handover: the target did not serve the request. `strike`: that speaks against the pair.
 
-        `freed`: the target's engine has the source's blocks freed, as it refused the request or sees it dropped.
+        `freed`: the target's engine has the source's blocks freed, because it refused the request or saw it dropped.
         """
         if self.open:
             self.change(reason=why)
-            self._mover.failed(self, strike=strike, freed=freed)
+            self._mover.fail_handover(self, strike=strike, freed=freed)
 
-    def counted(self, prompt_tokens: int | None, cached_tokens: int | None) -> None:
-        """Handover: the target's answer is over, and says this of its prompt; None = it does not say."""
+    def end_answer(self, prompt_tokens: int | None, cached_tokens: int | None) -> None:
+        """Handover: the target's answer has ended, with these counts of its prompt; None = it does not report them."""
         if self.transfer.purpose != "handover":
             return
         if cached_tokens is not None:
-            self._told = Ended(prompt_tokens, cached_tokens)
+            self._reported = TargetAnswer(prompt_tokens, cached_tokens)
             self._divide()
-        if self.answered is not None:
-            self.answered()
+        if self.on_answer_end is not None:
+            self.on_answer_end()
 
     def when_settled(self, callback: Callable[[KvTransfer], None]) -> None:
-        """Call it with the transfer once that changes no more; at once where it does not now."""
+        """Call it with the transfer once that is settled, at once where it is."""
         if self.settled:
             callback(self.transfer)
         else:
             self._callbacks.append(callback)
 
-    # what the mover finds out
+    # what becomes of the transfer
     def change(self, **changes: object) -> None:
         if not self.closed:
             self.transfer = replace(self.transfer, **changes)  # type: ignore[arg-type]
 
     def settle(self, reason: str = "") -> None:
-        """Nothing more will be known; `reason`: why what is null is."""
+        """Report the transfer as it is now; `reason`: why counts are null."""
         if self.settled:
             return
         if reason and not self.transfer.counted_reason:
@@ -128,35 +153,35 @@ class Movement:
         for callback in callbacks:
             callback(self.transfer)
 
-    def brought(self, ended: Ended, brought: Brought) -> None:
-        """The target's counters, read after it has answered."""
-        external, block = brought.external_tokens, self.block_tokens
-        self._ended = ended
+    def attribute(self, answer: TargetAnswer, attribution: Attribution) -> None:
+        """Settle with the target's counters, read after it has answered."""
+        external, block = attribution.external_tokens, self.block_tokens
+        self._counted = answer
         self.change(
             external_tokens=external,
             blocks=None if external is None or not block else -(-external // block),
             counted_by="" if external is None else "counters",
-            counted_reason=brought.reason,
+            counted_reason=attribution.reason,
         )
-        if brought.nixl_bytes is not None and self.transfer.transport == "nixl":
-            self.change(bytes=brought.nixl_bytes, bytes_from="counter")
+        if attribution.nixl_bytes is not None and self.transfer.transport == "nixl":
+            self.change(bytes=attribution.nixl_bytes, bytes_from="counter")
         elif external is not None and self.kv_bytes_per_token is not None and self.transfer.transport != "nixl":
             self.change(bytes=external * self.kv_bytes_per_token, bytes_from="tokens")
         self._divide()
         self.settle()
 
     def _divide(self) -> None:
-        """What did not come by transfer: out of the target's own cache, or computed."""
-        ended, external = self._ended, self.transfer.external_tokens
-        if ended is None:
+        """Divide the rest of the prompt into what the target had in its cache and what it computed."""
+        answer, external = self._counted, self.transfer.external_tokens
+        if answer is None:
             return
-        prompt, cached = ended.prompt_tokens, ended.cached_tokens
-        if cached is None and self._told is not None:
-            prompt, cached = self._told.prompt_tokens or prompt, self._told.cached_tokens
+        prompt, cached = answer.prompt_tokens, answer.cached_tokens
+        if cached is None and self._reported is not None:
+            prompt, cached = self._reported.prompt_tokens or prompt, self._reported.cached_tokens
         if cached is None:
-            self.change(counted_reason=self.transfer.counted_reason or NOT_TOLD)
+            self.change(counted_reason=self.transfer.counted_reason or NOT_REPORTED)
             return
-        if self.transfer.counted_reason == NOT_TOLD:
+        if self.transfer.counted_reason == NOT_REPORTED:
             self.change(counted_reason="")
         if prompt is not None:
             self.change(computed_tokens=max(0, prompt - cached))

@@ -31,7 +31,7 @@ class Quarantine:
     why: str = ""
     """The last failure."""
 
-    def refuses(self, now_s: float) -> str:
+    def refusal(self, now_s: float) -> str:
         """Why no transfer may begin now; empty = one may."""
         if not self.times:
             return ""
@@ -40,19 +40,19 @@ class Quarantine:
         left_s = self.until_s - now_s
         return f"quarantined for {left_s:.1f} s more ({self.why})" if left_s > 0 else ""
 
-    def begun(self) -> Quarantine:
+    def begin(self) -> Quarantine:
         """A transfer that was not refused has begun; in a quarantine it is the probe."""
         return replace(self, probing=True) if self.times else self
 
-    def succeeded(self, *, probe: bool) -> Quarantine:
+    def note_success(self, *, probe: bool) -> Quarantine:
         """A transfer has ended well. One that began before the quarantine says nothing."""
         return self if self.times and not probe else Quarantine(self.rules)
 
-    def let_go(self, *, probe: bool) -> Quarantine:
+    def release_probe(self, *, probe: bool) -> Quarantine:
         """A transfer has ended without evidence: the client left, or the request itself was at fault."""
         return replace(self, probing=False) if probe else self
 
-    def failed(self, now_s: float, why: str, *, probe: bool) -> Quarantine:
+    def note_failure(self, now_s: float, why: str, *, probe: bool) -> Quarantine:
         """A transfer has failed."""
         if self.times and not probe:
             return self
@@ -62,7 +62,7 @@ class Quarantine:
         held_s = min(self.rules.quarantine_max_s, self.rules.quarantine_s * 2.0 ** min(self.times, DOUBLINGS))
         return Quarantine(self.rules, times=self.times + 1, until_s=now_s + held_s, why=why)
 
-    def released(self, now_s: float) -> Quarantine:
+    def allow_probe(self, now_s: float) -> Quarantine:
         """One of the two is another process now: what is quarantined may be probed at once."""
         if not self.times:
             return Quarantine(self.rules)
@@ -70,7 +70,7 @@ class Quarantine:
 
 
 class Pairs:
-    """The pairs (source, target) of one router. Only those with failures are kept: all others are sound."""
+    """The pairs (source, target) of one router. Only those with failures are stored: all others are sound."""
 
     def __init__(self, rules: TransferRules, clock: Callable[[], float]) -> None:
         self._sound = Quarantine(rules)
@@ -81,38 +81,38 @@ class Pairs:
         """Pairs that something is remembered of."""
         return len(self._marked)
 
-    def refuses(self, source: str, target: str) -> str:
-        """As `Quarantine.refuses`, now."""
-        return self._of(source, target).refuses(self._clock())
+    def refusal(self, source: str, target: str) -> str:
+        """As `Quarantine.refusal`, now."""
+        return self._of(source, target).refusal(self._clock())
 
     def quarantined(self) -> Mapping[tuple[str, str], str]:
         """Pairs that refuse now: why."""
         now_s = self._clock()
-        return {pair: why for pair, state in self._marked.items() if (why := state.refuses(now_s))}
+        return {pair: why for pair, state in self._marked.items() if (why := state.refusal(now_s))}
 
-    def begun(self, source: str, target: str) -> bool:
-        """A transfer that was not refused has begun; whether it is a probe, which its end has to be told with."""
+    def begin(self, source: str, target: str) -> bool:
+        """Begin a transfer that was not refused; returns whether it is a probe, which its end needs."""
         before = self._of(source, target)
-        self._keep(source, target, before.begun())
+        self._keep(source, target, before.begin())
         return before.times > 0
 
-    def succeeded(self, source: str, target: str, *, probe: bool) -> None:
-        self._keep(source, target, self._of(source, target).succeeded(probe=probe))
+    def note_success(self, source: str, target: str, *, probe: bool) -> None:
+        self._keep(source, target, self._of(source, target).note_success(probe=probe))
 
-    def let_go(self, source: str, target: str, *, probe: bool) -> None:
-        self._keep(source, target, self._of(source, target).let_go(probe=probe))
+    def release_probe(self, source: str, target: str, *, probe: bool) -> None:
+        self._keep(source, target, self._of(source, target).release_probe(probe=probe))
 
-    def failed(self, source: str, target: str, why: str, *, probe: bool) -> None:
-        self._keep(source, target, self._of(source, target).failed(self._clock(), why, probe=probe))
+    def note_failure(self, source: str, target: str, why: str, *, probe: bool) -> None:
+        self._keep(source, target, self._of(source, target).note_failure(self._clock(), why, probe=probe))
 
-    def released(self, instance: str) -> None:
+    def allow_probe(self, instance: str) -> None:
         """It is another process now: its pairs may be probed at once."""
         now_s = self._clock()
         for pair, state in tuple(self._marked.items()):
             if instance in pair:
-                self._keep(*pair, state.released(now_s))
+                self._keep(*pair, state.allow_probe(now_s))
 
-    def removed(self, instance: str) -> None:
+    def remove_instance(self, instance: str) -> None:
         """It is gone: nothing of its pairs is remembered."""
         self._marked = {pair: state for pair, state in self._marked.items() if instance not in pair}
 

@@ -1,71 +1,65 @@
-"""The steps of a movement: a leg that makes the source keep blocks, what pulls them, and what frees them instead."""
+"""The steps of a movement: a prefill request that makes the source retain blocks, what pulls and what frees them."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from time import perf_counter_ns
 from typing import Any
 
-from runners.router.transfer.engines import Engines, LegFailed
-from runners.router.transfer.job import Job, Kept, leg_headers
-from runners.router.transfer.legs import Leg, release_leg
+from runners.router.transfer.engines import Engines, StepFailed
+from runners.router.transfer.job import Job, RetainedBlocks, request_headers
+from runners.router.transfer.request_bodies import StepAnswer, release_body
 from runners.router.transfer.transports import Unsound
 
-LEG_PATH = "/v1/completions"
+PATH = "/v1/completions"
 RELEASE_S = 30.0
-"""For freeing the source's blocks; then its engine's own time limit does."""
+"""For freeing the source's blocks; after it the time limit of its engine frees them."""
 
 
-async def source_leg(
+async def send_prefill_request(
     engines: Engines, job: Job, path: str, body: Callable[[Mapping[str, Any]], dict[str, Any]]
 ) -> None:
-    """Have the source compute a prompt and keep its blocks. Raises LegFailed."""
+    """Have the source compute a prompt and retain its blocks. Raises StepFailed."""
     movement, transport = job.movement, job.transport
     transfer = movement.transfer.transfer
-    if transport.asks_source:  # before it keeps anything that nobody could be told to pull
+    if transport.asks_source:  # before it retains anything that no target could pull
         await engines.engine_id(job.source)
-    leg = await engines.leg(
-        job.source, "source", path, leg_headers(job), body(transport.source_params(transfer)),
-        lambda: movement.change(t_source_sent_ns=perf_counter_ns()),
+    answer = await engines.send(
+        job.source, "source", path, request_headers(job), body(transport.source_params(transfer)),
+        lambda: movement.change(t_source_sent_ns=movement.now_ns()),
     )  # fmt: skip
-    movement.change(t_source_done_ns=perf_counter_ns(), source_cached_tokens=leg.cached_tokens)
-    job.prompt_tokens = leg.prompt_tokens
-    job.kept = _keep(job, transfer, leg)
+    movement.change(t_source_done_ns=movement.now_ns(), source_cached_tokens=answer.cached_tokens)
+    job.prompt_tokens = answer.prompt_tokens
+    if answer.finish_reason not in transport.retains_after:
+        why = f"the prefill request ended by {answer.finish_reason}: its blocks are not sent"
+        raise StepFailed(why, strike=True)
+    job.retained = RetainedBlocks(transfer, answer.body)
 
 
-async def target_leg(engines: Engines, job: Job, body: Mapping[str, Any]) -> Leg:
-    """Have the target pull the blocks of a prefix. Raises LegFailed."""
-    movement = job.movement
-    return await engines.leg(job.target, "target", LEG_PATH, leg_headers(job), body, movement.sent)
+async def send_decode_request(engines: Engines, job: Job, body: Mapping[str, Any]) -> StepAnswer:
+    """Have the target pull the blocks of a prefix. Raises StepFailed."""
+    return await engines.send(job.target, "target", PATH, request_headers(job), body, job.movement.note_sent)
 
 
-async def pull_params(engines: Engines, job: Job, kept: Kept) -> dict[str, Any]:
-    """What a target leg must say to pull what is kept. Raises LegFailed."""
+async def pull_params(engines: Engines, job: Job, retained: RetainedBlocks) -> dict[str, Any]:
+    """The parameters of the decode request that pulls these blocks. Raises StepFailed."""
     engine = await engines.engine_id(job.source) if job.transport.asks_source else ""
     try:
-        return job.transport.target_params(kept.transfer, job.endpoint, engine, kept.answered)
+        return job.transport.target_params(retained.transfer, job.endpoint, engine, retained.answer)
     except Unsound as error:
-        raise LegFailed(f"the source: {error}", strike=True) from error
+        raise StepFailed(f"the source: {error}", strike=True) from error
 
 
-async def free(engines: Engines, job: Job, kept: Kept) -> None:
-    """A target leg that its engine refuses frees what it would have pulled (vLLM does so since 0.32).
+async def free_blocks(engines: Engines, job: Job, retained: RetainedBlocks) -> None:
+    """Free a source's blocks by a decode request that its engine refuses (vLLM frees them then since 0.32).
 
     The source itself is asked where that works, as it is known to live; a kv_producer would die of it.
     """
     alone = job.transport.pulls_from_itself and job.endpoint.kv_role != "kv_producer"
-    where = job.source if alone else job.target
+    instance = job.source if alone else job.target
     try:
         async with asyncio.timeout(RELEASE_S):
-            body = release_leg(await pull_params(engines, job, kept))
-            await engines.leg(where, "release", LEG_PATH, leg_headers(job), body)
-    except (LegFailed, TimeoutError):
-        pass  # it was refused, as it should be; or nobody is there, and nothing is kept any more
-
-
-def _keep(job: Job, transfer: str, leg: Leg) -> Kept:
-    """What the source keeps now that its leg is answered. Raises LegFailed where that is nothing."""
-    if leg.finish_reason not in job.transport.kept_after:
-        raise LegFailed(f"the source leg ended by {leg.finish_reason}: its blocks are not sent", strike=True)
-    return Kept(transfer, leg.body)
+            body = release_body(await pull_params(engines, job, retained))
+            await engines.send(instance, "release", PATH, request_headers(job), body)
+    except (StepFailed, TimeoutError):
+        pass  # it was refused, as intended; or the instance is gone, and its blocks with it

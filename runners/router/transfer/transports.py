@@ -1,8 +1,9 @@
-"""What the two legs of a transfer must say, by transport.
+"""The `kv_transfer_params` of the two requests of a transfer, by transport.
 
-The source leg computes the prompt (or finds it in its cache) and keeps its blocks for the other leg; the target leg
-pulls the blocks it lacks and frees them at the source. Mooncake's target has to be told the source's engine id, which
-its bootstrap server knows; NIXL's source names everything in its answer. Facts about vLLM 0.32: docs/transfer.md.
+The prefill request computes the prompt (or reads it from the source's cache) and makes the source retain its blocks;
+the decode request pulls the blocks that the target lacks and frees them at the source. Mooncake's decode request names
+the source's engine id, which its bootstrap server knows; NIXL's source names everything in its answer. Facts about vLLM
+0.32: docs/transfer.md.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from launch.transfer_request import DECODE, PREFILL, Transferring
 from runners.router.spec import KvEndpoint
 
 SOURCE_CACHED = "remote_prefill_cached_tokens"
-"""With it the target would tell the source's cached tokens as its own, and its own are what is to be recorded."""
+"""With it the target would report the source's cached tokens as its own, and its own are to be recorded."""
 
 
 class Unsound(Exception):
-    """What an engine said cannot be made a leg of."""
+    """No decode request can be made of an engine's answer."""
 
 
 class Transport(Protocol):
@@ -29,21 +30,21 @@ class Transport(Protocol):
     connector: str
     """Its name in vLLM."""
     asks_source: bool
-    """The target must be told what only the source's bootstrap server knows."""
-    kept_after: frozenset[str]
-    """How the source leg has to end for its blocks to be kept."""
+    """The decode request needs what only the source's bootstrap server knows."""
+    retains_after: frozenset[str]
+    """How the prefill request has to end for its blocks to be retained."""
     pulls_from_itself: bool
-    """The source can be a target of its own blocks: nobody else is needed to free them."""
+    """The source can be a target of its own blocks: it can free them alone."""
 
     def source_params(self, transfer: str) -> dict[str, Any]:
-        """`kv_transfer_params` of the leg that keeps the blocks."""
+        """`kv_transfer_params` of the prefill request."""
 
     def target_params(
-        self, transfer: str, source: KvEndpoint, engine: str, answered: Mapping[str, Any]
+        self, transfer: str, source: KvEndpoint, engine: str, answer: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """`kv_transfer_params` of the leg that pulls them.
+        """`kv_transfer_params` of the decode request.
 
-        `engine`: the source's engine id, where `asks_source`; `answered`: the body of the source leg's answer.
+        `engine`: the source's engine id, where `asks_source`; `answer`: the body of the prefill request's answer.
         Raises Unsound.
         """
 
@@ -53,14 +54,14 @@ class Mooncake:
 
     connector = "MooncakeConnector"
     asks_source = True
-    kept_after = frozenset({"length"})
+    retains_after = frozenset({"length"})
     pulls_from_itself = True
 
     def source_params(self, transfer: str) -> dict[str, Any]:
         return {PREFILL: True, DECODE: False, "transfer_id": transfer}
 
     def target_params(
-        self, transfer: str, source: KvEndpoint, engine: str, answered: Mapping[str, Any]
+        self, transfer: str, source: KvEndpoint, engine: str, answer: Mapping[str, Any]
     ) -> dict[str, Any]:
         return {
             PREFILL: False, DECODE: True, "transfer_id": transfer, "remote_engine_id": engine,
@@ -73,16 +74,16 @@ class Nixl:
 
     connector = "NixlConnector"
     asks_source = False
-    kept_after = frozenset({"length", "stop"})
+    retains_after = frozenset({"length", "stop"})
     pulls_from_itself = False
 
     def source_params(self, transfer: str) -> dict[str, Any]:
         return {PREFILL: True, DECODE: False}
 
     def target_params(
-        self, transfer: str, source: KvEndpoint, engine: str, answered: Mapping[str, Any]
+        self, transfer: str, source: KvEndpoint, engine: str, answer: Mapping[str, Any]
     ) -> dict[str, Any]:
-        offered = answered.get("kv_transfer_params")
+        offered = answer.get("kv_transfer_params")
         if not isinstance(offered, dict) or not any(offered.get("remote_block_ids") or ()):
             raise Unsound("its answer offers no blocks")
         params = {**offered, PREFILL: False, DECODE: True}
@@ -110,21 +111,21 @@ def mismatch(source: KvEndpoint | None, target: KvEndpoint | None) -> str:
     return ""
 
 
-def part_of(endpoint: KvEndpoint) -> Transferring:
-    """Its connector and role, as the rules for requests that engines survive want them."""
+def connector_part(endpoint: KvEndpoint) -> Transferring:
+    """Its connector and role, for the rules about requests that engines survive."""
     return Transferring(TRANSPORTS[endpoint.transport].connector, endpoint.kv_role)
 
 
 def engine_id(page: bytes) -> str:
     """The engine id in a bootstrap server's answer to GET /query, which maps data parallel ranks to engines.
 
-    Raises Unsound. Of several ranks nobody says which one answered a leg.
+    Raises Unsound, also where there are several ranks: which of them answered the prefill request is not known.
     """
     try:
         ranks = msgspec.json.decode(page, type=dict[str, dict[str, Any]])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Unsound(f"its bootstrap server answers no JSON of ranks: {error}") from error
-    found = [entry.get("engine_id") for entry in ranks.values()]
-    if len(found) != 1 or not isinstance(found[0], str) or not found[0]:
-        raise Unsound(f"its bootstrap server names {len(found)} engines, not one with an id")
-    return found[0]
+    ids = [entry.get("engine_id") for entry in ranks.values()]
+    if len(ids) != 1 or not isinstance(ids[0], str) or not ids[0]:
+        raise Unsound(f"its bootstrap server names {len(ids)} engines, not one with an id")
+    return ids[0]

@@ -1,4 +1,4 @@
-"""Trace files, read as sessions and written as the project's own: Mooncake, Bailian, agentic, tracon."""
+"""Reads trace files of the formats Mooncake, Bailian, agentic and tracon; writes tracon."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runners.trace.formats.bailian import open_bailian
 from runners.trace.formats.mooncake import open_mooncake
 from runners.trace.formats.tracon import Written, open_tracon, write_trace
 from runners.trace.session import Session, Trace, TraceFacts
-from runners.trace.source import OnProgress, beginning
+from runners.trace.source import OnProgress, read_beginning
 
 __all__ = ["FORMATS", "TraceError", "Written", "detect_format", "open_trace", "read_trace", "write_trace"]
 
@@ -25,35 +25,34 @@ FORMATS: Mapping[str, Reader] = {
     "tracon": open_tracon,
 }
 _MARKS = {"tracon": b'"tracon_trace"', "bailian": b'"chat_id"', "agentic": b'"requests"', "mooncake": b'"hash_ids"'}
-"""A word that only this format has in its first line, in the order in which they are looked for."""
+"""A word in the first line that identifies the format, in the order of the checks."""
 
 
 def open_trace(
     path: Path | str, format: str | None = None, on_progress: OnProgress | None = None
 ) -> tuple[TraceFacts, Iterator[Session]]:
-    """A trace's facts, and its sessions in the order of their arrival, read as they are asked for.
+    """(facts, sessions in the order of arrival, read lazily).
 
-    `format`: a name in FORMATS; None = by the first line. `on_progress` is told which share (0 to 1) has been read.
-    Raises TraceError (file, line, rule) here and while the sessions are taken, OSError, and RunnerError for a format
-    that does not exist.
+    `format`: a name in FORMATS; None = by the first line. `on_progress` gets the share (0 to 1) that has been read.
+    Raises TraceError (file, line, rule) here and during the iteration, OSError, and RunnerError for an unknown format.
     """
     path = Path(path)
     name = format or detect_format(path)
     if name not in FORMATS:
-        raise RunnerError(f"there is no trace format {name!r}", remedy=f"name one of {', '.join(FORMATS)}")
+        raise RunnerError(f"there is no trace format {name!r}", remedy=f"choose one of {', '.join(FORMATS)}")
     return FORMATS[name](path, on_progress)
 
 
 def read_trace(path: Path | str, format: str | None = None, on_progress: OnProgress | None = None) -> Trace:
-    """The whole trace in memory: about 8 bytes per block hash and 200 per turn. Raises as `open_trace` does."""
+    """Read the trace into memory: about 8 bytes per block hash and 200 per turn. Raises as `open_trace` does."""
     facts, sessions = open_trace(path, format, on_progress)
     return Trace(facts, tuple(sessions))
 
 
 def detect_format(path: Path) -> str:
-    """The format's name, by the words in the first line. Raises TraceError where it is none of them."""
-    name, head = beginning(path)
+    """The format's name, by the first line. Raises TraceError for an unknown format."""
+    name, head = read_beginning(path)
     for format, mark in _MARKS.items():
         if mark in head:
             return format
-    raise TraceError(name, 1, f"this is none of the formats {', '.join(FORMATS)}")
+    raise TraceError(name, 1, f"the first line matches none of the formats {', '.join(FORMATS)}")

@@ -1,9 +1,8 @@
 """Recorded agentic sessions (kv-cache-tester, Weka): one JSON object per session, with sub-agents.
 
-A file holds one object (laid out as it likes) or one per line; usually many files lie in an archive or a folder. `t`
-in seconds since the session began; `hash_ids`: one id per whole block, chained, local to the session and its
-sub-agents unless `hash_id_scope` says `global`; a prompt includes its history. How turns wait for each other is in
-agentic_turns.
+A file holds one object (in any layout) or one per line; usually an archive or a folder holds many files. `t` in seconds
+since the begin of the session. `hash_ids`: one id per whole block, chained, local to the session and its sub-agents
+unless `hash_id_scope` is `global`. A prompt includes its history. agentic_turns derives which turn waits for which.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ import msgspec
 import numpy as np
 
 from runners.trace.errors import TraceError
-from runners.trace.formats.agentic_turns import Entry, Fault, Placed, SubAgent, in_order, lay_out
-from runners.trace.formats.decode import Count, Positive, decode
-from runners.trace.rules import MAX_CHAINED_ID, START, Chain, hash_count_fault
+from runners.trace.formats.agentic_turns import Entry, Fault, Placed, SubAgent, lay_out, order_turns
+from runners.trace.formats.decode import Count, Positive, decode_row
 from runners.trace.session import Session, TraceFacts, shared_hashes
-from runners.trace.source import Document, OnProgress, documents, numbered_lines
+from runners.trace.session_rules import MAX_CHAINED_ID, START, Chain, hash_count_fault
+from runners.trace.source import Document, OnProgress, open_documents, read_lines
 
 
 class _Tokens(msgspec.Struct):
@@ -45,18 +44,18 @@ class _Recorded(msgspec.Struct):
     totals: _Totals | None = None
 
 
-_Found = tuple[str, int, _Recorded]
+_ReadSession = tuple[str, int, _Recorded]
 
 
 def open_agentic(path: Path, on_progress: OnProgress | None = None) -> tuple[TraceFacts, Iterator[Session]]:
-    """The facts, and sessions in the order of their files. All arrive at 0: when they began is not recorded.
+    """The facts, and sessions in the order of their files. All arrive at 0: their begin is not recorded.
 
-    One session is held at a time. The facts are those of the first; one that differs is refused.
+    Holds one session at a time. The facts are those of the first session; a session that differs raises TraceError.
     """
-    found = _recorded(path, on_progress)
-    first = next(found, None)
+    rows = _read_sessions(path, on_progress)
+    first = next(rows, None)
     if first is None:
-        raise TraceError(path.name, 1, "there is no session in it")
+        raise TraceError(path.name, 1, "the file has no sessions")
     facts = TraceFacts(
         format="agentic",
         source=path.name,
@@ -68,24 +67,24 @@ def open_agentic(path: Path, on_progress: OnProgress | None = None) -> tuple[Tra
         context_mode="self_contained",
         has_sessions=True,
     )
-    return facts, _sessions(facts, itertools.chain((first,), found))
+    return facts, _convert_sessions(facts, itertools.chain((first,), rows))
 
 
-def _recorded(path: Path, on_progress: OnProgress | None) -> Iterator[_Found]:
+def _read_sessions(path: Path, on_progress: OnProgress | None) -> Iterator[_ReadSession]:
     decoder = msgspec.json.Decoder(_Recorded)
-    with closing(documents(path, on_progress)) as found:
-        for document in found:
-            for line, text in _objects(document):
-                yield document.name, line, decode(decoder, text, document.name, line)
+    with closing(open_documents(path, on_progress)) as opened:
+        for document in opened:
+            for line, text in _split_objects(document):
+                yield document.name, line, decode_row(decoder, text, document.name, line)
 
 
-def _objects(document: Document) -> Iterator[tuple[int, bytes]]:
-    """(line it begins on, text) of each object: one per line, or, where the first line is none, the whole document."""
-    lines = numbered_lines(document)
+def _split_objects(document: Document) -> Iterator[tuple[int, bytes]]:
+    """(first line, text) of each object: one per line, or the whole document where the first line is no object."""
+    lines = read_lines(document)
     head = next(lines, None)
     if head is None:
         return
-    if _whole(head[1]):
+    if _ends_object(head[1]):
         yield head
         yield from lines
     else:
@@ -93,15 +92,15 @@ def _objects(document: Document) -> Iterator[tuple[int, bytes]]:
         yield head[0], head[1] + rest
 
 
-def _whole(text: bytes) -> bool:
-    """Whether a line can be an object by itself: it ends as one does. Telling by decoding would parse it twice."""
+def _ends_object(text: bytes) -> bool:
+    """Whether a line can be an object by itself: it ends like one. Decoding would parse it twice."""
     return text.rstrip().endswith(b"}")
 
 
-def _sessions(facts: TraceFacts, found: Iterator[_Found]) -> Iterator[Session]:
+def _convert_sessions(facts: TraceFacts, rows: Iterator[_ReadSession]) -> Iterator[Session]:
     seen: dict[str, str] = {}
     shared = Chain() if facts.hash_scope == "global" else None
-    for file, line, recorded in found:
+    for file, line, recorded in rows:
         where = seen.setdefault(recorded.id, f"{file}, line {line}")
         fault = _facts_fault(facts, recorded) or _totals_fault(recorded)
         if where != f"{file}, line {line}":
@@ -109,7 +108,7 @@ def _sessions(facts: TraceFacts, found: Iterator[_Found]) -> Iterator[Session]:
         if fault:
             raise TraceError(file, line, fault)
         try:
-            yield _session(facts, recorded, shared or Chain())
+            yield _convert_session(facts, recorded, shared or Chain())
         except Fault as error:
             raise TraceError(file, line, str(error)) from error
 
@@ -125,7 +124,7 @@ def _facts_fault(facts: TraceFacts, recorded: _Recorded) -> str:
 
 
 def _totals_fault(recorded: _Recorded) -> str:
-    """The sums that the file states of itself."""
+    """Compare the totals stated in the file with the sums over its requests."""
     totals = recorded.totals
     if totals is None:
         return ""
@@ -142,34 +141,36 @@ def _totals_fault(recorded: _Recorded) -> str:
         "subagent_count": (totals.subagent_count, len(agents)),
     }
     wrong = [
-        f"totals.{name} is {says}, but it adds up to {sums}" for name, (says, sums) in stated.items() if says != sums
+        f"totals.{name} is {total}, but the sum is {actual}"
+        for name, (total, actual) in stated.items()
+        if total != actual
     ]
     return wrong[0] if wrong else ""
 
 
-def _session(facts: TraceFacts, recorded: _Recorded, chain: Chain) -> Session:
+def _convert_session(facts: TraceFacts, recorded: _Recorded, chain: Chain) -> Session:
     """Raises Fault."""
     placed = lay_out(recorded.requests)
     last_id = sum(len(one.request.hash_ids) for one in placed) if facts.hash_scope == "session" else MAX_CHAINED_ID - 1
     ahead: dict[str, Placed] = {}
-    kept: list[tuple[int, ...]] = []
+    hashes: list[tuple[int, ...]] = []
     latest: dict[str, tuple[int, ...]] = {}
     for one in placed:
         fault = hash_count_fault(facts, one.request.input, len(one.request.hash_ids))
-        # Most of a prompt is the one before it: only the rest is checked, and the same beginning is kept once.
+        # Most of a prompt repeats the one before it: check only the rest, and store the common beginning once.
         known = shared_hashes(ahead[one.agent].request.hash_ids, one.request.hash_ids) if one.agent in ahead else 0
         fault = fault or _hash_fault(one.request.hash_ids, known, last_id, chain)
         if fault:
             raise Fault(f"{one.name}: {fault}")
         latest[one.agent] = latest.get(one.agent, ())[:known] + tuple(one.request.hash_ids[known:])
         ahead[one.agent] = one
-        kept.append(latest[one.agent])
-    return Session(recorded.id, in_order(placed, kept))
+        hashes.append(latest[one.agent])
+    return Session(recorded.id, order_turns(placed, hashes))
 
 
 def _hash_fault(ids: list[int], known: int, last_id: int, chain: Chain) -> str:
-    """What is wrong with a prompt's ids after the first `known`."""
+    """The fault in a prompt's ids after the first `known`."""
     new = np.array(ids[known:], dtype=np.int64)
     if new.size and new.max() > last_id:
         return f"hash {new.max()} cannot be: ids are numbered from 1, and there are {last_id}"
-    return chain.fault(new, ids[known - 1] if known else START)
+    return chain.find_fault(new, ids[known - 1] if known else START)

@@ -1,11 +1,11 @@
 """Bailian's traces (qwen-bailian-usagetraces-anon): one request a line, sessions linked by `parent_chat_id`.
 
 `timestamp` in seconds, `input_length`, `output_length`, `hash_ids`: one id per block of 16 tokens, a partial last block
-included; equal ids in the whole file mean equal blocks. A follow-up's prompt includes its history. The source does not
-say whether ids are chained: it is found out from the file, and stated in the facts.
+included. Equal ids in the whole file mean equal blocks. A follow-up's prompt includes its history. The source does not
+state whether ids are chained: the reader infers it from the file and sets it in the facts.
 
-A file is read twice: once to check it and to learn which lines make a session, then session by session. A packed file
-is unpacked into a temporary one in between, which has no name and is gone when the reader ends.
+The reader passes over a file twice: first it checks every line and groups lines to sessions, then it reads session by
+session. In between, the text is in an unnamed temporary file, which ends with the reader.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runners.trace.errors import TraceError
-from runners.trace.formats.decode import Count, HashId, Positive, Seconds, decode
-from runners.trace.rules import Chain, hash_count_fault
+from runners.trace.formats.decode import Count, HashId, Positive, Seconds, decode_row
 from runners.trace.session import MAIN, Session, TraceFacts, Turn
-from runners.trace.source import OnProgress, documents, numbered_lines
+from runners.trace.session_rules import Chain, hash_count_fault
+from runners.trace.source import OnProgress, open_documents, read_lines
 
 BLOCK_TOKENS = 16
 ROOT = -1
@@ -47,36 +47,36 @@ _DECODER = msgspec.json.Decoder(_Row)
 
 
 def open_bailian(path: Path, on_progress: OnProgress | None = None) -> tuple[TraceFacts, Iterator[Session]]:
-    """The facts, and sessions in the order of their arrival. The whole file is checked before this returns.
+    """The facts, and sessions in the order of arrival. Checks the whole file before it returns.
 
-    A request whose parent is not in the file begins a session of its own. Two follow-ups of one request both wait for
-    it. Held in memory: about 250 bytes per request, and one session.
+    A request whose parent is not in the file begins its own session. Two follow-ups of one request both wait for it.
+    Memory: about 250 bytes per request, and one session.
     """
     watch = on_progress or (lambda share: None)
     index = _Index(path.name)
     copy = tempfile.TemporaryFile()  # noqa: SIM115 - closed by the iterator, or here
     try:
-        index.read(path, copy, lambda share: watch(share / 2))
-        groups = index.sessions()
+        index.read_file(path, copy, lambda share: watch(share / 2))
+        groups = index.group_sessions()
     except BaseException:
         copy.close()
         raise
-    return index.facts(), _sessions(index, groups, copy, lambda share: watch(0.5 + share / 2))
+    return index.build_facts(), _read_sessions(index, groups, copy, lambda share: watch(0.5 + share / 2))
 
 
-def _sessions(
+def _read_sessions(
     index: _Index, groups: Iterator[NDArray[np.int64]], copy: BinaryIO, watch: OnProgress
 ) -> Iterator[Session]:
     done = 0
     with copy:
         for rows in groups:
-            yield index.session(rows, copy)
+            yield index.read_session(rows, copy)
             done += len(rows)
             watch(done / len(index))
 
 
 class _Index:
-    """What is kept of every line: where it lies, when it arrived, whom it follows."""
+    """The position, arrival and parent of every line."""
 
     def __init__(self, source: str) -> None:
         self._file = self._source = source
@@ -92,34 +92,34 @@ class _Index:
     def __len__(self) -> int:
         return len(self._chats)
 
-    def facts(self) -> TraceFacts:
-        """Once the file has been read."""
-        return _facts(self._source, self._chained)
+    def build_facts(self) -> TraceFacts:
+        """Call it after `read_file`."""
+        return _build_facts(self._source, self._chained)
 
-    def read(self, path: Path, copy: BinaryIO, watch: OnProgress) -> None:
-        """Check every line by itself, and keep the text of all in `copy`."""
-        facts = _facts(self._source, chained=True)
+    def read_file(self, path: Path, copy: BinaryIO, watch: OnProgress) -> None:
+        """Check every line by itself, and write the text of all to `copy`."""
+        facts = _build_facts(self._source, chained=True)
         offset = 0
-        with closing(documents(path, watch)) as found:
-            for count, document in enumerate(found):
+        with closing(open_documents(path, watch)) as opened:
+            for count, document in enumerate(opened):
                 if count:
                     raise TraceError(document.name, 1, "a Bailian trace is one file, and this is the second")
                 self._file = document.name
-                for line, text in numbered_lines(document):
-                    row = decode(_DECODER, text, document.name, line)
-                    self._add(row, line, offset, hash_count_fault(facts, row.input_length, len(row.hash_ids)))
+                for line, text in read_lines(document):
+                    row = decode_row(_DECODER, text, document.name, line)
+                    self._add_row(row, line, offset, hash_count_fault(facts, row.input_length, len(row.hash_ids)))
                     offset += copy.write(text)
         if not len(self):
-            raise TraceError(self._file, 1, "there is no request in it")
+            raise TraceError(self._file, 1, "the file has no requests")
 
-    def _add(self, row: _Row, line: int, offset: int, fault: str) -> None:
+    def _add_row(self, row: _Row, line: int, offset: int, fault: str) -> None:
         other = self._row_of.setdefault(row.chat_id, len(self))
         if other != len(self):
-            fault = fault or f"chat_id {row.chat_id} is that of line {self._lines[other]}"
+            fault = fault or f"chat_id {row.chat_id} is already on line {self._lines[other]}"
         if fault:
             raise TraceError(self._file, line, fault)
         if self._chained:
-            self._chained = not self._chain.fault(np.array(row.hash_ids, dtype=np.int64))
+            self._chained = not self._chain.find_fault(np.array(row.hash_ids, dtype=np.int64))
         self._offsets.append(offset)
         self._lines.append(line)
         self._chats.append(row.chat_id)
@@ -127,15 +127,15 @@ class _Index:
         self._turns.append(row.turn)
         self._times.append(row.timestamp)
 
-    def sessions(self) -> Iterator[NDArray[np.int64]]:
-        """Rows of each session by arrival, sessions by theirs. Raises TraceError for a parent that comes too late."""
+    def group_sessions(self) -> Iterator[NDArray[np.int64]]:
+        """The rows of each session, all by arrival. Raises TraceError for a parent that arrives too late."""
         times = np.frombuffer(self._times, dtype=np.float64)
         order = np.argsort(times, kind="stable")
         ranks = np.empty_like(order)
         ranks[order] = np.arange(order.size)
         self._begin_s = float(times[order[0]])
         self._parent_rows = np.array([self._row_of.get(parent, ROOT) for parent in self._parents], dtype=np.int64)
-        self._row_of, self._chain = {}, Chain()  # both were for checking only, and are large
+        self._row_of, self._chain = {}, Chain()  # both are large, and no longer needed
         roots = np.arange(order.size)
         for row in order.tolist():
             parent = int(self._parent_rows[row])
@@ -156,18 +156,17 @@ class _Index:
             rule = f"it is turn {self._turns[row]}, but its parent on line {there} is turn {self._turns[parent]}"
             raise TraceError(self._file, here, rule)
 
-    def session(self, rows: NDArray[np.int64], copy: BinaryIO) -> Session:
-        """The session of these rows, read again."""
-        places = {row: place for place, row in enumerate(rows.tolist())}
+    def read_session(self, rows: NDArray[np.int64], copy: BinaryIO) -> Session:
+        places = {row: index for index, row in enumerate(rows.tolist())}
         turns = []
-        for row, place in places.items():
+        for row, index in places.items():
             copy.seek(self._offsets[row])
             read = _DECODER.decode(copy.readline())
             parent = int(self._parent_rows[row])
             turns.append(
                 Turn(
                     agent=MAIN,
-                    turn=place,
+                    turn=index,
                     arrival_s=read.timestamp - self._begin_s,
                     think_s=None,
                     input_tokens=read.input_length,
@@ -179,7 +178,7 @@ class _Index:
         return Session(str(self._chats[int(rows[0])]), tuple(turns))
 
 
-def _facts(source: str, chained: bool) -> TraceFacts:
+def _build_facts(source: str, chained: bool) -> TraceFacts:
     return TraceFacts(
         format="bailian",
         source=source,

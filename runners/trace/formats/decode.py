@@ -1,4 +1,4 @@
-"""A line of JSON to a typed row, or the rule that it breaks."""
+"""Decodes a line of JSON to a typed row, or names the rule that it violates."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from runners.trace.errors import TraceError
-from runners.trace.rules import MAX_HASH
+from runners.trace.session_rules import MAX_HASH
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
@@ -20,22 +20,22 @@ T = TypeVar("T")
 _BYTE = re.compile(r"\(byte (\d+)\)")
 
 
-def decode(decoder: msgspec.json.Decoder[T], text: bytes, file: str, line: int) -> T:
-    """The row; `line` is where `text` begins. Raises TraceError with what is wrong and where in the row."""
+def decode_row(decoder: msgspec.json.Decoder[T], text: bytes, file: str, line: int) -> T:
+    """`line`: the line on which `text` begins. Raises TraceError with the fault and its position in the row."""
     try:
         return decoder.decode(text)
     except msgspec.DecodeError as error:
-        raise TraceError(file, line + _lines_before(text, str(error)), _words(str(error))) from error
+        raise TraceError(file, line + _lines_before(text, str(error)), _plain_message(str(error))) from error
     except (UnicodeDecodeError, RecursionError) as error:
         raise TraceError(file, line, f"not JSON: {error}") from error
 
 
 def _lines_before(text: bytes, message: str) -> int:
-    """How many line ends lie before the byte that the message names."""
-    place = _BYTE.search(message)
-    return text.count(b"\n", 0, int(place[1])) if place else 0
+    """Number of line ends before the byte that the message names."""
+    position = _BYTE.search(message)
+    return text.count(b"\n", 0, int(position[1])) if position else 0
 
 
-def _words(message: str) -> str:
-    """msgspec says `Expected ... - at $.input_length`; the dollar is the row."""
+def _plain_message(message: str) -> str:
+    """Replace the dollar in msgspec's `Expected ... - at $.input_length`, which stands for the row."""
     return message.replace("`$.", "`").replace("$", "row").rstrip(".")

@@ -1,8 +1,8 @@
 """Mooncake's FAST'25 traces: one request a line, no sessions.
 
-`timestamp` in ms since the trace began, `input_length`, `output_length`, `hash_ids`: one id per block of 512 tokens, a
-partial last block included; equal ids in the whole file mean equal prefixes, and new ids are numbered as they come.
-Fields that other tools add (`session_id`, `delay`, `text_input`) change what a line means, so they are refused.
+`timestamp` in ms since the begin of the trace, `input_length`, `output_length`, `hash_ids`: one id per block of 512
+tokens, a partial last block included. Equal ids in the whole file mean equal prefixes; new ids are numbered in order of
+appearance. Fields of other tools (`session_id`, `delay`, `text_input`) change the meaning of a line and are rejected.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import msgspec
 import numpy as np
 
 from runners.trace.errors import TraceError
-from runners.trace.formats.decode import Count, HashId, Positive, decode
-from runners.trace.rules import Chain, hash_count_fault
+from runners.trace.formats.decode import Count, HashId, Positive, decode_row
 from runners.trace.session import MAIN, Session, TraceFacts, Turn
-from runners.trace.source import OnProgress, documents, numbered_lines
+from runners.trace.session_rules import Chain, hash_count_fault
+from runners.trace.source import OnProgress, open_documents, read_lines
 
 BLOCK_TOKENS = 512
 TIME_UNIT_S = 0.001
@@ -32,7 +32,7 @@ class _Row(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def open_mooncake(path: Path, on_progress: OnProgress | None = None) -> tuple[TraceFacts, Iterator[Session]]:
-    """The facts, and each request as a session of one turn, in the file's order. Held: 4 bytes per different block."""
+    """The facts, and each request as a session of one turn, in the file's order. Memory: 4 bytes per distinct block."""
     facts = TraceFacts(
         format="mooncake",
         source=path.name,
@@ -44,15 +44,15 @@ def open_mooncake(path: Path, on_progress: OnProgress | None = None) -> tuple[Tr
         context_mode="self_contained",
         has_sessions=False,
     )
-    return facts, _sessions(path, facts, on_progress)
+    return facts, _read_sessions(path, facts, on_progress)
 
 
-def _sessions(path: Path, facts: TraceFacts, on_progress: OnProgress | None) -> Iterator[Session]:
+def _read_sessions(path: Path, facts: TraceFacts, on_progress: OnProgress | None) -> Iterator[Session]:
     numbering, begin, latest = _Numbering(), None, 0
-    for place, (file, line, row) in enumerate(_rows(path, on_progress)):
-        fault = hash_count_fault(facts, row.input_length, len(row.hash_ids)) or numbering.fault(row.hash_ids)
+    for index, (file, line, row) in enumerate(_read_rows(path, on_progress)):
+        fault = hash_count_fault(facts, row.input_length, len(row.hash_ids)) or numbering.find_fault(row.hash_ids)
         if row.timestamp < latest:
-            fault = fault or f"timestamp {row.timestamp} lies before the one ahead of it, {latest}"
+            fault = fault or f"timestamp {row.timestamp} is before the previous one, {latest}"
         if fault:
             raise TraceError(file, line, fault)
         latest = row.timestamp
@@ -66,35 +66,34 @@ def _sessions(path: Path, facts: TraceFacts, on_progress: OnProgress | None) -> 
             output_tokens=row.output_length,
             hashes=tuple(row.hash_ids),
         )
-        yield Session(str(place), (turn,))
+        yield Session(str(index), (turn,))
     if begin is None:
-        raise TraceError(path.name, 1, "there is no request in it")
+        raise TraceError(path.name, 1, "the file has no requests")
 
 
-def _rows(path: Path, on_progress: OnProgress | None) -> Iterator[tuple[str, int, _Row]]:
+def _read_rows(path: Path, on_progress: OnProgress | None) -> Iterator[tuple[str, int, _Row]]:
     decoder = msgspec.json.Decoder(_Row)
-    with closing(documents(path, on_progress)) as found:
-        for count, document in enumerate(found):
+    with closing(open_documents(path, on_progress)) as opened:
+        for count, document in enumerate(opened):
             if count:
                 raise TraceError(document.name, 1, "a Mooncake trace is one file, and this is the second")
-            for line, text in numbered_lines(document):
-                yield document.name, line, decode(decoder, text, document.name, line)
+            for line, text in read_lines(document):
+                yield document.name, line, decode_row(decoder, text, document.name, line)
 
 
 class _Numbering:
-    """Ids as Mooncake gives them: numbered by first appearance, each always after the same one."""
+    """Checks Mooncake's ids: numbered by first appearance, each always after the same id."""
 
     def __init__(self) -> None:
         self._next = 0
         self._chain = Chain()
 
-    def fault(self, hash_ids: list[int]) -> str:
-        """What about a prompt's ids contradicts that."""
+    def find_fault(self, hash_ids: list[int]) -> str:
         ids = np.array(hash_ids, dtype=np.int64)
         new = ids[ids >= self._next]
         gap = np.flatnonzero(new != np.arange(self._next, self._next + new.size))
         if gap.size:
-            place = int(gap[0])
-            return f"hash {int(new[place])} is new, but the next new one is {self._next + place}"
+            index = int(gap[0])
+            return f"hash {int(new[index])} is new, but the next new one is {self._next + index}"
         self._next += new.size
-        return self._chain.fault(ids)
+        return self._chain.find_fault(ids)

@@ -4,8 +4,8 @@
     {"session": "7", "turns": [{"arrival_s": 0.0, "input_tokens": 1030, "output_tokens": 12, "hashes": [4, 9]}, ...]}
     {"end": {"sessions": 1, "requests": 2}}
 
-A turn's fields are those of `Turn`; those at their default are left out. `shared: [place, n]` puts the first n hashes
-of an earlier turn of the session in front of `hashes`: prompts repeat their history, a file need not.
+A turn has the fields of `Turn`, without those at their default. `shared: [index, n]` prepends the first n hashes of an
+earlier turn of the session to `hashes`, so that the file does not repeat the history of a prompt.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from typing import Annotated, BinaryIO, Literal, cast
 import msgspec
 
 from runners.trace.errors import TraceError
-from runners.trace.formats.decode import Count, HashId, Positive, decode
-from runners.trace.rules import session_fault
+from runners.trace.formats.decode import Count, HashId, Positive, decode_row
 from runners.trace.session import MAIN, Session, TraceFacts, Turn, shared_hashes
-from runners.trace.source import OnProgress, documents, numbered_lines
+from runners.trace.session_rules import session_fault
+from runners.trace.source import OnProgress, open_documents, read_lines
 
 VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What went into a file."""
+    """The sums over a written file."""
 
     sessions: int
     requests: int
@@ -81,13 +81,13 @@ class _Line(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
 
 
 def open_tracon(path: Path, on_progress: OnProgress | None = None) -> tuple[TraceFacts, Iterator[Session]]:
-    """The facts as the file states them, and its sessions; one is held at a time."""
-    lines = _lines(path, on_progress)
+    """The facts as stated in the file, and its sessions; holds one at a time."""
+    lines = _read_lines(path, on_progress)
     head = next(lines, None)
     if head is None:
-        raise TraceError(path.name, 1, "there is no header in it")
+        raise TraceError(path.name, 1, "the file has no header")
     file, line, text = head
-    header = decode(msgspec.json.Decoder(_Header), text, file, line)
+    header = decode_row(msgspec.json.Decoder(_Header), text, file, line)
     if header.tracon_trace != VERSION:
         raise TraceError(file, line, f"tracon_trace is {header.tracon_trace}; this Tracon reads {VERSION}")
     stated = header.facts
@@ -102,47 +102,46 @@ def open_tracon(path: Path, on_progress: OnProgress | None = None) -> tuple[Trac
         context_mode="self_contained",
         has_sessions=stated.has_sessions,
     )
-    return facts, _sessions(facts, file, line, lines)
+    return facts, _read_sessions(facts, file, line, lines)
 
 
 def write_trace(path: Path | str, facts: TraceFacts, sessions: Iterable[Session]) -> Written:
-    """Write the project's own file, packed where the name ends in .gz or .xz; `path` appears when it is whole.
+    """Write the project's own format, packed where the name ends in .gz or .xz; `path` appears once it is complete.
 
-    Sessions stream through. Raises TraceError for one that breaks a rule or is out of order, naming the line it would
-    have had; OSError.
+    Streams the sessions. Raises OSError, and TraceError with the line of a session that violates a rule or the order.
     """
     path = Path(path)
     encode = msgspec.json.Encoder().encode
     stated = _Facts(facts.block_tokens, facts.tail_rule, facts.hash_scope, facts.hashes_chained, facts.has_sessions)
     order = _Order(facts)
-    with _whole_file(path) as out:
+    with _write_atomically(path) as out:
         out.write(encode(_Header(VERSION, f"{facts.format} {facts.source}", stated)) + b"\n")
         for line, session in enumerate(sessions, start=2):
-            if fault := order.fault(session):
+            if fault := order.find_fault(session):
                 raise TraceError(path.name, line, fault)
-            out.write(encode(_Line(session.session, _packed_turns(session.turns))) + b"\n")
-        written = order.written()
+            out.write(encode(_Line(session.session, _pack_turns(session.turns))) + b"\n")
+        written = order.written
         out.write(encode(_Line(end=_Counts(written.sessions, written.requests))) + b"\n")
     return written
 
 
 class _Order:
-    """The rules that hold between sessions, and the sums over them."""
+    """Checks the rules between sessions, and sums them up."""
 
     def __init__(self, facts: TraceFacts) -> None:
         self._facts = facts
         self._names: set[str] = set()
-        self._sums = Written(0, 0, 0, 0, 0.0)
+        self.written = Written(0, 0, 0, 0, 0.0)
         self._arrival_s = 0.0
 
-    def fault(self, session: Session) -> str:
-        """What is wrong with the next session; "" = it was counted."""
+    def find_fault(self, session: Session) -> str:
+        """The fault of the next session; "" = no fault, and the session is counted."""
         fault = session_fault(self._facts, session) or self._place_fault(session)
         if not fault:
             self._names.add(session.session)
             self._arrival_s = session.arrival_s
-            sums = self._sums
-            self._sums = Written(
+            sums = self.written
+            self.written = Written(
                 sessions=sums.sessions + 1,
                 requests=sums.requests + len(session.turns),
                 input_tokens=sums.input_tokens + sum(turn.input_tokens for turn in session.turns),
@@ -158,39 +157,38 @@ class _Order:
             return f"the first session arrives at {session.arrival_s} s, not at 0"
         if session.arrival_s < self._arrival_s:
             return (
-                f"session {session.session} arrives at {session.arrival_s} s, before the one ahead of it "
+                f"session {session.session} arrives at {session.arrival_s} s, before the previous session "
                 f"({self._arrival_s} s)"
             )
         if not self._facts.has_sessions and len(session.turns) > 1:
             return f"session {session.session} has {len(session.turns)} turns, but has_sessions is false"
         return ""
 
-    def written(self) -> Written:
-        return self._sums
 
-
-def _lines(path: Path, on_progress: OnProgress | None) -> Iterator[tuple[str, int, bytes]]:
-    with closing(documents(path, on_progress)) as found:
-        for count, document in enumerate(found):
+def _read_lines(path: Path, on_progress: OnProgress | None) -> Iterator[tuple[str, int, bytes]]:
+    with closing(open_documents(path, on_progress)) as opened:
+        for count, document in enumerate(opened):
             if count:
                 raise TraceError(document.name, 1, "a trace is one file, and this is the second")
-            for line, text in numbered_lines(document):
+            for line, text in read_lines(document):
                 yield document.name, line, text
 
 
-def _sessions(facts: TraceFacts, file: str, line: int, lines: Iterator[tuple[str, int, bytes]]) -> Iterator[Session]:
+def _read_sessions(
+    facts: TraceFacts, file: str, line: int, lines: Iterator[tuple[str, int, bytes]]
+) -> Iterator[Session]:
     decoder = msgspec.json.Decoder(_Line)
     order = _Order(facts)
     ended = False
     for _, line, text in lines:
-        row = decode(decoder, text, file, line)
-        fault = "there is more after the line with the counts" if ended else ""
+        row = decode_row(decoder, text, file, line)
+        fault = "the line with the counts is not the last" if ended else ""
         if row.end is not None:
             ended = True
-            fault = fault or _end_fault(row, row.end, order.written())
+            fault = fault or _end_fault(row, row.end, order.written)
         else:
-            session, damage = _unpacked_session(row)
-            fault = fault or damage or order.fault(session)
+            session, damage = _unpack_session(row)
+            fault = fault or damage or order.find_fault(session)
         if fault:
             raise TraceError(file, line, fault)
         if row.end is None:
@@ -199,28 +197,27 @@ def _sessions(facts: TraceFacts, file: str, line: int, lines: Iterator[tuple[str
         raise TraceError(file, line, "the line with the counts is missing: the file is cut off")
 
 
-def _end_fault(row: _Line, stated: _Counts, found: Written) -> str:
+def _end_fault(row: _Line, stated: _Counts, counted: Written) -> str:
     if row.session or row.turns:
-        return "a line is a session or the end, not both"
-    if (stated.sessions, stated.requests) == (found.sessions, found.requests):
+        return "a line must be a session or the end, not both"
+    if (stated.sessions, stated.requests) == (counted.sessions, counted.requests):
         return ""
     return (
-        f"the counts are {stated.sessions} sessions and {stated.requests} requests, but there are "
-        f"{found.sessions} and {found.requests}"
+        f"the counts are {stated.sessions} sessions and {stated.requests} requests, but the file has "
+        f"{counted.sessions} and {counted.requests}"
     )
 
 
-def _unpacked_session(row: _Line) -> tuple[Session, str]:
+def _unpack_session(row: _Line) -> tuple[Session, str]:
     turns: list[Turn] = []
     fault = ""
-    for place, turn in enumerate(row.turns):
+    for index, turn in enumerate(row.turns):
         hashes = tuple(turn.hashes)
         if turn.shared is not None:
             base, count = turn.shared
-            if base >= place or count > len(turns[base].hashes):
-                fault = (
-                    fault or f"session {row.session}, turns[{place}]: no earlier turn has what it shares: {turn.shared}"
-                )
+            if base >= index or count > len(turns[base].hashes):
+                where = f"session {row.session}, turns[{index}]"
+                fault = fault or f"{where}: no earlier turn has the hashes that it shares: {turn.shared}"
             else:
                 hashes = turns[base].hashes[:count] + hashes
         turns.append(
@@ -238,13 +235,13 @@ def _unpacked_session(row: _Line) -> tuple[Session, str]:
     return Session(row.session, tuple(turns)), fault
 
 
-def _packed_turns(turns: tuple[Turn, ...]) -> list[_Turn]:
+def _pack_turns(turns: tuple[Turn, ...]) -> list[_Turn]:
     packed = []
     latest: dict[str, int] = {}
-    for place, turn in enumerate(turns):
-        candidates = {0, latest.get(turn.agent, 0), *turn.after} if place else set()
+    for index, turn in enumerate(turns):
+        candidates = {0, latest.get(turn.agent, 0), *turn.after} if index else set()
         shared = max(((shared_hashes(turns[at].hashes, turn.hashes), -at) for at in candidates), default=(0, 0))
-        latest[turn.agent] = place
+        latest[turn.agent] = index
         packed.append(
             _Turn(
                 arrival_s=turn.arrival_s,
@@ -262,12 +259,12 @@ def _packed_turns(turns: tuple[Turn, ...]) -> list[_Turn]:
 
 
 @contextmanager
-def _whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Written beside its place, renamed into it when all went well."""
+def _write_atomically(path: Path) -> Iterator[BinaryIO]:
+    """Write to a temporary file in the same folder, and rename it on success."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
     try:
-        with partial.open("wb") as raw, _packer(path.suffix, raw) as out:
+        with partial.open("wb") as raw, _open_packer(path.suffix, raw) as out:
             yield out
         partial.replace(path)
     except BaseException:
@@ -275,8 +272,8 @@ def _whole_file(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def _packer(suffix: str, raw: BinaryIO) -> AbstractContextManager[BinaryIO]:
-    if suffix == ".gz":  # without a time in its head: the same trace gives the same bytes
+def _open_packer(suffix: str, raw: BinaryIO) -> AbstractContextManager[BinaryIO]:
+    if suffix == ".gz":  # without a time stamp: the same trace gives the same bytes
         return cast(AbstractContextManager[BinaryIO], gzip.GzipFile("", "wb", fileobj=raw, mtime=0))
     if suffix == ".xz":
         return cast(AbstractContextManager[BinaryIO], lzma.LZMAFile(raw, "wb", preset=1))

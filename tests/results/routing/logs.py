@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from results.decisions import (
+from results.records.decisions import (
     ClusterView,
     Decision,
     DecisionRecord,

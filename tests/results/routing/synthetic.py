@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from results.decisions import (
+from results.measures.turns import turn_table, turns_of
+from results.records.decisions import (
     ClusterView,
     Decision,
     DecisionRecord,
@@ -21,13 +22,12 @@ from results.decisions import (
     RoutedOutcome,
     RoutedRequest,
 )
-from results.layout import sha256
-from results.records import RequestStatus
+from results.records.layout import TrialLayout, sha256
+from results.records.schemas import RequestStatus
+from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TurnRecord
 from results.routing.load import LoadedCell, count_picks
 from results.routing.measure import Measurements
-from results.routing.record import EngineSample, RoutedEngine, RoutingCell, TrialLayout, TurnRecord
 from results.routing.summary import summarise, summary_of
-from results.routing.turns import turn_table, turns_of
 
 T0_NS = 5_000_000_000_000_000_123  # beyond what a float64 can hold to the nanosecond
 BLOCK = 16

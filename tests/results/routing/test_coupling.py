@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from results.measures.turns import SessionTimes, turn_table, turns_of
 from results.routing.coupling import (
     Coupling,
     Curve,
@@ -19,10 +20,9 @@ from results.routing.coupling import (
     specified_curve,
 )
 from results.routing.summary import summary_of
-from results.routing.turns import SessionTimes, turn_table, turns_of
-from results.statistics import Estimate
-from tests.results.in_memory import SEEDS, as_promised, covers
+from results.statistics.estimates import Estimate
 from tests.results.routing.synthetic import T0_NS, Truth, World, loaded, measured, records
+from tests.results.statistics.in_memory import SEEDS, as_promised, covers
 
 WORLD = World(sessions=32, turns=5, gap_s=0.8, random_gaps=True, turn_sigma=0.05, session_sigma=0.05)
 COUPLED = Truth("unified", slope_s=0.02)

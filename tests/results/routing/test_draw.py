@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from results.figures.figure import Figure
+from results.report.figure import Figure
 from results.routing.draw import draw_latencies
 from results.routing.marks import WIDE
 from results.routing.migration_draw import draw_sensitivity, draw_timeline
@@ -42,7 +42,7 @@ def test_policies_of_one_size_stand_on_a_linear_axis_from_zero() -> None:
 
 
 def timeline(*pending: float, outcomes: tuple[str, ...] = (), hot_tokens: float | None = 1000) -> Figure:
-    """Figure 10 of two instances, the first with so many tokens pending in each second, the second with nothing."""
+    """Figure 10 of two instances, the first with this many tokens pending in each second, the second with nothing."""
     rows: list[dict[str, Any]] = []
     for instance, values in (("a", pending), ("b", [0.0] * len(pending))):
         for second, tokens in enumerate(values):

@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 
-from results.routing.floor_answers import Answer, FloorAnswer, floor_answers
-from results.routing.floor_facts import SessionFacts, floor_facts
+from results.records.turns import RoutedEngine
+from results.routing.decision_points import judge_decision_points
+from results.routing.floor_sessions import SessionFacts, floor_facts
 from results.routing.floor_transport import Rules, TargetLegs, TransportFacts, transport_facts
 from results.routing.load_floor import NO_FIX, TTFT_RATIO, FloorVariant, LoadFloor, fix_of, load_floor
 from results.routing.logs import LogFacts, log_facts
 from results.routing.measure import Measurements
-from results.routing.record import RoutedEngine
 from results.routing.summary import summary_of
 from results.routing.transfers import Moved
-from results.statistics import Estimate
+from results.statistics.estimates import Estimate
+from results.statistics.judgement import Judgement, Outcome
 from tests.results.routing.logs import Log, moved
 from tests.results.routing.synthetic import Truth, World, cell_record, loaded, records
 
@@ -82,7 +83,7 @@ def test_a_fix_is_known_by_its_parameters(parameters: Mapping[str, Any], fix: st
 
 
 def spread(shares: tuple[int, int, int], kept: float) -> Log:
-    """Ten sessions, so many on each instance; each comes again and finds `kept` of what its instance held."""
+    """Ten sessions, this many on each instance; each comes again and finds `kept` of what its instance held."""
     log = Log()
     names = [name for name, count in zip("abc", shares, strict=True) for _ in range(count)]
     for place, name in enumerate(names):
@@ -92,7 +93,7 @@ def spread(shares: tuple[int, int, int], kept: float) -> Log:
 
 
 def with_handovers(log: Log, status: str, count: int, *, external: int | None = 1600, took_s: float = 0.2) -> Log:
-    """The log with so many more requests whose prompt was handed over, and ended so."""
+    """The log with this many more requests whose prompt was handed over, and ended so."""
     why = "no byte of the response to the target leg within 4 s" if status == "failed" else ""
     for place in range(count):
         sent = moved("x", "a", purpose="handover", external=external, status=status, reason=why, took_s=took_s)
@@ -124,8 +125,8 @@ def floor_of(
     return load_floor(dict.fromkeys(variants, "kv_aware"), facts, measurements)
 
 
-def answered(found: LoadFloor) -> dict[str, FloorAnswer]:
-    return {one.point: one for one in floor_answers(found)}
+def answered(found: LoadFloor) -> dict[str, Judgement]:
+    return {one.name: one for one in judge_decision_points(found)}
 
 
 def test_the_bonus_that_brings_a_cold_d_its_share_is_the_right_shape() -> None:
@@ -142,9 +143,9 @@ def test_the_bonus_that_brings_a_cold_d_its_share_is_the_right_shape() -> None:
     assert bonus.differences["least_share"].value == pytest.approx(0.3)
     assert [share.value for share in bonus.shares.values()] == pytest.approx([0.4, 0.3, 0.3])
     said = answered(found)
-    assert said["D3"].answer == Answer.UNDECIDED
-    assert said["D3"].text.startswith("bonus works; none of the alternatives (Q2.A, C, D, E, F) was run")
-    assert "smallest share of the sessions 30.0% (even 33%" in said["D3"].text
+    assert said["D3"].outcome == Outcome.UNDECIDED
+    assert said["D3"].reason.startswith("bonus works; none of the alternatives (Q2.A, C, D, E, F) was run")
+    assert "smallest share of the sessions 30.0% (even 33%" in said["D3"].reason
 
 
 def test_it_is_the_right_shape_where_it_keeps_more_than_another_that_works() -> None:
@@ -155,8 +156,8 @@ def test_it_is_the_right_shape_where_it_keeps_more_than_another_that_works() -> 
     })  # fmt: skip
     assert found is not None
     said = answered(found)["D3"]
-    assert said.answer == Answer.YES
-    assert said.text.startswith("bonus works; better than cold (by overlap kept)")
+    assert said.outcome == Outcome.HOLDS
+    assert said.reason.startswith("bonus works; better than cold (by overlap kept)")
 
 
 def test_it_is_the_right_shape_where_no_other_works() -> None:
@@ -166,33 +167,33 @@ def test_it_is_the_right_shape_where_no_other_works() -> None:
         "material": ({"min_overlap_share": 0.3}, spread((5, 5, 0), 0.9)),
     })  # fmt: skip
     assert found is not None
-    assert answered(found)["D3"].answer == Answer.YES
-    assert "no alternative works" in answered(found)["D3"].text
+    assert answered(found)["D3"].outcome == Outcome.HOLDS
+    assert "no alternative works" in answered(found)["D3"].reason
 
 
 def test_alternatives_that_do_the_same_and_a_ttft_that_is_worse_leave_it_undecided() -> None:
-    same = {name: Estimate(0.0, -0.01, 0.01) for name in ("direct_rate", "overlap_kept", "lost_share")}
-    same |= {TTFT_RATIO: Estimate(1.0, 0.9, 1.1)}
-    slow = {**same, TTFT_RATIO: Estimate(1.6, 1.5, 1.7)}
-    ahead = {**slow, "overlap_kept": Estimate(0.1, 0.05, 0.15)}
+    same = {name: Estimate(0.0, -0.01, 0.01, launches=3) for name in ("direct_rate", "overlap_kept", "lost_share")}
+    same |= {TTFT_RATIO: Estimate(1.0, 0.9, 1.1, launches=3)}
+    slow = {**same, TTFT_RATIO: Estimate(1.6, 1.5, 1.7, launches=3)}
+    ahead = {**slow, "overlap_kept": Estimate(0.1, 0.05, 0.15, launches=3)}
     plain = variant("plain", **shares(COLD, None))
     other = variant("A", fix="Q2.A", **shares(EVEN, SAME))
 
-    def asked(to_plain: Mapping[str, Estimate], to_other: Mapping[str, Estimate]) -> FloorAnswer:
+    def asked(to_plain: Mapping[str, Estimate], to_other: Mapping[str, Estimate]) -> Judgement:
         against = {"plain": to_plain, "A": to_other}
         bonus = variant("B", parameters={"load_floor_bonus": 200}, against=against, **shares(EVEN, SAME))
         return answered(run_of(plain, bonus, other))["D3"]
 
     level = asked(same, same)
-    assert (level.answer, level.text.startswith("B works; not told from A:")) == (Answer.UNDECIDED, True)
+    assert (level.outcome, level.reason.startswith("B works; not distinguishable from A:")) == (Outcome.UNDECIDED, True)
     dear = asked(slow, {**ahead, TTFT_RATIO: same[TTFT_RATIO]})
-    assert dear.answer == Answer.UNDECIDED
-    assert "better than A (by overlap kept); TTFT p90 worse than plain (1.60 [1.50, 1.70] times)" in dear.text
+    assert dear.outcome == Outcome.UNDECIDED
+    assert "better than A (by overlap kept); TTFT p90 worse than plain (1.60 [1.50, 1.70] times)" in dear.reason
     behind = asked(same, slow)
-    assert behind.answer == Answer.UNDECIDED
-    assert "worse than A (by TTFT p90); TTFT p90 worse than A (1.60 [" in behind.text
-    launches = replace(slow[TTFT_RATIO], basis="sessions resampled, 1 trial")
-    assert ", within launches)" in asked({**same, TTFT_RATIO: launches}, same).text
+    assert behind.outcome == Outcome.UNDECIDED
+    assert "worse than A (by TTFT p90); TTFT p90 worse than A (1.60 [" in behind.reason
+    launches = replace(slow[TTFT_RATIO], basis="sessions resampled, 1 trial", launches=1)
+    assert ", within launches)" in asked({**same, TTFT_RATIO: launches}, same).reason
 
 
 def test_where_too_few_requests_were_counted_the_questions_about_overlap_are_open() -> None:
@@ -212,21 +213,21 @@ def test_where_too_few_requests_were_counted_the_questions_about_overlap_are_ope
         assert (bonus.counted, bonus.served, bonus.is_counted) == (60, 60 + 3 * count, known)
         assert bonus.values["overlap_kept"].value == pytest.approx(0.9), "what was not counted is no zero"
         assert (bonus.values["overlap_kept"].low is None) is not known
-        open_points = {point for point, one in answered(found).items() if "overlap kept is not known" in one.text}
+        open_points = {point for point, one in answered(found).items() if "overlap kept is not known" in one.reason}
         assert open_points == (set() if known else {"D3", "D5", "D6", "D7"})
-        assert {answered(found)[point].answer for point in open_points} <= {Answer.OPEN}
+        assert {answered(found)[point].outcome for point in open_points} <= {Outcome.OPEN}
 
 
 def test_a_bonus_that_leaves_a_d_cold_or_costs_overlap_is_not() -> None:
     cold = floor_of({"plain": ({}, spread((5, 5, 0), 0.9)), "bonus": ({"load_floor_bonus": 2}, spread((5, 5, 0), 0.9))})
     assert cold is not None
-    assert answered(cold)["D3"].answer == Answer.NO
+    assert answered(cold)["D3"].outcome == Outcome.FAILS
     dear = floor_of(
         {"plain": ({}, spread((5, 5, 0), 0.9)), "bonus": ({"load_floor_bonus": 900}, spread((4, 3, 3), 0.2))}
     )
     assert dear is not None
-    assert answered(dear)["D3"].answer == Answer.NO
-    assert "cost overlap" in answered(dear)["D3"].text
+    assert answered(dear)["D3"].outcome == Outcome.FAILS
+    assert "cost overlap" in answered(dear)["D3"].reason
 
 
 def test_a_little_less_overlap_is_no_cost() -> None:
@@ -234,8 +235,8 @@ def test_a_little_less_overlap_is_no_cost() -> None:
         "plain": ({}, spread((10, 0, 0), 1.0)), "bonus": ({"load_floor_bonus": 200}, spread((4, 3, 3), 0.97)),
     })  # fmt: skip
     assert found is not None
-    assert answered(found)["D3"].text.startswith("bonus works")
-    assert "overlap kept 97.0% (lower)" in answered(found)["D3"].text
+    assert answered(found)["D3"].reason.startswith("bonus works")
+    assert "overlap kept 97.0% (lower)" in answered(found)["D3"].reason
 
 
 def test_where_nothing_was_cold_the_question_stays_undecided() -> None:
@@ -243,7 +244,7 @@ def test_where_nothing_was_cold_the_question_stays_undecided() -> None:
         {"plain": ({}, spread((4, 3, 3), 0.9)), "bonus": ({"load_floor_bonus": 200}, spread((4, 3, 3), 0.9))}
     )
     assert found is not None
-    assert answered(found)["D3"].answer == Answer.UNDECIDED
+    assert answered(found)["D3"].outcome == Outcome.UNDECIDED
 
 
 def test_without_any_fix_there_is_no_section() -> None:
@@ -254,11 +255,11 @@ def test_what_was_not_run_is_open_and_says_what_is_missing() -> None:
     found = floor_of({"bonus": ({"load_floor_bonus": 200}, spread((4, 3, 3), 0.9))})
     assert found is not None
     said = answered(found)
-    assert {point for point, one in said.items() if one.answer == Answer.OPEN} == {
+    assert {point for point, one in said.items() if one.outcome == Outcome.OPEN} == {
         "D1", "D2", "D3", "D4", "D5", "D6", "D7", "Q1.D",
     }  # fmt: skip
-    assert "only K = 200 was run" in said["D6"].text
-    assert "no KV was moved in this run" in said["D2"].text
+    assert "only K = 200 was run" in said["D6"].reason
+    assert "no KV was moved in this run" in said["D2"].reason
 
 
 def test_both_forms_and_a_grid_of_k_are_compared_where_they_were_run() -> None:
@@ -270,9 +271,9 @@ def test_both_forms_and_a_grid_of_k_are_compared_where_they_were_run() -> None:
     })  # fmt: skip
     assert found is not None
     said = answered(found)
-    assert said["D5"].answer == Answer.YES
-    assert said["D6"].answer == Answer.YES
-    assert said["D6"].text.startswith("K = 200 of 50, 200 do")
+    assert said["D5"].outcome == Outcome.HOLDS
+    assert said["D6"].outcome == Outcome.HOLDS
+    assert said["D6"].reason.startswith("K = 200 of 50, 200 do")
 
 
 NO_LEGS = TargetLegs(0, None, 0)
@@ -299,33 +300,38 @@ def shares(least: Estimate, kept: Estimate | None) -> dict[str, Any]:
     return {"values": {"least_share": least, **values}, "differences": {} if kept is None else {"overlap_kept": kept}}
 
 
-COLD, EVEN, MAYBE = Estimate(0.0, 0.0, 0.0), Estimate(0.3, 0.3, 0.3), Estimate(0.2, 0.0, 0.4)
+COLD, EVEN, MAYBE = (
+    Estimate(value, low, high, launches=3) for value, low, high in ((0.0, 0.0, 0.0), (0.3, 0.3, 0.3), (0.2, 0.0, 0.4))
+)
 UNKNOWN = Estimate(None, reason="no decision log of a cell that counts can be read")
-SAME, DEAR, UNSURE = Estimate(0.0, -0.01, 0.01), Estimate(-0.3, -0.4, -0.2), Estimate(0.0, -0.3, 0.3)
+SAME, DEAR, UNSURE = (
+    Estimate(value, low, high, launches=3)
+    for value, low, high in ((0.0, -0.01, 0.01), (-0.3, -0.4, -0.2), (0.0, -0.3, 0.3))
+)
 
 
 @pytest.mark.parametrize(
     ("least", "kept", "d3", "d6"),
     [
-        (EVEN, SAME, Answer.UNDECIDED, Answer.YES),
-        (COLD, SAME, Answer.NO, Answer.NO),
-        (EVEN, DEAR, Answer.NO, Answer.NO),
-        (MAYBE, SAME, Answer.UNDECIDED, Answer.UNDECIDED),
-        (UNKNOWN, SAME, Answer.UNDECIDED, Answer.UNDECIDED),
-        (EVEN, UNSURE, Answer.UNDECIDED, Answer.UNDECIDED),
-        (EVEN, None, Answer.UNDECIDED, Answer.UNDECIDED),
-        (MAYBE, DEAR, Answer.NO, Answer.NO),
+        (EVEN, SAME, Outcome.UNDECIDED, Outcome.HOLDS),
+        (COLD, SAME, Outcome.FAILS, Outcome.FAILS),
+        (EVEN, DEAR, Outcome.FAILS, Outcome.FAILS),
+        (MAYBE, SAME, Outcome.UNDECIDED, Outcome.UNDECIDED),
+        (UNKNOWN, SAME, Outcome.UNDECIDED, Outcome.UNDECIDED),
+        (EVEN, UNSURE, Outcome.UNDECIDED, Outcome.UNDECIDED),
+        (EVEN, None, Outcome.UNDECIDED, Outcome.UNDECIDED),
+        (MAYBE, DEAR, Outcome.FAILS, Outcome.FAILS),
     ],
 )
 def test_what_the_intervals_do_not_tell_is_neither_yes_nor_no(
-    least: Estimate, kept: Estimate | None, d3: Answer, d6: Answer
+    least: Estimate, kept: Estimate | None, d3: Outcome, d6: Outcome
 ) -> None:
     found = run_of(
         variant("plain", **shares(COLD, None)),
         variant("200", parameters={"load_floor_bonus": 200}, **shares(least, kept)),
         variant("9", parameters={"load_floor_bonus": 9}, **shares(COLD, SAME)),
     )
-    assert (answered(found)["D3"].answer, answered(found)["D6"].answer) == (d3, d6)
+    assert (answered(found)["D3"].outcome, answered(found)["D6"].outcome) == (d3, d6)
 
 
 def test_a_form_whose_shares_are_not_known_is_no_worse_form() -> None:
@@ -334,20 +340,24 @@ def test_a_form_whose_shares_are_not_known_is_no_worse_form() -> None:
         variant("mean", parameters={"load_floor_bonus": 200}, **shares(EVEN, SAME)),
         variant("max", parameters={"load_floor_bonus": 200, "floor_form": "max"}, **shares(UNKNOWN, SAME)),
     )
-    assert answered(found)["D5"].answer == Answer.UNDECIDED
+    assert answered(found)["D5"].outcome == Outcome.UNDECIDED
 
 
 @pytest.mark.parametrize(
     ("ratio", "answer"),
-    [(Estimate(0.7, 0.6, 0.8), Answer.YES), (Estimate(1.3, 1.2, 1.4), Answer.NO), (Estimate(1.1, 0.8, 1.4), None)],
+    [
+        (Estimate(0.7, 0.6, 0.8, launches=3), Outcome.HOLDS),
+        (Estimate(1.3, 1.2, 1.4, launches=3), Outcome.FAILS),
+        (Estimate(1.1, 0.8, 1.4, launches=3), None),
+    ],
 )
-def test_of_two_forms_that_spread_the_one_that_costs_less_is_better(ratio: Estimate, answer: Answer | None) -> None:
+def test_of_two_forms_that_spread_the_one_that_costs_less_is_better(ratio: Estimate, answer: Outcome | None) -> None:
     mean = variant("mean", parameters={"load_floor_bonus": 200}, against={"max": {TTFT_RATIO: ratio}},
                    **shares(EVEN, SAME))  # fmt: skip
     most = variant("max", parameters={"load_floor_bonus": 200, "floor_form": "max"}, **shares(EVEN, SAME))
     said = answered(run_of(variant("plain", **shares(COLD, None)), mean, most))["D5"]
-    assert said.answer == (answer or Answer.UNDECIDED)
-    assert ("is better by TTFT p90" in said.text) == (answer is not None)
+    assert said.outcome == (answer or Outcome.UNDECIDED)
+    assert ("is better by TTFT p90" in said.reason) == (answer is not None)
 
 
 def test_more_cached_than_the_index_knew_lies_within_its_own_interval() -> None:
@@ -359,23 +369,24 @@ def test_more_cached_than_the_index_knew_lies_within_its_own_interval() -> None:
 
 
 def test_failures_are_what_the_first_question_is_about() -> None:
-    bonus = {"parameters": {"load_floor_bonus": 200}, "differences": {"completed_share": Estimate(0.3, 0.2, 0.4)}}
+    more = Estimate(0.3, 0.2, 0.4, launches=3)
+    bonus = {"parameters": {"load_floor_bonus": 200}, "differences": {"completed_share": more}}
     helped = run_of(variant("plain", failed_turns=30), variant("bonus", **bonus))
-    assert answered(helped)["D1"].answer == Answer.YES
-    same = {**bonus, "differences": {"completed_share": Estimate(0.0, -0.1, 0.1)}}
+    assert answered(helped)["D1"].outcome == Outcome.HOLDS
+    same = {**bonus, "differences": {"completed_share": Estimate(0.0, -0.1, 0.1, launches=3)}}
     nothing = run_of(variant("plain"), variant("bonus", **same))
-    assert answered(nothing)["D1"].answer == Answer.OPEN
-    assert "nothing failed" in answered(nothing)["D1"].text
-    unsure = {**bonus, "differences": {"completed_share": Estimate(0.3, -0.2, 0.8)}}
-    assert answered(run_of(variant("plain", failed_turns=3), variant("b", **unsure)))["D1"].answer == Answer.UNDECIDED
+    assert answered(nothing)["D1"].outcome == Outcome.OPEN
+    assert "nothing failed" in answered(nothing)["D1"].reason
+    unsure = {**bonus, "differences": {"completed_share": Estimate(0.3, -0.2, 0.8, launches=3)}}
+    assert answered(run_of(variant("plain", failed_turns=3), variant("b", **unsure)))["D1"].outcome == Outcome.UNDECIDED
 
 
 @pytest.mark.parametrize(
     ("before", "after", "answer"),
-    [(8, 0, Answer.YES), (8, 4, Answer.YES), (4, 8, Answer.NO), (0, 8, Answer.NO), (4, 4, Answer.UNDECIDED),
-     (0, 0, Answer.OPEN)],
+    [(8, 0, Outcome.HOLDS), (8, 4, Outcome.HOLDS), (4, 8, Outcome.FAILS), (0, 8, Outcome.FAILS),
+     (4, 4, Outcome.UNDECIDED), (0, 0, Outcome.OPEN)],
 )  # fmt: skip
-def test_a_handover_that_failed_counts_although_its_turn_completed(before: int, after: int, answer: Answer) -> None:
+def test_a_handover_that_failed_counts_although_its_turn_completed(before: int, after: int, answer: Outcome) -> None:
     def log(lost: int) -> Log:
         return with_handovers(with_handovers(spread((4, 3, 3), 0.9), "failed", lost), "transferred", 10 - lost)
 
@@ -384,17 +395,17 @@ def test_a_handover_that_failed_counts_although_its_turn_completed(before: int, 
     plain = found.variants[0]
     assert (plain.failed_turns, plain.lost_transfers, plain.transfers) == (0, 3 * before, 30)
     said = answered(found)["D1"]
-    assert said.answer == answer
-    assert f"plain: 0 of {plain.turns} turns failed, {3 * before} of 30 transfers failed or recomputed" in said.text
+    assert said.outcome == answer
+    assert f"plain: 0 of {plain.turns} turns failed, {3 * before} of 30 transfers failed or recomputed" in said.reason
     if before == 8:
-        assert (f"{after / before:.2g} of the lost share" in said.text, "not below 0.095" in said.text) == (
+        assert (f"{after / before:.2g} of the lost share" in said.reason, "not below 0.095" in said.reason) == (
             True, after > 0,
         )  # fmt: skip
 
 
 def test_refusals_answer_whether_they_are_counted() -> None:
-    assert answered(run_of(variant("plain", rejects=9, reject_moves=2)))["D4"].answer == Answer.YES
-    assert answered(run_of(variant("plain", rejects=2)))["D4"].answer == Answer.UNDECIDED
+    assert answered(run_of(variant("plain", rejects=9, reject_moves=2)))["D4"].outcome == Outcome.HOLDS
+    assert answered(run_of(variant("plain", rejects=2)))["D4"].outcome == Outcome.UNDECIDED
 
 
 def test_failures_and_quarantines_answer_the_window() -> None:
@@ -413,7 +424,7 @@ def test_failures_and_quarantines_answer_the_window() -> None:
         log(("c", "refused", 0, "quarantined for 3 s more"), ("b", "transferred", 1, "")),
     ])  # fmt: skip
     assert facts == TransportFacts(8, 3, 2, 3, 3, 2)
-    assert answered(run_of(variant("plain"), transport=facts))["Q1.D"].answer == Answer.YES
+    assert answered(run_of(variant("plain"), transport=facts))["Q1.D"].outcome == Outcome.HOLDS
 
 
 def of_timeouts(short: Log, long: Log, **others: Any) -> LoadFloor:
@@ -436,8 +447,8 @@ def test_a_timeout_is_judged_by_two_arms_that_differ_in_it_alone() -> None:
     assert pair.long_legs.longest_s == pytest.approx(6.0)
     assert pair.lost_share.value == pytest.approx(-0.6)
     said = answered(found)["D2"]
-    assert said.answer == Answer.YES
-    assert "plain (at 4 s): 12 target legs brought their KV, the longest in 0.15 s, 18 timed out" in said.text
+    assert said.outcome == Outcome.HOLDS
+    assert "plain (at 4 s): 12 target legs brought their KV, the longest in 0.15 s, 18 timed out" in said.reason
     assert [one.label for one in found.compared] == ["plain", "bonus"], "an arm of other rules is compared in D2 alone"
     assert found.reference == "plain"
 
@@ -451,7 +462,7 @@ def test_only_the_target_leg_is_held_against_the_timeout() -> None:
     found = of_timeouts(log(), log())
     assert found.timeouts[0].over_short == 0
     said = answered(found)["D2"]
-    assert (said.answer, "made no difference" in said.text) == (Answer.UNDECIDED, True)
+    assert (said.outcome, "made no difference" in said.reason) == (Outcome.UNDECIDED, True)
 
 
 def test_without_such_arms_the_timeout_is_open_and_says_this_runs_own() -> None:
@@ -459,30 +470,31 @@ def test_without_such_arms_the_timeout_is_open_and_says_this_runs_own() -> None:
     found = floor_of({"plain": ({}, log), "b": ({"load_floor_bonus": 9}, log)}, {"plain": rules(4), "b": rules(4)})
     assert found is not None
     said = answered(found)["D2"]
-    assert said.answer == Answer.OPEN
-    assert "differ in transfer.timeout_s alone; all (at 4 s): 60 target legs" in said.text
+    assert said.outcome == Outcome.OPEN
+    assert "differ in transfer.timeout_s alone; all (at 4 s): 60 target legs" in said.reason
     assert not of_timeouts(log, log, attempts=9).timeouts, "they differ in more than the timeout"
 
 
 def test_all_differences_told_need_no_more_sessions() -> None:
-    told = Estimate(0.3, 0.2, 0.4)  # as a difference, and as a ratio
+    decided = Estimate(0.3, 0.2, 0.4, launches=3)  # as a difference, and as a ratio
     names = ("direct_rate", "overlap_kept", TTFT_RATIO)
 
-    def asked(**found: Estimate) -> FloorAnswer:
-        bonus = variant("b", parameters={"load_floor_bonus": 1}, differences=dict.fromkeys(names, told) | found)
+    def asked(**found: Estimate) -> Judgement:
+        bonus = variant("b", parameters={"load_floor_bonus": 1}, differences=dict.fromkeys(names, decided) | found)
         return answered(run_of(variant("plain"), bonus))["D7"]
 
-    assert asked().answer == Answer.YES
-    open_one = asked(direct_rate=Estimate(0.3, -0.2, 0.4))
-    assert open_one.answer == Answer.OPEN
-    assert "2 of 3 differences" in open_one.text
-    assert "needs a run of them beside" in open_one.text
+    assert asked().outcome == Outcome.HOLDS
+    open_one = asked(direct_rate=Estimate(0.3, -0.2, 0.4, launches=3))
+    assert open_one.outcome == Outcome.OPEN
+    assert "2 of 3 differences" in open_one.reason
+    assert "needs a run with them" in open_one.reason
 
 
 def test_a_grid_without_the_asked_k_leaves_it_open() -> None:
     both = [variant(f"{k}", parameters={"load_floor_bonus": k}, **shares(EVEN, SAME)) for k in (50, 100)]
     said = answered(run_of(variant("plain", **shares(COLD, None)), *both))["D6"]
-    assert (said.answer, said.text.startswith("K = 200 was not run; K = 50, 100 of 50, 100 do")) == (Answer.OPEN, True)
+    assert said.outcome == Outcome.OPEN
+    assert said.reason.startswith("K = 200 was not run; K = 50, 100 of 50, 100 do")
     forms = [replace(both[0], label="max", parameters={"load_floor_bonus": 100, "floor_form": "max"}), both[0]]
     mixed = answered(run_of(variant("plain", **shares(COLD, None)), *forms))["D6"]
-    assert "only K = " in mixed.text
+    assert "only K = " in mixed.reason

@@ -10,15 +10,16 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 
-from results.errors import ResultsError
-from results.load import Gap, read_table
+from results.measures.turns import turn_table
+from results.records.errors import ResultsError
+from results.records.frames import TURN_SCHEMA, Gap, read_table
+from results.records.layout import TrialLayout
+from results.records.turns import TurnRecord
+from results.routing.analyse import analyse
 from results.routing.figures import figures
-from results.routing.findings import analyse
 from results.routing.load import collect, load_cell
-from results.routing.record import TrialLayout, TurnRecord
 from results.routing.report import to_markdown
 from results.routing.summary import summary_of
-from results.routing.turns import TURN_SCHEMA, turn_table
 from tests.results.routing.synthetic import Truth, World, records, write_interference, write_run
 
 WORLD = World(sessions=6, turns=4, trials=2)

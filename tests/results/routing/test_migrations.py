@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from results.decisions import ClusterView, Gate
+from results.records.decisions import ClusterView, Gate
+from results.records.turns import EngineSample
 from results.routing.migrations import costs, migrations
-from results.routing.record import EngineSample
 from results.routing.timeline import heat, timeline
 from tests.results.routing.logs import COOLDOWN_S, HOT, T0_NS, Log
 
@@ -46,7 +46,7 @@ def test_refusals_are_counted_by_the_gate_that_failed() -> None:
 
 
 def followed(pending_after: list[int], *, move_s: float = 0.0) -> Log:
-    """A session that moves to `b`, where so many tokens are pending at its next turns."""
+    """A session that moves to `b`, where this many tokens are pending at its next turns."""
     log = Log()
     log.pick(move_s, "s", "b", source="a")
     for place, tokens in enumerate(pending_after):

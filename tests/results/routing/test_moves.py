@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from results.decisions import Gate
+from results.records.decisions import Gate
 from results.routing.logs import LogFacts, log_facts
 from results.routing.measure import Measurements
 from results.routing.policy_migrations import policy_migrations, policy_transfers

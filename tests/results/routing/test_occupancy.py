@@ -9,9 +9,9 @@ import pytest
 
 from results.routing.interference import interferences, read_interference
 from results.routing.occupancy import Footprints, footprints, occupancies
-from results.statistics import Estimate
-from tests.results.in_memory import bounds
+from results.statistics.estimates import Estimate
 from tests.results.routing.synthetic import Truth, World, loaded, write_interference
+from tests.results.statistics.in_memory import bounds
 
 WORLD = World(sessions=4, turns=5, gap_s=100.0, turn_sigma=0.0, session_sigma=0.0)
 

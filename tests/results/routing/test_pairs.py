@@ -8,17 +8,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from results.measures.turns import turn_table, turns_of
 from results.routing.load import LoadedCell
 from results.routing.measure import MIN_SESSIONS, Measurements, interval, odd_gaps, ratio_interval
-from results.routing.metrics import HEADLINE, METRICS, Metric, metric
+from results.routing.metrics import HEADLINE, Metric, metric, metrics
 from results.routing.pairs import Pair, Standing, corrected, order_of, pair, pair_of, pairs, standings, turn_pairs
 from results.routing.shown import difference, ratio
 from results.routing.summary import summary_of
-from results.routing.turns import turn_table, turns_of
-from results.statistics import Estimate
-from results.tax import Verdict
-from tests.results.in_memory import SEEDS, as_promised, bounds, covers
+from results.statistics.estimates import Estimate
+from results.statistics.judgement import Verdict
 from tests.results.routing.synthetic import T0_NS, Truth, World, loaded, measured, records
+from tests.results.statistics.in_memory import SEEDS, as_promised, bounds, covers
 
 WORLD = World(sessions=24, turns=4)
 FAST, SLOW = Truth("round_robin"), Truth("unified", ttft_s=0.3)
@@ -53,7 +53,7 @@ def test_a_known_difference_lies_in_its_interval_as_often_as_promised(trials: in
 def test_only_trials_hold_what_varies_between_launches() -> None:
     """With launches that differ by a fifth, sessions of one trial promise too much and five trials do not."""
 
-    def told(trials: int) -> list[bool]:
+    def estimate_of(trials: int) -> list[bool]:
         found = []
         for seed in SEEDS:
             world = replace(WORLD, sessions=12, trials=trials, seed=seed, launch_sigma=0.2)
@@ -61,8 +61,8 @@ def test_only_trials_hold_what_varies_between_launches() -> None:
             found.append(covers(interval(_of(world).difference("unified", "round_robin", MEAN)), truth))
         return found
 
-    assert not as_promised(told(1))
-    assert as_promised(told(5))
+    assert not as_promised(estimate_of(1))
+    assert as_promised(estimate_of(5))
 
 
 def test_an_interval_says_what_it_covers() -> None:
@@ -82,7 +82,7 @@ def test_pairing_takes_out_what_sessions_cost_everywhere() -> None:
     assert high - low < 0.5 * sum(above - below for below, above in alone)
 
 
-@pytest.mark.parametrize("measure", METRICS, ids=lambda measure: measure.name)
+@pytest.mark.parametrize("measure", metrics(), ids=lambda measure: measure.name)
 def test_a_difference_turned_round_is_its_negative(three: Measurements, measure: Metric) -> None:
     one, other = (
         interval(three.difference(*labels, measure))
@@ -152,7 +152,7 @@ def test_a_known_ratio_lies_in_its_interval_as_often_as_promised() -> None:
 
 def test_a_pair_turned_round_says_the_same(three: Measurements) -> None:
     found = pairs(three, ["round_robin", "unified"])
-    for measure in METRICS:
+    for measure in metrics():
         turned = pair_of(found, "round_robin", "unified", measure.name)
         again = pair(three, "round_robin", "unified", measure)
         assert turned is not None

@@ -26,7 +26,7 @@ from results.routing.recomputing import (
     withheld,
 )
 from results.routing.summary import summary_of
-from results.tax import Verdict
+from results.statistics.judgement import Verdict
 from tests.results.routing.logs import Log, moved
 from tests.results.routing.synthetic import Truth, World, loaded
 from tests.results.routing.test_moves import PARAMETERS, PER_TOKEN_S, SESSIONS, facts_of, log_of
@@ -106,7 +106,7 @@ def test_what_was_pending_is_not_taken_for_what_was_computed() -> None:
 
 
 def noisy(sigma_s: float, prompts: int = 2400) -> list[Prefill]:
-    """Turns of up to so many tokens, whose times follow PER_TOKEN_S but for noise."""
+    """Turns of up to this many tokens, whose times follow PER_TOKEN_S but for noise."""
     rng = np.random.default_rng(7)
     tokens = np.linspace(100, prompts, 400)
     times = 0.05 + PER_TOKEN_S * tokens + sigma_s * rng.standard_normal(tokens.size)
@@ -151,7 +151,7 @@ ARM = {"moves_kv": True, "transfer": {"timeout_s": 4.0}}
 
 
 def arms_of(with_kv_s: float, without_kv_s: float, trials: int) -> AgainstArm:
-    """Two labels, whose migrated turns wait so long, in launches that differ by a tenth."""
+    """Two labels, whose migrated turns wait this long, in launches that differ by a tenth."""
     world = World(sessions=SESSIONS, turns=2, trials=trials)
     found: dict[str, dict[int, Migrations]] = {"ear": {}, "again": {}}
     cells = []

@@ -15,18 +15,18 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from results.figures.files import draw
-from results.routing.analysis import aggregate, analyse_routing, flat_pairs, manifest, terminal_tables
+from results.report.figure_files import draw
+from results.routing.analyse import RoutingAnalysis, analyse
 from results.routing.cautions import stalls
 from results.routing.draw import DRAWERS
 from results.routing.figures import figures
-from results.routing.findings import RoutingAnalysis, analyse
-from results.routing.report import limits, opening, to_markdown, verdict
+from results.routing.report import limits, opening, terminal_tables, to_markdown, verdict
 from results.routing.summary import summary_of
 from results.routing.tables import tables
-from results.statistics import Estimate
+from results.routing.write import aggregate, analyse_routing, flat_pairs, manifest
+from results.statistics.estimates import Estimate
+from tests.results.report.test_html import Balance
 from tests.results.routing.synthetic import Truth, World, loaded, write_cell, write_interference, write_run
-from tests.results.test_html import Balance
 
 WORLD = World(sessions=24, turns=5, gap_s=0.5)
 POLICIES = (
@@ -163,14 +163,14 @@ def test_no_winner_is_named_where_there_is_none(analysis: RoutingAnalysis) -> No
     level = [replace(row, behind=(), level=(*row.behind, *row.level)) for row in analysis.standings]
     text = verdict(replace(analysis, standings=tuple(level)))
     assert text.startswith("No policy is distinguishably better than all others on any headline metric")
-    assert "not told from 2 of 2 others" in text
+    assert "not distinguishable from 2 of 2 others" in text
 
 
 def test_the_verdict_counts_the_comparisons_it_rests_on(analysis: RoutingAnalysis) -> None:
     assert "16 comparisons at 95% each" in verdict(analysis)
 
 
-@pytest.mark.parametrize(("trials", "said"), [(1, "within one launch"), (2, "2 trials per policy: no interval worth")])
+@pytest.mark.parametrize(("trials", "said"), [(1, "One launch per policy: two"), (2, "2 launches per policy: two")])
 def test_too_few_trials_are_said_first_and_nobody_wins(tmp_path: Path, trials: int, said: str) -> None:
     write_run(tmp_path, replace(WORLD, trials=trials), POLICIES)
     analysis = analyse(tmp_path)
@@ -345,9 +345,9 @@ def test_the_legs_of_transfers_are_no_cache_hits_of_the_policy(moving: Path) -> 
 def test_verdicts_hold_the_claims_and_the_decision_points(moving: Path) -> None:
     found = json.loads((moving / "verdicts.json").read_text())
     judged = {row["name"]: row["outcome"] for row in found["claims"]}
-    assert judged["no thrashing: EAR"] == "supported"
-    assert judged["ablation: migration only loses locality"] == "undecided"
-    assert [row["point"] for row in found["load_floor"]] == ["D1", "D2", "D3", "D4", "D5", "D6", "D7", "Q1.D"]
+    assert judged["no thrashing: EAR"] == "holds"
+    assert judged["ablation: migration only loses locality"] == "open"
+    assert [row["name"] for row in found["load_floor"]] == ["D1", "D2", "D3", "D4", "D5", "D6", "D7", "Q1.D"]
     said = json.loads((moving / "aggregate.json").read_text())
     by_cell = {(row["label"], row["trial"]): row for row in said["migrations_by_cell"]}
     assert by_cell["EAR", 0]["trigger_rate"]["value"] == pytest.approx(1 / 5)

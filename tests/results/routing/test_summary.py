@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from results.records import RequestStatus
+from results.measures.turns import in_flight_over_time, session_times, turn_table, turns_of
+from results.records.schemas import RequestStatus
+from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TurnRecord
 from results.routing.load import LoadedCell
-from results.routing.record import EngineSample, RoutedEngine, RoutingCell, TurnRecord
 from results.routing.summary import InstanceNumbers, RoutedSummary, amplification, engines_apc, summarise, summary_of
-from results.routing.turns import in_flight_over_time, session_times, turn_table, turns_of
+from tests.examples import examples
 from tests.results.routing.synthetic import T0_NS, Truth, World, cell_record, decisions, records
 
 WORLD = World(sessions=6, turns=4, turn_sigma=0.0, session_sigma=0.0, gap_s=10.0)
@@ -140,7 +141,7 @@ def test_sessions_are_busy_while_a_turn_runs_and_idle_between() -> None:
 spans = st.lists(st.tuples(st.floats(0, 50), st.floats(0.1, 10)), min_size=1, max_size=20)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(spans)
 def test_turns_that_overlap_count_once(found: list[tuple[float, float]]) -> None:
     """Busy time is the measure of the union, found here by counting covered moments."""

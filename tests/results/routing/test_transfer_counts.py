@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from results.decisions import DecisionRecord, KvTransfer
-from results.layout import sha256
+from results.records.decisions import DecisionRecord, KvTransfer
+from results.records.layout import TrialLayout, sha256
+from results.records.transfer_log import ProbeEvent, ProbeLog, ProbeStatus
+from results.records.turns import RoutedEngine, RoutingCell
 from results.routing.load import collect, count_picks
 from results.routing.logs import read_logs
-from results.routing.record import RoutedEngine, RoutingCell, TrialLayout
 from results.routing.transfer_counts import NOT_LOGGED, counted_by_logs, read_transfer_logs
-from results.transfer_probe import ProbeEvent, ProbeLog, ProbeStatus
 from tests.results.routing.logs import Log, moved
 from tests.results.routing.synthetic import Truth, World, cell_record, records, write_run
 
@@ -35,7 +35,7 @@ def cell(**changes: Any) -> RoutingCell:
 
 
 def handed(transfer: str, *, external: int | None = None, local: int | None = None, by: str = "") -> KvTransfer:
-    """A handover from a to b of 1600 tokens, so much of it counted by the counters."""
+    """A handover from a to b of 1600 tokens, this part of it counted by the counters."""
     sent = moved("a", "b", purpose="handover", prefix=1600, external=external)
     reason = "" if by else "2 transfers there overlapped, 3200 tokens came in all"
     return replace(sent, transfer=transfer, local_tokens=local, bytes=None, bytes_from="", counted_by=by,
@@ -52,7 +52,9 @@ def allocated(transfer: str, external: int, local: int, **fields: Any) -> ProbeE
     return msgspec.structs.replace(one, **fields)
 
 
-def told(sent: KvTransfer, *events: ProbeEvent, on_source: tuple[ProbeEvent, ...] = ()) -> tuple[KvTransfer, list[str]]:
+def recount(
+    sent: KvTransfer, *events: ProbeEvent, on_source: tuple[ProbeEvent, ...] = ()
+) -> tuple[KvTransfer, list[str]]:
     """The transfer as the logs tell it, and the gaps."""
     log = Log()
     log.pick(0, "s", "b", prefill="a", transfer=sent)
@@ -65,7 +67,7 @@ def told(sent: KvTransfer, *events: ProbeEvent, on_source: tuple[ProbeEvent, ...
 
 def test_overlapping_transfers_are_told_apart_by_the_targets_log() -> None:
     write = event("write", "kv-1", transfers=("kv-1",), bytes=3000, ok=True)
-    found, gaps = told(handed("kv-1"), allocated("kv-2", 1600, 0), allocated("kv-1", 1000, 500), on_source=(write,))
+    found, gaps = recount(handed("kv-1"), allocated("kv-2", 1600, 0), allocated("kv-1", 1000, 500), on_source=(write,))
     assert (found.external_tokens, found.local_tokens, found.computed_tokens) == (1000, 500, 100)
     assert (found.blocks, found.bytes, found.bytes_from) == (63, 3000, "log")
     assert (found.counted_by, found.counted_reason, gaps) == ("log", "", [])
@@ -77,27 +79,27 @@ def test_nixl_knows_the_transfer_by_the_name_of_the_sources_request() -> None:
                    prompt_tokens=1600, external_tokens=tokens, local_tokens=0)
         for name, tokens in (("kv-11", 7), ("kv-1", 1584))
     )  # fmt: skip
-    found, _ = told(replace(handed("kv-1"), transport="nixl"), other, own)
+    found, _ = recount(replace(handed("kv-1"), transport="nixl"), other, own)
     assert (found.external_tokens, found.local_tokens, found.computed_tokens) == (1584, 0, 16)
 
 
 def test_a_target_that_had_all_of_it_took_nothing() -> None:
     scheduled = event("scheduled", "kv-1", leg="decode", prompt_tokens=1600, cached_tokens=1584)
-    found, _ = told(handed("kv-1"), scheduled)
+    found, _ = recount(handed("kv-1"), scheduled)
     assert (found.external_tokens, found.local_tokens, found.computed_tokens, found.bytes) == (0, 1584, 16, 0)
 
 
 def test_of_a_load_that_failed_only_what_is_there_came() -> None:
     failed = event("promoted", "kv-1", ok=False, num_computed=700)
-    found, _ = told(handed("kv-1"), allocated("kv-1", 1000, 500), failed)
+    found, _ = recount(handed("kv-1"), allocated("kv-1", 1000, 500), failed)
     assert (found.external_tokens, found.local_tokens, found.computed_tokens) == (200, 500, 900)
     unseen = event("promoted", "kv-1", ok=False)
-    found, _ = told(handed("kv-1"), allocated("kv-1", 1000, 500), unseen)
+    found, _ = recount(handed("kv-1"), allocated("kv-1", 1000, 500), unseen)
     assert found.external_tokens is None
 
 
 def test_what_the_log_does_not_hold_stays_unknown_and_says_so() -> None:
-    found, gaps = told(handed("kv-1"), allocated("kv-2", 1600, 0))
+    found, gaps = recount(handed("kv-1"), allocated("kv-2", 1600, 0))
     assert found.external_tokens is None
     assert found.counted_reason.startswith("2 transfers there overlapped")
     assert found.counted_reason.endswith(NOT_LOGGED)
@@ -106,8 +108,8 @@ def test_what_the_log_does_not_hold_stays_unknown_and_says_so() -> None:
 
 def test_counters_and_log_that_agree_stay_and_those_that_differ_are_a_gap() -> None:
     same = handed("kv-1", external=1000, local=600, by="counters")
-    assert told(same, allocated("kv-1", 1000, 600)) == (same, [])
-    found, gaps = told(same, allocated("kv-1", 1600, 0))
+    assert recount(same, allocated("kv-1", 1000, 600)) == (same, [])
+    found, gaps = recount(same, allocated("kv-1", 1600, 0))
     assert (found.external_tokens, found.local_tokens, found.counted_by) == (1600, 0, "log")
     (text,) = gaps
     assert text.startswith("1 of 1 transfers differ")
@@ -116,7 +118,7 @@ def test_counters_and_log_that_agree_stay_and_those_that_differ_are_a_gap() -> N
 
 def test_failed_ones_and_targets_without_a_log_stay_as_they_were() -> None:
     failed = replace(handed("kv-1"), status="failed")
-    assert told(failed, allocated("kv-1", 1600, 0))[0] == failed
+    assert recount(failed, allocated("kv-1", 1600, 0))[0] == failed
     log = Log()
     log.pick(0, "s", "b", transfer=handed("kv-1"))
     known = {"a": ProbeLog((allocated("kv-1", 1, 1),), (SEES,))}
@@ -126,7 +128,7 @@ def test_failed_ones_and_targets_without_a_log_stay_as_they_were() -> None:
 
 def test_copies_for_several_transfers_say_nothing_of_one() -> None:
     write = event("write", "kv-1", transfers=("kv-1", "kv-2"), bytes=3000, ok=True)
-    found, _ = told(handed("kv-1"), allocated("kv-1", 1600, 0), on_source=(write,))
+    found, _ = recount(handed("kv-1"), allocated("kv-1", 1600, 0), on_source=(write,))
     assert (found.external_tokens, found.bytes, found.bytes_from) == (1600, None, "")
 
 
@@ -146,8 +148,8 @@ def test_any_number_of_overlapping_transfers_come_out_as_they_were(
         far = {"transfer": None, "request": f"cmpl-r{place}-0-ff", "remote_request": f"cmpl-{name}-0-00"}
         events.append(msgspec.structs.replace(line, **far) if nixl else line)
     random.shuffle(events)
-    told, gaps = counted_by_logs(log.records, {"b": ProbeLog(tuple(events), (SEES,))}, cell(), "")
-    found = [record.outcome.transfer for record in told if record.outcome is not None]
+    recount, gaps = counted_by_logs(log.records, {"b": ProbeLog(tuple(events), (SEES,))}, cell(), "")
+    found = [record.outcome.transfer for record in recount if record.outcome is not None]
     assert [(one.external_tokens, one.local_tokens, one.computed_tokens) for one in found if one is not None] == [
         (external, local, 1600 - external - local) for external, local, _ in truth
     ]

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from results.records.turns import RoutedEngine
 from results.routing.logs import LogFacts, log_facts
 from results.routing.measure import Measurements
 from results.routing.policy_migrations import PolicyTransfers, policy_transfers
-from results.routing.record import RoutedEngine
 from results.routing.summary import summary_of
 from tests.results.routing.logs import Log, moved
 from tests.results.routing.synthetic import Truth, World, loaded

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from results.traces.bounds import Counted, bounds
+from results.traces.cross_session_reuse import CrossReuse, Sum
 from results.traces.description import BYTES_PER_TOKEN, GIB, KV_POOL_BYTES, SHARED_FROM, Skew, TraceDescription
-from results.traces.reuse import CrossReuse, Sum
-from results.traces.statistics import kv_footprint, skew, spreads
+from results.traces.reuse_bounds import TokenCounts, bound_reuse
+from results.traces.statistics import measure_kv_footprint, measure_skew, measure_spreads
 
 SIZES_GIB = {50: 1.85, 90: 8.0, 95: 9.6, 99: 11.5}
 """Footprints of specs/ear at its percentiles; its 1.8 is a rounded 1.83 to 1.92."""
@@ -19,7 +19,7 @@ SIZES_GIB = {50: 1.85, 90: 8.0, 95: 9.6, 99: 11.5}
 def described(**changes: Any) -> TraceDescription:
     """The specification's trace: its reuse split, bounds and footprints, over made-up sessions."""
     counted = changes.pop("counted", None) or count()
-    found = bounds(counted, SHARED_FROM)
+    bounds = bound_reuse(counted, SHARED_FROM)
     sessions = np.round(1e6 / np.arange(1, 1001) ** 1.1).astype(np.int64)
     fields: dict[str, Any] = {
         "facts": {
@@ -38,18 +38,18 @@ def described(**changes: Any) -> TraceDescription:
         "input_tokens": counted.input_tokens,
         "output_tokens": 13_333,
         "input_output_ratio": 75.0,
-        "apc_bound_any": found.apc_bound_any,
-        "apc_bound_intra": found.apc_bound_intra,
-        "reuse": found.reuse,
-        "skew": skew(sessions) if counted.has_sessions else Skew((), ()),
-        "lengths": spreads({"input_tokens": np.arange(1, 101), "turns": np.array([1, 2, 3])}),
-        "kv": kv_footprint(request_tokens(), KV_POOL_BYTES, BYTES_PER_TOKEN),
-        "reasons": dict(found.reasons) | ({} if counted.has_sessions else {"skew": "the source has no sessions"}),
+        "apc_bound_any": bounds.apc_bound_any,
+        "apc_bound_intra": bounds.apc_bound_intra,
+        "reuse": bounds.reuse,
+        "skew": measure_skew(sessions) if counted.has_sessions else Skew((), ()),
+        "lengths": measure_spreads({"input_tokens": np.arange(1, 101), "turns": np.array([1, 2, 3])}),
+        "kv": measure_kv_footprint(request_tokens(), KV_POOL_BYTES, BYTES_PER_TOKEN),
+        "reasons": dict(bounds.reasons) | ({} if counted.has_sessions else {"skew": "the source has no sessions"}),
     }
     return TraceDescription(**(fields | changes))
 
 
-def count(error: float = 0.0, **changes: Any) -> Counted:
+def count(error: float = 0.0, **changes: Any) -> TokenCounts:
     """Counts that give the split and the bounds of specs/ear, section 2.2."""
     reused = 803_000
     shared, cross = 0.011 * reused, 0.057 * reused
@@ -63,7 +63,7 @@ def count(error: float = 0.0, **changes: Any) -> Counted:
         "has_hashes": True,
         "local_blocks": 12_500,
     }
-    return Counted(**(fields | changes))
+    return TokenCounts(**(fields | changes))
 
 
 def request_tokens() -> npt.NDArray[np.int64]:

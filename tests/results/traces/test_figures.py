@@ -1,4 +1,4 @@
-"""f2a to f2c are drawn with their numbers beside them, can be told apart in grey, or say why they are not there."""
+"""f2a to f2c come with their numbers, are distinguishable in grey, or give the reason why they are missing."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from results.figures.files import draw
-from results.traces.figures import DRAWERS, figures, write
+from results.report.figure_files import draw
+from results.traces.figures import DRAWERS, build_figures, write_trace_figures
 from tests.results.traces.made import count, described
 
 STEMS = ["figure_2a", "figure_2b", "figure_2c"]
@@ -19,9 +19,9 @@ STEMS = ["figure_2a", "figure_2b", "figure_2c"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("figures")
-    write(described(), found)
-    return found
+    figures_folder = tmp_path_factory.mktemp("figures")
+    write_trace_figures(described(), figures_folder)
+    return figures_folder
 
 
 def test_each_figure_has_its_images_and_its_numbers(folder: Path) -> None:
@@ -53,7 +53,7 @@ def test_the_numbers_beside_are_those_of_the_specification(folder: Path) -> None
 
 
 def test_the_same_numbers_give_the_same_bytes(folder: Path) -> None:
-    for form, image in draw(figures(described())[2], DRAWERS).items():
+    for form, image in draw(build_figures(described())[2], DRAWERS).items():
         assert (folder / f"figure_2c.{form}").read_bytes() == image
 
 
@@ -69,21 +69,21 @@ def test_bars_can_be_told_apart_in_grey(folder: Path) -> None:
 
 def test_without_sessions_skew_is_missing_and_reuse_shows_what_there_is(tmp_path: Path) -> None:
     (tmp_path / "figure_2b.png").write_bytes(b"of another trace")
-    found = write(described(counted=count(has_sessions=False)), tmp_path)
-    assert {figure.label: figure.missing for figure in found if figure.missing} == {"2b": "the source has no sessions"}
+    drawn = write_trace_figures(described(counted=count(has_sessions=False)), tmp_path)
+    assert {figure.label: figure.missing for figure in drawn if figure.missing} == {"2b": "the source has no sessions"}
     assert not list(tmp_path.glob("figure_2b.*"))
-    assert "the source has no sessions" in found[0].caption
+    assert "the source has no sessions" in drawn[0].caption
     assert pd.read_csv(tmp_path / "figure_2a.csv")["share"].notna().tolist() == [True, False, False, False, False]
 
 
 def test_an_estimate_is_drawn_with_its_error() -> None:
-    figure = figures(described(counted=count(error=1000.0)))[0]
+    figure = build_figures(described(counted=count(error=1000.0)))[0]
     assert figure.table["standard_error"].notna().sum() == 4
     assert draw(figure, DRAWERS)["svg"]
 
 
 def test_without_hashes_reuse_is_missing() -> None:
-    figure = figures(described(counted=count(has_hashes=False)))[0]
+    figure = build_figures(described(counted=count(has_hashes=False)))[0]
     assert figure.missing == "the source has no block hashes"
     with pytest.raises(ValueError, match="cannot be drawn"):
         draw(figure, DRAWERS)

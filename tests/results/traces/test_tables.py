@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
-from results.report import rich_tables
-from results.traces.tables import headline, limits, tables
+from results.report.document import rich_tables
+from results.traces.tables import build_tables, headline_text, list_limits
 from tests.results.traces.made import count, described
 
 
 def rows(title: str, **changes: object) -> dict[str, tuple[str, ...]]:
-    found = {table.title: table for table in tables(described(**changes))}
-    return {row[0]: row[1:] for row in found[title].rows}
+    tables = {table.title: table for table in build_tables(described(**changes))}
+    return {row[0]: row[1:] for row in tables[title].rows}
 
 
 def test_the_numbers_are_those_of_the_description() -> None:
@@ -37,22 +37,23 @@ def test_the_numbers_are_those_of_the_description() -> None:
 def test_what_is_not_known_is_a_dash_with_its_reason_below() -> None:
     without = count(has_sessions=False)
     assert rows("Reuse of prefixes", counted=without)["intra-session"][0] == "-"
-    said = next(line for line in limits(described(counted=without)) if line.startswith("The source has no sessions: "))
-    assert "reuse.intra_session_share" in said
-    assert "Session skew" not in [table.title for table in tables(described(counted=without))]
+    limits = list_limits(described(counted=without))
+    limit = next(line for line in limits if line.startswith("The source has no sessions: "))
+    assert "reuse.intra_session_share" in limit
+    assert "Session skew" not in [table.title for table in build_tables(described(counted=without))]
 
 
 def test_an_estimate_is_marked_as_one() -> None:
     rough = count(error=1000.0)
     assert "±" in rows("Reuse of prefixes", counted=rough)["bound, any session"][0]
-    assert any("one block in 4" in line for line in limits(described(counted=rough)))
-    assert not any("one block in" in line for line in limits(described()))
+    assert any("one block in 4" in line for line in list_limits(described(counted=rough)))
+    assert not any("one block in" in line for line in list_limits(described()))
 
 
 def test_it_can_be_printed_and_sent_as_json() -> None:
-    found = described()
-    assert "qwen_coder.jsonl (bailian): 4000 requests of 1000 sessions over 7200.0 s" in headline(found)
-    rich_tables(headline(found), tables(found), limits(found))
-    data = msgspec.json.decode(msgspec.json.encode(found))
-    assert data["apc_bound_any"] == found.apc_bound_any
+    description = described()
+    assert "qwen_coder.jsonl (bailian): 4000 requests of 1000 sessions over 7200.0 s" in headline_text(description)
+    rich_tables(headline_text(description), build_tables(description), list_limits(description))
+    data = msgspec.json.decode(msgspec.json.encode(description))
+    assert data["apc_bound_any"] == description.apc_bound_any
     assert data["kv"]["capacity"][3]["concurrent"] == {"Combined 8C": 24, "4P+4D": 12, "6P+2D": 6}

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import uvloop
 
-from results.records import RequestRecord, RequestStatus
+from results.records.schemas import RequestRecord, RequestStatus
 from runners.load.openloop import run_cell
 from runners.load.spec import LoadOutcome, LoadSpec, LoadTick
 from tests.servers.truth_server import Truth, TruthServer

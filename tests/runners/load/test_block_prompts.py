@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from runners.load.block_prompts import BlockShape, TurnPrompt, as_hashes, name_tokens, prompt_ids, prompt_pieces
 from runners.load.prompts import SLICE_TOKENS
+from tests.examples import examples
 
 SEEDS = st.integers(0, 2**64 - 1)
 HASHES = st.one_of(st.integers(0, 50), st.integers(0, 2**64 - 1))
@@ -42,7 +43,7 @@ def shared(one: np.ndarray, other: np.ndarray) -> int:
     span=SPANS,
     seed=SEEDS,
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_prompt_has_the_exact_length_and_only_allowed_tokens(
     hashes: list[int], block_tokens: int, tail: int, missing: int, span: int, seed: int
 ) -> None:
@@ -66,7 +67,7 @@ def test_a_prompt_has_the_exact_length_and_only_allowed_tokens(
     block_tokens=st.sampled_from((8, 16, 64)),
     seed=SEEDS,
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_two_prompts_share_a_prefix_exactly_as_far_as_their_hashes_agree(
     common: list[int], mine: list[int], other: list[int], block_tokens: int, seed: int
 ) -> None:
@@ -83,7 +84,7 @@ def test_two_prompts_share_a_prefix_exactly_as_far_as_their_hashes_agree(
 
 
 @given(hashes=st.sets(st.integers(0, 2**64 - 1), min_size=2, max_size=200), block_tokens=st.integers(8, 20), seed=SEEDS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_siblings_are_distinct_within_their_first_tokens(hashes: set[int], block_tokens: int, seed: int) -> None:
     form = shape(block_tokens, seed=seed)
     heads = {tuple(prompt_ids(form, prompt([value], block_tokens))[:8]) for value in hashes}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from results.records import RequestStatus
+from results.records.schemas import RequestStatus
 from runners.load.prompts import token_ids
 from tests.runners.load.cells import assert_golden, measure, short_spec
 from tests.servers.truth_server import TruthServer
@@ -90,9 +90,9 @@ def test_an_engine_that_gives_another_length_is_counted(server: TruthServer, tmp
 @pytest.mark.parametrize(
     ("scenario", "words"),
     [
-        ({"status": 500}, "HTTP 500: told to answer 500"),
-        ({"status": 404}, "HTTP 404: told to answer 404"),
-        ({"status": 400}, "HTTP 400: told to answer 400"),
+        ({"status": 500}, "HTTP 500: asked for 500"),
+        ({"status": 404}, "HTTP 404: asked for 404"),
+        ({"status": 400}, "HTTP 400: asked for 400"),
         ({"drop": 1}, "connection closed before any byte of the response"),
         ({"drop_headers": 1}, "connection closed mid-response"),
         ({"drop_after": 4}, "connection closed mid-response (after 4 token chunks)"),

@@ -10,7 +10,7 @@ from statistics import median
 import msgspec
 import pytest
 
-from results.records import RequestStatus
+from results.records.schemas import RequestStatus
 from runners.load.spec import LoadError
 from tests.runners.load.cells import measure, short_spec
 from tests.servers.truth_server import TruthServer

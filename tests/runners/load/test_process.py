@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from results.records import RequestStatus
+from results.records.schemas import RequestStatus
 from runners.load.process import run_load
 from runners.load.spec import LoadError, LoadTick, load_spec, to_json
 from tests.runners.load.cells import Measured, assert_golden, read_rows, short_spec

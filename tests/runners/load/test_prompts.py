@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runners.load.prompts import SLICE_TOKENS, Bodies, BodyShape, identity, identity_tokens, token_ids
+from tests.examples import examples
 
 SEEDS = st.integers(0, 2**64 - 1)
 CELLS = st.integers(0, 2**32 - 1)
@@ -23,7 +24,7 @@ def shape(input_tokens: int = 32, *, evidence: str = "token_ids") -> BodyShape:
 @given(
     seed=SEEDS, cell=CELLS, index=INDICES, count=st.integers(1, 3 * SLICE_TOKENS), low=st.integers(0, 99), span=SPANS
 )
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_a_prompt_has_the_exact_length_and_only_allowed_tokens(
     seed: int, cell: int, index: int, count: int, low: int, span: int
 ) -> None:
@@ -89,7 +90,7 @@ def test_a_body_asks_for_exact_output_and_evidence_of_tokens() -> None:
     prepared=st.integers(0, 12),
     steps=st.lists(st.tuples(st.integers(0, 9), st.booleans()), min_size=12, max_size=12),
 )
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_bodies_are_the_same_however_they_were_built_and_stay_in_their_budget(
     budget: int, prepared: int, steps: list[tuple[int, bool]]
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from results.records import RequestStatus
+from results.records.schemas import RequestStatus
 from runners.load.process import run_replay
 from runners.load.replay import amplified, session_line
 from runners.load.replay_spec import ReplayTick, load_replay_spec

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from runners.load.replay_plan import FROM_END, Pace, ReplayPlan, plan_replay
 from runners.trace.session import Session, Trace
+from tests.examples import examples
 from tests.runners.load.traces import chain, trace_of, turn
 
 
@@ -106,7 +107,7 @@ def test_a_turn_of_no_token_becomes_one_of_one() -> None:
     scale=st.floats(0.01, 3),
     cap=st.one_of(st.none(), st.floats(0, 100)),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_a_system_as_fast_as_the_recorded_one_takes_the_trace_span(
     gaps: list[float], shares: list[float], scale: float, cap: float | None
 ) -> None:

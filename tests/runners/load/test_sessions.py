@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from runners.load.replay_plan import Pace, ReplayPlan, plan_replay
 from runners.load.sessions import Sessions
 from runners.trace.session import Session
+from tests.examples import examples
 from tests.runners.load.traces import chain, trace_of, turn
 
 S = 1_000_000_000
@@ -170,7 +171,7 @@ def families(draw: st.DrawFn) -> list[Session]:
     end=st.booleans(),
     think=st.sampled_from(("recorded", "gaps", "none")),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_every_turn_ends_or_is_given_up_and_none_overtakes_what_it_waits_for(
     sessions: list[Session], service_s: float, limit: int, failing: frozenset[int], end: bool, think: str
 ) -> None:

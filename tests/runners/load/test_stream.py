@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from results.records import RequestStatus
+from results.records.schemas import RequestStatus
 from runners.load.stream import Exchange
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from runners.load.block_prompts import BlockShape, prompt_ids
 from runners.load.replay_plan import Pace, PlannedTurn, plan_replay
 from runners.load.turn_bodies import AskShape, TurnBodies
+from tests.examples import examples
 from tests.runners.load.traces import FACTS, chain, trace_of
 
 BLOCKS = BlockShape(5, FACTS.block_tokens, "session", 0, 256)
@@ -71,7 +72,7 @@ def test_sessions_to_come_leave_room_for_those_that_run() -> None:
     ),
     budget=st.integers(0, 2000),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_bodies_are_the_same_however_they_were_built(steps: list[tuple[str, int]], budget: int) -> None:
     turns = planned()
     made, gone = bodies(turns, budget_bytes=budget), set[int]()

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import uvloop
 
-from results.routing.record import TurnRecord
+from results.records.turns import TurnRecord
 from runners.load.closedloop import run_trace
 from runners.load.replay_spec import ReplayOutcome, ReplaySpec, ReplayTick
 from runners.trace.formats import write_trace
@@ -101,7 +101,7 @@ def read_turns(path: str | Path) -> tuple[TurnRecord, ...]:
 
 
 def replay(server: TruthServer, spec: ReplaySpec, *, cut_once_sent: int = 0) -> Replayed:
-    """Replay in this process on uvloop, as the load process does; cut it at the first tick that has sent so many."""
+    """Replay in this process on uvloop, as the load process does; cut it at the first tick that has sent this many."""
     ticks: list[ReplayTick] = []
 
     async def run() -> ReplayOutcome:

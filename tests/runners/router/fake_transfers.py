@@ -7,8 +7,10 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter_ns
 from typing import Any, Literal, cast
 
-from results.decisions import KvTransfer, RoutedRequest
-from runners.router.transfer import Movement, Transfers
+from results.records.decisions import KvTransfer, RoutedRequest
+from runners.router.facts import ClientMessage
+from runners.router.transfer.movement import Movement
+from runners.router.transfer.transfers import Transfers
 from tests.runners.router.routers import Router
 
 LEG = b'{"leg": "decode", "stream": true}'
@@ -16,7 +18,7 @@ LEG = b'{"leg": "decode", "stream": true}'
 
 @dataclass
 class FakeMovement:
-    """One transfer, and everything that was said of it."""
+    """One transfer, and the calls of the core about it."""
 
     request: RoutedRequest
     transfer: KvTransfer
@@ -25,7 +27,7 @@ class FakeMovement:
     over: bool = False
     open: bool = False
     settled: bool = False
-    said: list[str] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
     callbacks: list[Callable[[KvTransfer], None]] = field(default_factory=list)
 
     def finish(self, status: Literal["transferred", "failed", "refused"], reason: str = "") -> None:
@@ -55,28 +57,28 @@ class FakeMovement:
             return
         assert not self.open, "an open handover fails, or is served"
         self.over = True
-        self.said.append(f"abandoned: {why}")
+        self.calls.append(f"abandoned: {why}")
         self.transfer = replace(self.transfer, status="failed", reason=why)
         self.settle()
 
-    def served(self) -> None:
-        assert self.open, "told once"
+    def serve_handover(self) -> None:
+        assert self.open, "called once"
         self.open = False
-        self.said.append("served")
+        self.calls.append("served")
         self.transfer = replace(self.transfer, status="transferred", reason="", t_done_ns=perf_counter_ns())
         self.settle()
 
-    def failed(self, why: str, *, strike: bool, freed: bool) -> None:
-        assert self.open, "told once"
+    def fail_handover(self, why: str, *, strike: bool, freed: bool) -> None:
+        assert self.open, "called once"
         self.open = False
-        self.said.append(f"failed: {why}{', a strike' if strike else ''}{', freed' if freed else ''}")
+        self.calls.append(f"failed: {why}{', a strike' if strike else ''}{', freed' if freed else ''}")
         self.transfer = replace(self.transfer, status="failed", reason=why)
         self.settle()
 
-    def sent(self) -> None:
+    def note_sent(self) -> None:
         self.transfer = replace(self.transfer, t_target_sent_ns=perf_counter_ns())
 
-    def counted(self, prompt_tokens: int | None, cached_tokens: int | None) -> None:
+    def end_answer(self, prompt_tokens: int | None, cached_tokens: int | None) -> None:
         """Its target's answer has ended."""
 
     def when_settled(self, callback: Callable[[KvTransfer], None]) -> None:
@@ -93,8 +95,8 @@ class FakeTransfers:
     configured: bool = True
     timeout_s: float = 120.0
     cut: Mapping[str, str] = field(default_factory=dict)
-    asked: list[FakeMovement] = field(default_factory=list)
-    heard: list[str] = field(default_factory=list)
+    movements: list[FakeMovement] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
 
     def cut_off(self, source: str, targets: Iterable[str]) -> Mapping[str, str]:
         return {target: self.cut[target] for target in targets if target in self.cut}
@@ -102,11 +104,11 @@ class FakeTransfers:
     def quarantined(self) -> Mapping[tuple[str, str], str]:
         return {}
 
-    def migrate(self, *asked: Any) -> Movement:
-        return self._begin("migration", *asked)
+    def migrate(self, *arguments: Any) -> Movement:
+        return self._begin("migration", *arguments)
 
-    def hand_over(self, *asked: Any) -> Movement:
-        return self._begin("handover", *asked)
+    def hand_over(self, *arguments: Any) -> Movement:
+        return self._begin("handover", *arguments)
 
     def _begin(
         self,
@@ -114,36 +116,35 @@ class FakeTransfers:
         request: RoutedRequest,
         source: str,
         target: str,
-        path: str,
-        headers: bytes,
-        body: bytes,
+        message: ClientMessage,
         done: Callable[[Movement], None],
     ) -> Movement:
-        name = f"t-{len(self.asked)}"
+        name = f"t-{len(self.movements)}"
         transfer = KvTransfer(
             name, purpose, "mooncake", source, target, "failed", "under way", t_begin_ns=perf_counter_ns()
         )
-        self.asked.append(FakeMovement(request, transfer, body, done))
-        return cast(Movement, self.asked[-1])
+        self.movements.append(FakeMovement(request, transfer, message.body, done))
+        return cast(Movement, self.movements[-1])
 
-    def lost(self, instance: str) -> None:
-        self.heard.append(f"lost {instance}")
+    def forget_process(self, instance: str) -> None:
+        self.calls.append(f"lost {instance}")
 
-    def found(self, instance: str) -> None:
-        self.heard.append(f"found {instance}")
+    def recover_instance(self, instance: str) -> None:
+        self.calls.append(f"recovered {instance}")
 
-    def removed(self, instance: str) -> None:
-        self.heard.append(f"removed {instance}")
+    def remove_instance(self, instance: str) -> None:
+        self.calls.append(f"removed {instance}")
 
     async def close(self) -> None:
-        self.heard.append("closed")
+        self.calls.append("closed")
 
 
 def fake_transport(routed: Router, **changes: Any) -> FakeTransfers:
     """Put one in the place of a running router's own."""
     fake = FakeTransfers(**changes)
     server, real = routed.server, cast(Transfers, fake)
-    server._transfers = server._traffic.transfers = real
+    server._transfers = server._traffic.transfers = server._pages._transfers = real
+    server._fleet.on_recovered = real.recover_instance
     if server._dispatcher._cut_off is not None:
         server._dispatcher._cut_off = real.cut_off
     return fake

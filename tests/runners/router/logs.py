@@ -7,11 +7,11 @@ from pathlib import Path
 
 import msgspec
 
-from results.decisions import DecisionRecord, RoutedOutcome, RoutedRequest
-from runners.router.bindings import Bindings
+from results.records.decisions import DecisionRecord, RoutedOutcome, RoutedRequest
 from runners.router.policies import make_policy
 from runners.router.prefix_index import PrefixIndex, block_keys, cached_tokens
-from runners.router.view import Cluster, Member, Reservation
+from runners.router.sessions.bindings import Bindings
+from runners.router.view import Cluster, CounterReservation, Member
 
 NEEDED: Mapping[str, Mapping[str, object]] = {"ear": {"hot_tokens": 150, "cooldown_s": 5.0}}
 """Parameters without a default, so chosen that they matter in `simulate`."""
@@ -26,11 +26,11 @@ def simulate(
     cluster = Cluster([Member(name, kv_capacity_tokens=50_000) for name in names], lambda: 0.0, bindings)
     indexes = {name: PrefixIndex(16) for name in names}
     records: list[DecisionRecord] = []
-    open_: list[tuple[DecisionRecord, Reservation]] = []
+    open_: list[tuple[DecisionRecord, CounterReservation]] = []
 
     def finish() -> None:
         record, reservation = open_.pop(0)
-        reservation.first_byte()
+        reservation.end_prefill()
         if record.decision.binds:
             migrates = bool(record.decision.migrate_from)
             bindings.commit(record.request.session, record.decision.instance, float(len(records)), migrates=migrates)

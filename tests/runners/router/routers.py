@@ -13,11 +13,11 @@ from typing import Any
 import httpx
 import msgspec
 
-from results.decisions import DecisionRecord
+from results.records.decisions import DecisionRecord
 from runners.router.policies import make_policy
-from runners.router.server import Server
+from runners.router.server.server import Server
 from runners.router.spec import HealthRules, InstanceSpec, Limits, RouterOutcome, RouterSpec, RouterTick
-from runners.router.view import idle
+from runners.router.view import is_idle
 from tests.servers.backend import Backend
 
 SOON_S = 8.0
@@ -38,13 +38,13 @@ class Router:
     outcome: RouterOutcome | None = None
 
     async def post(self, session: str = "", *, path: str = "/v1/completions", **body: Any) -> httpx.Response:
-        """One whole request, streamed unless told otherwise."""
+        """One whole request, streamed by default."""
         headers = {"x-session-id": session} if session else {}
         given = {"model": "m", "prompt": [1, 2, 3, 4, 5, 6, 7, 8], "max_tokens": 4, "stream": True, **body}
         return await self.http.post(path, json=given, headers=headers)
 
     def counters_are_zero(self) -> bool:
-        return idle(self.server.cluster.view().instances)
+        return is_idle(self.server.cluster.view().instances)
 
     def available(self) -> set[str]:
         return {load.instance for load in self.server.cluster.view().instances if load.available}
@@ -107,7 +107,7 @@ async def instances(*names: str) -> AsyncIterator[tuple[Backend, ...]]:
 async def until(holds: Callable[[], bool], within_s: float = SOON_S) -> None:
     """Wait for something that has to become true."""
     async with asyncio.timeout(within_s):
-        while not holds():  # noqa: ASYNC110  (a condition of somebody else's state)
+        while not holds():  # noqa: ASYNC110  (a condition on another object's state)
             await asyncio.sleep(0.005)
 
 

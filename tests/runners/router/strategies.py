@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from results.decisions import ClusterView, InstanceLoad, RoutedRequest
+from results.records.decisions import ClusterView, InstanceLoad, RoutedRequest
 
 NAMES = ("e0", "e1", "e2", "e3")
 COUNTS = st.integers(0, 50)

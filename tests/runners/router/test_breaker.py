@@ -21,61 +21,61 @@ STEPS = st.lists(
 def step(breaker: Breaker, what: str, now_s: float) -> Breaker:
     match what:
         case "fail":
-            return breaker.failed(now_s, "500")
+            return breaker.note_failure(now_s, "500")
         case "die":
-            return breaker.failed(now_s, "refused", dead=True)
+            return breaker.note_failure(now_s, "refused", dead=True)
         case "serve":
-            return breaker.succeeded()
+            return breaker.note_success()
         case "let go":
-            return breaker.let_go()
+            return breaker.release_trial()
         case "send":
-            return breaker.dispatched() if breaker.passes else breaker
+            return breaker.note_dispatch() if breaker.passes else breaker
         case _:
             why = "" if what == "probe ok" else what
-            return breaker.probed(now_s, why, refused=what == "probe refused")
+            return breaker.note_probe(now_s, why, refused=what == "probe refused")
 
 
 def test_three_failures_in_a_row_open_it_and_a_success_between_does_not_count() -> None:
-    twice = Breaker(RULES).failed(0, "500").failed(0, "500")
+    twice = Breaker(RULES).note_failure(0, "500").note_failure(0, "500")
     assert twice.passes
-    assert twice.succeeded().failed(0, "500").passes
-    assert twice.failed(0, "500").state is BreakerState.OPEN
+    assert twice.note_success().note_failure(0, "500").passes
+    assert twice.note_failure(0, "500").state is BreakerState.OPEN
 
 
 def test_a_connection_that_cannot_be_made_opens_it_at_once() -> None:
-    assert not Breaker(RULES).failed(0, "refused", dead=True).passes
+    assert not Breaker(RULES).note_failure(0, "refused", dead=True).passes
 
 
 def test_it_half_opens_after_its_time_and_only_once_the_instance_is_well() -> None:
-    opened = Breaker(RULES).failed(0, "refused", dead=True)
-    assert opened.probed(0.5, "").state is BreakerState.OPEN
-    assert opened.probed(1.5, "refused", refused=True).state is BreakerState.OPEN
-    assert opened.probed(1.5, "").state is BreakerState.HALF_OPEN
+    opened = Breaker(RULES).note_failure(0, "refused", dead=True)
+    assert opened.note_probe(0.5, "").state is BreakerState.OPEN
+    assert opened.note_probe(1.5, "refused", refused=True).state is BreakerState.OPEN
+    assert opened.note_probe(1.5, "").state is BreakerState.HALF_OPEN
 
 
 def test_half_open_lets_one_trial_through_and_its_first_byte_closes_it() -> None:
-    half = Breaker(RULES).failed(0, "refused", dead=True).probed(2, "")
+    half = Breaker(RULES).note_failure(0, "refused", dead=True).note_probe(2, "")
     assert half.passes
-    trying = half.dispatched()
+    trying = half.note_dispatch()
     assert not trying.passes
-    assert trying.succeeded().state is BreakerState.CLOSED
-    assert trying.let_go().passes  # a 4xx proves nothing: another one may try
+    assert trying.note_success().state is BreakerState.CLOSED
+    assert trying.release_trial().passes  # a 4xx proves nothing: another one may try
 
 
 def test_each_trial_that_fails_doubles_the_wait_up_to_its_limit() -> None:
-    breaker, now_s, waits = Breaker(RULES).failed(0, "500", dead=True), 0.0, []
+    breaker, now_s, waits = Breaker(RULES).note_failure(0, "500", dead=True), 0.0, []
     for _ in range(6):
         waits.append(breaker.until_s - now_s)
         now_s = breaker.until_s
-        breaker = breaker.probed(now_s, "").dispatched().failed(now_s, "500")
+        breaker = breaker.note_probe(now_s, "").note_dispatch().note_failure(now_s, "500")
     assert waits == [1, 2, 4, 8, 8, 8]
 
 
 def test_silent_probes_open_it_and_one_that_answers_starts_the_count_again() -> None:
-    silent = Breaker(RULES).probed(0, "timeout").probed(0, "timeout")
-    assert silent.probed(0, "").probed(0, "timeout").passes
-    assert not silent.probed(0, "timeout").passes
-    assert not Breaker(RULES).probed(0, "refused", refused=True).passes
+    silent = Breaker(RULES).note_probe(0, "timeout").note_probe(0, "timeout")
+    assert silent.note_probe(0, "").note_probe(0, "timeout").passes
+    assert not silent.note_probe(0, "timeout").passes
+    assert not Breaker(RULES).note_probe(0, "refused", refused=True).passes
 
 
 @given(STEPS)
@@ -84,7 +84,7 @@ def test_whatever_happened_it_closes_again_once_the_instance_is_well(steps: list
     for what, after_s in steps:
         now_s += after_s
         breaker = step(breaker, what, now_s)
-    recovered = breaker.let_go().probed(now_s + RULES.open_max_s, "").dispatched().succeeded()
+    recovered = breaker.release_trial().note_probe(now_s + RULES.open_max_s, "").note_dispatch().note_success()
     assert recovered == Breaker(RULES)
 
 

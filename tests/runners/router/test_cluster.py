@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from results.decisions import Decision, InstanceLoad, RoutedRequest
-from runners.router.bindings import Bindings
-from runners.router.view import Cluster, Member, idle
+from results.records.decisions import Decision, InstanceLoad, RoutedRequest
+from runners.router.sessions.bindings import Bindings
+from runners.router.view import Cluster, Member, is_idle
+from tests.examples import examples
 from tests.runners.router.views import ask
 
 
@@ -30,17 +31,17 @@ def test_a_request_is_counted_at_its_pick_and_released_in_two_steps() -> None:
     now = at(cluster, "a")
     assert (now.num_requests, now.pending_prefill_tokens, now.ongoing_tokens) == (1, 700, 1000)
     assert (now.ongoing_decode_tokens, now.free_kv_tokens) == (0, 3800)
-    reservation.first_byte()
+    reservation.end_prefill()
     now = at(cluster, "a")
     assert (now.num_requests, now.pending_prefill_tokens, now.ongoing_tokens) == (1, 0, 1000)
     assert now.ongoing_decode_tokens == 1000
     reservation.end()
-    assert idle(cluster.view().instances)
+    assert is_idle(cluster.view().instances)
     assert at(cluster, "a").free_kv_tokens == 5000
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(("first", "end", "arrived", "lost")))))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_any_order_and_number_of_releases_ends_at_zero_and_never_below(steps: list[tuple[int, str]]) -> None:
     cluster = make("a", "b")
     moves = [Decision("test", target, "test", migrate_from=source) for target, source in ("ab", "ba")]
@@ -48,32 +49,32 @@ def test_any_order_and_number_of_releases_ends_at_zero_and_never_below(steps: li
     held = [cluster.reserve(made, ask(100 * n + 1, {"a": 16 * n})) for n, made in enumerate(decisions)]
     for place, step in steps:
         if step in ("arrived", "lost"):
-            held[place].moved(arrived=step == "arrived")
+            held[place].end_transfer(arrived=step == "arrived")
         else:
-            held[place].first_byte() if step == "first" else held[place].end()
+            held[place].end_prefill() if step == "first" else held[place].end()
         for load in cluster.view().instances:
             assert min(load.num_requests, load.pending_prefill_tokens, load.ongoing_decode_tokens) >= 0
             assert min(load.ongoing_tokens, load.kept_tokens) >= 0
     for reservation in held:
         reservation.end()
-        reservation.first_byte()
-    assert idle(cluster.view().instances)
+        reservation.end_prefill()
+    assert is_idle(cluster.view().instances)
 
 
 def test_with_pools_the_prompt_is_pending_where_it_is_computed() -> None:
     cluster = Cluster([Member("p", role="prefill"), Member("d", role="decode")], lambda: 0.0)
     reservation = cluster.reserve(to("d", prefill="p", binds=False), ask(1000, {"p": 200, "d": 600}))
     assert (at(cluster, "p").pending_prefill_tokens, at(cluster, "d").pending_prefill_tokens) == (800, 0)
-    reservation.moved(arrived=True)
+    reservation.end_transfer(arrived=True)
     assert (at(cluster, "p").num_requests, at(cluster, "p").pending_prefill_tokens) == (0, 0)
     assert at(cluster, "d").pending_prefill_tokens == 1, "its last token"
-    reservation.moved(arrived=False)
+    reservation.end_transfer(arrived=False)
     assert at(cluster, "d").pending_prefill_tokens == 400, "the decode leg has failed: it computes"
     assert at(cluster, "p").kept_tokens == 0
-    reservation.first_byte()
+    reservation.end_prefill()
     assert at(cluster, "d").ongoing_decode_tokens == 1000
     reservation.end()
-    assert idle(cluster.view().instances)
+    assert is_idle(cluster.view().instances)
 
 
 @pytest.mark.parametrize("how", ["served", "failed", "ended"])
@@ -81,24 +82,24 @@ def test_what_a_prefill_instance_keeps_is_not_free_until_it_is_pulled_or_given_u
     cluster = make("p", "d", capacity=5000)
     reservation = cluster.reserve(to("d", prefill="p", binds=False), ask(1000, max_tokens=50))
     assert (at(cluster, "p").free_kv_tokens, at(cluster, "p").kept_tokens) == (4000, 0)
-    reservation.moved(arrived=True)
+    reservation.end_transfer(arrived=True)
     assert (at(cluster, "p").free_kv_tokens, at(cluster, "p").kept_tokens) == (4000, 1000), "its blocks are still there"
     assert (at(cluster, "p").num_requests, at(cluster, "p").ongoing_tokens) == (0, 0), "it has nothing more to do"
-    assert not idle(cluster.view().instances)
+    assert not is_idle(cluster.view().instances)
     cluster.drain("p")
-    assert not cluster.drained("p")
+    assert not cluster.is_drained("p")
     if how == "served":
-        reservation.first_byte()
+        reservation.end_prefill()
     elif how == "failed":
-        reservation.moved(arrived=False)
+        reservation.end_transfer(arrived=False)
     else:
         reservation.end()
     assert (at(cluster, "p").free_kv_tokens, at(cluster, "p").kept_tokens) == (5000, 0)
-    assert cluster.drained("p")
-    reservation.moved(arrived=True)
+    assert cluster.is_drained("p")
+    reservation.end_transfer(arrived=True)
     assert at(cluster, "p").kept_tokens == 0, "once"
     reservation.end()
-    assert idle(cluster.view().instances)
+    assert is_idle(cluster.view().instances)
 
 
 @pytest.mark.parametrize(
@@ -117,14 +118,14 @@ def test_what_is_on_its_way_is_not_pending_unless_it_does_not_come(
     cluster = Cluster([Member("h", block_tokens=block), Member("t")], lambda: 0.0)
     reservation = cluster.reserve(Decision("test", "t", "test", migrate_from="h"), ask(1000, cached))
     assert (at(cluster, "h").num_requests, at(cluster, "t").pending_prefill_tokens) == (0, on_its_way)
-    reservation.moved(arrived=True)
+    reservation.end_transfer(arrived=True)
     assert at(cluster, "t").pending_prefill_tokens == on_its_way
-    reservation.moved(arrived=False)
+    reservation.end_transfer(arrived=False)
     assert at(cluster, "t").pending_prefill_tokens == alone
-    reservation.first_byte()
-    reservation.moved(arrived=True)
+    reservation.end_prefill()
+    reservation.end_transfer(arrived=True)
     reservation.end()
-    assert idle(cluster.view().instances)
+    assert is_idle(cluster.view().instances)
 
 
 def test_a_source_that_is_no_member_lends_nothing() -> None:
@@ -158,11 +159,11 @@ def test_instances_come_drain_and_go_at_run_time() -> None:
     cluster.bindings.commit("s", "a", 0.0)
     cluster.drain("a")
     assert (at(cluster, "a").available, at(cluster, "a").why_unavailable) == (False, "draining")
-    assert not cluster.drained("a")
+    assert not cluster.is_drained("a")
     cluster.add(Member("c"))
     assert [one.instance for one in cluster.view().instances] == ["a", "b", "c"]
     reservation.end()
-    assert cluster.drained("a")
+    assert cluster.is_drained("a")
     assert cluster.remove("a") == ("s",)
     assert cluster.bindings.owner("s") == ""
     with pytest.raises(KeyError):
@@ -175,7 +176,7 @@ def test_a_request_may_outlive_its_instance() -> None:
     cluster.remove("a")
     cluster.add(Member("a"))
     reservation.end()
-    assert idle(cluster.view().instances)
+    assert is_idle(cluster.view().instances)
 
 
 def test_a_drained_instance_is_taken_back_and_a_second_of_its_name_is_refused() -> None:

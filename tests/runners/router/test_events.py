@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from launch.ports import free_port
 from runners.router.spec import InstanceSpec
+from tests.ports import own_port
 from tests.runners.router.routers import instances, router, until
 
 zmq = pytest.importorskip("zmq")
@@ -31,7 +31,7 @@ def stored(first: int, tokens: list[int]) -> dict[str, object]:
 
 
 async def test_kv_events_decide_what_counts_as_cached(tmp_path: Path) -> None:
-    endpoint = f"tcp://127.0.0.1:{free_port(29600)}"
+    endpoint = f"tcp://127.0.0.1:{own_port(29600)}"
     prompt = list(range(100, 116))
     async with instances("a") as (a,):
         member = InstanceSpec("a", a.url, kv_capacity_tokens=4096, block_tokens=BLOCK_TOKENS, kv_events=endpoint)

@@ -10,37 +10,38 @@ from typing import cast
 import msgspec
 import pytest
 
-from results.decisions import Candidate, ClusterView, Decision, DecisionRecord, InstanceLoad, RoutedRequest
-from runners.router.ledger import AT_ONCE, End, Ledger, Pick
-from runners.router.log import DecisionLog
+from results.records.decisions import Candidate, ClusterView, Decision, DecisionRecord, InstanceLoad, RoutedRequest
+from runners.router.ledger import AT_ONCE, Ledger, PendingOutcome
 from runners.router.metrics import Counts
+from runners.router.server.event_loop import EventLoop
+from runners.router.server.log import DecisionLog
 from tests.runners.router.routers import until
 
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":8,"completion_tokens":3}}\n\n'
 
 
-def pick(seq: int, *, tried: tuple[str, ...] = (), terms: dict[str, float] | None = None) -> Pick:
+def pick(seq: int, *, tried: tuple[str, ...] = (), terms: dict[str, float] | None = None) -> DecisionRecord:
     request = RoutedRequest(f"r-{seq}", "s", seq, 8, 4, 16, {}, tried=tried)
     decision = Decision("mine", "a", "cold", (Candidate("a", (0.0,), terms or {}),))
-    return Pick(seq, seq, 5.0, request, ClusterView((InstanceLoad("a"),), seq), decision)
+    return DecisionRecord(seq, seq, 5.0, request, ClusterView((InstanceLoad("a"),), seq), decision)
 
 
-def end(made: Pick, status: str = "ok") -> End:
+def end(record: DecisionRecord, status: str = "ok") -> PendingOutcome:
     now_ns = perf_counter_ns()
-    return End(made, status, 200, now_ns, now_ns + 10_000_000, now_ns + 30_000_000, (USAGE,), "")
+    return PendingOutcome(record, status, 200, now_ns, now_ns + 10_000_000, now_ns + 30_000_000, (USAGE,), "")
 
 
 async def test_notes_settle_by_themselves_and_in_order(tmp_path: Path) -> None:
     path, counts = tmp_path / "d.jsonl", Counts()
     log = DecisionLog(str(path))
-    ledger = Ledger(log, counts)
+    ledger = Ledger(log, counts, EventLoop())
     number = 3 * AT_ONCE + 1
     for seq in range(number):
-        made = pick(seq, tried=("b",) if seq % 2 else ())
-        ledger.picked(made)
-        ledger.ended(end(made))
+        record = pick(seq, tried=("b",) if seq % 2 else ())
+        ledger.add_decision(record)
+        ledger.add_outcome(end(record))
     assert counts.picks == 0
-    await until(lambda: counts.ended("ok") == number)
+    await until(lambda: counts.count_status("ok") == number)
     await log.close()
     records = msgspec.json.Decoder(DecisionRecord).decode_lines(path.read_bytes())
     assert [record.seq for record in records] == list(range(number))
@@ -52,16 +53,16 @@ async def test_notes_settle_by_themselves_and_in_order(tmp_path: Path) -> None:
     assert (outcome.prompt_tokens, outcome.cached_tokens, outcome.completion_tokens) == (8, None, 3)
 
 
-async def test_whoever_asks_gets_everything_noted_so_far() -> None:
+async def test_settle_counts_everything_noted_so_far() -> None:
     counts = Counts()
-    ledger = Ledger(DecisionLog(""), counts)
+    ledger = Ledger(DecisionLog(""), counts, EventLoop())
     for seq in range(100):
-        made = pick(seq)
-        ledger.picked(made)
-        ledger.ended(end(made, "aborted"))
+        record = pick(seq)
+        ledger.add_decision(record)
+        ledger.add_outcome(end(record, "aborted"))
     ledger.settle()
-    assert (counts.picks, counts.ended("aborted")) == (100, 100)
-    assert [row.request for row in ledger.latest()] == [f"r-{seq}" for seq in range(80, 100)]
+    assert (counts.picks, counts.count_status("aborted")) == (100, 100)
+    assert [row.request for row in ledger.latest_picks()] == [f"r-{seq}" for seq in range(80, 100)]
     await asyncio.sleep(0.1)  # its own turn finds nothing left to count twice
     assert counts.picks == 100
 
@@ -69,13 +70,13 @@ async def test_whoever_asks_gets_everything_noted_so_far() -> None:
 async def test_a_decision_that_is_no_json_costs_its_record_and_no_other(tmp_path: Path) -> None:
     path, counts = tmp_path / "d.jsonl", Counts()
     log = DecisionLog(str(path))
-    ledger = Ledger(log, counts)
+    ledger = Ledger(log, counts, EventLoop())
     for seq in range(3):
-        made = pick(seq, terms={"odd": cast(float, object())} if seq == 1 else None)
-        ledger.ended(end(made))
+        record = pick(seq, terms={"odd": cast(float, object())} if seq == 1 else None)
+        ledger.add_outcome(end(record))
     ledger.settle()
     await log.close()
     assert path.read_bytes().count(b"\n") == 2
     assert log.lost == 1
     assert "pick 1" in log.error
-    assert counts.ended("ok") == 3
+    assert counts.count_status("ok") == 3

@@ -6,10 +6,10 @@ from dataclasses import replace
 from time import perf_counter_ns
 from typing import cast
 
-from results.decisions import Decision, Gate, KvTransfer
+from results.records.decisions import Decision, Gate, KvTransfer
 from runners.router import migration_feed
 from runners.router.migration_feed import NOT_ASKED, MigrationFeed
-from runners.router.transfer import Movement
+from runners.router.transfer.movement import Movement
 from tests.runners.router.fake_transfers import FakeMovement
 from tests.runners.router.views import ask
 
@@ -28,9 +28,9 @@ def movement(status: str = "transferred") -> FakeMovement:
 
 
 def test_a_migration_is_told_from_its_pick_to_its_count() -> None:
-    feed, moved = MigrationFeed(), movement()
-    feed.picked(1, REQUEST, MOVES)
-    feed.served(perf_counter_ns(), REQUEST, MOVES, cast(Movement, moved))
+    feed, moved = MigrationFeed(perf_counter_ns), movement()
+    feed.add_decision(1, REQUEST, MOVES)
+    feed.add_served(perf_counter_ns(), REQUEST, MOVES, cast(Movement, moved))
     (started,) = feed.take()
     assert started.phase == "started", "its tokens are not counted yet"
     assert started.text == HOT.text, "why it moves"
@@ -45,60 +45,63 @@ def test_a_migration_is_told_from_its_pick_to_its_count() -> None:
 
 
 def test_what_is_never_counted_is_told_in_the_end() -> None:
-    feed = MigrationFeed()
-    feed.served(perf_counter_ns(), REQUEST, MOVES, cast(Movement, movement()))
+    feed = MigrationFeed(perf_counter_ns)
+    feed.add_served(perf_counter_ns(), REQUEST, MOVES, cast(Movement, movement()))
     assert feed.take() == ()
     assert [line.phase for line in feed.take(last=True)] == ["done"]
-    feed.served(perf_counter_ns() - migration_feed.COUNTED_WITHIN_NS - 1, REQUEST, MOVES, cast(Movement, movement()))
+    long_ago_ns = perf_counter_ns() - migration_feed.COUNTED_WITHIN_NS - 1
+    feed.add_served(long_ago_ns, REQUEST, MOVES, cast(Movement, movement()))
     assert [line.phase for line in feed.take()] == ["done"]
 
 
 def test_a_recomputed_migration_says_why_nothing_was_moved() -> None:
-    feed, failed = MigrationFeed(), movement("failed")
+    feed, failed = MigrationFeed(perf_counter_ns), movement("failed")
     failed.settled = True
-    feed.served(1, REQUEST, MOVES, cast(Movement, failed))
-    feed.served(2, REQUEST, MOVES, None)
+    feed.add_served(1, REQUEST, MOVES, cast(Movement, failed))
+    feed.add_served(2, REQUEST, MOVES, None)
     unneeded = movement("unneeded")
     unneeded.settled = True
-    feed.served(3, REQUEST, MOVES, cast(Movement, unneeded))
-    told = feed.take()
-    assert [(line.reason, line.text) for line in told] == [
+    feed.add_served(3, REQUEST, MOVES, cast(Movement, unneeded))
+    taken = feed.take()
+    assert [(line.reason, line.text) for line in taken] == [
         ("recomputed", "timed out"), ("recomputed", NOT_ASKED), ("unneeded", "timed out"),
     ]  # fmt: skip
-    assert {(line.external_tokens, line.transfer_s) for line in told} == {(None, None)}
+    assert {(line.external_tokens, line.transfer_s) for line in taken} == {(None, None)}
 
 
 def test_a_failed_one_names_the_failure() -> None:
-    feed = MigrationFeed()
-    feed.failed(5, REQUEST, MOVES, "retried", "HTTP 500")
+    feed = MigrationFeed(perf_counter_ns)
+    feed.add_failed(5, REQUEST, MOVES, "retried", "HTTP 500")
     (line,) = feed.take()
     assert (line.phase, line.reason, line.text) == ("failed", "retried", "HTTP 500")
 
 
 def test_a_refusal_is_told_once_per_session_and_reason() -> None:
-    feed = MigrationFeed()
+    feed = MigrationFeed(perf_counter_ns)
     for turn in range(3):
-        feed.picked(turn, replace(REQUEST, turn=turn), STAYS)
-    feed.picked(9, REQUEST, replace(STAYS, reason="hot_moving"))
-    feed.picked(10, replace(REQUEST, session="other"), STAYS)
-    told = feed.take()
-    assert [(line.session, line.reason) for line in told] == [
+        feed.add_decision(turn, replace(REQUEST, turn=turn), STAYS)
+    feed.add_decision(9, REQUEST, replace(STAYS, reason="hot_moving"))
+    feed.add_decision(10, replace(REQUEST, session="other"), STAYS)
+    taken = feed.take()
+    assert [(line.session, line.reason) for line in taken] == [
         ("s", "hot_cooldown"), ("s", "hot_moving"), ("other", "hot_cooldown"),
     ]  # fmt: skip
-    assert (told[0].phase, told[0].source, told[0].target, told[0].text) == ("refused", "a", "", "20 s of 30 s left")
+    first = taken[0]
+    assert (first.phase, first.source, first.target, first.text) == ("refused", "a", "", "20 s of 30 s left")
 
 
 def test_many_at_once_are_told_over_several_ticks() -> None:
-    feed = MigrationFeed()
+    feed = MigrationFeed(perf_counter_ns)
     for place in range(migration_feed.AT_ONCE + 5):
-        feed.picked(place, REQUEST, MOVES)
-    told = [feed.take(), feed.take(), feed.take()]
-    assert [len(lines) for lines in told] == [migration_feed.AT_ONCE, 5, 0]
-    assert [line.t_ns for line in told[0] + told[1]] == list(range(migration_feed.AT_ONCE + 5))
+        feed.add_decision(place, REQUEST, MOVES)
+    taken = [feed.take(), feed.take(), feed.take()]
+    assert [len(lines) for lines in taken] == [migration_feed.AT_ONCE, 5, 0]
+    assert [line.t_ns for line in taken[0] + taken[1]] == list(range(migration_feed.AT_ONCE + 5))
 
 
 def test_picks_that_have_nothing_to_do_with_migrations_are_not_told() -> None:
-    feed = MigrationFeed()
-    feed.picked(1, REQUEST, Decision("ear", "a", "bound", gates=(replace(HOT, passed=False),)))
-    feed.picked(2, REQUEST, Decision("unified", "a", "affinity", gates=(Gate("cache", 1, 0, True, "it holds it"),)))
+    feed = MigrationFeed(perf_counter_ns)
+    feed.add_decision(1, REQUEST, Decision("ear", "a", "bound", gates=(replace(HOT, passed=False),)))
+    cached = Gate("cache", 1, 0, True, "it holds it")
+    feed.add_decision(2, REQUEST, Decision("unified", "a", "affinity", gates=(cached,)))
     assert feed.take() == ()

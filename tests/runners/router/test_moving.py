@@ -1,4 +1,4 @@
-"""A request whose KV is moved first, on a real router: whatever happens on the way, it is served or told why not."""
+"""A request whose KV is moved first, on a real router: whatever happens, it is served or refused with a reason."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from results.decisions import DecisionRecord, InstanceLoad, KvTransfer
+from results.records.decisions import DecisionRecord, InstanceLoad, KvTransfer
 from runners.router.decision_log import read_log
 from runners.router.policies import make_policy
 from runners.router.whatif import what_if
@@ -37,11 +37,11 @@ def migrated(records: list[DecisionRecord]) -> tuple[DecisionRecord, KvTransfer]
 @contextlib.asynccontextmanager
 async def asked(routed: Router, fake: FakeTransfers) -> AsyncIterator[tuple[asyncio.Task, FakeMovement]]:  # type: ignore[type-arg]
     """A request of session `s`, and the transfer that its pick asked for, under way."""
-    count = len(fake.asked)
+    count = len(fake.movements)
     asking = asyncio.create_task(routed.post("s", prompt=OWN))
-    await until(lambda: len(fake.asked) > count)
+    await until(lambda: len(fake.movements) > count)
     try:
-        yield asking, fake.asked[-1]
+        yield asking, fake.movements[-1]
     finally:
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
@@ -78,11 +78,11 @@ async def test_it_is_sent_when_its_kv_has_arrived_and_is_recorded_counted_and_to
     assert (transfer.status, transfer.external_tokens) == ("transferred", 48)
     assert record.outcome.ttft_s is not None
     assert record.outcome.ttft_s >= (transfer.t_done_ns - transfer.t_begin_ns) / 1e9, "the client waited for it"
-    told = [line for tick in routed.ticks for line in tick.migrations]
-    assert [(line.phase, line.reason) for line in told] == [("started", "migrated"), ("done", "transferred")]
-    assert {line.migration for line in told} == {record.request.request}
-    assert (told[1].external_tokens, told[1].source, told[1].target) == (48, source.name, target.name)
-    assert told[1].transfer_s is not None
+    steps = [line for tick in routed.ticks for line in tick.migrations]
+    assert [(line.phase, line.reason) for line in steps] == [("started", "migrated"), ("done", "transferred")]
+    assert {line.migration for line in steps} == {record.request.request}
+    assert (steps[1].external_tokens, steps[1].source, steps[1].target) == (48, source.name, target.name)
+    assert steps[1].transfer_s is not None
     log = read_log(tmp_path / "decisions.jsonl", "log")
     assert log.gaps == ()
     assert what_if(log.records, make_policy("ear", EAR)).agreement == 1.0
@@ -115,7 +115,7 @@ async def test_a_recomputed_migration_moves_the_session_all_the_same(tmp_path: P
     async with instances("a", "b") as both, router(both, "ear", folder=tmp_path, parameters=EAR) as routed:
         fake = fake_transport(routed)
         async with hot(routed, both) as (_, target), asked(routed, fake) as (asking, movement):
-            movement.finish("failed", "nobody answers")
+            movement.finish("failed", "no answer")
             assert by(await asking) == target.name
             assert routed.server.cluster.bindings.owner("s") == target.name
             assert await routed.metric('migrations_total{status="recomputed"}') == 1
@@ -123,8 +123,8 @@ async def test_a_recomputed_migration_moves_the_session_all_the_same(tmp_path: P
     record, _ = migrated(records)
     assert record.outcome is not None
     assert record.outcome.migration == "recomputed"
-    told = [line for tick in routed.ticks for line in tick.migrations]
-    assert ("done", "recomputed", "nobody answers") in [(line.phase, line.reason, line.text) for line in told]
+    steps = [line for tick in routed.ticks for line in tick.migrations]
+    assert ("done", "recomputed", "no answer") in [(line.phase, line.reason, line.text) for line in steps]
 
 
 async def test_without_a_transport_it_is_sent_at_once_and_nothing_is_said_of_a_transfer(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ async def test_without_a_transport_it_is_sent_at_once_and_nothing_is_said_of_a_t
         fake = fake_transport(routed, configured=False)
         async with hot(routed, both) as (_, target):
             assert by(await routed.post("s", prompt=OWN)) == target.name
-        assert fake.asked == []
+        assert fake.movements == []
         records = await routed.records(6)
     (record,) = [one for one in records if one.decision.migrate_from]
     assert record.outcome is not None
@@ -146,8 +146,8 @@ async def test_a_client_that_leaves_ends_the_transfer_and_the_target_never_hears
             seen = len(target.seen)
             async with asked(routed, fake) as (asking, movement):
                 asking.cancel()
-                await until(lambda: bool(movement.said))
-            assert movement.said == ["abandoned: the client left"]
+                await until(lambda: bool(movement.calls))
+            assert movement.calls == ["abandoned: the client left"]
             assert len(target.seen) == seen
             assert load_of(routed, target.name).num_requests == 0
             assert routed.server.cluster.bindings.owner("s") == source.name
@@ -170,8 +170,8 @@ async def test_a_target_that_is_lost_meanwhile_is_left_for_another(how: str, tmp
                 assert (await routed.http.delete(f"/admin/instances/{target.name}?now=1")).status_code == 200
             answer = await asking
             assert (answer.status_code, by(answer)) == (200, source.name)
-            assert len(movement.said) == 1
-            assert (f"removed {target.name}" in fake.heard) == (how == "removed")
+            assert len(movement.calls) == 1
+            assert (f"removed {target.name}" in fake.calls) == (how == "removed")
             assert routed.server.cluster.bindings.owner("s") == source.name
         records = await routed.records(7)
     record, transfer = migrated(records)
@@ -193,7 +193,7 @@ async def test_a_source_that_is_lost_meanwhile_is_not_waited_for(how: str, tmp_p
             answer = await asking
             assert (answer.status_code, by(answer)) == (200, target.name)
             assert source.name in movement.transfer.reason
-            assert f"lost {source.name}" in fake.heard
+            assert f"lost {source.name}" in fake.calls
         records = await routed.records(6)
     record, _ = migrated(records)
     assert record.outcome is not None
@@ -217,7 +217,7 @@ async def test_a_transfer_that_takes_as_long_as_a_first_byte_may_is_done_without
         async with hot(routed, both) as (_, target), asked(routed, fake) as (asking, movement):
             answer = await asking
             assert (answer.status_code, by(answer)) == (200, target.name)
-            assert movement.said == ["abandoned: the transfer was not over within 1.5 s"]
+            assert movement.calls == ["abandoned: the transfer was not over within 1.5 s"]
 
 
 @pytest.mark.parametrize("hurried", [False, True])
@@ -234,8 +234,8 @@ async def test_a_router_that_ends_gives_it_up_and_says_so(hurried: bool) -> None
             answer = await asking
             assert answer.status_code == 503
             assert "shutting down" in answer.json()["error"]["message"]
-            assert len(movement.said) == 1
-            assert fake.heard[-1] == "closed"
+            assert len(movement.calls) == 1
+            assert fake.calls[-1] == "closed"
 
 
 async def test_a_drain_waits_for_what_is_moving() -> None:
@@ -264,7 +264,7 @@ async def test_a_second_turn_stays_while_the_first_ones_kv_is_on_its_way(tmp_pat
             assert by(await asking) == target.name
             assert routed.server.cluster.bindings.owner("s") == target.name
             assert by(await routed.post("s", prompt=OWN)) == target.name
-        assert len(fake.asked) == 1
+        assert len(fake.movements) == 1
         records = await routed.records(8)
     assert [one.decision.reason for one in records if one.request.session == "s"].count("hot_moving") == 1
 
@@ -305,7 +305,7 @@ async def test_a_defect_is_a_500_for_its_request_and_for_no_other(
 async def test_a_defect_in_a_later_pick_is_a_500_as_well(
     moment: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody but the client would hear of it: the pick is made in a callback of a connection, or of the loop."""
+    """Only the client would notice: the pick is made in a callback of a connection, or of the loop."""
     names = ("a", "b", "c") if moment == "retried" else ("a", "b")
     async with instances(*names) as both, router(both, "static_pd", parameters=PD) as routed:
         dispatcher, traffic = routed.server._dispatcher, routed.server._traffic
@@ -377,18 +377,18 @@ async def test_a_handover_sends_the_decode_leg_and_counts_the_prompt_where_it_is
             assert [load_of(routed, name).kept_tokens for name in "ab"] == [16, 0], "and keeps what it did"
             assert both[1].seen[-1].body == LEG
             assert both[1].seen[-1].headers["x-session-id"] == "s"
-            assert movement.said == []
+            assert movement.calls == []
             await both[1].kill()
             both[1].hang = False
             await both[1].start()
-            assert (await asking).status_code == 502, "nobody else decodes"
-            assert movement.said[0].endswith(", a strike")
+            assert (await asking).status_code == 502, "no other instance decodes"
+            assert movement.calls[0].endswith(", a strike")
         await until(lambda: routed.available() == {"a", "b"})
         async with asked(routed, fake) as (asking, movement):
             movement.finish("transferred")
             answer = await asking
             assert (answer.status_code, by(answer)) == (200, "b")
-            assert movement.said == ["served"]
+            assert movement.calls == ["served"]
         assert not both[0].seen
         records = await routed.records(2)
     statuses, transfers = of_pools(records)
@@ -404,7 +404,7 @@ async def test_a_handover_whose_source_fails_is_computed_where_it_decodes(tmp_pa
             answer = await asking
             assert (answer.status_code, by(answer)) == (200, "b")
             assert both[1].seen[-1].json["prompt"] == OWN
-            assert movement.said == []
+            assert movement.calls == []
         records = await routed.records(1)
     _, (transfer,) = of_pools(records)
     assert (transfer.status, transfer.reason) == ("failed", "the source answers HTTP 500")
@@ -419,7 +419,7 @@ async def test_a_decode_leg_that_fails_is_computed_there_and_speaks_against_the_
             answer = await asking
             assert (answer.status_code, by(answer)) == (200, "b")
             assert [one.body == LEG for one in both[1].seen] == [True, False]
-            assert movement.said == ["failed: HTTP 500, a strike"]
+            assert movement.calls == ["failed: HTTP 500, a strike"]
             assert routed.available() == {"a", "b"}
         records = await routed.records(1)
     (status,), (transfer,) = of_pools(records)
@@ -437,7 +437,7 @@ async def test_a_decode_leg_that_hangs_is_computed_there_in_time() -> None:
             both[1].hang = False
             answer = await asking
             assert answer.status_code == 200
-            assert movement.said == ["failed: no byte of the response within 0.3 s, a strike, freed"]
+            assert movement.calls == ["failed: no byte of the response within 0.3 s, a strike, freed"]
 
 
 @pytest.mark.parametrize("moment", ["before", "during"])
@@ -450,9 +450,9 @@ async def test_a_client_that_leaves_a_handover_frees_both(moment: str) -> None:
                 movement.finish("transferred")
                 await until(lambda: bool(both[1].seen))
             asking.cancel()
-            await until(lambda: bool(movement.said))
+            await until(lambda: bool(movement.calls))
         expected = "abandoned: the client left" if moment == "before" else "failed: the client left, freed"
-        assert movement.said == [expected]
+        assert movement.calls == [expected]
         await until(routed.counters_are_zero)
 
 
@@ -463,7 +463,7 @@ async def test_a_4xx_of_the_decode_leg_is_the_clients_own(tmp_path: Path) -> Non
             both[1].status = 422
             movement.finish("transferred")
             assert (await asking).status_code == 422
-            assert movement.said == ["failed: HTTP 422, freed"]
+            assert movement.calls == ["failed: HTTP 422, freed"]
 
 
 @pytest.mark.parametrize("status", [429, 503])
@@ -479,10 +479,10 @@ async def test_a_decode_leg_that_is_not_admitted_speaks_against_nobody_and_nothi
             target.status = status
             movement.finish("transferred")
             if decoders == 2:
-                await until(lambda: len(fake.asked) == 2)
-                fake.asked[1].finish("transferred")
+                await until(lambda: len(fake.movements) == 2)
+                fake.movements[1].finish("transferred")
             assert (await asking).status_code == (200 if decoders == 2 else status)
-            assert movement.said == [f"failed: HTTP {status}"]
+            assert movement.calls == [f"failed: HTTP {status}"]
 
 
 async def test_a_router_that_ends_before_the_decode_leg_is_served_strikes_nobody() -> None:
@@ -495,7 +495,7 @@ async def test_a_router_that_ends_before_the_decode_leg_is_served_strikes_nobody
             await until(lambda: bool(both[1].seen))
             await routed.server.end(0.05)
             assert (await asking).status_code == 503
-            assert movement.said == ["failed: the router is shutting down, freed"]
+            assert movement.calls == ["failed: the router is shutting down, freed"]
 
 
 @pytest.mark.parametrize("how", ["killed", "silent"])
@@ -515,9 +515,9 @@ async def test_a_decode_leg_whose_source_is_lost_is_not_waited_for(how: str, tmp
             answer = await asking
             assert (answer.status_code, by(answer)) == (200, "b")
             assert [one.body == LEG for one in both[1].seen] == [True, False]
-            assert len(movement.said) == 1
-            assert movement.said[0].startswith("failed: a is lost")
-            assert movement.said[0].endswith(", a strike, freed")
+            assert len(movement.calls) == 1
+            assert movement.calls[0].startswith("failed: a is lost")
+            assert movement.calls[0].endswith(", a strike, freed")
         records = await routed.records(1)
     assert of_pools(records)[0] == ["ok"]
 
@@ -529,7 +529,7 @@ async def test_a_stream_that_breaks_after_a_handover_is_told_as_any_other() -> N
             both[1].die_after = 1
             movement.finish("transferred")
             assert "connection closed" in events(await asking)[-1]["error"]["message"]
-            assert movement.said == ["served"]
+            assert movement.calls == ["served"]
 
 
 async def test_an_instance_with_an_endpoint_may_join_a_router_without_any() -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runners.router.prefix_index import PrefixIndex, block_keys, byte_keys, cached_tokens, chained
+from tests.examples import examples
 
 
 def test_only_full_blocks_have_keys_and_each_stands_for_all_before_it() -> None:
@@ -82,7 +83,7 @@ def test_clearing_forgets_all() -> None:
 
 
 @given(st.integers(0, 2**32), st.integers(1, 12))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 def test_it_agrees_with_a_plain_lru_walked_block_by_block(seed: int, capacity: int) -> None:
     source = random.Random(seed)
     index, plain = PrefixIndex(1, capacity), OrderedDict[int, None]()

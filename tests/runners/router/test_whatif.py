@@ -129,16 +129,16 @@ def test_an_empty_file_is_a_gap(tmp_path: Path) -> None:
 
 def test_a_users_policy_that_fails_names_the_pick(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
-        "from results.decisions import Decision\n"
+        "from results.records.decisions import Decision\n"
         "class Mine:\n"
         "    name, source = 'mine', 'me'\n"
         "    def decide(self, request, cluster):\n"
-        "        if request.turn: return Decision('mine', 'nobody', 'x')\n"
+        "        if request.turn: return Decision('mine', 'unknown', 'x')\n"
         "        return Decision('mine', cluster.instances[1 // len(request.session)].instance, 'x')\n"
     )
     policy = make_policy(str(tmp_path / "mine.py"), {})
     records = simulate("lmetric")
-    with pytest.raises(PolicyError, match="mine at pick 10: it names 'nobody'"):
+    with pytest.raises(PolicyError, match="mine at pick 10: it names 'unknown'"):
         what_if(records, policy)
     nameless = replace(records[3], request=replace(records[3].request, session=""))
     with pytest.raises(PolicyError, match="pick 3: ZeroDivisionError"):

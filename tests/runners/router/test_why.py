@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from results.decisions import ClusterView, Decision, DecisionRecord, KvTransfer, RoutedOutcome, RoutedRequest
-from runners.router.policies import Policy
+from results.records.decisions import ClusterView, Decision, DecisionRecord, KvTransfer, RoutedOutcome, RoutedRequest
 from runners.router.policies.ear import EAR
 from runners.router.policies.kv_aware import KvAware
 from runners.router.policies.lmetric import LMetric
+from runners.router.policies.policy import Policy
 from runners.router.policies.static_pd import StaticPD
 from runners.router.policies.unified import Unified
 from runners.router.why import explain
-from tests.runners.router.test_policies import PD
+from tests.runners.router.policies.test_policies import PD
 from tests.runners.router.views import BLOCK, ask, load, view
 
 
-def told(
+def why_lines(
     policy: Policy, request: RoutedRequest, cluster: ClusterView, outcome: RoutedOutcome | None = None
 ) -> dict[str, str]:
     """The explanation, and each instance's line by name."""
@@ -26,7 +26,7 @@ def told(
 
 
 def test_affinity_is_told_with_its_gates_and_with_whom_the_score_would_have_taken() -> None:
-    lines = told(Unified(), ask(1000, {"a": 900}, owner="a"), view(load("a", bs=1), load("b"), load("c", bs=1)))
+    lines = why_lines(Unified(), ask(1000, {"a": 900}, owner="a"), view(load("a", bs=1), load("b"), load("c", bs=1)))
     for part in (
         "Request r (session s, turn 0; 1000 prompt tokens, up to 100 output tokens) went to a.",
         "Policy unified, reason `affinity`",
@@ -43,21 +43,21 @@ def test_affinity_is_told_with_its_gates_and_with_whom_the_score_would_have_take
 
 
 def test_why_not_names_the_first_key_that_told_them_apart() -> None:
-    lines = told(Unified(), ask(1000, {"b": 160}), view(load("a"), load("b"), load("c", available=False)))
+    lines = why_lines(Unified(), ask(1000, {"b": 160}), view(load("a"), load("b"), load("c", available=False)))
     assert "equal before it, then prompt tokens to compute 1000 against 840" in lines["a"]
-    assert "Tie: a, b are equal on work_x_requests (0); told apart by new_tokens." in lines[""]
+    assert "Tie: a, b are equal on work_x_requests (0); decided by new_tokens." in lines[""]
     assert "c: not picked: ruled out: unavailable" in lines["c"]
 
 
 def test_every_term_of_the_lex_score_is_shown() -> None:
     cluster = view(load("a", bs=3, assigned=9), load("b"))
-    lines = told(KvAware(load_floor_bonus=200), ask(2000, {"a": 50 * BLOCK}), cluster)
+    lines = why_lines(KvAware(load_floor_bonus=200), ask(2000, {"a": 50 * BLOCK}), cluster)
     assert "floor bonus 200" in lines["b"]
     assert "minus (overlap + bonuses in blocks) -50 against -200" in lines["a"]
 
 
 def test_pools_compare_within_their_pool() -> None:
-    lines = told(StaticPD(), ask(2000), view(*PD))
+    lines = why_lines(StaticPD(), ask(2000), view(*PD))
     assert "went to d1, its prompt computed by p1." in lines[""]
     assert "picked for the prompt" in lines["p1"]
     assert "2500 against 2100" in lines["p0"]
@@ -69,7 +69,7 @@ def test_a_migration_is_told_with_its_gates_and_what_became_of_it() -> None:
     request = replace(ask(1000, {"a": 912}, owner="a"), since_migration_s=41.5)
     cluster = view(load("a", pp=5000), load("b", free_kv_tokens=9000), load("c", pp=10, free_kv_tokens=20))
     done = RoutedOutcome("ok", 200, 0.31, 1.2, 1000, 0, 100, migration="recomputed")
-    lines = told(policy, request, cluster, done)
+    lines = why_lines(policy, request, cluster, done)
     for part in (
         "went to b.",
         "reason `migrated`: the session's instance is hot",
@@ -83,7 +83,7 @@ def test_a_migration_is_told_with_its_gates_and_what_became_of_it() -> None:
         assert part in lines[""]
     assert "ruled out: it is hot: 5000 prompt tokens pending" in lines["a"]
     assert "ruled out: 20 KV tokens free, 1100 needed" in lines["c"]
-    stays = told(policy, replace(request, since_migration_s=1.0), cluster)
+    stays = why_lines(policy, replace(request, since_migration_s=1.0), cluster)
     assert "Gate cooldown failed: 29.0 s of 30 s left <= 0 (migrated 1.0 s before)." in stays[""]
     assert "prompt tokens pending there 0 against 5000), but the score did not decide" in stays["b"]
 
@@ -99,10 +99,10 @@ def test_a_transfer_is_told_with_its_times_and_what_the_target_counted() -> None
         t_done_ns=1_200_000_000,
     )  # fmt: skip
     done = RoutedOutcome("ok", 200, 0.31, 1.2, 1000, 912, 100, migration="transferred", transfer=moved)
-    text = told(policy, request, cluster, done)[""]
+    text = why_lines(policy, request, cluster, done)[""]
     for part in (
         "Transfer kv-1 (migration, mooncake): KV of 912 tokens from a to b was moved after 2 tries in 0.200 s "
-        "(source leg 0.050 s, target leg 0.130 s).",
+        "(prefill request 0.050 s, decode request 0.130 s).",
         "The target counted 880 from the transfer, 32 in its own cache, 0 computed; 450560 bytes (tokens).",
         "the session's KV was moved, and the session with it",
     ):
@@ -119,13 +119,13 @@ def test_a_transfer_is_told_with_its_times_and_what_the_target_counted() -> None
             external_tokens=None,
             counted_reason="nothing came",
         )
-        text = told(policy, request, cluster, replace(done, transfer=lost, migration="recomputed"))[""]
+        text = why_lines(policy, request, cluster, replace(done, transfer=lost, migration="recomputed"))[""]
         assert part in text
     assert "Not all of it could be counted: nothing came." in text
 
 
 def test_nothing_picked_says_why() -> None:
-    lines = told(
+    lines = why_lines(
         LMetric(), ask(tried=["b"]), view(load("a", available=False, why_unavailable="breaker open"), load("b"))
     )
     assert "went nowhere" in lines[""]
@@ -136,7 +136,7 @@ def test_nothing_picked_says_why() -> None:
 
 def test_the_outcome_compares_what_the_index_expected_with_what_the_engine_had() -> None:
     done = RoutedOutcome("ok", 200, 0.31, 1.2, 1000, 880, 100)
-    lines = told(LMetric(), ask(1000, {"a": 912}), view(load("a")), done)
+    lines = why_lines(LMetric(), ask(1000, {"a": 912}), view(load("a")), done)
     assert "ok (HTTP 200), first byte after 0.310 s, over after 1.200 s" in lines[""]
     assert "1000 prompt tokens, 880 of them cached (912 expected by the index)" in lines[""]
 
@@ -149,7 +149,7 @@ def test_a_retry_is_told_after_the_pick_that_failed() -> None:
     again = ask(tried=["a"])
     second = DecisionRecord(1, 0, 9.0, again, cluster, LMetric().decide(again, cluster), RoutedOutcome("ok"))
     text = "\n".join(explain([first, second]))
-    assert text.index("Outcome: retried, refused.") < text.index("It was picked for again:") < text.index("went to b.")
+    assert text.index("Outcome: retried, refused.") < text.index("It was picked again:") < text.index("went to b.")
     assert "Tried before: a." in text
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from results.decisions import ClusterView, InstanceLoad, RoutedRequest
+from results.records.decisions import ClusterView, InstanceLoad, RoutedRequest
 
 BLOCK = 16
 
@@ -32,7 +32,7 @@ def ask(
     turn: int = 0,
     block_tokens: int = BLOCK,
 ) -> RoutedRequest:
-    """A request of `tokens` prompt tokens of which each instance in `cached` holds so many."""
+    """A request of `tokens` prompt tokens of which each instance in `cached` holds this many."""
     return RoutedRequest(
         request="r",
         session=session,

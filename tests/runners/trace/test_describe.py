@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 
 from results.traces.description import TraceDescription
-from runners.trace.describe import PROGRESS_REQUESTS, DescribeError, describe
+from runners.trace.describe import PROGRESS_REQUESTS, DescribeError, describe_trace
 from runners.trace.formats import open_trace
 from runners.trace.session import Session, Trace
 from tests.runners.trace.made import BLOCK, facts, session, trace, traces, turn
@@ -21,7 +21,7 @@ MOONCAKE = Path(__file__).resolve().parents[4] / "shared" / "data" / "mooncake_c
 
 
 def described(found: Trace, **options: float) -> TraceDescription:
-    return describe(found.facts, iter(found.sessions), **options)  # type: ignore[arg-type]
+    return describe_trace(found.facts, iter(found.sessions), **options)  # type: ignore[arg-type]
 
 
 def by_hand(found: Trace, shared_from: int) -> dict[str, float]:
@@ -74,8 +74,8 @@ def test_reuse_agrees_with_counting_by_hand(found: Trace) -> None:
 
 
 def test_the_json_has_what_is_asked_for() -> None:
-    found = described(trace([session("a", [turn([1, 2]), turn([1, 2, 3], 1.0)])]))
-    data = msgspec.json.decode(msgspec.json.encode(found))
+    description = described(trace([session("a", [turn([1, 2]), turn([1, 2, 3], 1.0)])]))
+    data = msgspec.json.decode(msgspec.json.encode(description))
     assert {
         "requests": 2,
         "sessions": 1,
@@ -93,28 +93,28 @@ def test_the_json_has_what_is_asked_for() -> None:
 def test_what_arrives_later_is_not_seen_before_whatever_session_it_is_of() -> None:
     long = session("long", [turn([1], 0.0), turn([1, 2], 9.0)])  # brings block 2 after the short one did
     short = session("short", [turn([1, 2], 5.0)])
-    found = described(trace([long, short]))
-    assert found.reuse.intra_session_share == pytest.approx(1 / 3)  # block 1 in the long one's second turn
-    assert found.reuse.cross_session_share == pytest.approx(2 / 3)  # block 1 in the short one, block 2 in the long one
+    description = described(trace([long, short]))
+    assert description.reuse.intra_session_share == pytest.approx(1 / 3)  # block 1 in the long one's second turn
+    assert description.reuse.cross_session_share == pytest.approx(2 / 3)  # block 1 in short, block 2 in long
 
 
 def test_sub_agents_belong_to_their_session() -> None:
-    found = described(trace([session("a", [turn([1]), turn([1, 2], 1.0, agent="helper")])]))
-    assert found.apc_bound_intra == pytest.approx(1 / 3)
-    assert found.agents == 2
-    assert found.sessions == 1
+    description = described(trace([session("a", [turn([1]), turn([1, 2], 1.0, agent="helper")])]))
+    assert description.apc_bound_intra == pytest.approx(1 / 3)
+    assert description.agents == 2
+    assert description.sessions == 1
 
 
 def test_sessions_out_of_order_are_refused() -> None:
     late, early = session("late", [turn([1], 5.0)]), session("early", [turn([1], 1.0)])
     with pytest.raises(DescribeError, match=r"session early of made\.jsonl begins at 1 s") as error:
-        describe(facts(), [late, early])
+        describe_trace(facts(), [late, early])
     assert error.value.remedy
 
 
 def test_an_empty_trace_is_refused() -> None:
     with pytest.raises(DescribeError, match="has no requests"):
-        describe(facts(), [])
+        describe_trace(facts(), [])
 
 
 @pytest.mark.parametrize(
@@ -127,42 +127,42 @@ def test_parameters_without_sense_are_refused(option: str, value: float) -> None
 
 
 def test_a_file_without_sessions_has_no_intra_bound_and_no_skew() -> None:
-    found = described(trace([session("0", [turn([1])]), session("1", [turn([1], 1.0)])], has_sessions=False))
-    assert (found.apc_bound_any, found.apc_bound_intra) == (0.5, None)
-    assert found.skew.top == ()
-    assert "turns" not in found.lengths
-    assert {"apc_bound_intra", "skew", "lengths.turns", "reuse.intra_session_share"} <= set(found.reasons)
+    description = described(trace([session("0", [turn([1])]), session("1", [turn([1], 1.0)])], has_sessions=False))
+    assert (description.apc_bound_any, description.apc_bound_intra) == (0.5, None)
+    assert description.skew.top == ()
+    assert "turns" not in description.lengths
+    assert {"apc_bound_intra", "skew", "lengths.turns", "reuse.intra_session_share"} <= set(description.reasons)
 
 
 def test_a_trace_without_hashes_has_no_bounds_but_lengths() -> None:
-    found = described(trace([session("a", [turn([], tail=3 * BLOCK)])], tail_rule="floor"))
-    assert found.apc_bound_any is None
-    assert found.reasons["apc_bound_any"] == "the source has no block hashes"
-    assert found.lengths["input_tokens"].mean == 3 * BLOCK
+    description = described(trace([session("a", [turn([], tail=3 * BLOCK)])], tail_rule="floor"))
+    assert description.apc_bound_any is None
+    assert description.reasons["apc_bound_any"] == "the source has no block hashes"
+    assert description.lengths["input_tokens"].mean == 3 * BLOCK
 
 
 def test_think_times_are_described_where_they_are_recorded() -> None:
     paused = replace(turn([1, 2], 4.0), think_s=1.5)
-    found = described(trace([session("a", [turn([1]), paused])]))
-    assert found.lengths["think_s"].n == 1
-    assert found.lengths["session_span_s"].max == 4.0
+    description = described(trace([session("a", [turn([1]), paused])]))
+    assert description.lengths["think_s"].n == 1
+    assert description.lengths["session_span_s"].max == 4.0
     assert "lengths.think_s" in described(trace([session("a", [turn([1])])])).reasons
 
 
 def test_capacity_follows_pool_and_bytes_per_token() -> None:
-    found = described(trace([session("a", [turn([1, 2])])]), kv_pool_bytes=1000, bytes_per_token=10)
-    assert found.kv.capacity[0].footprint_bytes == (2 * BLOCK + 2) * 10  # output tokens take room too
-    assert found.kv.capacity[0].concurrent == {"Combined 8C": 40, "4P+4D": 20, "6P+2D": 10}
+    description = described(trace([session("a", [turn([1, 2])])]), kv_pool_bytes=1000, bytes_per_token=10)
+    assert description.kv.capacity[0].footprint_bytes == (2 * BLOCK + 2) * 10  # output tokens take room too
+    assert description.kv.capacity[0].concurrent == {"Combined 8C": 40, "4P+4D": 20, "6P+2D": 10}
 
 
-def test_progress_is_told_and_ends_with_all() -> None:
+def test_progress_is_reported_and_ends_with_all() -> None:
     def sessions() -> Iterator[Session]:
         for number in range(PROGRESS_REQUESTS + 10):
             yield session(str(number), [turn([number], float(number))])
 
-    told: list[int] = []
-    describe(facts(), sessions(), on_progress=told.append)
-    assert told == [PROGRESS_REQUESTS, PROGRESS_REQUESTS + 10]
+    reported: list[int] = []
+    describe_trace(facts(), sessions(), on_progress=reported.append)
+    assert reported == [PROGRESS_REQUESTS, PROGRESS_REQUESTS + 10]
 
 
 def test_a_session_is_not_kept() -> None:
@@ -182,13 +182,13 @@ def test_a_session_is_not_kept() -> None:
             most = max(most, alive)
             yield Counted(str(number), (turn([number, 1], float(number)), turn([number, 2], number + 50.0)))
 
-    describe(facts(), sessions())
+    describe_trace(facts(), sessions())
     assert most <= 3
 
 
 @pytest.mark.skipif(not MOONCAKE.is_file(), reason="the shared trace is not here")
 def test_the_bound_of_the_shared_trace_is_that_computed_elsewhere() -> None:
-    found = describe(*open_trace(MOONCAKE))
-    assert found.requests == 12_031
-    assert found.apc_bound_any == pytest.approx(0.3736, abs=5e-5)
-    assert found.apc_bound_intra is None
+    description = describe_trace(*open_trace(MOONCAKE))
+    assert description.requests == 12_031
+    assert description.apc_bound_any == pytest.approx(0.3736, abs=5e-5)
+    assert description.apc_bound_intra is None

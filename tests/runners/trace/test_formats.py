@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 from runners.errors import RunnerError
 from runners.trace.formats import FORMATS, TraceError, detect_format, open_trace, read_trace, write_trace
-from runners.trace.rules import session_fault
 from runners.trace.session import MAIN, Session, Trace, TraceFacts, Turn
+from runners.trace.session_rules import session_fault
+from tests.examples import examples
 from tests.runners.trace import files
 
 DATA = Path(__file__).resolve().parents[4] / "shared" / "data"
@@ -114,7 +115,7 @@ def test_sub_agents_begin_when_they_were_launched_and_are_waited_for_where_they_
     assert turns[places["agent_2", 1]].think_s is None  # how long its first answer took is not recorded
     assert set(own[1].after) == {places[MAIN, 0], places["agent_1", 1], places["agent_2", 1]}
     assert own[1].think_s == pytest.approx(4.0)  # since the later of the two came back, not since the answer before
-    # agent_3 was left in the background: it begins at its t, and nobody waits for it.
+    # agent_3 runs in the background: it begins at its t, and no request waits for it.
     assert turns[places["agent_3", 0]].arrival_s == pytest.approx(58.4)
     assert own[2].after == (places[MAIN, 1],)
     assert own[2].think_s == 12.0
@@ -128,13 +129,13 @@ def test_a_sub_agents_times_may_count_from_the_session(tmp_path: Path) -> None:
     for entry in absolute["requests"]:
         for request in entry.get("requests", ()):
             request["t"] += begins[entry["agent_id"]]
-    found = []
+    actual = []
     for name, session in (("relative", relative), ("absolute", absolute)):
         path = tmp_path / f"{name}.json"
         path.write_text(json.dumps(session, indent=2))
-        found.append(read_trace(path).sessions[0])
-    assert agents(found[0]) == agents(found[1])
-    for one, other in zip(found[0].turns, found[1].turns, strict=True):
+        actual.append(read_trace(path).sessions[0])
+    assert agents(actual[0]) == agents(actual[1])
+    for one, other in zip(actual[0].turns, actual[1].turns, strict=True):
         assert one.arrival_s == pytest.approx(other.arrival_s)
         assert one.after == other.after
 
@@ -256,7 +257,7 @@ def traces(draw: st.DrawFn) -> Trace:
 
 
 @given(trace=traces())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_any_trace_survives_its_file(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.getbasetemp() / "property.jsonl"
     write_trace(path, trace.facts, trace.sessions)
@@ -281,22 +282,22 @@ def test_sessions_are_read_as_they_are_asked_for(made: dict[str, Path], tmp_path
     for format in ("agentic", "tracon", "mooncake"):
         text = made[format].read_bytes().splitlines(keepends=True)
         path = tmp_path / f"{format}.jsonl"
-        kept = 3 if format == "tracon" else 2
-        path.write_bytes(b"".join(text[:kept]) + b"{damaged\n")
+        actual = 3 if format == "tracon" else 2
+        path.write_bytes(b"".join(text[:actual]) + b"{damaged\n")
         facts, sessions = open_trace(path, format)
         assert facts.format == format
         assert [session.session for session in itertools.islice(sessions, 2)]
         with pytest.raises(TraceError) as refusal:
             next(sessions)
-        assert (refusal.value.file, refusal.value.line) == (path.name, kept + 1)
+        assert (refusal.value.file, refusal.value.line) == (path.name, actual + 1)
 
 
-def test_progress_is_told_and_ends_at_one(made: dict[str, Path]) -> None:
+def test_progress_is_shares_and_ends_at_one(made: dict[str, Path]) -> None:
     for format, path in made.items():
-        told: list[float] = []
-        read_trace(path, format, told.append)
-        assert told == sorted(told)
-        assert told[-1] == 1.0
+        shares: list[float] = []
+        read_trace(path, format, shares.append)
+        assert shares == sorted(shares)
+        assert shares[-1] == 1.0
 
 
 def test_a_format_that_does_not_exist_is_refused_by_name(made: dict[str, Path]) -> None:

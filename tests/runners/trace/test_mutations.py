@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from runners.trace.formats import FORMATS, TraceError, detect_format, read_trace
 from runners.trace.session import Trace
+from tests.examples import examples
 from tests.runners.trace import files
 from tests.runners.trace.files import Row
 from tests.runners.trace.mutations import MUTATIONS, Mutation
@@ -70,10 +71,10 @@ def flipped(text: bytes) -> bytes:
 
 def archive(text: bytes) -> bytes:
     packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as made:
+    with tarfile.open(fileobj=packed, mode="w") as archive_file:
         entry = tarfile.TarInfo("inside.jsonl")
         entry.size = len(text)
-        made.addfile(entry, io.BytesIO(text))
+        archive_file.addfile(entry, io.BytesIO(text))
     return packed.getvalue()
 
 
@@ -190,7 +191,7 @@ def test_an_archive_without_a_trace_is_refused(tmp_path: Path) -> None:
 
 
 @given(data=st.data(), format=st.sampled_from(list(FORMATS)))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_whatever_bytes_change_a_file_is_read_or_refused(
     data: st.DataObject, format: str, made: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -213,7 +214,7 @@ def test_whatever_bytes_change_a_file_is_read_or_refused(
 
 
 def sound(trace: Trace) -> None:
-    from runners.trace.rules import session_fault
+    from runners.trace.session_rules import session_fault
 
     arrivals = [session.arrival_s for session in trace.sessions]
     assert arrivals[0] == 0

@@ -10,45 +10,45 @@ import pytest
 
 from results.traces.description import GIB, TraceDescription
 from runners.errors import RunnerError
-from runners.trace.describe import describe
-from runners.trace.rules import session_fault
+from runners.trace.describe import describe_trace
 from runners.trace.session import MAIN
-from runners.trace.statistics import Statistics
-from runners.trace.synth import open_synthetic, synthesise
+from runners.trace.session_rules import session_fault
+from runners.trace.synth import open_synthetic, synthesise_trace
+from runners.trace.workload_statistics import Statistics
 
 DEFAULTS = Statistics()
 
 
 def described(sessions: int, seed: int, statistics: dict[str, Any] | None = None) -> TraceDescription:
-    return describe(*open_synthetic(sessions, seed, statistics))
+    return describe_trace(*open_synthetic(sessions, seed, statistics))
 
 
 @pytest.mark.parametrize(("sessions", "seed"), [(2000, 1), (200, 3)])
 def test_the_defaults_are_those_of_the_specification_within_the_stated_tolerances(sessions: int, seed: int) -> None:
-    found = described(sessions, seed)
-    assert found.sessions == sessions
-    assert found.input_output_ratio == pytest.approx(75, rel=0.02)
-    assert found.apc_bound_any == pytest.approx(0.803, abs=0.01)
-    assert found.apc_bound_intra == pytest.approx(0.796, abs=0.01)
-    assert found.reuse.intra_session_share == pytest.approx(0.932, abs=0.005)
-    assert found.reuse.cross_session_share == pytest.approx(0.057, abs=0.005)
-    assert found.reuse.shared_prefix_share == pytest.approx(0.011, abs=0.001)
-    for top, (share, mass) in zip(found.skew.top, DEFAULTS.top_shares, strict=True):
+    description = described(sessions, seed)
+    assert description.sessions == sessions
+    assert description.input_output_ratio == pytest.approx(75, rel=0.02)
+    assert description.apc_bound_any == pytest.approx(0.803, abs=0.01)
+    assert description.apc_bound_intra == pytest.approx(0.796, abs=0.01)
+    assert description.reuse.intra_session_share == pytest.approx(0.932, abs=0.005)
+    assert description.reuse.cross_session_share == pytest.approx(0.057, abs=0.005)
+    assert description.reuse.shared_prefix_share == pytest.approx(0.011, abs=0.001)
+    for top, (share, mass) in zip(description.skew.top, DEFAULTS.top_shares, strict=True):
         assert top.top_share == share
         assert top.input_share == pytest.approx(mass, abs=0.015)
     tolerance = 0.04 if sessions >= 2000 else 0.08
-    for row, (percentile, gib) in zip(found.kv.capacity, DEFAULTS.kv_footprint_gib, strict=True):
+    for row, (percentile, gib) in zip(description.kv.capacity, DEFAULTS.kv_footprint_gib, strict=True):
         assert row.percentile == percentile
         assert row.footprint_bytes / GIB == pytest.approx(gib, rel=tolerance)
 
 
 def test_twenty_sessions_keep_what_so_few_can() -> None:
-    found = described(20, 5)
-    assert found.input_output_ratio == pytest.approx(75, rel=0.02)
-    assert found.apc_bound_intra == pytest.approx(0.796, abs=0.02)
-    assert found.reuse.intra_session_share == pytest.approx(0.932, abs=0.01)
-    assert found.kv.capacity[0].footprint_bytes / GIB == pytest.approx(1.8, rel=0.1)
-    top = {row.top_share: row.input_share for row in found.skew.top}
+    description = described(20, 5)
+    assert description.input_output_ratio == pytest.approx(75, rel=0.02)
+    assert description.apc_bound_intra == pytest.approx(0.796, abs=0.02)
+    assert description.reuse.intra_session_share == pytest.approx(0.932, abs=0.01)
+    assert description.kv.capacity[0].footprint_bytes / GIB == pytest.approx(1.8, rel=0.1)
+    top = {row.top_share: row.input_share for row in description.skew.top}
     assert top[0.5] == pytest.approx(0.96, abs=0.02)
     assert top[0.1] == pytest.approx(0.746, abs=0.05)
 
@@ -82,18 +82,18 @@ def test_other_statistics_are_met_too(statistics: dict[str, Any], measure: Any, 
 
 
 def test_the_same_seed_gives_the_same_trace_and_another_another() -> None:
-    assert synthesise(50, 3) == synthesise(50, 3)
-    assert synthesise(50, 3).sessions != synthesise(50, 4).sessions
+    assert synthesise_trace(50, 3) == synthesise_trace(50, 3)
+    assert synthesise_trace(50, 3).sessions != synthesise_trace(50, 4).sessions
 
 
 def test_the_random_numbers_are_those_of_every_machine() -> None:
     """Pinned: a change here changes every experiment that was run on a generated trace."""
-    turn = synthesise(5, 1).sessions[0].turns[0]
+    turn = synthesise_trace(5, 1).sessions[0].turns[0]
     assert (turn.input_tokens, turn.output_tokens, turn.hashes[:6]) == (8403, 236, (0, 1, 2, 3, 4, 1048581))
 
 
 def test_sessions_are_sound_arrive_over_the_span_and_go_on_when_the_turn_before_has_ended() -> None:
-    trace = synthesise(100, 1, {"span_s": 60.0})
+    trace = synthesise_trace(100, 1, {"span_s": 60.0})
     assert not any(session_fault(trace.facts, session) for session in trace.sessions)
     arrivals = [session.arrival_s for session in trace.sessions]
     assert arrivals[0] == 0
@@ -109,7 +109,7 @@ def test_sessions_are_sound_arrive_over_the_span_and_go_on_when_the_turn_before_
 
 
 def test_a_copy_shares_what_its_origin_had_sent_before() -> None:
-    trace = synthesise(400, 2)
+    trace = synthesise_trace(400, 2)
     seen: dict[int, int] = {}
     copies = 0
     for number, session in enumerate(trace.sessions):
@@ -134,7 +134,7 @@ def test_a_trace_of_any_size_is_a_stream() -> None:
         ({"ratio": 75}, "unknown field `ratio`"),
         ({"input_output_ratio": "many"}, "input_output_ratio"),
         ({"input_output_ratio": 0}, "input_output_ratio must be above 0"),
-        ({"top_shares": [[0.5, 0.4]]}, "cannot have less than"),
+        ({"top_shares": [[0.5, 0.4]]}, "must be at least the share"),
         ({"top_shares": [[0.5, 0.9], [0.1, 0.95]]}, "must rise"),
         ({"kv_footprint_gib": [[50, 2.0]]}, "two points or more"),
         ({"intra_share": 0.5}, "must sum to 1"),

@@ -11,20 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runners.errors import RunnerError
-from runners.trace.rules import expected_hashes, session_fault
 from runners.trace.session import MAIN, Session, Trace, Turn, shared_hashes
-from runners.trace.synth import synthesise
+from runners.trace.session_rules import expected_hashes, session_fault
+from runners.trace.synth import synthesise_trace
 from runners.trace.transform import (
-    arriving,
-    drawn,
-    limit,
-    limited,
-    lucky,
-    sample,
-    scale,
-    scaled_block,
-    scaled_input,
+    draw_names,
+    is_sampled,
+    limit_session,
+    limit_trace,
+    redraw_arrivals,
+    sample_trace,
+    scale_block,
+    scale_input,
+    scale_trace,
 )
+from tests.examples import examples
 from tests.runners.trace import files
 
 MADE = Trace(files.FACTS, files.sessions(20))
@@ -47,15 +48,15 @@ def test_a_prompt_keeps_its_number_of_blocks_at_any_factor(
     block: int, tail_rule: Literal["ceil", "floor"], tokens: float, input_tokens: int
 ) -> None:
     facts = replace(files.FACTS, block_tokens=block, tail_rule=tail_rule)
-    new = scaled_block(facts, tokens)
-    scaled = scaled_input(facts, new, input_tokens)
+    new = scale_block(facts, tokens)
+    scaled = scale_input(facts, new, input_tokens)
     assert scaled >= 1
     assert expected_hashes(tail_rule, new, scaled) == expected_hashes(tail_rule, block, input_tokens)
 
 
 def test_scaling_is_as_close_as_whole_tokens_allow() -> None:
-    trace = synthesise(60, 1)
-    small = scale(trace, 1 / 16)
+    trace = synthesise_trace(60, 1)
+    small = scale_trace(trace, 1 / 16)
     assert small.facts.block_tokens == 4
     sound(small)
     turns = [
@@ -71,7 +72,7 @@ def test_scaling_is_as_close_as_whole_tokens_allow() -> None:
 
 
 def test_equal_prompts_stay_equal_and_share_as_many_blocks() -> None:
-    small = scale(MADE, 0.3)
+    small = scale_trace(MADE, 0.3)
     sound(small)
     for one, two in zip(MADE.sessions, small.sessions, strict=True):
         for (a, b), (c, d) in zip(
@@ -81,7 +82,7 @@ def test_equal_prompts_stay_equal_and_share_as_many_blocks() -> None:
 
 
 def test_times_and_outputs_have_factors_of_their_own() -> None:
-    small = scale(MADE, 1.0, output_tokens=0.5, time=0.1)
+    small = scale_trace(MADE, 1.0, output_tokens=0.5, time=0.1)
     first, before = small.sessions[3].turns, MADE.sessions[3].turns
     assert [turn.arrival_s for turn in first] == pytest.approx([turn.arrival_s * 0.1 for turn in before])
     assert [turn.think_s for turn in first] == [
@@ -95,19 +96,19 @@ def test_times_and_outputs_have_factors_of_their_own() -> None:
 
 def test_an_answer_of_none_stays_one_of_none() -> None:
     silent = Trace(files.FACTS, (Session("s", (Turn(MAIN, 0, 0.0, None, 40, 0, (1, 2)),)),))
-    assert scale(silent, 0.01).sessions[0].turns[0].output_tokens == 0
+    assert scale_trace(silent, 0.01).sessions[0].turns[0].output_tokens == 0
 
 
 @pytest.mark.parametrize("factor", [0, -1, float("inf"), float("nan")])
 def test_a_factor_that_cannot_be_is_refused(factor: float) -> None:
     with pytest.raises(RunnerError, match="factor on tokens"):
-        scale(MADE, factor)
+        scale_trace(MADE, factor)
     with pytest.raises(RunnerError, match="factor on time"):
-        scale(MADE, 1.0, time=factor)
+        scale_trace(MADE, 1.0, time=factor)
 
 
 def test_a_sample_keeps_whole_sessions_in_their_order_from_0() -> None:
-    few = sample(MADE, 5, seed=3)
+    few = sample_trace(MADE, 5, seed=3)
     sound(few)
     assert len(few.sessions) == 5
     by_name = {session.session: session for session in MADE.sessions}
@@ -116,41 +117,41 @@ def test_a_sample_keeps_whole_sessions_in_their_order_from_0() -> None:
         original = by_name[session.session]
         assert session.arrival_s == pytest.approx(original.arrival_s - shift_s)
         assert [turn.hashes for turn in session.turns] == [turn.hashes for turn in original.turns]
-    assert sample(MADE, 5, seed=3) == few
-    assert sample(MADE, 5, seed=4) != few
-    assert sample(MADE, 100, seed=3) == MADE
+    assert sample_trace(MADE, 5, seed=3) == few
+    assert sample_trace(MADE, 5, seed=4) != few
+    assert sample_trace(MADE, 100, seed=3) == MADE
 
 
 @given(seed=st.integers(0, 1 << 40), less=st.integers(0, 30), more=st.integers(0, 30))
 def test_a_larger_sample_holds_a_smaller_one(seed: int, less: int, more: int) -> None:
     names = [f"s{number}" for number in range(40)]
-    assert drawn(names, less, seed) <= drawn(names, less + more, seed)
+    assert draw_names(names, less, seed) <= draw_names(names, less + more, seed)
 
 
 def test_every_session_is_as_likely() -> None:
     names = [f"s{number}" for number in range(50)]
     counts = dict.fromkeys(names, 0)
     for seed in range(400):
-        for name in drawn(names, 10, seed):
+        for name in draw_names(names, 10, seed):
             counts[name] += 1
     assert all(45 < count < 120 for count in counts.values())  # 80 expected, 8 a standard deviation
-    assert sum(lucky(f"s{number}", 0.25, 1) for number in range(4000)) == pytest.approx(1000, abs=120)
+    assert sum(is_sampled(f"s{number}", 0.25, 1) for number in range(4000)) == pytest.approx(1000, abs=120)
 
 
 def test_who_waited_for_a_turn_that_is_left_out_waits_for_what_that_waited_for() -> None:
     session = MADE.sessions[0]  # turn 2 waits for 0 and 1, turn 3 for 2
-    kept = limited(session, max_context_tokens=74)
-    assert kept is not None
-    assert [(turn.agent, turn.turn, turn.after) for turn in kept.turns] == [(MAIN, 0, ()), ("helper", 0, (0,))]
+    limited = limit_session(session, max_context_tokens=74)
+    assert limited is not None
+    assert [(turn.agent, turn.turn, turn.after) for turn in limited.turns] == [(MAIN, 0, ()), ("helper", 0, (0,))]
     grown = replace(session, turns=(*session.turns[:2], replace(session.turns[2], output_tokens=500), session.turns[3]))
-    kept = limited(grown, max_context_tokens=200)
-    assert kept is not None
-    assert [(turn.agent, turn.turn, turn.after) for turn in kept.turns] == [
+    limited = limit_session(grown, max_context_tokens=200)
+    assert limited is not None
+    assert [(turn.agent, turn.turn, turn.after) for turn in limited.turns] == [
         (MAIN, 0, ()),
         ("helper", 0, (0,)),
         (MAIN, 1, (0, 1)),
     ]
-    assert limited(session, max_context_tokens=10) is None
+    assert limit_session(session, max_context_tokens=10) is None
 
 
 def test_limits_leave_out_and_keep_the_order_of_arrival() -> None:
@@ -158,20 +159,21 @@ def test_limits_leave_out_and_keep_the_order_of_arrival() -> None:
         MADE.sessions[0], turns=(replace(MADE.sessions[0].turns[0], output_tokens=900), *MADE.sessions[0].turns[1:])
     )
     late = Trace(MADE.facts, (first, *MADE.sessions[1:]))
-    kept = limit(late, max_context_tokens=100)
-    sound(kept)
-    assert [session.session for session in kept.sessions[:3]] == ["session-1", "session-0", "session-2"]
-    assert kept.sessions[0].arrival_s == 0
-    assert kept.sessions[1].arrival_s == pytest.approx(0.5)
-    short = limit(MADE, turns=2)
+    limited = limit_trace(late, max_context_tokens=100)
+    sound(limited)
+    assert [session.session for session in limited.sessions[:3]] == ["session-1", "session-0", "session-2"]
+    assert limited.sessions[0].arrival_s == 0
+    assert limited.sessions[1].arrival_s == pytest.approx(0.5)
+    short = limit_trace(MADE, turns=2)
     assert [len(session.turns) for session in short.sessions] == [2] * 20
-    assert limit(MADE, turns=0) == MADE
+    assert limit_trace(MADE, turns=0) == MADE
 
 
 @given(factor=st.floats(0.05, 2), most=st.integers(10, 200), turns=st.integers(0, 5), seed=st.integers(0, 9))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_any_chain_of_changes_gives_a_sound_trace(factor: float, most: int, turns: int, seed: int) -> None:
-    changed = limit(scale(sample(MADE, 8, seed), factor, time=0.5), max_context_tokens=most, turns=turns)
+    scaled = scale_trace(sample_trace(MADE, 8, seed), factor, time=0.5)
+    changed = limit_trace(scaled, max_context_tokens=most, turns=turns)
     if changed.sessions:
         sound(changed)
         assert all(
@@ -184,7 +186,7 @@ def test_sessions_can_be_given_arrivals() -> None:
         replace(session, turns=tuple(replace(turn, arrival_s=turn.arrival_s - number) for turn in session.turns))
         for number, session in enumerate(files.sessions(400))
     )
-    spread = Trace(files.FACTS, tuple(arriving(at_once, 2.0, seed=1)))
+    spread = Trace(files.FACTS, tuple(redraw_arrivals(at_once, 2.0, seed=1)))
     sound(spread)
     assert spread.sessions[-1].arrival_s == pytest.approx(200, rel=0.15)
     gaps = [
@@ -192,16 +194,16 @@ def test_sessions_can_be_given_arrivals() -> None:
     ]
     assert all(gap == pytest.approx([1.5, 1.0, 1.5]) for gap in gaps)
     with pytest.raises(RunnerError, match="cannot arrive"):
-        list(arriving(at_once, 0.0, seed=1))
+        list(redraw_arrivals(at_once, 0.0, seed=1))
 
 
 def test_the_reuse_survives_down_to_a_model_of_few_tokens() -> None:
     """The reuse of a trace scaled to a 32nd is that of the original: its blocks are the same, only smaller."""
-    from runners.trace.describe import describe
+    from runners.trace.describe import describe_trace
 
-    trace = synthesise(60, 2)
-    small = scale(trace, 1 / 32)
-    one, two = (describe(made.facts, made.sessions) for made in (trace, small))
+    trace = synthesise_trace(60, 2)
+    small = scale_trace(trace, 1 / 32)
+    one, two = (describe_trace(actual.facts, actual.sessions) for actual in (trace, small))
     assert two.apc_bound_any == pytest.approx(one.apc_bound_any, abs=0.005)
     assert two.apc_bound_intra == pytest.approx(one.apc_bound_intra, abs=0.005)
     assert two.input_tokens == pytest.approx(one.input_tokens / 32, rel=0.01)

@@ -14,9 +14,10 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from runners.router.instances.upstream import Pool, resolve
 from runners.router.spec import InstanceSpec, KvEndpoint, TransferRules
-from runners.router.transfer import Transfers
-from runners.router.upstream import Pool, resolve
+from runners.router.transfer.transfers import Transfers
+from tests.runners.router.drivers import SetClock
 from tests.servers.backend import Backend, Seen, _whole
 
 BLOCK = 4
@@ -45,16 +46,16 @@ class Engine(Backend):
     forgets: bool = False
     """A source that keeps nothing, though it says so."""
     recomputes: bool = False
-    """A pull that fails is computed instead, as vLLM does where it is told to."""
+    """A pull that fails is computed instead, as vLLM does where it is configured so."""
     engines_named: int = 1
     """Data parallel ranks that its bootstrap server names."""
     query_status: int = 200
     tells_cached: bool = True
     metrics_gate: asyncio.Event | None = None
-    """Waited for before its counters are told."""
+    """Waited for before its counters are answered."""
     tokenize_gate: asyncio.Event | None = None
     also_external: int = 0
-    """Tokens that come with every pull for somebody else."""
+    """Tokens that every pull adds for another request."""
     cached: set[tuple[int, ...]] = field(default_factory=set)
     """Prompts whose whole blocks are in its prefix cache."""
     kept: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -206,7 +207,7 @@ class Engine(Backend):
         return True
 
     def _refuse(self, writer: asyncio.StreamWriter, status: int) -> bool:
-        _whole(writer, status, json.dumps({"error": {"message": f"told to say {status}"}}).encode())
+        _whole(writer, status, json.dumps({"error": {"message": f"configured to answer {status}"}}).encode())
         return True
 
     def _page(self) -> str:
@@ -254,7 +255,7 @@ async def bench(transport: str = "mooncake", **rules: Any) -> AsyncIterator[Benc
         pools = {engine.name: Pool(await resolve(engine.url), 2.0, lambda change: None) for engine in (source, target)}
         specs = {engine.name: engine.spec() for engine in (source, target)}
         made = Bench(source, target, None, specs, pools)  # type: ignore[arg-type]
-        made.transfers = Transfers(pools, specs, TransferRules(**rules), lambda: made.now_s)
+        made.transfers = Transfers(pools, specs, TransferRules(**rules), SetClock(lambda: made.now_s))
         try:
             yield made
         finally:

@@ -8,8 +8,9 @@ import json
 import httpx
 import pytest
 
-from results.decisions import RoutedRequest
-from runners.router.transfer import Movement
+from results.records.decisions import RoutedRequest
+from runners.router.facts import ClientMessage
+from runners.router.transfer.movement import Movement
 from tests.runners.router.routers import SOON_S, until
 from tests.runners.router.transfer.engines import BLOCK, Bench, bench
 
@@ -27,7 +28,8 @@ def body(prompt: object = PROMPT, **fields: object) -> bytes:
 
 def begin(on: Bench, given: bytes, path: str = "/v1/completions") -> tuple[Movement, asyncio.Future[Movement]]:
     over: asyncio.Future[Movement] = asyncio.get_running_loop().create_future()
-    return on.transfers.hand_over(REQUEST, "h", "t", path, HEADERS, given, over.set_result), over
+    message = ClientMessage(path.encode(), HEADERS, given)
+    return on.transfers.hand_over(REQUEST, "h", "t", message, over.set_result), over
 
 
 async def handed_over(on: Bench, given: bytes | None = None, path: str = "/v1/completions") -> Movement:
@@ -55,7 +57,7 @@ async def test_the_target_gets_the_prompts_kv_and_the_clients_request(transport:
     async with bench(transport) as on:
         movement = await handed_over(on)
         assert (movement.open, movement.over) == (True, True)
-        movement.sent()
+        movement.note_sent()
         assert (movement.transfer.status, movement.transfer.prefix_tokens) == ("failed", len(PROMPT))
         sent = json.loads(movement.body)
         params = sent.pop("kv_transfer_params")
@@ -64,9 +66,9 @@ async def test_the_target_gets_the_prompts_kv_and_the_clients_request(transport:
         assert "remote_prefill_cached_tokens" not in params
         assert "stop" not in on.source.legs[0]
         answer = (await decode(on, movement)).json()
-        movement.served()
-        movement.served()
-        movement.counted(None, None)
+        movement.serve_handover()
+        movement.serve_handover()
+        movement.end_answer(None, None)
         await settled(on, movement)
         transfer = movement.transfer
         assert (transfer.purpose, transfer.status, transfer.reason) == ("handover", "transferred", "")
@@ -75,7 +77,7 @@ async def test_the_target_gets_the_prompts_kv_and_the_clients_request(transport:
         assert (transfer.local_tokens, transfer.computed_tokens) == (None, None)
         assert transfer.counted_reason
         usage = answer["usage"]
-        movement.counted(usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"])
+        movement.end_answer(usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"])
         assert (movement.transfer.local_tokens, movement.transfer.computed_tokens) == (0, 0)
         assert movement.transfer.counted_reason == ""
         assert (
@@ -96,7 +98,7 @@ async def test_a_chats_source_leg_is_the_chat() -> None:
         assert "max_completion_tokens" not in leg
         assert next(seen for seen in on.source.seen if seen.json == leg).path == "/v1/chat/completions"
         assert (await decode(on, movement, "/v1/chat/completions")).status_code == 200
-        movement.served()
+        movement.serve_handover()
 
 
 @pytest.mark.parametrize(
@@ -115,8 +117,8 @@ async def test_what_cannot_be_handed_over_goes_to_the_target_as_it_came(given: b
         assert why in movement.transfer.reason
         assert (movement.body, movement.open, movement.settled) == (given, False, True)
         assert on.source.legs == []
-        movement.served()
-        movement.failed("nothing", strike=True, freed=False)
+        movement.serve_handover()
+        movement.fail_handover("nothing", strike=True, freed=False)
         assert movement.transfer.status == "refused"
 
 
@@ -139,12 +141,12 @@ async def test_a_target_that_fails_the_decode_leg_is_told_and_the_source_freed()
         answer = await decode(on, movement)
         assert answer.status_code == 500
         assert len(on.source.kept) == 1
-        movement.failed("HTTP 500", strike=True, freed=False)
-        movement.failed("again", strike=True, freed=False)
+        movement.fail_handover("HTTP 500", strike=True, freed=False)
+        movement.fail_handover("again", strike=True, freed=False)
         assert (movement.transfer.status, movement.transfer.reason) == ("failed", "HTTP 500")
         assert movement.settled
         await until(lambda: not on.source.kept)
-        assert on.transfers.between("h", "t")
+        assert on.transfers.rules.refusal("h", "t")
 
 
 async def test_a_request_at_fault_speaks_against_nobody() -> None:
@@ -152,25 +154,25 @@ async def test_a_request_at_fault_speaks_against_nobody() -> None:
         on.target.target_status = 400
         movement = await handed_over(on)
         await decode(on, movement)
-        movement.failed("HTTP 400", strike=False, freed=True)
-        assert on.transfers.between("h", "t") == ""
+        movement.fail_handover("HTTP 400", strike=False, freed=True)
+        assert on.transfers.rules.refusal("h", "t") == ""
         assert on.source.kept == {}
 
 
 async def test_a_target_that_does_not_admit_the_request_is_not_counted_on_to_free_the_source() -> None:
     async with bench(failures_to_quarantine=1) as on:
         movement = await handed_over(on)
-        movement.failed("HTTP 429", strike=False, freed=False)
+        movement.fail_handover("HTTP 429", strike=False, freed=False)
         await until(lambda: not on.source.kept)
-        assert on.transfers.between("h", "t") == ""
+        assert on.transfers.rules.refusal("h", "t") == ""
 
 
 async def test_what_the_target_frees_is_not_freed_twice() -> None:
     """Mooncake answers the second one by waiting out its own limit."""
     async with bench(failures_to_quarantine=1) as on:
         movement = await handed_over(on)
-        movement.failed("no byte within 300 s", strike=True, freed=True)
-        assert on.transfers.between("h", "t")
+        movement.fail_handover("no byte within 300 s", strike=True, freed=True)
+        assert on.transfers.rules.refusal("h", "t")
         await on.transfers.close()
         assert not [seen for seen in (*on.source.seen, *on.target.seen) if seen.json.get("prompt") == []]
 
@@ -179,13 +181,13 @@ async def test_a_client_that_leaves_while_the_target_works_ends_the_handover() -
     async with bench(failures_to_quarantine=1) as on:
         movement = await handed_over(on)
         movement.abandon()
-        movement.served()
+        movement.serve_handover()
         assert (movement.transfer.status, movement.transfer.reason) == ("failed", "the client left")
-        assert on.transfers.between("h", "t") == ""
+        assert on.transfers.rules.refusal("h", "t") == ""
         again = await handed_over(on)
         await decode(on, again)
-        again.served()
-        again.counted(None, None)
+        again.serve_handover()
+        again.end_answer(None, None)
         await settled(on, again)
         assert again.transfer.status == "transferred"
 
@@ -206,17 +208,17 @@ async def test_handovers_to_one_target_go_side_by_side_and_are_told_apart_where_
         for movement in cold:
             await decode(on, movement)
         for movement in cold:
-            movement.served()
+            movement.serve_handover()
         for movement in cold:
-            movement.counted(None, None)
+            movement.end_answer(None, None)
             await settled(on, movement)
             assert movement.transfer.external_tokens == 10 * BLOCK, "all brought as much as they could"
         warm = [await handed_over(on, body([*range(k, k + 12 * BLOCK)])) for k in (100, 400)]
         for movement in warm:
             await decode(on, movement)
-            movement.served()
+            movement.serve_handover()
         for movement in warm:
-            movement.counted(None, None)
+            movement.end_answer(None, None)
             await settled(on, movement)
             assert movement.transfer.external_tokens is None
             assert "overlapped" in movement.transfer.counted_reason
@@ -229,11 +231,11 @@ async def test_the_counters_are_not_read_while_the_answer_is_generated() -> None
         movement = await handed_over(on)
         await decode(on, movement)
         before = on.target.pages
-        movement.served()
+        movement.serve_handover()
         on.advance(60.0)
         await asyncio.sleep(0.05)
         assert (on.target.pages, movement.settled) == (before, False)
-        movement.counted(len(PROMPT), len(PROMPT))
+        movement.end_answer(len(PROMPT), len(PROMPT))
         await settled(on, movement)
         assert on.target.pages == before + 1
         assert (movement.transfer.external_tokens, movement.transfer.counted_by) == (len(PROMPT), "counters")
@@ -243,14 +245,14 @@ async def test_a_next_handover_reads_them_first_so_that_both_are_known() -> None
     async with bench() as on:
         first = await handed_over(on)
         await decode(on, first)
-        first.served()
+        first.serve_handover()
         second = await handed_over(on, body([*PROMPT, *range(1000, 1000 + 2 * BLOCK)]))
         assert first.settled, "it is still being answered, and what it brought is known"
         assert first.transfer.external_tokens == len(PROMPT)
         await decode(on, second)
-        second.served()
+        second.serve_handover()
         for movement in (first, second):
-            movement.counted(None, None)
+            movement.end_answer(None, None)
         await settled(on, second)
         assert second.transfer.external_tokens == 2 * BLOCK + len(PROMPT) % BLOCK, "the rest was there already"
 
@@ -259,7 +261,7 @@ async def test_an_answer_that_still_streams_when_the_router_ends_is_counted_then
     async with bench() as on:
         movement = await handed_over(on)
         await decode(on, movement)
-        movement.served()
+        movement.serve_handover()
         await on.transfers.close()
         assert (movement.settled, movement.transfer.external_tokens) == (True, len(PROMPT))
 
@@ -268,13 +270,13 @@ async def test_where_the_rules_say_so_no_page_is_read_and_nothing_is_waited_for(
     async with bench(count=False) as on:
         movement = await handed_over(on)
         await decode(on, movement)
-        movement.served()
+        movement.serve_handover()
         assert movement.settled
         assert (movement.transfer.status, movement.transfer.external_tokens) == ("transferred", None)
         assert movement.transfer.counted_reason == "not counted: the rules say so"
-        movement.counted(len(PROMPT), len(PROMPT) - 1)
+        movement.end_answer(len(PROMPT), len(PROMPT) - 1)
         assert movement.transfer.computed_tokens == 1
         failed = await handed_over(on)
-        failed.failed("HTTP 500", strike=True, freed=False)
+        failed.fail_handover("HTTP 500", strike=True, freed=False)
         await until(lambda: not on.source.kept)
         assert on.source.pages == on.target.pages == 0

@@ -10,15 +10,20 @@ from typing import Any
 
 import pytest
 
-from results.decisions import KvTransfer, RoutedRequest
-from runners.router.transfer import Movement
-from runners.router.upstream import Pool, resolve
+from results.records.decisions import KvTransfer, RoutedRequest
+from runners.router.facts import ClientMessage
+from runners.router.instances.upstream import Pool, resolve
+from runners.router.transfer.movement import Movement
 from tests.runners.router.routers import SOON_S, until
 from tests.runners.router.transfer.engines import BLOCK, Bench, bench
 
 PROMPT = tuple(range(100, 100 + 10 * BLOCK + 2))
 """Ten whole blocks, and two tokens of the next."""
 HEADERS = b"content-type: application/json\r\nauthorization: Bearer sesame\r\nx-session-id: s\r\n"
+
+
+def completions(body: bytes) -> ClientMessage:
+    return ClientMessage(b"/v1/completions", HEADERS, body)
 
 
 def asked(held: int = 9 * BLOCK, at_target: int = 0, tokens: int = len(PROMPT)) -> RoutedRequest:
@@ -37,7 +42,8 @@ async def migrated(
 ) -> Movement:
     """A migration from h to t that is over, its counters read."""
     over: asyncio.Future[Movement] = asyncio.get_running_loop().create_future()
-    movement = on.transfers.migrate(request or asked(), "h", "t", path, HEADERS, given or body(), over.set_result)
+    message = ClientMessage(path.encode(), HEADERS, given or body())
+    movement = on.transfers.migrate(request or asked(), "h", "t", message, over.set_result)
     assert not over.done()
     assert not movement.over
     async with asyncio.timeout(SOON_S):
@@ -47,13 +53,13 @@ async def migrated(
 
 
 async def settled(on: Bench, movement: Movement) -> KvTransfer:
-    told: list[KvTransfer] = []
-    movement.when_settled(told.append)
-    while not told:
+    settled_transfers: list[KvTransfer] = []
+    movement.when_settled(settled_transfers.append)
+    while not settled_transfers:
         on.advance(0.05)
         await asyncio.sleep(0.005)
-    assert told == [movement.transfer]
-    return told[0]
+    assert settled_transfers == [movement.transfer]
+    return settled_transfers[0]
 
 
 @pytest.mark.parametrize("transport", ["mooncake", "nixl"])
@@ -113,7 +119,7 @@ async def test_nothing_worth_moving_is_not_moved(held: int, at_target: int, rule
 async def test_where_the_rules_say_so_no_page_of_metrics_is_read(transport: str) -> None:
     async with bench(transport, count=False) as on:
         on.source.cached.add(PROMPT)
-        on.transfers.found("t")
+        on.transfers.recover_instance("t")
         transfer = (await migrated(on)).transfer
         assert (transfer.status, transfer.external_tokens, transfer.bytes) == ("transferred", None, None)
         assert (transfer.counted_by, transfer.counted_reason) == ("", "not counted: the rules say so")
@@ -151,18 +157,18 @@ async def test_a_restarted_source_is_asked_for_its_new_id_and_the_move_tried_aga
         await until(lambda: not on.source.kept)
         asked_so_far = on.source.queries
         on.source.reborn()
-        on.transfers.lost("h")
-        on.transfers.found("h")
+        on.transfers.forget_process("h")
+        on.transfers.recover_instance("h")
         transfer = (await migrated(on, given=body([*range(9, 9 + len(PROMPT))]))).transfer
-        assert (transfer.attempts, on.source.queries) == (1, asked_so_far + 1), "told of the outage, it asks before"
+        assert (transfer.attempts, on.source.queries) == (1, asked_so_far + 1), "after the outage it asks first"
 
 
 FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], str, int, bool]] = {
     "the source fails": ({"source_status": 500}, {}, "the source answers HTTP 500", 2, True),
     "the source is full": ({"source_status": 503}, {}, "the source answers HTTP 503", 1, False),
     "the source refuses": ({"source_status": 400}, {}, "the source answers HTTP 400", 1, False),
-    "the source ends early": ({"finish": "stop"}, {}, "the source leg ended by stop", 1, True),
-    "nobody knows which rank": ({"engines_named": 2}, {}, "names 2 engines", 1, True),
+    "the source ends early": ({"finish": "stop"}, {}, "the prefill request ended by stop", 1, True),
+    "the rank is ambiguous": ({"engines_named": 2}, {}, "names 2 engines", 1, True),
     "no bootstrap": ({"query_status": 500}, {}, "bootstrap server answers HTTP 500", 1, True),
     "the pull fails": ({}, {"target_status": 500}, "the target answers HTTP 500", 2, True),
     "the target refuses": ({}, {"target_status": 404}, "the target answers HTTP 404", 1, False),
@@ -188,7 +194,7 @@ async def test_a_failure_is_told_bounded_counted_against_the_pair_and_leaves_not
         assert transfer.external_tokens is None
         assert transfer.counted_reason
         assert movement.body == body(), "the target serves it as it came"
-        assert bool(on.transfers.between("h", "t")) == strike
+        assert bool(on.transfers.rules.refusal("h", "t")) == strike
         if not hangs or at_target:
             await until(lambda: not on.source.kept)
 
@@ -209,7 +215,7 @@ async def test_a_dead_target_or_source_is_found_out_at_once_and_not_tried_twice(
 async def test_a_client_that_leaves_during_the_source_leg_has_it_dropped() -> None:
     async with bench(failures_to_quarantine=1) as on:
         on.source.hang_source = True
-        movement = on.transfers.migrate(asked(), "h", "t", "/v1/completions", HEADERS, body(), _never)
+        movement = on.transfers.migrate(asked(), "h", "t", completions(body()), _never)
         await until(lambda: bool(on.source.legs))
         movement.abandon()
         movement.abandon()
@@ -217,13 +223,13 @@ async def test_a_client_that_leaves_during_the_source_leg_has_it_dropped() -> No
         assert movement.settled
         await until(lambda: on.source.dropped == 1)
         assert on.target.legs == []
-        assert on.transfers.between("h", "t") == "", "that is nobody's fault"
+        assert on.transfers.rules.refusal("h", "t") == "", "neither instance is at fault"
 
 
 async def test_a_client_that_leaves_before_anything_was_sent_leaves_nothing() -> None:
     async with bench() as on:
-        on.transfers.migrate(asked(), "h", "t", "/v1/completions", HEADERS, body(), _never).abandon()
-        refused = on.transfers.migrate(asked(0), "h", "t", "/v1/completions", HEADERS, body(), _never)
+        on.transfers.migrate(asked(), "h", "t", completions(body()), _never).abandon()
+        refused = on.transfers.migrate(asked(0), "h", "t", completions(body()), _never)
         refused.abandon()
         await migrated(on)
         assert len(on.source.legs) == 1
@@ -233,7 +239,7 @@ async def test_a_client_that_leaves_before_anything_was_sent_leaves_nothing() ->
 async def test_a_client_that_leaves_between_the_legs_has_the_sources_blocks_freed(transport: str) -> None:
     async with bench(transport) as on:
         gate = on.target.metrics_gate = asyncio.Event()
-        movement = on.transfers.migrate(asked(), "h", "t", "/v1/completions", HEADERS, body(), _never)
+        movement = on.transfers.migrate(asked(), "h", "t", completions(body()), _never)
         await until(lambda: movement.transfer.t_source_done_ns > 0)
         assert len(on.source.kept) == 1
         movement.abandon()
@@ -245,7 +251,7 @@ async def test_a_client_that_leaves_between_the_legs_has_the_sources_blocks_free
 async def test_a_target_leg_on_its_way_is_ended_properly_though_its_client_left() -> None:
     async with bench() as on:
         on.target.gate = asyncio.Event()
-        movement = on.transfers.migrate(asked(), "h", "t", "/v1/completions", HEADERS, body(), _never)
+        movement = on.transfers.migrate(asked(), "h", "t", completions(body()), _never)
         await until(lambda: bool(on.target.legs))
         movement.abandon()
         transfer = movement.transfer
@@ -259,7 +265,7 @@ async def test_a_target_leg_on_its_way_is_ended_properly_though_its_client_left(
 async def test_a_target_leg_that_fails_after_its_client_left_is_not_tried_again() -> None:
     async with bench() as on:
         on.target.gate, on.source.forgets = asyncio.Event(), True
-        movement = on.transfers.migrate(asked(), "h", "t", "/v1/completions", HEADERS, body(), _never)
+        movement = on.transfers.migrate(asked(), "h", "t", completions(body()), _never)
         await until(lambda: bool(on.target.legs))
         movement.abandon()
         on.target.gate.set()
@@ -273,14 +279,14 @@ async def test_transfers_to_one_target_are_made_one_at_a_time_and_told_apart() -
         done: list[Movement] = []
         prompts = [[*range(100 * n, 100 * n + len(PROMPT))] for n in range(1, 6)]
         movements = [
-            on.transfers.migrate(asked(held), "h", "t", "/v1/completions", HEADERS, body(prompt), done.append)
+            on.transfers.migrate(asked(held), "h", "t", completions(body(prompt)), done.append)
             for prompt, held in zip(prompts, (8, 12, 16, 20, 24), strict=True)
         ]
         await until(lambda: len(done) == 5)
         assert done == movements
-        told = [await settled(on, movement) for movement in movements]
-        assert [transfer.external_tokens for transfer in told] == [8, 12, 16, 20, 24]
-        spans = [(transfer.t_source_sent_ns, transfer.t_done_ns) for transfer in told]
+        settled_transfers = [await settled(on, movement) for movement in movements]
+        assert [transfer.external_tokens for transfer in settled_transfers] == [8, 12, 16, 20, 24]
+        spans = [(transfer.t_source_sent_ns, transfer.t_done_ns) for transfer in settled_transfers]
         assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
 
 
@@ -291,9 +297,9 @@ async def test_a_transfer_that_only_waited_for_its_turn_speaks_against_nobody() 
         done: list[Movement] = []
         on.specs["h2"] = replace(on.specs["h"], instance="h2")
         early = replace(asked(held=20, tokens=25), cached_tokens={"h2": 20})
-        waiting = on.transfers.migrate(early, "h2", "t", "/v1/completions", HEADERS, body("word " * 20), done.append)
+        waiting = on.transfers.migrate(early, "h2", "t", completions(body("word " * 20)), done.append)
         await until(lambda: bool(on.target.seen))
-        stuck = on.transfers.migrate(asked(), "h", "t", "/v1/completions", HEADERS, body(), done.append)
+        stuck = on.transfers.migrate(asked(), "h", "t", completions(body()), done.append)
         await until(lambda: bool(on.target.legs))
         gate.set()
         await until(lambda: len(done) == 2)
@@ -316,7 +322,7 @@ async def test_an_engine_that_does_not_tell_cached_tokens_still_counts_them() ->
     async with bench() as on:
         on.target.tells_cached = on.source.tells_cached = False
         movement = await migrated(on)
-        movement.counted(len(PROMPT), len(PROMPT))
+        movement.end_answer(len(PROMPT), len(PROMPT))
         transfer = movement.transfer
         assert (transfer.status, transfer.external_tokens) == ("transferred", 9 * BLOCK)
         assert (transfer.local_tokens, transfer.computed_tokens, transfer.source_cached_tokens) == (None, None, None)
@@ -328,14 +334,14 @@ async def test_a_pair_is_quarantined_after_failures_and_probed_back() -> None:
         on.target.target_status = 404
         for _ in range(3):
             await migrated(on)
-        assert on.transfers.between("h", "t") == "", "requests at fault do not count"
+        assert on.transfers.rules.refusal("h", "t") == "", "requests at fault do not count"
         on.target.target_status, on.target.full = 200, False
         on.source.finish = "stop"
         for _ in range(2):
             assert (await migrated(on)).transfer.status == "failed"
         assert on.transfers.cut_off("h", ["h", "t"]).keys() == {"t"}
         assert on.transfers.quarantined().keys() == {("h", "t")}
-        assert on.transfers.between("t", "h") == "", "the other way may work"
+        assert on.transfers.rules.refusal("t", "h") == "", "the other way may work"
         legs = len(on.source.legs)
         refused = (await migrated(on)).transfer
         assert (refused.status, len(on.source.legs)) == ("refused", legs)
@@ -351,9 +357,9 @@ async def test_a_found_instance_may_be_probed_at_once() -> None:
     async with bench(failures_to_quarantine=1, quarantine_s=1000.0) as on:
         await on.target.kill()
         await migrated(on)
-        assert on.transfers.between("h", "t")
+        assert on.transfers.rules.refusal("h", "t")
         await on.target.start()
-        on.transfers.found("t")
+        on.transfers.recover_instance("t")
         assert (await migrated(on)).transfer.status == "transferred"
 
 
@@ -361,23 +367,23 @@ async def test_of_an_instance_that_is_removed_nothing_is_waited_for_or_remembere
     async with bench(failures_to_quarantine=1, quarantine_s=1000.0) as on:
         on.target.target_status = 500
         await migrated(on)
-        assert on.transfers.between("h", "t")
+        assert on.transfers.rules.refusal("h", "t")
         on.target.target_status, on.target.hang_target = 200, True
         on.advance(1000.0)
-        movement = on.transfers.migrate(asked(), "h", "t", "/v1/completions", HEADERS, body(), _never)
+        movement = on.transfers.migrate(asked(), "h", "t", completions(body()), _never)
         await until(lambda: movement.transfer.t_target_sent_ns > 0)
         movement.abandon()
         on.pools.pop("t").close()  # as the fleet does
         endpoint = on.specs.pop("t")
-        on.transfers.removed("t")
+        on.transfers.remove_instance("t")
         assert on.transfers.quarantined() == {}
         await until(lambda: not on.transfers._jobs)
-        assert len(on.transfers._pairs) == 0
+        assert len(on.transfers.rules.pairs) == 0
         on.specs["t"], on.pools["t"] = endpoint, Pool(await resolve(on.target.url), 2.0, lambda change: None)
         on.target.hang_target = False
-        on.transfers.found("t")
-        assert (await migrated(on)).transfer.status == "transferred", "nobody holds its turn"
-        assert len(on.transfers._pairs) == 0, "of a sound pair nothing is kept"
+        on.transfers.recover_instance("t")
+        assert (await migrated(on)).transfer.status == "transferred", "no transfer blocks its turn"
+        assert len(on.transfers.rules.pairs) == 0, "of a sound pair nothing is kept"
 
 
 @pytest.mark.parametrize("queue", [0, 1, 2])
@@ -387,10 +393,10 @@ async def test_a_target_for_which_sessions_queue_is_said_to_be_none(queue: int) 
         moving: list[Movement] = []
         for _ in range(queue + 1):
             assert on.transfers.cut_off("h", ["t"]) == {}, [move.transfer for move in moving]
-            moving.append(on.transfers.migrate(asked(), "h", "t", "/v1/completions", HEADERS, body(), _never))
+            moving.append(on.transfers.migrate(asked(), "h", "t", completions(body()), _never))
         assert on.transfers.cut_off("h", ["t"]) == {"t": f"{queue + 1} sessions are on their way there"}
         assert on.transfers.cut_off("t", ["h"]) == {}
-        assert on.transfers.between("h", "t") == "", "one that was decided before may still go"
+        assert on.transfers.rules.refusal("h", "t") == "", "one that was decided before may still go"
         for move in moving:
             move.abandon()
         await until(lambda: on.transfers.cut_off("h", ["t"]) == {})
@@ -411,7 +417,7 @@ async def test_what_can_never_exchange_kv_is_said_and_not_tried() -> None:
             "coop": replace(mooncake, transport="pigeon"),
         }.items():
             specs[name] = replace(specs["t"], instance=name, transfer=endpoint)
-        between = on.transfers.between
+        between = on.transfers.rules.refusal
         assert "no KV transport" in between("h", "plain")
         assert "no KV transport" in between("gone", "h")
         assert "the target nixl" in between("h", "nixl")
@@ -431,11 +437,11 @@ async def test_what_can_never_exchange_kv_is_said_and_not_tried() -> None:
 async def test_the_router_ends_with_transfers_on_their_way() -> None:
     async with bench() as on:
         on.source.hang_source = True
-        on.transfers.migrate(asked(), "h", "t", "/v1/completions", HEADERS, body(), _never)
+        on.transfers.migrate(asked(), "h", "t", completions(body()), _never)
         await until(lambda: bool(on.source.legs))
         await on.transfers.close()
         await until(lambda: on.source.dropped == 1)
 
 
 def _never(movement: Movement) -> None:
-    raise AssertionError(f"nobody waits for {movement.transfer}")
+    raise AssertionError(f"no request waits for {movement.transfer}")

@@ -1,0 +1,59 @@
+"""The app as its screens know it: options, the operator's look, the last command, opening a run."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+
+from textual.app import App
+
+from console.panels.panel import Look
+from state.workspace import Workspace, default_root
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How the console was started."""
+
+    workspace: Path | None = None
+    """None = the default one; commands that are shown then need not name it."""
+    read_only: bool = False
+    low_bandwidth: bool = False
+    ascii: bool = False
+
+    @property
+    def tick_s(self) -> float:
+        """Seconds between two looks at the journal."""
+        return 2.0 if self.low_bandwidth else 0.5
+
+
+class Host(App[None]):
+    def __init__(self, options: Options, look: Look) -> None:
+        super().__init__()
+        self.options = options
+        self.look = look
+        self.last_command: tuple[str, ...] = ()
+        """The command line equal to the last action here."""
+
+    @property
+    def workspace(self) -> Workspace:
+        return Workspace(self.options.workspace or default_root())
+
+    @property
+    def workspace_words(self) -> tuple[str, ...]:
+        """What a command line needs to find this workspace."""
+        return () if self.options.workspace is None else ("--workspace", str(self.options.workspace))
+
+    def workspace_of(self, folder: Path) -> Path | None:
+        """The workspace a command line has to name for this run; None = the default one."""
+        return None if folder.parent == default_root() else folder.parent
+
+    @property
+    @abstractmethod
+    def has_runs_screen(self) -> bool:
+        """There is a list of runs to go back to."""
+
+    @abstractmethod
+    def open_run(self, folder: Path) -> None:
+        """Attach to a run."""

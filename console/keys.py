@@ -1,0 +1,91 @@
+"""The key table: every action, panels included. Bindings, footer, help, palette and documentation come from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from textual.binding import Binding
+
+from console.actions import ACTIONS, EVERYWHERE, GROUPS, KEY_NAMES, Action
+from console.panels.panel import PanelKind
+from console.panels.registry import panel_kinds
+
+LOOK = GROUPS[1]
+
+
+def all_actions() -> tuple[Action, ...]:
+    """In the order of the help; the panels come first among the actions that look."""
+    kinds = panel_kinds()
+    texts = {
+        "previous": _steps_text(kinds, "previous"),
+        "next": _steps_text(kinds, "next"),
+        "exports": "; ".join(f"on {kind.title}: {kind.exports}" for kind in kinds if kind.exports),
+    }
+    first = next(index for index, action in enumerate(ACTIONS) if action.group == LOOK)
+    actions = (*ACTIONS[:first], *map(panel_action, kinds), *ACTIONS[first:])
+    return tuple(replace(action, help=action.help.format(**texts)) for action in actions)
+
+
+def panel_action(kind: PanelKind) -> Action:
+    return Action(
+        kind.name, (kind.key,), kind.title, kind.help, LOOK, command=kind.command, method=f"open_panel('{kind.name}')"
+    )
+
+
+def _steps_text(kinds: Iterable[PanelKind], which: str) -> str:
+    """`on Results and Lifecycle: the next section; on Migrations: the next cell`."""
+    titles: dict[str, list[str]] = {}
+    for kind in kinds:
+        if kind.steps_through:
+            titles.setdefault(kind.steps_through, []).append(kind.title)
+    return "; ".join(f"on {' and '.join(on)}: the {which} {what}" for what, on in titles.items())
+
+
+def screen_actions(screen: str) -> tuple[Action, ...]:
+    return tuple(action for action in all_actions() if screen in action.screens)
+
+
+def bindings(actions: Iterable[Action]) -> list[Binding]:
+    """The Textual bindings of these actions."""
+    return [
+        Binding(
+            key=",".join(action.keys),
+            action=action.method or action.id,
+            description=action.label,
+            show=action.footer,
+            key_display=KEY_NAMES.get(action.keys[0], action.keys[0]),
+            tooltip=action.help,
+            id=action.id,
+        )
+        for action in actions
+        if action.id != "open"  # tables answer to Enter themselves
+    ]
+
+
+def panel_bindings() -> list[Binding]:
+    return bindings(panel_action(kind) for kind in panel_kinds())
+
+
+def fixed_bindings(screen: str) -> list[Binding]:
+    """The keys of a screen that do not depend on which panels there are."""
+    return bindings(action for action in screen_actions(screen) if not action.method)
+
+
+def table_lines() -> list[str]:
+    """The key table as Markdown, for the documentation."""
+    lines: list[str] = []
+    for group in GROUPS:
+        lines += [
+            f"### {group}",
+            "",
+            "| key | action | what it does | where | same from a shell |",
+            "|---|---|---|---|---|",
+        ]
+        for action in (a for a in all_actions() if a.group == group):
+            where = "everywhere" if action.screens == EVERYWHERE else ", ".join(action.screens)
+            command = f"`{' '.join(action.command)}`" if action.command else ""
+            keys = " ".join(f"`{KEY_NAMES.get(key, key)}`" for key in action.keys)
+            lines.append(f"| {keys} | {action.label} | {action.help} | {where} | {command} |")
+        lines.append("")
+    return lines

@@ -1,0 +1,368 @@
+"""The Migrations panel: pending prefill of the instances over time, arrows where sessions moved, every migration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from console import format as say
+from console.feed import Picture, now_of
+from console.glossary import Entry
+from console.glyphs import Glyphs
+from console.panels.panel import Fact, Look, Opening, Panel, PanelKind, Place
+from console.pasts import Past
+from console.rows.instances import tone_of
+from console.rows.routing import is_current, is_routed, nothing, place_of
+from console.themes import SERIES
+from console.widgets.lines import Lines
+from console.widgets.table import Cell, Column, Row, Span, Table, cell
+from console.widgets.timeline import Arrow, Band, Scene, Timeline, lines_for
+from results.report.terms import term
+from state.bindings import Stay
+from state.migrations import Migration, MigrationCounts
+
+TABLE_LEAST = 7
+"""Lines that the table keeps where there is room for a band per instance at all."""
+SHARE = 0.55
+"""Of the height, for the timeline, where there is more."""
+WIDE = 110
+"""Columns from which a migration shows its turn and both of its times."""
+TONES = {
+    "transferred": "good", "unneeded": "dim", "recomputed": "warn", "failed": "bad", "refused": "dim",
+    "started": "live",
+}  # fmt: skip
+"""The tone of each end, and of its arrow."""
+SIGNS = {
+    "transferred": "done", "unneeded": "done", "recomputed": "warning", "failed": "failed", "refused": "info",
+    "started": "running",
+}  # fmt: skip
+MARGIN_S = 1.0
+
+
+def outcome(migration: Migration) -> str:
+    """The phase; of a finished migration, how the target served the request."""
+    done = migration.phase == "done"
+    return migration.reason if done and migration.reason in TONES else "transferred" if done else migration.phase
+
+
+def cells_of(picture: Picture) -> tuple[str, ...]:
+    """The cells that can be shown, in the order in which they were routed."""
+    moved = picture.view.migrations
+    return tuple(dict.fromkeys((*picture.pasts, *(row.cell for row in (moved.counts if moved else ())))))
+
+
+def cell_shown(picture: Picture) -> str:
+    """The default cell: the one that runs, else the last with a migration or a refusal."""
+    routing, moved = picture.view.routing, picture.view.migrations
+    if routing is not None and is_current(picture, routing):
+        return routing.cell
+    if moved is not None and moved.counts:
+        return moved.counts[-1].cell
+    return routing.cell if routing is not None else ""
+
+
+def counts_of(picture: Picture, cell_id: str) -> MigrationCounts:
+    moved = picture.view.migrations
+    return MigrationCounts(cell_id, 0) if moved is None else moved.counts_of(cell_id)
+
+
+def head(picture: Picture, cell_id: str) -> Cell:
+    """The cell, its policy, and the amount moved."""
+    counts, past = counts_of(picture, cell_id), picture.pasts.get(cell_id)
+    cells = cells_of(picture)
+    place = f"{cells.index(cell_id) + 1} of {len(cells)}" if len(cells) > 1 and cell_id in cells else ""
+    moved = f"{say.tokens(counts.tokens)} tokens, {say.data(counts.bytes)}"
+    return (
+        (f"{past.policy if past else ''}  ".lstrip(), "bold"),
+        (f"{cell_id}  {place}  ".replace("    ", "  "), "dim"),
+        (f"{counts.of('started')} migrations  {counts.of('refused')} refused  ", ""),
+        (f"moved {moved}", "dim"),
+    )
+
+
+def ends(counts: MigrationCounts) -> Cell:
+    """Migrations by outcome, in the tones of their arrows, and refusals by reason."""
+    done = counts.by_phase.get("done", {})
+    recomputed, unneeded = done.get("recomputed", 0), done.get("unneeded", 0)
+    numbers = {
+        "transferred": counts.of("done") - recomputed - unneeded,
+        "unneeded": unneeded,
+        "recomputed": recomputed,
+        "failed": counts.of("failed"),
+        "under way": counts.under_way,
+    }
+    parts: list[Span] = [
+        (f"▼ {number} {end}  ", TONES.get(end, TONES["started"])) for end, number in numbers.items() if number
+    ]
+    refused = sorted(counts.by_phase.get("refused", {}).items(), key=lambda item: -item[1])
+    stayed = ", ".join(f"{reason} {number}" for reason, number in refused)
+    return (*parts, (f"stayed: {stayed}" if stayed else "", "dim"))
+
+
+# -- over time ------------------------------------------------------------------------------------------------------
+
+
+def scene(picture: Picture, cell_id: str, window_s: float | None) -> Scene:
+    """The cell's instances over its time, and its migrations as arrows."""
+    past = picture.pasts.get(cell_id)
+    if past is None or not past.pending:
+        return Scene()
+    routing = picture.view.routing
+    current = routing is not None and routing.cell == cell_id and is_current(picture, routing)
+    end = past.pending[-1][0] + past.step_s
+    end = max(end, float(int(now_of(picture)) + 1)) if current else end
+    start = past.pending[0][0] - MARGIN_S
+    start = start if window_s is None else max(start, end - window_s)
+    places = {name: place for place, name in enumerate(past.instances)}
+    bands = tuple(Band(name, _tone(picture, past, name), _points(past, name, start)) for name in places)
+    moved = picture.view.migrations
+    rows = () if moved is None else moved.of(cell_id)
+    arrows = tuple(
+        Arrow(row.t_unix_s, places[row.source], places[row.target], TONES[outcome(row)])
+        for row in rows
+        if row.phase in ("started", "done", "failed") and row.source in places and row.target in places
+    )
+    return Scene(bands, arrows, start, end, past.step_s, _hot_above(picture, cell_id))
+
+
+def _hot_above(picture: Picture, cell_id: str) -> float | None:
+    """T_hot of the cell's policy, as planned, in tokens; None = it has none."""
+    view = picture.view.cells.get(cell_id)
+    tokens = view.plan.params.get("parameters", {}).get("hot_tokens") if view is not None else None
+    return float(tokens) if isinstance(tokens, int | float) and not isinstance(tokens, bool) else None
+
+
+def _points(past: Past, name: str, start: float) -> tuple[tuple[float, float], ...]:
+    return tuple((at, pending[name]) for at, pending in past.pending if at >= start and name in pending)
+
+
+def _tone(picture: Picture, past: Past, name: str) -> str:
+    known = picture.view.instances.get(past.instances.get(name, name))
+    place = list(past.instances).index(name) if name in past.instances else 0
+    return f"series-{place % SERIES}" if known is None else tone_of(picture.view, known)
+
+
+# -- the table ------------------------------------------------------------------------------------------------------
+
+
+def migration_columns(width: int) -> tuple[Column, ...]:
+    turn = (Column("turn", "turn", 4),) if width >= WIDE else ()
+    return (
+        Column("time", "time", 8, left=True),
+        Column("session", "session", 14 if width >= WIDE else 10, left=True),
+        *turn,
+        Column("way", "from → to", 11, left=True),
+        Column("phase", "phase", 13, left=True),
+        Column("tokens", "tok", 5),
+        Column("bytes", "MB", 5),
+        Column("took", "ms", 5),
+        Column("why", "why", 14, left=True, flex=True),
+    )
+
+
+def migration_rows(picture: Picture, cell_id: str, shown: tuple[Column, ...], glyphs: Glyphs) -> tuple[Row, ...]:
+    """The cell's migrations and refusals that the view holds, oldest first."""
+    moved, past = picture.view.migrations, picture.pasts.get(cell_id)
+    made = []
+    for key, row in _keyed(() if moved is None else moved.of(cell_id)):
+        end = outcome(row)
+        cells = {
+            "time": cell(say.clock(row.t_unix_s), "dim"),
+            "session": cell(row.session),
+            "turn": cell(str(row.turn), "dim"),
+            "way": _way(picture, past, row),
+            "phase": cell(f"{glyphs.sign(SIGNS[end])} {end}" if end in SIGNS else row.phase, TONES.get(end, "")),
+            "tokens": cell(_amount(row, say.tokens(row.external_tokens))),
+            "bytes": cell(_amount(row, say.digits(None if row.bytes is None else row.bytes / 1e6))),
+            "took": cell(_amount(row, say.short_ms(row.transfer_s))),
+            "why": cell(why(row), "dim"),
+        }
+        made.append(Row(key, tuple(cells[column.key] for column in shown), also=f"{row.migration} {row.reason}"))
+    return tuple(made)
+
+
+def _amount(row: Migration, text: str) -> str:
+    """Empty for a refusal: nothing moved, so nothing was measured."""
+    return "" if row.phase == "refused" else text
+
+
+def why(row: Migration) -> str:
+    """The policy's reason in words."""
+    return row.text or (row.reason if outcome(row) != row.reason else "")
+
+
+def _way(picture: Picture, past: Past | None, row: Migration) -> Cell:
+    def named(instance: str) -> Span:
+        return instance, _tone(picture, past, instance) if past and instance in past.instances else ""
+
+    return (
+        (named(row.source), (" → ", "dim"), named(row.target)) if row.target else (named(row.source), (" stays", "dim"))
+    )
+
+
+def _keyed(migrations: tuple[Migration, ...]) -> list[tuple[str, Migration]]:
+    return [(f"{row.migration} {row.phase == 'refused'} {row.t_unix_s!r}", row) for row in migrations]
+
+
+def migration_of(picture: Picture, cell_id: str, key: str) -> Migration | None:
+    """The migration of a row; None where the view has dropped it."""
+    moved = picture.view.migrations
+    return dict(_keyed(() if moved is None else moved.of(cell_id))).get(key)
+
+
+# -- one session ----------------------------------------------------------------------------------------------------
+
+
+def migration_facts(row: Migration) -> list[Fact]:
+    """A migration as label and text."""
+    took = None if row.ended_unix_s is None or row.phase == "refused" else row.ended_unix_s - row.t_unix_s
+    facts = [
+        ("time", say.moment(row.t_unix_s)),
+        ("session", f"{row.session}, turn {row.turn}"),
+        ("way", f"{row.source} → {row.target}" if row.target else f"it stays at {row.source}"),
+        ("outcome", ": ".join(dict.fromkeys(part for part in (outcome(row), row.reason) if part))),
+        ("why", why(row) or say.NOT_MEASURED),
+    ]
+    if row.phase != "refused":
+        facts += [
+            ("moved", f"{say.whole(row.external_tokens)} tokens, {say.data(row.bytes)}"),
+            ("transfer", f"{say.ms(row.transfer_s)} ms"),
+            ("begin to end", f"{say.ms(took)} ms"),
+        ]
+    return [*facts, ("request", row.migration)]
+
+
+def life_facts(picture: Picture, cell_id: str, session: str) -> list[Fact]:
+    """The instances that a session was bound to, as far as the ticks show them: a line per stay."""
+    stays = _stays(picture, cell_id, session)
+    if not stays:
+        return [("its instances", "none of its picks is stored")]
+    ends = [*(stay.since_unix_s for stay in stays[1:]), None]
+    return [(say.clock(stay.since_unix_s), _stay(stay, end)) for stay, end in zip(stays, ends, strict=True)]
+
+
+def _stays(picture: Picture, cell_id: str, session: str) -> tuple[Stay, ...]:
+    routing, past = picture.view.routing, picture.pasts.get(cell_id)
+    if routing is not None and routing.cell == cell_id:
+        return routing.lives.get(session, ())
+    return past.lives.get(session, ()) if past is not None else ()
+
+
+def _stay(stay: Stay, end: float | None) -> str:
+    length = f"for {say.duration(end - stay.since_unix_s)}" if end is not None else "since then"
+    picks = f"{stay.picks} pick{'' if stay.picks == 1 else 's'} seen"
+    came = f"migrated, by {stay.why}" if stay.migration and stay.why != "migrated" else stay.why
+    return f"{stay.instance} {length}, {picks}; {came}"
+
+
+# -- the panel ----------------------------------------------------------------------------------------------------
+
+
+class MigrationsPanel(Panel):
+    """One routed cell: the one that runs, or the one chosen."""
+
+    GROWS = True
+    DEFAULT_CSS = """
+    MigrationsPanel {
+        #migrations-head, #migrations-ends { height: 1; text-wrap: nowrap; text-overflow: ellipsis; }
+    }
+    """
+
+    def __init__(self, look: Look, run_folder: Path, *, id: str) -> None:
+        self._head = Lines(id="migrations-head")
+        self._ends = Lines(id="migrations-ends")
+        self.timeline = Timeline(empty="no second of it was sampled", glyphs=look.glyphs)
+        self._table = Table(empty="no migration yet")
+        super().__init__(look, run_folder, self._head, self._ends, self.timeline, self._table, id=id)
+        self._chosen = ""
+        self._picture = Picture()
+
+    @property
+    def table(self) -> Table:
+        return self._table
+
+    @property
+    def cell(self) -> str:
+        """The cell that is shown; empty where none was routed."""
+        cells = cells_of(self._picture)
+        return self._chosen if self._chosen in cells else cell_shown(self._picture)
+
+    def step(self, by: int) -> None:
+        """Show the next or the previous cell. At the newest, the panel goes on to newer ones."""
+        cells = cells_of(self._picture)
+        if len(cells) > 1 and self.cell in cells:
+            self._chosen = cells[(cells.index(self.cell) + by) % len(cells)]
+
+    def open_row(self, table: Table, key: str, picture: Picture) -> Opening | None:
+        """A migration with the life of its session."""
+        migration = migration_of(picture, self.cell, key)
+        if migration is None:
+            return None
+        facts = [*migration_facts(migration), ("its instances", "")]
+        facts += life_facts(picture, migration.cell, migration.session)
+        values = {"session": migration.session, "place": place_of(picture.view, migration.cell)}
+        return Opening("Migration", facts, "turn by turn", values)
+
+    def show(self, picture: Picture) -> None:
+        self._picture = picture
+        width, height = self.content_region.size
+        cell = self.cell
+        self._ends.display = self.timeline.display = self._table.display = bool(cell)
+        if not cell or not width:
+            self._head.show_lines(((nothing(picture), "dim"),))
+            return
+        self._head.show_lines(head(picture, cell))
+        self._ends.show_lines(ends(counts_of(picture, cell)))
+        drawn = scene(picture, cell, self.look.window_s)
+        room, bands = height - 2, max(1, len(drawn.bands))
+        wanted = max(lines_for(bands, 1), int(SHARE * room))
+        self.timeline.styles.height = max(3, min(wanted, lines_for(bands), room - TABLE_LEAST))
+        self.timeline.glyphs = self.look.glyphs
+        self.timeline.show(drawn)
+        columns = migration_columns(width - 1)
+        self._table.show(columns, migration_rows(picture, cell, columns, self.look.glyphs))
+        if self.look.follow:
+            self._table.go_to_end()
+
+
+PANEL = PanelKind(
+    "migrations",
+    "8",
+    "Migrations",
+    "sessions that moved: pending prefill over time with an arrow for each, every migration, where a session lived",
+    MigrationsPanel,
+    Place.ALONE,
+    applies=is_routed,
+    command=("tracon", "session", "{run}", "{session}", "--cell", "{place}"),
+    steps_through="cell",
+    entries=(
+        Entry(
+            "migration",
+            term("migration"),
+            "router, when it begins and when it ends",
+            "many failures, or one session that moves repeatedly: the threshold is too low",
+        ),
+        Entry(
+            "transfer",
+            term("transfer"),
+            "engine counters, router's own stamps; – where they cannot say",
+            "many ms per MB: see write bandwidth on Lifecycle",
+        ),
+        Entry("unneeded", term("unneeded migration"), "router"),
+        Entry(
+            "recomputed",
+            term("recomputed migration"),
+            "router",
+            "the reason beside it: a quarantine, roles that do not fit, a failed transfer",
+        ),
+        Entry(
+            "refused",
+            term("refused migration"),
+            "policy; reported once per session and reason",
+            "far more than migrations: all are hot, or the cooldown is long",
+        ),
+        Entry("T_hot", term("T_hot"), "the policy's parameters"),
+        Entry("cooldown", term("cooldown"), "the policy's parameters"),
+        Entry("quarantine", term("quarantine"), "router", "recomputed migrations between these two"),
+        Entry("handover", term("disaggregation"), "router"),
+    ),
+)

@@ -1,0 +1,227 @@
+"""The Stages panel: stages, configs and cells with state and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from console import format as say
+from console.feed import Picture
+from console.findings import ROUTING
+from console.glossary import Entry
+from console.glyphs import Glyphs
+from console.panels.panel import Fact, Look, Opening, Panel, PanelKind, Place
+from console.rows.instances import config_tone
+from console.widgets.table import Cell, Column, Row, Table, cell
+from results.registry import is_measured
+from results.report.terms import term
+from state.run import CELL_ENDED, CellState
+from state.view import CellView, RunView, StageView
+
+_LATENCIES = (
+    ("ttft_p90_s", Column("ttft", "TTFT p90", 8, "ms")),
+    ("tpot_p90_s", Column("tpot", "TPOT p90", 8, "ms")),
+)
+CELL_NUMBERS = (
+    *_LATENCIES,
+    ("effective_throughput_per_s", Column("rate", "served", 6, "req/s")),
+    ("step_p50_us", Column("step", "step p50", 8, "ms")),
+)
+"""The numbers of a finished cell that get a column where there is room, the most important first."""
+REPLAY_NUMBERS = (
+    *_LATENCIES,
+    ("apc", Column("apc", "APC", 4, "%")),
+    ("amplification", Column("amplification", "wall/span", 9, "x")),
+)
+"""The same of cells that replay a trace."""
+NARROW_CELL_NUMBERS = (Column("ttft", "TTFT", 5, "p90"), Column("tpot", "TPOT", 5, "p90"))
+
+
+def stage_columns(width: int, experiment: str = "") -> tuple[Column, ...]:
+    """State and name, then as many of a cell's numbers as fit beside 28 columns of name."""
+    fixed = (Column("state", "state", 12, left=True), Column("name", "stage, cell", 13, left=True, flex=True))
+    numbers = [column for _, column in (REPLAY_NUMBERS if experiment == ROUTING else CELL_NUMBERS)]
+    while numbers and sum(column.width + 1 for column in numbers) > width - 13 - 28:
+        numbers.pop()
+    if len(numbers) < 2:
+        return (*fixed, *NARROW_CELL_NUMBERS)
+    return (*fixed, *numbers)
+
+
+def stage_rows(
+    picture: Picture, folded: frozenset[str], glyphs: Glyphs, columns: tuple[Column, ...]
+) -> tuple[Row, ...]:
+    """The tree: stages, under them configs where a stage has several cells of one, under them cells."""
+    rows: list[Row] = []
+    for stage in picture.view.stages:
+        rows.append(_stage_row(stage, stage.stage in folded, glyphs, len(columns)))
+        if stage.stage in folded:
+            continue
+        cells = [picture.view.cells[name] for name in stage.cells]
+        rounds = [(config, list(own)) for (config, _), own in groupby(cells, key=_round)]
+        grouped = any(config and len(own) > 1 for config, own in rounds)
+        for place, (config, own) in enumerate(rounds):
+            if grouped and config:
+                rows.append(_config_row(f"{stage.stage}:{place}", config, own, picture.view, len(columns)))
+            rows += [_cell_row(each, grouped, glyphs, columns) for each in own]
+    return tuple(rows)
+
+
+def _round(view: CellView) -> tuple[str | None, int]:
+    return view.plan.config, view.plan.trial
+
+
+def _stage_row(stage: StageView, folded: bool, glyphs: Glyphs, width: int) -> Row:
+    ended = sum(count for state, count in stage.counts.items() if state not in (CellState.PENDING, CellState.RUNNING))
+    text, tone = glyphs.state(stage.state)
+    mark = (f"{glyphs.closed if folded else glyphs.open} ", "dim")
+    title: Cell = ((stage.title or stage.stage, "bold"), (_counted(stage), "warn"), (_because(stage.reason), "dim"))
+    progress = cell(f"{ended}/{len(stage.cells)}", "bold")
+    return Row(f"stage:{stage.stage}", _padded(((mark, (text, tone)), title), width, progress))
+
+
+def _padded(cells: tuple[Cell, ...], width: int, last: Cell) -> tuple[Cell, ...]:
+    """`cells`, then empty ones (over which the text before may run on), then `last`."""
+    return (*cells, *[cell("")] * (width - len(cells) - 1), last)
+
+
+def _counted(stage: StageView) -> str:
+    parts = [f"{stage.counts.get(s, 0)} {s}" for s in (CellState.FAILED, CellState.SKIPPED) if stage.counts.get(s, 0)]
+    return f"  {', '.join(parts)}" if parts else ""
+
+
+def _config_row(place: str, config: str, own: list[CellView], view: RunView, width: int) -> Row:
+    """The head of consecutive cells of one config; `place` distinguishes the rounds of repeated trials."""
+    ended = sum(each.state in CELL_ENDED for each in own)
+    several = any(each.trial for each in view.plan.cells)
+    name: Cell = ((config, config_tone(view, config)), (f"  trial {own[0].plan.trial}" if several else "", "dim"))
+    return Row(f"config:{config}:{place}", _padded((cell(""), name), width, cell(f"{ended}/{len(own)}", "dim")))
+
+
+def _cell_row(view: CellView, grouped: bool, glyphs: Glyphs, columns: tuple[Column, ...]) -> Row:
+    text, tone = glyphs.state("degraded" if view.state is CellState.DONE and view.degraded else view.state)
+    narrow = columns[2:] == NARROW_CELL_NUMBERS
+    name: Cell = cell(f" {view.plan.label}" if grouped else view.plan.config or view.plan.label)
+    if not grouped and view.plan.config and view.plan.label != view.plan.config:
+        name = (*name, (f"  {view.plan.label}", "dim"))
+    first: tuple[Cell, ...] = ((("  ", ""), (text, tone)), (*name, *cell_note(view, glyphs, narrow)))
+    if view.state is CellState.RUNNING:
+        return Row(
+            f"cell:{view.cell}", _padded(first, len(columns), cell(f"{view.fraction * 100:.0f} %", "bold")), view.cell
+        )
+    measured = view.state is CellState.DONE and is_measured(view.plan.kind)
+    numbers = tuple(cell(cell_number(view.summary, column.key) if measured else "") for column in columns[2:])
+    return Row(f"cell:{view.cell}", (*first, *numbers), view.cell)
+
+
+def cell_number(summary: Mapping[str, Any], column: str) -> str:
+    """One of CELL_NUMBERS or REPLAY_NUMBERS as its column shows it."""
+    key = next(key for key, each in (*CELL_NUMBERS, *REPLAY_NUMBERS) if each.key == column)
+    value = summary.get(key)
+    return _SHOWN[column](value if isinstance(value, int | float) else None)
+
+
+_SHOWN: Mapping[str, Callable[[float | None], str]] = {
+    "ttft": say.ms,
+    "tpot": say.ms,
+    "rate": say.digits,
+    "step": say.us_as_ms,
+    "apc": say.percent,
+    "amplification": say.digits,
+}
+
+
+def cell_note(view: CellView, glyphs: Glyphs, narrow: bool) -> Cell:
+    """The text behind a cell's name: its progress, why it is not done, or what is wrong with it."""
+    if view.state is CellState.RUNNING:
+        full, empty = say.bar(view.fraction, 8, glyphs.full, glyphs.empty)
+        return () if narrow else (("  ", ""), (full, "live"), (empty, "faint"), (f"  {view.note}", "dim"))
+    if view.state is CellState.DONE:
+        saturated = view.summary.get("saturated") is True
+        notes = (view.degraded, ("sat" if narrow else "saturated") if saturated else "")
+        return tuple((f"{' ' if narrow else '  '}{note}", "warn") for note in notes if note)
+    return cell(_because(view.reason), "bad" if view.state is CellState.FAILED else "dim")
+
+
+def _because(reason: str) -> str:
+    return f"  {reason}" if reason else ""
+
+
+def cell_detail(view: CellView) -> list[Fact]:
+    """All facts of a cell, as label and text."""
+    lines: list[Fact] = [
+        ("cell", view.cell),
+        ("state", str(view.state) + (", degraded" if view.degraded else "")),
+        ("config", view.plan.config or say.NOT_MEASURED),
+        ("policy" if view.plan.kind == "replay" else "load", view.plan.label),
+        ("attempts", ", ".join(f"{a.attempt} {a.state}{_spent(a.spent_s)}" for a in view.attempts) or "none yet"),
+        ("estimated", say.duration(view.plan.estimated_s)),
+        ("took", say.duration(view.observed_s)),
+    ]
+    lines += [
+        (label, text)
+        for label, text in (("reason", view.reason), ("degraded", view.degraded), ("note", view.note))
+        if text
+    ]
+    lines += [say.named(key, value) for key, value in view.summary.items()]
+    return lines
+
+
+def _spent(seconds: float | None) -> str:
+    return "" if seconds is None else f" after {say.duration(seconds)}"
+
+
+# -- the panel ----------------------------------------------------------------------------------------------------
+
+
+class StagesPanel(Panel):
+    """The tree; enter folds a stage or opens a cell."""
+
+    def __init__(self, look: Look, run_folder: Path, *, id: str) -> None:
+        self._table = Table(empty="no plan yet")
+        super().__init__(look, run_folder, self._table, id=id)
+
+    @property
+    def table(self) -> Table:
+        return self._table
+
+    def show(self, picture: Picture) -> None:
+        columns = stage_columns(self.table.room, picture.view.plan.experiment)
+        self.table.show(columns, stage_rows(picture, self.look.folded, self.look.glyphs, columns))
+        running = picture.view.current_cells
+        if self.look.follow and running:
+            self.table.move_to(f"cell:{running[0].cell}")
+
+    def open_row(self, table: Table, key: str, picture: Picture) -> Opening | None:
+        sort, _, name = key.partition(":")
+        if sort == "stage":
+            self.post_message(self.LookChanged(folded=self.look.folded ^ {name}))
+        if sort != "cell":
+            return None
+        view = picture.view.cells[name]
+        return Opening(view.cell, cell_detail(view))
+
+    def follows_after(self, table: Table, *, at_end: bool) -> bool | None:
+        return False
+
+
+PANEL = PanelKind(
+    "stages",
+    "1",
+    "Stages",
+    "stages and cells: state, progress, headline numbers",
+    StagesPanel,
+    Place.LEFT,
+    entries=(
+        Entry(
+            "served",
+            term("effective throughput"),
+            "load client",
+            "below 95 % of the rate: the cell is saturated",
+        ),
+        Entry("APC", term("APC"), "engine counters of the cell"),
+        Entry("wall/span", term("replay amplification"), "replay client, trace"),
+    ),
+)

@@ -1,0 +1,141 @@
+"""The instances of a router as rows: state, load terms now and in the past minute, share of the picks."""
+
+from __future__ import annotations
+
+from console import format as say
+from console.feed import Picture
+from console.glyphs import Glyphs
+from console.rows.instances import tone_of
+from console.rows.routing import engine_of, is_current
+from console.themes import SERIES
+from console.widgets.table import Cell, Column, Row, cell
+from state.events import RoutedLoad
+from state.routing import AlarmKind, LoadSample, RoutingView, alarms
+
+WIDE = 110
+"""Columns from which the table shows the past minute too."""
+PAST_S = 60.0
+"""The past that the bars are scaled to and the small curves show."""
+NO_WORK = "_"
+"""A second without pending prefill in the small curve; a second that was not sampled is blank."""
+
+
+def timed(picture: Picture, routing: RoutingView) -> bool:
+    """The client reports which instance each answer came from."""
+    return any(_ttft_s(picture, load) is not None for load in routing.latest.instances)
+
+
+def _ttft_s(picture: Picture, load: RoutedLoad) -> float | None:
+    """TTFT p90 of an instance in the last seconds, as the client saw it; None = nothing to measure it by."""
+    known = picture.view.instances.get(engine_of(load))
+    return None if known is None or known.latest is None else known.latest.ttft_p90_s
+
+
+def load_columns(width: int, timed: bool = False) -> tuple[Column, ...]:
+    """`timed`: with the instances' TTFT, for which the bars give way where it is narrow."""
+    wide = width >= WIDE
+    ttft = (Column("ttft", "TTFT", 4, "p90"),) if timed else ()
+    short = timed and not wide
+    bar = Column("bar", "pending" if short else "pending prefill", 10 if short else 15, left=True)
+    past = (Column("past", "last minute", 28, left=True),) if wide else ()
+    return (
+        Column("name", "instance", 12, left=True, flex=True),
+        Column("state", "state", 24 if wide else 18, left=True),
+        Column("requests", "BS", 4, "req"),
+        Column("pending", "PP", 5, "tok"),
+        bar,
+        *past,
+        *ttft,
+        Column("ongoing", "OT", 5, "tok"),
+        Column("sessions", "sess", 4, "now"),
+        Column("share", "picks", 5, "%"),
+    )
+
+
+def load_rows(picture: Picture, routing: RoutingView, glyphs: Glyphs, columns: tuple[Column, ...]) -> tuple[Row, ...]:
+    """A row per instance, in the router's order."""
+    end = routing.latest_unix_s
+    past = [sample for sample in routing.history if sample[0] > end - PAST_S]
+    top = max((load.pending_prefill_tokens for _, loads in past for load in loads), default=0)
+    marks = {alarm.instance: alarm.kind for alarm in alarms(routing.history)}
+    current = is_current(picture, routing)
+    tone = "" if current else "dim"
+    shares = routing.shares
+    rows = []
+    for place, load in enumerate(routing.latest.instances):
+        mark = marks.get(load.instance)
+        color = color_of(picture, place, load)
+        cells = {
+            "name": cell(load.instance, color),
+            "state": _state(load, mark, glyphs) if current else cell(_state(load, mark, glyphs)[0][0], "dim"),
+            "requests": cell(say.whole(load.num_requests), tone),
+            "pending": cell(say.tokens(load.pending_prefill_tokens), tone),
+            "bar": _bar(load, top, "warn" if current and mark is AlarmKind.HOT else tone or color, glyphs, columns),
+            "past": cell(_curve(past, load.instance, end, top, glyphs, columns), tone or color),
+            "ttft": cell(say.short_ms(_ttft_s(picture, load)), tone),
+            "ongoing": cell(say.tokens(load.ongoing_tokens), tone),
+            "sessions": cell(say.whole(load.sessions), tone),
+            "share": cell(say.percent(shares[load.instance]), tone),
+        }
+        rows.append(Row(load.instance, tuple(cells[column.key] for column in columns)))
+    return tuple(rows)
+
+
+def color_of(picture: Picture, place: int, load: RoutedLoad) -> str:
+    known = picture.view.instances.get(engine_of(load))
+    return f"series-{place % SERIES}" if known is None else tone_of(picture.view, known)
+
+
+def _state(load: RoutedLoad, mark: AlarmKind | None, glyphs: Glyphs) -> Cell:
+    if not load.available:
+        return cell(f"{glyphs.sign('failed')} {load.why or 'not picked'}", "bad")
+    if mark is not None:
+        return cell(f"{glyphs.sign('warning')} {mark}", "warn")
+    return cell(f"{glyphs.sign('ready')} available", "good")
+
+
+def _width(columns: tuple[Column, ...], key: str) -> int:
+    return next((column.width for column in columns if column.key == key), 0)
+
+
+def _bar(load: RoutedLoad, top: int, tone: str, glyphs: Glyphs, columns: tuple[Column, ...]) -> Cell:
+    """Pending prefill against the most that any instance had in the past minute."""
+    fraction = load.pending_prefill_tokens / top if top else 0.0
+    full, empty = say.bar(fraction, _width(columns, "bar"), glyphs.full, glyphs.empty)
+    return ((full, tone), (empty, "faint"))
+
+
+def _curve(
+    past: list[LoadSample], instance: str, end: float, top: int, glyphs: Glyphs, columns: tuple[Column, ...]
+) -> str:
+    """The highest pending prefill of each part of the past minute, to the scale of the bars."""
+    places = _width(columns, "past")
+    highest: dict[int, int] = {}
+    for t_unix_s, loads in past if places else ():
+        place = places - 1 - int((end - t_unix_s) / PAST_S * places)
+        for load in loads:
+            if load.instance == instance:
+                highest[place] = max(highest.get(place, 0), load.pending_prefill_tokens)
+    return "".join(_level(highest.get(place), top, glyphs) for place in range(places))
+
+
+def _level(tokens: int | None, top: int, glyphs: Glyphs) -> str:
+    if tokens is None:
+        return " "
+    return glyphs.rise[max(1, round(8 * tokens / top))] if tokens else NO_WORK
+
+
+def load_detail(routing: RoutingView, instance: str) -> list[tuple[str, str]]:
+    """What the router knows of an instance, as label and text."""
+    load = next((each for each in routing.latest.instances if each.instance == instance), None)
+    if load is None:
+        return [("instance", "the router has removed it")]
+    return [
+        ("state", "available" if load.available else f"not picked: {load.why}"),
+        ("role", load.role),
+        ("BS", f"{load.num_requests} requests that have not ended"),
+        ("PP", f"{load.pending_prefill_tokens} uncached prompt tokens before their first token"),
+        ("OT", f"{load.ongoing_tokens} prompt tokens of requests that have not ended"),
+        ("sessions", f"{load.sessions} bound now"),
+        ("picks", f"{say.whole(load.picks)}, {say.percent(routing.shares[instance])} %"),
+    ]

@@ -1,0 +1,53 @@
+"""The names of a panel's sections on one line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich.text import Text
+from textual import events
+from textual.message import Message
+from textual.widgets import Static
+
+KEYS = "  ← →"
+"""What moves between sections, where there is room to say so."""
+
+
+class SectionBar(Static):
+    """A click opens a section. Where the names do not fit, all but the open one are numbers."""
+
+    DEFAULT_CSS = "SectionBar { height: 1; }"
+
+    class Picked(Message):
+        def __init__(self, section: str) -> None:
+            super().__init__()
+            self.section = section
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._labels: Mapping[str, str] = {}
+
+    def show(self, section: str, sections: Mapping[str, str]) -> None:
+        """Mark this section as the open one."""
+        self._labels = labels(sections, section, self.size.width)
+        text = Text(no_wrap=True)
+        for name, label in self._labels.items():
+            text.append(f" {label} ", style="bold reverse" if name == section else "dim")
+        if self.size.width - text.cell_len >= len(KEYS):
+            text.append(KEYS, style="dim")
+        self.update(text, layout=False)
+
+    def on_click(self, event: events.Click) -> None:
+        end = 0
+        for name, label in self._labels.items():
+            end += len(label) + 2
+            if event.x < end:
+                self.post_message(self.Picked(name))
+                return
+
+
+def labels(sections: Mapping[str, str], section: str, width: int) -> Mapping[str, str]:
+    """The label of each section: its name where there is room for all, else a number except for the open one."""
+    if sum(len(label) + 2 for label in sections.values()) <= width:
+        return sections
+    return {name: label if name == section else str(n) for n, (name, label) in enumerate(sections.items(), 1)}

@@ -1,0 +1,156 @@
+"""Everything that is known of a run, computed from its folder and written nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from results.connector_tax.combined_taxes import Additivity, Amplification, Decomposition, Trend
+from results.connector_tax.manifest import manifest_rows
+from results.connector_tax.measurements import Measurements
+from results.connector_tax.tax import TaxRow, noise_floor, tax_table
+from results.connector_tax.verdicts import conclude, judge_success
+from results.measures.cells import request_samples, step_samples
+from results.measures.collect import Collected, collect
+from results.measures.drift import Drift, drifts
+from results.measures.saturation import REF_LOAD, REF_SAFE, ReferenceRates, judge_cells, reference_rates
+from results.measures.saturation_criteria import SPECIFIED, CellSaturation, Thresholds
+from results.measures.summary import CellSummary
+from results.records.engine_faults import engine_fault_gaps
+from results.records.errors import ArtifactError, ResultsError
+from results.records.frames import Gap
+from results.records.layout import RunLayout
+from results.records.manifest import ManifestRow
+from results.records.run_folder import Decision, RunFacts, missing_files, preflight_decisions, run_facts
+from results.statistics.estimates import Samples
+from results.statistics.judgement import Judgement
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """All that is known of a run from its folder."""
+
+    facts: RunFacts
+    cells: tuple[CellSummary, ...]
+    saturation: Mapping[str, CellSaturation]
+    """By `CellSummary.path`."""
+    rates: ReferenceRates
+    """Those the run used where it wrote them, else those its Phase A gives."""
+    taxes: tuple[TaxRow, ...]
+    noise_floor: tuple[TaxRow, ...]
+    """What the baseline measured twice differs by from itself; empty where it was measured once."""
+    manifest: tuple[ManifestRow, ...]
+    decisions: Mapping[str, Decision]
+    gaps: tuple[Gap, ...]
+    decomposition: tuple[Decomposition, ...] = ()
+    additivity: tuple[Additivity, ...] = ()
+    amplification: tuple[Amplification, ...] = ()
+    trends: tuple[Trend, ...] = ()
+    drift: tuple[Drift, ...] = ()
+    verdicts: tuple[Judgement, ...] = ()
+    """H1 to H6."""
+    criteria: tuple[Judgement, ...] = ()
+    """The success criteria 1 to 7."""
+
+    @property
+    def degraded(self) -> tuple[CellSummary, ...]:
+        """Cells whose client could not keep its schedule."""
+        return tuple(cell for cell in self.cells if cell.degraded)
+
+
+def analyse(root: Path) -> Analysis:
+    """As analyse_run, writing nothing but the Parquet copies. Raises ResultsError where `root` is no folder."""
+    if not root.is_dir():
+        raise ResultsError(f"no run folder at {root}", remedy="name a run's folder, or see `tracon list`")
+    facts, fact_gaps = run_facts(root)
+    decisions, preflight_gaps = preflight_decisions(root)
+    collected = collect(root)
+    rates, rate_gaps = _rates(root, facts, collected.summaries)
+    manifest, manifest_gaps = manifest_rows(root, facts, decisions, collected.summaries)
+    judged = judge_cells(collected.summaries, rates.thresholds)
+    by_cell = {(judgement.cell, judgement.config): judgement for judgement in judged}
+    file_gaps = [gap for layout in RunLayout(root).configs() for gap in missing_files(layout)]
+    saturation = {cell.path: by_cell[cell.cell, cell.config] for cell in collected.summaries}
+    measurements = Measurements(collected.summaries, _sample_reader(collected.paths))
+    found = conclude(measurements, rates)
+    lacking = (*fact_gaps, *preflight_gaps, *manifest_gaps, *file_gaps, *collected.gaps)
+    unmeasured = _unmeasured(facts, decisions, collected, rates)
+    return Analysis(
+        facts=facts,
+        cells=collected.summaries,
+        saturation=saturation,
+        rates=rates,
+        taxes=tax_table(measurements, rates),
+        noise_floor=noise_floor(measurements, rates),
+        manifest=manifest,
+        decisions=decisions,
+        gaps=(*lacking, *rate_gaps, *unmeasured, *engine_fault_gaps(root)),
+        decomposition=found.decomposition,
+        additivity=found.additivity,
+        amplification=found.amplification,
+        trends=found.trends,
+        drift=drifts(cell for cell in collected.summaries if not cell.degraded and not saturation[cell.path].saturated),
+        verdicts=found.verdicts,
+        criteria=judge_success(found.verdicts, facts, manifest, decisions, collected.summaries, lacking, unmeasured),
+    )
+
+
+def _rates(root: Path, facts: RunFacts, summaries: Sequence[CellSummary]) -> tuple[ReferenceRates, tuple[Gap, ...]]:
+    """The rates the run chose, held against what its artifacts give now."""
+    path = RunLayout(root).reference_rates
+    thresholds = msgspec.convert(dict(facts.thresholds), Thresholds) if facts.thresholds else SPECIFIED
+    try:
+        written = ReferenceRates.from_json(path.read_bytes())
+    except OSError:
+        now = reference_rates(summaries, thresholds=thresholds)
+        used = any(summary.phase != "A" for summary in summaries)
+        return now, (Gap(path.name, "is missing; the reference rates are those Phase A gives now"),) if used else ()
+    except ArtifactError as error:
+        now = reference_rates(summaries, thresholds=thresholds)
+        return now, (Gap(path.name, f"{error}; the reference rates are those Phase A gives now"),)
+    now = reference_rates(summaries, thresholds=written.thresholds)
+    differing = [
+        Gap(path.name, f"says {name} = {_rate(written.rate(name))}, but the cells now give {_rate(now.rate(name))}")
+        for name in (REF_SAFE, REF_LOAD)
+        if written.rate(name) != now.rate(name)
+    ]
+    return written, tuple(differing)
+
+
+def _rate(value: float | None) -> str:
+    return "none" if value is None else f"{value:g} req/s"
+
+
+def _unmeasured(
+    facts: RunFacts, decisions: Mapping[str, Decision], collected: Collected, rates: ReferenceRates
+) -> tuple[Gap, ...]:
+    """Planned cells without a record, one gap per config and phase; what was rightly not run is none."""
+    done = {summary.cell for summary in collected.summaries}
+    needless = {
+        "A": False,
+        "B": rates.ref_safe_per_s is None,
+        "Bp": rates.ref_load_per_s is None or rates.ref_load_per_s == rates.ref_safe_per_s,
+    }
+    missing: dict[tuple[str, str], list[str]] = {}
+    for cell in facts.cells:
+        skipped = cell.config in decisions and not decisions[cell.config].included
+        if cell.cell not in done and not skipped and not needless.get(cell.phase, False):
+            missing.setdefault((cell.config, cell.phase), []).append(cell.stem)
+    return tuple(
+        Gap(f"{config}, phase {phase}", f"not measured: {', '.join(stems)}")
+        for (config, phase), stems in sorted(missing.items())
+    )
+
+
+def _sample_reader(paths: Mapping[str, Path]) -> Callable[[CellSummary], Mapping[str, Samples]]:
+    """Reads a cell's samples; steps in Phase A only, where step taxes are computed."""
+
+    def read(summary: CellSummary) -> Mapping[str, Samples]:
+        path = paths[summary.path]
+        samples = request_samples(path)
+        return samples | step_samples(path) if summary.phase == "A" else samples
+
+    return read

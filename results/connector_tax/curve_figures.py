@@ -1,0 +1,244 @@
+"""The numbers of the figures of Phase A: latency and throughput over rate, and what a step takes."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import numpy as np
+import pandas as pd
+
+from results.connector_tax.analyse import Analysis
+from results.measures.saturation import REF_LOAD, REF_SAFE
+from results.measures.summary import CellSummary
+from results.report.figure import Figure, in_order
+from results.statistics.estimates import LEVEL, Samples
+from results.statistics.trials import SPREAD
+
+StepsOf = Callable[[CellSummary], Mapping[str, Samples]]
+"""Reads a cell's step series (`results.measures.cells.step_samples`)."""
+
+CDF_SERIES: Mapping[str, str] = {
+    "engine_step_us": "whole engine step",
+    "step_duration_us": "schedule() alone",
+}
+CDF_POINTS = np.concatenate((np.linspace(0, 0.98, 99), np.linspace(0.981, 1, 20)))
+"""Shares at which a distribution is drawn: finer where the tail is."""
+
+_RANGE = "range of the trials"
+_SATURATED = "x marks a saturated cell, with the numbers of the criteria that fired in the strip below"
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """What all trials of one config at one rate say about one value."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+    n: int
+    trials: int
+    interval: str
+    """What low and high are."""
+
+
+def ttft_by_rate(analysis: Analysis) -> Figure:
+    """Figure 1."""
+    return _latency_by_rate(analysis, 1, "TTFT p90", "ttft_p90_s")
+
+
+def tpot_by_rate(analysis: Analysis) -> Figure:
+    """Figure 2."""
+    return _latency_by_rate(analysis, 2, "TPOT p90", "tpot_p90_s")
+
+
+def _latency_by_rate(analysis: Analysis, number: int, name: str, value: str) -> Figure:
+    title = f"{name} by send rate, Phase A"
+    cells = _phase_a(analysis)
+    table = pd.DataFrame(_rate_rows(analysis, cells, {value: value}))
+    if table.empty or table[value].isna().all():
+        return Figure(number, title, missing=_why_no_curve(analysis, cells, name))
+    caption = (
+        f"{name} of requests due in the measured window, {_shapes(cells)}. {_bars(table)} {_SATURATED} "
+        f"({_criteria(analysis)}). Hollow marks are degraded cells: the client could not keep its schedule. Points at "
+        f"one rate are set apart sideways so that their bars can be read.{absent(analysis)}"
+    )
+    return Figure(number, title, caption, table, _reference_lines(analysis))
+
+
+def throughput_by_rate(analysis: Analysis) -> Figure:
+    """Figure 3."""
+    title = "Achieved by requested throughput, Phase A"
+    cells = _phase_a(analysis)
+    values = {"achieved_per_s": "effective_throughput_per_s", "ratio": "throughput_ratio"}
+    table = pd.DataFrame(_rate_rows(analysis, cells, values))
+    if table.empty or table["achieved_per_s"].isna().all():
+        return Figure(3, title, missing=_why_no_curve(analysis, cells, "throughput"))
+    knees = {scan.config: scan.saturation_rate_per_s for scan in analysis.rates.configs}
+    table["saturation_rate_per_s"] = table["config"].map(knees)
+    caption = (
+        f"Completions that ended inside the measured window per second against the rate that was asked for, "
+        f"{_shapes(cells)}. On the dashed line y = x the engine keeps up. A ring marks a config's knee, its lowest "
+        f"saturated rate by any criterion ({_criteria(analysis)}). Below: the same as a ratio, with the threshold of "
+        f"criterion 1; configs are set apart sideways there.{absent(analysis)}"
+    )
+    lines = _reference_lines(analysis) | {"threshold": analysis.rates.thresholds.throughput_ratio}
+    return Figure(3, title, caption, table, lines)
+
+
+def step_cdf(analysis: Analysis, steps_of: StepsOf) -> Figure:
+    """Figure 6: reads the steps of the Phase A cells at ref_safe."""
+    title = "Time per engine step at ref_safe, Phase A"
+    safe = analysis.rates.ref_safe_per_s
+    if safe is None:
+        return Figure(6, title, missing=f"there is no ref_safe: {analysis.rates.ref_safe_reason}")
+    cells = [cell for cell in _phase_a(analysis) if math.isclose(cell.rate_per_s, safe, rel_tol=1e-6)]
+    if not cells:
+        return Figure(6, title, missing=f"no cell of Phase A was measured at {safe:g} req/s")
+    timed = [cell for cell in cells if cell.step_timing.get("available", False) and not cell.degraded]
+    table = pd.DataFrame(_cdf_rows(timed, steps_of))
+    if table.empty:
+        return Figure(6, title, missing=f"no step timing at {safe:g} req/s: {_why_untimed(cells)}")
+    without = sorted({cell.config for cell in cells} - set(table["config"]), key=in_order)
+    caption = (
+        f"Share of the non-empty steps in the measured window that took at most this long, at {safe:g} req/s, "
+        f"{_shapes(cells)}; all trials together. Left: schedule entry to the end of update_from_output, the whole "
+        "step, worker-side connector callbacks included. Right: Scheduler.schedule() alone, the specification's "
+        "step_duration_us; worker-side callbacks do not run inside it. The slowest 0.5 % may lie beyond the axis."
+        + (f" No step timing: {', '.join(without)}." if without else "")
+        + absent(analysis)
+    )
+    return Figure(6, title, caption, table)
+
+
+def absent(analysis: Analysis) -> str:
+    """A sentence that names the configs of the plan that no figure can show, with the reason; or nothing."""
+    lacking = [row for row in analysis.manifest if row.status != "ran"]
+    if not lacking:
+        return ""
+    named = "; ".join(f"{row.config} ({row.status}: {row.skip_reason})" for row in lacking)
+    return f" Not measured: {named}."
+
+
+def reference_text(analysis: Analysis, name: str) -> str:
+    """`ref_safe (4 req/s)`, or that there is none."""
+    rate = analysis.rates.rate(name)
+    return f"{name} ({rate:g} req/s)" if rate is not None else f"no {name}: {analysis.rates.reason_for(name)}"
+
+
+def _phase_a(analysis: Analysis) -> list[CellSummary]:
+    return [cell for cell in analysis.cells if cell.phase == "A"]
+
+
+def _rate_rows(analysis: Analysis, cells: Sequence[CellSummary], values: Mapping[str, str]) -> list[dict[str, object]]:
+    """A row per config and rate; `values`: column to the value of a cell that it shows, the first with its bounds."""
+    groups: dict[tuple[str, float], list[CellSummary]] = defaultdict(list)
+    for cell in cells:
+        groups[cell.config, cell.rate_per_s].append(cell)
+    first = next(iter(values))
+    rows: list[dict[str, object]] = []
+    for (config, rate), trials in sorted(groups.items(), key=lambda item: (in_order(item[0][0]), item[0][1])):
+        counting = [cell for cell in trials if not cell.degraded] or trials
+        points = {column: _over_trials(counting, value) for column, value in values.items()}
+        main = points[first]
+        saturated, fired = _saturation(analysis, counting)
+        rows.append(
+            {"config": config, "rate_per_s": rate}
+            | {column: point.value for column, point in points.items()}
+            | {f"{first}_low": main.low, f"{first}_high": main.high}
+            | {"n": main.n, "trials": main.trials, "interval": main.interval}
+            | {"saturated": saturated, "criteria_fired": ",".join(map(str, fired))}
+            | {"degraded": counting[0].degraded}
+        )
+    return rows
+
+
+def _over_trials(cells: Sequence[CellSummary], value: str) -> _Point:
+    """One trial: its estimate. Several: the mean of theirs, and their range."""
+    found = [cell.estimate(value) for cell in cells]
+    measured = [estimate for estimate in found if estimate.value is not None]
+    if len(measured) < 2:
+        one = measured[0] if measured else found[0]
+        kind = f"{LEVEL:.0%} {SPREAD}" if one.low is not None or one.high is not None else ""
+        return _Point(one.value, one.low, one.high, one.n, len(measured), kind)
+    values = [estimate.value for estimate in measured if estimate.value is not None]
+    n = sum(estimate.n for estimate in measured)
+    return _Point(fmean(values), min(values), max(values), n, len(values), _RANGE)
+
+
+def _saturation(analysis: Analysis, cells: Sequence[CellSummary]) -> tuple[bool | None, tuple[int, ...]]:
+    """Saturated when at least half of the trials that could be judged are, and the criteria that fired then."""
+    judged = [analysis.saturation[cell.path] for cell in cells]
+    known = [judgement.saturated for judgement in judged if judgement.saturated is not None]
+    if not known:
+        return None, ()
+    saturated = sum(known) * 2 >= len(known)
+    fired = {number for judgement in judged for number in judgement.fired} if saturated else set()
+    return saturated, tuple(sorted(fired))
+
+
+def _cdf_rows(cells: Sequence[CellSummary], steps_of: StepsOf) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = []
+    by_config: dict[str, list[Mapping[str, Samples]]] = defaultdict(list)
+    for cell in cells:
+        by_config[cell.config].append(steps_of(cell))
+    for config in sorted(by_config, key=in_order):
+        for series in CDF_SERIES:
+            samples = np.concatenate([steps[series] for steps in by_config[config]])
+            if samples.size == 0:
+                continue
+            shares = zip(CDF_POINTS, np.quantile(samples, CDF_POINTS), strict=True)
+            rows += [
+                {
+                    "config": config,
+                    "series": series,
+                    "share": round(float(share), 4),
+                    "time_us": float(time_us),
+                    "n": samples.size,
+                }
+                for share, time_us in shares
+            ]
+    return rows
+
+
+def _why_untimed(cells: Sequence[CellSummary]) -> str:
+    said = dict.fromkeys(
+        f"degraded: {cell.degraded}"
+        if cell.degraded
+        else str(cell.step_timing.get("reason") or "no steps in the window")
+        for cell in cells
+    )
+    return "; ".join(said)
+
+
+def _why_no_curve(analysis: Analysis, cells: Sequence[CellSummary], name: str) -> str:
+    return f"no cell of Phase A has a {name}" if cells else f"no cell of Phase A was measured.{absent(analysis)}"
+
+
+def _shapes(cells: Sequence[CellSummary]) -> str:
+    shapes = sorted({cell.shape for cell in cells}, key=lambda shape: (shape.input_tokens, shape.output_tokens))
+    return ", ".join(f"{shape.input_tokens} tokens in and {shape.output_tokens} out" for shape in shapes)
+
+
+def _bars(table: pd.DataFrame) -> str:
+    kinds = [kind for kind in dict.fromkeys(table["interval"]) if kind]
+    if not kinds:
+        return "No bars: too few requests for a spread."
+    mean = ", line through their mean" if _RANGE in kinds else ""
+    return f"Bars: {' or '.join(kinds)}{mean}."
+
+
+def _criteria(analysis: Analysis) -> str:
+    limit = analysis.rates.thresholds
+    return (
+        f"1: throughput / rate < {limit.throughput_ratio:g}, 2: p50 of requests waiting > {limit.waiting_p50:g}, "
+        f"3: TTFT p90 over that at half the rate > {limit.ttft_p90_growth:g}"
+    )
+
+
+def _reference_lines(analysis: Analysis) -> dict[str, float]:
+    found = {name: analysis.rates.rate(name) for name in (REF_SAFE, REF_LOAD)}
+    return {name: rate for name, rate in found.items() if rate is not None}

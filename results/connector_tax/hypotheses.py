@@ -1,0 +1,269 @@
+"""The hypotheses of specs/connector_tax, each judged by a rule over numbers and their intervals.
+
+The interval decides: a hypothesis holds where the whole interval agrees with it and fails where the whole of it
+contradicts it. It is undecided otherwise, also where the number comes from fewer than three launches, and open where
+the number is missing. Pure functions of estimates.
+"""
+
+from __future__ import annotations
+
+from results.connector_tax.combined_taxes import (
+    ADDITIVE_WITHIN,
+    MOONCAKE,
+    Additive,
+    Additivity,
+    Decomposition,
+    Trend,
+    additive,
+)
+from results.statistics.estimates import Estimate, unknown
+from results.statistics.judgement import Judgement, Outcome, decisive, leave_undecided
+
+TAX_AT_LEAST = 0.10
+"""H1."""
+TAX_PRIOR = (0.25, 0.60)
+"""H1: the trace replay's +45 % is accepted in here."""
+GAP_WITHIN = (0.05, 0.10)
+"""H2: tax(mooncake_both) - tax(nixl_both); the trace replay had 7 pp."""
+_GAP_RANGE = "[5 pp, 10 pp]"
+FRAMEWORK_BELOW = 0.50
+"""H3: share of the tax of mooncake_both that noop_connector has; from here on the framework dominates."""
+IMPLEMENTATION_BELOW = 0.30
+"""H3: below this the implementation dominates."""
+FLAT_BELOW = 0.01
+"""H5, H6: growth per doubling of the length whose whole interval is below this is none; no limit is specified."""
+
+
+def substrate_tax(tax: Estimate) -> Judgement:
+    """H1, from tax_ttft_p90(mooncake_both, ref_safe)."""
+    outcome, reason = _against(tax, TAX_AT_LEAST)
+    within = {
+        True: "accepted: the interval lies in it",
+        False: "revise the prior: the interval lies outside",
+        None: "undecided: " + _cannot(tax, *TAX_PRIOR),
+    }[inside(tax, TAX_PRIOR)]
+    return Judgement(
+        name="H1",
+        claim="The substrate tax persists at one instance under synthetic load.",
+        rule=f"The interval of the tax lies at or above {TAX_AT_LEAST:.0%}; below it, the trace replay's tax came from "
+        "the feedback between its 8 instances.",
+        outcome=outcome,
+        quantity="tax_ttft_p90(mooncake_both) at ref_safe",
+        measured=tax,
+        numbers={},
+        prior=f"+45% in the trace replay, accepted in {_range(TAX_PRIOR)}: {within}",
+        reason=reason,
+    )
+
+
+def nixl_gap(gap: Estimate, mooncake: Estimate, nixl: Estimate) -> Judgement:
+    """H2, from tax_ttft_p90(mooncake_both) - tax_ttft_p90(nixl_both) at ref_safe."""
+    held = inside(gap, GAP_WITHIN)
+    outcome = {True: Outcome.HOLDS, False: Outcome.FAILS, None: leave_undecided(gap)}[held]
+    label = ""
+    if held is False and gap.low is not None and gap.high is not None:
+        label = (
+            "the gap is larger" if gap.low > GAP_WITHIN[1]
+            else "the gap is inverted" if gap.high < 0
+            else "the gap is smaller"
+        )  # fmt: skip
+    reason = {
+        True: f"{gap.points()} lies in {_GAP_RANGE}",
+        False: f"{gap.points()} lies outside {_GAP_RANGE}: {label}",
+        None: _cannot(gap, *GAP_WITHIN, shown=gap.points()),
+    }[held]
+    agreement = {True: "agrees", False: "disagrees", None: "undecided"}[held]
+    return Judgement(
+        name="H2",
+        claim="NIXL costs less than Mooncake by 5 to 10 percentage points: the gap is mechanism, not coupling.",
+        rule=f"The interval of tax(mooncake_both) - tax(nixl_both) lies in {_GAP_RANGE}; outside it, the gap "
+        "of the trace replay was its coupling's.",
+        outcome=outcome,
+        label=label,
+        quantity="tax_ttft_p90(mooncake_both) - tax_ttft_p90(nixl_both) at ref_safe",
+        measured=gap,
+        numbers={"tax_ttft_p90(mooncake_both)": mooncake, "tax_ttft_p90(nixl_both)": nixl},
+        prior=f"+7 pp (45% - 38%) in the trace replay, accepted in {_GAP_RANGE}: {agreement}",
+        reason=reason,
+    )
+
+
+def framework_share(split: Decomposition | None) -> Judgement:
+    """H3, from the decomposition of tax_ttft_p90(mooncake_both) at ref_safe; None where there is none."""
+    none = unknown(f"{MOONCAKE} was not measured in Phase A")
+    share, framework, total = (
+        (split.framework_share, split.framework, split.total) if split is not None else (none, none, none)
+    )
+    outcome, reason = _against(share, FRAMEWORK_BELOW)
+    flipped = {Outcome.HOLDS: Outcome.FAILS, Outcome.FAILS: Outcome.HOLDS}.get(outcome, outcome)
+    label = cost_label(share)
+    if not label and outcome in (Outcome.HOLDS, Outcome.FAILS):
+        reason += f"; no label: {_cannot(share, IMPLEMENTATION_BELOW)}"
+    return Judgement(
+        name="H3",
+        claim="The engine's connector framework is less than half of Mooncake's cost.",
+        rule=f"The interval of tax(noop_connector) / tax(mooncake_both) lies below {FRAMEWORK_BELOW:.0%}. Label: "
+        f"framework-cost-dominated from {FRAMEWORK_BELOW:.0%} on, implementation-cost-dominated below "
+        f"{IMPLEMENTATION_BELOW:.0%}, mixed between.",
+        outcome=flipped,
+        label=label,
+        quantity="tax_ttft_p90(noop_connector) / tax_ttft_p90(mooncake_both) at ref_safe",
+        measured=share,
+        numbers={"tax_ttft_p90(noop_connector)": framework, "tax_ttft_p90(mooncake_both)": total},
+        reason=reason,
+    )
+
+
+def cost_label(share: Estimate) -> str:
+    """Which cost dominates, by the interval of the framework's share; empty where the interval does not decide."""
+    share = decisive(share)
+    if share.low is None or share.high is None:
+        return ""
+    if share.low >= FRAMEWORK_BELOW:
+        return "framework-cost-dominated"
+    if share.high < IMPLEMENTATION_BELOW:
+        return "implementation-cost-dominated"
+    return "mixed" if share.low >= IMPLEMENTATION_BELOW and share.high < FRAMEWORK_BELOW else ""
+
+
+def additivity(found: Additivity | None) -> Judgement:
+    """H4, from the additivity of tax_ttft_p90 at ref_safe; None where none of its configs was measured."""
+    none = unknown("neither the stacked connectors nor their parts were measured in Phase A")
+    excess = found.relative_excess if found is not None else none
+    kind, why = additive(excess)
+    outcome = {Additive.LINEAR: Outcome.HOLDS, Additive.UNDECIDED: leave_undecided(excess)}.get(kind, Outcome.FAILS)
+    meaning = {
+        Additive.SUPER: ": the connectors interfere",
+        Additive.SUB: ": they share a cost of every step",
+    }.get(kind, "")
+    return Judgement(
+        name="H4",
+        claim="The costs of stacked connectors add up.",
+        rule=f"The interval of (tax(multi) - tax(mooncake_both) - tax(lmcache_only)) / tax(multi) lies within "
+        f"{ADDITIVE_WITHIN:.0%} of zero; above it is super-additive, below it sub-additive.",
+        outcome=outcome,
+        label="" if kind == Additive.UNDECIDED else str(kind),
+        quantity="(tax(multi) - sum of both) / tax(multi), of TTFT p90 at ref_safe",
+        measured=excess,
+        numbers={
+            "tax_ttft_p90(mooncake_both)": found.mooncake,
+            "tax_ttft_p90(lmcache_only)": found.lmcache,
+            "their sum": found.total,
+            "tax_ttft_p90(multi_mooncake_lmcache)": found.multi,
+        }
+        if found is not None
+        else {},
+        reason=why or f"{excess.percent()} is {kind}{meaning}",
+    )
+
+
+def input_trend(trend: Trend | None) -> Judgement:
+    """H5, from mooncake_both's TTFT tax along the input length, the mean over output lengths."""
+    outcome, reason = _growth(trend)
+    steps = [decisive(step) for step in trend.steps] if trend is not None else []
+    fell = any(step.high is not None and step.high < 0 for step in steps)
+    dipped = trend is not None and any(step.value is not None and step.value <= 0 for step in trend.steps)
+    if fell:
+        outcome, reason = Outcome.FAILS, f"it falls from one length to the next: {_steps(trend)}"
+    elif outcome == Outcome.HOLDS and dipped:
+        outcome, reason = Outcome.UNDECIDED, f"it grows, but perhaps not at every step: {_steps(trend)}"
+    return _trend_verdict(
+        "H5",
+        "The TTFT tax of mooncake_both grows monotonically with the input length.",
+        f"The interval of the slope over log2(input tokens) lies above 0 and no step goes down; fails where a step's "
+        f"interval lies below 0, or the slope's below {FLAT_BELOW * 100:g} pp per doubling.",
+        trend,
+        outcome,
+        reason,
+    )
+
+
+def output_trend(trend: Trend | None) -> Judgement:
+    """H6, from mooncake_both's TPOT tax along the output length, the mean over input lengths."""
+    return _trend_verdict(
+        "H6",
+        "The TPOT tax of mooncake_both grows with the output length: the connector works at every decode step.",
+        f"The interval of the slope over log2(output tokens) lies above 0; fails where it lies below "
+        f"{FLAT_BELOW * 100:g} pp per doubling.",
+        trend,
+        *_growth(trend),
+    )
+
+
+def _trend_verdict(name: str, claim: str, rule: str, trend: Trend | None, outcome: Outcome, reason: str) -> Judgement:
+    numbers: dict[str, Estimate] = {}
+    if trend is not None:
+        numbers = {
+            f"{trend.metric} at {length} {trend.along}": tax
+            for length, tax in zip(trend.lengths, trend.taxes, strict=True)
+        }
+    return Judgement(
+        name=name,
+        claim=claim,
+        rule=rule,
+        outcome=outcome,
+        quantity="tax per doubling of the length, at ref_safe",
+        measured=trend.slope if trend is not None else unknown(_NO_TREND),
+        numbers=numbers,
+        reason=reason,
+    )
+
+
+_NO_TREND = f"Phase B did not measure {MOONCAKE} at two lengths"
+
+
+def _growth(trend: Trend | None) -> tuple[Outcome, str]:
+    if trend is None:
+        return Outcome.OPEN, _NO_TREND
+    slope = decisive(trend.slope)
+    if slope.low is None or slope.high is None:
+        return leave_undecided(slope), slope.reason or "there is no interval"
+    if slope.low > 0:
+        return Outcome.HOLDS, f"it grows by {slope.points()} per doubling"
+    if slope.high < 0:
+        return Outcome.FAILS, f"it falls: {slope.points()} per doubling"
+    if slope.high < FLAT_BELOW:
+        return Outcome.FAILS, f"it is flat: {slope.points()} per doubling"
+    return Outcome.UNDECIDED, f"{slope.points()} per doubling covers zero"
+
+
+def _steps(trend: Trend | None) -> str:
+    return "; ".join(step.points() for step in trend.steps) if trend is not None else ""
+
+
+def _against(found: Estimate, limit: float) -> tuple[Outcome, str]:
+    """HOLDS where the whole interval is at or above the limit, FAILS where it is below."""
+    bounds = decisive(found)
+    if bounds.low is None or bounds.high is None:
+        return leave_undecided(found), _cannot(found, limit)
+    if bounds.low >= limit:
+        return Outcome.HOLDS, f"{found.percent()} lies at or above {limit:.0%}"
+    if bounds.high < limit:
+        return Outcome.FAILS, f"{found.percent()} lies below {limit:.0%}"
+    return Outcome.UNDECIDED, _cannot(found, limit)
+
+
+def inside(found: Estimate, limits: tuple[float, float]) -> bool | None:
+    """Whether the interval lies in the range; False where all of it lies outside, None where it straddles a limit."""
+    found = decisive(found)
+    if found.low is None or found.high is None:
+        return None
+    low, high = limits
+    if low <= found.low and found.high <= high:
+        return True
+    return False if found.high < low or found.low > high else None
+
+
+def _cannot(found: Estimate, *limits: float, shown: str = "") -> str:
+    """Why this estimate, written as `shown`, decides nothing against these limits."""
+    shown, found = shown or found.percent(), decisive(found)
+    if found.value is None:
+        return found.reason or "it was not measured"
+    if found.low is None or found.high is None:
+        return f"{shown}: no verdict, {found.reason}"
+    crossed = [f"{limit:.0%}" for limit in limits if found.low <= limit <= found.high]
+    return f"{shown} straddles {' and '.join(crossed)}"
+
+
+def _range(limits: tuple[float, float]) -> str:
+    return f"[{limits[0]:.0%}, {limits[1]:.0%}]"

@@ -1,0 +1,116 @@
+"""MANIFEST.tsv: a row per config, skips with their reason included, made from the run's folder alone."""
+
+from __future__ import annotations
+
+import csv
+import io
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from results.measures.summary import CellSummary
+from results.records.frames import Gap
+from results.records.layout import ConfigLayout, RunLayout
+from results.records.manifest import ManifestRow
+from results.records.run_folder import COMPONENTS, ConfigFacts, Decision, RunFacts, config_facts
+
+RAN, SKIP, NOT_RUN = "ran", "SKIP", "not run"
+
+
+def manifest_rows(
+    root: Path, facts: RunFacts, decisions: Mapping[str, Decision], summaries: Sequence[CellSummary]
+) -> tuple[tuple[ManifestRow, ...], tuple[Gap, ...]]:
+    """A row for every config that the plan, the pre-flight or a result folder names; and what the folders lack."""
+    layouts: dict[str, list[ConfigLayout]] = {}
+    launched: dict[str, ConfigFacts] = {}
+    gaps: list[Gap] = []
+    for layout in RunLayout(root).configs():
+        said = config_facts(layout)
+        gaps.extend(said.gaps)
+        layouts.setdefault(said.config, []).append(layout)
+        launched[said.config] = said
+    names = dict.fromkeys((*facts.configs, *decisions, *launched))
+    rows = tuple(
+        _row(root, name, facts, decisions.get(name), launched.get(name), layouts.get(name, []), summaries)
+        for name in sorted(names)
+    )
+    return rows, tuple(gaps)
+
+
+def _row(
+    root: Path,
+    config: str,
+    facts: RunFacts,
+    decision: Decision | None,
+    launched: ConfigFacts | None,
+    layouts: Sequence[ConfigLayout],
+    summaries: Sequence[CellSummary],
+) -> ManifestRow:
+    done = [summary for summary in summaries if summary.config == config]
+    status, why = _status(decision, bool(done))
+    versions = {**facts.versions, **(launched.versions if launched else {})}
+    failed, dropped = _unfinished(root, config, facts, {summary.cell for summary in done})
+    timed, timing_reason = _step_timing(done)
+    vllm, torch, mooncake, nixl, lmcache = (versions.get(name, "") for name in COMPONENTS)
+    return ManifestRow(
+        date=launched.date if launched else "",
+        config=config,
+        status=status,
+        skip_reason=why,
+        vllm_version=vllm,
+        vllm_sha=launched.vllm_sha if launched else "",
+        torch_version=torch,
+        mooncake_version=mooncake,
+        nixl_version=nixl,
+        lmcache_version=lmcache,
+        gpu=launched.gpu if launched else "",
+        launch_command=shlex.join(launched.launch_command) if launched else "",
+        result_directory="; ".join(str(layout.root.relative_to(root)) for layout in layouts),
+        step_timing_available=timed,
+        step_timing_reason=timing_reason,
+        cells_done=len(done),
+        cells_failed=failed,
+        cells_dropped=dropped,
+    )
+
+
+def _status(decision: Decision | None, ran: bool) -> tuple[str, str]:
+    if ran:
+        return RAN, ""
+    if decision is not None and not decision.included:
+        return SKIP, decision.reason or "pre-flight failed and gave no reason"
+    return NOT_RUN, "no cell was finished" if decision else "no pre-flight decision and no finished cell"
+
+
+def _unfinished(root: Path, config: str, facts: RunFacts, done: set[str]) -> tuple[int, int | None]:
+    """Planned cells without a record: those that were tried, those that were not."""
+    open_cells = [cell.cell for cell in facts.cells if cell.config == config and cell.cell not in done]
+    tried = sum(RunLayout(root).attempt(cell, 1).parent.is_dir() for cell in open_cells)
+    return tried, len(open_cells) - tried if facts.cells else None
+
+
+def _step_timing(done: Iterable[CellSummary]) -> tuple[bool | None, str]:
+    said = [summary.step_timing for summary in done]
+    if not said:
+        return None, ""
+    reasons = dict.fromkeys(str(timing.get("reason")) for timing in said if not timing.get("available"))
+    return not reasons, "; ".join(reasons)
+
+
+def to_tsv(rows: Iterable[ManifestRow]) -> bytes:
+    """The rows under a header line; tabs and newlines inside a value become spaces."""
+    text = io.StringIO()
+    writer = csv.writer(text, delimiter="\t", lineterminator="\n", quoting=csv.QUOTE_NONE, quotechar=None)
+    columns = [column.name for column in fields(ManifestRow)]
+    writer.writerow(columns)
+    writer.writerows([_plain(getattr(row, name)) for name in columns] for row in rows)
+    return text.getvalue().encode()
+
+
+def _plain(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return " ".join(str(value).split())

@@ -1,0 +1,112 @@
+"""The percentiles of a run's cells, per trial, with their bootstrap draws: what every comparison is computed from."""
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from results.measures.summary import CellSummary, Shape
+from results.statistics.estimates import DRAWS, Samples, bootstrap_quantiles, samples_needed, too_small
+from results.statistics.trials import Measured, Trial, unmeasured
+
+Series = Mapping[str, Samples]
+"""`ttft_s`, `tpot_s` and the step series (`..._us`) of one cell, in order of time."""
+SamplesOf = Callable[[CellSummary], Series]
+
+POINTS: Mapping[str, float] = {
+    "ttft_s": 0.9,
+    "tpot_s": 0.9,
+    "step_duration_us": 0.5,
+    "engine_step_us": 0.5,
+    "connector_total_us": 0.5,
+}
+"""The percentile that stands for each series (specs/connector_tax, "Substrate tax definition")."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a cell was sent; the cells of several configs and trials share one."""
+
+    phase: str
+    """`A`, `B` or `Bp`."""
+    rate_per_s: float
+    shape: Shape
+
+    @property
+    def order(self) -> tuple[str, float, int, int]:
+        """The order of reports."""
+        return self.phase, self.rate_per_s, self.shape.input_tokens, self.shape.output_tokens
+
+
+class Measurements:
+    """The percentiles of POINTS of every cell; a cell's samples are read when one of them is first asked for."""
+
+    def __init__(self, summaries: Sequence[CellSummary], samples_of: SamplesOf) -> None:
+        self._cells: dict[Load, dict[str, list[CellSummary]]] = defaultdict(lambda: defaultdict(list))
+        for summary in summaries:
+            load = Load(summary.phase, summary.rate_per_s, summary.shape)
+            self._cells[load][summary.config].append(summary)
+        self._samples_of = samples_of
+        self._points: dict[str, Mapping[str, Trial]] = {}
+
+    @property
+    def loads(self) -> tuple[Load, ...]:
+        """Every load that any config was measured at."""
+        return tuple(sorted(self._cells, key=lambda load: load.order))
+
+    def configs(self, phase: str) -> tuple[str, ...]:
+        """Every config that has a cell in the phase."""
+        found = {config for load, cells in self._cells.items() if load.phase == phase for config in cells}
+        return tuple(sorted(found))
+
+    def get(self, load: Load, config: str, series: str) -> Measured:
+        """The series' percentile in every trial of the config at this load whose client kept its schedule."""
+        cells = self._cells[load][config] if load in self._cells and config in self._cells[load] else []
+        if not cells:
+            return unmeasured(f"{config} was not measured at this load")
+        trials: dict[int, Trial] = {}
+        why: dict[str, None] = {}
+        for cell in cells:
+            point = None if cell.degraded else self._of(cell).get(series)
+            if point is not None:
+                trials[cell.trial] = point
+            else:
+                why[_why_not(cell, series)] = None
+        return Measured(trials, "; ".join(why))
+
+    def _of(self, cell: CellSummary) -> Mapping[str, Trial]:
+        if cell.path not in self._points:
+            samples = self._samples_of(cell)
+            seed = zlib.crc32(cell.cell.encode())  # a cell's own: the same draws again, and jointly for all its series
+            found = {
+                name: _trial(samples[name], p, seed)
+                for name, p in POINTS.items()
+                if name in samples and samples[name].size
+            }
+            self._points[cell.path] = {name: trial for name, trial in found.items() if trial.value > 0}
+        return self._points[cell.path]
+
+
+def _trial(samples: Samples, p: float, seed: int) -> Trial:
+    n = int(samples.size)
+
+    @cache
+    def draws() -> Samples | str:
+        if n < samples_needed(p):
+            return too_small(n, p)
+        return bootstrap_quantiles(samples, p, DRAWS, np.random.default_rng(seed))
+
+    return Trial(float(np.quantile(samples, p)), n, draws)
+
+
+def _why_not(cell: CellSummary, series: str) -> str:
+    if cell.degraded:
+        return f"{cell.config} is degraded at this load: {cell.degraded}"
+    if series == "connector_total_us":
+        return cell.estimate("connector_total_p50_us").reason or "no step has it"
+    return f"{cell.config} has no {series}"

@@ -1,0 +1,175 @@
+"""A connector-tax run on one page: where it ran, the noise floor, each config's tax, the hypotheses, what to do next.
+
+The console and the command line draw the same page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from results.connector_tax.analyse import Analysis
+from results.connector_tax.tax import Metric, TaxRow
+from results.measures.saturation import REF_SAFE
+from results.records.baseline import BASELINE, REPEAT
+from results.records.layout import RunLayout
+from results.report.figure import in_order
+from results.report.table import NOT_MEASURED
+from results.statistics.estimates import Estimate, figure
+from results.statistics.judgement import Verdict
+from results.statistics.trials import MIN_PAIRED
+
+WORDS = {Verdict.HIGHER: "higher", Verdict.LOWER: "lower", Verdict.NOT_DISTINGUISHABLE: "n.d."}
+NO_VERDICT = "none"
+LATENCIES = (Metric.TTFT_P90, Metric.TPOT_P90)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One latency against plain, as text."""
+
+    text: str
+    """`+12% [-4, +28]`; `-` where it was not measured."""
+    word: str
+    """Of the verdict; `none` where there is none; empty where nothing is judged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One config."""
+
+    config: str
+    ttft: Change
+    tpot: Change
+    callbacks_us: str
+    """Per step, with its bounds; `-` where there are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The page; every text but `reading` is for one line, which may be cut at its width."""
+
+    host: str
+    load: str
+    floor: Line | None
+    """Plain against plain."""
+    taxes: tuple[Line, ...]
+    reading: str
+    """What brackets and words mean."""
+    hypotheses: tuple[tuple[str, str, str], ...]
+    """Name, outcome, why."""
+    trouble: str
+    """What keeps the page from being whole; empty = nothing."""
+    next_steps: tuple[tuple[str, str], ...]
+    """A file or a command, and what it gives."""
+
+    @property
+    def change_width(self) -> int:
+        """Characters of the longest difference from plain."""
+        lines = (*self.taxes, *([self.floor] if self.floor is not None else []))
+        return max((len(change.text) for line in lines for change in (line.ttft, line.tpot)), default=8)
+
+
+def page_of(analysis: Analysis, root: Path) -> Page:
+    """The page of this analysis of the run folder `root`; a number that is missing is shown as missing."""
+    rows = [row for row in analysis.taxes if (row.phase, row.reference) == ("A", REF_SAFE)]
+    floor = [row for row in analysis.noise_floor if (row.phase, row.reference) == ("A", REF_SAFE)]
+    configs = sorted({row.config for row in rows}, key=in_order)
+    return Page(
+        host=_host(analysis),
+        load=_load(analysis, rows),
+        floor=_line(REPEAT, floor, judge=False) if floor else None,
+        taxes=tuple(_line(config, [row for row in rows if row.config == config]) for config in configs),
+        reading=_reading(rows, bool(floor)),
+        hypotheses=tuple((verdict.name, str(verdict.outcome), verdict.reason) for verdict in analysis.verdicts),
+        trouble=_trouble(analysis),
+        next_steps=_next_steps(analysis, root),
+    )
+
+
+def _next_steps(analysis: Analysis, root: Path) -> tuple[tuple[str, str], ...]:
+    profile = analysis.facts.profile or "cpu-tiny"
+    again = f"tracon run connector-tax --profile {profile} --trials {MIN_PAIRED}"
+    return (
+        (str(RunLayout(root).report_html), "every number, with figures"),
+        (f"tracon report {root.name}", "the same tables here"),
+        (again, "all configs, rates and shapes, with verdicts"),
+    )
+
+
+def _host(analysis: Analysis) -> str:
+    facts = analysis.facts
+    where = {"cpu": "CPU build of vLLM", "cuda": "GPU"}.get(facts.engine_kind, "engine not known")
+    version = f" {facts.versions['vllm']}" if "vllm" in facts.versions else ""
+    host = f", {facts.host}" if facts.host else ""
+    return f"{facts.label}: {where}{version}{host}"
+
+
+def _load(analysis: Analysis, rows: Iterable[TaxRow]) -> str:
+    row = next(iter(rows), None)
+    launches = len({cell.trial for cell in analysis.cells})
+    count = "one launch per config" if launches == 1 else f"{launches} launches per config"
+    cells = f"{len(analysis.cells)} cells, {count}"
+    if row is None:
+        return f"{cells}; no tax: {analysis.rates.reason_for(REF_SAFE)}"
+    tokens = f"{row.shape.input_tokens} tokens in, {row.shape.output_tokens} out"
+    return f"{cells}; at {row.rate_per_s:g} req/s, {tokens}"
+
+
+def _line(config: str, rows: Iterable[TaxRow], *, judge: bool = True) -> Line:
+    own = {row.metric: row for row in rows}
+    ttft, tpot = (_change(own.get(metric), judge) for metric in LATENCIES)
+    callbacks = own.get(Metric.CALLBACK_P50)
+    return Line(config, ttft, tpot, _microseconds(callbacks.estimate) if callbacks else NOT_MEASURED)
+
+
+def _change(row: TaxRow | None, judge: bool) -> Change:
+    if row is None or row.estimate.value is None:
+        return Change(NOT_MEASURED, "")
+    word = "" if not judge else WORDS[row.verdict] if row.verdict is not None else NO_VERDICT
+    return Change(percent(row.estimate), word)
+
+
+def percent(found: Estimate) -> str:
+    """A fraction as `+12% [-4, +28]`; below 1 % with a decimal, so that a small one is not shown as none."""
+    if found.value is None:
+        return NOT_MEASURED
+    value = f"{_signed(found.value)}%"
+    if found.low is None or found.high is None:
+        return value
+    return f"{value} [{_signed(found.low)}, {_signed(found.high)}]"
+
+
+def _signed(fraction: float) -> str:
+    return f"{fraction * 100:+.0f}" if abs(fraction) >= 0.00995 else f"{fraction * 100:+.1f}"
+
+
+def _microseconds(found: Estimate) -> str:
+    if found.value is None:
+        return NOT_MEASURED
+    return figure(found.value, 2 if abs(found.value) < 100 else 3)
+
+
+def _reading(rows: list[TaxRow], floored: bool) -> str:
+    latencies = [row for row in rows if row.metric in LATENCIES]
+    judged = any(row.verdict is not None for row in latencies)
+    why = next((row.withheld for row in latencies if row.withheld and row.estimate.value is not None), "")
+    brackets = "95 % interval over launches" if judged else "95 % spread within the launch"
+    noise = f" {REPEAT} is {BASELINE} again: noise." if floored else ""
+    words = " n.d.: not distinguishable." if judged else f" No verdict: {why}." if why else ""
+    return f"Brackets: {brackets}.{noise}{words}"
+
+
+def _trouble(analysis: Analysis) -> str:
+    parts = []
+    if analysis.degraded:
+        parts.append(f"{len(analysis.degraded)} degraded cells take no part")
+    if analysis.gaps:
+        parts.append(f"{len(analysis.gaps)} gaps: {analysis.gaps[0].artifact} {analysis.gaps[0].reason}")
+    skipped = [row.config for row in analysis.manifest if row.status != "ran"]
+    if skipped:
+        parts.append(f"not measured: {', '.join(skipped)}")
+    if not analysis.cells:
+        parts.append("no cell was measured")
+    return "; ".join(parts)

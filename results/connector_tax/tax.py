@@ -1,0 +1,134 @@
+"""The substrate tax: what a config costs against plain under the same load (specs/connector_tax, "Substrate tax")."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from results.connector_tax.measurements import Load, Measurements
+from results.measures.saturation import REF_LOAD, REF_SAFE, ReferenceRates
+from results.measures.summary import Shape
+from results.records.baseline import BASELINE, REPEAT
+from results.statistics.estimates import Estimate, Samples
+from results.statistics.judgement import Verdict, judged, withheld
+from results.statistics.trials import Measured, combine, estimate
+
+
+class Metric(StrEnum):
+    """What is taxed, with its unit: a ratio (0.45 = 45 % more than plain) or microseconds per step."""
+
+    TTFT_P90 = "tax_ttft_p90"
+    TPOT_P90 = "tax_tpot_p90"
+    STEP_P50 = "tax_step_p50_us"
+    """Of `step_duration_us`, as specified: schedule() alone, about 2 % of a step."""
+    ENGINE_STEP_P50 = "tax_engine_step_p50_us"
+    """Of `engine_step_us`: the whole step, worker-side callbacks included."""
+    CALLBACK_P50 = "tax_callback_p50_us"
+    """`connector_total_us` of the config itself; plain has no callbacks."""
+    REMAINDER_P50 = "tax_remainder_p50_us"
+    """tax_step - tax_callback, as specified; negative where the callbacks run outside schedule()."""
+    ENGINE_REMAINDER_P50 = "tax_engine_remainder_p50_us"
+    """tax_engine_step - tax_callback: what of the whole step the callbacks do not explain."""
+
+
+RATIOS: Mapping[Metric, str] = {Metric.TTFT_P90: "ttft_s", Metric.TPOT_P90: "tpot_s"}
+DIFFERENCES: Mapping[Metric, str] = {Metric.STEP_P50: "step_duration_us", Metric.ENGINE_STEP_P50: "engine_step_us"}
+CALLBACKS = "connector_total_us"
+REMAINDERS: Mapping[Metric, Metric] = {
+    Metric.REMAINDER_P50: Metric.STEP_P50,
+    Metric.ENGINE_REMAINDER_P50: Metric.ENGINE_STEP_P50,
+}
+"""A remainder to the step tax that the callbacks are taken from."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaxRow:
+    """One tax of one config against plain at one load."""
+
+    reference: str
+    """`ref_safe` or `ref_load`."""
+    phase: str
+    """`A`, `B` or `Bp`: whose cells it comes from."""
+    rate_per_s: float
+    shape: Shape
+    config: str
+    metric: Metric
+    estimate: Estimate
+    """Its `basis` says what the bounds hold: the spread within a launch, or an interval over trials."""
+    verdict: Verdict | None
+    withheld: str
+    """Why there is no verdict; empty where there is one, or nothing to compare with."""
+
+
+def connectors(measurements: Measurements, phase: str) -> tuple[str, ...]:
+    """The configs of a phase that have a tax: all but the baseline under either name."""
+    return tuple(config for config in measurements.configs(phase) if config not in (BASELINE, REPEAT))
+
+
+def noise_floor(measurements: Measurements, rates: ReferenceRates) -> tuple[TaxRow, ...]:
+    """What the baseline's second name differs by from the first, row by row as taxes; empty where it was not run."""
+    return tuple(
+        row
+        for load in measurements.loads
+        if REPEAT in measurements.configs(load.phase)
+        for reference in references(load, rates)
+        for row in _rows(measurements, reference, load, REPEAT)
+        if row.metric in RATIOS or row.metric in DIFFERENCES
+    )
+
+
+def tax_table(measurements: Measurements, rates: ReferenceRates) -> tuple[TaxRow, ...]:
+    """Every tax of the run: Phase A at both reference rates (with the step taxes), Phase B and B' per shape.
+
+    Every config that has a cell takes part everywhere its phase was run; where its cell or plain's is missing or
+    degraded, the row says so.
+    """
+    return tuple(
+        row
+        for load in measurements.loads
+        for reference in references(load, rates)
+        for config in connectors(measurements, load.phase)
+        for row in _rows(measurements, reference, load, config)
+    )
+
+
+def tax(measurements: Measurements, load: Load, config: str, metric: Metric) -> Measured:
+    """One tax of the config at this load, trial by trial: config and plain are compared inside a trial."""
+    if metric == Metric.CALLBACK_P50:
+        return measurements.get(load, config, CALLBACKS)
+    if metric in REMAINDERS:
+        whole = tax(measurements, load, config, REMAINDERS[metric])
+        return combine(minus, whole, measurements.get(load, config, CALLBACKS))
+    series = RATIOS.get(metric) or DIFFERENCES[metric]
+    ours, base = (measurements.get(load, name, series) for name in (config, BASELINE))
+    return combine(_growth if metric in RATIOS else minus, ours, base)
+
+
+def references(load: Load, rates: ReferenceRates) -> tuple[str, ...]:
+    """Which reference rates this load stands for; Phase B was sent at ref_safe and B' at ref_load by definition."""
+    if load.phase == "B":
+        return (REF_SAFE,)
+    if load.phase == "Bp":
+        return (REF_LOAD,)
+    named = ((name, rates.rate(name)) for name in (REF_SAFE, REF_LOAD))
+    return tuple(
+        name for name, value in named if value is not None and math.isclose(value, load.rate_per_s, rel_tol=1e-6)
+    )
+
+
+def minus(ours: Samples, theirs: Samples) -> Samples:
+    """A difference, element by element."""
+    return ours - theirs
+
+
+def _growth(ours: Samples, base: Samples) -> Samples:
+    return ours / base - 1
+
+
+def _rows(measurements: Measurements, reference: str, load: Load, config: str) -> Iterator[TaxRow]:
+    for metric in tuple(Metric) if load.phase == "A" else tuple(RATIOS):
+        found = estimate(tax(measurements, load, config, metric))
+        verdict, why = (None, "") if metric == Metric.CALLBACK_P50 else (judged(found), withheld(found))
+        yield TaxRow(reference, load.phase, load.rate_per_s, load.shape, config, metric, found, verdict, why)

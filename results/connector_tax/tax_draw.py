@@ -1,0 +1,239 @@
+"""Draws figures 4, 5, 7 and 8 from their tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from results.connector_tax.combined_taxes import ADDITIVE_WITHIN
+from results.connector_tax.tax import Metric
+from results.connector_tax.tax_figures import PARTS, SUM, WHOLE, distinguishable
+from results.measures.saturation import REF_LOAD, REF_SAFE
+from results.report.figure import Figure
+from results.report.ink import FILLS, HATCHES, percent, sheet
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Drawing
+    from matplotlib.image import AxesImage
+
+NAMES: Mapping[str, str] = {
+    str(Metric.TTFT_P90): "TTFT p90",
+    str(Metric.TPOT_P90): "TPOT p90",
+    str(Metric.ENGINE_STEP_P50): "engine step p50",
+}
+_TICKS = (-0.5, -0.25, 0, 0.25, 0.5, 1, 3, 10, 30, 100, 300, 1000)
+Numbers = npt.NDArray[np.floating[Any]]
+_EDGE: Mapping[str, Any] = {"edgecolor": "black", "linewidth": 0.8}
+
+
+def draw_bars(figure: Figure) -> Drawing:
+    """Figure 4: a panel per metric, a pair of bars per config."""
+    table = figure.table
+    configs = list(dict.fromkeys(table["config"]))
+    metrics = [name for name in NAMES if name in set(table["metric"])]
+    drawing = sheet(max(6.5, 2.2 + 1.15 * len(configs)), 3 * len(metrics))
+    panels = drawing.subplots(len(metrics), 1, sharex=True, squeeze=False)[:, 0]
+    for panel, metric in zip(panels, metrics, strict=True):
+        rows = table[table["metric"] == metric]
+        _squeeze(panel, rows)
+        for side, reference in enumerate((REF_SAFE, REF_LOAD)):
+            found = rows[rows["reference"] == reference].set_index("config").reindex(configs)
+            at = np.arange(len(configs)) + (side - 0.5) * 0.38
+            rate = found["rate_per_s"].dropna()
+            label = f"{reference} ({rate.iloc[0]:g} req/s)" if len(rate) else f"{reference}: none"
+            _bars(panel, at, found, 0.36, side, label)
+        panel.axhline(0, color="black", linewidth=0.8)
+        panel.set_ylabel(f"{NAMES[metric]} over plain's")
+        percent(panel.yaxis)
+        panel.grid(visible=False, axis="x")
+    panels[0].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2)
+    panels[0].set_title(figure.title, loc="left", fontweight="bold")
+    panels[-1].set_xticks(range(len(configs)), [_stacked(config) for config in configs])
+    return drawing
+
+
+def _bars(axes: Axes, at: Numbers, rows: pd.DataFrame, width: float, look: int, label: str) -> None:
+    """Bars with their intervals and what to know of each."""
+    tax, low, high = (rows[name].to_numpy(dtype=np.float64) for name in ("tax", "low", "high"))
+    axes.bar(at, np.nan_to_num(tax), width, color=FILLS[look], hatch=HATCHES[look], label=label, **_EDGE)
+    known = _intervals(axes, at, tax, low, high)
+    saturated = rows["saturated"].to_numpy() if "saturated" in rows else np.zeros(len(rows))
+    verdicts = rows["verdict"].to_numpy()
+    for place, x in enumerate(at):
+        words = []
+        if not np.isfinite(tax[place]):
+            words.append("not\nmeasured")
+        elif not known[place]:
+            words.append("no\ninterval")
+        elif not verdicts[place]:
+            words.append("no\nverdict")
+        elif not distinguishable(str(verdicts[place])):
+            words.append("n.d.")
+        if saturated[place] == True:  # noqa: E712 - NaN where no cell was measured
+            words.append("s")
+        top = np.nanmax([tax[place], high[place], 0.0])
+        axes.annotate("\n".join(words), (float(x), float(top)), xytext=(0, 2), textcoords="offset points",
+                      ha="center", va="bottom", fontsize=7)  # fmt: skip
+
+
+def _intervals(axes: Axes, at: Numbers, value: Numbers, low: Numbers, high: Numbers) -> npt.NDArray[np.bool_]:
+    """White lines with a black rim, to be seen on any fill; returns where there are both bounds."""
+    known = np.isfinite(value) & np.isfinite(low) & np.isfinite(high)
+    spans = (np.clip(value - low, 0, None)[known], np.clip(high - value, 0, None)[known])
+    for color, width, over in (("black", 3.0, 3), ("white", 1.2, 4)):
+        axes.errorbar(at[known], value[known], yerr=spans, fmt="none", ecolor=color, elinewidth=width, zorder=over)
+    return known
+
+
+def _squeeze(axes: Axes, rows: pd.DataFrame) -> None:
+    """A scale that is linear around zero and logarithmic beyond, where one tax would flatten all others."""
+    sizes = np.sort(np.abs(rows["tax"].dropna().to_numpy(dtype=np.float64)))
+    if sizes.size < 2 or sizes[-1] < 2 or sizes[-1] < 12 * np.median(sizes):
+        axes.margins(y=0.15)
+        return
+    axes.set_yscale("symlog", linthresh=1.0, linscale=1.5)
+    lowest = min(float(rows[["tax", "low"]].min().min()), 0.0)
+    axes.set_ylim(1.3 * lowest if lowest else -0.02, sizes[-1] * 4)
+    axes.set_yticks([tick for tick in _TICKS if lowest <= tick <= sizes[-1] * 4])
+    axes.minorticks_off()
+    axes.text(0.995, 0.98, "logarithmic above 100 %", transform=axes.transAxes, ha="right", va="top", fontsize=7)
+
+
+def _stacked(config: str) -> str:
+    """A long name on several lines."""
+    return config.replace("_", "_\n", 1) if config.count("_") == 1 else config.replace("_", "_\n")
+
+
+def draw_heatmaps(figure: Figure) -> Drawing:
+    """Figure 5: input by output tokens, a map per config, one scale for all."""
+    table = figure.table
+    configs = list(dict.fromkeys(table["config"]))
+    inputs, outputs = (sorted(set(table[name])) for name in ("input_tokens", "output_tokens"))
+    columns = len(configs) if len(configs) <= 4 else -(-len(configs) // 2)
+    lines = -(-len(configs) // columns)
+    drawing = sheet(1.6 + 2.35 * columns, 0.7 + (0.9 + 0.5 * len(inputs)) * lines)
+    panels = drawing.subplots(lines, columns, squeeze=False)
+    values = table["tax"].dropna()
+    low, high = min(float(values.min()), 0.0), max(float(values.max()), 0.01)
+    image = None
+    for place, panel in enumerate(panels.ravel()):
+        if place >= len(configs):
+            panel.set_axis_off()
+            continue
+        rows = table[table["config"] == configs[place]]
+        image = _heatmap(panel, rows, inputs, outputs, (low, high))
+        panel.set_title(configs[place], fontsize=8)
+        if place % columns == 0:
+            panel.set_ylabel("input tokens")
+        if place >= len(configs) - columns:
+            panel.set_xlabel("output tokens")
+    if image is not None:
+        bar = drawing.colorbar(image, ax=panels, shrink=0.8, pad=0.02)
+        bar.set_label("TTFT p90 over plain's")
+        percent(bar.ax.yaxis)
+    drawing.suptitle(figure.title, x=0.01, ha="left", fontweight="bold", fontsize=9)
+    return drawing
+
+
+def _heatmap(
+    axes: Axes, rows: pd.DataFrame, inputs: Sequence[int], outputs: Sequence[int], scale: tuple[float, float]
+) -> AxesImage:
+    grid = np.full((len(inputs), len(outputs)), np.nan)
+    words: dict[tuple[int, int], str] = {}
+    for row in rows.to_dict("records"):
+        place = inputs.index(row["input_tokens"]), outputs.index(row["output_tokens"])
+        if pd.isna(row["tax"]):
+            continue
+        grid[place] = row["tax"]
+        shown = f"{100 * row['tax']:+.{0 if abs(row['tax']) >= 1 else 1}f} %"
+        words[place] = shown if distinguishable(row["verdict"]) else f"({shown})"
+    axes.set_facecolor("white")
+    axes.patch.set_hatch("////")
+    axes.patch.set_edgecolor("#c0c0c0")
+    image = axes.imshow(grid, cmap="Blues", vmin=scale[0], vmax=scale[1], aspect="auto")
+    for (line, column), text in words.items():
+        dark = (grid[line, column] - scale[0]) / (scale[1] - scale[0]) > 0.6
+        axes.text(column, line, text, ha="center", va="center", fontsize=7.5, color="white" if dark else "black")
+    axes.set_xticks(range(len(outputs)), [str(tokens) for tokens in outputs])
+    axes.set_yticks(range(len(inputs)), [str(tokens) for tokens in inputs])
+    axes.tick_params(length=0)
+    axes.grid(visible=False)
+    return image
+
+
+def draw_decomposition(figure: Figure) -> Drawing:
+    """Figure 7: a panel per metric, a stack per config, the whole as a diamond."""
+    table = figure.table
+    configs = list(dict.fromkeys(table["config"]))
+    metrics = [name for name in NAMES if name in set(table["metric"])]
+    drawing = sheet(1.8 + (0.9 + 0.42 * len(configs)) * len(metrics), 4.4)
+    panels = drawing.subplots(1, len(metrics), squeeze=False)[0]
+    for panel, metric in zip(panels, metrics, strict=True):
+        rows = table[table["metric"] == metric].set_index("config").reindex(configs)
+        _stack(panel, rows)
+        panel.axhline(0, color="black", linewidth=0.8)
+        panel.set_title(NAMES[metric], loc="left")
+        panel.set_xticks(range(len(configs)), configs, rotation=60, ha="right", rotation_mode="anchor")
+        panel.grid(visible=False, axis="x")
+        if metric == str(Metric.ENGINE_STEP_P50):
+            panel.set_ylabel("µs per step over plain's")
+        else:
+            percent(panel.yaxis)
+    panels[0].set_ylabel("tax over plain's")
+    panels[-1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2)
+    drawing.suptitle(figure.title, x=0.01, ha="left", fontweight="bold", fontsize=9)
+    return drawing
+
+
+def _stack(axes: Axes, rows: pd.DataFrame) -> None:
+    """Parts of one sign on one side of zero; where the signs differ, each on its own."""
+    at = np.arange(len(rows), dtype=np.float64)
+    framework, connector, whole, low, high = (
+        rows[name].to_numpy(dtype=np.float64) for name in ("framework", "connector", "tax", "low", "high")
+    )
+    base = np.where(np.sign(framework) == np.sign(connector), framework, 0.0)
+    axes.bar(at, np.nan_to_num(framework), 0.62, color=FILLS[1], hatch=HATCHES[1], label="framework", **_EDGE)
+    axes.bar(at, np.nan_to_num(connector), 0.62, np.nan_to_num(base), color=FILLS[0], label="connector", **_EDGE)
+    _intervals(axes, at, whole, low, high)
+    axes.plot(at, whole, "D", color="white", markeredgecolor="black", markersize=5, zorder=5, label="whole tax")
+
+
+def draw_additivity(figure: Figure) -> Drawing:
+    """Figure 8: a panel per metric; three measured bars and the sum of two."""
+    table = figure.table
+    metrics = [name for name in NAMES if name in set(table["metric"])]
+    drawing = sheet(1.2 + 3.2 * len(metrics), 3.9)
+    panels = drawing.subplots(1, len(metrics), squeeze=False)[0]
+    for panel, metric in zip(panels, metrics, strict=True):
+        rows = table[table["metric"] == metric].set_index("config")
+        measured = rows.reindex([*PARTS, WHOLE])
+        whole = float(measured.loc[WHOLE, "tax"])  # type: ignore[arg-type]
+        edges = sorted((whole * (1 - ADDITIVE_WITHIN), whole * (1 + ADDITIVE_WITHIN)))
+        panel.axhspan(*edges, color="#e8e8e8", zorder=0)
+        for place in range(len(measured)):
+            _bars(panel, np.array([float(place)]), measured.iloc[[place]], 0.66, (0, 1, 2)[place], "")
+        _sum(panel, [float(measured.loc[part, "tax"]) for part in PARTS], rows.loc[SUM])  # type: ignore[arg-type]
+        panel.axhline(0, color="black", linewidth=0.8)
+        panel.margins(y=0.15)
+        panel.set_title(NAMES[metric], loc="left")
+        panel.set_xticks(range(4), [*(_stacked(config) for config in (*PARTS, WHOLE)), "sum of the\nfirst two"])
+        panel.grid(visible=False, axis="x")
+        percent(panel.yaxis)
+    panels[0].set_ylabel("tax over plain's")
+    drawing.suptitle(figure.title, x=0.01, ha="left", fontweight="bold", fontsize=9)
+    return drawing
+
+
+def _sum(axes: Axes, parts: Sequence[float], total: pd.Series[Any]) -> None:
+    """The parts on top of one another, and a mark with its interval at their sum."""
+    bottom = 0.0
+    for look, part in enumerate(parts):
+        axes.bar(3, part, 0.66, bottom, color=FILLS[look], hatch=HATCHES[look], linestyle="--", **_EDGE)
+        bottom += part
+    axes.plot([2.6, 3.4], [bottom, bottom], color="black", linewidth=2)
+    _intervals(axes, *(np.array([number], dtype=np.float64) for number in (3, bottom, total["low"], total["high"])))

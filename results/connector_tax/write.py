@@ -1,0 +1,153 @@
+"""A run's numbers to files: aggregate, tax, manifest, per-config summaries, figures and the report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pandas as pd
+
+from results.connector_tax.analyse import Analysis, analyse
+from results.connector_tax.draw import DRAWERS
+from results.connector_tax.figures import figures
+from results.connector_tax.manifest import to_tsv
+from results.connector_tax.report import limits, opening
+from results.connector_tax.tables import FIGURES_BEFORE, tables
+from results.connector_tax.tax import TaxRow
+from results.measures.summary import CellSummary
+from results.records.layout import RunLayout
+from results.report.document import title
+from results.report.judgements import VERDICTS_FORMAT
+from results.report.output import Outputs, Report, write_outputs
+
+FORMAT = 1
+"""Version of aggregate.json, tax.json and summary.json."""
+
+
+def analyse_run(root: Path) -> Analysis:
+    """Analyse the run folder `root`: write aggregate.*, tax.*, MANIFEST.tsv, each summary.json, figures/, report.*.
+
+    The same folder gives the same files. Whatever is missing or damaged is a gap, never an error; raises ResultsError
+    where `root` is no folder, OSError where the files cannot be written.
+    """
+    analysis = analyse(root)
+    layout = RunLayout(root)
+    outputs = Outputs(
+        aggregate=aggregate(analysis),
+        rows=flat_cells(analysis),
+        verdicts=verdicts(analysis),
+        manifest=to_tsv(analysis.manifest),
+        report=Report(
+            title(analysis.facts),
+            opening(analysis),
+            tables(analysis),
+            figures(analysis, root),
+            limits(analysis),
+            FIGURES_BEFORE,
+            DRAWERS,
+        ),
+        more={
+            layout.tax_json: taxes_and_floor(analysis),
+            layout.tax_csv: flat_taxes(analysis.taxes),
+            **_summaries(analysis, layout),
+        },
+    )
+    write_outputs(layout, outputs)
+    return analysis
+
+
+def taxes_and_floor(analysis: Analysis) -> dict[str, Any]:
+    """`tax.json`; `noise_floor`: plain against plain, in the same form as the taxes and none of them."""
+    rows = {"taxes": analysis.taxes, "noise_floor": analysis.noise_floor}
+    return {"format": FORMAT, **{name: [_tax_row(row) for row in table] for name, table in rows.items()}}
+
+
+def _summaries(analysis: Analysis, layout: RunLayout) -> dict[Path, object]:
+    """Every config's `summary.json`: the rows of its cells."""
+    return {
+        folder.summary_json: {
+            "format": FORMAT,
+            "cells": [
+                _cell_row(analysis, cell)
+                for cell in analysis.cells
+                if Path(cell.path).parent.name == folder.root.name
+            ],
+        }
+        for folder in layout.configs()
+    }
+
+
+def aggregate(analysis: Analysis) -> dict[str, Any]:
+    """`aggregate.json`: a row per cell, the saturation table with its criteria, the reference rates, the gaps."""
+    return {
+        "format": FORMAT,
+        "definitions": "docs/analysis.md",
+        **analysis.facts.named,
+        "cells": [_cell_row(analysis, cell) for cell in analysis.cells],
+        "reference_rates": msgspec.to_builtins(analysis.rates),
+        "gaps": msgspec.to_builtins(analysis.gaps),
+    }
+
+
+def _cell_row(analysis: Analysis, cell: CellSummary) -> dict[str, Any]:
+    judgement = analysis.saturation[cell.path]
+    row: dict[str, Any] = msgspec.to_builtins(cell)
+    return row | {"saturation": msgspec.to_builtins(judgement) | {"fired": list(judgement.fired)}}
+
+
+def flat_cells(analysis: Analysis) -> pd.DataFrame:
+    """`aggregate.{csv,parquet}`: one row per cell; latencies have `_low`, `_high` and `_n` columns beside them."""
+    return pd.DataFrame([_flat_cell(analysis, cell) for cell in analysis.cells])
+
+
+def _flat_cell(analysis: Analysis, cell: CellSummary) -> dict[str, Any]:
+    judgement = analysis.saturation[cell.path]
+    row: dict[str, Any] = {
+        "cell": cell.cell,
+        "config": cell.config,
+        "phase": cell.phase,
+        "trial": cell.trial,
+        "rate_per_s": cell.rate_per_s,
+        "input_tokens": cell.shape.input_tokens,
+        "output_tokens": cell.shape.output_tokens,
+        "window_s": cell.window_s,
+        "stop_reason": cell.stop_reason,
+        **cell.counts,
+        "saturated": judgement.saturated,
+        "criteria_fired": ",".join(map(str, judgement.fired)),
+        "degraded": bool(cell.degraded),
+        "step_timing_available": bool(cell.step_timing.get("available", False)),
+    }
+    for name, estimate in cell.values.items():
+        row[name] = estimate.value
+        if name.startswith(("ttft_", "tpot_", "e2e_")):
+            row |= {f"{name}_low": estimate.low, f"{name}_high": estimate.high, f"{name}_n": estimate.n}
+    return row
+
+
+def verdicts(analysis: Analysis) -> dict[str, Any]:
+    """`verdicts.json`: hypotheses and success criteria, and the contrasts of taxes they rest on."""
+    names = ("verdicts", "criteria", "decomposition", "additivity", "amplification", "trends", "drift")
+    return {"format": VERDICTS_FORMAT, **{name: msgspec.to_builtins(getattr(analysis, name)) for name in names}}
+
+
+def flat_taxes(taxes: Sequence[TaxRow]) -> pd.DataFrame:
+    """`tax.csv`: one row per tax."""
+    return pd.DataFrame([_tax_row(row) for row in taxes])
+
+
+def _tax_row(row: TaxRow) -> dict[str, Any]:
+    return {
+        "reference": row.reference,
+        "phase": row.phase,
+        "rate_per_s": row.rate_per_s,
+        "input_tokens": row.shape.input_tokens,
+        "output_tokens": row.shape.output_tokens,
+        "config": row.config,
+        "metric": str(row.metric),
+        **msgspec.to_builtins(row.estimate),
+        "verdict": None if row.verdict is None else str(row.verdict),
+        "withheld": row.withheld,
+    }

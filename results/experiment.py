@@ -1,0 +1,63 @@
+"""What an experiment offers for its results: each `results/<experiment>/experiment.py` declares one of these.
+
+Those modules import what computes the results inside their functions: the registry loads in milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from results.records.layout import RunLayout
+    from results.report.table import Table
+
+Analysis = TypeVar("Analysis")
+
+
+@dataclass(frozen=True, slots=True)
+class ReportText:
+    """A report without its figures."""
+
+    opening: str
+    tables: tuple[Table, ...]
+    limits: tuple[str, ...]
+    """What its numbers do not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Two runs side by side."""
+
+    text: ReportText
+    data: Mapping[str, Any]
+    """The same as JSON values."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentResults(Generic[Analysis]):
+    """One experiment's results, from a run's folder to what is shown of them."""
+
+    name: str
+    """As in the run's plan."""
+    measured_kinds: frozenset[str]
+    """The kinds of its cells that have numbers to analyse."""
+    documents: Callable[[RunLayout], Mapping[str, Path]]
+    """What `tracon report --json` prints: name to a JSON file, of those that `write` leaves in the run's folder."""
+    analyse: Callable[[Path], Analysis]
+    """Reads the run's folder; writes nothing but Parquet copies. Raises ResultsError."""
+    write: Callable[[Path], Analysis]
+    """Analyses, then writes numbers, figures and the report into the folder. Raises ResultsError and OSError."""
+    report: Callable[[Analysis], ReportText]
+    curves: Callable[[Analysis, int], RenderableType | None] | None = None
+    """For a terminal of this many columns, below the report's tables; returns None where there is nothing to draw."""
+    page: Callable[[Analysis, Path, int], RenderableType] | None = None
+    """The result on one page, of the run in this folder, for a terminal of this many columns; shown when a run ends."""
+    compare: Callable[[Path, Path], Compared] | None = None
+    """Two runs side by side. Raises ResultsError where they share nothing."""
+    why_no_compare: str = ""
+    """Why two runs are not compared, and what is compared instead."""

@@ -1,0 +1,145 @@
+"""One cell's artifacts to its numbers: reads what lies beside the cell record and says what is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from results.measures.engine_metrics import SAMPLES, server_values
+from results.measures.requests import latencies, latency_samples, request_counts, throughput
+from results.measures.saturation_criteria import judge_alone
+from results.measures.step_durations import (
+    STEP_COLUMNS_READ,
+    STEP_SERIES,
+    step_counts,
+    step_series,
+    step_values,
+    steps_in_window,
+)
+from results.measures.summary import LATENCIES, CellSummary, Shape
+from results.records.errors import ArtifactError
+from results.records.frames import Gap, artifact_name, read_cell, read_metrics, read_requests, read_steps
+from results.records.layout import beside_cell
+from results.records.schemas import CellRecord
+from results.statistics.estimates import Samples
+
+
+def analyse_cell(cell_json: Path) -> CellSummary:
+    """All numbers of the cell whose record is `cell_json`; what is missing is null with a reason and a named gap.
+
+    Raises ArtifactError where the record itself cannot be read.
+    """
+    record = _record(cell_json)
+    requests, request_gaps = _requests(cell_json, record)
+    metrics, metric_gaps = _metrics(cell_json, record)
+    steps, step_gaps = _steps(cell_json, record)
+    gaps = (*request_gaps, *metric_gaps, *step_gaps)
+    load = record.load
+    fidelity = dict(record.fidelity)
+    return CellSummary(
+        cell=record.cell,
+        config=record.config,
+        phase=record.phase,
+        trial=int(load.get("trial", 0)),
+        rate_per_s=float(load["rate_per_s"]),
+        shape=Shape(int(load["input_tokens"]), int(load["output_tokens"])),
+        arrival=str(load.get("arrival", "")),
+        seed=load.get("seed"),
+        window_s=(record.t_window_end_ns - record.t_window_start_ns) / 1e9,
+        t_start_unix_s=record.t_start_unix_s,
+        attempt=record.attempt,
+        stop_reason=record.stop_reason,
+        counts={**request_counts(requests, record), **step_counts(steps, record)},
+        values={
+            **latencies(requests, record),
+            **throughput(requests, record),
+            **server_values(metrics, record),
+            **step_values(steps, record),
+        },
+        degraded=str(fidelity.get("reason") or "the client fell behind") if fidelity.get("degraded") else "",
+        fidelity=fidelity,
+        step_timing=dict(record.step_timing),
+        path=artifact_name(cell_json),
+        gaps=gaps,
+        t_end_unix_s=record.t_start_unix_s + (record.t_window_end_ns - record.t_start_ns) / 1e9,
+    )
+
+
+def request_samples(cell_json: Path) -> dict[str, Samples]:
+    """Every declared metric (`ttft_s`) of the requests due in the measured window, in the order of the schedule.
+
+    Empty arrays where they cannot be read. Raises ArtifactError as analyse_cell does.
+    """
+    record = _record(cell_json)
+    frame, _ = _requests(cell_json, record)
+    return {name: np.empty(0) for name in LATENCIES} if frame is None else latency_samples(frame, record)
+
+
+def step_samples(cell_json: Path) -> dict[str, Samples]:
+    """The cell's step series (STEP_SERIES, us); empty arrays where not available. Raises ArtifactError."""
+    record = _record(cell_json)
+    frame, _ = _steps(cell_json, record)
+    return {name: np.empty(0) for name in STEP_SERIES} if frame is None else step_series(frame, record)
+
+
+def headline(summary: CellSummary) -> dict[str, Any]:
+    """The few numbers a console shows of a cell. `step_*` is the whole engine step; None = not measured.
+
+    `saturated` goes by the criteria that need this cell alone (throughput and queue), not by the growth of TTFT.
+    """
+    ttft = summary.estimate("ttft_p90_s")
+    return {
+        "ttft_p50_s": summary.value("ttft_p50_s"),
+        "ttft_p90_s": ttft.value,
+        "ttft_p90_low_s": ttft.low,
+        "ttft_p90_high_s": ttft.high,
+        "tpot_p50_s": summary.value("tpot_p50_s"),
+        "tpot_p90_s": summary.value("tpot_p90_s"),
+        "e2e_p90_s": summary.value("e2e_p90_s"),
+        "effective_throughput_per_s": summary.value("effective_throughput_per_s"),
+        "throughput_ratio": summary.value("throughput_ratio"),
+        "completed": summary.counts["completed"],
+        "dropped": summary.counts["dropped"],
+        "failed": summary.counts["failed"],
+        "step_p50_us": summary.value("engine_step_p50_us"),
+        "connector_total_p50_us": summary.value("connector_total_p50_us"),
+        "saturated": judge_alone(summary).saturated,
+    }
+
+
+def _record(cell_json: Path) -> CellRecord:
+    record = read_cell(cell_json)
+    if isinstance(record, Gap):
+        raise ArtifactError(
+            f"{record.artifact} {record.reason}",
+            remedy="the cell was not finished or its record was damaged: run it again",
+        )
+    missing = [name for name in ("rate_per_s", "input_tokens", "output_tokens") if name not in record.load]
+    if missing or record.t_window_end_ns <= record.t_window_start_ns:
+        why = f"does not state {', '.join(missing)}" if missing else "has an empty measured window"
+        raise ArtifactError(f"{artifact_name(cell_json)} {why}", remedy="run the cell again")
+    return record
+
+
+def _requests(cell_json: Path, record: CellRecord) -> tuple[pd.DataFrame | None, tuple[Gap, ...]]:
+    path = beside_cell(cell_json, "requests")
+    loaded = read_requests(path, record.checksums.get(path.name))
+    return loaded.frame, loaded.gaps
+
+
+def _metrics(cell_json: Path, record: CellRecord) -> tuple[pd.DataFrame | None, tuple[Gap, ...]]:
+    path = beside_cell(cell_json, "metrics")
+    loaded = read_metrics(path, SAMPLES, record.checksums.get(path.name))
+    return loaded.frame, loaded.gaps
+
+
+def _steps(cell_json: Path, record: CellRecord) -> tuple[pd.DataFrame | None, tuple[Gap, ...]]:
+    """The window's steps with connector_total_us. A cell that says it has no step timing has no gap here."""
+    if not record.step_timing.get("available", False):
+        return None, ()
+    path = beside_cell(cell_json, "engine_step")
+    loaded = read_steps(path, record.checksums.get(path.name), STEP_COLUMNS_READ)
+    return (None if loaded.frame is None else steps_in_window(loaded.frame, record)), loaded.gaps

@@ -1,0 +1,139 @@
+"""Whether latencies moved over the run for reasons that have nothing to do with a config.
+
+The same config under the same load, measured again later: each config's own repeats give its slope of the logarithm of
+a latency over time (what differs between configs and between loads cancels); the run's slope is their mean, weighted
+by how far in time each config's repeats lie apart. The spread of the configs' slopes gives the interval (jackknife over
+configs, Student's t), so that what two launches of one config differ by counts as noise and not as drift.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from scipy import special  # not scipy.stats, which takes two seconds to import
+
+from results.measures.summary import CellSummary
+from results.statistics.estimates import LEVEL, Estimate, Samples, unknown
+
+SERIES = ("ttft_p50_s", "tpot_p50_s")
+"""Medians: a drift moves the whole distribution, and they are the least noisy."""
+MIN_CONFIGS = 4
+"""From this many configs on their spread gives a trustworthy interval."""
+_LARGEST = 700.0
+"""Of a logarithm: what float64 can hold the exponential of."""
+_ACROSS = "the same load in Phase A and in Phase B or B': what differs between the phases for another reason counts too"
+
+
+class DriftVerdict(StrEnum):
+    """What the interval of the slope says."""
+
+    DETECTED = "detected"
+    NOT_DETECTED = "not detected"
+    NOT_TESTABLE = "not testable"
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """How one latency moved over the run, all configs together."""
+
+    series: str
+    """What drifts: `ttft_p50_s` or `tpot_p50_s` of load cells."""
+    slope_per_h: Estimate
+    """Relative change per hour: 0.02 = 2 % slower an hour later; n counts cells."""
+    span_h: float | None
+    """From the first to the last cell that takes part."""
+    verdict: DriftVerdict
+    reason: str
+    """What it rests on, or why it cannot be tested."""
+
+
+def drifts(summaries: Iterable[CellSummary]) -> tuple[Drift, ...]:
+    """The drift of each of SERIES over these cells: leave out those that are degraded or saturated.
+
+    A run with trials is judged by its repeated cells; a run without by the loads that two phases share.
+    """
+    cells = list(summaries)
+    return tuple(_drift(name, cells) for name in SERIES)
+
+
+def _drift(series: str, cells: Sequence[CellSummary]) -> Drift:
+    if len({cell.trial for cell in cells}) > 1:
+        groups, what = _repeats(series, cells, lambda cell: cell.phase), "cells repeated in trials"
+    else:
+        groups, what = _repeats(series, cells, lambda cell: ""), _ACROSS
+    timed = {
+        config: [[(cell.t_start_unix_s, cell.value(series) or 0.0) for cell in cells] for cells in repeats]
+        for config, repeats in groups.items()
+    }
+    return drift_of(series, timed, what, short="configs have a load that was measured twice")
+
+
+def drift_of(
+    series: str,
+    groups: Mapping[str, Sequence[Sequence[tuple[float, float]]]],
+    what: str,
+    *,
+    short: str,
+    kind: str = "configs",
+) -> Drift:
+    """The drift of values (above 0) that repeat one another: seconds and value, in groups of one config.
+
+    what: what repeats what; short: what too few of the configs have; kind: what a config is called.
+    """
+    used = [value for repeats in groups.values() for values in repeats for value in values]
+    pieces = [(config, *_slope(repeats)) for config, repeats in sorted(groups.items())]
+    pieces = [(config, slope, weight) for config, slope, weight in pieces if weight > 0]
+    if len(pieces) < MIN_CONFIGS:
+        why = f"{len(pieces)} of the {short}; it needs {MIN_CONFIGS}"
+        return Drift(series, unknown(why, len(used)), None, DriftVerdict.NOT_TESTABLE, why)
+    times = [at for at, _ in used]
+    slopes, weights = (np.array(column) for column in list(zip(*pieces, strict=True))[1:])
+    found = _over_configs(slopes, weights, len(used), kind)
+    detected = found.low is not None and found.high is not None and not found.low <= 0 <= found.high
+    verdict = DriftVerdict.DETECTED if detected else DriftVerdict.NOT_DETECTED
+    reason = f"{len(used)} cells of {len(pieces)} {kind}, {what}"
+    return Drift(series, found, (max(times) - min(times)) / 3600, verdict, reason)
+
+
+def _repeats(
+    series: str, cells: Sequence[CellSummary], kind: Callable[[CellSummary], str]
+) -> dict[str, list[list[CellSummary]]]:
+    """By config, the groups of cells that repeat one another, at least two in each."""
+    found: dict[tuple[str, str, float, str], list[CellSummary]] = defaultdict(list)
+    for cell in cells:
+        value = cell.value(series)
+        if value is not None and value > 0:
+            found[cell.config, kind(cell), cell.rate_per_s, str(cell.shape)].append(cell)
+    groups: dict[str, list[list[CellSummary]]] = defaultdict(list)
+    for (config, *_), repeats in found.items():
+        if len(repeats) > 1:
+            groups[config].append(repeats)
+    return groups
+
+
+def _slope(groups: Sequence[Sequence[tuple[float, float]]]) -> tuple[float, float]:
+    """Slope of log(latency) per hour within the groups, and the sum of squared hours it rests on."""
+    products = squares = 0.0
+    for values in groups:
+        hours, logs = np.array(values, dtype=np.float64).T
+        hours, logs = hours / 3600, np.log(logs)
+        hours -= hours.mean()
+        products += float(hours @ (logs - logs.mean()))
+        squares += float(hours @ hours)
+    return (products / squares if squares > 0 else 0.0), squares
+
+
+def _over_configs(slopes: Samples, weights: Samples, n: int, kind: str) -> Estimate:
+    """The weighted mean of the configs' slopes with its jackknife interval, as a relative change per hour."""
+    count, part = slopes.size, weights / weights.sum()
+    mean = float(part @ slopes)
+    left_out = part * (slopes - mean) / (1 - part)  # how far the mean moves when this config is left out
+    error = math.sqrt(float(left_out @ left_out) * (count - 1) / count)
+    half = float(special.stdtrit(count - 1, (1 + LEVEL) / 2)) * error
+    low, value, high = (math.expm1(min(one, _LARGEST)) for one in (mean - half, mean, mean + half))
+    return Estimate(value, low, high, n, basis=f"over {count} {kind}")

@@ -1,0 +1,67 @@
+"""What a cell's `/metrics` scrapes say: gauges inside the measured window, growth of counters over it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from results.records.schemas import CellRecord
+from results.statistics.estimates import Estimate, clean, unknown
+
+WAITING = "vllm:num_requests_waiting"
+RUNNING = "vllm:num_requests_running"
+KV_USAGE = "vllm:kv_cache_usage_perc"
+PREFIX_HITS = "vllm:prefix_cache_hits_total"
+PREEMPTIONS = "vllm:num_preemptions_total"
+PROMPT_TOKENS = "vllm:prompt_tokens_total"
+GENERATION_TOKENS = "vllm:generation_tokens_total"
+SAMPLES = (WAITING, RUNNING, KV_USAGE, PREFIX_HITS, PREEMPTIONS, PROMPT_TOKENS, GENERATION_TOKENS)
+"""Sample names that are read."""
+
+
+def server_values(frame: pd.DataFrame | None, record: CellRecord) -> dict[str, Estimate]:
+    """Queue, KV use, prefix hits, preemptions and token rates of the measured window."""
+    gauges = {"waiting_p50": (WAITING, 0.5), "running_p50": (RUNNING, 0.5), "kv_usage_max": (KV_USAGE, 1.0)}
+    totals = {"prefix_cache_hit_tokens": PREFIX_HITS, "preemptions": PREEMPTIONS}
+    speeds = {"prompt_tokens_per_s": PROMPT_TOKENS, "generation_tokens_per_s": GENERATION_TOKENS}
+    if frame is None:
+        return dict.fromkeys((*gauges, *totals, *speeds), unknown("the /metrics samples cannot be read"))
+    begin, end = record.t_window_start_ns, record.t_window_end_ns
+    inside = frame[(frame["t_ns"] >= begin) & (frame["t_ns"] < end)]
+    around = _around(frame, begin, end)
+    return {
+        **{name: _gauge(inside[sample], quantile) for name, (sample, quantile) in gauges.items()},
+        **{name: _increase(around, sample, per_second=False) for name, sample in totals.items()},
+        **{name: _increase(inside, sample, per_second=True) for name, sample in speeds.items()},
+    }
+
+
+def _around(frame: pd.DataFrame, begin: int, end: int) -> pd.DataFrame:
+    """The window's scrapes with the one before and the one after, where there are such."""
+    times = frame["t_ns"].to_numpy()
+    first = max(int(np.searchsorted(times, begin, side="right")) - 1, 0)
+    last = int(np.searchsorted(times, end, side="left")) + 1
+    return frame.iloc[first:last]
+
+
+def _gauge(series: pd.Series[Any], quantile: float) -> Estimate:
+    samples = clean(series.to_numpy())
+    if samples.size == 0:
+        return unknown("no sample of it inside the measured window")
+    return Estimate(float(np.quantile(samples, quantile)), n=int(samples.size))
+
+
+def _increase(frame: pd.DataFrame, sample: str, *, per_second: bool) -> Estimate:
+    """Growth of a counter between the first and the last scrape that have it."""
+    seen = frame[frame[sample].notna()]
+    if len(seen) < 2:
+        return unknown("fewer than two scrapes have it", len(seen))
+    values: npt.NDArray[np.float64] = seen[sample].to_numpy()
+    if (np.diff(values) < 0).any():
+        return unknown("the counter went back: the engine was restarted", len(seen))
+    grown = float(values[-1] - values[0])
+    span_s = float(seen["t_ns"].iloc[-1] - seen["t_ns"].iloc[0]) / 1e9
+    return Estimate(grown / span_s if per_second else grown, n=len(seen))

@@ -1,0 +1,114 @@
+"""TTFT, TPOT and E2E of a request: each defined once, for one request and for the columns of many.
+
+The load client's live ticks, the summary at a cell's end and the analysis use these definitions. Every stamp is the
+client's own (`SentRequest`): one clock, and no time of the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from results.records.schemas import RequestStatus
+
+Samples = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One field of many requests."""
+
+    values: npt.NDArray[Any]
+    """Integers stay integers: a float does not hold a time in nanoseconds. Any number where it is not known."""
+    known: Mask
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMetric:
+    """A number that follows from the record of one request."""
+
+    name: str
+    """With its unit at the end, e.g. `ttft_s`."""
+    title: str
+    """As tables and figures show it."""
+    sentence: str
+    """Its definition."""
+    reads: tuple[str, ...]
+    """Fields of the record, in the order of the formula's arguments; a request without one of them has no value."""
+    formula: Callable[..., Any]
+    """Of one request's numbers, or of arrays of them."""
+    statuses: tuple[RequestStatus, ...] = (RequestStatus.OK,)
+    """Requests that ended otherwise have no value."""
+    is_defined: Callable[..., Any] | None = None
+    """Of the same arguments: whether there is a value; None = always."""
+    shown_unit: str = "ms"
+    """`s`, `ms`, or another unit that the values have already."""
+
+    def value(self, *numbers: Any) -> float | None:
+        """The value of one request; None where one of the numbers is."""
+        if None in numbers or (self.is_defined is not None and not self.is_defined(*numbers)):
+            return None
+        return float(self.formula(*numbers))
+
+    def applies(self, columns: Mapping[str, Column], status: npt.NDArray[np.object_]) -> Mask:
+        """The requests that the metric is about: those of its statuses for which it is defined."""
+        there = np.isin(status, [one.value for one in self.statuses])
+        if self.is_defined is None:
+            return there
+        read = [columns[name] for name in self.reads]
+        known = np.logical_and.reduce([column.known for column in read])
+        return np.asarray(there & known & self.is_defined(*(column.values for column in read)), dtype=np.bool_)
+
+    def values(self, columns: Mapping[str, Column], status: npt.NDArray[np.object_]) -> Samples:
+        """One value per request, NaN where there is none."""
+        read = [columns[name] for name in self.reads]
+        known = np.logical_and.reduce([self.applies(columns, status), *(column.known for column in read)])
+        values = np.full(known.size, np.nan)
+        values[known] = self.formula(*(column.values[known] for column in read))
+        return values
+
+
+TTFT = RequestMetric(
+    name="ttft_s",
+    title="TTFT",
+    sentence="From the request's send to the first chunk that carries a token. Requests cut after it count too: "
+    "without them the slow ones were missing.",
+    reads=("t_send_ns", "t_first_token_ns"),
+    formula=lambda send_ns, first_ns: (first_ns - send_ns) / 1e9,
+    statuses=(RequestStatus.OK, RequestStatus.CUT),
+)
+TPOT = RequestMetric(
+    name="tpot_s",
+    title="TPOT",
+    sentence="From the first token to the last, per token after the first; undefined for one token.",
+    reads=("t_first_token_ns", "t_last_token_ns", "completion_tokens"),
+    formula=lambda first_ns, last_ns, tokens: (last_ns - first_ns) / 1e9 / (tokens - 1),
+    is_defined=lambda first_ns, last_ns, tokens: tokens > 1,
+)
+E2E = RequestMetric(
+    name="e2e_s",
+    title="E2E",
+    sentence="From the request's send to its last token: the service time W_turn of specs/ear section 5.4.",
+    reads=("t_send_ns", "t_last_token_ns"),
+    formula=lambda send_ns, last_ns: (last_ns - send_ns) / 1e9,
+    shown_unit="s",
+)
+
+METRICS: dict[str, RequestMetric] = {}
+"""By name, in the order in which tables show them."""
+
+
+def declare(metric: RequestMetric) -> None:
+    """Add a metric: frames, summaries and reports have it from now on. Raises ValueError where the name is taken."""
+    if metric.name in METRICS:
+        raise ValueError(f"a metric {metric.name} is declared already")
+    METRICS[metric.name] = metric
+
+
+for _metric in (TTFT, TPOT, E2E):
+    declare(_metric)

@@ -1,0 +1,56 @@
+"""The numbers that the turn records of a replay give alone: of a cell of `routing`, and of a standalone replay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from results.measures.latency import METRICS
+from results.measures.summary import mean_and_percentiles
+from results.measures.turns import Mask, Turns, turn_table, turns_of
+from results.records.turns import TurnRecord
+from results.statistics.estimates import Estimate, unknown
+
+UNREADABLE = "the turn records cannot be read"
+
+
+def replay_numbers(records: Path) -> Mapping[str, Estimate]:
+    """Latencies and cache shares of the turns in a `metrics.jsonl`.
+
+    Raises OSError and msgspec.DecodeError for a damaged file.
+    """
+    turns = turns_of(turn_table(msgspec.json.Decoder(TurnRecord).decode_lines(records.read_bytes())), 0)
+    return latency_numbers(turns) | {"apc_usage": apc_usage(turns, turns.completed)} | apc_bounds(turns)
+
+
+def latency_numbers(turns: Turns | None) -> dict[str, Estimate]:
+    """Mean, p50, p90 and p99 of every declared metric, with the interval inside the cell; None = unreadable."""
+    numbers: dict[str, Estimate] = {}
+    for series in METRICS:
+        numbers |= mean_and_percentiles(series, None if turns is None else turns.series(series), UNREADABLE)
+    return numbers
+
+
+def apc_usage(turns: Turns, where: Mask) -> Estimate:
+    """Cached over all prompt tokens by the responses' usage, over the turns of `where` whose usage states both."""
+    stated = where & np.isfinite(turns.cached_tokens) & np.isfinite(turns.prompt_tokens)
+    prompts = float(turns.prompt_tokens[stated].sum())
+    if not prompts:
+        return unknown("no response stated its cached tokens")
+    return Estimate(float(turns.cached_tokens[stated].sum()) / prompts, n=int(stated.sum()))
+
+
+def apc_bounds(turns: Turns) -> dict[str, Estimate]:
+    """`apc_bound_any` and `apc_bound_intra`: the trace's bounds over the completed turns."""
+    done = turns.completed
+    whole = float(turns.input_tokens[done].sum())
+    reusable = {"any": turns.reusable_any_tokens, "intra": turns.reusable_intra_tokens}
+    return {
+        f"apc_bound_{kind}": Estimate(float(tokens[done].sum()) / whole, n=int(done.sum()))
+        if whole
+        else unknown("no turn was completed")
+        for kind, tokens in reusable.items()
+    }

@@ -1,0 +1,191 @@
+"""Where each config saturates, and the two reference rates that follow from it.
+
+Scanning a config's Phase A rates upwards, its saturation rate is the lowest that is saturated; everything from there on
+counts as saturated, also where a later rate looks better again (a curve that is not monotone is not trusted upwards).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from results.measures.collect import collect
+from results.measures.saturation_criteria import CRITERIA, SPECIFIED, CellSaturation, Thresholds, judge
+from results.measures.summary import CellSummary
+from results.records.baseline import BASELINE
+from results.records.errors import ArtifactError
+
+REF_SAFE, REF_LOAD = "ref_safe", "ref_load"
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigSaturation:
+    """One config's Phase A, rate by rate."""
+
+    config: str
+    completed: bool
+    """It was measured at every rate of the grid up to its saturation."""
+    saturation_rate_per_s: float | None
+    """The lowest saturated rate; None where none was."""
+    fired: tuple[int, ...]
+    """Criteria that fired there."""
+    clear_rates_per_s: tuple[float, ...]
+    """Rates below it that were measured and are not saturated."""
+    reason: str | None = None
+    """Why it did not complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceRates:
+    """The rates at which Phase B is run and taxes are quoted."""
+
+    ref_safe_per_s: float | None
+    """The highest rate at which every config that completed Phase A is not saturated."""
+    ref_load_per_s: float | None
+    """The highest rate at which plain is not saturated."""
+    ref_safe_reason: str
+    """What limits it, or why there is none."""
+    ref_load_reason: str
+    thresholds: Thresholds = SPECIFIED
+    rates_per_s: tuple[float, ...] = ()
+    """Every rate of Phase A that any config was measured at."""
+    configs: tuple[ConfigSaturation, ...] = ()
+    cells: tuple[CellSaturation, ...] = field(default_factory=tuple)
+
+    def reason_for(self, name: str) -> str:
+        """The reason behind `ref_safe` or `ref_load`."""
+        return self.ref_safe_reason if name == REF_SAFE else self.ref_load_reason
+
+    def rate(self, name: str) -> float | None:
+        """The rate called `ref_safe` or `ref_load`."""
+        return self.ref_safe_per_s if name == REF_SAFE else self.ref_load_per_s
+
+    def to_json(self) -> bytes:
+        """`reference_rates.json`."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Self:
+        """Raises ArtifactError where the text is no such file."""
+        try:
+            return msgspec.json.decode(data, type=cls)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ArtifactError(
+                f"reference_rates.json is damaged: {error}",
+                remedy="remove it: the analysis makes it again from Phase A",
+            ) from error
+
+
+def choose_reference_rates(root: Path, thresholds: Mapping[str, float] | None = None) -> ReferenceRates:
+    """The reference rates of the run folder `root`, from its Phase A cells; nothing is written.
+
+    `thresholds`: throughput_ratio, waiting_p50, ttft_p90_growth; what is not given is as specified.
+    """
+    return reference_rates(
+        collect(root, phases=("A",)).summaries, thresholds=msgspec.convert(dict(thresholds or {}), Thresholds)
+    )
+
+
+def reference_rates(
+    summaries: Iterable[CellSummary], configs: Sequence[str] | None = None, thresholds: Thresholds = SPECIFIED
+) -> ReferenceRates:
+    """The reference rates of these Phase A cells; cells of other phases are ignored.
+
+    `configs`: those that take part; by default every config that has a cell. A config that did not complete Phase A has
+    no vote and is named in the reason. A rate at which a voting config's state is not known is not chosen.
+    """
+    cells = judge_cells([summary for summary in summaries if summary.phase == "A"], thresholds)
+    rates = tuple(sorted({cell.rate_per_s for cell in cells}))
+    names = tuple(configs) if configs is not None else tuple(dict.fromkeys(cell.config for cell in cells))
+    scanned = tuple(_scan(name, [cell for cell in cells if cell.config == name], rates) for name in names)
+    safe, safe_reason = _highest_clear(scanned, rates, "every config")
+    load, load_reason = _highest_clear([scan for scan in scanned if scan.config == BASELINE], rates, BASELINE)
+    return ReferenceRates(
+        ref_safe_per_s=safe,
+        ref_load_per_s=load,
+        ref_safe_reason=safe_reason,
+        ref_load_reason=load_reason,
+        thresholds=thresholds,
+        rates_per_s=rates,
+        configs=scanned,
+        cells=cells,
+    )
+
+
+def judge_cells(summaries: Sequence[CellSummary], thresholds: Thresholds = SPECIFIED) -> tuple[CellSaturation, ...]:
+    """Every cell judged, Phase A cells beside the same config's cell at half their rate; ordered by config and rate."""
+    ordered = sorted(summaries, key=lambda s: (s.config, s.phase, s.rate_per_s, s.shape.input_tokens, s.trial, s.cell))
+    return tuple(judge(summary, _half(summary, ordered), thresholds) for summary in ordered)
+
+
+def _half(summary: CellSummary, others: Sequence[CellSummary]) -> CellSummary | None:
+    """The same config, shape and trial at half the rate."""
+    for other in others:
+        same = (other.config, other.phase, other.shape, other.trial) == (
+            summary.config,
+            summary.phase,
+            summary.shape,
+            summary.trial,
+        )
+        if same and summary.phase == "A" and math.isclose(other.rate_per_s, summary.rate_per_s / 2, rel_tol=1e-6):
+            return other
+    return None
+
+
+def _scan(config: str, cells: Sequence[CellSaturation], rates: Sequence[float]) -> ConfigSaturation:
+    by_rate: dict[float, list[CellSaturation]] = defaultdict(list)
+    for cell in cells:
+        by_rate[cell.rate_per_s].append(cell)
+    clear: list[float] = []
+    missing: list[float] = []
+    for rate in rates:
+        if rate not in by_rate:
+            missing.append(rate)
+            continue
+        saturated = _of_trials(by_rate[rate])
+        if saturated:
+            fired = sorted({number for cell in by_rate[rate] for number in cell.fired})
+            return ConfigSaturation(config, not missing, rate, tuple(fired), tuple(clear), _incomplete(missing))
+        if saturated is False:
+            clear.append(rate)
+    return ConfigSaturation(config, not missing, None, (), tuple(clear), _incomplete(missing))
+
+
+def _of_trials(cells: Sequence[CellSaturation]) -> bool | None:
+    """A rate is saturated when at least half of the trials that could be judged are."""
+    judged = [cell.saturated for cell in cells if cell.saturated is not None]
+    return sum(judged) * 2 >= len(judged) if judged else None
+
+
+def _incomplete(missing: Sequence[float]) -> str | None:
+    return f"not measured at {', '.join(f'{rate:g}' for rate in missing)} req/s" if missing else None
+
+
+def _highest_clear(scans: Sequence[ConfigSaturation], rates: Sequence[float], whom: str) -> tuple[float | None, str]:
+    voters = [scan for scan in scans if scan.completed]
+    left_out = "".join(
+        f"; {scan.config} has no vote: {scan.reason or 'it was not measured'}" for scan in scans if not scan.completed
+    )
+    if not voters:
+        return None, f"{whom} did not complete Phase A{left_out}" if scans else f"{whom} was not measured in Phase A"
+    clear = [rate for rate in rates if all(rate in voter.clear_rates_per_s for voter in voters)]
+    if clear:
+        return clear[-1], f"{_limit(voters)}{left_out}"
+    return None, f"no rate of Phase A is clear for {whom}: {_limit(voters)}{left_out}"
+
+
+def _limit(voters: Sequence[ConfigSaturation]) -> str:
+    """Who saturates first, and by which criterion."""
+    limited = [voter for voter in voters if voter.saturation_rate_per_s is not None]
+    if not limited:
+        return "nothing saturated up to the highest rate measured"
+    lowest = min(voter.saturation_rate_per_s for voter in limited if voter.saturation_rate_per_s is not None)
+    first = [voter for voter in limited if voter.saturation_rate_per_s == lowest]
+    what = "; ".join(f"{voter.config} ({', '.join(CRITERIA[number] for number in voter.fired)})" for voter in first)
+    return f"saturated at {lowest:g} req/s: {what}"

@@ -1,0 +1,88 @@
+"""The numbers of one measured cell, as every table, verdict and report reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from results.measures.latency import METRICS, RequestMetric
+from results.records.frames import Gap
+from results.statistics.estimates import Estimate, Samples, mean, percentiles, unknown
+
+LATENCIES: Mapping[str, RequestMetric] = METRICS
+"""The declared metrics of a request, by name."""
+POINTS: Mapping[str, float] = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
+STEP_POINTS: Mapping[str, float] = {"p50": 0.50, "p90": 0.90}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What each request asks for."""
+
+    input_tokens: int
+    output_tokens: int
+
+    def __str__(self) -> str:
+        return f"{self.input_tokens}x{self.output_tokens}"
+
+
+@dataclass(frozen=True, slots=True)
+class CellSummary:
+    """One measured cell. `docs/analysis.md` defines every value."""
+
+    cell: str
+    config: str
+    phase: str
+    trial: int
+    rate_per_s: float
+    """As requested."""
+    shape: Shape
+    arrival: str
+    seed: int | None
+    window_s: float
+    t_start_unix_s: float
+    attempt: int
+    stop_reason: str
+    counts: Mapping[str, int | None]
+    """Requests due in the window: completed, failed, dropped, cut; warmup (due before it); steps, empty_steps."""
+    values: Mapping[str, Estimate]
+    """By name with its unit, e.g. `ttft_p90_s`, `throughput_ratio`, `engine_step_p50_us`."""
+    degraded: str
+    """Why the client could not keep its schedule; empty when it could."""
+    fidelity: Mapping[str, Any]
+    step_timing: Mapping[str, Any]
+    """available, reason, unavailable_fields, records_lost, worker_join_ratio."""
+    path: str
+    """The cell record's file, below the run's folder."""
+    gaps: tuple[Gap, ...] = field(default_factory=tuple)
+    t_end_unix_s: float | None = None
+    """When the measured window ended."""
+
+    def estimate(self, name: str) -> Estimate:
+        """The value called `name`; one that no cell of this kind has is unknown, not an error."""
+        return self.values.get(name, unknown("not measured in this cell"))
+
+    def value(self, name: str) -> float | None:
+        """The plain value, None where it was not measured."""
+        return self.estimate(name).value
+
+
+def percentile_name(series: str, point: str) -> str:
+    """`ttft_s`, `p90` -> `ttft_p90_s`: the unit stays last."""
+    stem, _, unit = series.rpartition("_")
+    return f"{stem}_{point}_{unit}"
+
+
+def percentile_estimates(series: str, samples: Samples | None, why: str) -> dict[str, Estimate]:
+    """Each of POINTS of a series with its interval, by its name; `why` it is unknown where there are no samples."""
+    names = [percentile_name(series, point) for point in POINTS]
+    if samples is None:
+        return {name: unknown(why) for name in names}
+    return dict(zip(names, percentiles(samples, tuple(POINTS.values())), strict=True))
+
+
+def mean_and_percentiles(series: str, samples: Samples | None, why: str) -> dict[str, Estimate]:
+    """The mean first, then as `percentile_estimates`."""
+    first = unknown(why) if samples is None else mean(samples)
+    return {percentile_name(series, "mean"): first, **percentile_estimates(series, samples, why)}

@@ -1,0 +1,145 @@
+"""The replayed turns of one cell as columns, and what follows from them without any statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from results.measures.columns import Words, floats, metric_values, seconds_between, words
+from results.records.declaration import fields_of
+from results.records.frames import TURN_SCHEMA
+from results.records.schemas import RequestStatus
+from results.records.turns import TurnRecord
+from results.statistics.estimates import Ranks, Samples
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """A cell's turns in the order of their index. Floats are NaN where nothing was measured.
+
+    Beside the columns below it has one for every declared metric (`ttft_s`) and for every number of a TurnRecord that
+    is no stamp (`input_tokens`, `cached_tokens`, `inflight_sessions`), by their names.
+    """
+
+    index: Ranks
+    session: Words
+    status: Words
+    instance: Words
+    """Empty = it did not come through a router, or never came back."""
+    due_s: Samples
+    """Since the cell's start."""
+    send_s: Samples
+    """NaN = never sent."""
+    first_s: Samples
+    end_s: Samples
+    numbers: Mapping[str, Samples]
+    """By name."""
+
+    def __getattr__(self, name: str) -> Samples:
+        if name.startswith("__") or name == "numbers" or name not in self.numbers:
+            raise AttributeError(name)
+        return self.numbers[name]
+
+    def series(self, name: str) -> Samples:
+        """The column of a declared metric or of a number of the record. Raises KeyError."""
+        return self.numbers[name]
+
+    def without(self, name: str) -> Turns:
+        """The same turns with nothing known in this column."""
+        return replace(self, numbers={**self.numbers, name: np.full(self.index.size, np.nan)})
+
+    @property
+    def completed(self) -> Mask:
+        return np.asarray(self.status == RequestStatus.OK.value, dtype=np.bool_)
+
+    def count(self, status: RequestStatus) -> int:
+        return int((self.status == status.value).sum())
+
+
+@dataclass(frozen=True, slots=True)
+class SessionTimes:
+    """When the sessions of a cell were in the system, one row each, in the order of their first send (seconds)."""
+
+    session: tuple[str, ...]
+    arrival_s: Samples
+    """When its first turn was due: before its first send where sessions wait to be let in."""
+    begin_s: Samples
+    """First send."""
+    busy_s: Samples
+    """Time with at least one turn in flight: turns of sub-agents that overlap count once."""
+    idle_s: Samples
+    """Time between: think time, tool calls."""
+
+    @property
+    def residence_s(self) -> Samples:
+        return self.busy_s + self.idle_s
+
+
+def turns_of(table: pa.Table, t_start_ns: int) -> Turns:
+    """The columns of a `metrics.jsonl` table (TURN_SCHEMA); `t_start_ns`: the cell's start."""
+    ordered = table.sort_by("index")
+    counted = (one.name for one in fields_of(TurnRecord) if one.unit and not one.name.endswith("_ns"))
+    return Turns(
+        index=ordered["index"].to_numpy(),
+        session=words(ordered["session"]),
+        status=words(ordered["status"]),
+        instance=words(pc.fill_null(ordered["instance"], "")),
+        due_s=seconds_between(ordered["t_due_ns"], t_start_ns),
+        send_s=seconds_between(ordered["t_send_ns"], t_start_ns),
+        first_s=seconds_between(ordered["t_first_token_ns"], t_start_ns),
+        end_s=seconds_between(ordered["t_end_ns"], t_start_ns),
+        numbers={**{name: floats(ordered[name]) for name in counted}, **metric_values(ordered)},
+    )
+
+
+def turn_table(records: Sequence[TurnRecord]) -> pa.Table:
+    """The table that reading these records back from `metrics.jsonl` gives."""
+    return pa.Table.from_pylist([msgspec.to_builtins(record) for record in records], schema=TURN_SCHEMA)
+
+
+def session_times(turns: Turns) -> SessionTimes:
+    """Of the sessions with at least one turn that was sent and ended."""
+    known = np.isfinite(turns.send_s) & np.isfinite(turns.end_s)
+    spans: dict[str, list[tuple[float, float]]] = {}
+    for session, send, end in zip(turns.session[known], turns.send_s[known], turns.end_s[known], strict=True):
+        spans.setdefault(str(session), []).append((float(send), float(end)))
+    rows = sorted((min(own)[0], session, own) for session, own in spans.items())
+    busy = np.array([_union_s(own) for _, _, own in rows], dtype=np.float64)
+    stay = np.array([max(end for _, end in own) - begin for begin, _, own in rows], dtype=np.float64)
+    begins = np.array([begin for begin, _, _ in rows], dtype=np.float64)
+    due = _first_due(turns)
+    arrivals = np.array([min(due.get(session, begin), begin) for begin, session, _ in rows], dtype=np.float64)
+    return SessionTimes(tuple(session for _, session, _ in rows), arrivals, begins, busy, stay - busy)
+
+
+def in_flight_over_time(begin_s: Samples, end_s: Samples) -> tuple[Samples, Samples]:
+    """How many of the intervals cover each stretch of time: counts, and the stretches' lengths (s)."""
+    known = np.isfinite(begin_s) & np.isfinite(end_s) & (end_s > begin_s)
+    moments = np.concatenate((begin_s[known], end_s[known]))
+    steps = np.concatenate((np.ones(int(known.sum())), -np.ones(int(known.sum()))))
+    order = np.argsort(moments, kind="stable")
+    return np.cumsum(steps[order])[:-1], np.diff(moments[order])
+
+
+def _first_due(turns: Turns) -> dict[str, float]:
+    first: dict[str, float] = {}
+    for session, due in zip(turns.session, turns.due_s, strict=True):
+        if np.isfinite(due):
+            first[str(session)] = min(float(due), first.get(str(session), np.inf))
+    return first
+
+
+def _union_s(spans: Sequence[tuple[float, float]]) -> float:
+    total, until = 0.0, -np.inf
+    for begin, end in sorted(spans):
+        total += max(end - max(begin, until), 0.0)
+        until = max(until, end)
+    return float(total)

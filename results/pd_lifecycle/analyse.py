@@ -1,0 +1,173 @@
+"""Computes the analysis of a lifecycle run from its folder; writes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from results.pd_lifecycle import verdicts
+from results.pd_lifecycle.clock_offsets import Step, align_clocks
+from results.pd_lifecycle.consistency import Check, RunDrift, find_size_mismatches, measure_drifts, run_checks
+from results.pd_lifecycle.cost_model import Costs, fit_costs
+from results.pd_lifecycle.link_bandwidth import Link, read_links
+from results.pd_lifecycle.load import (
+    Discard,
+    Failure,
+    MeasuredCell,
+    PlannedConfig,
+    find_unmeasured,
+    read_plan,
+    read_records,
+)
+from results.pd_lifecycle.overheads import BreakEven, OverheadCell, find_break_evens, group_by_size, measure_overheads
+from results.pd_lifecycle.pairs import OrderEffect, measure_order_effects
+from results.pd_lifecycle.phases import break_down
+from results.pd_lifecycle.settings import Settings
+from results.pd_lifecycle.summary import ConfigSummary, summarise_configs
+from results.pd_lifecycle.transfer_regression import transfers_of
+from results.pd_lifecycle.volumes import Volume, measure_volumes
+from results.records.engine_faults import engine_fault_gaps
+from results.records.errors import ResultsError
+from results.records.frames import Gap
+from results.records.layout import LifecycleLayout
+from results.records.lifecycle import Clock, LifecycleRecord
+from results.records.run_folder import RunFacts, run_facts
+from results.statistics.judgement import Judgement
+
+
+@dataclass(frozen=True, slots=True)
+class LifecycleAnalysis:
+    facts: RunFacts
+    settings: Settings
+    records: tuple[LifecycleRecord, ...]
+    """By C, N, O and repetition, also those that do not count; durations by the clocks of all, see `clock_steps`."""
+    configs: tuple[ConfigSummary, ...]
+    costs: Costs
+    links: tuple[Link, ...]
+    """Bandwidths of the link, a stated one first; empty = unknown."""
+    no_link: str
+    """Why measuring the link failed; empty = it was measured, or not attempted."""
+    overheads: tuple[OverheadCell, ...]
+    order_effects: tuple[OrderEffect, ...]
+    break_evens: tuple[BreakEven, ...]
+    volumes: tuple[Volume, ...]
+    clock_steps: tuple[Step, ...]
+    """Where the clock of one of two hosts was set."""
+    criteria: tuple[Judgement, ...]
+    checks: tuple[Check, ...]
+    drifts: tuple[RunDrift, ...]
+    cells: Mapping[tuple[int, int, int], MeasuredCell]
+    """Commit marks of the finished cells, by C, N, O."""
+    failures: tuple[Failure, ...]
+    discards: tuple[Discard, ...]
+    planned: tuple[PlannedConfig, ...]
+    gaps: tuple[Gap, ...]
+
+    @property
+    def counted(self) -> tuple[LifecycleRecord, ...]:
+        """The requests that enter the results."""
+        return tuple(record for record in self.records if record.counted)
+
+    @property
+    def transports(self) -> tuple[str, ...]:
+        return tuple(sorted({record.transport for record in self.records if record.transport}))
+
+    @property
+    def two_hosts(self) -> bool:
+        """Whether some durations lie between the clocks of two hosts."""
+        return any(not record.clock.one_host for record in self.records)
+
+
+def analyse(root: Path) -> LifecycleAnalysis:
+    """Analyse the run folder `root`. Raises ResultsError where it is no folder."""
+    if not root.is_dir():
+        raise ResultsError(f"no run folder at {root}", remedy="name the folder of a run; `tracon list` shows all runs")
+    facts, fact_gaps = run_facts(root)
+    planned, settings, plan_gaps = read_plan(root)
+    contents = read_records(root)
+    clocks, steps = align_clocks(contents.records)
+    pairs = zip(contents.records, clocks, strict=True)
+    records = tuple(recompute_durations(record, clock, settings) for record, clock in pairs)
+    links, no_link, link_gaps = read_links(LifecycleLayout(root), settings.link_gbps)
+    link_gbps = links[0].gbps if links else None
+    fitted = fit_costs(transfers_of(records), link_gbps=link_gbps, knee_share=settings.knee_share)
+    overheads, moved = measure_overheads(records), measure_volumes(records)
+    crossings, order_effects = find_break_evens(overheads), measure_order_effects(group_by_size(records))
+    blocks = {key: cell.block_tokens for key, cell in contents.cells.items() if cell.block_tokens is not None}
+    return LifecycleAnalysis(
+        facts=facts,
+        settings=settings,
+        records=records,
+        configs=summarise_configs(records, contents.discards),
+        costs=fitted,
+        links=links,
+        no_link=no_link,
+        overheads=overheads,
+        order_effects=order_effects,
+        break_evens=crossings,
+        volumes=moved,
+        clock_steps=steps,
+        criteria=(
+            verdicts.judge_completeness(records),
+            verdicts.over_launches(verdicts.judge_dominance(records, settings.min_new_tokens)),
+            verdicts.over_launches(verdicts.judge_linearity(fitted)),
+            verdicts.judge_increment(moved),
+            verdicts.over_launches(verdicts.judge_overhead(overheads, crossings, order_effects)),
+        ),
+        checks=run_checks(records),
+        drifts=measure_drifts(records),
+        cells=contents.cells,
+        failures=contents.failures,
+        discards=contents.discards,
+        planned=planned,
+        gaps=(
+            *fact_gaps,
+            *plan_gaps,
+            *contents.gaps,
+            *(Gap("clocks", step.text) for step in steps),
+            *link_gaps,
+            *find_unmeasured(planned, records, contents.failures),
+            *_missing_phases(records),
+            *find_size_mismatches(records, blocks),
+            *engine_fault_gaps(root),
+        ),
+    )
+
+
+def recompute_durations(record: LifecycleRecord, clock: Clock, settings: Settings) -> LifecycleRecord:
+    """The record with its durations by this clock, and without half a step where the settings say so."""
+    half_step = record.counts.d_step_ms if settings.subtract_half_step else None
+    if clock == record.clock and half_step is None:
+        return record
+    split = break_down(
+        record.timestamps_ns,
+        record.more_timestamps_ns,
+        clock,
+        record.colo,
+        missing=record.gaps,
+        write_side=record.counts.write_side,
+        half_step_ms=None if half_step is None else half_step / 2,
+    )
+    own = {name: why for name, why in record.gaps.items() if name not in (*record.breakdown_ms, *record.more_ms)}
+    return replace(
+        record,
+        clock=clock,
+        breakdown_ms=split.breakdown_ms,
+        more_ms=split.more_ms,
+        error_ms=split.error_ms,
+        residual_share=split.residual_share,
+        client_residual_share=split.client_residual_share,
+        gaps={**own, **split.gaps},
+    )
+
+
+def _missing_phases(records: Sequence[LifecycleRecord]) -> list[Gap]:
+    """One gap per missing phase and reason, over the counted requests."""
+    counts: dict[tuple[str, str], int] = {}
+    for record in records:
+        for name, value in record.phases_ms.items() if record.counted else ():
+            if value is None:
+                key = name, record.gaps.get(name, "not known")
+                counts[key] = counts.get(key, 0) + 1
+    return [Gap(name, f"{count} requests lack it: {why}") for (name, why), count in sorted(counts.items())]

@@ -1,0 +1,179 @@
+"""The bandwidth curve over transfer size: its asymptote, the knee below it, or why there is neither.
+
+A line over bytes describes transfers whose write operations are proportional to their bytes. Where the interval of an
+operation's cost excludes 0 and operations are not proportional to bytes, no line over bytes has a meaningful limit.
+Where it includes 0, the limit is that of the fit with operations, at the median number of operations per byte. A limit
+that the measured sizes exceed is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from results.pd_lifecycle.transfer_regression import (
+    BASIS,
+    Transfers,
+    fit_least_squares,
+    percentile_interval,
+    solve_each,
+    why_inseparable,
+)
+from results.statistics.estimates import Estimate, Samples, figure, percentile, unknown
+
+
+@dataclass(frozen=True, slots=True)
+class BandwidthPoint:
+    """The transfers of one N."""
+
+    new_tokens: int
+    bytes: float
+    """Median."""
+    gbps: Estimate
+    """Median."""
+    operations: float | None
+    """Median count of write operations; None = unknown."""
+    of_asymptote: float | None
+    of_link: float | None
+    """Share of the link's bandwidth; None = unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Knee:
+    """The smallest transfer that reaches `share` of the asymptotic bandwidth."""
+
+    share: float
+    asymptote_gbps: Estimate
+    """What larger transfers approach."""
+    bytes: Estimate
+    """By the fit: alpha / beta x share / (1 - share)."""
+    alpha_ms: float | None
+    """Intercept of the line with this asymptote."""
+    measured_bytes: float | None
+    """The smallest measured size from which every larger size reaches `share` too (medians)."""
+    reason: str = ""
+    """Why there is no knee, or a caution about the measured one."""
+    operations: str = ""
+    """The operations per byte for which the fit holds, as text."""
+
+
+def fit_curve(
+    transfers: Transfers, weights: Samples, drawn: Samples | str, *, gamma: Estimate | None, link_gbps: float | None,
+    share: float,
+) -> tuple[tuple[BandwidthPoint, ...], Knee]:  # fmt: skip
+    """The medians by N, and the knee. gamma: milliseconds per write operation; None = unknown."""
+    points = points_of(transfers, link_gbps)
+    if gamma is not None and gamma.low is not None and gamma.high is not None and not gamma.low <= 0 <= gamma.high:
+        why = (
+            f"a write operation adds {gamma.text(3)} ms to the time for its bytes, and the number of operations is not "
+            "proportional to the bytes: a line over bytes alone has no limit"
+        )
+        return points, no_knee(share, why)
+    columns, operations = _choose_columns(transfers, weights)
+    alpha, limit, knee = _fit_limit(transfers, weights, drawn, columns, share)
+    why = _why_no_limit(points, limit)
+    if why:
+        return points, no_knee(share, why)
+    points = tuple(
+        replace(point, of_asymptote=point.gbps.value / limit.value)
+        if limit.value and point.gbps.value is not None
+        else point
+        for point in points
+    )
+    measured, note = _find_measured_knee(points, share) if limit.value else (None, "")
+    return points, Knee(share, limit, knee, alpha, measured, note, operations)
+
+
+def no_knee(share: float, why: str) -> Knee:
+    return Knee(share, unknown(why), unknown(why), None, None, why)
+
+
+def points_of(transfers: Transfers, link_gbps: float | None) -> tuple[BandwidthPoint, ...]:
+    """The median transfer of each N."""
+    points = []
+    for group, tokens in enumerate(transfers.new_tokens):
+        own = transfers.size == group
+        gbps, operations = percentile(transfers.gbps[own], 0.5), transfers.operations[own]
+        points.append(
+            BandwidthPoint(
+                new_tokens=tokens,
+                bytes=float(np.median(transfers.bytes[own])),
+                gbps=gbps,
+                operations=float(np.median(operations)) if np.isfinite(operations).all() else None,
+                of_asymptote=None,
+                of_link=gbps.value / link_gbps if link_gbps and gbps.value is not None else None,
+            )
+        )
+    return tuple(points)
+
+
+def _choose_columns(transfers: Transfers, weights: Samples) -> tuple[list[Samples], str]:
+    """The columns of the fit whose slope includes the operations that come with each byte; and their ratio as text."""
+    if not np.isfinite(transfers.operations).all():
+        return [transfers.bytes / 1e6], "write operations were not counted"
+    per_mb = float(np.median(transfers.operations / (transfers.bytes / 1e6)))
+    if why_inseparable(transfers, weights):
+        if np.ptp(transfers.operations) == 0:
+            return [transfers.bytes / 1e6], f"{transfers.operations[0]:g} operations each"
+        return [transfers.bytes / 1e6], _format_per_mb(per_mb)
+    return [transfers.bytes / 1e6, transfers.operations - per_mb * transfers.bytes / 1e6], _format_per_mb(per_mb)
+
+
+def _format_per_mb(per_mb: float) -> str:
+    return f"{figure(per_mb, 3)} operations per 10^6 bytes"
+
+
+def _fit_limit(
+    transfers: Transfers, weights: Samples, drawn: Samples | str, columns: Sequence[Samples], share: float
+) -> tuple[float | None, Estimate, Estimate]:
+    """alpha, 1 / beta and the knee."""
+    alpha, beta = fit_least_squares(columns, transfers.ms, weights)[:2]
+    limit = bandwidth_of(beta)
+    if limit.value is None or beta.value is None or alpha.value is None:
+        return alpha.value, limit, unknown("larger transfers take no longer", transfers.n)
+    if alpha.value <= 0:
+        why = "no cost per transfer: the smallest has the whole bandwidth"
+        return alpha.value, limit, unknown(why, transfers.n)
+    factor = 1e6 * share / (1 - share)
+    value = factor * alpha.value / beta.value
+    if isinstance(drawn, str):
+        return alpha.value, limit, Estimate(value, n=transfers.n, reason=drawn)
+    coefficients = solve_each(columns, transfers.ms, drawn * weights)
+    replicates = factor * np.maximum(coefficients[:, 0], 0) / np.maximum(coefficients[:, 1], 1e-3 * beta.value)
+    return alpha.value, limit, percentile_interval(value, replicates, transfers.n, BASIS)
+
+
+def bandwidth_of(beta: Estimate) -> Estimate:
+    """1 / beta in Gbit/s, from beta in ms per 10^6 bytes. An infinite bound is None."""
+    if beta.value is None or beta.value <= 0:
+        return unknown("larger transfers take no longer: no bandwidth limits them", beta.n)
+    low, high = (8 / bound if bound is not None and bound > 0 else None for bound in (beta.high, beta.low))
+    return Estimate(8 / beta.value, low, high, beta.n, basis=beta.basis)
+
+
+def _why_no_limit(points: Sequence[BandwidthPoint], limit: Estimate) -> str:
+    """Why the line's asymptote is no limit: the interval of a median, or half of the medians, lie above it."""
+    if limit.value is None:
+        return ""
+    above = [point.gbps.value for point in points if point.gbps.value is not None and point.gbps.value > limit.value]
+    surely = [point for point in points if point.gbps.low is not None and point.gbps.low > limit.value]
+    if not surely and 2 * len(above) < len(points):
+        return ""
+    return (
+        f"medians reach {max(above) / limit.value:.0%} of the line's asymptote, at {len(above)} of {len(points)} "
+        "sizes: a few slow transfers bend the line, so its asymptote is no limit"
+    )
+
+
+def _find_measured_knee(points: Sequence[BandwidthPoint], share: float) -> tuple[float | None, str]:
+    """(bytes of the smallest measured size from which every size has that share, a caution or the reason for None)."""
+    enough = [point.of_asymptote is not None and point.of_asymptote >= share for point in points]
+    if not any(enough):
+        return None, f"no measured size has {share:.0%} of the asymptote"
+    if not enough[-1]:
+        return None, f"sizes with {share:.0%} of the asymptote are followed by larger ones with less"
+    last_below = max((index for index, reached in enumerate(enough) if not reached), default=-1)
+    note = "the smallest measured size reaches it" if last_below < 0 else ""
+    return points[last_below + 1].bytes, note

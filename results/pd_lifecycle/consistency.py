@@ -1,0 +1,161 @@
+"""Checks of a run that do not follow from the definitions of the phases, and its drift over time.
+
+The nine phases share their stamps: where all stamps exist and are in order, their sum is E2E by definition. These
+checks can fail: they compare the clocks of different processes, the probe's bytes with the scheduler's tokens, and the
+prefill with the same prefill on the combined instance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from results.measures.drift import DriftVerdict, drift_of
+from results.pd_lifecycle.pairs import COMBINED, TTFT
+from results.pd_lifecycle.phases import TURNED
+from results.records.frames import Gap
+from results.records.lifecycle import LifecycleRecord
+from results.statistics.estimates import Estimate
+
+HANDED_ON = ("p_queue", "p_reply", "d_block_alloc", "zmq_request", "transfer_signal", "d_first_decode")
+"""Durations from a send in one process to the receipt in another: a wrong clock or join makes them negative."""
+_DRIFTS: Mapping[str, Callable[[LifecycleRecord], float | None]] = {
+    COMBINED: lambda record: record.colo.ttft_ms,
+    TTFT: lambda record: record.ttft_ms,
+}
+"""TTFT depends on C and N only: cells of other output lengths repeat it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunDrift:
+    """How one TTFT changed from the begin of the run to its end."""
+
+    series: str
+    over_run: Estimate
+    """Relative change; `n` is the number of cells."""
+    span_s: float | None
+    verdict: DriftVerdict
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One comparison over all counted requests."""
+
+    what: str
+    agree: int
+    of: int
+    text: str
+
+
+def run_checks(records: Sequence[LifecycleRecord]) -> tuple[Check, ...]:
+    """The checks for which these records have data."""
+    counted = [record for record in records if record.counted]
+    results = _check_order(counted), _check_bytes(counted), _check_prefill(counted)
+    return tuple(check for check in results if check.of)
+
+
+def _check_order(counted: Sequence[LifecycleRecord]) -> Check:
+    forwards = [
+        (name, value)
+        for record in counted
+        for name in HANDED_ON
+        if (value := record.ms(name)) is not None and not (name == "p_queue" and record.counts.dispatch_late_ms)
+    ]
+    back = [gap for record in counted for name in HANDED_ON if TURNED in (gap := record.gaps.get(name, ""))]
+    back += [
+        f"the router stamped its send {late:.3g} ms after the prefill instance had scheduled the request"
+        for record in counted
+        if (late := record.counts.dispatch_late_ms)
+    ]
+    least = min(forwards, key=lambda one: one[1], default=("", 0.0))
+    text = f"shortest: {least[0]} {least[1]:.3g} ms" if forwards else ""
+    text += f"; out of order, for example: {back[0]}" if back else ""
+    return Check(
+        "messages between processes are received after they were sent", len(forwards), len(forwards) + len(back), text
+    )
+
+
+def _check_bytes(counted: Sequence[LifecycleRecord]) -> Check:
+    """Compare the bytes by the writing side's probe with the tokens by the decode instance's scheduler."""
+    ratios = []
+    agree = 0
+    for record in counted:
+        detail, counts = record.transfer_detail, record.counts
+        moved, blocks = detail.bytes_transferred, detail.num_blocks
+        if moved is None or not counts.external_tokens or not counts.kv_bytes_per_token or not blocks:
+            continue
+        expected = counts.external_tokens * counts.kv_bytes_per_token
+        ratios.append(moved / expected)
+        agree += abs(moved - expected) <= moved / blocks
+    text = f"bytes over tokens x KV per token: {min(ratios):.4g} to {max(ratios):.4g}" if ratios else ""
+    what = "the bytes written are those of the tokens for which the decode instance waited, within a block"
+    return Check(what, agree, len(ratios), text)
+
+
+def _check_prefill(counted: Sequence[LifecycleRecord]) -> Check:
+    shares = [
+        prefill / record.colo.ttft_ms
+        for record in counted
+        if (prefill := record.ms("p_prefill")) is not None and record.colo.ttft_ms
+    ]
+    text = f"p_prefill over combined TTFT: median {median(shares):.1%}, largest {max(shares):.1%}" if shares else ""
+    what = "the prefill takes no longer than the combined instance's TTFT for the same number of tokens"
+    return Check(what, sum(share <= 1 for share in shares), len(shares), text)
+
+
+def find_size_mismatches(
+    records: Sequence[LifecycleRecord], block_tokens: Mapping[tuple[int, int, int], int]
+) -> tuple[Gap, ...]:
+    """Records whose bytes differ from blocks x block tokens x KV per token, as one gap per configuration."""
+    ratios: dict[tuple[int, int, int], list[tuple[str, float]]] = {}
+    for record in records:
+        moved, blocks = record.transfer_detail.bytes_transferred, record.transfer_detail.num_blocks
+        each, per_token = block_tokens.get(record.config.key), record.counts.kv_bytes_per_token
+        if record.counted and moved and blocks and each and per_token and moved != blocks * each * per_token:
+            ratio = moved / (blocks * each * per_token)
+            ratios.setdefault(record.config.key, []).append((record.config.label, ratio))
+    return tuple(
+        Gap(
+            own[0][0],
+            f"{len(own)} transfers: bytes are not blocks x block tokens x KV bytes per token, but "
+            f"{min(ratio for _, ratio in own):.3g} to {max(ratio for _, ratio in own):.3g} times that",
+        )
+        for _, own in sorted(ratios.items())
+    )
+
+
+def measure_drifts(records: Sequence[LifecycleRecord]) -> tuple[RunDrift, ...]:
+    """The change of each TTFT over the run, from the (C, N) that have several output lengths."""
+    counted = [record for record in records if record.counted]
+    return tuple(_measure_drift(name, ttft_of, counted) for name, ttft_of in _DRIFTS.items())
+
+
+def _measure_drift(
+    name: str, ttft_of: Callable[[LifecycleRecord], float | None], counted: Sequence[LifecycleRecord]
+) -> RunDrift:
+    cells: dict[tuple[int, int], dict[int, list[tuple[float, float]]]] = {}
+    for record in counted:
+        config, at, value = record.config, record.timestamps_ns.t0_proxy_recv, ttft_of(record)
+        if at is not None and value is not None and value > 0:
+            own = cells.setdefault((config.prior_context, config.current_new_tokens), {})
+            own.setdefault(config.output_length, []).append((at / 1e9, value))
+    times = [at for lengths in cells.values() for values in lengths.values() for at, _ in values]
+    span_s = max(times) - min(times) if times else 0.0
+    unit = 3600 / span_s if span_s > 0 else 1.0  # scale the run to an hour: its slope per hour is the change over it
+    groups = {
+        f"C={context} N={size}": [[(at * unit, value) for at, value in map(_median_of, lengths.values())]]
+        for (context, size), lengths in cells.items()
+        if len(lengths) > 1
+    }
+    what = "medians of cells of one size and several output lengths"
+    drift = drift_of(f"{name}_ms", groups, what, short="(C, N) have several output lengths", kind="(C, N)")
+    return RunDrift(drift.series, drift.slope_per_h, span_s or None, drift.verdict, drift.reason)
+
+
+def _median_of(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    times, durations = np.array(points, dtype=np.float64).T
+    return float(np.median(times)), float(np.median(durations))

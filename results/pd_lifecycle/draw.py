@@ -1,0 +1,196 @@
+"""Draws the figures of a lifecycle run from their tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from results.pd_lifecycle import figures
+from results.pd_lifecycle.overheads import SIGN_FIELD
+from results.records.lifecycle import HANDSHAKE, HANDSHAKE_PARTS, PHASES
+from results.report.figure import Figure
+from results.report.figure_files import Drawers
+from results.report.ink import pens, plain_ticks, sheet
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Drawing
+
+_LOOKS: Mapping[str, tuple[str, str]] = {
+    "routing": ("#000000", ""),
+    "p_queue": ("#cc79a7", ""),
+    "p_prefill": ("#d9d9d9", ""),
+    "metadata_wait": ("#f0e442", "////"),
+    "zmq_after_metadata": ("#e69f00", ""),
+    HANDSHAKE: ("#e69f00", "////"),
+    "rdma_transfer": ("#d55e00", ""),
+    "transfer_signal": ("#56b4e9", "xxx"),
+    "d_promotion": ("#0072b2", ""),
+    "d_first_token": ("#009e73", ""),
+    "d_decode": ("#ffffff", "..."),
+}
+"""Fill and hatch of each phase: order, fill and hatch distinguish them, not colour alone."""
+_AFTER = PHASES.index(HANDSHAKE) + 1
+_ORDER = (*PHASES[:_AFTER], *HANDSHAKE_PARTS, *PHASES[_AFTER:])
+_BAR = 0.8
+"""Share of the distance between two N."""
+
+
+def draw_phases(figure: Figure) -> Drawing:
+    """Figure 1: a row per prior context; columns: the handover, the request without its prefill, the whole request."""
+    table = figure.table
+    contexts = sorted(set(table["prior_context"]))
+    drawing = sheet(15, 0.8 + 2.3 * len(contexts))
+    grid = drawing.subplots(len(contexts), 3, squeeze=False)
+    for line, context in zip(grid, contexts, strict=True):
+        for axes, panel in zip(line, (figures.HANDOVER, figures.BESIDE, figures.WHOLE), strict=True):
+            rows = table[(table["prior_context"] == context) & (table["panel"] == panel)]
+            _draw_stacks(axes, rows)
+            axes.set_title(f"C = {context}: {panel}", loc="left", fontsize=8)
+            axes.set_ylabel("ms")
+    for axes in grid[-1]:
+        axes.set_xlabel("new tokens N")
+    handles, labels = grid[0][2].get_legend_handles_labels()
+    order = sorted(range(len(labels)), key=lambda index: -_ORDER.index(labels[index]))
+    grid[0][2].legend([handles[index] for index in order], [labels[index] for index in order],
+                      loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2, handlelength=1.5)  # fmt: skip
+    drawing.suptitle(figure.title, x=0.01, ha="left", fontweight="bold", fontsize=9)
+    return drawing
+
+
+def _draw_stacks(axes: Axes, rows: pd.DataFrame) -> None:
+    """A group of bars per N, a bar per output length; an unknown phase has no height."""
+    sizes = sorted(set(rows["new_tokens"]))
+    lengths = sorted(set(rows["output_length"].dropna()))
+    width = _BAR / max(len(lengths), 1)
+    top: dict[float, float] = {}
+    for phase in [name for name in _ORDER if name in set(rows["phase"])]:
+        fill, hatch = _LOOKS[phase]
+        own = rows[rows["phase"] == phase]
+        index = own["output_length"].map({length: index for index, length in enumerate(lengths)}).fillna(0)
+        middle = own["new_tokens"].map({size: index for index, size in enumerate(sizes)})
+        at = (middle + (index - (len(lengths) - 1) / 2 if lengths else 0) * width).tolist()
+        height = own["ms"].astype(float).fillna(0.0).tolist()
+        axes.bar(at, height, width * 0.9, [top.get(x, 0.0) for x in at], color=fill, hatch=hatch, label=phase,
+                 edgecolor="black", linewidth=0.5)  # fmt: skip
+        top.update({x: top.get(x, 0.0) + more for x, more in zip(at, height, strict=True)})
+    axes.set_xticks(range(len(sizes)), [f"{size:g}" for size in sizes])
+    axes.grid(visible=False, axis="x")
+
+
+def draw_bandwidth(figure: Figure) -> Drawing:
+    """Figure 2: transfers, medians and the model's curve; knee, asymptote and link as lines."""
+    table = figure.table
+    drawing = sheet(7.5, 4.2)
+    axes = drawing.subplots()
+    single = table[table["kind"] == figures.POINT]
+    axes.plot(single["bytes"] / 1e6, single["gbps"], ".", color="#a0a0a0", markersize=4, label="transfer")
+    rows = table[table["kind"] == figures.MEDIAN]
+    value, low, high = (rows[name].to_numpy(dtype=np.float64) for name in ("gbps", "low", "high"))
+    below, above = (np.where(np.isfinite(side), side, 0).clip(0) for side in (value - low, high - value))
+    axes.errorbar(rows["bytes"] / 1e6, value, yerr=(below, above), fmt="o", color="black", markerfacecolor="white",
+                  capsize=2.5, elinewidth=1, label="median of an N")  # fmt: skip
+    model = table[table["kind"] == figures.MODEL]
+    if len(model):
+        axes.plot(model["bytes"] / 1e6, model["gbps"], color="#d55e00", label="cost model")
+    plain_ticks(axes, "x", (single["bytes"] / 1e6).tolist())
+    levels = {name: level for name, level in figure.lines.items() if name != "knee"}
+    plain_ticks(axes, "y", [*single["gbps"].tolist(), *levels.values()])
+    for name, level in levels.items():
+        axes.axhline(level, color="#555555", linestyle=":" if name == "asymptote" else "--", linewidth=1)
+        axes.annotate(f"{name} {level:.3g}", (1, level), xytext=(-3, 3), ha="right", textcoords="offset points",
+                      xycoords=("axes fraction", "data"), fontsize=7.5)  # fmt: skip
+    knee = figure.lines.get("knee")
+    if knee is not None and single["bytes"].min() / 4 <= knee <= single["bytes"].max() * 4:
+        axes.axvline(knee / 1e6, color="#0072b2", linestyle="-.", linewidth=1)
+        axes.annotate("knee", (knee / 1e6, 0), xytext=(3, 3), xycoords=("data", "axes fraction"), fontsize=7.5,
+                      textcoords="offset points", color="#0072b2")  # fmt: skip
+    axes.set_xlabel("10^6 bytes of the transfer")
+    axes.set_ylabel("bandwidth of the write (Gbit/s)")
+    axes.set_title(figure.title, loc="left", fontweight="bold")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2)
+    return drawing
+
+
+def draw_cost(figure: Figure) -> Drawing:
+    """Figure 3: the fit on linear axes, as it is defined, and on logarithmic axes, which show the short transfers."""
+    table = figure.table
+    drawing = sheet(10, 4.2)
+    panels = drawing.subplots(1, 2)
+    single = table[table["kind"] == figures.POINT]
+    for axes, scale in zip(panels, ("linear", "log"), strict=True):
+        axes.plot(single["bytes"] / 1e6, single["ms"], "o", color="black", markerfacecolor="none", markersize=4,
+                  label="transfer")  # fmt: skip
+        for kind, color, dashes in ((figures.MODEL, "#d55e00", "-"), (figures.ORDINARY, "#0072b2", "--")):
+            rows = table[table["kind"] == kind]
+            if len(rows):
+                axes.plot(rows["bytes"] / 1e6, rows["ms"], color=color, linestyle=dashes, label=_FITS[kind])
+        if scale == "log":
+            plain_ticks(axes, "x", (single["bytes"] / 1e6).tolist())
+            plain_ticks(axes, "y", single["ms"].tolist())
+        axes.set_xlabel("10^6 bytes of the transfer")
+        axes.set_ylabel("rdma_transfer (ms)")
+    panels[1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2)
+    drawing.suptitle(figure.title, x=0.01, ha="left", fontweight="bold", fontsize=9)
+    return drawing
+
+
+_FITS = {figures.MODEL: figures.WEIGHTED, figures.ORDINARY: figures.UNWEIGHTED}
+
+
+def draw_overhead(figure: Figure) -> Drawing:
+    """Figure 4: a field per (C, N), and the contour of no overhead."""
+    table = figure.table
+    contexts, sizes = (sorted(set(table[name])) for name in ("prior_context", "new_tokens"))
+    grid = np.full((len(contexts), len(sizes)), np.nan)
+    drawing = sheet(2.6 + 1.0 * len(sizes), 1.5 + 0.55 * len(contexts))
+    axes = drawing.subplots()
+    reach = float(table["overhead_ms"].abs().max()) or 1.0
+    for row in table.to_dict("records"):
+        index = contexts.index(row["prior_context"]), sizes.index(row["new_tokens"])
+        value = float(row["overhead_ms"])
+        grid[index] = value
+        shown = f"{value:+.3g}" if row[SIGN_FIELD] else f"({value:+.3g})"
+        color = "white" if abs(value) > 0.7 * reach else "black"
+        axes.text(index[1], index[0], shown, ha="center", va="center", fontsize=7.5, color=color)
+    image = axes.imshow(grid, cmap="PuOr_r", vmin=-reach, vmax=reach, aspect="auto", origin="lower")
+    if figures.has_contour(table):
+        axes.contour(np.ma.masked_invalid(grid), levels=[0.0], colors="black", linewidths=1.6)
+    axes.set_xticks(range(len(sizes)), [f"{size:g}" for size in sizes])
+    axes.set_yticks(range(len(contexts)), [f"{context:g}" for context in contexts])
+    axes.tick_params(length=0)
+    axes.grid(visible=False)
+    axes.set_xlabel("new tokens N")
+    axes.set_ylabel("prior context C (tokens)")
+    axes.set_title(figure.title, loc="left", fontweight="bold")
+    drawing.colorbar(image, ax=axes, pad=0.02).set_label("TTFT overhead (ms): above 0 slower")
+    return drawing
+
+
+def draw_volume(figure: Figure) -> Drawing:
+    """Figure 5: a line per N."""
+    table = figure.table
+    drawing = sheet(7.5, 4.2)
+    axes = drawing.subplots()
+    sizes: Sequence[int] = sorted(set(table["new_tokens"]), reverse=True)
+    for name, pen in pens(f"N = {size}" for size in sizes).items():
+        rows = table[table["new_tokens"] == int(name.rpartition(" ")[2])].sort_values("prior_context", kind="stable")
+        axes.plot(rows["prior_context"], rows["bytes"] / 1e6, label=name, **pen.line())
+    plain_ticks(axes, "y", (table["bytes"] / 1e6).tolist())
+    axes.set_xlabel("prior context C (tokens)")
+    axes.set_ylabel("10^6 bytes of the transfer")
+    axes.set_title(figure.title, loc="left", fontweight="bold")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2)
+    return drawing
+
+
+DRAWERS: Drawers = {
+    figures.BREAKDOWN: draw_phases,
+    figures.BANDWIDTH: draw_bandwidth,
+    figures.COST: draw_cost,
+    figures.OVERHEAD: draw_overhead,
+    figures.VOLUME: draw_volume,
+}

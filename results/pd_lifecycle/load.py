@@ -1,0 +1,239 @@
+"""Reads the folder of a lifecycle run: its records, discarded measurements, and what is missing or damaged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from results.pd_lifecycle.settings import DEFAULT, Settings
+from results.records.frames import Gap, artifact_name
+from results.records.layout import LifecycleLayout, RunLayout, sha256
+from results.records.lifecycle import LifecycleRecord, RequestConfig, labelled, read_lifecycle
+
+CELL = "lifecycle"
+"""`kind` of a measured cell in the plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedConfig:
+    cell: str
+    config: RequestConfig
+    why_not: str
+    """Why the cell is skipped; empty = it is measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    config: RequestConfig
+    repetition: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """The contents of the run folder."""
+
+    records: tuple[LifecycleRecord, ...]
+    """Of finished cells, by C, N, O and repetition; warm-ups and records that do not count included."""
+    discards: tuple[Discard, ...]
+    """Repeated measurements, those of failed cells, and records that do not count."""
+    gaps: tuple[Gap, ...]
+    cells: Mapping[tuple[int, int, int], MeasuredCell] = field(default_factory=dict)
+    """Finished cells, by C, N, O."""
+    failures: tuple[Failure, ...] = ()
+
+
+class _DiscardedRow(msgspec.Struct, frozen=True):
+    repetition: int
+    reason: str = ""
+
+
+class CacheState(msgspec.Struct, frozen=True):
+    """The KV cache of an engine at one moment, by its counters; None = unknown, `reason` says why."""
+
+    kv_usage: float | None = None
+    """0 to 1: blocks held by requests, without cached prefixes."""
+    preemptions: float | None = None
+    """Since the engine started."""
+    reason: str = ""
+
+
+class EngineLoad(msgspec.Struct, frozen=True):
+    """One engine before the first and after the last request of a cell."""
+
+    begin: CacheState = CacheState()
+    end: CacheState = CacheState()
+
+    @property
+    def preemptions(self) -> float | None:
+        """During the cell."""
+        begin, end = self.begin.preemptions, self.end.preemptions
+        return None if begin is None or end is None else end - begin
+
+
+class _Engine(msgspec.Struct, frozen=True):
+    block_tokens: int | None = None
+
+
+class MeasuredCell(msgspec.Struct, frozen=True):
+    """The commit mark of a cell, as far as the analysis reads it."""
+
+    cell: str = ""
+    checksums: Mapping[str, str] = {}
+    discarded: Sequence[_DiscardedRow] = ()
+    engines: Mapping[str, _Engine] = {}
+    load: Mapping[str, EngineLoad] = {}
+    """By side."""
+    baseline: str = ""
+    """`router`: the combined request went through the router; empty = directly to the engine."""
+
+    @property
+    def block_tokens(self) -> int | None:
+        """Block size of the prefill instance, whose blocks the transfer moves."""
+        return self.engines["prefill"].block_tokens if "prefill" in self.engines else None
+
+
+class _FailedCell(msgspec.Struct, frozen=True):
+    reason: str = ""
+    discarded: Sequence[_DiscardedRow] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    config: RequestConfig
+    reason: str
+
+
+def read_records(root: Path) -> Collected:
+    """Read the records of finished cells. Records of other cells, and altered files, become gaps."""
+    layout = LifecycleLayout(root)
+    records: list[LifecycleRecord] = []
+    discards: list[Discard] = []
+    gaps: list[Gap] = []
+    cells: dict[tuple[int, int, int], MeasuredCell | Gap] = {}
+    for path in layout.records():
+        record = read_lifecycle(path)
+        if isinstance(record, Gap):
+            gaps.append(record)
+            continue
+        config = record.config
+        if config.key not in cells:
+            cells[config.key] = cell = _read_cell(layout.cell(config))
+            if isinstance(cell, Gap):
+                gaps.append(cell)
+            else:
+                discards += [Discard(config, one.repetition, one.reason) for one in cell.discarded]
+        cell = cells[config.key]
+        if isinstance(cell, Gap):
+            continue
+        wrong = _find_alteration(path, cell)
+        if wrong is not None:
+            gaps.append(wrong)
+            continue
+        records.append(record)
+        if record.discarded:
+            discards.append(Discard(config, record.repetition, record.discarded))
+    failures, thrown, bad = _read_failures(layout)
+    finished = {key: cell for key, cell in cells.items() if isinstance(cell, MeasuredCell)}
+    return Collected(tuple(records), (*discards, *thrown), (*gaps, *bad), finished, failures)
+
+
+def _read_failures(layout: LifecycleLayout) -> tuple[tuple[Failure, ...], list[Discard], list[Gap]]:
+    """(failed cells, their discarded measurements, gaps for unreadable files)."""
+    failures: list[Failure] = []
+    discards: list[Discard] = []
+    gaps: list[Gap] = []
+    for path in layout.failures():
+        config = labelled(path.parent.name)
+        try:
+            failed_cell = msgspec.json.decode(path.read_bytes(), type=_FailedCell)
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            gaps.append(Gap(artifact_name(path.parent), f"{path.name} cannot be read: {error}"))
+            continue
+        if config is not None:
+            failures.append(Failure(config, failed_cell.reason or "no reason given"))
+            discards += [Discard(config, one.repetition, one.reason) for one in failed_cell.discarded]
+    return tuple(failures), discards, gaps
+
+
+def _read_cell(path: Path) -> MeasuredCell | Gap:
+    name = artifact_name(path.parent)
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=MeasuredCell)
+    except FileNotFoundError:
+        return Gap(name, "the cell was not finished: its records are not counted")
+    except OSError as error:
+        return Gap(name, f"{path.name} cannot be read: {error.strerror}; its records are not counted")
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return Gap(name, f"{path.name} is damaged: {error}; its records are not counted")
+
+
+def _find_alteration(path: Path, cell: MeasuredCell) -> Gap | None:
+    """A gap where the record differs from the one with which its cell finished."""
+    known = next((digest for name, digest in cell.checksums.items() if Path(name).name == path.name), None)
+    if known is None:
+        return Gap(artifact_name(path), "is not listed in its cell's commit mark")
+    if sha256(path) != known:
+        return Gap(artifact_name(path), "differs from the checksum in its cell's commit mark")
+    return None
+
+
+def read_plan(root: Path) -> tuple[tuple[PlannedConfig, ...], Settings, tuple[Gap, ...]]:
+    """The plan's configurations and analysis settings; the defaults for an unreadable plan."""
+    try:
+        plan = msgspec.json.decode(RunLayout(root).plan.read_bytes())
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):  # run_facts names it
+        return (), DEFAULT, ()
+    plan = plan if isinstance(plan, dict) else {}
+    cells = plan.get("cells")
+    configs = [_planned_config(cell) for cell in (cells if isinstance(cells, list) else [])]
+    settings, gaps = _analysis_settings(plan)
+    return tuple(one for one in configs if one is not None), settings, gaps
+
+
+def _planned_config(cell: object) -> PlannedConfig | None:
+    if not isinstance(cell, dict) or cell.get("kind") != CELL or not isinstance(cell.get("params"), dict):
+        return None
+    params = cell["params"]
+    try:
+        lengths = (params["prior_context"], params["new_tokens"], params["output_length"])
+        config = RequestConfig(*map(int, lengths))
+    except (KeyError, TypeError, ValueError):
+        return None
+    return PlannedConfig(str(cell.get("cell", "")), config, str(params.get("why_not") or ""))
+
+
+def _analysis_settings(plan: Mapping[str, Any]) -> tuple[Settings, tuple[Gap, ...]]:
+    inputs = plan.get("inputs")
+    grid = inputs.get("grid") if isinstance(inputs, dict) else None
+    settings = grid.get("analysis") if isinstance(grid, dict) else None
+    if settings is None:
+        return DEFAULT, ()
+    try:
+        return msgspec.convert(settings, Settings), ()
+    except msgspec.ValidationError as error:
+        return DEFAULT, (Gap("plan.json", f"its settings of the analysis are invalid: {error}"),)
+
+
+def find_unmeasured(
+    planned: Sequence[PlannedConfig], records: Sequence[LifecycleRecord], failures: Sequence[Failure]
+) -> tuple[Gap, ...]:
+    """One gap per planned configuration without a counted record, with the reason of its cell."""
+    failed = {one.config.key: one.reason for one in failures}
+    done = {record.config.key for record in records if record.counted}
+    tried = {record.config.key for record in records}
+    return tuple(
+        Gap(
+            one.cell or one.config.label,
+            f"not measured: {one.why_not}" if one.why_not
+            else f"failed: {failed[one.config.key]}" if one.config.key in failed
+            else "none of its records counts" if one.config.key in tried
+            else "not measured",
+        )
+        for one in planned
+        if one.config.key not in done
+    )  # fmt: skip

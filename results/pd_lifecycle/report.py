@@ -1,0 +1,109 @@
+"""The prose of a lifecycle report: its opening, and the limits of its numbers."""
+
+from __future__ import annotations
+
+from rich.console import RenderableType
+
+from results.pd_lifecycle.analyse import LifecycleAnalysis
+from results.pd_lifecycle.figures import half_step_text, link_text
+from results.pd_lifecycle.tables import build_tables
+from results.report.document import rich_tables
+from results.statistics.estimates import LEVEL
+from results.statistics.trials import SPREAD
+
+
+def terminal_tables(analysis: LifecycleAnalysis) -> RenderableType:
+    return rich_tables(opening_text(analysis), build_tables(analysis), list_limits(analysis))
+
+
+def opening_text(analysis: LifecycleAnalysis) -> str:
+    facts = analysis.facts
+    where = {"cpu": ", on a CPU build of the engine", "cuda": ", on a GPU"}.get(facts.engine_kind, "")
+    transport = f" over {' and '.join(analysis.transports)}" if analysis.transports else ""
+    outcomes = "; ".join(f"{one.claim.lower()}: {one.outcome}" for one in analysis.criteria)
+    half_step = half_step_text(analysis)
+    return (
+        f"Profile {facts.label}{where}{transport}: {len(analysis.counted)} requests of {len(analysis.configs)} "
+        f"configurations (C, N, O) count; also {sum(record.warmup for record in analysis.records)} warm-ups, "
+        f"{len(analysis.discards)} discarded, gaps: {len(analysis.gaps)}. Brackets hold the {LEVEL:.0%} {SPREAD}; "
+        f"`-` is a value that was not measured. {half_step}{' ' if half_step else ''}Criteria: {outcomes}."
+    )
+
+
+_LIMITS = (
+    "One request at a time on idle instances: no phase includes the load that other requests add to queues, steps or "
+    "the link.",
+    "Repetitions of a configuration follow one another on the same engines: the brackets cover the variation between "
+    "repetitions, not between launches or hosts. So no comparison of times is a verdict: criteria 2, 3 and 5 stay "
+    "undecided, and `slower` and `faster` apply to these launches.",
+    "The phases share their stamps: where every stamp exists and is in order, their sum is E2E by definition. "
+    "Criterion 1 confirms that they do, and that the client's send and the router's t0 are close. It does not confirm "
+    "that a stamp is in the right place: see the checks that do not follow from the definitions.",
+)
+"""Limits of every run."""
+
+
+def list_limits(analysis: LifecycleAnalysis) -> tuple[str, ...]:
+    """What the numbers of the report do not show."""
+    has_overhead = any(cell.overhead_ms.value is not None for cell in analysis.overheads)
+    limits = [*analysis.facts.host_notes]
+    if analysis.facts.engine_kind == "cpu":
+        limits.append(
+            "This is a CPU build of the engine with the profile's model. Both instances, the router and the client "
+            "share the cores: the durations do not apply to a GPU, and blocks move through memory or a socket, not "
+            "RDMA."
+        )
+    limits += [*_LIMITS, *_list_volume_limits(analysis)]
+    if has_overhead and any(one.effect_ms.value is None for one in analysis.order_effects):
+        limits.append(
+            "Not every (C, N) was measured in both orders: there the overhead includes the effect of the first "
+            "request of a pair on the second."
+        )
+    limits += _list_stamp_limits(analysis)
+    if not analysis.links:
+        limits.append(f"{link_text(analysis)} No bandwidth is compared with it.")
+    if analysis.settings.subtract_half_step:
+        limits.append(
+            "Half of the decode instance's median step is subtracted from d_promotion, down to zero: the phases add "
+            "up to less than E2E. The records hold the full durations."
+        )
+    if not has_overhead:
+        limits.append("No combined instance was measured: ttft_overhead_vs_colo is the specification's estimate alone.")
+    return tuple(limits)
+
+
+def _list_volume_limits(analysis: LifecycleAnalysis) -> list[str]:
+    differing = [
+        str(one.new_tokens)
+        for one in analysis.volumes
+        if len({count for _, count in one.operations_by_context if count is not None}) > 1
+    ]
+    if not differing:
+        return []
+    return [
+        "Transfers of one N take different numbers of write operations at different C (N = "
+        f"{', '.join(differing)}): comparisons over C at one N, and the cost model over bytes, include that difference."
+    ]
+
+
+def _list_stamp_limits(analysis: LifecycleAnalysis) -> list[str]:
+    limits = []
+    if analysis.two_hosts:
+        limits.append(
+            "Two hosts: the table of clocks bounds the error of durations between them; intervals of means do not "
+            "include that error, which is the same in all repetitions."
+        )
+    late = [one for record in analysis.counted if (one := record.counts.dispatch_late_ms)]
+    if late:
+        limits.append(
+            f"In {len(late)} requests the router stamped its send up to {max(late):.3g} ms after the prefill instance "
+            "had scheduled the request: t1 is set to t2 there, so routing is too long and p_queue too short by an "
+            "unknown time."
+        )
+    polled = sum(record.counts.write_end_from in ("poll", "telemetry") for record in analysis.counted)
+    if polled:
+        limits.append(
+            f"In {polled} requests the end of the transfer is the worker's next poll (once a step; NIXL's telemetry "
+            "ends a read there too): rdma_transfer includes the wait for it, and the bandwidths are too low."
+        )
+    return limits

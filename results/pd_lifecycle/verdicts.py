@@ -1,0 +1,320 @@
+"""The success criteria of specs/pd_lifecycle, each judged by a rule over numbers and their intervals.
+
+The interval decides: a criterion holds where the whole interval agrees with it and fails where the whole of it
+contradicts it. It is undecided otherwise, and open where a number is missing. What compares times stays undecided below
+three launches of each engine, whatever the numbers within a launch are. Stamps and bytes are counted: they need one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from results.pd_lifecycle.cost_model import SLOW, Costs
+from results.pd_lifecycle.overheads import BreakEven, OverheadCell
+from results.pd_lifecycle.pairs import OVERHEAD, OrderEffect
+from results.pd_lifecycle.volumes import Volume
+from results.records.lifecycle import LifecycleRecord
+from results.statistics.estimates import Estimate, mean, unknown
+from results.statistics.judgement import Judgement, Outcome, few_launches, leave_undecided
+from results.statistics.trials import MIN_PAIRED
+
+RESIDUAL_BELOW = 0.05
+"""1."""
+R2_ABOVE = 0.95
+"""3."""
+_NAMED = 4
+"""Items that a reason names; it counts the others."""
+
+
+LAUNCHES = 1
+"""Of the prefill, the decode and the combined engine, in one run of pd-lifecycle."""
+MORE_LAUNCHES = f"{MIN_PAIRED} launches of each would give a verdict, and a run of pd-lifecycle makes one"
+
+
+def judge_completeness(records: Sequence[LifecycleRecord]) -> Judgement:
+    """1: all phases sum to E2E (residual < 5 %)."""
+    counted = [record for record in records if record.counted]
+    own = [abs(record.residual_share) for record in counted if record.residual_share is not None]
+    client = [abs(record.client_residual_share) for record in counted if record.client_residual_share is not None]
+    worst = Estimate(max(own), n=len(own)) if own else unknown("no request has all of its phases")
+    outside = Estimate(max(client), n=len(client)) if client else unknown("no request has all phases and its send")
+    lacking, unsent = len(counted) - len(own), len(own) - len(client)
+    above = [value for value in (*own, *client) if value >= RESIDUAL_BELOW]
+    if not counted:
+        outcome, reason = Outcome.OPEN, "no request counts"
+    elif lacking:
+        outcome = Outcome.FAILS
+        reason = f"{lacking} of {len(counted)} requests miss a phase: {_missing_phases(counted)}"
+    elif unsent and not above:
+        outcome = Outcome.UNDECIDED
+        reason = f"{unsent} of {len(counted)} requests have no stamp of the client's send"
+    else:
+        outcome = Outcome.FAILS if above else Outcome.HOLDS
+        reason = (
+            f"all {len(counted)} requests have all phases, in order; from the client's send to t0 up to "
+            f"{_format_percent(outside)} of E2E (from t0 on {_format_percent(worst)}: the phases share their stamps)"
+        )
+    return Judgement(
+        name="1",
+        claim="Breakdown is complete",
+        rule=f"every counted request has all phases, and |E2E - their sum| is below {RESIDUAL_BELOW:.0%} of it, for "
+        "E2E from the router's t0 and from the client's send. The phases share their stamps: from t0 the sum is E2E by "
+        "definition, apart from a subtracted half step. What can fail: a stamp is missing or out of order, or the time "
+        "from the client's send to t0, by the clocks of two processes, is too long",
+        outcome=outcome,
+        reason=reason,
+        measured=outside if outside.value is not None else worst,
+        numbers={"largest residual, from t0": worst, "largest residual, from the client's send": outside},
+    )
+
+
+def over_launches(within: Judgement, launches: int = LAUNCHES) -> Judgement:
+    """The criterion as this many launches of each engine allow it: below three undecided, with the reason within."""
+    few = few_launches(launches, "engine", MORE_LAUNCHES)
+    if not few or within.outcome is Outcome.OPEN:
+        return within
+    return replace(within, outcome=Outcome.UNDECIDED, reason=f"{few}. Within the launch: {within.reason}")
+
+
+def _missing_phases(counted: Sequence[LifecycleRecord]) -> str:
+    """The missing phases with their reasons, the most frequent first."""
+    counts: dict[str, int] = {}
+    for record in counted:
+        if record.residual_share is None:
+            for name, value in record.phases_ms.items():
+                if value is None:
+                    text = f"{name} ({record.gaps.get(name, 'unknown')})"
+                    counts[text] = counts.get(text, 0) + 1
+    return _list_some([text for text, _ in sorted(counts.items(), key=lambda item: -item[1])])
+
+
+def _format_percent(estimate: Estimate) -> str:
+    return "unknown" if estimate.value is None else f"{estimate.value:.2%}"
+
+
+def judge_dominance(records: Sequence[LifecycleRecord], min_new_tokens: int) -> Judgement:
+    """2: rdma_transfer_ms > p_prefill_ms for N >= 4k."""
+    excesses = {
+        f"C={context} N={size}": _mean_excess(records, context, size)
+        for context, size in sorted(
+            {(record.config.prior_context, record.config.current_new_tokens) for record in records if record.counted}
+        )
+        if size >= min_new_tokens
+    }
+    known = {name: one for name, one in excesses.items() if one.low is not None and one.high is not None}
+    above = [name for name, one in known.items() if one.low is not None and one.low > 0]
+    below = [name for name, one in known.items() if one.high is not None and one.high < 0]
+    if below:
+        outcome = Outcome.FAILS
+        share = f"{len(below)} of {len(excesses)} (C, N)"
+        reason = f"the transfer is shorter than the prefill at {share}: {_list_some(below)}"
+    elif excesses and len(above) == len(excesses):
+        outcome, reason = Outcome.HOLDS, f"the transfer is longer than the prefill at all {len(excesses)} (C, N)"
+    else:
+        outcome = Outcome.UNDECIDED if excesses else Outcome.OPEN
+        rest = [name for name in excesses if name not in above]
+        reason = f"no (C, N) with N >= {min_new_tokens} was measured"
+        if excesses:
+            reason = f"not significant at {_list_some(rest)}"
+    decided = below or [name for name in excesses if name not in above] or above
+    shown = excesses[decided[0]] if decided else unknown(reason)
+    return Judgement(
+        name="2",
+        claim="Transfer dominates",
+        rule=f"at every (C, N) with N >= {min_new_tokens} the interval of mean(rdma_transfer - p_prefill) lies above "
+        "0; fails where one lies below",
+        outcome=outcome,
+        reason=f"{reason}{_example_text(decided, excesses)}",
+        measured=shown,
+        numbers={f"rdma_transfer - p_prefill, ms, {name}": one for name, one in excesses.items()},
+    )
+
+
+def _mean_excess(records: Sequence[LifecycleRecord], context: int, size: int) -> Estimate:
+    pairs = [
+        (record.ms("rdma_transfer"), record.ms("p_prefill"))
+        for record in records
+        if record.counted and (record.config.prior_context, record.config.current_new_tokens) == (context, size)
+    ]
+    differences = [moved - computed for moved, computed in pairs if moved is not None and computed is not None]
+    return mean(differences) if differences else unknown("no request has both phases")
+
+
+def _example_text(decided: Sequence[str], excesses: Mapping[str, Estimate]) -> str:
+    if not decided or excesses[decided[0]].value is None:
+        return ""
+    return f"; rdma_transfer - p_prefill at {decided[0]}: {excesses[decided[0]].text(3)} ms"
+
+
+def judge_linearity(costs: Costs) -> Judgement:
+    """3: the linear model's R^2 is above 0.95."""
+    r2 = costs.ordinary.r2
+    if r2.value is None or r2.low is None or r2.high is None:
+        outcome, reason = leave_undecided(r2), r2.reason or "there is no interval"
+    elif r2.low > R2_ABOVE:
+        outcome, reason = Outcome.HOLDS, f"R^2 {r2.text(4)} lies above {R2_ABOVE:g}"
+    elif r2.high <= R2_ABOVE:
+        outcome, reason = Outcome.FAILS, f"R^2 {r2.text(4)} does not reach above {R2_ABOVE:g}"
+    else:
+        outcome, reason = Outcome.UNDECIDED, f"R^2 {r2.text(4)} straddles {R2_ABOVE:g}"
+    spread = costs.spread
+    if spread.medians.value is not None and spread.without_slow.value is not None:
+        reason += (
+            f"; not judged: {spread.medians.value:.2f} of the medians of each C, N and O, "
+            f"{spread.without_slow.value:.2f} without transfers of more than {SLOW:g} times the median of their N "
+            f"({spread.slow} left out)"
+        )
+    if spread.run_delay_ms.value is not None:
+        reason += f"; a writing thread waited up to {spread.run_delay_ms.value:.3g} ms for a core"
+    return Judgement(
+        name="3",
+        claim="Bandwidth model fits",
+        rule=f"the interval of R^2 of the ordinary least squares fit of rdma_transfer_ms over bytes lies above "
+        f"{R2_ABOVE:g}; fails where all of it lies at or below",
+        outcome=outcome,
+        reason=reason,
+        measured=r2,
+        numbers={
+            "R^2 of the weighted fit": costs.relative.r2,
+            "R^2 of the medians of each C, N and O": spread.medians,
+            f"R^2 without transfers of more than {SLOW:g} times the median of their N": spread.without_slow,
+            "alpha, ms": costs.relative.alpha_ms,
+            "longest wait of a writing thread for a core, ms": spread.run_delay_ms,
+        },
+    )
+
+
+def judge_increment(volumes: Sequence[Volume]) -> Judgement:
+    """4: bytes_transferred does not depend on prior_context for fixed N, and is what N new tokens take."""
+    comparable = [one for one in volumes if len(one.bytes_by_context) > 1]
+    blind = [one for one in comparable if one.block_bytes is None and one.spread_bytes > 0]
+    differ = [one for one in comparable if one.block_bytes is not None and one.spread_bytes > one.block_bytes]
+    wrong = [one for one in comparable if _off_by(one) > (one.block_bytes or 0.0)]
+    unsized = [one for one in comparable if one.kv_bytes is None]
+    agreement = _list_some([_agreement_text(one) for one in comparable])
+    if not comparable:
+        outcome, reason = Outcome.OPEN, "no N was measured at two values of C"
+    elif differ:
+        outcome, reason = Outcome.FAILS, _list_some([_spread_text(one) for one in differ])
+    elif wrong:
+        outcome = Outcome.FAILS
+        ratios = _list_some([f"N={one.new_tokens}: {one.of_expected or 0.0:.1%}" for one in wrong])
+        reason = f"constant over C, but not the KV size of N new tokens by the model's configuration: {ratios} of it"
+    elif blind:
+        outcome = Outcome.UNDECIDED
+        reason = f"the bytes of a block are unknown at N = {_list_some([str(one.new_tokens) for one in blind])}"
+    elif unsized:
+        outcome = Outcome.UNDECIDED
+        reason = (
+            "constant over C, size not checked: the KV bytes of a token by the model's configuration are unknown at "
+            f"N = {_list_some([str(one.new_tokens) for one in unsized])}; {agreement}"
+        )
+    else:
+        outcome = Outcome.HOLDS
+        contexts = max(len(one.bytes_by_context) for one in comparable)
+        reason = f"at each of {len(comparable)} N, over up to {contexts} values of C, the bytes agree within a block: "
+        reason += agreement
+    shown = next(iter(differ or comparable), None)
+    return Judgement(
+        name="4",
+        claim="Incremental verified",
+        rule="for every N the median bytes at all C lie within one block of each other, and within one block of N x "
+        "the model's KV bytes per token; fails where they do not, undecided where the latter is unknown",
+        outcome=outcome,
+        reason=reason,
+        measured=shown.slope if shown is not None else unknown(reason),
+        numbers={f"bytes per token of C, N={one.new_tokens}": one.slope for one in comparable},
+    )
+
+
+def _off_by(one: Volume) -> float:
+    """Largest difference in bytes to the KV size of N new tokens, over C; 0 where that size is unknown."""
+    return 0.0 if one.kv_bytes is None else max(abs(moved - one.kv_bytes) for _, moved in one.bytes_by_context)
+
+
+def _spread_text(one: Volume) -> str:
+    blocks = one.spread_bytes / one.block_bytes if one.block_bytes else 0.0
+    return f"N={one.new_tokens}: from {_least_bytes(one):.0f} to {_most_bytes(one):.0f} bytes, {blocks:.1f} blocks"
+
+
+def _agreement_text(one: Volume) -> str:
+    expected = "" if one.of_expected is None else f" ({one.of_expected:.1%} of the model's)"
+    return f"N={one.new_tokens}: {one.bytes_per_token:.0f} bytes per token{expected}, spread {one.spread_bytes:.0f}"
+
+
+def _least_bytes(one: Volume) -> float:
+    return min(count for _, count in one.bytes_by_context)
+
+
+def _most_bytes(one: Volume) -> float:
+    return max(count for _, count in one.bytes_by_context)
+
+
+def judge_overhead(
+    cells: Sequence[OverheadCell], break_evens: Sequence[BreakEven], effects: Sequence[OrderEffect] = ()
+) -> Judgement:
+    """5: a clear threshold (N, C) where the overhead exceeds co-located execution."""
+    order = next((one.effect_ms for one in effects if one.name == OVERHEAD and one.prior_context is None), None)
+    decided = [cell for cell in cells if cell.sign is not None]
+    located = [one for one in break_evens if one.slower_above is not None]
+    tangled = [one for one in break_evens if sum(a != b for a, b in zip(one.signs, one.signs[1:], strict=False)) > 1]
+    if not any(cell.overhead_ms.value is not None for cell in cells):
+        outcome, reason = Outcome.OPEN, _first_reason(cells)
+    elif tangled:
+        outcome = Outcome.FAILS
+        reason = f"no single threshold: {_list_some([f'C={one.prior_context}: {one.text}' for one in tangled])}"
+    elif located:
+        outcome = Outcome.HOLDS
+        reason = _list_some([f"C={one.prior_context}: {one.text}" for one in located])
+    elif decided and len({cell.sign for cell in decided}) > 1:
+        outcome = Outcome.HOLDS
+        reason = _list_some([f"C={one.prior_context}: {one.text}" for one in break_evens])
+    else:
+        outcome = Outcome.UNDECIDED
+        reason = _one_sign_text(cells, decided)
+    first = located[0].new_tokens if located else (cells[0].overhead_ms if cells else unknown(reason))
+    return Judgement(
+        name="5",
+        claim="Overhead quantified",
+        rule="the sign of mean(pdsep_ttft - colo_ttft), both orders of a pair weighted equally, is significant on both "
+        "sides of a threshold, along N or along C; fails where it changes more than once along N; undecided where no "
+        "sign is significant or all are equal (a threshold, if any, lies outside the measured range). A sign is "
+        "significant where zero is rejected at 5% for all (C, N) together (Holm); the intervals are those of single "
+        "(C, N), widened by the spread between output lengths",
+        outcome=outcome,
+        reason=f"{reason}{_order_text(order)}",
+        measured=first,
+        numbers={
+            **{f"overhead, ms, C={cell.prior_context} N={cell.new_tokens}": cell.overhead_ms for cell in cells},
+            **({} if order is None else {"overhead, combined first less handover first, ms": order}),
+        },
+    )
+
+
+def _order_text(order: Estimate | None) -> str:
+    if order is None:
+        return ""
+    if order.value is None:
+        return f"; {order.reason}"
+    return f"; order effect, cancelled here (combined first minus handover first): {order.text(3)} ms"
+
+
+def _first_reason(cells: Sequence[OverheadCell]) -> str:
+    return next((cell.overhead_ms.reason for cell in cells if cell.overhead_ms.reason), "") or "no request counts"
+
+
+def _one_sign_text(cells: Sequence[OverheadCell], decided: Sequence[OverheadCell]) -> str:
+    if not decided:
+        return f"no sign is significant at any of {len(cells)} (C, N)"
+    word = "slower" if decided[0].sign == 1 else "faster"
+    values = [cell.overhead_ms.value for cell in decided if cell.overhead_ms.value is not None]
+    return (
+        f"{word} than the combined instance at {len(decided)} of {len(cells)} (C, N), by {min(map(abs, values)):.3g} "
+        f"to {max(map(abs, values)):.3g} ms, and nowhere significantly the opposite: no threshold in the measured range"
+    )
+
+
+def _list_some(texts: Sequence[str]) -> str:
+    more = f"; and {len(texts) - _NAMED} more" if len(texts) > _NAMED else ""
+    return "; ".join(texts[:_NAMED]) + more

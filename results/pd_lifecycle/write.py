@@ -1,0 +1,141 @@
+"""Writes the analysis files of a lifecycle run: summary.csv, aggregate, verdicts, manifest, figures and the report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pandas as pd
+
+from results.pd_lifecycle.analyse import LifecycleAnalysis, analyse
+from results.pd_lifecycle.draw import DRAWERS
+from results.pd_lifecycle.figures import build_figures
+from results.pd_lifecycle.report import list_limits, opening_text
+from results.pd_lifecycle.summary import build_summary_rows
+from results.pd_lifecycle.tables import FIGURES_BEFORE, build_tables
+from results.records.layout import LifecycleLayout, RunLayout
+from results.records.lifecycle import LifecycleRecord
+from results.report.document import title
+from results.report.judgements import VERDICTS_FORMAT
+from results.report.output import Outputs, Report, write_outputs
+
+FORMAT = 2
+"""Version of aggregate.json."""
+_AGGREGATED = (
+    "settings", "configs", "costs", "links", "overheads", "order_effects", "break_evens", "volumes", "clock_steps",
+    "checks", "drifts", "discards", "failures", "gaps",
+)  # fmt: skip
+"""Fields of the analysis that aggregate.json holds under the same name."""
+
+
+def analyse_lifecycle(root: Path) -> LifecycleAnalysis:
+    """Analyse the run folder `root`: write summary.csv, aggregate.*, verdicts.json, MANIFEST.tsv, figures/, report.*.
+
+    The same folder gives the same files. Missing or damaged artifacts become gaps. Raises ResultsError where `root` is
+    no folder, OSError where a file cannot be written.
+    """
+    analysis = analyse(root)
+    summary = build_summary_rows(analysis.configs, half_step=analysis.settings.subtract_half_step)
+    outputs = Outputs(
+        aggregate=build_aggregate(analysis),
+        rows=build_request_rows(analysis),
+        verdicts=build_verdicts(analysis),
+        manifest=build_manifest(analysis),
+        report=Report(
+            title(analysis.facts),
+            opening_text(analysis),
+            build_tables(analysis),
+            build_figures(analysis),
+            list_limits(analysis),
+            FIGURES_BEFORE,
+            DRAWERS,
+        ),
+        more={LifecycleLayout(root).summary_csv: summary},
+    )
+    write_outputs(RunLayout(root), outputs)
+    return analysis
+
+
+def build_aggregate(analysis: LifecycleAnalysis) -> dict[str, Any]:
+    """The content of `aggregate.json`."""
+    return {
+        "format": FORMAT,
+        "definitions": "docs/analysis.md",
+        **analysis.facts.named,
+        "transports": analysis.transports,
+        **{name: msgspec.to_builtins(getattr(analysis, name)) for name in _AGGREGATED},
+    }
+
+
+def build_verdicts(analysis: LifecycleAnalysis) -> dict[str, Any]:
+    """The content of `verdicts.json`."""
+    return {
+        "format": VERDICTS_FORMAT,
+        "settings": msgspec.to_builtins(analysis.settings),
+        "criteria": msgspec.to_builtins(analysis.criteria),
+    }
+
+
+def build_request_rows(analysis: LifecycleAnalysis) -> pd.DataFrame:
+    """The rows of `aggregate.{csv,parquet}`: one per request, warm-up and discarded requests included."""
+    rows = pd.DataFrame([_request_row(record) for record in analysis.records])
+    rows["d_promotion_less_half_step"] = analysis.settings.subtract_half_step
+    return rows
+
+
+def _request_row(record: LifecycleRecord) -> dict[str, Any]:
+    detail, counts = record.transfer_detail, record.counts
+    return {
+        "prior_context": record.config.prior_context,
+        "new_tokens": record.config.current_new_tokens,
+        "output_length": record.config.output_length,
+        "repetition": record.repetition,
+        "warmup": record.warmup,
+        "counted": record.counted,
+        "discarded": record.discarded,
+        "transport": record.transport,
+        **{f"{name}_ms": value for name, value in {**record.breakdown_ms, **record.more_ms}.items()},
+        "residual_share": record.residual_share,
+        "client_residual_share": record.client_residual_share,
+        **msgspec.to_builtins(detail),
+        "colo_ttft_ms": record.colo.ttft_ms,
+        "colo_e2e_ms": record.colo.e2e_ms,
+        "colo_first": record.colo.first,
+        "d_step_ms": counts.d_step_ms,
+        "p_cached_tokens": counts.p_cached_tokens,
+        "counted_tokens": record.verification.counted_tokens,
+        "clock_error_ns": record.clock.error_ns,
+    }
+
+
+def build_manifest(analysis: LifecycleAnalysis) -> pd.DataFrame:
+    """The rows of `MANIFEST.tsv`: one per configuration of the plan or of a record. An empty field is unknown."""
+    planned = {one.config.key: one for one in analysis.planned}
+    done = {row.config.key: row for row in analysis.configs}
+    failed = {one.config.key: one.reason for one in analysis.failures}
+    discarded = [one.config.key for one in analysis.discards]
+    rows = []
+    for key in sorted({*planned, *done, *failed}):
+        plan, row = planned.get(key), done.get(key)
+        counted = row.counted if row is not None else 0
+        why = failed.get(key) or (plan.why_not if plan is not None else "")
+        missing = "FAILED" if key in failed else "SKIP" if why else "not run"
+        rows.append(
+            {
+                "prior_context": str(key[0]),
+                "new_tokens": str(key[1]),
+                "output_length": str(key[2]),
+                "cell": plan.cell if plan is not None else "",
+                "status": "ran" if counted else missing,
+                "skip_reason": "" if counted else " ".join(why.split()),
+                "counted": str(counted),
+                "warmups": str(row.warmups) if row is not None else "0",
+                "discarded": str(discarded.count(key)),
+                "transport": " ".join(analysis.transports),
+                "engine_versions": "; ".join(
+                    f"{name} {text}" for name, text in sorted(analysis.facts.versions.items())
+                ),
+            }
+        )
+    return pd.DataFrame(rows, columns=list(rows[0]) if rows else [], dtype=str)

@@ -1,0 +1,169 @@
+"""What the declaration of a record states of each field, and the JSON schema derived from it.
+
+A record is declared once, as a frozen dataclass or msgspec Struct. The annotation is a field's type, the end of its
+name its unit, and the string below it its sentence. `results.records.frames.arrow_schema` derives the Arrow schema.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_type_hints
+
+import msgspec
+
+_Record = TypeVar("_Record")
+Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
+"""From the JSON object of one version to that of the next."""
+
+UNITS: Mapping[str, str] = {
+    "per_s": "1/s",
+    "gbps": "Gbit/s",
+    "percent": "%",
+    "mib": "MiB",
+    "bytes": "B",
+    "tokens": "tokens",
+    "ns": "ns",
+    "us": "us",
+    "ms": "ms",
+    "s": "s",
+}
+"""End of a number's name to its unit; a number with none of them is a count, an index or a share."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a declared record."""
+
+    name: str
+    kind: Any
+    """Its type without None."""
+    nullable: bool
+    """It can be None."""
+    required: bool
+    """A row without it is damaged; else the default stands in, as in rows of an older version."""
+    unit: str
+    """`1` for a count, an index or a share; empty for what is no number."""
+    sentence: str
+
+
+@cache
+def fields_of(record: type) -> tuple[Field, ...]:
+    """The fields of a record in their order, those of its bases first. Raises TypeError where it is no record."""
+    info = msgspec.inspect.type_info(record)
+    if not isinstance(info, msgspec.inspect.DataclassType | msgspec.inspect.StructType):
+        raise TypeError(f"{record.__name__} is no dataclass and no Struct")
+    hints, sentences = get_type_hints(record), _sentences(record)
+    required = {one.name: one.required for one in info.fields}
+    names = [name for name in hints if name in required]
+    return tuple(_field(name, hints[name], required[name], sentences.get(name, "")) for name in names)
+
+
+def json_schema(record: type) -> dict[str, Any]:
+    """The JSON schema of a record: each field with its `description` and, where it is a number, its `unit`."""
+    parts = _components(record)
+    (schema,), components = msgspec.json.schema_components([record], ref_template="#/$defs/{name}")
+    for name, part in components.items():
+        kind = parts.get(name)
+        if kind is not None:
+            part["properties"] = {one.name: part["properties"][one.name] | _stated(one) for one in fields_of(kind)}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "$defs": components}
+
+
+def decode_versioned(
+    raw: bytes, record: type[_Record], version: int, upgrades: Mapping[int, Upgrade] | None = None
+) -> _Record:
+    """The record in `raw`, brought to `version` by one upgrade per older version.
+
+    Raises msgspec.DecodeError (also msgspec.ValidationError) for a damaged one, UnknownVersion for another version.
+    """
+    row = msgspec.json.decode(raw, type=dict[str, Any])
+    written = row.get("version", version)
+    while row.get("version", version) != version:
+        upgrade = (upgrades or {}).get(row["version"]) if isinstance(row["version"], int) else None
+        if upgrade is None:
+            known = " and ".join(map(str, (*sorted(upgrades or ()), version)))
+            raise UnknownVersion(f"has version {written}; this Tracon reads version{'s' * bool(upgrades)} {known}")
+        try:
+            row = upgrade(row)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise msgspec.DecodeError(f"version {written} without or with another {error}") from error
+    return msgspec.convert(row, record)
+
+
+class UnknownVersion(Exception):
+    """A record of a version that this Tracon does not read."""
+
+
+def unit_of(name: str) -> str:
+    """The unit that the end of a number's name states."""
+    return next((unit for end, unit in UNITS.items() if name == end or name.endswith(f"_{end}")), "1")
+
+
+def _field(name: str, hint: object, required: bool, sentence: str) -> Field:
+    parts = get_args(hint)
+    nullable = NoneType in parts
+    kind: Any = next(part for part in parts if part is not NoneType) if nullable else hint
+    unit = unit_of(name) if kind in (int, float) else ""
+    return Field(name, kind, nullable, required, unit, sentence)
+
+
+def _stated(field: Field) -> dict[str, str]:
+    stated = {"description": field.sentence, "unit": field.unit}
+    return {key: text for key, text in stated.items() if text}
+
+
+def _sentences(record: type) -> dict[str, str]:
+    """Field to the string below it, of the record and its bases."""
+    sentences: dict[str, str] = {}
+    for base in reversed(record.__mro__):
+        if base.__module__.startswith(("builtins", "msgspec", "typing")):
+            continue
+        body = _class_body(base)
+        for declared, below in pairwise(body):
+            if isinstance(declared, ast.AnnAssign) and isinstance(declared.target, ast.Name):
+                text = _text(below)
+                if text:
+                    sentences[declared.target.id] = text
+    return sentences
+
+
+def _class_body(record: type) -> list[ast.stmt]:
+    for node in ast.walk(_module_of(record.__module__)):
+        if isinstance(node, ast.ClassDef) and node.name == record.__name__:
+            return node.body
+    return []
+
+
+@cache
+def _module_of(name: str) -> ast.Module:
+    return ast.parse(inspect.getsource(sys.modules[name]))
+
+
+def _text(statement: ast.stmt) -> str:
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+        return " ".join(str(statement.value.value).split())
+    return ""
+
+
+def _components(record: type) -> dict[str, type]:
+    """The record and every record inside it, by name."""
+    parts: dict[str, type] = {}
+    waiting: list[Any] = [record]
+    while waiting:
+        one = waiting.pop()
+        waiting += get_args(one)
+        if isinstance(one, type) and one.__name__ not in parts and _is_record(one):
+            parts[one.__name__] = one
+            waiting += get_type_hints(one).values()
+    return parts
+
+
+def _is_record(kind: type) -> bool:
+    return hasattr(kind, "__dataclass_fields__") or hasattr(kind, "__struct_fields__")

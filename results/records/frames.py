@@ -1,0 +1,252 @@
+"""Artifacts to frames: JSONL is read once, Parquet is kept beside it, and what cannot be read becomes a named gap.
+
+A Parquet file carries the size, modification time and SHA-256 of the JSONL it came from. It is used only where these
+still hold; a JSONL that differs from the checksum its cell was finished with is not evidence and is not read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar, get_origin
+
+import msgspec
+import pandas as pd
+import pyarrow as pa
+import pyarrow.json as pa_json
+import pyarrow.parquet as pq
+
+from results.records.declaration import UnknownVersion, Upgrade, decode_versioned, fields_of
+from results.records.layout import parquet_beside, sha256
+from results.records.schemas import CELL_VERSION, CellRecord, MetricsRecord, RequestRecord, StepRecord
+from results.records.turns import TurnRecord
+
+_SOURCE = b"tracon.source"
+_Record = TypeVar("_Record")
+
+
+
+def arrow_schema(record: type) -> pa.Schema:
+    """The Arrow schema of a declared record whose fields are numbers, texts and truth values.
+
+    A field with a default may be missing: rows of an older version do not have it. Raises KeyError for another type.
+    """
+    return pa.schema(
+        [
+            pa.field(one.name, _ARROW[_plain(one.kind)], nullable=one.nullable or not one.required)
+            for one in fields_of(record)
+        ]
+    )
+
+
+def _plain(kind: object) -> object:
+    """The type that the JSON of a field's type holds."""
+    if get_origin(kind) is Literal or (isinstance(kind, type) and issubclass(kind, str)):
+        return str
+    return kind
+
+
+_ARROW: Mapping[object, pa.DataType] = {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string()}
+REQUEST_SCHEMA = arrow_schema(RequestRecord)
+STEP_SCHEMA = arrow_schema(StepRecord)
+TURN_SCHEMA = arrow_schema(TurnRecord)
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Something that should be there and is not, or cannot be used."""
+
+    artifact: str
+    """Path below the run's folder, or the name of the cell or config."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A frame, or None, and what was found wrong on the way to it."""
+
+    frame: pd.DataFrame | None
+    gaps: tuple[Gap, ...] = ()
+
+
+class _Source(msgspec.Struct, frozen=True):
+    """What a Parquet file says about the JSONL it came from."""
+
+    size: int
+    mtime_ns: int
+    sha256: str
+
+
+def artifact_name(path: Path) -> str:
+    """How gaps name a file: its path below the run's folder, e.g. `results/2026-01-31_plain/requests_A_r4.jsonl`."""
+    deepest = (("results", 4),) if path.parent.name.startswith("trial_") else ()  # a cell of the routing experiment
+    for folder, depth in (("results", 3), ("preflight", 2), *deepest):
+        if path.parts[-depth : -depth + 1] == (folder,):
+            return "/".join(path.parts[-depth:])
+    return path.name
+
+
+def read_requests(path: Path, checksum: str | None = None) -> Loaded:
+    """The request records at `path`, Arrow-backed (integers stay exact beside nulls), in the order of the schedule.
+
+    `checksum`: SHA-256 of the JSONL as the finished cell recorded it.
+    """
+    loaded = read_table(path, REQUEST_SCHEMA, checksum, None)
+    if isinstance(loaded, Gap):
+        return Loaded(None, (loaded,))
+    table, gaps = loaded
+    frame = table.to_pandas(types_mapper=pd.ArrowDtype)
+    return Loaded(frame.sort_values("index", kind="stable", ignore_index=True), gaps)
+
+
+def read_steps(path: Path, checksum: str | None = None, columns: Sequence[str] | None = None) -> Loaded:
+    """The step records at `path` (all columns, or `columns`), numpy-backed, NaN for missing, in the order written."""
+    loaded = read_table(path, STEP_SCHEMA, checksum, columns)
+    if isinstance(loaded, Gap):
+        return Loaded(None, (loaded,))
+    return Loaded(loaded[0].to_pandas(), loaded[1])
+
+
+def read_metrics(path: Path, names: Iterable[str], checksum: str | None = None) -> Loaded:
+    """The scrapes at `path`: columns t_ns, moment, error, and a float column per name of `names` (NaN = absent)."""
+    wanted = tuple(names)
+    raw = verified_bytes(path, checksum)
+    if isinstance(raw, Gap):
+        return Loaded(None, (raw,))
+    try:
+        scrapes = msgspec.json.Decoder(MetricsRecord).decode_lines(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return Loaded(None, (Gap(artifact_name(path), f"is damaged: {error}"),))
+    frame = pd.DataFrame(
+        {
+            "t_ns": pd.Series([scrape.t_ns for scrape in scrapes], dtype="int64"),
+            "moment": pd.Series([scrape.moment for scrape in scrapes], dtype="str"),
+            "error": pd.Series([scrape.error for scrape in scrapes], dtype="object"),
+            **{
+                name: pd.Series([scrape.values.get(name, float("nan")) for scrape in scrapes], dtype="float64")
+                for name in wanted
+            },
+        }
+    )
+    return Loaded(frame.sort_values("t_ns", kind="stable", ignore_index=True))
+
+
+def read_cell(path: Path) -> CellRecord | Gap:
+    """The cell record at `path`."""
+    return read_record(path, CellRecord, CELL_VERSION)
+
+
+def read_record(
+    path: Path, record: type[_Record], version: int, upgrades: Mapping[int, Upgrade] | None = None
+) -> _Record | Gap:
+    """The versioned record in the JSON file at `path`; `upgrades` bring the older versions to the next one each."""
+    try:
+        return decode_versioned(path.read_bytes(), record, version, upgrades)
+    except OSError as error:
+        return Gap(artifact_name(path), f"cannot be read: {error.strerror}")
+    except UnknownVersion as error:
+        return Gap(artifact_name(path), str(error))
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return Gap(artifact_name(path), f"is damaged: {error}")
+
+
+def write_parquet(table: pa.Table, jsonl: Path, digest: str) -> None:
+    """Keep `table` beside the JSONL it was read from or written to; a folder that cannot be written is no error."""
+    stat = jsonl.stat()
+    source = msgspec.json.encode(_Source(stat.st_size, stat.st_mtime_ns, digest))
+    target = parquet_beside(jsonl)
+    partial = target.with_name(f".{target.name}.partial")
+    texts = [field.name for field in table.schema if pa.types.is_string(field.type)]  # numbers hardly repeat
+    try:
+        stamped = table.replace_schema_metadata({_SOURCE: source})
+        pq.write_table(stamped, partial, compression="zstd", use_dictionary=texts)
+        partial.replace(target)
+    except OSError:  # a read-only or full disk only costs the next reader some time
+        partial.unlink(missing_ok=True)
+
+
+def read_table(
+    path: Path, schema: pa.Schema, checksum: str | None = None, columns: Sequence[str] | None = None
+) -> tuple[pa.Table, tuple[Gap, ...]] | Gap:
+    """The rows of a JSONL file under `schema`, from its Parquet copy where that still holds; or what is wrong."""
+    kept = _read_parquet(path, schema, checksum, columns)
+    if kept is not None:
+        missing = () if path.exists() else (Gap(artifact_name(path), "is missing; read from its Parquet copy"),)
+        return kept, missing
+    raw = verified_bytes(path, checksum)
+    if isinstance(raw, Gap):
+        return raw
+    try:
+        table = _parse(raw, schema)
+    except (pa.ArrowInvalid, ValueError) as error:
+        return Gap(artifact_name(path), f"is damaged: {str(error).splitlines()[0]}")
+    write_parquet(table, path, checksum or sha256(path))
+    return (table.select(list(columns)) if columns else table), ()
+
+
+def _parse(raw: bytes, schema: pa.Schema) -> pa.Table:
+    """Raises ArrowInvalid or ValueError."""
+    options = pa_json.ParseOptions(
+        explicit_schema=pa.schema([pa.field(field.name, field.type) for field in schema]),
+        unexpected_field_behavior="ignore",
+    )
+    table = pa_json.read_json(pa.BufferReader(raw), parse_options=options).select(schema.names)
+    for field in schema:
+        if not field.nullable and table.column(field.name).null_count:
+            raise ValueError(f"{table.column(field.name).null_count} rows have no {field.name}")
+    return table
+
+
+def verified_bytes(path: Path, checksum: str | None = None) -> bytes | Gap:
+    """The file's content, held against the SHA-256 its cell was finished with; or what is wrong."""
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        return Gap(artifact_name(path), "is missing")
+    except OSError as error:
+        return Gap(artifact_name(path), f"cannot be read: {error.strerror}")
+    if not raw:
+        return Gap(artifact_name(path), "is empty")
+    if checksum is not None and hashlib.sha256(raw).hexdigest() != checksum:
+        return Gap(artifact_name(path), "differs from the checksum its cell was finished with")
+    return raw
+
+
+def _read_parquet(
+    path: Path, schema: pa.Schema, checksum: str | None, columns: Sequence[str] | None
+) -> pa.Table | None:
+    """The Parquet copy of `path`, None where there is none that can be trusted."""
+    try:
+        file = pq.ParquetFile(parquet_beside(path))
+        written = set(file.schema_arrow.names)
+        if any(not field.nullable and field.name not in written for field in schema):
+            return None
+        source = msgspec.json.decode((file.schema_arrow.metadata or {}).get(_SOURCE, b"null"), type=_Source)
+        if not _same_source(path, source, checksum):
+            return None
+        return _under(file.read(columns=[name for name in columns or schema.names if name in written]), schema, columns)
+    except (OSError, pa.ArrowException, msgspec.DecodeError):  # a damaged copy is as good as none
+        return None
+
+
+def _under(table: pa.Table, schema: pa.Schema, columns: Sequence[str] | None) -> pa.Table:
+    """The table with the schema's columns in its order; one that an older version did not write is null."""
+    names = list(columns or schema.names)
+    for name in names:
+        if name not in table.schema.names:
+            table = table.append_column(name, pa.nulls(len(table), schema.field(name).type))
+    return table.select(names)
+
+
+def _same_source(path: Path, source: _Source, checksum: str | None) -> bool:
+    if checksum is not None and source.sha256 != checksum:
+        return False
+    try:
+        stat = path.stat()
+    except OSError:
+        return checksum is not None  # the checksum says it was made of the cell's own records
+    if (stat.st_size, stat.st_mtime_ns) == (source.size, source.mtime_ns):
+        return True
+    return stat.st_size == source.size and sha256(path) == source.sha256

@@ -1,0 +1,108 @@
+"""What the host did while cells were measured: time that a hypervisor took, and seconds in which nothing ran in time.
+
+A cell that a stalled host has measured looks like a slow engine. `runners/samplers/host.py` looks once a second.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+STOLEN = 0.1
+"""A share of one core's second: more, and the second is a disturbed one."""
+LATE_S = 0.25
+"""A thread that sleeps for a second and asks for nothing else wakes later than that only on a disturbed host."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostSample:
+    """A row of `host.csv`: about the second or so before it."""
+
+    cell: str
+    """The cell that was measured."""
+    t_unix_s: float
+    """When the sampler woke."""
+    late_s: float
+    """How much later than it asked for the sampler was woken."""
+    busy: float | None
+    """0..1: the share of all cores' time in which they worked."""
+    stolen: float | None
+    """0..1: the largest share of one core's time that a hypervisor gave to others; None = this host does not say."""
+    waiting: float | None
+    """0..1: the share of the time in which some task was ready and had no core (pressure stall information)."""
+
+
+HEADER = tuple(one.name for one in fields(HostSample))
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbed:
+    """A cell with seconds in which the host did something else."""
+
+    cell: str
+    seconds: int
+    """Disturbed samples of the cell, out of `of`."""
+    of: int
+    worst_late_s: float
+    worst_stolen: float | None
+
+
+def read_host(path: Path) -> tuple[HostSample, ...]:
+    """The samples of a run; empty where none were taken. A line that was cut short is left out."""
+    try:
+        with path.open(newline="", encoding="utf-8", errors="replace") as file:
+            return tuple(sample for row in csv.DictReader(file) if (sample := _sample(row)) is not None)
+    except OSError:
+        return ()
+
+
+def disturbed(samples: Iterable[HostSample]) -> tuple[Disturbed, ...]:
+    """The cells that a disturbed host has measured, worst first."""
+    cells: dict[str, list[HostSample]] = {}
+    for sample in samples:
+        cells.setdefault(sample.cell, []).append(sample)
+    rows = []
+    for cell, taken in cells.items():
+        bad = [one for one in taken if one.late_s > LATE_S or (one.stolen or 0.0) > STOLEN]
+        if bad:
+            stolen = [one.stolen for one in bad if one.stolen is not None]
+            rows.append(
+                Disturbed(cell, len(bad), len(taken), max(one.late_s for one in bad), max(stolen, default=None))
+            )
+    return tuple(sorted(rows, key=lambda one: (-one.worst_late_s, -(one.worst_stolen or 0.0), one.cell)))
+
+
+def host_notes(path: Path) -> tuple[str, ...]:
+    """Sentences for a report: which cells a disturbed host has measured, or that none was; empty = no samples."""
+    samples = read_host(path)
+    if not samples:
+        return ()
+    cells = disturbed(samples)
+    looked = f"looked at once a second ({len(samples)} times)"
+    if not cells:
+        return (f"The host was {looked}: no core was taken away for more than {STOLEN:.0%} of a second, and a sleeping "
+                f"thread was never woken more than {LATE_S:g} s late.",)  # fmt: skip
+    named = "; ".join(_words(one) for one in cells[:5])
+    more = f"; and {len(cells) - 5} more cells" if len(cells) > 5 else ""
+    return (f"The host was disturbed in {sum(one.seconds for one in cells)} of the {len(samples)} seconds in which it "
+            "was looked at: its cores were elsewhere, or too few for all that ran. Read these cells with care: what "
+            f"they show may be that and not the policy or connector: {named}{more}.",)  # fmt: skip
+
+
+def _words(one: Disturbed) -> str:
+    stolen = "" if one.worst_stolen is None else f", {one.worst_stolen:.0%} of a core taken away"
+    return f"`{one.cell}` ({one.seconds} of {one.of} s; woken {one.worst_late_s:.2f} s late{stolen})"
+
+
+def _sample(row: dict[str, str | None]) -> HostSample | None:
+    try:
+        t_unix_s, late_s, busy, stolen, waiting = (
+            float(value) if (value := row[name]) else None for name in HEADER[1:]
+        )
+        if not row["cell"] or t_unix_s is None or late_s is None:
+            return None
+        return HostSample(row["cell"], t_unix_s, late_s, busy, stolen, waiting)
+    except (KeyError, ValueError):
+        return None

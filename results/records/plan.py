@@ -1,0 +1,65 @@
+"""The frozen plan of a run: a row of `state.sqlite`, and `plan.json` beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """One barrier: no cell of a later stage starts before every cell of this one has ended."""
+
+    stage: str
+    """Short id, unique in the run, e.g. `phase-a`."""
+    title: str
+    """As an operator reads it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellPlan:
+    """The smallest resumable unit of a run."""
+
+    cell: str
+    """Id, unique in the run and safe as a file name part after `/` became `_`, e.g. `phase-a/plain/r4`."""
+    stage: str
+    """Id of its stage."""
+    kind: str
+    """What the experiment does with it, e.g. `preflight`, `load`, `reference`, `analysis`."""
+    config: str | None
+    """The engine configuration it needs, None where no engine runs."""
+    label: str
+    """What an operator reads, e.g. `4 req/s` or `512 x 64`."""
+    params: Mapping[str, Any] = field(default_factory=dict)
+    """Everything that shapes its numbers; JSON values only."""
+    estimated_s: float = 0.0
+    """Duration."""
+    trial: int = 0
+    """From 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """What a run will do, fixed before it starts."""
+
+    experiment: str
+    """Its registered name, e.g. `routing`."""
+    profile: str
+    """Model, hardware and scale, e.g. `cpu-tiny`."""
+    preset: str
+    """The grid's scale inside the profile, e.g. `full` or `demo`."""
+    configs: tuple[str, ...]
+    """In the order they run (randomised with `seed`)."""
+    seed: int
+    """Of every schedule, prompt and order."""
+    stages: tuple[StagePlan, ...]
+    """In the order they run."""
+    cells: tuple[CellPlan, ...]
+    """In the order they run."""
+    estimated_s: float
+    """Duration: the sum of the cells'."""
+    inputs: Mapping[str, Any]
+    """Everything that shapes numbers (profile, configs, grid, engine and probe versions); the fingerprint covers it."""
+    fingerprint: str
+    """SHA-256 over the canonical JSON of `inputs`, `seed`, stages and cells."""

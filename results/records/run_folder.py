@@ -1,0 +1,224 @@
+"""What a run folder says about itself: its plan, its configs' launches and environments, its pre-flight decisions.
+
+Read as plain JSON and text, so that a folder copied elsewhere, or written by another version, still tells what it can.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from results.records.frames import Gap, artifact_name
+from results.records.host import host_notes
+from results.records.layout import ConfigLayout, RunLayout
+
+COMPONENTS = ("vllm", "torch", "mooncake", "nixl", "lmcache")
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCell:
+    """A load cell of the plan."""
+
+    cell: str
+    config: str
+    phase: str
+    stem: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """The run's plan, as far as it can be read."""
+
+    run: str
+    experiment: str = ""
+    profile: str = ""
+    preset: str = ""
+    seed: int | None = None
+    engine_kind: str = ""
+    """`cpu`, `cuda`, or empty where it is not known."""
+    configs: tuple[str, ...] = ()
+    cells: tuple[PlannedCell, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    thresholds: Mapping[str, float] = field(default_factory=dict)
+    host_notes: tuple[str, ...] = ()
+    """What the host did meanwhile, in sentences; empty = the host was not sampled."""
+    host: str = ""
+    """CPU and usable cores, as the first config's env.txt has them; empty = not known."""
+
+    @property
+    def named(self) -> dict[str, str | int | None]:
+        """What an aggregate says first: which run this is."""
+        return {
+            "run": self.run,
+            "experiment": self.experiment,
+            "profile": self.profile,
+            "preset": self.preset,
+            "seed": self.seed,
+        }
+
+    @property
+    def label(self) -> str:
+        """What the numbers were measured on, in a few words."""
+        return " ".join(part for part in (self.profile, f"({self.preset})" if self.preset else "") if part) or "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFacts:
+    """What one config's folder says about how it was launched."""
+
+    date: str
+    config: str
+    versions: Mapping[str, str]
+    vllm_sha: str
+    gpu: str
+    launch_command: tuple[str, ...]
+    gaps: tuple[Gap, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A config's pre-flight."""
+
+    included: bool
+    reason: str
+
+
+def run_facts(root: Path) -> tuple[RunFacts, tuple[Gap, ...]]:
+    """The facts of `plan.json`; what it does not say is empty, and a missing or damaged plan is a gap."""
+    plan = _json_object(RunLayout(root).plan)
+    if isinstance(plan, Gap):
+        return RunFacts(root.name), (plan,)
+    inputs = _object(plan, "inputs")
+    return (
+        RunFacts(
+            run=root.name,
+            experiment=str(plan.get("experiment", "")),
+            profile=str(plan.get("profile", "")),
+            preset=str(plan.get("preset", "")),
+            seed=plan["seed"] if isinstance(plan.get("seed"), int) else None,
+            engine_kind=str(_object(_object(inputs, "profile"), "engine").get("kind", "")),
+            configs=tuple(sorted(map(str, plan.get("configs") or ()))),
+            cells=_planned(plan.get("cells")),
+            versions=_strings(_object(_object(inputs, "engine"), "versions")),
+            thresholds=_numbers(_object(_object(inputs, "grid"), "saturation")),
+            host_notes=host_notes(RunLayout(root).host_csv),
+            host=_host(root),
+        ),
+        (),
+    )
+
+
+def _host(root: Path) -> str:
+    for layout in RunLayout(root).configs():
+        try:
+            text = "\n".join(_section(layout.env_txt.read_text(encoding="utf-8", errors="replace"), "host"))
+        except OSError:
+            continue
+        cores, cpu = _line(text, "cores"), _line(text, "cpu")
+        if cores or cpu:
+            usable = re.search(r"\((\d+) usable\)", cores)
+            count = usable.group(1) if usable else cores
+            return ", ".join(part for part in (f"{count} cores" if count else "", cpu) if part)
+    return ""
+
+
+def preflight_decisions(root: Path) -> tuple[Mapping[str, Decision], tuple[Gap, ...]]:
+    """`preflight_status.json` by config."""
+    rows = _json_object(RunLayout(root).preflight_status)
+    if isinstance(rows, Gap):
+        return {}, (rows,)
+    return {
+        config: Decision(str(row.get("decision", "")).upper() != "SKIP", str(row.get("reason") or ""))
+        for config, row in rows.items()
+        if isinstance(row, dict)
+    }, ()
+
+
+def config_facts(layout: ConfigLayout) -> ConfigFacts:
+    """The facts of one config folder, from config.json and env.txt."""
+    date, _, config = layout.root.name.partition("_")
+    launch = _json_object(layout.config_json)
+    gaps = [launch] if isinstance(launch, Gap) else []
+    stated = {} if isinstance(launch, Gap) else launch
+    try:
+        environment = layout.env_txt.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        gaps.append(Gap(artifact_name(layout.env_txt), _why(error)))
+        environment = ""
+    command = stated.get("launch_command") or stated.get("argv") or ()
+    return ConfigFacts(
+        date=date,
+        config=str(stated.get("config") or config),
+        versions=_versions_in(environment) | _strings(_object(stated, "versions")),
+        vllm_sha=str(stated.get("vllm_sha") or _line(environment, "vllm commit")),
+        gpu=str(stated.get("gpu") or "; ".join(_section(environment, "gpu"))),
+        launch_command=tuple(map(str, command)) if isinstance(command, list) else (),
+        gaps=tuple(gaps),
+    )
+
+
+def missing_files(layout: ConfigLayout) -> tuple[Gap, ...]:
+    """Files that every config that ran must have and this one lacks, beside those that `config_facts` reads."""
+    wanted = (layout.launch_sh, layout.stdout, layout.stderr)
+    return tuple(Gap(artifact_name(path), "is missing") for path in wanted if not path.is_file())
+
+
+def _planned(cells: object) -> tuple[PlannedCell, ...]:
+    rows = [cell for cell in cells if isinstance(cell, dict)] if isinstance(cells, list) else []
+    return tuple(
+        PlannedCell(
+            cell=str(cell.get("cell", "")),
+            config=str(cell.get("config", "")),
+            phase=str(_object(cell, "params").get("phase", "")),
+            stem=str(_object(cell, "params").get("stem", "")),
+        )
+        for cell in rows
+        if cell.get("kind") == "load"
+    )
+
+
+def _json_object(path: Path) -> dict[str, Any] | Gap:
+    try:
+        value = msgspec.json.decode(path.read_bytes())
+    except OSError as error:
+        return Gap(artifact_name(path), _why(error))
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return Gap(artifact_name(path), f"is damaged: {error}")
+    return value if isinstance(value, dict) else Gap(artifact_name(path), "is damaged: no JSON object")
+
+
+def _why(error: OSError) -> str:
+    return "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
+
+
+def _object(value: Mapping[str, Any], key: str) -> dict[str, Any]:
+    part = value.get(key)
+    return part if isinstance(part, dict) else {}
+
+
+def _strings(value: Mapping[str, Any]) -> dict[str, str]:
+    return {str(name): str(text) for name, text in value.items() if text}
+
+
+def _numbers(value: Mapping[str, Any]) -> dict[str, float]:
+    return {str(name): float(number) for name, number in value.items() if isinstance(number, int | float)}
+
+
+def _section(text: str, title: str) -> list[str]:
+    """The lines of `[title]` in env.txt."""
+    match = re.search(rf"^\[{re.escape(title)}\]\n(.*?)(?=^\[|\Z)", text, re.MULTILINE | re.DOTALL)
+    return [line for line in match.group(1).splitlines() if line.strip()] if match else []
+
+
+def _line(text: str, name: str) -> str:
+    match = re.search(rf"^{re.escape(name)}: (.*)$", text, re.MULTILINE)
+    return match.group(1) if match else ""
+
+
+def _versions_in(text: str) -> dict[str, str]:
+    return {name: version for name in COMPONENTS if (version := _line(text, f"{name} version"))}

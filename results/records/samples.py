@@ -1,0 +1,53 @@
+"""Rows that are sampled or repeated beside a cell: GPU use, and what a prefill does to the decodes beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSample:
+    """A row of `gpu_util.csv`; the file holds its header alone where no GPU answers."""
+
+    t_ns: int
+    """When the sample was requested."""
+    gpu: int
+    """Index of the GPU, as nvidia-smi counts."""
+    utilisation_percent: float
+    """Share of the last sample period with a kernel running."""
+    memory_used_mib: float
+    """Of the GPU's memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InterferenceRecord:
+    """One prefill beside running decodes: a row of `interference.jsonl`. None = not measured."""
+
+    instance: str
+    """By the journal's name."""
+    prefill_tokens: int
+    """Prompt length of the prefill."""
+    decodes: int
+    """Requests that decode beside it."""
+    repeat: int = 0
+    """From 0."""
+    tpot_before_s: float | None = None
+    """Mean gap between two tokens of a decode in the settling time before the prefill's send."""
+    tpot_during_s: float | None = None
+    """The same of gaps that overlap the time from the prefill's send to its token."""
+    tpot_after_s: float | None = None
+    """The same in the settling time after its token."""
+    worst_gap_before_s: float | None = None
+    """The longest gap of any decode before."""
+    worst_gap_during_s: float | None = None
+    """The longest gap of any decode during."""
+    prefill_ttft_s: float | None = None
+    """From the prefill's send to its token."""
+    gaps_before: int | None = None
+    """Number of gaps in the mean."""
+    gaps_during: int | None = None
+    """Number of gaps in the mean."""
+    gaps_after: int | None = None
+    """Number of gaps in the mean."""
+    t_unix_s: float | None = None
+    """When the prefill was sent."""

@@ -1,0 +1,147 @@
+"""What a cell of the `routing` experiment leaves behind: one policy, one trial, fresh engines.
+
+RUN/results/<date>_<policy>/trial_<n>/
+  config.json            policy, parameters, trace, replay, engines: what was asked for
+  metrics.jsonl          a TurnRecord per replayed turn (+ .parquet)
+  decisions.jsonl        a DecisionRecord per pick
+  engines.jsonl          an EngineSample per instance and second
+  metrics.summary.json   the cell's numbers
+  breakdown.json         per instance: requests, tokens, TTFT, APC, decisions by reason
+  apc.json               per instance: the engine's own prompt and cached token counters, before and after
+  gpu_util.csv           GPU utilisation at 1 Hz; only its header and a reason where there is no GPU
+  cell.json              RoutingCell, written last: the commit mark
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from results.records.schemas import SentRequest
+
+CELL_VERSION = 1
+"""Of `cell.json`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnRecord(SentRequest):
+    """One replayed turn: a row of `metrics.jsonl`. A turn can also be `cut` before its send, when the replay ends, and
+    `dropped` when a failed turn has ended its session."""
+
+    request: str
+    """The `x-request-id` it was sent with: joins it to its decisions."""
+    session: str
+    """As in the trace."""
+    agent: str
+    """As in the trace; empty = its session has one agent."""
+    turn: int
+    """As in the trace, within its session."""
+    t_due_ns: int | None
+    """When it was due: what it waited for had ended and its think time was over. None = that never came."""
+    reusable_any_tokens: int
+    """The trace's own bound at the engine's block size: prefix seen before in any session."""
+    reusable_intra_tokens: int
+    """The same within the turn's own session."""
+    inflight_sessions: int
+    """Sessions begun and not ended at its send."""
+    instance: str = ""
+    """The response's `x-tracon-instance`; empty = it did not come through a router."""
+    session_delay_s: float = 0.0
+    """How long max_inflight_sessions held its session back; the same for all turns of a session that began."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSample:
+    """One second of one instance."""
+
+    t_ns: int
+    """`time.perf_counter_ns()` of the run process."""
+    instance: str
+    """By the router's name."""
+    running: float | None
+    """Requests, by the engine's gauge."""
+    waiting: float | None
+    """Requests, by the engine's gauge."""
+    kv_usage: float | None
+    """0..1, by the engine's gauge."""
+    pending_prefill_tokens: int | None
+    """The router's counter."""
+    num_requests: int | None
+    """The router's counter."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedEngine:
+    """One instance of a cell."""
+
+    instance: str
+    """By the router's name."""
+    role: str
+    """`both`, `prefill` or `decode`."""
+    url: str
+    """Base URL."""
+    pid: int | None
+    """None = not started by this run."""
+    started_by: str
+    """`spawn` or `fork_server`, with the executor."""
+    block_tokens: int | None
+    """Of its KV cache, as it stated before the cell."""
+    kv_capacity_tokens: int | None
+    """Of its KV cache, as it stated before the cell."""
+    prompt_tokens: float | None
+    """What the engine's counters gained over the cell; None where a scrape failed."""
+    cached_tokens: float | None
+    """The same of its prefix cache hits."""
+    prompt_tokens_by_source: Mapping[str, float] = field(default_factory=dict)
+    """`local_compute`, `local_cache_hit`, `external_kv_transfer`, as the engine names them."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingCell:
+    """The commit mark of a cell: `cell.json`."""
+
+    cell: str
+    """As the plan names it."""
+    label: str
+    """The policy with its parameters in short: what the cell is called in tables. Unique among a trial's cells."""
+    policy: str
+    """Its name."""
+    parameters: Mapping[str, Any]
+    """Of the policy."""
+    trial: int
+    """From 0."""
+    place: int
+    """Position in time among the run's cells, 0-based."""
+    seed: int
+    """Of the replay's prompts."""
+    trace: Mapping[str, Any]
+    """file, sha256, format, requests, sessions, input_tokens, output_tokens, span_s (after scaling), apc_bound_any,
+    apc_bound_intra (both at the engine's block size)."""
+    replay: Mapping[str, Any]
+    """time_scale, idle_gap_cap_s, max_inflight_sessions, sent, completed, failed, cut, sessions_done, wall_clock_s,
+    trace_span_s, amplification, fidelity."""
+    engines: tuple[RoutedEngine, ...]
+    """Its instances."""
+    router: Mapping[str, Any]
+    """decide_us_p50, decide_us_p99, picks, retries, index (`approximate` or `events`)."""
+    t_start_ns: int
+    """Intended start of the first session."""
+    t_end_ns: int
+    """When the last turn had ended or was cut."""
+    t_start_unix_s: float
+    """`t_start_ns` by the wall clock."""
+    attempt: int
+    """From 1."""
+    git_commit: str | None
+    """Of Tracon's own source; None = not known."""
+    git_reason: str = ""
+    """Why it is not known, or that the tree differs from it."""
+    gpu_utilisation: float | None = None
+    """0..1, the mean over all samples of all GPUs."""
+    gpu_reason: str = ""
+    """Why it was not measured."""
+    checksums: Mapping[str, str] = field(default_factory=dict)
+    """File name to SHA-256, of every file that cannot be made again from another."""
+    version: int = CELL_VERSION
+    """Of this record."""

@@ -1,0 +1,63 @@
+"""The experiments whose results can be analysed."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from results.experiment import ExperimentResults
+from results.records.errors import ResultsError
+from results.records.layout import RunLayout
+
+FOLDERS = (
+    "connector_tax",
+    "routing",
+    "pd_lifecycle",
+)
+"""Folders of this package with an `experiment.py` that declares `RESULTS`."""
+WITHOUT_PLAN = "connector-tax"
+"""The experiment of a run whose plan cannot be read."""
+
+_BY_NAME: dict[str, ExperimentResults[Any]] = {}
+
+
+def register(results: ExperimentResults[Any]) -> None:
+    """Make the experiment known to report, compare and console. Raises ValueError where its name is taken."""
+    if results.name in _BY_NAME:
+        raise ValueError(f"there are results of an experiment {results.name!r} already")
+    _BY_NAME[results.name] = results
+
+
+def unregister(name: str) -> None:
+    del _BY_NAME[name]
+
+
+for _folder in FOLDERS:
+    register(import_module(f"results.{_folder}.experiment").RESULTS)
+
+
+def results_named(experiment: str) -> ExperimentResults[Any]:
+    """Of a run's experiment; empty = its plan cannot be read. Raises ResultsError for an unknown name."""
+    name = experiment or WITHOUT_PLAN
+    if name not in _BY_NAME:
+        raise ResultsError(
+            f"unknown experiment {name!r}", remedy=f"use a Tracon that has it; this one has {', '.join(_BY_NAME)}"
+        )
+    return _BY_NAME[name]
+
+
+def results_of(folder: Path) -> ExperimentResults[Any]:
+    """Of the run in `folder`, by its plan. Raises ResultsError where the experiment is unknown."""
+    try:
+        plan = msgspec.json.decode(RunLayout(folder).plan.read_bytes())
+    except (OSError, msgspec.DecodeError):
+        plan = {}
+    return results_named(str(plan.get("experiment", "")) if isinstance(plan, dict) else "")
+
+
+def is_measured(kind: str) -> bool:
+    """Whether cells of this kind have numbers to analyse."""
+    return any(kind in results.measured_kinds for results in _BY_NAME.values())

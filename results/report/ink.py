@@ -1,0 +1,139 @@
+"""The look of every figure: mark, line and hatch tell things apart, not colour alone; the same bytes each time."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from results.report.figure import CONFIGS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure as Drawing
+
+FORMATS = ("png", "svg")
+DPI = 150
+HATCHES = ("", "////", "xxx")
+FILLS = ("#4d4d4d", "#d9d9d9", "#ffffff")
+"""With HATCHES, bars of one group: far apart in lightness."""
+
+STYLE: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so every host draws the same letters
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e3e3e3",
+    "grid.linewidth": 0.6,
+    "hatch.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.handlelength": 3.2,
+    "lines.linewidth": 1.3,
+    "lines.markersize": 5,
+    "svg.hashsalt": "tracon",  # element ids would be random otherwise
+    "svg.fonttype": "path",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pen:
+    """How one config is drawn."""
+
+    color: str
+    marker: str
+    dashes: Any
+
+    def line(self) -> dict[str, Any]:
+        """Arguments of a line."""
+        return {"color": self.color, "marker": self.marker, "linestyle": self.dashes}
+
+
+_COLORS = ("#000000", "#7f7f7f", "#56b4e9", "#009e73", "#d55e00", "#0072b2", "#e69f00", "#cc79a7")
+"""Okabe and Ito's, which colour-blind readers tell apart, grey instead of yellow."""
+_MARKERS = ("o", "s", "^", "v", "D", "P", "p", "*")
+_DASHES: Sequence[Any] = (
+    "-",
+    (0, (1, 1)),
+    (0, (5, 1)),
+    (0, (5, 3)),
+    "-",
+    (0, (4, 1, 1, 1)),
+    (0, (2, 1)),
+    (0, (6, 1, 1, 1, 1, 1)),
+)
+
+
+def pens(configs: Iterable[str]) -> dict[str, Pen]:
+    """One per config: a known name has the same pen in every figure, others take what is left over.
+
+    Where more names are left than pens, a colour comes again with another marker and line.
+    """
+    names = list(dict.fromkeys(configs))
+    spare = [place for place, known in enumerate(CONFIGS) if known not in names] or list(range(len(CONFIGS)))
+    unknown = [name for name in names if name not in CONFIGS]
+    places = {name: (CONFIGS.index(name), CONFIGS.index(name)) for name in names if name in CONFIGS}
+    for number, name in enumerate(unknown):
+        again, place = divmod(number, len(spare))
+        places[name] = (spare[place], (spare[place] + 3 * again) % len(_MARKERS))
+    return {name: Pen(_COLORS[color], _MARKERS[shape], _DASHES[shape]) for name, (color, shape) in places.items()}
+
+
+def sheet(width: float, height: float) -> Drawing:
+    """An empty sheet (inches) that lays itself out."""
+    from matplotlib.figure import Figure as Drawing
+
+    return Drawing(figsize=(width, height), dpi=DPI, layout="constrained", facecolor="white")
+
+
+def to_bytes(drawing: Drawing, form: str) -> bytes:
+    """The drawing as PNG or SVG, without dates or versions: the same numbers give the same bytes."""
+    sink = io.BytesIO()
+    metadata = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}[form]
+    drawing.savefig(sink, format=form, metadata=metadata)
+    return sink.getvalue()
+
+
+def plain_ticks(axes: Axes, side: Literal["x", "y"], values: Iterable[float], *, spread: float = 4.0) -> None:
+    """Logarithmic, with 1-2-5 ticks written out, where the values span a factor of `spread`; linear else."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axis = axes.xaxis if side == "x" else axes.yaxis
+    positive = [value for value in values if value > 0]
+    log = bool(positive) and max(positive) / min(positive) >= spread
+    if log:
+        (axes.set_xscale if side == "x" else axes.set_yscale)("log")
+        wide = max(positive) / min(positive) > 1e3
+        axis.set_major_locator(LogLocator(base=10, subs=(1.0,) if wide else (1.0, 2.0, 5.0), numticks=12))
+        axis.set_minor_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0), numticks=40) if wide else NullLocator())
+        axis.set_minor_formatter(FuncFormatter(lambda _value, _place: ""))
+    axis.set_major_formatter(FuncFormatter(lambda value, _place: f"{value:g}"))
+
+
+def rate_axis(axes: Axes, rates: Sequence[float]) -> None:
+    """Send rates on a logarithmic axis, each with its own tick."""
+    from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
+
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(FixedLocator(list(rates)))
+    axes.xaxis.set_major_formatter(FixedFormatter([f"{rate:g}" for rate in rates]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlim(min(rates) / 1.25, max(rates) * 1.25)
+
+
+def shares(axis: Axis) -> None:
+    """Fractions of a whole as per cent."""
+    from matplotlib.ticker import FuncFormatter
+
+    axis.set_major_formatter(FuncFormatter(lambda value, _place: f"{100 * value:g} %"))
+
+
+def percent(axis: Axis) -> None:
+    """Ratios as per cent with their sign."""
+    from matplotlib.ticker import FuncFormatter
+
+    axis.set_major_formatter(FuncFormatter(lambda value, _place: f"{100 * value:+g} %" if value else "0"))

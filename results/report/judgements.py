@@ -1,0 +1,41 @@
+"""The tables of judgements, alike for every experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from results.report.table import NOT_MEASURED, Table
+from results.statistics.judgement import Judgement
+
+VERDICTS_FORMAT = 3
+"""Version of verdicts.json: since 3 every rule is a Judgement."""
+LEGEND = (
+    "holds: the whole interval, or every count, agrees. fails: the whole of it contradicts. undecided: the numbers "
+    "allow both, or come from too few launches. open: there is no number to judge."
+)
+
+
+def judgement_table(title: str, kind: str, judgements: Sequence[Judgement], note: str = "") -> Table:
+    """A row per judgement; `kind` heads the column of claims. The columns prior and brackets only where one has any."""
+    optional = (
+        ("prior", [one.prior for one in judgements]),
+        ("brackets", [one.measured.basis for one in judgements]),
+    )
+    shown = [(column, cells) for column, cells in optional if any(cells)]
+    rows = tuple(
+        (one.name, one.claim, outcome_text(one), one.reason, *(cells[index] or NOT_MEASURED for _, cells in shown))
+        for index, one in enumerate(judgements)
+    )
+    columns = ("", kind, "outcome", "why", *(column for column, _ in shown))
+    return Table(title, columns, rows, f"{LEGEND} {note}".strip())
+
+
+def rules_table(judgements: Sequence[Judgement]) -> Table:
+    """How each of them is decided."""
+    rows = tuple((one.name, one.quantity or NOT_MEASURED, one.rule) for one in judgements)
+    return Table("Rules", ("", "about", "rule"), rows)
+
+
+def outcome_text(judgement: Judgement) -> str:
+    """The outcome, with its label where it has one."""
+    return f"{judgement.outcome}: {judgement.label}" if judgement.label else str(judgement.outcome)

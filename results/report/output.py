@@ -1,0 +1,94 @@
+"""The files that every analysis writes: aggregate, verdicts, manifest, and a report with its figures."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from results.records.layout import RunLayout, write_atomic
+from results.report.document import markdown
+from results.report.figure import Figure
+from results.report.figure_files import Drawers, write_figures
+from results.report.html import Shown, page
+from results.report.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The parts of a run's report."""
+
+    title: str
+    opening: str
+    tables: Sequence[Table]
+    figures: Sequence[Figure]
+    """Those that cannot be drawn included."""
+    limits: Sequence[str]
+    """What its numbers do not say."""
+    figures_before: str
+    """On the page the figures precede the first table whose title begins with this."""
+    drawers: Drawers
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Every file that an analysis writes into the folder of its run."""
+
+    aggregate: object
+    rows: pd.DataFrame
+    """`aggregate.csv` and `.parquet`: a row per cell, or per request."""
+    verdicts: object
+    manifest: pd.DataFrame | bytes
+    """`MANIFEST.tsv`: a row per config, policy or configuration, or the file's bytes."""
+    report: Report
+    more: Mapping[Path, object] = field(default_factory=dict)
+    """Further files by path: a frame as the suffix says, anything else as JSON."""
+
+
+def write_json(path: Path, value: object) -> None:
+    """`value` as indented JSON, whole or not at all. Raises OSError."""
+    write_atomic(path, msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
+
+
+def write_frame(path: Path, frame: pd.DataFrame) -> None:
+    """`frame` as its suffix says (`.csv`, `.tsv` or `.parquet`), whole or not at all. Raises OSError."""
+    if path.suffix == ".parquet":
+        sink = io.BytesIO()
+        pq.write_table(pa.Table.from_pandas(frame, preserve_index=False), sink)
+        write_atomic(path, sink.getvalue())
+        return
+    separator = {".csv": ",", ".tsv": "\t"}[path.suffix]
+    write_atomic(path, frame.to_csv(index=False, sep=separator, lineterminator="\n").encode())
+
+
+def write_outputs(layout: RunLayout, outputs: Outputs) -> None:
+    """Write all of them; the same outputs give the same files. Raises OSError."""
+    write_json(layout.aggregate_json, outputs.aggregate)
+    write_frame(layout.aggregate_csv, outputs.rows)
+    write_frame(layout.aggregate_parquet, outputs.rows)
+    write_json(layout.verdicts_json, outputs.verdicts)
+    if isinstance(outputs.manifest, bytes):
+        write_atomic(layout.manifest, outputs.manifest)
+    else:
+        write_frame(layout.manifest, outputs.manifest)
+    for path, value in outputs.more.items():
+        if isinstance(value, pd.DataFrame):
+            write_frame(path, value)
+        else:
+            write_json(path, value)
+    _write_report(layout, outputs.report)
+
+
+def _write_report(layout: RunLayout, report: Report) -> None:
+    """`figures/`, `report.md` and `report.html`."""
+    drawn = write_figures(report.figures, layout.figures, report.drawers)
+    text = markdown(report.title, report.opening, report.tables, report.figures, report.limits)
+    write_atomic(layout.report_md, text.encode())
+    shown = Shown(report.tables, report.figures, drawn, report.figures_before)
+    write_atomic(layout.report_html, page(report.title, report.opening, shown, report.limits).encode())

@@ -1,0 +1,69 @@
+"""What a table of a report is, whatever it is drawn on, and how rows become its cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from results.records.frames import Gap
+from results.statistics.estimates import Estimate, figure
+
+NOT_MEASURED = "-"
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table of the report; cells are plain text."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+    """What to know before reading it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column(Generic[Row]):
+    """One column: its name, and the value it takes from a row."""
+
+    name: str
+    value: Callable[[Row], Estimate | float | str | None]
+    """None is shown as not measured."""
+    unit: str = ""
+    """After the name, in the heading."""
+    digits: int = 4
+    """Significant digits of a number with a fraction."""
+    scale: float = 1.0
+    """Factor from the value's unit to the shown one."""
+
+    @property
+    def heading(self) -> str:
+        return f"{self.name} {self.unit}".strip()
+
+    def show(self, row: Row) -> str:
+        """The cell of this row."""
+        value = self.value(row)
+        if isinstance(value, Estimate):
+            return value.text(self.digits, self.scale)
+        if isinstance(value, float):
+            return figure(value * self.scale, self.digits)
+        return NOT_MEASURED if value is None else str(value)
+
+
+def make_table(title: str, columns: Sequence[Column[Row]], rows: Iterable[Row], note: str = "") -> Table:
+    """A table with a line per row."""
+    headings = tuple(column.heading for column in columns)
+    return Table(title, headings, tuple(tuple(column.show(row) for column in columns) for row in rows), note)
+
+
+def gap_table(gaps: Iterable[Gap]) -> Table:
+    """What is missing or damaged."""
+    return make_table("Gaps", GAP_COLUMNS, gaps)
+
+
+GAP_COLUMNS: tuple[Column[Gap], ...] = (
+    Column("artifact", lambda gap: gap.artifact),
+    Column("what is wrong", lambda gap: gap.reason),
+)

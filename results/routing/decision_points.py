@@ -1,0 +1,390 @@
+"""The decision points of specs/load_floor.md, each answered from what a run measured, or open with what is missing.
+
+Pure functions of LoadFloor. The intervals decide: a difference that its interval does not tell from none is no answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from results.routing.floor_transport import TargetLegs, TimeoutPair
+from results.routing.load_floor import BONUS, NO_FIX, NON_TRIVIAL, TTFT_RATIO, FloorVariant, LoadFloor
+from results.statistics.estimates import Estimate
+from results.statistics.judgement import Judgement, Outcome, Verdict, judged
+
+OVERLAP_WITHIN = 0.05
+"""Wins by overlap survive where at most this much less of it is kept; the specification states no number."""
+FORMS = ("mean", "max")
+"""Of the bonus."""
+DEFAULT_K = 200.0
+FALL = 100 / 1054
+"""Of the failures, by the specification's validation plan: from 1054 to less than 100."""
+DISTINGUISHED_BY = {
+    "direct_rate": ("direct to D", Verdict.HIGHER, Verdict.LOWER),
+    "overlap_kept": ("overlap kept", Verdict.HIGHER, Verdict.LOWER),
+    TTFT_RATIO: ("TTFT p90", Verdict.LOWER, Verdict.HIGHER),
+    "lost_share": ("transfers failed or recomputed", Verdict.LOWER, Verdict.HIGHER),
+}
+"""What distinguishes one shape from another: its name, and the verdicts that are better and worse."""
+
+
+def judge_decision_points(found: LoadFloor) -> tuple[Judgement, ...]:
+    """Every decision point in the specification's order."""
+    return tuple(
+        Judgement(name, claim, rule, *answer(found), prior=f"the specification's default: {default}")
+        for name, claim, default, rule, answer in DECISION_POINTS
+    )
+
+
+def _d1(found: LoadFloor) -> tuple[Outcome, str]:
+    reference, fixed = _reference(found), _bonuses(found)
+    if reference is None or not fixed:
+        return Outcome.OPEN, "it needs kv_aware with the bonus and without in one run"
+    text = "; ".join((*map(_failures, (reference, *fixed)), *_fallen(reference, fixed)))
+    fewer, more = Verdict.LOWER, Verdict.HIGHER
+    lost, done = ([one.verdict(name) for one in fixed] for name in ("lost_share", "completed_share"))
+    better, worse = fewer in lost or more in done, more in lost or fewer in done
+    if better != worse:
+        return (Outcome.HOLDS if better else Outcome.FAILS), text
+    if not reference.failed_turns + reference.lost_transfers:
+        return Outcome.OPEN, f"nothing failed without the bonus, so there was nothing for it to remove: {text}"
+    return Outcome.UNDECIDED, f"not distinguishable: {text}" if not better else f"some better, some worse: {text}"
+
+
+def _fallen(reference: FloorVariant, fixed: Sequence[FloorVariant]) -> Iterator[str]:
+    """The best share of lost transfers against the reference's, beside the fall that the specification hopes for."""
+    before = reference.values["lost_share"].value
+    after = [share for one in fixed if (share := one.values["lost_share"].value) is not None]
+    if before and after:
+        hoped = "below" if min(after) < FALL * before else "not below"
+        yield f"at best {min(after) / before:.2g} of the lost share without it, {hoped} {FALL:.2g} (1054 -> < 100)"
+
+
+def _d2(found: LoadFloor) -> tuple[Outcome, str]:
+    if not found.transport.asked:
+        return Outcome.OPEN, "no KV was moved in this run"
+    if not found.timeouts:
+        return Outcome.OPEN, f"it needs two policies that differ in transfer.timeout_s alone; {_all_legs(found)}"
+    judged_pairs = [_timeout(pair) for pair in found.timeouts]
+    outcomes = {outcome for outcome, _ in judged_pairs}
+    outcome = next((one for one in (Outcome.HOLDS, Outcome.FAILS) if one in outcomes), Outcome.UNDECIDED)
+    return outcome, "; ".join(text for _, text in judged_pairs)
+
+
+def _timeout(pair: TimeoutPair) -> tuple[Outcome, str]:
+    short, long = _legs(pair.short, pair.short_legs, pair.short_s), _legs(pair.long, pair.long_legs, pair.long_s)
+    text = (
+        f"{short}; {long}, {pair.over_short} of these took more than {pair.short_s:g} s; transfers failed or "
+        f"recomputed, longer - shorter timeout: {_points(pair.lost_share)}"
+    )
+    verdict = judged(pair.lost_share)
+    if verdict in (Verdict.LOWER, Verdict.HIGHER):
+        return (Outcome.HOLDS if verdict == Verdict.LOWER else Outcome.FAILS), text
+    if not pair.over_short and not pair.short_legs.timed_out:
+        return Outcome.UNDECIDED, f"{text}: the limit made no difference in this run"
+    return Outcome.UNDECIDED, text
+
+
+def _all_legs(found: LoadFloor) -> str:
+    own = [one.legs for one in found.variants]
+    longest = max((one.longest_s for one in own if one.longest_s is not None), default=None)
+    limits = sorted({one.rules.timeout_s for one in found.variants if one.rules.timeout_s is not None})
+    every = TargetLegs(sum(one.done for one in own), longest, sum(one.timed_out for one in own))
+    return _legs("all", every, *limits)
+
+
+def _legs(label: str, legs: TargetLegs, *limits_s: float) -> str:
+    limit = (
+        f"at {', '.join(f'{one:g}' for one in limits_s)} s" if limits_s else "the limit is not in the cells' records"
+    )
+    longest = "" if legs.longest_s is None else f", the longest in {legs.longest_s:.3g} s"
+    return f"{label} ({limit}): {legs.done} target legs brought their KV{longest}, {legs.timed_out} timed out"
+
+
+def _d3(found: LoadFloor) -> tuple[Outcome, str]:
+    reference, fixed = _reference(found), _bonuses(found)
+    if reference is None or not fixed:
+        return Outcome.OPEN, "it needs kv_aware with the bonus and without in one run"
+    others = [one for one in found.compared if _is_alternative(one)]
+    text = "; ".join(_shape(one) for one in (reference, *fixed, *others))
+    if unknown := _uncounted((reference, *fixed)):
+        return Outcome.OPEN, f"{unknown}: {text}"
+    if all(one.spread is False for one in fixed):
+        return Outcome.FAILS, f"some D stayed without a share worth the name under every bonus: {text}"
+    if all(_does(one) is False for one in fixed):
+        return Outcome.FAILS, f"where it gave every D a share, it cost overlap: {text}"
+    works = sorted((one for one in fixed if _does(one)), key=lambda one: _bonus(one) != DEFAULT_K)
+    if reference.spread is not False or not works:
+        why = "without the bonus no D stayed cold either" if reference.spread else "the intervals do not tell"
+        return Outcome.UNDECIDED, f"{why}: {text}"
+    said = [_against_others(one, reference, others) for one in works]
+    answer, why = next((one for one in said if one[0] == Outcome.HOLDS), said[0])
+    return answer, f"{why}: {text}"
+
+
+def _against_others(one: FloorVariant, reference: FloorVariant, others: Sequence[FloorVariant]) -> tuple[Outcome, str]:
+    """A bonus that works: whether it is distinguishable from an alternative that works, and what it costs in TTFT."""
+    working = [other for other in others if _does(other)]
+    unclear = [other for other in others if _does(other) is None]
+    ahead, behind, level = [], [], []
+    for other in working:
+        better, worse = _better_and_worse(one, other)
+        if better and not worse:
+            ahead.append(f"{other.label} (by {', '.join(better)})")
+        elif worse and not better:
+            behind.append(f"{other.label} (by {', '.join(worse)})")
+        else:
+            level.append(other.label)
+    slower = list(_slower(one, (reference, *working, *unclear)))
+    alone = bool(others) and not working and not unclear
+    parts = [
+        f"better than {', '.join(ahead)}" if ahead else "",
+        f"not distinguishable from {', '.join(level)}" if level else "",
+        f"worse than {', '.join(behind)}" if behind else "",
+        "none of the alternatives (Q2.A, C, D, E, F) was run" if not others else "",
+        f"undecided whether {', '.join(other.label for other in unclear)} works" if unclear else "",
+        "no alternative works" if alone else "",
+        f"TTFT p90 worse than {', '.join(slower)}" if slower else "",
+    ]
+    yes = (bool(ahead) or alone) and not slower
+    text = f"{one.label} works; {'; '.join(part for part in parts if part)}"
+    return (Outcome.HOLDS if yes else Outcome.UNDECIDED), text
+
+
+def _better_and_worse(one: FloorVariant, other: FloorVariant) -> tuple[list[str], list[str]]:
+    """By what the first is distinguishably better than the second, and worse."""
+    found = {name: one.verdict(name, other.label) for name in DISTINGUISHED_BY}
+    better, worse = (
+        [DISTINGUISHED_BY[name][0] for name, verdict in found.items() if verdict == DISTINGUISHED_BY[name][side]]
+        for side in (1, 2)
+    )
+    return better, worse
+
+
+def _slower(one: FloorVariant, others: Iterable[FloorVariant]) -> Iterator[str]:
+    """Whose TTFT p90 it misses by more than the interval of the ratio tells, also where that holds single launches."""
+    for other in others:
+        found = one.against.get(other.label, {}).get(TTFT_RATIO)
+        if found is not None and (found.low or 0) > 1:
+            launches = "" if judged(found, none=1.0) else ", within launches"
+            yield f"{other.label} ({found.text(3)} times{launches})"
+
+
+def _d4(found: LoadFloor) -> tuple[Outcome, str]:
+    refused = sum(one.rejects for one in found.variants)
+    moved = sum(one.reject_moves for one in found.variants)
+    held = sum(one.held for one in found.variants)
+    text = f"{refused} picks of sessions that some instance had refused, {moved} sent elsewhere for it, {held} held"
+    if not refused:
+        return Outcome.OPEN, f"refusals are counted where they happen, and there was none: {text}"
+    return (Outcome.HOLDS if moved else Outcome.UNDECIDED), text
+
+
+def _d5(found: LoadFloor) -> tuple[Outcome, str]:
+    forms = {form: [one for one in _bonuses(found) if _form(one) == form] for form in FORMS}
+    pairs = [(mean, most) for mean in forms["mean"] for most in forms["max"] if _bonus(mean) == _bonus(most)]
+    if not pairs:
+        return Outcome.OPEN, 'both forms at one K were not run: set floor_form = "max" beside "mean"'
+    mean, most = pairs[0]
+    text = f"{_shape(mean)}; {_shape(most)}"
+    if unknown := _uncounted((mean, most)):
+        return Outcome.OPEN, f"{unknown}: {text}"
+    if mean.spread is None or most.spread is None:
+        return Outcome.UNDECIDED, f"the intervals do not tell: {text}"
+    if mean.spread != most.spread:
+        return (Outcome.HOLDS if mean.spread else Outcome.FAILS), text
+    if not mean.spread:
+        return Outcome.UNDECIDED, f"neither spreads the sessions: {text}"
+    better, worse = _better_and_worse(mean, most)
+    if bool(better) == bool(worse):
+        return Outcome.UNDECIDED, f"both spread the sessions, and neither is distinguishably better: {text}"
+    said = f"both spread the sessions, and {(mean if better else most).label} is better by {', '.join(better or worse)}"
+    return (Outcome.HOLDS if better else Outcome.FAILS), f"{said}: {text}"
+
+
+def _d6(found: LoadFloor) -> tuple[Outcome, str]:
+    grids = [[one for one in _bonuses(found) if _form(one) == form] for form in FORMS]
+    own = sorted(max(grids, key=lambda grid: len({_bonus(one) for one in grid})), key=_bonus)
+    tried = sorted({_bonus(one) for one in own})
+    if len(tried) < 2:
+        only = f"only K = {tried[0]:g} was run" if tried else "no K was run"
+        return Outcome.OPEN, "; ".join((f"{only}: a grid of one form needs two or more", *map(_shape, own)))
+    text = "; ".join(_shape(one) for one in own)
+    if unknown := _uncounted(own):
+        return Outcome.OPEN, f"{unknown}: {text}"
+    does = {works: sorted({_bonus(one) for one in own if _does(one) is works}) for works in (True, False, None)}
+    if not does[True] and not does[None]:
+        return Outcome.FAILS, f"no K of the grid spreads the sessions and keeps the overlap: {text}"
+    if DEFAULT_K not in tried:
+        answer = Outcome.OPEN
+    else:
+        works = next(works for works in (True, None, False) if DEFAULT_K in does[works])
+        answer = {True: Outcome.HOLDS, None: Outcome.UNDECIDED, False: Outcome.FAILS}[works]
+    listed = ", ".join(f"{k:g}" for k in does[True]) or "none"
+    missing = "" if DEFAULT_K in tried else f"K = {DEFAULT_K:g} was not run; "
+    return answer, f"{missing}K = {listed} of {', '.join(f'{k:g}' for k in tried)} do: {text}"
+
+
+def _d7(found: LoadFloor) -> tuple[Outcome, str]:
+    size = f"{found.sessions} sessions, {found.trials} {'trial' if found.trials == 1 else 'trials'}"
+    if _reference(found) is None or not _bonuses(found):
+        return Outcome.OPEN, f"{size}: no difference to kv_aware without a fix was measured"
+    if unknown := _uncounted(found.compared):
+        return Outcome.OPEN, f"{size}: {unknown}"
+    named = [(one, name) for one in _bonuses(found) for name in DISTINGUISHED_BY if name != "lost_share"]
+    count = sum(one.verdict(name) in (Verdict.HIGHER, Verdict.LOWER) for one, name in named)
+    kinds = "direct to D, overlap kept, TTFT p90"
+    text = f"{size}: {count} of {len(named)} differences ({kinds}) are distinguishable from none"
+    if count == len(named):
+        return Outcome.HOLDS, text
+    return Outcome.OPEN, f"{text}; whether twice the sessions decide the others needs a run with them"
+
+
+def _q1d(found: LoadFloor) -> tuple[Outcome, str]:
+    moved = found.transport
+    if not moved.failed:
+        return Outcome.OPEN, f"no transfer failed ({moved.asked} were asked for)"
+    text = (
+        f"{moved.failed} transfers failed; {moved.pairs_quarantined} pairs were quarantined ({moved.quarantined} "
+        f"transfers refused), {moved.pairs_recovered} of them moved KV again"
+    )
+    if not moved.pairs_quarantined:
+        return Outcome.HOLDS, f"{text}: at one failure each of those pairs would have been closed for good"
+    return (Outcome.HOLDS if moved.pairs_recovered else Outcome.UNDECIDED), text
+
+
+def _does(one: FloorVariant) -> bool | None:
+    """Whether it gives every D a share and keeps the overlap within OVERLAP_WITHIN; None: the intervals cross it."""
+    found = one.differences.get("overlap_kept")
+    keeps = None
+    if found is not None and found.low is not None and found.high is not None:
+        keeps = True if found.low >= -OVERLAP_WITHIN else False if found.high < -OVERLAP_WITHIN else None
+    if one.spread is False or keeps is False:
+        return False
+    return True if one.spread and keeps else None
+
+
+def _reference(found: LoadFloor) -> FloorVariant | None:
+    return next((one for one in found.variants if one.label == found.reference), None)
+
+
+def _bonuses(found: LoadFloor) -> list[FloorVariant]:
+    return [one for one in found.compared if one.parameters.get(BONUS)]
+
+
+def _is_alternative(one: FloorVariant) -> bool:
+    """One of the table's other shapes: Q2.A, C, D, E, F, alone or together."""
+    parts = one.fix.split(" + ")
+    return one.fix != NO_FIX and all(part.startswith("Q2.") and not part.startswith("Q2.B") for part in parts)
+
+
+def _bonus(one: FloorVariant) -> float:
+    value = one.parameters.get(BONUS)
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _form(one: FloorVariant) -> object:
+    return one.parameters.get("floor_form", FORMS[0])
+
+
+def _uncounted(variants: Iterable[FloorVariant]) -> str:
+    """Whose overlap kept is not known; empty where all of it is."""
+    lacking = [f"{one.label} {one.counted} of {one.served}" for one in variants if not one.is_counted]
+    if not lacking:
+        return ""
+    return f"the overlap kept is not known, as tokens were counted of too few requests ({', '.join(lacking)})"
+
+
+def _failures(one: FloorVariant) -> str:
+    lost = f", {one.lost_transfers} of {one.transfers} transfers failed or recomputed" if one.transfers else ""
+    share = f" ({_percent(one.values['lost_share'])})" if one.transfers else ""
+    return f"{one.label}: {one.failed_turns} of {one.turns} turns failed{lost}{share}"
+
+
+def _shape(one: FloorVariant) -> str:
+    return f"{one.label}: {', '.join(_numbers(one))}"
+
+
+def _numbers(one: FloorVariant) -> Iterator[str]:
+    even = 1 / one.instances
+    least = _percent(one.values["least_share"])
+    yield f"smallest share of the sessions {least} (even {even:.0%}, asked {NON_TRIVIAL * even:.0%})"
+    mark = {Verdict.HIGHER: " (higher)", Verdict.LOWER: " (lower)", Verdict.NOT_DISTINGUISHABLE: " (n.d.)"}
+    for name in ("direct_rate", "overlap_kept"):
+        verdict = one.verdict(name)
+        yield f"{DISTINGUISHED_BY[name][0]} {_percent(one.values[name])}{'' if verdict is None else mark[verdict]}"
+    ttft, verdict = one.values["ttft_p90_s"], one.verdict(TTFT_RATIO)
+    yield f"TTFT p90 {ttft.text(3, 1e3)} ms{'' if verdict is None else mark[verdict]}"
+
+
+def _percent(found: Estimate) -> str:
+    return "-" if found.value is None else f"{found.value:.1%}"
+
+
+def _points(found: Estimate) -> str:
+    return "-" if found.value is None else found.points()
+
+
+DECISION_POINTS: tuple[tuple[str, str, str, str, Callable[[LoadFloor], tuple[Outcome, str]]], ...] = (
+    (
+        "D1",
+        "The load floor comes first, before the transport.",
+        "yes",
+        "with the bonus distinguishably fewer transfers are lost or more turns completed than without, and neither is "
+        "worse; fails for the opposite",
+        _d1,
+    ),
+    (
+        "D2",
+        "A transfer timeout of 120 s is better than 30 s.",
+        "yes",
+        "of two policies that differ in transfer.timeout_s alone, the longer distinguishably loses fewer transfers; "
+        "fails where it loses more",
+        _d2,
+    ),
+    (
+        "D3",
+        "The graduated load-floor bonus (Q2.B) is the right shape.",
+        "Q2.B",
+        f"the bonus gives every D a share and keeps the overlap within {OVERLAP_WITHIN:.0%}, kv_aware without it does "
+        "not, the alternatives are distinguishably worse or do not work, and TTFT p90 is not worse",
+        _d3,
+    ),
+    (
+        "D4",
+        "Admission refusals are counted where they happen (Q2.G).",
+        "yes",
+        "a pick was sent elsewhere because of a counted refusal",
+        _d4,
+    ),
+    (
+        "D5",
+        "The deficit is measured against the mean, rather than as K (max - mine) / max.",
+        "defer",
+        "at one K the form with the mean spreads the sessions and the other does not, or it is distinguishably better; "
+        "fails for the opposite",
+        _d5,
+    ),
+    (
+        "D6",
+        f"K = {DEFAULT_K:g} is reasonable.",
+        "try 200 first",
+        f"K = {DEFAULT_K:g}, of two or more K of one form, spreads the sessions and keeps the overlap",
+        _d6,
+    ),
+    (
+        "D7",
+        "This many sessions are enough.",
+        "the same subset",
+        "every difference to kv_aware without a fix is distinguishable from none",
+        _d7,
+    ),
+    (
+        "Q1.D",
+        "A pair is closed after several failures in a window, and probed again.",
+        "avoid for now",
+        "transfers failed without closing a pair, or a quarantined pair moved KV again",
+        _q1d,
+    ),
+)
+"""Name, claim, the specification's default, the rule, and what applies it: the outcome and its reason."""

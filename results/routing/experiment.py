@@ -1,0 +1,45 @@
+"""The results of `routing` for the registry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from results.experiment import ExperimentResults, ReportText
+
+if TYPE_CHECKING:
+    from results.routing.analyse import RoutingAnalysis
+
+
+def _analyse(root: Path) -> RoutingAnalysis:
+    from results.routing.analyse import analyse
+
+    return analyse(root)
+
+
+def _write(root: Path) -> RoutingAnalysis:
+    from results.routing.write import analyse_routing
+
+    return analyse_routing(root)
+
+
+def _report(analysis: RoutingAnalysis) -> ReportText:
+    from results.routing.report import limits, opening
+    from results.routing.tables import tables
+
+    return ReportText(opening(analysis), tuple(tables(analysis)), tuple(limits(analysis)))
+
+
+RESULTS = ExperimentResults(
+    name="routing",
+    measured_kinds=frozenset({"replay"}),
+    documents=lambda layout: {
+        "aggregate": layout.aggregate_json,
+        "verdicts": layout.verdicts_json,
+        "pairs": layout.pairs_json,
+    },
+    analyse=_analyse,
+    write=_write,
+    report=_report,
+    why_no_compare="its policies are compared within it, paired by trial",
+)

@@ -1,0 +1,104 @@
+"""The rows of the specification's own tables (specs/ear.md 5.2 to 5.5), matched to what a run measured.
+
+Policies are known by their names and parameters, never by a label. A row that was not run stays, with no numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+EAR = "ear"
+FULL, AFFINITY_ONLY, MIGRATION_ONLY = "EAR", "EAR (affinity only)", "EAR (migration only)"
+BASELINES: Mapping[str, str] = {
+    "load-balance": "round_robin",
+    "LMetric": "lmetric",
+    "kvcache+load": "kv_linear",
+    "sticky": "sticky",
+    "static PD-disagg": "static_pd",
+}
+"""Rows of table 5.2 to the policies that they are."""
+
+
+
+@dataclass(frozen=True, slots=True)
+class PaperRow:
+    """A row of a table of the specification."""
+
+    name: str
+    label: str
+    """What was measured for it; empty = nothing was, or several settings of which none is the row's own."""
+    others: tuple[str, ...] = ()
+    """Further settings of the same policy in this run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One point of the grid of figure 9."""
+
+    hot_tokens: float
+    cooldown_s: float
+    label: str
+
+
+def ear_part(policy: str, parameters: Mapping[str, object]) -> str:
+    """FULL, AFFINITY_ONLY or MIGRATION_ONLY; empty for anything else."""
+    if policy != EAR:
+        return ""
+    affinity, migration = (parameters.get(name, True) is True for name in ("affinity", "migration"))
+    return {(True, True): FULL, (True, False): AFFINITY_ONLY, (False, True): MIGRATION_ONLY}.get(
+        (affinity, migration), ""
+    )
+
+
+def end_to_end_rows(
+    policies: Mapping[str, str], parameters: Mapping[str, Mapping[str, object]], even: Collection[str] = ()
+) -> tuple[PaperRow, ...]:
+    """Table 5.2; `policies` (label to policy) in the order of tables. `even`: labels with as many instances to prefill
+    as to decode, which is the specification's static PD-disaggregation."""
+    found = []
+    for name, policy in BASELINES.items():
+        labels = [label for label, own in policies.items() if own == policy]
+        own = [label for label in labels if label in even]
+        alone = len(labels) > 1 and len(own) == 1
+        found.append(
+            PaperRow(name, own[0], tuple(one for one in labels if one != own[0])) if alone else _row(name, labels)
+        )
+    return (*found, ablation_rows(policies, parameters)[-1])
+
+
+def ablation_rows(policies: Mapping[str, str], parameters: Mapping[str, Mapping[str, object]]) -> tuple[PaperRow, ...]:
+    """Table 5.3. Of several full settings, the one with the thresholds of the ablated ones, else none."""
+    parts: dict[str, list[str]] = {AFFINITY_ONLY: [], MIGRATION_ONLY: [], FULL: []}
+    for label, policy in policies.items():
+        parts.get(ear_part(policy, parameters.get(label, {})), []).append(label)
+    ablated = [_thresholds(parameters[label]) for name in (MIGRATION_ONLY, AFFINITY_ONLY) for label in parts[name]]
+    whole = [label for label in parts[FULL] if _thresholds(parameters[label]) in ablated[:1]]
+    if whole:
+        parts[FULL].remove(whole[0])
+        full = PaperRow(FULL, whole[0], tuple(parts[FULL]))
+    else:
+        full = _row(FULL, parts[FULL])
+    return (*(_row(name, parts[name]) for name in (AFFINITY_ONLY, MIGRATION_ONLY)), full)
+
+
+def _row(name: str, labels: Sequence[str]) -> PaperRow:
+    """Of several settings of one policy none is the specification's: no numbers then."""
+    return PaperRow(name, labels[0]) if len(labels) == 1 else PaperRow(name, "", tuple(labels))
+
+
+def _thresholds(parameters: Mapping[str, object]) -> tuple[object, object]:
+    return parameters.get("hot_tokens"), parameters.get("cooldown_s")
+
+
+def sensitivity(policies: Mapping[str, str], parameters: Mapping[str, Mapping[str, object]]) -> tuple[Setting, ...]:
+    """The settings of the whole EAR that differ in T_hot and T_cool alone; empty where fewer than two were run."""
+    groups: dict[tuple[tuple[str, str], ...], list[Setting]] = {}
+    for label, policy in policies.items():
+        own = parameters.get(label, {})
+        hot, cool = _thresholds(own)
+        if ear_part(policy, own) == FULL and isinstance(hot, int | float) and isinstance(cool, int | float):
+            rest = tuple(sorted((k, repr(v)) for k, v in own.items() if k not in ("hot_tokens", "cooldown_s")))
+            groups.setdefault(rest, []).append(Setting(float(hot), float(cool), label))
+    most = max(groups.values(), key=len, default=[])
+    return tuple(sorted(most, key=lambda one: (one.hot_tokens, one.cooldown_s))) if len(most) > 1 else ()

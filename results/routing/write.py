@@ -1,0 +1,214 @@
+"""A `routing` run's numbers to files: aggregate, pairs, verdicts, manifest, figures and the report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pandas as pd
+
+from results.records.decisions import KvTransfer
+from results.records.layout import RunLayout
+from results.report.document import title
+from results.report.judgements import VERDICTS_FORMAT
+from results.report.output import Outputs, Report, write_outputs
+from results.routing.analyse import RoutingAnalysis, analyse
+from results.routing.draw import DRAWERS
+from results.routing.figures import figures
+from results.routing.migrations import Migration
+from results.routing.moves import CellMigrations
+from results.routing.report import limits, opening
+from results.routing.summary import RoutedSummary
+from results.routing.tables import FIGURES_BEFORE, tables
+
+FORMAT = 1
+"""Version of aggregate.json and pairs.json."""
+
+
+def analyse_routing(root: Path) -> RoutingAnalysis:
+    """Analyse the run folder `root`: write aggregate.*, pairs.*, verdicts.json, MANIFEST.tsv, figures/ and report.*.
+
+    The same folder gives the same files. Whatever is missing or damaged is a gap, never an error; raises ResultsError
+    where `root` is no folder, OSError where the files cannot be written.
+    """
+    analysis = analyse(root)
+    layout = RunLayout(root)
+    more: dict[Path, object] = {layout.pairs_json: compared(analysis), layout.pairs_csv: flat_pairs(analysis)}
+    if analysis.moves.cells:
+        more[layout.migrations_csv] = flat_migrations(analysis)
+    outputs = Outputs(
+        aggregate=aggregate(analysis),
+        rows=flat_cells(analysis),
+        verdicts=verdicts(analysis),
+        manifest=manifest(analysis),
+        report=Report(
+            title(analysis.facts),
+            opening(analysis),
+            tables(analysis),
+            figures(analysis),
+            limits(analysis),
+            FIGURES_BEFORE,
+            DRAWERS,
+        ),
+        more=more,
+    )
+    write_outputs(layout, outputs)
+    return analysis
+
+
+def aggregate(analysis: RoutingAnalysis) -> dict[str, Any]:
+    """`aggregate.json`: a row per cell, each policy's numbers over its trials, and the gaps."""
+    return {
+        "format": FORMAT,
+        "definitions": "docs/analysis.md",
+        **analysis.facts.named,
+        "trace": analysis.trace,
+        "baseline": analysis.baseline,
+        "trials": analysis.trials,
+        "cells": msgspec.to_builtins(analysis.cells),
+        "policies": [
+            {"label": label, "policy": analysis.policies[label], "values": msgspec.to_builtins(analysis.values[label])}
+            for label in analysis.labels
+        ],
+        "interference": msgspec.to_builtins(analysis.interference),
+        "migrations": msgspec.to_builtins(analysis.moves.migrations),
+        "migrations_by_cell": [_migrations_row(cell) for cell in analysis.moves.cells],
+        "transfers": msgspec.to_builtins(analysis.moves.transfers),
+        "transfer_against_recomputing": msgspec.to_builtins(analysis.moves.recomputing),
+        "pools": msgspec.to_builtins(analysis.pools),
+        "load_floor": msgspec.to_builtins(analysis.floor),
+        "paper": {
+            "end_to_end": msgspec.to_builtins(analysis.paper),
+            "ablation": msgspec.to_builtins(analysis.ablation),
+            "sensitivity": msgspec.to_builtins(analysis.settings),
+        },
+        "gaps": msgspec.to_builtins(analysis.gaps),
+    }
+
+
+def compared(analysis: RoutingAnalysis) -> dict[str, Any]:
+    """`pairs.json`: every metric of every two policies, and every latency of them turn by turn."""
+    return {
+        "format": FORMAT,
+        "pairs": msgspec.to_builtins(analysis.pairs),
+        "turn_by_turn": msgspec.to_builtins(analysis.turn_pairs),
+    }
+
+
+def verdicts(analysis: RoutingAnalysis) -> dict[str, Any]:
+    """`verdicts.json`: who wins what, the specifications' claims and decision points, the loop of every policy, what
+    decode pools would hold."""
+    return {
+        "format": VERDICTS_FORMAT,
+        "standings": [msgspec.to_builtins(row) | {"alone": row.alone} for row in analysis.standings],
+        "claims": msgspec.to_builtins(analysis.claims),
+        "load_floor": msgspec.to_builtins(analysis.decision_points),
+        "coupling": msgspec.to_builtins(analysis.couplings),
+        "footprints": msgspec.to_builtins(analysis.footprints),
+        "decode_pools": [msgspec.to_builtins(row) for row in analysis.occupancies if row.point],
+    }
+
+
+def flat_cells(analysis: RoutingAnalysis) -> pd.DataFrame:
+    """`aggregate.{csv,parquet}`: one row per cell; latencies have `_low`, `_high` and `_n` columns beside them."""
+    return pd.DataFrame([_flat_cell(cell) for cell in analysis.cells])
+
+
+def _flat_cell(cell: RoutedSummary) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "cell": cell.cell,
+        "label": cell.label,
+        "policy": cell.policy,
+        "trial": cell.trial,
+        "place": cell.place,
+        "duration_s": cell.duration_s,
+        "degraded": bool(cell.degraded),
+        **cell.counts,
+    }
+    for name, estimate in cell.values.items():
+        row[name] = estimate.value
+        if name.startswith(("ttft_", "tpot_", "e2e_")):
+            row |= {f"{name}_low": estimate.low, f"{name}_high": estimate.high, f"{name}_n": estimate.n}
+    return row
+
+
+def _migrations_row(cell: CellMigrations) -> dict[str, Any]:
+    """One cell's numbers, without its single migrations: those stand in migrations.csv."""
+    own: dict[str, Any] = msgspec.to_builtins(cell.found)
+    skipped = ("events", "requests", "thrashed")
+    row = {"cell": cell.cell, "label": cell.label, "trial": cell.trial, "counts": cell.counts}
+    row["requests"] = sum(cell.found.requests.values())
+    return row | {name: value for name, value in own.items() if name not in skipped}
+
+
+def flat_migrations(analysis: RoutingAnalysis) -> pd.DataFrame:
+    """`migrations.csv`: one row per migration that was asked for, its transfer's fields beside."""
+    names = [field.name for field in fields(Migration) if field.name != "transfer"]
+    moved = [field.name for field in fields(KvTransfer)]
+    rows = [
+        [cell.label, cell.trial, *(getattr(one, name) for name in names), one.transfer_s]
+        + [None if one.transfer is None else getattr(one.transfer, name) for name in moved]
+        for cell in analysis.moves.cells
+        for one in cell.found.events
+    ]
+    columns = ["label", "trial", *names, "transfer_s", *(f"kv_{name}" for name in moved)]
+    return pd.DataFrame(rows, columns=columns, dtype=object)  # integers beside nothing stay integers
+
+
+def flat_pairs(analysis: RoutingAnalysis) -> pd.DataFrame:
+    """`pairs.csv`: one row per metric and two policies."""
+    return pd.DataFrame(
+        [
+            {
+                "metric": row.metric,
+                "first": row.first,
+                "second": row.second,
+                **msgspec.to_builtins(row.difference),
+                "second_value": row.second_value.value,
+                "relative": row.relative,
+                "ratio": None if row.ratio is None else row.ratio.value,
+                "ratio_low": None if row.ratio is None else row.ratio.low,
+                "ratio_high": None if row.ratio is None else row.ratio.high,
+                "trials_higher": row.higher_in,
+                "trials_lower": row.lower_in,
+                "verdict": None if row.verdict is None else str(row.verdict),
+                "p_value": row.p_value,
+                "common_turns": row.common_turns,
+                "lost_turns": row.lost_turns,
+            }
+            for row in analysis.pairs
+        ]
+    )
+
+
+def manifest(analysis: RoutingAnalysis) -> pd.DataFrame:
+    """`MANIFEST.tsv`: a row per policy of the plan or of a result folder; an empty field is not known."""
+    labels = dict.fromkeys((*analysis.planned, *analysis.labels))
+    return pd.DataFrame([_manifest_row(analysis, label) for label in sorted(labels)], dtype=str)
+
+
+def _manifest_row(analysis: RoutingAnalysis, label: str) -> dict[str, str]:
+    cells = [cell for cell in analysis.cells if cell.label == label]
+    planned = analysis.planned.get(label)
+    row = {
+        "label": label,
+        "policy": analysis.policies.get(label, ""),
+        "parameters": msgspec.json.encode(cells[0].parameters, order="sorted").decode() if cells else "",
+        "status": "ran" if cells else "not run",
+        "trials_done": str(len(cells)),
+        "trials_planned": "" if planned is None else str(planned),
+        "trials_degraded": str(sum(bool(cell.degraded) for cell in cells)),
+        "result_directories": "; ".join(str(Path(cell.path).parent) for cell in cells),
+        "git_commit": _joined(cell.git_commit or "" for cell in cells),
+        "trace": str(analysis.trace.get("file") or ""),
+        "trace_sha256": str(analysis.trace.get("sha256") or ""),
+        "engine_versions": "; ".join(f"{name} {version}" for name, version in sorted(analysis.facts.versions.items())),
+    }
+    return {name: " ".join(value.split()) for name, value in row.items()}
+
+
+def _joined(values: Iterable[str]) -> str:
+    return "; ".join(dict.fromkeys(value for value in values if value))

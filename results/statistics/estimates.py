@@ -1,0 +1,238 @@
+"""Percentiles, their intervals, and bootstrap replicates of them. Pure functions of arrays.
+
+Percentile: Hyndman and Fan's type 7, numpy's default: linear between the two order statistics around rank (n - 1) p.
+
+Interval of one percentile: order statistics, distribution-free. X(l) bounds the p-quantile from below when
+P(Bin(n, p) < l) <= alpha / 2, X(u) from above when P(Bin(n, p) >= u) <= alpha / 2 (David and Nagaraja, Order
+Statistics, section 7.1). Where n is too small for a bound, that bound is None and the reason names the n it needs.
+
+Replicates for comparisons: percentile bootstrap over contiguous blocks, because neighbouring requests share a queue and
+neighbouring steps share a batch. It holds what varies inside the two cells, not what varies between two launches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special  # not scipy.stats, which takes two seconds to import
+
+LEVEL = 0.95
+"""Confidence of every interval unless a caller says otherwise."""
+DRAWS = 2000
+"""Bootstrap replicates."""
+MAX_BLOCKS = 256
+MAX_BINS = 256
+
+Samples = npt.NDArray[np.float64]
+Ranks = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A value with its interval. None = not measured or not known, and `reason` says why."""
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    n: int = 0
+    reason: str | None = None
+    basis: str | None = None
+    """What the bounds of a comparison hold: `spread within the launch`, `paired over 4 trials`."""
+    launches: int = 1
+    """Launches per config that the value comes from; below three its bounds are a spread, see `judgement`."""
+
+    def text(self, digits: int = 4, scale: float = 1.0) -> str:
+        """`0.123 [0.110, 0.140]`; an unknown bound is `?`, an unknown value `-`, no bounds no brackets."""
+        if self.value is None:
+            return "-"
+        if self.low is None and self.high is None:
+            return figure(self.value * scale, digits)
+        low, high = (figure(bound * scale, digits) if bound is not None else "?" for bound in (self.low, self.high))
+        return f"{figure(self.value * scale, digits)} [{low}, {high}]"
+
+    def percent(self) -> str:
+        """A fraction as `+45.1% [+40.2%, +50.0%]`; `-` where it is unknown, no brackets without an interval."""
+        if self.value is None:
+            return "-"
+        if self.low is None or self.high is None:
+            return f"{self.value:+.1%}"
+        return f"{self.value:+.1%} [{self.low:+.1%}, {self.high:+.1%}]"
+
+    def points(self) -> str:
+        """A difference of fractions as `+7.0 pp [+5.1, +9.0]`; see percent."""
+        if self.value is None:
+            return "-"
+        if self.low is None or self.high is None:
+            return f"{self.value * 100:+.1f} pp"
+        return f"{self.value * 100:+.1f} pp [{self.low * 100:+.1f}, {self.high * 100:+.1f}]"
+
+
+def figure(value: float, digits: int = 4) -> str:
+    """`value` with this many significant digits, never with an exponent: 16120, 398.0, 0.0123."""
+    size = math.floor(math.log10(abs(value))) if value else 0
+    return f"{value:.{min(max(digits - 1 - size, 0), 9)}f}"
+
+
+def unknown(reason: str, n: int = 0) -> Estimate:
+    """An estimate that could not be made."""
+    return Estimate(value=None, n=n, reason=reason)
+
+
+def holm(p_values: Sequence[float]) -> tuple[float, ...]:
+    """Each p-value corrected for all of them being tested (Holm, 1979): below a level, the difference stands at it."""
+    order = np.argsort(np.asarray(p_values, dtype=np.float64), kind="stable")
+    found = np.ones(order.size)
+    least = 0.0
+    for rank, place in enumerate(order):
+        least = max(least, min(1.0, (order.size - rank) * p_values[place]))
+        found[place] = least
+    return tuple(float(value) for value in found)
+
+
+def clean(values: npt.ArrayLike) -> Samples:
+    """The finite values, as float64, in their order."""
+    array = np.asarray(values, dtype=np.float64).ravel()
+    return array[np.isfinite(array)]
+
+
+def percentile(values: npt.ArrayLike, p: float, *, level: float = LEVEL) -> Estimate:
+    """The p-quantile (0 < p < 1) of `values` (missing = NaN, ignored) with its order-statistic interval."""
+    return percentiles(values, (p,), level=level)[0]
+
+
+def percentiles(values: npt.ArrayLike, points: Sequence[float], *, level: float = LEVEL) -> tuple[Estimate, ...]:
+    """As `percentile`, for several p at the price of one sort."""
+    ordered = np.sort(clean(values))
+    if ordered.size == 0:
+        return tuple(unknown("no samples") for _ in points)
+    found = np.quantile(ordered, points)
+    return tuple(_with_interval(ordered, p, float(value), level) for p, value in zip(points, found, strict=True))
+
+
+def _with_interval(ordered: Samples, p: float, value: float, level: float) -> Estimate:
+    n = int(ordered.size)
+    low_rank, high_rank = order_statistic_ranks(n, p, level)
+    return Estimate(  # interpolation may put the value of a handful of samples just outside its bounds: widen them
+        value=value,
+        low=min(float(ordered[low_rank - 1]), value) if low_rank is not None else None,
+        high=max(float(ordered[high_rank - 1]), value) if high_rank is not None else None,
+        n=n,
+        reason=None if low_rank is not None and high_rank is not None else too_small(n, p, level),
+    )
+
+
+def order_statistic_ranks(n: int, p: float, level: float = LEVEL) -> tuple[int | None, int | None]:
+    """Ranks (1-based) of the order statistics that bound the p-quantile; None where n is too small for that bound."""
+    tail = (1 - level) / 2
+    reach = 10 * math.sqrt(n * p * (1 - p)) + 10  # beyond ten standard deviations the binomial has no weight left
+    ranks = np.arange(max(math.floor(n * p - reach), 0), min(math.ceil(n * p + reach), n) + 1)
+    below = special.bdtr(ranks.astype(np.float64), n, p)  # P(Bin(n, p) <= rank)
+    low = int(ranks[np.searchsorted(below, tail, side="left")])
+    high = int(ranks[np.searchsorted(below, 1 - tail, side="left")]) + 1
+    return (low if low >= 1 else None), (high if high <= n else None)
+
+
+def samples_needed(p: float, level: float = LEVEL) -> int:
+    """The smallest n at which both bounds of the p-quantile exist."""
+    tail = (1 - level) / 2
+    return math.ceil(max(math.log(tail) / math.log(p), math.log(tail) / math.log1p(-p)))
+
+
+def too_small(n: int, p: float, level: float = LEVEL) -> str:
+    """Why a bound is missing."""
+    return f"{n} samples are too few for a {level:.0%} interval of p{p * 100:g} (needs {samples_needed(p, level)})"
+
+
+def mean(values: npt.ArrayLike, *, level: float = LEVEL) -> Estimate:
+    """The mean with Student's t interval."""
+    array = clean(values)
+    n = int(array.size)
+    if n == 0:
+        return unknown("no samples")
+    value = float(array.mean())
+    if n == 1:
+        return Estimate(value=value, n=1, reason="one sample has no interval")
+    half = float(special.stdtrit(n - 1, (1 + level) / 2)) * float(array.std(ddof=1)) / math.sqrt(n)
+    return Estimate(value=value, low=value - half, high=value + half, n=n)
+
+
+def proportion(part: int, whole: int, reason: str, *, level: float = LEVEL) -> Estimate:
+    """part / whole with its exact binomial interval, right for independent cases (Clopper and Pearson, 1934).
+
+    It is never of zero width: 5 of 5 leaves all from 0.48 on. `reason`: why there is none where `whole` is 0.
+    """
+    if not whole:
+        return unknown(reason)
+    tail = (1 - level) / 2
+    low = float(special.betaincinv(part, whole - part + 1, tail)) if part else 0.0
+    high = float(special.betaincinv(part + 1, whole - part, 1 - tail)) if part < whole else 1.0
+    return Estimate(part / whole, low, high, whole, basis="binomial")
+
+
+def bootstrap_quantiles(values: Samples, p: float, draws: int, rng: np.random.Generator) -> Samples:
+    """`draws` bootstrap replicates of the p-quantile of a series in time order, resampling contiguous blocks.
+
+    Blocks hold about n^(1/3) values (at most MAX_BLOCKS blocks). A replicate draws as many blocks as there are, with
+    replacement; its quantile is read from block counts over at most MAX_BINS rank bins: the cost does not grow with n.
+    """
+    n = int(values.size)
+    length = max(math.ceil(n ** (1 / 3)), math.ceil(n / MAX_BLOCKS))
+    block = np.arange(n) // length
+    return weighted_quantiles(values, p, block, resample(int(block[-1]) + 1, draws, rng))
+
+
+def resample(groups: int, draws: int, rng: np.random.Generator) -> Samples:
+    """How often each of `groups` is drawn when as many are drawn with replacement (draws x groups)."""
+    chosen = rng.integers(0, groups, (draws, groups)) + groups * np.arange(draws)[:, None]
+    return np.bincount(chosen.ravel(), minlength=draws * groups).reshape(draws, groups).astype(np.float64)
+
+
+def weighted_quantiles(values: Samples, p: float, group: Ranks, weights: Samples) -> Samples:
+    """The p-quantile of each replicate: `weights` (draws x groups) says how often the values of each group count.
+
+    NaN where a replicate draws no group that has a value.
+    """
+    edges, counts = _group_counts(values, p, group, weights.shape[1])
+    cumulative = np.cumsum(weights @ counts, axis=1)
+    empty = cumulative[:, -1] < 0.5
+    cumulative[empty] += 1.0  # any rank will do: what is read there is thrown away
+    position = p * (cumulative[:, -1] - 1)
+    ordered = np.sort(values)
+    below = _at_rank(ordered, edges, cumulative, np.floor(position))
+    above = _at_rank(ordered, edges, cumulative, np.ceil(position))
+    found = below + (above - below) * (position - np.floor(position))
+    return np.asarray(np.where(empty, np.nan, found), dtype=np.float64)
+
+
+def _group_counts(values: Samples, p: float, group: Ranks, groups: int) -> tuple[Ranks, Samples]:
+    """Edges of the rank bins (k + 1) and how many of each group's samples fall into each bin (groups x k)."""
+    edges = _rank_bins(int(values.size), p)
+    bins = edges.size - 1
+    bin_of_rank = np.repeat(np.arange(bins), np.diff(edges))
+    flat = np.bincount(group[np.argsort(values, kind="stable")] * bins + bin_of_rank, minlength=groups * bins)
+    return edges, flat.reshape(groups, bins).astype(np.float64)
+
+
+def _at_rank(ordered: Samples, edges: Ranks, cumulative: Samples, rank: Samples) -> Samples:
+    """The value at each replicate's (0-based) rank; inside a bin of several values, in proportion."""
+    bins = (cumulative > rank[:, None]).argmax(axis=1)
+    rows = np.arange(bins.size)
+    before = np.where(bins > 0, cumulative[rows, bins - 1], 0.0)
+    share = (rank - before) / (cumulative[rows, bins] - before)
+    found: Samples = ordered[(edges[bins] + share * np.diff(edges)[bins]).astype(np.int64)]
+    return found
+
+
+def _rank_bins(n: int, p: float) -> Ranks:
+    """Edges of the rank bins: each rank alone where n allows it, else fine around p and coarse far from it."""
+    if n <= MAX_BINS:
+        return np.arange(n + 1)
+    spread = 5 * math.sqrt(p * (1 - p) * max(n, 1) * max(n ** (1 / 3), n / MAX_BLOCKS))
+    centre = p * n
+    fine = np.linspace(max(centre - spread, 0), min(centre + spread, n), MAX_BINS - 64)
+    coarse = np.linspace(0, n, 65)
+    return np.unique(np.concatenate((fine, coarse)).round().astype(np.int64))

@@ -1,0 +1,109 @@
+"""Rules applied to numbers: the one type of their outcome, and the gate of three launches in front of them.
+
+Two launches of one config differ too. The spread within a launch does not hold that difference, so no rule that
+compares configs, policies or runs may rest on it. What samples nothing (completeness, residuals, byte counts) does not
+pass the gate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from results.statistics.estimates import Estimate
+from results.statistics.trials import MIN_PAIRED
+
+TRIALS_REMEDY = f"`--trials {MIN_PAIRED}` gives a verdict"
+SEVERAL = Estimate(None, reason="several numbers decide: see the reason")
+"""`Judgement.measured` of a rule over counts or over more than one number."""
+
+
+class Verdict(StrEnum):
+    """On which side of no effect the interval is."""
+
+    HIGHER = "higher"
+    LOWER = "lower"
+    NOT_DISTINGUISHABLE = "not distinguishable"
+    """The interval covers no effect."""
+
+
+class Outcome(StrEnum):
+    """Of a rule applied to numbers: a hypothesis, a claim, a criterion or a decision point."""
+
+    HOLDS = "holds"
+    """The whole interval, or every count, agrees with the claim."""
+    FAILS = "fails"
+    """The whole interval, or a count, contradicts it."""
+    UNDECIDED = "undecided"
+    """The numbers allow both, or too few launches gave them."""
+    OPEN = "open"
+    """There is no number to judge: not measured, or not defined (a share of a tax that is not above zero)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """One rule applied to numbers."""
+
+    name: str
+    """Short and unique among its kind: `H1`, `3`, `D5`, `no thrashing: ear`."""
+    claim: str
+    """What holds or fails."""
+    rule: str
+    """How the numbers decide."""
+    outcome: Outcome
+    reason: str
+    """Why this outcome, in numbers."""
+    measured: Estimate = SEVERAL
+    """The number that decided. Fractions: 0.45 = 45 %, 0.07 = 7 pp."""
+    numbers: Mapping[str, Estimate] = field(default_factory=dict)
+    """What `measured` was computed from, or what else was considered."""
+    quantity: str = ""
+    """What `measured` is; empty where the rule says it."""
+    label: str = ""
+    """What kind of outcome: the cost that dominates, the direction of a gap; may be empty."""
+    prior: str = ""
+    """What the specification expects or chooses by default, and how the run compares; may be empty."""
+
+
+def leave_undecided(measured: Estimate) -> Outcome:
+    """OPEN where there is no number, UNDECIDED where there is one that does not decide."""
+    return Outcome.OPEN if measured.value is None else Outcome.UNDECIDED
+
+
+def few_launches(launches: int, of: str = "config", remedy: str = TRIALS_REMEDY) -> str:
+    """Why this many launches per `of` (config, policy, engine) give no verdict, and what would; empty where they do."""
+    if launches >= MIN_PAIRED:
+        return ""
+    count = "one launch" if launches == 1 else f"{launches} launches"
+    return f"{count} per {of}: two launches of one {of} differ too; {remedy}"
+
+
+def withheld(found: Estimate, of: str = "config", remedy: str = TRIALS_REMEDY) -> str:
+    """Why no verdict may rest on this estimate; empty where one may."""
+    if found.value is None:
+        return found.reason or "not measured"
+    few = few_launches(found.launches, of, remedy)
+    if few:
+        return f"{few} ({found.reason})" if found.reason else few
+    if found.low is None or found.high is None:
+        return found.reason or "there is no interval"
+    return ""
+
+
+def decisive(found: Estimate) -> Estimate:
+    """The estimate as a rule may use it: without bounds, and with the reason, where no verdict may rest on it."""
+    why = withheld(found)
+    return replace(found, low=None, high=None, reason=why) if why else found
+
+
+def judged(found: Estimate, none: float = 0.0) -> Verdict | None:
+    """What the interval says of the value against `none`: 0 for a difference, 1 for a ratio.
+
+    None where `withheld` gives a reason.
+    """
+    if withheld(found) or found.low is None or found.high is None:
+        return None
+    if found.low > none:
+        return Verdict.HIGHER
+    return Verdict.LOWER if found.high < none else Verdict.NOT_DISTINGUISHABLE

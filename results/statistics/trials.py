@@ -1,0 +1,201 @@
+"""Numbers that were measured once per trial, and what may be said of a number computed from them.
+
+A trial is a block in which every config has its turn on fresh engines under the same arrivals and prompts, so configs
+are compared inside a trial. From three trials on, the spread of a comparison over trials gives its interval (Student's
+t): it holds what varies between launches and over time, and inside the cells. With fewer, the bounds are the spread
+within the launches: a bootstrap within the cells, drawn jointly (draw k of every number that depends on a cell uses the
+same resampling of that cell). No verdict rests on such a spread (results.statistics.judgement).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import special  # not scipy.stats, which takes two seconds to import
+
+from results.statistics.estimates import LEVEL, Estimate, Samples, unknown
+
+MIN_PAIRED = 3
+"""From this many trials on their spread gives the interval."""
+
+SPREAD = "spread within the launch"
+"""What brackets hold that come from inside one launch; never called an interval where configs are compared."""
+
+Draws = Callable[[], Samples | str]
+"""Bootstrap replicates of a value, all of one length; or why there are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One number in one trial."""
+
+    value: float
+    n: int
+    """Samples behind it; of several cells, the fewest."""
+    draws: Draws
+    """Called only where an interval within the trial is asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One number, once per trial."""
+
+    trials: Mapping[int, Trial]
+    reason: str = ""
+    """Why it has no trial, or lacks one."""
+
+
+def unmeasured(reason: str) -> Measured:
+    """A number that no trial has."""
+    return Measured({}, reason)
+
+
+def combine(compute: Callable[..., Samples], *parts: Measured) -> Measured:
+    """`compute` of the parts, trial by trial, in the trials that have them all.
+
+    `compute` takes as many float64 arrays as there are parts, of one length, and works element by element.
+    """
+    lacking = [part.reason for part in parts if not part.trials]
+    if lacking:
+        return unmeasured(lacking[0])
+    common = sorted(frozenset.intersection(*(frozenset(part.trials) for part in parts)))
+    reason = "; ".join(dict.fromkeys(part.reason for part in parts if part.reason))
+    if not common:
+        return unmeasured(
+            f"no trial has every cell it needs: {reason}" if reason else "no trial has every cell it needs"
+        )
+    trials = {number: _combined(compute, [part.trials[number] for part in parts]) for number in common}
+    return Measured(trials, reason)
+
+
+def _combined(compute: Callable[..., Samples], parts: list[Trial]) -> Trial:
+    def draws() -> Samples | str:
+        drawn = [part.draws() for part in parts]
+        why = [found for found in drawn if isinstance(found, str)]
+        return why[0] if why else compute(*drawn)
+
+    value = compute(*(np.array([part.value]) for part in parts))
+    return Trial(float(value[0]), min(part.n for part in parts), draws)
+
+
+def estimate(measured: Measured, level: float = LEVEL) -> Estimate:
+    """The mean over the trials with its interval; `basis` says what the interval holds."""
+    if not measured.trials:
+        return unknown(measured.reason)
+    values = _values(measured)
+    value, n = float(values.mean()), _samples(measured)
+    if values.size >= MIN_PAIRED:
+        half = _t(values.size, level) * float(values.std(ddof=1)) / math.sqrt(values.size)
+        return Estimate(value, value - half, value + half, n, measured.reason or None, basis(measured), values.size)
+    return resampled(measured, level)
+
+
+def resampled(measured: Measured, level: float = LEVEL) -> Estimate:
+    """The mean over the trials with the interval that the draws within them give, however many trials there are."""
+    if not measured.trials:
+        return unknown(measured.reason)
+    value, n, launches = float(_values(measured).mean()), _samples(measured), len(measured.trials)
+    draws = _mean_draws(measured)
+    if isinstance(draws, str):
+        return Estimate(value, n=n, reason=draws, launches=launches)
+    low, high = _quantiles(draws, level)
+    return Estimate(value, low, high, n, measured.reason or None, basis(measured), launches)
+
+
+def share(part: Measured, whole: Measured, name: str, level: float = LEVEL) -> Estimate:
+    """mean(part) / mean(whole), a fraction, over the trials that have both; `name`: what the whole is called.
+
+    Its interval holds every fraction f at which mean(part - f whole) is not distinguishable from zero (Fieller), so
+    that it agrees with a test of that difference. It has none, and says so, where the whole is not above zero.
+    """
+    both = combine(lambda ours, theirs: ours - theirs, part, whole)
+    if not both.trials:
+        return unknown(both.reason)
+    top, bottom = (Measured({number: of.trials[number] for number in both.trials}, both.reason) for of in (part, whole))
+    base = estimate(bottom, level)
+    if base.value is None or base.value <= 0:
+        return unknown(f"{name} is not above zero: a share of it says nothing", base.n)
+    value, launches = float(_values(top).mean()) / base.value, len(both.trials)
+    if base.low is None:
+        return Estimate(value, n=base.n, reason=base.reason, launches=launches)
+    if base.low <= 0:
+        zero = "is not distinguishable from zero" if launches >= MIN_PAIRED else "may be zero by its spread"
+        why = f"{name} {zero}: a share of it says nothing"
+        return Estimate(value, n=base.n, reason=why, basis=base.basis, launches=launches)
+    if len(both.trials) >= MIN_PAIRED:
+        low, high = _fieller(_values(top), _values(bottom), level)
+        return Estimate(value, low, high, base.n, base.reason, base.basis, launches)
+    draws, base_draws = _mean_draws(top), _mean_draws(bottom)
+    if isinstance(draws, str) or isinstance(base_draws, str):
+        why = draws if isinstance(draws, str) else str(base_draws)
+        return Estimate(value, n=base.n, reason=why, launches=launches)
+    above = base_draws > 0  # the few draws at or below zero lie outside the interval of the whole
+    low, high = _quantiles(draws[above] / base_draws[above], level)
+    return Estimate(value, low, high, base.n, base.reason, base.basis, launches)
+
+
+def p_value(measured: Measured) -> float | None:
+    """Two-sided, of the mean over the trials being zero: Student's t, or the draws where `estimate` takes those.
+
+    None where there is no interval. Draws give nothing below 2 / (draws + 1).
+    """
+    values = _values(measured)
+    if values.size >= MIN_PAIRED:
+        error = float(values.std(ddof=1)) / math.sqrt(values.size)
+        if not error:
+            return 1.0 if not values.any() else 0.0
+        return float(2 * special.stdtr(values.size - 1, -abs(float(values.mean())) / error))
+    draws = _mean_draws(measured) if values.size else ""
+    if isinstance(draws, str):
+        return None
+    finite = draws[np.isfinite(draws)]
+    beyond = min(int((finite <= 0).sum()), int((finite >= 0).sum()))
+    return min(1.0, 2 * (beyond + 1) / (finite.size + 1))
+
+
+def basis(measured: Measured) -> str:
+    """What the bounds of a comparison hold."""
+    count = len(measured.trials)
+    if count >= MIN_PAIRED:
+        return f"paired over {count} trials"
+    return SPREAD if count == 1 else f"spread within {count} launches"
+
+
+def _values(measured: Measured) -> Samples:
+    return np.array([trial.value for trial in measured.trials.values()])
+
+
+def _samples(measured: Measured) -> int:
+    return sum(trial.n for trial in measured.trials.values())
+
+
+def _mean_draws(measured: Measured) -> Samples | str:
+    """Replicates of the mean over the trials, or why there are none."""
+    found = [trial.draws() for trial in measured.trials.values()]
+    why = [draws for draws in found if isinstance(draws, str)]
+    return why[0] if why else np.mean(np.stack([draws for draws in found if not isinstance(draws, str)]), axis=0)
+
+
+def _t(n: int, level: float) -> float:
+    return float(special.stdtrit(n - 1, (1 + level) / 2))
+
+
+def _quantiles(draws: Samples, level: float) -> tuple[float, float]:
+    finite = draws[np.isfinite(draws)]  # a draw of sessions may leave one side without a value
+    if not finite.size:
+        return math.nan, math.nan
+    low, high = np.quantile(finite, ((1 - level) / 2, (1 + level) / 2))
+    return float(low), float(high)
+
+
+def _fieller(part: Samples, whole: Samples, level: float) -> tuple[float, float]:
+    """Bounds f where |mean(part - f whole)| = t standard errors; the mean of `whole` is distinguishable from zero."""
+    square = _t(part.size, level) ** 2 / part.size
+    var_part, both, _, var_whole = (square * np.cov(part, whole)).ravel()
+    top, bottom = float(part.mean()), float(whole.mean())
+    a, b, c = bottom**2 - var_whole, top * bottom - both, top**2 - var_part
+    root = math.sqrt(max(b * b - a * c, 0.0))
+    return float((b - root) / a), float((b + root) / a)

@@ -1,0 +1,274 @@
+"""Runs the pending cells of a frozen plan one by one until none is left.
+
+It handles stages, attempts, operator requests and recovery after a crash of this process; what a cell measures is the
+experiment's part. The journal records which cells are finished, and a finished cell never runs again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+from pathlib import Path
+
+from launch.errors import LaunchError
+from launch.instance import end_leftover
+from results.records.layout import RunLayout
+from runners.campaign.disk import require_disk
+from runners.campaign.exit_code import exit_code
+from runners.campaign.experiment import CellRunner, Outcome
+from runners.campaign.steering import Steering
+from runners.errors import CellFailed, CellSkipped, ExitCode, RunnerError
+from runners.samplers.host import HostSampler
+from state.errors import StateError
+from state.events import CellChanged, Event, InstanceChanged, Noted, RunChanged, StageChanged
+from state.lease import HEARTBEAT_S, Lease
+from state.run import CellPlan, CellState, InstanceState, RunState, StageState
+from state.store import RunStore
+from state.view import fold
+
+log = logging.getLogger("tracon.campaign")
+
+POLL_S = 0.3
+UNMEASURED = frozenset({"preflight", "probe", "analysis"})
+"""Kinds of cells that measure nothing a busy host could spoil."""
+
+
+class CellLoop:
+    """One run, from its current state to its end."""
+
+    def __init__(self, store: RunStore, lease: Lease, folder: Path, cells: CellRunner) -> None:
+        self._store = store
+        self._lease = lease
+        self._folder = folder
+        self._cells = cells
+        self._host = HostSampler(RunLayout(folder).host_csv)
+        self._steering = Steering(store)
+        self._view = store.view()
+        self._lost: StateError | None = None
+
+    async def run(self) -> ExitCode:
+        """Work until nothing is pending, an operator stops it, or it cannot go on."""
+        beat = asyncio.create_task(self._heartbeat())
+        try:
+            self.recover()
+            self._append(RunChanged(RunState.RUNNING, pid=os.getpid()))
+            with self._host:
+                return await self._work()
+        except (StateError, LaunchError, RunnerError, OSError) as error:
+            return self._cannot_go_on(error)
+        finally:
+            beat.cancel()
+            await self._cells.release("the run process ends")
+
+    def stop_now(self, reason: str) -> None:
+        """Stop as soon as possible, cutting the cell that runs."""
+        self._steering.stop_now(reason)
+
+    def recover(self) -> None:
+        """Bring the journal in line with the world after a sudden death: end engines, settle half-run cells."""
+        for name, instance in self._view.instances.items():
+            if instance.state in (InstanceState.GONE, InstanceState.FAILED):
+                continue
+            if instance.pid is not None and instance.pgid is not None and instance.process_start is not None:
+                end_leftover(instance.pid, instance.pgid, instance.process_start, instance.boot_id)
+            reason = "left behind by a run process that died"
+            self._append(InstanceChanged(name, instance.config, InstanceState.GONE, pid=instance.pid, reason=reason))
+        for plan in self._view.plan.cells:
+            cell = self._view.cells[plan.cell]
+            if cell.state is not CellState.RUNNING:
+                continue
+            outcome = self._cells.adopt(plan)
+            if outcome is not None:
+                self._end_cell(plan, outcome)
+                self._append(Noted("info", plan.cell, "its artifacts were complete: kept, not measured again"))
+            else:
+                self._append(
+                    CellChanged(plan.cell, CellState.PENDING, cell.attempt, "interrupted: the run process died")
+                )
+
+    async def _work(self) -> ExitCode:
+        analysed = self._is_analysed()
+        changed = False
+        while (cell := self._next()) is not None:
+            await self._wait_while_paused()
+            if self._steering.stopping:
+                return await self._interrupt(self._steering.stop_reason)
+            if (cell := self._next()) is None:  # a request may have changed what comes next
+                break
+            await self._enter_stage(cell)
+            if not await self._run_one(cell):
+                return await self._interrupt(self._steering.stop_reason)
+            changed = True
+        await self._cells.release("no cell is left")
+        self._close_stages()
+        if analysed and changed:
+            await self._cells.finish()
+        return self._finish()
+
+    def _next(self) -> CellPlan | None:
+        """The first pending cell in plan order, after every open operator request is answered."""
+        self._listen()
+        for plan in self._view.plan.cells:
+            if self._view.cells[plan.cell].state is CellState.PENDING:
+                return plan
+        return None
+
+    def _listen(self) -> None:
+        self._sync()
+        self._steering.answer_requests(self._view)
+        self._sync()
+
+    async def _wait_while_paused(self) -> None:
+        self._listen()
+        if not self._steering.paused:
+            return
+        await self._cells.release("paused")
+        self._append(RunChanged(RunState.PAUSED, self._steering.pause_reason, os.getpid()))
+        while self._steering.paused and not self._steering.stopping:
+            await asyncio.sleep(POLL_S)
+            self._listen()
+        if not self._steering.stopping:
+            self._append(RunChanged(RunState.RUNNING, "resumed by the operator", os.getpid()))
+
+    async def _enter_stage(self, cell: CellPlan) -> None:
+        stage = next(stage for stage in self._view.stages if stage.stage == cell.stage)
+        if stage.state is StageState.RUNNING:
+            return
+        await self._cells.release("the stage ends")
+        self._close_stages()
+        self._append(StageChanged(cell.stage, StageState.RUNNING))
+
+    def _close_stages(self) -> None:
+        for stage in self._view.stages:
+            states = {self._view.cells[cell].state for cell in stage.cells}
+            if states & {CellState.PENDING, CellState.RUNNING} or stage.state is StageState.DONE:
+                continue
+            if stage.state is StageState.PENDING:
+                if states <= {CellState.SKIPPED}:
+                    self._append(StageChanged(stage.stage, StageState.SKIPPED, "all its cells were skipped"))
+            elif stage.state is StageState.RUNNING:
+                ended = StageState.FAILED if CellState.FAILED in states else StageState.DONE
+                ended = StageState.SKIPPED if states <= {CellState.SKIPPED} else ended
+                self._append(StageChanged(stage.stage, ended))
+
+    async def _run_one(self, plan: CellPlan) -> bool:
+        """Run one cell to its end; False when the operator stopped it in the middle."""
+        reason = self._cells.why_skip(plan, self._view)
+        if reason:
+            self._append(CellChanged(plan.cell, CellState.SKIPPED, 0, reason))
+            return True
+        require_disk(self._folder)
+        attempt = self._view.cells[plan.cell].attempt + 1
+        self._append(CellChanged(plan.cell, CellState.RUNNING, attempt))
+        self._host.cell = "" if plan.kind in UNMEASURED else plan.cell
+        task = asyncio.create_task(self._cells.run_cell(plan, attempt))
+        try:
+            await self._follow(plan, task)
+            outcome = await task
+        except asyncio.CancelledError:
+            return await self._cancelled(plan, attempt, task)
+        except CellSkipped as skipped:
+            self._append(CellChanged(plan.cell, CellState.SKIPPED, attempt, str(skipped)))
+        except (CellFailed, LaunchError, RunnerError) as failed:
+            self._append(CellChanged(plan.cell, CellState.FAILED, attempt, _paragraph(failed)))
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+                self._append(CellChanged(plan.cell, CellState.PENDING, attempt, "interrupted: the disk is full"))
+                raise
+            # One cell's error must not end the run for the other cells; run.log has the traceback.
+            log.exception("cell %s", plan.cell)
+            self._append(CellChanged(plan.cell, CellState.FAILED, attempt, f"{type(error).__name__}: {error}"))
+        else:
+            self._end_cell(plan, outcome)
+        finally:
+            self._host.cell = ""
+        return True
+
+    async def _follow(self, plan: CellPlan, task: asyncio.Task[Outcome]) -> None:
+        """Wait for the cell and answer operator requests meanwhile; cancels it on `stop_now` or when it is skipped."""
+        while not task.done():
+            await asyncio.wait({task}, timeout=POLL_S)
+            self._sync()
+            self._steering.answer_requests(self._view, running=plan)
+            if not task.done() and (self._steering.stopping_now or self._steering.skipped(plan)):
+                task.cancel()
+                return
+
+    async def _cancelled(self, plan: CellPlan, attempt: int, task: asyncio.Task[Outcome]) -> bool:
+        if not task.done():  # this coroutine itself was cancelled: the process is being stopped
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        skip = self._steering.skipped(plan)
+        if skip:
+            self._append(CellChanged(plan.cell, CellState.SKIPPED, attempt, skip))
+            return True
+        if self._lost is None:
+            self._append(
+                CellChanged(plan.cell, CellState.PENDING, attempt, f"interrupted: {self._steering.stop_reason}")
+            )
+        return False
+
+    def _end_cell(self, plan: CellPlan, outcome: Outcome) -> None:
+        attempt = max(1, self._view.cells[plan.cell].attempt)
+        self._append(CellChanged(plan.cell, CellState.DONE, attempt, "", outcome.summary, outcome.degraded))
+
+    async def _interrupt(self, reason: str) -> ExitCode:
+        if self._lost is not None:
+            raise self._lost
+        await self._cells.release(reason)
+        self._append(RunChanged(RunState.INTERRUPTED, reason, os.getpid()))
+        return ExitCode.INTERRUPTED
+
+    def _finish(self) -> ExitCode:
+        failed = [plan for plan in self._view.plan.cells if self._view.cells[plan.cell].state is CellState.FAILED]
+        state = RunState.FAILED if failed else RunState.DONE
+        reason = f"{len(failed)} of {len(self._view.plan.cells)} cells failed" if failed else ""
+        self._append(RunChanged(state, reason, os.getpid()))
+        return exit_code(self._view)
+
+    def _cannot_go_on(self, error: Exception) -> ExitCode:
+        """The disk is full or the state cannot be written: leave the run resumable and say why."""
+        log.error("the run cannot go on: %s", _paragraph(error))
+        if self._lost is not None:
+            return ExitCode.INTERRUPTED
+        with contextlib.suppress(StateError, OSError):  # the very write that failed may fail again
+            self._sync()
+            self._append(RunChanged(RunState.INTERRUPTED, _paragraph(error), os.getpid()))
+        return ExitCode.INTERRUPTED
+
+    def _is_analysed(self) -> bool:
+        return any(
+            plan.kind == "analysis" and self._view.cells[plan.cell].state is CellState.DONE
+            for plan in self._view.plan.cells
+        )
+
+    async def _heartbeat(self) -> None:
+        """Renew the lease; a run that another process took over is left to it."""
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            try:
+                self._lease.heartbeat()
+            except StateError as error:
+                self._lost = error
+                self._steering.stop_now(str(error))
+                return
+
+    def _append(self, *events: Event) -> None:
+        self._store.append(*events)
+        self._sync()
+
+    def _sync(self) -> None:
+        """Fold what the journal has gained, by us or by an operator's process."""
+        for recorded in self._store.events(after=self._view.last_seq):
+            self._view = fold(self._view, recorded)
+
+
+def _paragraph(error: BaseException) -> str:
+    """An error and its remedy as one paragraph."""
+    remedy = getattr(error, "remedy", "")
+    text = str(error) or type(error).__name__
+    return f"{text.rstrip('.')}. {remedy}" if remedy else text

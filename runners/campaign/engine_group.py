@@ -1,0 +1,156 @@
+"""The engines of one cell: as many as it asks for, all fresh, and all gone when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from launch.command import ports_needed
+from launch.errors import LaunchError
+from launch.instance import Instance
+from launch.ports import LOOPBACK
+from results.records.decisions import Role
+from results.records.layout import ConfigLayout
+from runners.campaign.engine_launcher import Launcher
+
+LAUNCH_TRIES = 2
+TOPIC = "kv-events"
+
+
+@dataclass(frozen=True, slots=True)
+class EventSource:
+    """Where one engine publishes its KV cache events."""
+
+    endpoint: str
+    """The engine connects to it; the listener binds it."""
+    replay_endpoint: str
+    """The engine binds it and replays events that the listener missed."""
+    topic: str = TOPIC
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One engine of a group."""
+
+    name: str
+    """`e0`, `e1`, ...: the same in every cell, where the journal's name of the engine is new each time."""
+    role: Role
+    engine: Instance
+    layout: ConfigLayout
+    events: EventSource | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlan:
+    """What a group is made of."""
+
+    config: str
+    roles: tuple[Role, ...]
+    """One per engine."""
+    folder: Path
+    """Each engine's files go to a folder of its name below it."""
+    ports: int
+    """In a row, per engine: its config's, then two for its KV events where they are read."""
+    events: bool
+    gpus: int
+    """0 = every engine has its own; else the engines share this many in turn."""
+    configs: tuple[str, ...] = ()
+    """One per engine where they differ; empty = `config` for all."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Added to every engine's environment."""
+    transfer_log: bool = False
+    """The engines also write what happens to KV on its way (docs/probe.md)."""
+    decode_args: tuple[str, ...] = ()
+    """Last arguments of the engines that only decode."""
+
+    def config_of(self, place: int) -> str:
+        return self.configs[place] if self.configs else self.config
+
+
+@asynccontextmanager
+async def engine_group(launcher: Launcher, plan: GroupPlan) -> AsyncIterator[tuple[Member, ...]]:
+    """Fresh engines, all ready. On leaving, also by cancellation, every one is ended. Raises LaunchError."""
+    members = await _start(launcher, plan)
+    try:
+        yield members
+    finally:
+        await asyncio.shield(_stop(launcher, [member.engine for member in members], "the cell is over"))
+
+
+async def _start(launcher: Launcher, plan: GroupPlan) -> tuple[Member, ...]:
+    for _ in range(LAUNCH_TRIES - 1):
+        try:
+            return await _start_once(launcher, plan)
+        except LaunchError:
+            continue
+    return await _start_once(launcher, plan)
+
+
+async def _start_once(launcher: Launcher, plan: GroupPlan) -> tuple[Member, ...]:
+    """All at once, but those that share GPUs in turn: each takes its part of what is free. One fails, all are ended."""
+    turn = asyncio.Semaphore(1 if plan.gpus else len(plan.roles))
+    launches = [asyncio.create_task(_launch(launcher, plan, place, turn)) for place in range(len(plan.roles))]
+    try:
+        return tuple(await asyncio.gather(*launches))
+    except BaseException:
+        for launch in launches:
+            launch.cancel()
+        ended = await asyncio.gather(*launches, return_exceptions=True)
+        started = [member.engine for member in ended if isinstance(member, Member)]
+        await asyncio.shield(_stop(launcher, started, "another engine of the group did not start"))
+        raise
+
+
+async def _launch(launcher: Launcher, plan: GroupPlan, place: int, turn: asyncio.Semaphore) -> Member:
+    name, layout = f"e{place}", ConfigLayout(plan.folder / f"e{place}")
+    port = launcher.profile.launch.port_base + place * plan.ports
+    config = plan.config_of(place)
+    first = port + ports_needed(launcher.configs[config])
+    events = EventSource(*(f"tcp://{LOOPBACK}:{first + i}" for i in range(2))) if plan.events else None
+    async with turn:
+        engine = await launcher.launch(
+            config,
+            layout,
+            port,
+            transfer_log=plan.transfer_log,
+            prefix=name,
+            extra_args=(
+                *(() if events is None else ("--kv-events-config", _event_settings(events))),
+                *(plan.decode_args if plan.roles[place] == "decode" else ()),
+            ),
+            extra_env={**plan.env, **_devices(launcher, plan, place)},
+        )
+    return Member(name, plan.roles[place], engine, layout, events)
+
+
+async def _stop(launcher: Launcher, engines: Sequence[Instance], reason: str) -> None:
+    results = await asyncio.gather(*(launcher.stop(engine, reason) for engine in engines), return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+
+
+def _event_settings(events: EventSource) -> str:
+    return json.dumps(
+        {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": events.endpoint,
+            "replay_endpoint": events.replay_endpoint,
+            "topic": events.topic,
+        }
+    )
+
+
+def _devices(launcher: Launcher, plan: GroupPlan, place: int) -> dict[str, str]:
+    """The GPUs of one engine: as many as it is parallel, one set after the other."""
+    if launcher.profile.engine.kind != "cuda":
+        return {}
+    size = launcher.profile.engine.tensor_parallel_size
+    first = place * size
+    devices = [(first + i) % plan.gpus if plan.gpus else first + i for i in range(size)]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))}

@@ -1,0 +1,195 @@
+"""Launches the engines of a run and records each in the journal: before it starts, when it is ready, how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import msgspec
+
+from launch.command import LaunchSpec, build_launch, unwritable, write_launch
+from launch.death import describe_death, describe_stall, explain_death
+from launch.environment import Engine, capture
+from launch.errors import LaunchError
+from launch.instance import EngineDied, Instance
+from launch.local import LocalBackend
+from launch.profile import ConnectorConfig, Profile
+from results.records.layout import ConfigLayout, RunLayout, write_atomic
+from results.records.schemas import EngineFault
+from state.events import EngineDeath, InstanceChanged, Noted
+from state.run import InstanceState
+from state.store import RunStore
+
+STALL_POLL_S = 1.0
+
+
+class Launcher:
+    """Every launch gets a number of its config's own, over all run processes of the run."""
+
+    def __init__(
+        self,
+        *,
+        backend: LocalBackend,
+        profile: Profile,
+        configs: Mapping[str, ConnectorConfig],
+        engine: Engine,
+        layout: RunLayout,
+        date: str,
+        store: RunStore,
+    ) -> None:
+        self.profile = profile
+        self.configs = configs
+        self.date = date
+        """First part of the run's id: config folders begin with it."""
+        self._backend = backend
+        self._engine = engine
+        self._layout = layout
+        self._store = store
+        self._launches = _launches_so_far(store)
+        self._captured = b""
+        self._capturing = asyncio.Lock()
+        self._watches: dict[str, asyncio.Task[None]] = {}
+
+    def config_layout(self, config: str) -> ConfigLayout:
+        """The config's artifact folder."""
+        return self._layout.config(self.date, config)
+
+    async def launch(
+        self,
+        config: str,
+        layout: ConfigLayout,
+        port: int,
+        *,
+        preflight: bool = False,
+        transfer_log: bool = False,
+        prefix: str = "",
+        extra_args: Sequence[str] = (),
+        extra_env: Mapping[str, str] | None = None,
+    ) -> Instance:
+        """A ready engine of the config, its files in `layout`. It is named `<prefix, else config>-<number>`.
+
+        Cancelled or failed, no process of it is left. Raises LaunchError.
+        """
+        number = self._launches[config] = self._launches.get(config, 0) + 1
+        spec = build_launch(
+            self.profile,
+            self.configs[config],
+            self._engine,
+            instance=f"{prefix or config}-{number}",
+            port=port,
+            layout=layout,
+            launch=number,
+            preflight=preflight,
+            transfer_log=transfer_log,
+            extra_args=extra_args,
+            extra_env=extra_env,
+        )
+        write_launch(spec, layout)
+        if not layout.env_txt.exists():
+            write_atomic(layout.env_txt, await self._environment())
+
+        instance = await self._backend.start(spec, partial(self._record_start, spec))
+        try:
+            await instance.wait_ready(self.profile.launch.ready_timeout_s)
+        except BaseException as error:
+            # Cancelled or failed: either way no process may be left.
+            await asyncio.shield(instance.stop(self.profile.launch.stop_grace_s, 0.0))
+            self._note_stalls(instance, last=True)
+            failed = isinstance(error, LaunchError)
+            death = error.death if isinstance(error, EngineDied) else None
+            self._record(instance, InstanceState.FAILED if failed else InstanceState.GONE, str(error), death)
+            raise
+        self._record(instance, InstanceState.READY, "")
+        self._watches[instance.name] = asyncio.create_task(self._watch_stalls(instance))
+        return instance
+
+    def _record_start(
+        self, spec: LaunchSpec, pid: int, pgid: int, process_start: float, boot_id: str, started_by: str
+    ) -> None:
+        """Before the engine's first instruction, so that whichever process takes the run over can end it."""
+        self._store.append(
+            InstanceChanged(
+                spec.instance,
+                spec.config,
+                InstanceState.STARTING,
+                pid,
+                pgid,
+                process_start,
+                boot_id,
+                spec.url,
+                started_by,
+            )
+        )
+
+    async def stop(self, instance: Instance, reason: str) -> None:
+        """End it and wait until all of it is gone."""
+        death = await instance.find_death()
+        self._record(instance, InstanceState.STOPPING, reason)
+        await instance.stop(self.profile.launch.stop_grace_s, self.profile.launch.release_wait_s)
+        await self._end_watch(instance)
+        if death is None:
+            self._record(instance, InstanceState.GONE, reason)
+        else:
+            self._record(instance, InstanceState.FAILED, f"the engine {explain_death(death)}", death)
+
+    async def _watch_stalls(self, instance: Instance) -> None:
+        while True:
+            await asyncio.sleep(STALL_POLL_S)
+            self._note_stalls(instance)
+
+    async def _end_watch(self, instance: Instance) -> None:
+        """Raises what ended the watch before its time: the state or the run's folder cannot be written."""
+        watch = self._watches.pop(instance.name, None)
+        if watch is not None:
+            watch.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watch
+        self._note_stalls(instance, last=True)
+
+    def _note_stalls(self, instance: Instance, *, last: bool = False) -> None:
+        for stall in instance.read_stalls(last=last):
+            text = describe_stall(stall)
+            self._store.append(Noted("warning", instance.name, text))
+            self._keep_fault(EngineFault(time.time(), instance.name, instance.spec.config, "stall", text, stall.frame))
+
+    def _keep_fault(self, fault: EngineFault) -> None:
+        """Add it to the run's folder, so that the report names it without the state file."""
+        path = self._layout.engine_faults
+        try:
+            with path.open("ab") as file:
+                file.write(msgspec.json.encode(fault) + b"\n")
+        except OSError as error:
+            raise unwritable(path, error) from error
+
+    async def _environment(self) -> bytes:
+        """What the engines run with, looked up once per run process: it takes a second of a core."""
+        async with self._capturing:
+            if not self._captured:
+                self._captured = (await asyncio.to_thread(capture, self._engine)).encode()
+            return self._captured
+
+    def _record(
+        self, instance: Instance, state: InstanceState, reason: str, death: EngineDeath | None = None
+    ) -> None:
+        spec = instance.spec
+        self._store.append(
+            InstanceChanged(
+                spec.instance, spec.config, state, pid=instance.pid, url=spec.url, reason=reason, death=death
+            )
+        )
+        if death is not None:
+            text, signal = describe_death(death), death.ended_by
+            fault = EngineFault(
+                time.time(), spec.instance, spec.config, "death", text, death.frame, signal, death.last_lines
+            )
+            self._keep_fault(fault)
+
+
+def _launches_so_far(store: RunStore) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for instance in store.view().instances.values():
+        counts[instance.config] = counts.get(instance.config, 0) + 1
+    return counts

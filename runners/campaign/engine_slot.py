@@ -1,0 +1,73 @@
+"""The campaign's one engine at a time: launched when a cell needs it, shared by those that follow, then released."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from launch.command import ports_needed
+from launch.errors import LaunchError
+from launch.instance import Instance
+from launch.ports import free_port
+from results.records.layout import ConfigLayout
+from runners.campaign.engine_launcher import Launcher
+
+LAUNCH_TRIES = 2
+
+
+class EngineSlot:
+    """Holds at most one live instance.
+
+    The key says which cells may share an instance: cells of one config in one stage do.
+    """
+
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher = launcher
+        self._key: tuple[str, str] | None = None
+        self._instance: Instance | None = None
+        self._failures: dict[tuple[str, str], LaunchError] = {}
+
+    async def get(self, config: str, purpose: str, *, preflight: bool = False) -> Instance:
+        """A ready instance of the config: the one at hand if it serves this purpose and lives, else a fresh one.
+
+        One launched for pre-flight has what its proofs need, so the purpose must not be shared with a measurement.
+        Raises LaunchError. A config that failed to start LAUNCH_TRIES times in a row for a purpose is not tried again.
+        """
+        key = (config, purpose)
+        if self._instance is not None and self._key == key and await self._instance.find_death() is None:
+            return self._instance
+        await self.release("another engine is needed" if self._key != key else "the engine died")
+        if key in self._failures:
+            raise self._failures[key]
+        layout, port = self._launcher.config_layout(config), self._launcher.profile.launch.port_base
+        for tries in range(1, LAUNCH_TRIES + 1):
+            try:
+                self._instance = await self._launcher.launch(config, layout, port, preflight=preflight)
+            except LaunchError as error:
+                if tries == LAUNCH_TRIES:
+                    self._failures[key] = error
+                    raise
+            else:
+                self._key = key
+                return self._instance
+        raise AssertionError("unreachable")
+
+    async def release(self, reason: str) -> None:
+        """Stop the instance, if there is one, and wait until all of it is gone."""
+        instance, self._instance, self._key = self._instance, None, None
+        if instance is not None:
+            await self._launcher.stop(instance, reason)
+
+    @asynccontextmanager
+    async def counterpart(self, config: str, folder: Path) -> AsyncIterator[Instance]:
+        """A second instance of the config, launched for pre-flight, with its files in `folder`. Raises LaunchError."""
+        launcher = self._launcher
+        needed = ports_needed(launcher.configs[config])
+        port = await asyncio.to_thread(free_port, launcher.profile.launch.port_base + needed, needed)
+        instance = await launcher.launch(config, ConfigLayout(folder), port, preflight=True)
+        try:
+            yield instance
+        finally:
+            await asyncio.shield(launcher.stop(instance, "the proof is over"))

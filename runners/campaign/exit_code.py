@@ -1,0 +1,45 @@
+"""The exit code that a run's state stands for: 0 only where every cell is done.
+
+A degraded cell is done: the client fell behind on a busy host, and the cell takes no part in comparisons. The commands
+name it; the code stays 0.
+"""
+
+from __future__ import annotations
+
+from runners.errors import ExitCode
+from state.run import CellPlan, CellState, RunState
+from state.view import RunView
+
+GATES = frozenset({"preflight", "probe"})
+"""Kinds of cells that decide whether others run."""
+
+
+def exit_code(view: RunView) -> ExitCode:
+    """The code of a run that no process works on."""
+    if view.state not in (RunState.DONE, RunState.FAILED):
+        return ExitCode.INTERRUPTED
+    if any(view.cells[plan.cell].state is CellState.FAILED for plan in view.plan.cells if plan.kind in GATES):
+        return ExitCode.GATE_FAILED
+    return ExitCode.CELLS_FAILED if any(_is_missing(view, plan) for plan in view.plan.cells) else ExitCode.DONE
+
+
+def shortfalls(view: RunView) -> tuple[str, ...]:
+    """Cells that failed, were skipped or are degraded, each as `cell: state: why`, in the order of the plan."""
+    texts = []
+    for plan in view.plan.cells:
+        cell = view.cells[plan.cell]
+        if _is_missing(view, plan):
+            texts.append(f"{plan.cell}: {cell.state}: {cell.reason}")
+        elif cell.state is CellState.DONE and cell.degraded:
+            texts.append(f"{plan.cell}: degraded: {cell.degraded}")
+    return tuple(texts)
+
+
+def _is_missing(view: RunView, plan: CellPlan) -> bool:
+    state = view.cells[plan.cell].state
+    return state is CellState.FAILED or (state is CellState.SKIPPED and not _may_repeat(plan))
+
+
+def _may_repeat(plan: CellPlan) -> bool:
+    """Whether the plan itself provides for leaving it out: its rate is ref_load, which may turn out to be ref_safe."""
+    return plan.params.get("rate") == "ref_load"

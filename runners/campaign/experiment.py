@@ -1,0 +1,106 @@
+"""What an experiment is to the campaign: options in, a draft of the plan out, then cells run one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:  # the command line takes its defaults from RunOptions: its help must not load the campaign
+    from launch.profile import ConnectorConfig, Profile
+    from runners.campaign.context import RunContext
+    from runners.campaign.plan import Sum
+    from state.run import CellPlan, RunPlan
+    from state.view import RunView
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """A run as the command line asks for it."""
+
+    experiment: str
+    profile: str = "cpu-tiny"
+    """Name, or path of a TOML file."""
+    preset: str = "full"
+    configs: tuple[str, ...] = ()
+    """Names or paths; empty = those of the preset."""
+    seed: int | None = None
+    """None = the preset's."""
+    engine_python: Path | None = None
+    trials: int | None = None
+    """None = the preset's."""
+    port: int | None = None
+    """First port of the engines; None = the profile's."""
+    policies: tuple[str, ...] = ()
+    """Routing policies, by name, label or file; empty = those of the preset."""
+    settings: tuple[str, ...] = ()
+    """`KEY=VALUE` over the preset's own."""
+    trace: str = ""
+    """A trace file; empty = the preset's."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPlan:
+    """A run before an engine is looked for."""
+
+    grid: Any
+    """The checked preset, as the experiment's cell runner takes it."""
+    profile: Profile
+    """As the experiment runs it: a preset may change its engine settings."""
+    seed: int
+    configs: tuple[ConnectorConfig, ...]
+    ports: int
+    """How many ports in a row, from the profile's first one, its engines take at once."""
+    inputs: Mapping[str, Any]
+    """What shapes its numbers, besides profile and engine; JSON values only."""
+    sums: tuple[Sum, ...]
+    """The arithmetic of its time estimate."""
+    plan: Callable[[Mapping[str, Any]], RunPlan]
+    """The frozen plan over all inputs."""
+    notes: tuple[str, ...] = ()
+    """What distinguishes single cells beyond their labels; shown with the plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """One experiment for the registry."""
+
+    name: str
+    """As in `tracon run NAME`, [experiment.NAME.<preset>] of a profile, and the run's plan."""
+    draft_plan: Callable[[RunOptions, Profile], DraftPlan]
+    """Raises RunnerError or LaunchError naming the wrong option, key or config."""
+    cell_runner: Callable[[Any, RunContext], CellRunner]
+    """Of a draft's grid."""
+    option_help: Mapping[str, str]
+    """By field of RunOptions: what it means to this experiment, for `--help`. Options it refuses have no entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A finished cell."""
+
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    degraded: str = ""
+    """Why its numbers are worse than planned; empty = they are not."""
+
+
+class CellRunner(Protocol):
+    """Runs the cells of one run of an experiment."""
+
+    name: str
+
+    def why_skip(self, cell: CellPlan, view: RunView) -> str:
+        """Why the cell is not to run now; empty = run it."""
+
+    async def run_cell(self, cell: CellPlan, attempt: int) -> Outcome:
+        """Measure it. Raises CellSkipped or CellFailed with the reason."""
+
+    def adopt(self, cell: CellPlan) -> Outcome | None:
+        """The outcome of an interrupted attempt whose artifacts are complete and valid; None = measure again."""
+
+    async def finish(self) -> None:
+        """Bring the derived files up to date; called when cells changed after the analysis cell was done."""
+
+    async def release(self, reason: str) -> None:
+        """Stop every engine that is held; called at the end of a stage, at a pause and at the end."""

@@ -1,0 +1,100 @@
+"""The frozen plan: its fingerprint, what changed between two plans, and the arithmetic of its time estimate."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from state.run import CellPlan, RunPlan, StagePlan
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """One line of the time estimate's arithmetic."""
+
+    stage: str
+    text: str
+    seconds: float
+
+
+def freeze(
+    *,
+    experiment: str,
+    profile: str,
+    preset: str,
+    configs: Sequence[str],
+    seed: int,
+    stages: Sequence[StagePlan],
+    cells: Sequence[CellPlan],
+    inputs: Mapping[str, Any],
+) -> RunPlan:
+    """A plan with its estimate summed and its fingerprint taken."""
+    return RunPlan(
+        experiment=experiment,
+        profile=profile,
+        preset=preset,
+        configs=tuple(configs),
+        seed=seed,
+        stages=tuple(stages),
+        cells=tuple(cells),
+        estimated_s=round(sum(cell.estimated_s for cell in cells), 1),
+        inputs=inputs,
+        fingerprint=fingerprint(inputs, seed, stages, cells),
+    )
+
+
+def fingerprint(inputs: Mapping[str, Any], seed: int, stages: Sequence[StagePlan], cells: Sequence[CellPlan]) -> str:
+    """SHA-256 over the canonical JSON of everything that shapes numbers; estimates and labels do not."""
+    shaping = {
+        "inputs": inputs,
+        "seed": seed,
+        "stages": [stage.stage for stage in stages],
+        "cells": [[cell.cell, cell.stage, cell.kind, cell.config, cell.params, cell.trial] for cell in cells],
+    }
+    return hashlib.sha256(msgspec.json.encode(shaping, order="sorted")).hexdigest()
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """One line for every dotted key that two plans' inputs do not share, e.g. `engine.vllm: 0.32.0 -> 0.33.0`."""
+    for key in sorted({*old, *new}):
+        name = f"{prefix}{key}"
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            yield from differences(before, after, f"{name}.")
+        elif _as_json(before) != _as_json(after):  # a stored plan has lists where a new one has tuples
+            yield f"{name}: {_shown(before)} -> {_shown(after)}"
+
+
+def _as_json(value: object) -> object:
+    return msgspec.json.decode(msgspec.json.encode(value))
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "(absent)"
+    text = msgspec.json.encode(value).decode() if not isinstance(value, str) else value
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def load_cell_s(*, rate_per_s: float, min_duration_s: float, min_completed: int, warmup_s: float) -> float:
+    """Seconds an open-loop cell takes where the engine keeps up: max(minimum duration, minimum completions) + warm-up.
+
+    Source: specs/connector_tax, "Phase A", column "Duration".
+    """
+    return max(min_duration_s, min_completed / rate_per_s) + warmup_s
+
+
+def duration_text(seconds: float) -> str:
+    """`45 s`, `9 min 30 s` or `4 h 52 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s" if rest else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min"

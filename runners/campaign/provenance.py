@@ -1,0 +1,36 @@
+"""Which Tracon measured: the commit of its own source tree."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+GIT_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The commit this code is of."""
+
+    sha: str | None
+    """None = not known, see `reason`."""
+    reason: str = ""
+    """Why it is not known, or that the tree differs from it."""
+
+
+def commit_of(folder: Path) -> Commit:
+    """The commit of the work tree that `folder` is in; an installed copy has none."""
+    try:
+        sha = _git(folder, "rev-parse", "HEAD")
+        changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.SubprocessError):
+        return Commit(None, "Tracon does not run from a git work tree")
+    return Commit(sha, "the work tree has uncommitted changes" if changed else "")
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True, timeout=GIT_TIMEOUT_S
+    )
+    return done.stdout.strip()

@@ -1,0 +1,82 @@
+"""The run process: takes the lease, prepares the plan again, and runs cells until the run ends or is stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from pathlib import Path
+
+from launch.local import LocalBackend
+from results.records.layout import RunLayout
+from runners.campaign.cell_loop import CellLoop
+from runners.campaign.context import RunContext
+from runners.campaign.engine_launcher import Launcher
+from runners.campaign.engine_slot import EngineSlot
+from runners.campaign.plan import differences
+from runners.campaign.start import Prepared, options_of, prepare
+from runners.errors import ExitCode, RunnerError
+from runners.experiments.registry import experiment_named
+from state import lease as leases
+from state.events import Noted, RunChanged
+from state.run import RUN_TRANSITIONS, RunState
+from state.store import RunStore
+
+log = logging.getLogger("tracon.work")
+
+
+def work(folder: Path, *, accept_changes: bool) -> int:
+    """Work on the run in `folder` to its end; returns the exit code."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    with RunStore.open(folder) as store:
+        lease = leases.acquire(store)
+        try:
+            prepared = _prepare(store, accept_changes=accept_changes)
+            return asyncio.run(_run_cells(store, lease, folder, prepared))
+        finally:
+            lease.release()
+
+
+def _prepare(store: RunStore, *, accept_changes: bool) -> Prepared:
+    """What the frozen plan needs, as this machine has it now; a changed fingerprint stops the run unless accepted."""
+    view = store.view()
+    try:
+        prepared = prepare(options_of(view.plan), need_engine=True)
+        if prepared.plan.fingerprint != view.plan.fingerprint:
+            changes = "; ".join(differences(view.plan.inputs, prepared.plan.inputs)) or "the layout of stages and cells"
+            if not accept_changes:
+                raise RunnerError(
+                    f"what shapes the numbers has changed: {changes}", remedy="`tracon resume --accept-changes`"
+                )
+            store.append(Noted("warning", view.run, f"resumed although these changed: {changes}"))
+    except Exception as error:
+        if RunState.INTERRUPTED in RUN_TRANSITIONS[view.state]:
+            store.append(RunChanged(RunState.INTERRUPTED, f"{error} {getattr(error, 'remedy', '')}".strip()))
+        raise
+    return prepared
+
+
+async def _run_cells(store: RunStore, lease: leases.Lease, folder: Path, prepared: Prepared) -> ExitCode:
+    assert prepared.engine is not None
+    layout = RunLayout(folder)
+    configs = {config.name: config for config in prepared.draft.configs}
+    async with LocalBackend(prepared.profile, prepared.engine) as backend:
+        launcher = Launcher(
+            backend=backend,
+            profile=prepared.profile,
+            configs=configs,
+            engine=prepared.engine,
+            layout=layout,
+            date=folder.name[:8],
+            store=store,
+        )
+        context = RunContext(layout, store, launcher, EngineSlot(launcher), prepared.engine, prepared.profile, configs)
+        cell_runner = experiment_named(prepared.plan.experiment).cell_runner(prepared.draft.grid, context)
+        cells = CellLoop(store, lease, folder, cell_runner)
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signum, cells.stop_now, f"signal {signal.Signals(signum).name}")
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        return await cells.run()

@@ -1,0 +1,139 @@
+"""From what the user asked for to a frozen plan, a run folder and a detached run process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from launch.environment import Engine, find_engine
+from launch.errors import LaunchError
+from launch.ports import require_free
+from launch.profile import Profile, load_profile
+from results.records.layout import RunLayout, write_atomic
+from runners.campaign.disk import require_disk
+from runners.campaign.experiment import DraftPlan, RunOptions
+from runners.errors import RunnerError
+from runners.experiments.registry import experiment_named
+from state.run import RunPlan
+from state.store import RunStore
+from state.workspace import Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Everything a run needs, checked."""
+
+    draft: DraftPlan
+    engine: Engine | None
+    """None where no engine environment was found (a plan can be made without one)."""
+    plan: RunPlan
+
+    @property
+    def profile(self) -> Profile:
+        return self.draft.profile
+
+
+def tracon_version() -> str:
+    return version("tracon")
+
+
+def prepare(options: RunOptions, *, need_engine: bool) -> Prepared:
+    """Check the options against the profile, the configs and the engine, and freeze the plan.
+
+    Raises RunnerError or LaunchError naming the wrong key, config or missing engine.
+    """
+    profile = load_profile(options.profile)
+    if options.port is not None:
+        launch = msgspec.structs.replace(profile.launch, port_base=options.port)
+        profile = msgspec.structs.replace(profile, launch=launch)
+    draft = experiment_named(options.experiment).draft_plan(options, profile)
+    engine = _engine(profile, options.engine_python, need_engine)
+    return Prepared(draft, engine, draft.plan(_inputs(draft, engine)))
+
+
+def _engine(profile: Profile, engine_python: Path | None, need_engine: bool) -> Engine | None:
+    try:
+        return find_engine(profile.engine.kind, engine_python)
+    except LaunchError:
+        if need_engine:
+            raise
+        return None
+
+
+def _inputs(draft: DraftPlan, engine: Engine | None) -> Mapping[str, Any]:
+    described = msgspec.to_builtins(draft.profile)
+    for key in ("description", "experiments", "experiment"):
+        described.pop(key, None)
+    return {
+        "profile": described,
+        "engine": None if engine is None else {"python": str(engine.python), "versions": dict(engine.versions)},
+        "tracon": tracon_version(),
+        **draft.inputs,
+    }
+
+
+def require_ports(prepared: Prepared) -> None:
+    """Refuse to start beside a server that listens where the engines will: it would be measured instead of them.
+
+    Raises PortTaken naming port and holder.
+    """
+    first = prepared.profile.launch.port_base
+    require_free({f"engine port {port - first}": port for port in range(first, first + prepared.draft.ports)})
+
+
+def options_of(plan: RunPlan) -> RunOptions:
+    """The options that make this plan again, to see whether it would still be the same.
+
+    Raises RunnerError where the plan does not hold what it was made from.
+    """
+    if "config_names" not in plan.inputs:
+        raise RunnerError("the plan does not hold what it was made from", remedy="start a new run")
+    engine = plan.inputs.get("engine")
+    return RunOptions(
+        experiment=plan.experiment,
+        profile=plan.profile,
+        preset=plan.preset,
+        configs=tuple(plan.inputs["config_names"]),
+        seed=plan.seed,
+        engine_python=Path(engine["python"]) if engine else None,
+        trials=plan.inputs["grid"].get("trials"),
+        port=plan.inputs["profile"]["launch"]["port_base"],
+        policies=tuple(plan.inputs.get("policy_names", ())),
+        settings=tuple(plan.inputs.get("settings", ())),
+        trace=plan.inputs.get("trace_path", ""),
+    )
+
+
+def create_run(workspace: Workspace, prepared: Prepared) -> Path:
+    """A new run folder with its journal begun and its plan written; returns the folder."""
+    plan = prepared.plan
+    require_disk(workspace.root)
+    folder = workspace.create_folder(plan.experiment, prepared.profile.name, datetime.now(UTC))
+    write_atomic(RunLayout(folder).plan, msgspec.json.format(msgspec.json.encode(plan), indent=2))
+    with RunStore.create(folder, folder.name, plan, tracon_version()):
+        return folder
+
+
+def spawn_run_process(folder: Path, *, accept_changes: bool = False) -> subprocess.Popen[bytes]:
+    """The run process, in a session of its own: no terminal's end can reach it. Its output goes to run.log."""
+    argv = [sys.executable, "-m", "runners.cli", "work", str(folder)]
+    if accept_changes:
+        argv.append("--accept-changes")
+    with RunLayout(folder).log.open("ab") as log:
+        return subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        )

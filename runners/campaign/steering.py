@@ -1,0 +1,105 @@
+"""Operator requests to a live run, turned into flags and transitions that the cell loop acts on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from state import requests
+from state.events import CellChanged, RequestSubmitted
+from state.run import CellPlan, CellState
+from state.store import RunStore
+from state.view import RunView
+
+
+class Steering:
+    """Answers each open request of a run once and holds what still has to happen."""
+
+    def __init__(self, store: RunStore) -> None:
+        self._store = store
+        self._skips: dict[str, str] = {}
+        self.paused = False
+        self.pause_reason = ""
+        self.stopping = False
+        self.stopping_now = False
+        self.stop_reason = ""
+
+    def stop_now(self, reason: str) -> None:
+        """Stop as soon as possible, cutting the cell that runs (a signal reached the run process)."""
+        self.stopping = self.stopping_now = True
+        self.stop_reason = reason
+
+    def skipped(self, cell: CellPlan) -> str:
+        """The reason the running cell is to be skipped with; empty = it is not."""
+        return self._skips.get(cell.cell, "")
+
+    def answer_requests(self, view: RunView, running: CellPlan | None = None) -> None:
+        """Act on every open request. `running` is the cell under way, if any."""
+        for request in requests.pending(self._store):
+            accepted, detail = self._act(request, view, running)
+            requests.answer(self._store, request.request, accepted, detail)
+
+    def _act(self, request: RequestSubmitted, view: RunView, running: CellPlan | None) -> tuple[bool, str]:
+        acts: dict[str, Callable[[RequestSubmitted, RunView, CellPlan | None], tuple[bool, str]]] = {
+            "pause": self._pause,
+            "resume": self._resume,
+            "stop": self._stop,
+            "stop_now": self._stop,
+            "skip": self._skip,
+            "retry": self._retry,
+        }
+        act = acts.get(request.action)
+        return act(request, view, running) if act else (False, f"unknown action {request.action!r}")
+
+    def _pause(self, request: RequestSubmitted, view: RunView, running: CellPlan | None) -> tuple[bool, str]:
+        self.paused, self.pause_reason = True, request.reason or "paused by the operator"
+        return True, "after the running cell" if running else "now"
+
+    def _resume(self, request: RequestSubmitted, view: RunView, running: CellPlan | None) -> tuple[bool, str]:
+        was, self.paused = self.paused, False
+        return (True, "going on") if was else (False, "the run is not paused")
+
+    def _stop(self, request: RequestSubmitted, view: RunView, running: CellPlan | None) -> tuple[bool, str]:
+        self.stopping = True
+        self.stopping_now = self.stopping_now or request.action == "stop_now"
+        self.stop_reason = request.reason or "stopped by the operator"
+        return True, "after the running cell" if running and not self.stopping_now else "now"
+
+    def _skip(self, request: RequestSubmitted, view: RunView, running: CellPlan | None) -> tuple[bool, str]:
+        reason = request.reason or "skipped by the operator"
+        count = 0
+        for plan in matching(view, request.target):
+            if running is not None and plan.cell == running.cell:
+                self._skips[plan.cell] = reason
+                count += 1
+            elif view.cells[plan.cell].state is CellState.PENDING:
+                self._store.append(CellChanged(plan.cell, CellState.SKIPPED, view.cells[plan.cell].attempt, reason))
+                count += 1
+        return (count > 0), f"{count} cells skipped" if count else f"nothing pending matches {request.target!r}"
+
+    def _retry(self, request: RequestSubmitted, view: RunView, running: CellPlan | None) -> tuple[bool, str]:
+        events = tuple(retried(view, request.target))
+        if not events:
+            return False, f"no failed cell matches {request.target!r}" if request.target else "no cell failed"
+        self._store.append(*events)
+        return True, f"{len(events)} cells pending again"
+
+
+def matching(view: RunView, target: str) -> Iterator[CellPlan]:
+    """The cells a target names: `cell:ID`, `config:NAME`, `stage:ID`, or empty for all."""
+    sort, _, name = target.partition(":")
+    for plan in view.plan.cells:
+        named = {"cell": plan.cell, "config": plan.config, "stage": plan.stage}.get(sort)
+        if not target or named == name:
+            yield plan
+
+
+def retried(view: RunView, target: str) -> Iterator[CellChanged]:
+    """What puts failed cells back to pending, and with a failed pre-flight the cells it had kept from running."""
+    gates = {
+        p.config for p in view.plan.cells if p.kind == "preflight" and view.cells[p.cell].state is CellState.FAILED
+    }
+    for plan in matching(view, target):
+        cell = view.cells[plan.cell]
+        held_back = cell.state is CellState.SKIPPED and plan.config in gates
+        if cell.state is CellState.FAILED or held_back:
+            yield CellChanged(plan.cell, CellState.PENDING, cell.attempt, "retry asked for by the operator")

@@ -1,0 +1,125 @@
+"""Options of commands that set fields of a spec: their types and defaults are the spec's own.
+
+The spec's module is imported when such a command is parsed or explained, not when the program starts.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, fields
+from types import UnionType
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+
+import typer
+from typer.core import TyperCommand
+from typer.main import get_command
+
+
+class SpecOption(NamedTuple):
+    """One field of a spec as an option."""
+
+    field: str
+    flag: str
+    """`--name`, or `--name/--no-name` of a switch."""
+    help: str
+    """An imperative sentence without its full stop; the default is added."""
+    metavar: str | None = None
+    minimum: int | None = None
+    default: str = ""
+    """The default in words, with `{}` for the spec's own; empty = that alone."""
+
+
+class SpecOptions(NamedTuple):
+    """Options of one spec."""
+
+    spec: Callable[[], type]
+    """Imports the dataclass."""
+    options: tuple[SpecOption, ...]
+    panel: str | None = None
+    """Their heading in the help."""
+
+
+def command_with(*groups: SpecOptions) -> type[TyperCommand]:
+    """A class of command that has these options; `chosen` gives their values."""
+
+    class SpecCommand(TyperCommand):
+        _complete = False
+
+        @property
+        def params(self) -> list[Any]:
+            if not self._complete:
+                self._complete = True
+                for group in groups:
+                    self._params += _make_options(group)
+            return self._params
+
+        @params.setter
+        def params(self, params: list[Any]) -> None:
+            self._params = params
+
+    return SpecCommand
+
+
+def chosen(context: typer.Context, group: SpecOptions) -> dict[str, Any]:
+    """The fields that the command line sets, by name; all others have the spec's defaults."""
+    values: dict[str, Any] = context.meta.get(_key(group), {})
+    return values
+
+
+def _key(group: SpecOptions) -> str:
+    return f"{__name__}.{id(group.options)}"
+
+
+def _make_options(group: SpecOptions) -> Sequence[Any]:
+    spec = group.spec()
+    types = get_type_hints(spec)
+    defaults = {field.name: field.default for field in fields(spec)}
+
+    def callback() -> None:
+        """Its signature is all that is read."""
+
+    parameters = [_parameter(group, option, types[option.field], defaults[option.field]) for option in group.options]
+    callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    callback.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    app = typer.Typer(add_completion=False)
+    app.command()(callback)
+    return get_command(app).params
+
+
+def _parameter(group: SpecOptions, option: SpecOption, kind: object, default: object) -> inspect.Parameter:
+    if get_origin(kind) is UnionType:
+        (kind,) = (part for part in get_args(kind) if part is not type(None))
+
+    def note(context: typer.Context, value: object) -> object:
+        if value is not None:
+            context.meta.setdefault(_key(group), {})[option.field] = value
+        return value
+
+    info = typer.Option(
+        option.flag,
+        callback=note,
+        expose_value=False,
+        metavar=option.metavar,
+        min=option.minimum,
+        help=_help(option, default),
+        show_default=False,
+        rich_help_panel=group.panel,
+    )
+    annotation = Annotated[kind | None, info]  # type: ignore[valid-type]
+    return inspect.Parameter(option.field, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _help(option: SpecOption, default: object) -> str:
+    words = _words(default)
+    if option.default:
+        words = option.default.format(words)
+    return f"{option.help} (default: {words})." if words else f"{option.help}."
+
+
+def _words(default: object) -> str:
+    if default is MISSING or default is None or default == "":
+        return ""
+    if isinstance(default, bool):
+        return "yes" if default else "no"
+    return f"{default:g}" if isinstance(default, float) else str(default)

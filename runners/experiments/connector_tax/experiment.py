@@ -1,0 +1,145 @@
+"""`connector-tax`: what a KV connector costs, measured on one instance under an open-loop load.
+
+Five barrier stages (specs/connector_tax, "Re-run script"): pre-flight and probe, rate sweep, reference rates, shape
+sweep, probe removal and analysis.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from launch.errors import LaunchError
+from launch.patching import PatchUse
+from results.connector_tax.write import analyse_run
+from results.measures.cells import analyse_cell, headline
+from results.measures.saturation import ReferenceRates, choose_reference_rates
+from results.records.layout import is_complete, write_atomic
+from runners.campaign.context import RunContext
+from runners.campaign.experiment import Outcome
+from runners.errors import CellSkipped
+from runners.experiments.connector_tax.grid import EXPERIMENT, Grid
+from runners.experiments.connector_tax.load_cell import measure
+from runners.experiments.connector_tax.plan import REF_LOAD, REF_SAFE
+from runners.experiments.gates import counterpart_of, preflight, why_gated
+from state.events import Noted
+from state.run import CellPlan
+from state.view import RunView
+
+
+class ConnectorTax:
+    """Runs the cells of one `connector-tax` run."""
+
+    name = EXPERIMENT
+
+    def __init__(self, grid: Grid, context: RunContext) -> None:
+        self._grid = grid
+        self._context = context
+        self._patches = PatchUse(context.engine)
+        self._cells: dict[str, Callable[[CellPlan, int], Awaitable[Outcome]]] = {
+            "probe": self._apply_probe,
+            "preflight": self._preflight,
+            "load": self._load,
+            "reference": self._reference,
+            "revert": self._revert_probe,
+            "analysis": self._analyse,
+        }
+
+    def why_skip(self, cell: CellPlan, view: RunView) -> str:
+        """A config that did not pass its pre-flight is not measured; nor is a cell whose rate was not found."""
+        return why_gated(cell, view)
+
+    async def run_cell(self, cell: CellPlan, attempt: int) -> Outcome:
+        """Run the cell by its kind."""
+        return await self._cells[cell.kind](cell, attempt)
+
+    def adopt(self, cell: CellPlan) -> Outcome | None:
+        """A load cell whose record lies in place, with every artifact it names whole."""
+        if cell.kind != "load":
+            return None
+        for config in self._context.layout.configs():
+            record = config.cell(cell.params["phase"], cell.params["stem"])
+            if config.root.name.endswith(f"_{cell.config}") and is_complete(record, cell.cell):
+                summary = analyse_cell(record)
+                return Outcome(headline(summary), _degraded(record))
+        return None
+
+    async def finish(self) -> None:
+        """Remove the probe and analyse again: cells were added after both had been done."""
+        await asyncio.to_thread(self._patches.revert)
+        await asyncio.to_thread(analyse_run, self._context.layout.root)
+
+    async def release(self, reason: str) -> None:
+        """Stop the engine at hand."""
+        await self._context.slot.release(reason)
+
+    async def _apply_probe(self, cell: CellPlan, attempt: int) -> Outcome:
+        """Without the probe the run falls back to client-side numbers; that is recorded, not fatal."""
+        try:
+            status = await asyncio.to_thread(self._patches.apply)
+        except LaunchError as error:
+            self._context.emit(Noted("warning", cell.cell, f"no step timing: {error}"))
+            return Outcome({"step_timing_available": False, "reason": str(error)})
+        return Outcome({"step_timing_available": status.applied, "version": status.version, "reason": status.reason})
+
+    async def _ensure_probe(self) -> None:
+        """The probe may have been removed since it was applied: by this run's analysis before a retry, or by another
+        run before this one was resumed."""
+        with contextlib.suppress(LaunchError):  # the probe cell has recorded why it cannot be applied
+            await asyncio.to_thread(self._patches.apply)
+
+    async def _revert_probe(self, cell: CellPlan, attempt: int) -> Outcome:
+        await self.release("the probe is removed")
+        status = await asyncio.to_thread(self._patches.revert)
+        return Outcome({"applied": status.applied, "reason": status.reason})
+
+    async def _preflight(self, cell: CellPlan, attempt: int) -> Outcome:
+        """Launch the config and see that it really works here; the result decides over all its later cells."""
+        assert cell.config is not None
+        await self._ensure_probe()
+        return await preflight(cell, attempt, self._context, counterpart_of(self._context, cell.config))
+
+    async def _load(self, cell: CellPlan, attempt: int) -> Outcome:
+        rate_per_s = self._rate(cell)
+        await self._ensure_probe()
+        measured = await measure(cell, attempt, rate_per_s, self._context)
+        return Outcome(measured.summary, measured.degraded)
+
+    def _rate(self, cell: CellPlan) -> float:
+        """The cell's own rate, or the reference rate it names.
+
+        Raises CellSkipped where Phase A gave no such rate, or ref_load would only repeat ref_safe.
+        """
+        if "rate_per_s" in cell.params:
+            return float(cell.params["rate_per_s"])
+        if not self._context.layout.reference_rates.exists():
+            raise CellSkipped("there are no reference rates: that stage was skipped or failed")
+        rates = ReferenceRates.from_json(self._context.layout.reference_rates.read_bytes())
+        if cell.params["rate"] == REF_LOAD and rates.ref_load_per_s == rates.ref_safe_per_s:
+            raise CellSkipped(f"ref_load equals ref_safe ({rates.ref_safe_per_s} req/s): it would repeat Phase B")
+        rate = rates.ref_safe_per_s if cell.params["rate"] == REF_SAFE else rates.ref_load_per_s
+        if rate is None:
+            raise CellSkipped(f"no {cell.params['rate']}: {rates.reason_for(cell.params['rate'])}")
+        return rate
+
+    async def _reference(self, cell: CellPlan, attempt: int) -> Outcome:
+        rates = await asyncio.to_thread(choose_reference_rates, self._context.layout.root, self._grid_thresholds())
+        write_atomic(self._context.layout.reference_rates, rates.to_json())
+        return Outcome({"ref_safe_per_s": rates.ref_safe_per_s, "ref_load_per_s": rates.ref_load_per_s})
+
+    def _grid_thresholds(self) -> dict[str, float]:
+        return {str(name): float(value) for name, value in msgspec.to_builtins(self._grid.saturation).items()}
+
+    async def _analyse(self, cell: CellPlan, attempt: int) -> Outcome:
+        analysis = await asyncio.to_thread(analyse_run, self._context.layout.root)
+        return Outcome({"cells": len(analysis.cells), "gaps": len(analysis.gaps)})
+
+
+def _degraded(record: Path) -> str:
+    fidelity: dict[str, Any] = msgspec.json.decode(record.read_bytes())["fidelity"]
+    return str(fidelity.get("reason") or "degraded") if fidelity.get("degraded") else ""

@@ -1,0 +1,262 @@
+"""The plan of a `connector-tax` run: stages and cells as specs/connector_tax, "Re-run script", orders them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from launch.command import ports_needed
+from launch.profile import ConnectorConfig, Profile, load_config
+from results.records.baseline import BASELINE, REPEAT
+from runners.campaign.experiment import DraftPlan, RunOptions
+from runners.campaign.plan import Sum, freeze, load_cell_s
+from runners.errors import RunnerError
+from runners.experiments.connector_tax.grid import EXPERIMENT, Grid, grid_of
+from state.run import CellPlan, RunPlan, StagePlan
+
+STAGES = (
+    StagePlan("preflight", "Pre-flight and step probe"),
+    StagePlan("phase-a", "Phase A: rate sweep"),
+    StagePlan("reference", "Reference rates"),
+    StagePlan("phase-b", "Phase B: shape sweep"),
+    StagePlan("analysis", "Probe removal and analysis"),
+)
+REF_SAFE = "ref_safe"
+REF_LOAD = "ref_load"
+COMPUTE_S = 2.0
+
+PHASE_A, PHASE_B, PHASE_B_PRIME = "A", "B", "Bp"
+STAGE_OF = {PHASE_A: "phase-a", PHASE_B: "phase-b", PHASE_B_PRIME: "phase-b"}
+PLACES_PER_PHASE = 1_000
+"""Cells of one phase and trial get numbers from a block of this size: no two cells of a run share a prompt."""
+
+
+def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
+    """Raises RunnerError or LaunchError naming the wrong key or config."""
+    if options.policies or options.trace:
+        raise RunnerError(f"{EXPERIMENT} routes nothing", remedy="--policy and --trace belong to `routing`")
+    tables = profile.experiments.get(EXPERIMENT, {})
+    grid = grid_of(tables, profile.name, options.preset, settings=options.settings)
+    if options.trials is not None:
+        grid = msgspec.structs.replace(grid, trials=options.trials)
+    configs = _configs(options.configs or grid.configs)
+    names = [config.name for config in configs]
+    seed, release_wait_s = grid.seed if options.seed is None else options.seed, profile.launch.release_wait_s
+    return DraftPlan(
+        grid=grid,
+        profile=profile,
+        seed=seed,
+        configs=configs,
+        ports=max(ports_needed(config) for config in configs),
+        inputs={
+            "grid": msgspec.to_builtins(grid),
+            "configs": {config.name: msgspec.to_builtins(config) for config in configs},
+            "config_names": list(options.configs or grid.configs),
+            **({"settings": list(options.settings)} if options.settings else {}),
+        },
+        sums=arithmetic(grid, names, release_wait_s),
+        plan=lambda inputs: make_plan(
+            grid,
+            profile=options.profile,
+            preset=options.preset,
+            configs=names,
+            seed=seed,
+            release_wait_s=release_wait_s,
+            inputs=inputs,
+        ),
+    )
+
+
+def _configs(names: Sequence[str]) -> tuple[ConnectorConfig, ...]:
+    configs = tuple(_repeat() if name == REPEAT else load_config(name) for name in names)
+    names_in_files = [config.name for config in configs]
+    if len(set(names_in_files)) < len(configs):
+        raise RunnerError(f"a config is named twice among {', '.join(names_in_files)}", remedy="name each one once")
+    if BASELINE not in names_in_files:
+        raise RunnerError("the configs do not include `plain`", remedy="add it: every tax is measured against it")
+    return configs
+
+
+def _repeat() -> ConnectorConfig:
+    """The baseline under its second name, for the comparison of plain with itself."""
+    return msgspec.structs.replace(
+        load_config(BASELINE), name=REPEAT, title="plain, again", why="The baseline once more: its difference is noise"
+    )
+
+
+def make_plan(
+    grid: Grid,
+    *,
+    profile: str,
+    preset: str,
+    configs: Sequence[str],
+    seed: int,
+    release_wait_s: float,
+    inputs: Mapping[str, Any],
+) -> RunPlan:
+    """Stages and cells in the order they run; the order of configs is drawn from the seed for every trial."""
+    draw = random.Random(seed)
+    orders = [draw.sample(list(configs), len(configs)) for _ in range(grid.trials)]
+    engine_s = grid.engine_start_s + release_wait_s
+    trials = [_Trial(grid, seed, engine_s, number, tuple(order)) for number, order in enumerate(orders)]
+    cells = [
+        *_preflight(orders[0], grid, engine_s),
+        *(cell for trial in trials for cell in trial.phase_a()),
+        CellPlan("reference/rates", "reference", "reference", None, "ref_safe and ref_load", {}, COMPUTE_S),
+        *(cell for trial in trials for cell in trial.phase_b()),
+        CellPlan("analysis/revert", "analysis", "revert", None, "remove the step probe", {}, COMPUTE_S),
+        CellPlan("analysis/report", "analysis", "analysis", None, "numbers, tax, manifest, report", {}, 2 * COMPUTE_S),
+    ]
+    return freeze(
+        experiment=EXPERIMENT,
+        profile=profile,
+        preset=preset,
+        configs=orders[0],
+        seed=seed,
+        stages=tuple(stage for stage in STAGES if any(cell.stage == stage.stage for cell in cells)),
+        cells=cells,
+        inputs=inputs,
+    )
+
+
+def _preflight(order: Sequence[str], grid: Grid, engine_s: float) -> Iterator[CellPlan]:
+    yield CellPlan("preflight/probe", "preflight", "probe", None, "apply the step probe", {}, COMPUTE_S)
+    for config in order:
+        estimate = engine_s + grid.preflight_s
+        yield CellPlan(f"preflight/{config}", "preflight", "preflight", config, config, {}, estimate)
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """Every load cell once: a block in which each config has its turn."""
+
+    grid: Grid
+    seed: int
+    engine_s: float
+    number: int
+    order: tuple[str, ...]
+
+    def phase_a(self) -> Iterator[CellPlan]:
+        phase = self.grid.phase_a
+        shape = {"input_tokens": phase.input_tokens, "output_tokens": phase.output_tokens}
+        for config in self.order:
+            for place, rate in enumerate(phase.rates_per_s):
+                load = shape | {"rate_per_s": rate}
+                yield self._cell(PHASE_A, config, place, f"r{rate:g}", f"{rate:g} req/s", load, rate, first=place == 0)
+
+    def phase_b(self) -> Iterator[CellPlan]:
+        """Empty where the grid has no Phase B."""
+        shapes = [(i, o) for i in self.grid.phase_b.input_tokens for o in self.grid.phase_b.output_tokens]
+        for config in self.order:
+            for place, shape in enumerate(shapes):
+                yield self._shape_cell(PHASE_B, config, place, shape, REF_SAFE, first=place == 0)
+            if shapes and config in self.grid.phase_b_prime.configs:
+                for place, shape in enumerate(self.grid.phase_b_prime.shapes):
+                    yield self._shape_cell(PHASE_B_PRIME, config, place, shape, REF_LOAD, first=False)
+
+    def _shape_cell(
+        self, phase: str, config: str, place: int, shape: tuple[int, int], rate: str, *, first: bool
+    ) -> CellPlan:
+        input_tokens, output_tokens = shape
+        label = f"{input_tokens} x {output_tokens}" + (f" at {rate}" if phase == PHASE_B_PRIME else "")
+        load = {"input_tokens": input_tokens, "output_tokens": output_tokens, "rate": rate}
+        expected = self.grid.expected_ref_safe_per_s
+        return self._cell(phase, config, place, f"{input_tokens}x{output_tokens}", label, load, expected, first=first)
+
+    def _cell(
+        self,
+        phase: str,
+        config: str,
+        place: int,
+        stem: str,
+        label: str,
+        load: Mapping[str, Any],
+        expected_rate_per_s: float,
+        *,
+        first: bool,
+    ) -> CellPlan:
+        """A load cell. Its arrivals and prompts depend on seed, trial and place in the grid, never on the config: all
+        configs see the same ones. The first cell of a config on an engine pays for that engine's start and release."""
+        grid = self.grid
+        block = (PHASE_A, PHASE_B, PHASE_B_PRIME).index(phase) + 3 * self.number
+        params: dict[str, Any] = {
+            "phase": phase,
+            "stem": stem if self.number == 0 else f"{stem}_t{self.number}",
+            "load_seed": self.seed,
+            "cell_index": block * PLACES_PER_PHASE + place,
+            "arrival": grid.arrival,
+            "warmup_s": grid.warmup_s,
+            "min_duration_s": grid.min_duration_s,
+            "min_completed": grid.min_completed,
+            "hard_stop_factor": grid.hard_stop_factor,
+            "inflight_cap": grid.inflight_cap,
+            "lateness_p99_s": grid.fidelity.lateness_p99_s,
+            "achieved_ratio": grid.fidelity.achieved_ratio,
+        }
+        prime = "-prime" if phase == PHASE_B_PRIME else ""
+        trial = "" if self.number == 0 else f"/t{self.number}"
+        return CellPlan(
+            cell=f"{STAGE_OF[phase]}{prime}/{config}/{stem}{trial}",
+            stage=STAGE_OF[phase],
+            kind="load",
+            config=config,
+            label=label,
+            params={**params, **load},
+            estimated_s=_load_s(grid, expected_rate_per_s) + (self.engine_s if first else 0.0),
+            trial=self.number,
+        )
+
+
+def arithmetic(grid: Grid, configs: Sequence[str], release_wait_s: float) -> tuple[Sum, ...]:
+    """How the estimate of the engine stages comes about (specs/connector_tax, "Updated runtime estimate")."""
+    count, start_s, trials = len(configs), grid.engine_start_s, grid.trials
+    around = f"{start_s:g} s start + {{}} + {release_wait_s:g} s release"
+    cells_a = [_load_s(grid, rate) for rate in grid.phase_a.rates_per_s]
+    shapes = len(grid.phase_b.input_tokens) * len(grid.phase_b.output_tokens)
+    prime = len(set(configs) & set(grid.phase_b_prime.configs))
+    times = f"{trials} trials x " if trials > 1 else ""
+    lines = [
+        Sum(
+            "preflight",
+            f"{count} configs x ({around.format(f'{grid.preflight_s:g} s checks')})",
+            count * (start_s + grid.preflight_s + release_wait_s),
+        ),
+        Sum(
+            "phase-a",
+            f"{times}{count} configs x ({around.format(f'({_plus(cells_a)}) s of cells')})",
+            trials * count * (start_s + sum(cells_a) + release_wait_s),
+        ),
+    ]
+    if not shapes:
+        return tuple(lines)
+    cell_b = _load_s(grid, grid.expected_ref_safe_per_s)
+    lines.append(
+        Sum(
+            "phase-b",
+            f"{times}{count} configs x ({around.format(f'{shapes} cells x {cell_b:g} s')}), "
+            f"if ref_safe is {grid.expected_ref_safe_per_s:g} req/s",
+            trials * count * (start_s + shapes * cell_b + release_wait_s),
+        )
+    )
+    if prime and grid.phase_b_prime.shapes:
+        cells = len(grid.phase_b_prime.shapes)
+        text = f"{times}{prime} configs x {cells} cells x {cell_b:g} s, where ref_load differs from ref_safe"
+        lines.append(Sum("phase-b", text, trials * prime * cells * cell_b))
+    return tuple(lines)
+
+
+def _load_s(grid: Grid, rate_per_s: float) -> float:
+    return load_cell_s(
+        rate_per_s=rate_per_s,
+        min_duration_s=grid.min_duration_s,
+        min_completed=grid.min_completed,
+        warmup_s=grid.warmup_s,
+    )
+
+
+def _plus(values: Sequence[float]) -> str:
+    return " + ".join(f"{value:g}" for value in values)

@@ -1,0 +1,195 @@
+"""The artifacts of a finished `pd-lifecycle` cell: its records and their sources. `cell.json` is written last.
+
+RUN/results/lifecycle/
+  C{c}_N{n}_O{o}_rep{r}.json      a record per repetition (specs/pd_lifecycle, "Per-Request Record")
+  cells/C{c}_N{n}_O{o}/
+    cell.json                     the measurement and its settings: the commit mark of a finished cell
+    failed.json                   replaces all others: why the last attempt failed
+    requests.jsonl                the client's records of the handover and the combined instance
+    decisions.jsonl               the router's picks of this cell
+    probe/{prefill,decode}/       the lines of each engine's transfer probe during this cell
+    discarded/                    records of discarded measurements, which were repeated
+  engines/<n>/                    engines and router of the n-th start: logs, launch scripts, whole probe files
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from results.records.layout import AttemptLayout, LifecycleLayout, is_complete, publish, sha256, write_atomic
+from results.records.lifecycle import LifecycleRecord, write_record
+from runners.campaign.context import RunContext
+from runners.campaign.experiment import Outcome
+from runners.campaign.provenance import commit_of
+from runners.experiments.pd_lifecycle.bench import Bench
+from runners.experiments.pd_lifecycle.cell import THROUGH, Measurements
+from runners.experiments.pd_lifecycle.evidence import SIDES, request_config
+from runners.experiments.pd_lifecycle.grid import Grid, shape_of
+from state.process import boot_id
+from state.run import CellPlan
+
+RESIDUAL_LIMIT = 0.05
+"""specs/pd_lifecycle, "Success Criteria", 1."""
+MEDIANS = (
+    "p_prefill", "rdma_transfer", "transfer_total", "d_decode", "e2e", "client_ttft", "pdsep_overhead",
+)  # fmt: skip
+"""Durations of the headline, in milliseconds."""
+_HERE = Path(__file__).resolve().parent
+
+
+def adopt_outcome(cell: CellPlan, context: RunContext) -> Outcome | None:
+    """The outcome of a finished cell whose files are complete and unchanged; None = it must be measured."""
+    mark = LifecycleLayout(context.layout.root).cell(request_config(shape_of(cell)))
+    if not is_complete(mark, cell.cell):
+        return None
+    stored = msgspec.json.decode(mark.read_bytes())
+    return Outcome(stored["headline"], stored["degraded"])
+
+
+def publish_cell(
+    cell: CellPlan,
+    attempt: int,
+    grid: Grid,
+    bench: Bench,
+    measurements: Measurements,
+    folder: Path,
+    context: RunContext,
+) -> Outcome:
+    """Move the files of the attempt to the run folder, after removing those of an earlier one. Raises OSError."""
+    layout, config = LifecycleLayout(context.layout.root), request_config(shape_of(cell))
+    attempted = AttemptLayout(folder)
+    placed, records = layout.cell(config), attempted.records
+    names = {number: layout.record(config, number).name for number in sorted(measurements.records)}
+    for number, name in names.items():
+        write_record(records / name, measurements.records[number])
+    for number, record in enumerate(measurements.discarded):
+        write_record(attempted.discarded(record.repetition, number), record)
+    outcome = Outcome(headline_numbers(measurements), why_degraded(measurements))
+    raw = sorted(path for path in folder.rglob("*") if path.is_file() and records not in path.parents)
+    checksums = {str(path.relative_to(folder)): sha256(path) for path in raw}
+    checksums |= {f"../../{name}": sha256(records / name) for name in names.values()}
+    mark = attempted.cell
+    facts = _cell_facts(cell, attempt, grid, bench, measurements, names, outcome)
+    write_atomic(mark, _encode_indented(facts | {"checksums": checksums}))
+    placed.unlink(missing_ok=True)
+    shutil.rmtree(placed.parent, ignore_errors=True)
+    publish(
+        {path: placed.parent / path.relative_to(folder) for path in raw}
+        | {records / name: layout.folder / name for name in names.values()}
+        | {mark: placed}
+    )
+    shutil.rmtree(folder)
+    return outcome
+
+
+def write_failure(cell: CellPlan, attempt: int, reason: str, measurements: Measurements, context: RunContext) -> None:
+    """Write why the cell failed, and its discarded measurements, to `failed.json`. Raises OSError."""
+    failure = {
+        "cell": cell.cell,
+        "attempt": attempt,
+        "reason": reason,
+        "discarded": _discarded_rows(measurements),
+        "measured": len(measurements.records),
+    }
+    path = LifecycleLayout(context.layout.root).failed(request_config(shape_of(cell)))
+    write_atomic(path, _encode_indented(failure))
+
+
+def headline_numbers(measurements: Measurements) -> dict[str, Any]:
+    """Medians over the counted repetitions; None = not measured."""
+    counted = [record for record in measurements.records.values() if record.counted]
+    moved = _median_of([record.transfer_detail.bytes_transferred for record in counted])
+    return {
+        **{f"{name}_ms": _median_of([record.ms(name) for record in counted]) for name in MEDIANS},
+        "colo_ttft_ms": _median_of([record.colo.ttft_ms for record in counted]),
+        "bytes_transferred": None if moved is None else round(moved),
+        "effective_bw_gbps": _median_of([record.transfer_detail.effective_bw_gbps for record in counted]),
+        "residual_share": _median_of([record.residual_share for record in counted]),
+        "counted": len(counted),
+        "discarded": len(measurements.discarded),
+    }
+
+
+def why_degraded(measurements: Measurements) -> str:
+    """Why the cell is incomplete: an unmeasured phase, or phases that do not add up to E2E."""
+    counted = [record for record in measurements.records.values() if record.counted]
+    missing = dict.fromkeys(name for record in counted for name, ms in record.phases_ms.items() if ms is None)
+    reasons = [f"not measured: {name} ({_first_gap(counted, name)})" for name in missing]
+    both = [share for record in counted for share in (record.residual_share, record.client_residual_share)]
+    shares = [abs(share) for share in both if share is not None]
+    if shares and max(shares) >= RESIDUAL_LIMIT:
+        reasons.append(f"the sum of the phases differs from E2E by up to {max(shares):.0%}")
+    return "; ".join(reasons)
+
+
+def _first_gap(records: Sequence[LifecycleRecord], name: str) -> str:
+    return next((record.gaps[name] for record in records if name in record.gaps), "no reason given")
+
+
+def _median_of(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def _cell_facts(
+    cell: CellPlan,
+    attempt: int,
+    grid: Grid,
+    bench: Bench,
+    measurements: Measurements,
+    names: Mapping[int, str],
+    outcome: Outcome,
+) -> dict[str, Any]:
+    commit = commit_of(_HERE)
+    return {
+        "cell": cell.cell,
+        **msgspec.to_builtins(shape_of(cell)),
+        "attempt": attempt,
+        "records": list(names.values()),
+        "discarded": _discarded_rows(measurements),
+        "seedings": msgspec.to_builtins(measurements.seedings),
+        "configs": list(grid.configs),
+        "dispatch": grid.dispatch,
+        "order": grid.order,
+        "baseline": THROUGH if grid.baseline else "",
+        "counted_by": bench.counted_by,
+        "place": cell.params["place"],
+        "turn": cell.params["turn"],
+        "aged": msgspec.to_builtins(bench.aged),
+        "load": msgspec.to_builtins(measurements.load),
+        "engines": {side: _engine_facts(bench, side) for side in SIDES},
+        "clocks": {"client": boot_id(), "router": boot_id()},
+        "headline": dict(outcome.summary),
+        "degraded": outcome.degraded,
+        "git_commit": commit.sha,
+        "git_reason": commit.reason,
+        "version": 1,
+    }
+
+
+def _discarded_rows(measurements: Measurements) -> list[dict[str, Any]]:
+    return [{"repetition": one.repetition, "reason": one.discarded} for one in measurements.discarded]
+
+
+def _engine_facts(bench: Bench, side: str) -> dict[str, Any]:
+    member = bench.prefill if side == "prefill" else bench.decode
+    return {
+        "instance": member.engine.name,
+        "config": member.engine.spec.config,
+        "url": member.engine.url,
+        "pid": member.engine.pid,
+        "started_by": member.engine.spec.started_by,
+        "files": "/".join(member.layout.root.parts[-3:]),
+        "block_tokens": bench.block_tokens,
+        "kv_capacity_tokens": bench.capacity_tokens,
+    }
+
+
+def _encode_indented(value: object) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(value), indent=2)

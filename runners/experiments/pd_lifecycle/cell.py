@@ -1,0 +1,310 @@
+"""One cell of `pd-lifecycle`: all repetitions of one C, N and O (specs/pd_lifecycle, "Protocol").
+
+Before each request the cell checks both caches, and waits until all evidence of the previous request is on disk. It
+discards, counts and repeats a measurement whose C is wrong, whose transfer failed or whose answer has another length.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from results.pd_lifecycle.join import events_of, join_request, transfer_of
+from results.records.layout import AttemptLayout
+from results.records.lifecycle import Colo, LifecycleRecord
+from results.records.schemas import RequestRecord
+from runners.errors import CellFailed, CellSkipped
+from runners.experiments.pd_lifecycle.bench import CELL_PROMPTS, PREFIX_PROMPTS, Bench
+from runners.experiments.pd_lifecycle.caches import Held, Seeding
+from runners.experiments.pd_lifecycle.client import completion_body
+from runners.experiments.pd_lifecycle.engine_load import EngineLoad, LoadSpan, read_load
+from runners.experiments.pd_lifecycle.evidence import SIDES, Evidence, request_config, verify_context
+from runners.experiments.pd_lifecycle.grid import Grid, Shape, shape_of
+from runners.experiments.pd_lifecycle.policy import COMBINED
+from runners.load.stream import Exchange
+from runners.samplers.engine_counters import counters
+from state.events import CellProgressed, LifecycleMeasured
+from state.process import boot_id
+from state.run import CellPlan
+
+EVIDENCE_WITHIN_S = 5.0
+"""After the answer: limit of the wait for the router's and the probes' lines about a request."""
+PROMPTS_PER_ATTEMPT = 10_000
+HANDOVER, COLO = "handover", "colo"
+BEGINS = {HANDOVER: "lc-", COLO: COMBINED}
+"""Prefixes of the requests' names. Neither name contains the other, since an engine's request id contains the name."""
+THROUGH = "router"
+"""The combined request goes through the router too, so that both include the cost of the router."""
+LOCAL = "local_cache_hit"
+"""Source of prompt tokens from an engine's own cache, in its counters."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class SentRequest:
+    request: str
+    client: RequestRecord
+    before: Held
+    at_decode: int | None
+    """Prompt tokens from the decode engine's cache, by its counters; None = not read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repetition:
+    """The requests of one repetition, before the check whether it counts."""
+
+    repetition: int
+    handover: SentRequest
+    colo: SentRequest | None
+    """None = no baseline."""
+    colo_first: bool
+
+
+@dataclass(slots=True)
+class Measurements:
+    records: dict[int, LifecycleRecord] = field(default_factory=dict)
+    """By repetition."""
+    discarded: list[LifecycleRecord] = field(default_factory=list)
+    seedings: list[Seeding] = field(default_factory=list)
+    load: dict[str, LoadSpan] = field(default_factory=dict)
+    """By side; empty during the measurement."""
+
+
+class LifecycleCell:
+    """Measures one cell on a bench; writes its files to `folder`."""
+
+    def __init__(
+        self,
+        cell: CellPlan,
+        attempt: int,
+        grid: Grid,
+        bench: Bench,
+        folder: Path,
+        emit: Callable[..., None],
+        measurements: Measurements,
+    ) -> None:
+        """measurements: empty; `run` fills it, so that it holds the progress of a failed cell."""
+        self.shape: Shape = shape_of(cell)
+        self.evidence = Evidence(bench.decisions, bench.probes, folder)
+        self._cell = cell
+        self._attempt = attempt
+        self._grid = grid
+        self._bench = bench
+        self._emit = emit
+        self._requests = AttemptLayout(folder).requests
+        self._sent = 0
+        """Prompts drawn in this attempt."""
+        self._found = measurements
+
+    async def run(self, model: str) -> None:
+        """Measure all repetitions.
+
+        Raises CellSkipped where the engines cannot hold the cell, CellFailed where an engine dies, does not hold C or
+        preempts a request, and where too many measurements are discarded.
+        """
+        self._require_room()
+        self._requests.touch()
+        await self._seed_caches()
+        begin = await self._read_loads()
+        todo = deque(range(1, self._grid.repetitions + 1))
+        while todo:
+            tried = await self._measure_repetition(todo.popleft(), model)
+            if not self._file_record(tried):
+                todo.append(tried.repetition)
+        end = await self._read_loads()
+        self._found.load |= {side: LoadSpan(begin[side], end[side]) for side in SIDES}
+        self._require_no_preemption()
+
+    def _require_room(self) -> None:
+        shape, bench = self.shape, self._bench
+        if shape.prior_context % bench.block_tokens:
+            raise CellSkipped(
+                f"C = {shape.prior_context} is not a whole number of the engines' blocks of {bench.block_tokens} "
+                "tokens, and caches hold whole blocks"
+            )
+        if bench.capacity_tokens is not None and shape.tokens + bench.block_tokens > bench.capacity_tokens:
+            raise CellSkipped(
+                f"C + N + O = {shape.tokens} tokens, and the KV cache of an engine holds {bench.capacity_tokens}"
+            )
+
+    async def _read_loads(self) -> dict[str, EngineLoad]:
+        pages = await self._bench.caches.read_metrics()
+        return {side: read_load(page) for side, page in zip(SIDES, pages, strict=True)}
+
+    def _require_no_preemption(self) -> None:
+        """Discard all records where a request was preempted: the counter does not identify the request."""
+        measurements = self._found
+        preemptions = {side: span.preemptions for side, span in measurements.load.items() if span.preemptions}
+        if not preemptions:
+            return
+        named = " and ".join(f"{count} at the {side} engine" for side, count in preemptions.items())
+        reason = f"requests were preempted within the cell, {named}: its KV cache is too small for them"
+        measurements.discarded += [replace(record, discarded=reason) for record in measurements.records.values()]
+        measurements.records.clear()
+        raise CellFailed(reason)
+
+    async def _seed_caches(self) -> None:
+        """Seed both caches with C tokens; the caller has emptied those of another C."""
+        caches, prior = self._bench.caches, self.shape.prior_context
+        if caches.is_seeded_with(prior):
+            return
+        prefix = self._bench.draw.draw_tokens(PREFIX_PROMPTS, prior, prior)
+        self._found.seedings.append(await caches.seed(prefix))
+
+    async def _measure_repetition(self, repetition: int, model: str) -> Repetition:
+        """Send the handover request, and one with other tokens of the same lengths on the combined instance.
+
+        The same steps precede each: all evidence of the previous request is on disk, and both caches are checked.
+        """
+        first = self._grid.baseline and self._grid.combined_first(self.shape, repetition)
+        purposes = [HANDOVER, COLO] if self._grid.baseline else [HANDOVER]
+        if first:
+            purposes.reverse()
+        rest = f"{self.shape.name}-a{self._attempt}-r{repetition}-{self._sent}"
+        names = {purpose: BEGINS[purpose] + rest for purpose in purposes}
+        sent = {}
+        for index, purpose in enumerate(purposes):
+            pair = {"first": not index, "pair": names[purposes[1 - index]] if self._grid.baseline else ""}
+            before = await self._ensure_held()
+            row = {"repetition": repetition, **pair}
+            sent[purpose] = await self._send_request(purpose, names[purpose], before, model, row)
+        return Repetition(repetition, sent[HANDOVER], sent.get(COLO), first)
+
+    async def _ensure_held(self) -> Held:
+        try:
+            seeding = await self._bench.caches.ensure_held()
+        except CellFailed as error:
+            raise CellFailed(f"{await self._bench.why_dead() or error}") from error
+        if seeding is not None:
+            self._found.seedings.append(seeding)
+        return Held(self.shape.prior_context, self.shape.prior_context)
+
+    async def _send_request(
+        self, purpose: str, name: str, before: Held, model: str, more: dict[str, Any]
+    ) -> SentRequest:
+        """Send one request, and wait for its answer and for all evidence of it on disk."""
+        shape, bench = self.shape, self._bench
+        index = self._attempt * PROMPTS_PER_ATTEMPT + self._sent
+        self._sent += 1
+        fresh = bench.draw.draw_tokens(CELL_PROMPTS + self._cell.params["place"], index, shape.new_tokens)
+        prompt = [*bench.caches.prefix, *fresh]
+        body = completion_body(model, prompt, shape.output_length)
+        bench.caches.note_sent(prompt)
+        local_before = await self._local_tokens()
+        exchange: Exchange = await bench.client.send_request(name, body)
+        record = exchange.record(shape.input_tokens, shape.output_length)
+        dead = await bench.why_dead()
+        if dead:
+            raise CellFailed(f"{dead}; the request ended as {record.status}: {record.error or 'no error'}")
+        local = await self._local_tokens()
+        row = {"request": name, "purpose": purpose, **more, **msgspec.to_builtins(record)}
+        with self._requests.open("ab") as file:
+            file.write(_encode(row) + b"\n")
+        await self.evidence.wait_until_complete(name, EVIDENCE_WITHIN_S)
+        gained = None if local is None or local_before is None else local - local_before
+        return SentRequest(name, record, before, gained)
+
+    async def _local_tokens(self) -> int | None:
+        """Prompt tokens from the decode engine's cache so far; None where its probe reports them per request."""
+        if self._bench.counted_by == "probe":
+            return None
+        _, page = await self._bench.caches.read_metrics()
+        tokens = counters(page).by_source.get(LOCAL)
+        return None if tokens is None else round(tokens)
+
+    def _file_record(self, tried: Repetition) -> bool:
+        """File the record as counted or discarded; returns whether it counts.
+
+        Raises CellFailed where too many are discarded.
+        """
+        record, measurements = self._join_record(tried), self._found
+        if record.discarded:
+            measurements.discarded.append(record)
+        else:
+            measurements.records[tried.repetition] = record
+        share = len(measurements.records) / self._grid.repetitions
+        note = f"{len(measurements.discarded)} discarded" if measurements.discarded else ""
+        self._emit(lifecycle_event(self._cell.cell, record), CellProgressed(self._cell.cell, share, note))
+        if len(measurements.discarded) > self._grid.discards:
+            raise CellFailed(
+                f"{len(measurements.discarded)} measurements were discarded, {self._grid.discards} are allowed; "
+                f"the last one: {record.discarded}"
+            )
+        return not record.discarded
+
+    def _join_record(self, tried: Repetition) -> LifecycleRecord:
+        handover = tried.handover
+        decision = self.evidence.find_decision(handover.request)
+        prefill, decode = (self.evidence.read_probe_log(side) for side in SIDES)
+        on_both = events_of(decision, prefill, decode)
+        colo, wrong = _read_baseline(self.shape, tried)
+        return join_request(
+            request_config(self.shape),
+            repetition=tried.repetition,
+            warmup=tried.repetition <= self._grid.warmup_repetitions,
+            client=handover.client,
+            decision=decision,
+            prefill=prefill,
+            decode=decode,
+            verification=verify_context(
+                self.shape, handover.before, transfer_of(decision), *on_both, at_decode=handover.at_decode
+            ),
+            colo=colo,
+            router_boot_id=boot_id(),
+            discarded=wrong,
+            kv_bytes_per_token=self._bench.kv_bytes_per_token,
+        )
+
+
+def _read_baseline(shape: Shape, tried: Repetition) -> tuple[Colo, str]:
+    """(the combined instance's times, why the pair of requests does not count)."""
+    if tried.colo is None:
+        return Colo(reason="the run has no baseline"), ""
+    sent, colo = Colo(first=tried.colo_first, through=THROUGH, request=tried.colo.request), tried.colo.client
+    wrong = ""
+    if colo.status != "ok":
+        wrong = f"the request on the combined instance ended as {colo.status}: {colo.error or 'no reason given'}"
+    elif colo.cached_tokens is None or colo.completion_tokens is None:
+        wrong = "the combined instance does not report its cached tokens or its output tokens"
+    elif colo.cached_tokens != shape.prior_context:
+        wrong = f"the combined instance held {colo.cached_tokens} tokens of the prompt, not {shape.prior_context}"
+    elif colo.completion_tokens != shape.output_length:
+        wrong = f"the combined instance generated {colo.completion_tokens} tokens, not {shape.output_length}"
+    if wrong:
+        return replace(sent, reason=wrong), wrong
+    ttft_ms, e2e_ms = (_ms_since_send(colo, t_ns) for t_ns in (colo.t_first_token_ns, colo.t_last_token_ns))
+    return replace(sent, ttft_ms=ttft_ms, e2e_ms=e2e_ms), ""
+
+
+def _ms_since_send(record: RequestRecord, t_ns: int | None) -> float | None:
+    return None if t_ns is None or record.t_send_ns is None else (t_ns - record.t_send_ns) / 1e6
+
+
+def lifecycle_event(cell: str, record: LifecycleRecord) -> LifecycleMeasured:
+    """The journal event of a record."""
+    config, detail = record.config, record.transfer_detail
+    return LifecycleMeasured(
+        cell=cell,
+        context_tokens=config.prior_context,
+        new_tokens=config.current_new_tokens,
+        output_tokens=config.output_length,
+        repetition=record.repetition,
+        warmup=record.warmup,
+        phases_ms=dict(record.parts_ms),
+        e2e_ms=record.ms("client_e2e"),
+        ttft_ms=record.ttft_ms,
+        transfer_ms=record.ms("transfer_total"),
+        bytes=detail.bytes_transferred,
+        bandwidth_gbps=detail.effective_bw_gbps,
+        residual_share=None if record.client_residual_share is None else abs(record.client_residual_share),
+        colo_ttft_ms=record.colo.ttft_ms,
+        colo_first=record.colo.first,
+        discarded=record.discarded,
+        gaps=dict(record.gaps),
+    )

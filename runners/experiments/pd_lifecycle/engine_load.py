@@ -1,0 +1,58 @@
+"""The load of an engine at the begin and end of a `pd-lifecycle` cell, by its own metrics.
+
+specs/pd_lifecycle, "Risks & Mitigations": watch KV usage and cache metrics. They are read between requests only: a page
+of metrics takes milliseconds of the engine's process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+KV_USAGE = "vllm:kv_cache_usage_perc"
+PREEMPTIONS = "vllm:num_preemptions_total"
+QUERIES, HITS = "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """One reading; counters start with the engine. None = the engine has no such metric, `reason` names it."""
+
+    kv_usage: float | None
+    """Share of the KV blocks in use, 0 to 1; 0 on an idle engine, also with a full prefix cache."""
+    preemptions: int | None
+    prefix_cache_queries: int | None
+    """Tokens looked up."""
+    prefix_cache_hits: int | None
+    """Tokens that were cached."""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSpan:
+    """Before the first and after the last request of a cell."""
+
+    begin: EngineLoad
+    end: EngineLoad
+
+    @property
+    def preemptions(self) -> int | None:
+        """During the cell; None = the engine does not count them."""
+        before, after = self.begin.preemptions, self.end.preemptions
+        return None if before is None or after is None else after - before
+
+
+def read_load(values: Mapping[str, float]) -> EngineLoad:
+    """`values`: the samples of one page (runners/samplers/engine.py, MetricsText)."""
+    missing = [name for name in (KV_USAGE, PREEMPTIONS, QUERIES, HITS) if name not in values]
+    return EngineLoad(
+        kv_usage=values.get(KV_USAGE),
+        preemptions=_round_count(values.get(PREEMPTIONS)),
+        prefix_cache_queries=_round_count(values.get(QUERIES)),
+        prefix_cache_hits=_round_count(values.get(HITS)),
+        reason=f"the engine's /metrics has no {', '.join(missing)}" if missing else "",
+    )
+
+
+def _round_count(value: float | None) -> int | None:
+    return None if value is None else round(value)

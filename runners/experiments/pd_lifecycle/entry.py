@@ -1,0 +1,30 @@
+"""`pd-lifecycle` for the registry."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from runners.campaign.experiment import Experiment
+from runners.experiments.pd_lifecycle.grid import EXPERIMENT, Grid
+from runners.experiments.pd_lifecycle.plan import draft_plan
+
+if TYPE_CHECKING:
+    from runners.campaign.context import RunContext
+    from runners.experiments.pd_lifecycle.experiment import PdLifecycle
+
+
+def _cell_runner(grid: Grid, context: RunContext) -> PdLifecycle:
+    from runners.experiments.pd_lifecycle.experiment import PdLifecycle  # it loads the analysis; a plan needs none
+
+    return PdLifecycle(grid, context)
+
+
+ENTRY = Experiment(
+    name=EXPERIMENT,
+    draft_plan=draft_plan,
+    cell_runner=_cell_runner,
+    option_help={
+        "configs": "of both engines, or the prefill and then the decode engine's",
+        "settings": "e.g. `new_tokens=[512,2048]`",
+    },
+)

@@ -1,0 +1,129 @@
+"""`pd-lifecycle`: breaks a request under prefill/decode disaggregation down into its phases.
+
+specs/pd_lifecycle. One request at a time goes through the router to a prefill and a decode engine, over a grid of prior
+context, new tokens and output length. Stages: pre-flight and transfer probe, sweep, analysis.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from launch.errors import LaunchError
+from launch.patching import PatchUse
+from results.pd_lifecycle.write import analyse_lifecycle
+from results.records.layout import LifecycleLayout
+from runners.campaign.context import RunContext
+from runners.campaign.experiment import Outcome
+from runners.errors import CellFailed, RunnerError
+from runners.experiments.gates import counterpart_of, preflight, why_gated
+from runners.experiments.pd_lifecycle.artifacts import adopt_outcome, publish_cell, write_failure
+from runners.experiments.pd_lifecycle.bench import Bench, BenchSlot
+from runners.experiments.pd_lifecycle.caches import NotEmptied
+from runners.experiments.pd_lifecycle.cell import LifecycleCell, Measurements
+from runners.experiments.pd_lifecycle.grid import EXPERIMENT, PROBE_CELL, Grid, shape_of
+from runners.experiments.pd_lifecycle.link_bandwidth import find_link, write_link
+from state.events import Noted
+from state.run import CellPlan, CellState
+from state.view import RunView
+
+
+class PdLifecycle:
+    name = EXPERIMENT
+
+    def __init__(self, grid: Grid, context: RunContext) -> None:
+        self._grid = grid
+        self._context = context
+        self._patches = PatchUse(context.engine)
+        self._slot = BenchSlot(grid, context)
+        self._cells: dict[str, Callable[[CellPlan, int], Awaitable[Outcome]]] = {
+            "probe": self._apply_probe,
+            "preflight": self._run_preflight,
+            "link": self._record_link,
+            "lifecycle": self._measure_cell,
+            "revert": self._revert_probe,
+            "analysis": self._analyse_run,
+        }
+
+    def why_skip(self, cell: CellPlan, view: RunView) -> str:
+        """Skips cells beyond the engines' context, and all cells after a failed config or probe."""
+        if cell.kind not in ("preflight", "lifecycle"):
+            return ""
+        probe = view.cells.get(PROBE_CELL)
+        if probe is not None and probe.state is CellState.FAILED:
+            return f"the probes could not be applied: {probe.reason}"
+        if cell.kind == "preflight":
+            return ""
+        gates = (why_gated(replace(cell, config=config), view) for config in self._grid.configs)
+        return str(cell.params["why_not"]) or next((why for why in gates if why), "")
+
+    async def run_cell(self, cell: CellPlan, attempt: int) -> Outcome:
+        return await self._cells[cell.kind](cell, attempt)
+
+    def adopt(self, cell: CellPlan) -> Outcome | None:
+        """Adopt a cell of the sweep whose commit mark and files are complete."""
+        return adopt_outcome(cell, self._context) if cell.kind == "lifecycle" else None
+
+    async def finish(self) -> None:
+        """Remove the probes and analyse again, after cells were added to a finished run."""
+        await asyncio.to_thread(self._patches.revert)
+        await asyncio.to_thread(analyse_lifecycle, self._context.layout.root)
+
+    async def release(self, reason: str) -> None:
+        """Stop the current router and engines."""
+        await self._slot.release()
+        await self._context.slot.release(reason)
+
+    async def _apply_probe(self, cell: CellPlan, attempt: int) -> Outcome:
+        """Apply the patches: the probes stamp the engines' phases, and a CPU engine can transfer."""
+        status = await asyncio.to_thread(self._patches.apply)
+        return Outcome({"version": status.version, "reason": status.reason})
+
+    async def _revert_probe(self, cell: CellPlan, attempt: int) -> Outcome:
+        await self.release("the probes are removed")
+        status = await asyncio.to_thread(self._patches.revert)
+        return Outcome({"applied": status.applied, "reason": status.reason})
+
+    async def _run_preflight(self, cell: CellPlan, attempt: int) -> Outcome:
+        assert cell.config is not None
+        await asyncio.to_thread(self._patches.apply)
+        return await preflight(cell, attempt, self._context, counterpart_of(self._context, cell.config))
+
+    async def _record_link(self, cell: CellPlan, attempt: int) -> Outcome:
+        link = await asyncio.to_thread(find_link, self._grid, self._context.profile)
+        write_link(LifecycleLayout(self._context.layout.root).link, link)
+        return Outcome({"gbps": link.gbps, "from": link.known_from, "reason": link.reason})
+
+    async def _measure_cell(self, cell: CellPlan, attempt: int) -> Outcome:
+        context, measurements = self._context, Measurements()
+        try:
+            bench = await self._prepare_bench(cell)
+            folder = context.attempt_folder(cell, attempt)
+            lifecycle = LifecycleCell(cell, attempt, self._grid, bench, folder, context.emit, measurements)
+            await lifecycle.run(context.profile.model.served_name)
+        except (CellFailed, LaunchError, RunnerError) as error:
+            await asyncio.to_thread(write_failure, cell, attempt, str(error), measurements, context)
+            raise
+        return await asyncio.to_thread(publish_cell, cell, attempt, self._grid, bench, measurements, folder, context)
+
+    async def _prepare_bench(self, cell: CellPlan) -> Bench:
+        """The current bench, with caches that are empty or hold the cell's C; else a fresh one."""
+        # This run's analysis removes the probes; a retry after it needs them again.
+        await asyncio.to_thread(self._patches.apply)
+        bench = await self._slot.get_bench(cell)
+        if not bench.caches.used or bench.caches.is_seeded_with(shape_of(cell).prior_context):
+            return bench
+        if self._grid.evict == "reset":
+            try:
+                await bench.caches.empty()
+            except NotEmptied as error:
+                self._context.emit(Noted("warning", cell.cell, f"{error}: fresh engines replace them"))
+            else:
+                return bench
+        await self._slot.release()
+        return await self._slot.get_bench(cell)
+
+    async def _analyse_run(self, cell: CellPlan, attempt: int) -> Outcome:
+        analysis = await asyncio.to_thread(analyse_lifecycle, self._context.layout.root)
+        return Outcome({"records": len(analysis.records), "gaps": len(analysis.gaps)})

@@ -1,0 +1,229 @@
+"""The grid of `pd-lifecycle`: a profile's `[experiment.pd-lifecycle.<preset>]` with the user's changes."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, Literal
+
+import msgspec
+
+from results.pd_lifecycle.settings import Settings
+from runners.errors import RunnerError
+from runners.experiments.engines import EngineChoice
+from runners.experiments.settings import parse_setting, set_key
+from state.run import CellPlan
+
+EXPERIMENT = "pd-lifecycle"
+PROBE_CELL = "preflight/probe"
+EXAMPLE = "new_tokens=[512,2048]"
+REMEDY = "correct that key in the profile or in --set; docs/pd-lifecycle.md lists them all"
+
+
+class Expected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Durations for the time estimate: a prefill is linear in its tokens and in the context of each token."""
+
+    prefill_s_per_1k: float
+    attention_s_per_1k2: float = 0.0
+    """Additional seconds per 1000 new tokens and per 1000 tokens to which each of them attends."""
+    token_s: float = 0.0
+    """Per output token after the first."""
+    around_s: float = 0.1
+    """The rest of a repetition after prefills and decodes: the transfer, the check of both caches, and the wait for the
+    evidence on disk."""
+    age_s: float = 10.0
+    """Aging the KV pools of fresh engines."""
+
+    def prefill_s(self, prior_context: int, new_tokens: int) -> float:
+        new_1k, seen_1k = new_tokens / 1000, (prior_context + new_tokens / 2) / 1000
+        return new_1k * (self.prefill_s_per_1k + self.attention_s_per_1k2 * seen_1k)
+
+
+class Shape(msgspec.Struct, frozen=True):
+    """One cell: C, N and O of specs/pd_lifecycle, "Independent Variables", in tokens."""
+
+    prior_context: int
+    new_tokens: int
+    output_length: int
+
+    @property
+    def name(self) -> str:
+        """`C4096_N512_O32`, as in the names of its records."""
+        return f"C{self.prior_context}_N{self.new_tokens}_O{self.output_length}"
+
+    @property
+    def input_tokens(self) -> int:
+        return self.prior_context + self.new_tokens
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the decode instance holds at the end."""
+        return self.input_tokens + self.output_length
+
+
+def shape_of(cell: CellPlan) -> Shape:
+    """C, N and O of a cell of the sweep."""
+    return Shape(*(cell.params[name] for name in Shape.__struct_fields__))
+
+
+class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One preset of the experiment."""
+
+    prior_context: tuple[int, ...]
+    """C: prompt tokens in both prefix caches before the request."""
+    new_tokens: tuple[int, ...]
+    """N: prompt tokens that the prefill instance computes and transfers."""
+    output_length: tuple[int, ...]
+    """O."""
+    engine_start_s: float
+    """Seconds until both engines are ready, for the time estimate."""
+    expected: Expected
+    configs: tuple[str, ...] = ("mooncake_both",)
+    """One config for both engines, or the prefill instance's and the decode instance's."""
+    repetitions: int = 5
+    """Repetitions of every cell: one handover request, and the same request on a combined instance."""
+    warmup_repetitions: int = 2
+    """The first N repetitions enter no result: the first transfers set up connections."""
+    discards: int = 5
+    """Measurements of one cell that may be discarded and repeated before it fails."""
+    max_input_tokens: int | None = None
+    """Largest C + N that is measured; None = the engines' context."""
+    evict: Literal["reset", "restart"] = "reset"
+    """How to empty the caches between two values of C: POST /reset_prefix_cache, or fresh engines."""
+    order: Literal["counterbalanced", "handover_first"] = "counterbalanced"
+    """Order of a repetition's two requests: each comes first in half of the repetitions, or always the handover."""
+    age: bool = True
+    """Fill the whole KV pool of fresh engines once with random prompts, so that no cell uses blocks in the order of a
+    new pool."""
+    dispatch: str = "sequential"
+    """`sequential`: the router sends the decode request after the answer to the prefill request."""
+    baseline: bool = True
+    """Measure the same request on a combined instance in each repetition."""
+    request_timeout_s: float = 600.0
+    seed: int = 1
+    gpus: int = 0
+    """GPUs that both engines share; 0 = each has its own."""
+    preflight_s: float = 30.0
+    engine: EngineChoice = EngineChoice()
+    analysis: Settings = Settings()
+
+    def list_shapes(self) -> Iterator[Shape]:
+        """Every cell in the specification's order: C outside, then N, then O."""
+        for prior in self.prior_context:
+            for new in self.new_tokens:
+                for output in self.output_length:
+                    yield Shape(prior, new, output)
+
+    def order_shapes(self, seed: int) -> list[Shape]:
+        """Every cell in the order of measurement: all cells of one C in a row, so that each C is seeded once. The seed
+        decides the order of C, and of N and O within it.
+
+        In rising order, the effects of C, N and O could not be separated from the time since the engines started.
+        """
+
+        def rank_of(shape: Shape) -> tuple[bytes, bytes]:
+            return _draw_rank(seed, f"C{shape.prior_context}"), _draw_rank(seed, shape.name)
+
+        return sorted(self.list_shapes(), key=rank_of)
+
+    def combined_first(self, shape: Shape, repetition: int) -> bool:
+        """Whether the combined request comes before the handover request.
+
+        It depends on the cell's indexes in the grid and the repetition, so a repeated measurement keeps its order.
+        """
+        if self.order == "handover_first":
+            return False
+        indexes = (
+            self.prior_context.index(shape.prior_context),
+            self.new_tokens.index(shape.new_tokens),
+            self.output_length.index(shape.output_length),
+        )
+        return (sum(indexes) + repetition) % 2 == 1
+
+    @property
+    def prefill_config(self) -> str:
+        return self.configs[0]
+
+    @property
+    def decode_config(self) -> str:
+        return self.configs[-1]
+
+    def why_not(self, shape: Shape, max_model_len: int) -> str:
+        """Why a cell of the grid cannot be measured with this context; empty = it can."""
+        if shape.tokens > max_model_len:
+            return f"C + N + O = {shape.tokens} tokens, and the engines' max_model_len is {max_model_len}"
+        if self.max_input_tokens is not None and shape.input_tokens > self.max_input_tokens:
+            return f"C + N = {shape.input_tokens} tokens, and max_input_tokens is {self.max_input_tokens}"
+        return ""
+
+
+def read_grid(
+    tables: Mapping[str, Mapping[str, Any]],
+    profile: str,
+    preset: str,
+    *,
+    configs: Sequence[str] = (),
+    settings: Sequence[str] = (),
+) -> Grid:
+    """The validated grid of a preset with the user's configs and settings (`KEY=VALUE` with a dotted key of the grid).
+
+    Raises RunnerError, which names the profile, the preset and the wrong key.
+    """
+    if preset not in tables:
+        known = ", ".join(sorted(tables)) or "none"
+        raise RunnerError(
+            f"profile {profile} has no preset {preset!r} for {EXPERIMENT}", remedy=f"choose one of: {known}"
+        )
+    where = f"profile {profile}, [experiment.{EXPERIMENT}.{preset}]"
+    raw = copy.deepcopy(dict(tables[preset]))
+    for text in settings:
+        set_key(raw, *parse_setting(text, EXAMPLE))
+    if configs:
+        raw["configs"] = list(configs)
+    try:
+        grid = msgspec.convert(raw, Grid)
+    except msgspec.ValidationError as error:
+        raise RunnerError(f"{where}: {error}", remedy=REMEDY) from error
+    unknown = set(raw.get("analysis", {})) - {field.name for field in fields(Settings)}
+    if unknown:
+        raise RunnerError(f"{where}: analysis has no setting {', '.join(sorted(unknown))}", remedy=REMEDY)
+    _check_grid(grid, where)
+    return grid
+
+
+def _draw_rank(seed: int, name: str) -> bytes:
+    """A stable sort key for a random order."""
+    return hashlib.sha256(f"{seed}/{name}".encode()).digest()
+
+
+def _check_grid(grid: Grid, where: str) -> None:
+    lengths = {name: getattr(grid, name) for name in ("prior_context", "new_tokens", "output_length")}
+    block = grid.engine.block_size
+    unsorted = {name: list(values) != sorted(set(values)) for name, values in lengths.items()}
+    problems = [
+        *((wrong, f"{name} must rise without repeats") for name, wrong in unsorted.items()),
+        (not all(lengths.values()), "prior_context, new_tokens and output_length must each hold a length"),
+        (any(tokens < 0 for tokens in grid.prior_context), "prior_context must not be below 0"),
+        (any(tokens < 1 for tokens in (*grid.new_tokens, *grid.output_length)), "N and O must be at least 1"),
+        (
+            block is not None and any(tokens % block for tokens in grid.prior_context),
+            f"every prior_context must be a whole number of blocks of {block}: caches hold whole blocks",
+        ),
+        (not 1 <= len(grid.configs) <= 2, "configs must be one for both engines, or one for each"),
+        (
+            not 0 <= grid.warmup_repetitions < grid.repetitions,
+            "warmup_repetitions must leave a measured repetition",
+        ),
+        (grid.discards < 0, "discards must not be negative"),
+        (
+            grid.dispatch != "sequential",
+            f"dispatch {grid.dispatch!r} is unknown: the router sends the decode request after the answer to the "
+            "prefill request, so only `sequential` is possible",
+        ),
+        (grid.request_timeout_s <= 0, "request_timeout_s must be above 0"),
+    ]
+    for wrong, text in problems:
+        if wrong:
+            raise RunnerError(f"{where}: {text}", remedy=REMEDY)

@@ -1,0 +1,115 @@
+"""Measures the bandwidth of the link between the two engines, for comparison with the transfers' bandwidth.
+
+On a CPU both connectors move KV over the host's own network or memory. The reference is one TCP stream between two
+processes over loopback, with as many bytes as the largest transfer of the grid.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+from time import perf_counter_ns
+
+import msgspec
+
+from launch.environment import home
+from launch.ports import LOOPBACK
+from launch.profile import TINY_MODEL, Profile
+from launch.tiny_model import MODEL_ID
+from results.records.layout import write_atomic
+from runners.experiments.pd_lifecycle.grid import Grid
+from runners.experiments.routing.transfers import kv_bytes_per_token
+
+ROUNDS, WARMUP_ROUNDS = 20, 5
+WITHIN_S = 60.0
+METHOD = (
+    "one TCP stream over loopback between two processes, {size} bytes at a time until the receiver has confirmed them; "
+    "median, lowest and highest of {rounds} rounds after {warmup} more"
+)
+
+
+class Link(msgspec.Struct, frozen=True):
+    """`results/lifecycle/link.json`, in 10^9 bits per second. None = unknown, `reason` says why."""
+
+    gbps: float | None = None
+    low: float | None = None
+    high: float | None = None
+    method: str = ""
+    known_from: str = msgspec.field(default="", name="from")
+    """`measured`, or `given` by the profile."""
+    reason: str = ""
+
+
+def find_link(grid: Grid, profile: Profile) -> Link:
+    """The bandwidth stated in the profile; else, between CPU engines, a measurement."""
+    stated = grid.analysis.link_gbps
+    if stated is not None:
+        return Link(stated, method="analysis.link_gbps of the preset", known_from="given")
+    if profile.engine.kind != "cpu":
+        return Link(reason="only the connector can measure it between GPUs: set analysis.link_gbps")
+    source = profile.model.source
+    folder = home() / "models" / MODEL_ID if source == TINY_MODEL else Path(source)
+    bytes_per_token = kv_bytes_per_token(folder)
+    if bytes_per_token is None:
+        return Link(reason=f"the model's folder {folder.name} does not state the KV bytes of a token")
+    try:
+        return measure_link(max(grid.new_tokens) * bytes_per_token)
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        return Link(reason=f"it could not be measured: {type(error).__name__}: {error}")
+
+
+def measure_link(size: int) -> Link:
+    """Send `size` bytes repeatedly to a child process. Raises OSError or ValueError."""
+    child = subprocess.Popen(
+        [sys.executable, "-m", "runners.experiments.pd_lifecycle.link_bandwidth", str(size)], stdout=subprocess.PIPE
+    )
+    try:
+        assert child.stdout is not None
+        port = int(child.stdout.readline())
+        with socket.create_connection((LOOPBACK, port), timeout=WITHIN_S) as stream:
+            stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            rounds = [_round_gbps(stream, bytes(size)) for _ in range(WARMUP_ROUNDS + ROUNDS)]
+    finally:
+        child.kill()
+        child.wait()
+    measured, method = rounds[WARMUP_ROUNDS:], METHOD.format(size=size, rounds=ROUNDS, warmup=WARMUP_ROUNDS)
+    return Link(median(measured), min(measured), max(measured), method, "measured")
+
+
+def write_link(path: Path, link: Link) -> None:
+    """Raises OSError."""
+    write_atomic(path, msgspec.json.format(msgspec.json.encode(link), indent=2) + b"\n")
+
+
+def _round_gbps(stream: socket.socket, data: bytes) -> float:
+    t_ns = perf_counter_ns()
+    stream.sendall(data)
+    if not stream.recv(1):
+        raise OSError("the receiver closed the connection")
+    return 8 * len(data) / (perf_counter_ns() - t_ns)
+
+
+def _receive_bytes(size: int) -> None:
+    """Receive `size` bytes and confirm them, until the peer closes."""
+    with socket.create_server((LOOPBACK, 0)) as server:
+        server.settimeout(WITHIN_S)
+        print(server.getsockname()[1], flush=True)
+        stream, _ = server.accept()
+    buffer = memoryview(bytearray(size))
+    with stream:
+        stream.settimeout(WITHIN_S)
+        while True:
+            received = 0
+            while received < size:
+                count = stream.recv_into(buffer[received:])
+                if not count:
+                    return
+                received += count
+            stream.sendall(b"k")
+
+
+if __name__ == "__main__":
+    _receive_bytes(int(sys.argv[1]))

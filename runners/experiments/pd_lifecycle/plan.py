@@ -1,0 +1,217 @@
+"""The plan of a `pd-lifecycle` run: a cell for every C x N x O, all of one C in a row, else in random order.
+
+specs/pd_lifecycle, "Protocol".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from typing import Any
+
+import msgspec
+
+from launch.command import ports_needed
+from launch.profile import ConnectorConfig, Kind, Profile, load_config
+from launch.transfer_request import transferring
+from runners.campaign.experiment import DraftPlan, RunOptions
+from runners.campaign.plan import Sum, freeze
+from runners.errors import RunnerError
+from runners.experiments.engines import counting_profile
+from runners.experiments.pd_lifecycle.grid import EXPERIMENT, PROBE_CELL, Grid, Shape, read_grid
+from state.run import CellPlan, RunPlan, StagePlan
+
+PREFLIGHT, SWEEP, ANALYSIS = "preflight", "sweep", "analysis"
+STAGES = (
+    StagePlan(PREFLIGHT, "Pre-flight and transfer probe"),
+    StagePlan(SWEEP, "Sweep: every C x N x O"),
+    StagePlan(ANALYSIS, "Probe removal and analysis"),
+)
+LINK_CELL = "preflight/link"
+COMPUTE_S = 2.0
+ANALYSIS_S = 8.0
+
+
+def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
+    """Draft a run from the user's options. Raises RunnerError or LaunchError, which names the wrong key or config."""
+    if options.policies or options.trace:
+        raise RunnerError(
+            f"{EXPERIMENT} has one policy, static_pd, and no trace", remedy="--policy and --trace belong to `routing`"
+        )
+    if options.trials is not None:
+        raise RunnerError(
+            f"{EXPERIMENT} repeats requests, not cells: write --set repetitions={options.trials}",
+            remedy="omit --trials",
+        )
+    grid = read_grid(
+        profile.experiments.get(EXPERIMENT, {}),
+        profile.name,
+        options.preset,
+        configs=options.configs,
+        settings=options.settings,
+    )
+    profile = counting_profile(profile, grid.engine)
+    configs = _load_configs(grid, profile.engine.kind)
+    grid = msgspec.structs.replace(grid, configs=tuple(load_config(config).name for config in grid.configs))
+    _require_cells(grid, profile)
+    seed = grid.seed if options.seed is None else options.seed
+    return DraftPlan(
+        grid=grid,
+        profile=profile,
+        seed=seed,
+        configs=configs,
+        ports=2 * max(ports_needed(config) for config in configs),
+        inputs={
+            "grid": msgspec.to_builtins(grid),
+            "configs": {config.name: msgspec.to_builtins(config) for config in configs},
+            "config_names": list(options.configs),
+            "settings": list(options.settings),
+        },
+        sums=estimate_sums(grid, profile, seed),
+        plan=lambda inputs: make_plan(
+            grid, profile=profile, profile_name=options.profile, preset=options.preset, seed=seed, inputs=inputs
+        ),
+    )
+
+
+def make_plan(
+    grid: Grid, *, profile: Profile, profile_name: str, preset: str, seed: int, inputs: Mapping[str, Any]
+) -> RunPlan:
+    """Stages and cells in the order of the run. A cell that does not fit is skipped, with its reason in the plan.
+
+    `profile_name` is what the run process loads the profile by: its name, or the path of its file.
+    """
+    engine_s = grid.engine_start_s + profile.launch.release_wait_s
+    cells = [
+        CellPlan(PROBE_CELL, PREFLIGHT, "probe", None, "apply the probes", {}, COMPUTE_S),
+        *(
+            CellPlan(f"preflight/{config}", PREFLIGHT, "preflight", config, config, {}, engine_s + grid.preflight_s)
+            for config in dict.fromkeys(grid.configs)
+        ),
+        CellPlan(LINK_CELL, PREFLIGHT, "link", None, "bandwidth of the link between the engines", {}, COMPUTE_S),
+        *_sweep_cells(grid, profile, seed),
+        CellPlan("analysis/revert", ANALYSIS, "revert", None, "remove the probes", {}, COMPUTE_S),
+        CellPlan("analysis/report", ANALYSIS, "analysis", None, "records, fits, figures, report", {}, ANALYSIS_S),
+    ]
+    return freeze(
+        experiment=EXPERIMENT,
+        profile=profile_name,
+        preset=preset,
+        configs=tuple(dict.fromkeys(grid.configs)),
+        seed=seed,
+        stages=STAGES,
+        cells=cells,
+        inputs=inputs,
+    )
+
+
+def estimate_sums(grid: Grid, profile: Profile, seed: int) -> tuple[Sum, ...]:
+    """The sums of the time estimate of the engine stages: a line per C, in the order of measurement."""
+    release_s, count = profile.launch.release_wait_s, len(set(grid.configs))
+    around = f"{grid.engine_start_s:g} s start + {{}} + {release_s:g} s release"
+    once_s = grid.engine_start_s + release_s
+    lines = [
+        Sum(
+            PREFLIGHT,
+            f"{count} config x ({around.format(f'{grid.preflight_s:g} s checks')})",
+            count * (once_s + grid.preflight_s),
+        )
+    ]
+    for turn, (prior, shapes) in enumerate(
+        groupby(_measured_shapes(grid, profile, seed), key=lambda shape: shape.prior_context)
+    ):
+        level = list(shapes)
+        begins, seed_s = _begins_s(grid, profile, turn), _seed_s(grid, prior)
+        work_s = sum(_cell_s(grid, shape) for shape in level)
+        start = f"{begins:g} s engines + " if begins else ""
+        seeding = f"{seed_s:.1f} s seeding + " if prior else ""
+        one_s = work_s / len(level) / grid.repetitions
+        each = f"{len(level)} cells x {grid.repetitions} repetitions of {one_s:.2f} s on average"
+        text = f"C = {prior}: {start}{seeding}{each}"
+        lines.append(Sum(SWEEP, text, begins + seed_s + work_s))
+    return tuple(lines)
+
+
+def _sweep_cells(grid: Grid, profile: Profile, seed: int) -> Iterator[CellPlan]:
+    """The cells of the sweep. The first measured cell of a C includes the time for seeding and for fresh engines."""
+    measured, places = list(_measured_shapes(grid, profile, seed)), list(grid.list_shapes())
+    levels = [next(shapes) for _, shapes in groupby(measured, key=lambda shape: shape.prior_context)]
+    for turn, shape in enumerate(grid.order_shapes(seed)):
+        estimated_s = _cell_s(grid, shape) if shape in measured else 0.0
+        if shape in levels:
+            estimated_s += _begins_s(grid, profile, levels.index(shape)) + _seed_s(grid, shape.prior_context)
+        yield CellPlan(
+            cell=f"{SWEEP}/{shape.name}",
+            stage=SWEEP,
+            kind="lifecycle",
+            config=grid.decode_config,
+            label=f"C {shape.prior_context}  N {shape.new_tokens}  O {shape.output_length}",
+            params={
+                **msgspec.to_builtins(shape),
+                "place": places.index(shape),
+                "turn": turn,
+                "load_seed": seed,
+                "why_not": grid.why_not(shape, profile.engine.max_model_len),
+            },
+            estimated_s=estimated_s,
+        )
+
+
+def _measured_shapes(grid: Grid, profile: Profile, seed: int) -> Iterator[Shape]:
+    return (shape for shape in grid.order_shapes(seed) if not grid.why_not(shape, profile.engine.max_model_len))
+
+
+def _begins_s(grid: Grid, profile: Profile, level: int) -> float:
+    """Seconds for engine starts at a C: at the first C, and at every C where fresh engines empty the caches."""
+    fresh = level == 0 or grid.evict == "restart"
+    return grid.engine_start_s + _age_s(grid) + profile.launch.release_wait_s if fresh else 0.0
+
+
+def _age_s(grid: Grid) -> float:
+    return grid.expected.age_s if grid.age else 0.0
+
+
+def _seed_s(grid: Grid, prior_context: int) -> float:
+    """Both engines compute the prefix; on shared cores one after the other."""
+    return 2 * grid.expected.prefill_s(0, prior_context)
+
+
+def _cell_s(grid: Grid, shape: Shape) -> float:
+    expected, requests = grid.expected, 2 if grid.baseline else 1
+    prefill_s = expected.prefill_s(shape.prior_context, shape.new_tokens)
+    one_s = prefill_s + (shape.output_length - 1) * expected.token_s
+    return grid.repetitions * (requests * one_s + expected.around_s)
+
+
+def _load_configs(grid: Grid, kind: Kind) -> tuple[ConnectorConfig, ...]:
+    """The configs by name, each once. Raises RunnerError where they cannot hand a prompt over to each other."""
+    prefill, decode = load_config(grid.prefill_config), load_config(grid.decode_config)
+    sender, receiver = transferring(prefill, kind), transferring(decode, kind)
+    for config, part, wrong, side in (
+        (prefill, sender, "kv_consumer", "the prefill instance, which sends"),
+        (decode, receiver, "kv_producer", "the decode instance, which receives"),
+    ):
+        if part is None:
+            raise RunnerError(
+                f"config {config.name} has no connector that moves KV from one engine to another",
+                remedy="choose mooncake_both, nixl_both, or mooncake_producer with mooncake_consumer",
+            )
+        if part.role == wrong:
+            raise RunnerError(
+                f"config {config.name} is a {part.role}: it cannot be {side}",
+                remedy="name the prefill instance's config first: -c mooncake_producer -c mooncake_consumer",
+            )
+    assert sender is not None
+    assert receiver is not None
+    if sender.connector != receiver.connector:
+        raise RunnerError(
+            f"{prefill.name} moves KV by {sender.connector} and {decode.name} by {receiver.connector}",
+            remedy="choose two configs of one connector",
+        )
+    return (prefill,) if prefill.name == decode.name else (prefill, decode)
+
+
+def _require_cells(grid: Grid, profile: Profile) -> None:
+    if not any(_measured_shapes(grid, profile, grid.seed)):
+        why = grid.why_not(next(grid.list_shapes()), profile.engine.max_model_len)
+        raise RunnerError(f"no cell of the grid can be measured: {why}", remedy="make the grid smaller with --set")

@@ -1,0 +1,230 @@
+"""The artifacts of a finished `routing` cell: computed, checksummed, and renamed into place, the record last."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from results.records.decisions import DecisionRecord
+from results.records.layout import TrialLayout, publish, sha256, write_atomic
+from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TurnRecord
+from results.routing.summary import summarise
+from runners.campaign.context import RunContext
+from runners.campaign.engine_group import Member
+from runners.campaign.provenance import commit_of
+from runners.experiments.routing.grid import Grid, slug
+from runners.experiments.routing.trace import TraceRecord
+from runners.experiments.routing.transfers import movement_headline, movements
+from runners.load.replay_spec import ReplayOutcome
+from runners.router.spec import RouterOutcome
+from runners.samplers.engine_counters import CacheShape, Span, span_of
+from runners.samplers.gpu import GpuUse
+from state.run import CellPlan
+
+HEADLINE = (
+    "ttft_p50_s",
+    "ttft_p90_s",
+    "tpot_p50_s",
+    "tpot_p90_s",
+    "e2e_p90_s",
+    "apc",
+    "apc_bound_any",
+    "worker_ttft_p90_median_s",
+    "worker_ttft_p90_max_s",
+    "amplification",
+)
+"""Values of the summary that the journal keeps of a cell."""
+COUNTS = ("completed", "failed", "cut", "sessions_done", "retried")
+_HERE = Path(__file__).resolve().parent
+_Row = TypeVar("_Row")
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a replay left behind, besides its own files."""
+
+    replay: ReplayOutcome
+    router: RouterOutcome
+    members: tuple[Member, ...]
+    shapes: Mapping[str, CacheShape]
+    """Per instance."""
+    scrapes: Mapping[str, Path]
+    """Per instance: the file of its `/metrics`."""
+    gpu: GpuUse
+
+
+def trial_layout(context: RunContext, cell: CellPlan) -> TrialLayout:
+    """The folder of a cell's artifacts."""
+    return context.layout.trial(context.launcher.date, slug(cell.label), cell.trial)
+
+
+def put_in_place(
+    cell: CellPlan,
+    attempt: int,
+    grid: Grid,
+    trace: TraceRecord,
+    replayed: Replayed,
+    folder: Path,
+    context: RunContext,
+) -> dict[str, Any]:
+    """From the attempt's folder to the cell's; returns the headline numbers."""
+    written, layout = TrialLayout(folder), trial_layout(context, cell)
+    spans = {name: span_of(path) for name, path in replayed.scrapes.items()}
+    turns, decisions = _rows(written.metrics, TurnRecord), _rows(written.decisions, DecisionRecord)
+    record = _record(cell, attempt, grid, trace, replayed, spans)
+    _write(written.config, _config(cell, grid, trace, context))
+    _write(written.apc, {name: msgspec.to_builtins(span) for name, span in spans.items()})
+    measured = (written.config, written.metrics, written.decisions, written.engines, written.apc, written.gpu_util)
+    logs = written.transfer_logs()
+    record = replace(record, checksums={str(path.relative_to(folder)): sha256(path) for path in (*measured, *logs)})
+    summary, breakdown = summarise(turns, decisions, record, _rows(written.engines, EngineSample))
+    summary["movements"] = movements(decisions)
+    _write(written.summary, summary)
+    _write(written.breakdown, breakdown)
+    _write(written.cell, record)
+    _move(written.instances, layout.instances)
+    files = (*measured, written.summary, written.breakdown, written.cell)
+    publish({path: layout.root / path.name for path in files})
+    return headline(summary)
+
+
+def headline(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """The few numbers a console shows of a cell, from its `metrics.summary.json`."""
+    values = {name: (summary["values"].get(name) or {}).get("value") for name in HEADLINE}
+    counts = {name: summary["counts"].get(name) for name in COUNTS}
+    return values | counts | movement_headline(summary.get("movements", {}))
+
+
+def degraded(outcome: ReplayOutcome) -> str:
+    """Why the cell says less about the policy than it should; empty = nothing did."""
+    reasons = [outcome.fidelity.reason] if outcome.fidelity.degraded else []
+    if outcome.stop_reason != "complete":
+        reasons.append(f"the replay ended early ({outcome.stop_reason}): {outcome.never_sent} turns were never sent")
+    if outcome.wrong_length:
+        reasons.append(f"{outcome.wrong_length} completions had other lengths than asked for")
+    return "; ".join(reasons)
+
+
+def first_error(metrics: Path) -> str:
+    """The first error among the turns."""
+    with metrics.open("rb") as file:
+        errors = (msgspec.json.decode(line).get("error") for line in file)
+        return next((error for error in errors if error), "none was recorded")
+
+
+def _record(
+    cell: CellPlan,
+    attempt: int,
+    grid: Grid,
+    trace: TraceRecord,
+    replayed: Replayed,
+    spans: Mapping[str, Span],
+) -> RoutingCell:
+    outcome, commit = replayed.replay, commit_of(_HERE)
+    return RoutingCell(
+        cell=cell.cell,
+        label=cell.label,
+        policy=cell.params["policy"],
+        parameters=cell.params["parameters"],
+        trial=cell.trial,
+        place=cell.params["place"],
+        seed=cell.params["replay_seed"],
+        trace=_trace_facts(trace, outcome),
+        replay=_replay_facts(grid, outcome),
+        engines=tuple(_engine(m, replayed.shapes[m.name], spans[m.name]) for m in replayed.members),
+        router=_router_facts(replayed.router) | {name: cell.params[name] for name in ("moves_kv", "transfer")},
+        t_start_ns=outcome.t_start_ns,
+        t_end_ns=outcome.t_end_ns,
+        t_start_unix_s=outcome.t_start_unix_s,
+        attempt=attempt,
+        git_commit=commit.sha,
+        git_reason=commit.reason,
+        gpu_utilisation=replayed.gpu.utilisation,
+        gpu_reason=replayed.gpu.reason,
+    )
+
+
+def _trace_facts(trace: TraceRecord, outcome: ReplayOutcome) -> dict[str, Any]:
+    """The bounds are those of the whole trace at the engines' block size, sent or not."""
+    facts: dict[str, Any] = msgspec.to_builtins(trace)
+    return facts | {
+        "span_s": outcome.trace_span_s,
+        "apc_bound_any": outcome.apc_bound_any,
+        "apc_bound_intra": outcome.apc_bound_intra,
+    }
+
+
+def _replay_facts(grid: Grid, outcome: ReplayOutcome) -> dict[str, Any]:
+    """The settings and the outcome; `cut` counts what was in flight or still to come when it was ended."""
+    asked: dict[str, Any] = msgspec.to_builtins(grid.replay)
+    facts: dict[str, Any] = msgspec.to_builtins(outcome)
+    why = degraded(outcome)
+    return (
+        asked
+        | {name: value for name, value in facts.items() if not name.startswith("t_")}
+        | {
+            "cut": outcome.cut + (outcome.never_sent if outcome.stop_reason != "complete" else 0),
+            "fidelity": facts["fidelity"] | {"degraded": bool(why), "reason": why},
+        }
+    )
+
+
+def _router_facts(outcome: RouterOutcome) -> dict[str, Any]:
+    facts = msgspec.to_builtins(outcome)
+    return {name: value for name, value in facts.items() if not name.startswith("t_") and name != "policy"}
+
+
+def _engine(member: Member, shape: CacheShape, span: Span) -> RoutedEngine:
+    return RoutedEngine(
+        instance=member.name,
+        role=member.role,
+        url=member.engine.url,
+        pid=member.engine.pid,
+        started_by=member.engine.spec.started_by,
+        block_tokens=shape.block_tokens,
+        kv_capacity_tokens=shape.capacity_tokens,
+        prompt_tokens=span.gained("prompt_tokens"),
+        cached_tokens=span.gained("cached_tokens"),
+        prompt_tokens_by_source=span.gained_by_source(),
+    )
+
+
+def _config(cell: CellPlan, grid: Grid, trace: TraceRecord, context: RunContext) -> dict[str, Any]:
+    """What was asked for."""
+    profile = context.profile
+    return {
+        "cell": cell.cell,
+        "label": cell.label,
+        "trial": cell.trial,
+        **cell.params,
+        "instances": grid.instances,
+        "config": cell.config,
+        "trace": msgspec.to_builtins(trace),
+        "replay": msgspec.to_builtins(grid.replay),
+        "router": msgspec.to_builtins(grid.router),
+        "profile": profile.name,
+        "model": msgspec.to_builtins(profile.model),
+        "engine": msgspec.to_builtins(profile.engine),
+        "decode_kv_cache_memory_bytes": grid.decode_kv_cache_memory_bytes,
+        "engine_versions": dict(context.engine.versions),
+    }
+
+
+def _rows(path: Path, kind: type[_Row]) -> list[_Row]:
+    return msgspec.json.Decoder(kind).decode_lines(path.read_bytes())
+
+
+def _write(path: Path, value: object) -> None:
+    write_atomic(path, msgspec.json.format(msgspec.json.encode(value), indent=2))
+
+
+def _move(source: Path, target: Path) -> None:
+    """The engines' logs and scrapes go with the cell; those of an attempt that was cut short make room."""
+    shutil.rmtree(target, ignore_errors=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    source.replace(target)

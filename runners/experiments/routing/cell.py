@@ -1,0 +1,193 @@
+"""One cell of `routing`: fresh engines, a router with one policy before them, one replay of the trace."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from launch.command import ports_needed
+from results.records.layout import TrialLayout
+from runners.campaign.context import RunContext
+from runners.campaign.engine_group import GroupPlan, Member, engine_group
+from runners.errors import CellFailed
+from runners.experiments.routing.artifacts import Replayed, degraded, first_error, put_in_place
+from runners.experiments.routing.grid import Grid
+from runners.experiments.routing.plan import can_move, ports_per_instance
+from runners.experiments.routing.trace import TraceRecord, trace_path
+from runners.experiments.routing.transfers import endpoint_of, kv_bytes_per_token
+from runners.experiments.routing.watch import Watch
+from runners.load.block_prompts import BlockShape, TurnPrompt, as_hashes, prompt_ids
+from runners.load.process import run_replay
+from runners.load.replay_spec import ReplaySpec, ReplayTick
+from runners.router.server.process import RouterProcess
+from runners.router.spec import InstanceSpec, Prewarm, RouterSpec, TransferRules
+from runners.samplers.engine import MetricsSampler
+from runners.samplers.engine_counters import CacheShape, baseline_shape
+from runners.samplers.gpu import GpuSampler
+from runners.trace.common_prefix import common_prefix
+from runners.trace.formats import read_trace
+from state.run import CellPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A finished cell."""
+
+    summary: dict[str, Any]
+    degraded: str
+
+
+async def replay_cell(cell: CellPlan, attempt: int, grid: Grid, trace: TraceRecord, context: RunContext) -> Measured:
+    """Measure the cell and publish its artifacts.
+
+    Raises CellFailed where an engine or the router died or nothing was completed, LaunchError where engines did not
+    start. The attempt's folder keeps what there was.
+    """
+    assert cell.config is not None
+    folder, config = context.attempt_folder(cell, attempt), context.configs[cell.config]
+    written = TrialLayout(folder)
+    group = GroupPlan(
+        config=cell.config,
+        roles=tuple(cell.params["roles"]),
+        folder=written.instances,
+        ports=ports_per_instance(grid, ports_needed(config)),
+        events=grid.router.index == "events",
+        gpus=grid.gpus,
+        transfer_log=can_move(config, context.profile.engine.kind),
+        decode_args=_decode_args(grid),
+    )
+    async with engine_group(context.launcher, group) as members:
+        replayed = await _replay(cell, grid, members, folder, context)
+    outcome = replayed.replay
+    if not outcome.completed:
+        raise CellFailed(
+            f"{outcome.failed} of {outcome.sent} turns failed and none was completed; "
+            f"the first error was: {first_error(written.metrics)}"
+        )
+    summary = await asyncio.to_thread(put_in_place, cell, attempt, grid, trace, replayed, folder, context)
+    return Measured(summary, degraded(outcome))
+
+
+async def _replay(
+    cell: CellPlan, grid: Grid, members: tuple[Member, ...], folder: Path, context: RunContext
+) -> Replayed:
+    """The replay with everything that watches it, all of it ended; the engines still run."""
+    cut, written = asyncio.Event(), TrialLayout(folder)
+    async with AsyncExitStack() as stack:
+        scrapes = {member.name: written.scrapes(member.name) for member in members}
+        samplers = {
+            member.name: await stack.enter_async_context(MetricsSampler(member.engine.url, scrapes[member.name]))
+            for member in members
+        }
+        gpu = await stack.enter_async_context(GpuSampler(written.gpu_util))
+        shapes = {member.name: baseline_shape(scrapes[member.name]) for member in members}
+        watch = stack.enter_context(Watch(cell, members, samplers, written.engines, context.emit, cut))
+        spec = _router_spec(cell, grid, members, shapes, folder, context)
+        async with RouterProcess(spec, written.router_spec, watch.router_tick) as router:
+
+            def tick(progress: ReplayTick) -> None:
+                watch.replay_tick(progress)
+                if not router.alive:
+                    cut.set()  # `router.end` says why
+
+            outcome = await run_replay(_replay_spec(cell, grid, router.url, shapes, folder, context), tick, cut=cut)
+            await watch.require_engines()
+            ended = await router.end()
+    return Replayed(outcome, ended, members, shapes, scrapes, gpu.use)
+
+
+def _decode_args(grid: Grid) -> tuple[str, ...]:
+    """vLLM takes the last of two values."""
+    size = grid.decode_kv_cache_memory_bytes
+    return () if size is None else ("--kv-cache-memory-bytes", str(size))
+
+
+def _router_spec(
+    cell: CellPlan,
+    grid: Grid,
+    members: Sequence[Member],
+    shapes: Mapping[str, CacheShape],
+    folder: Path,
+    context: RunContext,
+) -> RouterSpec:
+    assert cell.config is not None
+    config, kind = context.configs[cell.config], context.profile.engine.kind
+    model = members[0].engine.spec.tiny_model
+    bytes_per_token = grid.router.kv_bytes_per_token or kv_bytes_per_token(model or Path(context.profile.model.source))
+    return RouterSpec(
+        instances=tuple(
+            InstanceSpec(
+                instance=member.name,
+                url=member.engine.url,
+                role=member.role,
+                kv_capacity_tokens=shapes[member.name].capacity_tokens,
+                block_tokens=shapes[member.name].block_tokens,
+                kv_events="" if member.events is None else member.events.endpoint,
+                kv_replay="" if member.events is None else member.events.replay_endpoint,
+                transfer=endpoint_of(member, config, kind, bytes_per_token) if cell.params["moves_kv"] else None,
+            )
+            for member in members
+        ),
+        policy=cell.params["policy"],
+        parameters=cell.params["parameters"],
+        decisions_path=str(TrialLayout(folder).decisions),
+        index=grid.router.index,
+        prewarm=_prewarm(cell, context),
+        transfer=msgspec.convert(cell.params["transfer"], TransferRules),
+    )
+
+
+def _prewarm(cell: CellPlan, context: RunContext) -> Prewarm | None:
+    """The trace's common prefix, as the replay will send it, where the policy asks for it (specs/load_floor.md, Q2.E).
+
+    Raises CellFailed where the sessions of the trace share nothing.
+    """
+    tokens = cell.params["parameters"].get("prewarm_tokens", 0)
+    if not tokens:
+        return None
+    trace = read_trace(trace_path(context.layout))
+    hashes = common_prefix(trace, tokens)
+    if not hashes:
+        raise CellFailed(
+            f"prewarm_tokens={tokens}, and no two sessions of the trace are known to share their first "
+            f"{trace.facts.block_tokens} tokens: there is nothing to send ahead"
+        )
+    model, facts = context.profile.model, trace.facts
+    shape = BlockShape(
+        cell.params["replay_seed"], facts.block_tokens, facts.hash_scope, model.vocab_low, model.vocab_high
+    )
+    prompt = TurnPrompt("", 0, len(hashes) * facts.block_tokens, as_hashes(hashes))
+    return Prewarm(model.served_name, tuple(prompt_ids(shape, prompt).tolist()))
+
+
+def _replay_spec(
+    cell: CellPlan, grid: Grid, url: str, shapes: Mapping[str, CacheShape], folder: Path, context: RunContext
+) -> ReplaySpec:
+    """The same for every policy of a trial, but for the router's address."""
+    model = context.profile.model
+    return ReplaySpec(
+        url=url,
+        model=model.served_name,
+        trace_path=str(trace_path(context.layout)),
+        requests_path=str(TrialLayout(folder).metrics),
+        seed=cell.params["replay_seed"],
+        vocab_low=model.vocab_low,
+        vocab_high=model.vocab_high,
+        block_tokens=_block_tokens(shapes),
+        **msgspec.structs.asdict(grid.replay),
+    )
+
+
+def _block_tokens(shapes: Mapping[str, CacheShape]) -> int:
+    """The engines' one block size. Raises CellFailed where it is unknown, or they differ."""
+    sizes = {shape.block_tokens for shape in shapes.values()}
+    size = sizes.pop() if len(sizes) == 1 else None
+    if size is None:
+        raise CellFailed("the engines state no common KV block size: the trace's bound is not defined for them")
+    return size

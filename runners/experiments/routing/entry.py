@@ -1,0 +1,32 @@
+"""`routing` for the registry."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from runners.campaign.experiment import Experiment
+from runners.experiments.routing.grid import EXPERIMENT, Grid
+from runners.experiments.routing.plan import draft_plan
+
+if TYPE_CHECKING:
+    from runners.campaign.context import RunContext
+    from runners.experiments.routing.experiment import Routing
+
+
+def _cell_runner(grid: Grid, context: RunContext) -> Routing:
+    from runners.experiments.routing.experiment import Routing  # it loads the analysis; a plan needs none
+
+    return Routing(grid, context)
+
+
+ENTRY = Experiment(
+    name=EXPERIMENT,
+    draft_plan=draft_plan,
+    cell_runner=_cell_runner,
+    option_help={
+        "configs": "of all engines",
+        "policies": "only these policies (repeatable), by name, label or Python file",
+        "settings": "e.g. `trace.sessions=50` or `unified.overload_factor=1.3`",
+        "trace": "replay this trace file instead of the preset's",
+    },
+)

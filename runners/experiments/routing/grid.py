@@ -1,0 +1,340 @@
+"""The grid of `routing` as a profile states it (`[experiment.routing.<preset>]`) and the user changed it, checked."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from results.records.decisions import Role
+from runners.errors import RunnerError
+from runners.experiments.engines import EngineChoice
+from runners.experiments.settings import (
+    Tables,
+    convert_grid,
+    find_preset,
+    parse_setting,
+    refuse_problems,
+    set_key,
+)
+from runners.load.replay_plan import THINKING
+from runners.load.replay_spec import ON_ERROR
+from runners.router.spec import TransferRules
+
+EXPERIMENT = "routing"
+SYNTH = "synth"
+"""The `trace.source` that stands for sessions generated from stated statistics."""
+
+POOLED = "static_pd"
+"""The policy that only works with pools."""
+EXAMPLE = "unified.overload_factor=1.5"
+"""Of a setting, for the error that one needs."""
+REMEDY = "correct that key in the profile or in --set; docs/routing.md lists them all"
+OWN_RULE = ".transfer"
+"""Between a policy and one of its own rules, in a setting: `EAR.transfer.timeout_s=4`."""
+
+
+class PolicyChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One policy of the comparison."""
+
+    name: str
+    """A policy Tracon has, or the path of a Python file with one."""
+    label: str = ""
+    """What tables call it; empty = its name with its parameters."""
+    parameters: dict[str, Any] = {}
+    prefill_instances: int = 0
+    """The first N instances only prefill and the others only decode; 0 = every instance does both."""
+    transfer: dict[str, Any] = {}
+    """Rules for moving KV of its own, over `router.transfer`."""
+    moves_kv: bool = True
+    """False = it decides as with KV that can be moved, and the target of a migration or handover recomputes."""
+
+
+class TraceChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which trace is replayed, and how much of it."""
+
+    source: str = SYNTH
+    """`synth`, or a trace file."""
+    format: str | None = None
+    """Of the file; None = found out from it."""
+    sessions: int = 0
+    """How many: generated, or drawn from the file; 0 = all of the file."""
+    seed: int = 1
+    """Of the generator, or of the draw."""
+    tokens: float = 1.0
+    """Factor on every token count, block size included: a big trace for a small model."""
+    output_tokens: float | None = None
+    """Factor on the outputs; None = as `tokens`."""
+    sessions_per_s: float = 0.0
+    """Sessions arrive at random at this rate, before the replay's time scale; 0 = as the trace says."""
+    turns: int = 0
+    """Only the first N turns of each session; 0 = all."""
+    statistics: dict[str, Any] = {}
+    """Of the generator, over its defaults."""
+
+
+class ReplayChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How the trace is replayed; as `ReplaySpec` has them."""
+
+    time_scale: float = 1.0
+    idle_gap_cap_s: float | None = None
+    think: str = "recorded"
+    max_inflight_sessions: int = 0
+    on_error: str = "continue"
+    max_duration_s: float = 3600.0
+    """The hard stop of a cell."""
+    drain_s: float = 30.0
+    request_timeout_s: float = 600.0
+    lateness_p99_s: float = 0.010
+    achieved_ratio: float = 0.98
+    client_cpu_share: float = 0.90
+
+
+class RouterChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The router beside the policy."""
+
+    index: Literal["approximate", "events"] = "approximate"
+    """What it knows of the engines' prefix caches: an own index, or the engines' KV events."""
+    transfer: dict[str, Any] = {}
+    """How KV is moved between engines whose config can: keys of `TransferRules`, the others as they are there."""
+    kv_bytes_per_token: int | None = None
+    """Of the model, where its configuration is not at hand to compute it from; None = computed, or not known."""
+
+
+class InterferenceChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How long a prefill holds up the decodes beside it."""
+
+    prefill_tokens: tuple[int, ...] = ()
+    """A cell per length; empty = not measured."""
+    decodes: int = 4
+    """Running when the prefill joins."""
+    decode_prompt_tokens: int = 64
+    settle_s: float = 0.5
+    """Seconds that all of them decode before the prefill joins, and again after it."""
+    repeats: int = 5
+
+
+class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One preset of the experiment."""
+
+    policies: tuple[PolicyChoice, ...]
+    instances: int
+    expected_replay_s: float
+    """What one replay takes, for the time estimate."""
+    engine_start_s: float
+    """What the engines of a cell take until all are ready, for the time estimate."""
+    config: str = "plain"
+    """Of every engine."""
+    trials: int = 3
+    """How often every policy replays the trace, each time on fresh engines, the policies in a new random order."""
+    seed: int = 1
+    gpus: int = 0
+    """GPUs of the host that instances share; 0 = each has its own."""
+    preflight_s: float = 30.0
+    decode_kv_cache_memory_bytes: int | None = None
+    """Of instances that only decode; None = as every other one."""
+    trace: TraceChoice = TraceChoice()
+    replay: ReplayChoice = ReplayChoice()
+    engine: EngineChoice = EngineChoice()
+    router: RouterChoice = RouterChoice()
+    interference: InterferenceChoice = InterferenceChoice()
+
+    def label(self, policy: PolicyChoice) -> str:
+        """What tables call the policy; unique in the grid."""
+        if policy.label:
+            return policy.label
+        file = policy_file(policy.name)
+        stem = policy.name if file is None else file.stem
+        changes = [f"{key}={_short(value)}" for key, value in sorted(policy.parameters.items())]
+        changes += [f"transfer.{key}={_short(value)}" for key, value in sorted(policy.transfer.items())]
+        pools = [f"{policy.prefill_instances}P+{self.instances - policy.prefill_instances}D"]
+        still = [] if policy.moves_kv else ["KV not moved"]
+        return " ".join([stem, *(pools if policy.prefill_instances else []), *changes, *still])
+
+    def roles(self, policy: PolicyChoice) -> tuple[Role, ...]:
+        """Per instance."""
+        first = policy.prefill_instances
+        rest: Role = "decode" if first else "both"
+        return tuple("prefill" if place < first else rest for place in range(self.instances))
+
+    def transfer_rules(self, policy: PolicyChoice) -> TransferRules:
+        """What `router.transfer` asks for, and the policy over it. Raises msgspec.ValidationError for a wrong value."""
+        return msgspec.convert(self.router.transfer | policy.transfer, TransferRules)
+
+
+def policy_file(name: str) -> Path | None:
+    """The Python file that a policy's name points to (`FILE.py` or `FILE.py:Class`); None for one of Tracon's own."""
+    path = name.partition(":")[0]
+    return Path(path) if path.endswith(".py") else None
+
+
+def slug(label: str) -> str:
+    """A label as part of a file name."""
+    return re.sub(r"[^A-Za-z0-9.=+-]+", "_", label).strip("_.")
+
+
+def grid_of(
+    tables: Tables,
+    profile: str,
+    preset: str,
+    *,
+    policies: Sequence[str] = (),
+    settings: Sequence[str] = (),
+) -> Grid:
+    """The validated grid of a preset with the user's policies and settings.
+
+    `policies` choose among the preset's by label or name; a name it does not have joins with default parameters.
+    `settings` are `KEY=VALUE`: a key of the grid, dotted, or POLICY.PARAMETER. Raises RunnerError naming the key.
+    """
+    raw, where = find_preset(tables, EXPERIMENT, profile, preset)
+    raw = _listed(raw, where)
+    parsed = [parse_setting(text, EXAMPLE) for text in settings]
+    of_grid = [(key, value) for key, value in parsed if key.split(".")[0] in Grid.__struct_fields__]
+    for key, value in of_grid:
+        set_key(raw, key, value)
+    grid = convert_grid(raw, Grid, where, REMEDY)
+    grid = msgspec.structs.replace(grid, policies=tuple(_with_pools(grid, one) for one in _chosen(grid, policies)))
+    for key, value in parsed:
+        if (key, value) not in of_grid:
+            grid = _with_parameter(grid, key, value)
+    _check(grid, where)
+    return grid
+
+
+def _listed(raw: dict[str, Any], where: str) -> dict[str, Any]:
+    """The policies one by one: one may be given by its name alone, and one with a `sweep` stands for many."""
+    entries = [{"name": entry} if isinstance(entry, str) else entry for entry in raw.get("policies", [])]
+    raw["policies"] = [one for entry in entries for one in _swept(entry, where)]
+    return raw
+
+
+def _swept(entry: dict[str, Any], where: str) -> list[dict[str, Any]]:
+    """`sweep = { a = [1, 2], b = [3, 4] }` gives a policy per combination, the last parameter changing fastest."""
+    if "sweep" not in entry:
+        return [entry]
+    values, rest = entry["sweep"], {key: value for key, value in entry.items() if key != "sweep"}
+    if not (isinstance(values, dict) and values and all(isinstance(each, list) and each for each in values.values())):
+        raise RunnerError(f"{where}: sweep is no table of lists", remedy="write sweep = { PARAMETER = [VALUE, VALUE] }")
+    fixed = rest.get("parameters", {})
+    return [
+        rest | {"parameters": fixed | dict(zip(values, chosen, strict=True))}
+        for chosen in itertools.product(*values.values())
+    ]
+
+
+def _chosen(grid: Grid, wanted: Sequence[str]) -> tuple[PolicyChoice, ...]:
+    if not wanted:
+        return grid.policies
+    chosen: list[PolicyChoice] = []
+    for name in wanted:
+        matches = [entry for entry in grid.policies if name in (entry.name, grid.label(entry))]
+        chosen += matches or [PolicyChoice(name)]
+    return tuple(chosen)
+
+
+def _with_pools(grid: Grid, policy: PolicyChoice) -> PolicyChoice:
+    """A policy that needs pools and has no sizes for them gets two of one size."""
+    if policy.name != POOLED or policy.prefill_instances or "prefill_count" in policy.parameters:
+        return policy
+    return msgspec.structs.replace(policy, prefill_instances=grid.instances // 2)
+
+
+def _with_parameter(grid: Grid, key: str, value: object) -> Grid:
+    """The grid with one parameter of one policy changed; without a policy's name it is the only policy's."""
+    name, dot, parameter = key.rpartition(".")
+    rule = name.endswith(OWN_RULE)
+    name = name.removesuffix(OWN_RULE)
+    named = [entry for entry in grid.policies if name in (entry.name, grid.label(entry))]
+    matches = named if dot else list(grid.policies)
+    if len(matches) != 1:
+        known = ", ".join(grid.label(entry) for entry in grid.policies)
+        raise RunnerError(
+            f"--set {key}: that is no setting of the grid, and {len(matches)} policies of this run are meant by it",
+            remedy=f"write POLICY.PARAMETER=VALUE; policies: {known}; settings: {', '.join(Grid.__struct_fields__)}",
+        )
+    change: dict[str, Any]
+    if rule:
+        change = {"transfer": matches[0].transfer | {parameter: value}}
+    elif parameter in ("prefill_instances", "moves_kv"):
+        change = {parameter: value}
+    else:
+        change = {"parameters": matches[0].parameters | {parameter: value}}
+    try:
+        changed = msgspec.convert(msgspec.structs.asdict(matches[0]) | change, PolicyChoice)
+    except msgspec.ValidationError as error:
+        raise RunnerError(f"--set {key}: {error}", remedy="correct its value") from error
+    policies = tuple(changed if entry is matches[0] else entry for entry in grid.policies)
+    return msgspec.structs.replace(grid, policies=policies)
+
+
+def _check(grid: Grid, where: str) -> None:
+    labels = [slug(grid.label(policy)) for policy in grid.policies]
+    pools = [policy.prefill_instances for policy in grid.policies]
+    trace, replay, beside = grid.trace, grid.replay, grid.interference
+    room = grid.decode_kv_cache_memory_bytes
+    problems = [
+        (not labels, "policies must name at least one"),
+        (len(set(labels)) < len(labels), f"two policies have one label among {', '.join(labels)}"),
+        (grid.instances < 1, "instances must be at least 1"),
+        (any(not 0 <= count < grid.instances for count in pools), "prefill_instances must leave one to decode"),
+        (any(policy.name == POOLED for policy in grid.policies) and grid.instances < 2, f"{POOLED} needs 2 instances"),
+        (grid.trials < 1, "trials must be at least 1"),
+        (not (room is None or room >= 1), "decode_kv_cache_memory_bytes must be at least 1"),
+        (trace.source == SYNTH and trace.sessions < 1, "trace.sessions must be at least 1 where they are generated"),
+        (trace.tokens <= 0, "trace.tokens must be above 0"),
+        (min(trace.sessions, trace.turns, trace.sessions_per_s) < 0, "a number of trace is below 0"),
+        (replay.think not in THINKING, f"replay.think must be one of {', '.join(THINKING)}"),
+        (replay.on_error not in ON_ERROR, f"replay.on_error must be one of {', '.join(ON_ERROR)}"),
+        (replay.time_scale <= 0, "replay.time_scale must be above 0"),
+        (replay.max_inflight_sessions < 0, "replay.max_inflight_sessions must not be negative"),
+        (replay.max_duration_s <= 0 or replay.drain_s < 0, "replay.max_duration_s must be above 0, drain_s not below"),
+        (any(tokens < 1 for tokens in beside.prefill_tokens), "interference.prefill_tokens must be at least 1"),
+        (beside.decodes < 1 or beside.repeats < 1, "interference.decodes and .repeats must be at least 1"),
+    ]
+    refuse_problems([*problems, *_transfer_problems(grid)], where, REMEDY)
+
+
+def _transfer_problems(grid: Grid) -> list[tuple[bool, str]]:
+    """Values that a router would refuse, or an engine with every transfer request: both only once the engines run."""
+    per_token, shared = grid.router.kv_bytes_per_token, grid.router.transfer
+    problems = [
+        (not (per_token is None or per_token >= 1), "router.kv_bytes_per_token must be at least 1"),
+        *_rule_problems("router.transfer", shared, grid.engine.scheduling),
+    ]
+    for policy in grid.policies:
+        if policy.transfer:
+            where = f"policy {grid.label(policy)}: transfer"
+            problems.append((not policy.moves_kv, f"{where} is for KV that is moved, and its moves_kv is false"))
+            problems += _rule_problems(where, shared | policy.transfer, grid.engine.scheduling)
+    return problems
+
+
+def _rule_problems(where: str, rules_table: Mapping[str, Any], scheduling: str | None) -> list[tuple[bool, str]]:
+    known = TransferRules.__dataclass_fields__
+    unknown = sorted(set(rules_table) - set(known))
+    if unknown:
+        return [(True, f"{where} has no {', '.join(unknown)}; it has {', '.join(known)}")]
+    try:
+        rules = msgspec.convert(rules_table, TransferRules)
+    except msgspec.ValidationError as error:
+        return [(True, f"{where}: {error}")]
+    counts = (rules.attempts, rules.failures_to_quarantine, rules.min_tokens)
+    times = (rules.timeout_s, rules.window_s, rules.quarantine_s)
+    return [
+        (min(counts) < 1, f"{where}: attempts, failures_to_quarantine and min_tokens must be at least 1"),
+        (min(times) <= 0, f"{where}: timeout_s, window_s and quarantine_s must be above 0"),
+        (rules.queue < 0, f"{where}.queue must not be below 0"),
+        (rules.quarantine_max_s < rules.quarantine_s, f"{where}.quarantine_max_s is below quarantine_s"),
+        (
+            rules.leg_priority is not None and scheduling != "priority",
+            f'{where}.leg_priority needs engine.scheduling = "priority": engines refuse it otherwise',
+        ),
+    ]
+
+
+def _short(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,193 @@
+"""What a prefill does to the decodes beside it: time per token before, while and after it joins the same engine.
+
+Figure f4d of specs/ear, section 3.3. A few requests decode; when all of them have run for a while, one prompt of N
+tokens is sent that asks for a single token. Every gap between two tokens of a decode that overlaps the time from that
+send to that token counts as `during`; the gaps of the settling times around it count as `before` and `after`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter_ns
+
+import numpy as np
+
+from results.records.samples import InterferenceRecord
+from runners.errors import CellFailed
+from runners.load.client import LoadClient, resolve
+from runners.load.prompts import Bodies, BodyShape
+from runners.load.stream import Exchange
+
+POLL_S = 0.02
+START_LIMIT_S = 60.0
+"""Until every decode has its first token."""
+PREFILL_LIMIT_S = 300.0
+IDLE_S = 0.3
+"""After the decodes are cut, until the engine has dropped them."""
+DECODE_CELL, PREFILL_CELL = 1, 2
+"""Keep the prompts of both apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class InterferenceSpec:
+    """One cell: one prefill length on one engine."""
+
+    url: str
+    model: str
+    prefill_tokens: int
+    decodes: int
+    decode_prompt_tokens: int
+    decode_tokens: int
+    """Asked for by each decode: more than it will get before it is cut."""
+    settle_s: float
+    repeats: int
+    seed: int
+    vocab_low: int
+    vocab_high: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """The gaps between tokens of one part of a repeat."""
+
+    tpot_s: float | None
+    """Their mean; None = there was none."""
+    worst_s: float | None
+    gaps: int
+
+
+class _Ears:
+    """Follows the requests; their exchanges hold all that is needed."""
+
+    def first_token(self, exchange: Exchange) -> None: ...
+
+    def ended(self, exchange: Exchange) -> None: ...
+
+
+async def measure_interference(
+    spec: InterferenceSpec, instance: str, on_repeat: Callable[[int], None]
+) -> tuple[InterferenceRecord, ...]:
+    """Every repeat, in order. Raises CellFailed where a request fails, LoadError where there is no server."""
+    decodes, prefills = _bodies(spec)
+    client = LoadClient(
+        await resolve(spec.url),
+        spares=spec.decodes + 1,
+        request_timeout_s=PREFILL_LIMIT_S,
+        stall_timeout_s=PREFILL_LIMIT_S,
+    )
+    records = []
+    try:
+        await client.open()
+        for repeat in range(spec.repeats):
+            records.append(await _repeat(spec, client, decodes, prefills, instance, repeat))
+            on_repeat(repeat)
+    finally:
+        client.cut(perf_counter_ns())
+        await client.close()
+    return tuple(records)
+
+
+def between(stamps_ns: Sequence[array[int]], t_from_ns: int, t_to_ns: int, *, overlapping: bool) -> Gaps:
+    """The gaps that lie inside the span, or that overlap it; `stamps_ns`: of each stream's tokens, rising."""
+    gaps_s: list[float] = []
+    for stream in stamps_ns:
+        times = np.asarray(stream, dtype=np.int64)
+        begin, end = times[:-1], times[1:]
+        taken = (end > t_from_ns) & (begin < t_to_ns) if overlapping else (begin >= t_from_ns) & (end <= t_to_ns)
+        gaps_s += ((end - begin)[taken] / 1e9).tolist()
+    if not gaps_s:
+        return Gaps(None, None, 0)
+    return Gaps(float(np.mean(gaps_s)), max(gaps_s), len(gaps_s))
+
+
+async def _repeat(
+    spec: InterferenceSpec, client: LoadClient, decodes: Bodies, prefills: Bodies, instance: str, repeat: int
+) -> InterferenceRecord:
+    streams = [_send(client, decodes, repeat * spec.decodes + place, stamps=True) for place in range(spec.decodes)]
+    await _until(client, lambda: all(stream.t_first_ns for stream in streams), streams, START_LIMIT_S)
+    await _settle(client, spec.settle_s)
+    t_unix_s = time.time()
+    prefill = _send(client, prefills, repeat, stamps=False)
+    await _until(client, lambda: prefill.status is not None, [*streams, prefill], PREFILL_LIMIT_S)
+    await _settle(client, spec.settle_s)
+    _require_running(streams)
+    client.cut(perf_counter_ns())
+    await asyncio.sleep(IDLE_S)
+    stamps = [stream.stamps for stream in streams if stream.stamps is not None]
+    settle_ns = round(spec.settle_s * 1e9)
+    before = between(stamps, prefill.t_send_ns - settle_ns, prefill.t_send_ns, overlapping=False)
+    during = between(stamps, prefill.t_send_ns, prefill.t_first_ns, overlapping=True)
+    after = between(stamps, prefill.t_first_ns, prefill.t_first_ns + settle_ns, overlapping=False)
+    return InterferenceRecord(
+        instance=instance,
+        prefill_tokens=spec.prefill_tokens,
+        decodes=spec.decodes,
+        repeat=repeat,
+        tpot_before_s=before.tpot_s,
+        tpot_during_s=during.tpot_s,
+        tpot_after_s=after.tpot_s,
+        worst_gap_before_s=before.worst_s,
+        worst_gap_during_s=during.worst_s,
+        prefill_ttft_s=(prefill.t_first_ns - prefill.t_send_ns) / 1e9,
+        gaps_before=before.gaps,
+        gaps_during=during.gaps,
+        gaps_after=after.gaps,
+        t_unix_s=t_unix_s,
+    )
+
+
+def _send(client: LoadClient, bodies: Bodies, index: int, *, stamps: bool) -> Exchange:
+    exchange = Exchange(index, _Ears(), t_intended_ns=perf_counter_ns(), warmup=False, inflight=0, stamps=stamps)
+    kind = "decode" if stamps else "prefill"
+    client.send(exchange, f"tracon-interference-{kind}-{index}", bodies.take(index))
+    return exchange
+
+
+async def _until(client: LoadClient, reached: Callable[[], bool], requests: Sequence[Exchange], limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
+    while not reached():
+        client.sweep(perf_counter_ns())
+        failed = next((request for request in requests if request.error is not None), None)
+        if failed is not None:
+            raise CellFailed(f"a request beside the prefill failed: {failed.error}")
+        if time.monotonic() > deadline:
+            raise CellFailed(f"the engine took more than {limit_s:g} s")
+        await asyncio.sleep(POLL_S)
+
+
+async def _settle(client: LoadClient, seconds: float) -> None:
+    await asyncio.sleep(seconds)
+    client.sweep(perf_counter_ns())
+
+
+def _require_running(streams: Sequence[Exchange]) -> None:
+    ended = [stream for stream in streams if stream.status is not None]
+    if ended:
+        why = ended[0].error or f"it had its {ended[0].tokens} tokens"
+        raise CellFailed(f"{len(ended)} of {len(streams)} decodes ended before the measurement did: {why}")
+
+
+def _bodies(spec: InterferenceSpec) -> tuple[Bodies, Bodies]:
+    """The decodes' and the prefills', all built before the first send."""
+
+    def shape(cell: int, input_tokens: int, output_tokens: int) -> BodyShape:
+        return BodyShape(
+            model=spec.model,
+            output_tokens=output_tokens,
+            input_tokens=input_tokens,
+            seed=spec.seed,
+            cell_index=spec.prefill_tokens << 2 | cell,
+            low=spec.vocab_low,
+            high=spec.vocab_high,
+            evidence="token_ids",
+        )
+
+    decodes = Bodies(shape(DECODE_CELL, spec.decode_prompt_tokens, spec.decode_tokens), spec.decodes * spec.repeats)
+    prefills = Bodies(shape(PREFILL_CELL, spec.prefill_tokens, 1), spec.repeats)
+    decodes.prepare(spec.decodes * spec.repeats)
+    prefills.prepare(spec.repeats)
+    return decodes, prefills

@@ -1,0 +1,267 @@
+"""The plan of a `routing` run: every policy replays one trace, trial by trial, in a new random order each time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from launch.command import ports_needed
+from launch.profile import ConnectorConfig, Kind, Profile, load_config
+from launch.transfer_request import transferring
+from results.records.layout import sha256
+from runners.campaign.experiment import DraftPlan, RunOptions
+from runners.campaign.plan import Sum, freeze
+from runners.errors import RunnerError
+from runners.experiments.engines import counting_profile
+from runners.experiments.routing.grid import (
+    EXPERIMENT,
+    SYNTH,
+    Grid,
+    PolicyChoice,
+    grid_of,
+    policy_file,
+    slug,
+)
+from state.run import CellPlan, RunPlan, StagePlan
+
+PREPARE, TRIALS, INTERFERENCE, ANALYSIS = "prepare", "trials", "interference", "analysis"
+TRACE_CELL = "prepare/trace"
+PATCHES_CELL = "prepare/patches"
+TITLES = {
+    PREPARE: "Trace and pre-flight",
+    TRIALS: "Trials: every policy, the same schedule",
+    INTERFERENCE: "Prefill beside decodes",
+    ANALYSIS: "Analysis",
+}
+EVENT_PORTS = 2
+"""Of each instance where its KV events are read: one to publish, one to ask again."""
+SEEDS_PER_RUN = 1_000
+COMPUTE_S = 5.0
+PATCH_S = 1.0
+PATCHES = "patches"
+"""What a config requires whose connector does not work in an engine as it was installed."""
+DECODE_RUNS_S = 2.0
+"""What one repeat of the interference measurement takes beyond its two settling times, for the time estimate."""
+
+
+def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
+    """Raises RunnerError or LaunchError naming the wrong key, policy, parameter, config or trace."""
+    grid = grid_of(
+        profile.experiments.get(EXPERIMENT, {}),
+        profile.name,
+        options.preset,
+        policies=options.policies,
+        settings=options.settings,
+    )
+    grid = _with_options(grid, options)
+    profile = counting_profile(profile, grid.engine)
+    config = load_config(grid.config)
+    seed = grid.seed if options.seed is None else options.seed
+    return DraftPlan(
+        grid=grid,
+        profile=profile,
+        seed=seed,
+        configs=(config,),
+        ports=grid.instances * ports_per_instance(grid, ports_needed(config)),
+        inputs={
+            "grid": msgspec.to_builtins(grid),
+            "configs": {config.name: msgspec.to_builtins(config)},
+            "config_names": [grid.config],
+            "policy_names": list(options.policies),
+            "settings": list(options.settings),
+            "trace_path": options.trace,
+            "files": _digests(grid),
+        },
+        sums=arithmetic(grid, profile.launch.release_wait_s),
+        notes=tuple(notes(grid)) if can_move(config, profile.engine.kind) else (),
+        plan=lambda inputs: make_plan(
+            grid,
+            profile=options.profile,
+            preset=options.preset,
+            config=config.name,
+            patched=needs_patches(config, profile.engine.kind),
+            moves_kv=can_move(config, profile.engine.kind),
+            seed=seed,
+            release_wait_s=profile.launch.release_wait_s,
+            inputs=inputs,
+        ),
+    )
+
+
+def ports_per_instance(grid: Grid, needed: int) -> int:
+    """Ports in a row that one instance takes; `needed` is what its config takes."""
+    return needed + (EVENT_PORTS if grid.router.index == "events" else 0)
+
+
+def can_move(config: ConnectorConfig, kind: Kind) -> bool:
+    """Whether engines of this config exchange KV, and so have a transfer log."""
+    return transferring(config, kind) is not None
+
+
+def needs_patches(config: ConnectorConfig, kind: Kind) -> bool:
+    """Whether its connector does not work without them, or they are to log what it moves."""
+    return PATCHES in config.requires_on(kind) or can_move(config, kind)
+
+
+def notes(grid: Grid) -> Iterator[str]:
+    """Where policies move KV by other rules than the run's, a line each."""
+    for policy in grid.policies:
+        if not policy.moves_kv:
+            yield f"{grid.label(policy)}: no KV is moved, the target of a migration or handover recomputes"
+        for name in sorted(policy.transfer):
+            own, others = (getattr(grid.transfer_rules(one), name) for one in (policy, PolicyChoice(policy.name)))
+            yield f"{grid.label(policy)}: transfer.{name} = {own}, elsewhere {others}"
+
+
+def make_plan(
+    grid: Grid,
+    *,
+    profile: str,
+    preset: str,
+    config: str,
+    seed: int,
+    release_wait_s: float,
+    inputs: Mapping[str, Any],
+    patched: bool = False,
+    moves_kv: bool = False,
+) -> RunPlan:
+    """Stages and cells in the order they run; a trial is a block in which each policy has its turn once.
+
+    `patched`: the config needs the patches in the engine environment; they are taken out again at the end.
+    `moves_kv`: its engines exchange KV.
+    """
+    around_s = grid.engine_start_s + release_wait_s
+    apply = CellPlan(PATCHES_CELL, PREPARE, "patches", None, "patches applied", {}, PATCH_S)
+    revert = CellPlan("analysis/patches", ANALYSIS, "revert", None, "patches removed", {}, PATCH_S)
+    cells = [
+        CellPlan(TRACE_CELL, PREPARE, "trace", None, "the trace as it is replayed", {}, COMPUTE_S),
+        *([apply] if patched else []),
+        CellPlan(f"preflight/{config}", PREPARE, "preflight", config, config, {}, around_s + grid.preflight_s),
+        *_trials(grid, config, seed, around_s, moves_kv),
+        *_interference(grid, config, seed, around_s),
+        *([revert] if patched else []),
+        CellPlan("analysis/report", ANALYSIS, "analysis", None, "numbers, tables, figures, report", {}, COMPUTE_S),
+    ]
+    used = {cell.stage for cell in cells}
+    return freeze(
+        experiment=EXPERIMENT,
+        profile=profile,
+        preset=preset,
+        configs=[config],
+        seed=seed,
+        stages=[StagePlan(stage, title) for stage, title in TITLES.items() if stage in used],
+        cells=cells,
+        inputs=inputs,
+    )
+
+
+def arithmetic(grid: Grid, release_wait_s: float) -> tuple[Sum, ...]:
+    """How the estimate of the engine stages comes about."""
+    around = f"{grid.engine_start_s:g} s start + {{}} + {release_wait_s:g} s release"
+    around_s, beside = grid.engine_start_s + release_wait_s, grid.interference
+    count, repeat_s = len(grid.policies), _repeat_s(grid)
+    lines = [
+        Sum(PREPARE, f"1 config x ({around.format(f'{grid.preflight_s:g} s checks')})", around_s + grid.preflight_s),
+        Sum(
+            TRIALS,
+            f"{grid.trials} trials x {count} policies x ({around.format(f'{grid.expected_replay_s:g} s replay')})",
+            grid.trials * count * (around_s + grid.expected_replay_s),
+        ),
+    ]
+    if beside.prefill_tokens:
+        lengths = len(beside.prefill_tokens)
+        text = around.format(f"{lengths} lengths x {beside.repeats} x {repeat_s:g} s")
+        lines.append(Sum(INTERFERENCE, text, around_s + lengths * beside.repeats * repeat_s))
+    return tuple(lines)
+
+
+def _trials(grid: Grid, config: str, seed: int, around_s: float, moves_kv: bool) -> Iterator[CellPlan]:
+    """Policies interleaved in random blocks: what drifts over the run falls on all of them alike."""
+    draw = random.Random(seed)
+    place = 0
+    for trial in range(grid.trials):
+        for policy in draw.sample(grid.policies, len(grid.policies)):
+            yield CellPlan(
+                cell=f"{TRIALS}/{slug(grid.label(policy))}/t{trial}",
+                stage=TRIALS,
+                kind="replay",
+                config=config,
+                label=grid.label(policy),
+                params=_params(grid, policy, seed, trial, place, moves_kv),
+                estimated_s=around_s + grid.expected_replay_s,
+                trial=trial,
+            )
+            place += 1
+
+
+def _params(grid: Grid, policy: PolicyChoice, seed: int, trial: int, place: int, moves_kv: bool) -> dict[str, Any]:
+    """Prompts depend on seed and trial, never on the policy: all policies of a trial see the same ones.
+
+    `moves_kv` and `transfer` are what holds in the cell: whether KV is moved at all, and every rule for it.
+    """
+    return {
+        "policy": policy.name,
+        "parameters": dict(policy.parameters),
+        "roles": list(grid.roles(policy)),
+        "moves_kv": moves_kv and policy.moves_kv,
+        "transfer": msgspec.to_builtins(grid.transfer_rules(policy)),
+        "place": place,
+        "replay_seed": seed * SEEDS_PER_RUN + trial,
+    }
+
+
+def _interference(grid: Grid, config: str, seed: int, around_s: float) -> Iterator[CellPlan]:
+    beside = grid.interference
+    for place, tokens in enumerate(beside.prefill_tokens):
+        params = msgspec.to_builtins(beside) | {"prefill_tokens": tokens, "load_seed": seed}
+        yield CellPlan(
+            cell=f"{INTERFERENCE}/n{tokens}",
+            stage=INTERFERENCE,
+            kind="interference",
+            config=config,
+            label=f"{tokens} tokens",
+            params=params,
+            estimated_s=beside.repeats * _repeat_s(grid) + (around_s if place == 0 else 0.0),
+        )
+
+
+def _repeat_s(grid: Grid) -> float:
+    return 2 * grid.interference.settle_s + DECODE_RUNS_S
+
+
+def _with_options(grid: Grid, options: RunOptions) -> Grid:
+    if len(options.configs) > 1:
+        raise RunnerError(
+            f"{EXPERIMENT} runs all its engines with one config, not {', '.join(options.configs)}",
+            remedy="name one with --config; what differs between cells is the policy (--policy)",
+        )
+    if options.configs:
+        grid = msgspec.structs.replace(grid, config=options.configs[0])
+    if options.trials is not None:
+        grid = msgspec.structs.replace(grid, trials=options.trials)
+    if options.trace:
+        grid = msgspec.structs.replace(grid, trace=msgspec.structs.replace(grid.trace, source=options.trace))
+    if grid.trace.source != SYNTH and not Path(grid.trace.source).is_file():
+        raise RunnerError(f"there is no trace file {grid.trace.source}", remedy=f"name an existing one, or `{SYNTH}`")
+    _require_policies(grid)
+    return grid
+
+
+def _require_policies(grid: Grid) -> None:
+    """Refuse an unknown policy or parameter before anything runs."""
+    from runners.router.policies import make_policy
+
+    for policy in grid.policies:
+        make_policy(policy.name, policy.parameters)
+
+
+def _digests(grid: Grid) -> dict[str, str]:
+    """SHA-256 of every file that shapes the numbers: the trace, and policies of the user's own."""
+    files = [file for policy in grid.policies if (file := policy_file(policy.name)) is not None]
+    if grid.trace.source != SYNTH:
+        files.append(Path(grid.trace.source))
+    return {str(file): sha256(file) for file in files}

@@ -1,0 +1,93 @@
+"""KV between the engines of a `routing` cell: how it can be moved, and what the router's log says came of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from launch.ports import LOOPBACK
+from launch.profile import ConnectorConfig, Kind
+from launch.transfer_request import transferring
+from results.records.decisions import DecisionRecord, KvTransfer
+from runners.campaign.engine_group import Member
+from runners.router.spec import KvEndpoint
+
+BOOTSTRAP_PORT = "VLLM_MOONCAKE_BOOTSTRAP_PORT"
+TRANSPORTS = {"MooncakeConnector": "mooncake", "NixlConnector": "nixl"}
+_BYTES_OF = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+
+def endpoint_of(member: Member, config: ConnectorConfig, kind: Kind, bytes_per_token: int | None) -> KvEndpoint | None:
+    """How this engine's KV can be moved; None where its config has no connector that does."""
+    part = transferring(config, kind)
+    if part is None:
+        return None
+    port = member.engine.ports.get(BOOTSTRAP_PORT)
+    return KvEndpoint(
+        transport=TRANSPORTS[part.connector],
+        kv_role=part.role,
+        bootstrap="" if port is None else f"http://{LOOPBACK}:{port}",
+        kv_bytes_per_token=bytes_per_token,
+    )
+
+
+def kv_bytes_per_token(model: Path) -> int | None:
+    """Keys and values of one token over all layers, from the model folder's config.json; None where it lacks them."""
+    try:
+        config: dict[str, Any] = msgspec.json.decode((model / "config.json").read_bytes())
+        heads = config["num_attention_heads"]
+        size = config.get("head_dim") or config["hidden_size"] // heads
+        element = _BYTES_OF[config.get("torch_dtype") or config["dtype"]]
+        return int(2 * config["num_hidden_layers"] * config.get("num_key_value_heads", heads) * size * element)
+    except (OSError, msgspec.DecodeError, KeyError, TypeError, ZeroDivisionError):
+        return None
+
+
+def movements(decisions: Iterable[DecisionRecord]) -> dict[str, Any]:
+    """The KV movements of a cell's decision log in few numbers; empty where no KV was to be moved.
+
+    `migrations` and `handovers` by what came of them, tokens and bytes that arrived (`external_tokens`, `bytes`: None
+    where no count is known, `uncounted` movements are not in them), `transfer_mean_s` from the router's beginning with
+    a transfer until the KV was there.
+    """
+    outcomes = [record.outcome for record in decisions if record.outcome is not None]
+    migrations = Counter(outcome.migration for outcome in outcomes if outcome.migration)
+    moves = [outcome.transfer for outcome in outcomes if outcome.transfer is not None]
+    handovers = Counter(move.status for move in moves if move.purpose == "handover")
+    if not migrations and not moves:
+        return {}
+    done = [move for move in moves if move.status == "transferred"]
+    counted = [move for move in done if move.external_tokens is not None]
+    return {
+        "migrations": dict(sorted(migrations.items())),
+        "handovers": dict(sorted(handovers.items())),
+        "external_tokens": sum(move.external_tokens or 0 for move in counted) if counted else None,
+        "bytes": _total(done),
+        "uncounted": len(done) - len(counted),
+        "transfer_mean_s": _mean([(move.t_done_ns - move.t_begin_ns) / 1e9 for move in done if move.t_done_ns]),
+    }
+
+
+def movement_headline(facts: dict[str, Any]) -> dict[str, Any]:
+    """`movements` as the flat numbers of a cell's headline."""
+    if not facts:
+        return {}
+    return {
+        **{f"migrations_{name}": count for name, count in facts["migrations"].items()},
+        **{f"handovers_{name}": count for name, count in facts["handovers"].items()},
+        "external_tokens": facts["external_tokens"],
+        "transfer_mean_s": facts["transfer_mean_s"],
+    }
+
+
+def _total(moves: Sequence[KvTransfer]) -> int | None:
+    known = [move.bytes for move in moves if move.bytes is not None]
+    return sum(known) if known else None
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,231 @@
+"""The part of a running load that the open loop and a replay share.
+
+Both send on the pacer's clock, follow every request to its end, build bodies in the gaps between sends, and close when
+they have enough, fail, or are cut. What to send next, and when, is the subclass's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from array import array
+from collections import defaultdict
+from dataclasses import dataclass
+from time import perf_counter_ns
+from typing import Any, Protocol
+
+import numpy as np
+
+from results.records.schemas import RequestStatus
+from runners.load.client import LoadClient
+from runners.load.fidelity import Fidelity, WindowCounts, judge
+from runners.load.live import Latencies, RecentValues
+from runners.load.pacer import Pacer
+from runners.load.recorder import Recorder
+from runners.load.spec import LoadOptions
+from runners.load.stream import Exchange
+
+LEAD_NS = 50_000_000
+"""From the end of all preparation to the first send."""
+BUILD_AHEAD_PERIOD_S = 0.001
+
+
+@dataclass(slots=True)
+class Counts:
+    """Since the load began."""
+
+    sent: int = 0
+    completed: int = 0
+    failed: int = 0
+    cut: int = 0
+    wrong_length: int = 0
+    failures_in_a_row: int = 0
+
+
+class AheadBodies(Protocol):
+    """Request bodies that are built before their time."""
+
+    late: int
+
+    def advance(self) -> bool:
+        """Build one slice; whether there is more to build."""
+
+
+class Driver(ABC):
+    """One running load; the listener of all its requests."""
+
+    build_ahead_ns = 0
+    """How long one gap is used for building, one slice at least."""
+
+    def __init__(self, spec: LoadOptions, client: LoadClient, recorder: Recorder, bodies: AheadBodies) -> None:
+        self.realtime = False
+        self.stop_reason = ""
+        self.t_start_ns = self.t_stop_ns = self.t_end_ns = 0
+        self.t_start_unix_s = 0.0
+        self._options = spec
+        self._client = client
+        self._recorder = recorder
+        self._ahead = bodies
+        self._pacer = Pacer(self._due)
+        self._inflight = 0
+        self._pending_prefill = 0
+        self._lateness_ns = array("q")
+        """Of every send that fidelity is judged by."""
+        self._seen, self._late = Latencies(), RecentValues()
+        self._seen_of: defaultdict[str, Latencies] = defaultdict(Latencies)
+        """By the instance that answered."""
+        self._building: asyncio.TimerHandle | None = None
+        self._closed = asyncio.Event()
+        """No more sends."""
+        self._drained = asyncio.Event()
+        self._cpu_begin_s: float | None = None
+        self._cpu_s: float | None = None
+
+    @property
+    @abstractmethod
+    def counts(self) -> Counts: ...
+
+    async def closed(self) -> None:
+        await self._closed.wait()
+
+    async def drained(self) -> None:
+        await self._drained.wait()
+
+    def stop(self, reason: str, t_ns: int) -> None:
+        """Stop sending; the reason is the first caller's."""
+        if self._closed.is_set():
+            return
+        self.stop_reason, self.t_stop_ns = reason, t_ns
+        if self._cpu_begin_s is not None:
+            self._cpu_s = time.process_time() - self._cpu_begin_s
+        self._on_stop()
+        self._closed.set()
+        if not self._inflight:
+            self._drained.set()
+
+    def finish(self) -> None:
+        """Cut what is still in flight; the load is over."""
+        self.t_end_ns = perf_counter_ns()
+        self.stop("cancelled", self.t_end_ns)
+        self._pacer.close()
+        if self._building is not None:
+            self._building.cancel()
+        self._client.cut(self.t_end_ns)
+
+    def first_token(self, exchange: Exchange) -> None:
+        self._pending_prefill -= self._requested(exchange)[0]
+        ttft_s = exchange.ttft_s
+        assert ttft_s is not None
+        for seen in self._seen_by(exchange):
+            seen.ttft.add((exchange.t_first_ns, ttft_s))
+
+    def ended(self, exchange: Exchange) -> None:
+        self._inflight -= 1
+        if not exchange.t_first_ns:
+            self._pending_prefill -= self._requested(exchange)[0]
+        self._count_end(exchange)
+        self._on_end(exchange)
+        if self._closed.is_set() and not self._inflight:
+            self._drained.set()
+
+    # the subclass's part
+    @abstractmethod
+    def _due(self) -> None:
+        """The pacer fired: send whatever is due, or close."""
+
+    @abstractmethod
+    def _requested(self, exchange: Exchange) -> tuple[int, int]:
+        """Input and output tokens of the request."""
+
+    @abstractmethod
+    def _on_end(self, exchange: Exchange) -> None:
+        """Record the request, and go on from its end."""
+
+    def _on_stop(self) -> None:  # noqa: B027 - most loads have nothing to add
+        """Sending stops at `t_stop_ns`."""
+
+    # shared steps
+    def _start_clock(self) -> None:
+        self.t_start_ns = perf_counter_ns() + LEAD_NS
+        self.t_start_unix_s = time.time() + LEAD_NS / 1e9
+
+    def _count_send(self, input_tokens: int) -> None:
+        self._inflight += 1
+        self._pending_prefill += input_tokens
+        self.counts.sent += 1
+
+    def _build_ahead_soon(self) -> None:
+        if self._building is None:
+            self._building = asyncio.get_running_loop().call_later(BUILD_AHEAD_PERIOD_S, self._build_ahead)
+
+    def _build_ahead(self) -> None:
+        self._building = None
+        until_ns, more = perf_counter_ns() + self.build_ahead_ns, not self._closed.is_set()
+        while more and (more := self._ahead.advance()) and perf_counter_ns() < until_ns:
+            pass
+        if more:
+            self._build_ahead_soon()
+
+    def _count_end(self, exchange: Exchange) -> None:
+        counts = self.counts
+        if exchange.status is RequestStatus.CUT:
+            counts.cut += 1
+            return
+        if exchange.status is RequestStatus.ERROR:
+            counts.failed += 1
+            counts.failures_in_a_row += 1
+            if 0 < self._options.max_failures_in_a_row <= counts.failures_in_a_row:
+                self.stop("failing", exchange.t_end_ns)
+            return
+        counts.completed += 1
+        counts.failures_in_a_row = 0
+        requested = self._requested(exchange)
+        counted = (exchange.prompt_tokens or requested[0], exchange.counted_tokens or requested[1])
+        counts.wrong_length += counted != requested
+        tpot_s = exchange.tpot_s
+        if tpot_s is not None:
+            for seen in self._seen_by(exchange):
+                seen.tpot.add((exchange.t_end_ns, tpot_s))
+
+    def _seen_by(self, exchange: Exchange) -> tuple[Latencies, ...]:
+        return (self._seen, self._seen_of[exchange.instance]) if exchange.instance else (self._seen,)
+
+    def _judge(self, lateness_ns: np.ndarray[Any, np.dtype[np.int64]], window: WindowCounts) -> Fidelity:
+        return judge(lateness_ns, window, self._options.limits)
+
+    def _tick_fields(self, now_ns: int) -> dict[str, Any]:
+        """The fields of a LoadTick that every load has."""
+        ttft_p50, ttft_p90, tpot_p50, tpot_p90 = self._seen.p50_p90(now_ns)
+        return {
+            "t_ns": now_ns,
+            "elapsed_s": max(0.0, (now_ns - self.t_start_ns) / 1e9),
+            "sent": self.counts.sent,
+            "completed": self.counts.completed,
+            "failed": self.counts.failed,
+            "inflight": self._inflight,
+            "pending_prefill_tokens": self._pending_prefill,
+            "ttft_p50_s": ttft_p50,
+            "ttft_p90_s": ttft_p90,
+            "tpot_p50_s": tpot_p50,
+            "tpot_p90_s": tpot_p90,
+            "lateness_p99_s": self._late.quantiles(now_ns, 0.99)[0],
+        }
+
+    def _outcome_fields(self) -> dict[str, Any]:
+        """The fields of an outcome that every load has, its fidelity apart."""
+        counts = self.counts
+        return {
+            "t_start_ns": self.t_start_ns,
+            "t_end_ns": self.t_end_ns,
+            "t_start_unix_s": self.t_start_unix_s,
+            "stop_reason": self.stop_reason,
+            "sent": counts.sent,
+            "completed": counts.completed,
+            "failed": counts.failed,
+            "cut": counts.cut,
+            "retried": self._client.retried,
+            "wrong_length": counts.wrong_length,
+            "late_bodies": self._ahead.late,
+            "realtime": self.realtime,
+        }

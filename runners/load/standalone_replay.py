@@ -1,0 +1,182 @@
+"""A replay by hand: any trace against a router or an engine that already runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+
+from results.measures.replay import replay_numbers
+from results.records.layout import AttemptLayout
+from results.statistics.estimates import Estimate, unknown
+from runners.errors import ExitCode, RunnerError
+from runners.load.process import run_replay
+from runners.load.replay_spec import ReplayOutcome, ReplaySpec, ReplayTick
+from runners.samplers.engine import MetricsSampler
+from runners.samplers.engine_counters import baseline_shape, span_of
+from runners.trace.formats import open_trace, write_trace
+from runners.trace.session import Session
+
+ASK_TIMEOUT_S = 10.0
+DEFAULT_BLOCK_TOKENS = 16
+"""vLLM's own default on a GPU; used where the server does not state its block size."""
+
+OnStep = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayWish:
+    """What the operator asked for."""
+
+    trace: Path
+    format: str | None
+    """None = by the file's first line."""
+    url: str
+    model: str | None
+    """None = the first that the server names."""
+    folder: Path
+    """Where trace, spec and records go."""
+    settings: Mapping[str, Any]
+    """Further fields of ReplaySpec; `block_tokens` None = as the engine says."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayReport:
+    """A replay that has ended."""
+
+    spec: ReplaySpec
+    outcome: ReplayOutcome
+    numbers: Mapping[str, Estimate]
+    """By name with its unit; `apc` is the engine's own count."""
+    block_tokens_from: str
+    """`asked for`, `the engine` or `assumed`."""
+
+    @property
+    def exit_code(self) -> ExitCode:
+        if self.outcome.stop_reason == "cancelled":
+            return ExitCode.INTERRUPTED
+        well = self.outcome.completed == self.outcome.turns
+        return ExitCode.DONE if well else ExitCode.CELLS_FAILED
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """What the server says of itself; None = it does not say."""
+
+    model: str
+    max_model_len: int | None
+
+
+class _Model(msgspec.Struct):
+    id: str
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+async def replay_trace(
+    wish: ReplayWish, on_step: OnStep, on_tick: Callable[[ReplayTick], None], cut: asyncio.Event
+) -> ReplayReport:
+    """Convert the trace, see that its prompts fit, replay it and sum up.
+
+    `on_step` receives what is being done, in words. Setting `cut` ends it with what there is. Raises RunnerError where
+    the server does not answer, a turn is longer than its model takes, or `cut` came first; TraceError; LoadError.
+    """
+    on_step(f"asking {wish.url} what it serves")
+    served = await _served(wish)
+
+    def read(share: float) -> None:
+        on_step(f"reading {wish.trace.name}: {share:.0%}")
+
+    path = await asyncio.to_thread(_own_form, wish, served, read, cut)
+    scrapes = AttemptLayout(wish.folder).scrapes
+    async with MetricsSampler(wish.url, scrapes) as _:
+        block_tokens, source = _block_tokens(wish, scrapes)
+        settings = {**wish.settings, "block_tokens": block_tokens}
+        spec = ReplaySpec(
+            url=wish.url,
+            model=served.model,
+            trace_path=str(path),
+            requests_path=str(AttemptLayout(wish.folder).metrics),
+            **settings,
+        )
+        on_step("building the first prompts")
+        outcome = await run_replay(spec, on_tick, cut=cut)
+    numbers = dict(await asyncio.to_thread(replay_numbers, Path(spec.requests_path)))
+    numbers["apc"] = _engine_apc(scrapes)
+    return ReplayReport(spec, outcome, numbers, source)
+
+
+async def _served(wish: ReplayWish) -> _Served:
+    url = f"{wish.url.rstrip('/')}/v1/models"
+    remedy = "See that an engine or a router listens there, or correct --url."
+    try:
+        async with httpx.AsyncClient(timeout=ASK_TIMEOUT_S, trust_env=False) as client:
+            answer = await client.get(url)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise RunnerError(f"{url} does not answer: {error or type(error).__name__}", remedy=remedy) from error
+    try:
+        models = msgspec.json.decode(answer.content, type=_Models).data if answer.status_code == 200 else []
+    except msgspec.DecodeError:
+        models = []
+    known = {model.id: model.max_model_len for model in models}
+    if wish.model is None and not known:
+        raise RunnerError(f"{url} names no model (HTTP {answer.status_code})", remedy="Name it with --model.")
+    model = wish.model or models[0].id
+    if known and model not in known:
+        raise RunnerError(f"{wish.url} does not serve {model!r}", remedy=f"It serves {', '.join(known)}.")
+    return _Served(model, known.get(model))
+
+
+def _own_form(wish: ReplayWish, served: _Served, on_progress: Callable[[float], None], cut: asyncio.Event) -> Path:
+    """The path of the trace in the project's own form, every turn of it short enough for the model."""
+    facts, sessions = open_trace(wish.trace, wish.format, on_progress)
+    checked = _fitting(sessions, served, cut)
+    if facts.format == "tracon":
+        for _ in checked:
+            pass
+        return wish.trace.resolve()
+    path = AttemptLayout(wish.folder).trace
+    write_trace(path, facts, checked)
+    return path
+
+
+def _fitting(sessions: Iterable[Session], served: _Served, cut: asyncio.Event) -> Iterator[Session]:
+    limit = served.max_model_len
+    for session in sessions:
+        if cut.is_set():
+            raise RunnerError("stopped before anything was sent", exit_code=ExitCode.INTERRUPTED)
+        for place, turn in enumerate(session.turns):
+            tokens = turn.input_tokens + turn.output_tokens
+            if limit is not None and tokens > limit:
+                raise RunnerError(
+                    f"session {session.session}, turn {place} has {tokens} tokens; {served.model} takes {limit}",
+                    remedy="Shrink the trace (`tracon trace scale`), or leave out its long sessions (`tracon trace "
+                    "sample`).",
+                )
+        yield session
+
+
+def _block_tokens(wish: ReplayWish, scrapes: Path) -> tuple[int, str]:
+    """The block size that the trace's bounds are computed for, and who said so."""
+    asked = wish.settings.get("block_tokens")
+    if asked is not None:
+        return int(asked), "asked for"
+    stated = baseline_shape(scrapes).block_tokens
+    return (DEFAULT_BLOCK_TOKENS, "assumed") if stated is None else (stated, "the engine")
+
+
+def _engine_apc(scrapes: Path) -> Estimate:
+    """Cached over all prompt tokens by the counters of the server that was asked."""
+    span = span_of(scrapes)
+    prompts, cached = span.gained("prompt_tokens"), span.gained("cached_tokens")
+    if prompts is None or cached is None:
+        return unknown("its /metrics holds no prompt counters: it is no engine, or could not be read")
+    return Estimate(cached / prompts) if prompts > 0 else unknown("the engine counted no prompt token")

@@ -1,0 +1,94 @@
+"""The router's own requests to an instance: probes, pages, and prompts that no policy decides about."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from runners.router.failure import Failure
+from runners.router.instances.link import Answer, Link, whole_chunks
+from runners.router.instances.upstream import Pool
+
+BODY_LIMIT_BYTES = 8 << 20
+
+
+class InternalRequestFailed(Exception):
+    """No answer came; `failure` is the reason."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.text)
+        self.failure = failure
+
+
+class _InternalRequest:
+    """The caller of one request."""
+
+    def __init__(self, sent: Callable[[], None] | None) -> None:
+        self.t_read_s = 0.0
+        self.link: Link | None = None
+        self._sent = sent
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.answer: Answer | None = None
+        self.data = bytearray()
+
+    def note_sent(self) -> None:
+        if self._sent is not None:
+            self._sent()
+
+    def head_received(self, answer: Answer) -> bool:
+        self.answer = answer
+        return True
+
+    def body_received(self, data: bytes) -> None:
+        self.data += data
+        if len(self.data) > BODY_LIMIT_BYTES and not self.done.done():
+            failure = Failure("protocol", f"a body of more than {BODY_LIMIT_BYTES} bytes")
+            self.done.set_exception(InternalRequestFailed(failure))
+
+    def response_ended(self, *, proven: bool) -> None:
+        if not self.done.done():
+            self.done.set_result(None)
+
+    def request_failed(self, failure: Failure) -> None:
+        if not self.done.done():
+            self.done.set_exception(InternalRequestFailed(failure))
+
+
+async def fetch(
+    pool: Pool,
+    path: bytes,
+    *,
+    timeout_s: float,
+    headers: bytes = b"",
+    body: bytes = b"",
+    sent: Callable[[], None] | None = None,
+) -> tuple[Answer, bytes]:
+    """An instance's answer to a GET, or to a POST of `body`: its head, and its body without framing.
+
+    `sent` is called when the request's last byte has been handed to the socket. Raises InternalRequestFailed.
+    """
+    request = _InternalRequest(sent)
+    head = pool.target.head("POST" if body else "GET", path, headers, len(body))
+    pool.send(request, (head, body) if body else (head,))
+    try:
+        async with asyncio.timeout(timeout_s):
+            await request.done
+    except TimeoutError:
+        raise InternalRequestFailed(Failure("timeout", f"no answer within {timeout_s:g} s")) from None
+    finally:
+        if not request.done.done() or request.done.cancelled() or request.done.exception() is not None:
+            pool.cancel(request)
+    assert request.answer is not None
+    data = bytes(request.data)
+    return request.answer, unchunked(data) if request.answer.chunked else data
+
+
+def unchunked(data: bytes) -> bytes:
+    """The content of a body that is whole HTTP chunks."""
+    parts, position, end = [], 0, whole_chunks(data)
+    while position < end:
+        line_end = data.index(b"\r\n", position)
+        size = int(data[position:line_end].partition(b";")[0], 16)
+        parts.append(data[line_end + 2 : line_end + 2 + size])
+        position = line_end + 4 + size
+    return b"".join(parts)

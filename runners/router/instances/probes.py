@@ -1,0 +1,78 @@
+"""GET /health of every instance: at intervals, and at once where a request failed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import traceback
+from collections.abc import Mapping
+
+from runners.router.breaker import BreakerState
+from runners.router.health import Health
+from runners.router.instances.internal_request import InternalRequestFailed, fetch
+from runners.router.instances.upstream import Pool
+from runners.router.spec import HealthRules
+
+
+class Probes:
+    """One task per instance, whose results go to `health`, which is set before the first `watch`."""
+
+    def __init__(self, pools: Mapping[str, Pool], rules: HealthRules) -> None:
+        self.health: Health
+        self._pools = pools
+        self._rules = rules
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._wake: dict[str, asyncio.Event] = {}
+
+    async def watch(self, instance: str) -> None:
+        """Probe a new instance once, then at intervals. It may be picked after a probe that succeeds."""
+        self._wake[instance] = asyncio.Event()
+        why, _ = await self._ask(instance)
+        self.health.add(instance, why)
+        self._tasks[instance] = asyncio.create_task(self._watch(instance))
+
+    def probe_now(self, instance: str) -> None:
+        wake = self._wake.get(instance)
+        if wake is not None:
+            wake.set()
+
+    def forget(self, instance: str) -> None:
+        """The instance was removed."""
+        task = self._tasks.pop(instance, None)
+        if task is not None:
+            task.cancel()
+        self._wake.pop(instance, None)
+        self.health.forget(instance)
+
+    async def close(self) -> None:
+        tasks = tuple(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _watch(self, instance: str) -> None:
+        wake = self._wake[instance]
+        while True:
+            is_open = self.health.state(instance) is BreakerState.OPEN
+            pause_s = self._rules.open_s if is_open else self._rules.probe_interval_s
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await wake.wait()
+            wake.clear()
+            try:
+                why, gone = await self._ask(instance)
+                if why is not None:
+                    self.health.note_probe(instance, why, gone=gone)
+            except Exception:  # noqa: BLE001  (an instance that is not probed any more never comes back)
+                sys.stderr.write(f"a probe of {instance} failed:\n{traceback.format_exc()}")
+
+    async def _ask(self, instance: str) -> tuple[str | None, bool]:
+        """Why a probe failed (empty = it did not; None = this process could not ask), and whether nothing listens."""
+        try:
+            answer, _ = await fetch(self._pools[instance], b"/health", timeout_s=self._rules.probe_timeout_s)
+        except InternalRequestFailed as error:
+            if error.failure.kind == "own":
+                return None, False
+            return f"GET /health: {error.failure.text}", error.failure.gone
+        return ("" if answer.status == 200 else f"GET /health: HTTP {answer.status}"), False

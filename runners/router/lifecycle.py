@@ -1,0 +1,374 @@
+"""One request on its way: picked, sent, retried elsewhere until its first byte, and answered. No clock, no connection.
+
+Whatever carries requests to instances (the live proxy, a simulator) derives from `RequestLifecycle`: it implements what
+the lifecycle asks for, and reports what instances and clients do. Where the pick asks for KV from another instance,
+that is moved first; a transfer that fails costs only that the instance computes what it lacks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import traceback
+from abc import ABC, abstractmethod
+
+from runners.router.dispatch import HOLD, Request, Reservation
+from runners.router.facts import ClientMessage, Usage
+from runners.router.failure import REFUSALS, Failure
+from runners.router.traffic import Traffic
+from runners.router.transfer.movement import Movement
+
+BLAMELESS = ("refused", "own")
+"""Kinds of failure that say nothing against a transfer: the instance is full, or this machine is."""
+
+
+class RequestLifecycle(ABC):
+    """One request of a client, over as many instances as it takes. It ends once."""
+
+    __slots__ = (
+        "_has_lost_claim",
+        "_is_open",
+        "_message",
+        "_movement",
+        "_request",
+        "_reservation",
+        "_status",
+        "_traffic",
+        "_tried",
+        "is_handed_over",
+        "t_dispatch_s",
+        "t_held_s",
+        "t_paused_s",
+        "t_read_s",
+    )
+
+    def __init__(self, traffic: Traffic, request: Request, message: ClientMessage) -> None:
+        self.t_dispatch_s = 0.0
+        self.t_held_s = 0.0
+        """Since when no instance had room; 0 = one had at once."""
+        self.t_read_s = 0.0
+        """When the last bytes came from the instance."""
+        self.t_paused_s = 0.0
+        """Since when the client's buffers are full; 0 = they are not."""
+        self.is_handed_over = False
+        """The request on its way is the decode request of a handover, and its answer has not begun."""
+        self._traffic = traffic
+        self._request = request
+        self._message = message
+        self._tried: tuple[str, ...] = ()
+        self._reservation: Reservation
+        self._movement: Movement | None = None
+        """The transfer of this pick; None = it asked for none, or nothing can be moved here."""
+        self._has_lost_claim = False
+        """Another router came first with a migration of its session: this one does not try again."""
+        self._is_open = False
+        """The client has an answer, which is this instance's."""
+        self._status = 0
+
+    @property
+    def instance(self) -> str:
+        return self._reservation.instance
+
+    @property
+    def source(self) -> str:
+        """Where KV comes from for this pick; empty = nowhere."""
+        return self._reservation.source
+
+    # what a driver carries out
+    @abstractmethod
+    def _send_request(self, body: bytes) -> None:
+        """Send the request with this body to `instance`."""
+
+    @abstractmethod
+    def _cancel_request(self) -> None:
+        """Take the request back from its instance, so that it stops computing."""
+
+    @abstractmethod
+    def _refuse_client(self, status: int, message: str, kind: str, headers: bytes = b"") -> None:
+        """Answer with an error of the router's own."""
+
+    @abstractmethod
+    def _break_off(self, message: str) -> None:
+        """End a response that has begun and cannot be finished."""
+
+    @abstractmethod
+    def _abort_client(self) -> None:
+        """Cut the client's connection."""
+
+    @abstractmethod
+    def _read_usage(self) -> Usage | tuple[bytes, ...]:
+        """The token counts of a finished response, or the pieces of its body to read them from."""
+
+    # the pick
+    def start(self) -> None:
+        """Pick an instance and send the request there; one that is held starts again. A defect is answered by a 500."""
+        try:
+            self._start()
+        except Exception as error:  # noqa: BLE001  (its client is to get an answer, and the log the error)
+            sys.stderr.write(f"a request could not be routed:\n{traceback.format_exc()}")
+            with contextlib.suppress(Exception):
+                self.abandon("a defect of the router")
+            self._refuse_client(500, f"{type(error).__name__}: {error}", "router_defect")
+
+    def _start(self) -> None:
+        traffic = self._traffic
+        self._reservation = reservation = traffic.dispatcher.pick(self._request, self._tried)
+        if not reservation.instance and reservation.reason.startswith(HOLD) and self._may_wait():
+            self._hold(reservation)
+            return
+        traffic.held.discard(self)
+        if not reservation.instance:
+            traffic.dispatcher.note_sent(self._request, reservation)
+            why = f"no instance may take the request ({reservation.reason})"
+            reservation.end("error", http_status=503, error=why)
+            self._refuse_client(503, why, "no_instance", b"retry-after: 1\r\n")
+            return
+        if not reservation.source:
+            self._send(self._message.body)
+        elif self._has_lost_claim or not traffic.dispatcher.claim_migration(reservation, self._end_claim):
+            self._start_transfer()
+        else:
+            self._wait_in_moving()
+        traffic.dispatcher.note_sent(self._request, reservation)
+        traffic.health.note_dispatch(reservation.instance)
+
+    def _may_wait(self) -> bool:
+        """Something is in flight whose end may make room, and the request has not waited for too long."""
+        held_s = self._traffic.driver.now_s() - self.t_held_s if self.t_held_s else 0.0
+        return self._traffic.in_flight and held_s <= self._traffic.limits.first_byte_s
+
+    def _hold(self, reservation: Reservation) -> None:
+        """Wait behind those that are held already. Only the first such pick is recorded: later ones say the same."""
+        self._traffic.held.add(self)
+        if not self.t_held_s:
+            self.t_held_s = self._traffic.driver.now_s()
+            self._traffic.dispatcher.note_sent(self._request, reservation)
+            reservation.end("held", error=f"held: {reservation.reason}")
+
+    def _send(self, body: bytes) -> None:
+        self.t_dispatch_s = self.t_read_s = self._traffic.driver.now_s()
+        self._traffic.waiting[self] = None
+        self._send_request(body)
+
+    # the transfer
+    def _wait_in_moving(self) -> None:
+        self.t_dispatch_s, self._traffic.moving[self] = self._traffic.driver.now_s(), None
+
+    def _end_claim(self, granted: bool) -> None:
+        """Other routers have been asked. Where one of them migrates the session, or has, the pick is made again."""
+        del self._traffic.moving[self]
+        if granted:
+            self._start_transfer()
+            return
+        instance, self._has_lost_claim = self.instance, True
+        self._end_attempt("retried", "another router has bound its session meanwhile, or migrates it")
+        self._traffic.health.release_trial(instance)
+        self.start()
+
+    def _start_transfer(self) -> None:
+        """Have the KV moved first, where that is possible. `_end_transfer` is not called from here."""
+        transfers, reservation = self._traffic.transfers, self._reservation
+        decision, request = reservation.record.decision, reservation.record.request
+        if not transfers.configured or (self._has_lost_claim and decision.migrate_from):
+            reservation.end_transfer(arrived=False)
+            self._send(self._message.body)
+            return
+        self._wait_in_moving()
+        start = transfers.hand_over if decision.prefill else transfers.migrate
+        reservation.movement = self._movement = start(
+            request, reservation.source, decision.instance, self._message, self._end_transfer
+        )
+
+    def _end_transfer(self, movement: Movement) -> None:
+        """The transfer has ended, well or not: the request goes on."""
+        traffic, status = self._traffic, movement.transfer.status
+        self.is_handed_over = movement.open
+        arrived = self.is_handed_over or status == "transferred"
+        if arrived:
+            traffic.health.note_success(self.source)
+        elif status == "failed":
+            traffic.health.probe_now(self.source)
+        del traffic.moving[self]
+        self._reservation.end_transfer(arrived=arrived)
+        self._send(movement.body)
+
+    def give_up_transfer(self, why: str) -> None:
+        """Stop waiting for the transfer: the instance computes what it lacks."""
+        self._withdraw(why)
+        self._fail_handover(why, strike=True, freed=True)
+        self._recompute()
+
+    def _recompute(self) -> None:
+        """Send the request as it came: the KV did not come."""
+        self._traffic.moving.pop(self, None)
+        self._traffic.waiting.pop(self, None)
+        self._reservation.end_transfer(arrived=False)
+        self._traffic.offer_room()
+        self._send(self._message.body)
+
+    def _fail_handover(self, why: str, *, strike: bool, freed: bool) -> None:
+        """A decode request that is on its way was not served; flags as in `Movement.fail_handover`."""
+        if self.is_handed_over and self._movement is not None:
+            self.is_handed_over = False
+            self._movement.fail_handover(why, strike=strike, freed=freed)
+
+    def _withdraw(self, why: str) -> None:
+        """Stop the transfer, the claim or the request at the instance, whichever is on its way."""
+        if self not in self._traffic.moving:
+            self._cancel_request()
+        elif self._movement is not None:
+            self._movement.abandon(why)
+        elif self._reservation.claim is not None:
+            self._reservation.claim.abandon()
+
+    # what the instance does
+    def note_sent(self) -> None:
+        """The request's last byte has been sent."""
+        if self.is_handed_over and self._movement is not None:
+            self._movement.note_sent()
+
+    def accept_head(self, status: int, pause_s: float) -> bool:
+        """The instance's head came: whether its body is for the client. 5xx and refusals go elsewhere while they can.
+
+        `pause_s`: how long the instance wants nothing new; 0 = it did not say.
+        """
+        instance, dispatcher = self.instance, self._traffic.dispatcher
+        self._status = status
+        if status in REFUSALS:
+            dispatcher.note_refusal(self._request.session, instance, pause_s)
+        if status < 500 and status != 429:
+            dispatcher.pause_instance(instance, pause_s)
+            return True
+        if self.is_handed_over and status not in REFUSALS:
+            self._fail_handover(f"HTTP {status}", strike=True, freed=False)
+            self._recompute()
+            return False
+        if not self._may_retry():
+            return True
+        self._retry(Failure("refused" if status in REFUSALS else "status", f"HTTP {status}", status=status))
+        return False
+
+    def start_response(self) -> None:
+        """The first byte: from here on the client has an answer, and the answer this instance."""
+        self._is_open = True
+        traffic, status, instance = self._traffic, self._status, self.instance
+        del traffic.waiting[self]
+        traffic.streaming[self] = None
+        served = status < 300
+        self._reservation.start_response(served=served)
+        if not served:
+            self._fail_handover(f"HTTP {status}", strike=False, freed=status not in REFUSALS)
+        elif self.is_handed_over and self._movement is not None:
+            self.is_handed_over = False
+            self._movement.serve_handover()
+            traffic.offer_room()
+        if status < 400:
+            traffic.health.note_success(instance)
+        elif status < 500:
+            traffic.health.release_trial(instance)
+        else:
+            traffic.counts.failures[instance, "status"] += 1
+            traffic.health.note_failure(instance, Failure("status", f"HTTP {status}", status=status))
+
+    def complete(self) -> None:
+        """The response is whole."""
+        status = self._status
+        error = "" if status < 400 else f"HTTP {status}"
+        self._end_attempt("ok" if status < 400 else "client_error" if status < 500 else "error", error)
+
+    def request_failed(self, failure: Failure) -> None:
+        """The instance failed, or its connection did."""
+        traffic, instance = self._traffic, self.instance
+        if self._is_open:
+            traffic.counts.failures[instance, failure.kind] += 1
+            self._end_attempt("error", failure.text)
+            traffic.health.note_failure(instance, failure)
+            self._break_off(f"instance {instance} failed in the middle of the response: {failure.text}")
+        elif self.is_handed_over and failure.kind == "timeout":
+            self._fail_handover(failure.text, strike=True, freed=True)
+            self._recompute()
+        elif failure.kind != "own" and self._may_retry():
+            self._retry(failure)
+        else:
+            self._fail_for_good(failure)
+
+    # what the client, the clock and the operator do
+    def abandon(self, why: str = "the client left") -> None:
+        """The client is gone: drop the request, so that the instance stops computing it."""
+        if self in self._traffic.held:
+            self._end_attempt("aborted", why)
+            return
+        self._withdraw(why)
+        instance = self.instance
+        self._end_attempt("aborted", why)
+        self._traffic.health.release_trial(instance)
+
+    def drop_client(self, why: str) -> None:
+        """Stop waiting for the client."""
+        self.abandon(why)
+        self._abort_client()
+
+    def fail_attempt(self, failure: Failure) -> None:
+        """Stop waiting for the instance."""
+        self._withdraw(failure.text)
+        self.request_failed(failure)
+
+    def cut(self, why: str, *, elsewhere: bool) -> None:
+        """End it from outside, or (`elsewhere`, before its first byte) send it to another instance."""
+        if self in self._traffic.held:
+            self._refuse_cut(why)
+            return
+        self._withdraw(why)
+        instance = self.instance
+        if self._is_open:
+            self._end_attempt("error", why)
+            self._break_off(why)
+        elif elsewhere and self._may_retry():
+            self._fail_handover(why, strike=False, freed=True)
+            self._retry(Failure("down", why))
+        else:
+            self._refuse_cut(why)
+        self._traffic.health.release_trial(instance)
+
+    def _refuse_cut(self, why: str) -> None:
+        self._end_attempt("error", why, http_status=503)
+        self._refuse_client(503, why, "cut")
+
+    # the end of an attempt
+    def _may_retry(self) -> bool:
+        tried = (*self._tried, self.instance)
+        traffic = self._traffic
+        return len(tried) < traffic.limits.attempts and traffic.dispatcher.has_alternative(self._request, tried)
+
+    def _retry(self, failure: Failure) -> None:
+        """Count what failed, and pick another instance."""
+        traffic, instance = self._traffic, self.instance
+        traffic.counts.failures[instance, failure.kind] += 1
+        self._fail_handover(failure.text, strike=failure.kind not in BLAMELESS, freed=False)
+        self._end_attempt("retried", failure.text, http_status=failure.status)
+        self._tried = (*self._tried, instance)
+        traffic.health.note_failure(instance, failure)
+        self.start()
+
+    def _fail_for_good(self, failure: Failure) -> None:
+        traffic, instance = self._traffic, self.instance
+        traffic.counts.failures[instance, failure.kind] += 1
+        status = {"timeout": 504, "own": 503}.get(failure.kind, 502)
+        self._fail_handover(failure.text, strike=failure.kind not in BLAMELESS, freed=False)
+        self._end_attempt("error", failure.text, http_status=status)
+        traffic.health.note_failure(instance, failure)
+        kind = "router_overloaded" if failure.kind == "own" else "instance_failed"
+        self._refuse_client(status, f"instance {instance}: {failure.text}", kind)
+
+    def _end_attempt(self, status: str, error: str = "", *, http_status: int | None = None) -> None:
+        """Release the reservation with its outcome; `status` as in RoutedOutcome."""
+        traffic = self._traffic
+        usage: Usage | tuple[bytes, ...] = ()
+        traffic.end_attempt(self)
+        self._fail_handover(error or status, strike=False, freed=True)
+        self._movement = None
+        if self._is_open:
+            http_status = self._status
+            if status == "ok" and traffic.dispatcher.ledger.stores_records:
+                usage = self._read_usage()
+        self._reservation.end(status, http_status=http_status, usage=usage, error=error)

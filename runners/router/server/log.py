@@ -1,0 +1,90 @@
+"""The decision log on disk: records are encoded when their outcome is known, and written by a thread in batches."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from pathlib import Path
+
+import msgspec
+
+from results.records.decisions import DecisionRecord
+from runners.router.spec import RouterError
+
+FLUSH_S = 0.1
+BACKLOG_LIMIT_BYTES = 64 << 20
+"""Records that wait for a slow disk; beyond this size they are lost, and counted."""
+
+
+class DecisionLog:
+    """`decisions.jsonl`. Serving never waits for it: a disk that fails costs records, which are counted."""
+
+    def __init__(self, path: str) -> None:
+        self.lost = 0
+        self.error = ""
+        """The disk's last error; empty = it never failed."""
+        self._encode = msgspec.json.Encoder().encode
+        self._backlog: list[bytes] = []
+        self._backlog_bytes = 0
+        self._task: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
+        self._file = -1
+        if path:
+            try:
+                Path(path).parent.mkdir(parents=True, exist_ok=True)
+                self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            except OSError as error:
+                remedy = "Free space on that disk or name another path."
+                raise RouterError(f"cannot write {path}: {error.strerror}", remedy=remedy) from error
+
+    @property
+    def is_open(self) -> bool:
+        return self._file >= 0
+
+    def append(self, record: DecisionRecord) -> None:
+        """Add a record, which is on disk within about FLUSH_S."""
+        if self._file < 0:
+            return
+        if self._backlog_bytes > BACKLOG_LIMIT_BYTES:
+            self.lost += 1
+            return
+        try:
+            line = self._encode(record)
+        except (TypeError, ValueError, OverflowError) as error:  # a user's policy may put anything into its decision
+            self.lost += 1
+            self.error = f"pick {record.seq} cannot be written as JSON: {error}"
+            return
+        self._backlog_bytes += len(line) + 1
+        self._backlog.append(line)
+        if self._task is None:
+            self._task = asyncio.create_task(self._flush_soon())
+
+    async def close(self) -> None:
+        """Write the backlog and close the file."""
+        self._closing.set()
+        if self._task is not None:
+            await asyncio.shield(self._task)
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    async def _flush_soon(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FLUSH_S):
+                await self._closing.wait()
+        while self._backlog:
+            lines, self._backlog = self._backlog, []
+            self._backlog_bytes = 0
+            try:
+                await asyncio.to_thread(_write, self._file, b"\n".join(lines) + b"\n")
+            except OSError as error:
+                self.error = error.strerror or str(error)
+                self.lost += len(lines)
+        self._task = None
+
+
+def _write(file: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]

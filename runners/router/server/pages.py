@@ -1,0 +1,188 @@
+"""What the router answers itself: models, health, metrics, and the operator's pages about instances.
+
+  GET    /v1/models                        as an instance answers it
+  GET    /health                           200 while a request could be placed, else 503
+  GET    /metrics                          Prometheus text
+  GET    /admin/instances                  every instance with its counters
+  POST   /admin/instances                  bring one in: {"instance", "url", "transfer", ...} as in the router's spec
+  POST   /admin/instances/NAME/drain       no new requests; those it has go on
+  POST   /admin/instances/NAME/resume      take it back
+  DELETE /admin/instances/NAME[?now=1]     forget it; `now` does not wait for its requests
+
+The operator's pages answer clients on this machine only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from runners.router.instances.fleet import Fleet
+from runners.router.instances.internal_request import InternalRequestFailed, fetch
+from runners.router.metrics import metrics_page
+from runners.router.server.front import ClientConnection, HttpRequest
+from runners.router.sessions.bindings import Bindings
+from runners.router.spec import InstanceSpec, RouterError
+from runners.router.traffic import Traffic
+from runners.router.transfer.transfers import Transfers
+from runners.router.view import Cluster
+
+MODELS_S = 10.0
+ADMIN = "/admin/instances"
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class ServerState(Protocol):
+    """What the pages read of the server."""
+
+    closing: bool
+
+    @property
+    def connections(self) -> int: ...
+    @property
+    def records_lost(self) -> int: ...
+
+
+class Pages:
+    """Answers one request at a time; `answer` always ends in a reply."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        cluster: Cluster,
+        bindings: Bindings,
+        traffic: Traffic,
+        transfers: Transfers,
+        server: ServerState,
+    ) -> None:
+        self._fleet = fleet
+        self._cluster = cluster
+        self._bindings = bindings
+        self._traffic = traffic
+        self._transfers = transfers
+        self._server = server
+
+    async def answer(self, connection: ClientConnection, request: HttpRequest) -> None:
+        """Answer a request that is not routed by a policy."""
+        path, method = request.path.rstrip("/") or "/", request.method
+        try:
+            if path == "/v1/models" and method == "GET":
+                await self._models(connection, request)
+            elif path == "/health" and method == "GET":
+                self._health(connection)
+            elif path == "/metrics" and method == "GET":
+                connection.reply(200, self._metrics(), TEXT)
+            elif path == ADMIN or path.startswith(ADMIN + "/"):
+                await self._admin(connection, request, path.removeprefix(ADMIN).strip("/"))
+            else:
+                connection.refuse(404, f"the router has no {method} {path}", "not_found")
+        except RouterError as error:
+            connection.refuse(409, f"{error}. {error.remedy}", "refused")
+        except Exception as error:  # the client is owed an answer, and the log the error
+            connection.refuse(500, f"{type(error).__name__}: {error}", "router_defect")
+            raise
+
+    async def _models(self, connection: ClientConnection, request: HttpRequest) -> None:
+        """Whatever an instance says; the one with the fewest requests first."""
+        may = sorted((load.num_requests, load.instance) for load in self._cluster.view().instances if load.available)
+        why = "no instance may be asked"
+        for _, instance in may:
+            try:
+                answer, body = await fetch(
+                    self._fleet.pools[instance], request.target, timeout_s=MODELS_S, headers=request.forwarded()
+                )
+            except InternalRequestFailed as error:
+                why = f"instance {instance}: {error}"
+                self._fleet.health.note_failure(instance, error.failure)
+                continue
+            kind = next((value for name, value in answer.headers if name == b"content-type"), b"application/json")
+            named = b"x-tracon-instance: %b\r\n" % instance.encode()
+            connection.reply(answer.status, body, kind.decode("latin-1"), named)
+            return
+        connection.refuse(503, why, "no_instance", b"retry-after: 1\r\n")
+
+    def _health(self, connection: ClientConnection) -> None:
+        loads = self._cluster.view().instances
+        up = [load.instance for load in loads if load.available]
+        down = {load.instance: load.why_unavailable for load in loads if not load.available}
+        well = bool(up) and not self._server.closing
+        status = "ok" if well else "closing" if self._server.closing else "no instance"
+        connection.reply_json(200 if well else 503, {"status": status, "available": up, "unavailable": down})
+
+    def _metrics(self) -> bytes:
+        self._traffic.dispatcher.ledger.settle()
+        view = self._cluster.view()
+        sessions = {load.instance: self._bindings.active(load.instance) for load in view.instances}
+        return metrics_page(self._traffic.counts, view, sessions, self._server.connections, self._server.records_lost)
+
+    async def _admin(self, connection: ClientConnection, request: HttpRequest, rest: str) -> None:
+        if not connection.local:
+            connection.refuse(403, "the operator's pages answer clients on this machine only", "forbidden")
+            return
+        name, _, act = rest.partition("/")
+        asked = (request.method, bool(name), act)
+        if asked == ("GET", False, ""):
+            pass
+        elif asked == ("POST", False, ""):
+            if not await self._add(connection, request.body):
+                return
+        elif asked == ("POST", True, "drain"):
+            self._fleet.drain(name)
+        elif asked == ("POST", True, "resume"):
+            await self._resume(name)
+        elif asked == ("DELETE", True, ""):
+            self._remove(name, now="now=1" in request.query.split("&"))
+        else:
+            connection.refuse(404, f"the router has no {request.method} {request.path}", "not_found")
+            return
+        connection.reply_json(200, self._instances())
+
+    async def _add(self, connection: ClientConnection, body: bytes) -> bool:
+        try:
+            instance = msgspec.json.decode(body, type=InstanceSpec)
+        except msgspec.DecodeError as error:
+            connection.refuse(400, f"not an instance: {error}", "bad_request")
+            return False
+        await self._fleet.add(instance)
+        return True
+
+    async def _resume(self, name: str) -> None:
+        instance = self._fleet.specs.get(name)
+        if instance is None:
+            self._fleet.drain(name)  # refuses, naming those that there are
+        else:
+            await self._fleet.add(instance)
+
+    def _remove(self, name: str, *, now: bool) -> None:
+        open_requests = {load.instance: load.num_requests for load in self._cluster.view().instances}.get(name, 0)
+        if open_requests and not now:
+            raise RouterError(
+                f"instance {name} has {open_requests} requests",
+                remedy="Drain it and wait, or add ?now=1 to take them away from it.",
+            )
+        if name in self._fleet.specs:
+            self._fleet.drain(name)
+            self._traffic.cut(f"instance {name} was removed", name)
+        self._fleet.remove(name)
+        self._transfers.remove_instance(name)
+
+    def _instances(self) -> dict[str, object]:
+        row: Callable[[str], str] = self._fleet.health.state
+        return {
+            "instances": [
+                {
+                    **msgspec.to_builtins(load),
+                    "url": self._fleet.specs[load.instance].url,
+                    "transfer": msgspec.to_builtins(self._fleet.specs[load.instance].transfer),
+                    "breaker": row(load.instance),
+                    "sessions": self._bindings.active(load.instance),
+                }
+                for load in self._cluster.view().instances
+            ],
+            "no_transfers": [
+                {"source": source, "target": target, "why": why}
+                for (source, target), why in self._transfers.quarantined().items()
+            ],
+        }

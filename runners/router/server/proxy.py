@@ -1,0 +1,107 @@
+"""A live request: its lifecycle over HTTP connections, with the response passed on as it comes.
+
+The instance's head is held back until its first body byte, so that everything before that byte can still be retried.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from time import monotonic
+
+from runners.router.dispatch import Request
+from runners.router.facts import ClientMessage, Usage, pause_s
+from runners.router.failure import REFUSALS, Failure
+from runners.router.instances.link import Answer, Link
+from runners.router.instances.upstream import Pool
+from runners.router.lifecycle import RequestLifecycle
+from runners.router.server.response import Client, last_event, response_head
+from runners.router.traffic import Traffic
+
+TAIL_PIECES = 4
+"""Last pieces of a body, in which its usage and its end are looked for."""
+
+
+class Exchange(RequestLifecycle):
+    """One request of a client: the caller of a link, and what its client connection is busy with."""
+
+    __slots__ = ("_answer", "_client", "_pool", "_pools", "_tail", "link")
+
+    def __init__(
+        self, traffic: Traffic, pools: Mapping[str, Pool], client: Client, request: Request, message: ClientMessage
+    ) -> None:
+        super().__init__(traffic, request, message)
+        self.link: Link | None = None
+        self._pools = pools
+        self._client = client
+        self._pool: Pool | None = None
+        self._answer: Answer
+        self._tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
+
+    # the lifecycle's side
+    def _send_request(self, body: bytes) -> None:
+        self.link = None
+        self._pool = pool = self._pools[self.instance]
+        message = self._message
+        pool.send(self, (pool.target.head("POST", message.path, message.headers, len(body)), body))
+
+    def _cancel_request(self) -> None:
+        if self._pool is not None:
+            self._pool.cancel(self)
+
+    def _refuse_client(self, status: int, message: str, kind: str, headers: bytes = b"") -> None:
+        self._client.refuse(status, message, kind, headers)
+
+    def _abort_client(self) -> None:
+        self._client.abort()
+
+    def _read_usage(self) -> Usage | tuple[bytes, ...]:
+        return tuple(self._tail)
+
+    def _break_off(self, message: str) -> None:
+        """End an event stream with an event that says why, any other response by cutting it."""
+        answer, torn = self._answer, self.link is not None and self.link.torn
+        if not answer.events or answer.sized or torn:
+            self._client.abort()
+            return
+        self._client.write(last_event(message, self.instance, b"".join(self._tail), chunked=answer.chunked))
+        self._client.finish(keep=answer.chunked)
+
+    # the instance's side
+    def head_received(self, answer: Answer) -> bool:
+        self._answer = answer
+        return self.accept_head(answer.status, pause_s(answer.headers, refusal=answer.status in REFUSALS))
+
+    def body_received(self, data: bytes) -> None:
+        self._tail.append(data)
+        if self._is_open:
+            self._client.write(data)
+        else:
+            self._open(data)
+
+    def response_ended(self, *, proven: bool) -> None:
+        if not proven and self._answer.events and b"[DONE]" not in b"".join(self._tail):
+            self.request_failed(Failure("closed", "connection closed mid-stream"))
+            return
+        if not self._is_open:  # a body of no bytes that ended with its connection
+            self._open(b"")
+        self.complete()
+        self._client.finish(keep=proven)
+
+    def _open(self, data: bytes) -> None:
+        self.start_response()
+        head = response_head(self._answer, self.instance, self._request.request, keep_alive=self._client.keep_alive)
+        self._client.write(head + data)
+
+    # the client's side
+    def pause(self) -> None:
+        """The client's buffers are full."""
+        self.t_paused_s = monotonic()
+        if self.link is not None:
+            self.link.pause()
+
+    def resume(self) -> None:
+        """The client reads again."""
+        self.t_paused_s, self.t_read_s = 0.0, monotonic()
+        if self.link is not None:
+            self.link.resume()

@@ -1,0 +1,63 @@
+"""A router as a program: from a spec to its end, in this process. Used by `python -m runners.router` and the CLI."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+from collections.abc import Callable
+
+import uvloop
+
+from runners.router.policies import make_policy
+from runners.router.server.server import Server
+from runners.router.spec import RouterLine, RouterOutcome, RouterSpec, RouterTick
+
+COLLECT_AFTER = (10_000, 50, 50)
+"""Collections in a busy loop are pauses: connections leave no cycles behind, so they need not be frequent."""
+
+
+def serve(
+    spec: RouterSpec, say: Callable[[RouterLine], None], on_loop: Callable[[asyncio.Event], None] = lambda now: None
+) -> RouterOutcome:
+    """Run a router until SIGTERM or SIGINT; a second one, or the event given to `on_loop`, cuts the drain short.
+
+    `say` gets the ready line, a tick a second, and the end. Raises RouterError where it cannot start.
+    """
+    policy = make_policy(spec.policy, spec.parameters)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(Server(spec, policy, lambda tick: _tick(say, tick)), say, on_loop))
+
+
+async def _serve(
+    server: Server, say: Callable[[RouterLine], None], on_loop: Callable[[asyncio.Event], None]
+) -> RouterOutcome:
+    loop, stop, now = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+
+    def asked_to_stop() -> None:
+        if stop.is_set():
+            now.set()
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, asked_to_stop)
+    on_loop(now)
+    say(RouterLine(ready=await server.start()))
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECT_AFTER)
+    waits = [asyncio.create_task(event.wait()) for event in (stop, now)]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    ending = asyncio.create_task(server.end(0.0 if now.is_set() else None))
+    await asyncio.wait((ending, waits[1]), return_when=asyncio.FIRST_COMPLETED)
+    if not ending.done():
+        server.hurry()
+    outcome = await ending
+    for task in waits:
+        task.cancel()
+    say(RouterLine(end=outcome))
+    return outcome
+
+
+def _tick(say: Callable[[RouterLine], None], tick: RouterTick) -> None:
+    say(RouterLine(tick=tick))

@@ -1,0 +1,362 @@
+"""The router: its parts put together, its socket, its clock, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from time import monotonic, perf_counter_ns
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from runners.router.dispatch import Dispatcher, Request
+from runners.router.facts import ClientMessage, Facts, read_facts, session_name
+from runners.router.instances.fleet import Fleet
+from runners.router.ledger import Ledger
+from runners.router.metrics import Counts
+from runners.router.policies import may_migrate
+from runners.router.policies.policy import Policy
+from runners.router.server.arrival import Arrival
+from runners.router.server.event_loop import EventLoop
+from runners.router.server.front import ClientConnection, HttpRequest
+from runners.router.server.log import DecisionLog
+from runners.router.server.pages import Pages
+from runners.router.server.prewarm import prewarm
+from runners.router.server.proxy import Exchange
+from runners.router.sessions.bindings import Bindings
+from runners.router.spec import RouterError, RouterOutcome, RouterReady, RouterSpec, RouterTick, TickInstance
+from runners.router.traffic import Traffic
+from runners.router.transfer.transfers import Transfers
+from runners.router.view import Cluster
+
+if TYPE_CHECKING:
+    from runners.router.sessions.shared_bindings import SharedBindings
+
+BACKLOG = 4096
+BEAT_S = 0.25
+TICK_S = 1.0
+CLIENT_SWEEP_S = 5.0
+DESCRIPTORS_KEPT = 64
+"""For files, probes and the loop itself."""
+END_GRACE_S = 0.5
+"""From the cut of what is in flight until its connections are closed."""
+ROUTED = {"/v1/completions": False, "/v1/chat/completions": True}
+"""Path -> whether it is a chat."""
+REQUEST_ID_LIMIT = 200
+
+
+class Server:
+    """One router, from `start` to `end`. `on_tick` is called once a second."""
+
+    def __init__(self, spec: RouterSpec, policy: Policy, on_tick: Callable[[RouterTick], None]) -> None:
+        self.closing = False
+        self.body_limit_bytes = spec.limits.body_bytes
+        self._spec = spec
+        self._policy = policy
+        self._on_tick = on_tick
+        self._t_start_ns = perf_counter_ns()
+        self._counts = Counts()
+        self._links = 0
+        self._clients: set[ClientConnection] = set()
+        self._limit = spec.limits.streams or _streams_possible()
+        self._pages_open: set[asyncio.Task[None]] = set()
+        self._log = DecisionLog(spec.decisions_path)
+        self._driver = EventLoop()
+        self._ledger = Ledger(self._log, self._counts, self._driver)
+        self._shared = self._shared_bindings(spec) if spec.bindings.redis_url else None
+        own = Bindings(spec.max_sessions, spec.session_ttl_s)
+        self._bindings = own if self._shared is None else self._shared
+        self._cluster = Cluster((), monotonic, self._bindings)
+        self._fleet = Fleet(spec, self._cluster, self._driver, self._count_links)
+        self._transfers: Transfers
+        self._dispatcher: Dispatcher
+        self._traffic: Traffic
+        self._pages: Pages
+        self._beating: asyncio.Task[None] | None = None
+        self._listening: asyncio.Server | None = None
+        self._drained: asyncio.Event | None = None
+        self._outcome: RouterOutcome | None = None
+        self._due = {"tick": monotonic() + TICK_S, "stall": 0.0, "clients": 0.0}
+
+    @property
+    def connections(self) -> int:
+        """Client connections open."""
+        return len(self._clients)
+
+    @property
+    def links(self) -> int:
+        """Connections open to instances."""
+        return self._links
+
+    @property
+    def records_lost(self) -> int:
+        return self._log.lost
+
+    @property
+    def cluster(self) -> Cluster:
+        return self._cluster
+
+    async def start(self) -> RouterReady:
+        """Bring in the instances, probe each once, and listen. Raises RouterError."""
+        spec, fleet = self._spec, self._fleet
+        self._transfers = transfers = Transfers(fleet.pools, fleet.specs, spec.transfer, self._driver)
+        fleet.on_recovered = transfers.recover_instance
+        await fleet.start()
+        if spec.prewarm is not None:
+            try:
+                await prewarm(spec.prewarm, fleet, spec.limits.first_byte_s)
+            except RouterError:
+                await fleet.close()
+                raise
+        if self._shared is not None:
+            await self._shared.start()  # after the first probes: an instance that starts with the router is not back
+        self._dispatcher = Dispatcher(
+            self._policy,
+            self._cluster,
+            self._bindings,
+            fleet.indexes,
+            self._ledger,
+            self._counts,
+            fleet.block_tokens,
+            self._driver,
+            transfers.cut_off if may_migrate(self._policy) else None,
+            self._shared,
+            spec.transfer.min_tokens,
+        )
+        self._traffic = Traffic(self._dispatcher, fleet.health, self._counts, spec.limits, transfers)
+        fleet.on_lost = self._traffic.lose_instance
+        self._pages = Pages(fleet, self._cluster, self._bindings, self._traffic, transfers, self)
+        loop = asyncio.get_running_loop()
+        try:
+            self._listening = await loop.create_server(
+                lambda: ClientConnection(self), spec.host, spec.port, backlog=BACKLOG
+            )
+        except OSError as error:
+            remedy = "Give another --port (0 = any free one), or end what listens there."
+            raise RouterError(f"cannot listen on {spec.host}:{spec.port}: {error.strerror}", remedy=remedy) from error
+        self._beating = asyncio.create_task(self._beat())
+        host, port = self._listening.sockets[0].getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        names = tuple(instance.instance for instance in spec.instances)
+        return RouterReady(f"http://{shown}:{port}", os.getpid(), names, fleet.block_tokens)
+
+    async def end(self, drain_s: float | None = None) -> RouterOutcome:
+        """Accept nothing more, let what is in flight finish for at most `drain_s` (default: the spec's), and stop."""
+        if self._outcome is not None:
+            return self._outcome
+        self.closing = True
+        if self._listening is not None:
+            self._listening.close()
+        for client in tuple(self._clients):
+            if client.idle:
+                client.abort()
+        drain_s = self._spec.limits.drain_s if drain_s is None else drain_s
+        if not await self._drain(drain_s):
+            self._counts.cut = self._traffic.cut("the router is shutting down")
+            await asyncio.sleep(END_GRACE_S)
+        if self._beating is not None:
+            self._beating.cancel()
+            await asyncio.gather(self._beating, *self._pages_open, return_exceptions=True)
+        for client in tuple(self._clients):
+            client.abort()
+        if self._shared is not None:
+            await self._shared.close()
+        await self._transfers.close()
+        await self._fleet.close()
+        self._ledger.settle(last=True)
+        self._report_migrations()
+        await self._log.close()
+        self._outcome = self._make_outcome()
+        return self._outcome
+
+    def hurry(self) -> None:
+        """Cut a drain short that `end` waits for."""
+        if self._drained is not None:
+            self._drained.set()
+
+    async def _drain(self, limit_s: float) -> bool:
+        """Wait until nothing is in flight; False = some still is after `limit_s`."""
+        if self._traffic.is_idle:
+            return True
+        self._drained = asyncio.Event()
+        self._traffic.notify_idle(self._drained.set)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._drained.wait()
+        return self._traffic.is_idle
+
+    def tick(self) -> RouterTick:
+        """What is known now."""
+        bindings, counts = self._bindings, self._counts
+        self._ledger.settle()
+        rows = tuple(
+            TickInstance(
+                load.instance,
+                load.available,
+                load.why_unavailable,
+                load.num_requests,
+                load.pending_prefill_tokens,
+                load.ongoing_tokens,
+                bindings.active(load.instance),
+                counts.placed[load.instance],
+            )
+            for load in self._cluster.view().instances
+        )
+        return RouterTick(
+            t_ns=perf_counter_ns(),
+            policy=self._policy.name,
+            instances=rows,
+            sessions=sum(row.sessions for row in rows),
+            decisions=dict(counts.decisions),
+            latest=self._ledger.latest_picks(),
+            retries=counts.retries,
+            errors=counts.count_status("error"),
+        )
+
+    # the service of client connections
+    def admit(self, connection: ClientConnection) -> bool:
+        self._clients.add(connection)
+        return len(self._clients) <= self._limit and not self.closing
+
+    def forget(self, connection: ClientConnection) -> None:
+        self._clients.discard(connection)
+
+    def serve(self, connection: ClientConnection, request: HttpRequest) -> None:
+        chat = ROUTED.get(request.path)
+        if chat is None or request.method != "POST":
+            task = asyncio.get_running_loop().create_task(self._pages.answer(connection, request))
+            self._pages_open.add(task)
+            task.add_done_callback(self._page_done)
+        elif self.closing:
+            connection.refuse(503, "the router is shutting down", "closing")
+        elif request.version != "1.1":
+            connection.refuse(505, "the router proxies HTTP/1.1 only", "bad_request")
+        else:
+            self._route(connection, request, chat=chat)
+
+    def _route(self, connection: ClientConnection, request: HttpRequest, *, chat: bool) -> None:
+        dispatcher = self._dispatcher
+        facts = read_facts(request.body, dispatcher.block_tokens, chat=chat)
+        session, client_id = facts.session, b""
+        for header, value in request.headers:
+            if header == b"x-session-id":
+                session = session_name(value) or session
+            elif header == b"x-request-id":
+                client_id = value
+        name = client_id.decode("latin-1") if 0 < len(client_id) <= REQUEST_ID_LIMIT else f"tracon-{uuid4().hex}"
+        headers = request.forwarded() + b"x-request-id: %b\r\n" % name.encode("latin-1")
+        message = ClientMessage(request.target, headers, request.body)
+        if self._shared is None or not session:
+            self._begin(connection, message, facts, session, name, dispatcher.count_arrival(session))
+            return
+        begin = partial(self._begin, connection, message, facts, session, name)
+        connection.in_flight = arrival = Arrival(self._traffic, connection, begin)
+        arrival.ask(session)
+
+    def _begin(
+        self,
+        connection: ClientConnection,
+        message: ClientMessage,
+        facts: Facts,
+        session: str,
+        name: str,
+        turn: int,
+    ) -> None:
+        request = Request(name, session, turn, facts.keys, facts.input_tokens, facts.max_tokens)
+        connection.in_flight = exchange = Exchange(self._traffic, self._fleet.pools, connection, request, message)
+        exchange.start()
+
+    def _shared_bindings(self, spec: RouterSpec) -> SharedBindings:
+        from runners.router.sessions.shared_bindings import SharedBindings
+
+        def names() -> tuple[str, ...]:
+            return tuple(member.instance for member in self._cluster.members)
+
+        return SharedBindings(spec.bindings, self._counts, names, monotonic, spec.max_sessions, spec.session_ttl_s)
+
+    def _page_done(self, task: asyncio.Task[None]) -> None:
+        self._pages_open.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            sys.stderr.write(f"a page of the router failed: {type(error).__name__}: {error}\n")
+
+    def _count_links(self, more: int) -> None:
+        self._links += more
+
+    async def _beat(self) -> None:
+        """Everything that depends on time passing."""
+        while True:
+            await asyncio.sleep(BEAT_S)
+            try:
+                self._once(monotonic())
+            except Exception:  # noqa: BLE001  (the clock goes on: without it nothing ever times out)
+                sys.stderr.write(f"a beat of the router's clock failed:\n{traceback.format_exc()}")
+
+    def _once(self, now_s: float) -> None:
+        limits, due = self._spec.limits, self._due
+        self._traffic.sweep_waiting(now_s)
+        self._fleet.follow_events()
+        if now_s >= due["stall"]:
+            due["stall"] = now_s + min(5.0, max(BEAT_S, min(limits.stall_s, limits.client_stall_s) / 8))
+            self._traffic.sweep_streaming(now_s)
+        if now_s >= due["clients"]:
+            due["clients"] = now_s + min(CLIENT_SWEEP_S, limits.client_idle_s / 4)
+            self._sweep_clients(now_s - limits.client_idle_s)
+        if now_s >= due["tick"]:
+            due["tick"] = max(now_s, due["tick"] + TICK_S)
+            self._each_second()
+
+    def _each_second(self) -> None:
+        for pool in self._fleet.pools.values():
+            pool.close_idle()
+        self._bindings.expire(monotonic())
+        if self._shared is not None:
+            self._shared.look()
+        with contextlib.suppress(BrokenPipeError):
+            self._on_tick(replace(self.tick(), migrations=self._ledger.take_migrations()))
+
+    def _report_migrations(self) -> None:
+        """What happened to migrations since the last tick: there will be no other."""
+        with contextlib.suppress(BrokenPipeError):
+            while lines := self._ledger.take_migrations(last=True):
+                self._on_tick(replace(self.tick(), migrations=lines))
+
+    def _sweep_clients(self, oldest_s: float) -> None:
+        for client in tuple(self._clients):
+            if client.idle and client.t_read_s < oldest_s:
+                client.abort()
+
+    def _make_outcome(self) -> RouterOutcome:
+        counts = self._counts
+        return RouterOutcome(
+            t_start_ns=self._t_start_ns,
+            t_end_ns=perf_counter_ns(),
+            policy=self._policy.name,
+            index=self._spec.index,
+            requests=counts.requests,
+            picks=counts.picks,
+            retries=counts.retries,
+            errors=counts.count_status("error"),
+            aborted=counts.count_status("aborted"),
+            cut=counts.cut,
+            decisions=dict(counts.decisions),
+            decide_us_p50=counts.decide_quantile_us(0.5),
+            decide_us_p99=counts.decide_quantile_us(0.99),
+            records_lost=self._log.lost,
+            log_error=self._log.error,
+        )
+
+
+def _streams_possible() -> int:
+    """Client connections that the descriptors of this process suffice for: each needs one to an instance too."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    limit = hard if hard != resource.RLIM_INFINITY else 1 << 20
+    return max(1, (limit - DESCRIPTORS_KEPT) // 2)

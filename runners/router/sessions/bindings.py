@@ -1,0 +1,288 @@
+"""What the router remembers of each session: where its KV lives, how often it came, when it moved, who refused it.
+
+In memory, bounded in sessions and in time. A binding is committed when the instance has served the session, not when
+the request was sent there; until a first commit the session's owner is the instance that its request is on its way to.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+_NONE: Mapping[str, int] = {}
+
+
+class BindingVersion(NamedTuple):
+    """The binding of a session at a pick; a commit holds only while it is still so."""
+
+    version: int
+    instance: str
+
+
+class MigrationClaim(Protocol):
+    """The right to migrate a session, where routers share their bindings."""
+
+    token: str
+    held: bool
+
+    def abandon(self) -> None: ...
+    def release(self) -> None: ...
+
+
+class Row:
+    """One session's row."""
+
+    __slots__ = (
+        "coming",
+        "home",
+        "instance",
+        "left",
+        "migrated_s",
+        "moving_to",
+        "open",
+        "rejects",
+        "stale",
+        "turns",
+        "used_s",
+        "version",
+    )
+
+    def __init__(self) -> None:
+        self.instance = ""
+        """Committed owner."""
+        self.home = ""
+        """What it is counted under: the committed owner, else where its request is on its way to."""
+        self.coming = False
+        """`home` is not committed yet."""
+        self.left = ""
+        """Instance that a rebalance or a migration took it from."""
+        self.stale = 0
+        """Requests that were open there at that moment: their commits must not undo the move."""
+        self.migrated_s: float | None = None
+        self.moving_to = ""
+        """Where a migrating request is on its way to; empty again once it has been served there, or has ended."""
+        self.open: dict[str, int] = {}
+        """Binding requests on their way or being served, by instance."""
+        self.rejects: dict[str, int] = {}
+        self.turns = 0
+        self.used_s = 0.0
+        self.version = 0
+        """Rises whenever it is bound to another instance."""
+
+
+class Bindings:
+    """Session -> instance. Times are seconds of one monotonic clock, the caller's; an empty session id is never stored.
+
+    `max_sessions`: the session unused for longest is forgotten first. `ttl_s`: a session unused for longer is
+    forgotten at the next `commit`, `arrive` or `expire`.
+    """
+
+    row_type: type[Row] = Row
+
+    def __init__(self, max_sessions: int = 100_000, ttl_s: float = 14_400.0) -> None:
+        self.max_sessions = max_sessions
+        self.ttl_s = ttl_s
+        self._sessions: OrderedDict[str, Row] = OrderedDict()
+        self._active: Counter[str] = Counter()
+        self._coming: Counter[str] = Counter()
+        self._committed: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        """Sessions known."""
+        return len(self._sessions)
+
+    def owner(self, session: str) -> str:
+        """The instance that holds the session's KV, or that its first request is on its way to; empty = none."""
+        row = self._sessions.get(session)
+        return row.home if row else ""
+
+    def since_migration_s(self, session: str, now: float) -> float | None:
+        """Since a migration of it was committed; None = never. Finding another instance in any other way is none."""
+        row = self._sessions.get(session)
+        return None if row is None or row.migrated_s is None else now - row.migrated_s
+
+    def moving_to(self, session: str) -> str:
+        """The instance that a migrating request of the session is on its way to; empty = none is."""
+        row = self._sessions.get(session)
+        return row.moving_to if row else ""
+
+    def rejects(self, session: str) -> Mapping[str, int]:
+        """Per instance: admissions in a row that it refused this session."""
+        row = self._sessions.get(session)
+        return dict(row.rejects) if row and row.rejects else _NONE
+
+    def active(self, instance: str) -> int:
+        """Sessions that live there now, those on their way included."""
+        return self._active[instance]
+
+    def assigned(self, instance: str) -> int:
+        """Sessions ever bound there, those on their way included."""
+        return self._committed[instance] + self._coming[instance]
+
+    def sessions_of(self, instance: str) -> tuple[str, ...]:
+        """The sessions that live there, the one unused for longest first."""
+        return tuple(name for name, row in self._sessions.items() if row.home == instance)
+
+    def arrive(self, session: str, now: float) -> int:
+        """Count a request of the session; returns its turn, 0-based. 0 for the empty session."""
+        if not session:
+            return 0
+        row = self._touch(session, now)
+        row.turns += 1
+        return row.turns - 1
+
+    def expect(self, session: str, instance: str, *, migrates: bool = False) -> None:
+        """A request that will bind the session is on its way to `instance`; one `drop` must follow.
+
+        `migrates`: it takes the session away from its instance. That holds for others to see until it is served.
+        """
+        row = self._sessions.get(session)
+        if row is None:
+            if not session:
+                return
+            row = self._sessions[session] = self.row_type()
+        row.open[instance] = row.open.get(instance, 0) + 1
+        if migrates:
+            row.moving_to = instance
+        self._settle(row)
+
+    def drop(self, session: str, instance: str, *, migrates: bool = False) -> None:
+        """That request has ended, whatever came of it; `migrates` as it was expected."""
+        row = self._sessions.get(session)
+        if row is None or instance not in row.open:
+            return  # forgotten in the meantime
+        row.open[instance] -= 1
+        if not row.open[instance]:
+            del row.open[instance]
+        if migrates and row.moving_to == instance:
+            row.moving_to = ""
+        if row.stale and instance == row.left:
+            row.stale -= 1
+        self._settle(row)
+
+    def commit(self, session: str, instance: str, now: float, *, migrates: bool = False) -> None:
+        """`instance` has served the session: it is bound there, and the refusals that `instance` gave it are forgotten.
+
+        `migrates`: this is how a migration ends. A request that was open when a rebalance or a migration moved its
+        session elsewhere does not move it back.
+        """
+        if not session:
+            return
+        row = self._touch(session, now)
+        row.rejects.pop(instance, None)
+        if migrates:
+            row.moving_to, row.migrated_s = "", now
+            if row.home != instance:
+                self._leave(row)
+        elif row.stale and instance == row.left:
+            return
+        self._bind(row, instance)
+
+    def count_refusal(self, session: str, instance: str) -> None:
+        """`instance` refused to admit the session. Call it where the refusal is seen, never by matching messages."""
+        row = self._sessions.get(session)
+        if row is not None:
+            row.rejects[instance] = row.rejects.get(instance, 0) + 1
+
+    def clear_refusals(self, session: str, instance: str) -> None:
+        """`instance` admitted the session: its refusals in a row are over."""
+        row = self._sessions.get(session)
+        if row is not None:
+            row.rejects.pop(instance, None)
+
+    def release(self, session: str) -> None:
+        """The session has no owner any more; its turns and its last migration are remembered."""
+        row = self._sessions.get(session)
+        if row is not None:
+            row.instance = ""
+            self._settle(row)
+
+    def release_instance(self, instance: str) -> tuple[str, ...]:
+        """The instance is gone with its KV: its sessions have no owner any more. Returns them."""
+        gone = tuple(name for name, row in self._sessions.items() if row.instance == instance)
+        for name in gone:
+            self.release(name)
+        return gone
+
+    def rebalance(self, instance: str, among: Sequence[str]) -> tuple[str, ...]:
+        """Move sessions to an instance that came back, up to its even share of those bound to `among`. Returns them.
+
+        They come from the instances with the most, the session unused for longest first. Its KV is not there, so its
+        next turn is prefilled from nothing (or the policy leaves again); without this a recovered instance stays empty.
+        """
+        names = sorted({*among, instance})
+        share = sum(self._active[name] for name in names) // len(names)
+        bound = {name: self._bound_to(name)[::-1] for name in names if name != instance}
+        moved: list[str] = []
+        while self._active[instance] < share:
+            giving = [name for name, sessions in bound.items() if sessions and self._active[name] > share]
+            if not giving:
+                break
+            session = bound[max(giving, key=self._active.__getitem__)].pop()
+            row = self._sessions[session]
+            self._leave(row)
+            self._bind(row, instance)
+            moved.append(session)
+        return tuple(moved)
+
+    def expire(self, now: float) -> int:
+        """Forget the sessions unused for longer than `ttl_s`, those with open requests excepted; returns how many."""
+        count = 0
+        for session, row in list(self._oldest(now)):
+            if not row.open:
+                self._forget(session)
+                count += 1
+        return count
+
+    def _oldest(self, now: float) -> Sequence[tuple[str, Row]]:
+        oldest = []
+        for session, row in self._sessions.items():
+            if now - row.used_s <= self.ttl_s:
+                break
+            oldest.append((session, row))
+        return oldest
+
+    def _bound_to(self, instance: str) -> list[str]:
+        return [name for name, row in self._sessions.items() if row.instance == instance]
+
+    def _touch(self, session: str, now: float) -> Row:
+        row = self._sessions.get(session)
+        if row is None:
+            self.expire(now)
+            while len(self._sessions) >= self.max_sessions:
+                self._forget(next(iter(self._sessions)))
+            row = self._sessions[session] = self.row_type()
+        else:
+            self._sessions.move_to_end(session)
+        row.used_s = now
+        return row
+
+    def _leave(self, row: Row) -> None:
+        """What is still open where it lives, or was on its way to, must not bring it back there."""
+        row.left, row.stale = row.home, row.open.get(row.home, 0)
+
+    def _bind(self, row: Row, instance: str) -> None:
+        if row.instance == instance:
+            return
+        row.instance = instance
+        row.version += 1
+        self._committed[instance] += 1
+        self._settle(row)
+
+    def _settle(self, row: Row) -> None:
+        """Bring the counts in line with where the session lives now."""
+        self._uncount(row)
+        row.home = row.instance or next(iter(row.open), "")
+        row.coming = not row.instance
+        if row.home:
+            self._active[row.home] += 1
+            self._coming[row.home] += row.coming
+
+    def _uncount(self, row: Row) -> None:
+        if row.home:
+            self._active[row.home] -= 1
+            self._coming[row.home] -= row.coming
+
+    def _forget(self, session: str) -> None:
+        self._uncount(self._sessions.pop(session))

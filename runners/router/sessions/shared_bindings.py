@@ -1,0 +1,352 @@
+"""Bindings that several router processes share through Redis; what a router knows of them itself is its working copy.
+
+The table in Redis is the truth, session by session. A router reads a session's row before it picks (`ask`), which
+also counts the turn; it compares and sets when it commits; it claims a session before it migrates it. Where Redis is
+away or slow the working copy decides, and its decisions are sent when Redis is back: of two versions of a row the
+higher one holds. Refusals, and requests that have not been served yet, are each router's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from uuid import uuid4
+
+from runners.router.metrics import Counts
+from runners.router.sessions.binding_rules import BindingRules
+from runners.router.sessions.bindings import Bindings, BindingVersion, MigrationClaim, Row
+from runners.router.sessions.redis_link import RedisLink
+from runners.router.sessions.redis_rows import Hint, Place, TableRow, read_row, script_argument
+
+REBALANCED_AT_ONCE = 500
+"""Sessions moved by one call of a script: Redis does nothing else meanwhile."""
+PENDING_LOSSES = 1000
+"""Lost instances that are still to be reported to Redis; beyond it the table keeps bindings to a lost one."""
+NOWHERE = Place(0, 0, 0)
+
+
+class SharedRow(Row):
+    """One session's row in the working copy."""
+
+    __slots__ = ("elsewhere", "elsewhere_until_s", "epoch", "life")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elsewhere = ""
+        """Where another router moves it to."""
+        self.elsewhere_until_s = 0.0
+        self.epoch = 0
+        """Of its instance, when it was bound."""
+        self.life = ""
+        """Of the table that the epoch is of."""
+
+
+class Claim:
+    """The right to migrate a session, which one request of one router has at a time."""
+
+    __slots__ = ("_bindings", "_then", "binding", "held", "instance", "session", "token")
+
+    def __init__(
+        self,
+        bindings: SharedBindings,
+        session: str,
+        instance: str,
+        binding: BindingVersion,
+        then: Callable[[bool], None],
+    ) -> None:
+        self.session = session
+        self.instance = instance
+        self.binding = binding
+        self.token = uuid4().hex
+        self.held = False
+        """It was granted, and Redis has not ended it since."""
+        self._bindings = bindings
+        self._then: Callable[[bool], None] | None = then
+
+    def abandon(self) -> None:
+        """Stop waiting for the answer."""
+        self._then = None
+
+    def release(self) -> None:
+        """The request has ended. Where it was served, its commit has ended the claim."""
+        self._then = None
+        self._bindings.give_up(self)
+
+    def answered(self, granted: bool) -> None:
+        then, self._then = self._then, None
+        if then is not None:
+            then(granted)
+
+
+class SharedBindings(Bindings):
+    """The table of sessions as one of several routers sees it; `names`: the instances that it counts sessions of."""
+
+    row_type = SharedRow
+
+    def __init__(
+        self,
+        rules: BindingRules,
+        counts: Counts,
+        names: Callable[[], tuple[str, ...]],
+        clock: Callable[[], float],
+        max_sessions: int = 100_000,
+        ttl_s: float = 14_400.0,
+    ) -> None:
+        super().__init__(max_sessions, ttl_s)
+        self._rules = rules
+        self._counts = counts
+        self._names = names
+        self._clock = clock
+        self._link = RedisLink(rules, counts, self._connected)
+        self._life = ""
+        self._life_to_be = uuid4().hex
+        self._places: dict[str, Place] = {}
+        self._claims: dict[str, Claim] = {}
+        self._pending_losses: dict[str, Place] = {}
+        """Instances lost while Redis was away: reported to it before anything else."""
+
+    async def start(self) -> None:
+        """Connect, or go on without."""
+        await self._link.start()
+
+    async def close(self) -> None:
+        for claim in tuple(self._claims.values()):
+            claim.release()
+        await self._link.close()
+
+    @property
+    def shared(self) -> bool:
+        """Redis is connected."""
+        return self._link.up
+
+    def active(self, instance: str) -> int:
+        """Sessions that live there now, of all routers; those on their way, of this one."""
+        if not self._link.up or instance not in self._places:
+            return super().active(instance)
+        return self._places[instance].active + self._coming[instance]
+
+    def assigned(self, instance: str) -> int:
+        if not self._link.up or instance not in self._places:
+            return super().assigned(instance)
+        return self._places[instance].assigned + self._coming[instance]
+
+    def moving_to(self, session: str) -> str:
+        row = self._row(session)
+        if row is None:
+            return ""
+        return row.moving_to or (row.elsewhere if self._clock() < row.elsewhere_until_s else "")
+
+    def version_of(self, session: str) -> BindingVersion:
+        """What a pick sees of the session now."""
+        row = self._sessions.get(session)
+        return BindingVersion(row.version, row.instance) if row else BindingVersion(0, "")
+
+    def ask(self, session: str, then: Callable[[int], None]) -> None:
+        """Count a request of the session and see where it lives. `then` gets its turn, once; at once without Redis."""
+        if not self._link.prompt:
+            self._counts.binding_failures["away"] += 1
+            then(self.arrive(session, self._clock()))
+            return
+        waiting = [then]
+
+        def answered(table_row: TableRow | None) -> None:
+            if table_row is not None:
+                self._take(session, table_row)
+            if waiting:
+                waiting.pop()(table_row.turns - 1 if table_row is not None else self.arrive(session, self._clock()))
+
+        self._call("arrive", session, self._hint(session), answered)
+
+    def claim(self, session: str, instance: str, binding: BindingVersion, then: Callable[[bool], None]) -> Claim | None:
+        """Ask for the right to migrate the session to `instance`; `then` gets the answer, once.
+
+        None = Redis is away: the right is granted. A claim lasts until it is released, which has to happen.
+        """
+        if not self._link.prompt:
+            self._counts.binding_failures["away"] += 1
+            return None
+        made = Claim(self, session, instance, binding, then)
+        self._claims[made.token] = made
+        self._renew(made)
+        return made
+
+    def give_up(self, claim: Claim) -> None:
+        """The session may be migrated by others."""
+        asked = self._claims.pop(claim.token, None) is not None
+        held, claim.held = claim.held, False
+        if asked or held:  # no longer renewed where the session was bound elsewhere, but held all the same
+            self._call("unclaim", claim.session, (claim.token,), self._taker(claim.session))
+
+    def commit_version(
+        self,
+        session: str,
+        instance: str,
+        now: float,
+        binding: BindingVersion,
+        *,
+        migrates: bool = False,
+        claim: MigrationClaim | None = None,
+    ) -> None:
+        """`commit`, unless the session has been bound elsewhere since the pick saw it."""
+        row = self._row(session)
+        if row is not None and row.version != binding.version and row.instance != instance:
+            row.rejects.pop(instance, None)
+            self._counts.binding_failures["refused"] += 1
+            return
+        before = row.version if row is not None else 0
+        super().commit(session, instance, now, migrates=migrates)
+        row = self._row(session)
+        assert row is not None
+        if row.version == before:
+            return
+        self._move_place(row, binding.instance, instance)
+        token = ""
+        if claim is not None:
+            token, claim.held = claim.token, False
+            self._claims.pop(token, None)
+
+        def answered(table_row: TableRow | None) -> None:
+            if table_row is None:
+                return
+            self._take(session, table_row, anyhow=not table_row.granted)
+            if not table_row.granted:
+                self._counts.binding_failures["refused"] += 1
+
+        self._call("commit", session, (instance, binding.version, binding.instance, migrates, token), answered)
+
+    def release_instance(self, instance: str) -> tuple[str, ...]:
+        gone = super().release_instance(instance)
+        known = self._places.get(instance, NOWHERE)
+        if self._link.up:
+            self._lose(instance, known)
+        else:
+            self._queue_loss(instance, known)
+        return gone
+
+    def rebalance(self, instance: str, among: Sequence[str]) -> tuple[str, ...]:
+        """As in memory; with Redis every router learns where a session was moved to when its next request comes."""
+        if not self._link.up:
+            return super().rebalance(instance, among)
+        names = tuple(sorted({*among, instance}))
+
+        def answered(table_row: TableRow | None) -> None:
+            if table_row is not None:
+                self._places.update(table_row.places)
+                if not table_row.granted:
+                    self._call("rebalance", "", (instance, names, REBALANCED_AT_ONCE), answered)
+
+        self._call("rebalance", "", (instance, names, REBALANCED_AT_ONCE), answered)
+        return ()
+
+    def look(self) -> None:
+        """Once a second: how many sessions each instance has; claims are renewed, removed instances forgotten."""
+        for gone in self._places.keys() - set(self._names()):
+            del self._places[gone]
+        if self._link.prompt:
+            self._call("look", "", (), self._placed)
+            for claim in tuple(self._claims.values()):
+                self._renew(claim)
+
+    # the table
+    def _call(
+        self, operation: str, session: str, values: tuple[object, ...], answered: Callable[[TableRow | None], None]
+    ) -> None:
+        names = self._names()
+        rules = self._rules
+        argument = script_argument(rules.prefix, self.ttl_s, names, self._life_to_be, *values)
+        key = f"{rules.prefix}s:{session}".encode("utf-8", "surrogatepass")
+        self._link.call(
+            operation, key, argument, lambda answer: answered(None if answer is None else read_row(answer, names))
+        )
+
+    def _connected(self) -> None:
+        losses, self._pending_losses = self._pending_losses, {}
+        for instance, known in losses.items():
+            self._lose(instance, known)
+        self._call("look", "", (), self._placed)
+
+    def _lose(self, instance: str, known: Place) -> None:
+        def answered(table_row: TableRow | None) -> None:
+            if table_row is None:
+                self._queue_loss(instance, known)
+            else:
+                self._placed(table_row)
+
+        self._call("lose", "", (instance, known.epoch, self._life), answered)
+
+    def _queue_loss(self, instance: str, known: Place) -> None:
+        self._pending_losses[instance] = known
+        if len(self._pending_losses) > PENDING_LOSSES:
+            del self._pending_losses[next(iter(self._pending_losses))]
+
+    def _renew(self, claim: Claim) -> None:
+        def answered(table_row: TableRow | None) -> None:
+            if table_row is None:
+                claim.answered(True)
+                return
+            if not table_row.granted and self._claims.pop(claim.token, None) is not None:
+                self._counts.binding_failures["refused"] += 1
+                self._take(claim.session, table_row, anyhow=True)
+            claim.held = claim.held or (table_row.granted and claim.token in self._claims)
+            claim.answered(table_row.granted)
+
+        claim_us = round(self._rules.claim_s * 1e6)
+        values = (claim.instance, claim.binding.version, claim.binding.instance, claim.token, claim_us)
+        self._call("claim", claim.session, values, answered)
+
+    # the working copy
+    def _row(self, session: str) -> SharedRow | None:
+        row = self._sessions.get(session)
+        assert row is None or isinstance(row, SharedRow)
+        return row
+
+    def _hint(self, session: str) -> Hint:
+        row = self._row(session)
+        if row is None:
+            return Hint()
+        since_s = None if row.migrated_s is None else self._clock() - row.migrated_s
+        since_us = -1 if since_s is None else round(since_s * 1e6)
+        return Hint(row.instance, row.version, row.epoch, row.life, since_us, row.turns)
+
+    def _taker(self, session: str) -> Callable[[TableRow | None], None]:
+        def answered(table_row: TableRow | None) -> None:
+            if table_row is not None:
+                self._take(session, table_row)
+
+        return answered
+
+    def _take(self, session: str, table_row: TableRow, *, anyhow: bool = False) -> None:
+        """Bring the working copy in line with the table; `anyhow`: also where it thought to know better."""
+        self._placed(table_row)
+        now = self._clock()
+        row = self._touch(session, now)
+        assert isinstance(row, SharedRow)
+        row.turns = max(row.turns, table_row.turns)
+        own = table_row.moving_by in self._claims
+        row.elsewhere = "" if own else table_row.moving_to
+        row.elsewhere_until_s = now + table_row.moving_left_s
+        if table_row.version < row.version and not anyhow:
+            return  # what this router has decided is on its way there
+        row.migrated_s = None if table_row.since_migration_s is None else now - table_row.since_migration_s
+        if table_row.instance != row.instance:
+            if table_row.instance:
+                if row.home != table_row.instance:
+                    self._leave(row)
+                self._bind(row, table_row.instance)
+            else:
+                row.instance = ""
+                self._settle(row)
+        row.version, row.life = table_row.version, table_row.life
+        row.epoch = table_row.places.get(table_row.instance, NOWHERE).epoch
+
+    def _placed(self, table_row: TableRow | None) -> None:
+        if table_row is not None:
+            self._life = table_row.life
+            self._places.update(table_row.places)
+
+    def _move_place(self, row: SharedRow, source: str, target: str) -> None:
+        """Count a session where it was just bound, until the table says so."""
+        row.life, row.epoch = self._life, self._places.get(target, NOWHERE).epoch
+        for name, more in ((source, -1), (target, 1)):
+            place = self._places.get(name)
+            if place is not None:
+                self._places[name] = Place(max(0, place.active + more), place.assigned + (more > 0), place.epoch)

@@ -1,0 +1,200 @@
+"""The transfers to one target: which ended there since its counters were last read, and how much each moved.
+
+Pages of metrics are fetched off the path of requests: the counters after one transfer are those before the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from runners.router.transfer.counters import Attribution, Counters, TargetAnswer, attribute
+
+SETTLE_S = 2.0
+"""A transfer's counters are waited for this long after its end."""
+NOTHING_S = 0.5
+"""Counters that have not risen for this long will not rise: engines count before they answer."""
+READ_AGAIN_S = 0.1
+FRESH_S = 1.0
+"""A page of this age is as good as a new one, for what was counted before a transfer."""
+NOT_COUNTED = Attribution(reason="not counted: the rules say so")
+Settle = Callable[[Attribution], None]
+
+
+@dataclass(eq=False, slots=True)
+class _Entry:
+    answer: TargetAnswer
+    settle: Settle
+    at_s: float
+    due_s: float | None
+    """Since when its counters may be read for it alone; None = its answer is still being generated there."""
+
+
+@dataclass(slots=True)
+class TransferAccounting:
+    """The account of one target. `fetch` gets its counters; None = it could not be asked."""
+
+    fetch: Callable[[], Awaitable[Counters | None]]
+    now_s: Callable[[], float]
+    counters: Counters | None = None
+    """As last read when nothing was on its way there: the rise since then belongs to `_entries`."""
+    _read_s: float = 0.0
+    _open: int = 0
+    """Transfers that may move something at any moment."""
+    _begun: int = 0
+    _unattributed: bool = False
+    """Something came, or may have come, that belongs to no entry."""
+    _entries: list[_Entry] = field(default_factory=list)
+    _reading: asyncio.Task[None] | None = None
+
+    @property
+    def quiet(self) -> bool:
+        """Nothing is on its way there, and all that came has been reported."""
+        return not self._open and not self._entries
+
+    async def refresh(self) -> None:
+        """Read the counters before a transfer, where nothing is on its way there, and report what has come by then."""
+        known = self.counters is not None and not self._unattributed and not self._entries
+        fresh = known and self.now_s() - self._read_s < FRESH_S
+        if fresh or self._open or self._reading is not None:
+            return
+        begun = self._begun
+        counters = await self.fetch()
+        if counters is not None and not self._open and begun == self._begun:
+            self._conclude(counters)
+
+    async def wait_until_quiet(self, limit_s: float) -> None:
+        """Wait for at most `limit_s` until what has come there is attributed."""
+        if self._reading is not None:
+            await asyncio.wait((self._reading,), timeout=limit_s)
+
+    def begin(self) -> None:
+        """A decode request is sent there."""
+        self._open += 1
+        self._begun += 1
+
+    def drop(self) -> None:
+        """A transfer has failed. Its tokens cannot be attributed: the engine may or may not have counted them."""
+        self._open -= 1
+        self._unattributed = True
+
+    def end(self, answer: TargetAnswer, settle: Settle, *, streams: bool = False) -> Callable[[], None]:
+        """A transfer has completed. `settle` is called once with its tokens, within SETTLE_S and a read.
+
+        `streams`: the target goes on with its answer, which no page of metrics is to disturb: the time begins when the
+        returned function is called. Where another transfer needs the counters first, they are read for both.
+        """
+        self._open -= 1
+        entry = _Entry(answer, settle, self.now_s(), None if streams else self.now_s())
+        self._entries.append(entry)
+        if not streams:
+            self._start_reading()
+        return partial(self._make_due, entry)
+
+    def forget(self) -> None:
+        """Its process is gone, and its counters with it."""
+        self.counters, self._read_s, self._unattributed = None, 0.0, True
+
+    async def close(self, within_s: float) -> None:
+        """Settle every entry within this time; the counters are read again where that can be attributed."""
+        for entry in self._entries:
+            self._make_due(entry)
+        if not self._open:
+            await self.wait_until_quiet(within_s)
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+        self._settle([Attribution(reason="the router ended first")] * len(self._entries))
+
+    def _make_due(self, entry: _Entry) -> None:
+        if entry.due_s is None:
+            entry.due_s = self.now_s()
+            if entry in self._entries:
+                self._start_reading()
+
+    def _start_reading(self) -> None:
+        if self._reading is None:
+            self._reading = asyncio.get_running_loop().create_task(self._read())
+
+    async def _read(self) -> None:
+        """Read until all is settled, while nothing else is on its way there, whose tokens would be counted too."""
+        try:
+            while any(entry.due_s is not None for entry in self._entries):
+                if not self._open:
+                    begun = self._begun
+                    counters = await self.fetch()
+                    if counters is not None and begun == self._begun and self._conclude(counters):
+                        return
+                self._give_up()
+                await asyncio.sleep(READ_AGAIN_S)
+        finally:
+            self._reading = None
+
+    def _conclude(self, counters: Counters) -> bool:
+        """Settle all entries by these counters, unless they have not risen and still may."""
+        before = self.counters
+        expected = any(entry.answer.limit != 0 for entry in self._entries)
+        waited = expected and self.now_s() - self._entries[-1].at_s >= NOTHING_S
+        if before is not None and expected and not waited and before.external_tokens == counters.external_tokens:
+            return False
+        if before is None:
+            attributions = [Attribution(reason="its counters were not read before")] * len(self._entries)
+        elif self._unattributed:
+            reason = "another transfer there failed or was given up on"
+            attributions = [Attribution(reason=reason)] * len(self._entries)
+        else:
+            attributions = attribute(before, counters, [entry.answer for entry in self._entries])
+        self._settle(attributions)
+        self.counters, self._read_s, self._unattributed = counters, self.now_s(), False
+        return True
+
+    def _give_up(self) -> None:
+        """Settle entries that have waited for too long; their tokens cannot be attributed any more."""
+        oldest_s = self.now_s() - SETTLE_S
+        late = [entry for entry in self._entries if entry.due_s is not None and entry.due_s <= oldest_s]
+        self._entries = [entry for entry in self._entries if entry not in late]
+        self._unattributed = self._unattributed or bool(late)
+        for entry in late:
+            entry.settle(
+                Attribution(reason=f"for {SETTLE_S:g} s another transfer was on its way there, or no counters came")
+            )
+
+    def _settle(self, attributions: list[Attribution]) -> None:
+        entries, self._entries = self._entries, []
+        for entry, attribution in zip(entries, attributions, strict=True):
+            entry.settle(attribution)
+
+
+class Uncounted:
+    """Replaces the account of a target where the rules say that nothing is counted: all is settled at once."""
+
+    quiet = True
+
+    async def refresh(self) -> None:
+        """Nothing is read."""
+
+    async def wait_until_quiet(self, limit_s: float) -> None:
+        """Nothing is waited for."""
+
+    def begin(self) -> None:
+        """Nothing is noted."""
+
+    def drop(self) -> None:
+        """Nothing is noted."""
+
+    def end(self, answer: TargetAnswer, settle: Settle, *, streams: bool = False) -> Callable[[], None]:
+        """The transfer completed; its size is not counted."""
+        settle(NOT_COUNTED)
+        return _do_nothing
+
+    def forget(self) -> None:
+        """Nothing is known."""
+
+    async def close(self, within_s: float) -> None:
+        """Nothing is waited for."""
+
+
+def _do_nothing() -> None:
+    """No counters are to be read."""

@@ -1,0 +1,152 @@
+"""Which transfers may begin, and the order of those to one target: pure.
+
+Migrations to one target run one at a time, first come first served. A policy does not send more there while
+`TransferRules.queue` of them wait.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from results.records.decisions import RoutedRequest
+from runners.router.spec import InstanceSpec, KvEndpoint, TransferRules
+from runners.router.transfer.quarantine import Pairs
+from runners.router.transfer.transports import mismatch
+
+Purpose = Literal["migration", "handover"]
+Waiting = deque[tuple["Admission", Callable[[], None]]]
+
+
+@dataclass(eq=False, slots=True)
+class Admission:
+    """A transfer that may run, from `admit` to `finish`."""
+
+    source: str
+    target: str
+    purpose: Purpose
+    probe: bool
+    """It is the one transfer that may end the pair's quarantine."""
+    queue: Waiting = field(default_factory=deque)
+    """At its target, with those before and behind it; empty before `take_turn`."""
+
+
+class Prefix(NamedTuple):
+    """The part of a prompt that a migration may move, in tokens of whole blocks."""
+
+    source_tokens: int
+    target_tokens: int
+    """What the target holds of it already."""
+
+    @property
+    def lacking_tokens(self) -> int:
+        return self.source_tokens - self.target_tokens
+
+
+class MoveRules:
+    """The admission of one router's transfers. `specs`: its instances, which come and go."""
+
+    def __init__(self, specs: Mapping[str, InstanceSpec], rules: TransferRules, now_s: Callable[[], float]) -> None:
+        self.pairs = Pairs(rules, now_s)
+        self._specs = specs
+        self._rules = rules
+        self._admitted: dict[Admission, None] = {}
+        self._queues: dict[str, Waiting] = {}
+
+    @property
+    def configured(self) -> bool:
+        """Some instance's KV can be moved."""
+        return any(spec.transfer is not None for spec in self._specs.values())
+
+    def endpoint(self, instance: str) -> KvEndpoint | None:
+        spec = self._specs.get(instance)
+        return spec.transfer if spec is not None else None
+
+    def refusal(self, source: str, target: str) -> str:
+        """Why no KV can be moved from one to the other now; empty = it may be tried."""
+        if source == target:
+            return "it is there already"
+        return mismatch(self.endpoint(source), self.endpoint(target)) or self.pairs.refusal(source, target)
+
+    def cut_off(self, source: str, targets: Iterable[str]) -> Mapping[str, str]:
+        """Per target that no KV of `source` can be moved to now: why. Empty where no instance has a transport."""
+        if not source or not self.configured:
+            return {}
+        coming = Counter(admission.target for admission in self._admitted if admission.purpose == "migration")
+        full = {
+            target: f"{count} sessions are on their way there"
+            for target, count in coming.items()
+            if count > self._rules.queue
+        }
+        why = {target: self.refusal(source, target) or full.get(target, "") for target in targets if target != source}
+        return {target: text for target, text in why.items() if text}
+
+    def admit(self, source: str, target: str, purpose: Purpose) -> Admission:
+        """Begin a transfer that `refusal` does not refuse."""
+        admission = Admission(source, target, purpose, self.pairs.begin(source, target))
+        self._admitted[admission] = None
+        return admission
+
+    def finish(self, admission: Admission) -> None:
+        """The transfer is no longer on its way; again without effect."""
+        self._admitted.pop(admission, None)
+
+    def take_turn(self, admission: Admission, ready: Callable[[], None]) -> None:
+        """Call `ready` when no other migration runs to its target, maybe at once; `end_turn` must follow."""
+        admission.queue = queue = self._queues.setdefault(admission.target, deque())
+        queue.append((admission, ready))
+        if len(queue) == 1:
+            ready()
+
+    def end_turn(self, admission: Admission) -> None:
+        """Leave the queue of its target, before or after its turn; the next one is ready."""
+        queue = admission.queue
+        was_first = queue[0][0] is admission
+        position = next(index for index, (other, _) in enumerate(queue) if other is admission)
+        del queue[position]
+        if was_first and queue:
+            queue[0][1]()
+        elif not queue and self._queues.get(admission.target) is queue:
+            del self._queues[admission.target]
+
+    def count_end(self, admission: Admission, *, succeeded: bool = False, why: str | None = None) -> None:
+        """What the transfer's end says of its pair; neither `succeeded` nor a failure (`why`): nothing."""
+        source, target, probe = admission.source, admission.target, admission.probe
+        if succeeded:
+            self.pairs.note_success(source, target, probe=probe)
+        elif why is None:
+            self.pairs.release_probe(source, target, probe=probe)
+        else:
+            self.pairs.note_failure(source, target, why, probe=probe)
+
+    def movable_prefix(
+        self, request: RoutedRequest, source: str, target: str, prompt_tokens: int, source_block_tokens: int
+    ) -> Prefix:
+        """What source and target hold of a prompt of `prompt_tokens`, by the index, in whole blocks."""
+        block = max(request.block_tokens, source_block_tokens)
+        held = [
+            held_prefix(request.cached_tokens.get(instance, 0), request.input_tokens, prompt_tokens, block)
+            for instance in (source, target)
+        ]
+        return Prefix(*held)
+
+    def is_worth_moving(self, prefix: Prefix) -> bool:
+        """The target lacks at least `min_tokens` of what the source holds."""
+        return prefix.lacking_tokens >= max(1, self._rules.min_tokens)
+
+    def remove_instance(self, instance: str) -> None:
+        """The instance is gone: forget its pairs, and the order of what was on its way there."""
+        self.pairs.remove_instance(instance)
+        self._queues.pop(instance, None)
+
+
+def held_prefix(indexed_tokens: int, indexed_of: int, tokens: int, block_tokens: int) -> int:
+    """The part of a prompt of `tokens` that an instance holds, in whole blocks.
+
+    The index counts `indexed_tokens` of the `indexed_of` tokens it took the prompt for: of token ids the same number,
+    of text an estimate, so its share of the prompt counts.
+    """
+    share = indexed_tokens if indexed_of == tokens or indexed_of <= 0 else indexed_tokens * tokens // indexed_of
+    return min(share, tokens) // block_tokens * block_tokens

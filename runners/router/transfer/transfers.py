@@ -1,0 +1,353 @@
+"""Moves KV between instances for the router: one task per movement, one migration at a time to a target.
+
+Migration: a prefill request makes the instance that holds a session retain the blocks of its prefix, a decode request
+of the same prefix pulls them into the cache of the instance that is to serve it; then the request is sent there as it
+came. A transfer that fails changes nothing but that the target computes. Handover: the prefill request is the request's
+whole prompt, and the request itself is the decode request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from functools import partial
+from typing import Any, Literal
+
+from results.records.decisions import KvTransfer, RoutedRequest
+from runners.router.driver import Driver
+from runners.router.facts import ClientMessage
+from runners.router.instances.upstream import Pool
+from runners.router.spec import InstanceSpec, TransferRules
+from runners.router.transfer.accounting import TransferAccounting, Uncounted
+from runners.router.transfer.counters import Attribution, TargetAnswer
+from runners.router.transfer.engines import Engines, StepFailed
+from runners.router.transfer.job import Done, Job, authorization_lines, request_headers
+from runners.router.transfer.move_rules import Admission, MoveRules, Purpose
+from runners.router.transfer.movement import NOT_SERVED, Movement
+from runners.router.transfer.request_bodies import (
+    ClientRequest,
+    Unfit,
+    add_pull_params,
+    handover_prefill_body,
+    prefix_body,
+    read_request,
+    require_movable_prefix,
+    require_one_prefill,
+)
+from runners.router.transfer.steps import PATH, free_blocks, pull_params, send_decode_request, send_prefill_request
+from runners.router.transfer.transports import TRANSPORTS
+
+CLOSE_S = 1.0
+QUIET_S = 0.25
+"""A transfer waits this long at most until the tokens of the one before it have been counted."""
+
+
+class Unneeded(Exception):
+    """The target has nearly all that could be moved: how much it lacks."""
+
+
+class Transfers:
+    """The KV transport of one router."""
+
+    def __init__(
+        self, pools: Mapping[str, Pool], specs: Mapping[str, InstanceSpec], rules: TransferRules, driver: Driver
+    ) -> None:
+        self.now_ns = driver.now_ns
+        self.rules = MoveRules(specs, rules, driver.now_s)
+        self._engines = Engines(pools, specs, rules.timeout_s)
+        self._settings = rules
+        self._driver = driver
+        self._accounts: dict[str, TransferAccounting | Uncounted] = {}
+        self._jobs: dict[Movement, Job] = {}
+        self._background: set[asyncio.Task[None]] = set()
+
+    @property
+    def timeout_s(self) -> float:
+        """From a handover's decode request to the first byte of its answer; then the target computes the prompt."""
+        return self._settings.timeout_s
+
+    @property
+    def configured(self) -> bool:
+        return self.rules.configured
+
+    def cut_off(self, source: str, targets: Iterable[str]) -> Mapping[str, str]:
+        return self.rules.cut_off(source, targets)
+
+    def quarantined(self) -> Mapping[tuple[str, str], str]:
+        """Pairs (source, target) that are left alone: why."""
+        return self.rules.pairs.quarantined()
+
+    def migrate(
+        self, request: RoutedRequest, source: str, target: str, message: ClientMessage, done: Done
+    ) -> Movement:
+        """Move what `source` holds of the request's prompt to `target`; then `done` is called, never from here."""
+        return self._start("migration", source, target, message, done, partial(self._migrate, request, message))
+
+    def hand_over(
+        self, request: RoutedRequest, source: str, target: str, message: ClientMessage, done: Done
+    ) -> Movement:
+        """Have `source` compute the prompt; then `done` is called, and the movement's body is the decode request."""
+        return self._start("handover", source, target, message, done, partial(self._hand_over, message))
+
+    def forget_process(self, instance: str) -> None:
+        """Its process may be gone: ask again for what its engine reported."""
+        self._engines.forget(instance)
+        if instance in self._accounts:
+            self._accounts[instance].forget()
+
+    def recover_instance(self, instance: str) -> None:
+        """It answers (again): its pairs may be probed at once."""
+        self.forget_process(instance)
+        self.rules.pairs.allow_probe(instance)
+        if self.rules.endpoint(instance) is not None:
+            self._run_in_background(self._account(instance).refresh())
+
+    def remove_instance(self, instance: str) -> None:
+        """Forget an instance that is removed from the router; no request waits for it."""
+        self.forget_process(instance)
+        for job in self._jobs.values():
+            if job.target == instance and job.movement.over and job.task is not None:
+                job.task.cancel()  # its connection is gone, and it would not be notified of that
+        self.rules.remove_instance(instance)
+        if instance in self._accounts and self._accounts[instance].quiet:
+            del self._accounts[instance]
+
+    async def close(self) -> None:
+        """End what is on its way.
+
+        Blocks that sources still retain are freed, and counters of transfers that have ended are read, where that takes
+        no longer than CLOSE_S each.
+        """
+        moving = [job.task for job in self._jobs.values() if job.task is not None]
+        for task in moving:
+            task.cancel()
+        await asyncio.gather(*moving, return_exceptions=True)
+        if self._background:
+            await asyncio.wait(self._background, timeout=CLOSE_S)
+        background = tuple(self._background)
+        for task in background:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
+        await asyncio.gather(*(account.close(CLOSE_S) for account in self._accounts.values()))
+        self._engines.close()
+
+    # what becomes of a movement's request
+    def abandon(self, movement: Movement) -> None:
+        job = self._jobs.get(movement)
+        if job is None or job.pulling:
+            return
+        if job.task is not None:
+            job.task.cancel()
+        else:
+            self._end_handover(job)
+            self._account(job.target).drop()
+            self.rules.count_end(job.admission)
+
+    def serve_handover(self, movement: Movement) -> None:
+        job = self._end_handover(self._jobs[movement])
+        self._arrive(job, TargetAnswer(job.prompt_tokens, None), streams=True)
+
+    def fail_handover(self, movement: Movement, *, strike: bool, freed: bool) -> None:
+        job = self._end_handover(self._jobs[movement])
+        movement.change(t_done_ns=self.now_ns())
+        self.rules.count_end(job.admission, why=movement.transfer.reason if strike else None)
+        if strike:
+            self._engines.forget(job.source)
+        if not freed:
+            self._free(job)
+        self._account(job.target).drop()
+        movement.settle("the transfer failed")
+
+    def _end_handover(self, job: Job) -> Job:
+        job.movement.open = False
+        self._drop_job(job)
+        return job
+
+    # beginning and end
+    def _start(
+        self, purpose: Purpose, source: str, target: str, message: ClientMessage, done: Done,
+        move: Callable[[Job], Awaitable[None]],
+    ) -> Movement:  # fmt: skip
+        endpoint, why = self.rules.endpoint(source), self.rules.refusal(source, target)
+        transport = "" if endpoint is None else endpoint.transport
+        transfer = KvTransfer(_new_id(), purpose, transport, source, target, "failed")
+        movement = Movement(self, transfer, message.body)
+        movement.block_tokens = self._engines.block_tokens(target)
+        if endpoint is not None:
+            movement.kv_bytes_per_token = endpoint.kv_bytes_per_token
+        if why or endpoint is None:
+            self._refuse(movement, why)
+            self._driver.call_soon(partial(_finish, movement, done))
+            return movement
+        admission = self.rules.admit(source, target, purpose)
+        job = Job(movement, admission, TRANSPORTS[transport], endpoint, authorization_lines(message.headers), done)
+        self._jobs[movement] = job
+        job.task = asyncio.get_running_loop().create_task(self._run(job, move))
+        job.task.add_done_callback(partial(self._end_cancelled, job))
+        return movement
+
+    async def _run(self, job: Job, move: Callable[[Job], Awaitable[None]]) -> None:
+        movement, why, strike = job.movement, "", True
+        try:
+            async with asyncio.timeout(self._settings.timeout_s):
+                await move(job)
+        except (Unneeded, Unfit) as error:
+            self._refuse(movement, str(error), "unneeded" if isinstance(error, Unneeded) else "refused")
+            strike = False
+        except StepFailed as error:
+            why, strike = str(error), error.strike
+        except TimeoutError:
+            why, strike = f"not done within {self._settings.timeout_s:g} s", movement.transfer.attempts > 0
+        except Exception as error:  # noqa: BLE001  (a request waits for this: whatever is wrong here, it goes on)
+            why, strike = f"{type(error).__name__}: {error}", False
+        job.task = None
+        if not movement.open:
+            self._drop_job(job)
+        if why:
+            movement.change(reason=why, t_done_ns=self.now_ns())
+            movement.settle("the transfer failed")
+            self._free(job)
+        if why or not strike:
+            self.rules.count_end(job.admission, why=why if strike else None)
+        _finish(movement, job.done)
+
+    def _end_cancelled(self, job: Job, task: asyncio.Task[None]) -> None:
+        """It was abandoned before its decode request, maybe before it began."""
+        if task.cancelled():
+            self._drop_job(job)
+            self._free(job)
+            self.rules.count_end(job.admission)
+
+    def _drop_job(self, job: Job) -> None:
+        self._jobs.pop(job.movement, None)
+        self.rules.finish(job.admission)
+
+    def _refuse(self, movement: Movement, why: str, status: Literal["refused", "unneeded"] = "refused") -> None:
+        movement.change(status=status, reason=why, t_done_ns=self.now_ns())
+        movement.settle("nothing was transferred")
+
+    # the two kinds
+    async def _migrate(self, request: RoutedRequest, message: ClientMessage, job: Job) -> None:
+        asked = read_request(message.path.decode("latin-1"), message.body)
+        require_movable_prefix(asked)
+        ids = asked.ids or await self._engines.tokenize(job.target, request_headers(job), asked)
+        block = self._engines.block_tokens(job.source) or 1
+        prefix = self.rules.movable_prefix(request, job.source, job.target, len(ids), block)
+        tokens = prefix.source_tokens
+        job.movement.change(prefix_tokens=tokens)
+        if not self.rules.is_worth_moving(prefix):
+            lacking = max(0, prefix.lacking_tokens)
+            raise Unneeded(f"nothing to move: of {tokens} tokens the target lacks {lacking}")
+        async with self._turn(job.admission):
+            await self._retry(job, partial(self._move_prefix, job, asked, ids[:tokens]))
+
+    async def _move_prefix(self, job: Job, asked: ClientRequest, prefix: tuple[int, ...]) -> None:
+        account, priority = self._account(job.target), self._settings.leg_priority
+        reading = self._run_in_background(account.refresh())
+        await send_prefill_request(self._engines, job, PATH, partial(prefix_body, asked, prefix, priority=priority))
+        assert job.retained is not None
+        await asyncio.wait((reading,), timeout=QUIET_S)
+        await account.wait_until_quiet(QUIET_S)
+        body = prefix_body(asked, prefix, await pull_params(self._engines, job, job.retained), priority)
+        retained, job.retained, job.pulling = job.retained, None, True
+        account.begin()
+        try:
+            answer = await send_decode_request(self._engines, job, body)
+            if answer.cached_tokens == 0 and len(prefix) > 1:
+                raise StepFailed("no KV came: the target has computed the prefix", strike=True)
+        except StepFailed as error:
+            account.drop()
+            job.retained = None if error.frees else retained
+            raise
+        except asyncio.CancelledError:
+            account.drop()
+            raise
+        finally:
+            job.pulling = False
+        self._arrive(job, TargetAnswer(len(prefix), answer.cached_tokens))
+
+    async def _hand_over(self, message: ClientMessage, job: Job) -> None:
+        path = message.path.decode("latin-1")
+        asked = read_request(path, message.body)
+        require_one_prefill(asked)
+        account = self._account(job.target)
+        reading = self._run_in_background(account.refresh())
+        body = partial(handover_prefill_body, asked)
+        await self._retry(job, partial(send_prefill_request, self._engines, job, path, body))
+        assert job.retained is not None
+        await asyncio.wait((reading,), timeout=QUIET_S)
+        movement = job.movement
+        movement.body = add_pull_params(message.body, await pull_params(self._engines, job, job.retained))
+        movement.open = True
+        account.begin()
+        movement.change(prefix_tokens=job.prompt_tokens or 0, reason=NOT_SERVED)
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, admission: Admission) -> AsyncIterator[None]:
+        """Wait until no other migration runs to the same target."""
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.rules.take_turn(admission, partial(_set_ready, ready))
+        try:
+            await ready
+            yield
+        finally:
+            self.rules.end_turn(admission)
+
+    async def _retry(self, job: Job, attempt: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Try until it works, no further try can help, or the tries are used up. Raises StepFailed."""
+        for number in range(1, self._settings.attempts + 1):
+            job.movement.change(attempts=number, transfer=_new_id() if number > 1 else job.movement.transfer.transfer)
+            try:
+                await attempt()
+                return
+            except StepFailed as error:
+                self._engines.forget(job.source)
+                self._free(job)
+                if not error.retryable or number == self._settings.attempts or job.movement.over:
+                    raise
+
+    def _arrive(self, job: Job, answer: TargetAnswer, *, streams: bool = False) -> None:
+        """The target has answered its decode request, or begins to (`streams`)."""
+        job.movement.change(status="transferred", reason="", t_done_ns=self.now_ns())
+        self.rules.count_end(job.admission, succeeded=True)
+        settle = partial(self._settle, job, answer)
+        job.movement.on_answer_end = self._account(job.target).end(answer, settle, streams=streams)
+
+    def _settle(self, job: Job, answer: TargetAnswer, attribution: Attribution) -> None:
+        job.movement.block_tokens = self._engines.block_tokens(job.target)
+        job.movement.attribute(answer, attribution)
+
+    def _free(self, job: Job) -> None:
+        """Have the source's blocks freed, in the background."""
+        retained, job.retained = job.retained, None
+        if retained is not None:
+            self._run_in_background(free_blocks(self._engines, job, retained))
+
+    def _account(self, instance: str) -> TransferAccounting | Uncounted:
+        if instance not in self._accounts:
+            counted = TransferAccounting(partial(self._engines.counters, instance), self._driver.now_s)
+            self._accounts[instance] = counted if self._settings.count else Uncounted()
+        return self._accounts[instance]
+
+    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task
+
+
+def _new_id() -> str:
+    return f"kv-{uuid.uuid4().hex}"
+
+
+def _set_ready(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
+
+
+def _finish(movement: Movement, done: Done) -> None:
+    if not movement.over:
+        movement.over = True
+        done(movement)

@@ -1,0 +1,271 @@
+"""What the engine says about itself beside the load: `/metrics` at 1 Hz, and step timings from the probe's rings."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import httpx
+import msgspec
+import numpy as np
+from prometheus_client.parser import text_string_to_metric_families
+
+from results.records.errors import RingError
+from results.records.rings import MISSING, Records, RingReader, ring_paths
+from results.records.schemas import MetricsRecord
+from runners.errors import RunnerError
+from state.events import STEP_BUCKETS_US
+
+SCRAPE_TIMEOUT_S = 5.0
+_DROPPED_LABELS = ("engine", "model_name")
+_EDGES_NS = np.array(STEP_BUCKETS_US, dtype=np.float64) * 1e3
+
+
+class SamplerError(RunnerError):
+    """The samples cannot be kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """The engine's latest word; None = the last scrape had no such value."""
+
+    t_ns: int = 0
+    running: float | None = None
+    waiting: float | None = None
+    kv_usage: float | None = None
+    """0..1."""
+
+
+class MetricsText:
+    """Reads pages of one exporter.
+
+    A page is the same samples with other values every second, so a sample's name is worked out once (the library takes
+    25 ms for a page of vLLM's, nine tenths of which are histogram buckets that are not stored).
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[str, str | None] = {}
+
+    def values(self, page: str) -> dict[str, float]:
+        """Sample name, with its labels other than engine and model_name, to value; no histogram buckets, no `_created`.
+
+        Where two engines answer on one page the second one's samples keep their engine label. Raises ValueError where
+        the page is no Prometheus text.
+        """
+        values: dict[str, float] = {}
+        for line in page.split("\n"):
+            if not line or line[0] == "#":
+                continue
+            end = line.rfind("}") + 1 or line.find(" ")
+            if end <= 0:
+                raise ValueError(f"not a metrics line: {line[:80]!r}")
+            sample = line[:end]
+            name = self._names[sample] if sample in self._names else self._learn(sample)
+            if name is not None:
+                values[name if name not in values else sample] = float(line[end:].split()[0])
+        return values
+
+    def _learn(self, sample: str) -> str | None:
+        """The key of a sample in the record; None = it is not stored."""
+        samples = [s for family in text_string_to_metric_families(f"{sample} 0\n") for s in family.samples]
+        if len(samples) != 1:
+            raise ValueError(f"not a metrics line: {sample[:80]!r}")
+        name, labels = samples[0].name, samples[0].labels
+        key_of_sample: str | None = None
+        if not name.endswith(("_bucket", "_created")):
+            inner = ",".join(f'{key}="{labels[key]}"' for key in sorted(labels) if key not in _DROPPED_LABELS)
+            key_of_sample = f"{name}{{{inner}}}" if inner else name
+        self._names[sample] = key_of_sample
+        return key_of_sample
+
+
+class MetricsSampler:
+    """Scrapes `<url>/metrics` into a JSONL of MetricsRecord for the length of an `async with` block.
+
+    A baseline before, a sample per period on absolute times, a final scrape after (unless the block failed). A scrape
+    that fails is a record with its error. Raises SamplerError where the file cannot be written.
+    """
+
+    def __init__(self, url: str, path: Path, *, period_s: float = 1.0) -> None:
+        self.latest = Gauges()
+        self._path = path
+        self._period_s = period_s
+        self._url = f"{url.rstrip('/')}/metrics"
+        self._text = MetricsText()
+        self._client = httpx.AsyncClient(timeout=SCRAPE_TIMEOUT_S, trust_env=False)
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("wb", buffering=0)
+        except OSError as error:
+            raise self._unwritable(error) from error
+        await self._scrape("baseline")
+        self._task = asyncio.create_task(self._sample())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        try:
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            if error is None:
+                await self._scrape("final")
+                await asyncio.to_thread(os.fsync, self._file.fileno())
+        except OSError as failed:
+            raise self._unwritable(failed) from failed
+        finally:
+            self._file.close()
+            await self._client.aclose()
+
+    async def _sample(self) -> None:
+        due_s = time.monotonic()
+        while True:
+            due_s += self._period_s
+            late_s = time.monotonic() - due_s
+            if late_s > 0:  # a slow scrape costs the samples it ran over, not the grid
+                due_s += self._period_s * int(late_s / self._period_s + 1)
+            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+            await self._scrape("sample")
+
+    async def _scrape(self, moment: str) -> None:
+        t_ns, t_unix_s = time.perf_counter_ns(), time.time()
+        values: dict[str, float] = {}
+        error: str | None = None
+        try:
+            answer = await self._client.get(self._url)
+            if answer.status_code == 200:
+                values = self._text.values(answer.text)
+            else:
+                error = f"HTTP {answer.status_code}"
+        except httpx.HTTPError as failed:
+            error = f"{type(failed).__name__}: {failed}"
+        except ValueError as failed:
+            error = str(failed)
+        self.latest = gauges(t_ns, values)
+        record = MetricsRecord(t_ns=t_ns, t_unix_s=t_unix_s, moment=moment, values=values, error=error)
+        try:
+            self._file.write(msgspec.json.encode(record) + b"\n")
+        except OSError as failed:
+            raise self._unwritable(failed) from failed
+
+    def _unwritable(self, error: OSError) -> SamplerError:
+        remedy = "Free space on that disk or choose another workspace."
+        return SamplerError(f"cannot write {self._path}: {error.strerror}", remedy=remedy)
+
+
+def gauges(t_ns: int, values: Mapping[str, float]) -> Gauges:
+    """The engine's gauges among the samples of one scrape; over several engines, the sum, and the fullest KV cache."""
+
+    def found(name: str) -> list[float]:
+        return [value for key, value in values.items() if key == name or key.startswith(name + "{")]
+
+    running, waiting = found("vllm:num_requests_running"), found("vllm:num_requests_waiting")
+    return Gauges(
+        t_ns=t_ns,
+        running=sum(running) if running else None,
+        waiting=sum(waiting) if waiting else None,
+        kv_usage=max(found("vllm:kv_cache_usage_perc"), default=None),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StepSample:
+    """The engine steps since the poll before. Steps that computed no token are counted and in nothing else."""
+
+    p50_us: float | None = None
+    p90_us: float | None = None
+    counts: tuple[int, ...] = ()
+    """Per bucket of STEP_BUCKETS_US and one more for the rest; empty = no step timing."""
+    steps: int = 0
+    empty_steps: int = 0
+    lost: int = 0
+    """Steps that were overwritten before they were read."""
+    reason: str = ""
+    """Why there is no step timing."""
+
+
+class StepTail:
+    """Follows the engine rings of one launch, from what is written after its creation on.
+
+    A ring that cannot be read ends the step timing, with the reason in every sample, and nothing else.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._readers: dict[Path, RingReader] = {}
+        self._reason = ""
+        self._lost = 0
+        self._open(new_ones=False)
+
+    def poll(self) -> StepSample:
+        """The steps since the last poll."""
+        self._open(new_ones=True)
+        if self._reason or not self._readers:
+            return StepSample(reason=self._reason or "the engine writes no step ring")
+        try:
+            parts = [_step_columns(reader) for reader in self._readers.values()]
+        except RingError as error:
+            self._reason = str(error)
+            return StepSample(reason=self._reason)
+        step_ns, tokens = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+        lost, self._lost = self._lost, sum(reader.lost for reader in self._readers.values())
+        timed = step_ns[(tokens > 0) & (step_ns != MISSING)]
+        p50, p90 = np.quantile(timed, (0.5, 0.9)).tolist() if len(timed) else (None, None)
+        counts = np.bincount(np.searchsorted(_EDGES_NS, timed, side="left"), minlength=len(_EDGES_NS) + 1)
+        return StepSample(
+            p50_us=None if p50 is None else p50 / 1e3,
+            p90_us=None if p90 is None else p90 / 1e3,
+            counts=tuple(counts.tolist()),
+            steps=len(timed),
+            empty_steps=int(np.count_nonzero(tokens <= 0)),
+            lost=self._lost - lost,
+        )
+
+    def close(self) -> None:
+        """Idempotent."""
+        for reader in self._readers.values():
+            reader.close()
+        self._readers.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self, *, new_ones: bool) -> None:
+        """Take up rings not yet followed: those found at the start from their end, later ones from their beginning."""
+        for path in ring_paths(self._folder, "engine"):
+            if path in self._readers or self._reason:
+                continue
+            try:
+                reader = RingReader(path, start="oldest" if new_ones else "newest")
+            except RingError as error:
+                self._reason = str(error)
+                continue
+            self._readers[path] = reader
+            if not reader.header.step_timing_available:
+                self._reason = reader.header.reason or "the probe says that step timing is not available"
+
+
+def _step_columns(reader: RingReader) -> tuple[Records, Records]:
+    """Step duration (ns) and computed tokens of the new records; a ring without those columns has MISSING and 0."""
+    rows, header = reader.read_new(), reader.header
+    step, prefill, decode = (header.index(name) for name in ("engine_step_ns", "prefill_tokens", "decode_tokens"))
+    missing = np.full(len(rows), MISSING, dtype=np.int64)
+    tokens = [np.maximum(rows[:, column], 0) for column in (prefill, decode) if column is not None]
+    return rows[:, step] if step is not None else missing, np.sum(tokens, axis=0, dtype=np.int64) if tokens else missing

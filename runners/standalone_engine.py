@@ -1,0 +1,224 @@
+"""Engines started by hand (`tracon engine up`): each kept by a small process of its own until `engine down`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from launch import patching
+from launch.command import build_launch, write_launch
+from launch.environment import find_engine
+from launch.errors import LaunchError
+from launch.instance import Instance
+from launch.local import LocalBackend
+from launch.profile import Profile, load_config, load_profile
+from results.records.layout import ConfigLayout, write_atomic
+from runners.errors import RunnerError
+from state.workspace import default_root
+
+POLL_S = 0.2
+STOP_MARGIN_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class HandEngine:
+    """One hand-started engine, as its folder's `engine.json` says."""
+
+    name: str
+    config: str
+    profile: str
+    model: str
+    url: str
+    state: str
+    """`starting`, `ready`, `gone` or `failed`."""
+    holder_pid: int
+    holder_start: float
+    """Creation time of the holder process: a reused pid is not it."""
+    pid: int | None = None
+    folder: str = ""
+    reason: str = ""
+    remedy: str = ""
+    exit_code: int = 0
+
+
+def bring_up(
+    config: str, profile: str, name: str, port: int | None, engine_python: Path | None, workspace: Path | None
+) -> HandEngine:
+    """Start an engine and wait until it is ready; raises LaunchError or RunnerError when it will not be."""
+    checked, connector = load_profile(profile), load_config(config)
+    engine = find_engine(checked.engine.kind, engine_python)
+    if "patches" in connector.requires_on(checked.engine.kind) and not patching.status(engine).applied:
+        raise RunnerError(
+            f"{config} on a {checked.engine.kind} engine needs Tracon's patches, which are not applied",
+            remedy=f"`tracon patch apply --kind {checked.engine.kind}`",
+        )
+    folder = _folder(workspace, name)
+    old = _read(folder)
+    if old is not None and _held(old):
+        raise RunnerError(
+            f"an engine named {name!r} is already up at {old.url}",
+            remedy=f"`tracon engine down {name}`, or choose another --name",
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "engine.json").unlink(missing_ok=True)
+    argv = [
+        sys.executable,
+        "-m",
+        "runners.cli",
+        "engine",
+        "hold",
+        name,
+        config,
+        profile,
+        str(folder),
+        str(port or checked.launch.port_base),
+        str(engine.python),
+    ]
+    with (folder / "holder.log").open("ab") as log:
+        holder = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    deadline = time.monotonic() + checked.launch.ready_timeout_s + STOP_MARGIN_S
+    while time.monotonic() < deadline:
+        row = _read(folder)
+        if row is not None and row.state == "ready":
+            return row
+        if row is not None and row.state == "failed":
+            raise RunnerError(row.reason, remedy=row.remedy, exit_code=row.exit_code)
+        if holder.poll() is not None and (row := _read(folder)) is None:
+            raise RunnerError(f"the process that keeps {name!r} ended at once", remedy=f"read {folder / 'holder.log'}")
+        time.sleep(POLL_S)
+    raise RunnerError(
+        f"engine {name!r} was not ready in time",
+        remedy=f"`tracon engine logs {name}`, then `tracon engine down {name}`",
+    )
+
+
+def take_down(name: str, workspace: Path | None) -> HandEngine:
+    """Stop it and wait until its keeper says that all of it is gone."""
+    folder = _folder(workspace, name)
+    row = _read(folder)
+    if row is None or not _held(row):
+        known = ", ".join(engine.name for engine in running(workspace)) or "none"
+        raise RunnerError(f"no engine named {name!r} is up", remedy=f"those that are: {known}")
+    os.kill(row.holder_pid, signal.SIGTERM)
+    limit_s = load_profile(row.profile).launch.stop_grace_s + STOP_MARGIN_S
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        if not _held(row):
+            return _read(folder) or row
+        time.sleep(POLL_S)
+    raise RunnerError(
+        f"engine {name!r} is still there after {limit_s:.0f} s", remedy=f"its keeper is process {row.holder_pid}"
+    )
+
+
+def running(workspace: Path | None) -> list[HandEngine]:
+    """The engines that are up, by name."""
+    root = _root(workspace)
+    rows = (_read(folder) for folder in sorted(root.iterdir())) if root.is_dir() else ()
+    return [row for row in rows if row is not None and _held(row)]
+
+
+def log_lines(name: str, lines: int, workspace: Path | None) -> list[str]:
+    """The last lines of its stderr and stdout."""
+    layout = ConfigLayout(_folder(workspace, name))
+    if not layout.stderr.exists() and not layout.stdout.exists():
+        raise RunnerError(f"no engine named {name!r} was ever started here", remedy="`tracon engine list`")
+    found: list[str] = []
+    for path in (layout.stdout, layout.stderr):
+        if path.exists():
+            with path.open(errors="replace") as file:
+                found += [line.rstrip("\n") for line in deque(file, lines)]
+    return found
+
+
+def hold(name: str, config: str, profile: str, folder: Path, port: int, python: Path) -> int:
+    """Start the engine and keep it until a signal comes or it dies; returns the exit code."""
+    checked = load_profile(profile)
+    row = HandEngine(
+        name=name,
+        config=config,
+        profile=profile,
+        model=checked.model.served_name,
+        url="",
+        state="starting",
+        holder_pid=os.getpid(),
+        holder_start=psutil.Process().create_time(),
+        folder=str(folder),
+    )
+    try:
+        asyncio.run(_hold(row, checked, folder, port, python))
+    except LaunchError as error:
+        _write(folder, replace(row, state="failed", reason=str(error), remedy=error.remedy, exit_code=error.exit_code))
+        return error.exit_code
+    return 0
+
+
+async def _hold(row: HandEngine, profile: Profile, folder: Path, port: int, python: Path) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stop.set)
+    engine = find_engine(profile.engine.kind, python)
+    layout = ConfigLayout(folder)
+    spec = build_launch(profile, load_config(row.config), engine, instance=row.name, port=port, layout=layout, launch=1)
+    write_launch(spec, layout)
+    async with LocalBackend(profile, engine) as backend:
+        instance = await backend.start(spec, lambda *_started: None)
+        try:
+            await instance.wait_ready(profile.launch.ready_timeout_s)
+            ready = replace(row, state="ready", url=spec.url, pid=instance.pid)
+            _write(folder, ready)
+            await _until_over(instance, stop)
+            died = await instance.explain_death()
+        finally:
+            await instance.stop(profile.launch.stop_grace_s, 0.0)
+        reason = died or "stopped"
+        _write(folder, replace(ready, state="failed" if died else "gone", reason=reason))
+
+
+async def _until_over(instance: Instance, stop: asyncio.Event) -> None:
+    while instance.alive() and not stop.is_set():
+        try:
+            await asyncio.wait_for(stop.wait(), 1.0)
+        except TimeoutError:
+            continue
+
+
+def _root(workspace: Path | None) -> Path:
+    return (workspace or default_root()) / "engines"
+
+
+def _folder(workspace: Path | None, name: str) -> Path:
+    if "/" in name or name.startswith("."):
+        raise RunnerError(f"{name!r} is no name for an engine", remedy="use letters, digits, - and _")
+    return _root(workspace) / name
+
+
+def _read(folder: Path) -> HandEngine | None:
+    try:
+        return msgspec.json.decode((folder / "engine.json").read_bytes(), type=HandEngine)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _write(folder: Path, row: HandEngine) -> None:
+    write_atomic(folder / "engine.json", msgspec.json.encode(asdict(row)))
+
+
+def _held(row: HandEngine) -> bool:
+    """Whether its keeper still lives."""
+    try:
+        process = psutil.Process(row.holder_pid)
+        return abs(process.create_time() - row.holder_start) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,106 @@
+"""A panel from outside the packages: one declaration puts it on the dashboard, into the keys, the help and the docs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from textual.widgets import Static
+
+from console import keys
+from console.app import TraconApp
+from console.feed import Picture
+from console.glossary import Entry
+from console.panels import registry
+from console.panels.panel import Look, Opening, Panel, PanelKind, Place
+from console.screens.dialogs import Detail
+from console.widgets.table import Column, Row, Table, cell
+from results.report.terms import Term, term
+from tests.console.conftest import NARROW, WIDE, app_for, sees, settled, shown
+
+TOYS = Term("toys", "toys", "wooden toys on the bench")
+
+
+class ToyPanel(Panel):
+    """A row per cell of the plan."""
+
+    def __init__(self, look: Look, run_folder: Path, *, id: str) -> None:
+        self._table = Table()
+        super().__init__(look, run_folder, self._table, id=id)
+
+    @property
+    def table(self) -> Table:
+        return self._table
+
+    def show(self, picture: Picture) -> None:
+        cells = picture.view.cells
+        rows = [Row(name, (cell(f"toy {number}"),)) for number, name in enumerate(cells, 1)]
+        self._table.show((Column("toy", "toy", 10, left=True, flex=True),), rows)
+
+    def open_row(self, table: Table, key: str, picture: Picture) -> Opening:
+        return Opening("Toy", [("made of", key)], "the same from a shell", {"toy": key})
+
+
+TOY = PanelKind(
+    "toys",
+    "0",
+    "Toys",
+    "every toy of the run",
+    ToyPanel,
+    Place.OWN,
+    entries=(Entry("toys", TOYS, "the bench"), Entry("TTFT of a toy", term("TTFT"), "the bench")),
+    command=("tracon", "toy", "{run}", "{toy}"),
+)
+
+
+@pytest.fixture
+def toy() -> Iterator[PanelKind]:
+    registry.register(TOY)
+    yield TOY
+    registry.unregister(TOY.name)
+
+
+async def test_its_key_opens_it_and_enter_its_row(live_run: Path, toy: PanelKind) -> None:
+    async with app_for(live_run).run_test(size=NARROW) as pilot:
+        await settled(pilot)
+        assert "0" in shown(pilot.app)[3], "the line of tabs names it"
+        await pilot.press("0")
+        await sees(pilot, "toy 1")
+        await pilot.press("home", "enter")
+        await sees(pilot, "made of")
+        assert isinstance(pilot.app.screen, Detail)
+        assert isinstance(pilot.app, TraconApp)
+        assert pilot.app.last_command[:3] == ("tracon", "toy", live_run.name)
+        await pilot.press("escape", "question_mark")
+        keys_text = pilot.app.screen.query_one("#help-keys", Static)
+        numbers_text = pilot.app.screen.query_one("#help-numbers", Static)
+        for widget, wanted in ((keys_text, "every toy of the run"), (numbers_text, TOYS.meaning)):
+            lines = ["".join(part.text for part in widget.render_line(y)) for y in range(widget.size.height)]
+            assert wanted in " ".join(" ".join(lines).split())
+
+
+async def test_it_is_on_the_dashboard(live_run: Path, toy: PanelKind) -> None:
+    async with app_for(live_run).run_test(size=WIDE) as pilot:
+        await settled(pilot)
+        await sees(pilot, "0 Toys")
+        await sees(pilot, "toy 1")
+        assert not pilot.app.screen.query_one("#steps").display, "of the run's own panels the last one is shown"
+        await sees(pilot, "1 Stages")
+
+
+def test_it_is_in_the_docs(toy: PanelKind) -> None:
+    assert any(line.startswith("| `0` | Toys | every toy of the run |") for line in keys.table_lines())
+    assert {"toys", "TTFT of a toy"} <= {entry.label for entry in registry.help_entries()}
+
+
+def test_a_name_or_key_is_taken_only_once(toy: PanelKind) -> None:
+    with pytest.raises(ValueError, match="has key '0'"):
+        registry.register(TOY)
+
+
+def test_every_module_of_a_panel_is_registered() -> None:
+    folder = Path(registry.__file__).parent
+    written = {path.stem for path in folder.glob("*.py") if "\nPANEL = " in path.read_text(encoding="utf-8")}
+    assert written == set(registry.MODULES)
+    assert [kind.name for kind in registry.panel_kinds()] == list(registry.MODULES)

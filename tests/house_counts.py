@@ -1,0 +1,252 @@
+"""Count the house: size, function lengths, names that recur, import circles, prose that reads as translated.
+
+`python -m tests.house_counts` prints the table and writes it into docs/architecture.md beside the counts of e7ebcb5.
+`--root FOLDER --json` counts another tree; BEFORE was made so from e7ebcb5.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import re
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "architecture.md"
+BEGIN, END = "<!-- counts: made by `python -m tests.house_counts` -->", "<!-- end of counts -->"
+PACKAGES = ("console", "runners", "patches", "launch", "state", "results")
+TRANSLATED = re.compile(
+    r"\bso (?:many|long|much)\b|\b(?:no|some|every)body\b|\bwhoever\b|\bhears\b|\btold\b|\banew\b"
+    r"|_again(?:_and_again)|\bstrangers\b|\btaken apart\b",
+    re.IGNORECASE,
+)
+"""What a pattern can recognise of the prose that docs and code are to lose; a measure, not a filter."""
+
+BEFORE = {
+    "`console`: modules; lines; function length; docstrings": "48; 7,351; 4/14/27; 43 %, 92 %",
+    "`runners`: modules; lines; function length; docstrings": "168; 26,259; 7/21/224; 57 %, 91 %",
+    "`patches`: modules; lines; function length; docstrings": "17; 2,490; 7/16/37; 39 %, 79 %",
+    "`launch`: modules; lines; function length; docstrings": "24; 4,478; 8/17/62; 58 %, 94 %",
+    "`state`: modules; lines; function length; docstrings": "21; 3,725; 6/18/35; 51 %, 85 %",
+    "`results`: modules; lines; function length; docstrings": "122; 20,406; 7/22/67; 62 %, 95 %",
+    "lines of source": "64,709",
+    "lines of tests": "42,663",
+    "docs without the examples: lines; words": "2,826; 39,322",
+    "longest function": "`route` in `runners/cli/route.py`, 224 lines",
+    "functions of more than 60 lines": "6",
+    "module names that recur": "46",
+    "names of module-level functions that recur": "292",
+    "class names that recur": "50",
+    "functions whose name is one word": "62 %",
+    "assignments to `found`": "313",
+    "modules with one importer": "122",
+    "import circles, modules in them": "8, 33",
+    "phrases that read as translated": "964",
+}
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class Module:
+    """One source file of ours: its name, its lines, its tree."""
+
+    def __init__(self, root: Path, path: Path) -> None:
+        self.path = path.relative_to(root)
+        parts = self.path.with_suffix("").parts
+        self.name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        self.text = path.read_text(encoding="utf-8")
+        self.tree = ast.parse(self.text)
+
+    def functions(self) -> Iterator[Function]:
+        yield from (node for node in ast.walk(self.tree) if isinstance(node, Function))
+
+    def classes(self) -> Iterator[ast.ClassDef]:
+        yield from (node for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef))
+
+
+def read_modules(root: Path, packages: tuple[str, ...] = PACKAGES) -> list[Module]:
+    return [Module(root, path) for package in packages for path in sorted((root / package).rglob("*.py"))]
+
+
+def import_graph(modules: list[Module]) -> dict[str, set[str]]:
+    """For each module the modules of ours that it imports, inside functions too."""
+    names = {module.name for module in modules}
+    graph: dict[str, set[str]] = {}
+    for module in modules:
+        imported: set[str] = set()
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                base = absolute_base(module, node)
+                imported |= {base} | {f"{base}.{alias.name}" for alias in node.names}
+        graph[module.name] = (imported & names) - {module.name}
+    return graph
+
+
+def absolute_base(module: Module, node: ast.ImportFrom) -> str:
+    """The package that a `from` import names, with leading dots resolved."""
+    if not node.level:
+        return node.module or ""
+    inside = module.path.with_suffix("").parts[: -node.level]
+    return ".".join([*inside, *([node.module] if node.module else [])])
+
+
+def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
+    """The groups of modules that import each other in a circle, the largest first."""
+    reach = {name: reachable(graph, name) for name in graph}
+    groups = {tuple(sorted(other for other in reach[name] if name in reach[other])) for name in graph}
+    groups.discard(())
+    return sorted(map(list, groups), key=len, reverse=True)
+
+
+def reachable(graph: Mapping[str, set[str]], start: str) -> set[str]:
+    reached: set[str] = set()
+    waiting = list(graph[start])
+    while waiting:
+        name = waiting.pop()
+        if name not in reached:
+            reached.add(name)
+            waiting += graph.get(name, ())
+    return reached
+
+
+def spread(values: list[int]) -> str:
+    """Median, 90th percentile and maximum."""
+    if not values:
+        return "-"
+    high = statistics.quantiles(values, n=10)[8] if len(values) > 1 else values[0]
+    return f"{statistics.median(values):.0f}/{high:.0f}/{max(values)}"
+
+
+def share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.0f} %" if whole else "-"
+
+
+def documented(nodes: Sequence[Function | ast.ClassDef]) -> str:
+    """The share of these that have a docstring."""
+    return share(sum(ast.get_docstring(node) is not None for node in nodes), len(nodes))
+
+
+def recurring(names: Counter[str]) -> int:
+    return sum(count > 1 for count in names.values())
+
+
+def length(function: Function) -> int:
+    return (function.end_lineno or function.lineno) - function.lineno + 1
+
+
+def is_dunder(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
+
+
+def counts(root: Path) -> dict[str, str]:
+    """Row title to value, as shown."""
+    modules = read_modules(root)
+    rows: dict[str, str] = {}
+    for package in PACKAGES:
+        own = [module for module in modules if module.path.parts[0] == package]
+        functions = [function for module in own for function in module.functions()]
+        classes = [one for module in own for one in module.classes()]
+        filled = [module for module in own if module.text.strip()]
+        lines = sum(module.text.count("\n") for module in own)
+        rows[f"`{package}`: modules; lines; function length; docstrings"] = (
+            f"{len(filled)}; {lines:,}; {spread([length(one) for one in functions])}; "
+            f"{documented(functions)}, {documented(classes)}"
+        )
+    return rows | whole_house(root, modules)
+
+
+def whole_house(root: Path, modules: list[Module]) -> dict[str, str]:
+    functions = [(module, function) for module in modules for function in module.functions()]
+    longest_in, longest = max(functions, key=lambda pair: length(pair[1]))
+    names = Counter(function.name for _, function in functions if not is_dunder(function.name))
+    files = Counter(module.path.stem for module in modules if module.path.stem != "__init__")
+    graph = import_graph(modules)
+    importers = Counter(name for imported in graph.values() for name in imported)
+    groups = circles(graph)
+    one_word = sum("_" not in name.strip("_") for name in names.elements())
+    return {
+        "lines of source": f"{sum(module.text.count(chr(10)) for module in modules):,}",
+        "lines of tests": f"{sum(count_lines(path) for path in (root / 'tests').rglob('*.py')):,}",
+        "docs without the examples: lines; words": (
+            f"{sum(map(count_lines, pages(root))):,}; {sum(map(count_words, pages(root))):,}"
+        ),
+        "longest function": f"`{longest.name}` in `{longest_in.path}`, {length(longest)} lines",
+        "functions of more than 60 lines": str(sum(length(one) > 60 for _, one in functions)),
+        "module names that recur": str(recurring(files)),
+        "names of module-level functions that recur": str(recurring(Counter(top_level_functions(modules)))),
+        "class names that recur": str(recurring(Counter(one.name for module in modules for one in module.classes()))),
+        "functions whose name is one word": share(one_word, sum(names.values())),
+        "assignments to `found`": str(sum(assigned_found(module) for module in modules)),
+        "modules with one importer": str(sum(importers[name] == 1 for name in graph)),
+        "import circles, modules in them": f"{len(groups)}, {sum(map(len, groups))}",
+        "phrases that read as translated": str(sum(translated_in(path) for path in prose_files(root))),
+    }
+
+
+def top_level_functions(modules: list[Module]) -> Iterator[str]:
+    for module in modules:
+        yield from (node.name for node in module.tree.body if isinstance(node, Function))
+
+
+def assigned_found(module: Module) -> int:
+    targets = (node for node in ast.walk(module.tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+    return sum(node.id == "found" for node in targets)
+
+
+def count_lines(path: Path) -> int:
+    return path.read_text(encoding="utf-8").count("\n")
+
+
+def count_words(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").split())
+
+
+def pages(root: Path) -> list[Path]:
+    return [path for path in sorted((root / "docs").rglob("*.md")) if "examples" not in path.relative_to(root).parts]
+
+
+def prose_files(root: Path) -> list[Path]:
+    """Everything a person reads of ours: source, tests, README and docs, without the examples' frozen reports."""
+    source = [path for package in (*PACKAGES, "tests") for path in sorted((root / package).rglob("*.py"))]
+    return [*source, root / "README.md", *pages(root)]
+
+
+def translated_in(path: Path) -> int:
+    return len(TRANSLATED.findall(path.read_text(encoding="utf-8")))
+
+
+def table(after: Mapping[str, str], before: Mapping[str, str]) -> str:
+    lines = ["| | e7ebcb5 | now |", "|---|---|---|"]
+    return "\n".join([*lines, *(f"| {title} | {before.get(title, '')} | {value} |" for title, value in after.items())])
+
+
+def write(text: str) -> None:
+    """Replace the marked part of the page."""
+    page = PAGE.read_text(encoding="utf-8")
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        sys.exit(f"{PAGE} has no marked part")
+    PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Count the house and write the table into docs/architecture.md.")
+    parser.add_argument("--root", type=Path, default=ROOT, help="count this tree instead, and write nothing")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args()
+    after = counts(options.root.resolve())
+    print(json.dumps(after, indent=1) if options.json else table(after, BEFORE))
+    if options.root == ROOT and not options.json:
+        write(table(after, BEFORE))
+
+
+if __name__ == "__main__":
+    main()

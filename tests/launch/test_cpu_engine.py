@@ -1,0 +1,169 @@
+"""CPU engines as Tracon starts them: nothing compiles on a request's path, and the process with the model asks for AMX.
+
+Each engine starts with an empty TorchInductor cache, as on a fresh machine.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from launch import patching
+from launch.command import build_launch
+from launch.environment import Engine, find_engine
+from launch.instance import http_client
+from launch.instruction_sets import kernel_grants_amx, read_flags
+from launch.local import LocalBackend
+from launch.profile import Profile, config_names, load_config, load_profile
+from results.records.layout import ConfigLayout
+from tests.launch.engines import ignore_start
+from tests.ports import own_port
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
+
+PROFILE = load_profile("cpu-tiny")
+START_S = 180.0
+FOLLOWING = 6
+"""Requests of each kind after its first; their median stands for the second."""
+MOST = 10.0
+"""The first request of a kind takes at most this many times as long as those that follow."""
+
+_LOADS_MODEL = re.compile(r"pid=(\d+)\).*Starting to load model")
+_AMX = re.compile(r"\[tracon\] AMX tiles: (.+) \(pid (\d+)\)")
+
+
+def own_profile(method: str) -> Profile:
+    """What a user's profile may hold: no `enforce_eager`, and the worker in a process of its own."""
+    return msgspec.structs.replace(
+        PROFILE,
+        engine=msgspec.structs.replace(PROFILE.engine, enforce_eager=False),
+        launch=msgspec.structs.replace(PROFILE.launch, method=method, executor="mp"),
+    )
+
+
+LAUNCHES: Mapping[str, tuple[Profile, str]] = {
+    **{name: (PROFILE, name) for name in config_names()},
+    "own-fork_server-mp": (own_profile("fork_server"), "plain"),
+    "own-spawn-mp": (own_profile("spawn"), "plain"),
+}
+Kind = tuple[str, bool]
+KINDS: tuple[Kind, ...] = (("completions", False), ("completions", True), ("chat", False), ("chat", True))
+"""Which API, and whether log probabilities are requested."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    name: str
+    took_s: Mapping[Kind, tuple[float, ...]]
+    """Of each kind's requests, in order."""
+    compiled: tuple[str, ...]
+    """Files in the caches of TorchInductor and of vLLM's compilation at the end."""
+    log: str
+
+    @property
+    def slow(self) -> dict[Kind, tuple[float, ...]]:
+        return {kind: took for kind, took in self.took_s.items() if took[0] > MOST * statistics.median(took[1:])}
+
+
+def request_of(kind: Kind, number: int) -> tuple[str, dict[str, Any]]:
+    """Path and body; no two numbers share a first block."""
+    api, logprobs = kind
+    body: dict[str, Any] = {
+        "model": PROFILE.model.served_name, "max_tokens": 4, "temperature": 0, "ignore_eos": True,
+    }  # fmt: skip
+    if api == "completions":
+        ranked = {"logprobs": 5} if logprobs else {}
+        return "/v1/completions", {**body, **ranked, "prompt": [number, *range(16)]}
+    ranked = {"logprobs": True, "top_logprobs": 5} if logprobs else {}
+    return "/v1/chat/completions", {**body, **ranked, "messages": [{"role": "user", "content": f"{number} more"}]}
+
+
+async def observe(backend: LocalBackend, engine: Engine, name: str, folder: Path, vllm_cache: Path) -> Observed:
+    """Start the engine and send it every kind of request; each launch begins with another kind.
+
+    `vllm_cache` is shared: with an empty one vLLM inspects the model in a process that imports everything.
+    """
+    profile, config = LAUNCHES[name]
+    caches = (folder / "inductor", vllm_cache / "torch_compile_cache")
+    caches[0].mkdir(parents=True)
+    spec = build_launch(
+        profile, load_config(config), engine,
+        instance=f"{name}-1", port=own_port(24_000, 2), layout=ConfigLayout(folder), launch=1,
+        extra_env={"TORCHINDUCTOR_CACHE_DIR": str(caches[0]), "VLLM_CACHE_ROOT": str(vllm_cache)},
+    )  # fmt: skip
+    begin = list(LAUNCHES).index(name) % len(KINDS)
+    took_s: dict[Kind, tuple[float, ...]] = {}
+    instance = await backend.start(spec, ignore_start)
+    try:
+        await instance.wait_ready(START_S)
+        async with http_client(instance.url) as client:
+            for index, kind in enumerate((*KINDS[begin:], *KINDS[:begin])):
+                times = []
+                for number in range(1 + FOLLOWING):
+                    path, body = request_of(kind, index * (1 + FOLLOWING) + number)
+                    began = time.perf_counter()
+                    answer = await client.post(path, json=body, timeout=120.0)
+                    times.append(time.perf_counter() - began)
+                    assert answer.status_code == 200, answer.text
+                    assert (answer.json()["choices"][0]["logprobs"] is not None) == kind[1]
+                took_s[kind] = tuple(times)
+    finally:
+        await instance.stop(2.0, 0.0)
+    files = (path for cache in caches for path in cache.rglob("*"))
+    compiled = tuple(str(path) for path in files if path.is_file())
+    return Observed(name, took_s, compiled, instance.log())
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def backend() -> AsyncIterator[LocalBackend]:
+    engine = find_engine("cpu")
+    patching.apply(engine)
+    async with LocalBackend(PROFILE, engine) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def vllm_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("vllm_cache")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=list(LAUNCHES))
+async def observed(
+    request: pytest.FixtureRequest, backend: LocalBackend, tmp_path_factory: pytest.TempPathFactory, vllm_cache: Path
+) -> Observed:
+    folder = tmp_path_factory.mktemp("first") / "engine"
+    seen = await observe(backend, find_engine("cpu"), request.param, folder, vllm_cache)
+    for (api, logprobs), took in seen.took_s.items():
+        print(f"{seen.name} {api}{' with logprobs' * logprobs}: ms", *(f"{1e3 * one:.1f}" for one in took))
+    return seen
+
+
+async def test_the_first_request_of_every_kind_is_not_slow(
+    observed: Observed, backend: LocalBackend, tmp_path: Path, vllm_cache: Path
+) -> None:
+    slow = observed.slow
+    if slow:  # an engine is slow on every start; a core that was busy elsewhere in these milliseconds is not
+        again = (await observe(backend, find_engine("cpu"), observed.name, tmp_path / "again", vllm_cache)).slow
+        slow = {kind: took for kind, took in slow.items() if kind in again}
+    assert slow == {}
+
+
+async def test_no_request_compiles(observed: Observed) -> None:
+    assert observed.compiled == ()
+
+
+async def test_the_process_that_runs_the_model_has_asked_for_amx(observed: Observed) -> None:
+    loads = set(_LOADS_MODEL.findall(observed.log))
+    outcomes = {pid: outcome for outcome, pid in _AMX.findall(observed.log)}
+    assert len(loads) == 1
+    granted = "amx_tile" in read_flags() and kernel_grants_amx()
+    assert (outcomes[loads.pop()] == "granted") == granted

@@ -1,0 +1,237 @@
+"""Every figure is there with its numbers, or says why not; the same run draws the same bytes, in grey too."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from results.connector_tax.analyse import Analysis, analyse
+from results.connector_tax.draw import DRAWERS
+from results.connector_tax.figures import figures
+from results.connector_tax.write import analyse_run
+from results.records.layout import RunLayout
+from results.report.figure import CONFIGS, Figure
+from results.report.figure_files import draw, write_figures
+from results.report.ink import pens
+from tests.results.connector_tax.synthetic import DATE, Behaviour, Cell, Load, Run, write_cell, write_run
+
+MOONCAKE = Behaviour(0.29, 0.0125, 4.0, engine_step_us=1700, callbacks_us=(1.7, 152.0, 3.1))
+RUN = Run(
+    configs={
+        "plain": Behaviour(),
+        "noop_connector": Behaviour(0.21, 0.0102, engine_step_us=1520, callbacks_us=(1.0, 2.0, 1.0)),
+        "mooncake_both": MOONCAKE,
+        "lmcache_only": Behaviour(0.25, 0.0112, engine_step_us=1600, callbacks_us=(5.0, 30.0, 12.0)),
+        "multi_mooncake_lmcache": Behaviour(0.36, 0.0140, 4.0, engine_step_us=1850, callbacks_us=(8.0, 190.0, 15.0)),
+    },
+    rates_per_s=(1, 2, 4),
+    shapes=((512, 64), (4096, 64)),
+    ref_safe_per_s=2.0,
+    skipped={"nixl_both": "verify_nixl_both: no such module"},
+    requests=120,
+    steps=300,
+)
+NAMES = [f"figure_{number}" for number in range(1, 9)]
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("runs") / "20260131-120000-connector-tax-cpu-tiny"
+    layout = write_run(root, RUN)
+    layout.reference_rates.write_bytes(analyse(root).rates.to_json())
+    return root
+
+
+@pytest.fixture(scope="module")
+def analysis(original: Path) -> Analysis:
+    return analyse(original)
+
+
+@pytest.fixture(scope="module")
+def drawn(original: Path, analysis: Analysis) -> dict[int, Figure]:
+    return {figure.number: figure for figure in figures(analysis, original)}
+
+
+@pytest.fixture
+def root(original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / original.name))
+
+
+def _figure(root: Path, number: int) -> Figure:
+    return {figure.number: figure for figure in figures(analyse(root), root)}[number]
+
+
+def test_a_whole_run_gives_all_eight_as_png_svg_and_numbers(root: Path) -> None:
+    analyse_run(root)
+    folder = RunLayout(root).figures
+    assert {path.name for path in folder.iterdir()} == {
+        f"{name}.{form}" for name in NAMES for form in ("png", "svg", "csv")
+    }
+    for name in NAMES:
+        assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert ElementTree.parse(folder / f"{name}.svg").getroot().tag == "{http://www.w3.org/2000/svg}svg"
+        assert len(pd.read_csv(folder / f"{name}.csv"))
+
+
+def test_the_same_figure_gives_the_same_bytes(drawn: dict[int, Figure]) -> None:
+    for number in (1, 7):
+        assert draw(drawn[number], DRAWERS) == draw(drawn[number], DRAWERS)
+
+
+def test_no_image_names_a_day_or_a_version(drawn: dict[int, Figure]) -> None:
+    for image in draw(drawn[4], DRAWERS).values():
+        assert b"dc:date" not in image
+        assert b"atplotlib version" not in image
+
+
+def test_the_numbers_beside_are_those_of_the_analysis(drawn: dict[int, Figure], analysis: Analysis) -> None:
+    curve = {(row["config"], row["rate_per_s"]): row for row in drawn[1].table.to_dict("records")}
+    for cell in (cell for cell in analysis.cells if cell.phase == "A"):
+        estimate = cell.estimate("ttft_p90_s")
+        row = curve[cell.config, cell.rate_per_s]
+        assert (row["ttft_p90_s"], row["ttft_p90_s_low"], row["ttft_p90_s_high"]) == (
+            estimate.value,
+            estimate.low,
+            estimate.high,
+        )
+        assert row["saturated"] == analysis.saturation[cell.path].saturated
+    taxes = {(row.reference, row.config, row.metric): row.estimate.value for row in analysis.taxes if row.phase == "A"}
+    for row in drawn[4].table.to_dict("records"):
+        assert row["tax"] == taxes[row["reference"], row["config"], row["metric"]]
+
+
+def test_a_saturated_point_names_its_criteria(drawn: dict[int, Figure]) -> None:
+    table = drawn[1].table.set_index(["config", "rate_per_s"])
+    assert table.loc[("mooncake_both", 4.0), "criteria_fired"] == "1,2,3"
+    assert table.loc[("plain", 4.0), "criteria_fired"] == ""
+    knees = drawn[3].table.drop_duplicates("config").set_index("config")["saturation_rate_per_s"]
+    assert knees["mooncake_both"] == 4.0
+    assert np.isnan(knees["plain"])
+
+
+def test_the_distribution_of_steps_is_one(drawn: dict[int, Figure]) -> None:
+    for _, rows in drawn[6].table.groupby(["config", "series"]):
+        assert rows["share"].is_monotonic_increasing
+        assert rows["time_us"].is_monotonic_increasing
+        assert (rows["share"].iloc[0], rows["share"].iloc[-1]) == (0.0, 1.0)
+    middle = drawn[6].table.query("series == 'engine_step_us' and share == 0.5").set_index("config")["time_us"]
+    assert middle["plain"] == pytest.approx(1500, rel=0.02)
+    assert middle["mooncake_both"] == pytest.approx(1700, rel=0.02)
+
+
+def test_the_parts_of_a_tax_make_the_whole(drawn: dict[int, Figure]) -> None:
+    parts = drawn[7].table
+    assert set(parts["metric"]) == {"tax_ttft_p90", "tax_tpot_p90", "tax_engine_step_p50_us"}
+    assert (parts["framework"] + parts["connector"]).tolist() == pytest.approx(parts["tax"].tolist())
+    stack = drawn[8].table.set_index(["metric", "config"])["tax"]
+    for metric in ("tax_ttft_p90", "tax_tpot_p90"):
+        two = stack[metric, "mooncake_both"] + stack[metric, "lmcache_only"]
+        assert stack[metric, "mooncake_both + lmcache_only"] == pytest.approx(two)
+
+
+def test_a_config_that_did_not_run_is_named_in_the_captions(drawn: dict[int, Figure]) -> None:
+    for number in (1, 2, 3, 4, 5, 6, 7):
+        assert "nixl_both (SKIP: verify_nixl_both: no such module)" in drawn[number].caption
+
+
+def test_without_step_timing_only_the_figure_of_steps_is_missing(tmp_path: Path) -> None:
+    write_run(tmp_path, replace(RUN, steps=0))
+    found = figures(analyse(tmp_path), tmp_path)
+    missing = {figure.number: figure.missing for figure in found if figure.missing}
+    assert missing == {6: "no step timing at 2 req/s: no probe"}
+    assert "no step timing" in found[6].caption
+    assert set(found[6].table["metric"]) == {"tax_ttft_p90", "tax_tpot_p90"}
+
+
+@pytest.mark.parametrize(("config", "number"), [("noop_connector", 7), ("lmcache_only", 8)])
+def test_a_figure_that_lacks_its_config_says_so(tmp_path: Path, config: str, number: int) -> None:
+    configs = {name: truth for name, truth in RUN.configs.items() if name != config}
+    write_run(tmp_path, replace(RUN, configs=configs, skipped={config: "it did not load"}))
+    analyse_run(tmp_path)
+    figure = _figure(tmp_path, number)
+    assert config in figure.missing
+    for report in ("report.md", "report.html"):
+        assert f"Figure {number}." in (tmp_path / report).read_text()
+    with pytest.raises(ValueError, match="cannot be drawn"):
+        draw(figure, DRAWERS)
+
+
+def test_a_run_without_anything_lists_every_figure_with_a_reason(tmp_path: Path) -> None:
+    found = figures(analyse(tmp_path), tmp_path)
+    assert [figure.number for figure in found] == list(range(1, 9))
+    assert all(figure.missing for figure in found)
+
+
+def test_what_can_no_longer_be_drawn_does_not_stay(tmp_path: Path, drawn: dict[int, Figure]) -> None:
+    write_figures([drawn[4]], tmp_path, DRAWERS)
+    assert (tmp_path / "figure_4.svg").exists()
+    assert write_figures([Figure(4, "gone", missing="for a reason")], tmp_path, DRAWERS) == {}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_several_trials_give_one_point_with_their_range(tmp_path: Path) -> None:
+    configs = {name: RUN.configs[name] for name in ("plain", "mooncake_both")}
+    write_run(tmp_path, replace(RUN, configs=configs, shapes=(), skipped={}, trials=3))
+    figure = _figure(tmp_path, 1)
+    assert len(figure.table) == 6
+    assert set(figure.table["trials"]) == {3}
+    assert (figure.table["ttft_p90_s_low"] < figure.table["ttft_p90_s_high"]).all()
+    assert "range of the trials" in figure.caption
+    draw(figure, DRAWERS)
+
+
+def test_a_degraded_cell_is_drawn_and_marked(root: Path) -> None:
+    layout = RunLayout(root).config(DATE, "plain")
+    write_cell(layout, Cell("plain", Behaviour(), Load(4.0, requests=120), degraded="client used 0.97 of a core"))
+    figure = _figure(root, 1)
+    marked = figure.table[figure.table["degraded"] != ""]
+    assert marked[["config", "rate_per_s"]].to_numpy().tolist() == [["plain", 4.0]]
+    assert marked["saturated"].tolist() == [None]
+    draw(figure, DRAWERS)
+
+
+def test_configs_are_told_apart_without_colour() -> None:
+    made = pens([*CONFIGS, "mine"])
+    known = [made[config] for config in CONFIGS]
+    assert len({pen.marker for pen in known}) == len(CONFIGS)
+    assert "mine" in made
+    assert pens(["nixl_both"])["nixl_both"] == made["nixl_both"]
+
+
+def test_more_names_than_colours_differ_in_their_marks() -> None:
+    made = pens(f"policy {number}" for number in range(16))
+    assert len({(pen.color, pen.marker) for pen in made.values()}) == 16
+
+
+def test_a_figure_may_have_its_specifications_name() -> None:
+    figure = Figure(2, "", name="4a")
+    assert (figure.label, figure.stem) == ("4a", "figure_4a")
+    assert (Figure(2, "").label, Figure(2, "").stem) == ("2", "figure_2")
+
+
+def test_a_negative_tax_and_one_that_dwarfs_the_rest_can_be_drawn(tmp_path: Path) -> None:
+    configs = {
+        "plain": Behaviour(),
+        "noop_connector": Behaviour(0.15, 0.008),
+        "mooncake_both": Behaviour(20.0, 0.5),
+        "lmcache_only": Behaviour(0.21),
+        "multi_mooncake_lmcache": Behaviour(0.18),
+    }
+    write_run(tmp_path, replace(RUN, configs=configs))
+    for figure in figures(analyse(tmp_path), tmp_path):
+        if not figure.missing:
+            assert draw(figure, DRAWERS)["png"]
+
+
+def test_images_are_large_enough_to_print(drawn: dict[int, Figure]) -> None:
+    from PIL import Image
+
+    image = Image.open(io.BytesIO(draw(drawn[2], DRAWERS)["png"]))
+    assert min(image.size) > 500

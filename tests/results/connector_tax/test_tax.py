@@ -1,0 +1,155 @@
+"""A known tax is found; an indistinguishable one gets no verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from results.connector_tax.analyse import Analysis, analyse
+from results.connector_tax.tax import Metric, TaxRow
+from results.records.layout import RunLayout
+from results.statistics.estimates import Estimate
+from results.statistics.judgement import Verdict, judged
+from tests.results.connector_tax.synthetic import DATE, Behaviour, Cell, Load, Run, write_cell, write_run
+
+PLAIN = Behaviour(step_us=40, engine_step_us=1500)
+MOONCAKE = Behaviour(
+    ttft_p50_s=0.2 * 1.45, tpot_p50_s=0.01 * 1.25, step_us=42, engine_step_us=1680, callbacks_us=(1.7, 152.0, 3.1),
+    knee_per_s=8,
+)  # fmt: skip
+SAME = Behaviour(step_us=40, engine_step_us=1500, callbacks_us=(0.3, 2.0, 0.7))
+
+
+@pytest.fixture(scope="module")
+def analysis(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
+    root = tmp_path_factory.mktemp("run")
+    configs = {"plain": PLAIN, "mooncake_both": MOONCAKE, "noop_connector": SAME}
+    shapes = ((512, 64), (4096, 64))
+    write_run(
+        root, Run(configs, (2, 4, 8), shapes, ref_safe_per_s=4.0, requests=400, steps=3000, trials=3, seed=2)
+    )
+    return analyse(root)
+
+
+def _row(analysis: Analysis, config: str, metric: Metric, **where: object) -> TaxRow:
+    wanted: Mapping[str, object] = {"reference": "ref_safe", "phase": "A", **where}
+    (row,) = [
+        row
+        for row in analysis.taxes
+        if (row.config, row.metric) == (config, metric)
+        and all(str(getattr(row, name)) == value for name, value in wanted.items())
+    ]
+    return row
+
+
+def _covers(row: TaxRow, truth: float) -> bool:
+    assert row.estimate.low is not None
+    assert row.estimate.high is not None
+    return row.estimate.low <= truth <= row.estimate.high
+
+
+def test_the_reference_rates_are_those_of_the_knees(analysis: Analysis) -> None:
+    assert (analysis.rates.ref_safe_per_s, analysis.rates.ref_load_per_s) == (4.0, 8.0)
+
+
+def test_known_latency_taxes_lie_in_their_intervals(analysis: Analysis) -> None:
+    ttft = _row(analysis, "mooncake_both", Metric.TTFT_P90)
+    assert _covers(ttft, 0.45)
+    assert ttft.verdict == Verdict.HIGHER
+    assert ttft.estimate.n == 3 * 400
+    assert _covers(_row(analysis, "mooncake_both", Metric.TPOT_P90), 0.25)
+
+
+def test_no_tax_is_not_distinguishable(analysis: Analysis) -> None:
+    row = _row(analysis, "noop_connector", Metric.TTFT_P90)
+    assert _covers(row, 0.0)
+    assert row.verdict == Verdict.NOT_DISTINGUISHABLE
+    assert str(row.verdict) == "not distinguishable"
+
+
+def test_known_step_taxes_are_found(analysis: Analysis) -> None:
+    assert _row(analysis, "mooncake_both", Metric.STEP_P50).estimate.value == pytest.approx(2, abs=0.5)
+    assert _row(analysis, "mooncake_both", Metric.STEP_P50).verdict == Verdict.HIGHER
+    engine = _row(analysis, "mooncake_both", Metric.ENGINE_STEP_P50)
+    assert engine.estimate.value == pytest.approx(180, abs=12)
+    callback = _row(analysis, "mooncake_both", Metric.CALLBACK_P50)
+    assert callback.estimate.value == pytest.approx(156.8, abs=2)
+    assert callback.estimate.low is not None
+    assert callback.verdict is None  # nothing to compare with: plain has no callbacks
+    remainder = _row(analysis, "mooncake_both", Metric.REMAINDER_P50)
+    assert remainder.estimate.value == pytest.approx(2 - 156.8, abs=3)
+    rest = _row(analysis, "mooncake_both", Metric.ENGINE_REMAINDER_P50)
+    assert rest.estimate.value == pytest.approx(180 - 156.8, abs=13)
+
+
+def test_both_references_are_quoted_and_the_loaded_one_is_worse(analysis: Analysis) -> None:
+    safe = _row(analysis, "mooncake_both", Metric.TTFT_P90).estimate.value
+    load = _row(analysis, "mooncake_both", Metric.TTFT_P90, reference="ref_load").estimate.value
+    assert safe is not None
+    assert load is not None
+    assert load > safe + 1  # mooncake saturates there, plain does not
+
+
+def test_every_shape_of_phase_b_has_its_tax(analysis: Analysis) -> None:
+    for shape in ("512x64", "4096x64"):
+        row = _row(analysis, "mooncake_both", Metric.TTFT_P90, phase="B", shape=shape)
+        assert _covers(row, 0.45)
+        assert row.reference == "ref_safe"
+    steps = [row for row in analysis.taxes if row.phase == "B" and row.metric not in (Metric.TTFT_P90, Metric.TPOT_P90)]
+    assert steps == []
+
+
+def test_plain_is_not_taxed_against_itself(analysis: Analysis) -> None:
+    assert {row.config for row in analysis.taxes} == {"mooncake_both", "noop_connector"}
+
+
+def _without(layout: RunLayout, config: str, stem: str) -> None:
+    for path in layout.config(DATE, config).root.glob(f"*_A_{stem}.*"):
+        path.unlink()
+
+
+def test_a_missing_side_is_null_with_its_name(tmp_path: Path) -> None:
+    layout = write_run(tmp_path, Run({"plain": PLAIN, "nixl_both": PLAIN, "mooncake_both": PLAIN}, (1, 2), steps=0))
+    layout.reference_rates.write_bytes(analyse(tmp_path).rates.to_json())
+    _without(layout, "nixl_both", "r2")
+    row = _row(analyse(tmp_path), "nixl_both", Metric.TTFT_P90)
+    assert row.estimate.value is None
+    assert row.estimate.reason == "nixl_both was not measured at this load"
+    assert row.verdict is None
+    _without(layout, "plain", "r2")
+    row = _row(analyse(tmp_path), "mooncake_both", Metric.TTFT_P90)
+    assert row.estimate.reason == "plain was not measured at this load"
+
+
+def test_a_degraded_side_is_not_a_tax(tmp_path: Path) -> None:
+    layout = write_run(tmp_path, Run({"plain": PLAIN, "nixl_both": PLAIN}, (1, 2), steps=0))
+    layout.reference_rates.write_bytes(analyse(tmp_path).rates.to_json())
+    write_cell(layout.config(DATE, "plain"), Cell("plain", PLAIN, Load(2.0), steps=0, degraded="slow client"))
+    row = _row(analyse(tmp_path), "nixl_both", Metric.TTFT_P90)
+    assert row.estimate.value is None
+    assert "plain is degraded at this load: slow client" in str(row.estimate.reason)
+
+
+def test_without_step_timing_the_latency_taxes_stand(tmp_path: Path) -> None:
+    write_run(tmp_path, Run({"plain": PLAIN, "mooncake_both": MOONCAKE}, (2,), steps=0))
+    found = analyse(tmp_path)
+    assert _row(found, "mooncake_both", Metric.TTFT_P90).estimate.value is not None
+    step = _row(found, "mooncake_both", Metric.STEP_P50).estimate
+    assert step.value is None
+    assert step.reason == "mooncake_both has no step_duration_us"
+    assert "no step timing" in str(_row(found, "mooncake_both", Metric.CALLBACK_P50).estimate.reason)
+
+
+def test_the_same_folder_gives_the_same_intervals(tmp_path: Path) -> None:
+    write_run(tmp_path, Run({"plain": PLAIN, "mooncake_both": MOONCAKE}, (2,), steps=0))
+    assert analyse(tmp_path).taxes == analyse(tmp_path).taxes
+
+
+def test_an_interval_on_one_side_of_zero_is_a_verdict_and_none_is_none(analysis: Analysis) -> None:
+    estimate = _row(analysis, "mooncake_both", Metric.TTFT_P90).estimate
+    assert judged(estimate) == Verdict.HIGHER
+    assert judged(Estimate(-0.2, -0.3, -0.1, 10, launches=3)) == Verdict.LOWER
+    assert judged(Estimate(0.0, -0.1, 0.0, 10, launches=3)) == Verdict.NOT_DISTINGUISHABLE
+    assert judged(Estimate(0.2, None, None, 3, launches=3)) is None

@@ -1,0 +1,230 @@
+"""Each hypothesis and each success criterion can hold, fail and stay undecided; without a number it is open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from results.connector_tax import hypotheses, success_criteria
+from results.connector_tax.combined_taxes import Additive, Additivity, Decomposition, Trend, additive
+from results.connector_tax.manifest import NOT_RUN, RAN, SKIP
+from results.connector_tax.tax import Metric
+from results.records.frames import Gap
+from results.records.manifest import ManifestRow
+from results.records.run_folder import Decision
+from results.statistics.estimates import Estimate, unknown
+from results.statistics.judgement import Judgement, Outcome
+
+HOLDS, FAILS, UNDECIDED, OPEN = Outcome.HOLDS, Outcome.FAILS, Outcome.UNDECIDED, Outcome.OPEN
+MISSING = unknown("nixl_both was not measured at this load")
+FEW = Estimate(0.3, n=20, reason="20 samples are too few", launches=3)
+
+
+def about(low: float, high: float) -> Estimate:
+    """An estimate in the middle of its interval."""
+    return Estimate((low + high) / 2, low, high, 200, basis="paired over 3 trials", launches=3)
+
+
+def split(share: Estimate, framework: Estimate | None = None) -> Decomposition:
+    tax = about(0.3, 0.5)
+    return Decomposition("mooncake_both", Metric.TTFT_P90, tax, framework or about(0.0, 0.1), about(0.2, 0.4), share)
+
+
+def stacked(relative_excess: Estimate, multi: Estimate | None = None) -> Additivity:
+    tax = about(0.1, 0.2)
+    verdict, reason = additive(relative_excess)
+    return Additivity(Metric.TTFT_P90, tax, tax, tax, multi or tax, tax, relative_excess, verdict, reason)
+
+
+def trend(slope: Estimate, *steps: Estimate, tax: Estimate | None = None) -> Trend:
+    taxes = tuple(tax or about(0.1, 0.2) for _ in range(3))
+    return Trend(
+        "mooncake_both",
+        Metric.TTFT_P90,
+        "input_tokens",
+        None,
+        (512, 4096, 32768),
+        taxes,
+        steps or (about(0, 1),),
+        slope,
+    )
+
+
+def h2(gap: Estimate) -> Judgement:
+    tax = about(0.3, 0.5)
+    return hypotheses.nixl_gap(gap, tax, tax if gap.value is not None else gap)
+
+
+UP, FLAT, DOWN = about(0.02, 0.04), about(-0.001, 0.005), about(-0.04, -0.02)
+
+HYPOTHESES: list[tuple[Judgement, Outcome, str, str]] = [
+    # verdict, outcome, label, a part of the reason
+    (hypotheses.substrate_tax(about(0.30, 0.50)), HOLDS, "", "lies at or above 10%"),
+    (hypotheses.substrate_tax(about(0.10, 0.20)), HOLDS, "", "lies at or above 10%"),
+    (hypotheses.substrate_tax(about(0.01, 0.09)), FAILS, "", "lies below 10%"),
+    (hypotheses.substrate_tax(about(0.05, 0.20)), UNDECIDED, "", "+12.5% [+5.0%, +20.0%] straddles 10%"),
+    (hypotheses.substrate_tax(FEW), UNDECIDED, "", "+30.0%: no verdict, 20 samples are too few"),
+    (hypotheses.substrate_tax(unknown("plain is degraded at this load: slow")), OPEN, "", "plain is degraded"),
+    (h2(about(0.06, 0.08)), HOLDS, "", "+7.0 pp [+6.0, +8.0] lies in [5 pp, 10 pp]"),
+    (h2(about(0.01, 0.03)), FAILS, "the gap is smaller", "lies outside"),
+    (h2(about(-0.05, -0.01)), FAILS, "the gap is inverted", "lies outside"),
+    (h2(about(0.12, 0.14)), FAILS, "the gap is larger", "lies outside"),
+    (h2(about(0.04, 0.08)), UNDECIDED, "", "straddles 5%"),
+    (h2(MISSING), OPEN, "", "nixl_both was not measured"),
+    (hypotheses.framework_share(split(about(0.1, 0.2))), HOLDS, "implementation-cost-dominated", "lies below 50%"),
+    (hypotheses.framework_share(split(about(0.35, 0.45))), HOLDS, "mixed", "lies below 50%"),
+    (
+        hypotheses.framework_share(split(about(0.2, 0.4))),
+        HOLDS,
+        "",
+        "no label: +30.0% [+20.0%, +40.0%] straddles 30%",
+    ),
+    (hypotheses.framework_share(split(about(0.5, 0.9))), FAILS, "framework-cost-dominated", "lies at or above 50%"),
+    (hypotheses.framework_share(split(about(0.4, 0.6))), UNDECIDED, "", "straddles 50%"),
+    (hypotheses.framework_share(split(unknown("a share of nothing"))), OPEN, "", "a share of nothing"),
+    (hypotheses.framework_share(None), OPEN, "", "mooncake_both was not measured in Phase A"),
+    (hypotheses.additivity(stacked(about(-0.2, 0.2))), HOLDS, "linear", "is linear"),
+    (hypotheses.additivity(stacked(about(0.4, 0.6))), FAILS, "super-additive", "the connectors interfere"),
+    (hypotheses.additivity(stacked(about(-0.6, -0.4))), FAILS, "sub-additive", "they share a cost"),
+    (hypotheses.additivity(stacked(about(0.2, 0.4))), UNDECIDED, "", "the interval straddles +30%"),
+    (hypotheses.additivity(None), OPEN, "", "were measured in Phase A"),
+    (hypotheses.input_trend(trend(UP, about(0.1, 0.2), about(-0.1, 0.2))), HOLDS, "", "it grows by +3.0 pp"),
+    (hypotheses.input_trend(trend(UP, about(0.1, 0.2), about(-0.2, 0.1))), UNDECIDED, "", "perhaps not at every step"),
+    (hypotheses.input_trend(trend(UP, about(0.1, 0.4), DOWN)), FAILS, "", "it falls from one length to the next"),
+    (hypotheses.input_trend(trend(DOWN)), FAILS, "", "it falls: -3.0 pp"),
+    (hypotheses.input_trend(trend(FLAT)), FAILS, "", "it is flat"),
+    (hypotheses.input_trend(trend(about(-0.01, 0.05))), UNDECIDED, "", "covers zero"),
+    (hypotheses.input_trend(trend(unknown("mooncake_both was not measured"))), OPEN, "", "was not measured"),
+    (hypotheses.input_trend(None), OPEN, "", "Phase B did not measure mooncake_both at two lengths"),
+    (hypotheses.output_trend(trend(UP)), HOLDS, "", "it grows by +3.0 pp [+2.0, +4.0] per doubling"),
+    (hypotheses.output_trend(trend(UP, DOWN)), HOLDS, "", "it grows"),
+    (hypotheses.output_trend(trend(DOWN)), FAILS, "", "it falls"),
+    (hypotheses.output_trend(trend(FLAT)), FAILS, "", "it is flat"),
+    (hypotheses.output_trend(trend(about(-0.01, 0.05))), UNDECIDED, "", "covers zero"),
+    (hypotheses.output_trend(None), OPEN, "", "Phase B did not measure"),
+]
+
+
+@pytest.mark.parametrize(("verdict", "outcome", "label", "why"), HYPOTHESES)
+def test_the_interval_decides(verdict: Judgement, outcome: Outcome, label: str, why: str) -> None:
+    assert (verdict.outcome, verdict.label) == (outcome, label)
+    assert why in verdict.reason
+    assert verdict.claim
+    assert verdict.rule
+
+
+def test_every_hypothesis_is_seen_in_every_outcome() -> None:
+    seen = {(verdict.name, outcome) for verdict, outcome, _, _ in HYPOTHESES}
+    assert seen == {(f"H{number}", outcome) for number in range(1, 7) for outcome in Outcome}
+
+
+@pytest.mark.parametrize(
+    ("tax", "says"),
+    [
+        (about(0.30, 0.50), "accepted: the interval lies in it"),
+        (about(0.12, 0.20), "revise the prior: the interval lies outside"),
+        (about(0.70, 0.80), "revise the prior: the interval lies outside"),
+        (about(0.20, 0.30), "undecided: +25.0% [+20.0%, +30.0%] straddles 25%"),
+    ],
+)
+def test_the_prior_of_the_trace_replay_is_accepted_or_revised(tax: Estimate, says: str) -> None:
+    assert hypotheses.substrate_tax(tax).prior == f"+45% in the trace replay, accepted in [25%, 60%]: {says}"
+
+
+@given(st.floats(-1, 1), st.floats(0, 1), st.floats(0.001, 1))
+def test_a_narrower_interval_around_the_same_value_never_changes_a_verdict(
+    value: float, width: float, less: float
+) -> None:
+    """What a wide interval decides, a narrow one inside it decides alike."""
+    wide = Estimate(value, value - width, value + width, 200, launches=3)
+    narrow = Estimate(value, value - width * less, value + width * less, 200, launches=3)
+    judges: list[Callable[[Estimate], Judgement]] = [
+        hypotheses.substrate_tax,
+        h2,
+        lambda found: hypotheses.framework_share(split(found)),
+        lambda found: hypotheses.additivity(stacked(found)),
+        lambda found: hypotheses.output_trend(trend(found)),
+    ]
+    for judge in judges:
+        before, after = judge(wide).outcome, judge(narrow).outcome
+        if before != UNDECIDED and not (judge(wide).name == "H6" and before == FAILS):
+            assert after == before
+
+
+def row(config: str, status: str = RAN, why: str = "") -> ManifestRow:
+    return ManifestRow(
+        date="20260131", config=config, status=status, skip_reason=why, vllm_version="", vllm_sha="", torch_version="",
+        mooncake_version="", nixl_version="", lmcache_version="", gpu="", launch_command="",
+        result_directory=f"results/20260131_{config}", step_timing_available=True, step_timing_reason="", cells_done=7,
+        cells_failed=0, cells_dropped=0,
+    )  # fmt: skip
+
+
+def artifacts(
+    *gaps: Gap, rows: tuple[ManifestRow, ...] = (), reason: str = "no LMCache", planned: bool = True
+) -> Judgement:
+    everyone = rows or (row("plain"), row("lmcache_only", SKIP, reason))
+    decisions = {"plain": Decision(True, ""), "lmcache_only": Decision(False, reason)}
+    return success_criteria.artifacts_present(everyone, decisions, gaps, planned)
+
+
+GOOD_H5, GOOD_H6 = hypotheses.input_trend(trend(UP)), hypotheses.output_trend(trend(about(-0.01, 0.05)))
+
+CRITERIA: list[tuple[Judgement, Outcome, str]] = [
+    (success_criteria.tax_reported(hypotheses.substrate_tax(about(0.3, 0.5))), HOLDS, "prior +45%"),
+    (success_criteria.tax_reported(hypotheses.substrate_tax(about(0.05, 0.2))), HOLDS, "revise the prior"),
+    (success_criteria.tax_reported(hypotheses.substrate_tax(FEW)), UNDECIDED, "too few"),
+    (success_criteria.tax_reported(hypotheses.substrate_tax(MISSING)), FAILS, "not measured"),
+    (success_criteria.gap_reported(h2(about(0.06, 0.08))), HOLDS, "agrees"),
+    (success_criteria.gap_reported(h2(about(-0.06, -0.02))), HOLDS, "disagrees"),
+    (success_criteria.gap_reported(h2(FEW)), UNDECIDED, "too few"),
+    (success_criteria.gap_reported(h2(MISSING)), FAILS, "nixl_both was not measured"),
+    (success_criteria.cost_labelled(hypotheses.framework_share(split(about(0.1, 0.2)))), HOLDS, "implementation-cost"),
+    (success_criteria.cost_labelled(hypotheses.framework_share(split(about(0.2, 0.4)))), UNDECIDED, "no label"),
+    (success_criteria.cost_labelled(hypotheses.framework_share(split(unknown("of nothing")))), UNDECIDED, "of nothing"),
+    (success_criteria.cost_labelled(hypotheses.framework_share(split(MISSING, MISSING))), FAILS, "not measured"),
+    (success_criteria.additivity_decided(hypotheses.additivity(stacked(about(-0.1, 0.1)))), HOLDS, "linear"),
+    (success_criteria.additivity_decided(hypotheses.additivity(stacked(about(0.5, 0.6)))), HOLDS, "super-additive"),
+    (success_criteria.additivity_decided(hypotheses.additivity(stacked(about(0.2, 0.4)))), UNDECIDED, "straddles +30%"),
+    (success_criteria.additivity_decided(hypotheses.additivity(stacked(MISSING, MISSING))), FAILS, "not measured"),
+    (success_criteria.additivity_decided(hypotheses.additivity(None)), FAILS, "measured in Phase A"),
+    (success_criteria.trends_reported(GOOD_H5, GOOD_H6), HOLDS, "H6: +2.0 pp [-1.0, +5.0] per doubling covers zero"),
+    (success_criteria.trends_reported(GOOD_H5, hypotheses.output_trend(trend(FEW))), UNDECIDED, "H6: 20 samples"),
+    (success_criteria.trends_reported(GOOD_H5, hypotheses.output_trend(None)), FAILS, "H6: Phase B did not measure"),
+    (artifacts(), HOLDS, "1 configs ran and lack nothing; 1 were skipped, each with its reason"),
+    (artifacts(Gap("results/20260131_plain/env.txt", "is missing")), FAILS, "plain/env.txt is missing"),
+    (artifacts(rows=(row("plain"), row("nixl_both", NOT_RUN))), FAILS, "nixl_both did not run"),
+    (artifacts(reason=""), FAILS, "lmcache_only was skipped without a reason"),
+    (artifacts(planned=False), OPEN, "the plan cannot be read"),
+    (success_criteria.wall_clock(Estimate(5.0), 1, whole=True), HOLDS, "5.00 h a pass"),
+    (success_criteria.wall_clock(Estimate(15.0), 3, whole=True), HOLDS, "5.00 h a pass"),
+    (success_criteria.wall_clock(Estimate(6.5), 1, whole=True), FAILS, "6.50 h a pass"),
+    (success_criteria.wall_clock(Estimate(2.0), 1, whole=False), UNDECIDED, "not every planned cell was measured"),
+    (success_criteria.wall_clock(unknown("no cell was measured"), 1, whole=False), OPEN, "no cell was measured"),
+]
+
+
+@pytest.mark.parametrize(("criterion", "outcome", "why"), CRITERIA)
+def test_success_is_judged_by_what_can_be_told(criterion: Judgement, outcome: Outcome, why: str) -> None:
+    assert criterion.outcome == outcome
+    assert why in criterion.reason
+    assert criterion.rule
+
+
+def test_every_criterion_is_seen_to_hold_to_fail_and_without_an_answer() -> None:
+    without = {"6": OPEN}
+    assert {(found.name, outcome) for found, outcome, _ in CRITERIA} - {("7", OPEN)} == {
+        (name, outcome) for name in "1234567" for outcome in (HOLDS, FAILS, without.get(name, UNDECIDED))
+    }
+
+
+def test_many_things_that_lack_are_counted() -> None:
+    found = artifacts(*(Gap(f"results/x/{number}", "is missing") for number in range(9)))
+    assert found.reason.endswith("; and 6 more")
+
+
+def test_additive_words_are_the_specifications() -> None:
+    assert [str(kind) for kind in Additive] == ["linear", "super-additive", "sub-additive", "undecided"]

@@ -1,0 +1,264 @@
+"""A run folder becomes its tables; whatever is missing or damaged in it has a name in them."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from results.connector_tax.analyse import analyse
+from results.connector_tax.figures import figures
+from results.connector_tax.report import terminal_tables, to_markdown
+from results.connector_tax.write import analyse_run
+from results.records.errors import ResultsError
+from results.records.layout import RunLayout
+from tests.results.connector_tax.synthetic import DATE, Behaviour, Cell, Load, Run, write_cell, write_run
+
+RUN = Run(
+    configs={
+        "plain": Behaviour(),
+        "mooncake_both": Behaviour(ttft_p50_s=0.29, callbacks_us=(1.7, 152.0, 3.1), knee_per_s=4),
+    },
+    rates_per_s=(1, 2, 4),
+    shapes=((512, 64),),
+    ref_safe_per_s=2.0,
+    skipped={"lmcache_only": "verify_lmcache_only: no hit in the second request"},
+    requests=80,
+    steps=200,
+)
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("runs") / "20260131-120000-connector-tax-cpu-tiny"
+    layout = write_run(root, RUN)
+    layout.reference_rates.write_bytes(analyse(root).rates.to_json())
+    return root
+
+
+@pytest.fixture
+def root(original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / original.name))
+
+
+def _gaps(root: Path) -> dict[str, str]:
+    return {gap.artifact: gap.reason for gap in analyse(root).gaps}
+
+
+def test_a_whole_run_has_no_gap(root: Path) -> None:
+    assert _gaps(root) == {}
+
+
+def test_every_file_is_written_and_a_second_analysis_writes_the_same(root: Path) -> None:
+    names = (
+        "aggregate.json", "aggregate.csv", "aggregate.parquet", "tax.json", "tax.csv", "verdicts.json",
+        "MANIFEST.tsv", "report.md",
+        f"results/{DATE}_plain/summary.json", f"results/{DATE}_mooncake_both/summary.json",
+    )  # fmt: skip
+    analyse_run(root)
+    first = {name: (root / name).read_bytes() for name in names}
+    analyse_run(root)
+    assert {name: (root / name).read_bytes() for name in names} == first
+
+
+def test_the_aggregate_holds_cells_criteria_and_rates(root: Path) -> None:
+    analyse_run(root)
+    found = json.loads((root / "aggregate.json").read_text())
+    assert (found["profile"], found["preset"], found["run"]) == ("cpu-tiny", "demo", root.name)
+    assert len(found["cells"]) == 8
+    row = next(cell for cell in found["cells"] if cell["cell"] == "phase-a/mooncake_both/r4")
+    assert row["saturation"]["saturated"] is True
+    assert {criterion["number"] for criterion in row["saturation"]["criteria"] if criterion["fired"]} == {1, 2, 3}
+    assert set(row["values"]["ttft_p90_s"]) == {"value", "low", "high", "n", "reason", "basis", "launches"}
+    assert found["reference_rates"]["ref_safe_per_s"] == 2.0
+    assert found["reference_rates"]["ref_load_per_s"] == 4.0
+    assert found["gaps"] == []
+
+
+def test_the_flat_tables_agree_with_the_aggregate(root: Path) -> None:
+    analyse_run(root)
+    csv, parquet = pd.read_csv(root / "aggregate.csv"), pd.read_parquet(root / "aggregate.parquet")
+    cells = json.loads((root / "aggregate.json").read_text())["cells"]
+    for frame in (csv, parquet):
+        assert frame["cell"].tolist() == [cell["cell"] for cell in cells]
+        for column, bound in (("ttft_p90_s", "value"), ("ttft_p90_s_low", "low"), ("ttft_p90_s_high", "high")):
+            expected = [cell["values"]["ttft_p90_s"][bound] for cell in cells]
+            assert frame[column].tolist() == pytest.approx(expected)
+    plain = csv[csv["config"] == "plain"]
+    assert plain["connector_total_p50_us"].isna().all()  # not measured, and not zero
+    taxes = pd.read_csv(root / "tax.csv")
+    assert set(taxes["config"]) == {"mooncake_both"}
+    assert len(taxes) == len(json.loads((root / "tax.json").read_text())["taxes"])
+
+
+def test_the_manifest_has_a_row_per_config_skips_included(root: Path) -> None:
+    analyse_run(root)
+    rows = pd.read_csv(root / "MANIFEST.tsv", sep="\t", dtype=str, keep_default_na=False).set_index("config")
+    assert list(rows.index) == ["lmcache_only", "mooncake_both", "plain"]
+    skipped, plain = rows.loc["lmcache_only"], rows.loc["plain"]
+    assert (skipped["status"], skipped["skip_reason"]) == ("SKIP", "verify_lmcache_only: no hit in the second request")
+    assert (plain["status"], plain["date"], plain["result_directory"]) == ("ran", DATE, f"results/{DATE}_plain")
+    assert (plain["vllm_version"], plain["vllm_sha"], plain["mooncake_version"]) == ("0.32.0", "abc1234", "0.3.13")
+    assert plain["nixl_version"] == "1.5.1"  # from the plan, where the environment capture does not say
+    assert plain["launch_command"].endswith("--model 'tiny model'")
+    assert (plain["cells_done"], plain["cells_failed"], plain["cells_dropped"]) == ("4", "0", "0")
+    assert plain["step_timing_available"] == "true"
+
+
+def test_a_cell_without_step_timing_shows_in_the_manifest(root: Path) -> None:
+    write_cell(RunLayout(root).config(DATE, "plain"), Cell("plain", Behaviour(), Load(2.0), steps=0))
+    row = next(row for row in analyse(root).manifest if row.config == "plain")
+    assert (row.step_timing_available, row.step_timing_reason) == (False, "no probe")
+
+
+def test_cells_that_failed_or_were_never_tried_are_counted(root: Path) -> None:
+    layout = RunLayout(root)
+    folder = layout.config(DATE, "plain")
+    for stem in ("A_r2", "A_r4"):
+        for path in folder.root.glob(f"*_{stem}.*"):
+            path.unlink()
+    layout.attempt("phase-a/plain/r2", 1).mkdir(parents=True)
+    row = next(row for row in analyse(root).manifest if row.config == "plain")
+    assert (row.cells_done, row.cells_failed, row.cells_dropped) == (2, 1, 1)
+    assert _gaps(root)["plain, phase A"] == "not measured: r2, r4"
+
+
+def _artifacts(root: Path) -> list[str]:
+    """Every file of one config, one of each kind, and every file of the run itself."""
+    folder = f"results/{DATE}_mooncake_both"
+    own = ("config.json", "launch.sh", "vllm_stdout.log", "vllm_stderr.log", "env.txt")
+    of_cells = (
+        "requests_A_r2.jsonl", "metrics_A_r2.jsonl", "engine_step_A_r2.jsonl", "cell_A_r2.json", "cell_B_512x64.json",
+        "requests_B_512x64.jsonl",
+    )  # fmt: skip
+    return ["plan.json", "preflight/preflight_status.json", *(f"{folder}/{name}" for name in (*own, *of_cells))]
+
+
+@pytest.mark.parametrize("artifact", _artifacts(Path()))
+def test_removing_any_one_artifact_gives_a_gap_that_names_it(root: Path, artifact: str) -> None:
+    (root / artifact).unlink()
+    (root / artifact).with_suffix(".parquet").unlink(missing_ok=True)
+    analysis = analyse(root)
+    assert artifact in {gap.artifact for gap in analysis.gaps}
+    assert artifact in to_markdown(analysis, figures(analysis, root))
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00\xff garbage", b'{"a": ', b"null"])
+@pytest.mark.parametrize(
+    "artifact", [name for name in _artifacts(Path()) if name.endswith((".json", ".jsonl")) and "B_" not in name]
+)
+def test_corrupting_any_one_artifact_gives_a_gap_that_names_it(root: Path, artifact: str, content: bytes) -> None:
+    (root / artifact).write_bytes(content)
+    (root / artifact).with_suffix(".parquet").unlink(missing_ok=True)
+    analysis = analyse(root)
+    assert artifact in {gap.artifact for gap in analysis.gaps}
+    to_markdown(analysis)
+
+
+def test_nothing_lost_becomes_zero(root: Path) -> None:
+    folder = root / "results" / f"{DATE}_mooncake_both"
+    for name in ("requests_A_r2.jsonl", "metrics_A_r2.jsonl", "engine_step_A_r2.jsonl"):
+        (folder / name).unlink()
+        (folder / name).with_suffix(".parquet").unlink(missing_ok=True)
+    analysis = analyse_run(root)
+    cell = next(cell for cell in analysis.cells if cell.cell == "phase-a/mooncake_both/r2")
+    measured = {name for name, estimate in cell.values.items() if estimate.value is not None}
+    assert measured == {"requested_throughput_per_s"}
+    assert all(cell.values[name].reason for name in cell.values if name not in measured)
+    assert all(value is None for value in cell.counts.values())
+    row = pd.read_csv(root / "aggregate.csv").set_index("cell").loc["phase-a/mooncake_both/r2"]
+    assert row[["ttft_p90_s", "throughput_ratio", "waiting_p50", "completed", "steps"]].isna().all()
+
+
+def test_the_rates_the_run_used_stand_and_a_contradiction_is_named(root: Path) -> None:
+    layout = RunLayout(root)
+    folder = layout.config(DATE, "mooncake_both")
+    write_cell(folder, Cell("mooncake_both", Behaviour(knee_per_s=2), Load(2.0)))
+    analysis = analyse(root)
+    assert analysis.rates.ref_safe_per_s == 2.0
+    assert "says ref_safe = 2 req/s, but the cells now give 1 req/s" in {gap.reason for gap in analysis.gaps}
+
+
+def test_lost_or_damaged_reference_rates_are_made_again_and_named(root: Path) -> None:
+    path = RunLayout(root).reference_rates
+    path.write_bytes(b"{")
+    analysis = analyse(root)
+    assert analysis.rates.ref_safe_per_s == 2.0
+    assert "reference_rates.json" in {gap.artifact for gap in analysis.gaps}
+    path.unlink()
+    analysis = analyse(root)
+    assert analysis.rates.ref_safe_per_s == 2.0
+    assert "reference_rates.json" in {gap.artifact for gap in analysis.gaps}
+
+
+def test_a_folder_with_nothing_in_it_is_a_report_of_gaps(tmp_path: Path) -> None:
+    analysis = analyse_run(tmp_path)
+    assert analysis.cells == ()
+    assert {gap.artifact for gap in analysis.gaps} == {"plan.json", "preflight/preflight_status.json"}
+    assert "plain was not measured" in (tmp_path / "report.md").read_text()
+    with pytest.raises(ResultsError) as caught:
+        analyse(tmp_path / "nowhere")
+    assert caught.value.remedy
+    assert caught.value.exit_code == 2
+
+
+def test_a_run_without_a_plan_is_analysed_all_the_same(root: Path) -> None:
+    whole = analyse(root)
+    RunLayout(root).plan.unlink()
+    bare = analyse(root)
+    assert bare.cells == whole.cells
+    assert bare.taxes == whole.taxes
+
+
+def test_the_report_says_what_it_is_and_what_it_does_not_say(root: Path) -> None:
+    layout = RunLayout(root).config(DATE, "plain")
+    write_cell(layout, Cell("plain", Behaviour(), Load(4.0), degraded="client used 0.97 of a core"))
+    analyse_run(root)
+    text = (root / "report.md").read_text()
+    for part in (
+        "Profile cpu-tiny (demo), on a CPU build of the engine",
+        "## Reference rates",
+        "## Substrate tax (Phase A shape)",
+        "## Saturation",
+        "no verdict",
+        "| lmcache_only | SKIP | verify_lmcache_only: no hit in the second request |",
+        "client used 0.97 of a core",
+        "## What this does not say",
+        "say nothing about a GPU",
+    ):
+        assert part in text
+
+
+def test_a_tax_of_too_few_requests_is_shown_without_a_verdict(tmp_path: Path) -> None:
+    write_run(tmp_path, Run({"plain": Behaviour(), "nixl_both": Behaviour(ttft_p50_s=0.5)}, (2,), requests=20, steps=0))
+    text = to_markdown(analyse(tmp_path))
+    (line,) = [line for line in text.splitlines() if line.startswith("| ref_safe | 2 | nixl_both | +")]
+    assert "(n = 20: no spread)" in line
+    assert "higher" not in line
+
+
+def test_every_markdown_table_is_as_wide_as_its_header(root: Path) -> None:
+    (root / "plan.json").write_bytes(b"a | pipe\nand a line")
+    lines = to_markdown(analyse(root)).splitlines()
+    width = 0
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        if following.startswith("|---"):
+            width = line.replace("\\|", "").count("|")
+        if line.startswith("|"):
+            assert line.replace("\\|", "").count("|") == width
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_the_terminal_shows_the_same_numbers(root: Path, width: int) -> None:
+    analysis = analyse(root)
+    out = io.StringIO()
+    Console(file=out, width=width, no_color=True).print(terminal_tables(analysis))
+    shown = out.getvalue()
+    assert "mooncake_both" in shown
+    assert "2 req/s" in shown
+    assert max(len(line) for line in shown.splitlines()) <= width

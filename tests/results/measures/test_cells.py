@@ -1,0 +1,271 @@
+"""A cell's numbers are those that were put into its artifacts, over its measured window only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from results.measures.cells import analyse_cell, headline, request_samples, step_samples
+from results.measures.summary import CellSummary
+from results.records.errors import ArtifactError
+from results.records.layout import ConfigLayout, sha256
+from results.records.schemas import RequestRecord, RequestStatus
+from tests.results.connector_tax.synthetic import Behaviour, Cell, Load, request_records, write_cell
+
+CONNECTOR = Behaviour(callbacks_us=(1.5, 150.0, 3.0))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> ConfigLayout:
+    return ConfigLayout(tmp_path / "results" / "20260131_x")
+
+
+def _analyse(folder: ConfigLayout, cell: Cell) -> CellSummary:
+    return analyse_cell(write_cell(folder, cell))
+
+
+def _covers(summary: CellSummary, name: str, truth: float) -> bool:
+    estimate = summary.estimate(name)
+    assert estimate.low is not None
+    assert estimate.high is not None
+    return estimate.low <= truth <= estimate.high
+
+
+def _rewrite(path: Path, records: list[RequestRecord]) -> None:
+    """Other requests in the same cell, with the record's checksum made to fit."""
+    requests = path.with_name("requests_A_r4.jsonl")
+    requests.write_bytes(msgspec.json.Encoder().encode_lines(records))
+    _edit(path, lambda row: row["checksums"].update({requests.name: sha256(requests)}))
+
+
+def _edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    row = json.loads(path.read_text())
+    change(row)
+    path.write_text(json.dumps(row))
+
+
+def test_the_true_latencies_lie_in_their_intervals(folder: ConfigLayout) -> None:
+    truth = Behaviour(ttft_p50_s=0.2, tpot_p50_s=0.01)
+    summary = _analyse(folder, Cell("plain", truth, Load(requests=1000, rate_per_s=20)))
+    assert _covers(summary, "ttft_p50_s", 0.2)
+    assert _covers(summary, "ttft_p90_s", truth.ttft_p90_s)
+    assert _covers(summary, "tpot_p50_s", 0.01)
+    assert _covers(summary, "e2e_p50_s", 0.2 + 255 * 0.01)
+    assert summary.estimate("ttft_p90_s").n == 1000
+    assert summary.gaps == ()
+
+
+def test_each_latency_is_computed_from_its_own_stamps(folder: ConfigLayout) -> None:
+    cell = Cell("plain", Behaviour(), Load())
+    path = write_cell(folder, cell)
+    begin, _ = cell.window_ns
+    one = replace(
+        request_records(cell, np.random.default_rng(0))[50],
+        warmup=False, t_intended_ns=begin, t_send_ns=begin + 3_000_000, t_first_token_ns=begin + 103_000_000,
+        t_last_token_ns=begin + 603_000_000, t_end_ns=begin + 604_000_000, completion_tokens=11,
+    )  # fmt: skip
+    _rewrite(path, [one])
+    summary = analyse_cell(path)
+    assert summary.value("ttft_p50_s") == pytest.approx(0.100)  # from the send, not from the intended time
+    assert summary.value("tpot_p50_s") == pytest.approx(0.050)  # ten gaps
+    assert summary.value("e2e_p50_s") == pytest.approx(0.600)
+
+
+def test_one_token_has_no_tpot_and_a_stalled_one_is_kept(folder: ConfigLayout) -> None:
+    cell = Cell("plain", Behaviour(), Load())
+    path = write_cell(folder, cell)
+    records = request_records(cell, np.random.default_rng(0))
+    _rewrite(path, [replace(r, completion_tokens=1, t_last_token_ns=r.t_first_token_ns) for r in records])
+    summary = analyse_cell(path)
+    assert summary.value("tpot_p90_s") is None
+    assert summary.estimate("tpot_p90_s").reason == "no samples"
+    assert summary.value("ttft_p90_s") is not None
+
+
+def test_warm_up_is_cut(folder: ConfigLayout) -> None:
+    """A cold start of ten seconds in the warm-up leaves no trace in the latencies."""
+    cell = Cell("plain", Behaviour(), Load())
+    path = write_cell(folder, cell)
+    before = analyse_cell(path)
+    records = [
+        replace(r, t_first_token_ns=(r.t_first_token_ns or 0) + 10**10) if r.warmup else r
+        for r in request_records(cell, cell.rng())
+    ]
+    _rewrite(path, records)
+    after = analyse_cell(path)
+    assert after.estimate("ttft_p99_s") == before.estimate("ttft_p99_s")
+    assert after.counts["warmup"] == 20
+
+
+def test_requests_that_did_not_end_well_are_counted_apart(folder: ConfigLayout) -> None:
+    statuses = {
+        30: RequestStatus.ERROR, 31: RequestStatus.ERROR, 40: RequestStatus.DROPPED, 50: RequestStatus.CUT,
+        2: RequestStatus.ERROR,
+    }  # fmt: skip
+    summary = _analyse(folder, Cell("plain", Behaviour(), Load(), statuses=statuses))
+    assert summary.counts["completed"] == 196
+    assert (summary.counts["failed"], summary.counts["dropped"], summary.counts["cut"]) == (2, 1, 1)
+    assert summary.estimate("e2e_p50_s").n == 196
+    assert summary.estimate("ttft_p50_s").n == 197  # the one that was cut had its first token
+
+
+def test_throughput_counts_what_ended_inside_the_window(folder: ConfigLayout) -> None:
+    cell = Cell("plain", Behaviour(), Load())
+    path = write_cell(folder, cell)
+    begin, end = cell.window_ns
+    rows = request_records(cell, np.random.default_rng(0))
+    ends = {0: begin - 1, 1: begin, 100: end - 1, 101: end, 102: end + 10**9}
+    _rewrite(path, [replace(rows[index], t_end_ns=t_ns) for index, t_ns in ends.items()])
+    summary = analyse_cell(path)
+    assert summary.value("effective_throughput_per_s") == pytest.approx(2 / 50)  # 1 (sent in the warm-up) and 100
+    assert summary.value("throughput_ratio") == pytest.approx(2 / 50 / 4)
+    assert summary.value("requested_throughput_per_s") == 4
+    assert summary.value("offered_throughput_per_s") == pytest.approx(3 / 50)
+
+
+def test_an_engine_that_keeps_up_has_a_ratio_of_one_and_one_that_does_not_has_less(folder: ConfigLayout) -> None:
+    assert _analyse(folder, Cell("plain", Behaviour(), Load())).value("throughput_ratio") == pytest.approx(1, abs=0.02)
+    saturated = _analyse(folder, Cell("plain", Behaviour(knee_per_s=4), Load()))
+    ratio = saturated.value("throughput_ratio")
+    assert ratio is not None
+    assert ratio < 0.9
+
+
+def test_gauges_are_of_the_window_and_counters_are_differences(folder: ConfigLayout) -> None:
+    summary = _analyse(folder, Cell("plain", Behaviour(knee_per_s=4), Load()))
+    assert summary.value("waiting_p50") == 9.0
+    assert summary.value("running_p50") == 3.0
+    assert summary.value("prefix_cache_hit_tokens") == 0.0  # 128 hits lie before the window
+    assert summary.value("generation_tokens_per_s") == pytest.approx(1000)
+    assert summary.value("prompt_tokens_per_s") == pytest.approx(5000)
+
+
+def test_a_counter_that_went_back_is_not_a_number(folder: ConfigLayout) -> None:
+    path = write_cell(folder, Cell("plain", Behaviour(), Load()))
+    metrics = path.with_name("metrics_A_r4.jsonl")
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    for row in rows[30:]:
+        row["values"]["vllm:generation_tokens_total"] -= 25_000
+    metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    _edit(path, lambda row: row["checksums"].update({metrics.name: sha256(metrics)}))
+    estimate = analyse_cell(path).estimate("generation_tokens_per_s")
+    assert estimate.value is None
+    assert "went back" in str(estimate.reason)
+
+
+def test_steps_with_work_count_and_empty_ones_are_counted(folder: ConfigLayout) -> None:
+    summary = _analyse(folder, Cell("mooncake_both", CONNECTOR, Load()))
+    assert (summary.counts["steps"], summary.counts["empty_steps"]) == (450, 50)
+    assert summary.value("step_duration_p50_us") == pytest.approx(40, rel=0.02)
+    assert summary.value("engine_step_p50_us") == pytest.approx(1500, rel=0.02)
+    assert summary.value("get_finished_p50_us") == pytest.approx(150, rel=0.02)
+    assert summary.value("connector_total_p50_us") == pytest.approx(154.5, rel=0.02)
+    p90 = summary.value("engine_step_p90_us")
+    assert p90 is not None
+    assert p90 < 2000  # the empty ones take 15000
+    assert summary.estimate("engine_step_p50_us").n == 450
+
+
+def test_without_a_connector_the_callbacks_are_null_with_the_reason(folder: ConfigLayout) -> None:
+    summary = _analyse(folder, Cell("plain", Behaviour(), Load()))
+    for name in ("build_meta_p50_us", "connector_total_p50_us"):
+        assert summary.value(name) is None
+        assert "no KV connector" in str(summary.estimate(name).reason)
+    assert summary.value("engine_step_p50_us") is not None
+
+
+def test_without_step_timing_everything_else_stands(folder: ConfigLayout) -> None:
+    """The fallback of the specification: client-side numbers only, and no gap for what was not promised."""
+    summary = _analyse(folder, Cell("plain", Behaviour(), Load(), steps=0))
+    assert summary.value("engine_step_p50_us") is None
+    assert summary.estimate("engine_step_p50_us").reason == "no step timing: no probe"
+    assert summary.counts["steps"] is None
+    assert summary.value("ttft_p90_s") is not None
+    assert summary.gaps == ()
+
+
+def test_without_token_counts_idle_steps_cannot_be_told_apart(folder: ConfigLayout) -> None:
+    timing = {"unavailable_fields": {"decode_tokens": "SchedulerOutput has changed"}}
+    summary = _analyse(folder, Cell("plain", Behaviour(), Load(), step_timing=timing))
+    assert summary.value("engine_step_p50_us") is None
+    assert "SchedulerOutput has changed" in str(summary.estimate("engine_step_p50_us").reason)
+    assert summary.counts["steps"] is None
+
+
+@pytest.mark.parametrize(
+    ("artifact", "lost", "kept"),
+    [
+        ("requests_A_r4.jsonl", "ttft_p90_s", "waiting_p50"),
+        ("metrics_A_r4.jsonl", "waiting_p50", "ttft_p90_s"),
+        ("engine_step_A_r4.jsonl", "engine_step_p50_us", "ttft_p90_s"),
+    ],
+)
+@pytest.mark.parametrize("damage", ["removed", "truncated", "altered"])
+def test_a_lost_artifact_costs_its_own_numbers_and_is_named(
+    folder: ConfigLayout, artifact: str, lost: str, kept: str, damage: str
+) -> None:
+    path = write_cell(folder, Cell("mooncake_both", CONNECTOR, Load()))
+    target = path.with_name(artifact)
+    target.with_suffix(".parquet").unlink(missing_ok=True)
+    data = target.read_bytes()
+    target.unlink()
+    if damage == "truncated":
+        target.write_bytes(data[: len(data) // 2])
+    if damage == "altered":
+        target.write_bytes(data.replace(b"1", b"2", 1))
+    summary = analyse_cell(path)
+    assert summary.value(lost) is None
+    assert summary.estimate(lost).reason
+    assert summary.value(kept) is not None
+    (gap,) = summary.gaps
+    assert gap.artifact == f"results/20260131_x/{artifact}"
+    assert gap.reason
+    headline(summary)
+
+
+def test_a_record_that_cannot_be_read_is_an_error_with_a_remedy(folder: ConfigLayout) -> None:
+    path = write_cell(folder, Cell("plain", Behaviour(), Load()))
+    _edit(path, lambda row: row["load"].pop("rate_per_s"))
+    with pytest.raises(ArtifactError, match="does not state rate_per_s"):
+        analyse_cell(path)
+    path.write_text('{"cell": ')
+    with pytest.raises(ArtifactError, match=r"results/20260131_x/cell_A_r4\.json is damaged") as caught:
+        analyse_cell(path)
+    assert caught.value.remedy
+
+
+def test_the_summary_survives_json(folder: ConfigLayout) -> None:
+    summary = _analyse(folder, Cell("mooncake_both", CONNECTOR, Load(), degraded="client used 0.97 of a core"))
+    assert msgspec.json.decode(msgspec.json.encode(summary), type=CellSummary) == summary
+    assert summary.degraded == "client used 0.97 of a core"
+
+
+def test_the_headline_is_small_flat_and_plain(folder: ConfigLayout) -> None:
+    found = headline(_analyse(folder, Cell("mooncake_both", CONNECTOR, Load())))
+    assert found["saturated"] is False
+    assert found["ttft_p90_low_s"] < found["ttft_p90_s"] < found["ttft_p90_high_s"]
+    assert found["step_p50_us"] == pytest.approx(1500, rel=0.02)
+    assert all(value is None or isinstance(value, int | float) for value in found.values())
+    assert json.loads(json.dumps(found)) == found
+    assert headline(_analyse(folder, Cell("plain", Behaviour(knee_per_s=4), Load())))["saturated"] is True
+    assert headline(_analyse(folder, Cell("plain", Behaviour(), Load(), degraded="slow")))["saturated"] is None
+
+
+def test_samples_come_in_order_and_empty_where_there_are_none(folder: ConfigLayout) -> None:
+    path = write_cell(folder, Cell("plain", Behaviour(), Load()))
+    assert len(request_samples(path)["ttft_s"]) == 200
+    steps = step_samples(path)
+    assert len(steps["engine_step_us"]) == 450
+    assert len(steps["connector_total_us"]) == 0
+    for artifact in ("requests_A_r4.jsonl", "engine_step_A_r4.jsonl"):
+        path.with_name(artifact).unlink()
+        path.with_name(artifact).with_suffix(".parquet").unlink(missing_ok=True)
+    assert len(request_samples(path)["ttft_s"]) == 0
+    assert len(step_samples(path)["engine_step_us"]) == 0

@@ -1,0 +1,206 @@
+"""The three criteria fire where the specification says, and the reference rates follow from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from results.measures.saturation import REF_LOAD, REF_SAFE, ReferenceRates, choose_reference_rates, reference_rates
+from results.measures.saturation_criteria import GROWTH, QUEUE, THROUGHPUT, Thresholds, judge, judge_alone
+from results.measures.summary import CellSummary, Shape
+from results.records.errors import ArtifactError
+from results.statistics.estimates import Estimate, unknown
+from tests.results.connector_tax.synthetic import Behaviour, Run, write_run
+
+SHAPE = Shape(4096, 256)
+
+
+def cell(
+    config: str = "plain",
+    rate: float = 4.0,
+    *,
+    ratio: float | None = 1.0,
+    waiting: float | None = 0.0,
+    ttft_p90_s: float | None = 0.2,
+    degraded: str = "",
+    trial: int = 0,
+) -> CellSummary:
+    """A Phase A cell with just the numbers the criteria read."""
+    values = {"throughput_ratio": ratio, "waiting_p50": waiting, "ttft_p90_s": ttft_p90_s}
+    return CellSummary(
+        cell=f"phase-a/{config}/r{rate:g}", config=config, phase="A", trial=trial, rate_per_s=rate, shape=SHAPE,
+        arrival="constant", seed=1, window_s=60.0, t_start_unix_s=0.0, attempt=1, stop_reason="complete", counts={},
+        values={name: Estimate(value) if value is not None else unknown("lost") for name, value in values.items()},
+        degraded=degraded, fidelity={}, step_timing={}, path=f"{config}-{rate:g}-{trial}",
+    )  # fmt: skip
+
+
+def curve(config: str, saturated: Sequence[bool | None], first_rate: float = 1.0) -> list[CellSummary]:
+    """A config's cells at doubling rates; None = degraded."""
+    return [
+        cell(config, first_rate * 2**n, waiting=5.0 if state else 0.0, degraded="slow client" if state is None else "")
+        for n, state in enumerate(saturated)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("summary", "half", "fired"),
+    [
+        (cell(), cell(rate=2.0), ()),
+        (cell(ratio=0.949), cell(rate=2.0), (THROUGHPUT,)),
+        (cell(ratio=0.95), cell(rate=2.0), ()),
+        (cell(waiting=1.5), cell(rate=2.0), (QUEUE,)),
+        (cell(waiting=1.0), cell(rate=2.0), ()),
+        (cell(ttft_p90_s=0.31), cell(rate=2.0), (GROWTH,)),
+        (cell(ttft_p90_s=0.30), cell(rate=2.0), ()),
+        (cell(ratio=0.5, waiting=9.0, ttft_p90_s=2.0), cell(rate=2.0), (THROUGHPUT, QUEUE, GROWTH)),
+    ],
+)
+def test_each_criterion_fires_strictly_beyond_its_threshold(
+    summary: CellSummary, half: CellSummary, fired: tuple[int, ...]
+) -> None:
+    found = judge(summary, half)
+    assert found.fired == fired
+    assert found.saturated is bool(fired)
+    assert [criterion.number for criterion in found.criteria] == [1, 2, 3]
+    assert [criterion.threshold for criterion in found.criteria] == [0.95, 1.0, 1.5]
+
+
+def test_each_criterion_keeps_what_it_measured() -> None:
+    found = judge(cell(ratio=0.9, waiting=3.0, ttft_p90_s=0.5), cell(rate=2.0, ttft_p90_s=0.25))
+    assert [criterion.measured for criterion in found.criteria] == [0.9, 3.0, 2.0]
+
+
+def test_growth_needs_half_the_rate() -> None:
+    growth = judge_alone(cell(ttft_p90_s=9.0)).criteria[2]
+    assert (growth.fired, growth.measured) == (None, None)
+    assert growth.reason == "half the rate (2 req/s) was not measured"
+    assert judge_alone(cell(ttft_p90_s=9.0)).saturated is False
+    growth = judge(cell(ttft_p90_s=9.0), cell(rate=2.0, degraded="slow client")).criteria[2]
+    assert growth.fired is None
+    assert "degraded" in str(growth.reason)
+    growth = judge(cell(), cell(rate=2.0, ttft_p90_s=None)).criteria[2]
+    assert "lost" in str(growth.reason)
+
+
+def test_a_degraded_cell_says_nothing_about_the_engine() -> None:
+    found = judge(cell(ratio=0.5, waiting=9.0, degraded="slow client"), cell(rate=2.0))
+    assert found.saturated is None
+    assert found.fired == ()
+    assert "slow client" in str(found.reason)
+
+
+def test_a_cell_whose_queue_was_not_seen_is_not_called_clear() -> None:
+    found = judge_alone(cell(waiting=None))
+    assert found.saturated is None
+    assert "lost" in str(found.reason)
+    assert judge_alone(cell(waiting=None, ratio=0.5)).saturated is True
+
+
+def test_thresholds_are_a_parameter() -> None:
+    assert judge_alone(cell(ratio=0.9), Thresholds(throughput_ratio=0.85)).saturated is False
+
+
+def test_reference_rates_are_the_highest_below_the_first_saturation() -> None:
+    found = reference_rates([
+        *curve("plain", [False, False, False, True]), *curve("mooncake_both", [False, False, True, True]),
+    ])  # fmt: skip
+    assert (found.ref_safe_per_s, found.ref_load_per_s) == (2.0, 4.0)
+    assert "mooncake_both" in found.ref_safe_reason
+    assert "4 req/s" in found.ref_safe_reason
+    assert "plain" in found.ref_load_reason
+    by_config = {scan.config: scan for scan in found.configs}
+    assert by_config["mooncake_both"].saturation_rate_per_s == 4.0
+    assert by_config["mooncake_both"].fired == (QUEUE,)
+    assert by_config["plain"].saturation_rate_per_s == 8.0
+
+
+def test_a_curve_that_recovers_is_not_trusted_above_its_first_saturation() -> None:
+    found = reference_rates(curve("plain", [False, True, False, False]))
+    assert found.ref_load_per_s == 1.0
+
+
+def test_where_nothing_saturates_the_grid_is_the_limit() -> None:
+    found = reference_rates(curve("plain", [False, False]))
+    assert found.ref_safe_per_s == 2.0
+    assert "nothing saturated" in found.ref_safe_reason
+
+
+def test_there_may_be_no_reference_rate_and_then_a_reason() -> None:
+    found = reference_rates([*curve("plain", [True, True]), *curve("nixl_both", [False, False])])
+    assert (found.ref_safe_per_s, found.ref_load_per_s) == (None, None)
+    assert "plain" in found.ref_safe_reason
+    found = reference_rates(curve("nixl_both", [False, False]))
+    assert (found.ref_safe_per_s, found.ref_load_per_s) == (2.0, None)
+    assert found.reason_for(REF_LOAD) == "plain was not measured in Phase A"
+    assert reference_rates([]).ref_safe_per_s is None
+
+
+def test_a_degraded_rate_is_not_chosen_and_does_not_hide_a_higher_one() -> None:
+    assert reference_rates(curve("plain", [False, False, None])).ref_safe_per_s == 2.0
+    assert reference_rates(curve("plain", [False, None, False])).ref_safe_per_s == 4.0
+
+
+def test_a_config_that_did_not_complete_phase_a_has_no_vote_and_is_named() -> None:
+    broken = [one for one in curve("mooncake_both", [False, False, True]) if one.rate_per_s != 2.0]
+    found = reference_rates([*curve("plain", [False, False, False]), *broken])
+    assert found.ref_safe_per_s == 4.0
+    assert "mooncake_both has no vote: not measured at 2 req/s" in found.ref_safe_reason
+
+
+def test_a_config_that_broke_above_its_saturation_has_completed_what_matters() -> None:
+    short = [one for one in curve("mooncake_both", [False, True, True]) if one.rate_per_s != 4.0]
+    assert reference_rates([*curve("plain", [False, False, False]), *short]).ref_safe_per_s == 1.0
+
+
+def test_trials_of_a_rate_decide_together() -> None:
+    trials = [cell(rate=2.0, waiting=waiting, trial=n) for n, waiting in enumerate((0.0, 0.0, 5.0))]
+    assert reference_rates([cell(rate=1.0), *trials]).ref_load_per_s == 2.0
+    trials = [replace(one, values=cell(waiting=5.0).values) for one in trials[:2]] + trials[2:]
+    assert reference_rates([cell(rate=1.0), *trials]).ref_load_per_s == 1.0
+
+
+states = st.lists(st.sampled_from([True, False, None]), min_size=4, max_size=4)
+
+
+@given(states, states)
+def test_ref_safe_never_exceeds_ref_load_and_both_are_clear(plain: list[bool | None], other: list[bool | None]) -> None:
+    found = reference_rates([*curve("plain", plain), *curve("nixl_both", other)])
+    rates = [1.0, 2.0, 4.0, 8.0]
+    for name, voters in ((REF_SAFE, (plain, other)), (REF_LOAD, (plain,))):
+        chosen = found.rate(name)
+        clear = [
+            rate
+            for place, rate in enumerate(rates)
+            if all(voter[place] is False and True not in voter[:place] for voter in voters)
+        ]
+        assert chosen == (clear[-1] if clear else None)
+        assert found.reason_for(name)
+    if found.ref_safe_per_s is not None:
+        assert found.ref_load_per_s is not None
+        assert found.ref_safe_per_s <= found.ref_load_per_s
+
+
+def test_the_choice_survives_json_and_damage_is_an_error() -> None:
+    found = reference_rates([*curve("plain", [False, None, True]), *curve("nixl_both", [False, True, True])])
+    assert ReferenceRates.from_json(found.to_json()) == found
+    with pytest.raises(ArtifactError, match="damaged"):
+        ReferenceRates.from_json(found.to_json()[:100])
+
+
+def test_the_knee_of_a_run_folder_is_found(tmp_path: Path) -> None:
+    configs = {"plain": Behaviour(knee_per_s=8), "mooncake_both": Behaviour(knee_per_s=4)}
+    write_run(tmp_path, Run(configs, rates_per_s=(1, 2, 4, 8), steps=0))
+    found = choose_reference_rates(tmp_path)
+    assert (found.ref_safe_per_s, found.ref_load_per_s) == (2.0, 4.0)
+    (mooncake, plain) = sorted(found.configs, key=lambda scan: scan.config)
+    assert (mooncake.saturation_rate_per_s, plain.saturation_rate_per_s) == (4.0, 8.0)
+    assert {THROUGHPUT, QUEUE, GROWTH} == set(plain.fired)
+    strict = choose_reference_rates(tmp_path, {"throughput_ratio": 1.5})
+    assert strict.ref_safe_per_s is None
+    assert strict.thresholds.throughput_ratio == 1.5

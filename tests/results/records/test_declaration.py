@@ -1,0 +1,132 @@
+"""Every record is declared once: each field has a type, a unit and a sentence, and both schemas derive from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from results.records.declaration import Field, UnknownVersion, decode_versioned, fields_of, json_schema
+from results.records.declared import DECLARED, records_page
+from results.records.frames import REQUEST_SCHEMA, TURN_SCHEMA, Gap, arrow_schema, read_table
+from results.records.layout import parquet_beside
+from results.records.schemas import SentRequest
+from results.records.turns import TurnRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grown(TurnRecord):
+    """A turn of the version after this one."""
+
+    preempted_s: float | None = None
+    """How long the engine had it preempted."""
+
+
+@pytest.mark.parametrize("record", [one.record for one in DECLARED], ids=lambda record: record.__name__)
+def test_every_field_of_every_record_has_a_sentence(record: type) -> None:
+    lacking = [one.name for one in fields_of(record) if not one.sentence]
+    assert lacking == []
+
+
+def test_the_page_of_records_is_made_from_the_declarations() -> None:
+    page = Path(__file__).parents[3] / "docs" / "records.md"
+    assert page.read_text(encoding="utf-8") == records_page(), "python -m results.records.declared > docs/records.md"
+
+
+@pytest.mark.parametrize("record", [one.record for one in DECLARED], ids=lambda record: record.__name__)
+def test_the_json_schema_has_every_field_with_its_unit(record: type) -> None:
+    schema = json_schema(record)
+    stated = schema["$defs"][record.__name__]["properties"]
+    assert list(stated) == [one.name for one in fields_of(record)]
+    for one in fields_of(record):
+        assert stated[one.name].get("unit", "") == one.unit
+        assert stated[one.name]["description"] == one.sentence
+
+
+def test_a_field_states_type_unit_and_sentence() -> None:
+    by_name = {one.name: one for one in fields_of(TurnRecord)}
+    assert by_name["session_delay_s"] == Field(
+        "session_delay_s", float, nullable=False, required=False, unit="s",
+        sentence="How long max_inflight_sessions held its session back; the same for all turns of a session that "
+        "began.",
+    )  # fmt: skip
+    assert (by_name["cached_tokens"].unit, by_name["cached_tokens"].nullable) == ("tokens", True)
+    assert (by_name["chunks"].unit, by_name["session"].unit) == ("1", "")
+
+
+def test_what_open_loop_and_replay_record_of_a_request_is_one_declaration() -> None:
+    common = {one.name for one in fields_of(SentRequest)}
+    assert common < set(REQUEST_SCHEMA.names)
+    assert common < set(TURN_SCHEMA.names)
+
+
+def test_columns_that_may_be_missing_are_those_with_none_or_a_default() -> None:
+    strict = {field.name for field in TURN_SCHEMA if not field.nullable}
+    assert {"index", "status", "input_tokens", "chunks"} <= strict
+    assert strict.isdisjoint({"t_send_ns", "cached_tokens", "instance", "session_delay_s"})
+
+
+def test_files_of_before_a_field_was_added_open_with_nulls(tmp_path: Path) -> None:
+    row = {one.name: 1 for one in fields_of(TurnRecord) if one.unit} | {
+        name: "x" for name in ("request", "session", "agent")
+    }
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(msgspec.json.encode(row | {"status": "ok"}) + b"\n")
+    assert not isinstance(read_table(path, TURN_SCHEMA), Gap)
+    assert parquet_beside(path).exists()
+    for _ in range(2):  # from the Parquet copy of the older version, then from the JSONL
+        loaded = read_table(path, arrow_schema(Grown))
+        assert not isinstance(loaded, Gap)
+        assert loaded[0].schema.names == [*TURN_SCHEMA.names, "preempted_s"]
+        assert loaded[0]["preempted_s"].to_pylist() == [None]
+        parquet_beside(path).unlink(missing_ok=True)
+
+
+def test_a_copy_with_columns_in_another_order_is_read(tmp_path: Path) -> None:
+    """An older version wrote the columns of a turn in another order."""
+    path = tmp_path / "metrics.jsonl"
+    row = {one.name: 1 for one in fields_of(TurnRecord) if one.unit}
+    path.write_bytes(msgspec.json.encode(row | dict.fromkeys(("request", "session", "agent", "status"), "ok")) + b"\n")
+    first = read_table(path, TURN_SCHEMA)
+    assert not isinstance(first, Gap)
+    copy = pq.read_table(parquet_beside(path))
+    pq.write_table(copy.select(sorted(copy.schema.names)), parquet_beside(path))
+    again = read_table(path, TURN_SCHEMA)
+    assert not isinstance(again, Gap)
+    assert again[0].to_pylist() == first[0].to_pylist()
+
+
+@dataclass(frozen=True)
+class Third:
+    width_s: float
+    version: int = 3
+
+
+UPGRADES = {
+    1: lambda row: {"width_ms": row["width"], "version": 2},
+    2: lambda row: {"width_s": row["width_ms"] / 1e3, "version": 3},
+}
+
+
+def test_each_old_version_has_one_upgrade_to_the_next() -> None:
+    assert decode_versioned(b'{"width": 1500, "version": 1}', Third, 3, UPGRADES) == Third(1.5)
+    assert decode_versioned(b'{"width_ms": 1500, "version": 2}', Third, 3, UPGRADES) == Third(1.5)
+    assert decode_versioned(b'{"width_s": 1.5, "version": 3}', Third, 3, UPGRADES) == Third(1.5)
+    with pytest.raises(UnknownVersion, match="has version 4; this Tracon reads versions 1 and 2 and 3"):
+        decode_versioned(b'{"version": 4}', Third, 3, UPGRADES)
+    with pytest.raises(msgspec.DecodeError, match="version 1 without"):
+        decode_versioned(b'{"version": 1}', Third, 3, UPGRADES)
+    with pytest.raises(msgspec.DecodeError):
+        decode_versioned(b'{"width_s": "x", "version": 3}', Third, 3, UPGRADES)
+
+
+def test_a_type_that_no_column_holds_is_refused() -> None:
+    with pytest.raises(TypeError):
+        fields_of(int)
+    assert arrow_schema(Third) == pa.schema(
+        [pa.field("width_s", pa.float64(), nullable=False), pa.field("version", pa.int64())]
+    )

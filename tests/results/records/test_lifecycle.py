@@ -1,0 +1,142 @@
+"""A record's file has the specification's objects and keys, reads back as it was, and counts only when it should."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from results.records.frames import Gap
+from results.records.layout import LifecycleLayout
+from results.records.lifecycle import (
+    HANDSHAKE_PARTS,
+    PHASES,
+    LifecycleRecord,
+    RequestConfig,
+    Verification,
+    read_lifecycle,
+    write_record,
+)
+from tests.results.pd_lifecycle.synthetic import Truth, seen
+
+CONFIG = RequestConfig(4096, 8192, 128)
+
+
+def test_the_file_holds_the_specifications_objects(tmp_path: Path) -> None:
+    path = LifecycleLayout(tmp_path).record(CONFIG, 3)
+    write_record(path, seen(Truth(), CONFIG).record())
+    assert path.relative_to(tmp_path) == Path("results/lifecycle/C4096_N8192_O128_rep3.json")
+    written = json.loads(path.read_text())
+    assert list(written)[:4] == ["config", "timestamps_ns", "breakdown_ms", "transfer_detail"]
+    assert written["config"] == {
+        "prior_context": 4096, "current_new_tokens": 8192, "output_length": 128, "total_input_length": 12288,
+    }  # fmt: skip
+    assert list(written["timestamps_ns"]) == [
+        "t0_proxy_recv", "t1_proxy_dispatch", "t2_p_schedule", "t3_p_prefill_done", "t4_zmq_metadata", "t5_rdma_start",
+        "t6_rdma_complete", "t7_d_recv_signal", "t8_d_promoted", "t9_d_first_token", "t10_d_last_token",
+    ]  # fmt: skip
+    assert list(written["breakdown_ms"]) == [
+        "routing", "p_queue", "p_prefill", "zmq_handshake", "rdma_transfer", "transfer_signal", "d_promotion",
+        "d_first_token", "d_decode", "transfer_total", "e2e",
+    ]  # fmt: skip
+    assert list(written["transfer_detail"]) == [
+        "bytes_transferred", "num_rdma_ops", "num_blocks", "num_layers", "build_params_ms", "rdma_write_ms",
+        "effective_bw_gbps",
+    ]  # fmt: skip
+
+
+def test_a_record_reads_back_as_it_was(tmp_path: Path) -> None:
+    whole = seen(Truth(), CONFIG).record()
+    bare = seen(Truth(), CONFIG).record(decision=None)
+    for number, record in enumerate((whole, bare), 1):
+        path = tmp_path / f"{number}.json"
+        write_record(path, record)
+        assert read_lifecycle(path) == record
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b'{"config": {}}', b"\xff"])
+def test_a_damaged_record_is_a_gap(tmp_path: Path, raw: bytes) -> None:
+    path = tmp_path / "C0_N1_O1_rep1.json"
+    path.write_bytes(raw)
+    found = read_lifecycle(path)
+    assert isinstance(found, Gap)
+    assert "damaged" in found.reason
+
+
+def test_a_record_of_another_version_is_a_gap(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    write_record(path, replace(seen(Truth(), CONFIG).record(), version=3))
+    found = read_lifecycle(path)
+    assert isinstance(found, Gap)
+    assert "version 3" in found.reason
+
+
+@pytest.mark.parametrize("metadata", [True, False])
+def test_the_nine_phases_of_a_written_record_add_up_to_e2e(tmp_path: Path, metadata: bool) -> None:
+    """The specification's keys, t5 - t3 for zmq_handshake: none of the time is left out of them."""
+    one = seen(Truth(), CONFIG)
+    blind = replace(one.prefill, events=tuple(e for e in one.prefill.events if e.event != "metadata_received"))
+    record = one.record() if metadata else one.record(prefill=blind)
+    path = tmp_path / "record.json"
+    write_record(path, record)
+    written = json.loads(path.read_text())
+    breakdown, stamps = written["breakdown_ms"], written["timestamps_ns"]
+    nine = list(breakdown)[:9]
+    e2e, residual = breakdown["e2e"], written["residual_share"]
+    assert sum(breakdown[name] for name in nine) == pytest.approx(e2e * (1 - residual), rel=1e-9)
+    assert abs(residual) < 1e-9
+    assert breakdown["zmq_handshake"] == pytest.approx((stamps["t5_rdma_start"] - stamps["t3_p_prefill_done"]) / 1e6)
+
+
+@pytest.mark.parametrize("metadata", [True, False])
+def test_a_record_of_version_1_is_read_by_the_names_of_version_2(tmp_path: Path, metadata: bool) -> None:
+    """There `zmq_handshake` was what followed the metadata message, and the combined request always came last."""
+    one = seen(Truth(), CONFIG)
+    blind = replace(one.prefill, events=tuple(e for e in one.prefill.events if e.event != "metadata_received"))
+    now = one.record() if metadata else one.record(prefill=blind)
+    now = replace(now, colo=replace(now.colo, first=False))
+    old = msgspec.to_builtins(now)
+    old["version"] = 1
+    old["more_ms"]["ready_to_write"] = old["breakdown_ms"]["zmq_handshake"]
+    old["breakdown_ms"]["zmq_handshake"] = old["more_ms"].pop("zmq_after_metadata")
+    if not metadata:
+        old["gaps"]["zmq_handshake"] = old["gaps"].pop("zmq_after_metadata")
+    del old["colo"]["first"]
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps(old))
+    assert read_lifecycle(path) == now
+
+
+def test_records_come_by_their_numbers_not_by_their_names(tmp_path: Path) -> None:
+    layout = LifecycleLayout(tmp_path)
+    layout.folder.mkdir(parents=True)
+    for context, repetition in ((100_000, 1), (4096, 10), (4096, 2), (0, 1)):
+        layout.record(RequestConfig(context, 512, 1), repetition).touch()
+    (layout.folder / "Cx_rep1.json").touch()
+    assert [path.stem for path in layout.records()] == [
+        "C0_N512_O1_rep1", "C4096_N512_O1_rep2", "C4096_N512_O1_rep10", "C100000_N512_O1_rep1",
+    ]  # fmt: skip
+
+
+def test_only_what_is_verified_and_warm_counts() -> None:
+    def record(repetition: int = 3, counted: int | None = 4096) -> LifecycleRecord:
+        ok, why = None if counted is None else counted == 4096, f"held {counted} tokens"
+        return seen(Truth(), CONFIG, repetition).record(verification=Verification(4096, counted, ok, why))
+
+    assert record().counted
+    assert not record(repetition=2).counted
+    assert not record(counted=None).counted
+    lost = record(counted=0)
+    assert not lost.counted
+    assert "held 0 tokens" in lost.discarded
+
+
+def test_the_phases_of_an_event_add_up() -> None:
+    record = seen(Truth(), CONFIG).record()
+    assert tuple(record.phases_ms) == PHASES
+    assert tuple(record.parts_ms) == (*PHASES[:3], *HANDSHAKE_PARTS, *PHASES[4:])
+    for parts in (record.phases_ms, record.parts_ms):
+        assert sum(value or 0.0 for value in parts.values()) == pytest.approx(record.breakdown_ms["e2e"])

@@ -1,0 +1,61 @@
+"""A request metric declared outside the packages is in the frame, the summary, the comparison and the report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from results.measures.latency import METRICS, RequestMetric, declare
+from results.measures.replay import replay_numbers
+from results.records.layout import trial_layouts
+from results.routing.load import load_cell
+from results.routing.write import analyse_routing
+from tests.results.routing.synthetic import Truth, World, write_run
+
+WAITED = RequestMetric(
+    name="wait_s",
+    title="client wait",
+    sentence="From the time the turn was due to its first token.",
+    reads=("t_due_ns", "t_first_token_ns"),
+    formula=lambda due_ns, first_ns: (first_ns - due_ns) / 1e9,
+)
+
+
+@pytest.fixture
+def metric() -> Iterator[RequestMetric]:
+    declare(WAITED)
+    yield WAITED
+    del METRICS[WAITED.name]
+
+
+@pytest.fixture
+def root(tmp_path: Path, metric: RequestMetric) -> Path:
+    return write_run(tmp_path, World(sessions=6, turns=4, trials=3), (Truth("sticky"), Truth("unified", ttft_s=0.1)))
+
+
+def test_a_declared_metric_is_everywhere_without_another_edit(root: Path) -> None:
+    layout = trial_layouts(root)[0]
+    cell = load_cell(layout)
+    turns = cell.turns  # type: ignore[union-attr]
+    assert turns is not None
+    np.testing.assert_allclose(turns.wait_s, turns.first_s - turns.due_s)  # the frame
+    summary = json.loads(layout.summary.read_text())
+    median = float(np.median(turns.wait_s))
+    assert summary["values"]["wait_p50_s"]["value"] == pytest.approx(median)  # written at the cell's end
+    assert replay_numbers(layout.metrics)["wait_p50_s"].value == pytest.approx(median)  # a standalone replay
+    analysis = analyse_routing(root)
+    assert analysis.cells[0].values["wait_p90_s"].value is not None
+    pairs = json.loads((root / "pairs.json").read_text())
+    assert "wait_p50_s" in json.dumps(pairs)  # the comparison of policies
+    report = (root / "report.md").read_text()
+    assert "client wait (ms)" in report
+    assert "wait_p50_s" in (root / "aggregate.csv").read_text()
+
+
+def test_two_metrics_of_one_name_are_refused(metric: RequestMetric) -> None:
+    with pytest.raises(ValueError, match="wait_s"):
+        declare(metric)

@@ -1,0 +1,179 @@
+"""The specification's rows and claims: found by policy and parameters, judged by intervals, honest where not run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from results.routing.arms import AgainstArm
+from results.routing.metrics import metric
+from results.routing.moves import Moves
+from results.routing.pairs import Pair
+from results.routing.policy_migrations import PolicyMigrations
+from results.routing.recomputing import AgainstRecomputing
+from results.routing.specified_tables import (
+    AFFINITY_ONLY,
+    FULL,
+    MIGRATION_ONLY,
+    Setting,
+    ablation_rows,
+    ear_part,
+    end_to_end_rows,
+    sensitivity,
+)
+from results.routing.verdicts import judge_claims
+from results.statistics.estimates import Estimate
+from results.statistics.judgement import Outcome, Verdict, judged
+
+EAR: Mapping[str, Any] = {"hot_tokens": 100, "cooldown_s": 5.0}
+STAYS: Mapping[str, Any] = {**EAR, "migration": False}
+LEAVES: Mapping[str, Any] = {**EAR, "affinity": False}
+
+
+@pytest.mark.parametrize(
+    ("policy", "parameters", "part"),
+    [
+        ("ear", EAR, FULL),
+        ("ear", STAYS, AFFINITY_ONLY),
+        ("ear", LEAVES, MIGRATION_ONLY),
+        ("ear", {**STAYS, "affinity": False}, ""),
+        ("sticky", {}, ""),
+    ],
+)
+def test_the_parts_of_ear_are_known_by_their_parameters(policy: str, parameters: Mapping[str, Any], part: str) -> None:
+    assert ear_part(policy, parameters) == part
+
+
+def test_rows_are_found_whatever_they_are_called_and_stay_where_they_were_not_run() -> None:
+    policies = {"load-balance": "round_robin", "x": "kv_linear", "mine": "ear"}
+    rows = {row.name: row for row in end_to_end_rows(policies, {"mine": EAR})}
+    assert list(rows) == ["load-balance", "LMetric", "kvcache+load", "sticky", "static PD-disagg", "EAR"]
+    assert (rows["load-balance"].label, rows["EAR"].label) == ("load-balance", "mine")
+    assert (rows["kvcache+load"].label, rows["sticky"].label) == ("x", "")
+
+
+def test_no_setting_of_a_grid_stands_for_a_row_of_the_specification() -> None:
+    parameters = {"a": EAR, "b": {**EAR, "hot_tokens": 7}, "x": {"weight": 1}, "y": {"weight": 2}}
+    policies = {"a": "ear", "b": "ear", "x": "kv_linear", "y": "kv_linear"}
+    rows = {row.name: row for row in end_to_end_rows(policies, parameters)}
+    for name, labels in (("EAR", ("a", "b")), ("kvcache+load", ("x", "y"))):
+        assert (rows[name].label, rows[name].others) == ("", labels)
+    assert judge_claims(ablation_rows(policies, parameters), [], moves()) == ()  # and none is judged by it
+
+
+def test_of_several_pools_the_even_ones_are_the_specifications() -> None:
+    policies = {"4P+4D": "static_pd", "6P+2D": "static_pd"}
+    rows = {row.name: row for row in end_to_end_rows(policies, {}, even={"4P+4D"})}
+    assert (rows["static PD-disagg"].label, rows["static PD-disagg"].others) == ("4P+4D", ("6P+2D",))
+    assert end_to_end_rows(policies, {})[-2].label == ""
+
+
+def test_of_several_settings_the_ablated_one_is_whole_ears_row() -> None:
+    parameters = {"first": {**EAR, "hot_tokens": 7}, "same": EAR, "stays": STAYS}
+    rows = {row.name: row for row in ablation_rows(dict.fromkeys(parameters, "ear"), parameters)}
+    assert (rows[FULL].label, rows[FULL].others) == ("same", ("first",))
+    assert rows[AFFINITY_ONLY].label == "stays"
+    assert rows[MIGRATION_ONLY].label == ""
+
+
+def test_a_grid_is_of_settings_that_differ_in_the_thresholds_alone() -> None:
+    parameters: dict[str, Mapping[str, Any]] = {
+        "a": {"hot_tokens": 200, "cooldown_s": 1},
+        "b": {"hot_tokens": 100, "cooldown_s": 1},
+        "other": {"hot_tokens": 300, "cooldown_s": 1, "tie": "name"},
+        "stays": STAYS,
+    }
+    found = sensitivity(dict.fromkeys(parameters, "ear"), parameters)
+    assert found == (Setting(100, 1, "b"), Setting(200, 1, "a"))
+    assert sensitivity({"a": "ear"}, parameters) == ()
+
+
+def pair(name: str, first: str, second: str, low: float, high: float) -> Pair:
+    """One whose interval is over trials; of times, of their ratio."""
+    found = Estimate((low + high) / 2, low, high, basis="over 3 trials", launches=3)
+    times = metric(name).is_time
+    ratio = replace(found, value=math.exp((low + high) / 2), low=math.exp(low), high=math.exp(high))
+    return Pair(
+        name, first, second, found, Estimate(1.0), None, judged(found), None, None, ratio=ratio if times else None
+    )
+
+
+def moves(*thrash: tuple[str, Estimate, tuple[str, ...]], took: tuple[AgainstRecomputing, ...] = ()) -> Moves:
+    found = tuple(
+        PolicyMigrations(label, 3, 10, 5, {}, {}, {"thrash_rate": rate}, (), sessions, "")
+        for label, rate, sessions in thrash
+    )
+    return Moves((), found, (), took)
+
+
+ROWS = ablation_rows({"ear": "ear", "stays": "ear", "leaves": "ear"}, {"ear": EAR, "stays": STAYS, "leaves": LEAVES})
+
+
+def judged_claims(pairs: list[Pair], found: Moves) -> dict[str, Outcome]:
+    return {one.name: one.outcome for one in judge_claims(ROWS, pairs, found)}
+
+
+def test_the_ablation_is_supported_where_the_intervals_say_so_whichever_way_a_pair_stands() -> None:
+    pairs = [
+        pair("apc", "ear", "stays", -0.02, 0.01),  # stays - ear lies in [-0.01, 0.02]
+        pair("worker_ttft_p90_median_s", "ear", "stays", -0.5, -0.1),
+        pair("apc", "leaves", "ear", -0.4, -0.2),
+    ]
+    assert set(judged_claims(pairs, moves()).values()) == {Outcome.HOLDS}
+
+
+def test_it_is_refuted_or_undecided_where_they_say_that() -> None:
+    pairs = [
+        pair("apc", "stays", "ear", -0.30, -0.20),
+        pair("worker_ttft_p90_median_s", "stays", "ear", -0.5, -0.1),
+        pair("apc", "leaves", "ear", -0.4, 0.2),
+    ]
+    assert list(judged_claims(pairs, moves()).values()) == [Outcome.FAILS, Outcome.FAILS, Outcome.UNDECIDED]
+    assert set(judged_claims([], moves()).values()) == {Outcome.OPEN}
+
+
+def test_one_session_that_thrashes_refutes_that_none_does() -> None:
+    found = judged_claims(
+        [],
+        moves(
+            ("calm", Estimate(0.0, n=9), ()),
+            ("busy", Estimate(0.1, n=9), ("s1",)),
+            ("still", Estimate(None, reason="no session migrated"), ()),
+        ),
+    )
+    assert found["no thrashing: calm"] == Outcome.HOLDS
+    assert found["no thrashing: busy"] == Outcome.FAILS
+    assert found["no thrashing: still"] == Outcome.OPEN
+
+
+def test_one_launch_judges_no_claim() -> None:
+    found = replace(pair("apc", "stays", "ear", -0.30, -0.20).difference, launches=1)
+    within = Pair("apc", "stays", "ear", found, Estimate(1.0), None, judged(found), None, None)
+    assert list(judged_claims([within], moves()).values()) == [Outcome.UNDECIDED, Outcome.OPEN, Outcome.OPEN]
+
+
+SLOW = Estimate(0.1, 0.05, 0.15, launches=3)
+SOME = Estimate(0.1)
+FITTED = AgainstRecomputing("ear", SOME, SOME, SOME, SOME, SOME, SLOW, Verdict.HIGHER)
+FASTER = AgainstArm("ear, KV not moved", 9, 9, SOME, SOME, Estimate(0.5, 0.4, 0.6, launches=3), SOME, Verdict.LOWER)
+
+
+@pytest.mark.parametrize(
+    ("took", "outcome"),
+    [
+        (FITTED, Outcome.FAILS),
+        (replace(FITTED, verdict=None, withheld="the fit explains 30% of the variance"), Outcome.UNDECIDED),
+        (replace(FITTED, arm=FASTER), Outcome.HOLDS),
+        (replace(FITTED, arm=replace(FASTER, verdict=None)), Outcome.UNDECIDED),
+    ],
+)
+def test_moving_kv_is_judged_by_the_arm_that_computes_it_again_else_by_the_fit(
+    took: AgainstRecomputing, outcome: Outcome
+) -> None:
+    (claim,) = (one for one in judge_claims(ROWS, [], moves(took=(took,))) if one.name.startswith("transfer against"))
+    assert claim.outcome == outcome
+    assert took.withheld in claim.reason

@@ -1,0 +1,88 @@
+"""Measurements of known truth without files: lognormal latencies per config, load and trial."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from results.connector_tax.measurements import Measurements
+from results.measures.saturation import ReferenceRates
+from results.measures.summary import CellSummary, Shape
+from results.statistics.estimates import Estimate, Samples
+
+SHAPE = Shape(4096, 256)
+RATES = ReferenceRates(4.0, 8.0, "", "", rates_per_s=(4.0, 8.0))
+
+
+@dataclass(frozen=True)
+class Truth:
+    """One config at one load."""
+
+    config: str
+    tax: float = 0.0
+    """Of both latencies, against plain's 0.2 s and 10 ms."""
+    phase: str = "A"
+    rate_per_s: float = 4.0
+    shape: Shape = SHAPE
+    requests: int = 200
+    sigma: float = 0.25
+    launch_sigma: float = 0.0
+    trials: Sequence[int] = (0,)
+    degraded: Mapping[int, str] = field(default_factory=dict)
+    """By trial."""
+
+
+def measurements(truths: Sequence[Truth], seed: int = 0) -> Measurements:
+    """The measurements of these cells, drawn from the seed."""
+    rng = np.random.default_rng(seed)
+    cells: list[CellSummary] = []
+    samples: dict[str, Mapping[str, Samples]] = {}
+    for truth in truths:
+        for trial in truth.trials:
+            cell = summary(truth, trial)
+            slow = (1 + truth.tax) * float(np.exp(truth.launch_sigma * rng.standard_normal()))
+            noise = np.exp(truth.sigma * rng.standard_normal((2, truth.requests)))
+            samples[cell.path] = {"ttft_s": 0.2 * slow * noise[0], "tpot_s": 0.01 * slow * noise[1]}
+            cells.append(cell)
+    return Measurements(cells, lambda cell: samples[cell.path])
+
+
+def summary(
+    truth: Truth, trial: int = 0, *, values: Mapping[str, float] | None = None, t_start_unix_s: float = 0.0
+) -> CellSummary:
+    """A cell's summary with just what comparisons read."""
+    name = f"{truth.phase}/{truth.config}/{truth.rate_per_s:g}/{truth.shape}/t{trial}"
+    return CellSummary(
+        cell=name, config=truth.config, phase=truth.phase, trial=trial, rate_per_s=truth.rate_per_s,
+        shape=truth.shape, arrival="constant", seed=1, window_s=60.0, t_start_unix_s=t_start_unix_s, attempt=1,
+        stop_reason="complete", counts={},
+        values={key: Estimate(value) for key, value in (values or {}).items()},
+        degraded=truth.degraded.get(trial, ""), fidelity={}, step_timing={}, path=name,
+        t_end_unix_s=t_start_unix_s + 60,
+    )  # fmt: skip
+
+
+SEEDS = range(20)
+"""Each gives one run; a 95 % interval misses the truth in one of them, and in five or more once in 400 times."""
+
+
+def as_promised(hits: Iterable[bool]) -> bool:
+    """Whether a statement that should hold for 95 % of the SEEDS holds for about as many."""
+    found = list(hits)
+    assert len(found) == len(SEEDS)
+    return sum(found) >= 16
+
+
+def bounds(found: Estimate) -> tuple[float, float]:
+    """The interval, which must be there."""
+    assert found.low is not None
+    assert found.high is not None
+    return found.low, found.high
+
+
+def covers(found: Estimate, truth: float) -> bool:
+    """Whether the truth lies in the interval."""
+    low, high = bounds(found)
+    return low <= truth <= high

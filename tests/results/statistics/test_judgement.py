@@ -1,0 +1,67 @@
+"""One gate for every comparison: below three launches there is no verdict, and the reason says what would give one."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from results.connector_tax.combined_taxes import Additive, additive
+from results.connector_tax.hypotheses import cost_label, inside
+from results.pd_lifecycle import verdicts as lifecycle
+from results.statistics.estimates import Estimate, unknown
+from results.statistics.judgement import Judgement, Outcome, Verdict, decisive, few_launches, judged, withheld
+from results.statistics.trials import Measured, Trial, estimate
+
+finite = st.floats(-1e6, 1e6, allow_nan=False)
+launches = st.integers(1, 2)
+widths = st.floats(1e-3, 10.0)
+
+
+@given(finite, widths, launches, finite)
+def test_fewer_than_three_launches_never_give_a_verdict(value: float, width: float, count: int, none: float) -> None:
+    found = Estimate(value, value - width, value + width, 500, launches=count)
+    assert judged(found, none) is None
+    assert "`--trials 3` gives a verdict" in withheld(found)
+    assert (decisive(found).low, decisive(found).high) == (None, None)
+    assert additive(found)[0] is Additive.UNDECIDED
+    assert cost_label(found) == ""
+    assert inside(found, (value - 2 * width, value + 2 * width)) is None
+
+
+@given(finite, widths, st.integers(3, 9), finite)
+def test_from_three_on_the_interval_decides(value: float, width: float, count: int, none: float) -> None:
+    found = Estimate(value, value - width, value + width, 500, launches=count)
+    expected = Verdict.HIGHER if value - width > none else Verdict.LOWER if value + width < none else None
+    assert judged(found, none) == (expected or Verdict.NOT_DISTINGUISHABLE)
+    assert withheld(found) == ""
+    assert decisive(found) is found
+
+
+@given(st.lists(finite, min_size=1, max_size=6))
+def test_an_estimate_knows_its_launches(values: list[float]) -> None:
+    trials = {number: Trial(value, 40, lambda: "9 samples are too few") for number, value in enumerate(values)}
+    found = estimate(Measured(trials))
+    assert found.launches == len(values)
+    assert (withheld(found) == "") == (len(values) >= 3)
+
+
+def test_a_number_that_is_missing_says_why_and_not_how_many_launches_it_lacks() -> None:
+    assert withheld(unknown("plain was not measured at this load")) == "plain was not measured at this load"
+    assert judged(unknown("gone")) is None
+
+
+def test_a_degraded_trial_is_named_beside_the_launches_that_are_left() -> None:
+    found = Estimate(0.3, 0.2, 0.4, 80, reason="plain is degraded: slow client", launches=2)
+    assert withheld(found).startswith("2 launches per config")
+    assert "plain is degraded: slow client" in withheld(found)
+
+
+@pytest.mark.parametrize(("count", "text"), [(1, "one launch per engine"), (2, "2 launches per engine"), (3, "")])
+def test_a_lifecycle_criterion_that_compares_times_stays_undecided_below_three_launches(count: int, text: str) -> None:
+    within = Judgement("3", "", "", Outcome.HOLDS, "R^2 0.99 lies above 0.95", Estimate(0.99, 0.98, 1.0))
+    found = lifecycle.over_launches(within, count)
+    assert found.outcome == (Outcome.UNDECIDED if text else Outcome.HOLDS)
+    assert found.reason.startswith(text)
+    assert "R^2 0.99 lies above 0.95" in found.reason
+    assert few_launches(count, "engine").startswith(text)

@@ -1,0 +1,152 @@
+"""What trials say of a comparison, and what one launch can say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from results.connector_tax.combined_taxes import tax_at
+from results.connector_tax.tax import Metric, minus
+from results.measures.saturation import REF_SAFE
+from results.statistics.estimates import Estimate, mean
+from results.statistics.trials import Measured, Trial, combine, estimate, p_value, share, unmeasured
+from tests.results.statistics.in_memory import RATES, SEEDS, Truth, as_promised, covers, measurements
+
+finite = st.floats(-10, 10, allow_nan=False).map(lambda value: round(value, 3))
+
+
+def over_trials(values: Sequence[float], spread: float = 0.0, reason: str = "") -> Measured:
+    """A number per trial whose draws lie evenly within `spread` of it."""
+
+    def trial(value: float) -> Trial:
+        return Trial(value, 100, lambda: value + np.linspace(-spread, spread, 201))
+
+    return Measured({number: trial(value) for number, value in enumerate(values)}, reason)
+
+
+def taxes(trials: int, seed: int, launch_sigma: float = 0.0, tax: float = 0.45) -> Estimate:
+    numbers = range(trials)
+    found = measurements(
+        [
+            Truth("plain", trials=numbers, launch_sigma=launch_sigma),
+            Truth("mooncake_both", tax, trials=numbers, launch_sigma=launch_sigma),
+        ],
+        seed,
+    )
+    return estimate(tax_at(found, RATES, REF_SAFE, "mooncake_both", Metric.TTFT_P90))
+
+
+@pytest.mark.parametrize("trials", [1, 2, 3, 5])
+def test_a_known_tax_lies_in_its_interval_as_often_as_promised(trials: int) -> None:
+    assert as_promised(covers(taxes(trials, seed), 0.45) for seed in SEEDS)
+
+
+def test_only_trials_hold_what_varies_between_launches() -> None:
+    """With launches that differ by 10 %, one launch each promises too much and five trials do not."""
+    assert not as_promised(covers(taxes(1, seed, launch_sigma=0.1), 0.45) for seed in SEEDS)
+    assert as_promised(covers(taxes(5, seed, launch_sigma=0.1), 0.45) for seed in SEEDS)
+
+
+@pytest.mark.parametrize(
+    ("trials", "basis"),
+    [(1, "spread within the launch"), (2, "spread within 2 launches"), (3, "paired over 3 trials")],
+)
+def test_an_interval_says_what_it_holds(trials: int, basis: str) -> None:
+    assert taxes(trials, 0).basis == basis
+
+
+@given(st.lists(finite, min_size=3, max_size=6))
+def test_a_p_value_is_below_the_level_where_the_interval_excludes_zero(values: list[float]) -> None:
+    found, p = estimate(over_trials(values)), p_value(over_trials(values))
+    assert found.low is not None
+    assert found.high is not None
+    assert p is not None
+    if min(abs(found.low), abs(found.high)) > 1e-6:
+        assert (p < 0.05) == (found.low > 0 or found.high < 0)
+
+
+def test_a_p_value_within_a_launch_comes_from_the_draws() -> None:
+    assert p_value(over_trials([1.0], spread=0.5)) == pytest.approx(2 / 202)  # no draw reaches zero
+    assert p_value(over_trials([0.0], spread=1.0)) == pytest.approx(1.0, abs=0.02)
+    assert p_value(unmeasured("nothing")) is None
+    assert p_value(over_trials([2.0, 2.0, 2.0])) == 0.0
+
+
+@given(st.lists(finite, min_size=3, max_size=8))
+def test_from_three_trials_on_it_is_students_t(values: list[float]) -> None:
+    found, expected = estimate(over_trials(values, spread=99.0)), mean(values)
+    assert (found.value, found.low, found.high) == pytest.approx((expected.value, expected.low, expected.high))
+
+
+@given(st.lists(st.tuples(finite, finite), min_size=1, max_size=6))
+def test_what_all_configs_share_in_a_trial_cancels(pairs: list[tuple[float, float]]) -> None:
+    ours, block = ([pair[place] for pair in pairs] for place in (0, 1))
+    shifted = combine(minus, over_trials([a + b for a, b in pairs]), over_trials(block))
+    assert [trial.value for trial in shifted.trials.values()] == pytest.approx(ours)
+    plain = combine(minus, over_trials(ours), over_trials([0.0] * len(pairs)))
+    assert estimate(shifted).low == pytest.approx(estimate(plain).low, abs=1e-6)
+
+
+def test_only_trials_that_have_every_side_count() -> None:
+    plain = Measured(
+        {0: over_trials([1.0]).trials[0], 2: over_trials([3.0]).trials[0]}, "plain is degraded: slow client"
+    )
+    found = estimate(combine(minus, over_trials([5.0, 50.0, 9.0], spread=0.1), plain))
+    assert found.value == pytest.approx(((5 - 1) + (9 - 3)) / 2)
+    assert found.basis == "spread within 2 launches"
+    assert found.reason == "plain is degraded: slow client"
+
+
+def test_no_common_trial_and_no_trial_at_all_are_unknown_with_a_reason() -> None:
+    late = Measured({1: over_trials([1.0]).trials[0]})
+    assert estimate(combine(minus, over_trials([1.0]), late)).reason == "no trial has every cell it needs"
+    found = estimate(combine(minus, over_trials([1.0]), unmeasured("plain was not measured at this load")))
+    assert (found.value, found.low, found.reason) == (None, None, "plain was not measured at this load")
+
+
+def test_too_few_samples_have_a_value_and_no_interval() -> None:
+    few = Measured({0: Trial(1.0, 9, lambda: "9 samples are too few")})
+    found = estimate(combine(minus, few, over_trials([0.5])))
+    assert (found.value, found.low, found.reason) == (0.5, None, "9 samples are too few")
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.05, 0.2), st.floats(0.3, 0.5)), min_size=3, max_size=7),
+    st.floats(0.0, 1.0),
+)
+def test_the_interval_of_a_share_agrees_with_the_test_of_the_difference(
+    pairs: list[tuple[float, float]], fraction: float
+) -> None:
+    """A share's interval lies below f just where part - f whole is distinguishably below zero."""
+    part, whole = (over_trials([pair[place] for pair in pairs]) for place in (0, 1))
+    found = share(part, whole, "the whole")
+    difference = estimate(combine(lambda a, b: a - fraction * b, part, whole))
+    assert difference.low is not None
+    assert difference.high is not None
+    if found.low is None or found.high is None or min(abs(difference.low), abs(difference.high)) < 1e-9:
+        return
+    assert (found.high < fraction) == (difference.high < 0)
+    assert (found.low > fraction) == (difference.low > 0)
+
+
+def test_a_share_of_nothing_is_not_told() -> None:
+    noisy = share(over_trials([0.1], 0.01), over_trials([0.2], 0.5), "the tax of X")
+    assert (noisy.value, noisy.low) == (0.5, None)
+    assert noisy.reason == "the tax of X may be zero by its spread: a share of it says nothing"
+    below = share(over_trials([0.1], 0.01), over_trials([-0.2], 0.01), "the tax of X")
+    assert below.value is None
+    assert below.reason == "the tax of X is not above zero: a share of it says nothing"
+
+
+def test_a_known_share_lies_in_its_interval_as_often_as_promised() -> None:
+    def cover_truth(seed: int) -> Estimate:
+        found = measurements([Truth("plain"), Truth("noop_connector", 0.2), Truth("mooncake_both", 0.5)], seed)
+        configs = ("noop_connector", "mooncake_both")
+        part, whole = (tax_at(found, RATES, REF_SAFE, config, Metric.TTFT_P90) for config in configs)
+        return share(part, whole, "the tax")
+
+    assert as_promised(covers(cover_truth(seed), 0.4) for seed in SEEDS)

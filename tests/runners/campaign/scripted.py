@@ -1,0 +1,90 @@
+"""An experiment without engines: its cells write one line each, so that a test can count how often each was measured.
+
+Run as a program it is the run process of a fault test: `python -m tests.runners.campaign.scripted RUN_FOLDER`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from results.records.layout import publish
+from runners.campaign.cell_loop import CellLoop
+from runners.campaign.experiment import Outcome
+from runners.campaign.plan import freeze
+from runners.errors import CellFailed, CellSkipped
+from state import lease as leases
+from state.run import CellPlan, RunPlan, StagePlan
+from state.store import RunStore
+from state.view import RunView
+
+CELL_S = 0.02
+
+
+def scripted_plan(stages: int = 3, cells: int = 4, outcomes: Mapping[str, str] | None = None) -> RunPlan:
+    """Stages `s0`, `s1` ... of cells `s0-c0` ...; `outcomes` gives a cell's kind (`fail`, `skip`, `slow`) by its id."""
+    plans = [
+        CellPlan(f"s{s}-c{c}", f"s{s}", (outcomes or {}).get(f"s{s}-c{c}", "measure"), "plain", f"cell {c}", {}, CELL_S)
+        for s in range(stages)
+        for c in range(cells)
+    ]
+    return freeze(
+        experiment="scripted",
+        profile="none",
+        preset="full",
+        configs=["plain"],
+        seed=1,
+        stages=[StagePlan(f"s{s}", f"stage {s}") for s in range(stages)],
+        cells=plans,
+        inputs={},
+    )
+
+
+class Scripted:
+    """Each cell sleeps, writes `attempts/<cell>` and publishes it to `done/<cell>`."""
+
+    name = "scripted"
+
+    def __init__(self, folder: Path, cell_s: float = CELL_S) -> None:
+        self._folder = folder
+        self._cell_s = cell_s
+        self.released: list[str] = []
+        self.finished = 0
+
+    def why_skip(self, cell: CellPlan, view: RunView) -> str:
+        return ""
+
+    async def run_cell(self, cell: CellPlan, attempt: int) -> Outcome:
+        await asyncio.sleep(10.0 if cell.kind == "slow" else self._cell_s)
+        if cell.kind == "fail" and attempt == 1:
+            raise CellFailed("as scripted")
+        if cell.kind == "skip":
+            raise CellSkipped("as scripted")
+        partial = self._folder / "attempts" / f"{cell.cell}.{attempt}"
+        partial.parent.mkdir(exist_ok=True)
+        partial.write_text(f"{cell.cell} {attempt} {os.getpid()}\n")
+        publish({partial: self._folder / "done" / cell.cell})
+        return Outcome({"attempt": attempt})
+
+    def adopt(self, cell: CellPlan) -> Outcome | None:
+        done = self._folder / "done" / cell.cell
+        return Outcome({"attempt": int(done.read_text().split()[1])}) if done.exists() else None
+
+    async def finish(self) -> None:
+        self.finished += 1
+
+    async def release(self, reason: str) -> None:
+        self.released.append(reason)
+
+
+def work(folder: Path, cell_s: float = CELL_S) -> int:
+    """Be the run process of the scripted experiment."""
+    with RunStore.open(folder) as store, leases.acquire(store) as lease:
+        return asyncio.run(CellLoop(store, lease, folder, Scripted(folder, cell_s)).run())
+
+
+if __name__ == "__main__":
+    sys.exit(work(Path(sys.argv[1])))

@@ -1,0 +1,215 @@
+"""What a run relies on: every cell ends once, whatever happens to the run process or is asked of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from runners.campaign import disk
+from runners.campaign.cell_loop import CellLoop
+from runners.cli.asking import ask
+from runners.errors import ExitCode, RunnerError
+from state import lease as leases
+from state import requests
+from state.errors import LeaseHeld
+from state.events import CellChanged
+from state.run import CellState, RunState, StageState
+from state.store import RunStore
+from state.view import RunView
+from tests.runners.campaign.scripted import Scripted, scripted_plan, work
+
+
+def new_run(folder: Path, outcomes: Mapping[str, str] | None = None) -> Path:
+    folder.mkdir(exist_ok=True)
+    RunStore.create(folder, folder.name, scripted_plan(outcomes=outcomes), "test").close()
+    return folder
+
+
+def view_of(folder: Path) -> RunView:
+    with RunStore.open(folder, read_only=True) as store:
+        return store.view()
+
+
+def times_done(folder: Path) -> Counter[str]:
+    with RunStore.open(folder, read_only=True) as store:
+        events = [recorded.event for recorded in store.events()]
+    return Counter(e.cell for e in events if isinstance(e, CellChanged) and e.state is CellState.DONE)
+
+
+async def run_with(folder: Path, *asked: tuple[float, str, str]) -> tuple[ExitCode, Scripted]:
+    """Run the campaign while requests arrive at the given seconds."""
+    experiment = Scripted(folder)
+    with RunStore.open(folder) as store, leases.acquire(store) as lease:
+        campaign = asyncio.create_task(CellLoop(store, lease, folder, experiment).run())
+        for delay_s, action, target in asked:
+            await asyncio.sleep(delay_s)
+            requests.submit(store, action, target, "a test asked")
+        return await asyncio.wait_for(campaign, 20), experiment
+
+
+async def test_a_run_ends_with_every_cell_done_once_and_stages_in_order(tmp_path: Path) -> None:
+    folder = new_run(tmp_path / "run")
+    code, experiment = await run_with(folder)
+    view = view_of(folder)
+    assert code == ExitCode.DONE
+    assert view.state is RunState.DONE
+    assert set(times_done(folder).values()) == {1}
+    assert [stage.state for stage in view.stages] == [StageState.DONE] * 3
+    with RunStore.open(folder, read_only=True) as store:
+        order = [
+            r.event.cell for r in store.events() if isinstance(r.event, CellChanged) and r.event.state is CellState.DONE
+        ]
+    assert order == [plan.cell for plan in view.plan.cells]
+    assert experiment.released
+
+
+async def test_failed_cells_are_named_and_the_rest_is_measured(tmp_path: Path) -> None:
+    folder = new_run(tmp_path / "run", {"s1-c1": "fail", "s1-c2": "skip"})
+    code, _ = await run_with(folder)
+    view = view_of(folder)
+    assert code == ExitCode.CELLS_FAILED
+    assert view.cells["s1-c1"].state is CellState.FAILED
+    assert view.cells["s1-c1"].reason == "as scripted"
+    assert view.cells["s1-c2"].state is CellState.SKIPPED
+    assert view.stages[1].state is StageState.FAILED
+    assert len(times_done(folder)) == 10
+
+
+async def test_retry_reopens_the_failed_cell_only(tmp_path: Path) -> None:
+    folder = new_run(tmp_path / "run", {"s1-c1": "fail"})
+    await run_with(folder)
+    assert ask(folder, "retry", "", "")["accepted"]
+    code, _ = await run_with(folder)
+    assert code == ExitCode.DONE
+    assert view_of(folder).cells["s1-c1"].attempt == 2
+    assert set(times_done(folder).values()) == {1}
+
+
+async def test_stop_now_cuts_the_cell_and_resume_measures_it(tmp_path: Path) -> None:
+    folder = new_run(tmp_path / "run", {"s0-c1": "slow"})
+    code, _ = await run_with(folder, (0.5, "stop_now", ""))
+    view = view_of(folder)
+    assert code == ExitCode.INTERRUPTED
+    assert view.state is RunState.INTERRUPTED
+    assert view.cells["s0-c1"].state is CellState.PENDING
+    assert "a test asked" in view.reason
+
+
+async def test_stop_waits_for_the_running_cell(tmp_path: Path) -> None:
+    folder = new_run(tmp_path / "run")
+    code, _ = await run_with(folder, (0.01, "stop", ""))
+    view = view_of(folder)
+    assert code == ExitCode.INTERRUPTED
+    assert not view.current_cells
+    code, _ = await run_with(folder)
+    assert code == ExitCode.DONE
+    assert set(times_done(folder).values()) == {1}
+
+
+async def test_pause_releases_the_engine_and_resume_goes_on(tmp_path: Path) -> None:
+    folder = new_run(tmp_path / "run")
+    code, experiment = await run_with(folder, (0.05, "pause", ""), (0.8, "resume", ""))
+    assert code == ExitCode.DONE
+    assert "paused" in experiment.released
+    assert set(times_done(folder).values()) == {1}
+
+
+async def test_skipping_the_running_cell_cuts_it_and_goes_on(tmp_path: Path) -> None:
+    folder = new_run(tmp_path / "run", {"s0-c1": "slow"})
+    code, _ = await run_with(folder, (0.5, "skip", "cell:s0-c1"), (0.0, "skip", "stage:s2"))
+    view = view_of(folder)
+    assert code == ExitCode.CELLS_FAILED  # the run is done, but not every cell of it
+    assert view.state is RunState.DONE
+    assert view.cells["s0-c1"].state is CellState.SKIPPED
+    assert view.cells["s0-c1"].reason == "a test asked"
+    assert view.stages[2].state is StageState.SKIPPED
+
+
+def test_what_no_process_works_on_cannot_be_paused(tmp_path: Path) -> None:
+    folder = new_run(tmp_path / "run")
+    with pytest.raises(RunnerError, match="no process works on it") as refused:
+        ask(folder, "pause", "", "")
+    assert "tracon resume" in refused.value.remedy
+
+
+def start_worker(folder: Path) -> subprocess.Popen[bytes]:
+    argv = [sys.executable, "-m", "tests.runners.campaign.scripted", str(folder)]
+    return subprocess.Popen(argv, start_new_session=True)
+
+
+def wait_for_lease(folder: Path, worker: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 20
+    with RunStore.open(folder, read_only=True) as store:
+        while not leases.lease_state(store).live and worker.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.002)
+
+
+@pytest.mark.fault
+def test_killed_at_any_moment_every_cell_is_measured_exactly_once(tmp_path: Path) -> None:
+    folder = new_run(tmp_path / "run")
+    dice = random.Random(20)
+    progressed = 0
+    for _ in range(8):
+        before = sum(times_done(folder).values())
+        worker = start_worker(folder)
+        wait_for_lease(folder, worker)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            worker.wait(timeout=dice.uniform(0.0, 0.25))
+        worker.kill()
+        worker.wait()
+        progressed += sum(times_done(folder).values()) > before
+    assert progressed > 1, "no kill came in the middle of the work"
+    if view_of(folder).state is not RunState.DONE:
+        assert work(folder) == ExitCode.DONE
+    assert times_done(folder) == Counter({plan.cell: 1 for plan in view_of(folder).plan.cells})
+    assert sorted(path.name for path in (folder / "done").iterdir()) == sorted(times_done(folder))
+
+
+@pytest.mark.fault
+def test_artifacts_in_place_when_the_process_died_are_adopted(tmp_path: Path) -> None:
+    folder = new_run(tmp_path / "run")
+    with RunStore.open(folder) as store:
+        store.append(CellChanged("s0-c0", CellState.RUNNING, 1))
+    (folder / "done").mkdir()
+    (folder / "done" / "s0-c0").write_text("s0-c0 1 0\n")
+    assert work(folder) == ExitCode.DONE
+    assert view_of(folder).cells["s0-c0"].attempt == 1
+    assert times_done(folder)["s0-c0"] == 1
+
+
+@pytest.mark.fault
+def test_a_second_process_is_refused_while_the_first_lives(tmp_path: Path) -> None:
+    folder = new_run(tmp_path / "run", {"s0-c0": "slow"})
+    worker = start_worker(folder)
+    try:
+        wait_for_lease(folder, worker)
+        with RunStore.open(folder) as store, pytest.raises(LeaseHeld, match=str(worker.pid)):
+            leases.acquire(store)
+    finally:
+        worker.kill()
+        worker.wait()
+
+
+async def test_a_disk_that_fills_up_interrupts_the_run_between_cells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = new_run(tmp_path / "run")
+    monkeypatch.setattr(disk, "MIN_FREE_BYTES", 1 << 62)
+    code, _ = await run_with(folder)
+    view = view_of(folder)
+    assert code == ExitCode.INTERRUPTED
+    assert view.state is RunState.INTERRUPTED
+    assert "disk is full" in view.reason
+    monkeypatch.undo()
+    code, _ = await run_with(folder)
+    assert code == ExitCode.DONE
+    assert set(times_done(folder).values()) == {1}

@@ -1,0 +1,120 @@
+"""What the launcher writes of an engine that dies or stalls: the journal's event and the run's file."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from launch.command import LaunchSpec
+from launch.environment import Engine
+from launch.instance import CrashedAtStart, Instance
+from launch.local import LocalBackend, OnStarted
+from launch.profile import load_config, load_profile
+from results.records.layout import RunLayout
+from results.records.schemas import EngineFault
+from runners.campaign.engine_launcher import Launcher
+from state.events import InstanceChanged, Noted
+from state.run import InstanceState
+from state.store import RunStore
+from tests.launch.engines import ENGINE, PROFILE
+from tests.launch.programs import CHILD_DIES, SERVER
+from tests.ports import own_port
+from tests.runners.campaign.scripted import scripted_plan
+
+MARKER = "[tracon] a step has run for 5 s, /x/core.py:1 in step (step 7, pid 9)"
+
+
+class Programs(LocalBackend):
+    """Starts a small program instead of vLLM."""
+
+    def __init__(self, code: str, *arguments: str) -> None:
+        super().__init__(PROFILE, ENGINE)
+        self._code, self._arguments = code, arguments
+
+    async def start(self, spec: LaunchSpec, on_started: OnStarted) -> Instance:
+        argv = (sys.executable, "-c", self._code, *(self._arguments or spec.argv[3:]))
+        return await super().start(replace(spec, argv=argv, method="spawn", tiny_model=None), on_started)
+
+
+@asynccontextmanager
+async def launcher_of(folder: Path, backend: LocalBackend) -> AsyncIterator[tuple[Launcher, RunStore]]:
+    layout = RunLayout(folder)
+    env = layout.config("20990101", "plain").env_txt
+    env.parent.mkdir(parents=True)
+    env.write_text("as captured before\n")
+    store = RunStore.create(folder / "state", "run", scripted_plan(), "test")
+    async with backend:
+        yield (
+            Launcher(
+                backend=backend,
+                profile=load_profile("cpu-tiny"),
+                configs={"plain": load_config("plain")},
+                engine=Engine("cpu", Path(sys.executable), folder, folder, {}),
+                layout=layout,
+                date="20990101",
+                store=store,
+            ),
+            store,
+        )
+
+
+def faults(folder: Path) -> list[EngineFault]:
+    lines = RunLayout(folder).engine_faults.read_bytes().splitlines()
+    return [msgspec.json.decode(line, type=EngineFault) for line in lines]
+
+
+def last_change(store: RunStore) -> InstanceChanged:
+    return [one.event for one in store.events() if isinstance(one.event, InstanceChanged)][-1]
+
+
+async def test_a_death_at_start_is_an_event_and_a_line_with_signal_frame_and_last_lines(tmp_path: Path) -> None:
+    async with launcher_of(tmp_path, Programs(CHILD_DIES, "SIGILL", "0")) as (launcher, store):
+        with pytest.raises(CrashedAtStart, match="SIGILL"):
+            await launcher.launch("plain", launcher.config_layout("plain"), own_port(24_000, 2))
+    event = last_change(store)
+    assert event.state is InstanceState.FAILED
+    assert event.death is not None
+    assert (event.death.ended_by, event.death.process) == ("SIGILL", "EngineCore")
+    (fault,) = faults(tmp_path)
+    assert (fault.what, fault.signal, fault.instance) == ("death", "SIGILL", "plain-1")
+    assert fault.frame == event.death.frame
+    assert fault.frame.endswith("in crash_here")
+    assert fault.last_lines == event.death.last_lines
+    assert fault.last_lines
+
+
+async def test_a_death_while_it_serves_is_recorded_when_it_is_stopped(tmp_path: Path) -> None:
+    async with launcher_of(tmp_path, Programs(SERVER)) as (launcher, store):
+        engine = await launcher.launch("plain", launcher.config_layout("plain"), own_port(24_000, 2))
+        with engine.spec.stderr.open("a") as log:
+            log.write("[tracon] process EngineCore pid 7 died of SIGSEGV\n")
+        await launcher.stop(engine, "the cell is over")
+    event = last_change(store)
+    assert event.death is not None
+    assert event.reason.startswith("the engine lost its process EngineCore (pid 7), which was ended by SIGSEGV")
+    assert [fault.signal for fault in faults(tmp_path)] == ["SIGSEGV"]
+
+
+async def test_stalls_are_noted_while_the_engine_serves_and_at_its_end(tmp_path: Path) -> None:
+    async with launcher_of(tmp_path, Programs(SERVER)) as (launcher, store):
+        engine = await launcher.launch("plain", launcher.config_layout("plain"), own_port(24_000, 2))
+        with engine.spec.stderr.open("a") as log:
+            log.write(f"{MARKER}\n")
+        for _ in range(100):
+            if noted := [one.event for one in store.events() if isinstance(one.event, Noted)]:
+                break
+            await asyncio.sleep(0.1)
+        assert [(event.level, event.subject) for event in noted] == [("warning", "plain-1")]
+        assert "last Python frame /x/core.py:1 in step" in noted[0].text
+        with engine.spec.stderr.open("a") as log:
+            log.write(f"{MARKER}\n")
+        await launcher.stop(engine, "the cell is over")
+    assert last_change(store).state is InstanceState.GONE
+    assert [(fault.what, fault.frame) for fault in faults(tmp_path)] == [("stall", "/x/core.py:1 in step")] * 2

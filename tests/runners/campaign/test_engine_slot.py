@@ -1,0 +1,70 @@
+"""The engine slot: one engine at a time, each start a record, a config that will not start is not tried for ever."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from launch.environment import Engine
+from launch.errors import LaunchError
+from launch.local import LocalBackend
+from launch.profile import load_config, load_profile
+from results.records.layout import RunLayout
+from runners.campaign.engine_launcher import Launcher
+from runners.campaign.engine_slot import LAUNCH_TRIES, EngineSlot
+from state.store import RunStore
+from tests.runners.campaign.scripted import scripted_plan
+
+
+class NeverStarts:
+    """A backend whose engines die at once."""
+
+    def __init__(self) -> None:
+        self.tries = 0
+
+    async def start(self, spec: object, on_started: object) -> None:
+        self.tries += 1
+        raise LaunchError(f"it would not start, try {self.tries}", remedy="read the log")
+
+
+@pytest.fixture
+def backend() -> NeverStarts:
+    return NeverStarts()
+
+
+@pytest.fixture
+def slot(tmp_path: Path, backend: NeverStarts) -> EngineSlot:
+    engine = Engine("cpu", Path(sys.executable), tmp_path, tmp_path, {})
+    layout = RunLayout(tmp_path)
+    env = layout.config("20990101", "plain").env_txt  # captured once per config: here already
+    env.parent.mkdir(parents=True)
+    env.write_text("as captured before\n")
+    launcher = Launcher(
+        backend=cast(LocalBackend, backend),
+        profile=load_profile("cpu-tiny"),
+        configs={"plain": load_config("plain")},
+        engine=engine,
+        layout=layout,
+        date="20990101",
+        store=RunStore.create(tmp_path / "state", "run", scripted_plan(), "test"),
+    )
+    return EngineSlot(launcher)
+
+
+async def test_a_config_that_will_not_start_is_tried_twice_and_then_refused_at_once(
+    slot: EngineSlot, backend: NeverStarts
+) -> None:
+    for _ in range(3):
+        with pytest.raises(LaunchError, match=f"try {LAUNCH_TRIES}"):
+            await slot.get("plain", "phase-a/0/1")
+    assert backend.tries == LAUNCH_TRIES
+
+
+async def test_a_repeated_attempt_tries_again(slot: EngineSlot, backend: NeverStarts) -> None:
+    for purpose in ("phase-a/0/1", "phase-a/0/2"):
+        with pytest.raises(LaunchError):
+            await slot.get("plain", purpose)
+    assert backend.tries == 2 * LAUNCH_TRIES

@@ -1,0 +1,68 @@
+"""0 is for a run whose every cell is done; a degraded cell is done, and named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from runners.campaign.exit_code import exit_code, shortfalls
+from runners.campaign.plan import freeze
+from runners.errors import ExitCode
+from state.run import CellPlan, CellState, RunState, StagePlan
+from state.view import EMPTY, CellView, RunView
+
+PLANS = (
+    CellPlan("preflight/plain", "preflight", "preflight", "plain", "plain", {}, 1.0),
+    CellPlan("phase-a/plain/r1", "phase-a", "load", "plain", "1 req/s", {"rate_per_s": 1.0}, 1.0),
+    CellPlan("phase-b-prime/plain/8x8", "phase-b", "load", "plain", "8 x 8 at ref_load", {"rate": "ref_load"}, 1.0),
+)
+
+
+def view_with(state: RunState = RunState.DONE, **changed: CellView) -> RunView:
+    stages = [StagePlan(name, name) for name in ("preflight", "phase-a", "phase-b")]
+    plan = freeze(
+        experiment="connector-tax", profile="p", preset="q", configs=["plain"], seed=1, stages=stages, cells=PLANS,
+        inputs={},
+    )  # fmt: skip
+    cells = {cell.cell: CellView(cell.cell, cell, CellState.DONE, 1) for cell in PLANS}
+    for stage, cell in changed.items():
+        cells[next(name for name in cells if name.startswith(stage.replace("_", "-") + "/"))] = cell
+    return replace(EMPTY, plan=plan, cells=cells, row=replace(EMPTY.row, state=state))
+
+
+def ended(number: int, state: CellState, **more: str) -> CellView:
+    return CellView(PLANS[number].cell, PLANS[number], state, 1, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("view", "code", "named"),
+    [
+        (view_with(), ExitCode.DONE, ()),
+        (
+            view_with(phase_a=ended(1, CellState.DONE, degraded="the client fell behind")),
+            ExitCode.DONE,
+            ("phase-a/plain/r1: degraded: the client fell behind",),
+        ),
+        (
+            view_with(phase_a=ended(1, CellState.SKIPPED, reason="asked")),
+            ExitCode.CELLS_FAILED,
+            ("phase-a/plain/r1: skipped: asked",),
+        ),
+        (view_with(phase_b_prime=ended(2, CellState.SKIPPED, reason="it would repeat")), ExitCode.DONE, ()),
+        (
+            view_with(RunState.FAILED, phase_a=ended(1, CellState.FAILED, reason="died")),
+            ExitCode.CELLS_FAILED,
+            ("phase-a/plain/r1: failed: died",),
+        ),
+        (
+            view_with(RunState.FAILED, preflight=ended(0, CellState.FAILED, reason="no")),
+            ExitCode.GATE_FAILED,
+            ("preflight/plain: failed: no",),
+        ),
+        (view_with(RunState.INTERRUPTED), ExitCode.INTERRUPTED, ()),
+    ],
+)
+def test_the_code_of_a_run(view: RunView, code: ExitCode, named: tuple[str, ...]) -> None:
+    assert exit_code(view) == code
+    assert shortfalls(view) == named

@@ -1,0 +1,236 @@
+"""The plan is what the profile says, takes as long as the specification says, and is the same when it is made again."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launch.profile import CONFIGS_FOLDER, config_names, load_config, load_profile, profile_names
+from runners.campaign.experiment import RunOptions
+from runners.campaign.plan import differences, duration_text, load_cell_s
+from runners.campaign.start import options_of, prepare
+from runners.errors import RunnerError
+from runners.experiments.connector_tax.grid import EXPERIMENT, Grid, grid_of
+from runners.experiments.connector_tax.plan import arithmetic, draft_plan, make_plan
+from state.run import RunPlan
+
+
+def plan_of(profile_name: str, preset: str = "full", seed: int = 1) -> RunPlan:
+    profile = load_profile(profile_name)
+    grid = grid_of(profile.experiments[EXPERIMENT], profile.name, preset)
+    return make_plan(
+        grid,
+        profile=profile.name,
+        preset=preset,
+        configs=grid.configs,
+        seed=seed,
+        release_wait_s=profile.launch.release_wait_s,
+        inputs={},
+    )
+
+
+@pytest.mark.parametrize(
+    ("rate_per_s", "expected_s"), [(0.5, 410), (1, 210), (2, 110), (4, 70), (8, 70), (16, 70), (32, 70)]
+)
+def test_cell_durations_are_those_of_the_specification(rate_per_s: float, expected_s: float) -> None:
+    assert load_cell_s(rate_per_s=rate_per_s, min_duration_s=60, min_completed=200, warmup_s=10) == expected_s
+
+
+def test_the_h20_plan_takes_as_long_as_the_specification_says() -> None:
+    plan = plan_of("h20-qwen3-coder-30b")
+    seconds: dict[str, float] = defaultdict(float)
+    for cell in plan.cells:
+        seconds[cell.stage] += cell.estimated_s
+    assert seconds["phase-a"] == 8 * (90 + 1010 + 60)  # 155 min
+    prime_s = 4 * 3 * 70  # 14 min
+    assert seconds["phase-b"] == 8 * (90 + 630 + 60) + prime_s  # 104 min, the specification's best case, and B'
+    assert 4.5 * 3600 < plan.estimated_s < 5.5 * 3600
+
+
+@pytest.mark.parametrize("trials", [1, 3])
+@pytest.mark.parametrize(
+    ("name", "preset"), [("h20-qwen3-coder-30b", "full"), ("cpu-tiny", "full"), ("cpu-tiny", "demo")]
+)
+def test_the_arithmetic_shown_adds_up_to_the_plan(name: str, preset: str, trials: int) -> None:
+    profile = load_profile(name)
+    grid = msgspec.structs.replace(grid_of(profile.experiments[EXPERIMENT], name, preset), trials=trials)
+    release_s = profile.launch.release_wait_s
+    plan = make_plan(
+        grid, profile=name, preset=preset, configs=grid.configs, seed=1, release_wait_s=release_s, inputs={}
+    )
+    engines_s = sum(cell.estimated_s for cell in plan.cells if cell.config is not None)
+    assert sum(line.seconds for line in arithmetic(grid, plan.configs, release_s)) == pytest.approx(engines_s)
+
+
+def test_the_full_grid_has_every_config_rate_and_shape_once() -> None:
+    plan = plan_of("h20-qwen3-coder-30b")
+    load = [cell for cell in plan.cells if cell.kind == "load"]
+    phases = Counter(cell.params["phase"] for cell in load)
+    assert phases == {"A": 8 * 7, "B": 8 * 9, "Bp": 4 * 3}
+    assert len({cell.cell for cell in plan.cells}) == len(plan.cells)
+
+
+def test_every_config_sees_the_same_prompts_and_arrivals_and_no_two_cells_do() -> None:
+    load = [cell for cell in plan_of("cpu-tiny").cells if cell.kind == "load"]
+    by_place: dict[tuple[str, str], set[int]] = {}
+    for cell in load:
+        by_place.setdefault((cell.params["phase"], cell.params["stem"]), set()).add(cell.params["cell_index"])
+    assert all(len(indices) == 1 for indices in by_place.values())
+    assert len({next(iter(indices)) for indices in by_place.values()}) == len(by_place)
+
+
+def test_the_order_of_configs_comes_from_the_seed_alone() -> None:
+    assert plan_of("cpu-tiny", seed=3) == plan_of("cpu-tiny", seed=3)
+    assert len({plan_of("cpu-tiny", seed=seed).configs for seed in range(8)}) > 1
+
+
+def test_the_demo_measures_plain_twice_three_times_at_one_rate_within_five_minutes() -> None:
+    plan = plan_of("cpu-tiny", "demo")
+    load = [cell for cell in plan.cells if cell.kind == "load"]
+    configs = {"plain", "plain_again", "noop_connector", "mooncake_both", "nixl_both"}
+    assert Counter(cell.config for cell in load) == dict.fromkeys(configs, 3)
+    assert {(cell.params["phase"], cell.params["rate_per_s"]) for cell in load} == {("A", 10)}
+    assert [stage.stage for stage in plan.stages] == ["preflight", "phase-a", "reference", "analysis"]
+    assert plan.estimated_s < 5 * 60
+
+
+def test_plain_again_is_plain_under_another_name_and_no_preset_but_the_demo_has_it() -> None:
+    grid = grid_of(load_profile("cpu-tiny").experiments[EXPERIMENT], "cpu-tiny", "demo")
+    options = RunOptions(EXPERIMENT, "cpu-tiny", "demo")
+    configs = draft_plan(options, load_profile("cpu-tiny")).configs
+    again = next(config for config in configs if config.name == "plain_again")
+    plain = load_config("plain")
+    assert msgspec.structs.replace(again, name=plain.name, title=plain.title, why=plain.why) == plain
+    assert "plain_again" in grid.configs
+    assert "plain_again" not in config_names()
+    for name in profile_names():
+        for preset, table in load_profile(name).experiments.get(EXPERIMENT, {}).items():
+            assert preset == "demo" or "plain_again" not in grid_of({preset: table}, name, preset).configs
+
+
+@given(seed=st.integers(0, 2**32))
+def test_stages_are_barriers_in_the_plan(seed: int) -> None:
+    plan = plan_of("cpu-tiny", "demo", seed)
+    order = [stage.stage for stage in plan.stages]
+    places = [order.index(cell.stage) for cell in plan.cells]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"phase_a": {"input_tokens": 8, "output_tokens": 8, "rates": [1]}}, "rates"),
+        ({"warmup": 3}, "warmup"),
+        ({"min_completed": 0}, "min_completed"),
+        ({"phase_b": {"input_tokens": [8]}}, "phase_b"),
+        ({"phase_b": {}, "phase_b_prime": {"configs": ["plain"], "shapes": [[8, 8]]}}, "phase_b_prime needs phase_b"),
+        ({"expected_ref_safe_per_s": 0}, "expected_ref_safe_per_s"),
+        ({"phase_a": {"input_tokens": 8, "output_tokens": 8, "rates_per_s": [2, 1]}}, "rates_per_s"),
+    ],
+)
+def test_a_wrong_grid_is_refused_by_name(change: dict[str, object], named: str) -> None:
+    table = load_profile("cpu-tiny").experiments[EXPERIMENT]["smoke"] | change
+    with pytest.raises(RunnerError, match=named):
+        grid_of({"smoke": table}, "cpu-tiny", "smoke")
+
+
+def test_an_unknown_preset_names_those_there_are() -> None:
+    with pytest.raises(RunnerError) as refused:
+        grid_of(load_profile("cpu-tiny").experiments[EXPERIMENT], "cpu-tiny", "huge")
+    assert "demo" in refused.value.remedy
+
+
+@given(key=st.sampled_from(["warmup_s", "min_duration_s", "inflight_cap"]), by=st.integers(1, 9))
+def test_whatever_shapes_numbers_shapes_the_fingerprint(key: str, by: int) -> None:
+    profile = load_profile("cpu-tiny")
+    grid = grid_of(profile.experiments[EXPERIMENT], profile.name, "smoke")
+    changed = msgspec.structs.replace(grid, **{key: getattr(grid, key) + by})
+
+    def fingerprint(of: Grid) -> str:
+        return make_plan(
+            of,
+            profile="p",
+            preset="smoke",
+            configs=of.configs,
+            seed=1,
+            release_wait_s=0,
+            inputs=msgspec.to_builtins(of),
+        ).fingerprint
+
+    assert fingerprint(grid) != fingerprint(changed)
+
+
+def test_differences_name_the_dotted_key() -> None:
+    old = {"engine": {"vllm": "0.32.0", "nixl": "1.5"}, "grid": {"rates": [1, 2]}}
+    new = {"engine": {"vllm": "0.33.0", "nixl": "1.5"}, "grid": {"rates": [1, 2]}, "extra": 1}
+    assert list(differences(old, new)) == ["engine.vllm: 0.32.0 -> 0.33.0", "extra: (absent) -> 1"]
+
+
+def test_a_stored_list_is_the_tuple_it_was_made_from() -> None:
+    assert list(differences({"ports": ["A"], "proofs": []}, {"ports": ("A",), "proofs": ()})) == []
+    assert list(differences({"ports": []}, {"ports": ("A",)})) == ['ports: [] -> ["A"]']
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (59.4, "59 s"), (59.6, "1 min"), (570, "9 min 30 s"), (17520, "4 h 52 min")]
+)
+def test_durations_read_well(seconds: float, text: str) -> None:
+    assert duration_text(seconds) == text
+
+
+def test_trials_repeat_every_load_cell_in_blocks_with_prompts_of_their_own() -> None:
+    profile = load_profile("cpu-tiny")
+    grid = msgspec.structs.replace(grid_of(profile.experiments[EXPERIMENT], profile.name, "smoke"), trials=3)
+    plan = make_plan(
+        grid, profile="p", preset="smoke", configs=grid.configs, seed=5, release_wait_s=0, inputs={"trials": 3}
+    )
+    load = [cell for cell in plan.cells if cell.kind == "load"]
+    once = len(grid.configs) * (len(grid.phase_a.rates_per_s) + 1)
+    assert len(load) == 3 * once
+    assert len({cell.cell for cell in plan.cells}) == len(plan.cells)
+    assert len({(cell.config, cell.params["phase"], cell.params["stem"]) for cell in load}) == len(load)
+    assert len({cell.params["cell_index"] for cell in load}) == 3 * once / len(grid.configs)
+    for stage in ("phase-a", "phase-b"):
+        trials = [cell.trial for cell in load if cell.stage == stage]
+        assert trials == sorted(trials), "a trial is a block: every config has its turn before the next trial begins"
+
+
+def test_a_plan_can_be_made_again_from_what_it_holds_also_with_files_of_ones_own(tmp_path: Path) -> None:
+    own = tmp_path / "my_noop.toml"
+    own.write_text((CONFIGS_FOLDER / "noop_connector.toml").read_text().replace('"noop_connector"', '"my_noop"'))
+    options = RunOptions(EXPERIMENT, "cpu-tiny", "smoke", ("plain", str(own)), seed=9, trials=2, port=19999)
+    plan = prepare(options, need_engine=False).plan
+    assert set(plan.configs) == {"plain", "my_noop"}
+    assert prepare(options_of(plan), need_engine=False).plan.fingerprint == plan.fingerprint
+
+
+def test_a_config_named_twice_is_refused() -> None:
+    with pytest.raises(RunnerError, match="twice"):
+        prepare(RunOptions(EXPERIMENT, "cpu-tiny", "smoke", ("plain", "plain")), need_engine=False)
+
+
+def test_a_setting_changes_the_grid_of_connector_tax_and_is_kept_for_the_resume() -> None:
+    options = RunOptions("connector-tax", "cpu-tiny", "smoke", settings=("min_completed=7", "phase_a.output_tokens=9"))
+    plan = prepare(options, need_engine=False).plan
+    assert plan.inputs["grid"]["min_completed"] == 7
+    assert {cell.params["output_tokens"] for cell in plan.cells if cell.stage == "phase-a"} == {9}
+    assert prepare(options_of(plan), need_engine=False).plan.fingerprint == plan.fingerprint
+
+
+def test_a_plan_without_settings_has_the_inputs_it_always_had() -> None:
+    """A run that was begun before connector-tax had settings resumes: its fingerprint is the same."""
+    assert "settings" not in prepare(RunOptions("connector-tax", "cpu-tiny", "smoke"), need_engine=False).plan.inputs
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [("configs.first=1", "configs is no table"), ("min_completed=few", "min_completed"), ("rates=1", "rates")],
+)
+def test_a_wrong_setting_is_named(setting: str, named: str) -> None:
+    with pytest.raises(RunnerError, match=named):
+        prepare(RunOptions("connector-tax", "cpu-tiny", "smoke", settings=(setting,)), need_engine=False)

@@ -1,0 +1,185 @@
+"""What the command line promises: help that teaches, data on stdout, one-paragraph errors with remedy and exit code."""
+
+from __future__ import annotations
+
+import json
+import socket
+from dataclasses import MISSING, fields
+from pathlib import Path
+
+import pytest
+import typer
+from typer.main import get_command
+
+from runners.campaign.experiment import RunOptions
+from runners.cli import app
+from runners.cli.runs import from_root
+from tests.e2e.cli import tracon
+
+
+def commands(of: typer.Typer) -> list[tuple[str, object]]:
+    found = []
+
+    def walk(name: str, command: object) -> None:
+        found.append((name, command))
+        for child, sub in getattr(command, "commands", {}).items():
+            walk(f"{name} {child}", sub)
+
+    walk("tracon", get_command(of))
+    return found
+
+
+def test_every_command_and_option_has_help() -> None:
+    for name, command in commands(app):
+        if getattr(command, "hidden", False):
+            continue
+        assert getattr(command, "help", None), f"{name} is missing its help"
+        for parameter in getattr(command, "params", []):
+            if parameter.param_type_name == "option" and parameter.name not in (
+                "help",
+                "install_completion",
+                "show_completion",
+            ):
+                assert parameter.help, f"{name} --{parameter.name} is missing its help"
+
+
+def test_version_and_help(tmp_path: Path) -> None:
+    assert tracon("--version", workspace=tmp_path).stdout.startswith("tracon ")
+    shown = tracon("--help", workspace=tmp_path)
+    assert shown.returncode == 0
+    assert "resume" in shown.stdout
+
+
+def test_shell_completion_is_offered(tmp_path: Path) -> None:
+    assert "--install-completion" in tracon("--help", workspace=tmp_path).stdout
+
+
+def test_plan_prints_what_it_promises(tmp_path: Path) -> None:
+    done = tracon("plan", "connector-tax", "--profile", "cpu-tiny", "--json", workspace=tmp_path)
+    plan = json.loads(done.stdout)
+    assert {"experiment", "profile", "configs", "stages", "cells", "estimated_s"} <= set(plan)
+    assert [stage["stage"] for stage in plan["stages"]] == ["preflight", "phase-a", "reference", "phase-b", "analysis"]
+    assert 600 < plan["estimated_s"] < 3600
+    assert not list(tmp_path.iterdir()), "a plan runs and writes nothing"
+
+
+def test_a_routing_plan_takes_policies_and_settings_and_names_what_is_wrong_with_them(tmp_path: Path) -> None:
+    chosen = ("plan", "routing", "--policy", "lmetric", "--policy", "unified")
+    done = tracon(*chosen, "--set", "unified.overload_factor=1.3", "--trials", "2", "--json", workspace=tmp_path)
+    plan = json.loads(done.stdout)
+    labels = {cell["label"] for cell in plan["cells"] if cell["kind"] == "replay"}
+    assert labels == {"lmetric", "unified overload_factor=1.3"}
+    wrong = tracon(*chosen, "--set", "unified.overlod_factor=1.3", workspace=tmp_path)
+    assert wrong.returncode == 2
+    assert "overload_factor" in wrong.stderr
+    assert wrong.stdout == ""
+
+
+def test_a_dry_run_prints_the_plan_and_starts_nothing(tmp_path: Path) -> None:
+    lifecycle = ("pd-lifecycle", "--preset", "smoke", "--set", "new_tokens=[64]", "--json")
+    planned = tracon("plan", *lifecycle, workspace=tmp_path)
+    dry = tracon("run", *lifecycle, "--dry-run", workspace=tmp_path)
+    assert dry.returncode == 0, dry.stderr
+    assert json.loads(dry.stdout) == json.loads(planned.stdout)
+    assert not list(tmp_path.iterdir())
+
+
+def refused(done: object, code: int) -> str:
+    assert getattr(done, "returncode") == code, getattr(done, "stderr")  # noqa: B009
+    text = str(getattr(done, "stderr")).strip()  # noqa: B009
+    assert "Traceback" not in text
+    assert "\n\n" not in text
+    assert getattr(done, "stdout") == ""  # noqa: B009
+    return " ".join(text.split())
+
+
+def test_a_malformed_profile_names_file_and_key(tmp_path: Path) -> None:
+    profile = tmp_path / "mine.toml"
+    from launch.profile import PROFILES_FOLDER
+
+    profile.write_text((PROFILES_FOLDER / "cpu-tiny.toml").read_text().replace("max_model_len", "max_modl_len"))
+    text = refused(tracon("run", "connector-tax", "--profile", str(profile), workspace=tmp_path), 2)
+    assert "mine.toml" in text
+    assert "max_modl_len" in text
+    assert "max_model_len" in text
+
+
+def test_a_missing_engine_says_how_to_build_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACON_HOME", str(tmp_path / "nothing"))
+    text = refused(tracon("run", "connector-tax", workspace=tmp_path), 2)
+    assert "tracon engine install cpu" in text
+
+
+@pytest.mark.engine
+def test_an_occupied_port_names_who_holds_it(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        number = server.getsockname()[1]
+        text = refused(tracon("run", "connector-tax", "--port", str(number), workspace=tmp_path), 2)
+    assert str(number) in text
+    assert "pid" in text
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(120)
+def test_an_engine_that_dies_at_start_is_quoted_and_fails_the_gate(tmp_path: Path) -> None:
+    from launch.profile import PROFILES_FOLDER
+    from tests.ports import own_port
+
+    profile = tmp_path / "broken.toml"
+    text = (PROFILES_FOLDER / "cpu-tiny.toml").read_text()
+    profile.write_text(text.replace("extra_args = [", 'extra_args = ["--no-such-argument", '))
+    done = tracon(
+        *("run", "connector-tax", "--profile", str(profile), "--preset", "smoke", "-c", "plain"),
+        *("--port", str(own_port(19300, 4)), "--json"),
+        workspace=tmp_path,
+    )
+    assert done.returncode == 4
+    status = json.loads(done.stdout)
+    cells = {cell["cell"]: cell for cell in status["cells"]}
+    assert "no-such-argument" in cells["preflight/plain"]["reason"]
+    assert cells["phase-a/plain/r4"]["state"] == "skipped"
+
+
+def test_asking_for_a_run_that_is_not_there_says_what_is(tmp_path: Path) -> None:
+    assert "tracon" in refused(tracon("status", "20990101", workspace=tmp_path), 2)
+
+
+def test_an_unknown_experiment_and_preset_are_refused(tmp_path: Path) -> None:
+    assert "connector-tax" in refused(tracon("plan", "conector-tax", workspace=tmp_path), 2)
+    assert "demo" in refused(tracon("plan", "connector-tax", "--preset", "huge", workspace=tmp_path), 2)
+
+
+def test_a_full_disk_is_refused_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from runners.campaign import disk
+
+    monkeypatch.setattr(disk, "MIN_FREE_BYTES", 1 << 62)
+    with pytest.raises(disk.DiskFull, match="MiB are free") as refused:
+        disk.require_disk(tmp_path / "not" / "there" / "yet")
+    assert refused.value.exit_code == 2
+    assert "--workspace" in refused.value.remedy
+
+
+def test_paths_of_a_run_do_not_depend_on_the_folder_it_was_started_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = RunOptions(
+        "routing",
+        profile="mine.toml",
+        configs=("plain", "configs/own.toml"),
+        policies=("lmetric", "own.py", "own.py:Mine"),
+        trace="trace.jsonl",
+    )
+    rooted = from_root(options)
+    assert rooted.profile == f"{tmp_path}/mine.toml"
+    assert rooted.configs == ("plain", f"{tmp_path}/configs/own.toml")
+    assert rooted.policies == ("lmetric", f"{tmp_path}/own.py", f"{tmp_path}/own.py:Mine")
+    assert rooted.trace == f"{tmp_path}/trace.jsonl"
+
+
+def test_defaults_of_a_run_are_those_of_its_options() -> None:
+    commands_by_name = dict(commands(app))
+    defaults = {field.name: field.default for field in fields(RunOptions) if field.default is not MISSING}
+    for name in ("tracon plan", "tracon run"):
+        shown = {one.name: one.default for one in getattr(commands_by_name[name], "params", [])}
+        assert {key: shown[key] or () if value == () else shown[key] for key, value in defaults.items()} == defaults

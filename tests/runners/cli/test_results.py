@@ -1,0 +1,75 @@
+"""What the command line shows of results: two runs side by side, and the curves below a report."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from results.connector_tax.analyse import analyse
+from results.connector_tax.curves import ttft_curves
+from tests.e2e.cli import data, tracon
+from tests.results.connector_tax.synthetic import Behaviour, Run, write_run
+
+RUN = Run(
+    configs={"plain": Behaviour(), "mooncake_both": Behaviour(0.29, knee_per_s=4)},
+    rates_per_s=(1, 2, 4),
+    requests=80,
+    steps=0,
+)
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    for day in ("20260131", "20260201"):
+        write_run(folder / f"{day}-120000-connector-tax-cpu-tiny", RUN)
+    return folder
+
+
+def test_compare_prints_both_runs_and_the_same_as_data(workspace: Path) -> None:
+    runs = [str(path) for path in sorted(workspace.iterdir())]
+    shown = tracon("compare", *runs, workspace=workspace)
+    assert shown.returncode == 0, shown.stderr
+    for part in ("first = 20260131", "Latencies", "What differed", "What this does not say", "no verdict"):
+        assert part in shown.stdout
+    found = data(tracon("compare", *runs, "--json", workspace=workspace))
+    assert found["first"]["run"] == "20260131-120000-connector-tax-cpu-tiny"
+    assert len(found["latencies"]) == 12
+
+
+def test_compare_refuses_what_cannot_be_compared(workspace: Path, tmp_path: Path) -> None:
+    write_run(tmp_path / "faster", Run(RUN.configs, (16,), requests=40, steps=0))
+    done = tracon("compare", str(next(workspace.iterdir())), str(tmp_path / "faster"), workspace=workspace)
+    assert done.returncode == 2
+    assert "no cell in common" in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("width", [60, 100])
+def test_the_curves_fit_and_name_every_config(workspace: Path, width: int) -> None:
+    curves = ttft_curves(analyse(next(workspace.iterdir())), width)
+    assert curves is not None
+    out = io.StringIO()
+    Console(file=out, width=width, no_color=True).print(curves)
+    shown = out.getvalue()
+    assert max(len(line) for line in shown.splitlines()) <= width
+    for part in ("TTFT p90 (ms)", "a plain", "b mooncake_both", "┤", " 4 "):
+        assert part in shown
+    assert "B" in shown, "mooncake_both is saturated at the last rate"
+
+
+def test_there_are_no_curves_without_rates(workspace: Path, tmp_path: Path) -> None:
+    write_run(tmp_path / "one", Run(RUN.configs, (2,), requests=40, steps=0))
+    assert ttft_curves(analyse(tmp_path / "one"), 100) is None
+    (tmp_path / "none").mkdir()
+    assert ttft_curves(analyse(tmp_path / "none"), 100) is None
+
+
+def test_a_report_in_a_pipe_has_no_curves(workspace: Path) -> None:
+    shown = tracon("report", str(next(workspace.iterdir())), workspace=workspace)
+    assert shown.returncode == 0, shown.stderr
+    assert "Reference rates" in shown.stdout
+    assert "capital: saturated" not in shown.stdout

@@ -1,0 +1,147 @@
+"""`tracon route`: a standalone router, from the command line to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from typer.main import get_command
+
+from runners.cli import app
+from runners.cli.route import MOVES, _instances, _Narrator
+from runners.errors import RunnerError
+from runners.router.spec import (
+    InstanceSpec,
+    KvEndpoint,
+    RouterLine,
+    RouterSpec,
+    RouterTick,
+    TickInstance,
+    TransferRules,
+)
+from tests.e2e.cli import tracon
+from tests.runners.router.routers import instances
+
+
+async def test_it_routes_until_it_is_interrupted(tmp_path: Path) -> None:
+    log = tmp_path / "decisions.jsonl"
+    async with instances("a", "b") as (a, b):
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "runners.cli", "route", "-i", f"first={a.url}", "-i", b.url, "--port", "0"),
+            *("--policy", "round_robin", "--decisions", str(log), "--json"),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        async with asyncio.timeout(30):
+            ready = json.loads(await process.stdout.readline())["ready"]
+            assert ready["instances"] == ["first", "i1"]
+            async with httpx.AsyncClient(base_url=ready["url"], trust_env=False, verify=False) as http:
+                for number in range(4):
+                    body = {"prompt": [1, 2], "stream": True, "user": "u"}
+                    answer = await http.post("/v1/completions", json=body, headers={"x-request-id": f"r-{number}"})
+                    assert answer.status_code == 200
+            process.send_signal(signal.SIGINT)
+            out, err = await process.communicate()
+        end = json.loads(out.splitlines()[-1])["end"]
+        assert (process.returncode, end["requests"], end["picks"]) == (0, 4, 4), err
+        assert len(a.seen) == len(b.seen) == 2
+        assert log.read_bytes().count(b"\n") == 4
+    why = tracon("why", str(log), "r-2", workspace=tmp_path)
+    assert why.returncode == 0, why.stderr
+    assert "first" in why.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "it has no instance"),
+        (("-i", "ftp://x"), "no http(s) URL"),
+        (("-i", "http://127.0.0.1:1", "--policy", "nope"), "no policy 'nope'"),
+        (("-i", "http://127.0.0.1:1", "--policy", "unified", "--set", "nope=1"), "no parameter 'nope'"),
+        (("-i", "http://127.0.0.1:1", "--set", "nope"), "KEY=VALUE"),
+        (("-i", "http://127.0.0.1:1", "--index", "events"), "kv_events"),
+        (("-i", "http://127.0.0.1:1", "--kv-events", "z=tcp://h:1"), "names z"),
+        (("--spec", "/nowhere.json"), "/nowhere.json"),
+        (("-i", "a=http://h:1", "--transfer", "mooncake"), "bootstrap '' is no http(s) URL"),
+        (("-i", "a=http://h:1", "--transfer", "pigeon"), "transport is 'pigeon'"),
+        (("-i", "a=http://h:1,bootstrap=http://h:9"), "no transport is named"),
+        (("-i", "a=http://h:1,shoe=9", "--transfer", "nixl"), "no setting shoe"),
+        (("-i", "a=http://h:1,kv_bytes_per_token=x", "--transfer", "nixl"), "kv_bytes_per_token"),
+        (("--prefill", "http://h:1,kv_role=kv_consumer", "--transfer", "nixl"), "its connector is a kv_consumer"),
+        (("-i", "http://h:1", "--transfer", "nixl", "--transfer-timeout", "0"), "transfer time"),
+    ],
+)
+def test_what_it_cannot_do_it_says_with_a_remedy(arguments: tuple[str, ...], said: str) -> None:
+    with pytest.raises(RunnerError) as refused:
+        get_command(app).main(["route", *arguments], standalone_mode=False)
+    assert said in str(refused.value)
+    assert refused.value.remedy
+    assert refused.value.exit_code == 2
+
+
+def test_instances_are_named_and_given_their_roles() -> None:
+    given = {"both": ["http://h:1/?a=b", "x=http://h:2"], "prefill": ["http://h:3"], "decode": ["http://h:4"]}
+    found = _instances(given, {"p0": "tcp://h:5,tcp://h:6"}, 4096, None)
+    assert [(member.instance, member.role) for member in found] == [
+        ("i0", "both"),
+        ("x", "both"),
+        ("p0", "prefill"),
+        ("d0", "decode"),
+    ]
+    assert (found[2].kv_events, found[2].kv_replay) == ("tcp://h:5", "tcp://h:6")
+    assert found[0].kv_capacity_tokens == 4096
+    with pytest.raises(RunnerError, match="names q"):
+        _instances(given, {"q": "tcp://h:5"}, None, None)
+
+
+def test_a_transport_is_named_once_and_each_instance_says_the_rest() -> None:
+    given = {
+        "both": ["a=http://h:1,bootstrap=http://h:9,kv_bytes_per_token=512"],
+        "prefill": None,
+        "decode": ["http://h:2,kv_role=kv_consumer"],
+    }
+    both, decode = _instances(given, {}, None, "mooncake")
+    assert both.transfer == KvEndpoint("mooncake", bootstrap="http://h:9", kv_bytes_per_token=512)
+    assert (decode.url, decode.transfer) == ("http://h:2", KvEndpoint("mooncake", "kv_consumer"))
+    (plain,) = _instances({"both": ["http://h:1"], "prefill": None, "decode": None}, {}, None, None)
+    assert plain.transfer is None
+
+
+def test_every_rule_of_transfers_can_be_told_and_the_help_names_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[RouterSpec] = []
+    monkeypatch.setattr("runners.router.server.serve.serve", lambda spec, tell: served.append(spec))
+    route = ["route", "-i", "http://h:1"]
+    get_command(app).main(route, standalone_mode=False)
+    values = {
+        "--transfer-timeout": 9.0, "--transfer-attempts": 3, "--quarantine-failures": 4, "--quarantine-window": 5.0,
+        "--quarantine": 6.0, "--quarantine-max": 7.0, "--transfer-min-tokens": 8, "--transfer-queue": 2,
+        "--leg-priority": -1,
+    }  # fmt: skip
+    options = [text for name, value in values.items() for text in (name, str(value))]
+    get_command(app).main([*route, *options, "--no-transfer-counts"], standalone_mode=False)
+    usual, given = (spec.transfer for spec in served)
+    assert usual == TransferRules()
+    assert given == TransferRules(9.0, 3, 4, 5.0, 6.0, 7.0, 8, 2, count=False, leg_priority=-1)
+    params = {name: param for param in get_command(app).commands["route"].params for name in param.opts}  # type: ignore[attr-defined]
+    fields = ("timeout_s", "attempts", "failures_to_quarantine", "window_s", "quarantine_s", "quarantine_max_s")
+    for name, field in zip(values, (*fields, "min_tokens", "queue"), strict=False):
+        assert f"(default: {getattr(usual, field):g})." in params[name].help
+        assert params[name].rich_help_panel == MOVES
+
+
+def test_a_person_is_told_of_instances_that_come_and_go(capsys: pytest.CaptureFixture[str]) -> None:
+    tell = _Narrator(RouterSpec((InstanceSpec("a", "http://h:1"),)))
+
+    def tick(why: str) -> RouterLine:
+        row = TickInstance("a", not why, why, 0, 0, 0, 0)
+        return RouterLine(tick=RouterTick(0, "unified", (row,), 0, {}, (), 0, 0))
+
+    for why in ("", "draining", "draining", ""):
+        tell(tick(why))
+    assert capsys.readouterr().err.splitlines() == ["a is not picked: draining", "a is picked again"]

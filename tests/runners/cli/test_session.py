@@ -1,0 +1,134 @@
+"""`tracon session`: where one session lived, from the decision logs of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import pytest
+
+from results.records.decisions import (
+    ClusterView,
+    Decision,
+    DecisionRecord,
+    InstanceLoad,
+    KvTransfer,
+    RoutedOutcome,
+    RoutedRequest,
+)
+from runners.cli import main
+from runners.cli.sessions import _moved, life
+
+CLUSTER = ClusterView((InstanceLoad("e0"), InstanceLoad("e1")), 0)
+MOVED = KvTransfer(
+    "m-1", "migration", "mooncake", "e0", "e1", "transferred", attempts=1, prefix_tokens=1024, external_tokens=1024,
+    bytes=524_288, t_begin_ns=10, t_done_ns=31_000_010,
+)  # fmt: skip
+
+
+def pick(
+    seq: int,
+    turn: int,
+    instance: str,
+    reason: str,
+    outcome: RoutedOutcome | None,
+    *,
+    session: str = "s-1",
+    migrate_from: str = "",
+) -> DecisionRecord:
+    request = RoutedRequest(f"r{seq}", session, turn, 100 * (turn + 1), 8, 16, {"e0": 16, "e1": 32})
+    decision = Decision("ear", instance, reason, migrate_from=migrate_from)
+    return DecisionRecord(seq, 1_000_000_000 * (seq + 1), 5.0, request, CLUSTER, decision, outcome)
+
+
+RECORDS = (
+    pick(0, 0, "e0", "cold", RoutedOutcome("ok", ttft_s=0.1, cached_tokens=0)),
+    pick(1, 0, "e1", "cold", RoutedOutcome("ok"), session="s-10"),
+    pick(2, 1, "e0", "affinity", RoutedOutcome("ok", ttft_s=0.2, cached_tokens=96)),
+    pick(3, 2, "e1", "migration",
+         RoutedOutcome("ok", ttft_s=0.3, cached_tokens=192, migration="transferred", transfer=MOVED),
+         migrate_from="e0"),
+    pick(4, 3, "e0", "affinity", RoutedOutcome("error", error="connection refused")),
+    pick(5, 3, "e1", "affinity", None),
+)  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "20260131-120000-routing-cpu-tiny"
+    for cell in ("20260131_ear/trial_0", "20260131_lmetric/trial_0"):
+        log = folder / "results" / cell / "decisions.jsonl"
+        log.parent.mkdir(parents=True)
+        kept = RECORDS if "ear" in cell else RECORDS[:3]
+        log.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in kept))
+    return folder
+
+
+def called(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str, str]:
+    monkeypatch.setattr("sys.argv", ["tracon", "session", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    shown = capsys.readouterr()
+    return int(ended.value.code or 0), shown.out, shown.err
+
+
+def test_a_life_is_made_of_the_turns_that_were_served() -> None:
+    found = life(RECORDS, "ear", "s-1")
+    assert [(stay.instance, stay.first_turn, stay.last_turn, stay.reason, stay.migration) for stay in found.stays] == [
+        ("e0", 0, 1, "cold", ""), ("e1", 2, 2, "migration", "transferred")
+    ]  # fmt: skip
+    assert [turn.seq for turn in found.turns] == [0, 2, 3, 4, 5]
+    assert [turn.at_s for turn in found.turns] == [0.0, 2.0, 3.0, 4.0, 5.0]
+    assert found.turns[-1].ttft_s is None
+    assert found.turns[2].transfer == MOVED
+
+
+def test_it_is_told_turn_by_turn(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, out, _ = called(capsys, monkeypatch, str(run), "s-1", "--cell", "ear")
+    assert code == 0
+    assert "lived at e0 -> e1 (transferred)" in out
+    moved = next(line for line in out.splitlines() if "migration " in line and "1024" in line)
+    assert "transferred e0 -> e1: 1024 of 1024 tokens, 0.524 MB in 31 ms" in moved
+    assert "affinity; error" in out
+    assert "lmetric" not in out
+
+
+@pytest.mark.parametrize(
+    ("migration", "status", "said"),
+    [
+        ("unneeded", "unneeded", "unneeded e0 -> e1: the target lacks 0"),
+        ("recomputed", "refused", "recomputed e0 -> e1: refused, the target lacks 0"),
+    ],
+)
+def test_what_moved_no_kv_says_why(migration: str, status: Literal["unneeded", "refused"], said: str) -> None:
+    kv = KvTransfer("m-1", "migration", "mooncake", "e0", "e1", status, "the target lacks 0")
+    outcome = RoutedOutcome("ok", migration=migration, transfer=kv)
+    (turn,) = life([pick(0, 1, "e1", "migrated", outcome, migrate_from="e0")], "ear", "s-1").turns
+    assert _moved(turn) == said
+
+
+def test_every_cell_answers_in_json(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, out, err = called(capsys, monkeypatch, str(run), "s-10", "--json")
+    lives = json.loads(out)
+    assert [(each["session"], len(each["turns"])) for each in lives] == [("s-10", 1), ("s-10", 1)]
+    assert "gap:" in err, "what is wrong with the logs is said"
+    _, out, _ = called(capsys, monkeypatch, str(run), "s-1", "--json", "--cell", "ear")
+    (one,) = json.loads(out)
+    assert one["turns"][2]["transfer"]["external_tokens"] == 1024
+    assert one["turns"][4]["status"] == ""
+
+
+def test_a_session_that_is_not_there_or_not_one_is_refused(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, _, err = called(capsys, monkeypatch, str(run), "s-7")
+    assert (code, "e.g. s-1, s-10" in err.lower()) == (2, True)
+    code, _, err = called(capsys, monkeypatch, str(run), "s-")
+    assert code == 2
+    assert "begins 2 sessions" in err

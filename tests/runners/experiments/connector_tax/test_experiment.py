@@ -1,0 +1,106 @@
+"""The experiment's own decisions: fallback without the probe, which cells are skipped and why, a cell's rate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from launch.errors import PatchFailed
+from launch.patching import PatchUse
+from launch.profile import load_profile
+from results.measures.saturation import ReferenceRates
+from results.records.layout import RunLayout, write_atomic
+from runners.campaign.context import RunContext
+from runners.campaign.experiment import Outcome
+from runners.cli.asking import skip_stages
+from runners.errors import CellSkipped, RunnerError
+from runners.experiments.connector_tax.experiment import ConnectorTax
+from runners.experiments.connector_tax.grid import EXPERIMENT, grid_of
+from runners.experiments.connector_tax.plan import make_plan
+from state.events import CellChanged, Event, Noted
+from state.run import CellPlan, CellState, RunPlan
+from state.store import RunStore
+
+PROFILE = load_profile("cpu-tiny")
+GRID = grid_of(PROFILE.experiments[EXPERIMENT], PROFILE.name, "full")
+PLAN: RunPlan = make_plan(
+    GRID, profile="cpu-tiny", preset="full", configs=GRID.configs, seed=1, release_wait_s=0, inputs={}
+)
+CELLS = {cell.cell: cell for cell in PLAN.cells}
+
+
+class Subject:
+    """The experiment over an empty run folder, and the events it appends to the journal."""
+
+    def __init__(self, folder: Path) -> None:
+        self.layout = RunLayout(folder)
+        self.events: list[Event] = []
+        context = SimpleNamespace(layout=self.layout, engine=None, emit=self.events.append)
+        self.experiment = ConnectorTax(GRID, cast(RunContext, context))
+
+    async def run(self, cell: CellPlan) -> Outcome:
+        return await self.experiment.run_cell(cell, 1)
+
+    def rates(self, safe: float | None, load: float | None) -> None:
+        found = ReferenceRates(safe, load, "why safe", "why load")
+        write_atomic(self.layout.reference_rates, found.to_json())
+
+
+@pytest.fixture
+def subject(tmp_path: Path) -> Subject:
+    return Subject(tmp_path)
+
+
+async def test_without_the_probe_the_run_goes_on_and_says_so(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(use: object) -> Any:  # noqa: ANN401  # stands in for PatchUse.apply
+        raise PatchFailed("site-packages cannot be written", remedy="use another environment")
+
+    monkeypatch.setattr(PatchUse, "apply", refuse)
+    outcome = await subject.run(CELLS["preflight/probe"])
+    assert outcome.summary["step_timing_available"] is False
+    assert "cannot be written" in outcome.summary["reason"]
+    assert [event.level for event in subject.events if isinstance(event, Noted)] == ["warning"]
+
+
+async def test_a_cell_at_a_reference_rate_that_was_not_found_is_skipped_with_the_reason(subject: Subject) -> None:
+    subject.rates(None, 8.0)
+    with pytest.raises(CellSkipped, match="no ref_safe: why safe"):
+        await subject.run(CELLS["phase-b/plain/512x32"])
+
+
+async def test_phase_b_prime_is_skipped_where_it_would_repeat_phase_b(subject: Subject) -> None:
+    subject.rates(8.0, 8.0)
+    with pytest.raises(CellSkipped, match="would repeat Phase B"):
+        await subject.run(CELLS["phase-b-prime/plain/512x32"])
+
+
+async def test_phase_b_without_reference_rates_is_skipped(subject: Subject) -> None:
+    with pytest.raises(CellSkipped, match="no reference rates"):
+        await subject.run(CELLS["phase-b/plain/512x32"])
+
+
+def test_a_config_that_failed_its_pre_flight_is_not_measured(tmp_path: Path, subject: Subject) -> None:
+    with RunStore.create(tmp_path / "state", "run", PLAN, "test") as store:
+        store.append(CellChanged("preflight/nixl_both", CellState.RUNNING, 1))
+        store.append(CellChanged("preflight/nixl_both", CellState.FAILED, 1, "no transfer was seen"))
+        view = store.view()
+    assert "no transfer was seen" in subject.experiment.why_skip(CELLS["phase-a/nixl_both/r4"], view)
+    assert subject.experiment.why_skip(CELLS["phase-a/plain/r4"], view) == ""
+    assert subject.experiment.why_skip(CELLS["analysis/report"], view) == ""
+
+
+@pytest.mark.parametrize("given", ["3", "phase-b"])
+def test_a_stage_can_be_skipped_by_number_or_id(tmp_path: Path, given: str) -> None:
+    folder = tmp_path / "run"
+    RunStore.create(folder, "run", PLAN, "test").close()
+    skip_stages(folder, [given])
+    with RunStore.open(folder, read_only=True) as store:
+        view = store.view()
+    skipped = {cell.plan.stage for cell in view.cells.values() if cell.state is CellState.SKIPPED}
+    assert skipped == {"phase-b"}
+    with pytest.raises(RunnerError, match="no stage '9'") as refused:
+        skip_stages(folder, ["9"])
+    assert "4 analysis" in refused.value.remedy

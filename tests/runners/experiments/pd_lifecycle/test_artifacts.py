@@ -1,0 +1,115 @@
+"""A finished cell's files: in place as a whole or not at all, adopted after a sudden death, or replaced."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from results.pd_lifecycle.load import read_records
+from results.records.layout import LifecycleLayout, RunLayout, publish
+from runners.campaign.context import RunContext
+from runners.campaign.experiment import Outcome
+from runners.experiments.pd_lifecycle import artifacts as pd_lifecycle_artifacts
+from runners.experiments.pd_lifecycle.artifacts import adopt_outcome, publish_cell, why_degraded
+from runners.experiments.pd_lifecycle.cell import LifecycleCell, Measurements
+from runners.experiments.pd_lifecycle.evidence import request_config
+from tests.runners.experiments.pd_lifecycle.lifecycle_fakes import FakeBench
+from tests.runners.experiments.pd_lifecycle.test_cell import SHAPE, cell, grid
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+def context(run: Path) -> RunContext:
+    return cast(RunContext, SimpleNamespace(layout=RunLayout(run)))
+
+
+async def finish(run: Path, attempt: int = 1, **fake: Any) -> tuple[Outcome, Measurements]:
+    """Measure the cell and put it in place, as the experiment does."""
+    folder = RunLayout(run).attempt(cell(SHAPE).cell, attempt)
+    bench = FakeBench(run / "engines" / str(attempt), **fake).bench()
+    measurements = Measurements()
+    await LifecycleCell(cell(SHAPE), attempt, grid(), bench, folder, lambda *events: None, measurements).run("tiny")
+    return publish_cell(cell(SHAPE), attempt, grid(), bench, measurements, folder, context(run)), measurements
+
+
+def files_of(run: Path) -> set[str]:
+    root = LifecycleLayout(run).folder
+    return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
+
+
+async def test_a_finished_cell_is_adopted_and_counted(run: Path) -> None:
+    outcome, _ = await finish(run)
+    assert outcome.summary["counted"] == 3
+    assert outcome.summary["bytes_transferred"] == 512 * SHAPE.new_tokens
+    assert outcome.degraded == ""
+    assert adopt_outcome(cell(SHAPE), context(run)) == outcome
+    assert files_of(run) == {
+        *(f"{SHAPE.name}_rep{number}.json" for number in range(1, 6)),
+        *(f"cells/{SHAPE.name}/{name}" for name in ("cell.json", "requests.jsonl", "decisions.jsonl")),
+        *(f"cells/{SHAPE.name}/probe/{side}/transfer.1.jsonl" for side in ("prefill", "decode")),
+    }
+    collected = read_records(run)
+    assert len(collected.records) == 5
+    assert collected.gaps == ()
+    assert not RunLayout(run).attempt(cell(SHAPE).cell, 1).exists()
+
+
+async def test_a_death_between_two_renames_leaves_nothing_that_counts(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(moves: dict[Path, Path]) -> None:
+        publish(dict(list(moves.items())[:-2]))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pd_lifecycle_artifacts, "publish", dies)
+    with pytest.raises(KeyboardInterrupt):
+        await finish(run)
+    assert LifecycleLayout(run).record(request_config(SHAPE), 1).exists()
+    assert adopt_outcome(cell(SHAPE), context(run)) is None
+    collected = read_records(run)
+    assert not collected.records
+    assert collected.gaps
+    monkeypatch.undo()
+    await finish(run, attempt=2)
+    assert adopt_outcome(cell(SHAPE), context(run)) is not None
+    assert len(read_records(run).records) == 5
+
+
+@pytest.mark.parametrize("name", ["requests.jsonl", "probe/prefill/transfer.1.jsonl", f"../../{SHAPE.name}_rep4.json"])
+async def test_a_cell_whose_files_were_changed_is_measured_again(run: Path, name: str) -> None:
+    await finish(run)
+    path = LifecycleLayout(run).cell(request_config(SHAPE)).parent / name
+    path.write_bytes(path.read_bytes()[:-2])
+    assert adopt_outcome(cell(SHAPE), context(run)) is None
+
+
+async def test_a_new_attempt_replaces_all_of_the_old_one(run: Path) -> None:
+    _, first = await finish(run, failing=frozenset({1}))
+    assert len(first.discarded) == 1
+    assert f"cells/{SHAPE.name}/discarded/rep2_0.json" in files_of(run)
+    assert len(read_records(run).discards) == 1
+    await finish(run, attempt=2)
+    assert not any("discarded" in name for name in files_of(run))
+    assert not read_records(run).discards
+
+
+async def test_a_phase_that_was_not_measured_and_phases_that_do_not_add_up_degrade_the_cell(run: Path) -> None:
+    _, measurements = await finish(run)
+    assert why_degraded(measurements) == ""
+    record = measurements.records[4]
+    broken = {**record.breakdown_ms, "rdma_transfer": None}
+    gaps = {"rdma_transfer": "the probe was blind"}
+    measurements.records[4] = dataclasses.replace(record, breakdown_ms=broken, gaps=gaps)
+    assert why_degraded(measurements) == "not measured: rdma_transfer (the probe was blind)"
+    measurements.records[4] = dataclasses.replace(record, client_residual_share=-0.08)
+    assert why_degraded(measurements) == "the sum of the phases differs from E2E by up to 8%"
+    measurements.records[4] = record
+    measurements.records[1] = dataclasses.replace(measurements.records[1], residual_share=0.5)
+    assert why_degraded(measurements) == "", "a warm-up says nothing about the cell"

@@ -1,0 +1,241 @@
+"""The plan of a pd-lifecycle run: the specification's grid, what it takes, and what is refused beforehand."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launch.profile import PROFILES_FOLDER, load_profile
+from runners.campaign.experiment import RunOptions
+from runners.campaign.start import options_of, prepare
+from runners.errors import RunnerError
+from runners.experiments.engines import counting_profile
+from runners.experiments.pd_lifecycle.grid import EXPERIMENT, Expected, Grid, Shape, read_grid, shape_of
+from runners.experiments.pd_lifecycle.plan import estimate_sums, make_plan
+from state.run import CellPlan, RunPlan
+
+CPU = load_profile("cpu-tiny")
+H20 = "h20-qwen3-coder-30b"
+
+
+def grid(preset: str = "full", settings: Sequence[str] = ()) -> Grid:
+    return read_grid(CPU.experiments[EXPERIMENT], CPU.name, preset, settings=settings)
+
+
+def plan_of(of: Grid, seed: int = 1) -> RunPlan:
+    profile = counting_profile(CPU, of.engine)
+    inputs = msgspec.to_builtins(of)
+    return make_plan(of, profile=profile, profile_name=CPU.name, preset="full", seed=seed, inputs=inputs)
+
+
+def sweep(plan: RunPlan) -> list[CellPlan]:
+    return [cell for cell in plan.cells if cell.kind == "lifecycle"]
+
+
+def test_the_specifications_grid_is_there_whole() -> None:
+    plan = prepare(RunOptions(EXPERIMENT, H20, "full"), need_engine=False).plan
+    shapes = [shape_of(cell) for cell in sweep(plan)]
+    assert len(shapes) == 144
+    assert {shape.prior_context for shape in shapes} == {0, 4000, 16000, 32000, 64000, 100000}
+    assert {shape.new_tokens for shape in shapes} == {512, 2048, 4096, 8192, 16384, 32768}
+    assert {shape.output_length for shape in shapes} == {1, 32, 128, 512}
+    assert not any(cell.params["why_not"] for cell in sweep(plan)), "C + N stays within 132k"
+    assert plan.configs == ("mooncake_producer", "mooncake_consumer"), "kv_producer and kv_consumer"
+    assert plan.inputs["grid"]["repetitions"] == 5
+    assert plan.inputs["grid"]["warmup_repetitions"] == 2
+
+
+@pytest.mark.parametrize("profile", ["cpu-tiny", H20, "h200-qwen3-coder-30b-dummy"])
+def test_every_preset_measures_every_cell_of_its_grid(profile: str) -> None:
+    for preset in load_profile(profile).experiments[EXPERIMENT]:
+        plan = prepare(RunOptions(EXPERIMENT, profile, preset), need_engine=False).plan
+        assert [cell.params["why_not"] for cell in sweep(plan)] == [""] * len(sweep(plan))
+
+
+def test_the_presets_of_this_machine_take_as_long_as_they_promise() -> None:
+    assert plan_of(grid("full")).estimated_s < 18 * 60
+    assert plan_of(grid("demo")).estimated_s < 5 * 60
+    assert plan_of(grid("smoke")).estimated_s < 45
+
+
+_tokens = st.lists(st.integers(1, 50_000), min_size=1, max_size=4, unique=True).map(sorted)
+_grids = st.builds(
+    lambda prior, new, output, evict, baseline: Grid(
+        tuple(prior), tuple(new), tuple(output), 8.0, Expected(0.01, 0.01, 0.001), evict=evict, baseline=baseline
+    ),
+    st.lists(st.integers(0, 50_000), min_size=1, max_size=4, unique=True).map(sorted),
+    _tokens,
+    _tokens,
+    st.sampled_from(["reset", "restart"]),
+    st.booleans(),
+)
+
+
+@given(of=_grids)
+def test_a_plan_has_every_cell_once_and_those_of_one_context_in_a_row(of: Grid) -> None:
+    cells = sweep(plan_of(of))
+    shapes = [shape_of(cell) for cell in cells]
+    assert set(shapes) == {
+        Shape(prior, new, output) for prior in of.prior_context for new in of.new_tokens for output in of.output_length
+    }
+    assert len({cell.cell for cell in cells}) == len(cells) == len(set(shapes))
+    levels = [prior for prior, _ in groupby(shape.prior_context for shape in shapes)]
+    assert sorted(levels) == list(of.prior_context)
+    assert [cell.params["turn"] for cell in cells] == list(range(len(cells)))
+    assert {shape: cell.params["place"] for cell, shape in zip(cells, shapes, strict=True)} == {
+        shape: place for place, shape in enumerate(of.list_shapes())
+    }
+
+
+def test_the_seed_decides_the_order_of_contexts_and_of_the_cells_within_one() -> None:
+    """Else the effects of C, N and O could not be separated from the time since the engines started."""
+    orders = [[shape_of(cell) for cell in sweep(plan_of(grid("full"), seed))] for seed in range(8)]
+    assert orders[1] == [shape_of(cell) for cell in sweep(plan_of(grid("full"), 1))]
+    firsts = {order[0].prior_context for order in orders}
+    assert len(firsts) > 2
+    for order in orders:
+        assert order != list(grid("full").list_shapes())
+        level = [(shape.new_tokens, shape.output_length) for shape in order[:18]]
+        assert level != sorted(level)
+        assert level != [(shape.new_tokens, shape.output_length) for shape in order[18:36]]
+
+
+@given(of=_grids, repetitions=st.integers(2, 7))
+def test_either_request_of_a_pair_comes_first_in_half_of_them(of: Grid, repetitions: int) -> None:
+    """Over the repetitions of a cell, and over those of one C and N: at most one more of either."""
+    for prior, new in itertools.product(of.prior_context, of.new_tokens):
+        shapes = [Shape(prior, new, output) for output in of.output_length]
+        firsts = [[of.combined_first(shape, number + 1) for number in range(repetitions)] for shape in shapes]
+        for cell in firsts:
+            assert abs(2 * sum(cell) - len(cell)) <= 1
+        assert abs(2 * sum(map(sum, firsts)) - len(firsts) * repetitions) <= 1
+
+
+def test_what_is_first_can_be_fixed_and_is_in_the_plan() -> None:
+    fixed = grid("full", ["order=handover_first"])
+    assert not any(fixed.combined_first(shape, number) for shape in fixed.list_shapes() for number in range(1, 6))
+    plans = [
+        prepare(RunOptions(EXPERIMENT, "cpu-tiny", "smoke", settings=settings), need_engine=False).plan
+        for settings in ((), ("order=handover_first",))
+    ]
+    assert [plan.inputs["grid"]["order"] for plan in plans] == ["counterbalanced", "handover_first"]
+    assert plans[0].fingerprint != plans[1].fingerprint
+
+
+@given(of=_grids)
+def test_a_cell_beyond_the_engines_context_is_in_the_plan_with_its_reason_and_costs_nothing(of: Grid) -> None:
+    for cell in sweep(plan_of(of)):
+        fits = shape_of(cell).tokens <= CPU.engine.max_model_len
+        assert bool(cell.params["why_not"]) != fits
+        assert (cell.estimated_s > 0) == fits
+
+
+@given(of=_grids)
+def test_the_arithmetic_shown_adds_up_to_the_plan(of: Grid) -> None:
+    engines_s = sum(cell.estimated_s for cell in plan_of(of).cells if cell.config is not None)
+    lines = estimate_sums(of, CPU, 1)
+    assert sum(line.seconds for line in lines) == pytest.approx(engines_s)
+
+
+def test_stages_are_barriers_in_the_plan() -> None:
+    plan = plan_of(grid("demo"))
+    order = [stage.stage for stage in plan.stages]
+    places = [order.index(cell.stage) for cell in plan.cells]
+    assert places == sorted(places)
+
+
+def test_a_setting_changes_the_grid() -> None:
+    changed = grid(
+        "smoke",
+        ["new_tokens=[64, 128]", "repetitions=9", "analysis.subtract_half_step=true", "engine.block_size=64"],
+    )
+    assert changed.new_tokens == (64, 128)
+    assert changed.repetitions == 9
+    assert changed.analysis.subtract_half_step
+    assert changed.engine.block_size == 64
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        (["new_token=[64]"], "new_token"),
+        (["new_tokens=[128, 64]"], "rise"),
+        (["new_tokens=[]"], "length"),
+        (["output_length=[0]"], "at least 1"),
+        (["repetitions=2", "warmup_repetitions=2"], "warmup_repetitions"),
+        (["dispatch=concurrent"], "sequential"),
+        (["evict=never"], "evict"),
+        (["order=random"], "order"),
+        (["analysis.half_step=true"], "half_step"),
+        (["engine.block_size=64", "prior_context=[0, 100]"], "whole number of blocks"),
+        (["prior_context"], "prior_context"),
+        (["max_input_tokens=10"], "no cell of the grid"),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_name(settings: list[str], named: str) -> None:
+    with pytest.raises(RunnerError, match=named):
+        prepare(RunOptions(EXPERIMENT, "cpu-tiny", "smoke", settings=tuple(settings)), need_engine=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (RunOptions(EXPERIMENT, "cpu-tiny", "smoke", ("plain",)), "no connector"),
+        (RunOptions(EXPERIMENT, "cpu-tiny", "smoke", ("lmcache_only",)), "no connector"),
+        (RunOptions(EXPERIMENT, "cpu-tiny", "smoke", ("mooncake_consumer", "mooncake_producer")), "sends"),
+        (RunOptions(EXPERIMENT, "cpu-tiny", "smoke", ("mooncake_producer",)), "receives"),
+        (RunOptions(EXPERIMENT, "cpu-tiny", "smoke", ("mooncake_both", "nixl_both")), "NixlConnector"),
+        (RunOptions(EXPERIMENT, "cpu-tiny", "smoke", ("mooncake_both",) * 3), "configs"),
+        (RunOptions(EXPERIMENT, "cpu-tiny", "smoke", policies=("ear",)), "static_pd"),
+        (RunOptions(EXPERIMENT, "cpu-tiny", "smoke", trace="trace.jsonl"), "static_pd"),
+        (RunOptions(EXPERIMENT, "cpu-tiny", "smoke", trials=3), "repetitions=3"),
+        (RunOptions(EXPERIMENT, "cpu-tiny", "huge"), "huge"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_anything_starts(options: RunOptions, named: str) -> None:
+    with pytest.raises(Exception, match=named) as refused:
+        prepare(options, need_engine=False)
+    assert getattr(refused.value, "remedy", "")
+
+
+@pytest.mark.parametrize("configs", [(), ("nixl_both",), ("mooncake_producer", "mooncake_consumer")])
+def test_the_configs_of_both_engines(configs: tuple[str, ...]) -> None:
+    prepared = prepare(RunOptions(EXPERIMENT, "cpu-tiny", "smoke", configs), need_engine=False)
+    expected = configs or ("mooncake_both",)
+    assert prepared.plan.configs == expected
+    assert {cell.config for cell in prepared.plan.cells if cell.kind == "preflight"} == set(expected)
+    assert {cell.config for cell in sweep(prepared.plan)} == {expected[-1]}
+    assert prepared.draft.ports == 4
+
+
+def test_a_plan_gives_the_wish_that_makes_it_again() -> None:
+    options = RunOptions(
+        EXPERIMENT,
+        "cpu-tiny",
+        "smoke",
+        ("mooncake_producer", "mooncake_consumer"),
+        seed=9,
+        port=25_000,
+        settings=("repetitions=4",),
+    )
+    plan = prepare(options, need_engine=False).plan
+    again: Any = prepare(options_of(plan), need_engine=False).plan
+    assert again.fingerprint == plan.fingerprint
+
+
+def test_a_profile_of_the_users_own_is_in_the_plan_by_its_path(tmp_path: Path) -> None:
+    """The run process loads it by what the plan names."""
+    file = tmp_path / "mine.toml"
+    file.write_bytes((PROFILES_FOLDER / "cpu-tiny.toml").read_bytes().replace(b'name = "cpu-tiny"', b'name = "mine"'))
+    plan = prepare(RunOptions(EXPERIMENT, str(file), "smoke"), need_engine=False).plan
+    again = prepare(options_of(plan), need_engine=False).plan
+    assert plan.profile == str(file)
+    assert again.fingerprint == plan.fingerprint

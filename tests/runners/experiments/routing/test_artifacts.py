@@ -1,0 +1,236 @@
+"""A finished cell's artifacts: whole, readable by the analysis, adopted after a sudden death, and only then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from launch.profile import load_profile
+from results.records.decisions import ClusterView, Decision, DecisionRecord, InstanceLoad, RoutedOutcome, RoutedRequest
+from results.records.layout import RunLayout, TrialLayout, is_complete, write_atomic
+from results.records.schemas import MetricsRecord, RequestStatus
+from results.records.turns import EngineSample, TurnRecord
+from results.routing.load import LoadedCell, load_cell
+from runners.campaign.context import RunContext
+from runners.campaign.engine_group import Member
+from runners.experiments.routing.artifacts import Replayed, degraded, first_error, put_in_place, trial_layout
+from runners.experiments.routing.experiment import Routing
+from runners.experiments.routing.grid import EXPERIMENT, grid_of
+from runners.experiments.routing.plan import make_plan
+from runners.experiments.routing.trace import TraceRecord
+from runners.load.fidelity import Fidelity
+from runners.load.replay_spec import ReplayOutcome
+from runners.router.spec import RouterOutcome
+from runners.samplers.engine_counters import CacheShape
+from runners.samplers.gpu import HEADER, GpuUse
+from state.run import CellPlan
+
+PROFILE = load_profile("cpu-tiny")
+GRID = grid_of(PROFILE.experiments[EXPERIMENT], PROFILE.name, "smoke")
+PLAN = make_plan(GRID, profile="cpu-tiny", preset="smoke", config="plain", seed=1, release_wait_s=0, inputs={})
+CELL = next(cell for cell in PLAN.cells if cell.kind == "replay")
+TRACE = TraceRecord("synth", "0" * 64, "tracon", 2, 1, 300, 16, 2.0, 16, 1.0, 0, 4096)
+S = 1_000_000_000
+FAITHFUL = Fidelity(0.0, 0.0, 0.001, 0.002, 1.0, 1.0, 1.0, 0.1, degraded=False, reason="")
+
+
+def outcome(**changed: Any) -> ReplayOutcome:
+    fields: dict[str, Any] = {
+        "t_start_ns": S, "t_stop_ns": 4 * S, "t_end_ns": 4 * S, "t_start_unix_s": 1.0, "stop_reason": "complete",
+        "turns": 2, "sent": 2, "completed": 2, "failed": 0, "cut": 0, "never_sent": 0, "sessions": 1,
+        "sessions_done": 1, "sessions_failed": 0, "sessions_delayed": 0, "session_delay_max_s": 0.0,
+        "inflight_sessions_max": 1, "inflight_max": 1, "retried": 0, "wrong_length": 0, "late_bodies": 0,
+        "realtime": False, "input_tokens": 300, "output_tokens": 16, "reusable_any_tokens": 96,
+        "reusable_intra_tokens": 96, "trace_span_s": 2.0, "wall_clock_s": 3.0, "amplification": 1.5,
+        "amplification_reason": "", "fidelity": FAITHFUL,
+    }  # fmt: skip
+    return ReplayOutcome(**(fields | changed))
+
+
+def turn(index: int, instance: str) -> TurnRecord:
+    sent = (1 + index) * S
+    return TurnRecord(
+        index=index, request=f"r{index}", session="s", agent="", turn=index, status=RequestStatus.OK, t_due_ns=sent,
+        t_send_ns=sent, t_first_token_ns=sent + S // 10, t_last_token_ns=sent + S // 2, t_end_ns=sent + S // 2,
+        input_tokens=150, output_tokens=8, prompt_tokens=150, completion_tokens=8, cached_tokens=96 * index,
+        reusable_any_tokens=96 * index, reusable_intra_tokens=96 * index, chunks=8, inflight_sessions=1,
+        instance=instance, http_status=200,
+    )  # fmt: skip
+
+
+def pick(seq: int, instance: str) -> DecisionRecord:
+    request = RoutedRequest(f"r{seq}", "s", seq, 150, 8, 32, {"e0": 0, "e1": 0})
+    cluster = ClusterView((InstanceLoad("e0"), InstanceLoad("e1")), seq)
+    return DecisionRecord(
+        seq, S, 3.0, request, cluster, Decision("round_robin", instance, "turn"), RoutedOutcome("ok", 200)
+    )
+
+
+def lines(path: Path, *rows: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.Encoder().encode_lines(rows))
+
+
+class Subject:
+    """A cell that has just been replayed into its attempt's folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.context = cast(
+            RunContext,
+            SimpleNamespace(
+                layout=RunLayout(root),
+                launcher=SimpleNamespace(date="20990101"),
+                profile=PROFILE,
+                engine=SimpleNamespace(versions={"vllm": "0"}),
+            ),
+        )
+        self.folder = root / "attempts" / "cell" / "1"
+        self.layout: TrialLayout = trial_layout(self.context, CELL)
+        self.experiment = Routing(GRID, self.context)
+        written = TrialLayout(self.folder)
+        lines(written.metrics, turn(0, "e0"), turn(1, "e1"))
+        lines(written.decisions, pick(0, "e0"), pick(1, "e1"))
+        lines(written.engines, EngineSample(S, "e0", 1.0, 0.0, 0.1, 150, 1))
+        written.gpu_util.write_text(HEADER)
+        self.scrapes = {name: self.folder / "engines" / name / "metrics.jsonl" for name in ("e0", "e1")}
+        for path in self.scrapes.values():
+            before = {"vllm:prompt_tokens_total": 10.0, "vllm:prompt_tokens_cached_total": 0.0}
+            after = {"vllm:prompt_tokens_total": 160.0, "vllm:prompt_tokens_cached_total": 96.0}
+            lines(path, MetricsRecord(1, 1.0, "baseline", before), MetricsRecord(2, 2.0, "final", after))
+
+    def put(self, cell: CellPlan = CELL, **changed: Any) -> dict[str, Any]:
+        engine = SimpleNamespace(url="http://127.0.0.1:1", pid=7, spec=SimpleNamespace(started_by="spawn/uni"))
+        members = tuple(Member(name, "both", cast(Any, engine), cast(Any, None), None) for name in self.scrapes)
+        router = RouterOutcome(S, 4 * S, "round_robin", "approximate", 2, 2, 0, 0, 0, 0, {"turn": 2}, 3.0, 5.0, 0)
+        replayed = Replayed(
+            replay=outcome(**changed),
+            router=router,
+            members=members,
+            shapes=dict.fromkeys(self.scrapes, CacheShape(32, 8192)),
+            scrapes=self.scrapes,
+            gpu=GpuUse(None, "no GPU here"),
+        )
+        return put_in_place(cell, 1, GRID, TRACE, replayed, self.folder, self.context)
+
+
+@pytest.fixture
+def subject(tmp_path: Path) -> Subject:
+    return Subject(tmp_path)
+
+
+def test_the_bundle_is_whole_and_the_analysis_reads_all_of_it(subject: Subject) -> None:
+    headline = subject.put()
+    loaded = load_cell(subject.layout)
+    assert isinstance(loaded, LoadedCell)
+    assert loaded.gaps == ()
+    assert loaded.record.trace["apc_bound_any"] == pytest.approx(96 / 300)
+    assert loaded.record.replay["amplification"] == 1.5
+    assert [engine.prompt_tokens for engine in loaded.record.engines] == [150.0, 150.0]
+    assert headline["apc"] == pytest.approx(192 / 300)
+    assert headline["completed"] == 2
+    assert (subject.layout.root / "engines" / "e1" / "metrics.jsonl").is_file()
+    for path in (subject.layout.config, subject.layout.apc, subject.layout.gpu_util, subject.layout.breakdown):
+        assert path.stat().st_size > 0
+    assert loaded.record.git_commit or loaded.record.git_reason
+
+
+def test_a_cell_in_place_is_adopted_with_the_same_headline(subject: Subject) -> None:
+    headline = subject.put()
+    adopted = subject.experiment.adopt(CELL)
+    assert adopted is not None
+    assert adopted.summary == headline
+    assert adopted.degraded == ""
+
+
+@pytest.mark.parametrize("artifact", ["metrics", "decisions", "apc", "config", "summary"])
+def test_a_cell_that_is_not_whole_is_measured_again(subject: Subject, artifact: str) -> None:
+    subject.put()
+    path: Path = getattr(subject.layout, artifact)
+    path.unlink()
+    assert subject.experiment.adopt(CELL) is None
+
+
+def test_a_changed_artifact_or_another_cells_record_is_no_measurement(subject: Subject) -> None:
+    subject.put()
+    with subject.layout.metrics.open("ab") as file:
+        file.write(b"{}\n")
+    assert subject.experiment.adopt(CELL) is None
+    assert not is_complete(subject.layout.cell, "trials/another/t0")
+
+
+def test_what_the_engines_logged_of_kv_is_part_of_the_cell(subject: Subject) -> None:
+    log = Path("engines/e1/rings/2/transfer.77.jsonl")
+    lines(subject.folder / log, {"event": "status"})
+    lines(subject.folder / log.with_name("engine_step.engine.77.ring"), {})
+    subject.put()
+    loaded = load_cell(subject.layout)
+    assert isinstance(loaded, LoadedCell)
+    assert [name for name in loaded.record.checksums if "transfer" in name] == [str(log)]
+    assert not [name for name in loaded.record.checksums if "ring" in Path(name).suffix]
+    assert subject.experiment.adopt(CELL) is not None
+    (subject.layout.root / log).unlink()
+    assert subject.experiment.adopt(CELL) is None
+
+
+def test_a_cell_says_whether_kv_moved_in_it_and_by_which_rules(subject: Subject) -> None:
+    subject.put()
+    record, asked = (msgspec.json.decode(path.read_bytes()) for path in (subject.layout.cell, subject.layout.config))
+    assert record["router"]["moves_kv"] is asked["moves_kv"] is False
+    assert record["router"]["transfer"] == asked["transfer"] == CELL.params["transfer"]
+    assert record["router"]["transfer"]["timeout_s"] == 10.0
+
+
+def test_what_a_cut_short_attempt_left_makes_room(subject: Subject) -> None:
+    stale = subject.layout.root / "engines" / "e7" / "vllm_stdout.log"
+    stale.parent.mkdir(parents=True)
+    stale.write_text("an attempt that died")
+    subject.put()
+    assert not stale.exists()
+
+
+def test_a_replay_that_ended_early_is_degraded_and_counts_what_was_never_sent(subject: Subject) -> None:
+    subject.put(stop_reason="hard_stop", cut=1, never_sent=3)
+    loaded = load_cell(subject.layout)
+    assert isinstance(loaded, LoadedCell)
+    assert loaded.record.replay["cut"] == 4
+    assert "hard_stop" in loaded.degraded
+    adopted = subject.experiment.adopt(CELL)
+    assert adopted is not None
+    assert adopted.degraded == loaded.degraded
+
+
+def test_why_a_cell_is_degraded_is_said_in_full() -> None:
+    assert degraded(outcome()) == ""
+    assert "other lengths" in degraded(outcome(wrong_length=2))
+
+
+def test_the_first_error_of_the_turns_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write_atomic(path, b'{"error":null}\n{"error":"HTTP 500"}\n{"error":"later"}\n')
+    assert first_error(path) == "HTTP 500"
+    write_atomic(path, b'{"error":null}\n')
+    assert first_error(path) == "none was recorded"
+
+
+def test_interference_rows_are_gathered_from_the_cells_that_have_them(tmp_path: Path) -> None:
+    context = cast(RunContext, SimpleNamespace(layout=RunLayout(tmp_path), engine=None))
+    experiment = Routing(GRID, context)
+    rows = tmp_path / "results" / "interference"
+    row = {
+        "instance": "plain-1", "prefill_tokens": 2048, "decodes": 4, "repeat": 0, "tpot_before_s": 0.002,
+        "tpot_during_s": 0.02, "tpot_after_s": 0.002, "worst_gap_before_s": 0.003, "worst_gap_during_s": 0.05,
+        "prefill_ttft_s": 0.06, "gaps_before": 10, "gaps_during": 3, "gaps_after": 10, "t_unix_s": 1.0,
+    }  # fmt: skip
+    cell = next(cell for cell in PLAN.cells if cell.kind == "interference")
+    assert experiment.adopt(cell) is None
+    lines(rows / "n2048.jsonl", row)
+    lines(rows / "n512.jsonl", row | {"prefill_tokens": 512})
+    adopted = experiment.adopt(cell)
+    assert adopted is not None
+    assert adopted.summary["tpot_during_s"] == 0.02
+    gathered = [msgspec.json.decode(line) for line in (tmp_path / "results" / "interference.jsonl").open("rb")]
+    assert [each["prefill_tokens"] for each in gathered] == [512, 2048]

@@ -1,0 +1,439 @@
+"""The plan of a routing run: paired, interleaved, the same schedule for every policy, and what the user may change."""
+
+from __future__ import annotations
+
+import io
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console, RenderableType
+
+from launch.profile import load_profile
+from runners.campaign.experiment import RunOptions
+from runners.campaign.start import options_of, prepare
+from runners.cli.tables import plan_tables
+from runners.errors import RunnerError
+from runners.experiments.engines import EngineChoice, counting_profile
+from runners.experiments.routing.grid import EXPERIMENT, Grid, PolicyChoice, grid_of, slug
+from runners.experiments.routing.plan import arithmetic, make_plan, notes
+from runners.router.spec import TransferRules
+from state.run import CellPlan, RunPlan
+
+CPU = load_profile("cpu-tiny")
+POLICY_OF_ONES_OWN = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+from results.records.decisions import ClusterView, Decision, RoutedRequest
+
+
+@dataclass(frozen=True)
+class First:
+    name: ClassVar[str] = "first"
+    source: ClassVar[str] = "a test"
+    bias: float = 0.0
+
+    def decide(self, request: RoutedRequest, cluster: ClusterView) -> Decision:
+        return Decision("first", next(i.instance for i in cluster.instances if i.available), "first")
+"""
+
+
+def grid(preset: str = "full", policies: Sequence[str] = (), settings: Sequence[str] = ()) -> Grid:
+    return grid_of(CPU.experiments[EXPERIMENT], CPU.name, preset, policies=policies, settings=settings)
+
+
+def plan_of(of: Grid, seed: int = 1, release_wait_s: float = 0.5, moves_kv: bool = False) -> RunPlan:
+    return make_plan(
+        of,
+        profile="cpu-tiny",
+        preset="full",
+        config=of.config,
+        seed=seed,
+        release_wait_s=release_wait_s,
+        inputs=msgspec.to_builtins(of),
+        moves_kv=moves_kv,
+    )
+
+
+def replays(plan: RunPlan) -> list[CellPlan]:
+    return [cell for cell in plan.cells if cell.kind == "replay"]
+
+
+def test_every_policy_has_its_turn_once_before_the_next_trial_begins() -> None:
+    of = grid()
+    cells = replays(plan_of(of))
+    labels = {of.label(policy) for policy in of.policies}
+    assert [cell.trial for cell in cells] == sorted(cell.trial for cell in cells)
+    for trial in range(of.trials):
+        assert {cell.label for cell in cells if cell.trial == trial} == labels
+    assert [cell.params["place"] for cell in cells] == list(range(len(cells)))
+    assert len({cell.cell for cell in plan_of(of).cells}) == len(plan_of(of).cells)
+
+
+def test_the_order_is_drawn_anew_for_every_trial_and_comes_from_the_seed_alone() -> None:
+    of = grid()
+
+    def orders(seed: int) -> list[tuple[str, ...]]:
+        by_trial = defaultdict(list)
+        for cell in replays(plan_of(of, seed)):
+            by_trial[cell.trial].append(cell.label)
+        return [tuple(order) for order in by_trial.values()]
+
+    assert orders(3) == orders(3)
+    assert len(set(orders(3))) > 1
+    assert orders(3) != orders(4)
+
+
+def test_all_policies_of_a_trial_get_the_same_prompts_and_no_two_trials_do() -> None:
+    seeds = defaultdict(set)
+    for cell in replays(plan_of(grid(), seed=7)):
+        seeds[cell.trial].add(cell.params["replay_seed"])
+    assert all(len(found) == 1 for found in seeds.values())
+    assert len(set.union(*seeds.values())) == len(seeds)
+
+
+PRESETS = sorted(CPU.experiments[EXPERIMENT])
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("trials", [1, 4])
+def test_the_arithmetic_shown_adds_up_to_the_plan(preset: str, trials: int) -> None:
+    of = msgspec.structs.replace(grid(preset), trials=trials)
+    engines_s = sum(cell.estimated_s for cell in plan_of(of).cells if cell.config is not None)
+    assert sum(line.seconds for line in arithmetic(of, 0.5)) == pytest.approx(engines_s)
+
+
+def test_the_presets_of_this_machine_take_as_long_as_they_promise() -> None:
+    assert plan_of(grid("full")).estimated_s < 30 * 60
+    assert plan_of(grid("recorded")).estimated_s < 30 * 60
+    assert plan_of(grid("demo")).estimated_s < 6 * 60
+    assert plan_of(grid("baselines")).estimated_s < 13 * 60
+    assert plan_of(grid("sensitivity")).estimated_s < 13 * 60
+    assert plan_of(msgspec.structs.replace(grid("load-floor"), trials=1)).estimated_s < 8 * 60
+    assert plan_of(msgspec.structs.replace(grid("load-floor-100"), trials=1)).estimated_s < 3 * 60
+    assert plan_of(grid("smoke")).estimated_s < 90
+
+
+@pytest.mark.parametrize("preset", sorted(set(PRESETS) - {"smoke"}))
+def test_every_preset_whose_numbers_are_read_has_trials_to_pair(preset: str) -> None:
+    assert grid(preset).trials >= 3
+
+
+@given(seed=st.integers(0, 2**32))
+def test_stages_are_barriers_in_the_plan(seed: int) -> None:
+    plan = plan_of(grid("demo"), seed)
+    order = [stage.stage for stage in plan.stages]
+    places = [order.index(cell.stage) for cell in plan.cells]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("name", ["h20-qwen3-coder-30b", "h200-qwen3-coder-30b-dummy"])
+def test_every_profile_has_a_routing_preset(name: str) -> None:
+    plan = prepare(RunOptions(EXPERIMENT, name, "full"), need_engine=False).plan
+    assert len({cell.label for cell in replays(plan)}) >= 6
+
+
+@pytest.mark.parametrize("name", ["cpu-tiny", "h20-qwen3-coder-30b", "h200-qwen3-coder-30b-dummy"])
+def test_the_specifications_comparisons_are_presets_of_every_profile(name: str) -> None:
+    plans = {
+        preset: prepare(RunOptions(EXPERIMENT, name, preset), need_engine=False).plan
+        for preset in ("baselines", "sensitivity", "load-floor")
+    }
+    baselines = {cell.params["policy"] for cell in replays(plans["baselines"])}
+    assert baselines == {"round_robin", "lmetric", "kv_linear", "sticky", "static_pd", "ear"}
+    ear = {cell.label: cell.params for cell in replays(plans["baselines"]) if cell.params["policy"] == "ear"}
+    assert set(ear) == {"EAR", "EAR, KV not moved", "EAR (affinity only)", "EAR (migration only)"}
+    moved, kept = ear["EAR"], ear["EAR, KV not moved"]
+    assert (moved["moves_kv"], kept["moves_kv"]) == (True, False)
+    assert all(moved[name] == kept[name] for name in ("parameters", "roles", "transfer"))
+    thresholds = {
+        (cell.params["parameters"]["hot_tokens"], cell.params["parameters"]["cooldown_s"])
+        for cell in replays(plans["sensitivity"])
+    }
+    assert len(thresholds) == 9
+    floors = [cell.params["parameters"] for cell in replays(plans["load-floor"])]
+    assert {0, 50, 100, 200, 400} == {parameters.get("load_floor_bonus", 0) for parameters in floors}
+    for plan in plans.values():
+        assert len(plan.configs) == 1
+        assert plan.configs[0] in ("mooncake_both", "nixl_both")
+
+
+def test_a_config_that_needs_the_patches_has_them_applied_before_and_removed_after() -> None:
+    def order(config: str) -> list[str]:
+        plan = prepare(RunOptions(EXPERIMENT, "cpu-tiny", "smoke", (config,)), need_engine=False).plan
+        return [cell.kind for cell in plan.cells]
+
+    patched = order("mooncake_both")
+    assert patched.index("patches") < patched.index("preflight")
+    assert patched.index("revert") > max(
+        place for place, kind in enumerate(patched) if kind in ("replay", "interference")
+    )
+    assert patched[-1] == "analysis"
+    assert "patches" in order("nixl_both"), "its engines log what they move"
+    assert not {"patches", "revert"} & set(order("plain"))
+
+
+def test_a_sweep_is_a_policy_for_every_combination() -> None:
+    tables = CPU.experiments[EXPERIMENT]["smoke"] | {
+        "policies": [
+            "lmetric",
+            {"name": "ear", "parameters": {"tie": "first"}, "sweep": {"hot_tokens": [1, 2], "cooldown_s": [3, 4, 5]}},
+        ]
+    }
+    found = grid_of({"swept": tables}, "p", "swept").policies
+    assert found[0] == PolicyChoice("lmetric")
+    swept = [(one.parameters["hot_tokens"], one.parameters["cooldown_s"]) for one in found[1:]]
+    assert swept == [(1, 3), (1, 4), (1, 5), (2, 3), (2, 4), (2, 5)]
+    assert all(one.parameters["tie"] == "first" for one in found[1:])
+
+
+def test_a_preset_may_be_like_another_but_for_what_it_says_itself() -> None:
+    base = CPU.experiments[EXPERIMENT]["smoke"]
+    tables = {
+        "base": base,
+        "next": {"like": "base", "policies": ["lmetric"], "replay": {"time_scale": 0.5}},
+        "last": {"like": "next", "trials": 4},
+    }
+    one, other = grid_of(tables, "p", "last"), grid_of(tables, "p", "base")
+    assert one.trials == 4
+    assert one.policies == (PolicyChoice("lmetric"),), "a list replaces the other's"
+    assert one.replay == msgspec.structs.replace(other.replay, time_scale=0.5)
+    assert (one.trace, one.engine, one.config) == (other.trace, other.engine, other.config)
+    assert tables["base"] == CPU.experiments[EXPERIMENT]["smoke"]
+
+
+@pytest.mark.parametrize("like", ["unknown", "one", "two"])
+def test_a_preset_that_is_like_nobody_or_itself_is_refused(like: str) -> None:
+    tables = {"one": {"like": like}, "two": {"like": "one"}}
+    with pytest.raises(RunnerError, match="like"):
+        grid_of(tables, "p", "one")
+
+
+@pytest.mark.parametrize("sweep", [{}, [1], {"hot_tokens": 3}, {"hot_tokens": []}])
+def test_a_sweep_that_names_no_values_is_refused(sweep: object) -> None:
+    tables = CPU.experiments[EXPERIMENT]["smoke"] | {"policies": [{"name": "ear", "sweep": sweep}]}
+    with pytest.raises(RunnerError, match="sweep"):
+        grid_of({"swept": tables}, "p", "swept")
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        (["router.transfer.timeout=3"], "timeout"),
+        (["router.transfer.timeout_s=0"], "timeout_s"),
+        (["router.transfer.attempts=0"], "attempts"),
+        (["router.transfer.attempts=many"], "attempts"),
+        (["router.transfer.quarantine_s=9", "router.transfer.quarantine_max_s=5"], "quarantine_max_s"),
+        (["router.transfer.leg_priority=-1", "engine.scheduling=fcfs"], "priority"),
+        (["router.kv_bytes_per_token=0"], "kv_bytes_per_token"),
+        (["engine.scheduling=random"], "scheduling"),
+    ],
+)
+def test_wrong_rules_for_moving_kv_are_refused_before_an_engine_runs(settings: list[str], named: str) -> None:
+    with pytest.raises(RunnerError, match=named):
+        grid("smoke", policies=["unified"], settings=settings)
+
+
+ARMS = [
+    {"name": "ear", "label": "EAR"},
+    {"name": "ear", "label": "EAR, KV not moved", "moves_kv": False},
+    {"name": "ear", "label": "EAR, soon", "transfer": {"timeout_s": 2.0}},
+]
+
+
+def of_arms(policies: Sequence[object], settings: Sequence[str] = ()) -> Grid:
+    return grid_of(
+        {"arms": CPU.experiments[EXPERIMENT]["smoke"] | {"policies": policies}}, "p", "arms", settings=settings
+    )
+
+
+def test_a_policy_may_have_rules_of_its_own_or_leave_kv_where_it_is() -> None:
+    of = of_arms(ARMS, ["EAR.transfer.attempts=1", "EAR, soon.moves_kv=true"])
+    params = {cell.label: cell.params for cell in replays(plan_of(of, moves_kv=True))}
+    assert {label: found["moves_kv"] for label, found in params.items()} == {
+        "EAR": True,
+        "EAR, KV not moved": False,
+        "EAR, soon": True,
+    }
+    rules = {label: msgspec.convert(found["transfer"], TransferRules) for label, found in params.items()}
+    shared = rules["EAR, KV not moved"]
+    assert (shared.timeout_s, shared.leg_priority, shared.attempts) == (10.0, -1, 2)
+    assert rules["EAR"] == replace(shared, attempts=1)
+    assert rules["EAR, soon"] == replace(shared, timeout_s=2.0)
+    fixed = ("policy", "parameters", "roles", "replay_seed")
+    assert all(found[name] == params["EAR"][name] for found in params.values() for name in fixed)
+
+
+def test_a_time_limit_is_compared_on_the_policy_that_needs_it() -> None:
+    plan = prepare(RunOptions(EXPERIMENT, "cpu-tiny", "load-floor"), need_engine=False).plan
+    limits = {cell.label: cell.params["transfer"]["timeout_s"] for cell in replays(plan) if "overlap f" in cell.label}
+    assert limits == {"overlap first": 4.0, "overlap first, timeout 15 s": 15.0}
+
+
+def test_where_no_engine_can_move_kv_no_arm_says_that_it_is_moved() -> None:
+    assert {cell.params["moves_kv"] for cell in replays(plan_of(of_arms(ARMS), moves_kv=False))} == {False}
+
+
+def test_arms_without_a_label_are_told_apart() -> None:
+    of = of_arms(["ear", {"name": "ear", "moves_kv": False}, {"name": "ear", "transfer": {"timeout_s": 2.0}}])
+    assert [of.label(policy) for policy in of.policies] == ["ear", "ear KV not moved", "ear transfer.timeout_s=2"]
+
+
+def test_a_plan_says_in_words_what_an_arm_does_with_kv() -> None:
+    assert list(notes(of_arms(ARMS))) == [
+        "EAR, KV not moved: no KV is moved, the target of a migration or handover recomputes",
+        "EAR, soon: transfer.timeout_s = 2.0, elsewhere 10.0",
+    ]
+    prepared = prepare(RunOptions(EXPERIMENT, "cpu-tiny", "smoke", settings=("EAR.moves_kv=false",)), need_engine=False)
+    assert "EAR: no KV is moved" in rendered(plan_tables(prepared.plan, prepared.draft.sums, prepared.draft.notes))
+
+
+def rendered(shown: RenderableType) -> str:
+    console = Console(width=200, file=io.StringIO())
+    console.print(shown)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("arm", "named"),
+    [
+        ({"transfer": {"timeout": 3}}, "policy ear.*no timeout;"),
+        ({"transfer": {"timeout_s": 0}}, "policy ear.*timeout_s"),
+        ({"transfer": {"attempts": "many"}}, "policy ear.*attempts"),
+        ({"transfer": {"timeout_s": 1.0}, "moves_kv": False}, "policy ear.*moves_kv is false"),
+        ({"transfer": 4}, "transfer"),
+        ({"moves_kv": "no"}, "moves_kv"),
+    ],
+)
+def test_wrong_rules_of_one_policy_are_refused_with_its_name(arm: dict[str, object], named: str) -> None:
+    with pytest.raises(RunnerError, match=named):
+        of_arms([{"name": "ear", **arm}])
+
+
+def test_how_engines_order_their_queue_and_what_they_inherit_is_the_presets() -> None:
+    settings = ["engine.scheduling=priority", "router.transfer.leg_priority=-1", 'engine.env.SOME_LIMIT="7"']
+    of = grid("smoke", settings=settings)
+    engine = counting_profile(CPU, of.engine).engine
+    assert engine.extra_args[-2:] == ("--scheduling-policy", "priority")
+    assert engine.env == CPU.engine.env | of.engine.env
+    assert engine.env["SOME_LIMIT"] == "7"
+    assert of.transfer_rules(of.policies[0]).leg_priority == -1
+    assert "--scheduling-policy" not in counting_profile(CPU, EngineChoice()).engine.extra_args
+
+
+def test_policies_are_chosen_by_name_or_label_and_others_may_join() -> None:
+    chosen = grid("smoke", policies=["lmetric", "leastwork"])
+    assert [chosen.label(policy) for policy in chosen.policies] == ["lmetric", "leastwork"]
+    labelled = PolicyChoice("unified", label="ours")
+    assert Grid((labelled,), 2, 1.0, 1.0).label(labelled) == "ours"
+
+
+def test_a_setting_changes_the_grid_or_a_policys_parameter() -> None:
+    changed = grid(
+        "smoke",
+        policies=["unified"],
+        settings=["trace.sessions=3", "replay.time_scale=0.25", "instances=3", "unified.overload_factor=1.3"],
+    )
+    assert changed.trace.sessions == 3
+    assert changed.replay.time_scale == 0.25
+    assert changed.instances == 3
+    assert changed.policies[0].parameters["overload_factor"] == 1.3
+    assert changed.label(changed.policies[0]) == "unified overload_factor=1.3"
+    assert grid("smoke", policies=["unified"], settings=["overload_factor=1.3"]).policies == changed.policies
+
+
+@pytest.mark.parametrize(
+    ("policies", "settings", "named"),
+    [
+        ((), ["trace.sesions=3"], "sesions"),
+        ((), ["trace.sessions=many"], "sessions"),
+        ((), ["overload"], "overload"),
+        (("unified", "lmetric"), ["factor=2"], "factor"),
+        (("unified",), ["instances=0"], "instances"),
+        (("unified",), ["decode_kv_cache_memory_bytes=0"], "decode_kv_cache_memory_bytes"),
+        (("unified",), ["replay.time_scale=0"], "time_scale"),
+        (("unified",), ["replay.think=slowly"], "think"),
+        (("unified", "unified"), [], "one label"),
+        (("static_pd",), ["static_pd.prefill_instances=most"], "prefill_instances"),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_name(policies: tuple[str, ...], settings: list[str], named: str) -> None:
+    with pytest.raises(RunnerError, match=named):
+        grid("smoke", policies=policies, settings=settings)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (RunOptions(EXPERIMENT, "cpu-tiny", "smoke", policies=("unifed",)), "unifed"),
+        (
+            RunOptions(EXPERIMENT, "cpu-tiny", "smoke", policies=("unified",), settings=("unified.overlod_factor=2",)),
+            "overlod",
+        ),
+        (RunOptions(EXPERIMENT, "cpu-tiny", "smoke", trace="no-such-file.jsonl"), "no-such-file"),
+        (RunOptions(EXPERIMENT, "cpu-tiny", "smoke", ("plain", "nixl_both")), "one config"),
+        (RunOptions(EXPERIMENT, "cpu-tiny", "huge"), "huge"),
+        (RunOptions("connector-tax", "cpu-tiny", "smoke", policies=("unified",)), "routes nothing"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_anything_starts(options: RunOptions, named: str) -> None:
+    with pytest.raises(RunnerError, match=named):
+        prepare(options, need_engine=False)
+
+
+def test_pools_are_in_the_label_and_in_the_roles() -> None:
+    pools = PolicyChoice("static_pd", prefill_instances=4)
+    of = Grid((pools,), 8, 1.0, 1.0)
+    assert of.label(pools) == "static_pd 4P+4D"
+    assert of.roles(pools) == ("prefill",) * 4 + ("decode",) * 4
+    assert of.roles(PolicyChoice("lmetric")) == ("both",) * 8
+
+
+def test_a_policy_that_needs_pools_gets_them() -> None:
+    chosen = grid("smoke", policies=["static_pd"], settings=["instances=4"])
+    assert chosen.label(chosen.policies[0]) == "static_pd 2P+2D"
+    pooled = grid("smoke", policies=["static_pd"], settings=["instances=8", "static_pd.prefill_instances=6"])
+    assert pooled.label(pooled.policies[0]) == "static_pd 6P+2D"
+    with pytest.raises(RunnerError, match="needs 2 instances"):
+        grid("smoke", policies=["static_pd"], settings=["instances=1"])
+
+
+@given(st.text(min_size=1, max_size=40))
+def test_a_label_is_safe_in_a_file_name(label: str) -> None:
+    assert not set(slug(label)) & set("/\\ :*?\"'<>|\0")
+
+
+def test_a_plan_can_be_made_again_from_what_it_holds(tmp_path: Path) -> None:
+    own = tmp_path / "mine.py"
+    own.write_text(POLICY_OF_ONES_OWN)
+    options = RunOptions(
+        EXPERIMENT,
+        "cpu-tiny",
+        "smoke",
+        seed=9,
+        trials=2,
+        port=19999,
+        policies=("lmetric", str(own)),
+        settings=("trace.sessions=3", f"{own}.bias=0.5"),
+    )
+    plan = prepare(options, need_engine=False).plan
+    assert {cell.label for cell in replays(plan)} == {"lmetric", "mine bias=0.5"}
+    assert prepare(options_of(plan), need_engine=False).plan.fingerprint == plan.fingerprint
+    own.write_text(POLICY_OF_ONES_OWN + "\n# changed\n")
+    assert prepare(options_of(plan), need_engine=False).plan.fingerprint != plan.fingerprint
+
+
+def test_the_presets_engines_are_the_runs_engines() -> None:
+    of = grid("smoke")
+    settings = counting_profile(CPU, of.engine).engine
+    assert settings.block_size == of.engine.block_size == 32
+    assert settings.kv_cache_memory_bytes == of.engine.kv_cache_memory_bytes
+    plan = prepare(RunOptions(EXPERIMENT, "cpu-tiny", "smoke"), need_engine=False).plan
+    assert plan.inputs["profile"]["engine"]["block_size"] == 32

@@ -1,0 +1,59 @@
+"""The trace of a run: the same file every time, no turn that no engine could take, and a change of it is noticed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from results.records.layout import RunLayout
+from runners.errors import CellFailed
+from runners.experiments.routing.grid import TraceChoice
+from runners.experiments.routing.trace import prepare_trace, read_record, trace_path
+from runners.load.block_prompts import BlockShape, TurnPrompt, as_hashes, prompt_ids
+from runners.trace.formats import read_trace
+from runners.trace.session import Session
+
+
+def test_the_generated_trace_is_the_same_every_time_and_changed_ones_are_noticed(tmp_path: Path) -> None:
+    choice = TraceChoice(sessions=4, seed=5, tokens=1 / 64)
+    first = prepare_trace(choice, 4096, RunLayout(tmp_path / "one"))
+    again = prepare_trace(choice, 4096, RunLayout(tmp_path / "two"))
+    assert first == again
+    assert first.sessions == 4
+    assert first.requests > 4
+    assert read_record(RunLayout(tmp_path / "one")) == first
+    with trace_path(RunLayout(tmp_path / "one")).open("ab") as file:
+        file.write(b"\n")
+    assert read_record(RunLayout(tmp_path / "one")) is None
+
+
+def test_a_trace_of_which_nothing_fits_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CellFailed, match=r"trace\.tokens"):
+        prepare_trace(TraceChoice(sessions=2, seed=5), 16, RunLayout(tmp_path))
+
+
+def test_scaled_to_tiny_blocks_sessions_still_share_no_more_than_their_hashes_say(tmp_path: Path) -> None:
+    layout = RunLayout(tmp_path)
+    record = prepare_trace(TraceChoice(sessions=12, seed=5, tokens=1 / 32), 4096, layout)
+    trace = read_trace(trace_path(layout))
+    shape = BlockShape(1, record.block_tokens, trace.facts.hash_scope, 0, 256)
+    assert record.block_tokens == 2
+    last = [(session, len(session.turns) - 1) for session in trace.sessions]
+    prompts = [
+        (session.turns[place].hashes, prompt_ids(shape, as_prompt(session, place)).tolist()) for session, place in last
+    ]
+    for (hashes, ids), (others, other_ids) in combinations(prompts, 2):
+        shared = common(hashes, others) * record.block_tokens
+        assert shared <= common(ids, other_ids) <= shared + 2 * record.block_tokens
+
+
+def as_prompt(session: Session, place: int) -> TurnPrompt:
+    turn = session.turns[place]
+    return TurnPrompt(session.session, place, turn.input_tokens, as_hashes(turn.hashes))
+
+
+def common(one: Sequence[int], two: Sequence[int]) -> int:
+    return next((at for at, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))

@@ -1,0 +1,325 @@
+"""The exact index: it follows the engine's words, closes gaps by replay, and where it cannot, knows too little."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import msgspec
+import pytest
+
+from runners.errors import RunnerError
+from runners.router.instances.kv_events import (
+    END_OF_REPLAY,
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    EventIndex,
+    KvEvents,
+)
+from runners.router.prefix_index import block_keys
+
+BLOCK = 4
+
+
+def stored(first: int, tokens: list[int], parent: int | None = None) -> dict[str, object]:
+    """The event as vLLM 0.32 sends it, blocks named `first`, `first + 1`, ..."""
+    return {
+        "type": "BlockStored",
+        "block_hashes": list(range(first, first + len(tokens) // BLOCK)),
+        "parent_block_hash": parent,
+        "token_ids": tokens,
+        "block_size": BLOCK,
+        "lora_id": None,
+        "medium": "GPU",
+        "lora_name": None,
+        "group_idx": 0,
+        "kv_cache_spec_kind": "full_attention",
+    }
+
+
+def removed(*names: int) -> dict[str, object]:
+    return {"type": "BlockRemoved", "block_hashes": list(names), "medium": "GPU", "group_idx": 0}
+
+
+CLEARED: dict[str, object] = {"type": "AllBlocksCleared"}
+
+
+class Engine:
+    """Says what an engine says; messages may be lost on the way, and asked for again."""
+
+    def __init__(self, *, replays: bool = True) -> None:
+        self.replays = replays
+        self.sent: list[tuple[int, bytes]] = []
+        self.buffer = 100
+        self.live: list[tuple[int, bytes]] = []
+        self.again: list[tuple[int, bytes]] = []
+        self.asked: list[int] = []
+        self.silent = False
+        self._ts = 0.0
+        self._number = 0
+
+    def say(self, *events: dict[str, object], lost: bool = False) -> None:
+        self._ts += 1
+        payload = msgspec.msgpack.encode([self._ts, list(events), 0])
+        self.sent.append((self._number, payload))
+        if not lost:
+            self.live.append((self._number, payload))
+        self._number += 1
+
+    def restart(self) -> None:
+        self._number = 0
+        self.sent = []
+
+    def receive(self) -> tuple[int, bytes] | None:
+        return self.live.pop(0) if self.live else None
+
+    def ask_replay(self, start: int) -> bool:
+        self.asked.append(start)
+        if self.replays and not self.silent:
+            self.again += [one for one in self.sent[-self.buffer :] if one[0] >= start] + [(END_OF_REPLAY, b"")]
+        return self.replays
+
+    def replayed(self) -> tuple[int, bytes] | None:
+        return self.again.pop(0) if self.again else None
+
+    def close(self) -> None:
+        pass
+
+
+def follow(engine: Engine, clock: float = 0.0) -> KvEvents:
+    events = KvEvents(EventIndex(BLOCK), engine, lambda: clock)
+    while events.poll():
+        pass
+    return events
+
+
+def held(events: KvEvents, tokens: list[int]) -> int:
+    return events.index.match(block_keys(tokens, BLOCK))
+
+
+PROMPT = list(range(100, 116))
+
+
+def test_stored_blocks_are_matched_by_the_routers_own_keys() -> None:
+    engine = Engine()
+    engine.say(stored(1, PROMPT[:8]))
+    engine.say(stored(3, PROMPT[8:], parent=2))
+    events = follow(engine)
+    assert held(events, PROMPT) == 16
+    assert held(events, [*PROMPT[:4], 9, 9, 9, 9]) == 4
+    assert len(events.index) == 4
+    assert events.gaps == 0
+
+
+def test_removed_blocks_end_the_prefix_there() -> None:
+    engine = Engine()
+    engine.say(stored(1, PROMPT))
+    engine.say(removed(3))
+    events = follow(engine)
+    assert held(events, PROMPT) == 8
+    engine.say(CLEARED)
+    while events.poll():
+        pass
+    assert held(events, PROMPT) == 0
+
+
+def test_one_of_two_equal_blocks_may_go() -> None:
+    engine = Engine()
+    engine.say(stored(1, PROMPT[:4]), stored(50, PROMPT[:4]))
+    engine.say(removed(1))
+    events = follow(engine)
+    assert held(events, PROMPT) == 4
+    engine.say(removed(50), removed(50))
+    events.poll()
+    assert held(events, PROMPT) == 0
+
+
+def test_blocks_elsewhere_than_on_the_device_do_not_count() -> None:
+    engine = Engine()
+    engine.say(stored(1, PROMPT) | {"medium": "CPU"})
+    assert held(follow(engine), PROMPT) == 0
+
+
+def test_hashes_may_be_bytes_and_another_block_size_is_left_out() -> None:
+    engine = Engine()
+    engine.say(stored(1, PROMPT[:4]) | {"block_hashes": [b"\x01\x02"]})
+    engine.say(stored(7, PROMPT) | {"block_size": 8, "block_hashes": [7, 8]})
+    events = follow(engine)
+    assert held(events, PROMPT) == 4
+    assert events.index.orphans == 2
+
+
+def test_messages_lost_before_the_subscription_are_replayed() -> None:
+    engine = Engine()
+    engine.say(stored(1, PROMPT[:8]), lost=True)
+    engine.say(stored(3, PROMPT[8:12], parent=2))
+    engine.say(stored(4, PROMPT[12:], parent=3))
+    events = follow(engine)
+    assert engine.asked == [0]
+    assert held(events, PROMPT) == 16
+    assert (events.gaps, events.gaps_open) == (1, 0)
+
+
+def test_messages_that_the_replay_brought_first_are_not_taken_for_a_new_engine() -> None:
+    engine = Engine()
+    engine.say(stored(1, PROMPT[:8]), lost=True)
+    engine.say(stored(3, PROMPT[8:12], parent=2))
+    engine.say(stored(4, PROMPT[12:], parent=3))
+    events = KvEvents(EventIndex(BLOCK), engine, lambda: 0.0)
+    events.poll(limit=1)
+    for _ in range(5):
+        events.poll(limit=3)
+    assert held(events, PROMPT) == 16
+    assert engine.asked == [0]
+
+
+def test_a_gap_that_cannot_be_closed_empties_the_index() -> None:
+    for engine in (Engine(replays=False), Engine()):
+        engine.say(stored(1, PROMPT[:8]))
+        engine.say(removed(2), lost=True)
+        engine.buffer = 1
+        engine.say(stored(9, [1, 2, 3, 4]))
+        events = follow(engine)
+        assert events.gaps_open == 1
+        assert held(events, PROMPT) == 0, "a removal may have been lost: too little is known, never too much"
+        assert held(events, [1, 2, 3, 4]) == 4
+        engine.say(stored(20, [5, 6, 7, 8]))
+        events.poll()
+        assert held(events, [5, 6, 7, 8]) == 4
+
+
+def test_a_second_hole_behind_the_first_empties_the_index_again() -> None:
+    engine, now = Engine(), [0.0]
+    engine.silent = True
+    engine.say(stored(1, PROMPT), lost=True)
+    engine.say(stored(9, [1, 2, 3, 4]))
+    engine.say(removed(9), lost=True)
+    engine.say(stored(10, [5, 6, 7, 8]))
+    events = KvEvents(EventIndex(BLOCK), engine, lambda: now[0])
+    events.poll()
+    now[0] = 5.0
+    events.poll()
+    assert held(events, [1, 2, 3, 4]) == 0
+    assert held(events, [5, 6, 7, 8]) == 4
+
+
+def test_a_replay_without_an_end_is_given_up_in_time() -> None:
+    engine, now = Engine(), [0.0]
+    engine.silent = True
+    engine.say(stored(1, PROMPT), lost=True)
+    engine.say(stored(9, [1, 2, 3, 4]))
+    events = KvEvents(EventIndex(BLOCK), engine, lambda: now[0])
+    events.poll()
+    assert held(events, [1, 2, 3, 4]) == 0, "waiting for the replay"
+    now[0] = 5.0
+    events.poll()
+    assert held(events, [1, 2, 3, 4]) == 4
+    assert events.gaps_open == 1
+
+
+def test_a_new_engine_process_begins_with_an_empty_index() -> None:
+    engine = Engine()
+    engine.say(stored(1, PROMPT))
+    engine.say(stored(30, [1, 2, 3, 4]))
+    events = follow(engine)
+    engine.restart()
+    engine.say(stored(1, [5, 6, 7, 8]))
+    while events.poll():
+        pass
+    assert held(events, PROMPT) == 0
+    assert held(events, [5, 6, 7, 8]) == 4
+
+
+def test_a_damaged_message_is_counted_and_passed_over() -> None:
+    engine = Engine()
+    engine.say(stored(1, PROMPT[:4]))
+    engine.live.append((1, b"\xc1nonsense"))
+    engine._number = 2
+    engine.say(stored(2, PROMPT[4:8], parent=1))
+    events = follow(engine)
+    assert events.damaged == 1
+    assert held(events, PROMPT) == 8
+
+
+def test_it_holds_exactly_what_a_small_cache_holds_under_eviction() -> None:
+    """A pool of 12 blocks under 200 prompts: the index equals the pool after every message."""
+    source, engine = random.Random(4), Engine()
+    events, name, checked = KvEvents(EventIndex(BLOCK), engine, lambda: 0.0), 0, 0
+    pool: dict[int, int] = {}
+    for _ in range(200):
+        prompt = [source.randrange(3)] * 8 + [source.randrange(1000)] * 4
+        path = block_keys(prompt, BLOCK)
+        parent = None
+        for place, key in enumerate(path):
+            if key not in pool:
+                while len(pool) >= 12:
+                    old = next(one for one in pool if one not in path)
+                    engine.say(removed(pool.pop(old)))
+                name += 1
+                engine.say(stored(name, prompt[place * BLOCK : (place + 1) * BLOCK], parent), lost=name % 17 == 0)
+                pool[key] = name
+            parent = pool[key]
+        while events.poll():
+            pass
+        if name % 17:  # a message that is lost last is missed only when the next one comes
+            assert set(events.index._held) == set(pool)
+            checked += 1
+    assert checked > 150
+    assert events.gaps > 5
+
+
+def test_over_real_sockets_with_a_replay() -> None:
+    zmq = pytest.importorskip("zmq")
+    from runners.router.instances.kv_events import ZmqWire
+
+    context = zmq.Context.instance()
+    router = context.socket(zmq.ROUTER)
+    port = router.bind_to_random_port("tcp://127.0.0.1")
+    wire = ZmqWire("tcp://127.0.0.1:0", f"tcp://127.0.0.1:{port}")
+    publisher = context.socket(zmq.PUB)
+    publisher.connect(wire.bound)
+    source = Engine()
+    source.say(stored(1, PROMPT[:8]))
+    source.say(stored(3, PROMPT[8:], parent=2))
+    events = KvEvents(EventIndex(BLOCK), wire, time.monotonic)
+    try:
+        deadline = time.monotonic() + 10
+        while held(events, PROMPT) < 16 and time.monotonic() < deadline:
+            number, payload = source.sent[1]  # the first one is lost for good
+            publisher.send_multipart([b"kv-events", number.to_bytes(8, "big"), payload])
+            events.poll()
+            if router.poll(20):
+                client, _, start = router.recv_multipart()
+                for number, payload in source.sent[int.from_bytes(start, "big") :]:
+                    router.send_multipart([client, b"", b"kv-events", number.to_bytes(8, "big"), payload])
+                router.send_multipart([client, b"", b"", (-1).to_bytes(8, "big", signed=True), b""])
+        assert held(events, PROMPT) == 16
+        assert events.gaps_open == 0
+    finally:
+        events.close()
+        for socket in (publisher, router):
+            socket.close(0)
+
+
+def test_an_endpoint_that_cannot_be_bound_is_named() -> None:
+    pytest.importorskip("zmq")
+    from runners.router.instances.kv_events import ZmqWire
+
+    wire = ZmqWire("tcp://127.0.0.1:0")
+    try:
+        with pytest.raises(RunnerError, match=wire.bound):
+            ZmqWire(wire.bound)
+    finally:
+        wire.close()
+
+
+def test_events_are_typed_as_the_engine_tags_them() -> None:
+    index = EventIndex(BLOCK)
+    index.apply(BlockStored([1], PROMPT[:4], BLOCK))
+    assert len(index) == 1
+    index.insert(block_keys(PROMPT, BLOCK))
+    assert len(index) == 1, "what is sent there counts when the engine says so"
+    index.apply(BlockRemoved([1]))
+    index.apply(AllBlocksCleared())
+    assert len(index) == 0

@@ -1,0 +1,233 @@
+"""EAR: section 4.2 and 4.3 of the specification, one clause at a time, and what it leaves open."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from results.records.decisions import Decision, InstanceLoad, RoutedRequest
+from runners.router.policies import make_policy
+from runners.router.policies.ear import EAR
+from runners.router.policies.errors import PolicyError
+from tests.runners.router.views import ask, load, view
+
+POLICY = EAR(hot_tokens=4000, cooldown_s=30)
+AFFINITY_ONLY = EAR(hot_tokens=4000, cooldown_s=30, migration=False)
+MIGRATION_ONLY = EAR(hot_tokens=4000, cooldown_s=30, affinity=False)
+
+
+def room(name: str, pp: int = 0, free: int | None = 10_000, **more: Any) -> InstanceLoad:
+    """An instance with this many tokens pending and this many free."""
+    return load(name, pp=pp, free_kv_tokens=free, **more)
+
+
+def turn(tokens: int = 1000, *, since: float | None = None, moving_to: str = "", **more: Any) -> RoutedRequest:
+    """A later turn of a session that lives on `a`."""
+    return replace(
+        ask(tokens, owner=more.pop("owner", "a"), turn=3, **more), since_migration_s=since, moving_to=moving_to
+    )
+
+
+def ruled_out(made: Decision) -> dict[str, str]:
+    return {one.instance: one.ruled_out for one in made.candidates if one.ruled_out}
+
+
+def gates(made: Decision) -> dict[str, bool]:
+    return {gate.name: gate.passed for gate in made.gates}
+
+
+@pytest.mark.parametrize("given", [{}, {"hot_tokens": 4000}, {"cooldown_s": 30}])
+def test_thresholds_have_no_silent_default(given: dict[str, object]) -> None:
+    with pytest.raises(PolicyError, match="there is no default") as caught:
+        make_policy("ear", given)
+    for name, how in (("hot_tokens", "prefill tokens per second"), ("cooldown_s", "mean time of a turn")):
+        assert (name in str(caught.value)) == (name not in given)
+        assert (how in caught.value.remedy) == (name not in given), "it says how to choose"
+    assert caught.value.exit_code == 2
+
+
+def test_a_new_session_goes_where_the_fewest_prompt_tokens_are_pending() -> None:
+    made = POLICY.decide(ask(9000, {"a": 8990}), view(room("a", 500, bs=1), room("b", 400, bs=9), room("c", 600)))
+    assert (made.instance, made.reason, made.binds, made.migrate_from) == ("b", "cold", True, "")
+
+
+def test_new_sessions_at_idle_instances_take_turns() -> None:
+    picked = [POLICY.decide(ask(), view(room("a"), room("b"), room("c"), fallbacks=n)).instance for n in range(4)]
+    assert picked == ["a", "b", "c", "a"]
+    assert POLICY.decide(ask(), view(room("a"), room("b"))).advances
+
+
+def test_a_later_turn_stays_with_its_instance_up_to_the_threshold() -> None:
+    made = POLICY.decide(turn(), view(room("a", 4000), room("b")))
+    assert (made.instance, made.reason, made.binds, made.migrate_from) == ("a", "bound", True, "")
+    assert gates(made) == {"hot": False}
+
+
+def test_above_the_threshold_it_migrates_to_the_least_busy() -> None:
+    made = POLICY.decide(turn(), view(room("a", 4001), room("b", 300), room("c", 200)))
+    assert (made.instance, made.migrate_from, made.reason) == ("c", "a", "migrated")
+    assert made.binds, "the binding follows once it was served there"
+    assert gates(made) == {"hot": True, "cooldown": True, "one_at_a_time": True, "target": True}
+    assert "it is hot: 4001" in ruled_out(made)["a"]
+
+
+def test_it_goes_by_load_that_is_seen_and_not_by_the_cache() -> None:
+    made = POLICY.decide(turn(9000, cached={"b": 8990}), view(room("a", 5000), room("b", 300), room("c", 200)))
+    assert made.instance == "c"
+
+
+@pytest.mark.parametrize(("since", "moves"), [(None, True), (0.0, False), (29.9, False), (30.0, True), (99.0, True)])
+def test_a_session_that_migrated_stays_for_the_cooldown(since: float | None, moves: bool) -> None:
+    made = POLICY.decide(turn(since=since), view(room("a", 5000), room("b")))
+    assert (made.instance, bool(made.migrate_from)) == (("b", True) if moves else ("a", False))
+    assert made.reason == ("migrated" if moves else "hot_cooldown")
+    assert gates(made)["cooldown"] == moves
+
+
+def test_a_second_turn_in_flight_stays_while_the_first_migrates() -> None:
+    made = POLICY.decide(turn(moving_to="b"), view(room("a", 5000), room("b", 1000), room("c")))
+    assert (made.instance, made.migrate_from, made.reason) == ("a", "", "hot_moving")
+    assert "one is, to b" in made.gates[-1].text
+
+
+@pytest.mark.parametrize(("pending", "moves"), [(4999, True), (5000, False), (5001, False)])
+def test_a_target_must_be_strictly_less_busy(pending: int, moves: bool) -> None:
+    made = POLICY.decide(turn(), view(room("a", 5000), room("b", pending)))
+    assert bool(made.migrate_from) == moves
+    assert made.instance == ("b" if moves else "a")
+    assert moves or "not less busy than a" in ruled_out(made)["b"]
+
+
+@pytest.mark.parametrize(("free", "moves"), [(1100, True), (1099, False), (0, False), (None, False)])
+def test_a_target_must_have_room_for_the_context_and_the_output(free: int | None, moves: bool) -> None:
+    made = POLICY.decide(turn(1000, max_tokens=100), view(room("a", 5000), room("b", 0, free)))
+    assert bool(made.migrate_from) == moves
+    assert moves or "1100" in ruled_out(made)["b"]
+
+
+def test_a_busier_target_with_room_beats_the_least_busy_without() -> None:
+    made = POLICY.decide(turn(), view(room("a", 5000), room("b", 0, 500), room("c", 4000)))
+    assert (made.instance, made.migrate_from) == ("c", "a")
+    assert ruled_out(made)["b"] == "500 KV tokens free, 1100 needed"
+
+
+def test_without_a_target_it_stays_and_says_why_of_each() -> None:
+    made = POLICY.decide(turn(), view(room("a", 5000), room("b", 0, 500), room("c", 6000), room("d", free=None)))
+    assert (made.instance, made.migrate_from, made.reason, made.binds) == ("a", "", "hot_no_target", True)
+    assert gates(made)["target"] is False
+    assert set(ruled_out(made)) == {"b", "c", "d"}
+    assert "not known" in ruled_out(made)["d"]
+
+
+def test_where_no_kv_can_be_moved_to_is_no_target() -> None:
+    cluster = view(room("a", 5000), room("b"), room("c", 300))
+    made = POLICY.decide(replace(turn(), cut_off={"b": "quarantined for 9 s"}), cluster)
+    assert (made.instance, made.migrate_from) == ("c", "a")
+    assert ruled_out(made)["b"] == "no KV can be moved there: quarantined for 9 s"
+    everywhere = POLICY.decide(replace(turn(), cut_off={"b": "quarantined", "c": "it has no transfer"}), cluster)
+    assert (everywhere.instance, everywhere.reason) == ("a", "hot_no_target")
+    assert "can be sent its KV" in everywhere.gates[-1].text
+    cold = POLICY.decide(replace(ask(), cut_off={"b": "quarantined"}), cluster)
+    assert cold.instance == "b", "a new session needs no KV"
+    free = MIGRATION_ONLY.decide(replace(turn(), cut_off={"b": "quarantined", "c": "quarantined"}), cluster)
+    assert (free.instance, free.migrate_from) == ("b", ""), "placed by load, with nothing to bring along"
+
+
+@pytest.mark.parametrize(
+    ("held", "at_b", "least", "moves"),
+    [(0, 0, 1, False), (16, 0, 1, True), (15, 0, 1, False), (912, 912, 1, False), (912, 500, 420, False),
+     (912, 496, 416, True), (0, 0, 0, True)],
+)  # fmt: skip
+def test_a_session_without_kv_that_the_target_lacks_stays(held: int, at_b: int, least: int, moves: bool) -> None:
+    """Whole blocks of 16; 0 = the record does not say how much is worth a move."""
+    asked = replace(turn(1000, cached={"a": held, "b": at_b}), min_move_tokens=least)
+    made = POLICY.decide(asked, view(room("a", 5000), room("b")))
+    assert (made.instance, made.reason) == (("b", "migrated") if moves else ("a", "hot_no_kv"))
+    assert gates(made).get("kv") == (moves if least else None)
+    alone = AFFINITY_ONLY.decide(asked, view(room("a", 5000), room("b")))
+    assert (alone.instance, alone.gates) == ("a", ())
+    free = MIGRATION_ONLY.decide(asked, view(room("a", 5000), room("b")))
+    assert (free.instance, free.migrate_from) == ("b", "a" if moves else ""), "it leaves anyway"
+
+
+def test_its_kv_goes_to_one_that_lacks_it() -> None:
+    asked = replace(turn(1000, cached={"a": 912, "b": 912, "c": 0}), min_move_tokens=1)
+    made = POLICY.decide(asked, view(room("a", 5000), room("b", 100), room("c", 200)))
+    assert (made.instance, made.migrate_from) == ("c", "a")
+    assert ruled_out(made)["b"] == "no KV to move: it lacks 0 tokens of what a holds"
+
+
+def test_alone_it_stays() -> None:
+    assert POLICY.decide(turn(), view(room("a", 90_000))).reason == "hot_no_target"
+
+
+def test_when_all_are_hot_it_is_sticky() -> None:
+    made = POLICY.decide(turn(), view(*(room(name, 9000) for name in "abc")))
+    assert (made.instance, made.reason) == ("a", "hot_no_target")
+
+
+@pytest.mark.parametrize("since", [None, 0.0])
+@pytest.mark.parametrize("lost", ["down", "gone", "failed this request"])
+def test_a_dead_owner_is_replaced_at_once_and_nothing_is_fetched_from_it(lost: str, since: float | None) -> None:
+    dead = () if lost == "gone" else (room("a", 9000, available=lost != "down"),)
+    tried = ["a"] if lost == "failed this request" else []
+    made = POLICY.decide(turn(since=since, tried=tried), view(*dead, room("b", 9500), room("c", 9400)))
+    assert (made.instance, made.migrate_from, made.reason) == ("c", "", "fallback_owner_down")
+    assert made.binds
+
+
+def test_a_paused_owner_keeps_its_session() -> None:
+    made = POLICY.decide(turn(), view(room("a", 9000, paused_for_s=2.0), room("b")))
+    assert (made.instance, made.migrate_from, made.reason, made.binds) == ("b", "", "owner_paused", False)
+
+
+def test_a_paused_instance_is_no_target() -> None:
+    made = POLICY.decide(turn(), view(room("a", 9000), room("b", paused_for_s=2.0), room("c", 8000)))
+    assert (made.instance, made.migrate_from) == ("c", "a")
+
+
+def test_a_target_that_failed_this_request_is_not_asked_again() -> None:
+    made = POLICY.decide(turn(tried=["b"]), view(room("a", 9000), room("b"), room("c", 8000)))
+    assert (made.instance, made.migrate_from) == ("c", "a")
+    assert POLICY.decide(turn(tried=["b"]), view(room("a", 9000), room("b"))).instance == "a"
+
+
+def test_nobody_left_is_nowhere() -> None:
+    made = POLICY.decide(turn(), view(room("a", available=False)))
+    assert (made.instance, made.reason, made.binds) == ("", "no_instance", False)
+
+
+def test_without_a_session_nothing_migrates() -> None:
+    made = POLICY.decide(ask(session=""), view(room("a", 9000), room("b")))
+    assert (made.instance, made.migrate_from) == ("b", "")
+
+
+def test_affinity_only_stays_however_hot() -> None:
+    made = AFFINITY_ONLY.decide(turn(), view(room("a", 90_000), room("b")))
+    assert (made.instance, made.reason, made.gates) == ("a", "bound", ())
+    assert AFFINITY_ONLY.decide(ask(), view(room("a", 1), room("b"))).instance == "b", "cold start by load, as in full"
+
+
+def test_migration_only_places_each_turn_by_load_and_takes_the_kv_along_from_a_hot_instance() -> None:
+    cool = MIGRATION_ONLY.decide(turn(), view(room("a", 4000), room("b")))
+    assert (cool.instance, cool.migrate_from, cool.reason, cool.binds) == ("b", "", "balanced", True)
+    hot = MIGRATION_ONLY.decide(turn(), view(room("a", 4001), room("b")))
+    assert (hot.instance, hot.migrate_from, hot.reason) == ("b", "a", "migrated")
+    home = MIGRATION_ONLY.decide(turn(), view(room("a", 4001), room("b", 4002)))
+    assert (home.instance, home.migrate_from, home.reason, home.gates) == ("a", "", "balanced", ())
+
+
+def test_migration_only_without_a_target_or_in_cooldown_still_places_by_load() -> None:
+    full = MIGRATION_ONLY.decide(turn(), view(room("a", 5000), room("b", 0, 10)))
+    assert (full.instance, full.migrate_from, full.reason) == ("b", "", "balanced")
+    again = MIGRATION_ONLY.decide(turn(since=1.0), view(room("a", 5000), room("b")))
+    assert (again.instance, again.migrate_from, gates(again)["cooldown"]) == ("b", "", False)
+
+
+def test_with_neither_it_balances_load() -> None:
+    made = EAR(hot_tokens=0, cooldown_s=0, affinity=False, migration=False).decide(
+        turn(), view(room("a", 5000), room("b", 4000))
+    )
+    assert (made.instance, made.migrate_from, made.gates) == ("b", "", ())

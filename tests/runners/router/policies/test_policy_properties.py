@@ -1,0 +1,164 @@
+"""What every policy promises, whatever it is shown; and how sessions spread when real counters drive it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+
+from results.records.decisions import ClusterView, Decision, RoutedRequest
+from runners.router.policies import POLICIES, make_policy
+from runners.router.policies.reasons import REASONS
+from runners.router.prefix_index import PrefixIndex, block_keys, cached_tokens
+from runners.router.sessions.bindings import Bindings
+from runners.router.view import Cluster, CounterReservation, Member
+from tests.examples import examples
+from tests.runners.router.logs import NEEDED
+from tests.runners.router.strategies import asked, clusters
+
+VARIANTS = (
+    *((name, NEEDED.get(name, {})) for name in POLICIES),
+    ("ear", {"hot_tokens": 0, "cooldown_s": 0, "tie": "first"}),
+    ("ear", {"hot_tokens": 20_000, "cooldown_s": 60, "affinity": False}),
+    ("ear", {"hot_tokens": 0, "cooldown_s": 0, "migration": False}),
+    ("lmetric", {"tie": "first", "bs_offset": 1}),
+    ("kv_linear", {"form": "pr1035"}),
+    ("sticky", {"place": "ring", "points": 8, "bound": 1.25}),
+    ("sticky", {"rebind": False}),
+    ("unified", {"hard_ceiling": 3, "exclude_owner_on_gate2_fail": True, "average_over": "others", "p_floor": 1}),
+    ("leastwork", {"spread_cold": False}),
+    ("unified", {"spread_cold": False, "update_affinity": False, "bs_offset": 1}),
+    ("kv_aware", {"load_floor_bonus": 200, "floor_form": "max", "assigned": "active", "backpressure_above": 0.8}),
+    (
+        "kv_aware",
+        {"order": "inflight_first", "overlap_discount": "largest", "cold_bonus": 50, "floor_gate": "per_worker"},
+    ),
+    ("static_pd", {"prefill_count": 1, "on_full": "reject"}),
+)
+
+
+@pytest.mark.parametrize(("name", "parameters"), VARIANTS)
+def test_a_policy_picks_only_what_may_be_picked_and_the_same_each_time(
+    name: str, parameters: Mapping[str, object]
+) -> None:
+    policy = make_policy(name, parameters)
+
+    @settings(max_examples=examples(20), deadline=None)
+    @given(asked(), clusters())
+    def holds(request: RoutedRequest, cluster: ClusterView) -> None:
+        made = policy.decide(request, cluster)
+        up = {load.instance for load in cluster.instances if load.available} - set(request.tried)
+        assert {made.instance, made.prefill} <= up | {""}
+        whole = {load.instance for load in cluster.instances if load.role != "prefill"}
+        assert name == "static_pd" or bool(made.instance) == bool(up & whole), "an instance is picked if one may be"
+        assert [one.instance for one in made.candidates] == [load.instance for load in cluster.instances]
+        assert made.reason in REASONS
+        assert made.instance or not (made.binds or made.prefill or made.migrate_from)
+        assert not (made.migrate_from and made.instance in request.cut_off), "nowhere that no KV can be moved to"
+        if made.migrate_from and request.min_move_tokens:
+            held, there = (
+                request.cached_tokens.get(instance, 0) // request.block_tokens * request.block_tokens
+                for instance in (made.migrate_from, made.instance)
+            )
+            assert held - there >= request.min_move_tokens, "KV is there to be moved"
+        weighed = [one for one in made.candidates if one.score]
+        assert all(len(one.score) == len(made.keys) for one in weighed)
+        assert all(bool(one.ruled_out) != bool(one.score) for one in made.candidates if made.instance)
+        assert policy.decide(request, cluster) == made
+        assert msgspec.json.decode(msgspec.json.encode(made), type=Decision) == made
+
+    holds()
+
+
+class Router:
+    """A policy with real counters, bindings and prefix indexes: what the server does, without a network."""
+
+    def __init__(self, policy: str, instances: int, **parameters: object) -> None:
+        names = [f"e{n}" for n in range(instances)]
+        self.now = 0.0
+        self.bindings = Bindings()
+        self.cluster = Cluster([Member(name) for name in names], lambda: self.now, self.bindings)
+        self.indexes = {name: PrefixIndex(16) for name in names}
+        self.policy = make_policy(policy, parameters)
+
+    def send(self, session: str, prompt: list[int]) -> tuple[Decision, CounterReservation]:
+        keys = block_keys(prompt, 16)
+        cached = {name: cached_tokens(index, keys, len(prompt)) for name, index in self.indexes.items()}
+        request = RoutedRequest(
+            "r",
+            session,
+            self.bindings.arrive(session, self.now),
+            len(prompt),
+            8,
+            16,
+            cached,
+            self.bindings.owner(session),
+        )
+        made = self.policy.decide(request, self.cluster.view())
+        reservation = self.cluster.reserve(made, request)
+        self.indexes[made.instance].insert(keys)
+        return made, reservation
+
+    def finish(self, session: str, made: Decision, reservation: CounterReservation) -> None:
+        reservation.end_prefill()
+        if made.binds:
+            self.bindings.commit(session, made.instance, self.now)
+        reservation.end()
+
+
+def spread(policy: str, concurrency: int, shared: int, turns: int = 3, **parameters: object) -> Counter[str]:
+    """Where the last turns of 20 sessions went on 4 instances, `concurrency` at a time in flight."""
+    router, last = Router(policy, 4, **parameters), {}
+    flying: list[tuple[str, Decision, CounterReservation]] = []
+    common = list(range(shared))
+    for turn in range(turns):
+        for number in range(20):
+            if len(flying) >= concurrency:
+                router.finish(*flying.pop(0))
+            prompt = common + [number + 1000] * (200 + 100 * turn)
+            made, reservation = router.send(f"s{number}", prompt)
+            flying.append((f"s{number}", made, reservation))
+            last[number] = made.instance
+    while flying:
+        router.finish(*flying.pop())
+    assert not any(load.num_requests or load.ongoing_tokens for load in router.cluster.view().instances)
+    return Counter(last.values())
+
+
+@pytest.mark.parametrize("name", ["lmetric", "unified", "leastwork"])
+@pytest.mark.parametrize("concurrency", [1, 4, 16])
+def test_twenty_sessions_on_four_instances_use_all_four(name: str, concurrency: int) -> None:
+    found = spread(name, concurrency, shared=0)
+    assert len(found) == 4
+    assert max(found.values()) <= 12
+
+
+@pytest.mark.parametrize("name", ["lmetric", "unified", "leastwork"])
+def test_a_shared_prompt_does_not_draw_all_sessions_to_one_while_requests_overlap(name: str) -> None:
+    found = spread(name, 8, shared=320)
+    assert len(found) > 1
+    assert max(found.values()) < 20
+
+
+def test_with_nothing_in_flight_a_shared_prompt_pins_the_hybrid_unless_cold_sessions_are_spread() -> None:
+    assert spread("unified", 1, shared=320, spread_cold=False) == {"e0": 20}, "the spec's second key prefers the cache"
+    assert len(spread("unified", 1, shared=320)) == 4
+
+
+def test_with_nothing_in_flight_a_shared_prompt_draws_least_work_unless_cold_sessions_are_spread() -> None:
+    assert spread("leastwork", 1, shared=320, spread_cold=False) == {"e0": 20}, "the rule follows the cache"
+    assert len(spread("leastwork", 1, shared=320)) == 4
+
+
+def test_later_turns_stay_with_their_cache_under_unified() -> None:
+    router = Router("unified", 4)
+    homes: dict[str, set[str]] = {}
+    for turn in range(4):
+        for number in range(8):
+            made, reservation = router.send(f"s{number}", [number + 5] * (200 * (turn + 1)))
+            router.finish(f"s{number}", made, reservation)
+            homes.setdefault(f"s{number}", set()).add(made.instance)
+    assert all(len(home) == 1 for home in homes.values())

@@ -1,0 +1,151 @@
+"""The hybrid: its gates, its four keys, both sides of every question that the specification leaves open."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from results.records.decisions import InstanceLoad
+from runners.router.policies.unified import ApproachA, Unified
+from tests.runners.router.views import ask, load, view
+
+
+def test_both_gates_pass_and_the_owner_is_taken_although_others_score_better() -> None:
+    made = Unified().decide(ask(1000, {"a": 501}, owner="a"), view(load("a", bs=2, pp=50), load("b"), load("c", bs=1)))
+    assert (made.instance, made.reason, made.binds) == ("a", "affinity", True)
+    assert [gate.passed for gate in made.gates] == [True, True]
+    assert not made.advances
+    assert {one.instance: one.score[0] for one in made.candidates} == {"a": 1098, "b": 0, "c": 1000}
+
+
+def test_gate_one_is_strict() -> None:
+    made = Unified().decide(ask(1000, {"a": 500}, owner="a"), view(load("a", bs=1), load("b", bs=1), load("c", bs=1)))
+    assert made.reason == "fallback_low_cache"
+    assert made.gates[0].value == 0.5
+    assert made.instance == "a", "the fallback still sees what a holds"
+
+
+def test_gate_two_compares_with_the_mean_of_all() -> None:
+    request = ask(1000, {"a": 900}, owner="a")
+    at_limit = Unified().decide(request, view(load("a", bs=4), load("b", bs=1), load("c", bs=1)))
+    assert at_limit.reason == "affinity", "4 <= 2.0 x 2"
+    over = Unified().decide(request, view(load("a", bs=5), load("b", bs=1), load("c", bs=1)))
+    assert over.reason == "fallback_overload"
+    assert over.gates[1].limit == pytest.approx(14 / 3)
+    assert over.instance == "a", "100 x 5 against 1000 x 1"
+
+
+def test_gate_two_can_never_fail_with_two_instances_unless_the_owner_is_left_out_of_the_mean() -> None:
+    request, cluster = ask(1000, {"a": 900}, owner="a"), view(load("a", bs=100), load("b", bs=1))
+    assert Unified().decide(request, cluster).reason == "affinity"
+    assert Unified(average_over="others").decide(request, cluster).reason == "fallback_overload"
+    alone = view(load("a", bs=100))
+    assert Unified(average_over="others").decide(request, alone).reason == "affinity"
+
+
+@pytest.mark.parametrize(
+    ("policy", "instance"),
+    [
+        (Unified(), "a"),
+        (Unified(bs_offset=1, p_floor=1), "a"),
+        (Unified(p_floor=1), "b"),
+        (Unified(exclude_owner_on_gate2_fail=True), "b"),
+        (Unified(hard_ceiling=20), "b"),
+        (Unified(hard_ceiling=21), "a"),
+    ],
+)
+def test_a_full_cache_hit_on_an_overloaded_owner(policy: Unified, instance: str) -> None:
+    """The specification's open question: with ratio 1.0 the fallback elects the same owner again (0 x BS = 0)."""
+    made = policy.decide(ask(1000, {"a": 1000}, owner="a"), view(load("a", bs=20), load("b"), load("c", bs=1)))
+    assert made.reason == "fallback_overload"
+    assert made.instance == instance
+    out = {one.instance: one.ruled_out for one in made.candidates}
+    assert bool(out["a"]) == (policy.exclude_owner_on_gate2_fail or policy.hard_ceiling == 20)
+
+
+def test_hybrid_high_cache_breaks_on_overload() -> None:
+    """Named after the specification's own test: it works when at least one block is not cached."""
+    made = Unified().decide(ask(1000, {"a": 984}, owner="a"), view(load("a", bs=20), load("b"), load("c", bs=1)))
+    assert made.instance == "b", "16 x 20 against 1000 x 0"
+
+
+def test_an_excluded_owner_is_taken_where_nobody_else_is_left() -> None:
+    policy = Unified(hard_ceiling=1)
+    assert policy.decide(ask(owner="a"), view(load("a", bs=3), load("b", available=False))).instance == "a"
+
+
+def test_the_four_keys_decide_in_their_order() -> None:
+    def pick(*loads: InstanceLoad, cached: dict[str, int] | None = None, fallbacks: int = 0) -> str:
+        return Unified().decide(ask(1000, cached), view(*loads, fallbacks=fallbacks)).instance
+
+    assert pick(load("a", bs=1, pp=10), load("b", bs=1, pp=20)) == "a"
+    assert pick(load("a"), load("b"), cached={"b": 16}) == "b", "equal products: the cache"
+    same = {"a": 900, "b": 900}
+    assert pick(load("a", bs=3, pp=100), load("b", bs=2, pp=200), cached=same) == "b", "600 each: the fewer requests"
+    assert pick(load("a"), load("b"), fallbacks=1) == "b", "all equal: the turn"
+
+
+def test_fresh_sessions_on_an_idle_cluster_take_turns() -> None:
+    loads = [load(name) for name in "abcd"]
+    picked = Counter(Unified().decide(ask(), view(*loads, fallbacks=n)).instance for n in range(20))
+    assert picked == dict.fromkeys("abcd", 5)
+
+
+def test_a_shared_prompt_draws_fresh_sessions_together_unless_they_are_spread() -> None:
+    loads = load("a", active_sessions=3), load("b"), load("c")
+    request = ask(1000, {"a": 112})
+    literal = Unified(spread_cold=False)
+    assert literal.decide(request, view(*loads)).instance == "a", "as the specification's second key has it"
+    made = Unified().decide(request, view(*loads))
+    assert made.instance == "b"
+    assert made.keys[1] == "active_sessions"
+    warm = ask(1000, {"a": 112}, owner="c")
+    assert Unified().decide(warm, view(*loads)).instance == "a", "only for sessions without an owner"
+
+
+def test_an_owner_that_is_down_or_paused_is_left() -> None:
+    down = Unified().decide(ask(owner="a", cached={"a": 999}), view(load("a", available=False), load("b")))
+    assert (down.instance, down.reason, down.binds) == ("b", "fallback_owner_down", True)
+    assert not down.gates[0].passed
+    paused = Unified().decide(ask(owner="a", cached={"a": 999}), view(load("a", paused_for_s=1), load("b")))
+    assert (paused.instance, paused.binds) == ("b", False)
+    retried = Unified().decide(ask(owner="a", cached={"a": 999}, tried=["a"]), view(load("a"), load("b")))
+    assert retried.instance == "b"
+
+
+def test_whether_a_fallback_moves_the_session_is_a_setting() -> None:
+    cluster = view(load("a", bs=1), load("b"))
+    request = ask(1000, {"a": 100}, owner="a")
+    assert Unified().decide(request, cluster).binds
+    assert not Unified(update_affinity=False).decide(request, cluster).binds
+    assert Unified(update_affinity=False).decide(ask(), cluster).binds, "a session without an owner gets its first"
+
+
+def test_an_empty_prompt_is_no_division_by_zero() -> None:
+    assert Unified().decide(ask(0, owner="a"), view(load("a"), load("b"))).reason == "fallback_low_cache"
+
+
+def test_the_inputs_of_approach_a_are_accepted_and_change_nothing() -> None:
+    request, cluster = ask(1000, {"a": 700}, owner="a"), view(load("a", bs=3, pp=90), load("b", bs=1))
+    odd = Unified(decode_iteration_s=9.0, prefill_throughput=1.0, rdma_overhead_s=5.0)
+    assert odd.decide(request, cluster) == Unified().decide(request, cluster)
+
+
+def test_approach_a_adds_contention_queue_and_prefill_in_seconds() -> None:
+    made = ApproachA().decide(ask(7000, {"a": 3500}), view(load("a", bs=4, pp=700), load("b", pp=7000)))
+    cost = {one.instance: one.score[0] for one in made.candidates}
+    assert cost["a"] == pytest.approx(4 * 0.05 + 0.1 + 0.5)
+    assert cost["b"] == pytest.approx(1.0 + 1.0)
+    assert made.instance == "a"
+
+
+def test_approach_a_keeps_its_owner_within_both_gates_only() -> None:
+    request = ask(7000, {"a": 7000}, owner="a")
+    within = ApproachA().decide(request, view(load("a", bs=10, ot=10), load("b", bs=10, ot=10)))
+    assert within.reason == "affinity"
+    tokens = ApproachA().decide(request, view(load("a", ot=90), load("b", ot=10), load("c", ot=10)))
+    assert tokens.reason == "fallback_overload", "90 > 2 x 36.7"
+    assert tokens.instance == "a", "it is still the cheapest"
+    cost = ApproachA().decide(request, view(load("a", pp=70_000, ot=10), load("b", ot=10)))
+    assert (cost.reason, cost.instance) == ("fallback_cost", "b"), "10 s > 2 x 1 s"

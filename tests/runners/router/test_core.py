@@ -1,0 +1,309 @@
+"""The core without an event loop: what a heap of timers drives decides and records as the live router does."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from results.records.decisions import DecisionRecord
+from runners.router.prefix_index import PrefixIndex, block_keys, cached_tokens, reblock_keys
+from runners.router.spec import HealthRules, InstanceSpec
+from tests.runners.router.routers import SHORT, Router, instances, router, until
+from tests.runners.router.simulated import BLOCK, SimulatedWorld, run_without_loop
+from tests.runners.router.transfer.engines import Engine
+from tests.runners.router.transfer.engines import World as EngineWorld
+from tests.servers.backend import Backend
+
+EAR = {"hot_tokens": 16, "cooldown_s": 0.0}
+OWN = list(range(100, 116))
+LONG = list(range(40))
+PROMPT = list(range(60))
+ROOT = Path(__file__).resolve().parents[3]
+CORE = (
+    "breaker", "dispatch", "driver", "facts", "failure", "health", "ledger", "lifecycle", "metrics", "migration_feed",
+    "policies", "prefix_index", "sessions.binding_rules", "sessions.bindings", "spec", "traffic", "transfer.counters",
+    "transfer.move_rules", "transfer.movement", "transfer.quarantine", "transfer.request_bodies",
+    "transfer.transports", "view", "whatif", "why",
+)  # fmt: skip
+"""Modules of runners.router that a simulator runs too; `policies` stands for all of its modules."""
+CLOCKS = {"asyncio", "time", "threading", "uvloop", "datetime"}
+
+
+class World(Protocol):
+    """A router that a scenario drives, live or simulated."""
+
+    def owner(self, session: str) -> str: ...
+    def set_status(self, instance: str, status: int) -> None: ...
+    def fail_transfers(self, instance: str, *, fails: bool) -> None: ...
+    async def serve(self, session: str, prompt: list[int]) -> None: ...
+    async def hang(self, session: str, prompt: list[int], *, streams: bool = False) -> None:
+        """A request that stays at its instance, after its first token where it `streams`, or is held."""
+
+    async def leave(self, session: str) -> None: ...
+    async def release(self, sessions: list[str]) -> None: ...
+
+
+Scenario = Callable[[World], Awaitable[None]]
+
+
+async def migrations_and_failures(world: World) -> None:
+    """A session migrates from a hot instance and back, with and without its KV; a target fails and another serves."""
+    for session in ("s", "x0", "x1", "x2"):
+        await world.serve(session, OWN if session == "s" else [1, 2, 3, 4, 5, 6, 7, 8])
+    home = world.owner("s")
+    others = [session for session in ("x0", "x1", "x2") if world.owner(session) == home]
+    await world.hang(others[0], LONG)
+    await world.serve("s", OWN)
+    target = world.owner("s")
+    assert target != home, "it has migrated"
+    await world.leave(others[0])
+    longer = [*OWN, *range(200, 240)]
+    await world.serve("s", longer)
+    other = next(session for session in ("x0", "x1", "x2") if world.owner(session) == target)
+    await world.hang(other, LONG)
+    await world.serve("s", longer)
+    assert world.owner("s") == home, "it is back"
+    await world.leave(other)
+    world.set_status(home, 500)
+    await world.serve("s", longer)
+    assert world.owner("s") == target, "its instance failed"
+    world.set_status(home, 200)
+    longest = [*longer, *range(300, 340)]
+    await world.serve("s", longest)
+    await world.hang(other, [*LONG, *LONG])
+    world.fail_transfers(target, fails=True)
+    await world.serve("s", longest)
+    assert world.owner("s") == home, "no KV came, and it has migrated all the same"
+    await world.leave(other)
+
+
+async def holds(world: World) -> None:
+    """Requests wait for room, are served in their order, and one leaves before its turn."""
+    for number in range(5):
+        await world.hang(f"s{number}", PROMPT, streams=True)
+    await world.leave("s2")
+    await world.release(["s0", "s1", "s3", "s4"])
+    await world.serve("s5", PROMPT)
+
+
+@dataclass
+class LiveWorld:
+    """A live router and its instances."""
+
+    routed: Router
+    backends: dict[str, Backend]
+    tasks: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
+    requests: int = 0
+
+    def owner(self, session: str) -> str:
+        return self.routed.server.cluster.bindings.owner(session)
+
+    def set_status(self, instance: str, status: int) -> None:
+        self.backends[instance].status = status
+
+    def fail_transfers(self, instance: str, *, fails: bool) -> None:
+        for backend in self.backends.values():
+            assert isinstance(backend, Engine)
+            backend.source_status = 500 if fails else 200
+
+    async def serve(self, session: str, prompt: list[int]) -> None:
+        self.requests += 1
+        headers = {"x-request-id": f"r-{self.requests - 1}", "x-session-id": session}
+        body = {"prompt": prompt, "max_tokens": 4, "stream": True}
+        answer = await self.routed.http.post("/v1/completions", json=body, headers=headers)
+        assert answer.status_code == 200
+
+    async def hang(self, session: str, prompt: list[int], *, streams: bool = False) -> None:
+        for backend in self.backends.values():
+            backend.hang = not streams
+        picks, seen = len(self.routed.server.tick().latest), self._seen()
+        self.tasks[session] = asyncio.create_task(self.serve(session, prompt))
+        await until(lambda: len(self.routed.server.tick().latest) > picks)
+        traffic = self.routed.server._traffic
+        if not traffic.held:
+            await until(lambda: bool(traffic.streaming) if streams else self._seen() > seen)
+        for backend in self.backends.values():
+            backend.hang = False
+
+    async def leave(self, session: str) -> None:
+        count = self._open()
+        self.tasks[session].cancel()
+        await until(lambda: self._open() < count)
+
+    async def release(self, sessions: list[str]) -> None:
+        for backend in self.backends.values():
+            assert backend.gate is None or not backend.gate.is_set()
+            if backend.gate is not None:
+                backend.gate.set()
+        await asyncio.gather(*(self.tasks[session] for session in sessions))
+
+    def _open(self) -> int:
+        traffic = self.routed.server._traffic
+        return len(traffic.moving) + len(traffic.waiting) + len(traffic.streaming) + len(traffic.held)
+
+    def _seen(self) -> int:
+        return sum(len(backend.seen) for backend in self.backends.values())
+
+
+def comparable(record: DecisionRecord) -> tuple[object, ...]:
+    """A record without its times: everything the policy saw, what it decided, and what became of it."""
+    request = replace(record.request, since_migration_s=record.request.since_migration_s is not None)
+    gates = tuple((gate.name, gate.passed) for gate in record.decision.gates)
+    outcome = record.outcome
+    assert outcome is not None
+    moved = outcome.transfer
+    return (
+        record.seq, request, record.cluster, replace(record.decision, gates=()), gates, outcome.status,
+        outcome.http_status, outcome.migration,
+        None if moved is None else (moved.purpose, moved.source, moved.target, moved.status, moved.prefix_tokens),
+    )  # fmt: skip
+
+
+def simulate(
+    scenario: Scenario, policy: str, parameters: dict[str, object], specs: list[InstanceSpec]
+) -> SimulatedWorld:
+    """The scenario's records under a heap of timers: no loop runs, and none is asked for."""
+    world = SimulatedWorld(policy, parameters, specs, SHORT)
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        asyncio.get_running_loop()
+    run_without_loop(scenario(world))  # type: ignore[arg-type]
+    return world
+
+
+def live_records(
+    scenario: Scenario, policy: str, parameters: dict[str, Any], folder: Path, *, engines: bool
+) -> tuple[list[DecisionRecord], list[InstanceSpec]]:
+    async def run() -> tuple[list[DecisionRecord], list[InstanceSpec]]:
+        rare = HealthRules(probe_interval_s=60.0)
+        if engines:
+            world = EngineWorld()
+            async with Engine("a", world=world) as a, Engine("b", world=world) as b:
+                specs = [one.spec(kv_capacity_tokens=4096) for one in (a, b)]
+                return await drive((a, b), specs, rare), specs
+        async with instances("a", "b") as backends:
+            backends[1].gate = asyncio.Event()
+            specs = [InstanceSpec(one.name, one.url, kv_capacity_tokens=80, block_tokens=BLOCK) for one in backends]
+            return await drive(backends, specs, rare), specs
+
+    async def drive(backends: tuple[Backend, ...], specs: list[InstanceSpec], health: HealthRules) -> list[Any]:
+        changes = {"instances": tuple(specs), "parameters": parameters}
+        async with router(backends, policy, folder=folder, health=health, **changes) as routed:  # type: ignore[arg-type]
+            await scenario(LiveWorld(routed, {one.name: one for one in backends}))
+            picks = len(routed.server.tick().latest)
+            return sorted(await routed.records(picks), key=lambda record: record.seq)
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("scenario", "policy", "parameters", "outcomes"),
+    [
+        (migrations_and_failures, "ear", EAR, {"ok": 10, "aborted": 3, "retried": 1}),
+        (holds, "static_pd", {"prefill_count": 1}, {"ok": 5, "held": 4}),
+    ],
+)
+def test_a_heap_of_timers_records_what_the_live_router_records(
+    scenario: Scenario, policy: str, parameters: dict[str, Any], outcomes: dict[str, int], tmp_path: Path
+) -> None:
+    engines = policy == "ear"
+    live, specs = live_records(scenario, policy, parameters, tmp_path, engines=engines)
+    simulated = simulate(scenario, policy, parameters, specs)
+    records = simulated.records()
+    assert Counter(record.outcome.status for record in records if record.outcome) == outcomes
+    assert [comparable(record) for record in records] == [comparable(record) for record in live]
+    assert simulated.traffic.is_idle
+    if engines:
+        assert {record.outcome.migration for record in live if record.outcome} >= {"transferred", "recomputed"}
+
+
+def test_the_same_scenario_gives_the_same_records_bit_by_bit() -> None:
+    specs = [InstanceSpec(name, f"http://h/{name}", kv_capacity_tokens=80, block_tokens=BLOCK) for name in ("a", "b")]
+    first, second = (simulate(holds, "static_pd", {"prefill_count": 1}, specs).records() for _ in range(2))
+    assert first == second
+    assert all(record.decide_us == 0.0 for record in first), "the only clock is the driver's"
+
+
+def test_a_lost_instance_costs_its_requests_a_retry_and_its_sessions_an_owner() -> None:
+    specs = [InstanceSpec(name, f"http://h/{name}", kv_capacity_tokens=4096, block_tokens=BLOCK) for name in "ab"]
+    world = SimulatedWorld("load_only", {}, specs, SHORT)
+    for session in ("s", "t"):
+        world.start(session, PROMPT)
+    world.lose("a")
+    assert set(world.at_instances.values()) == {"b"}
+    for session in ("s", "t"):
+        world.answer(session)
+    assert Counter(record.outcome.status for record in world.records() if record.outcome) == {"ok": 2, "retried": 1}
+    assert world.traffic.is_idle
+
+
+def _imports(path: Path) -> set[str]:
+    """Modules that a module imports, in functions and for type checkers too."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
+
+
+def _core_modules() -> dict[str, Path]:
+    folder = ROOT / "runners" / "router"
+    modules = {f"runners.router.{name}": folder / f"{name.replace('.', '/')}.py" for name in CORE if name != "policies"}
+    for path in (folder / "policies").glob("*.py"):
+        modules[f"runners.router.policies.{path.stem}".removesuffix(".__init__")] = path
+    return modules
+
+
+@pytest.mark.parametrize("module", sorted(_core_modules()))
+def test_a_core_module_knows_no_clock_and_no_loop_nor_one_that_does(module: str) -> None:
+    core = _core_modules()
+    names = _imports(core[module])
+    assert not {name.partition(".")[0] for name in names} & CLOCKS
+    ours = {
+        name
+        for name in names
+        if name.startswith("runners.router.") and (ROOT / f"{name.replace('.', '/')}.py").exists()
+    }
+    assert ours <= set(core), f"{module} imports {ours - set(core)}, which is not of the core"
+
+
+@given(
+    st.lists(st.integers(0, 5), min_size=1, max_size=8),
+    st.lists(st.integers(0, 5), min_size=1, max_size=8),
+    st.integers(1, 12),
+    st.integers(1, 12),
+    st.integers(0, 12),
+)
+def test_hashes_share_in_engine_blocks_what_their_tokens_share(
+    one: list[int], other: list[int], hash_tokens: int, block: int, short: int
+) -> None:
+    """A trace's hashes stand for all before them, so each is made of its whole path."""
+    prompts, paths = [], []
+    for path in (one, other):
+        length = max(1, len(path) * hash_tokens - min(short, hash_tokens - 1))
+        prompts.append([100 * value + at for value in path for at in range(hash_tokens)][:length])
+        paths.append(([hash(tuple(path[: end + 1])) for end in range(len(path))], length))
+    keys = [reblock_keys(hashes, hash_tokens, block, length) for hashes, length in paths]
+    by_tokens = [block_keys(prompt, block) for prompt in prompts]
+    assert [len(row) for row in keys] == [len(row) for row in by_tokens]
+    matches = []
+    for first, second in (keys, by_tokens):
+        index = PrefixIndex(block)
+        index.insert(first)
+        matches.append(cached_tokens(index, second, paths[1][1]))
+    assert matches[0] == matches[1]
+
+
+def test_too_few_hashes_are_an_error() -> None:
+    with pytest.raises(ValueError, match="do not cover"):
+        reblock_keys([1, 2], 16, 4, 33)
