@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Protocol
 
@@ -26,6 +27,7 @@ class Child(Protocol):
 
     pid: int
     returncode: int | None
+    sentinel: int
 
 
 def name_child_deaths() -> None:
@@ -60,7 +62,7 @@ def name_child_deaths() -> None:
 
 
 def _finish_reports(watchers: list[tuple[threading.Thread, Child]], owner: int) -> None:
-    """Let the threads of children that have ended write their line: a process that exits stops its daemon threads.
+    """Let the threads of children that end write their line: a process that exits stops its daemon threads.
 
     vLLM's API server exits at once when its engine process has died. A fork of `owner` has none of these threads.
     """
@@ -68,22 +70,21 @@ def _finish_reports(watchers: list[tuple[threading.Thread, Child]], owner: int) 
         return
     until = time.monotonic() + REAPED_WAIT_S
     for watcher, child in watchers:
-        if watcher.is_alive() and _has_ended(child):
+        if watcher.is_alive() and _is_ending(child):
             watcher.join(max(0.0, until - time.monotonic()))
 
 
-def _has_ended(child: Child) -> bool:
-    try:
-        return os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
-    except ChildProcessError:
-        return True
+def _is_ending(child: Child) -> bool:
+    """Whether the kernel has closed the child's files: its end has begun, and it may not be there to reap yet."""
+    return bool(wait([child.sentinel], timeout=0))
 
 
 def _mark_and_run(end: Callable[[BaseProcess], None]) -> Callable[[BaseProcess], None]:
     @functools.wraps(end)
     def mark_and_end(process: BaseProcess) -> None:
         with contextlib.suppress(Exception):  # whatever is wrong with the process, `end` raises it
-            if process.exitcode is None:
+            # vLLM's monitor wakes up on the sentinel and terminates a child whose end has begun: that asks nothing.
+            if process.exitcode is None and not _is_ending(process._popen):  # type: ignore[attr-defined]
                 setattr(process._popen, _ASKED, True)  # type: ignore[attr-defined]
         end(process)
 

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
-import multiprocessing, os, signal, sys, time
+import multiprocessing.connection, os, signal, sys, time
 from patches.child_deaths import name_child_deaths
 name_child_deaths()
 name_child_deaths()
@@ -20,12 +20,25 @@ def body():
         os.kill(os.getpid(), getattr(signal, how))
     if how == "waits":
         time.sleep(60)
+    if how == "lingers":  # as a big process that a signal ended: the kernel has closed its files, and it is not reaped
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.closerange(3, 256)
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
     sys.exit(int(how))
 if __name__ == "__main__":
     child = multiprocessing.get_context("fork").Process(target=body, name="EngineCore")
     child.start()
     if how == "waits":
         child.terminate()
+    if how == "lingers":
+        multiprocessing.connection.wait([child.sentinel])
+        child.terminate()
+        if reaps == "and exits":
+            print(child.pid, -signal.SIGKILL)
+            sys.stdout.flush()
+            multiprocessing.process._children.clear()  # vLLM waits for none
+            sys.exit()
     if reaps == "and exits":
         sys.setswitchinterval(5.0)  # its threads wait for the interpreter until the main thread has ended
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
@@ -64,3 +77,9 @@ def test_an_exit_code_is_named_and_a_good_end_is_not() -> None:
 
 def test_a_child_that_its_parent_ends_is_not_named() -> None:
     assert run("waits")[1:] == (-15, [])
+
+
+@pytest.mark.parametrize("reaps", ["at once", "and exits"])
+def test_a_child_that_is_asked_to_end_while_it_dies_is_named(reaps: str) -> None:
+    pid, code, lines = run("lingers", reaps=reaps)
+    assert (code, lines) == (-9, [f"[tracon] process EngineCore pid {pid} died of SIGKILL"])
