@@ -33,7 +33,7 @@ from tests.ports import own_port
 PROFILE = load_profile("cpu-tiny")
 BLOCK = 32
 KV_BYTES_PER_TOKEN = 512
-KV_TOKENS = 49152
+KV_TOKENS = 131_072
 KEPT_S = 8
 """Seconds that a source holds blocks that no target pulls."""
 NAMES = ("h", "t")
