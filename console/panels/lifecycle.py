@@ -10,7 +10,6 @@ from textual.containers import Horizontal, Vertical
 
 from console import format as say
 from console.feed import Picture
-from console.findings import LIFECYCLE
 from console.glossary import Entry
 from console.panels.panel import Fact, Look, Opening, Panel, PanelKind, Place
 from console.rows.waterfall import (
@@ -24,9 +23,10 @@ from console.rows.waterfall import (
     waterfall_rows,
 )
 from console.widgets.lines import Lines
-from console.widgets.rate_plot import Curve, RatePlot, RatePoint
+from console.widgets.rate_plot import RatePlot
 from console.widgets.section_bar import SectionBar
 from console.widgets.table import Cell, Column, Row, Span, Table, cell
+from results.report.chart import Chart, Line, Point
 from results.report.terms import term
 from state.lifecycle import LifecycleView, MeasuredRequest, Overhead, bandwidths, counted, overheads, worst_residual
 from state.run import CellState
@@ -50,7 +50,7 @@ _PHASES_WATCHED = {
 
 def is_disaggregated(view: RunView) -> bool:
     """The run breaks requests down into phases."""
-    return view.lifecycle is not None or view.plan.experiment == LIFECYCLE
+    return view.lifecycle is not None or any(cell.kind == "lifecycle" for cell in view.plan.cells)
 
 
 def nothing(picture: Picture) -> str:
@@ -99,13 +99,14 @@ def request_facts(request: MeasuredRequest) -> list[Fact]:
 # -- over all requests ------------------------------------------------------------------------------------------
 
 
-def bandwidth_curve(view: LifecycleView) -> tuple[Curve, ...]:
+def bandwidth_chart(view: LifecycleView) -> Chart:
     """Bandwidth of the write over the megabytes moved: median, least and most."""
     points = tuple(
-        RatePoint(float(f"{each.bytes / 1e6:.3g}"), each.median_gbps, each.low_gbps, each.high_gbps)
+        Point(float(f"{each.bytes / 1e6:.3g}"), each.median_gbps, each.low_gbps, each.high_gbps)
         for each in bandwidths(view)
     )
-    return (Curve("write, median and range", "series-1", points),) if points else ()
+    lines = (Line("write, median and range", points),) if points else ()
+    return Chart("Bandwidth", "MB moved", "Gbit/s over MB moved", lines)
 
 
 def overhead_columns(view: LifecycleView, width: int) -> tuple[Column, ...]:
@@ -236,7 +237,7 @@ class LifecyclePanel(Panel):
             self._show_requests(view, width)
         if self._plot.display:
             self._plot.marker = self.look.marker
-            self._plot.show_curves(bandwidth_curve(view), "Gbit/s over MB moved")
+            self._plot.show_chart(bandwidth_chart(view), lambda _: "series-1")
         if self._cost.display:
             room = width // 2 if together else width
             columns = overhead_columns(view, room - 1)

@@ -9,11 +9,11 @@ from typing import Any
 
 from console import format as say
 from console.feed import Picture
-from console.findings import ROUTING
 from console.glossary import Entry
 from console.glyphs import Glyphs
 from console.panels.panel import Fact, Look, Opening, Panel, PanelKind, Place
 from console.rows.instances import config_tone
+from console.rows.routing import REPLAY, plans_replays
 from console.widgets.table import Cell, Column, Row, Table, cell
 from results.registry import is_measured
 from results.report.terms import term
@@ -39,10 +39,10 @@ REPLAY_NUMBERS = (
 NARROW_CELL_NUMBERS = (Column("ttft", "TTFT", 5, "p90"), Column("tpot", "TPOT", 5, "p90"))
 
 
-def stage_columns(width: int, experiment: str = "") -> tuple[Column, ...]:
+def stage_columns(width: int, *, replays: bool = False) -> tuple[Column, ...]:
     """State and name, then as many of a cell's numbers as fit beside 28 columns of name."""
     fixed = (Column("state", "state", 12, left=True), Column("name", "stage, cell", 13, left=True, flex=True))
-    numbers = [column for _, column in (REPLAY_NUMBERS if experiment == ROUTING else CELL_NUMBERS)]
+    numbers = [column for _, column in (REPLAY_NUMBERS if replays else CELL_NUMBERS)]
     while numbers and sum(column.width + 1 for column in numbers) > width - 13 - 28:
         numbers.pop()
     if len(numbers) < 2:
@@ -155,7 +155,7 @@ def cell_detail(view: CellView) -> list[Fact]:
         ("cell", view.cell),
         ("state", str(view.state) + (", degraded" if view.degraded else "")),
         ("config", view.plan.config or say.NOT_MEASURED),
-        ("policy" if view.plan.kind == "replay" else "load", view.plan.label),
+        ("policy" if view.plan.kind == REPLAY else "load", view.plan.label),
         ("attempts", ", ".join(f"{a.attempt} {a.state}{_spent(a.spent_s)}" for a in view.attempts) or "none yet"),
         ("estimated", say.duration(view.plan.estimated_s)),
         ("took", say.duration(view.observed_s)),
@@ -188,7 +188,7 @@ class StagesPanel(Panel):
         return self._table
 
     def show(self, picture: Picture) -> None:
-        columns = stage_columns(self.table.room, picture.view.plan.experiment)
+        columns = stage_columns(self.table.room, replays=plans_replays(picture.view))
         self.table.show(columns, stage_rows(picture, self.look.folded, self.look.glyphs, columns))
         running = picture.view.current_cells
         if self.look.follow and running:

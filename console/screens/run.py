@@ -13,7 +13,7 @@ from textual.message import Message
 
 from console import actions, export, keys
 from console.feed import Picture, RunFeed
-from console.findings import PAGE, SECTIONED, count_measured
+from console.findings import PAGE, count_measured, has_page
 from console.panels.panel import Export, Opening, Panel
 from console.panels.results import ResultsPanel
 from console.screens.dashboard import DashboardScreen
@@ -83,7 +83,7 @@ class RunScreen(DashboardScreen):
 
     def _show_page(self) -> None:
         """A run that ends while it is watched ends on its page, unless the operator looks at something else."""
-        if self.picture.view.plan.experiment != SECTIONED or not count_measured(self.picture.view):
+        if not has_page(self.picture.view.plan.experiment) or not count_measured(self.picture.view):
             return
         if self.is_current and self._frozen is None:
             panel = self.panel("results")

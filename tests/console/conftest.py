@@ -22,6 +22,7 @@ from tests.console import demo
 
 RUN = "20260302-101112-connector-tax-cpu-tiny"
 ROUTING_RUN = "20260302-111213-routing-cpu-tiny"
+LIFECYCLE_RUN = "20260302-121314-pd-lifecycle-cpu-tiny"
 WIDE, NARROW = (120, 40), (80, 24)
 FRESH_S = 120.0
 """A journal older than this is written again: the plots of a live run show the last 5 min."""

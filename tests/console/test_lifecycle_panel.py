@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from textual.pilot import Pilot
 
 from console import format as say
-from console.findings import FIRST, WHOLE, list_sections
 from console.glyphs import UNICODE
 from console.panels import lifecycle as rows
 from console.panels.lifecycle import LifecyclePanel
@@ -29,15 +28,13 @@ from state.status import to_json
 from state.store import RunStore
 from state.view import RunView
 from tests.console import demo
-from tests.console.conftest import NARROW, WIDE, app_for, sees, settled, shown, until
-
-RUN = "20260302-121314-pd-lifecycle-cpu-tiny"
+from tests.console.conftest import LIFECYCLE_RUN, NARROW, WIDE, app_for, sees, settled, shown, until
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A run in the middle of its sweep, and one that ended."""
-    made = {name: tmp_path_factory.mktemp(name) / RUN for name in ("middle", "ended")}
+    made = {name: tmp_path_factory.mktemp(name) / LIFECYCLE_RUN for name in ("middle", "ended")}
     demo.write(made["middle"], seconds=90, tale=demo.LIFECYCLE)
     demo.write(made["ended"], tale=demo.LIFECYCLE)
     return made
@@ -45,7 +42,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def live(folders: dict[str, Path], tmp_path: Path) -> Iterator[Path]:
-    folder = Path(shutil.copytree(folders["middle"], tmp_path / RUN))
+    folder = Path(shutil.copytree(folders["middle"], tmp_path / LIFECYCLE_RUN))
     with RunStore.open(folder) as store, lease.acquire(store):
         yield folder
 
@@ -170,7 +167,7 @@ def test_a_request_shows_every_phase_and_every_gap() -> None:
 
 
 def test_bandwidth_and_overhead_are_the_view_s(view: LifecycleView) -> None:
-    (curve,) = rows.bandwidth_curve(view)
+    (curve,) = rows.bandwidth_chart(view).lines
     assert [point.value for point in curve.points] == [each.median_gbps for each in bandwidths(view)]
     columns = rows.overhead_columns(view, 79)
     made = rows.overhead_rows(view, columns)
@@ -181,7 +178,7 @@ def test_bandwidth_and_overhead_are_the_view_s(view: LifecycleView) -> None:
         assert cell_text == f"{'+' if each.overhead_ms > 0 else ''}{say.digits(each.overhead_ms)}"
     assert "faster nowhere" in rows.overhead_note(view)
     assert rows.overhead_note(LifecycleView()).startswith("no size was measured")
-    assert rows.bandwidth_curve(LifecycleView()) == ()
+    assert rows.bandwidth_chart(LifecycleView()).lines == ()
 
 
 # -- on the screen --------------------------------------------------------------------------------------------------
@@ -271,7 +268,3 @@ async def test_another_run_has_none_and_says_so(live_run: Path) -> None:
         await settled(pilot)
         await pilot.press("9")
         await sees(pilot, "no request of this run has been broken down")
-
-
-def test_results_of_a_lifecycle_run_are_its_report_s_tables() -> None:
-    assert list(list_sections(None, "pd-lifecycle")) == [FIRST, WHOLE]
