@@ -54,7 +54,8 @@ class Report:
     def sections(self) -> Mapping[str, Table | Chart]:
         """Every table, then every chart, by a name made of its title."""
         named: dict[str, Table | Chart] = {}
-        for part in (*self.tables, *self.charts):
+        parts: tuple[Table | Chart, ...] = (*self.tables, *self.charts)
+        for part in parts:
             name = re.sub(r"[^a-z0-9]+", "-", part.title.lower()).strip("-")
             named[name if name not in named else f"{name}-{len(named)}"] = part
         return named

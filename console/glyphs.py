@@ -49,6 +49,10 @@ class Glyphs:
     """Between two facts on a line."""
     dash: str
 
+    def block(self, eighths: int, level: int) -> str:
+        """The character of a column of this height on the line `level` above its foot."""
+        return self.rise[max(0, min(8, eighths - 8 * level))]
+
     def sign(self, state: RunState | StageState | CellState | InstanceState | str) -> str:
         return self.signs.get(str(state), " ")
 

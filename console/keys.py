@@ -7,11 +7,9 @@ from dataclasses import replace
 
 from textual.binding import Binding
 
-from console.actions import ACTIONS, EVERYWHERE, GROUPS, KEY_NAMES, Action
+from console.actions import ACTIONS, BY_ID, EVERYWHERE, GROUPS, KEY_NAMES, LOOK, Action
 from console.panels.panel import PanelKind
 from console.panels.registry import panel_kinds
-
-LOOK = GROUPS[1]
 
 
 def all_actions() -> tuple[Action, ...]:
@@ -69,7 +67,7 @@ def panel_bindings() -> list[Binding]:
 
 def fixed_bindings(screen: str) -> list[Binding]:
     """The keys of a screen that do not depend on which panels there are."""
-    return bindings(action for action in screen_actions(screen) if not action.method)
+    return bindings(action for action in screen_actions(screen) if action.id in BY_ID)
 
 
 def table_lines() -> list[str]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from console.feed import Picture
 from console.glossary import Entry
 from console.glyphs import Glyphs
-from console.panels.panel import Look, Opening, Panel, PanelKind, Place
+from console.panels.panel import Opening, PanelKind, Place, TablePanel
 from console.rows.instances import instance_numbers, instance_state, is_current, ordered, tone_of
 from console.widgets.table import Cell, Column, Row, Table, cell
 from results.report.terms import term
@@ -70,16 +68,10 @@ def instance_row(picture: Picture, instance: InstanceView, glyphs: Glyphs, colum
     return Row(instance.instance, cells)
 
 
-class InstancesPanel(Panel):
+class InstancesPanel(TablePanel):
     """Enter opens an instance on its own screen."""
 
-    def __init__(self, look: Look, run_folder: Path, *, id: str) -> None:
-        self._table = Table(empty="no instance has been launched yet")
-        super().__init__(look, run_folder, self._table, id=id)
-
-    @property
-    def table(self) -> Table:
-        return self._table
+    EMPTY = "no instance has been launched yet"
 
     def show(self, picture: Picture) -> None:
         columns = instance_columns(self.table.room)

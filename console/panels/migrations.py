@@ -10,9 +10,8 @@ from console.glossary import Entry
 from console.glyphs import Glyphs
 from console.panels.panel import Fact, Look, Opening, Panel, PanelKind, Place
 from console.pasts import Past
-from console.rows.instances import tone_of
+from console.rows.instances import routed_tone
 from console.rows.routing import is_current, is_routed, nothing, place_of
-from console.themes import SERIES
 from console.widgets.lines import Lines
 from console.widgets.table import Cell, Column, Row, Span, Table, cell
 from console.widgets.timeline import Arrow, Band, Scene, Timeline, lines_for
@@ -136,9 +135,7 @@ def _points(past: Past, name: str, start: float) -> tuple[tuple[float, float], .
 
 
 def _tone(picture: Picture, past: Past, name: str) -> str:
-    known = picture.view.instances.get(past.instances.get(name, name))
-    place = list(past.instances).index(name) if name in past.instances else 0
-    return f"series-{place % SERIES}" if known is None else tone_of(picture.view, known)
+    return routed_tone(picture.view, past.instances.get(name, name), list(past.instances).index(name))
 
 
 # -- the table ------------------------------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ from console.feed import Picture
 from console.glossary import Entry
 from console.glyphs import Glyphs
 from console.panels.panel import Fact, Look, Opening, Panel, PanelKind, Place
-from console.rows.loads import color_of, load_columns, load_detail, load_rows, timed
+from console.rows.instances import routed_tone
+from console.rows.loads import load_columns, load_detail, load_rows, timed
 from console.rows.routing import age_s, engine_of, is_current, is_routed, is_running, nothing, place_of
 from console.widgets.lines import Lines
 from console.widgets.table import Cell, Column, Row, Span, Table, cell
@@ -118,8 +119,8 @@ def decision_columns(width: int) -> tuple[Column, ...]:
 
 def decision_rows(picture: Picture, routing: RoutingView, columns: tuple[Column, ...]) -> tuple[Row, ...]:
     """The decisions that the view holds, oldest first."""
-    colors = {load.instance: color_of(picture, place, load) for place, load in
-              enumerate(routing.latest.instances)}  # fmt: skip
+    colors = {load.instance: routed_tone(picture.view, engine_of(load), index)
+              for index, load in enumerate(routing.latest.instances)}  # fmt: skip
     rows = []
     for key, line in _keyed(routing):
         cells = {

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from console import format as say
 from console.feed import Picture
 from console.glossary import Entry
 from console.glyphs import Glyphs
-from console.panels.panel import Fact, Look, Opening, Panel, PanelKind, Place
+from console.panels.panel import Fact, Opening, PanelKind, Place, TablePanel
 from console.rows.instances import config_tone
 from console.rows.routing import REPLAY, plans_replays
 from console.widgets.table import Cell, Column, Row, Table, cell
@@ -176,16 +175,10 @@ def _spent(seconds: float | None) -> str:
 # -- the panel ----------------------------------------------------------------------------------------------------
 
 
-class StagesPanel(Panel):
+class StagesPanel(TablePanel):
     """The tree; enter folds a stage or opens a cell."""
 
-    def __init__(self, look: Look, run_folder: Path, *, id: str) -> None:
-        self._table = Table(empty="no plan yet")
-        super().__init__(look, run_folder, self._table, id=id)
-
-    @property
-    def table(self) -> Table:
-        return self._table
+    EMPTY = "no plan yet"
 
     def show(self, picture: Picture) -> None:
         columns = stage_columns(self.table.room, replays=plans_replays(picture.view))

@@ -26,6 +26,12 @@ def tone_of(view: RunView, instance: InstanceView) -> str:
     return f"series-{list(view.instances).index(instance.instance) % SERIES}"
 
 
+def routed_tone(view: RunView, engine: str, index: int) -> str:
+    """An instance's colour by the name that the router's samples give its engine, else by its place there."""
+    known = view.instances.get(engine)
+    return f"series-{index % SERIES}" if known is None else tone_of(view, known)
+
+
 def ordered(view: RunView) -> list[InstanceView]:
     live = list(view.live_instances)
     return live + [i for i in reversed(tuple(view.instances.values())) if i.state in INSTANCE_ENDED]

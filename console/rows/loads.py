@@ -5,9 +5,8 @@ from __future__ import annotations
 from console import format as say
 from console.feed import Picture
 from console.glyphs import Glyphs
-from console.rows.instances import tone_of
+from console.rows.instances import routed_tone
 from console.rows.routing import engine_of, is_current
-from console.themes import SERIES
 from console.widgets.table import Cell, Column, Row, cell
 from state.events import RoutedLoad
 from state.routing import AlarmKind, LoadSample, RoutingView, alarms
@@ -64,7 +63,7 @@ def load_rows(picture: Picture, routing: RoutingView, glyphs: Glyphs, columns: t
     rows = []
     for place, load in enumerate(routing.latest.instances):
         mark = marks.get(load.instance)
-        color = color_of(picture, place, load)
+        color = routed_tone(picture.view, engine_of(load), place)
         cells = {
             "name": cell(load.instance, color),
             "state": _state(load, mark, glyphs) if current else cell(_state(load, mark, glyphs)[0][0], "dim"),
@@ -79,11 +78,6 @@ def load_rows(picture: Picture, routing: RoutingView, glyphs: Glyphs, columns: t
         }
         rows.append(Row(load.instance, tuple(cells[column.key] for column in columns)))
     return tuple(rows)
-
-
-def color_of(picture: Picture, place: int, load: RoutedLoad) -> str:
-    known = picture.view.instances.get(engine_of(load))
-    return f"series-{place % SERIES}" if known is None else tone_of(picture.view, known)
 
 
 def _state(load: RoutedLoad, mark: AlarmKind | None, glyphs: Glyphs) -> Cell:

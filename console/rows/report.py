@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from console.format import digits
 from console.widgets.rate_plot import SIGNS
-from console.widgets.table import Column, Row, Span, cell
+from console.widgets.table import Column, Row, Span, cell, length
 from results.report.chart import Chart
 from results.report.table import NOT_MEASURED, Table
 from results.statistics.judgement import Outcome, Verdict
@@ -53,7 +53,10 @@ def table_section(table: Table, width: int, tone_of: ToneOf, paragraph: str = ""
     fits = sum(natural) + len(natural) <= width
     if not fits and table.columns[0] == COMPARED and len(set(names)) == len(names):
         room = max(NAME[0], min(NAME[1], max(map(len, names), default=0)))
-        columns = (Column("name", "", room, left=True), Column("value", "", 10, left=True, flex=True))
+        columns: tuple[Column, ...] = (
+            Column("name", "", room, left=True),
+            Column("value", "", 10, left=True, flex=True),
+        )
         rows = tuple(_compare_rows(table, room, width, tone_of))
     else:
         beside = _choose_columns(natural, width - 1)
@@ -108,7 +111,7 @@ def _flow_pairs(pairs: Sequence[tuple[str, str]], width: int, tone_of: ToneOf) -
     line: list[Span] = []
     for title, value in pairs:
         text, tone = f"{title}  {value}", _cell_tone(value, tone_of)
-        if line and sum(len(part) for part, _ in line) + len(BETWEEN) + len(text) > width:
+        if line and length(line) + len(BETWEEN) + len(text) > width:
             yield tuple(line)
             line = []
         first, *more = (

@@ -10,7 +10,7 @@ from statistics import median
 from console import format as say
 from console.glyphs import Glyphs
 from console.themes import SERIES
-from console.widgets.table import Cell, Column, Row, Span, cell
+from console.widgets.table import Cell, Column, Row, Span, cell, flow
 from state.events import LifecycleMeasured
 from state.lifecycle import LifecycleView, MeasuredRequest
 
@@ -74,20 +74,7 @@ def legend(requests: Sequence[MeasuredRequest], marker: str, width: int) -> tupl
         middle = say.digits(median(values)) if values else say.NOT_MEASURED
         sign = each.letter if marker == "letters" else BLOCK
         entries.append(((f"{sign} ", each.tone), (f"{each.label} ", ""), (f"{middle}  ", "dim")))
-    return _broken([((("median ms  ", "dim"),)), *entries] if entries else [], width)
-
-
-def _broken(entries: Sequence[Cell], width: int) -> tuple[Cell, ...]:
-    lines: list[list[Span]] = [[]]
-    room = width
-    for entry in entries:
-        length = sum(len(text) for text, _ in entry)
-        if length > room and lines[-1]:
-            lines.append([])
-            room = width
-        lines[-1] += entry
-        room -= length
-    return tuple(tuple(line) for line in lines)
+    return flow([cell("median ms  ", "dim"), *entries] if entries else [], width)
 
 
 def waterfall_columns(width: int) -> tuple[Column, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from rich.segment import Segment
@@ -15,6 +16,9 @@ from console.themes import tones
 class Drawing(Widget):
     """Shows what `paint` returns until `content`, size or theme changes; where it returns nothing, the text `empty`."""
 
+    DEFAULT_CSS = """
+    Drawing { height: 1fr; width: 1fr; background: transparent; }
+    """
     LEAST: ClassVar[tuple[int, int]] = (1, 1)
     """Columns and lines that `paint` needs."""
 
@@ -56,3 +60,13 @@ class Drawing(Widget):
         fits = width >= self.LEAST[0] and height >= self.LEAST[1]
         drawn = self.paint(styles, width, height) if fits else []
         self._drawn = drawn or [Strip([Segment(self._empty, styles["dim"])]).adjust_cell_length(width)]
+
+
+def place_labels(labels: Iterable[tuple[int, str]], width: int | None = None) -> str:
+    """The labels at their columns, as many as fit without touching."""
+    line = ""
+    for column, label in labels:
+        apart = column >= len(line) + (1 if line else 0)
+        if apart and (width is None or column + len(label) <= width):
+            line = line.ljust(column) + label
+    return line

@@ -15,7 +15,7 @@ from console.glossary import Entry
 from console.glyphs import UNICODE, Glyphs
 from console.rows.routing import alarms_now
 from console.themes import tones
-from console.widgets.table import Span
+from console.widgets.table import Span, clip, length
 from results.report.terms import term
 from state.lease import HEARTBEAT_S, LeaseState
 from state.run import RunState
@@ -61,8 +61,8 @@ def header_lines(
         return (((name, "bold"),), ((text, "bad" if picture.trouble else "dim"),), badges)
     return (
         _fitted(_identity(picture, glyphs, width), _standing(picture, glyphs), width),
-        _clipped(_progress(picture, glyphs, width, now_unix_s), width),
-        _clipped(_attention(picture, badges, glyphs), width),
+        clip(tuple(_progress(picture, glyphs, width, now_unix_s)), width),
+        clip(tuple(_attention(picture, badges, glyphs)), width),
     )
 
 
@@ -134,27 +134,10 @@ def _attention(picture: Picture, badges: tuple[Span, ...], glyphs: Glyphs) -> Li
     return parts
 
 
-def _length(line: Line) -> int:
-    return sum(len(text) for text, _ in line)
-
-
-def _clipped(line: Line, width: int) -> tuple[Span, ...]:
-    clipped: Line = []
-    room = width
-    for text, tone in line:
-        if len(text) > room:
-            clipped.append((text[: max(0, room - 1)] + "…", tone))
-            break
-        clipped.append((text, tone))
-        room -= len(text)
-    return tuple(clipped)
-
-
 def _fitted(left: Line, right: Line, width: int) -> tuple[Span, ...]:
     """Both ends of one line; the left one gives way."""
-    room = width - _length(right) - 2
-    clipped = _clipped(left, max(1, room))
-    return (*clipped, (" " * max(1, width - _length(list(clipped)) - _length(right)), ""), *right)
+    clipped = clip(tuple(left), max(1, width - length(right) - 2))
+    return (*clipped, (" " * max(1, width - length(clipped) - length(right)), ""), *right)
 
 
 def styled(line: Iterable[Span], styles: Mapping[str, Style]) -> Text:

@@ -11,7 +11,7 @@ from textual.strip import Strip
 
 from console.format import digits, tokens
 from console.glyphs import UNICODE, Glyphs
-from console.widgets.drawing import Drawing
+from console.widgets.drawing import Drawing, place_labels
 from state.events import STEP_BUCKETS_US
 
 NAME_WIDTH = (12, 24)
@@ -29,10 +29,6 @@ class Counts:
 
 class Histogram(Drawing):
     """One band per instance: its name and count at the left, a column per bucket, bucket edges in ms below."""
-
-    DEFAULT_CSS = """
-    Histogram { height: 1fr; width: 1fr; background: transparent; }
-    """
 
     def __init__(self, *, id: str | None = None, empty: str = "", glyphs: Glyphs = UNICODE) -> None:
         super().__init__(id=id, empty=empty)
@@ -84,7 +80,7 @@ class Histogram(Drawing):
     def _column(self, share: float, level: int, tall: int, size: int) -> str:
         """One bucket on one line: eighths of a cell; a bucket that holds anything shows at least one eighth."""
         eighths = max(round(share * tall * 8), 1 if share > 0 else 0)
-        sign = self._glyphs.rise[max(0, min(8, eighths - 8 * level))]
+        sign = self._glyphs.block(eighths, level)
         return sign * (size - 1) + " " if size > 1 else sign
 
 
@@ -96,13 +92,7 @@ def bucket_range(bands: Sequence[Counts]) -> tuple[int, int]:
 
 def axis_labels(first: int, last: int, size: int) -> str:
     """Upper bucket edges in ms, as many as fit without touching."""
-    line = ""
-    for index in range(first, last + 1):
-        edge = edge_text(index)
-        start = (index - first) * size
-        if start >= len(line) + (1 if line else 0):
-            line = line.ljust(start) + edge
-    return line
+    return place_labels(((index - first) * size, edge_text(index)) for index in range(first, last + 1))
 
 
 def edge_text(index: int) -> str:

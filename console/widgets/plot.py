@@ -22,10 +22,6 @@ LETTERS = "abcdefghijklmnop"
 class Plot(Drawing):
     """One quantity of several instances over clock time, with a legend line that gives the newest values."""
 
-    DEFAULT_CSS = """
-    Plot { height: 1fr; width: 1fr; background: transparent; }
-    """
-
     LEAST = (16, 4)
 
     def __init__(self, *, id: str | None = None, empty: str = "", text: Callable[[float], str] = digits) -> None:
@@ -35,6 +31,10 @@ class Plot(Drawing):
         self._text = text
         self.marker = "braille"
         """`braille`, `hd` (quarter blocks) or `letters` (distinguishes lines without colour)."""
+
+    def sign(self, index: int, colored: str) -> str:
+        """Of the line at this index: its letter, or `colored` where colour distinguishes the lines."""
+        return LETTERS[index % len(LETTERS)] if self.marker == "letters" else colored
 
     def show(self, lines: Sequence[Series], start: float, end: float) -> None:
         """Draw these lines from `start` to `end` (Unix seconds); nothing happens when nothing changed."""
@@ -60,7 +60,7 @@ class Plot(Drawing):
         for index, line in reversed(list(enumerate(self._lines))):
             if not line.points:
                 continue
-            sign = LETTERS[index % len(LETTERS)] if self.marker == "letters" else "●"
+            sign = self.sign(index, "●")
             value = self._text(line.points[-1][1])
             room -= len(line.name) + len(value) + 5
             if room < -2:
@@ -77,31 +77,15 @@ class Plot(Drawing):
         top = max(value for line in self._lines for _, value in line.points)
         values = value_axis(top, height - 1)
         margin = max(len(label) for label in values.labels) + 1
-        lines = [
-            (place, line, thin(line.points, start, end, width - margin))
-            for place, line in enumerate(self._lines)
-            if line.points
-        ]
         times = time_axis(start, end, width - margin)
-        rows = _build(lines, styles, values, times, (width, height), self.marker)
+        canvas = Canvas((width, height))
+        for index, line in enumerate(self._lines):
+            if line.points:
+                points = thin(line.points, start, end, width - margin)
+                breaks = gaps(points, max(GAP_S, 2.5 * (times.upper - times.lower) / width))
+                canvas.line(points, self.sign(index, self.marker), styles[line.tone], breaks)
+        rows = canvas.rows(times, values, styles["dim"])
         return [Strip(row).adjust_cell_length(width) for row in rows]
-
-
-def _build(
-    lines: Sequence[tuple[int, Series, Sequence[tuple[float, float]]]],
-    styles: dict[str, Style],
-    values: Axis,
-    times: Axis,
-    size: tuple[int, int],
-    marker: str,
-) -> list[list[Segment]]:
-    """The plot as rows of segments."""
-    canvas = Canvas(size)
-    for index, line, kept in lines:
-        sign = LETTERS[index % len(LETTERS)] if marker == "letters" else marker
-        breaks = gaps(kept, max(GAP_S, 2.5 * (times.upper - times.lower) / size[0]))
-        canvas.line(kept, sign, styles[line.tone], breaks)
-    return canvas.rows(times, values, styles["dim"])
 
 
 class Canvas:

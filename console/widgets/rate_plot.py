@@ -10,7 +10,8 @@ from rich.style import Style
 from textual.strip import Strip
 
 from console.series import Axis, Point
-from console.widgets.plot import LETTERS, Canvas, Plot
+from console.widgets.plot import Canvas, Plot
+from console.widgets.table import Cell, flow
 from results.report.chart import Chart, Line
 
 SIGNS = {"": "●", "saturated": "x", "degraded": "o"}
@@ -47,18 +48,12 @@ class RatePlot(Plot):
         return [*legend, *(Strip(row).adjust_cell_length(width) for row in rows)]
 
     def _legend_lines(self, styles: dict[str, Style], width: int) -> list[Strip]:
-        """What the values are, then every line's name, on as many lines as they need."""
-        title = f"{self._chart.y_name}  "
-        legend: list[list[Segment]] = [[Segment(title, styles["dim"])]]
-        room = width - len(title)
+        """What the values are, then every line's name."""
+        entries: list[Cell] = [((f"{self._chart.y_name}  ", "dim"),)]
         for index, (line, tone) in enumerate(zip(self._chart.lines, self._tones, strict=True)):
-            sign = LETTERS[index % len(LETTERS)] if self.marker == "letters" else "●"
-            if room < len(line.name) + 2:
-                legend.append([])
-                room = width
-            legend[-1] += [Segment(f"{sign} ", styles[tone]), Segment(f"{line.name}  ", styles[""])]
-            room -= len(line.name) + 4
-        return [Strip(parts).adjust_cell_length(width) for parts in legend]
+            entries.append(((f"{self.sign(index, '●')} ", tone), (f"{line.name}  ", "")))
+        lines = ([Segment(text, styles[tone]) for text, tone in line] for line in flow(entries, width + 2))
+        return [Strip(line).adjust_cell_length(width) for line in lines]
 
     def _rows(self, lines: Sequence[Line], styles: dict[str, Style], size: tuple[int, int]) -> list[list[Segment]]:
         every = [point for line in lines for point in line.points]
@@ -80,7 +75,7 @@ class RatePlot(Plot):
             self._draw_line(canvas, line, points, style)
         for index, line, points, style in drawn:
             for at, point in zip(points, line.points, strict=True):
-                canvas.dot(at, self._sign(index, point.mark), style)
+                canvas.dot(at, self._point_sign(index, point.mark), style)
         return canvas.rows(rates, values, styles["dim"])
 
     def _draw_line(self, canvas: Canvas, line: Line, points: Sequence[Point], style: Style) -> None:
@@ -94,12 +89,10 @@ class RatePlot(Plot):
     def _stroke(self, letter: str) -> str:
         return letter if self.marker == "letters" else self.marker
 
-    def _sign(self, index: int, mark: str) -> str:
-        """Without colour a config's letter, as a capital where the point is not clear."""
-        if self.marker != "letters":
-            return SIGNS[mark]
-        letter = LETTERS[index % len(LETTERS)]
-        return letter.upper() if mark else letter
+    def _point_sign(self, index: int, mark: str) -> str:
+        """Without colour the line's letter, as a capital where the point is not clear."""
+        sign = self.sign(index, SIGNS[mark])
+        return sign.upper() if mark and self.marker == "letters" else sign
 
 
 def _positions(line: Line, aside: float) -> list[Point]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -96,7 +96,6 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
         self._empty = empty
         self._cursor = 0
         self._styles: dict[str, Style] = {}
-        self._cursor_style = Style()
 
     @property
     def room(self) -> int:
@@ -185,7 +184,7 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
         if len(old.cells) != len(new.cells) or len(new.cells) != len(spans):
             return [Region(0, line, self.size.width, 1)]
         if any(
-            _length(before) > width or _length(after) > width
+            length(before) > width or length(after) > width
             for (_, width), before, after in zip(spans, old.cells, new.cells, strict=True)
         ):
             return [Region(0, line, self.size.width, 1)]
@@ -200,10 +199,7 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
 
     def _prepare(self) -> None:
         if not self._styles:
-            variables = self.app.theme_variables
-            self._styles = tones(variables)
-            back = variables.get("block-cursor-background", "blue")
-            self._cursor_style = Style(bgcolor=_bgcolor(back))
+            self._styles = tones(self.app.theme_variables)
 
     def _spans(self, width: int) -> list[tuple[int, int]]:
         """Where each column starts and how wide it is."""
@@ -248,14 +244,12 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
         while index < len(self.columns):
             column, content, size = self.columns[index], row.cells[index], spans[index][1]
             index += 1
-            while (
-                column.left and index < len(self.columns) and _length(content) > size and not _length(row.cells[index])
-            ):
+            while column.left and index < len(self.columns) and length(content) > size and not length(row.cells[index]):
                 size += self._gap + spans[index][1]  # long text runs on over empty cells
                 index += 1
             parts += [*_fit(content, size, column.left, self._styles), Segment(" " * self._gap)]
         strip = Strip(parts).adjust_cell_length(width)
-        return Strip(Segment.apply_style(strip, post_style=self._cursor_style)) if here else strip
+        return Strip(Segment.apply_style(strip, post_style=self._styles["cursor"])) if here else strip
 
     # -- keys and mouse -----------------------------------------------------------------------------------------
 
@@ -312,33 +306,38 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
         self._go(self._cursor)  # the row under the cursor stays in view
 
 
-def _length(content: Cell) -> int:
+def length(content: Iterable[Span]) -> int:
     return sum(len(text) for text, _ in content)
+
+
+def clip(content: Cell, width: int) -> Cell:
+    """The text in at most `width` columns; what does not fit ends in `…`."""
+    if length(content) <= width:
+        return content
+    spans: list[Span] = []
+    room = max(0, width - 1)
+    for text, tone in content:
+        spans.append((text[:room], tone))
+        room -= min(room, len(text))
+    return (*spans, ("…" if width > 0 else "", content[-1][1]))
+
+
+def flow(entries: Iterable[Cell], width: int) -> tuple[Cell, ...]:
+    """The entries on as few lines as there is room for."""
+    lines: list[list[Span]] = [[]]
+    for entry in entries:
+        if lines[-1] and length(lines[-1]) + length(entry) > width:
+            lines.append([])
+        lines[-1] += entry
+    return tuple(map(tuple, lines))
 
 
 def _text(row: Row) -> str:
     return " ".join((*(text for content in row.cells for text, _ in content), row.also))
 
 
-def _bgcolor(value: str) -> str | None:
-    from textual.color import Color, ColorParseError
-
-    try:
-        return Color.parse(value).rgb and Color.parse(value).hex6
-    except ColorParseError:
-        return None
-
-
 def _fit(content: Cell, width: int, left: bool, styles: dict[str, Style]) -> list[Segment]:
     """The cell in exactly `width` columns; what does not fit ends in `…`."""
-    plain = _length(content)
-    parts: list[Segment] = []
-    if plain > width:
-        room = width - 1
-        for text, tone in content:
-            parts.append(Segment(text[:room], styles.get(tone)))
-            room -= min(room, len(text))
-        return [*parts, Segment("…" if width > 0 else "", styles.get(content[-1][1]))]
-    parts = [Segment(text, styles.get(tone)) for text, tone in content]
-    padding = Segment(" " * (width - plain))
+    parts = [Segment(text, styles.get(tone)) for text, tone in clip(content, width)]
+    padding = Segment(" " * max(0, width - length(content)))
     return [*parts, padding] if left else [padding, *parts]

@@ -13,7 +13,7 @@ from textual.strip import Strip
 from console.format import tokens
 from console.glyphs import UNICODE, Glyphs
 from console.series import Point, time_axis
-from console.widgets.drawing import Drawing
+from console.widgets.drawing import Drawing, place_labels
 
 NAME_WIDTH = (6, 14)
 """The least and the most columns for the names."""
@@ -66,10 +66,6 @@ HOT_TONE = "warn"
 
 class Timeline(Drawing):
     """A band per instance, as tall as there is room for; arrows stand in the lines between them."""
-
-    DEFAULT_CSS = """
-    Timeline { height: 1fr; width: 1fr; background: transparent; }
-    """
 
     LEAST = (1, 3)
 
@@ -153,7 +149,7 @@ def _sign(value: int | None, top: int, tall: int, level: int, glyphs: Glyphs) ->
     if not value or not top:
         return "_" if level == 0 else " "
     eighths = max(1, round(value / top * tall * 8))
-    return glyphs.rise[max(0, min(8, eighths - 8 * level))]
+    return glyphs.block(eighths, level)
 
 
 def _point(canvas: _Canvas, arrow: Arrow, column: int, first: list[int], tall: int, apart: bool) -> None:
@@ -189,12 +185,9 @@ def _scale(top: int, left_out: int, hot_above: float | None) -> list[tuple[str, 
 def _times(scene: Scene, columns: int) -> str:
     """Clock times under the columns they belong to, as many as fit without touching."""
     axis = time_axis(scene.start, scene.end, columns)
-    line = ""
-    for tick, label in zip(axis.ticks, axis.labels, strict=True):
-        at = int((tick - scene.start) / max(scene.end - scene.start, 1e-9) * columns)
-        if at >= len(line) + (1 if line else 0) and at + len(label) <= columns:
-            line = line.ljust(at) + label
-    return line
+    scale = columns / max(scene.end - scene.start, 1e-9)
+    return place_labels(((int((tick - scene.start) * scale), label)
+                         for tick, label in zip(axis.ticks, axis.labels, strict=True)), columns)  # fmt: skip
 
 
 def _strip(line: Sequence[tuple[str, str]], styles: Mapping[str, Style]) -> Strip:

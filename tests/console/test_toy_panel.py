@@ -13,7 +13,7 @@ from console.app import TraconApp
 from console.feed import Picture
 from console.glossary import Entry
 from console.panels import registry
-from console.panels.panel import Look, Opening, Panel, PanelKind, Place
+from console.panels.panel import Opening, PanelKind, Place, TablePanel
 from console.screens.dialogs import Detail
 from console.widgets.table import Column, Row, Table, cell
 from results.report.terms import Term, term
@@ -22,16 +22,8 @@ from tests.console.conftest import NARROW, WIDE, app_for, sees, settled, shown
 TOYS = Term("toys", "toys", "wooden toys on the bench")
 
 
-class ToyPanel(Panel):
+class ToyPanel(TablePanel):
     """A row per cell of the plan."""
-
-    def __init__(self, look: Look, run_folder: Path, *, id: str) -> None:
-        self._table = Table()
-        super().__init__(look, run_folder, self._table, id=id)
-
-    @property
-    def table(self) -> Table:
-        return self._table
 
     def show(self, picture: Picture) -> None:
         cells = picture.view.cells
