@@ -236,7 +236,7 @@ ACTIONS: tuple[Action, ...] = (
 BY_ID = {action.id: action for action in ACTIONS}
 
 
-def steers(method: str) -> bool:
+def is_steering(method: str) -> bool:
     """Whether this Textual action changes a run."""
     return method == "steer" or (method in BY_ID and BY_ID[method].steers)
 

@@ -148,10 +148,10 @@ class PlainText(LineFilter):
     """Replaces what is not ASCII, wherever it comes from, with something as wide."""
 
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
-        return [Segment(plain(text), style, control) for text, style, control in segments]
+        return [Segment(to_ascii(text), style, control) for text, style, control in segments]
 
 
-def plain(text: str) -> str:
+def to_ascii(text: str) -> str:
     """The text in ASCII, in as many cells."""
     if text.isascii():
         return text

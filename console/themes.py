@@ -76,7 +76,7 @@ DAY = Theme(
 )
 
 
-def tones(variables: Mapping[str, str]) -> dict[str, Style]:
+def make_tones(variables: Mapping[str, str]) -> dict[str, Style]:
     """Foreground styles by tone name, from a theme's variables; themes without tones fill in from their colours."""
     text = _color(variables.get("foreground"), "#c8d3dd")
     back = _color(variables.get("background"), "#0f141a")

@@ -6,7 +6,7 @@ from console.feed import Picture
 from console.glossary import Entry
 from console.glyphs import Glyphs
 from console.panels.panel import Opening, PanelKind, Place, TablePanel
-from console.rows.instances import instance_numbers, instance_state, is_current, ordered, tone_of
+from console.rows.instances import instance_numbers, instance_state, is_current, order_instances, tone_of
 from console.widgets.table import Cell, Column, Row, Table, cell
 from results.report.terms import term
 from state.view import InstanceView, RunView
@@ -53,7 +53,7 @@ _PERCENTILES = (
 
 def instance_rows(picture: Picture, glyphs: Glyphs, columns: tuple[Column, ...]) -> tuple[Row, ...]:
     """Live instances first, then those that are gone, newest first."""
-    return tuple(instance_row(picture, instance, glyphs, columns) for instance in ordered(picture.view))
+    return tuple(instance_row(picture, instance, glyphs, columns) for instance in order_instances(picture.view))
 
 
 def instance_row(picture: Picture, instance: InstanceView, glyphs: Glyphs, columns: tuple[Column, ...]) -> Row:

@@ -14,10 +14,10 @@ from console.glossary import Entry
 from console.panels.panel import Fact, Look, Opening, Panel, PanelKind, Place
 from console.rows.waterfall import (
     RESIDUAL_LIMIT,
-    keyed,
-    latest,
-    legend,
-    phase,
+    find_phase,
+    key_requests,
+    latest_requests,
+    list_phases,
     share_text,
     waterfall_columns,
     waterfall_rows,
@@ -53,12 +53,12 @@ def is_disaggregated(view: RunView) -> bool:
     return view.lifecycle is not None or any(cell.kind == "lifecycle" for cell in view.plan.cells)
 
 
-def nothing(picture: Picture) -> str:
+def explain_absence(picture: Picture) -> str:
     """The text in place of requests."""
     return "no request of this run has been broken down" + (" yet" if picture.live else "")
 
 
-def head(picture: Picture, view: LifecycleView) -> Cell:
+def describe_requests(picture: Picture, view: LifecycleView) -> Cell:
     """Cells, requests that count, discarded ones, the worst residual, warm-ups."""
     own = [each for each in picture.view.cells.values() if each.cell in view.cells]
     stages = {each.plan.stage for each in own}
@@ -84,7 +84,7 @@ def request_facts(request: MeasuredRequest) -> list[Fact]:
         ("size", f"{size}; repetition {event.repetition}"),
         ("counts", f"no: {event.discarded}" if event.discarded else "no: a warm-up" if event.warmup else "yes"),
         *(
-            (phase(name, place).label, f"{say.digits(ms)} ms")
+            (find_phase(name, place).label, f"{say.digits(ms)} ms")
             for place, (name, ms) in enumerate(event.phases_ms.items())
         ),
     ]
@@ -205,7 +205,7 @@ class LifecyclePanel(Panel):
 
     def open_row(self, table: Table, key: str, picture: Picture) -> Opening | None:
         view = picture.view.lifecycle
-        request = None if view is None or table is self.overheads else dict(keyed(view.requests)).get(key)
+        request = None if view is None or table is self.overheads else dict(key_requests(view.requests)).get(key)
         return None if request is None else Opening("Request", request_facts(request))
 
     def follows_after(self, table: Table, *, at_end: bool) -> bool | None:
@@ -214,9 +214,9 @@ class LifecyclePanel(Panel):
     def show(self, picture: Picture) -> None:
         self._view = picture.view.lifecycle
         if self._view is None:
-            self._head.show_lines(((nothing(picture), "dim"),))
+            self._head.show_lines(((explain_absence(picture), "dim"),))
         else:
-            self._head.show_lines(head(picture, self._view))
+            self._head.show_lines(describe_requests(picture, self._view))
         self._draw()
 
     def _draw(self) -> None:
@@ -245,8 +245,8 @@ class LifecyclePanel(Panel):
             self.overheads.show(columns, overhead_rows(view, columns))
 
     def _show_requests(self, view: LifecycleView, width: int) -> None:
-        requests = latest(view)
-        self._legend.show_lines(*legend(requests, self.look.marker, width))
+        requests = latest_requests(view)
+        self._legend.show_lines(*list_phases(requests, self.look.marker, width))
         columns = waterfall_columns(width - 1)
         made = waterfall_rows(requests, columns, width - 1, self.look.glyphs, self.look.marker)
         self._requests.show(columns, made)

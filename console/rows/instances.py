@@ -32,7 +32,7 @@ def routed_tone(view: RunView, engine: str, index: int) -> str:
     return f"series-{index % SERIES}" if known is None else tone_of(view, known)
 
 
-def ordered(view: RunView) -> list[InstanceView]:
+def order_instances(view: RunView) -> list[InstanceView]:
     live = list(view.live_instances)
     return live + [i for i in reversed(tuple(view.instances.values())) if i.state in INSTANCE_ENDED]
 

@@ -19,7 +19,7 @@ NO_WORK = "_"
 """A second without pending prefill in the small curve; a second that was not sampled is blank."""
 
 
-def timed(picture: Picture, routing: RoutingView) -> bool:
+def has_ttft(picture: Picture, routing: RoutingView) -> bool:
     """The client reports which instance each answer came from."""
     return any(_ttft_s(picture, load) is not None for load in routing.latest.instances)
 
@@ -36,7 +36,7 @@ def load_columns(width: int, timed: bool = False) -> tuple[Column, ...]:
     ttft = (Column("ttft", "TTFT", 4, "p90"),) if timed else ()
     short = timed and not wide
     bar = Column("bar", "pending" if short else "pending prefill", 10 if short else 15, left=True)
-    past = (Column("past", "last minute", 28, left=True),) if wide else ()
+    past = (Column("past", "last minute", 23 if timed else 28, left=True),) if wide else ()
     return (
         Column("name", "instance", 12, left=True, flex=True),
         Column("state", "state", 24 if wide else 18, left=True),

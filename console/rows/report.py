@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from console.format import digits
 from console.widgets.rate_plot import SIGNS
-from console.widgets.table import Column, Row, Span, cell, length
+from console.widgets.table import Column, Row, Span, cell, count_columns
 from results.report.chart import Chart
 from results.report.table import NOT_MEASURED, Table
 from results.statistics.judgement import Outcome, Verdict
@@ -111,7 +111,7 @@ def _flow_pairs(pairs: Sequence[tuple[str, str]], width: int, tone_of: ToneOf) -
     line: list[Span] = []
     for title, value in pairs:
         text, tone = f"{title}  {value}", _cell_tone(value, tone_of)
-        if line and length(line) + len(BETWEEN) + len(text) > width:
+        if line and count_columns(line) + len(BETWEEN) + len(text) > width:
             yield tuple(line)
             line = []
         first, *more = (

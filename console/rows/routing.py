@@ -44,7 +44,7 @@ def alarms_now(picture: Picture) -> tuple[str, ...]:
     return routing.alarms if routing is not None and is_current(picture, routing) else ()
 
 
-def nothing(picture: Picture) -> str:
+def explain_absence(picture: Picture) -> str:
     """The text in place of a router."""
     if plans_replays(picture.view):
         return "no cell has been routed yet"

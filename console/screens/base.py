@@ -107,6 +107,6 @@ class ConsoleScreen(Screen[None]):
                 return
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        if self.tracon.options.read_only and actions.steers(action):
+        if self.tracon.options.read_only and actions.is_steering(action):
             return False
         return super().check_action(action, parameters)

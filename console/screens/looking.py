@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from console import feed
 from console.feed import Picture
 from console.panels.panel import Panel
 from console.screens.base import ConsoleScreen
@@ -54,7 +54,7 @@ class LookingScreen(ConsoleScreen):
         self.redraw()
 
     def action_freeze(self) -> None:
-        self._frozen = None if self._frozen is not None else replace(self.picture, frozen_unix_s=time.time())
+        self._frozen = None if self._frozen is not None else replace(self.picture, frozen_unix_s=feed.now_unix_s())
         self.redraw()
 
     def action_step_window(self, by: int) -> None:

@@ -10,7 +10,7 @@ from rich.style import Style
 from textual.strip import Strip
 from textual.widget import Widget
 
-from console.themes import tones
+from console.themes import make_tones
 
 
 class Drawing(Widget):
@@ -55,7 +55,7 @@ class Drawing(Widget):
         if key == self._drawn_for:
             return
         self._drawn_for = key
-        styles = tones(self.app.theme_variables)
+        styles = make_tones(self.app.theme_variables)
         width, height = self.size
         fits = width >= self.LEAST[0] and height >= self.LEAST[1]
         drawn = self.paint(styles, width, height) if fits else []

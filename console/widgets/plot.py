@@ -13,7 +13,7 @@ from rich.text import Text
 from textual.strip import Strip
 
 from console.format import digits
-from console.series import GAP_S, Axis, Series, gaps, thin, time_axis, value_axis
+from console.series import GAP_S, Axis, Series, find_gaps, thin_line, time_axis, value_axis
 from console.widgets.drawing import Drawing
 
 LETTERS = "abcdefghijklmnop"
@@ -81,8 +81,8 @@ class Plot(Drawing):
         canvas = Canvas((width, height))
         for index, line in enumerate(self._lines):
             if line.points:
-                points = thin(line.points, start, end, width - margin)
-                breaks = gaps(points, max(GAP_S, 2.5 * (times.upper - times.lower) / width))
+                points = thin_line(line.points, start, end, width - margin)
+                breaks = find_gaps(points, max(GAP_S, 2.5 * (times.upper - times.lower) / width))
                 canvas.line(points, self.sign(index, self.marker), styles[line.tone], breaks)
         rows = canvas.rows(times, values, styles["dim"])
         return [Strip(row).adjust_cell_length(width) for row in rows]

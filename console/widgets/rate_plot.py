@@ -11,7 +11,7 @@ from textual.strip import Strip
 
 from console.series import Axis, Point
 from console.widgets.plot import Canvas, Plot
-from console.widgets.table import Cell, flow
+from console.widgets.table import Cell, flow_entries
 from results.report.chart import Chart, Line
 
 SIGNS = {"": "●", "saturated": "x", "degraded": "o"}
@@ -52,7 +52,7 @@ class RatePlot(Plot):
         entries: list[Cell] = [((f"{self._chart.y_name}  ", "dim"),)]
         for index, (line, tone) in enumerate(zip(self._chart.lines, self._tones, strict=True)):
             entries.append(((f"{self.sign(index, '●')} ", tone), (f"{line.name}  ", "")))
-        lines = ([Segment(text, styles[tone]) for text, tone in line] for line in flow(entries, width + 2))
+        lines = ([Segment(text, styles[tone]) for text, tone in line] for line in flow_entries(entries, width + 2))
         return [Strip(line).adjust_cell_length(width) for line in lines]
 
     def _rows(self, lines: Sequence[Line], styles: dict[str, Style], size: tuple[int, int]) -> list[list[Segment]]:

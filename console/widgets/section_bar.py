@@ -29,7 +29,7 @@ class SectionBar(Static):
 
     def show(self, section: str, sections: Mapping[str, str]) -> None:
         """Mark this section as the open one."""
-        self._labels = labels(sections, section, self.size.width)
+        self._labels = label_sections(sections, section, self.size.width)
         text = Text(no_wrap=True)
         for name, label in self._labels.items():
             text.append(f" {label} ", style="bold reverse" if name == section else "dim")
@@ -46,7 +46,7 @@ class SectionBar(Static):
                 return
 
 
-def labels(sections: Mapping[str, str], section: str, width: int) -> Mapping[str, str]:
+def label_sections(sections: Mapping[str, str], section: str, width: int) -> Mapping[str, str]:
     """The label of each section: its name where there is room for all, else a number except for the open one.
 
     Where not even the numbers have room, those farthest from the open one are left out.

@@ -15,7 +15,7 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from console.themes import tones
+from console.themes import make_tones
 
 Span = tuple[str, str]
 """Text and the name of its tone."""
@@ -184,7 +184,7 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
         if len(old.cells) != len(new.cells) or len(new.cells) != len(spans):
             return [Region(0, line, self.size.width, 1)]
         if any(
-            length(before) > width or length(after) > width
+            count_columns(before) > width or count_columns(after) > width
             for (_, width), before, after in zip(spans, old.cells, new.cells, strict=True)
         ):
             return [Region(0, line, self.size.width, 1)]
@@ -199,7 +199,7 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
 
     def _prepare(self) -> None:
         if not self._styles:
-            self._styles = tones(self.app.theme_variables)
+            self._styles = make_tones(self.app.theme_variables)
 
     def _spans(self, width: int) -> list[tuple[int, int]]:
         """Where each column starts and how wide it is."""
@@ -244,7 +244,12 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
         while index < len(self.columns):
             column, content, size = self.columns[index], row.cells[index], spans[index][1]
             index += 1
-            while column.left and index < len(self.columns) and length(content) > size and not length(row.cells[index]):
+            while (
+                column.left
+                and index < len(self.columns)
+                and count_columns(content) > size
+                and not count_columns(row.cells[index])
+            ):
                 size += self._gap + spans[index][1]  # long text runs on over empty cells
                 index += 1
             parts += [*_fit(content, size, column.left, self._styles), Segment(" " * self._gap)]
@@ -306,13 +311,13 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
         self._go(self._cursor)  # the row under the cursor stays in view
 
 
-def length(content: Iterable[Span]) -> int:
+def count_columns(content: Iterable[Span]) -> int:
     return sum(len(text) for text, _ in content)
 
 
-def clip(content: Cell, width: int) -> Cell:
+def clip_spans(content: Cell, width: int) -> Cell:
     """The text in at most `width` columns; what does not fit ends in `…`."""
-    if length(content) <= width:
+    if count_columns(content) <= width:
         return content
     spans: list[Span] = []
     room = max(0, width - 1)
@@ -322,11 +327,11 @@ def clip(content: Cell, width: int) -> Cell:
     return (*spans, ("…" if width > 0 else "", content[-1][1]))
 
 
-def flow(entries: Iterable[Cell], width: int) -> tuple[Cell, ...]:
+def flow_entries(entries: Iterable[Cell], width: int) -> tuple[Cell, ...]:
     """The entries on as few lines as there is room for."""
     lines: list[list[Span]] = [[]]
     for entry in entries:
-        if lines[-1] and length(lines[-1]) + length(entry) > width:
+        if lines[-1] and count_columns(lines[-1]) + count_columns(entry) > width:
             lines.append([])
         lines[-1] += entry
     return tuple(map(tuple, lines))
@@ -338,6 +343,6 @@ def _text(row: Row) -> str:
 
 def _fit(content: Cell, width: int, left: bool, styles: dict[str, Style]) -> list[Segment]:
     """The cell in exactly `width` columns; what does not fit ends in `…`."""
-    parts = [Segment(text, styles.get(tone)) for text, tone in clip(content, width)]
-    padding = Segment(" " * max(0, width - length(content)))
+    parts = [Segment(text, styles.get(tone)) for text, tone in clip_spans(content, width)]
+    padding = Segment(" " * max(0, width - count_columns(content)))
     return [*parts, padding] if left else [padding, *parts]

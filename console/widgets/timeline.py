@@ -86,7 +86,7 @@ class Timeline(Drawing):
     def paint(self, styles: dict[str, Style], width: int, height: int) -> list[Strip]:
         if not any(band.points for band in self._scene.bands):
             return []
-        lines = drawn(self._scene, width, height, self.glyphs)
+        lines = draw_scene(self._scene, width, height, self.glyphs)
         return [_strip(line, styles).adjust_cell_length(width) for line in lines]
 
 
@@ -95,7 +95,7 @@ def lines_for(bands: int, tall: int = TALLEST) -> int:
     return bands * tall + max(0, bands - 1) + 2
 
 
-def drawn(scene: Scene, width: int, height: int, glyphs: Glyphs) -> list[list[tuple[str, str]]]:
+def draw_scene(scene: Scene, width: int, height: int, glyphs: Glyphs) -> list[list[tuple[str, str]]]:
     """The lines, each as characters with their tones: the scale, the bands, the times. `height` is at least 3."""
     bands = scene.bands[: height - 2]
     names = min(NAME_WIDTH[1], max(NAME_WIDTH[0], *(len(band.name) + 1 for band in bands)))

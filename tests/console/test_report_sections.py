@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from console.export import export_content
 from console.findings import PAGE, WHOLE, Report, list_sections
 from console.rows.report import Section, chart_table, row_facts, row_number, table_section
-from console.widgets.section_bar import labels
+from console.widgets.section_bar import label_sections
 from results.report.chart import Chart, Line, Point
 from results.report.table import Table
 
@@ -51,7 +51,7 @@ titles = st.dictionaries(st.text(min_size=1, max_size=6), st.text(min_size=1, ma
 @given(titles, st.integers(20, 200), st.data())
 def test_the_open_section_is_always_named(sections: dict[str, str], width: int, data: st.DataObject) -> None:
     section = data.draw(st.sampled_from(sorted(sections)))
-    shown = labels(sections, section, width)
+    shown = label_sections(sections, section, width)
     assert shown[section] == sections[section]
     if sum(len(label) + 2 for label in sections.values()) <= width:
         assert dict(shown) == sections

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from console.findings import EVERY_S, WHOLE, Analyst, Findings, analyse_folder
+from console.findings import EVERY_S, WHOLE, Analyst, Findings, analyse_folder, list_sections
 from console.panels.results import ResultsPanel
 from console.widgets.rate_plot import log_axis, rate_axis
 from results.connector_tax.write import analyse_run
@@ -23,7 +23,18 @@ from state.events import RunChanged
 from state.run import CellState, RunState
 from state.store import RunStore
 from tests.console import demo
-from tests.console.conftest import LIFECYCLE_RUN, NARROW, ROUTING_RUN, RUN, WIDE, app_for, sees, settled, shown, until
+from tests.console.conftest import (
+    LIFECYCLE_RUN,
+    NARROW,
+    ROUTING_RUN,
+    RUN,
+    WIDE,
+    press_and_see,
+    sees,
+    shown,
+    until,
+    watching,
+)
 from tests.results.connector_tax.synthetic import Behaviour
 from tests.results.connector_tax.synthetic import Run as TaxTruth
 from tests.results.connector_tax.synthetic import write_run as write_taxes
@@ -75,16 +86,18 @@ def panel_of(pilot: Pilot[None]) -> ResultsPanel:
 
 async def opened(pilot: Pilot[None], section: str = "") -> ResultsPanel:
     """The panel with its analysis done, at this section (empty = the first)."""
-    await settled(pilot)
-    await pilot.press("6")
+    await press_and_see(pilot, "6")
     panel = panel_of(pilot)
     await until(pilot, lambda: panel.report is not None, "no analysis")
-    if section:
-        panel.open(section)
-        panel.post_message(panel.Redraw())
-        assert panel.section == section
-    await pilot.pause(0.1)
+    await open_section(pilot, section or panel.section)
     return panel
+
+
+async def open_section(pilot: Pilot[None], section: str) -> None:
+    panel = panel_of(pilot)
+    panel.open(section)
+    panel.post_message(panel.Redraw())
+    await sees(pilot, f" {list_sections(panel.report)[section]} ")
 
 
 @pytest.mark.parametrize("experiment", ["connector-tax", "routing", "pd-lifecycle"])
@@ -93,22 +106,21 @@ async def test_each_table_of_the_report_is_a_section_and_nothing_is_cut_off(
 ) -> None:
     report = analyse_folder(finished[experiment], experiment).report
     assert report is not None
-    async with app_for(finished[experiment]).run_test(size=NARROW) as pilot:
+    async with watching(finished[experiment], NARROW) as pilot:
         panel = await opened(pilot, next(iter(report.sections)))
         await until(pilot, lambda: report.opening in " ".join(" ".join(panel.table.text()).split()), "no opening")
         for table in report.tables[:3]:
             await sees(pilot, table.title)
             assert not any("…" in line for line in panel.table.text()), table.title
             await pilot.press("right")
-        panel.open(WHOLE)
-        panel.post_message(panel.Redraw())
+        await open_section(pilot, WHOLE)
         await sees(pilot, "Profile cpu-tiny")
 
 
 @pytest.mark.parametrize("size", [NARROW, WIDE])
 async def test_taxes_are_those_of_tax_json(measured_run: Path, size: tuple[int, int]) -> None:
     taxes = json.loads((measured_run / "tax.json").read_bytes())["taxes"]
-    async with app_for(measured_run).run_test(size=size) as pilot:
+    async with watching(measured_run, size) as pilot:
         panel = await opened(pilot, TAXES)
         await sees(pilot, "ref_safe")
         lines = panel.table.text()
@@ -138,7 +150,7 @@ async def test_taxes_are_those_of_tax_json(measured_run: Path, size: tuple[int, 
 async def test_each_kind_of_section_is_readable(
     measured_run: Path, size: tuple[int, int], section: str, parts: list[str]
 ) -> None:
-    async with app_for(measured_run).run_test(size=size) as pilot:
+    async with watching(measured_run, size) as pilot:
         await opened(pilot, section)
         for part in parts:
             await sees(pilot, part)
@@ -146,21 +158,20 @@ async def test_each_kind_of_section_is_readable(
 
 
 async def test_enter_opens_a_verdict_with_its_rule_and_a_cell_with_all_its_numbers(measured_run: Path) -> None:
-    async with app_for(measured_run).run_test(size=WIDE) as pilot:
+    async with watching(measured_run) as pilot:
         panel = await opened(pilot, "hypotheses")
         await pilot.press("down", "enter")
         for part in ("prior", "Rules", "about"):
             await sees(pilot, part)
         await pilot.press("escape")
-        panel.open(next(name for name in panel._sections if name.startswith("phase-a")))
-        panel.post_message(panel.Redraw())
+        await open_section(pilot, next(name for name in list_sections(panel.report) if name.startswith("phase-a")))
         await sees(pilot, "waiting")
         await pilot.press("enter")
         await sees(pilot, "ttft_p99_s")
 
 
 async def test_export_saves_the_open_table(measured_run: Path) -> None:
-    async with app_for(measured_run).run_test(size=NARROW) as pilot:
+    async with watching(measured_run, NARROW) as pilot:
         panel = await opened(pilot, TAXES)
         assert panel.report is not None
         table = panel.report.sections[TAXES]
@@ -175,7 +186,7 @@ async def test_read_only_saves_nothing_in_the_run(
     measured_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    async with app_for(measured_run, read_only=True).run_test(size=NARROW) as pilot:
+    async with watching(measured_run, NARROW, read_only=True) as pilot:
         await opened(pilot, TAXES)
         await pilot.press("e")
         await until(pilot, lambda: any(tmp_path.glob(f"{TAXES}-*.csv")), "nothing was saved")
@@ -183,7 +194,7 @@ async def test_read_only_saves_nothing_in_the_run(
 
 
 async def test_a_filter_keeps_the_rows_of_one_config(measured_run: Path) -> None:
-    async with app_for(measured_run).run_test(size=NARROW) as pilot:
+    async with watching(measured_run, NARROW) as pilot:
         panel = await opened(pilot, TAXES)
         await pilot.press("slash", *"mooncake", "enter")
         assert panel.table.rows
@@ -193,21 +204,19 @@ async def test_a_filter_keeps_the_rows_of_one_config(measured_run: Path) -> None
 async def test_while_nothing_is_measured_it_says_so(tmp_path: Path) -> None:
     folder = tmp_path / RUN
     demo.write(folder, seconds=5)
-    async with app_for(folder).run_test(size=NARROW) as pilot:
-        await settled(pilot)
+    async with watching(folder, NARROW) as pilot:
         await pilot.press("6")
         await sees(pilot, "nothing is measured yet")
 
 
 async def test_a_run_without_artifacts_says_what_is_missing(ended_run: Path) -> None:
-    async with app_for(ended_run).run_test(size=NARROW) as pilot:
+    async with watching(ended_run, NARROW) as pilot:
         await opened(pilot)
         await sees(pilot, "plan.json")
 
 
 async def test_a_run_that_ends_while_it_is_watched_ends_on_its_page(live_run: Path) -> None:
-    async with app_for(live_run).run_test(size=NARROW) as pilot:
-        await settled(pilot)
+    async with watching(live_run, NARROW) as pilot:
         await sees(pilot, "▶ running")
         with RunStore.open(live_run) as store:
             store.append(RunChanged(RunState.DONE))
@@ -216,7 +225,7 @@ async def test_a_run_that_ends_while_it_is_watched_ends_on_its_page(live_run: Pa
 
 
 async def test_in_ascii_curves_are_letters(measured_run: Path) -> None:
-    async with app_for(measured_run, ascii=True).run_test(size=WIDE) as pilot:
+    async with watching(measured_run, ascii=True) as pilot:
         await opened(pilot, "ttft")
         await sees(pilot, "a plain")
         text = "\n".join(shown(pilot.app))

@@ -17,7 +17,7 @@ from console.panels.panel import Opening, PanelKind, Place, TablePanel
 from console.screens.dialogs import Detail
 from console.widgets.table import Column, Row, Table, cell
 from results.report.terms import Term, term
-from tests.console.conftest import NARROW, WIDE, app_for, sees, settled, shown
+from tests.console.conftest import NARROW, sees, shown, watching
 
 TOYS = Term("toys", "toys", "wooden toys on the bench")
 
@@ -54,8 +54,7 @@ def toy() -> Iterator[PanelKind]:
 
 
 async def test_its_key_opens_it_and_enter_its_row(live_run: Path, toy: PanelKind) -> None:
-    async with app_for(live_run).run_test(size=NARROW) as pilot:
-        await settled(pilot)
+    async with watching(live_run, NARROW) as pilot:
         assert "0" in shown(pilot.app)[3], "the line of tabs names it"
         await pilot.press("0")
         await sees(pilot, "toy 1")
@@ -73,8 +72,7 @@ async def test_its_key_opens_it_and_enter_its_row(live_run: Path, toy: PanelKind
 
 
 async def test_it_is_on_the_dashboard(live_run: Path, toy: PanelKind) -> None:
-    async with app_for(live_run).run_test(size=WIDE) as pilot:
-        await settled(pilot)
+    async with watching(live_run) as pilot:
         await sees(pilot, "0 Toys")
         await sees(pilot, "toy 1")
         assert not pilot.app.screen.query_one("#steps").display, "of the run's own panels the last one is shown"
