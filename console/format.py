@@ -95,7 +95,7 @@ def moment(unix_s: float | None) -> str:
     return NOT_MEASURED if unix_s is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s))
 
 
-def bar(fraction: float, width: int, full: str = "━", empty: str = "─") -> tuple[str, str]:
+def bar(fraction: float, width: int, full: str, empty: str) -> tuple[str, str]:
     """The filled and the empty part of a progress bar; together `width` characters."""
     filled = round(max(0.0, min(1.0, fraction)) * width)
     return full * filled, empty * (width - filled)

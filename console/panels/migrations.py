@@ -59,6 +59,12 @@ def cell_shown(picture: Picture) -> str:
     return routing.cell if routing is not None else ""
 
 
+def migrations_of(picture: Picture, cell_id: str) -> tuple[Migration, ...]:
+    """The cell's migrations and refusals that the view holds, oldest first."""
+    moved = picture.view.migrations
+    return () if moved is None else moved.of(cell_id)
+
+
 def counts_of(picture: Picture, cell_id: str) -> MigrationCounts:
     moved = picture.view.migrations
     return MigrationCounts(cell_id, 0) if moved is None else moved.counts_of(cell_id)
@@ -113,11 +119,9 @@ def build_scene(picture: Picture, cell_id: str, window_s: float | None) -> Scene
     start = start if window_s is None else max(start, end - window_s)
     places = {name: place for place, name in enumerate(past.instances)}
     bands = tuple(Band(name, _tone(picture, past, name), _points(past, name, start)) for name in places)
-    moved = picture.view.migrations
-    rows = () if moved is None else moved.of(cell_id)
     arrows = tuple(
         Arrow(row.t_unix_s, places[row.source], places[row.target], TONES[name_outcome(row)])
-        for row in rows
+        for row in migrations_of(picture, cell_id)
         if row.phase in ("started", "done", "failed") and row.source in places and row.target in places
     )
     return Scene(bands, arrows, start, end, past.step_s, _hot_above(picture, cell_id))
@@ -157,10 +161,9 @@ def migration_columns(width: int) -> tuple[Column, ...]:
 
 
 def migration_rows(picture: Picture, cell_id: str, shown: tuple[Column, ...], glyphs: Glyphs) -> tuple[Row, ...]:
-    """The cell's migrations and refusals that the view holds, oldest first."""
-    moved, past = picture.view.migrations, picture.pasts.get(cell_id)
+    past = picture.pasts.get(cell_id)
     made = []
-    for key, row in _keyed(() if moved is None else moved.of(cell_id)):
+    for key, row in _keyed(migrations_of(picture, cell_id)):
         end = name_outcome(row)
         cells = {
             "time": cell(say.clock(row.t_unix_s), "dim"),
@@ -202,8 +205,7 @@ def _keyed(migrations: tuple[Migration, ...]) -> list[tuple[str, Migration]]:
 
 def migration_of(picture: Picture, cell_id: str, key: str) -> Migration | None:
     """The migration of a row; None where the view has dropped it."""
-    moved = picture.view.migrations
-    return dict(_keyed(() if moved is None else moved.of(cell_id))).get(key)
+    return dict(_keyed(migrations_of(picture, cell_id))).get(key)
 
 
 # -- one session ----------------------------------------------------------------------------------------------------
@@ -339,7 +341,7 @@ PANEL = PanelKind(
             "many failures, or one session that moves repeatedly: the threshold is too low",
         ),
         Entry(
-            "transfer",
+            "transfer (8)",
             term("transfer"),
             "engine counters, router's own stamps; – where they cannot say",
             "many ms per MB: see write bandwidth on Lifecycle",

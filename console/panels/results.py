@@ -13,10 +13,10 @@ from textual.containers import VerticalScroll
 from textual.message import Message
 from textual.widgets import Static
 
+from console import format as say
 from console.export import export_content
 from console.feed import Picture
 from console.findings import PAGE, Analyst, Findings, Report, count_measured, list_sections
-from console.format import clock
 from console.panels.panel import Export, Look, Opening, Panel, PanelKind, Place
 from console.rows.instances import config_tone
 from console.widgets.rate_plot import RatePlot
@@ -135,7 +135,7 @@ class ResultsPanel(Panel):
             return
         self._findings = findings
         self._sections = list_sections(self.report)
-        self.border_subtitle = f"as of {clock(findings.made_unix_s)}"
+        self.border_subtitle = f"as of {say.clock(findings.made_unix_s)}"
 
     def show(self, picture: Picture) -> None:
         self._analyst.look(picture.view)

@@ -11,7 +11,7 @@ from textual.containers import Grid, Horizontal, Vertical
 from textual.widgets import Button, Select, Static
 
 from console import actions, steer
-from console.format import duration
+from console import format as say
 from console.screens.dialogs import Dialog
 
 
@@ -101,7 +101,7 @@ class Start(Dialog[tuple[str, ...]]):
             self.query_one("#plan", Static).update(Text(plan, style="red"))
             return
         configs = ", ".join(plan.configs)
-        size = f"{len(plan.cells)} cells in {len(plan.stages)} stages, about {duration(plan.estimated_s)}"
+        size = f"{len(plan.cells)} cells in {len(plan.stages)} stages, about {say.duration(plan.estimated_s)}"
         text = f"{size}\nconfigs: {configs}"
         self.query_one("#plan", Static).update(Text(text))
         self.query_one("#confirm", Button).disabled = False

@@ -10,11 +10,12 @@ from rich.style import Style
 from textual.strip import Strip
 from textual.widget import Widget
 
+from console.glyphs import UNICODE, Glyphs
 from console.themes import make_tones
 
 
 class Drawing(Widget):
-    """Shows what `paint` returns until `content`, size or theme changes; where it returns nothing, the text `empty`."""
+    """Shows what `paint` returns until content, size or theme change; where that is nothing, the text `empty`."""
 
     DEFAULT_CSS = """
     Drawing { height: 1fr; width: 1fr; background: transparent; }
@@ -22,15 +23,21 @@ class Drawing(Widget):
     LEAST: ClassVar[tuple[int, int]] = (1, 1)
     """Columns and lines that `paint` needs."""
 
-    def __init__(self, *, id: str | None = None, empty: str = "") -> None:
-        super().__init__(id=id)
+    def __init__(self, *, empty: str = "", glyphs: Glyphs = UNICODE) -> None:
+        super().__init__()
         self._empty = empty
+        self.glyphs = glyphs
+        self.marker = "braille"
+        """Of plots: `braille`, `hd` (quarter blocks) or `letters` (distinguishes lines without colour)."""
+        self._content: tuple[object, ...] = ()
         self._drawn: list[Strip] = []
         self._drawn_for: tuple[Any, ...] = ()
 
-    def content(self) -> tuple[object, ...]:
-        """What `paint` draws; a change of it draws again."""
-        raise NotImplementedError
+    def change_content(self, *content: object) -> None:
+        """Draw again where what `paint` draws has changed."""
+        if content != self._content:
+            self._content = content
+            self.refresh()
 
     def paint(self, styles: dict[str, Style], width: int, height: int) -> list[Strip]:
         """The lines; empty where there is nothing to draw."""
@@ -51,7 +58,7 @@ class Drawing(Widget):
         super().notify_style_update()
 
     def _draw(self) -> None:
-        key = (self.content(), self.size)
+        key = (self._content, self.glyphs, self.marker, self.size)
         if key == self._drawn_for:
             return
         self._drawn_for = key

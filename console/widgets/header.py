@@ -36,8 +36,8 @@ class RunHeader(Static):
     RunHeader { height: 3; padding: 0 1; }
     """
 
-    def __init__(self, *, id: str | None = None, glyphs: Glyphs = UNICODE) -> None:
-        super().__init__(id=id)
+    def __init__(self, *, glyphs: Glyphs = UNICODE) -> None:
+        super().__init__()
         self._glyphs = glyphs
         self._shown: tuple[object, ...] = ()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +12,7 @@ from rich.style import Style
 from rich.text import Text
 from textual.strip import Strip
 
-from console.format import digits
+from console import format as say
 from console.series import GAP_S, Axis, Series, find_gaps, thin_line, time_axis, value_axis
 from console.widgets.drawing import Drawing
 
@@ -24,13 +24,8 @@ class Plot(Drawing):
 
     LEAST = (16, 4)
 
-    def __init__(self, *, id: str | None = None, empty: str = "", text: Callable[[float], str] = digits) -> None:
-        super().__init__(id=id, empty=empty)
-        self._lines: tuple[Series, ...] = ()
-        self._span = (0.0, 1.0)
-        self._text = text
-        self.marker = "braille"
-        """`braille`, `hd` (quarter blocks) or `letters` (distinguishes lines without colour)."""
+    _lines: tuple[Series, ...] = ()
+    _span = (0.0, 1.0)
 
     def sign(self, index: int, colored: str) -> str:
         """Of the line at this index: its letter, or `colored` where colour distinguishes the lines."""
@@ -38,14 +33,10 @@ class Plot(Drawing):
 
     def show(self, lines: Sequence[Series], start: float, end: float) -> None:
         """Draw these lines from `start` to `end` (Unix seconds); nothing happens when nothing changed."""
-        content = tuple(lines)
-        moved = any(line.points for line in content) and (start, end) != self._span
-        if content != self._lines or moved:
-            self._lines, self._span = content, (start, end)
-            self.refresh()
-
-    def content(self) -> tuple[object, ...]:
-        return self._lines, self._span, self.marker
+        self._lines = tuple(lines)
+        if any(line.points for line in self._lines):
+            self._span = (start, end)
+        self.change_content(self._lines, self._span)
 
     def paint(self, styles: dict[str, Style], width: int, height: int) -> list[Strip]:
         """Legend and canvas; empty where there is nothing to draw."""
@@ -61,7 +52,7 @@ class Plot(Drawing):
             if not line.points:
                 continue
             sign = self.sign(index, "●")
-            value = self._text(line.points[-1][1])
+            value = say.digits(line.points[-1][1])
             room -= len(line.name) + len(value) + 5
             if room < -2:
                 break

@@ -15,26 +15,18 @@ from console.widgets.table import Cell, flow_entries
 from results.report.chart import Chart, Line
 
 SIGNS = {"": "●", "saturated": "x", "degraded": "o"}
-NOTHING = Chart("", "", "", ())
 
 
 class RatePlot(Plot):
     """A chart, with a legend of as many lines as it needs."""
 
-    def __init__(self, *, id: str | None = None, empty: str = "") -> None:
-        super().__init__(id=id, empty=empty)
-        self._chart = NOTHING
-        self._tones: tuple[str, ...] = ()
+    _chart = Chart("", "", "", ())
+    _tones: tuple[str, ...] = ()
 
     def show_chart(self, chart: Chart, tone_of: Callable[[str], str]) -> None:
         """Draw its lines, each in the tone of its name."""
-        tones = tuple(tone_of(line.name) for line in chart.lines)
-        if (chart, tones) != (self._chart, self._tones):
-            self._chart, self._tones = chart, tones
-            self.refresh()
-
-    def content(self) -> tuple[object, ...]:
-        return self._chart, self._tones, self.marker
+        self._chart, self._tones = chart, tuple(tone_of(line.name) for line in chart.lines)
+        self.change_content(self._chart, self._tones)
 
     def paint(self, styles: dict[str, Style], width: int, height: int) -> list[Strip]:
         lines = [

@@ -20,6 +20,8 @@ from console.themes import make_tones
 Span = tuple[str, str]
 """Text and the name of its tone."""
 Cell = tuple[Span, ...]
+GAP = 1
+"""Between two columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +88,12 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
             self.table = table
             self.at_end = at_end
 
-    def __init__(self, *, id: str | None = None, gap: int = 1, empty: str = "") -> None:
+    def __init__(self, *, id: str | None = None, empty: str = "") -> None:
         super().__init__(id=id)
         self.columns: tuple[Column, ...] = ()
         self.rows: tuple[Row, ...] = ()
         self._all: tuple[Row, ...] = ()
         self._filter = ""
-        self._gap = gap
         self._empty = empty
         self._cursor = 0
         self._styles: dict[str, Style] = {}
@@ -109,12 +110,6 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
         changed = tuple(columns) != self.columns
         self.columns, self._all = tuple(columns), tuple(rows)
         self._swap(self._filtered(), changed)
-
-    def set_empty(self, text: str) -> None:
-        """The text in place of rows."""
-        if text != self._empty:
-            self._empty = text
-            self.refresh()
 
     def filter(self, text: str) -> None:
         """Keep rows whose text holds `text` (case ignored); a leading `!` keeps the others."""
@@ -203,14 +198,14 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
 
     def _spans(self, width: int) -> list[tuple[int, int]]:
         """Where each column starts and how wide it is."""
-        fixed = sum(column.width for column in self.columns) + self._gap * max(0, len(self.columns) - 1)
+        fixed = sum(column.width for column in self.columns) + GAP * max(0, len(self.columns) - 1)
         flexible = [column for column in self.columns if column.flex]
         extra = max(0, width - fixed) // max(1, len(flexible))
         spans, x = [], 0
         for column in self.columns:
             size = column.width + (extra if column.flex else 0)
             spans.append((x, size))
-            x += size + self._gap
+            x += size + GAP
         return spans
 
     def render_line(self, y: int) -> Strip:
@@ -233,7 +228,7 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
         for column, (_, size) in zip(self.columns, self._spans(width), strict=True):
             text = (column.title, column.unit)[y]
             style = self._styles["bold" if y == 0 and column.title else "dim"] + Style(bold=False)
-            parts += [*_fit(((text, ""),), size, column.left, {"": style}), Segment(" " * self._gap)]
+            parts += [*_fit(((text, ""),), size, column.left, {"": style}), Segment(" " * GAP)]
         return Strip(parts).adjust_cell_length(width)
 
     def _line(self, row: Row, width: int, here: bool) -> Strip:
@@ -250,9 +245,9 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
                 and count_columns(content) > size
                 and not count_columns(row.cells[index])
             ):
-                size += self._gap + spans[index][1]  # long text runs on over empty cells
+                size += GAP + spans[index][1]  # long text runs on over empty cells
                 index += 1
-            parts += [*_fit(content, size, column.left, self._styles), Segment(" " * self._gap)]
+            parts += [*_fit(content, size, column.left, self._styles), Segment(" " * GAP)]
         strip = Strip(parts).adjust_cell_length(width)
         return Strip(Segment.apply_style(strip, post_style=self._styles["cursor"])) if here else strip
 

@@ -10,8 +10,8 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
 
-from console.format import tokens
-from console.glyphs import UNICODE, Glyphs
+from console import format as say
+from console.glyphs import Glyphs
 from console.series import Point, time_axis
 from console.widgets.drawing import Drawing, place_labels
 
@@ -69,19 +69,11 @@ class Timeline(Drawing):
 
     LEAST = (1, 3)
 
-    def __init__(self, *, id: str | None = None, empty: str = "", glyphs: Glyphs = UNICODE) -> None:
-        super().__init__(id=id, empty=empty)
-        self._scene = Scene()
-        self.glyphs = glyphs
+    _scene = Scene()
 
     def show(self, scene: Scene) -> None:
-        """Draw this; nothing happens when nothing changed."""
-        if scene != self._scene:
-            self._scene = scene
-            self.refresh()
-
-    def content(self) -> tuple[object, ...]:
-        return self._scene, self.glyphs
+        self._scene = scene
+        self.change_content(scene)
 
     def paint(self, styles: dict[str, Style], width: int, height: int) -> list[Strip]:
         if not any(band.points for band in self._scene.bands):
@@ -172,14 +164,14 @@ def _labels(bands: Sequence[Band], first: Sequence[int], tall: int) -> dict[int,
     for band, line in zip(bands, first, strict=True):
         labels[line] = (band.name, band.tone)
         if tall > 1 and band.points:
-            labels[line + 1] = (tokens(band.points[-1][1]), "dim")
+            labels[line + 1] = (say.tokens(band.points[-1][1]), "dim")
     return labels
 
 
 def _scale(top: int, left_out: int, hot_above: float | None) -> list[tuple[str, str]]:
     more = f", {left_out} more instances have no room" if left_out else ""
-    hot = [(f", hot above {tokens(hot_above)}", HOT_TONE)] if hot_above is not None else []
-    return [(f"pending prefill, full height {tokens(top)} tokens", "dim"), *hot, (more, "dim")]
+    hot = [(f", hot above {say.tokens(hot_above)}", HOT_TONE)] if hot_above is not None else []
+    return [(f"pending prefill, full height {say.tokens(top)} tokens", "dim"), *hot, (more, "dim")]
 
 
 def _times(scene: Scene, columns: int) -> str:
