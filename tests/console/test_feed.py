@@ -67,9 +67,9 @@ def test_what_the_view_forgets_is_kept_thinned_with_its_worst_second() -> None:
     samples = [InstanceSampled("p-1", "c", ttft_p90_s=1.0 if i == 37 else 0.1) for i in range(seconds)]
     for i, sample in enumerate(samples):
         trails.add(1_000_000.0 + i, sample)
-    kept = trails.frozen()["p-1"]
-    assert len(kept) <= seconds / TRAIL_STEP_S + 1
-    assert (1_000_037.0, samples[37]) in kept
+    thinned = trails.frozen()["p-1"]
+    assert len(thinned) <= seconds / TRAIL_STEP_S + 1
+    assert (1_000_037.0, samples[37]) in thinned
 
 
 def test_the_history_joins_the_trail_to_the_view(dead_run: Path) -> None:
