@@ -280,7 +280,7 @@ def test_opening_the_console_imports_nothing_that_analyses() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_a_screenshot_of_the_results_keeps_its_spaces(measured_run: Path, tmp_path: Path) -> None:
+def test_a_screenshot_needs_no_terminal_and_keeps_its_spaces(measured_run: Path, tmp_path: Path) -> None:
     file = tmp_path / "results.svg"
     command = [sys.executable, "-m", "console", str(measured_run), "--screenshot", str(file)]
     command += ["--press", "6,right"]

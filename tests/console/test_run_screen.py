@@ -150,13 +150,6 @@ async def test_freeze_holds_the_panels_and_counts_what_comes(live_run: Path) -> 
         assert "FROZEN" not in "\n".join(shown(pilot.app))
 
 
-async def test_new_events_appear_without_a_key(live_run: Path) -> None:
-    async with watching(live_run) as pilot:
-        with RunStore.open(live_run) as store:
-            store.append(Noted("error", "plain-5", "it hiccuped"))
-        await sees(pilot, "it hiccuped")
-
-
 async def test_filter_keeps_matching_rows_and_escape_brings_all_back(live_run: Path) -> None:
     async with watching(live_run, NARROW) as pilot:
         await pilot.press("2", "slash", *"mooncake", "enter")
@@ -190,13 +183,21 @@ async def test_the_time_window_steps_through_its_sizes(live_run: Path) -> None:
             await sees(pilot, text)
 
 
-async def test_enter_on_an_instance_opens_it_and_escape_returns(live_run: Path) -> None:
-    async with watching(live_run) as pilot:
+@pytest.mark.parametrize(
+    ("size", "parts"),
+    [
+        (WIDE, ["http://127.0.0.1:", "fork_server/uni", "requests", "Steps, share per bucket", "p50"]),
+        (NARROW, ["┤", "up to, ms", "Its events"]),
+    ],
+)
+async def test_enter_on_an_instance_opens_it_and_escape_returns(
+    live_run: Path, size: tuple[int, int], parts: list[str]
+) -> None:
+    async with watching(live_run, size) as pilot:
         await pilot.press("2", "enter")
         await sees(pilot, "TTFT p50, p90, ms")
         assert isinstance(pilot.app.screen, InstanceScreen)
-        name = pilot.app.screen.instance
-        for part in (name, "http://127.0.0.1:", "fork_server/uni", "requests", "Steps, share per bucket", "p50"):
+        for part in (pilot.app.screen.instance, *parts):
             await sees(pilot, part)
         await pilot.press("escape")
         await sees(pilot, "2 Instances")
@@ -210,13 +211,6 @@ async def test_a_picture_that_comes_while_an_instance_is_being_opened_waits_for_
         pilot.app.push_screen(opened)
         opened.show(run.picture)
         await sees(pilot, opened.instance)
-
-
-async def test_an_instance_has_its_plots_at_80x24_too(live_run: Path) -> None:
-    async with watching(live_run, NARROW) as pilot:
-        await pilot.press("2", "enter")
-        for part in ("TTFT p50, p90, ms", "┤", "up to, ms", "Its events"):
-            await sees(pilot, part)
 
 
 async def test_zoom_shows_one_panel_alone_and_back(live_run: Path) -> None:
