@@ -8,6 +8,7 @@ from console.glyphs import Glyphs
 from console.rows.instances import routed_tone
 from console.rows.routing import engine_of, is_current
 from console.widgets.table import Cell, Column, Row, cell
+from results.report.terms import term
 from state.events import RoutedLoad
 from state.routing import AlarmKind, LoadSample, RoutingView, alarms
 
@@ -127,9 +128,14 @@ def load_detail(routing: RoutingView, instance: str) -> list[tuple[str, str]]:
     return [
         ("state", "available" if load.available else f"not picked: {load.why}"),
         ("role", load.role),
-        ("BS", f"{load.num_requests} requests that have not ended"),
-        ("PP", f"{load.pending_prefill_tokens} uncached prompt tokens before their first token"),
-        ("OT", f"{load.ongoing_tokens} prompt tokens of requests that have not ended"),
-        ("sessions", f"{load.sessions} bound now"),
-        ("picks", f"{say.whole(load.picks)}, {say.percent(routing.shares[instance])} %"),
+        ("BS", _explained(f"{load.num_requests}", "router requests")),
+        ("PP", _explained(f"{load.pending_prefill_tokens}", "pending prefill tokens")),
+        ("OT", _explained(f"{load.ongoing_tokens}", "ongoing tokens")),
+        ("sessions", _explained(f"{load.sessions}", "bound sessions")),
+        ("picks", _explained(f"{say.whole(load.picks)}, {say.percent(routing.shares[instance])} %", "pick share")),
     ]
+
+
+def _explained(number: str, name: str) -> str:
+    """A number with what its term means."""
+    return f"{number}: {term(name).meaning}"

@@ -25,14 +25,23 @@ class SectionBar(Static):
 
     def __init__(self) -> None:
         super().__init__()
+        self._open = ""
+        self._sections: Mapping[str, str] = {}
         self._labels: Mapping[str, str] = {}
 
     def show(self, section: str, sections: Mapping[str, str]) -> None:
         """Mark this section as the open one."""
-        self._labels = label_sections(sections, section, self.size.width)
+        self._open, self._sections = section, sections
+        self._draw()
+
+    def on_resize(self) -> None:
+        self._draw()
+
+    def _draw(self) -> None:
+        self._labels = label_sections(self._sections, self._open, self.size.width)
         text = Text(no_wrap=True)
         for name, label in self._labels.items():
-            text.append(f" {label} ", style="bold reverse" if name == section else "dim")
+            text.append(f" {label} ", style="bold reverse" if name == self._open else "dim")
         if self.size.width - text.cell_len >= len(KEYS):
             text.append(KEYS, style="dim")
         self.update(text, layout=False)

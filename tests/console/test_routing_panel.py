@@ -21,6 +21,7 @@ from console.rows.instances import STALE_S
 from console.screens.dialogs import Detail
 from console.screens.instance import InstanceScreen
 from console.screens.run import RunScreen
+from results.report.terms import term
 from state.lease import LeaseState
 from state.routing import RoutingView
 from state.status import to_json
@@ -223,7 +224,7 @@ async def test_an_alarm_is_seen_from_every_panel(live_routing: Path) -> None:
 def test_an_instance_that_the_run_did_not_launch_shows_what_the_router_knows(picture: Picture) -> None:
     facts = dict(loads.load_detail(routing_of(picture), "e2"))
     assert facts["state"] == "available"
-    assert "uncached prompt tokens" in facts["PP"]
+    assert facts["PP"].endswith(term("pending prefill tokens").meaning)
     assert dict(loads.load_detail(routing_of(picture), "e9")) == {"instance": "the router has removed it"}
 
 
