@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from results.routing.floor_transport import TargetLegs, TimeoutPair
-from results.routing.load_floor import BONUS, NO_FIX, NON_TRIVIAL, TTFT_RATIO, FloorVariant, LoadFloor
+from results.routing.floor_facts import TargetLegs
+from results.routing.load_floor import BONUS, NO_FIX, NON_TRIVIAL, TTFT_RATIO, FloorVariant, LoadFloor, TimeoutPair
 from results.statistics.estimates import Estimate
 from results.statistics.judgement import Judgement, Outcome, Verdict, judged
 
@@ -28,16 +28,16 @@ DISTINGUISHED_BY = {
 """What distinguishes one shape from another: its name, and the verdicts that are better and worse."""
 
 
-def judge_decision_points(found: LoadFloor) -> tuple[Judgement, ...]:
+def judge_decision_points(floor: LoadFloor) -> tuple[Judgement, ...]:
     """Every decision point in the specification's order."""
     return tuple(
-        Judgement(name, claim, rule, *answer(found), prior=f"the specification's default: {default}")
+        Judgement(name, claim, rule, *answer(floor), prior=f"the specification's default: {default}")
         for name, claim, default, rule, answer in DECISION_POINTS
     )
 
 
-def _d1(found: LoadFloor) -> tuple[Outcome, str]:
-    reference, fixed = _reference(found), _bonuses(found)
+def _d1(floor: LoadFloor) -> tuple[Outcome, str]:
+    reference, fixed = _reference(floor), _bonuses(floor)
     if reference is None or not fixed:
         return Outcome.OPEN, "it needs kv_aware with the bonus and without in one run"
     text = "; ".join((*map(_failures, (reference, *fixed)), *_fallen(reference, fixed)))
@@ -60,12 +60,12 @@ def _fallen(reference: FloorVariant, fixed: Sequence[FloorVariant]) -> Iterator[
         yield f"at best {min(after) / before:.2g} of the lost share without it, {hoped} {FALL:.2g} (1054 -> < 100)"
 
 
-def _d2(found: LoadFloor) -> tuple[Outcome, str]:
-    if not found.transport.asked:
+def _d2(floor: LoadFloor) -> tuple[Outcome, str]:
+    if not floor.transport.asked:
         return Outcome.OPEN, "no KV was moved in this run"
-    if not found.timeouts:
-        return Outcome.OPEN, f"it needs two policies that differ in transfer.timeout_s alone; {_all_legs(found)}"
-    judged_pairs = [_timeout(pair) for pair in found.timeouts]
+    if not floor.timeouts:
+        return Outcome.OPEN, f"it needs two policies that differ in transfer.timeout_s alone; {_all_legs(floor)}"
+    judged_pairs = [_timeout(pair) for pair in floor.timeouts]
     outcomes = {outcome for outcome, _ in judged_pairs}
     outcome = next((one for one in (Outcome.HOLDS, Outcome.FAILS) if one in outcomes), Outcome.UNDECIDED)
     return outcome, "; ".join(text for _, text in judged_pairs)
@@ -75,7 +75,7 @@ def _timeout(pair: TimeoutPair) -> tuple[Outcome, str]:
     short, long = _legs(pair.short, pair.short_legs, pair.short_s), _legs(pair.long, pair.long_legs, pair.long_s)
     text = (
         f"{short}; {long}, {pair.over_short} of these took more than {pair.short_s:g} s; transfers failed or "
-        f"recomputed, longer - shorter timeout: {_points(pair.lost_share)}"
+        f"recomputed, longer - shorter timeout: {pair.lost_share.points()}"
     )
     verdict = judged(pair.lost_share)
     if verdict in (Verdict.LOWER, Verdict.HIGHER):
@@ -85,10 +85,10 @@ def _timeout(pair: TimeoutPair) -> tuple[Outcome, str]:
     return Outcome.UNDECIDED, text
 
 
-def _all_legs(found: LoadFloor) -> str:
-    own = [one.legs for one in found.variants]
+def _all_legs(floor: LoadFloor) -> str:
+    own = [one.legs for one in floor.variants]
     longest = max((one.longest_s for one in own if one.longest_s is not None), default=None)
-    limits = sorted({one.rules.timeout_s for one in found.variants if one.rules.timeout_s is not None})
+    limits = sorted({one.rules.timeout_s for one in floor.variants if one.rules.timeout_s is not None})
     every = TargetLegs(sum(one.done for one in own), longest, sum(one.timed_out for one in own))
     return _legs("all", every, *limits)
 
@@ -101,31 +101,31 @@ def _legs(label: str, legs: TargetLegs, *limits_s: float) -> str:
     return f"{label} ({limit}): {legs.done} target legs brought their KV{longest}, {legs.timed_out} timed out"
 
 
-def _d3(found: LoadFloor) -> tuple[Outcome, str]:
-    reference, fixed = _reference(found), _bonuses(found)
+def _d3(floor: LoadFloor) -> tuple[Outcome, str]:
+    reference, fixed = _reference(floor), _bonuses(floor)
     if reference is None or not fixed:
         return Outcome.OPEN, "it needs kv_aware with the bonus and without in one run"
-    others = [one for one in found.compared if _is_alternative(one)]
+    others = [one for one in floor.compared if _is_alternative(one)]
     text = "; ".join(_shape(one) for one in (reference, *fixed, *others))
     if unknown := _uncounted((reference, *fixed)):
         return Outcome.OPEN, f"{unknown}: {text}"
     if all(one.spread is False for one in fixed):
         return Outcome.FAILS, f"some D stayed without a share worth the name under every bonus: {text}"
-    if all(_does(one) is False for one in fixed):
+    if all(_works(one) is False for one in fixed):
         return Outcome.FAILS, f"where it gave every D a share, it cost overlap: {text}"
-    works = sorted((one for one in fixed if _does(one)), key=lambda one: _bonus(one) != DEFAULT_K)
+    works = sorted((one for one in fixed if _works(one)), key=lambda one: _bonus(one) != DEFAULT_K)
     if reference.spread is not False or not works:
         why = "without the bonus no D stayed cold either" if reference.spread else "the intervals do not tell"
         return Outcome.UNDECIDED, f"{why}: {text}"
-    said = [_against_others(one, reference, others) for one in works]
-    answer, why = next((one for one in said if one[0] == Outcome.HOLDS), said[0])
-    return answer, f"{why}: {text}"
+    answers = [_against_others(one, reference, others) for one in works]
+    outcome, why = next((answer for answer in answers if answer[0] == Outcome.HOLDS), answers[0])
+    return outcome, f"{why}: {text}"
 
 
 def _against_others(one: FloorVariant, reference: FloorVariant, others: Sequence[FloorVariant]) -> tuple[Outcome, str]:
     """A bonus that works: whether it is distinguishable from an alternative that works, and what it costs in TTFT."""
-    working = [other for other in others if _does(other)]
-    unclear = [other for other in others if _does(other) is None]
+    working = [other for other in others if _works(other)]
+    unclear = [other for other in others if _works(other) is None]
     ahead, behind, level = [], [], []
     for other in working:
         better, worse = _better_and_worse(one, other)
@@ -153,35 +153,35 @@ def _against_others(one: FloorVariant, reference: FloorVariant, others: Sequence
 
 def _better_and_worse(one: FloorVariant, other: FloorVariant) -> tuple[list[str], list[str]]:
     """By what the first is distinguishably better than the second, and worse."""
-    found = {name: one.verdict(name, other.label) for name in DISTINGUISHED_BY}
-    better, worse = (
-        [DISTINGUISHED_BY[name][0] for name, verdict in found.items() if verdict == DISTINGUISHED_BY[name][side]]
-        for side in (1, 2)
-    )
+    better, worse = list[str](), list[str]()
+    for quantity, (title, good, bad) in DISTINGUISHED_BY.items():
+        verdict = one.verdict(quantity, other.label)
+        better += [title] if verdict == good else []
+        worse += [title] if verdict == bad else []
     return better, worse
 
 
 def _slower(one: FloorVariant, others: Iterable[FloorVariant]) -> Iterator[str]:
     """Whose TTFT p90 it misses by more than the interval of the ratio tells, also where that holds single launches."""
     for other in others:
-        found = one.against.get(other.label, {}).get(TTFT_RATIO)
-        if found is not None and (found.low or 0) > 1:
-            launches = "" if judged(found, none=1.0) else ", within launches"
-            yield f"{other.label} ({found.text(3)} times{launches})"
+        ratio = one.against.get(other.label, {}).get(TTFT_RATIO)
+        if ratio is not None and (ratio.low or 0) > 1:
+            launches = "" if judged(ratio, none=1.0) else ", within launches"
+            yield f"{other.label} ({ratio.text(3)} times{launches})"
 
 
-def _d4(found: LoadFloor) -> tuple[Outcome, str]:
-    refused = sum(one.rejects for one in found.variants)
-    moved = sum(one.reject_moves for one in found.variants)
-    held = sum(one.held for one in found.variants)
+def _d4(floor: LoadFloor) -> tuple[Outcome, str]:
+    refused = sum(one.rejects for one in floor.variants)
+    moved = sum(one.reject_moves for one in floor.variants)
+    held = sum(one.held for one in floor.variants)
     text = f"{refused} picks of sessions that some instance had refused, {moved} sent elsewhere for it, {held} held"
     if not refused:
         return Outcome.OPEN, f"refusals are counted where they happen, and there was none: {text}"
     return (Outcome.HOLDS if moved else Outcome.UNDECIDED), text
 
 
-def _d5(found: LoadFloor) -> tuple[Outcome, str]:
-    forms = {form: [one for one in _bonuses(found) if _form(one) == form] for form in FORMS}
+def _d5(floor: LoadFloor) -> tuple[Outcome, str]:
+    forms = {form: [one for one in _bonuses(floor) if _form(one) == form] for form in FORMS}
     pairs = [(mean, most) for mean in forms["mean"] for most in forms["max"] if _bonus(mean) == _bonus(most)]
     if not pairs:
         return Outcome.OPEN, 'both forms at one K were not run: set floor_form = "max" beside "mean"'
@@ -198,12 +198,12 @@ def _d5(found: LoadFloor) -> tuple[Outcome, str]:
     better, worse = _better_and_worse(mean, most)
     if bool(better) == bool(worse):
         return Outcome.UNDECIDED, f"both spread the sessions, and neither is distinguishably better: {text}"
-    said = f"both spread the sessions, and {(mean if better else most).label} is better by {', '.join(better or worse)}"
-    return (Outcome.HOLDS if better else Outcome.FAILS), f"{said}: {text}"
+    why = f"both spread the sessions, and {(mean if better else most).label} is better by {', '.join(better or worse)}"
+    return (Outcome.HOLDS if better else Outcome.FAILS), f"{why}: {text}"
 
 
-def _d6(found: LoadFloor) -> tuple[Outcome, str]:
-    grids = [[one for one in _bonuses(found) if _form(one) == form] for form in FORMS]
+def _d6(floor: LoadFloor) -> tuple[Outcome, str]:
+    grids = [[one for one in _bonuses(floor) if _form(one) == form] for form in FORMS]
     own = sorted(max(grids, key=lambda grid: len({_bonus(one) for one in grid})), key=_bonus)
     tried = sorted({_bonus(one) for one in own})
     if len(tried) < 2:
@@ -212,26 +212,23 @@ def _d6(found: LoadFloor) -> tuple[Outcome, str]:
     text = "; ".join(_shape(one) for one in own)
     if unknown := _uncounted(own):
         return Outcome.OPEN, f"{unknown}: {text}"
-    does = {works: sorted({_bonus(one) for one in own if _does(one) is works}) for works in (True, False, None)}
-    if not does[True] and not does[None]:
+    by_answer = {works: sorted({_bonus(one) for one in own if _works(one) is works}) for works in (True, False, None)}
+    if not by_answer[True] and not by_answer[None]:
         return Outcome.FAILS, f"no K of the grid spreads the sessions and keeps the overlap: {text}"
-    if DEFAULT_K not in tried:
-        answer = Outcome.OPEN
-    else:
-        works = next(works for works in (True, None, False) if DEFAULT_K in does[works])
-        answer = {True: Outcome.HOLDS, None: Outcome.UNDECIDED, False: Outcome.FAILS}[works]
-    listed = ", ".join(f"{k:g}" for k in does[True]) or "none"
+    outcomes = {True: Outcome.HOLDS, None: Outcome.UNDECIDED, False: Outcome.FAILS}
+    answer = next((outcomes[works] for works in outcomes if DEFAULT_K in by_answer[works]), Outcome.OPEN)
+    listed = ", ".join(f"{k:g}" for k in by_answer[True]) or "none"
     missing = "" if DEFAULT_K in tried else f"K = {DEFAULT_K:g} was not run; "
     return answer, f"{missing}K = {listed} of {', '.join(f'{k:g}' for k in tried)} do: {text}"
 
 
-def _d7(found: LoadFloor) -> tuple[Outcome, str]:
-    size = f"{found.sessions} sessions, {found.trials} {'trial' if found.trials == 1 else 'trials'}"
-    if _reference(found) is None or not _bonuses(found):
+def _d7(floor: LoadFloor) -> tuple[Outcome, str]:
+    size = f"{floor.sessions} sessions, {floor.trials} {'trial' if floor.trials == 1 else 'trials'}"
+    if _reference(floor) is None or not _bonuses(floor):
         return Outcome.OPEN, f"{size}: no difference to kv_aware without a fix was measured"
-    if unknown := _uncounted(found.compared):
+    if unknown := _uncounted(floor.compared):
         return Outcome.OPEN, f"{size}: {unknown}"
-    named = [(one, name) for one in _bonuses(found) for name in DISTINGUISHED_BY if name != "lost_share"]
+    named = [(one, name) for one in _bonuses(floor) for name in DISTINGUISHED_BY if name != "lost_share"]
     count = sum(one.verdict(name) in (Verdict.HIGHER, Verdict.LOWER) for one, name in named)
     kinds = "direct to D, overlap kept, TTFT p90"
     text = f"{size}: {count} of {len(named)} differences ({kinds}) are distinguishable from none"
@@ -240,8 +237,8 @@ def _d7(found: LoadFloor) -> tuple[Outcome, str]:
     return Outcome.OPEN, f"{text}; whether twice the sessions decide the others needs a run with them"
 
 
-def _q1d(found: LoadFloor) -> tuple[Outcome, str]:
-    moved = found.transport
+def _q1d(floor: LoadFloor) -> tuple[Outcome, str]:
+    moved = floor.transport
     if not moved.failed:
         return Outcome.OPEN, f"no transfer failed ({moved.asked} were asked for)"
     text = (
@@ -253,23 +250,22 @@ def _q1d(found: LoadFloor) -> tuple[Outcome, str]:
     return (Outcome.HOLDS if moved.pairs_recovered else Outcome.UNDECIDED), text
 
 
-def _does(one: FloorVariant) -> bool | None:
+def _works(one: FloorVariant) -> bool | None:
     """Whether it gives every D a share and keeps the overlap within OVERLAP_WITHIN; None: the intervals cross it."""
-    found = one.differences.get("overlap_kept")
-    keeps = None
-    if found is not None and found.low is not None and found.high is not None:
-        keeps = True if found.low >= -OVERLAP_WITHIN else False if found.high < -OVERLAP_WITHIN else None
-    if one.spread is False or keeps is False:
+    kept = one.differences.get("overlap_kept", Estimate(None))
+    keeps = kept.low is not None and kept.high is not None and kept.low >= -OVERLAP_WITHIN
+    costs = kept.low is not None and kept.high is not None and kept.high < -OVERLAP_WITHIN
+    if one.spread is False or costs:
         return False
     return True if one.spread and keeps else None
 
 
-def _reference(found: LoadFloor) -> FloorVariant | None:
-    return next((one for one in found.variants if one.label == found.reference), None)
+def _reference(floor: LoadFloor) -> FloorVariant | None:
+    return next((one for one in floor.variants if one.label == floor.reference), None)
 
 
-def _bonuses(found: LoadFloor) -> list[FloorVariant]:
-    return [one for one in found.compared if one.parameters.get(BONUS)]
+def _bonuses(floor: LoadFloor) -> list[FloorVariant]:
+    return [one for one in floor.compared if one.parameters.get(BONUS)]
 
 
 def _is_alternative(one: FloorVariant) -> bool:
@@ -317,12 +313,8 @@ def _numbers(one: FloorVariant) -> Iterator[str]:
     yield f"TTFT p90 {ttft.text(3, 1e3)} ms{'' if verdict is None else mark[verdict]}"
 
 
-def _percent(found: Estimate) -> str:
-    return "-" if found.value is None else f"{found.value:.1%}"
-
-
-def _points(found: Estimate) -> str:
-    return "-" if found.value is None else found.points()
+def _percent(share: Estimate) -> str:
+    return "-" if share.value is None else f"{share.value:.1%}"
 
 
 DECISION_POINTS: tuple[tuple[str, str, str, str, Callable[[LoadFloor], tuple[Outcome, str]]], ...] = (

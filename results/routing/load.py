@@ -81,7 +81,7 @@ class _Pick(msgspec.Struct, frozen=True):
     outcome: _Outcome | None = None
 
 
-def collect(root: Path) -> tuple[tuple[LoadedCell, ...], tuple[Gap, ...]]:
+def load_cells(root: Path) -> tuple[tuple[LoadedCell, ...], tuple[Gap, ...]]:
     """Every finished cell below `root` in the order it was measured, and all that is wrong. A bad cell is a gap."""
     cells: list[LoadedCell] = []
     gaps: list[Gap] = []
@@ -97,12 +97,11 @@ def collect(root: Path) -> tuple[tuple[LoadedCell, ...], tuple[Gap, ...]]:
 
 def load_cell(layout: TrialLayout) -> LoadedCell | Gap:
     """The cell in this folder; one whose record cannot be read is not counted, and says why."""
-    record = _record(layout.cell)
+    record = _read_record(layout.cell)
     if isinstance(record, Gap):
         return record
-    turns, turn_gaps = _turns(layout, record)
-    picks, pick_gaps = _picks(layout, record)
-    turns = own_cache(turns, picks)
+    turns, turn_gaps = _read_turns(layout, record)
+    picks, pick_gaps = _read_picks(layout, record)
     samples, sample_gaps = read_rows(layout.engines, EngineSample, record)
     missing = [
         Gap(artifact_name(path), "is missing")
@@ -110,7 +109,7 @@ def load_cell(layout: TrialLayout) -> LoadedCell | Gap:
         if not path.is_file()
     ]
     gaps = (*turn_gaps, *pick_gaps, *sample_gaps, *missing)
-    return LoadedCell(record, turns, picks, samples, artifact_name(layout.cell), gaps)
+    return LoadedCell(record, own_cache(turns, picks), picks, samples, artifact_name(layout.cell), gaps)
 
 
 def own_cache(turns: Turns | None, picks: PickCounts | None) -> Turns | None:
@@ -138,11 +137,11 @@ def count_picks(picks: Iterable[DecisionRecord | _Pick]) -> PickCounts:
             leg_tokens += leg_tokens_of(outcome.transfer)
     return PickCounts(
         picks=reasons.total(),
-        reasons=_by_name(reasons),
-        by_instance={instance: _by_name(by_instance[instance]) for instance in sorted(by_instance)},
-        statuses=_by_name(statuses),
+        reasons=_sort_by_name(reasons),
+        by_instance={instance: _sort_by_name(by_instance[instance]) for instance in sorted(by_instance)},
+        statuses=_sort_by_name(statuses),
         migrations=migrations,
-        transfers=_by_name(transfers),
+        transfers=_sort_by_name(transfers),
         leg_tokens=leg_tokens,
     )
 
@@ -157,18 +156,23 @@ def leg_tokens_of(transfer: KvTransfer) -> int:
     return transfer.prefix_tokens * (source + target)
 
 
-def _by_name(counts: Mapping[str, int]) -> dict[str, int]:
+def _sort_by_name(counts: Mapping[str, int]) -> dict[str, int]:
     return dict(sorted(counts.items()))
 
 
-def _record(path: Path) -> RoutingCell | Gap:
+def number_or_none(value: object) -> float | None:
+    """Of a parameter or a record's field; a truth value is no number."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _read_record(path: Path) -> RoutingCell | Gap:
     if not path.exists():
         return Gap(artifact_name(path), "is missing: the cell was not finished and is not counted")
     record = read_record(path, RoutingCell, CELL_VERSION)
     return replace(record, reason=f"{record.reason}; the cell is not counted") if isinstance(record, Gap) else record
 
 
-def _turns(layout: TrialLayout, record: RoutingCell) -> tuple[Turns | None, tuple[Gap, ...]]:
+def _read_turns(layout: TrialLayout, record: RoutingCell) -> tuple[Turns | None, tuple[Gap, ...]]:
     loaded = read_table(layout.metrics, TURN_SCHEMA, record.checksums.get(layout.metrics.name))
     if isinstance(loaded, Gap):
         return None, (loaded,)
@@ -180,7 +184,7 @@ def _turns(layout: TrialLayout, record: RoutingCell) -> tuple[Turns | None, tupl
     return turns, gaps
 
 
-def _picks(layout: TrialLayout, record: RoutingCell) -> tuple[PickCounts | None, tuple[Gap, ...]]:
+def _read_picks(layout: TrialLayout, record: RoutingCell) -> tuple[PickCounts | None, tuple[Gap, ...]]:
     """From `breakdown.json`, which is counted from the decision log when the cell ends; else from the log itself."""
     gaps = tuple(_altered(layout.decisions, record))
     try:
@@ -196,7 +200,7 @@ def _picks(layout: TrialLayout, record: RoutingCell) -> tuple[PickCounts | None,
 
 
 def _altered(path: Path, record: RoutingCell) -> Iterator[Gap]:
-    """A file that is gone, or is not the one that its cell was finished with."""
+    """A file that is gone, or is not the one that its cell was finished with; it is not read into memory."""
     checksum = record.checksums.get(path.name)
     try:
         if checksum is not None and sha256(path) != checksum:
@@ -209,8 +213,11 @@ def _altered(path: Path, record: RoutingCell) -> Iterator[Gap]:
         yield Gap(artifact_name(path), f"cannot be read: {error.strerror}")
 
 
-def read_rows(path: Path, kind: type[_Row], record: RoutingCell) -> tuple[tuple[_Row, ...], tuple[Gap, ...]]:
-    raw = verified_bytes(path, record.checksums.get(path.name))
+def read_rows(
+    path: Path, kind: type[_Row], record: RoutingCell | None = None
+) -> tuple[tuple[_Row, ...], tuple[Gap, ...]]:
+    """The rows of a JSON lines file; `record`: of the cell that it was finished with."""
+    raw = verified_bytes(path, None if record is None else record.checksums.get(path.name))
     if isinstance(raw, Gap):
         return (), (raw,)
     try:

@@ -14,7 +14,7 @@ from results.measures.turns import Turns, session_times, turn_table, turns_of
 from results.records.decisions import DecisionRecord
 from results.records.schemas import RequestStatus
 from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TurnRecord
-from results.routing.load import LoadedCell, PickCounts, count_picks, own_cache
+from results.routing.load import LoadedCell, PickCounts, count_picks, number_or_none, own_cache
 from results.statistics.estimates import Estimate, percentiles, unknown
 
 FORMAT = 1
@@ -92,7 +92,7 @@ def summarise(
 def summary_of(cell: LoadedCell) -> RoutedSummary:
     """All numbers of a loaded cell; what is missing is null with a reason."""
     record, turns, picks = cell.record, cell.turns, cell.picks
-    instances = tuple(_instance(engine, turns, picks, cell.samples) for engine in record.engines)
+    instances = tuple(_instance_numbers(engine, turns, picks, cell.samples) for engine in record.engines)
     return RoutedSummary(
         cell=record.cell,
         label=record.label,
@@ -186,7 +186,7 @@ def moved_apc(engines: Sequence[RoutedEngine], picks: PickCounts) -> Estimate:
     return Estimate(max(1 - sum(tokens or 0.0 for tokens in computed) / prompts, 0.0))
 
 
-def _instance(
+def _instance_numbers(
     engine: RoutedEngine, turns: Turns | None, picks: PickCounts | None, samples: Sequence[EngineSample]
 ) -> InstanceNumbers:
     reasons = {} if picks is None else picks.by_instance.get(engine.instance, {})
@@ -236,7 +236,7 @@ def _workers(instances: Sequence[InstanceNumbers]) -> dict[str, Estimate]:
 
 def _coupling(turns: Turns | None, record: RoutingCell) -> dict[str, Estimate]:
     """How long the replay took against its trace, and how many sessions were in the system meanwhile."""
-    wall, span = (_number(record.replay.get(name)) for name in ("wall_clock_s", "trace_span_s"))
+    wall, span = (number_or_none(record.replay.get(name)) for name in ("wall_clock_s", "trace_span_s"))
     values = {"wall_clock_s": _known(wall, "not stated"), "trace_span_s": _known(span, "not stated")}
     values["amplification"] = amplification(record.replay)
     if turns is None:
@@ -271,17 +271,13 @@ def _inflight(turns: Turns) -> dict[str, Estimate]:
 
 def amplification(replay: Mapping[str, Any]) -> Estimate:
     """Wall clock over trace span; unknown where the replay was cut before its last turn had ended."""
-    cut = _number(replay.get("cut"))
+    cut = number_or_none(replay.get("cut"))
     if cut:
         return unknown(f"the replay was cut with {cut:g} turns in flight or still to come")
-    wall, span = (_number(replay.get(name)) for name in ("wall_clock_s", "trace_span_s"))
+    wall, span = (number_or_none(replay.get(name)) for name in ("wall_clock_s", "trace_span_s"))
     if wall is None or span is None:
         return unknown("the replay states no wall clock or no trace span")
     return Estimate(wall / span) if span > 0 else unknown("the trace spans no time")
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _known(value: float | None, why: str) -> Estimate:

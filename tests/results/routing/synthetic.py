@@ -25,6 +25,9 @@ from results.records.decisions import (
 from results.records.layout import TrialLayout, sha256
 from results.records.schemas import RequestStatus
 from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TurnRecord
+from results.report.document import markdown
+from results.routing.analyse import RoutingAnalysis
+from results.routing.experiment import RESULTS
 from results.routing.load import LoadedCell, count_picks
 from results.routing.measure import Measurements
 from results.routing.summary import summarise, summary_of
@@ -277,6 +280,12 @@ def measured(world: World, truths: Sequence[Truth]) -> Measurements:
     """The measurements of every policy in every trial of the world."""
     cells = [loaded(world, truth, trial) for trial in range(world.trials) for truth in truths]
     return Measurements(cells, [summary_of(cell) for cell in cells])
+
+
+def report_text(analysis: RoutingAnalysis) -> str:
+    """What `tracon report` shows of it, as Markdown."""
+    report = RESULTS.report(analysis)
+    return markdown("", report.opening, report.tables, (), report.limits)
 
 
 def write_run(root: Path, world: World, truths: Sequence[Truth], *, planned: Sequence[str] = ()) -> Path:

@@ -10,9 +10,8 @@ import pytest
 
 from results.records.turns import RoutedEngine
 from results.routing.decision_points import judge_decision_points
-from results.routing.floor_sessions import SessionFacts, floor_facts
-from results.routing.floor_transport import Rules, TargetLegs, TransportFacts, transport_facts
-from results.routing.load_floor import NO_FIX, TTFT_RATIO, FloorVariant, LoadFloor, fix_of, load_floor
+from results.routing.floor_facts import Rules, SessionFacts, TargetLegs, TransportFacts, floor_facts, transport_facts
+from results.routing.load_floor import NO_FIX, TTFT_RATIO, FloorVariant, LoadFloor, fix_of, measure_load_floor
 from results.routing.logs import LogFacts, log_facts
 from results.routing.measure import Measurements
 from results.routing.summary import summary_of
@@ -122,7 +121,7 @@ def floor_of(
             facts.setdefault(label, {})[trial] = log_facts(cell, log.records)
             cells.append(cell)
     measurements = Measurements(cells, [summary_of(cell) for cell in cells])
-    return load_floor(dict.fromkeys(variants, "kv_aware"), facts, measurements)
+    return measure_load_floor(dict.fromkeys(variants, "kv_aware"), facts, measurements)
 
 
 def answered(found: LoadFloor) -> dict[str, Judgement]:

@@ -12,9 +12,10 @@ import pytest
 from results.records.decisions import Gate
 from results.routing.logs import LogFacts, log_facts
 from results.routing.measure import Measurements
-from results.routing.policy_migrations import policy_migrations, policy_transfers
-from results.routing.recomputing import against_recomputing
+from results.routing.migrations import PolicyMigrations, summarise_migrations
+from results.routing.recomputing import compare_with_recomputing
 from results.routing.summary import summary_of
+from results.routing.transfers import PolicyTransfers, summarise_transfers
 from tests.results.routing.logs import Log, moved
 from tests.results.routing.synthetic import Truth, World, loaded
 
@@ -71,9 +72,21 @@ def facts_of(*logs: Log) -> tuple[dict[int, LogFacts], Measurements]:
     }, measurements
 
 
+def transfers_of(facts: Mapping[int, LogFacts], measurements: Measurements) -> tuple[PolicyTransfers, ...]:
+    moved = {trial: log.moved for trial, log in facts.items()}
+    totals = {trial: log.external_total_tokens for trial, log in facts.items()}
+    return summarise_transfers("ear", moved, totals, measurements)
+
+
+def migrations_of(
+    facts: Mapping[int, LogFacts], measurements: Measurements, parameters: Mapping[str, Any] = PARAMETERS
+) -> PolicyMigrations:
+    return summarise_migrations("ear", {t: log.migrations for t, log in facts.items()}, parameters, measurements)
+
+
 def test_the_numbers_of_a_transfer_come_out_of_the_log() -> None:
     facts, measurements = facts_of(log_of(), log_of(), log_of())
-    (row,) = policy_transfers("ear", facts, measurements)
+    (row,) = transfers_of(facts, measurements)
     assert (row.purpose, row.asked, row.statuses, row.transports) == (
         "migration",
         36,
@@ -94,7 +107,7 @@ def test_what_the_source_had_lost_and_what_the_target_had_are_told_apart() -> No
     log = Log()
     log.pick(0, "s000", "b", source="a", transfer=moved("a", "b", prefix=1600, external=1200, source_cached=400))
     facts, measurements = facts_of(log)
-    (row,) = policy_transfers("ear", facts, measurements)
+    (row,) = transfers_of(facts, measurements)
     assert row.values["source_computed_share"].value == 0.75
     assert row.values["external_share"].value == 0.75
     assert row.values["local_tokens_mean"].value == 400
@@ -102,23 +115,23 @@ def test_what_the_source_had_lost_and_what_the_target_had_are_told_apart() -> No
 
 def test_three_trials_give_an_interval_over_trials_and_one_resamples_sessions() -> None:
     facts, measurements = facts_of(log_of(0.1), log_of(0.2), log_of(0.3))
-    found = policy_transfers("ear", facts, measurements)[0].values["transfer_mean_s"]
+    found = transfers_of(facts, measurements)[0].values["transfer_mean_s"]
     assert found.value == pytest.approx(0.2)
     assert found.basis == "over 3 trials"
     assert found.low == 0.0  # 0.2 - 4.30 * 0.1 / sqrt(3), which a time cannot be
     assert found.high == pytest.approx(0.2 + 4.3027 * 0.1 / np.sqrt(3), rel=1e-4)
     facts, measurements = facts_of(log_of(recomputed=3))
-    rate = policy_migrations("ear", facts, PARAMETERS, measurements).values["trigger_rate"]
+    rate = migrations_of(facts, measurements).values["trigger_rate"]
     assert (rate.value, rate.low, rate.high) == (0.25, 0.25, 0.25)  # a quarter of every session's requests
     assert rate.basis == "sessions resampled, 1 trial"
 
 
 def test_outcomes_and_reasons_are_counted_without_their_numbers() -> None:
     facts, measurements = facts_of(log_of(recomputed=3), log_of(recomputed=1), log_of())
-    row = policy_migrations("ear", facts, PARAMETERS, measurements)
+    row = migrations_of(facts, measurements)
     assert (row.requests, row.asked, row.outcomes) == (144, 36, {"recomputed": 4, "transferred": 32})
     assert row.why_none == ""
-    (sent,) = policy_transfers("ear", facts, measurements)
+    (sent,) = transfers_of(facts, measurements)
     assert sent.statuses == {"failed": 4, "transferred": 32}
     assert sent.reasons == {"no answer within N s": 4}
     assert row.values["waited_transferred_s"].value == pytest.approx(0.13)  # the transfer included
@@ -130,18 +143,18 @@ def test_tokens_that_were_not_counted_are_unknown_and_say_why() -> None:
     lost = replace(moved("a", "b", external=None), counted_reason="3000 tokens came, more than its 1600")
     log.pick(0, "s000", "b", source="a", transfer=lost)
     facts, measurements = facts_of(log)
-    (row,) = policy_transfers("ear", facts, measurements)
+    (row,) = transfers_of(facts, measurements)
     assert row.values["external_tokens_mean"].value is None
     assert row.values["transfer_mean_s"].value == pytest.approx(0.2)
     assert row.uncounted == {"N tokens came, more than its N": 1}
-    assert against_recomputing("ear", {0: (facts[0].prefills, facts[0].brought)}, measurements) is None
+    assert compare_with_recomputing("ear", {0: (facts[0].prefills, facts[0].brought)}, measurements) is None
 
 
 def test_sessions_that_the_turns_do_not_name_are_not_resampled() -> None:
     log = log_of()
     log.records = [replace(one, request=replace(one.request, session="x" + one.request.session)) for one in log.records]
     facts, measurements = facts_of(log)
-    found = policy_transfers("ear", facts, measurements)[0].values["transfer_mean_s"]
+    found = transfers_of(facts, measurements)[0].values["transfer_mean_s"]
     assert found.value == pytest.approx(0.1)
     assert found.low is None
     assert "the turn records do not name" in (found.reason or "")
@@ -149,7 +162,9 @@ def test_sessions_that_the_turns_do_not_name_are_not_resampled() -> None:
 
 def test_a_session_id_that_a_header_cannot_hold_is_known_again() -> None:
     _, measurements = facts_of(log_of())
-    assert not isinstance(measurements.groups(["s00%30", "s000"]), str)
+    draws = measurements.replicate_rows(["s00%30", "s000"], lambda group, _weights: group.astype(float))()
+    assert not isinstance(draws, str)
+    assert draws[0] == draws[1]
 
 
 @pytest.mark.parametrize(
@@ -169,7 +184,7 @@ def test_a_cell_without_migrations_says_why(parameters: Mapping[str, Any], gates
     log = Log()
     log.pick(0, "s000", "a", gates=gates)
     facts, measurements = facts_of(log)
-    row = policy_migrations("ear", facts, parameters, measurements)
+    row = migrations_of(facts, measurements, parameters)
     assert (row.why_none, row.asked) == (why, 0)
 
 
@@ -179,6 +194,6 @@ def test_thrashing_names_its_sessions() -> None:
     log.pick(5, "s000", "a", source="b")
     log.pick(5, "s001", "a", source="b")
     facts, measurements = facts_of(log)
-    row = policy_migrations("ear", facts, PARAMETERS, measurements)
+    row = migrations_of(facts, measurements)
     assert row.thrashed == ("s000",)
     assert row.values["thrash_rate"].value == 0.5

@@ -9,10 +9,11 @@ import pytest
 from results.records.turns import RoutedEngine
 from results.routing.logs import LogFacts, log_facts
 from results.routing.measure import Measurements
-from results.routing.policy_migrations import PolicyTransfers, policy_transfers
 from results.routing.summary import summary_of
+from results.routing.transfers import PolicyTransfers
 from tests.results.routing.logs import Log, moved
 from tests.results.routing.synthetic import Truth, World, loaded
+from tests.results.routing.test_moves import transfers_of
 
 SESSIONS = 10
 WORLD = World(sessions=SESSIONS, turns=2, trials=3)
@@ -40,7 +41,7 @@ def row_of(counted: int, *, totals: tuple[float | None, ...] = (0.0, 8000.0), al
         cells.append(replace(cell, record=replace(cell.record, engines=engines)))
         facts[trial] = log_facts(cells[-1], log.records)
     measurements = Measurements(cells, [summary_of(cell) for cell in cells])
-    return policy_transfers("static_pd", facts, measurements)[0]
+    return transfers_of(facts, measurements)[0]
 
 
 def test_where_few_were_counted_they_have_no_interval_and_the_engines_totals_stand_beside() -> None:
