@@ -17,7 +17,7 @@ import numpy as np
 
 from results.measures.turns import SessionTimes, Turns, session_times
 from results.routing.load import LoadedCell
-from results.routing.measure import Measurements, interval, one_per_trial, widest_interval
+from results.routing.measure import Measurements, mean_interval, one_per_trial, widest_interval
 from results.routing.metrics import metric_named
 from results.statistics.estimates import Estimate, Ranks, Samples, unknown
 from results.statistics.trials import Measured, Trial, combine, unmeasured
@@ -160,33 +160,36 @@ def _fit_coupling(measurements: Measurements, label: str) -> Coupling:
         if isinstance(slope, Trial):
             slopes[trial] = slope
     reason = "; ".join(why) or ("" if loops else f"{label} has no turn records that count")
-    terms = [Measured({trial: _fixed(getattr(loop, name)) for trial, loop in loops.items()}, reason) for name in _TERMS]
+    terms = [
+        Measured({trial: _repeat_value(getattr(loop, name)) for trial, loop in loops.items()}, reason)
+        for name in _TERMS
+    ]
     slope_s = Measured(slopes, reason) if slopes else unmeasured(reason)
-    loop_gain = widest_interval(combine(_loop_gain, *terms, slope_s))
-    gain = _gain(loop_gain)
+    loop_gain = widest_interval(combine(_compute_loop_gain, *terms, slope_s))
+    gain = _compute_gain(loop_gain)
     return Coupling(
         label=label,
-        **{name: _alone(term) for name, term in zip(_TERMS, terms, strict=True)},
+        **{name: _estimate_alone(term) for name, term in zip(_TERMS, terms, strict=True)},
         slope_s=widest_interval(slope_s),
         loop_gain=loop_gain,
-        equilibrium=_settled(combine(_equilibrium, *terms, slope_s), gain),
+        equilibrium=_estimate_settled(combine(_compute_equilibrium, *terms, slope_s), gain),
         gain=gain,
-        sensitivity=_settled(combine(_sensitivity, *terms, slope_s), gain),
+        sensitivity=_estimate_settled(combine(_compute_sensitivity, *terms, slope_s), gain),
     )
 
 
-def _fixed(value: float) -> Trial:
+def _repeat_value(value: float) -> Trial:
     """A number of a whole cell: beside a resampled slope it stays as it is."""
     return Trial(value, 1, lambda: np.array([value]))
 
 
-def _alone(term: Measured) -> Estimate:
+def _estimate_alone(term: Measured) -> Estimate:
     """The same by itself: it was not resampled, so only trials give it an interval."""
     trials = {number: one_per_trial(trial.value) for number, trial in term.trials.items()}
-    return interval(Measured(trials, term.reason))
+    return mean_interval(Measured(trials, term.reason))
 
 
-def _settled(measured: Measured, gain: Estimate) -> Estimate:
+def _estimate_settled(measured: Measured, gain: Estimate) -> Estimate:
     """A number that only a loop with an equilibrium has, with no upper bound where the loop's gain has none."""
     if gain.value is None or not all(np.isfinite(trial.value) for trial in measured.trials.values()):
         return unknown(gain.reason or "a trial has no equilibrium")
@@ -194,11 +197,11 @@ def _settled(measured: Measured, gain: Estimate) -> Estimate:
     return settled if gain.high is not None else replace(settled, high=None, reason=gain.reason)
 
 
-def _loop_gain(arrivals: Samples, turns: Samples, *others: Samples) -> Samples:
+def _compute_loop_gain(arrivals: Samples, turns: Samples, *others: Samples) -> Samples:
     return arrivals * turns * others[-1]
 
 
-def _equilibrium(
+def _compute_equilibrium(
     arrivals: Samples, turns: Samples, service: Samples, think: Samples, at: Samples, slope: Samples
 ) -> Samples:
     """L* of W(L) = service + slope (L - at); NaN where the loop gain is 1 or more."""
@@ -206,8 +209,8 @@ def _equilibrium(
     return _divide_by_rest(flow * (service - slope * at + think), 1 - flow * slope)
 
 
-def _sensitivity(*terms: Samples) -> Samples:
-    return _divide_by_rest(_equilibrium(*terms), 1 - _loop_gain(*terms))
+def _compute_sensitivity(*terms: Samples) -> Samples:
+    return _divide_by_rest(_compute_equilibrium(*terms), 1 - _compute_loop_gain(*terms))
 
 
 def _divide_by_rest(top: Samples, rest: Samples) -> Samples:
@@ -215,7 +218,7 @@ def _divide_by_rest(top: Samples, rest: Samples) -> Samples:
     return np.where(rest > 0, top / np.where(rest > 0, rest, 1.0), np.nan)
 
 
-def _gain(loop_gain: Estimate) -> Estimate:
+def _compute_gain(loop_gain: Estimate) -> Estimate:
     """1 / (1 - g) with the bounds of g; g grows to it, so bounds stay bounds."""
     if loop_gain.value is None:
         return loop_gain
@@ -259,7 +262,7 @@ def predict_curve(
     means = [mean for name in known for _, turns, _ in measurements.turns(name) if (mean := _mean_service_s(turns))]
     at = np.linspace(0.85 * min(means), 1.15 * max(means), 60)
     walls = [
-        _kinematic(turns, cells[label, trial], own, at)
+        _predict_amplification(turns, cells[label, trial], own, at)
         for trial, turns, _ in measurements.turns(label)
         if trial in measurements.get(label, amplification).trials and (own := _mean_service_s(turns))
     ]
@@ -271,7 +274,7 @@ def predict_curve(
     if isinstance(shape, str):
         return Curve(label, at, kinematic, np.full(at.size, np.nan), shape)
     here = float(np.interp(known[label], at, shape))
-    base = interval(measurements.get(label, amplification)).value or 1.0
+    base = mean_interval(measurements.get(label, amplification)).value or 1.0
     return Curve(label, at, kinematic, base * shape / here, "")
 
 
@@ -280,7 +283,7 @@ def _mean_service_s(turns: Turns) -> float | None:
     return float(served.mean()) if served.size else None
 
 
-def _kinematic(turns: Turns, cell: LoadedCell, own: float, at: Samples) -> Samples:
+def _predict_amplification(turns: Turns, cell: LoadedCell, own: float, at: Samples) -> Samples:
     """Amplification of one cell at service times other than its own; what its wall clock holds beside is kept."""
     times = session_times(turns)
     replay = cell.record.replay

@@ -186,7 +186,7 @@ def _read_turns(layout: TrialLayout, record: RoutingCell) -> tuple[Turns | None,
 
 def _read_picks(layout: TrialLayout, record: RoutingCell) -> tuple[PickCounts | None, tuple[Gap, ...]]:
     """From `breakdown.json`, which is counted from the decision log when the cell ends; else from the log itself."""
-    gaps = tuple(_altered(layout.decisions, record))
+    gaps = tuple(_find_altered(layout.decisions, record))
     try:
         breakdown = msgspec.json.decode(layout.breakdown.read_bytes(), type=dict[str, Any])
         return msgspec.convert(breakdown["picks"], PickCounts), gaps
@@ -199,7 +199,7 @@ def _read_picks(layout: TrialLayout, record: RoutingCell) -> tuple[PickCounts | 
     return (None if row_gaps else count_picks(picks)), (*own, *row_gaps)
 
 
-def _altered(path: Path, record: RoutingCell) -> Iterator[Gap]:
+def _find_altered(path: Path, record: RoutingCell) -> Iterator[Gap]:
     """A file that is gone, or is not the one that its cell was finished with; it is not read into memory."""
     checksum = record.checksums.get(path.name)
     try:

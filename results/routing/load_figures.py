@@ -196,7 +196,7 @@ def draw_interference(figure: Figure) -> Drawing:
 
 def collect_coupling(analysis: RoutingAnalysis) -> FigureData | str:
     """f8."""
-    rows = [*_cell_points(analysis), *_fits(analysis), *_curves(analysis)]
+    rows = [*_cell_points(analysis), *_fit_rows(analysis), *_curve_rows(analysis)]
     table = pd.DataFrame(
         rows, columns=["kind", "label", "trial", "sessions", "service_s", "low", "high", "amplification"]
     )
@@ -240,7 +240,7 @@ def _cell_points(analysis: RoutingAnalysis) -> Iterator[dict[str, object]]:
         }
 
 
-def _fits(analysis: RoutingAnalysis) -> Iterator[dict[str, object]]:
+def _fit_rows(analysis: RoutingAnalysis) -> Iterator[dict[str, object]]:
     for row in analysis.couplings:
         service, at = row.service_s.value, row.concurrency.value
         ends = [analysis.mean_over_cells(row.label, f"inflight_sessions_{end}") for end in ("p10", "mean", "p90")]
@@ -260,7 +260,7 @@ def _fits(analysis: RoutingAnalysis) -> Iterator[dict[str, object]]:
             }
 
 
-def _curves(analysis: RoutingAnalysis) -> Iterator[dict[str, object]]:
+def _curve_rows(analysis: RoutingAnalysis) -> Iterator[dict[str, object]]:
     predicted = analysis.curve
     if predicted is None:
         return

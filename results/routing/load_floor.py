@@ -28,8 +28,8 @@ from results.routing.floor_facts import (
 from results.routing.logs import LogFacts
 from results.routing.measure import (
     Measurements,
-    interval,
     level_interval,
+    mean_interval,
     one_per_trial,
     over_trials,
     ratio_interval,
@@ -214,11 +214,11 @@ def measure_load_floor(
         others = [one for one in labels if one is not own and one.rules == own.rules and own.parameters.get(BONUS)]
         to_reference = [] if reference is None or own is reference else [reference]
         variants.append(
-            _variant(
+            _measure_variant(
                 own,
                 measurements,
-                differences=next((_differences(own, one, measurements) for one in to_reference), {}),
-                against={one.label: _differences(own, one, measurements) for one in others},
+                differences=next((_measure_differences(own, one, measurements) for one in to_reference), {}),
+                against={one.label: _measure_differences(own, one, measurements) for one in others},
             )
         )
     return LoadFloor(
@@ -260,11 +260,11 @@ def _timeout_pair(one: _Label, other: _Label) -> TimeoutPair | None:
         short_legs=summarise_legs(short.moved),
         long_legs=summarise_legs(long.moved),
         over_short=sum(seconds > short_s for seconds in leg_times(long.moved)),
-        lost_share=interval(combine(np.subtract, long.measured["lost_share"], short.measured["lost_share"])),
+        lost_share=mean_interval(combine(np.subtract, long.measured["lost_share"], short.measured["lost_share"])),
     )
 
 
-def _variant(
+def _measure_variant(
     own: _Label,
     measurements: Measurements,
     *,
@@ -343,12 +343,12 @@ def _ratio_of_sessions(floor: FloorFacts, top: str, bottom: str, measurements: M
     return measurements.ratio_of_rows([session.session for session in floor.sessions], above, below)
 
 
-def _differences(first: _Label, second: _Label, measurements: Measurements) -> dict[str, Estimate]:
+def _measure_differences(first: _Label, second: _Label, measurements: Measurements) -> dict[str, Estimate]:
     differences = {
-        name: interval(combine(np.subtract, first.measured[name], second.measured[name])) for name in OF_LOGS
+        name: mean_interval(combine(np.subtract, first.measured[name], second.measured[name])) for name in OF_LOGS
     }
     for label in (first, second):
         differences["overlap_kept"] = withhold_interval(differences["overlap_kept"], *label.counted)
     labels = first.label, second.label
-    differences |= {name: interval(measurements.difference(*labels, metric_named(name))) for name in OF_TURNS}
+    differences |= {name: mean_interval(measurements.difference(*labels, metric_named(name))) for name in OF_TURNS}
     return differences | {TTFT_RATIO: ratio_interval(measurements.log_ratio(*labels, metric_named("ttft_p90_s")))}

@@ -322,10 +322,10 @@ def odd_gaps(cells: Sequence[LoadedCell]) -> tuple[Gap, ...]:
     return tuple(Gap(path, f"is {why}; it is not compared") for path, why in odd_cells(cells).items())
 
 
-def interval(measured: Measured) -> Estimate:
+def mean_interval(measured: Measured) -> Estimate:
     """The mean over the trials with its interval; `basis` says what the interval covers."""
     mean = estimate(measured)
-    return mean if mean.low is None else replace(mean, basis=_basis(measured))
+    return mean if mean.low is None else replace(mean, basis=_describe_basis(measured))
 
 
 def ratio_interval(measured: Measured) -> Estimate:
@@ -333,14 +333,14 @@ def ratio_interval(measured: Measured) -> Estimate:
 
     One slow trial widens the interval of a ratio far less than that of a difference. Source: docs/analysis.md.
     """
-    mean = interval(measured)
+    mean = mean_interval(measured)
     value, low, high = (None if part is None else math.exp(part) for part in (mean.value, mean.low, mean.high))
     return replace(mean, value=value, low=low, high=high)
 
 
 def level_interval(measured: Measured, most: float = math.inf) -> Estimate:
     """As `interval`, of what cannot be below 0 or above `most`: 1 for a share of a whole."""
-    mean = interval(measured)
+    mean = mean_interval(measured)
     if mean.low is None or mean.high is None:
         return mean
     return replace(mean, low=max(mean.low, 0.0), high=min(mean.high, most))
@@ -351,22 +351,22 @@ def widest_interval(measured: Measured) -> Estimate:
 
     From three trials on it reaches as far as the wider of both intervals on each side.
     """
-    mean = interval(measured)
+    mean = mean_interval(measured)
     if len(measured.trials) < MIN_PAIRED:
         return mean
     by_sessions = resampled(measured)
     if mean.low is None or mean.high is None or by_sessions.low is None or by_sessions.high is None:
         return mean
-    covered = f"the wider of {_basis(measured)} and {_by_sessions(measured)}"
+    covered = f"the wider of {_describe_basis(measured)} and {_describe_resampling(measured)}"
     return replace(mean, low=min(mean.low, by_sessions.low), high=max(mean.high, by_sessions.high), basis=covered)
 
 
-def _basis(measured: Measured) -> str:
+def _describe_basis(measured: Measured) -> str:
     """What the interval covers."""
     count = len(measured.trials)
-    return f"over {count} trials" if count >= MIN_PAIRED else _by_sessions(measured)
+    return f"over {count} trials" if count >= MIN_PAIRED else _describe_resampling(measured)
 
 
-def _by_sessions(measured: Measured) -> str:
+def _describe_resampling(measured: Measured) -> str:
     count = len(measured.trials)
     return f"{RESAMPLED}, {count} {'trial' if count == 1 else 'trials'}"

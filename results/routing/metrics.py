@@ -138,11 +138,11 @@ def replicate_metric(metric: Metric, turns: Turns, used: Mask, group: Ranks, wei
     masks = [instances == one for one in sorted(set(instances))]
     each = np.stack([weighted_quantiles(values[mask], WORKER_POINT, groups[mask], weights) for mask in masks])
     served = np.isfinite(each)
-    over = np.where(served, each, -np.inf).max(axis=0) if metric.point == "max" else _medians(each)
+    over = np.where(served, each, -np.inf).max(axis=0) if metric.point == "max" else _median_columns(each)
     return np.asarray(np.where(served.any(axis=0), over, np.nan), dtype=np.float64)
 
 
-def _medians(columns: Samples) -> Samples:
+def _median_columns(columns: Samples) -> Samples:
     """Of each column's finite values; NaN where there is none."""
     ordered = np.sort(columns, axis=0)  # NaN last
     n = np.isfinite(columns).sum(axis=0)

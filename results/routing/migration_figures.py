@@ -127,8 +127,8 @@ def draw_sensitivity(figure: Figure) -> Drawing:
     for axes, name in zip(drawing.subplots(1, len(names), squeeze=False)[0], names, strict=True):
         rows = table[table["metric"] == name]
         scale = 100.0 if name in _RATES else metric_named(name).scale
-        values, low, high = (_grid(rows, column, hot, cool) * scale for column in ("value", "low", "high"))
-        _draw_map(axes, values, (low, high), _grid(rows, "n", hot, cool) if name in _COUNTED else None)
+        values, low, high = (_grid_values(rows, column, hot, cool) * scale for column in ("value", "low", "high"))
+        _draw_map(axes, values, (low, high), _grid_values(rows, "n", hot, cool) if name in _COUNTED else None)
         by_gate = ", 0 by construction" if name == "thrash_rate" and not (values > 0).any() else ""
         title = _RATES.get(name) or f"{metric_named(name).title} ({metric_named(name).shown_unit})"
         axes.set_title(f"{title}{by_gate}", loc="left")
@@ -140,7 +140,7 @@ def draw_sensitivity(figure: Figure) -> Drawing:
     return drawing
 
 
-def _grid(rows: pd.DataFrame, column: str, hot: Sequence[float], cool: Sequence[float]) -> Samples:
+def _grid_values(rows: pd.DataFrame, column: str, hot: Sequence[float], cool: Sequence[float]) -> Samples:
     """A column over the grid, T_hot by T_cool; NaN where there is none."""
     grid = rows.pivot_table(index="hot_tokens", columns="cooldown_s", values=column, dropna=False)
     return grid.reindex(index=list(hot), columns=list(cool)).to_numpy(dtype=np.float64)
@@ -255,8 +255,8 @@ def _draw_cell(axes: Axes, rows: pd.DataFrame, most: float) -> None:
     axes.pcolormesh(edges, np.arange(len(names) + 1) - 0.5, values, cmap="Greys", vmin=0, vmax=most, rasterized=True)
     hot_tokens = float(heat["hot_tokens"].iloc[0]) if heat["hot_tokens"].notna().any() else None
     for place, row in enumerate(values):
-        for first, end in _runs(row > hot_tokens) if hot_tokens is not None else ():
-            axes.add_patch(_frame(edges[first], place - 0.46, edges[end] - edges[first]))
+        for first, end in _find_runs(row > hot_tokens) if hot_tokens is not None else ():
+            axes.add_patch(_make_frame(edges[first], place - 0.46, edges[end] - edges[first]))
     for source, target, t_s, outcome in arrows[["instance", "target", "t_s", "outcome"]].itertuples(index=False):
         if source not in at or target not in at:
             continue
@@ -271,13 +271,13 @@ def _draw_cell(axes: Axes, rows: pd.DataFrame, most: float) -> None:
     axes.set_title(f"{rows['label'].iloc[0]}, trial {rows['trial'].iloc[0]}{threshold}", loc="left", fontsize=8)
 
 
-def _runs(where: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
+def _find_runs(where: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
     """First place and end of each stretch that is True."""
     steps = np.flatnonzero(np.diff(np.concatenate(([False], where, [False])).astype(np.int8)))
     return [(int(first), int(end)) for first, end in zip(steps[::2], steps[1::2], strict=True)]
 
 
-def _frame(left: float, bottom: float, width: float) -> Patch:
+def _make_frame(left: float, bottom: float, width: float) -> Patch:
     from matplotlib.patches import Rectangle
 
     return Rectangle((left, bottom), width, 0.92, fill=False, edgecolor=_HOT, linewidth=1.3, zorder=3)

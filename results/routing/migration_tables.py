@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from results.report.judgements import judgement_table
 from results.report.table import NOT_MEASURED, Column, Row, Table, make_table
+from results.report.terms import define_terms
 from results.routing.analyse import RoutingAnalysis
 from results.routing.metrics import metric_named
-from results.routing.migrations import MIN_COSTED, CostRow, PolicyMigrations, format_counts
+from results.routing.migrations import MIN_COSTED, TURNS_AFTER, CostRow, PolicyMigrations, format_counts
 from results.routing.moves import CellMigrations
 from results.routing.shown import (
     format_difference,
@@ -137,13 +138,13 @@ def _shared_columns(
 
 def migrations_table(analysis: RoutingAnalysis) -> Table:
     """The microbenchmark of 5.6, where a policy of the run may migrate."""
-    after = next((cell.migrations.turns_after for cell in analysis.moves.cells), 0)
+    defined = define_terms(
+        "trigger rate", "recomputed migration", "unneeded migration", "refused migration", "migration accuracy",
+        "thrash rate",
+    )  # fmt: skip
     note = (
-        "Trigger rate: of requests. Outcomes: of picks; recomputed: served without KV that came, unneeded: the target "
-        "held it already. Accuracy: served migrations whose target was not hot at any of the session's next "
-        f"{after} turns, of those after which that many were seen (judged); beside it, at the very next turn. Thrash "
-        "rate: sessions that migrated again within their cooldown: must be 0. Accuracy and thrash rate have exact "
-        "binomial intervals."
+        f"{defined} Outcomes are counted by picks, the accuracy over the next {TURNS_AFTER} turns and beside it at the "
+        "very next one. Accuracy and thrash rate have exact binomial intervals."
     )
     rows = analysis.moves.migrations if analysis.moves.cells else ()
     return make_table("Migrations", MIGRATION_COLUMNS, rows, note)

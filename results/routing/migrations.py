@@ -16,7 +16,7 @@ from itertools import pairwise
 from results.measures.columns import floats_or_nan
 from results.records.decisions import DecisionRecord, KvTransfer
 from results.records.decisions import transfer_s as seconds_of_transfer
-from results.routing.measure import Measurements, interval, level_interval, over_trials
+from results.routing.measure import Measurements, level_interval, mean_interval, over_trials
 from results.statistics.estimates import Estimate, Samples, mean, proportion, unknown
 from results.statistics.trials import Trial
 
@@ -191,7 +191,6 @@ def find_migrations(
     records: Sequence[DecisionRecord],
     hot_tokens: int | None,
     cooldown_s: float | None,
-    turns_after: int = TURNS_AFTER,
 ) -> Migrations:
     """All numbers of one cell; `records` in any order. The thresholds are those of its policy (T_hot, T_cool).
 
@@ -200,7 +199,7 @@ def find_migrations(
     log = sorted(records, key=lambda record: record.seq)
     turns = _first_picks(log)
     events = tuple(
-        _migration(record, log[0].t_ns, turns.get(record.request.session, ()), hot_tokens, turns_after)
+        _read_migration(record, log[0].t_ns, turns.get(record.request.session, ()), hot_tokens)
         for record in log
         if record.decision.migrate_from and record.decision.instance
     )
@@ -217,11 +216,11 @@ def find_migrations(
         outcomes=dict(sorted(Counter(event.outcome for event in events).items())),
         refused=dict(sorted(_count_refusals(log).items())),
         trigger_rate=Estimate(asked / requests.total(), n=requests.total()) if requests else unknown("no requests"),
-        accuracy=_share_of_known((event.stayed_cool for event in events), not_followed.format(f"{turns_after} turns")),
+        accuracy=_share_of_known((event.stayed_cool for event in events), not_followed.format(f"{TURNS_AFTER} turns")),
         accuracy_next=_share_of_known((event.next_cool for event in events), not_followed.format("a turn")),
         thrash_rate=_share_of_known(thrashed.values(), no_thrash),
         thrashed=thrashed,
-        turns_after=turns_after,
+        turns_after=TURNS_AFTER,
         events=events,
         costs=_cost_rows(events),
     )
@@ -239,23 +238,22 @@ def _first_picks(log: Sequence[DecisionRecord]) -> Mapping[str, list[DecisionRec
     return turns
 
 
-def _migration(
+def _read_migration(
     record: DecisionRecord,
     t0_ns: int,
     turns: Sequence[DecisionRecord],
     hot_tokens: int | None,
-    turns_after: int,
 ) -> Migration:
     """`turns` of its session."""
     served_ns = moved_ns(record)
     later = [] if served_ns is None else [turn for turn in turns if turn.t_ns > served_ns]
-    pending = [pending_at(turn, record.decision.instance) for turn in later[:turns_after]]
+    pending = [pending_at(turn, record.decision.instance) for turn in later[:TURNS_AFTER]]
     return Migration(
         pick=record,
         t_s=(record.t_ns - t0_ns) / 1e9,
         moved_s=None if served_ns is None else (served_ns - t0_ns) / 1e9,
         turns_left=len(later),
-        stayed_cool=_stayed_cool(pending, hot_tokens, turns_after),
+        stayed_cool=_stayed_cool(pending, hot_tokens, TURNS_AFTER),
         next_cool=_stayed_cool(pending[:1], hot_tokens, 1),
     )
 
@@ -360,19 +358,19 @@ def summarise_migrations(
         asked=sum(cell.asked for cell in cells),
         outcomes=_sum_counts(cell.outcomes for cell in cells),
         refused=_sum_counts(cell.refused for cell in cells),
-        values=_rates(by_trial, measurements),
+        values=_measure_rates(by_trial, measurements),
         costs=_cost_rows(events),
         thrashed=tuple(dict.fromkeys(thrashed)),
         why_none="" if events else _why_none(by_trial, parameters),
     )
 
 
-def _rates(by_trial: Mapping[int, Migrations], measurements: Measurements) -> dict[str, Estimate]:
+def _measure_rates(by_trial: Mapping[int, Migrations], measurements: Measurements) -> dict[str, Estimate]:
     first = next(iter(by_trial.values()), None)
     why = {name: "no log" if first is None else getattr(first, name).reason or "" for name in POOLED}
     events = [event for cell in by_trial.values() for event in cell.events]
     thrashed = (again for cell in by_trial.values() for again in cell.thrashed.values())
-    triggered = {trial: _triggered(cell, measurements) for trial, cell in by_trial.items()}
+    triggered = {trial: _trigger_rate(cell, measurements) for trial, cell in by_trial.items()}
     return {
         "trigger_rate": level_interval(over_trials(triggered, "no requests"), most=1.0),
         "accuracy": _share_of_known((event.stayed_cool for event in events), why["accuracy"]),
@@ -382,7 +380,7 @@ def _rates(by_trial: Mapping[int, Migrations], measurements: Measurements) -> di
     }
 
 
-def _triggered(cell: Migrations, measurements: Measurements) -> Trial | None:
+def _trigger_rate(cell: Migrations, measurements: Measurements) -> Trial | None:
     asked = Counter(dict((event.pick.request.request, event.session) for event in cell.events).values())
     top = floats_or_nan(asked[session] for session in cell.requests)
     return measurements.ratio_of_rows(list(cell.requests), top, floats_or_nan(cell.requests.values()))
@@ -393,7 +391,7 @@ def _waited_s(by_trial: Mapping[int, Migrations], outcome: str, measurements: Me
         trial: mean_wait([event for event in cell.events if event.outcome == outcome], measurements)
         for trial, cell in by_trial.items()
     }
-    return interval(over_trials(waited, f"no migration was {outcome}"))
+    return mean_interval(over_trials(waited, f"no migration was {outcome}"))
 
 
 def mean_wait(events: Sequence[Migration], measurements: Measurements) -> Trial | None:

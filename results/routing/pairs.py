@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from results.measures import latency
-from results.routing.measure import Measurements, interval, level_interval, ratio_interval
+from results.routing.measure import Measurements, level_interval, mean_interval, ratio_interval
 from results.routing.metrics import HEADLINE, Metric, all_metrics, metric_named
 from results.statistics.estimates import LEVEL, Estimate, holm, unknown
 from results.statistics.judgement import Verdict, judged
@@ -132,7 +132,7 @@ def compare_labels(measurements: Measurements, labels: Sequence[str]) -> tuple[P
 def compare_two(measurements: Measurements, first: str, second: str, metric: Metric) -> Pair:
     """One metric of two labels."""
     measured = measurements.difference(first, second, metric)
-    difference = interval(measured)
+    difference = mean_interval(measured)
     tested, ratio, verdict = measured, None, judged(difference)
     if metric.is_time:
         tested = measurements.log_ratio(first, second, metric)
@@ -171,7 +171,7 @@ def compare_turns(measurements: Measurements, labels: Sequence[str]) -> tuple[Tu
             series,
             second,
             first,
-            interval(measurements.turn_by_turn(second, first, series, "median")),
+            mean_interval(measurements.turn_by_turn(second, first, series, "median")),
             level_interval(measurements.turn_by_turn(second, first, series, "faster"), most=1.0),
         )
         for first, second in combinations(labels, 2)

@@ -22,7 +22,7 @@ import numpy as np
 from results.measures.columns import floats_or_nan
 from results.records.decisions import DecisionRecord, transfer_s
 from results.records.turns import RoutingCell
-from results.routing.measure import Measurements, interval, log_of_ratio, over_trials, ratio_interval
+from results.routing.measure import Measurements, log_of_ratio, mean_interval, over_trials, ratio_interval
 from results.routing.metrics import metric_named
 from results.routing.migrations import Migrations, mean_wait, pending_at
 from results.statistics.estimates import Estimate, Ranks, Samples
@@ -171,8 +171,8 @@ def compare_with_arm(
         other=other,
         migrated=sum(one.n for one in ours.trials.values()),
         other_migrated=sum(one.n for one in theirs.trials.values()),
-        with_kv_s=interval(ours),
-        without_kv_s=interval(theirs),
+        with_kv_s=mean_interval(ours),
+        without_kv_s=mean_interval(theirs),
         ratio=ratio,
         every_turn=ratio_interval(measurements.log_ratio(label, other, metric_named("ttft_mean_s"))),
         verdict=judged(ratio, 1.0),
@@ -227,7 +227,7 @@ def compare_with_recomputing(
     why = why or "no migration brought KV whose tokens are counted"
     fitted = {trial: times for trial, times in computed.items() if not isinstance(times, str)}
     values = {
-        name: interval(over_trials({trial: times[name] for trial, times in fitted.items()}, why)) for name in NAMES
+        name: mean_interval(over_trials({trial: times[name] for trial, times in fitted.items()}, why)) for name in NAMES
     }
     fits = tuple(describe_fit(*own[trial]) for trial in fitted)
     values["difference_s"] = _widen_by_error(values["difference_s"], fits)
@@ -260,7 +260,7 @@ def why_withheld(fits: Sequence[Fit]) -> str:
 
 def describe_fit(computed: Sequence[Prefill], moved: Sequence[Brought]) -> Fit:
     """Of one cell with MIN_FIT turns or more; the same least squares as `fit_times`."""
-    tokens, pending, took_s = (_column(computed, name) for name in ("computed_tokens", "pending_tokens", "ttft_s"))
+    tokens, pending, took_s = (_column_of(computed, name) for name in ("computed_tokens", "pending_tokens", "ttft_s"))
     terms = np.column_stack([np.ones(tokens.size), tokens, pending])
     left = took_s - terms @ np.linalg.lstsq(terms, took_s, rcond=None)[0]
     spread = float(((took_s - took_s.mean()) ** 2).sum())
@@ -283,25 +283,25 @@ def fit_times(
     """NAMES of one cell; or why nothing can be said."""
     if len(computed) < MIN_FIT:
         return f"{len(computed)} turns were served without KV from elsewhere (needs {MIN_FIT})"
-    whole = _numbers(computed, moved, np.zeros(len(computed) + len(moved), dtype=np.int64), np.ones((1, 1)))
+    whole = _fit_draws(computed, moved, np.zeros(len(computed) + len(moved), dtype=np.int64), np.ones((1, 1)))
     if not np.isfinite(whole["prefill_s_per_token"][0]):
         return "turns that computed more tokens did not take longer: there is no time per token"
     sessions = [*(one.session for one in computed), *(one.session for one in moved)]
 
     def draws_of(name: str) -> Draws:
         return measurements.replicate_rows(
-            sessions, lambda group, weights: _numbers(computed, moved, group, weights)[name]
+            sessions, lambda group, weights: _fit_draws(computed, moved, group, weights)[name]
         )
 
     return {name: Trial(float(whole[name][0]), len(moved), draws_of(name)) for name in NAMES}
 
 
-def _numbers(
+def _fit_draws(
     computed: Sequence[Prefill], moved: Sequence[Brought], group: Ranks, weights: Samples
 ) -> Mapping[str, Samples]:
     """NAMES in each draw of the groups; NaN where a draw tells no time per token above 0, or has no migrated turn."""
     first, second = group[: len(computed)], group[len(computed) :]
-    tokens, pending, took_s = (_column(computed, name) for name in ("computed_tokens", "pending_tokens", "ttft_s"))
+    tokens, pending, took_s = (_column_of(computed, name) for name in ("computed_tokens", "pending_tokens", "ttft_s"))
     middle = float(tokens.mean()), float(pending.mean()), float(took_s.mean())  # squares of large numbers lose digits
     x, p, y = tokens - middle[0], pending - middle[1], took_s - middle[2]
 
@@ -320,7 +320,7 @@ def _numbers(
         per_pending = np.where(pp > 0, (py - per_token * xp) / pp, 0.0)
         count = summed(np.ones(len(moved)), second)
         came, spent, uncached, waiting, seen = (
-            summed(_column(moved, name), second) / count
+            summed(_column_of(moved, name), second) / count
             for name in ("external_tokens", "transfer_s", "uncached_tokens", "pending_tokens", "ttft_s")
         )
         base = middle[2] + sy - per_token * (sx + middle[0]) - per_pending * (sp + middle[1])
@@ -335,5 +335,5 @@ def _numbers(
     }
 
 
-def _column(rows: Sequence[Prefill] | Sequence[Brought], name: str) -> Samples:
+def _column_of(rows: Sequence[Prefill] | Sequence[Brought], name: str) -> Samples:
     return floats_or_nan(getattr(row, name) for row in rows)

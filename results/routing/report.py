@@ -62,18 +62,18 @@ def describe_verdict(analysis: RoutingAnalysis) -> str:
     if not alone:
         return (
             "No policy is distinguishably better than all others on any headline metric: "
-            f"{'; '.join(_leader(row) for row in analysis.standings)}.{chance}"
+            f"{'; '.join(_name_leader(row) for row in analysis.standings)}.{chance}"
         )
     wins: dict[str, list[str]] = {}
     for row in alone:
         wins.setdefault(row.best, []).append(metric_named(row.metric).title)
     named = "; ".join(f"{label} on {', '.join(names)}" for label, names in wins.items())
     open_rows = [row for row in analysis.standings if not row.alone]
-    rest = f" Undecided: {'; '.join(_leader(row) for row in open_rows)}." if open_rows else ""
+    rest = f" Undecided: {'; '.join(_name_leader(row) for row in open_rows)}." if open_rows else ""
     return f"Distinguishably better than every other policy: {named}.{rest}{chance}"
 
 
-def _leader(row: Standing) -> str:
+def _name_leader(row: Standing) -> str:
     metric = metric_named(row.metric)
     beside = (*row.level, *row.untold)
     others = len(beside) + len(row.behind)

@@ -81,8 +81,8 @@ def ablation_rows(
     parts: dict[str, list[str]] = {AFFINITY_ONLY: [], MIGRATION_ONLY: [], FULL: []}
     for label, policy in policies.items():
         parts.get(ear_part(policy, parameters.get(label, {})), []).append(label)
-    ablated = [_thresholds(parameters[label]) for name in (MIGRATION_ONLY, AFFINITY_ONLY) for label in parts[name]]
-    whole = [label for label in parts[FULL] if _thresholds(parameters[label]) in ablated[:1]]
+    ablated = [_thresholds_of(parameters[label]) for name in (MIGRATION_ONLY, AFFINITY_ONLY) for label in parts[name]]
+    whole = [label for label in parts[FULL] if _thresholds_of(parameters[label]) in ablated[:1]]
     return (
         _specified_row(AFFINITY_ONLY, parts[AFFINITY_ONLY]),
         _specified_row(MIGRATION_ONLY, parts[MIGRATION_ONLY]),
@@ -98,7 +98,7 @@ def _specified_row(name: str, labels: Sequence[str], specified: Sequence[str] = 
     return SpecifiedRow(name, label, tuple(other for other in labels if other != label))
 
 
-def _thresholds(parameters: Mapping[str, object]) -> tuple[object, object]:
+def _thresholds_of(parameters: Mapping[str, object]) -> tuple[object, object]:
     return parameters.get("hot_tokens"), parameters.get("cooldown_s")
 
 
@@ -109,7 +109,7 @@ def threshold_settings(
     groups: dict[tuple[tuple[str, str], ...], list[Setting]] = {}
     for label, policy in policies.items():
         own = parameters.get(label, {})
-        hot, cool = _thresholds(own)
+        hot, cool = _thresholds_of(own)
         if ear_part(policy, own) == FULL and isinstance(hot, int | float) and isinstance(cool, int | float):
             rest = tuple(sorted((k, repr(v)) for k, v in own.items() if k not in ("hot_tokens", "cooldown_s")))
             groups.setdefault(rest, []).append(Setting(float(hot), float(cool), label))
@@ -126,13 +126,13 @@ def judge_claims(rows: Sequence[SpecifiedRow], pairs: Sequence[Pair], moves: Mov
         _judge_direction(
             "ablation: affinity only interferes",
             "without migration the median instance's TTFT p90 is higher than EAR's",
-            *_compared(pairs, affinity, full, "worker_ttft_p90_median_s"),
+            *_compare_parts(pairs, affinity, full, "worker_ttft_p90_median_s"),
             Verdict.HIGHER,
         ),
         _judge_direction(
             "ablation: migration only loses locality",
             "without affinity APC is lower than EAR's",
-            *_compared(pairs, migration, full, "apc"),
+            *_compare_parts(pairs, migration, full, "apc"),
             Verdict.LOWER,
         ),
     ]
@@ -144,7 +144,7 @@ def judge_claims(rows: Sequence[SpecifiedRow], pairs: Sequence[Pair], moves: Mov
     return (*(ablation if full else ()), *thrash, *(_judge_transfer(row) for row in moves.recomputing))
 
 
-def _compared(pairs: Sequence[Pair], first: str, second: str, name: str) -> tuple[Estimate, Verdict | None]:
+def _compare_parts(pairs: Sequence[Pair], first: str, second: str, name: str) -> tuple[Estimate, Verdict | None]:
     """What is judged of two labels, the ratio of times or else the difference, and its verdict."""
     row = pair_of(pairs, first, second, name) if first and second else None
     if row is None:

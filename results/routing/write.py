@@ -201,7 +201,7 @@ def _manifest_row(analysis: RoutingAnalysis, label: str) -> dict[str, str]:
         "trials_planned": "" if planned is None else str(planned),
         "trials_degraded": str(sum(bool(cell.degraded) for cell in cells)),
         "result_directories": "; ".join(str(Path(cell.path).parent) for cell in cells),
-        "git_commit": _joined(cell.git_commit or "" for cell in cells),
+        "git_commit": _join_known(cell.git_commit or "" for cell in cells),
         "trace": str(analysis.trace.get("file") or ""),
         "trace_sha256": str(analysis.trace.get("sha256") or ""),
         "engine_versions": "; ".join(f"{name} {version}" for name, version in sorted(analysis.facts.versions.items())),
@@ -209,5 +209,5 @@ def _manifest_row(analysis: RoutingAnalysis, label: str) -> dict[str, str]:
     return {name: " ".join(value.split()) for name, value in row.items()}
 
 
-def _joined(values: Iterable[str]) -> str:
+def _join_known(values: Iterable[str]) -> str:
     return "; ".join(dict.fromkeys(value for value in values if value))

@@ -63,7 +63,7 @@ def followed(pending_after: list[int], *, move_s: float = 0.0) -> Log:
 def test_a_migration_was_right_if_its_target_was_not_hot_at_the_next_turns(
     pending: list[int], cool: bool | None
 ) -> None:
-    (event,) = find_migrations(followed(pending).records, HOT, COOLDOWN_S, turns_after=3).events
+    (event,) = find_migrations(followed(pending).records, HOT, COOLDOWN_S).events
     assert event.stayed_cool is cool
     assert event.turns_left == len(pending)
 

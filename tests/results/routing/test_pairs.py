@@ -10,7 +10,7 @@ import pytest
 
 from results.measures.turns import turn_table, turns_of
 from results.routing.load import LoadedCell
-from results.routing.measure import MIN_SESSIONS, Measurements, interval, odd_gaps, ratio_interval
+from results.routing.measure import MIN_SESSIONS, Measurements, mean_interval, odd_gaps, ratio_interval
 from results.routing.metrics import HEADLINE, Metric, all_metrics, metric_named
 from results.routing.pairs import (
     Pair,
@@ -56,7 +56,7 @@ def test_a_known_difference_lies_in_its_interval_as_often_as_promised(trials: in
     hits = []
     for seed in SEEDS:
         world = replace(WORLD, trials=trials, seed=seed)
-        hits.append(covers(interval(_of(world).difference("unified", "round_robin", MEAN)), _expected(world)))
+        hits.append(covers(mean_interval(_of(world).difference("unified", "round_robin", MEAN)), _expected(world)))
     assert as_promised(hits)
 
 
@@ -68,7 +68,7 @@ def test_only_trials_hold_what_varies_between_launches() -> None:
         for seed in SEEDS:
             world = replace(WORLD, sessions=12, trials=trials, seed=seed, launch_sigma=0.2)
             truth = _expected(world) * float(np.exp(0.02))
-            found.append(covers(interval(_of(world).difference("unified", "round_robin", MEAN)), truth))
+            found.append(covers(mean_interval(_of(world).difference("unified", "round_robin", MEAN)), truth))
         return found
 
     assert not as_promised(estimate_of(1))
@@ -81,21 +81,23 @@ def test_an_interval_says_what_it_covers() -> None:
         (2, "sessions resampled, 2 trials"),
         (3, "over 3 trials"),
     ):
-        assert interval(_of(replace(WORLD, trials=trials)).difference("unified", "round_robin", MEAN)).basis == basis
+        assert (
+            mean_interval(_of(replace(WORLD, trials=trials)).difference("unified", "round_robin", MEAN)).basis == basis
+        )
 
 
 def test_pairing_takes_out_what_sessions_cost_everywhere() -> None:
     """Sessions differ by a factor of two; the difference of two policies on the same sessions hardly varies."""
     found = _of(replace(WORLD, trials=1, session_sigma=0.7))
-    low, high = bounds(interval(found.difference("unified", "round_robin", MEAN)))
-    alone = [bounds(interval(found.get(label, MEAN))) for label in ("unified", "round_robin")]
+    low, high = bounds(mean_interval(found.difference("unified", "round_robin", MEAN)))
+    alone = [bounds(mean_interval(found.get(label, MEAN))) for label in ("unified", "round_robin")]
     assert high - low < 0.5 * sum(above - below for below, above in alone)
 
 
 @pytest.mark.parametrize("measure", all_metrics(), ids=lambda measure: measure.name)
 def test_a_difference_turned_round_is_its_negative(three: Measurements, measure: Metric) -> None:
     one, other = (
-        interval(three.difference(*labels, measure))
+        mean_interval(three.difference(*labels, measure))
         for labels in (("unified", "round_robin"), ("round_robin", "unified"))
     )
     assert one.value is not None
@@ -115,11 +117,13 @@ def test_the_same_policy_twice_is_not_distinguishable() -> None:
 
 
 def test_a_number_of_whole_cells_has_an_interval_from_trials_alone() -> None:
-    one = interval(_of(replace(WORLD, trials=1)).difference("unified", "round_robin", metric_named("amplification")))
+    one = mean_interval(
+        _of(replace(WORLD, trials=1)).difference("unified", "round_robin", metric_named("amplification"))
+    )
     assert one.value is not None
     assert one.low is None
     assert "needs 3 trials" in (one.reason or "")
-    bounds(interval(_of(WORLD).difference("unified", "round_robin", metric_named("amplification"))))
+    bounds(mean_interval(_of(WORLD).difference("unified", "round_robin", metric_named("amplification"))))
 
 
 def slowed(factors: Sequence[float]) -> Measurements:
@@ -188,7 +192,7 @@ def test_within_a_launch_or_two_no_policy_is_told_from_another(trials: int) -> N
 
 def test_few_sessions_are_not_resampled() -> None:
     world = replace(WORLD, sessions=MIN_SESSIONS - 1, trials=1)
-    found = interval(_of(world).difference("unified", "round_robin", MEAN))
+    found = mean_interval(_of(world).difference("unified", "round_robin", MEAN))
     assert found.low is None
     assert "too few to resample" in (found.reason or "")
 
@@ -217,10 +221,10 @@ def test_records_that_lack_turns_are_paired_by_index() -> None:
 
 def test_a_degraded_cell_takes_no_part_and_is_the_reason() -> None:
     late = replace(SLOW, degraded={0: "the client was late"})
-    found = interval(_of(replace(WORLD, trials=1), FAST, late).difference("unified", "round_robin", MEAN))
+    found = mean_interval(_of(replace(WORLD, trials=1), FAST, late).difference("unified", "round_robin", MEAN))
     assert found.value is None
     assert "the client was late" in (found.reason or "")
-    assert interval(_of(WORLD, FAST, late).difference("unified", "round_robin", MEAN)).basis == (
+    assert mean_interval(_of(WORLD, FAST, late).difference("unified", "round_robin", MEAN)).basis == (
         "sessions resampled, 2 trials"
     )
 
