@@ -16,6 +16,7 @@ from results.records.frames import Gap
 from results.records.layout import RunLayout
 from results.records.run_folder import RunFacts, run_facts
 from results.records.samples import InterferenceRecord
+from results.routing import specification
 from results.routing.coupling import Coupling, Curve, fit_couplings, predict_curve
 from results.routing.decision_points import judge_decision_points
 from results.routing.floor_facts import KV_AWARE
@@ -40,14 +41,6 @@ from results.routing.pairs import (
 )
 from results.routing.pools import Pool, measure_pools
 from results.routing.recomputing import recomputing_arms
-from results.routing.specification import (
-    Setting,
-    SpecifiedRow,
-    ablation_rows,
-    end_to_end_rows,
-    judge_claims,
-    threshold_settings,
-)
 from results.routing.summary import InstanceNumbers, RoutedSummary, summary_of
 from results.statistics.estimates import Estimate, unknown
 from results.statistics.judgement import Judgement
@@ -86,11 +79,11 @@ class RoutingAnalysis:
     decision_points: tuple[Judgement, ...]
     pools: tuple[Pool, ...]
     """KV in use and sources of prompt tokens, by label and role."""
-    paper: tuple[SpecifiedRow, ...]
+    paper: tuple[specification.SpecifiedRow, ...]
     """The specification's table 5.2."""
-    ablation: tuple[SpecifiedRow, ...]
+    ablation: tuple[specification.SpecifiedRow, ...]
     """Its table 5.3."""
-    settings: tuple[Setting, ...]
+    settings: tuple[specification.Setting, ...]
     """The grid of figure 9."""
     claims: tuple[Judgement, ...]
     planned: Mapping[str, int]
@@ -158,7 +151,7 @@ def analyse(root: Path) -> RoutingAnalysis:
     moves = collect_moves(cells, logs, log_facts, measurements)
     floor = measure_load_floor(policies, log_facts, measurements)
     moving = _moving_policies(cells, policies)
-    ablation = ablation_rows(moving, parameters)
+    ablation = specification.ablation_rows(moving, parameters)
     return RoutingAnalysis(
         facts=facts,
         cells=summaries,
@@ -180,10 +173,10 @@ def analyse(root: Path) -> RoutingAnalysis:
         floor=floor,
         decision_points=() if floor is None else judge_decision_points(floor),
         pools=measure_pools(cells, labels),
-        paper=end_to_end_rows(moving, parameters, _even_pools(summaries)),
+        paper=specification.end_to_end_rows(moving, parameters, _even_pools(summaries)),
         ablation=ablation,
-        settings=threshold_settings(moving, parameters),
-        claims=judge_claims(ablation, pairs, moves),
+        settings=specification.threshold_settings(moving, parameters),
+        claims=specification.judge_claims(ablation, pairs, moves),
         planned=Counter(cell.label for cell in planned if cell.kind == "replay"),
         trace=dict(cells[0].record.trace) if cells else {},
         replay=dict(cells[0].record.replay) if cells else {},

@@ -4,28 +4,20 @@ from __future__ import annotations
 
 from results.measures import latency
 from results.report.table import NOT_MEASURED, Column, Table, make_table
+from results.routing import shown
 from results.routing.analyse import RoutingAnalysis
 from results.routing.cautions import list_cautions
 from results.routing.metrics import HEADLINE, metric_named
 from results.routing.pairs import Pair, Standing, TurnPair
-from results.routing.shown import (
-    POLICY,
-    basis_or_reason,
-    format_difference,
-    format_ratio,
-    join_bases,
-)
 from results.statistics.estimates import Estimate, figure
 
-
-def cautions_table(analysis: RoutingAnalysis) -> Table:
-    """What must be known before any number is read."""
-    return make_table("Read this first", CAUTION_COLUMNS, list_cautions(analysis))
-
-
-CAUTION_COLUMNS: tuple[Column[tuple[str, str]], ...] = (
-    Column("what", lambda row: row[0]),
-    Column("why", lambda row: row[1]),
+CAUTIONS: shown.TableKind[tuple[str, str]] = shown.TableKind(
+    "Read this first",
+    lambda analysis: list_cautions(analysis),
+    (
+        Column("what", lambda row: row[0]),
+        Column("why", lambda row: row[1]),
+    ),
 )
 
 
@@ -37,7 +29,6 @@ BEST_COLUMNS: tuple[Column[Standing], ...] = (
 
 
 def best_values_table(analysis: RoutingAnalysis) -> Table:
-    """The best value of each metric beside the others', where there are too few trials to compare policies."""
 
     def others(row: Standing) -> str:
         scale = metric_named(row.metric).scale
@@ -50,22 +41,19 @@ def best_values_table(analysis: RoutingAnalysis) -> Table:
     return make_table("Best values", columns, analysis.standings, note)
 
 
-def winners_table(analysis: RoutingAnalysis) -> Table:
-    """Who is best on what, and of whom the intervals say so."""
-    note = (
-        "The best value, and what the interval of each other policy's ratio to it (of APC: difference) says, each by "
-        "itself. After Holm: what stays distinguishably worse when all comparisons of this table are corrected for."
-    )
-    return make_table("Who wins what", WINNER_COLUMNS, analysis.standings, note)
-
-
-WINNER_COLUMNS: tuple[Column[Standing], ...] = (
-    *BEST_COLUMNS,
-    Column("distinguishably worse", lambda row: ", ".join(row.behind) or None),
-    Column("after Holm", lambda row: ", ".join(row.corrected) or None),
-    Column("not distinguishable", lambda row: ", ".join(row.level) or None),
-    Column("no interval over trials", lambda row: ", ".join(row.untold) or None),
-    Column("interval", lambda row: row.basis or None),
+WINNERS: shown.TableKind[Standing] = shown.TableKind(
+    "Who wins what",
+    lambda analysis: analysis.standings,
+    (
+        *BEST_COLUMNS,
+        Column("distinguishably worse", lambda row: ", ".join(row.behind) or None),
+        Column("after Holm", lambda row: ", ".join(row.corrected) or None),
+        Column("not distinguishable", lambda row: ", ".join(row.level) or None),
+        Column("no interval over trials", lambda row: ", ".join(row.untold) or None),
+        Column("interval", lambda row: row.basis or None),
+    ),
+    "The best value, and what the interval of each other policy's ratio to it (of APC: difference) says, each by "
+    "itself. After Holm: what stays distinguishably worse when all comparisons of this table are corrected for.",
 )
 
 
@@ -75,28 +63,26 @@ def _pairs_with_baseline(analysis: RoutingAnalysis) -> dict[tuple[str, str], Pai
 
 
 def ratios_table(analysis: RoutingAnalysis) -> Table:
-    """Every policy's times over the baseline's."""
     names = [name for name in HEADLINE if metric_named(name).is_time]
     pairs = _pairs_with_baseline(analysis)
 
     def ratio_column(name: str) -> Column[str]:
-        return Column(metric_named(name).title, lambda label: format_ratio(pairs.get((label, name))))
+        return Column(metric_named(name).title, lambda label: shown.format_ratio(pairs.get((label, name))))
 
     def bases(label: str) -> str | None:
         own = (pairs[label, name] for name in names if (label, name) in pairs)
-        return join_bases(pair.ratio for pair in own if pair.ratio is not None)
+        return shown.join_bases(pair.ratio for pair in own if pair.ratio is not None)
 
     note = (
         "Inside a trial the policy's time over the baseline's, over the turns that both completed; geometric mean over "
         "the trials, its interval from the logarithms: below 1 is less. Policies are judged by these: one slow trial "
         "widens a ratio's interval far less than a difference's. n.d.: the interval covers 1."
     )
-    columns = (POLICY, *map(ratio_column, names), Column("interval", bases))
+    columns = (shown.POLICY, *map(ratio_column, names), Column("interval", bases))
     return make_table(f"Against {analysis.baseline}, as ratios", columns, analysis.labels[1:], note)
 
 
 def differences_table(analysis: RoutingAnalysis) -> Table:
-    """Every policy's difference to the baseline."""
     pairs = _pairs_with_baseline(analysis)
 
     def difference_of(label: str, name: str) -> Estimate | None:
@@ -104,22 +90,21 @@ def differences_table(analysis: RoutingAnalysis) -> Table:
 
     def difference_column(name: str) -> Column[str]:
         metric = metric_named(name)
-        return Column(metric.heading, lambda label: format_difference(difference_of(label, name), metric))
+        return Column(metric.heading, lambda label: shown.format_difference(difference_of(label, name), metric))
 
     def bases(label: str) -> str | None:
-        return join_bases(one for name in HEADLINE if (one := difference_of(label, name)) is not None)
+        return shown.join_bases(one for name in HEADLINE if (one := difference_of(label, name)) is not None)
 
     note = (
         "Differences inside a trial (same sessions, same prompts), mean over trials: below zero is less. Latencies "
         "over the turns that both completed, and judged by their ratios above. n.d.: the interval covers zero. All "
         "pairs stand in pairs.csv."
     )
-    columns = (POLICY, *map(difference_column, HEADLINE), Column("interval", bases))
+    columns = (shown.POLICY, *map(difference_column, HEADLINE), Column("interval", bases))
     return make_table(f"Against {analysis.baseline}", columns, analysis.labels[1:], note)
 
 
 def turns_table(analysis: RoutingAnalysis) -> Table:
-    """Each turn against itself under the baseline."""
     note = "The same turn of the same session under both policies: the median of the differences is of single turns."
     rows = [row for row in analysis.turn_pairs if row.second == analysis.baseline]
     return make_table(f"Turn by turn against {analysis.baseline}", TURN_COLUMNS, rows, note)
@@ -130,5 +115,5 @@ TURN_COLUMNS: tuple[Column[TurnPair], ...] = (
     Column("of", lambda row: latency.METRICS[row.series].title),
     Column("median difference (ms)", lambda row: row.median.text(3, 1e3)),
     Column("turns served faster (%)", lambda row: row.faster.text(3, 100)),
-    Column("interval", lambda row: basis_or_reason(row.median)),
+    Column("interval", lambda row: shown.basis_or_reason(row.median)),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -186,7 +186,7 @@ def _read_turns(layout: TrialLayout, record: RoutingCell) -> tuple[Turns | None,
 
 def _read_picks(layout: TrialLayout, record: RoutingCell) -> tuple[PickCounts | None, tuple[Gap, ...]]:
     """From `breakdown.json`, which is counted from the decision log when the cell ends; else from the log itself."""
-    gaps = tuple(_find_altered(layout.decisions, record))
+    gaps = _find_altered(layout.decisions, record)
     try:
         breakdown = msgspec.json.decode(layout.breakdown.read_bytes(), type=dict[str, Any])
         return msgspec.convert(breakdown["picks"], PickCounts), gaps
@@ -199,18 +199,18 @@ def _read_picks(layout: TrialLayout, record: RoutingCell) -> tuple[PickCounts | 
     return (None if row_gaps else count_picks(picks)), (*own, *row_gaps)
 
 
-def _find_altered(path: Path, record: RoutingCell) -> Iterator[Gap]:
+def _find_altered(path: Path, record: RoutingCell) -> tuple[Gap, ...]:
     """A file that is gone, or is not the one that its cell was finished with; it is not read into memory."""
-    checksum = record.checksums.get(path.name)
     try:
-        if checksum is not None and sha256(path) != checksum:
-            yield Gap(artifact_name(path), "differs from the checksum its cell was finished with")
-        elif not path.is_file():
-            yield Gap(artifact_name(path), "is missing")
-    except FileNotFoundError:
-        yield Gap(artifact_name(path), "is missing")
+        if not path.is_file():
+            why = "is missing"
+        elif record.checksums.get(path.name) in (None, sha256(path)):
+            return ()
+        else:
+            why = "differs from the checksum its cell was finished with"
     except OSError as error:
-        yield Gap(artifact_name(path), f"cannot be read: {error.strerror}")
+        why = f"cannot be read: {error.strerror}"
+    return (Gap(artifact_name(path), why),)
 
 
 def read_rows(

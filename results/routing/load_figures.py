@@ -10,16 +10,8 @@ import pandas as pd
 
 from results.report.figure import Figure
 from results.report.ink import Pen, pens, plain_ticks, shares, sheet
+from results.routing import marks
 from results.routing.analyse import RoutingAnalysis
-from results.routing.marks import (
-    QUIET,
-    FigureData,
-    FigureKind,
-    add_legend_beside,
-    error_lengths,
-    title_sheet,
-    why_missing,
-)
 from results.routing.occupancy import DEPLOYMENTS, WALL
 from results.statistics.estimates import LEVEL
 
@@ -36,7 +28,7 @@ CELL, FIT, LITTLE, KINEMATIC, SPECIFIED = "cell", "fit", "little", "kinematic", 
 _LOOKS = {"combined 8C": ("-", "#000000"), "4P+4D": ((0, (5, 2)), "#0072b2"), "6P+2D": ((0, (1, 1)), "#d55e00")}
 
 
-def collect_occupancy(analysis: RoutingAnalysis) -> FigureData | str:
+def collect_occupancy(analysis: RoutingAnalysis) -> marks.FigureData | str:
     """f4b."""
     footprints = analysis.footprints
     if not analysis.occupancies:
@@ -69,7 +61,7 @@ def collect_occupancy(analysis: RoutingAnalysis) -> FigureData | str:
         f"Dotted: the percentiles of this trace's footprints, and the wall at {WALL:.0%}. {beside}Lines are computed "
         "from measured concurrency: no KV was moved for them."
     )
-    return FigureData(pd.DataFrame([*rows, *measured]), caption, {"wall": WALL})
+    return marks.FigureData(pd.DataFrame([*rows, *measured]), caption, {"wall": WALL})
 
 
 def _measured_pools(analysis: RoutingAnalysis) -> Iterator[dict[str, object]]:
@@ -113,29 +105,29 @@ def draw_occupancy(figure: Figure) -> Drawing:
     axes.minorticks_off()
     shares(axes.yaxis)
     axes.annotate(f"{figure.lines['wall']:.0%}", (0, figure.lines["wall"]), xycoords=("axes fraction", "data"),
-                  xytext=(3, 3), textcoords="offset points", fontsize=7.5, color=QUIET)  # fmt: skip
+                  xytext=(3, 3), textcoords="offset points", fontsize=7.5, color=marks.QUIET)  # fmt: skip
     axes.set_xlabel("footprint of a request (tokens)")
     axes.set_ylabel("share of the decode pools")
     axes.set_title(figure.title, loc="left", fontweight="bold", pad=16)
-    add_legend_beside(axes)
+    marks.add_legend_beside(axes)
     return drawing
 
 
 def _mark_footprints(axes: Axes, table: pd.DataFrame) -> None:
     """Percentiles of the footprints; those too near each other share a name."""
-    marks = table[(table["point"] != "") & (table["deployment"] == next(iter(DEPLOYMENTS)))]
+    percentiles = table[(table["point"] != "") & (table["deployment"] == next(iter(DEPLOYMENTS)))]
     wide = float(table["footprint_tokens"].max() / table["footprint_tokens"].min()) ** 0.13  # the width of a name
     named: dict[float, list[str]] = {}
-    for point, tokens in zip(marks["point"], marks["footprint_tokens"].tolist(), strict=True):
+    for point, tokens in zip(percentiles["point"], percentiles["footprint_tokens"].tolist(), strict=True):
         near = next((other for other in named if tokens < wide * other), tokens)
         named.setdefault(near, []).append(str(point))
         axes.axvline(tokens, color="#a0a0a0", linestyle=":", linewidth=1)
     for tokens, points in named.items():
         axes.annotate(", ".join(points), (tokens, 1), xycoords=("data", "axes fraction"), xytext=(0, 2), fontsize=7.5,
-                      textcoords="offset points", ha="center", color=QUIET)  # fmt: skip
+                      textcoords="offset points", ha="center", color=marks.QUIET)  # fmt: skip
 
 
-def collect_interference(analysis: RoutingAnalysis) -> FigureData | str:
+def collect_interference(analysis: RoutingAnalysis) -> marks.FigureData | str:
     """f4d."""
     rows = [
         {
@@ -160,7 +152,7 @@ def collect_interference(analysis: RoutingAnalysis) -> FigureData | str:
         "between tokens that overlap its time from send to first token), means over repeats. Right: their ratio, with "
         f"the {LEVEL:.0%} interval over repeats: it depends on how small a decode step is beside a prefill step here."
     )
-    return FigureData(pd.DataFrame(rows), caption)
+    return marks.FigureData(pd.DataFrame(rows), caption)
 
 
 def draw_interference(figure: Figure) -> Drawing:
@@ -176,7 +168,7 @@ def draw_interference(figure: Figure) -> Drawing:
                    linestyle=":", label=f"{name}, before")  # fmt: skip
         times.plot(size, rows["tpot_during_s"] * 1e3, color=pen.color, marker=pen.marker, label=f"{name}, during")
         value = rows["slowdown"].to_numpy(dtype=np.float64)
-        below, above = error_lengths(value, rows, ("slowdown_low", "slowdown_high"))
+        below, above = marks.error_lengths(value, rows, ("slowdown_low", "slowdown_high"))
         ratio.errorbar(size, value, yerr=(below, above), color=pen.color, marker=pen.marker, capsize=2, elinewidth=0.9)
     for axes, values in ((times, table[["tpot_before_s", "tpot_during_s"]].to_numpy().ravel() * 1e3), (ratio, [])):
         if len(lengths) > 1:
@@ -190,25 +182,25 @@ def draw_interference(figure: Figure) -> Drawing:
     times.set_ylabel("time per token of the decodes (ms)")
     ratio.set_ylabel("during / before")
     times.legend(loc="upper left")
-    title_sheet(drawing, figure)
+    marks.title_sheet(drawing, figure)
     return drawing
 
 
-def collect_coupling(analysis: RoutingAnalysis) -> FigureData | str:
+def collect_coupling(analysis: RoutingAnalysis) -> marks.FigureData | str:
     """f8."""
     rows = [*_cell_points(analysis), *_fit_rows(analysis), *_curve_rows(analysis)]
     table = pd.DataFrame(
         rows, columns=["kind", "label", "trial", "sessions", "service_s", "low", "high", "amplification"]
     )
     if table.empty or not (table["kind"] == CELL).any():
-        return why_missing(analysis, "e2e_mean_s")
+        return marks.why_missing(analysis, "e2e_mean_s")
     caption = (
         "Left: mean service time of a turn (TTFT + decoding) over the mean number of sessions in the system at its "
         "send, a mark per cell; lines: W_turn(L) as fitted inside the cells of a policy (input and output tokens "
         "held), over the middle 80 % of its L, shaded for the fastest one: its slope's interval; dotted: Little's law "
         f"with that policy's arrivals, turns and think time. {_describe_predictions(analysis)}"
     )
-    return FigureData(table, caption, {"the trace's own time": 1.0})
+    return marks.FigureData(table, caption, {"the trace's own time": 1.0})
 
 
 def _describe_predictions(analysis: RoutingAnalysis) -> str:
@@ -302,8 +294,8 @@ def draw_coupling(figure: Figure) -> Drawing:
     left.set_ylabel("W_turn (s)")
     right.set_xlabel("W_turn (s)")
     right.set_ylabel("wall clock / trace span")
-    add_legend_beside(right)
-    title_sheet(drawing, figure)
+    marks.add_legend_beside(right)
+    marks.title_sheet(drawing, figure)
     return drawing
 
 
@@ -328,8 +320,12 @@ def _show_all_cells(axes: Axes, across: pd.Series[float], up: pd.Series[float]) 
             setter(max(low - room, 0), high + room)
 
 
-OCCUPANCY = FigureKind(3, "4b", "Decode pools against the footprint of a request", collect_occupancy, draw_occupancy)
-INTERFERENCE = FigureKind(
+OCCUPANCY = marks.FigureKind(
+    3, "4b", "Decode pools against the footprint of a request", collect_occupancy, draw_occupancy
+)
+INTERFERENCE = marks.FigureKind(
     5, "4d", "TPOT of running decodes while a prefill joins", collect_interference, draw_interference
 )
-COUPLING = FigureKind(9, "8", "Dispatch coupling: turns, sessions and wall clock", collect_coupling, draw_coupling)
+COUPLING = marks.FigureKind(
+    9, "8", "Dispatch coupling: turns, sessions and wall clock", collect_coupling, draw_coupling
+)

@@ -14,17 +14,7 @@ from itertools import combinations
 import numpy as np
 
 from results.measures.columns import floats_or_nan
-from results.routing.floor_facts import (
-    KV_AWARE,
-    FloorFacts,
-    Rules,
-    TargetLegs,
-    TransportFacts,
-    is_lost,
-    leg_times,
-    summarise_legs,
-    transport_facts,
-)
+from results.routing import floor_facts
 from results.routing.logs import LogFacts
 from results.routing.measure import (
     Measurements,
@@ -77,7 +67,7 @@ class FloorVariant:
     """To the reference, inside each trial, and the ratio TTFT_RATIO; empty where this is it, or there is none."""
     against: Mapping[str, Mapping[str, Estimate]]
     """The same to each other label under the same rules of transfer; of labels with the bonus alone."""
-    rules: Rules
+    rules: floor_facts.Rules
     served: int
     """Requests with a session that were served."""
     counted: int
@@ -87,7 +77,7 @@ class FloorVariant:
     """Turns that were not completed."""
     transfers: int
     lost_transfers: int
-    legs: TargetLegs
+    legs: floor_facts.TargetLegs
     rejects: int
     reject_moves: int
     held: int
@@ -123,8 +113,8 @@ class TimeoutPair:
     long: str
     short_s: float
     long_s: float
-    short_legs: TargetLegs
-    long_legs: TargetLegs
+    short_legs: floor_facts.TargetLegs
+    long_legs: floor_facts.TargetLegs
     over_short: int
     """Of the long one's that brought the KV: those that took longer than the short timeout."""
     lost_share: Estimate
@@ -138,7 +128,7 @@ class LoadFloor:
     reference: str
     """The label without any fix; empty = it was not run."""
     variants: tuple[FloorVariant, ...]
-    transport: TransportFacts
+    transport: floor_facts.TransportFacts
     timeouts: tuple[TimeoutPair, ...]
     sessions: int
     trials: int
@@ -177,12 +167,12 @@ class _Label:
     parameters: Mapping[str, object]
     logs: Mapping[int, LogFacts]
     """By trial."""
-    rules: Rules
+    rules: floor_facts.Rules
     measured: Mapping[str, Measured]
     """OF_LOGS."""
 
     @property
-    def floors(self) -> dict[int, FloorFacts]:
+    def floors(self) -> dict[int, floor_facts.FloorFacts]:
         return {trial: log.floor for trial, log in self.logs.items() if log.floor is not None}
 
     @property
@@ -202,7 +192,9 @@ def measure_load_floor(
     measurements: Measurements,
 ) -> LoadFloor | None:
     """Of the run with these labels (to their policies' names) and logs; None where no kv_aware cell has any fix."""
-    names = [label for label, policy in policies.items() if policy == KV_AWARE and measurements.cells(label)]
+    names = [
+        label for label, policy in policies.items() if policy == floor_facts.KV_AWARE and measurements.cells(label)
+    ]
     labels = [_read_label(name, facts.get(name, {}), measurements) for name in names]
     if all(one.fix == NO_FIX for one in labels):
         return None
@@ -224,7 +216,7 @@ def measure_load_floor(
     return LoadFloor(
         reference="" if reference is None else reference.label,
         variants=tuple(variants),
-        transport=transport_facts([log.moved for logs in facts.values() for log in logs.values()]),
+        transport=floor_facts.transport_facts([log.moved for logs in facts.values() for log in logs.values()]),
         timeouts=tuple(pair for one, other in combinations(labels, 2) if (pair := _timeout_pair(one, other))),
         sessions=measurements.sessions,
         trials=measurements.trials,
@@ -234,11 +226,11 @@ def measure_load_floor(
 def _read_label(label: str, facts: Mapping[int, LogFacts], measurements: Measurements) -> _Label:
     parameters = next(iter(measurements.cells(label).values())).parameters
     logs = {trial: log for trial, log in facts.items() if log.floor}
-    rules = next((log.floor.rules for log in logs.values() if log.floor), Rules(None, None, ""))
+    rules = next((log.floor.rules for log in logs.values() if log.floor), floor_facts.Rules(None, None, ""))
     return _Label(label, fix_of(parameters), parameters, logs, rules, _measure_logs(logs, measurements))
 
 
-def _usual_rules(rules: Sequence[Rules]) -> Rules:
+def _usual_rules(rules: Sequence[floor_facts.Rules]) -> floor_facts.Rules:
     """Those of most labels; of as many, the first."""
     return Counter(rules).most_common(1)[0][0]
 
@@ -257,9 +249,9 @@ def _timeout_pair(one: _Label, other: _Label) -> TimeoutPair | None:
         long=long.label,
         short_s=short_s,
         long_s=max(times[0], times[1]),
-        short_legs=summarise_legs(short.moved),
-        long_legs=summarise_legs(long.moved),
-        over_short=sum(seconds > short_s for seconds in leg_times(long.moved)),
+        short_legs=floor_facts.summarise_legs(short.moved),
+        long_legs=floor_facts.summarise_legs(long.moved),
+        over_short=sum(seconds > short_s for seconds in floor_facts.leg_times(long.moved)),
         lost_share=mean_interval(combine(np.subtract, long.measured["lost_share"], short.measured["lost_share"])),
     )
 
@@ -293,20 +285,20 @@ def _measure_variant(
         turns=turns,
         failed_turns=turns - completed,
         transfers=len(own.moved),
-        lost_transfers=sum(is_lost(one.transfer) for one in own.moved),
-        legs=summarise_legs(own.moved),
+        lost_transfers=sum(floor_facts.is_lost(one.transfer) for one in own.moved),
+        legs=floor_facts.summarise_legs(own.moved),
         rejects=sum(floor.rejects for floor in floors.values()),
         reject_moves=sum(floor.reject_moves for floor in floors.values()),
         held=sum(floor.held for floor in floors.values()),
     )
 
 
-def _share_of_sessions(floors: Mapping[int, FloorFacts], instance: str) -> Estimate:
+def _share_of_sessions(floors: Mapping[int, floor_facts.FloorFacts], instance: str) -> Estimate:
     shares = {trial: _placed_share(floor, lambda placed: placed.get(instance, 0)) for trial, floor in floors.items()}
     return level_interval(over_trials(shares, NO_LOG), most=1.0)
 
 
-def _placed_share(floor: FloorFacts, choose: Callable[[Mapping[str, int]], int]) -> Trial | None:
+def _placed_share(floor: floor_facts.FloorFacts, choose: Callable[[Mapping[str, int]], int]) -> Trial | None:
     """Of the sessions whose first request was served; None where none was."""
     total = sum(floor.placed.values())
     return one_per_trial(choose(floor.placed) / total, total) if total else None
@@ -334,11 +326,13 @@ def _measure_logs(logs: Mapping[int, LogFacts], measurements: Measurements) -> d
 
 
 def _lost_share(moved: Sequence[Moved], measurements: Measurements) -> Trial | None:
-    lost = floats_or_nan(is_lost(one.transfer) for one in moved)
+    lost = floats_or_nan(floor_facts.is_lost(one.transfer) for one in moved)
     return measurements.mean_of_rows([one.session for one in moved], lost)
 
 
-def _ratio_of_sessions(floor: FloorFacts, top: str, bottom: str, measurements: Measurements) -> Trial | None:
+def _ratio_of_sessions(
+    floor: floor_facts.FloorFacts, top: str, bottom: str, measurements: Measurements
+) -> Trial | None:
     above, below = (floats_or_nan(getattr(session, name) for session in floor.sessions) for name in (top, bottom))
     return measurements.ratio_of_rows([session.session for session in floor.sessions], above, below)
 

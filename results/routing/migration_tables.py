@@ -5,20 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from results.report.judgements import judgement_table
-from results.report.table import NOT_MEASURED, Column, Row, Table, make_table
+from results.report.table import NOT_MEASURED, Column, Row, Table
 from results.report.terms import define_terms
+from results.routing import shown
 from results.routing.analyse import RoutingAnalysis
 from results.routing.metrics import metric_named
 from results.routing.migrations import MIN_COSTED, TURNS_AFTER, CostRow, PolicyMigrations, format_counts
 from results.routing.moves import CellMigrations
-from results.routing.shown import (
-    format_difference,
-    join_bases,
-    metric_column,
-    ms_column,
-    percent_column,
-    table_with_cut_note,
-)
 from results.routing.specification import FULL, SpecifiedRow
 from results.statistics.estimates import Estimate
 
@@ -35,11 +28,15 @@ SCHEDULER_HEADINGS = {
 """Where the specification's are not the metric's own."""
 ABLATION_METRICS = (*SCHEDULER_METRICS[:-1], "e2e_p90_s")
 AGAINST_FULL = ("apc", "ttft_p90_s", "worker_ttft_p90_median_s")
+DEFINED = (
+    "trigger rate", "recomputed migration", "unneeded migration", "refused migration", "migration accuracy",
+    "thrash rate",
+)  # fmt: skip
+"""Terms in the note of the table of migrations."""
 OUTCOMES = ("transferred", "recomputed", "unneeded", "failed", "unknown")
 
 
 def schedulers_table(analysis: RoutingAnalysis) -> Table:
-    """Table 5.2, where two of its rows were run."""
     note = (
         "Rows as the specification names them, found by policy and parameters; of several settings of a policy none is "
         "the specification's. Worker p90: of the instances' TTFT p90 the median and the maximum. Wall-clock factor: "
@@ -48,34 +45,33 @@ def schedulers_table(analysis: RoutingAnalysis) -> Table:
     columns = (
         _name_column("scheduler"),
         *(
-            _column_of_row(metric_column(analysis, name, SCHEDULER_HEADINGS.get(name, "")))
+            _column_of_row(shown.metric_column(analysis, name, SCHEDULER_HEADINGS.get(name, "")))
             for name in SCHEDULER_METRICS
         ),
         MEASURED_AS,
     )
-    return table_with_cut_note("Schedulers of specs/ear, 5.2", columns, _if_two_were_run(analysis.paper), note)
+    return shown.table_with_cut_note("Schedulers of specs/ear, 5.2", columns, _if_two_were_run(analysis.paper), note)
 
 
 def ablation_table(analysis: RoutingAnalysis) -> Table:
-    """Table 5.3, where two of its rows were run."""
     full = next((row.label for row in analysis.ablation if row.name == FULL), "")
 
     def difference_column(name: str) -> Column[SpecifiedRow]:
         def difference(row: SpecifiedRow) -> str:
             if not row.label or not full or row.label == full:
                 return NOT_MEASURED
-            return format_difference(analysis.difference(row.label, full, name), metric_named(name))
+            return shown.format_difference(analysis.difference(row.label, full, name), metric_named(name))
 
         return Column(f"{metric_named(name).heading}, to EAR", difference)
 
     columns = (
         _name_column("variant"),
-        *(_column_of_row(metric_column(analysis, name)) for name in ABLATION_METRICS),
+        *(_column_of_row(shown.metric_column(analysis, name)) for name in ABLATION_METRICS),
         *map(difference_column, AGAINST_FULL),
         MEASURED_AS,
     )
     note = "Affinity only: sessions stay, whatever is pending there. Migration only: every turn is placed as a new one."
-    return table_with_cut_note("Ablation of EAR, 5.3", columns, _if_two_were_run(analysis.ablation), note)
+    return shown.table_with_cut_note("Ablation of EAR, 5.3", columns, _if_two_were_run(analysis.ablation), note)
 
 
 def _name_column(heading: str) -> Column[SpecifiedRow]:
@@ -102,7 +98,6 @@ MEASURED_AS = Column("measured as", _measured_as)
 
 
 def claims_table(analysis: RoutingAnalysis) -> Table:
-    """What the specification expects of migration, judged."""
     note = "Judged by the intervals of the differences; the rules stand in verdicts.json."
     return judgement_table("Claims about migration", "claim", analysis.claims, note)
 
@@ -113,7 +108,7 @@ def _shared_columns(
     """Rates and outcomes of one cell or of all trials; `outcomes` is None where no log can be read."""
 
     def rate_column(heading: str, name: str) -> Column[Row]:
-        return percent_column(heading, lambda row: rate(row, name))
+        return shown.percent_column(heading, lambda row: rate(row, name))
 
     def count_column(heading: str, name: str) -> Column[Row]:
         return Column(heading, lambda row: rate(row, name).n)
@@ -136,64 +131,51 @@ def _shared_columns(
     )
 
 
-def migrations_table(analysis: RoutingAnalysis) -> Table:
-    """The microbenchmark of 5.6, where a policy of the run may migrate."""
-    defined = define_terms(
-        "trigger rate", "recomputed migration", "unneeded migration", "refused migration", "migration accuracy",
-        "thrash rate",
-    )  # fmt: skip
-    note = (
-        f"{defined} Outcomes are counted by picks, the accuracy over the next {TURNS_AFTER} turns and beside it at the "
-        "very next one. Accuracy and thrash rate have exact binomial intervals."
-    )
-    rows = analysis.moves.migrations if analysis.moves.cells else ()
-    return make_table("Migrations", MIGRATION_COLUMNS, rows, note)
-
-
-MIGRATION_COLUMNS: tuple[Column[PolicyMigrations], ...] = (
-    Column("policy", lambda row: row.label),
-    Column("requests", lambda row: row.requests if row.trials else None),
-    Column("asked to migrate", lambda row: row.asked if row.trials else None),
-    *_shared_columns(lambda row, name: row.values[name], lambda row: row.outcomes if row.trials else None),
-    Column("stayed though hot, by gate", lambda row: format_counts(row.refused) or None),
-    Column("why none, or what the intervals hold", lambda row: row.why_none or join_bases(row.values.values())),
+MIGRATIONS: shown.TableKind[PolicyMigrations] = shown.TableKind(
+    "Migrations",
+    lambda analysis: analysis.moves.migrations if analysis.moves.cells else (),
+    (
+        Column("policy", lambda row: row.label),
+        Column("requests", lambda row: row.requests if row.trials else None),
+        Column("asked to migrate", lambda row: row.asked if row.trials else None),
+        *_shared_columns(lambda row, name: row.values[name], lambda row: row.outcomes if row.trials else None),
+        Column("stayed though hot, by gate", lambda row: format_counts(row.refused) or None),
+        Column(
+            "why none, or what the intervals hold", lambda row: row.why_none or shown.join_bases(row.values.values())
+        ),
+    ),
+    f"{define_terms(*DEFINED)} Outcomes are counted by picks, the accuracy over the next {TURNS_AFTER} turns and "
+    "beside it at the very next one. Accuracy and thrash rate have exact binomial intervals.",
 )
 
-
-def trials_table(analysis: RoutingAnalysis) -> Table:
-    """The same of every cell."""
-    return make_table("Cells: migrations by trial", TRIAL_COLUMNS, analysis.moves.cells)
-
-
-TRIAL_COLUMNS: tuple[Column[CellMigrations], ...] = (
-    Column("policy", lambda row: row.label),
-    Column("trial", lambda row: row.trial),
-    Column("requests", lambda row: sum(row.migrations.requests.values())),
-    Column("asked to migrate", lambda row: row.migrations.asked),
-    *_shared_columns(lambda row, name: getattr(row.migrations, name), lambda row: row.migrations.outcomes),
-    Column("marks", lambda row: "" if row.counts else "not counted"),
+TRIALS: shown.TableKind[CellMigrations] = shown.TableKind(
+    "Cells: migrations by trial",
+    lambda analysis: analysis.moves.cells,
+    (
+        Column("policy", lambda row: row.label),
+        Column("trial", lambda row: row.trial),
+        Column("requests", lambda row: sum(row.migrations.requests.values())),
+        Column("asked to migrate", lambda row: row.migrations.asked),
+        *_shared_columns(lambda row, name: getattr(row.migrations, name), lambda row: row.migrations.outcomes),
+        Column("marks", lambda row: "" if row.counts else "not counted"),
+    ),
 )
 
-
-def costs_table(analysis: RoutingAnalysis) -> Table:
-    """What migrations cost against the turns left to pay for it."""
-    rows = [(row.label, cost) for row in analysis.moves.migrations for cost in row.costs]
-    note = (
-        "Served migrations of all trials, by the turns of their session that came after. Computed again: by the "
-        "recomputed ones, held by the source and not found at the target. First byte: from the pick. Intervals, from "
-        f"{MIN_COSTED} on, are over migrations, which are not independent within a session."
-    )
-    return make_table("Cost of a migration against the turns left", COST_COLUMNS, rows, note)
-
-
-COST_COLUMNS: tuple[Column[tuple[str, CostRow]], ...] = (
-    Column("policy", lambda row: row[0]),
-    Column("turns left", lambda row: row[1].turns_left),
-    Column("migrations", lambda row: row[1].migrations),
-    ms_column("transfer", lambda row: row[1].transfer_s),
-    ms_column("per turn left", lambda row: row[1].transfer_per_turn_left_s),
-    Column("recomputed", lambda row: row[1].recomputed),
-    Column("tokens computed again", lambda row: row[1].lost_tokens, digits=3),
-    Column("per turn left", lambda row: row[1].lost_per_turn_left, digits=3),
-    ms_column("first byte", lambda row: row[1].ttft_s),
+COSTS: shown.TableKind[tuple[str, CostRow]] = shown.TableKind(
+    "Cost of a migration against the turns left",
+    lambda analysis: [(row.label, cost) for row in analysis.moves.migrations for cost in row.costs],
+    (
+        Column("policy", lambda row: row[0]),
+        Column("turns left", lambda row: row[1].turns_left),
+        Column("migrations", lambda row: row[1].migrations),
+        shown.ms_column("transfer", lambda row: row[1].transfer_s),
+        shown.ms_column("per turn left", lambda row: row[1].transfer_per_turn_left_s),
+        Column("recomputed", lambda row: row[1].recomputed),
+        Column("tokens computed again", lambda row: row[1].lost_tokens, digits=3),
+        Column("per turn left", lambda row: row[1].lost_per_turn_left, digits=3),
+        shown.ms_column("first byte", lambda row: row[1].ttft_s),
+    ),
+    "Served migrations of all trials, by the turns of their session that came after. Computed again: by the "
+    "recomputed ones, held by the source and not found at the target. First byte: from the pick. Intervals, from "
+    f"{MIN_COSTED} on, are over migrations, which are not independent within a session.",
 )

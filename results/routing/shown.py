@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import pandas as pd
 
@@ -20,6 +21,20 @@ WITHIN = " (within launches)"
 """Marks of a difference: not distinguishable; distinguishable within one or two launches, which is no verdict."""
 
 Row = TypeVar("Row")
+
+
+@dataclass(frozen=True, slots=True)
+class TableKind(Generic[Row]):
+    """A table whose title, columns and note are the same in every report."""
+
+    title: str
+    rows: Callable[[RoutingAnalysis], Iterable[Row]]
+    columns: tuple[Column[Row], ...]
+    note: str = ""
+
+    def build(self, analysis: RoutingAnalysis) -> Table:
+        return make_table(self.title, self.columns, self.rows(analysis), self.note)
+
 
 POLICY: Column[str] = Column("policy", str)
 """Of a table with a row per label."""

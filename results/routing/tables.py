@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from results.measures import latency
 from results.measures.summary import POINTS, percentile_name
@@ -15,7 +16,7 @@ from results.routing.coupling import Coupling
 from results.routing.interference import Interference
 from results.routing.metrics import HEADLINE, metric_named
 from results.routing.occupancy import DEPLOYMENTS
-from results.routing.shown import POLICY, metric_column, ms_column, table_with_cut_note
+from results.routing.shown import POLICY, TableKind, metric_column, ms_column, table_with_cut_note
 from results.routing.summary import InstanceNumbers, RoutedSummary
 from results.statistics.estimates import Estimate
 
@@ -26,37 +27,37 @@ FIGURES_BEFORE = "Cells"
 def build_tables(analysis: RoutingAnalysis) -> tuple[Table, ...]:
     """Every table that has rows, in reading order."""
     few = why_no_verdict(analysis.trials)
-    tables = (
-        comparison_tables.cautions_table(analysis),
-        comparison_tables.best_values_table(analysis) if few else comparison_tables.winners_table(analysis),
-        end_to_end_table(analysis),
-        migration_tables.schedulers_table(analysis),
-        migration_tables.ablation_table(analysis),
-        migration_tables.claims_table(analysis),
-        comparison_tables.ratios_table(analysis),
-        comparison_tables.differences_table(analysis),
-        comparison_tables.turns_table(analysis),
-        *(latency_table(analysis, series) for series in latency.METRICS),
-        caching_table(analysis),
-        instances_table(analysis),
-        decisions_table(analysis),
-        migration_tables.migrations_table(analysis),
-        transfer_tables.transfers_table(analysis),
-        transfer_tables.brought_table(analysis),
-        transfer_tables.arms_table(analysis),
-        transfer_tables.fitted_table(analysis),
-        migration_tables.costs_table(analysis),
-        transfer_tables.pools_table(analysis),
-        floor_tables.decision_points_table(analysis),
-        floor_tables.variants_table(analysis),
-        coupling_table(analysis),
-        occupancy_table(analysis),
-        interference_table(analysis),
-        make_table(FIGURES_BEFORE, CELL_COLUMNS, analysis.cells),
-        migration_tables.trials_table(analysis),
-        degraded_table(analysis),
-        gap_table(analysis.gaps),
+    builders: tuple[Callable[[RoutingAnalysis], Table], ...] = (
+        comparison_tables.CAUTIONS.build,
+        comparison_tables.best_values_table if few else comparison_tables.WINNERS.build,
+        end_to_end_table,
+        migration_tables.schedulers_table,
+        migration_tables.ablation_table,
+        migration_tables.claims_table,
+        comparison_tables.ratios_table,
+        comparison_tables.differences_table,
+        comparison_tables.turns_table,
+        *(partial(latency_table, series=series) for series in latency.METRICS),
+        caching_table,
+        INSTANCES.build,
+        decisions_table,
+        migration_tables.MIGRATIONS.build,
+        transfer_tables.transfers_table,
+        transfer_tables.BROUGHT.build,
+        transfer_tables.ARMS.build,
+        transfer_tables.fitted_table,
+        migration_tables.COSTS.build,
+        transfer_tables.POOLS.build,
+        floor_tables.decision_points_table,
+        floor_tables.variants_table,
+        COUPLING.build,
+        occupancy_table,
+        INTERFERENCE.build,
+        CELLS.build,
+        migration_tables.TRIALS.build,
+        DEGRADED.build,
     )
+    tables = (*(build(analysis) for build in builders), gap_table(analysis.gaps))
     return tuple(table for table in tables if table.rows)
 
 
@@ -75,7 +76,6 @@ def end_to_end_table(analysis: RoutingAnalysis) -> Table:
 
 
 def latency_table(analysis: RoutingAnalysis, series: str) -> Table:
-    """Mean and percentiles of one latency."""
     points = (metric_column(analysis, percentile_name(series, point), point) for point in ("mean", *POINTS))
     unit = metric_named(percentile_name(series, "mean")).shown_unit
     title = f"{latency.METRICS[series].title} ({unit})"
@@ -108,13 +108,6 @@ InstanceRow = tuple[str, Sequence[InstanceNumbers]]
 """A label, and one of its instances in each of its cells."""
 
 
-def instances_table(analysis: RoutingAnalysis) -> Table:
-    """Every instance of every policy, mean over the trials."""
-    rows = [(label, instance) for label in analysis.labels for instance in analysis.instances(label).values()]
-    note = "Means over the trials; KV and queue from samples at 1 Hz."
-    return make_table("Instances", INSTANCE_COLUMNS, rows, note)
-
-
 def _mean_text(values: Iterable[float | None], form: str, scale: float = 1.0) -> str | None:
     mean = mean_of_known(None if value is None else scale * value for value in values)
     return None if mean is None else format(mean, form)
@@ -124,21 +117,25 @@ def _instance_column(name: str, value: str, scale: float = 1.0) -> Column[Instan
     return Column(name, lambda row: _mean_text((one.values[value].value for one in row[1]), ".1f", scale))
 
 
-INSTANCE_COLUMNS: tuple[Column[InstanceRow], ...] = (
-    Column("policy", lambda row: row[0]),
-    Column("instance", lambda row: row[1][0].instance),
-    Column("role", lambda row: row[1][0].role),
-    Column("turns", lambda row: _mean_text((one.turns for one in row[1]), ".0f")),
-    Column("sessions seen", lambda row: _mean_text((one.sessions for one in row[1]), ".1f")),
-    _instance_column("TTFT p90 ms", "ttft_p90_s", 1e3),
-    _instance_column("APC %", "apc", 100),
-    _instance_column("KV used, max %", "kv_usage_max", 100),
-    _instance_column("waiting p90", "waiting_p90"),
+INSTANCES: TableKind[InstanceRow] = TableKind(
+    "Instances",
+    lambda analysis: ((label, own) for label in analysis.labels for own in analysis.instances(label).values()),
+    (
+        Column("policy", lambda row: row[0]),
+        Column("instance", lambda row: row[1][0].instance),
+        Column("role", lambda row: row[1][0].role),
+        Column("turns", lambda row: _mean_text((one.turns for one in row[1]), ".0f")),
+        Column("sessions seen", lambda row: _mean_text((one.sessions for one in row[1]), ".1f")),
+        _instance_column("TTFT p90 ms", "ttft_p90_s", 1e3),
+        _instance_column("APC %", "apc", 100),
+        _instance_column("KV used, max %", "kv_usage_max", 100),
+        _instance_column("waiting p90", "waiting_p90"),
+    ),
+    "Means over the trials; KV and queue from samples at 1 Hz.",
 )
 
 
 def decisions_table(analysis: RoutingAnalysis) -> Table:
-    """Why the router picked as it did."""
     cells = {label: [cell for cell in analysis.cells if cell.label == label] for label in analysis.labels}
     reasons = {label: sum((Counter(cell.reasons) for cell in own), Counter[str]()) for label, own in cells.items()}
 
@@ -160,31 +157,28 @@ def decisions_table(analysis: RoutingAnalysis) -> Table:
     return make_table("Decisions", columns, analysis.labels)
 
 
-def coupling_table(analysis: RoutingAnalysis) -> Table:
-    """The loop of every policy."""
-    note = (
-        "L = Lambda N (W + T). W': ms per turn that one more session in the system adds, fitted inside the cells; gain "
-        "= 1 / (1 - Lambda N W'), how often the loop returns a small slow-down; L* x gain: sessions that it adds."
-    )
-    return make_table("Dispatch coupling", COUPLING_COLUMNS, analysis.couplings, note)
-
-
 def _value_or_reason(estimate: Estimate) -> str:
     return f"{NOT_MEASURED} ({estimate.reason})" if estimate.value is None and estimate.reason else estimate.text(3)
 
 
-COUPLING_COLUMNS: tuple[Column[Coupling], ...] = (
-    Column("policy", lambda row: row.label),
-    Column("Lambda", lambda row: row.arrivals_per_s, "/s", 3),
-    Column("N", lambda row: row.turns, digits=3),
-    Column("W", lambda row: row.service_s, "s", 3),
-    Column("T", lambda row: row.think_s, "s", 3),
-    Column("L", lambda row: row.concurrency, digits=3),
-    ms_column("W'", lambda row: row.slope_s),
-    Column("Lambda N W'", lambda row: row.loop_gain, digits=3),
-    Column("L*", lambda row: _value_or_reason(row.equilibrium)),
-    Column("gain", lambda row: _value_or_reason(row.gain)),
-    Column("L* x gain", lambda row: _value_or_reason(row.sensitivity)),
+COUPLING: TableKind[Coupling] = TableKind(
+    "Dispatch coupling",
+    lambda analysis: analysis.couplings,
+    (
+        Column("policy", lambda row: row.label),
+        Column("Lambda", lambda row: row.arrivals_per_s, "/s", 3),
+        Column("N", lambda row: row.turns, digits=3),
+        Column("W", lambda row: row.service_s, "s", 3),
+        Column("T", lambda row: row.think_s, "s", 3),
+        Column("L", lambda row: row.concurrency, digits=3),
+        ms_column("W'", lambda row: row.slope_s),
+        Column("Lambda N W'", lambda row: row.loop_gain, digits=3),
+        Column("L*", lambda row: _value_or_reason(row.equilibrium)),
+        Column("gain", lambda row: _value_or_reason(row.gain)),
+        Column("L* x gain", lambda row: _value_or_reason(row.sensitivity)),
+    ),
+    "L = Lambda N (W + T). W': ms per turn that one more session in the system adds, fitted inside the cells; gain "
+    "= 1 / (1 - Lambda N W'), how often the loop returns a small slow-down; L* x gain: sessions that it adds.",
 )
 
 
@@ -208,32 +202,29 @@ def occupancy_table(analysis: RoutingAnalysis) -> Table:
     return make_table("Decode pools by footprint", columns, dict.fromkeys(point for _, point in at), note)
 
 
-def interference_table(analysis: RoutingAnalysis) -> Table:
-    """Prefill beside decodes."""
-    note = "Means over repeats; during: while the prefill runs."
-    return make_table("A prefill beside decodes", INTERFERENCE_COLUMNS, analysis.interference, note)
-
-
-INTERFERENCE_COLUMNS: tuple[Column[Interference], ...] = (
-    Column("prefill tokens", lambda row: row.prefill_tokens),
-    Column("decodes", lambda row: row.decodes),
-    ms_column("TPOT before", lambda row: row.before_s),
-    ms_column("TPOT during", lambda row: row.during_s),
-    Column("during / before", lambda row: row.slowdown, digits=3),
-    Column("longest gap", lambda row: None if row.worst_gap_s is None else f"{1e3 * row.worst_gap_s:.1f}", "ms"),
-    Column("repeats", lambda row: row.repeats),
+INTERFERENCE: TableKind[Interference] = TableKind(
+    "A prefill beside decodes",
+    lambda analysis: analysis.interference,
+    (
+        Column("prefill tokens", lambda row: row.prefill_tokens),
+        Column("decodes", lambda row: row.decodes),
+        ms_column("TPOT before", lambda row: row.before_s),
+        ms_column("TPOT during", lambda row: row.during_s),
+        Column("during / before", lambda row: row.slowdown, digits=3),
+        Column("longest gap", lambda row: None if row.worst_gap_s is None else f"{1e3 * row.worst_gap_s:.1f}", "ms"),
+        Column("repeats", lambda row: row.repeats),
+    ),
+    "Means over repeats; during: while the prefill runs.",
 )
 
-
-def degraded_table(analysis: RoutingAnalysis) -> Table:
-    """Cells whose client fell behind."""
-    note = "The client fell behind in these cells: their latencies are its own, and no comparison uses them."
-    return make_table("Degraded cells", DEGRADED_COLUMNS, analysis.degraded, note)
-
-
-DEGRADED_COLUMNS: tuple[Column[RoutedSummary], ...] = (
-    Column("cell", lambda cell: cell.cell),
-    Column("why", lambda cell: cell.degraded),
+DEGRADED: TableKind[RoutedSummary] = TableKind(
+    "Degraded cells",
+    lambda analysis: analysis.degraded,
+    (
+        Column("cell", lambda cell: cell.cell),
+        Column("why", lambda cell: cell.degraded),
+    ),
+    "The client fell behind in these cells: their latencies are its own, and no comparison uses them.",
 )
 
 
@@ -248,15 +239,19 @@ def _marks_text(cell: RoutedSummary) -> str:
     return ", ".join(marks)
 
 
-CELL_COLUMNS: tuple[Column[RoutedSummary], ...] = (
-    Column("policy", lambda cell: cell.label),
-    Column("trial", lambda cell: cell.trial),
-    Column("place", lambda cell: cell.place),
-    Column("turns", _turns_text),
-    Column("TTFT p90", lambda cell: cell.estimate("ttft_p90_s"), "ms", scale=1e3),
-    Column("E2E p90", lambda cell: cell.estimate("e2e_p90_s"), "s"),
-    Column("APC", lambda cell: cell.estimate("apc"), "%", 3, 100),
-    Column("wall", lambda cell: cell.estimate("wall_clock_s"), "s"),
-    Column("amplification", lambda cell: cell.estimate("amplification"), digits=3),
-    Column("marks", _marks_text),
+CELLS: TableKind[RoutedSummary] = TableKind(
+    FIGURES_BEFORE,
+    lambda analysis: analysis.cells,
+    (
+        Column("policy", lambda cell: cell.label),
+        Column("trial", lambda cell: cell.trial),
+        Column("place", lambda cell: cell.place),
+        Column("turns", _turns_text),
+        Column("TTFT p90", lambda cell: cell.estimate("ttft_p90_s"), "ms", scale=1e3),
+        Column("E2E p90", lambda cell: cell.estimate("e2e_p90_s"), "s"),
+        Column("APC", lambda cell: cell.estimate("apc"), "%", 3, 100),
+        Column("wall", lambda cell: cell.estimate("wall_clock_s"), "s"),
+        Column("amplification", lambda cell: cell.estimate("amplification"), digits=3),
+        Column("marks", _marks_text),
+    ),
 )

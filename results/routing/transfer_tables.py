@@ -9,13 +9,12 @@ from results.routing.analyse import RoutingAnalysis
 from results.routing.migrations import format_counts
 from results.routing.pools import Pool
 from results.routing.recomputing import MIN_R2, WITHIN, AgainstArm, AgainstRecomputing
-from results.routing.shown import ND, basis_or_reason, ms_column, note_cut, percent_column
+from results.routing.shown import ND, TableKind, basis_or_reason, ms_column, note_cut, percent_column
 from results.routing.transfers import COUNTED_SHARE, PolicyTransfers
 from results.statistics.judgement import Verdict
 
 
 def transfers_table(analysis: RoutingAnalysis) -> Table:
-    """KV on its way: how it ended, and how long it took."""
     note = (
         "Of those transferred: from the router's beginning to the KV at the target (handover: to its first byte). "
         "Waited: what neither leg took, above all for a turn at the target. Legs: queues of their engines included."
@@ -44,66 +43,56 @@ TRANSFER_COLUMNS: tuple[Column[PolicyTransfers], ...] = (
     Column("why not", lambda row: format_counts(row.reasons) or None),
 )
 
-
-def brought_table(analysis: RoutingAnalysis) -> Table:
-    """What the transfers brought."""
-    note = (
-        "Means over the transferred ones. Of those whose tokens were counted, by the target's counters or its transfer "
-        "log: external came by the transfer, local it had, computed it did itself, MB; where fewer than "
-        f"{COUNTED_SHARE:.0%} were counted they are no sample of all, and have no interval. By totals: what all "
-        "engines' counters say came by transfer, for each transferred one. Source computed: of the prefix, what the "
-        "source had lost. MB/s: over the target's leg, its queue included."
-    )
-    rows = [row for row in analysis.moves.transfers if row.statuses.get("transferred")]
-    return make_table("What KV transfers brought", BROUGHT_COLUMNS, rows, note)
-
-
-BROUGHT_COLUMNS: tuple[Column[PolicyTransfers], ...] = (
-    Column("policy", lambda row: row.label),
-    Column("purpose", lambda row: row.purpose),
-    Column("counted", lambda row: f"{row.counted} of {row.statuses.get('transferred', 0)}"),
-    _mean_column("prefix tokens", "prefix_tokens_mean"),
-    _mean_column("external", "external_tokens_mean"),
-    _mean_column("local", "local_tokens_mean"),
-    _mean_column("computed", "computed_tokens_mean"),
-    _mean_column("external, by totals", "external_total_mean"),
-    _mean_column("source computed", "source_computed_share", "%", 100),
-    _mean_column("MB", "bytes_mean", scale=1e-6),
-    _mean_column("MB/s", "bandwidth_bytes_per_s", scale=1e-6),
-    Column("not counted", lambda row: format_counts(row.uncounted) or None),
+BROUGHT: TableKind[PolicyTransfers] = TableKind(
+    "What KV transfers brought",
+    lambda analysis: [row for row in analysis.moves.transfers if row.statuses.get("transferred")],
+    (
+        Column("policy", lambda row: row.label),
+        Column("purpose", lambda row: row.purpose),
+        Column("counted", lambda row: f"{row.counted} of {row.statuses.get('transferred', 0)}"),
+        _mean_column("prefix tokens", "prefix_tokens_mean"),
+        _mean_column("external", "external_tokens_mean"),
+        _mean_column("local", "local_tokens_mean"),
+        _mean_column("computed", "computed_tokens_mean"),
+        _mean_column("external, by totals", "external_total_mean"),
+        _mean_column("source computed", "source_computed_share", "%", 100),
+        _mean_column("MB", "bytes_mean", scale=1e-6),
+        _mean_column("MB/s", "bandwidth_bytes_per_s", scale=1e-6),
+        Column("not counted", lambda row: format_counts(row.uncounted) or None),
+    ),
+    "Means over the transferred ones. Of those whose tokens were counted, by the target's counters or its transfer "
+    "log: external came by the transfer, local it had, computed it did itself, MB; where fewer than "
+    f"{COUNTED_SHARE:.0%} were counted they are no sample of all, and have no interval. By totals: what all "
+    "engines' counters say came by transfer, for each transferred one. Source computed: of the prefix, what the "
+    "source had lost. MB/s: over the target's leg, its queue included.",
 )
-
-
-def arms_table(analysis: RoutingAnalysis) -> Table:
-    """A policy against itself with the KV computed again, trial by trial."""
-    rows = [(row.label, row.arm) for row in analysis.moves.recomputing if row.arm is not None]
-    note = (
-        "Two arms that differ in nothing but whether KV moves, compared inside a trial. Migrated turns: from the pick "
-        "to the first byte, all that were served; each arm's load decides which turns migrate. All turns: those both "
-        "completed, the sessions that stayed included. Below 1 moving KV was the faster way."
-    )
-    return make_table("Moving KV against computing it again", ARM_COLUMNS, rows, note)
 
 
 def _ratio_text(arm: AgainstArm) -> str:
     return arm.ratio.text(3) + (ND if arm.verdict == Verdict.NOT_DISTINGUISHABLE else "")
 
 
-ARM_COLUMNS: tuple[Column[tuple[str, AgainstArm]], ...] = (
-    Column("policy", lambda row: row[0]),
-    Column("the same, computed again", lambda row: row[1].other),
-    Column("migrated turns of each", lambda row: f"{row[1].migrated}, {row[1].other_migrated}"),
-    ms_column("first byte", lambda row: row[1].with_kv_s),
-    ms_column("computed again", lambda row: row[1].without_kv_s),
-    Column("ratio", lambda row: _ratio_text(row[1])),
-    Column("TTFT mean of all turns, ratio", lambda row: row[1].every_turn, digits=3),
-    Column("verdict", lambda row: row[1].verdict),
-    Column("interval", lambda row: basis_or_reason(row[1].ratio)),
+ARMS: TableKind[tuple[str, AgainstArm]] = TableKind(
+    "Moving KV against computing it again",
+    lambda analysis: [(row.label, row.arm) for row in analysis.moves.recomputing if row.arm is not None],
+    (
+        Column("policy", lambda row: row[0]),
+        Column("the same, computed again", lambda row: row[1].other),
+        Column("migrated turns of each", lambda row: f"{row[1].migrated}, {row[1].other_migrated}"),
+        ms_column("first byte", lambda row: row[1].with_kv_s),
+        ms_column("computed again", lambda row: row[1].without_kv_s),
+        Column("ratio", lambda row: _ratio_text(row[1])),
+        Column("TTFT mean of all turns, ratio", lambda row: row[1].every_turn, digits=3),
+        Column("verdict", lambda row: row[1].verdict),
+        Column("interval", lambda row: basis_or_reason(row[1].ratio)),
+    ),
+    "Two arms that differ in nothing but whether KV moves, compared inside a trial. Migrated turns: from the pick "
+    "to the first byte, all that were served; each arm's load decides which turns migrate. All turns: those both "
+    "completed, the sessions that stayed included. Below 1 moving KV was the faster way.",
 )
 
 
 def fitted_table(analysis: RoutingAnalysis) -> Table:
-    """Was the transfer the faster way, by what computing took in the same cells?"""
     migrated = {row.label: row.values["waited_recomputed_s"] for row in analysis.moves.migrations}
     rows = [row for row in analysis.moves.recomputing if row.fits or row.arm is None]
     columns: tuple[Column[AgainstRecomputing], ...] = (
@@ -153,28 +142,30 @@ FIT_COLUMNS: tuple[Column[AgainstRecomputing], ...] = (
 )
 
 
-def pools_table(analysis: RoutingAnalysis) -> Table:
-    """KV in use and sources of prompt tokens, where any label has pools."""
-    note = (
-        "KV in use by requests that run, of the pool's instances together, at 1 Hz during the replay. Prompt tokens by "
-        "the engines' counters, per cell: those of a transfer's legs count too. From its cache: the pool's own APC."
-    )
+def _pools_if_any(analysis: RoutingAnalysis) -> tuple[Pool, ...]:
+    """Where any label has pools, or moves KV."""
     has_pools = any(row.role != "both" for row in analysis.pools) or bool(analysis.moves.transfers)
-    return make_table("Pools as measured", POOL_COLUMNS, analysis.pools if has_pools else (), note)
+    return analysis.pools if has_pools else ()
 
 
-POOL_COLUMNS: tuple[Column[Pool], ...] = (
-    Column("policy", lambda row: row.label),
-    Column("pool", lambda row: row.role),
-    Column("deployment", lambda row: row.deployment),
-    Column("instances", lambda row: row.instances),
-    percent_column("KV used, mean", lambda row: row.values["kv_mean"]),
-    percent_column("p90", lambda row: row.values["kv_p90"]),
-    percent_column("max", lambda row: row.values["kv_max"]),
-    Column("samples at 90 % or more", lambda row: row.values["over_wall_share"], digits=3, scale=100),
-    Column("prompt tokens", lambda row: row.values["prompt_tokens"]),
-    percent_column("from its cache", lambda row: row.values["local_hit_share"]),
-    percent_column("by transfer", lambda row: row.values["external_share"]),
-    percent_column("computed", lambda row: row.values["computed_share"]),
-    Column("transferred tokens", lambda row: row.values["external_tokens"]),
+POOLS: TableKind[Pool] = TableKind(
+    "Pools as measured",
+    lambda analysis: _pools_if_any(analysis),
+    (
+        Column("policy", lambda row: row.label),
+        Column("pool", lambda row: row.role),
+        Column("deployment", lambda row: row.deployment),
+        Column("instances", lambda row: row.instances),
+        percent_column("KV used, mean", lambda row: row.values["kv_mean"]),
+        percent_column("p90", lambda row: row.values["kv_p90"]),
+        percent_column("max", lambda row: row.values["kv_max"]),
+        Column("samples at 90 % or more", lambda row: row.values["over_wall_share"], digits=3, scale=100),
+        Column("prompt tokens", lambda row: row.values["prompt_tokens"]),
+        percent_column("from its cache", lambda row: row.values["local_hit_share"]),
+        percent_column("by transfer", lambda row: row.values["external_share"]),
+        percent_column("computed", lambda row: row.values["computed_share"]),
+        Column("transferred tokens", lambda row: row.values["external_tokens"]),
+    ),
+    "KV in use by requests that run, of the pool's instances together, at 1 Hz during the replay. Prompt tokens by "
+    "the engines' counters, per cell: those of a transfer's legs count too. From its cache: the pool's own APC.",
 )

@@ -19,9 +19,11 @@ from results.routing.analyse import RoutingAnalysis, analyse
 from results.routing.figures import DRAWERS, build_figures
 from results.routing.migrations import MIGRATION_FIELDS
 from results.routing.moves import CellMigrations
+from results.routing.pairs import Pair
 from results.routing.report import describe_opening, list_limits
 from results.routing.summary import RoutedSummary
 from results.routing.tables import FIGURES_BEFORE, build_tables
+from results.statistics.estimates import Estimate
 
 FORMAT = 1
 """Version of aggregate.json and pairs.json."""
@@ -159,28 +161,28 @@ def build_migration_rows(analysis: RoutingAnalysis) -> pd.DataFrame:
 
 def build_pair_rows(analysis: RoutingAnalysis) -> pd.DataFrame:
     """`pairs.csv`: one row per metric and two policies."""
-    return pd.DataFrame(
-        [
-            {
-                "metric": row.metric,
-                "first": row.first,
-                "second": row.second,
-                **msgspec.to_builtins(row.difference),
-                "second_value": row.second_value.value,
-                "relative": row.relative,
-                "ratio": getattr(row.ratio, "value", None),
-                "ratio_low": getattr(row.ratio, "low", None),
-                "ratio_high": getattr(row.ratio, "high", None),
-                "trials_higher": row.higher_in,
-                "trials_lower": row.lower_in,
-                "verdict": None if row.verdict is None else str(row.verdict),
-                "p_value": row.p_value,
-                "common_turns": row.common_turns,
-                "lost_turns": row.lost_turns,
-            }
-            for row in analysis.pairs
-        ]
-    )
+    return pd.DataFrame([_pair_row(row) for row in analysis.pairs])
+
+
+def _pair_row(row: Pair) -> dict[str, Any]:
+    ratio = row.ratio or Estimate(None)
+    return {
+        "metric": row.metric,
+        "first": row.first,
+        "second": row.second,
+        **msgspec.to_builtins(row.difference),
+        "second_value": row.second_value.value,
+        "relative": row.relative,
+        "ratio": ratio.value,
+        "ratio_low": ratio.low,
+        "ratio_high": ratio.high,
+        "trials_higher": row.higher_in,
+        "trials_lower": row.lower_in,
+        "verdict": None if row.verdict is None else str(row.verdict),
+        "p_value": row.p_value,
+        "common_turns": row.common_turns,
+        "lost_turns": row.lost_turns,
+    }
 
 
 def build_manifest(analysis: RoutingAnalysis) -> pd.DataFrame:

@@ -276,10 +276,13 @@ def loaded(world: World, truth: Truth, trial: int = 0, place: int = 0) -> Loaded
     return LoadedCell(record, turns_of(turn_table(turns), T0_NS), picks, (), f"{record.cell}/cell.json")
 
 
+def measurements_of(cells: Sequence[LoadedCell]) -> Measurements:
+    return Measurements(cells, [summary_of(cell) for cell in cells])
+
+
 def measured(world: World, truths: Sequence[Truth]) -> Measurements:
     """The measurements of every policy in every trial of the world."""
-    cells = [loaded(world, truth, trial) for trial in range(world.trials) for truth in truths]
-    return Measurements(cells, [summary_of(cell) for cell in cells])
+    return measurements_of([loaded(world, truth, trial) for trial in range(world.trials) for truth in truths])
 
 
 def report_text(analysis: RoutingAnalysis) -> str:

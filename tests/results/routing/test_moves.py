@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from results.records.decisions import Gate
+from results.records.turns import RoutedEngine
 from results.routing.logs import LogFacts, log_facts
 from results.routing.measure import Measurements
 from results.routing.migrations import PolicyMigrations, summarise_migrations
 from results.routing.recomputing import compare_with_recomputing
-from results.routing.summary import summary_of
 from results.routing.transfers import PolicyTransfers, summarise_transfers
 from tests.results.routing.logs import Log, moved
-from tests.results.routing.synthetic import Truth, World, loaded
+from tests.results.routing.synthetic import Truth, World, loaded, measurements_of
 
 PARAMETERS: Mapping[str, Any] = {"hot_tokens": 1000, "cooldown_s": 10.0}
 PER_TOKEN_S = 1e-4
@@ -38,26 +38,12 @@ def log_of(took_s: float = 0.1, recomputed: int = 0) -> Log:
     for number in range(SESSIONS):
         begin_s = 50.0 + number
         whole = number < SESSIONS - recomputed
-        status = "transferred" if whole else "recomputed"
-        sent = moved(
-            "a",
-            "b",
-            begin_s=begin_s,
-            took_s=took_s,
-            status="transferred" if whole else "failed",
-            reason="no answer within 120 s",
-        )
+        sent = moved("a", "b", begin_s=begin_s, took_s=took_s, status="transferred" if whole else "failed",
+                     reason="no answer within 120 s")  # fmt: skip
         log.pick(
-            begin_s,
-            f"s{number:03d}",
-            "b",
-            source="a",
-            status=status,
-            cached={"a": 1600},
-            counted=1600 if whole else 0,
-            transfer=sent,
-            ttft_s=took_s + 0.03 if whole else 0.35,
-        )
+            begin_s, f"s{number:03d}", "b", source="a", status="transferred" if whole else "recomputed",
+            cached={"a": 1600}, counted=1600 if whole else 0, transfer=sent, ttft_s=took_s + 0.03 if whole else 0.35,
+        )  # fmt: skip
     return log
 
 
@@ -66,7 +52,7 @@ def facts_of(*logs: Log) -> tuple[dict[int, LogFacts], Measurements]:
     world = World(sessions=SESSIONS, turns=2, trials=len(logs))
     cells = [loaded(world, Truth("ear"), trial) for trial in range(len(logs))]
     cells = [replace(cell, record=replace(cell.record, parameters=PARAMETERS)) for cell in cells]
-    measurements = Measurements(cells, [summary_of(cell) for cell in cells])
+    measurements = measurements_of(cells)
     return {
         trial: log_facts(cell, log.records) for trial, (cell, log) in enumerate(zip(cells, logs, strict=True))
     }, measurements
@@ -87,12 +73,8 @@ def migrations_of(
 def test_the_numbers_of_a_transfer_come_out_of_the_log() -> None:
     facts, measurements = facts_of(log_of(), log_of(), log_of())
     (row,) = transfers_of(facts, measurements)
-    assert (row.purpose, row.asked, row.statuses, row.transports) == (
-        "migration",
-        36,
-        {"transferred": 36},
-        ("mooncake",),
-    )
+    assert (row.purpose, row.asked, row.statuses) == ("migration", 36, {"transferred": 36})
+    assert row.transports == ("mooncake",)
     expected = {
         "transfer_mean_s": 0.1, "transfer_p50_s": 0.1, "transfer_max_s": 0.1, "source_leg_mean_s": 0.025,
         "target_leg_mean_s": 0.075, "prefix_tokens_mean": 1600, "external_tokens_mean": 1600, "local_tokens_mean": 0,
@@ -197,3 +179,52 @@ def test_thrashing_names_its_sessions() -> None:
     row = migrations_of(facts, measurements)
     assert row.thrashed == ("s000",)
     assert row.values["thrash_rate"].value == 0.5
+
+
+HANDED = 10
+HANDOVERS = World(sessions=HANDED, turns=2, trials=3)
+
+
+def engine(name: str, external: float | None) -> RoutedEngine:
+    sources = {} if external is None else {"external_kv_transfer": external}
+    return RoutedEngine(name, "both", "", None, "spawn", 16, None, None, None, sources)
+
+
+def row_of(counted: int, *, totals: tuple[float | None, ...] = (0.0, 8000.0), also: str = "") -> PolicyTransfers:
+    """Ten handovers in each of three trials: five of 400 tokens, five of 1600; the largest `counted` were counted."""
+    log = Log()
+    for place in range(HANDED):
+        tokens = 1600 if place < 5 else 400
+        sent = moved("a", "b", purpose="handover", prefix=tokens, external=tokens if place < counted else None)
+        log.pick(place, f"s{place:03d}", "b", prefill="a", transfer=sent)
+    if also:
+        log.pick(50, "s000", "b", source="a", transfer=moved("a", "b", purpose=also))
+    facts: dict[int, LogFacts] = {}
+    cells = []
+    for trial in range(HANDOVERS.trials):
+        cell = loaded(HANDOVERS, Truth("static_pd"), trial)
+        engines = tuple(engine(f"e{place}", total) for place, total in enumerate(totals))
+        cells.append(replace(cell, record=replace(cell.record, engines=engines)))
+        facts[trial] = log_facts(cells[-1], log.records)
+    measurements = measurements_of(cells)
+    return transfers_of(facts, measurements)[0]
+
+
+def test_where_few_were_counted_they_have_no_interval_and_the_engines_totals_stand_beside() -> None:
+    row = row_of(counted=5)
+    assert (row.counted, row.statuses) == (15, {"transferred": 30})
+    external = row.values["external_tokens_mean"]
+    assert (external.value, external.low, external.reason) == (1600, None, "only 15 of 30 were counted")
+    assert row.values["prefix_tokens_mean"].value == 1000, "what was to be moved is known of all"
+    assert row.values["prefix_tokens_mean"].low == pytest.approx(1000)
+    assert row.values["external_total_mean"].value == 800
+
+
+def test_where_nearly_all_were_counted_their_means_have_intervals() -> None:
+    assert row_of(counted=9).values["external_tokens_mean"].low is not None
+    assert row_of(counted=8).values["external_tokens_mean"].low is None
+
+
+def test_totals_are_of_one_purpose_and_of_all_engines_or_of_none() -> None:
+    for row in (row_of(9, totals=(0.0, None)), row_of(9, also="migration")):
+        assert row.values["external_total_mean"].value is None

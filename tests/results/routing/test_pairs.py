@@ -27,7 +27,7 @@ from results.routing.shown import format_difference, format_ratio
 from results.routing.summary import summary_of
 from results.statistics.estimates import Estimate
 from results.statistics.judgement import Verdict
-from tests.results.routing.synthetic import T0_NS, Truth, World, loaded, measured, records
+from tests.results.routing.synthetic import T0_NS, Truth, World, loaded, measured, measurements_of, records
 from tests.results.statistics.in_memory import SEEDS, as_promised, bounds, covers
 
 WORLD = World(sessions=24, turns=4)
@@ -132,7 +132,7 @@ def slowed(factors: Sequence[float]) -> Measurements:
     cells = [loaded(world, FAST, trial) for trial in range(len(factors))]
     for trial, factor in enumerate(factors):
         cells.append(loaded(world, replace(SLOW, ttft_s=FAST.ttft_s * factor), trial))
-    return Measurements(cells, [summary_of(cell) for cell in cells])
+    return measurements_of(cells)
 
 
 def test_times_are_judged_by_their_ratio_which_one_slow_launch_does_not_hide() -> None:

@@ -9,7 +9,7 @@ import pytest
 from results.records.decisions import DecisionRecord, KvTransfer
 from results.records.turns import EngineSample, RoutedEngine
 from results.routing.load import LoadedCell, count_picks, own_cache
-from results.routing.pools import measure_pools, name_deployment
+from results.routing.pools import measure_pools
 from results.routing.summary import moved_apc, summary_of
 from tests.results.routing.logs import Log, moved
 from tests.results.routing.synthetic import T0_NS, Truth, World, loaded
@@ -59,13 +59,6 @@ def test_the_decode_pool_is_as_full_as_its_instances_said() -> None:
     assert found["prefill"].values["kv_mean"].reason == "no sample of this pool states its KV in use"
 
 
-def test_three_trials_give_an_interval() -> None:
-    cells = [cell(trial, ((0.1 * (trial + 1),) * 2,)) for trial in range(3)]
-    found = next(row for row in measure_pools(cells, ["static_pd"]) if row.role == "decode").values["kv_mean"]
-    assert found.value == pytest.approx(0.2)
-    assert found.basis == "over 3 trials"
-
-
 def test_the_interval_of_a_share_ends_at_the_whole() -> None:
     cells = [cell(trial, ((used, used),)) for trial, used in enumerate((0.5, 0.95, 1.0))]
     values = next(row for row in measure_pools(cells, ["static_pd"]) if row.role == "decode").values
@@ -80,10 +73,6 @@ def test_an_engine_that_does_not_count_leaves_its_pool_unknown() -> None:
     decode = next(row for row in found if row.role == "decode")
     assert decode.values["external_share"].value is None
     assert decode.values["prompt_tokens"].value == 1000
-
-
-def test_engines_that_do_both_are_one_combined_pool() -> None:
-    assert name_deployment((engine("a", "both", 0, 0, 0),)) == "combined"
 
 
 def _log(*transfers: KvTransfer) -> list[DecisionRecord]:

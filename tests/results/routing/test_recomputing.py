@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from results.routing.logs import log_facts
-from results.routing.measure import Measurements
 from results.routing.migrations import Migrations
 from results.routing.recomputing import (
     MIN_FIT,
@@ -27,10 +26,9 @@ from results.routing.recomputing import (
     recomputing_arms,
     why_withheld,
 )
-from results.routing.summary import summary_of
 from results.statistics.judgement import Verdict
 from tests.results.routing.logs import Log, moved
-from tests.results.routing.synthetic import Truth, World, loaded
+from tests.results.routing.synthetic import Truth, World, loaded, measurements_of
 from tests.results.routing.test_moves import PARAMETERS, PER_TOKEN_S, SESSIONS, facts_of, log_of
 
 
@@ -166,7 +164,7 @@ def arms_of(with_kv_s: float, without_kv_s: float, trials: int) -> AgainstArm:
                 launch = 1 + 0.1 * trial  # of both arms alike
                 log.pick(number, f"s{number:03d}", "b", source="a", ttft_s=took_s * launch)
             found[label][trial] = log_facts(cells[-1], log.records).migrations
-    measurements = Measurements(cells, [summary_of(cell) for cell in cells])
+    measurements = measurements_of(cells)
     return compare_with_arm("ear", "again", found, measurements)
 
 
