@@ -1,6 +1,7 @@
 """What the decision logs of a run say beyond counts: migrations, KV movements, the data of figure 10.
 
-A log holds the whole cluster at every pick, so one cell's is read at a time, and only what is computed of it is kept.
+A log holds the whole cluster at every pick, so one cell's is read at a time; what is computed of it is retained, and of
+the picks themselves those that migrate a session.
 """
 
 from __future__ import annotations
