@@ -12,12 +12,11 @@ from results.records.turns import RoutedEngine
 from results.routing.decision_points import judge_decision_points
 from results.routing.floor_facts import Rules, SessionFacts, TargetLegs, TransportFacts, floor_facts, transport_facts
 from results.routing.load_floor import NO_FIX, TTFT_RATIO, FloorVariant, LoadFloor, fix_of, measure_load_floor
-from results.routing.logs import LogFacts, log_facts
 from results.routing.transfers import Moved
 from results.statistics.estimates import Estimate
 from results.statistics.judgement import Judgement, Outcome
-from tests.results.routing.logs import Log, moved
-from tests.results.routing.synthetic import Truth, World, cell_record, loaded, measurements_of, records
+from tests.results.routing.logs import Log, facts_of_logs, moved
+from tests.results.routing.synthetic import Truth, World, cell_record, records
 
 WORLD = World(sessions=10, turns=2, trials=3, instances=3)
 BONUS = {"load_floor_bonus": 200}
@@ -112,18 +111,16 @@ def measured_floor(
     variants: Mapping[str, Variant], routers: Mapping[str, Mapping[str, Any]] | None = None
 ) -> LoadFloor | None:
     """A run of these labels, three trials of the same log each; `routers`: what their cells say of the router."""
-    facts: dict[str, dict[int, LogFacts]] = {}
-    cells = []
-    for label, (parameters, log) in variants.items():
-        for trial in range(WORLD.trials):
-            cell = loaded(WORLD, Truth(label, "kv_aware"), trial)
-            engines = tuple(engine(name, "both") for name in "abc")
-            router = (routers or {}).get(label, {})
-            record = replace(cell.record, parameters=parameters, engines=engines, router=router)
-            cell = replace(cell, record=record, path=f"{label}{trial}")
-            facts.setdefault(label, {})[trial] = log_facts(cell, log.records)
-            cells.append(cell)
-    return measure_load_floor(dict.fromkeys(variants, "kv_aware"), facts, measurements_of(cells))
+    engines = tuple(engine(name, "both") for name in "abc")
+    facts, measurements = facts_of_logs(
+        WORLD,
+        "kv_aware",
+        {label: [log] * WORLD.trials for label, (_, log) in variants.items()},
+        lambda label: {
+            "parameters": variants[label][0], "engines": engines, "router": (routers or {}).get(label, {}),
+        },
+    )  # fmt: skip
+    return measure_load_floor(dict.fromkeys(variants, "kv_aware"), facts, measurements)
 
 
 def floor_of(variants: Mapping[str, Variant], routers: Mapping[str, Mapping[str, Any]] | None = None) -> LoadFloor:

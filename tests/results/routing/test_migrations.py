@@ -14,7 +14,8 @@ from results.records.turns import EngineSample
 from results.routing.logs import pending_series
 from results.routing.migration_figures import bin_pending
 from results.routing.migrations import find_migrations
-from tests.results.routing.logs import COOLDOWN_S, HOT, T0_NS, Log
+from tests.results.routing.logs import COOLDOWN_S, HOT, Log
+from tests.results.routing.synthetic import T0_NS
 
 
 def gate(name: str, *, passed: bool) -> Gate:

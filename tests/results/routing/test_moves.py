@@ -11,13 +11,13 @@ import pytest
 
 from results.records.decisions import Gate
 from results.records.turns import RoutedEngine
-from results.routing.logs import LogFacts, log_facts
+from results.routing.logs import LogFacts
 from results.routing.measure import Measurements
 from results.routing.migrations import PolicyMigrations, summarise_migrations
 from results.routing.recomputing import compare_with_recomputing
 from results.routing.transfers import PolicyTransfers, summarise_transfers
-from tests.results.routing.logs import Log, moved
-from tests.results.routing.synthetic import Truth, World, loaded, measurements_of
+from tests.results.routing.logs import Log, facts_of_logs, moved
+from tests.results.routing.synthetic import World
 
 PARAMETERS: Mapping[str, Any] = {"hot_tokens": 1000, "cooldown_s": 10.0}
 PER_TOKEN_S = 1e-4
@@ -50,12 +50,8 @@ def log_of(took_s: float = 0.1, recomputed: int = 0) -> Log:
 def facts_of(*logs: Log) -> tuple[dict[int, LogFacts], Measurements]:
     """A trial per log."""
     world = World(sessions=SESSIONS, turns=2, trials=len(logs))
-    cells = [loaded(world, Truth("ear"), trial) for trial in range(len(logs))]
-    cells = [replace(cell, record=replace(cell.record, parameters=PARAMETERS)) for cell in cells]
-    measurements = measurements_of(cells)
-    return {
-        trial: log_facts(cell, log.records) for trial, (cell, log) in enumerate(zip(cells, logs, strict=True))
-    }, measurements
+    facts, measurements = facts_of_logs(world, "ear", {"ear": logs}, lambda _: {"parameters": PARAMETERS})
+    return facts["ear"], measurements
 
 
 def transfers_of(facts: Mapping[int, LogFacts], measurements: Measurements) -> tuple[PolicyTransfers, ...]:
@@ -199,15 +195,10 @@ def row_of(counted: int, *, totals: tuple[float | None, ...] = (0.0, 8000.0), al
         log.pick(place, f"s{place:03d}", "b", prefill="a", transfer=sent)
     if also:
         log.pick(50, "s000", "b", source="a", transfer=moved("a", "b", purpose=also))
-    facts: dict[int, LogFacts] = {}
-    cells = []
-    for trial in range(HANDOVERS.trials):
-        cell = loaded(HANDOVERS, Truth("static_pd"), trial)
-        engines = tuple(engine(f"e{place}", total) for place, total in enumerate(totals))
-        cells.append(replace(cell, record=replace(cell.record, engines=engines)))
-        facts[trial] = log_facts(cells[-1], log.records)
-    measurements = measurements_of(cells)
-    return transfers_of(facts, measurements)[0]
+    engines = tuple(engine(f"e{place}", total) for place, total in enumerate(totals))
+    logs = {"static_pd": [log] * HANDOVERS.trials}
+    facts, measurements = facts_of_logs(HANDOVERS, "static_pd", logs, lambda _: {"engines": engines})
+    return transfers_of(facts["static_pd"], measurements)[0]
 
 
 def test_where_few_were_counted_they_have_no_interval_and_the_engines_totals_stand_beside() -> None:

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from results.routing.logs import log_facts
-from results.routing.migrations import Migrations
 from results.routing.recomputing import (
     MIN_FIT,
     AgainstArm,
@@ -27,8 +25,8 @@ from results.routing.recomputing import (
     why_withheld,
 )
 from results.statistics.judgement import Verdict
-from tests.results.routing.logs import Log, moved
-from tests.results.routing.synthetic import Truth, World, loaded, measurements_of
+from tests.results.routing.logs import Log, facts_of_logs, moved
+from tests.results.routing.synthetic import Truth, World, loaded
 from tests.results.routing.test_moves import PARAMETERS, PER_TOKEN_S, SESSIONS, facts_of, log_of
 
 
@@ -153,19 +151,16 @@ ARM = {"moves_kv": True, "transfer": {"timeout_s": 4.0}}
 def arms_of(with_kv_s: float, without_kv_s: float, trials: int) -> AgainstArm:
     """Two labels, whose migrated turns wait this long, in launches that differ by a tenth."""
     world = World(sessions=SESSIONS, turns=2, trials=trials)
-    found: dict[str, dict[int, Migrations]] = {"ear": {}, "again": {}}
-    cells = []
+    logs: dict[str, list[Log]] = {"ear": [], "again": []}
     for label, took_s in (("ear", with_kv_s), ("again", without_kv_s)):
         for trial in range(trials):
-            cell = loaded(world, Truth(label, "ear"), trial)
-            cells.append(replace(cell, record=replace(cell.record, parameters=PARAMETERS)))
-            log = Log()
+            logs[label].append(Log())
             for number in range(SESSIONS):
                 launch = 1 + 0.1 * trial  # of both arms alike
-                log.pick(number, f"s{number:03d}", "b", source="a", ttft_s=took_s * launch)
-            found[label][trial] = log_facts(cells[-1], log.records).migrations
-    measurements = measurements_of(cells)
-    return compare_with_arm("ear", "again", found, measurements)
+                logs[label][trial].pick(number, f"s{number:03d}", "b", source="a", ttft_s=took_s * launch)
+    facts, measurements = facts_of_logs(world, "ear", logs, lambda _: {"parameters": PARAMETERS})
+    migrations = {label: {trial: log.migrations for trial, log in own.items()} for label, own in facts.items()}
+    return compare_with_arm("ear", "again", migrations, measurements)
 
 
 def test_arms_are_compared_inside_their_trials() -> None:
