@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -25,7 +25,6 @@ from results.statistics.trials import Measured, Trial, combine, unmeasured
 MIN_TURNS = 30
 """Fewer say nothing of a slope beside two covariates."""
 UNBOUNDED = "the loop gain may reach 1: no bound"
-_TERMS = ("arrivals_per_s", "turns", "service_s", "think_s", "concurrency")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,16 +159,16 @@ def _fit_coupling(measurements: Measurements, label: str) -> Coupling:
         if isinstance(slope, Trial):
             slopes[trial] = slope
     reason = "; ".join(why) or ("" if loops else f"{label} has no turn records that count")
+    names = [field.name for field in fields(Loop)]
     terms = [
-        Measured({trial: _repeat_value(getattr(loop, name)) for trial, loop in loops.items()}, reason)
-        for name in _TERMS
+        Measured({trial: _repeat_value(getattr(loop, name)) for trial, loop in loops.items()}, reason) for name in names
     ]
     slope_s = Measured(slopes, reason) if slopes else unmeasured(reason)
     loop_gain = widest_interval(combine(_compute_loop_gain, *terms, slope_s))
     gain = _compute_gain(loop_gain)
     return Coupling(
         label=label,
-        **{name: _estimate_alone(term) for name, term in zip(_TERMS, terms, strict=True)},
+        **{name: _estimate_alone(term) for name, term in zip(names, terms, strict=True)},
         slope_s=widest_interval(slope_s),
         loop_gain=loop_gain,
         equilibrium=_estimate_settled(combine(_compute_equilibrium, *terms, slope_s), gain),

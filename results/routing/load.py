@@ -63,24 +63,6 @@ class LoadedCell:
         return str(fidelity.get("reason") or "the client fell behind")
 
 
-class _Decision(msgspec.Struct, frozen=True):
-    instance: str
-    reason: str
-    migrate_from: str = ""
-
-
-class _Outcome(msgspec.Struct, frozen=True):
-    status: str
-    transfer: KvTransfer | None = None
-
-
-class _Pick(msgspec.Struct, frozen=True):
-    """The few fields of a DecisionRecord that are counted; its views would be most of the work of reading it."""
-
-    decision: _Decision
-    outcome: _Outcome | None = None
-
-
 def load_cells(root: Path) -> tuple[tuple[LoadedCell, ...], tuple[Gap, ...]]:
     """Every finished cell below `root` in the order it was measured, and all that is wrong. A bad cell is a gap."""
     cells: list[LoadedCell] = []
@@ -119,7 +101,7 @@ def own_cache(turns: Turns | None, picks: PickCounts | None) -> Turns | None:
     return turns.without("cached_tokens")
 
 
-def count_picks(picks: Iterable[DecisionRecord | _Pick]) -> PickCounts:
+def count_picks(picks: Iterable[DecisionRecord]) -> PickCounts:
     """Picks by reason, by instance, and by how they ended."""
     reasons: Counter[str] = Counter()
     statuses: Counter[str] = Counter()
@@ -195,7 +177,7 @@ def _read_picks(layout: TrialLayout, record: RoutingCell) -> tuple[PickCounts | 
         own = () if absent else (Gap(artifact_name(layout.breakdown), "is damaged; counted from the decision log"),)
     if gaps:
         return None, (*gaps, *own)
-    picks, row_gaps = read_rows(layout.decisions, _Pick, record)
+    picks, row_gaps = read_rows(layout.decisions, DecisionRecord, record)
     return (None if row_gaps else count_picks(picks)), (*own, *row_gaps)
 
 

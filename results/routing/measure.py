@@ -16,6 +16,7 @@ from urllib.parse import unquote
 
 import numpy as np
 
+from results.measures.replay import UNREADABLE
 from results.measures.turns import Mask, Turns
 from results.records.frames import Gap
 from results.routing.load import LoadedCell
@@ -46,7 +47,6 @@ MAX_GROUPS = 1024
 """More sessions than this are resampled in groups of neighbours by name."""
 RESAMPLED = "sessions resampled"
 """How the `basis` of an interval begins that fewer than three trials gave."""
-UNREADABLE = "the turn records cannot be read"
 _SEED = 20260101
 
 Replicates = Callable[[Ranks, Samples], Samples]
