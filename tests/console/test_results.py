@@ -18,6 +18,8 @@ from textual.pilot import Pilot
 from console.findings import EVERY_S, WHOLE, Analyst, Findings, analyse_folder, list_sections
 from console.panels.results import ResultsPanel
 from console.widgets.rate_plot import log_axis, rate_axis
+from results.connector_tax.analyse import analyse
+from results.connector_tax.curve_figures import ttft_by_rate
 from results.connector_tax.write import analyse_run
 from state.events import RunChanged
 from state.run import CellState, RunState
@@ -305,3 +307,14 @@ def test_axes_hold_every_value_and_label_what_was_measured() -> None:
     assert 2 <= len(axis.labels) <= 12
     assert rate_axis([8.0, 2.0, 4.0, 4.0]).labels == ("2", "4", "8")
     assert rate_axis([4.0]).lower < rate_axis([4.0]).upper
+
+
+def test_a_chart_has_the_numbers_of_the_figure(measured_run: Path) -> None:
+    report = analyse_folder(measured_run, "connector-tax").report
+    assert report is not None
+    table = ttft_by_rate(analyse(measured_run)).table
+    points = [(line.name, point.x, point.value, point.mark) for line in report.charts[0].lines for point in line.points]
+    marks = ["saturated" if saturated is True else "" for saturated in table["saturated"]]
+    values = table["ttft_p90_s"] * 1e3
+    assert points == list(zip(table["config"], table["rate_per_s"], values, marks, strict=True))
+    assert "saturated" in marks
