@@ -40,32 +40,34 @@ def export_content(analysis: Analysis | Report, section: str) -> tuple[str, byte
     import msgspec
 
     from results.connector_tax import write as files
-    from results.connector_tax.report import to_markdown
+    from results.connector_tax.report import build_report
+    from results.report.document import render_markdown, report_title
 
     def pretty(value: object) -> bytes:
         return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
 
     if section == PAGE:
-        return "json", pretty(files.taxes_and_floor(analysis))
+        return "json", pretty(files.build_taxes(analysis))
     if section == "taxes":
         return "csv", files.flat_taxes(analysis.taxes).to_csv(index=False).encode()
     if section == "verdicts":
-        return "json", pretty(files.verdicts(analysis))
+        return "json", pretty(files.build_verdicts(analysis))
     if section == "rates":
         return "json", analysis.rates.to_json()
     if section == "gaps":
         return "json", pretty(analysis.gaps)
     if section == "report":
-        return "md", to_markdown(analysis).encode()
+        return "md", render_markdown(report_title(analysis.facts), build_report(analysis)).encode()
     return "csv", files.flat_cells(analysis).to_csv(index=False).encode()
 
 
 def _of_report(report: Report, section: str) -> tuple[str, bytes]:
     table = report.sections.get(section)
     if table is None:
-        from results.report.document import markdown
+        from results.report.content import ReportText
+        from results.report.document import render_markdown
 
-        return "md", markdown("Report", report.head, report.tables, (), report.unsaid).encode()
+        return "md", render_markdown("Report", ReportText(report.head, report.tables, report.unsaid)).encode()
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows((table.columns, *table.rows))
     return "csv", text.getvalue().encode()

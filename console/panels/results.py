@@ -168,17 +168,19 @@ class ResultsPanel(Panel):
         self._arrange(note=text)
 
     def _show_report(self, analysis: Analysis) -> None:
-        from results.connector_tax.report import terminal_tables
+        from results.connector_tax.report import build_report
+        from results.report.document import rich_tables
 
-        self._text.update(terminal_tables(analysis))
+        self._text.update(rich_tables(build_report(analysis)))
         self._arrange(text=True)
 
     def _show_tables(self, report: Report) -> None:
         table = report.sections.get(self.section)
         if table is None:
+            from results.report.content import ReportText
             from results.report.document import rich_tables
 
-            self._text.update(rich_tables(report.head, report.tables, report.unsaid))
+            self._text.update(rich_tables(ReportText(report.head, report.tables, report.unsaid)))
             self._arrange(text=True)
             return
         from console.rows.report import table_section

@@ -8,15 +8,31 @@ from pathlib import Path
 
 import msgspec
 
-from results.connector_tax.combined_taxes import Additivity, Amplification, Decomposition, Trend
+from results.connector_tax.combined_taxes import (
+    Additivity,
+    Amplification,
+    Decomposition,
+    Trend,
+    additivities,
+    amplifications,
+    decompositions,
+    trends,
+)
 from results.connector_tax.manifest import manifest_rows
 from results.connector_tax.measurements import Measurements
 from results.connector_tax.tax import TaxRow, noise_floor, tax_table
-from results.connector_tax.verdicts import conclude, judge_success
+from results.connector_tax.verdicts import judge_hypotheses, judge_success
 from results.measures.cells import request_samples, step_samples
 from results.measures.collect import Collected, collect
 from results.measures.drift import Drift, drifts
-from results.measures.saturation import REF_LOAD, REF_SAFE, ReferenceRates, judge_cells, reference_rates
+from results.measures.saturation import (
+    REF_LOAD,
+    REF_SAFE,
+    ReferenceRates,
+    describe_rate,
+    judge_cells,
+    reference_rates,
+)
 from results.measures.saturation_criteria import SPECIFIED, CellSaturation, Thresholds
 from results.measures.summary import CellSummary
 from results.records.engine_faults import engine_fault_gaps
@@ -75,7 +91,9 @@ def analyse(root: Path) -> Analysis:
     file_gaps = [gap for layout in RunLayout(root).configs() for gap in missing_files(layout)]
     saturation = {cell.path: by_cell[cell.cell, cell.config] for cell in collected.summaries}
     measurements = Measurements(collected.summaries, _sample_reader(collected.paths))
-    found = conclude(measurements, rates)
+    decomposition, additivity = decompositions(measurements, rates), additivities(measurements, rates)
+    lines = trends(measurements)
+    verdicts = judge_hypotheses(measurements, rates, decomposition, additivity, lines)
     lacking = (*fact_gaps, *preflight_gaps, *manifest_gaps, *file_gaps, *collected.gaps)
     unmeasured = _unmeasured(facts, decisions, collected, rates)
     return Analysis(
@@ -88,13 +106,13 @@ def analyse(root: Path) -> Analysis:
         manifest=manifest,
         decisions=decisions,
         gaps=(*lacking, *rate_gaps, *unmeasured, *engine_fault_gaps(root)),
-        decomposition=found.decomposition,
-        additivity=found.additivity,
-        amplification=found.amplification,
-        trends=found.trends,
+        decomposition=decomposition,
+        additivity=additivity,
+        amplification=amplifications(measurements, rates),
+        trends=lines,
         drift=drifts(cell for cell in collected.summaries if not cell.degraded and not saturation[cell.path].saturated),
-        verdicts=found.verdicts,
-        criteria=judge_success(found.verdicts, facts, manifest, decisions, collected.summaries, lacking, unmeasured),
+        verdicts=verdicts,
+        criteria=judge_success(verdicts, facts, manifest, decisions, collected.summaries, lacking, unmeasured),
     )
 
 
@@ -112,16 +130,13 @@ def _rates(root: Path, facts: RunFacts, summaries: Sequence[CellSummary]) -> tup
         now = reference_rates(summaries, thresholds=thresholds)
         return now, (Gap(path.name, f"{error}; the reference rates are those Phase A gives now"),)
     now = reference_rates(summaries, thresholds=written.thresholds)
+    rates = ((name, written.rate(name), now.rate(name)) for name in (REF_SAFE, REF_LOAD))
     differing = [
-        Gap(path.name, f"says {name} = {_rate(written.rate(name))}, but the cells now give {_rate(now.rate(name))}")
-        for name in (REF_SAFE, REF_LOAD)
-        if written.rate(name) != now.rate(name)
+        Gap(path.name, f"says {name} = {describe_rate(before)}, but the cells now give {describe_rate(after)}")
+        for name, before, after in rates
+        if before != after
     ]
     return written, tuple(differing)
-
-
-def _rate(value: float | None) -> str:
-    return "none" if value is None else f"{value:g} req/s"
 
 
 def _unmeasured(

@@ -9,7 +9,7 @@ import pandas as pd
 
 from results.connector_tax.curve_figures import CDF_SERIES
 from results.report.figure import Figure
-from results.report.ink import Pen, pens, plain_ticks, rate_axis, sheet
+from results.report.ink import Pen, bar_lengths, legend_beside, pens, plain_ticks, rate_axis, sheet, title_sheet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,7 +37,7 @@ def draw_latency(figure: Figure) -> Drawing:
     plain_ticks(axes, "y", shown[np.isfinite(shown)])
     axes.set_ylabel(f"{name.upper()} p90 (ms)")
     axes.set_title(figure.title, loc="left", fontweight="bold", pad=16)  # above the names of the reference rates
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2)
+    legend_beside(axes)
     _strip(strip, table, configs)
     rate_axis(strip, rates)
     strip.set_xlabel("send rate (requests/s)")
@@ -46,14 +46,11 @@ def draw_latency(figure: Figure) -> Drawing:
 
 def _line_with_bars(axes: Axes, rows: pd.DataFrame, at: pd.Series[float], value: str, config: str, pen: Pen) -> None:
     """One config (ms); saturated points are crossed, degraded ones hollow."""
-    height = rows[value].to_numpy(dtype=np.float64) * 1e3
-    low = rows[f"{value}_low"].to_numpy(dtype=np.float64) * 1e3
-    high = rows[f"{value}_high"].to_numpy(dtype=np.float64) * 1e3
+    names = (value, f"{value}_low", f"{value}_high")
+    height, low, high = (rows[name].to_numpy(dtype=np.float64) * 1e3 for name in names)
     axes.plot(at, height, label=config, **pen.line())
-    below, above = (np.where(np.isfinite(side), side, 0) for side in (height - low, high - height))
-    axes.errorbar(
-        at, height, yerr=(below.clip(0), above.clip(0)), fmt="none", ecolor=pen.color, elinewidth=0.9, capsize=2
-    )
+    bars = bar_lengths(height, low, high)
+    axes.errorbar(at, height, yerr=bars, fmt="none", ecolor=pen.color, elinewidth=0.9, capsize=2)
     hollow = (rows["degraded"] != "").to_numpy()
     axes.plot(at[hollow], height[hollow], pen.marker, color=pen.color, markerfacecolor="white", zorder=4)
     crossed = (rows["saturated"] == True).to_numpy()  # noqa: E712 - None is "not known"
@@ -107,7 +104,7 @@ def draw_throughput(figure: Figure) -> Drawing:
     plain_ticks(axes, "y", table["achieved_per_s"].dropna(), spread=2)
     axes.set_ylabel("achieved (completions/s)")
     axes.set_title(figure.title, loc="left", fontweight="bold", pad=6)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2)
+    legend_beside(axes)
     _knees(ratio, table)
     _reference(ratio, figure)
     ratio.axhline(figure.lines["threshold"], color="black", linewidth=0.8, linestyle=":")
@@ -150,6 +147,6 @@ def draw_cdf(figure: Figure) -> Drawing:
         panel.set_title(CDF_SERIES[name], loc="left")
         panel.set_ylim(0, 1.005)
     panels[0].set_ylabel("share of steps")
-    panels[-1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2)
-    drawing.suptitle(figure.title, x=0.01, ha="left", fontweight="bold", fontsize=9)
+    legend_beside(panels[-1])
+    title_sheet(drawing, figure.title)
     return drawing

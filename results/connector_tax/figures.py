@@ -18,7 +18,7 @@ from results.report.figure import Figure
 from results.statistics.estimates import Samples
 
 
-def figures(analysis: Analysis, root: Path) -> tuple[Figure, ...]:
+def build_figures(analysis: Analysis, root: Path) -> tuple[Figure, ...]:
     """Figures 1 to 8 of the run folder `root`, those that cannot be drawn included; nothing is written."""
 
     def steps_of(cell: CellSummary) -> Mapping[str, Samples]:

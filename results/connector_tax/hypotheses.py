@@ -34,7 +34,7 @@ FLAT_BELOW = 0.01
 """H5, H6: growth per doubling of the length whose whole interval is below this is none; no limit is specified."""
 
 
-def substrate_tax(tax: Estimate) -> Judgement:
+def judge_tax(tax: Estimate) -> Judgement:
     """H1, from tax_ttft_p90(mooncake_both, ref_safe)."""
     outcome, reason = _against(tax, TAX_AT_LEAST)
     within = {
@@ -56,7 +56,7 @@ def substrate_tax(tax: Estimate) -> Judgement:
     )
 
 
-def nixl_gap(gap: Estimate, mooncake: Estimate, nixl: Estimate) -> Judgement:
+def judge_gap(gap: Estimate, mooncake: Estimate, nixl: Estimate) -> Judgement:
     """H2, from tax_ttft_p90(mooncake_both) - tax_ttft_p90(nixl_both) at ref_safe."""
     held = inside(gap, GAP_WITHIN)
     outcome = {True: Outcome.HOLDS, False: Outcome.FAILS, None: leave_undecided(gap)}[held]
@@ -88,7 +88,7 @@ def nixl_gap(gap: Estimate, mooncake: Estimate, nixl: Estimate) -> Judgement:
     )
 
 
-def framework_share(split: Decomposition | None) -> Judgement:
+def judge_framework(split: Decomposition | None) -> Judgement:
     """H3, from the decomposition of tax_ttft_p90(mooncake_both) at ref_safe; None where there is none."""
     none = unknown(f"{MOONCAKE} was not measured in Phase A")
     share, framework, total = (
@@ -126,7 +126,7 @@ def cost_label(share: Estimate) -> str:
     return "mixed" if share.low >= IMPLEMENTATION_BELOW and share.high < FRAMEWORK_BELOW else ""
 
 
-def additivity(found: Additivity | None) -> Judgement:
+def judge_additivity(found: Additivity | None) -> Judgement:
     """H4, from the additivity of tax_ttft_p90 at ref_safe; None where none of its configs was measured."""
     none = unknown("neither the stacked connectors nor their parts were measured in Phase A")
     excess = found.relative_excess if found is not None else none
@@ -157,7 +157,7 @@ def additivity(found: Additivity | None) -> Judgement:
     )
 
 
-def input_trend(trend: Trend | None) -> Judgement:
+def judge_input_trend(trend: Trend | None) -> Judgement:
     """H5, from mooncake_both's TTFT tax along the input length, the mean over output lengths."""
     outcome, reason = _growth(trend)
     steps = [decisive(step) for step in trend.steps] if trend is not None else []
@@ -178,7 +178,7 @@ def input_trend(trend: Trend | None) -> Judgement:
     )
 
 
-def output_trend(trend: Trend | None) -> Judgement:
+def judge_output_trend(trend: Trend | None) -> Judgement:
     """H6, from mooncake_both's TPOT tax along the output length, the mean over input lengths."""
     return _trend_verdict(
         "H6",

@@ -13,12 +13,10 @@ from results.records.frames import Gap
 from results.records.manifest import ManifestRow
 from results.records.run_folder import Decision
 from results.statistics.estimates import Estimate
-from results.statistics.judgement import Judgement, Outcome, withheld
+from results.statistics.judgement import Judgement, Outcome, list_some, withheld
 
 WITHIN_H = 6.0
 """Criterion 7."""
-_NAMED = 3
-"""This many are named, the rest counted."""
 
 
 def tax_reported(h1: Judgement) -> Judgement:
@@ -73,8 +71,7 @@ def artifacts_present(
     lacking += [f"{row.config} was skipped without a reason" for row in rows if _unexplained(row, decisions)]
     counts = {status: sum(row.status == status for row in rows) for status in (RAN, SKIP)}
     if lacking:
-        more = f"; and {len(lacking) - _NAMED} more" if len(lacking) > _NAMED else ""
-        outcome, reason = Outcome.FAILS, "; ".join(lacking[:_NAMED]) + more
+        outcome, reason = Outcome.FAILS, list_some(lacking, most=3)
     elif not planned or not rows:
         outcome, reason = Outcome.OPEN, "the plan cannot be read: which configs should have run is not known"
     else:

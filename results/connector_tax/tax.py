@@ -33,6 +33,12 @@ class Metric(StrEnum):
     """tax_engine_step - tax_callback: what of the whole step the callbacks do not explain."""
 
 
+TITLES: Mapping[Metric, str] = {
+    Metric.TTFT_P90: "TTFT p90",
+    Metric.TPOT_P90: "TPOT p90",
+    Metric.ENGINE_STEP_P50: "engine step p50",
+}
+"""What is taxed, as tables and figures name it."""
 RATIOS: Mapping[Metric, str] = {Metric.TTFT_P90: "ttft_s", Metric.TPOT_P90: "tpot_s"}
 DIFFERENCES: Mapping[Metric, str] = {Metric.STEP_P50: "step_duration_us", Metric.ENGINE_STEP_P50: "engine_step_us"}
 CALLBACKS = "connector_total_us"
@@ -129,6 +135,6 @@ def _growth(ours: Samples, base: Samples) -> Samples:
 
 def _rows(measurements: Measurements, reference: str, load: Load, config: str) -> Iterator[TaxRow]:
     for metric in tuple(Metric) if load.phase == "A" else tuple(RATIOS):
-        found = estimate(tax(measurements, load, config, metric))
-        verdict, why = (None, "") if metric == Metric.CALLBACK_P50 else (judged(found), withheld(found))
-        yield TaxRow(reference, load.phase, load.rate_per_s, load.shape, config, metric, found, verdict, why)
+        cost = estimate(tax(measurements, load, config, metric))
+        verdict, why = (None, "") if metric == Metric.CALLBACK_P50 else (judged(cost), withheld(cost))
+        yield TaxRow(reference, load.phase, load.rate_per_s, load.shape, config, metric, cost, verdict, why)

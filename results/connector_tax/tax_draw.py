@@ -10,22 +10,17 @@ import numpy.typing as npt
 import pandas as pd
 
 from results.connector_tax.combined_taxes import ADDITIVE_WITHIN
-from results.connector_tax.tax import Metric
+from results.connector_tax.tax import TITLES, Metric
 from results.connector_tax.tax_figures import PARTS, SUM, WHOLE, distinguishable
 from results.measures.saturation import REF_LOAD, REF_SAFE
 from results.report.figure import Figure
-from results.report.ink import FILLS, HATCHES, percent, sheet
+from results.report.ink import FILLS, HATCHES, legend_beside, percent, sheet, title_sheet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Drawing
     from matplotlib.image import AxesImage
 
-NAMES: Mapping[str, str] = {
-    str(Metric.TTFT_P90): "TTFT p90",
-    str(Metric.TPOT_P90): "TPOT p90",
-    str(Metric.ENGINE_STEP_P50): "engine step p50",
-}
 _TICKS = (-0.5, -0.25, 0, 0.25, 0.5, 1, 3, 10, 30, 100, 300, 1000)
 Numbers = npt.NDArray[np.floating[Any]]
 _EDGE: Mapping[str, Any] = {"edgecolor": "black", "linewidth": 0.8}
@@ -35,26 +30,30 @@ def draw_bars(figure: Figure) -> Drawing:
     """Figure 4: a panel per metric, a pair of bars per config."""
     table = figure.table
     configs = list(dict.fromkeys(table["config"]))
-    metrics = [name for name in NAMES if name in set(table["metric"])]
+    metrics = _shown_metrics(table)
     drawing = sheet(max(6.5, 2.2 + 1.15 * len(configs)), 3 * len(metrics))
     panels = drawing.subplots(len(metrics), 1, sharex=True, squeeze=False)[:, 0]
     for panel, metric in zip(panels, metrics, strict=True):
         rows = table[table["metric"] == metric]
         _squeeze(panel, rows)
         for side, reference in enumerate((REF_SAFE, REF_LOAD)):
-            found = rows[rows["reference"] == reference].set_index("config").reindex(configs)
+            taxes = rows[rows["reference"] == reference].set_index("config").reindex(configs)
             at = np.arange(len(configs)) + (side - 0.5) * 0.38
-            rate = found["rate_per_s"].dropna()
+            rate = taxes["rate_per_s"].dropna()
             label = f"{reference} ({rate.iloc[0]:g} req/s)" if len(rate) else f"{reference}: none"
-            _bars(panel, at, found, 0.36, side, label)
+            _bars(panel, at, taxes, 0.36, side, label)
         panel.axhline(0, color="black", linewidth=0.8)
-        panel.set_ylabel(f"{NAMES[metric]} over plain's")
+        panel.set_ylabel(f"{TITLES[metric]} over plain's")
         percent(panel.yaxis)
         panel.grid(visible=False, axis="x")
-    panels[0].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2)
+    legend_beside(panels[0])
     panels[0].set_title(figure.title, loc="left", fontweight="bold")
     panels[-1].set_xticks(range(len(configs)), [_stacked(config) for config in configs])
     return drawing
+
+
+def _shown_metrics(table: pd.DataFrame) -> list[Metric]:
+    return [metric for metric in TITLES if metric in set(table["metric"])]
 
 
 def _bars(axes: Axes, at: Numbers, rows: pd.DataFrame, width: float, look: int, label: str) -> None:
@@ -136,7 +135,7 @@ def draw_heatmaps(figure: Figure) -> Drawing:
         bar = drawing.colorbar(image, ax=panels, shrink=0.8, pad=0.02)
         bar.set_label("TTFT p90 over plain's")
         percent(bar.ax.yaxis)
-    drawing.suptitle(figure.title, x=0.01, ha="left", fontweight="bold", fontsize=9)
+    title_sheet(drawing, figure.title)
     return drawing
 
 
@@ -170,23 +169,23 @@ def draw_decomposition(figure: Figure) -> Drawing:
     """Figure 7: a panel per metric, a stack per config, the whole as a diamond."""
     table = figure.table
     configs = list(dict.fromkeys(table["config"]))
-    metrics = [name for name in NAMES if name in set(table["metric"])]
+    metrics = _shown_metrics(table)
     drawing = sheet(1.8 + (0.9 + 0.42 * len(configs)) * len(metrics), 4.4)
     panels = drawing.subplots(1, len(metrics), squeeze=False)[0]
     for panel, metric in zip(panels, metrics, strict=True):
         rows = table[table["metric"] == metric].set_index("config").reindex(configs)
         _stack(panel, rows)
         panel.axhline(0, color="black", linewidth=0.8)
-        panel.set_title(NAMES[metric], loc="left")
+        panel.set_title(TITLES[metric], loc="left")
         panel.set_xticks(range(len(configs)), configs, rotation=60, ha="right", rotation_mode="anchor")
         panel.grid(visible=False, axis="x")
-        if metric == str(Metric.ENGINE_STEP_P50):
+        if metric == Metric.ENGINE_STEP_P50:
             panel.set_ylabel("µs per step over plain's")
         else:
             percent(panel.yaxis)
     panels[0].set_ylabel("tax over plain's")
-    panels[-1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2)
-    drawing.suptitle(figure.title, x=0.01, ha="left", fontweight="bold", fontsize=9)
+    legend_beside(panels[-1])
+    title_sheet(drawing, figure.title)
     return drawing
 
 
@@ -206,7 +205,7 @@ def _stack(axes: Axes, rows: pd.DataFrame) -> None:
 def draw_additivity(figure: Figure) -> Drawing:
     """Figure 8: a panel per metric; three measured bars and the sum of two."""
     table = figure.table
-    metrics = [name for name in NAMES if name in set(table["metric"])]
+    metrics = _shown_metrics(table)
     drawing = sheet(1.2 + 3.2 * len(metrics), 3.9)
     panels = drawing.subplots(1, len(metrics), squeeze=False)[0]
     for panel, metric in zip(panels, metrics, strict=True):
@@ -220,12 +219,12 @@ def draw_additivity(figure: Figure) -> Drawing:
         _sum(panel, [float(measured.loc[part, "tax"]) for part in PARTS], rows.loc[SUM])  # type: ignore[arg-type]
         panel.axhline(0, color="black", linewidth=0.8)
         panel.margins(y=0.15)
-        panel.set_title(NAMES[metric], loc="left")
+        panel.set_title(TITLES[metric], loc="left")
         panel.set_xticks(range(4), [*(_stacked(config) for config in (*PARTS, WHOLE)), "sum of the\nfirst two"])
         panel.grid(visible=False, axis="x")
         percent(panel.yaxis)
     panels[0].set_ylabel("tax over plain's")
-    drawing.suptitle(figure.title, x=0.01, ha="left", fontweight="bold", fontsize=9)
+    title_sheet(drawing, figure.title)
     return drawing
 
 

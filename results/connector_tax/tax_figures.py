@@ -16,12 +16,12 @@ from results.connector_tax.combined_taxes import (
     Additivity,
     Decomposition,
 )
-from results.connector_tax.curve_figures import absent, reference_text
+from results.connector_tax.curve_figures import name_absent, reference_text
 from results.connector_tax.tax import RATIOS, Metric, TaxRow
 from results.measures.saturation import REF_LOAD, REF_SAFE
 from results.records.baseline import BASELINE
 from results.report.figure import Figure, in_order
-from results.statistics.estimates import LEVEL, Estimate
+from results.statistics.estimates import LEVEL, Estimate, unknown
 from results.statistics.judgement import Verdict, judged
 from results.statistics.trials import MIN_PAIRED, SPREAD
 
@@ -30,20 +30,19 @@ WHOLE = MULTI
 SUM = " + ".join(PARTS)
 
 
+def _are_few(estimates: Iterable[Estimate]) -> bool:
+    """Whether all that were measured come from too few launches."""
+    return all(one.launches < MIN_PAIRED for one in estimates if one.value is not None)
+
 
 def _bounds(estimates: Iterable[Estimate]) -> str:
     """What the thin bars are: an interval, or the spread of too few launches."""
-    if all(found.launches < MIN_PAIRED for found in estimates if found.value is not None):
+    if _are_few(estimates):
         return f"Bars span the {LEVEL:.0%} spread within the launch: fewer than {MIN_PAIRED} launches give no verdict."
     return (
         f"Bars span the {LEVEL:.0%} interval; a tax whose interval covers zero is marked n.d. (not distinguishable), "
         f"one of fewer than {MIN_PAIRED} launches, whose bar is the spread within them, no verdict."
     )
-
-
-def _kind(estimates: Iterable[Estimate]) -> str:
-    few = all(found.launches < MIN_PAIRED for found in estimates if found.value is not None)
-    return SPREAD if few else "interval"
 
 
 def _few(rows: Iterable[TaxRow]) -> str:
@@ -71,7 +70,7 @@ def tax_bars(analysis: Analysis) -> Figure:
         f"TTFT p90 and TPOT p90 of each config over those of plain, minus one, at {reference_text(analysis, REF_SAFE)} "
         f"and {reference_text(analysis, REF_LOAD)}. {bounds} The difference between the two bars is what queueing "
         f"adds to the tax; s marks a config that is saturated at that rate, so that its bar holds its queue.{same}"
-        f"{absent(analysis)}"
+        f"{name_absent(analysis)}"
     )
     return Figure(4, title, caption, table)
 
@@ -88,7 +87,7 @@ def shape_heatmaps(analysis: Analysis) -> Figure:
         f"TTFT p90 over that of plain at the same shape, minus one, at {rates} req/s. Darker is a higher tax; brackets "
         "hold a tax that is not distinguishable from zero, a hatched field was not measured. The table beside has the "
         "bounds."
-        f"{_few(rows)}{absent(analysis)}"
+        f"{_few(rows)}{name_absent(analysis)}"
     )
     return Figure(5, title, caption, table)
 
@@ -96,21 +95,21 @@ def shape_heatmaps(analysis: Analysis) -> Figure:
 def decomposition(analysis: Analysis) -> Figure:
     """Figure 7: the latencies as the report decomposes them, and the engine step where it was timed."""
     title = "Tax at ref_safe: the framework's part and the connector's own"
-    rows = [_split_row(split) for split in analysis.decomposition if split.implementation.value is not None]
-    if not rows:
-        said = [split.implementation.reason for split in analysis.decomposition if split.implementation.reason]
-        why = said[0] if said else _why_without(analysis, FRAMEWORK)
+    latencies = [split for split in analysis.decomposition if split.implementation.value is not None]
+    if not latencies:
+        reasons = [split.implementation.reason for split in analysis.decomposition if split.implementation.reason]
+        why = reasons[0] if reasons else _why_without(analysis, FRAMEWORK)
         return Figure(7, title, missing=f"the framework's part is the tax of {FRAMEWORK}: {why}")
-    steps = _step_splits(analysis)
-    rows = sorted(rows + steps, key=lambda row: (str(row["metric"]), in_order(str(row["config"]))))
-    table = pd.DataFrame(rows)
-    kind = _kind(split.total for split in analysis.decomposition)
+    steps = _split_steps(analysis)
+    splits = sorted(latencies + steps, key=lambda split: (str(split.metric), in_order(split.config)))
+    table = pd.DataFrame([_split_row(split) for split in splits])
+    kind = SPREAD if _are_few(split.total for split in analysis.decomposition) else "interval"
     caption = (
         f"Framework = tax({FRAMEWORK}), whose hooks all do nothing; connector = tax(config) - tax({FRAMEWORK}), at "
         f"{reference_text(analysis, REF_SAFE)}. The diamond is the config's whole tax with its {LEVEL:.0%} {kind}; a "
         "part below zero is drawn below zero, apart from the other. The split assumes that the framework costs every "
         f"config what it costs {FRAMEWORK}.{'' if steps else ' No panel of the engine step: no step timing.'}"
-        f"{absent(analysis)}"
+        f"{name_absent(analysis)}"
     )
     return Figure(7, title, caption.strip(), table)
 
@@ -118,25 +117,16 @@ def decomposition(analysis: Analysis) -> Figure:
 def additivity(analysis: Analysis) -> Figure:
     """Figure 8."""
     title = "Do the taxes of stacked connectors add up? (H4, at ref_safe)"
-    found = [row for row in analysis.additivity if None not in (row.total.value, row.multi.value)]
-    if not found:
-        said = [row.reason for row in analysis.additivity if row.reason]
-        why = (
-            said[0]
-            if said
-            else "; ".join(
-                f"{config}: {_why_without(analysis, config)}"
-                for config in (*PARTS, WHOLE)
-                if not _measured(analysis, config)
-            )
-        )
+    sums = [row for row in analysis.additivity if None not in (row.total.value, row.multi.value)]
+    if not sums:
+        why = next((row.reason for row in analysis.additivity if row.reason), "") or _why_unsummed(analysis)
         return Figure(8, title, missing=f"it needs the taxes of {', '.join(PARTS)} and {WHOLE}: {why}")
-    table = pd.DataFrame([line for row in found for line in _sum_rows(row)])
-    outcome = "; ".join(f"{row.metric}: {row.verdict}{f' ({row.reason})' if row.reason else ''}" for row in found)
+    table = pd.DataFrame([line for row in sums for line in _sum_rows(row)])
+    outcome = "; ".join(f"{row.metric}: {row.verdict}{f' ({row.reason})' if row.reason else ''}" for row in sums)
     caption = (
         f"Taxes of {PARTS[0]}, of {PARTS[1]} and of both stacked in a MultiConnector, at "
         f"{reference_text(analysis, REF_SAFE)}; the dashed stack is the sum of the first two. "
-        f"{_bounds(row.multi for row in found)} The shaded band is the measured tax of the stack "
+        f"{_bounds(row.multi for row in sums)} The shaded band is the measured tax of the stack "
         f"+- {ADDITIVE_WITHIN:.0%} of itself: the specification calls a sum inside it linear. {outcome}."
     )
     return Figure(8, title, caption, table)
@@ -158,30 +148,19 @@ def _split_row(split: Decomposition) -> dict[str, object]:
     }
 
 
-def _step_splits(analysis: Analysis) -> list[dict[str, object]]:
+def _split_steps(analysis: Analysis) -> list[Decomposition]:
     """The same of the whole engine step (us); none where noop_connector's steps were not timed."""
+    metric = Metric.ENGINE_STEP_P50
     taxes = {
         row.config: row.estimate
         for row in analysis.taxes
-        if row.phase == "A" and row.reference == REF_SAFE and row.metric == Metric.ENGINE_STEP_P50
+        if row.phase == "A" and row.reference == REF_SAFE and row.metric == metric
     }
     base = taxes.get(FRAMEWORK)
     if base is None or base.value is None:
         return []
     return [
-        {
-            "metric": str(Metric.ENGINE_STEP_P50),
-            "config": config,
-            "framework": base.value,
-            "framework_low": base.low,
-            "framework_high": base.high,
-            "connector": whole.value - base.value,
-            "connector_low": None,
-            "connector_high": None,
-            "tax": whole.value,
-            "low": whole.low,
-            "high": whole.high,
-        }
+        Decomposition(config, metric, whole, base, Estimate(whole.value - base.value), unknown("not computed"))
         for config, whole in taxes.items()
         if whole.value is not None and config != FRAMEWORK
     ]
@@ -206,10 +185,13 @@ def _sum_rows(row: Additivity) -> list[dict[str, object]]:
     ]
 
 
-def _measured(analysis: Analysis, config: str) -> bool:
-    return any(
-        row.config == config and row.estimate.value is not None and row.reference == REF_SAFE for row in analysis.taxes
-    )
+def _why_unsummed(analysis: Analysis) -> str:
+    """Why each of the three configs that has no tax at ref_safe has none."""
+    measured = {
+        row.config for row in analysis.taxes if row.estimate.value is not None and row.reference == REF_SAFE
+    }
+    lacking = (config for config in (*PARTS, WHOLE) if config not in measured)
+    return "; ".join(f"{config}: {_why_without(analysis, config)}" for config in lacking)
 
 
 def _tax_table(rows: Iterable[TaxRow]) -> pd.DataFrame:
@@ -227,7 +209,7 @@ def _tax_table(rows: Iterable[TaxRow]) -> pd.DataFrame:
 
 
 def _tax_row(row: TaxRow) -> dict[str, object]:
-    estimate: Estimate = row.estimate
+    estimate = row.estimate
     return {
         "reference": row.reference,
         "rate_per_s": row.rate_per_s,
@@ -253,7 +235,7 @@ def _why_no_tax(analysis: Analysis, rows: Sequence[TaxRow], phase: str = "A") ->
     if not any(cell.config == BASELINE for cell in analysis.cells):
         return f"{BASELINE} was not measured: there is nothing to compare with"
     if not any(cell.phase == phase and cell.config != BASELINE for cell in analysis.cells):
-        return f"no cell of Phase {phase} was measured for a config other than {BASELINE}.{absent(analysis)}"
+        return f"no cell of Phase {phase} was measured for a config other than {BASELINE}.{name_absent(analysis)}"
     return f"{reference_text(analysis, REF_SAFE)}; {reference_text(analysis, REF_LOAD)}"
 
 

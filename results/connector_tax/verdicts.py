@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 from results.connector_tax import hypotheses, success_criteria
@@ -11,15 +10,10 @@ from results.connector_tax.combined_taxes import (
     MOONCAKE,
     NIXL,
     Additivity,
-    Amplification,
     Decomposition,
     Trend,
-    additivities,
-    amplifications,
-    decompositions,
     nixl_gap,
     tax_at,
-    trends,
 )
 from results.connector_tax.measurements import Measurements
 from results.connector_tax.tax import Metric
@@ -35,34 +29,25 @@ from results.statistics.trials import estimate
 _Row = TypeVar("_Row", Decomposition, Additivity, Trend)
 
 
-@dataclass(frozen=True, slots=True)
-class Conclusions:
-    """What the taxes of a run say together, and of its hypotheses."""
-
-    decomposition: tuple[Decomposition, ...]
-    additivity: tuple[Additivity, ...]
-    amplification: tuple[Amplification, ...]
-    trends: tuple[Trend, ...]
-    verdicts: tuple[Judgement, ...]
-
-
-def conclude(measurements: Measurements, rates: ReferenceRates) -> Conclusions:
-    """Every contrast of the run's taxes, and H1 to H6 judged by those of mooncake_both's TTFT (H6: TPOT)."""
-    decomposition = decompositions(measurements, rates)
-    additivity = additivities(measurements, rates)
-    found = trends(measurements)
+def judge_hypotheses(
+    measurements: Measurements,
+    rates: ReferenceRates,
+    decomposition: Sequence[Decomposition],
+    additivity: Sequence[Additivity],
+    lines: Sequence[Trend],
+) -> tuple[Judgement, ...]:
+    """H1 to H6, by the contrasts of mooncake_both's TTFT tax (H6: TPOT)."""
     mooncake, nixl = (
         estimate(tax_at(measurements, rates, REF_SAFE, config, Metric.TTFT_P90)) for config in (MOONCAKE, NIXL)
     )
-    judged = (
-        hypotheses.substrate_tax(mooncake),
-        hypotheses.nixl_gap(nixl_gap(measurements, rates, Metric.TTFT_P90), mooncake, nixl),
-        hypotheses.framework_share(_first(decomposition, config=MOONCAKE, metric=Metric.TTFT_P90)),
-        hypotheses.additivity(_first(additivity, metric=Metric.TTFT_P90)),
-        hypotheses.input_trend(_first(found, config=MOONCAKE, along="input_tokens", at=None)),
-        hypotheses.output_trend(_first(found, config=MOONCAKE, along="output_tokens", at=None)),
+    return (
+        hypotheses.judge_tax(mooncake),
+        hypotheses.judge_gap(nixl_gap(measurements, rates, Metric.TTFT_P90), mooncake, nixl),
+        hypotheses.judge_framework(_first(decomposition, config=MOONCAKE, metric=Metric.TTFT_P90)),
+        hypotheses.judge_additivity(_first(additivity, metric=Metric.TTFT_P90)),
+        hypotheses.judge_input_trend(_first(lines, config=MOONCAKE, along="input_tokens", at=None)),
+        hypotheses.judge_output_trend(_first(lines, config=MOONCAKE, along="output_tokens", at=None)),
     )
-    return Conclusions(decomposition, additivity, amplifications(measurements, rates), found, judged)
 
 
 def judge_success(

@@ -118,6 +118,10 @@ def reference_rates(
     )
 
 
+def describe_rate(rate_per_s: float | None) -> str:
+    return "none" if rate_per_s is None else f"{rate_per_s:g} req/s"
+
+
 def judge_cells(summaries: Sequence[CellSummary], thresholds: Thresholds = SPECIFIED) -> tuple[CellSaturation, ...]:
     """Every cell judged, Phase A cells beside the same config's cell at half their rate; ordered by config and rate."""
     ordered = sorted(summaries, key=lambda s: (s.config, s.phase, s.rate_per_s, s.shape.input_tokens, s.trial, s.cell))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,27 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from results.records.layout import RunLayout, write_atomic
-from results.report.document import markdown
-from results.report.figure import Figure
-from results.report.figure_files import Drawers, write_figures
-from results.report.html import Shown, page
-from results.report.table import Table
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """The parts of a run's report."""
-
-    title: str
-    opening: str
-    tables: Sequence[Table]
-    figures: Sequence[Figure]
-    """Those that cannot be drawn included."""
-    limits: Sequence[str]
-    """What its numbers do not say."""
-    figures_before: str
-    """On the page the figures precede the first table whose title begins with this."""
-    drawers: Drawers
+from results.report.content import Report
+from results.report.document import render_markdown
+from results.report.figure_files import write_figures
+from results.report.html import build_page
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +71,5 @@ def write_outputs(layout: RunLayout, outputs: Outputs) -> None:
 def _write_report(layout: RunLayout, report: Report) -> None:
     """`figures/`, `report.md` and `report.html`."""
     drawn = write_figures(report.figures, layout.figures, report.drawers)
-    text = markdown(report.title, report.opening, report.tables, report.figures, report.limits)
-    write_atomic(layout.report_md, text.encode())
-    shown = Shown(report.tables, report.figures, drawn, report.figures_before)
-    write_atomic(layout.report_html, page(report.title, report.opening, shown, report.limits).encode())
+    write_atomic(layout.report_md, render_markdown(report.title, report.text, report.figures).encode())
+    write_atomic(layout.report_html, build_page(report, drawn).encode())

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from rich.console import RenderableType
 
-from results.report.document import markdown, rich_tables, title
+from results.report.content import ReportText
+from results.report.document import describe_engine, render_markdown, report_title, rich_tables
 from results.report.figure import Figure
 from results.routing.analyse import RoutingAnalysis
 from results.routing.cautions import few_trials, stalls
@@ -20,18 +21,22 @@ from results.statistics.trials import MIN_PAIRED, SPREAD
 
 def to_markdown(analysis: RoutingAnalysis, figures: Sequence[Figure] = ()) -> str:
     """`report.md`: the same analysis gives the same text. Links `figures`, as they lie in the run's `figures/`."""
-    return markdown(title(analysis.facts), opening(analysis), tables(analysis), figures, limits(analysis))
+    return render_markdown(report_title(analysis.facts), build_report(analysis), figures)
 
 
 def terminal_tables(analysis: RoutingAnalysis) -> RenderableType:
     """The same for a terminal."""
-    return rich_tables(opening(analysis), tables(analysis), limits(analysis))
+    return rich_tables(build_report(analysis))
+
+
+def build_report(analysis: RoutingAnalysis) -> ReportText:
+    return ReportText(opening(analysis), tables(analysis), limits(analysis))
 
 
 def opening(analysis: RoutingAnalysis) -> str:
     """What was measured, how to read the numbers, and what they say."""
     facts = analysis.facts
-    where = {"cpu": ", on a CPU build of the engine", "cuda": ", on a GPU"}.get(facts.engine_kind, "")
+    where = describe_engine(facts)
     few = few_trials(analysis.trials)
     hold = f"the {LEVEL:.0%} {SPREAD}" if few else f"{LEVEL:.0%} intervals"
     return (

@@ -10,19 +10,21 @@ from typing import Any
 import msgspec
 import pandas as pd
 
+from results.measures.summary import flatten_values
 from results.records.decisions import KvTransfer
 from results.records.layout import RunLayout
-from results.report.document import title
+from results.report.content import Report
+from results.report.document import report_title
 from results.report.judgements import VERDICTS_FORMAT
-from results.report.output import Outputs, Report, write_outputs
+from results.report.output import Outputs, write_outputs
 from results.routing.analyse import RoutingAnalysis, analyse
 from results.routing.draw import DRAWERS
 from results.routing.figures import figures
 from results.routing.migrations import Migration
 from results.routing.moves import CellMigrations
-from results.routing.report import limits, opening
+from results.routing.report import build_report
 from results.routing.summary import RoutedSummary
-from results.routing.tables import FIGURES_BEFORE, tables
+from results.routing.tables import FIGURES_BEFORE
 
 FORMAT = 1
 """Version of aggregate.json and pairs.json."""
@@ -45,13 +47,7 @@ def analyse_routing(root: Path) -> RoutingAnalysis:
         verdicts=verdicts(analysis),
         manifest=manifest(analysis),
         report=Report(
-            title(analysis.facts),
-            opening(analysis),
-            tables(analysis),
-            figures(analysis),
-            limits(analysis),
-            FIGURES_BEFORE,
-            DRAWERS,
+            report_title(analysis.facts), build_report(analysis), figures(analysis), FIGURES_BEFORE, DRAWERS
         ),
         more=more,
     )
@@ -118,7 +114,7 @@ def flat_cells(analysis: RoutingAnalysis) -> pd.DataFrame:
 
 
 def _flat_cell(cell: RoutedSummary) -> dict[str, Any]:
-    row: dict[str, Any] = {
+    return {
         "cell": cell.cell,
         "label": cell.label,
         "policy": cell.policy,
@@ -127,12 +123,8 @@ def _flat_cell(cell: RoutedSummary) -> dict[str, Any]:
         "duration_s": cell.duration_s,
         "degraded": bool(cell.degraded),
         **cell.counts,
+        **flatten_values(cell.values),
     }
-    for name, estimate in cell.values.items():
-        row[name] = estimate.value
-        if name.startswith(("ttft_", "tpot_", "e2e_")):
-            row |= {f"{name}_low": estimate.low, f"{name}_high": estimate.high, f"{name}_n": estimate.n}
-    return row
 
 
 def _migrations_row(cell: CellMigrations) -> dict[str, Any]:

@@ -7,7 +7,7 @@ pass the gate.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -64,6 +64,12 @@ class Judgement:
     """What kind of outcome: the cost that dominates, the direction of a gap; may be empty."""
     prior: str = ""
     """What the specification expects or chooses by default, and how the run compares; may be empty."""
+
+
+def list_some(texts: Sequence[str], most: int = 4) -> str:
+    """The first ones, and how many more there are."""
+    more = f"; and {len(texts) - most} more" if len(texts) > most else ""
+    return "; ".join(texts[:most]) + more
 
 
 def leave_undecided(measured: Estimate) -> Outcome:
