@@ -11,11 +11,10 @@ import pytest
 from results.connector_tax.analyse import Analysis
 from results.connector_tax.page import page_of, percent
 from results.connector_tax.page_text import page_text
-from results.connector_tax.report import to_markdown
 from results.connector_tax.write import analyse_run
 from results.records.baseline import BASELINE, REPEAT
 from results.statistics.estimates import Estimate
-from tests.results.connector_tax.synthetic import Behaviour, Run, write_run
+from tests.results.connector_tax.synthetic import Behaviour, Run, report_text, write_run
 
 DEMO = Run(
     configs={
@@ -61,7 +60,7 @@ def test_plain_twice_is_the_noise_floor_and_no_connectors_tax(
     written = json.loads((roots[3] / "tax.json").read_bytes())
     assert REPEAT not in {row["config"] for row in written["taxes"]}
     assert {row["config"] for row in written["noise_floor"]} == {REPEAT}
-    assert "## Noise floor: plain against plain" in to_markdown(analysis)
+    assert "## Noise floor: plain against plain" in report_text(analysis)
     page = page_of(analysis, roots[3])
     assert page.floor is not None
     assert (page.floor.ttft.word, page.floor.tpot.word) == ("", "")

@@ -12,7 +12,16 @@ from results.connector_tax.tax import Metric, TaxRow
 from results.records.layout import RunLayout
 from results.statistics.estimates import Estimate
 from results.statistics.judgement import Verdict, judged
-from tests.results.connector_tax.synthetic import DATE, Behaviour, Cell, Load, Run, write_cell, write_run
+from tests.results.connector_tax.synthetic import (
+    DATE,
+    Behaviour,
+    Cell,
+    Load,
+    Run,
+    write_cell,
+    write_measured_run,
+    write_run,
+)
 
 PLAIN = Behaviour(step_us=40, engine_step_us=1500)
 MOONCAKE = Behaviour(
@@ -27,9 +36,7 @@ def analysis(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
     root = tmp_path_factory.mktemp("run")
     configs = {"plain": PLAIN, "mooncake_both": MOONCAKE, "noop_connector": SAME}
     shapes = ((512, 64), (4096, 64))
-    write_run(
-        root, Run(configs, (2, 4, 8), shapes, ref_safe_per_s=4.0, requests=400, steps=3000, trials=3, seed=2)
-    )
+    write_run(root, Run(configs, (2, 4, 8), shapes, ref_safe_per_s=4.0, requests=400, steps=3000, trials=3, seed=2))
     return analyse(root)
 
 
@@ -111,8 +118,9 @@ def _without(layout: RunLayout, config: str, stem: str) -> None:
 
 
 def test_a_missing_side_is_null_with_its_name(tmp_path: Path) -> None:
-    layout = write_run(tmp_path, Run({"plain": PLAIN, "nixl_both": PLAIN, "mooncake_both": PLAIN}, (1, 2), steps=0))
-    layout.reference_rates.write_bytes(analyse(tmp_path).rates.to_json())
+    layout = write_measured_run(
+        tmp_path, Run({"plain": PLAIN, "nixl_both": PLAIN, "mooncake_both": PLAIN}, (1, 2), steps=0)
+    )
     _without(layout, "nixl_both", "r2")
     row = _row(analyse(tmp_path), "nixl_both", Metric.TTFT_P90)
     assert row.estimate.value is None
@@ -124,8 +132,7 @@ def test_a_missing_side_is_null_with_its_name(tmp_path: Path) -> None:
 
 
 def test_a_degraded_side_is_not_a_tax(tmp_path: Path) -> None:
-    layout = write_run(tmp_path, Run({"plain": PLAIN, "nixl_both": PLAIN}, (1, 2), steps=0))
-    layout.reference_rates.write_bytes(analyse(tmp_path).rates.to_json())
+    layout = write_measured_run(tmp_path, Run({"plain": PLAIN, "nixl_both": PLAIN}, (1, 2), steps=0))
     write_cell(layout.config(DATE, "plain"), Cell("plain", PLAIN, Load(2.0), steps=0, degraded="slow client"))
     row = _row(analyse(tmp_path), "nixl_both", Metric.TTFT_P90)
     assert row.estimate.value is None

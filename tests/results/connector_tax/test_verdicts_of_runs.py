@@ -13,13 +13,12 @@ import pytest
 
 from results.connector_tax.analyse import Analysis, analyse
 from results.connector_tax.combined_taxes import Additive
-from results.connector_tax.report import to_markdown
 from results.connector_tax.tax import Metric, TaxRow
 from results.connector_tax.write import analyse_run, flat_taxes
 from results.measures.drift import DriftVerdict
 from results.records.layout import RunLayout
 from results.statistics.judgement import Judgement, Outcome, Verdict
-from tests.results.connector_tax.synthetic import DATE, Behaviour, Run, write_run
+from tests.results.connector_tax.synthetic import DATE, Behaviour, Run, report_text, write_measured_run, write_run
 from tests.results.statistics.in_memory import covers
 
 LENGTHS = ((512, 64), (512, 256), (4096, 64), (4096, 256))
@@ -56,9 +55,7 @@ NAME = "20260131-120000-connector-tax-cpu-tiny"
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("runs") / NAME
-    layout = write_run(root, RUN)
-    layout.reference_rates.write_bytes(analyse(root).rates.to_json())
-    return root
+    return write_measured_run(root, RUN).root
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +66,7 @@ def analysis(original: Path) -> Analysis:
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("small") / NAME
-    layout = write_run(root, SMALL)
-    layout.reference_rates.write_bytes(analyse(root).rates.to_json())
+    write_measured_run(root, SMALL)
     assert Outcome.UNDECIDED not in {verdict.outcome for verdict in analyse(root).verdicts}
     return root
 
@@ -148,7 +144,7 @@ def test_one_launch_or_two_give_no_verdict_anywhere(few: dict[int, Analysis], tr
 
 @pytest.mark.parametrize("trials", [1, 2])
 def test_what_is_withheld_reaches_every_file_with_its_reason(few: dict[int, Analysis], trials: int) -> None:
-    text = to_markdown(few[trials])
+    text = report_text(few[trials])
     assert "no verdict" in text
     assert "`--trials 3` gives a verdict" in text
     assert "interval" not in text.split("\n")[2]  # what the brackets hold
@@ -216,7 +212,7 @@ def test_a_lost_artifact_takes_its_verdicts_and_no_other(
     six = found.criteria[5]
     assert six.outcome == Outcome.FAILS
     assert f"results/{DATE}_{config}/{file}" in six.reason
-    assert f"results/{DATE}_{config}/{file}" in to_markdown(found)
+    assert f"results/{DATE}_{config}/{file}" in report_text(found)
 
 
 def test_an_empty_folder_has_every_verdict_open_with_a_reason(tmp_path: Path) -> None:

@@ -8,24 +8,19 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from xml.etree import ElementTree
 
-import msgspec
 import pandas as pd
 import pytest
-from rich.console import Console
 
 from results.report.figure_files import draw
 from results.routing.analyse import RoutingAnalysis, analyse
 from results.routing.cautions import stalls
 from results.routing.draw import DRAWERS
 from results.routing.figures import figures
-from results.routing.report import limits, opening, terminal_tables, to_markdown, verdict
+from results.routing.report import limits, opening, to_markdown, verdict
 from results.routing.summary import summary_of
-from results.routing.tables import tables
-from results.routing.write import aggregate, analyse_routing, flat_pairs, manifest
+from results.routing.write import analyse_routing, flat_pairs
 from results.statistics.estimates import Estimate
-from tests.results.report.test_html import Balance
 from tests.results.routing.synthetic import Truth, World, loaded, write_cell, write_interference, write_run
 
 WORLD = World(sessions=24, turns=5, gap_s=0.5)
@@ -42,8 +37,6 @@ MOVING = (
     Truth("plain", "kv_aware"),
     Truth("floor", "kv_aware", parameters={"load_floor_bonus": 200}),
 )
-DRAWN = {"1", "4a", "4b", "4c", "4d", "6", "6_full", "8"}
-NAMES = {*DRAWN, "7", "9", "10"}
 
 
 @pytest.fixture(scope="module")
@@ -59,24 +52,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def analysis(root: Path) -> RoutingAnalysis:
     return analyse(root)
-
-
-def _text(analysis: RoutingAnalysis) -> str:
-    console = Console(width=200, record=True, file=None, force_terminal=False)
-    with console.capture() as found:
-        console.print(terminal_tables(analysis))
-    return found.get()
-
-
-def test_every_figure_is_there_as_png_svg_and_numbers(root: Path) -> None:
-    folder = root / "figures"
-    assert {path.name for path in folder.iterdir()} == {
-        f"figure_{name}.{form}" for name in DRAWN for form in ("png", "svg", "csv")
-    }
-    for name in DRAWN:
-        assert (folder / f"figure_{name}.png").read_bytes().startswith(b"\x89PNG")
-        assert ElementTree.parse(folder / f"figure_{name}.svg").getroot().tag == "{http://www.w3.org/2000/svg}svg"
-        assert len(pd.read_csv(folder / f"figure_{name}.csv"))
 
 
 def test_the_numbers_beside_are_those_of_the_analysis(root: Path, analysis: RoutingAnalysis) -> None:
@@ -97,39 +72,6 @@ def test_the_hot_instance_shows_as_an_absolute_time(root: Path) -> None:
     slowest = sticky[sticky["kind"] == "instance"]["value"].max()
     assert sticky[sticky["kind"] == "max"]["value"].iloc[0] == pytest.approx(slowest)
     assert slowest > 2 * table[(table["label"] == "unified") & (table["kind"] == "max")]["value"].iloc[0]
-
-
-def test_the_same_run_gives_the_same_files(root: Path, analysis: RoutingAnalysis) -> None:
-    found = figures(analysis)
-    assert (root / "report.md").read_text() == to_markdown(analysis, found)
-    assert json.loads((root / "aggregate.json").read_text()) == json.loads(msgspec.json.encode(aggregate(analysis)))
-    assert (root / "pairs.csv").read_text() == flat_pairs(analysis).to_csv(index=False)
-    assert (root / "MANIFEST.tsv").read_text() == manifest(analysis).to_csv(index=False, sep="\t")
-    for form, image in draw(next(figure for figure in found if figure.name == "8"), DRAWERS).items():
-        assert (root / "figures" / f"figure_8.{form}").read_bytes() == image
-
-
-def test_the_page_is_well_formed_and_fetches_nothing(root: Path, analysis: RoutingAnalysis) -> None:
-    text = (root / "report.html").read_text()
-    page = Balance()
-    page.feed(text)
-    assert page.open == []
-    assert len(set(page.ids)) == len(page.ids)
-    assert {address.split(":")[0] for address in page.addresses if not address.startswith("#")} == {"data"}
-    assert not re.search(r"<script|@import|url\(", text)
-    assert text.count("data:image/svg+xml;base64,") == len(DRAWN)
-    assert "lmetric <b>" not in text
-    for table in tables(analysis):
-        assert table.title in text
-
-
-def test_markdown_and_terminal_hold_every_table(root: Path, analysis: RoutingAnalysis) -> None:
-    markdown, terminal = (root / "report.md").read_text(), _text(analysis)
-    for table in tables(analysis):
-        assert f"## {table.title}" in markdown
-        assert table.title in terminal
-    for name in DRAWN:
-        assert f"figures/figure_{name}.svg" in markdown
 
 
 def test_a_policy_that_never_ran_is_in_the_manifest_and_a_gap(root: Path, analysis: RoutingAnalysis) -> None:
@@ -239,15 +181,6 @@ def test_a_cpu_build_and_failures_are_stated(analysis: RoutingAnalysis) -> None:
     assert "Some turns failed" in said
     assert "1 failed" in to_markdown(analysis)
     assert "3 policies, 3 trials" in opening(analysis)
-
-
-def test_a_run_without_anything_lists_every_figure_with_a_reason(tmp_path: Path) -> None:
-    analysis = analyse_routing(tmp_path)
-    found = figures(analysis)
-    assert {figure.name for figure in found} == NAMES
-    assert all(figure.missing for figure in found)
-    assert "Nothing can be compared" in (tmp_path / "report.md").read_text()
-    assert (tmp_path / "report.html").read_text().count("Not drawn") == len(NAMES)
 
 
 def test_one_policy_in_one_trial_can_be_drawn(tmp_path: Path) -> None:
@@ -360,8 +293,3 @@ def test_a_decision_log_that_is_damaged_is_a_gap_and_no_crash(moving: Path, tmp_
     analysis = analyse(root)
     assert [gap.artifact for gap in analysis.gaps] == ["results/20260131_EAR/trial_1/decisions.jsonl"]
     assert next(row for row in analysis.moves.migrations if row.label == "EAR").trials == 2
-
-
-def test_what_the_host_did_is_the_first_that_numbers_do_not_say(analysis: RoutingAnalysis) -> None:
-    disturbed = replace(analysis, facts=replace(analysis.facts, host_notes=("The host was disturbed.",)))
-    assert limits(disturbed) == ("The host was disturbed.", *limits(analysis))
