@@ -22,8 +22,7 @@ from results.connector_tax.manifest import manifest_rows
 from results.connector_tax.measurements import Measurements
 from results.connector_tax.tax import TaxRow, noise_floor, tax_table
 from results.connector_tax.verdicts import judge_hypotheses, judge_success
-from results.measures.cells import request_samples, step_samples
-from results.measures.collect import Collected, collect
+from results.measures.cells import Collected, collect, request_samples, step_samples
 from results.measures.drift import Drift, drifts
 from results.measures.saturation import (
     REF_LOAD,

@@ -39,8 +39,7 @@ def _draw_curves(analysis: Analysis, width: int) -> RenderableType | None:
 
 
 def _render_page(analysis: Analysis, root: Path, width: int) -> RenderableType:
-    from results.connector_tax.page import page_of
-    from results.connector_tax.page_text import page_text
+    from results.connector_tax.page import page_of, page_text
 
     return page_text(page_of(analysis, root), width)
 

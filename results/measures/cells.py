@@ -1,7 +1,9 @@
-"""One cell's artifacts to its numbers: reads what lies beside the cell record and says what is missing."""
+"""The cells of a run to their numbers: reads what lies beside each cell record and says what is missing."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from results.measures.step_durations import (
 from results.measures.summary import LATENCIES, CellSummary, Shape
 from results.records.errors import ArtifactError
 from results.records.frames import Gap, artifact_name, read_cell, read_metrics, read_requests, read_steps
-from results.records.layout import beside_cell
+from results.records.layout import ConfigLayout, RunLayout, beside_cell
 from results.records.schemas import CellRecord
 from results.statistics.estimates import Samples
 
@@ -143,3 +145,40 @@ def _steps(cell_json: Path, record: CellRecord) -> tuple[pd.DataFrame | None, tu
     path = beside_cell(cell_json, "engine_step")
     loaded = read_steps(path, record.checksums.get(path.name), STEP_COLUMNS_READ)
     return (None if loaded.frame is None else steps_in_window(loaded.frame, record)), loaded.gaps
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """The cells of a run that could be read."""
+
+    summaries: tuple[CellSummary, ...]
+    paths: Mapping[str, Path]
+    """`CellSummary.path` to the cell record's file."""
+    gaps: tuple[Gap, ...]
+    """Records that could not be read, and everything the cells themselves lack."""
+
+
+def collect(root: Path, phases: Collection[str] | None = None) -> Collected:
+    """Every finished cell below `root` (of these phases), by folder and file name. A bad cell is a gap."""
+    summaries: list[CellSummary] = []
+    paths: dict[str, Path] = {}
+    gaps: list[Gap] = []
+    for layout in RunLayout(root).configs():
+        for record in layout.cells(phases):
+            try:
+                summary = analyse_cell(record)
+            except ArtifactError as error:
+                gaps.append(Gap(artifact_name(record), f"cell is not counted: {error}"))
+                continue
+            summaries.append(summary)
+            paths[summary.path] = record
+            gaps.extend(summary.gaps)
+        gaps.extend(_orphans(layout, phases))
+    return Collected(tuple(summaries), paths, tuple(gaps))
+
+
+def _orphans(layout: ConfigLayout, phases: Collection[str] | None) -> Iterator[Gap]:
+    """Request records without the cell record that would make them count."""
+    for record in layout.cells_of_requests(phases):
+        if not record.exists():
+            yield Gap(artifact_name(record), "is missing while the cell's requests are there; the cell is not counted")

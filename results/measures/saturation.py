@@ -15,7 +15,7 @@ from typing import Self
 
 import msgspec
 
-from results.measures.collect import collect
+from results.measures.cells import collect
 from results.measures.saturation_criteria import CRITERIA, SPECIFIED, CellSaturation, Thresholds, judge
 from results.measures.summary import CellSummary
 from results.records.baseline import BASELINE

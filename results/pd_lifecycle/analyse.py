@@ -11,13 +11,14 @@ from results.pd_lifecycle import verdicts
 from results.pd_lifecycle.clock_offsets import Step, align_clocks
 from results.pd_lifecycle.consistency import Check, RunDrift, find_size_mismatches, measure_drifts, run_checks
 from results.pd_lifecycle.cost_model import Costs, fit_costs
-from results.pd_lifecycle.link_bandwidth import Link, read_links
 from results.pd_lifecycle.load import (
     Discard,
     Failure,
+    Link,
     MeasuredCell,
     PlannedConfig,
     find_unmeasured,
+    read_links,
     read_plan,
     read_records,
 )

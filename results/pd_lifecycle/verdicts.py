@@ -303,4 +303,3 @@ def _one_sign_text(cells: Sequence[OverheadCell], decided: Sequence[OverheadCell
         f"{word} than the combined instance at {len(decided)} of {len(cells)} (C, N), by {min(map(abs, values)):.3g} "
         f"to {max(map(abs, values)):.3g} ms, and nowhere significantly the opposite: no threshold in the measured range"
     )
-

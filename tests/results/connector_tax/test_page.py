@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from results.connector_tax.analyse import Analysis
-from results.connector_tax.page import page_of, percent
-from results.connector_tax.page_text import page_text
+from results.connector_tax.page import page_of, page_text, percent
 from results.connector_tax.write import analyse_run
 from results.records.baseline import BASELINE, REPEAT
 from results.statistics.estimates import Estimate

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from results.connector_tax import hypotheses as rules
-from results.connector_tax import success_criteria as criteria
+from results.connector_tax import verdicts as criteria
 from results.connector_tax.combined_taxes import Additive, Additivity, Decomposition, Trend, additive
 from results.connector_tax.manifest import NOT_RUN, RAN, SKIP
 from results.connector_tax.tax import Metric
