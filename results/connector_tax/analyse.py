@@ -13,17 +13,17 @@ from results.connector_tax.combined_taxes import (
     Amplification,
     Decomposition,
     Trend,
-    additivities,
-    amplifications,
-    decompositions,
-    trends,
+    add_up_taxes,
+    amplify_taxes,
+    decompose_taxes,
+    follow_trends,
 )
 from results.connector_tax.manifest import manifest_rows
 from results.connector_tax.measurements import Measurements
 from results.connector_tax.tax import TaxRow, noise_floor, tax_table
 from results.connector_tax.verdicts import judge_hypotheses, judge_success
-from results.measures.cells import Collected, collect, request_samples, step_samples
-from results.measures.drift import Drift, drifts
+from results.measures.cells import Collected, collect_cells, request_samples, step_samples
+from results.measures.drift import Drift, measure_drifts
 from results.measures.saturation import (
     REF_LOAD,
     REF_SAFE,
@@ -82,19 +82,20 @@ def analyse(root: Path) -> Analysis:
         raise ResultsError(f"no run folder at {root}", remedy="name a run's folder, or see `tracon list`")
     facts, fact_gaps = run_facts(root)
     decisions, preflight_gaps = preflight_decisions(root)
-    collected = collect(root)
-    rates, rate_gaps = _rates(root, facts, collected.summaries)
+    collected = collect_cells(root)
+    rates, rate_gaps = _read_rates(root, facts, collected.summaries)
     manifest, manifest_gaps = manifest_rows(root, facts, decisions, collected.summaries)
     judged = judge_cells(collected.summaries, rates.thresholds)
     by_cell = {(judgement.cell, judgement.config): judgement for judgement in judged}
     file_gaps = [gap for layout in RunLayout(root).configs() for gap in missing_files(layout)]
     saturation = {cell.path: by_cell[cell.cell, cell.config] for cell in collected.summaries}
     measurements = Measurements(collected.summaries, _sample_reader(collected.paths))
-    decomposition, additivity = decompositions(measurements, rates), additivities(measurements, rates)
-    lines = trends(measurements)
+    decomposition, additivity = decompose_taxes(measurements, rates), add_up_taxes(measurements, rates)
+    lines = follow_trends(measurements)
     verdicts = judge_hypotheses(measurements, rates, decomposition, additivity, lines)
+    kept_up = [cell for cell in collected.summaries if not cell.degraded]
     lacking = (*fact_gaps, *preflight_gaps, *manifest_gaps, *file_gaps, *collected.gaps)
-    unmeasured = _unmeasured(facts, decisions, collected, rates)
+    unmeasured = _find_unmeasured(facts, decisions, collected, rates)
     return Analysis(
         facts=facts,
         cells=collected.summaries,
@@ -107,15 +108,17 @@ def analyse(root: Path) -> Analysis:
         gaps=(*lacking, *rate_gaps, *unmeasured, *engine_fault_gaps(root)),
         decomposition=decomposition,
         additivity=additivity,
-        amplification=amplifications(measurements, rates),
+        amplification=amplify_taxes(measurements, rates),
         trends=lines,
-        drift=drifts(cell for cell in collected.summaries if not cell.degraded and not saturation[cell.path].saturated),
+        drift=measure_drifts(cell for cell in kept_up if not saturation[cell.path].saturated),
         verdicts=verdicts,
         criteria=judge_success(verdicts, facts, manifest, decisions, collected.summaries, lacking, unmeasured),
     )
 
 
-def _rates(root: Path, facts: RunFacts, summaries: Sequence[CellSummary]) -> tuple[ReferenceRates, tuple[Gap, ...]]:
+def _read_rates(
+    root: Path, facts: RunFacts, summaries: Sequence[CellSummary]
+) -> tuple[ReferenceRates, tuple[Gap, ...]]:
     """The rates the run chose, held against what its artifacts give now."""
     path = RunLayout(root).reference_rates
     thresholds = msgspec.convert(dict(facts.thresholds), Thresholds) if facts.thresholds else SPECIFIED
@@ -138,7 +141,7 @@ def _rates(root: Path, facts: RunFacts, summaries: Sequence[CellSummary]) -> tup
     return written, tuple(differing)
 
 
-def _unmeasured(
+def _find_unmeasured(
     facts: RunFacts, decisions: Mapping[str, Decision], collected: Collected, rates: ReferenceRates
 ) -> tuple[Gap, ...]:
     """Planned cells without a record, one gap per config and phase; what was rightly not run is none."""

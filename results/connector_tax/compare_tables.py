@@ -33,8 +33,8 @@ def describe_comparison(comparison: Comparison) -> ReportText:
         make_table("Reference rates", RATE_COLUMNS, comparison.rates),
         make_table("Taxes", TAX_COLUMNS, comparison.taxes, "Differences in percentage points."),
         make_table("Latencies", LATENCY_COLUMNS, comparison.latencies),
-        _differences(comparison),
-        _unmatched(comparison),
+        _difference_table(comparison),
+        _unmatched_table(comparison),
     )
     return ReportText(opening, tuple(table for table in candidates if table.rows), _list_limits(comparison))
 
@@ -58,7 +58,7 @@ def _tax_rates(change: TaxChange) -> str:
     return " / ".join(dict.fromkeys(f"{rate:g}" for rate in rates if rate is not None))
 
 
-def _judged(estimate: Estimate, change: LatencyChange | TaxChange, unit: str) -> str:
+def _judged_text(estimate: Estimate, change: LatencyChange | TaxChange, unit: str) -> str:
     """The estimate with its verdict, or why there is none."""
     if estimate.value is None:
         return f"{NOT_MEASURED} ({estimate.reason})"
@@ -84,7 +84,7 @@ TAX_COLUMNS: tuple[Column[TaxChange], ...] = (
     Column("tax", lambda row: TITLES[row.metric]),
     Column("first", lambda row: row.first.percent()),
     Column("second", lambda row: row.second.percent()),
-    Column("second - first", lambda row: _judged(row.difference, row, " pp")),
+    Column("second - first", lambda row: _judged_text(row.difference, row, " pp")),
 )
 LATENCY_COLUMNS: tuple[Column[LatencyChange], ...] = (
     Column("req/s", lambda row: row.load.rate_per_s, form="g"),
@@ -93,11 +93,11 @@ LATENCY_COLUMNS: tuple[Column[LatencyChange], ...] = (
     Column("", lambda row: _LATENCIES[row.value]),
     Column("first", lambda row: row.first, "ms", scale=1e3),
     Column("second", lambda row: row.second, "ms", scale=1e3),
-    Column("second / first - 1", lambda row: _judged(row.change, row, "%")),
+    Column("second / first - 1", lambda row: _judged_text(row.change, row, "%")),
 )
 
 
-def _differences(comparison: Comparison) -> Table:
+def _difference_table(comparison: Comparison) -> Table:
     rows = sorted(comparison.differences, key=lambda row: row.where.startswith(PACKAGES))
     if not rows:
         rows = [Difference(NOT_MEASURED, "nothing that was captured", "", "")]
@@ -106,7 +106,7 @@ def _differences(comparison: Comparison) -> Table:
     return make_table("What differed", DIFFERENCE_COLUMNS, rows[:MOST], note)
 
 
-def _shown(text: str | None) -> str:
+def _shorten(text: str | None) -> str:
     if text is None:
         return "(absent)"
     return text if len(text) <= 80 else text[:77] + "..."
@@ -115,12 +115,12 @@ def _shown(text: str | None) -> str:
 DIFFERENCE_COLUMNS: tuple[Column[Difference], ...] = (
     Column("where", lambda row: row.where),
     Column("what", lambda row: row.what),
-    Column("first", lambda row: _shown(row.first)),
-    Column("second", lambda row: _shown(row.second)),
+    Column("first", lambda row: _shorten(row.first)),
+    Column("second", lambda row: _shorten(row.second)),
 )
 
 
-def _unmatched(comparison: Comparison) -> Table:
+def _unmatched_table(comparison: Comparison) -> Table:
     sides = (("first", comparison.only_first), ("second", comparison.only_second))
     rows = tuple((side, "; ".join(cells)) for side, cells in sides if cells)
     return Table("Cells of one run only", ("run", "cells"), rows)

@@ -49,9 +49,9 @@ def _latency_by_rate(analysis: Analysis, number: int, name: str, value: str) -> 
     if table.empty or table[value].isna().all():
         return Figure(number, title, missing=_why_no_curve(analysis, cells, name))
     caption = (
-        f"{name} of requests due in the measured window, {_shapes(cells)}. {_bars(table)} {_SATURATED} "
-        f"({_criteria(analysis)}). Hollow marks are degraded cells: the client could not keep its schedule. Points at "
-        f"one rate are set apart sideways so that their bars can be read.{name_absent(analysis)}"
+        f"{name} of requests due in the measured window, {_shape_text(cells)}. {_bar_text(table)} {_SATURATED} "
+        f"({_limit_text(analysis)}). Hollow marks are degraded cells: the client could not keep its schedule. Points "
+        f"at one rate are set apart sideways so that their bars can be read.{name_absent(analysis)}"
     )
     return Figure(number, title, caption, table, _reference_lines(analysis))
 
@@ -68,8 +68,8 @@ def throughput_by_rate(analysis: Analysis) -> Figure:
     table["saturation_rate_per_s"] = table["config"].map(knees)
     caption = (
         f"Completions that ended inside the measured window per second against the rate that was asked for, "
-        f"{_shapes(cells)}. On the dashed line y = x the engine keeps up. A ring marks a config's knee, its lowest "
-        f"saturated rate by any criterion ({_criteria(analysis)}). Below: the same as a ratio, with the threshold of "
+        f"{_shape_text(cells)}. On the dashed line y = x the engine keeps up. A ring marks a config's knee, its lowest "
+        f"saturated rate by any criterion ({_limit_text(analysis)}). Below: the same as a ratio, with the threshold of "
         f"criterion 1; configs are set apart sideways there.{name_absent(analysis)}"
     )
     lines = _reference_lines(analysis) | {"threshold": analysis.rates.thresholds.throughput_ratio}
@@ -92,7 +92,7 @@ def step_cdf(analysis: Analysis, steps_of: StepsOf) -> Figure:
     without = sorted({cell.config for cell in cells} - set(table["config"]), key=in_order)
     caption = (
         f"Share of the non-empty steps in the measured window that took at most this long, at {safe:g} req/s, "
-        f"{_shapes(cells)}; all trials together. Left: schedule entry to the end of update_from_output, the whole "
+        f"{_shape_text(cells)}; all trials together. Left: schedule entry to the end of update_from_output, the whole "
         "step, worker-side connector callbacks included. Right: Scheduler.schedule() alone, the specification's "
         "step_duration_us; worker-side callbacks do not run inside it. The slowest 0.5 % may lie beyond the axis."
         + (f" No step timing: {', '.join(without)}." if without else "")
@@ -131,7 +131,7 @@ def _rate_rows(analysis: Analysis, cells: Sequence[CellSummary], values: Mapping
         counting = [cell for cell in trials if not cell.degraded] or trials
         points = {column: _over_trials(counting, value) for column, value in values.items()}
         main = points[first]
-        saturated, fired = _saturation(analysis, counting)
+        saturated, fired = _judge_trials(analysis, counting)
         rows.append(
             {"config": config, "rate_per_s": rate}
             | {column: point.value for column, point in points.items()}
@@ -156,7 +156,7 @@ def _over_trials(cells: Sequence[CellSummary], value: str) -> Estimate:
     return Estimate(fmean(values), min(values), max(values), n, basis=_RANGE, launches=len(values))
 
 
-def _saturation(analysis: Analysis, cells: Sequence[CellSummary]) -> tuple[bool | None, tuple[int, ...]]:
+def _judge_trials(analysis: Analysis, cells: Sequence[CellSummary]) -> tuple[bool | None, tuple[int, ...]]:
     """Saturated when at least half of the trials that could be judged are, and the criteria that fired then."""
     judged = [analysis.saturation[cell.path] for cell in cells]
     known = [judgement.saturated for judgement in judged if judgement.saturated is not None]
@@ -200,12 +200,12 @@ def _why_no_curve(analysis: Analysis, cells: Sequence[CellSummary], name: str) -
     return f"no cell of Phase A has a {name}" if cells else f"no cell of Phase A was measured.{name_absent(analysis)}"
 
 
-def _shapes(cells: Sequence[CellSummary]) -> str:
+def _shape_text(cells: Sequence[CellSummary]) -> str:
     shapes = sorted({cell.shape for cell in cells}, key=lambda shape: (shape.input_tokens, shape.output_tokens))
     return ", ".join(f"{shape.input_tokens} tokens in and {shape.output_tokens} out" for shape in shapes)
 
 
-def _bars(table: pd.DataFrame) -> str:
+def _bar_text(table: pd.DataFrame) -> str:
     kinds = [kind for kind in dict.fromkeys(table["interval"]) if kind]
     if not kinds:
         return "No bars: too few requests for a spread."
@@ -213,7 +213,7 @@ def _bars(table: pd.DataFrame) -> str:
     return f"Bars: {' or '.join(kinds)}{mean}."
 
 
-def _criteria(analysis: Analysis) -> str:
+def _limit_text(analysis: Analysis) -> str:
     limit = analysis.rates.thresholds
     return (
         f"1: throughput / rate < {limit.throughput_ratio:g}, 2: p50 of requests waiting > {limit.waiting_p50:g}, "

@@ -11,7 +11,7 @@ import pandas as pd
 
 from results.connector_tax.combined_taxes import ADDITIVE_WITHIN
 from results.connector_tax.curve_figures import CDF_SERIES
-from results.connector_tax.figures import PARTS, SUM, WHOLE, distinguishable
+from results.connector_tax.figures import PARTS, SUM, WHOLE, is_distinguishable
 from results.connector_tax.tax import TITLES, Metric
 from results.measures.saturation import REF_LOAD, REF_SAFE
 from results.report.figure import Figure
@@ -48,7 +48,7 @@ def draw_latency(figure: Figure) -> Drawing:
     rates = sorted(set(table["rate_per_s"]))
     drawing = sheet(9, 4.4 + 0.2 * len(configs))
     axes, strip = drawing.subplots(2, 1, sharex=True, height_ratios=(16, 1 + len(configs)))
-    _reference(axes, figure)
+    _draw_references(axes, figure)
     for place, (config, pen) in enumerate(pens(configs).items()):
         rows = table[(table["config"] == config) & table[value].notna()]
         shift = _GAP ** (place - (len(configs) - 1) / 2)
@@ -58,7 +58,7 @@ def draw_latency(figure: Figure) -> Drawing:
     axes.set_ylabel(f"{name.upper()} p90 (ms)")
     axes.set_title(figure.title, loc="left", fontweight="bold", pad=16)  # above the names of the reference rates
     legend_beside(axes)
-    _strip(strip, table, configs)
+    _draw_criteria(strip, table, configs)
     rate_axis(strip, rates)
     strip.set_xlabel("send rate (requests/s)")
     return drawing
@@ -77,7 +77,7 @@ def _line_with_bars(axes: Axes, rows: pd.DataFrame, at: pd.Series[float], value:
     axes.plot(at[crossed], height[crossed], "x", color="black", markersize=9, markeredgewidth=1.4, zorder=5)
 
 
-def _strip(axes: Axes, table: pd.DataFrame, configs: list[str]) -> None:
+def _draw_criteria(axes: Axes, table: pd.DataFrame, configs: list[str]) -> None:
     """A line per config: the criteria that fired at each rate."""
     for place, config in enumerate(configs):
         for row in table[table["config"] == config].to_dict("records"):
@@ -91,7 +91,7 @@ def _strip(axes: Axes, table: pd.DataFrame, configs: list[str]) -> None:
     axes.set_title("saturated by criterion", loc="left", fontsize=8)
 
 
-def _reference(axes: Axes, figure: Figure) -> None:
+def _draw_references(axes: Axes, figure: Figure) -> None:
     """The reference rates as lines from top to bottom, named at the top."""
     rates: dict[float, list[str]] = {}
     for name, rate in figure.lines.items():
@@ -125,8 +125,8 @@ def draw_throughput(figure: Figure) -> Drawing:
     axes.set_ylabel("achieved (completions/s)")
     axes.set_title(figure.title, loc="left", fontweight="bold", pad=6)
     legend_beside(axes)
-    _knees(ratio, table)
-    _reference(ratio, figure)
+    _list_knees(ratio, table)
+    _draw_references(ratio, figure)
     ratio.axhline(figure.lines["threshold"], color="black", linewidth=0.8, linestyle=":")
     ratio.set_ylim(0, max(1.1, 1.05 * float(table["ratio"].max())))
     ratio.set_ylabel("achieved / requested")
@@ -135,7 +135,7 @@ def draw_throughput(figure: Figure) -> Drawing:
     return drawing
 
 
-def _knees(axes: Axes, table: pd.DataFrame) -> None:
+def _list_knees(axes: Axes, table: pd.DataFrame) -> None:
     """Beside the panel: which configs saturate first at which rate."""
     knees: dict[str, list[str]] = {}
     for row in table.drop_duplicates("config").sort_values("saturation_rate_per_s", kind="stable").to_dict("records"):
@@ -186,20 +186,20 @@ def draw_bars(figure: Figure) -> Drawing:
     panels = drawing.subplots(len(metrics), 1, sharex=True, squeeze=False)[:, 0]
     for panel, metric in zip(panels, metrics, strict=True):
         rows = table[table["metric"] == metric]
-        _squeeze(panel, rows)
+        _scale_axis(panel, rows)
         for side, reference in enumerate((REF_SAFE, REF_LOAD)):
             taxes = rows[rows["reference"] == reference].set_index("config").reindex(configs)
             at = np.arange(len(configs)) + (side - 0.5) * 0.38
             rate = taxes["rate_per_s"].dropna()
             label = f"{reference} ({rate.iloc[0]:g} req/s)" if len(rate) else f"{reference}: none"
-            _bars(panel, at, taxes, 0.36, side, label)
+            _draw_bars(panel, at, taxes, 0.36, side, label)
         panel.axhline(0, color="black", linewidth=0.8)
         panel.set_ylabel(f"{TITLES[metric]} over plain's")
         percent(panel.yaxis)
         panel.grid(visible=False, axis="x")
     legend_beside(panels[0])
     panels[0].set_title(figure.title, loc="left", fontweight="bold")
-    panels[-1].set_xticks(range(len(configs)), [_stacked(config) for config in configs])
+    panels[-1].set_xticks(range(len(configs)), [_break_name(config) for config in configs])
     return drawing
 
 
@@ -207,11 +207,11 @@ def _shown_metrics(table: pd.DataFrame) -> list[Metric]:
     return [metric for metric in TITLES if metric in set(table["metric"])]
 
 
-def _bars(axes: Axes, at: Numbers, rows: pd.DataFrame, width: float, look: int, label: str) -> None:
+def _draw_bars(axes: Axes, at: Numbers, rows: pd.DataFrame, width: float, look: int, label: str) -> None:
     """Bars with their intervals and what to know of each."""
     tax, low, high = (rows[name].to_numpy(dtype=np.float64) for name in ("tax", "low", "high"))
     axes.bar(at, np.nan_to_num(tax), width, color=FILLS[look], hatch=HATCHES[look], label=label, **_EDGE)
-    known = _intervals(axes, at, tax, low, high)
+    known = _draw_intervals(axes, at, tax, low, high)
     saturated = rows["saturated"].to_numpy() if "saturated" in rows else np.zeros(len(rows))
     verdicts = rows["verdict"].to_numpy()
     for place, x in enumerate(at):
@@ -222,7 +222,7 @@ def _bars(axes: Axes, at: Numbers, rows: pd.DataFrame, width: float, look: int, 
             words.append("no\ninterval")
         elif not verdicts[place]:
             words.append("no\nverdict")
-        elif not distinguishable(str(verdicts[place])):
+        elif not is_distinguishable(str(verdicts[place])):
             words.append("n.d.")
         if saturated[place] == True:  # noqa: E712 - NaN where no cell was measured
             words.append("s")
@@ -231,7 +231,7 @@ def _bars(axes: Axes, at: Numbers, rows: pd.DataFrame, width: float, look: int, 
                       ha="center", va="bottom", fontsize=7)  # fmt: skip
 
 
-def _intervals(axes: Axes, at: Numbers, value: Numbers, low: Numbers, high: Numbers) -> npt.NDArray[np.bool_]:
+def _draw_intervals(axes: Axes, at: Numbers, value: Numbers, low: Numbers, high: Numbers) -> npt.NDArray[np.bool_]:
     """White lines with a black rim, to be seen on any fill; returns where there are both bounds."""
     known = np.isfinite(value) & np.isfinite(low) & np.isfinite(high)
     spans = (np.clip(value - low, 0, None)[known], np.clip(high - value, 0, None)[known])
@@ -240,7 +240,7 @@ def _intervals(axes: Axes, at: Numbers, value: Numbers, low: Numbers, high: Numb
     return known
 
 
-def _squeeze(axes: Axes, rows: pd.DataFrame) -> None:
+def _scale_axis(axes: Axes, rows: pd.DataFrame) -> None:
     """A scale that is linear around zero and logarithmic beyond, where one tax would flatten all others."""
     sizes = np.sort(np.abs(rows["tax"].dropna().to_numpy(dtype=np.float64)))
     if sizes.size < 2 or sizes[-1] < 2 or sizes[-1] < 12 * np.median(sizes):
@@ -254,7 +254,7 @@ def _squeeze(axes: Axes, rows: pd.DataFrame) -> None:
     axes.text(0.995, 0.98, "logarithmic above 100 %", transform=axes.transAxes, ha="right", va="top", fontsize=7)
 
 
-def _stacked(config: str) -> str:
+def _break_name(config: str) -> str:
     """A long name on several lines."""
     return config.replace("_", "_\n", 1) if config.count("_") == 1 else config.replace("_", "_\n")
 
@@ -276,7 +276,7 @@ def draw_heatmaps(figure: Figure) -> Drawing:
             panel.set_axis_off()
             continue
         rows = table[table["config"] == configs[place]]
-        image = _heatmap(panel, rows, inputs, outputs, (low, high))
+        image = _draw_heatmap(panel, rows, inputs, outputs, (low, high))
         panel.set_title(configs[place], fontsize=8)
         if place % columns == 0:
             panel.set_ylabel("input tokens")
@@ -290,7 +290,7 @@ def draw_heatmaps(figure: Figure) -> Drawing:
     return drawing
 
 
-def _heatmap(
+def _draw_heatmap(
     axes: Axes, rows: pd.DataFrame, inputs: Sequence[int], outputs: Sequence[int], scale: tuple[float, float]
 ) -> AxesImage:
     grid = np.full((len(inputs), len(outputs)), np.nan)
@@ -301,7 +301,7 @@ def _heatmap(
             continue
         grid[place] = row["tax"]
         shown = f"{100 * row['tax']:+.{0 if abs(row['tax']) >= 1 else 1}f} %"
-        words[place] = shown if distinguishable(row["verdict"]) else f"({shown})"
+        words[place] = shown if is_distinguishable(row["verdict"]) else f"({shown})"
     axes.set_facecolor("white")
     axes.patch.set_hatch("////")
     axes.patch.set_edgecolor("#c0c0c0")
@@ -325,7 +325,7 @@ def draw_decomposition(figure: Figure) -> Drawing:
     panels = drawing.subplots(1, len(metrics), squeeze=False)[0]
     for panel, metric in zip(panels, metrics, strict=True):
         rows = table[table["metric"] == metric].set_index("config").reindex(configs)
-        _stack(panel, rows)
+        _draw_stack(panel, rows)
         panel.axhline(0, color="black", linewidth=0.8)
         panel.set_title(TITLES[metric], loc="left")
         panel.set_xticks(range(len(configs)), configs, rotation=60, ha="right", rotation_mode="anchor")
@@ -340,7 +340,7 @@ def draw_decomposition(figure: Figure) -> Drawing:
     return drawing
 
 
-def _stack(axes: Axes, rows: pd.DataFrame) -> None:
+def _draw_stack(axes: Axes, rows: pd.DataFrame) -> None:
     """Parts of one sign on one side of zero; where the signs differ, each on its own."""
     at = np.arange(len(rows), dtype=np.float64)
     framework, connector, whole, low, high = (
@@ -349,7 +349,7 @@ def _stack(axes: Axes, rows: pd.DataFrame) -> None:
     base = np.where(np.sign(framework) == np.sign(connector), framework, 0.0)
     axes.bar(at, np.nan_to_num(framework), 0.62, color=FILLS[1], hatch=HATCHES[1], label="framework", **_EDGE)
     axes.bar(at, np.nan_to_num(connector), 0.62, np.nan_to_num(base), color=FILLS[0], label="connector", **_EDGE)
-    _intervals(axes, at, whole, low, high)
+    _draw_intervals(axes, at, whole, low, high)
     axes.plot(at, whole, "D", color="white", markeredgecolor="black", markersize=5, zorder=5, label="whole tax")
 
 
@@ -366,12 +366,12 @@ def draw_additivity(figure: Figure) -> Drawing:
         edges = sorted((whole * (1 - ADDITIVE_WITHIN), whole * (1 + ADDITIVE_WITHIN)))
         panel.axhspan(*edges, color="#e8e8e8", zorder=0)
         for place in range(len(measured)):
-            _bars(panel, np.array([float(place)]), measured.iloc[[place]], 0.66, (0, 1, 2)[place], "")
-        _sum(panel, [float(measured.loc[part, "tax"]) for part in PARTS], rows.loc[SUM])  # type: ignore[arg-type]
+            _draw_bars(panel, np.array([float(place)]), measured.iloc[[place]], 0.66, (0, 1, 2)[place], "")
+        _draw_sum(panel, [float(measured.loc[part, "tax"]) for part in PARTS], rows.loc[SUM])  # type: ignore[arg-type]
         panel.axhline(0, color="black", linewidth=0.8)
         panel.margins(y=0.15)
         panel.set_title(TITLES[metric], loc="left")
-        panel.set_xticks(range(4), [*(_stacked(config) for config in (*PARTS, WHOLE)), "sum of the\nfirst two"])
+        panel.set_xticks(range(4), [*(_break_name(config) for config in (*PARTS, WHOLE)), "sum of the\nfirst two"])
         panel.grid(visible=False, axis="x")
         percent(panel.yaxis)
     panels[0].set_ylabel("tax over plain's")
@@ -379,14 +379,15 @@ def draw_additivity(figure: Figure) -> Drawing:
     return drawing
 
 
-def _sum(axes: Axes, parts: Sequence[float], total: pd.Series[Any]) -> None:
+def _draw_sum(axes: Axes, parts: Sequence[float], total: pd.Series[Any]) -> None:
     """The parts on top of one another, and a mark with its interval at their sum."""
     bottom = 0.0
     for look, part in enumerate(parts):
         axes.bar(3, part, 0.66, bottom, color=FILLS[look], hatch=HATCHES[look], linestyle="--", **_EDGE)
         bottom += part
     axes.plot([2.6, 3.4], [bottom, bottom], color="black", linewidth=2)
-    _intervals(axes, *(np.array([number], dtype=np.float64) for number in (3, bottom, total["low"], total["high"])))
+    numbers = (3, bottom, total["low"], total["high"])
+    _draw_intervals(axes, *(np.array([number], dtype=np.float64) for number in numbers))
 
 
 DRAWERS: Drawers = {

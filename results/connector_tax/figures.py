@@ -42,7 +42,7 @@ def _are_few(estimates: Iterable[Estimate]) -> bool:
     return all(one.launches < MIN_PAIRED for one in estimates if one.value is not None)
 
 
-def _bounds(estimates: Iterable[Estimate]) -> str:
+def _describe_bounds(estimates: Iterable[Estimate]) -> str:
     """What the thin bars are: an interval, or the spread of too few launches."""
     if _are_few(estimates):
         return f"Bars span the {LEVEL:.0%} spread within the launch: fewer than {MIN_PAIRED} launches give no verdict."
@@ -52,7 +52,7 @@ def _bounds(estimates: Iterable[Estimate]) -> str:
     )
 
 
-def _few(rows: Iterable[TaxRow]) -> str:
+def _few_text(rows: Iterable[TaxRow]) -> str:
     why = next((row.withheld for row in rows if row.estimate.value is not None and row.withheld), "")
     return f" No verdict: {why}." if why else ""
 
@@ -70,7 +70,7 @@ def tax_bars(analysis: Analysis) -> Figure:
         if cell.phase == "A" and analysis.saturation[cell.path].saturated
     }
     table["saturated"] = [key in saturated for key in zip(table["config"], table["rate_per_s"], strict=True)]
-    bounds = _bounds(row.estimate for row in rows)
+    bounds = _describe_bounds(row.estimate for row in rows)
     rates = {analysis.rates.ref_safe_per_s, analysis.rates.ref_load_per_s}
     same = " Both reference rates are the same here, so both bars are of the same cells." if len(rates) == 1 else ""
     caption = (
@@ -94,12 +94,12 @@ def shape_heatmaps(analysis: Analysis) -> Figure:
         f"TTFT p90 over that of plain at the same shape, minus one, at {rates} req/s. Darker is a higher tax; brackets "
         "hold a tax that is not distinguishable from zero, a hatched field was not measured. The table beside has the "
         "bounds."
-        f"{_few(rows)}{name_absent(analysis)}"
+        f"{_few_text(rows)}{name_absent(analysis)}"
     )
     return Figure(5, title, caption, table)
 
 
-def decomposition(analysis: Analysis) -> Figure:
+def decomposition_figure(analysis: Analysis) -> Figure:
     """Figure 7: the latencies as the report decomposes them, and the engine step where it was timed."""
     title = "Tax at ref_safe: the framework's part and the connector's own"
     latencies = [split for split in analysis.decomposition if split.implementation.value is not None]
@@ -121,7 +121,7 @@ def decomposition(analysis: Analysis) -> Figure:
     return Figure(7, title, caption.strip(), table)
 
 
-def additivity(analysis: Analysis) -> Figure:
+def additivity_figure(analysis: Analysis) -> Figure:
     """Figure 8."""
     title = "Do the taxes of stacked connectors add up? (H4, at ref_safe)"
     sums = [row for row in analysis.additivity if None not in (row.total.value, row.multi.value)]
@@ -133,7 +133,7 @@ def additivity(analysis: Analysis) -> Figure:
     caption = (
         f"Taxes of {PARTS[0]}, of {PARTS[1]} and of both stacked in a MultiConnector, at "
         f"{reference_text(analysis, REF_SAFE)}; the dashed stack is the sum of the first two. "
-        f"{_bounds(row.multi for row in sums)} The shaded band is the measured tax of the stack "
+        f"{_describe_bounds(row.multi for row in sums)} The shaded band is the measured tax of the stack "
         f"+- {ADDITIVE_WITHIN:.0%} of itself: the specification calls a sum inside it linear. {outcome}."
     )
     return Figure(8, title, caption, table)
@@ -256,7 +256,7 @@ def _why_without(analysis: Analysis, config: str) -> str:
     return "it was not measured"
 
 
-def distinguishable(verdict: str) -> bool:
+def is_distinguishable(verdict: str) -> bool:
     """Whether a verdict of the table says that there is a difference."""
     return verdict in (str(Verdict.HIGHER), str(Verdict.LOWER))
 
@@ -277,6 +277,6 @@ def build_figures(analysis: Analysis, root: Path) -> tuple[Figure, ...]:
         tax_bars(analysis),
         shape_heatmaps(analysis),
         curves.step_cdf(analysis, steps_of),
-        decomposition(analysis),
-        additivity(analysis),
+        decomposition_figure(analysis),
+        additivity_figure(analysis),
     )

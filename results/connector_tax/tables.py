@@ -33,10 +33,10 @@ def build_tables(analysis: Analysis) -> tuple[Table, ...]:
         _step_taxes(analysis),
         _shape_taxes(analysis),
         *trend_tables(analysis),
-        _phase(analysis, "A", "Phase A: rate sweep"),
-        _saturation(analysis),
-        _phase(analysis, "B", "Phase B: shape sweep at ref_safe"),
-        _phase(analysis, "Bp", "Phase B': shapes at ref_load"),
+        _phase_table(analysis, "A", "Phase A: rate sweep"),
+        _saturation_table(analysis),
+        _phase_table(analysis, "B", "Phase B: shape sweep at ref_safe"),
+        _phase_table(analysis, "Bp", "Phase B': shapes at ref_load"),
         make_table("Configs", MANIFEST_COLUMNS, analysis.manifest),
         make_table("Degraded cells", DEGRADED_COLUMNS, analysis.degraded, _DEGRADED_NOTE),
         gap_table(analysis.gaps),
@@ -45,7 +45,7 @@ def build_tables(analysis: Analysis) -> tuple[Table, ...]:
     return tuple(table for table in candidates if table.rows)
 
 
-def _phase(analysis: Analysis, phase: str, title: str) -> Table:
+def _phase_table(analysis: Analysis, phase: str, title: str) -> Table:
     """What all cells share (the shape in Phase A, the rate in Phase B) stands in the title."""
     cells = sorted(
         (cell for cell in analysis.cells if cell.phase == phase),
@@ -62,7 +62,7 @@ def _phase(analysis: Analysis, phase: str, title: str) -> Table:
         shared.append(f"{cells[0].shape.input_tokens} tokens in, {cells[0].shape.output_tokens} out")
     else:
         loads.append(Column("shape", lambda cell: str(cell.shape)))
-    columns = (*loads, *CELL_COLUMNS, Column("marks", lambda cell: _marks(analysis, cell)))
+    columns = (*loads, *CELL_COLUMNS, Column("marks", lambda cell: _list_marks(analysis, cell)))
     return make_table(f"{title} ({', '.join(shared)})" if shared else title, columns, cells)
 
 
@@ -78,7 +78,7 @@ CELL_COLUMNS: tuple[Column[CellSummary], ...] = (
 )
 
 
-def _marks(analysis: Analysis, cell: CellSummary) -> str:
+def _list_marks(analysis: Analysis, cell: CellSummary) -> str:
     marks = []
     judgement = analysis.saturation[cell.path]
     if judgement.saturated:
@@ -93,7 +93,7 @@ def _marks(analysis: Analysis, cell: CellSummary) -> str:
     return ", ".join(marks)
 
 
-def _saturation(analysis: Analysis) -> Table:
+def _saturation_table(analysis: Analysis) -> Table:
     knees = {scan.config: scan.saturation_rate_per_s for scan in analysis.rates.configs}
     phase_a = {cell.path for cell in analysis.cells if cell.phase == "A"}
     judged = sorted(
@@ -109,9 +109,9 @@ def _saturation(analysis: Analysis) -> Table:
     columns: tuple[Column[CellSaturation], ...] = (
         Column("config", lambda cell: cell.config),
         Column("req/s", lambda cell: cell.rate_per_s, form="g"),
-        Column(f"1: throughput/rate < {limit.throughput_ratio:g}", lambda cell: _criterion(cell.criteria[0])),
-        Column(f"2: waiting p50 > {limit.waiting_p50:g}", lambda cell: _criterion(cell.criteria[1])),
-        Column(f"3: TTFT p90 growth > {limit.ttft_p90_growth:g}", lambda cell: _criterion(cell.criteria[2])),
+        Column(f"1: throughput/rate < {limit.throughput_ratio:g}", lambda cell: _criterion_text(cell.criteria[0])),
+        Column(f"2: waiting p50 > {limit.waiting_p50:g}", lambda cell: _criterion_text(cell.criteria[1])),
+        Column(f"3: TTFT p90 growth > {limit.ttft_p90_growth:g}", lambda cell: _criterion_text(cell.criteria[2])),
         Column("saturated", lambda cell: {True: "yes", False: "no", None: f"not known: {cell.reason}"}[cell.saturated]),
         Column("config saturates at", describe_knee),
     )
@@ -119,7 +119,7 @@ def _saturation(analysis: Analysis) -> Table:
     return make_table("Saturation", columns, judged, note)
 
 
-def _criterion(criterion: Criterion) -> str:
+def _criterion_text(criterion: Criterion) -> str:
     if criterion.measured is None:
         return NOT_MEASURED
     return f"{criterion.measured:.3g}{' *' if criterion.fired else ''}{' ?' if criterion.fired is None else ''}"
@@ -146,19 +146,19 @@ def _noise_floor(analysis: Analysis) -> Table:
 def _latency_taxes(analysis: Analysis) -> Table:
     rows = [row for row in analysis.taxes if row.phase == "A" and row.metric in RATIOS]
     config: Column[TaxRow] = Column("config", lambda row: _config_name(analysis, row))
-    return _tax_table("Substrate tax (Phase A shape)", (REFERENCE, RATE, config), rows, LATENCIES, _withheld(rows))
+    return _tax_table("Substrate tax (Phase A shape)", (REFERENCE, RATE, config), rows, LATENCIES, _withheld_text(rows))
 
 
 def _shape_taxes(analysis: Analysis) -> Table:
     rows = [row for row in analysis.taxes if row.phase != "A" and row.metric in RATIOS]
-    return _tax_table("Tax by shape", (REFERENCE, SHAPE, CONFIG), rows, LATENCIES, _withheld(rows))
+    return _tax_table("Tax by shape", (REFERENCE, SHAPE, CONFIG), rows, LATENCIES, _withheld_text(rows))
 
 
 def _step_taxes(analysis: Analysis) -> Table:
     rows = [row for row in analysis.taxes if row.phase == "A" and row.metric in STEP_METRICS]
     titles = ("tax_step", "tax_engine_step", "tax_callback", "remainder")
     note = "p50 per engine step against plain, microseconds; remainder = tax_step - tax_callback."
-    note = f"{note} {_withheld(rows)}".strip()
+    note = f"{note} {_withheld_text(rows)}".strip()
     return _tax_table("Step tax", (REFERENCE, RATE, CONFIG), rows, zip(STEP_METRICS, titles, strict=True), note)
 
 
@@ -178,17 +178,21 @@ def _tax_table(
         lines.setdefault(tuple(key.show(row) for key in keys), {})[row.metric] = row
     shown, titles = zip(*metrics, strict=True)
     cells = tuple(
-        (*key, *(_tax(taxes[metric]) if metric in taxes else NOT_MEASURED for metric in shown), _bases(taxes.values()))
+        (
+            *key,
+            *(_show_tax(taxes[metric]) if metric in taxes else NOT_MEASURED for metric in shown),
+            _list_bases(taxes.values()),
+        )
         for key, taxes in lines.items()
     )
     return Table(title, (*(key.heading for key in keys), *titles, "brackets"), cells, note)
 
 
-def _bases(rows: Iterable[TaxRow]) -> str:
+def _list_bases(rows: Iterable[TaxRow]) -> str:
     return "; ".join(dict.fromkeys(row.estimate.basis or "" for row in rows)).strip("; ") or NOT_MEASURED
 
 
-def _withheld(rows: Iterable[TaxRow]) -> str:
+def _withheld_text(rows: Iterable[TaxRow]) -> str:
     """Why taxes that were measured have no verdict, each reason once."""
     why = dict.fromkeys(row.withheld for row in rows if row.withheld and row.estimate.value is not None)
     return f"No verdict: {'; '.join(why)}." if why else ""
@@ -204,7 +208,7 @@ def _config_name(analysis: Analysis, row: TaxRow) -> str:
     return f"{row.config} (saturated)" if saturated else row.config
 
 
-def _tax(row: TaxRow) -> str:
+def _show_tax(row: TaxRow) -> str:
     """The tax, its bounds, and its verdict; of a latency, that there is none."""
     if row.estimate.value is None:
         return f"{NOT_MEASURED} ({row.estimate.reason})"
@@ -218,7 +222,7 @@ def _tax(row: TaxRow) -> str:
     return f"{shown} no verdict"
 
 
-def _connectors(row: ManifestRow) -> str:
+def _connector_versions(row: ManifestRow) -> str:
     versions = (row.mooncake_version, row.nixl_version, row.lmcache_version)
     return " / ".join(version or NOT_MEASURED for version in versions)
 
@@ -232,7 +236,7 @@ def _step_timing(row: ManifestRow) -> str | None:
     return {True: "yes", False: f"no: {row.step_timing_reason}", None: None}[row.step_timing_available]
 
 
-def _engine(row: ManifestRow) -> str:
+def _engine_version(row: ManifestRow) -> str:
     commit = "" if row.vllm_sha.startswith("unknown") else row.vllm_sha[:12]
     return f"{row.vllm_version} {commit}".strip()
 
@@ -241,8 +245,8 @@ MANIFEST_COLUMNS: tuple[Column[ManifestRow], ...] = (
     Column("config", lambda row: row.config),
     Column("status", lambda row: row.status),
     Column("why", lambda row: row.skip_reason),
-    Column("vLLM", _engine),
-    Column("Mooncake / NIXL / LMCache", _connectors),
+    Column("vLLM", _engine_version),
+    Column("Mooncake / NIXL / LMCache", _connector_versions),
     Column("step timing", _step_timing),
     Column("cells done / failed / not tried", _cell_counts),
 )

@@ -41,10 +41,10 @@ def judge_hypotheses(
     return (
         hypotheses.judge_tax(mooncake),
         hypotheses.judge_gap(nixl_gap(measurements, rates, Metric.TTFT_P90), mooncake, nixl),
-        hypotheses.judge_framework(_first(decomposition, config=MOONCAKE, metric=Metric.TTFT_P90)),
-        hypotheses.judge_additivity(_first(additivity, metric=Metric.TTFT_P90)),
-        hypotheses.judge_input_trend(_first(lines, config=MOONCAKE, along="input_tokens", at=None)),
-        hypotheses.judge_output_trend(_first(lines, config=MOONCAKE, along="output_tokens", at=None)),
+        hypotheses.judge_framework(_find_first(decomposition, config=MOONCAKE, metric=Metric.TTFT_P90)),
+        hypotheses.judge_additivity(_find_first(additivity, metric=Metric.TTFT_P90)),
+        hypotheses.judge_input_trend(_find_first(lines, config=MOONCAKE, along="input_tokens", at=None)),
+        hypotheses.judge_output_trend(_find_first(lines, config=MOONCAKE, along="output_tokens", at=None)),
     )
 
 
@@ -79,7 +79,7 @@ def _span_h(cells: Collection[CellSummary]) -> Estimate:
     return Estimate((max(ends) - min(cell.t_start_unix_s for cell in cells)) / 3600, n=len(ends))
 
 
-def _first(rows: Sequence[_Row], **where: object) -> _Row | None:
+def _find_first(rows: Sequence[_Row], **where: object) -> _Row | None:
     """The row whose attributes are these."""
     return next((row for row in rows if all(getattr(row, name) == value for name, value in where.items())), None)
 
@@ -91,31 +91,31 @@ WITHIN_H = 6.0
 def tax_reported(h1: Judgement) -> Judgement:
     """1: tax_ttft_p90(mooncake_both, ref_safe) is reported, and with it whether the prior is accepted or revised."""
     rule = "tax_ttft_p90(mooncake_both) at ref_safe is reported with its interval; the prior is accepted or revised"
-    return _reported("1", "H1 falsifiable", rule, h1, f"{h1.measured.percent()}; prior {h1.prior}")
+    return _judge_reported("1", "H1 falsifiable", rule, h1, f"{h1.measured.percent()}; prior {h1.prior}")
 
 
 def gap_reported(h2: Judgement) -> Judgement:
     """2: the gap between NIXL and Mooncake at ref_safe is reported, and whether it agrees with the trace replay."""
     rule = "tax(mooncake_both) - tax(nixl_both) at ref_safe is reported with its interval, beside the trace replay's"
-    return _reported("2", "H2 testable", rule, h2, f"{h2.measured.points()}; {h2.prior}")
+    return _judge_reported("2", "H2 testable", rule, h2, f"{h2.measured.points()}; {h2.prior}")
 
 
 def cost_labelled(h3: Judgement) -> Judgement:
     """3: noop_connector's tax is reported and the tax of mooncake_both is labelled by the cost that dominates it."""
     rule = "tax(noop_connector) at ref_safe is reported and its share of tax(mooncake_both) gives a label"
-    return _reported("3", "H3 disambiguated", rule, h3, _labelled(h3))
+    return _judge_reported("3", "H3 disambiguated", rule, h3, _labelled_text(h3))
 
 
 def additivity_decided(h4: Judgement) -> Judgement:
     """4: whether the stacked connectors' taxes add up is decided."""
     rule = "|tax(multi) - (tax(mooncake_both) + tax(lmcache_only))| / tax(multi) is at most 30 % (linear), or is not"
-    return _reported("4", "H4 additivity", rule, h4, _labelled(h4))
+    return _judge_reported("4", "H4 additivity", rule, h4, _labelled_text(h4))
 
 
 def trends_reported(h5: Judgement, h6: Judgement) -> Judgement:
     """5: sign and magnitude of the TTFT tax along the input length and the TPOT tax along the output length."""
     rule = "tax_ttft_p90 along the input length and tax_tpot_p90 along the output length: sign and magnitude reported"
-    parts = [_reported("5", "H5 and H6 directional", rule, verdict, verdict.reason) for verdict in (h5, h6)]
+    parts = [_judge_reported("5", "H5 and H6 directional", rule, verdict, verdict.reason) for verdict in (h5, h6)]
     worse = (Outcome.FAILS, Outcome.UNDECIDED)
     worst = next((one for one in worse if any(part.outcome == one for part in parts)), Outcome.HOLDS)
     return Judgement(
@@ -137,7 +137,7 @@ def artifacts_present(
     """
     lacking = [f"{gap.artifact} {gap.reason}" for gap in gaps if gap.artifact != "plan.json"]
     lacking += [f"{row.config} did not run and no pre-flight says why" for row in rows if row.status == NOT_RUN]
-    lacking += [f"{row.config} was skipped without a reason" for row in rows if _unexplained(row, decisions)]
+    lacking += [f"{row.config} was skipped without a reason" for row in rows if _is_unexplained(row, decisions)]
     counts = {status: sum(row.status == status for row in rows) for status in (RAN, SKIP)}
     if lacking:
         outcome, reason = Outcome.FAILS, list_some(lacking, most=3)
@@ -162,7 +162,7 @@ def artifacts_present(
     )
 
 
-def _unexplained(row: ManifestRow, decisions: Mapping[str, Decision]) -> bool:
+def _is_unexplained(row: ManifestRow, decisions: Mapping[str, Decision]) -> bool:
     decision = decisions.get(row.config)
     return row.status == SKIP and (decision is None or not decision.reason)
 
@@ -195,11 +195,11 @@ def wall_clock(span_h: Estimate, trials: int, whole: bool) -> Judgement:
     )
 
 
-def _labelled(verdict: Judgement) -> str:
+def _labelled_text(verdict: Judgement) -> str:
     return f"{verdict.label}: {verdict.reason}" if verdict.label else ""
 
 
-def _reported(name: str, claim: str, rule: str, verdict: Judgement, answer: str) -> Judgement:
+def _judge_reported(name: str, claim: str, rule: str, verdict: Judgement, answer: str) -> Judgement:
     """FAILS where a number it needs is missing, UNDECIDED where `answer` is empty or no verdict may rest on it."""
     measured = verdict.measured
     missing = next((number for number in verdict.numbers.values() or (measured,) if number.value is None), None)

@@ -46,7 +46,7 @@ def analyse_run(root: Path) -> Analysis:
         more={
             layout.tax_json: build_taxes(analysis),
             layout.tax_csv: flat_taxes(analysis.taxes),
-            **_summaries(analysis, layout),
+            **_build_summaries(analysis, layout),
         },
     )
     write_outputs(layout, outputs)
@@ -59,7 +59,7 @@ def build_taxes(analysis: Analysis) -> dict[str, Any]:
     return {"format": FORMAT, **{name: [_tax_row(row) for row in table] for name, table in rows.items()}}
 
 
-def _summaries(analysis: Analysis, layout: RunLayout) -> dict[Path, object]:
+def _build_summaries(analysis: Analysis, layout: RunLayout) -> dict[Path, object]:
     """Every config's `summary.json`: the rows of its cells."""
     return {
         folder.summary_json: {

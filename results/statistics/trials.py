@@ -74,7 +74,7 @@ def combine(compute: Callable[..., Samples], *parts: Measured) -> Measured:
 def _combined(compute: Callable[..., Samples], parts: list[Trial]) -> Trial:
     def draws() -> Samples | str:
         drawn = [part.draws() for part in parts]
-        why = [found for found in drawn if isinstance(found, str)]
+        why = [part for part in drawn if isinstance(part, str)]
         return why[0] if why else compute(*drawn)
 
     value = compute(*(np.array([part.value]) for part in parts))
@@ -174,9 +174,9 @@ def _samples(measured: Measured) -> int:
 
 def _mean_draws(measured: Measured) -> Samples | str:
     """Replicates of the mean over the trials, or why there are none."""
-    found = [trial.draws() for trial in measured.trials.values()]
-    why = [draws for draws in found if isinstance(draws, str)]
-    return why[0] if why else np.mean(np.stack([draws for draws in found if not isinstance(draws, str)]), axis=0)
+    drawn = [trial.draws() for trial in measured.trials.values()]
+    why = [draws for draws in drawn if isinstance(draws, str)]
+    return why[0] if why else np.mean(np.stack([draws for draws in drawn if not isinstance(draws, str)]), axis=0)
 
 
 def _t(n: int, level: float) -> float:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from results.connector_tax.compare import Comparison, change, compare_runs, difference, to_json
+from results.connector_tax.compare import Comparison, compare_ratio, compare_runs, subtract_estimates, to_json
 from results.connector_tax.compare_tables import describe_comparison
 from results.connector_tax.tax import Metric
 from results.records.errors import ResultsError
@@ -185,16 +185,16 @@ def test_an_interval_of_a_difference_holds_it_and_turns_with_it(
     a: float, b: float, a_low: float, a_high: float, b_low: float, b_high: float
 ) -> None:
     first, second = around(a, a_low, a_high), around(b, b_low, b_high)
-    for compare in (difference, change):
+    for compare in (subtract_estimates, compare_ratio):
         there, back = compare(first, second), compare(second, first)
         assert there.value is not None
         assert there.low is not None
         assert there.high is not None
         assert there.low <= there.value <= there.high
-        turned = -back.value if compare is difference else 1 / (1 + back.value) - 1  # type: ignore[operator]
+        turned = -back.value if compare is subtract_estimates else 1 / (1 + back.value) - 1  # type: ignore[operator]
         assert math.isclose(there.value, turned, rel_tol=1e-6, abs_tol=1e-9)
     exact = Estimate(a, a, a, n=1)
-    assert difference(exact, second).low == pytest.approx(second.low - a if second.low is not None else None)
+    assert subtract_estimates(exact, second).low == pytest.approx(second.low - a if second.low is not None else None)
 
 
 def test_intervals_of_a_change_hold_the_truth_as_often_as_they_say() -> None:
@@ -205,13 +205,13 @@ def test_intervals_of_a_change_hold_the_truth_as_often_as_they_say() -> None:
         low, high = np.quantile(bootstrap_quantiles(samples, 0.9, 400, rng), (0.025, 0.975))
         return Estimate(float(np.quantile(samples, 0.9)), float(low), float(high), 200)
 
-    changes = [change(measured(), measured()) for _ in range(200)]
+    changes = [compare_ratio(measured(), measured()) for _ in range(200)]
     held = sum(of.low is not None and of.high is not None and of.low <= 0 <= of.high for of in changes)
     assert 0.90 <= held / len(changes) <= 0.99
 
 
 def test_without_an_interval_on_one_side_there_is_none() -> None:
-    moved = difference(Estimate(1.0, reason="20 samples are too few"), Estimate(2.0, 1.9, 2.1))
+    moved = subtract_estimates(Estimate(1.0, reason="20 samples are too few"), Estimate(2.0, 1.9, 2.1))
     assert (moved.value, moved.low, moved.high) == (1.0, None, None)
     assert moved.reason == "first: 20 samples are too few"
-    assert change(Estimate(None, reason="gone"), Estimate(2.0, 1.9, 2.1)).value is None
+    assert compare_ratio(Estimate(None, reason="gone"), Estimate(2.0, 1.9, 2.1)).value is None

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from results.connector_tax.analyse import Analysis
-from results.connector_tax.page import page_of, page_text, percent
+from results.connector_tax.page import format_fraction, page_of, page_text
 from results.connector_tax.write import analyse_run
 from results.records.baseline import BASELINE, REPEAT
 from results.statistics.estimates import Estimate
@@ -115,4 +115,4 @@ def test_a_page_of_nothing_says_so(tmp_path: Path) -> None:
     ],
 )
 def test_a_fraction_in_few_characters(found: Estimate, text: str) -> None:
-    assert percent(found) == text
+    assert format_fraction(found) == text

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from results.connector_tax import hypotheses as rules
 from results.connector_tax import verdicts as criteria
-from results.connector_tax.combined_taxes import Additive, Additivity, Decomposition, Trend, additive
+from results.connector_tax.combined_taxes import Additive, Additivity, Decomposition, Trend, judge_sum
 from results.connector_tax.manifest import NOT_RUN, RAN, SKIP
 from results.connector_tax.tax import Metric
 from results.records.frames import Gap
@@ -36,7 +36,7 @@ def split(share: Estimate, framework: Estimate | None = None) -> Decomposition:
 
 def stacked(relative_excess: Estimate, multi: Estimate | None = None) -> Additivity:
     tax = about(0.1, 0.2)
-    verdict, reason = additive(relative_excess)
+    verdict, reason = judge_sum(relative_excess)
     return Additivity(Metric.TTFT_P90, tax, tax, tax, multi or tax, tax, relative_excess, verdict, reason)
 
 
