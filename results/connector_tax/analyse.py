@@ -46,8 +46,6 @@ from results.statistics.judgement import Judgement
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """All that is known of a run from its folder."""
-
     facts: RunFacts
     cells: tuple[CellSummary, ...]
     saturation: Mapping[str, CellSaturation]

@@ -83,8 +83,6 @@ class RateChange:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two runs of one experiment."""
-
     first: RunFacts
     second: RunFacts
     latencies: tuple[LatencyChange, ...]

@@ -33,12 +33,10 @@ _SATURATED = "x marks a saturated cell, with the numbers of the criteria that fi
 
 
 def ttft_by_rate(analysis: Analysis) -> Figure:
-    """Figure 1."""
     return _latency_by_rate(analysis, 1, "TTFT p90", "ttft_p90_s")
 
 
 def tpot_by_rate(analysis: Analysis) -> Figure:
-    """Figure 2."""
     return _latency_by_rate(analysis, 2, "TPOT p90", "tpot_p90_s")
 
 
@@ -57,7 +55,6 @@ def _latency_by_rate(analysis: Analysis, number: int, name: str, value: str) -> 
 
 
 def throughput_by_rate(analysis: Analysis) -> Figure:
-    """Figure 3."""
     title = "Achieved by requested throughput, Phase A"
     cells = _phase_a(analysis)
     values = {"achieved_per_s": "effective_throughput_per_s", "ratio": "throughput_ratio"}

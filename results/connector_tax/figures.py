@@ -58,7 +58,6 @@ def _few_text(rows: Iterable[TaxRow]) -> str:
 
 
 def tax_bars(analysis: Analysis) -> Figure:
-    """Figure 4."""
     title = "Substrate tax at both reference rates, Phase A"
     rows = [row for row in analysis.taxes if row.phase == "A" and row.metric in RATIOS]
     table = _tax_table(rows)
@@ -83,7 +82,6 @@ def tax_bars(analysis: Analysis) -> Figure:
 
 
 def shape_heatmaps(analysis: Analysis) -> Figure:
-    """Figure 5."""
     title = "TTFT p90 tax by shape at ref_safe, Phase B"
     rows = [row for row in analysis.taxes if row.phase == "B" and row.metric == Metric.TTFT_P90]
     table = _tax_table(rows)
@@ -122,7 +120,6 @@ def decomposition_figure(analysis: Analysis) -> Figure:
 
 
 def additivity_figure(analysis: Analysis) -> Figure:
-    """Figure 8."""
     title = "Do the taxes of stacked connectors add up? (H4, at ref_safe)"
     sums = [row for row in analysis.additivity if None not in (row.total.value, row.multi.value)]
     if not sums:

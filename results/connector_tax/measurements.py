@@ -56,11 +56,9 @@ class Measurements:
 
     @property
     def loads(self) -> tuple[Load, ...]:
-        """Every load that any config was measured at."""
         return tuple(sorted(self._cells, key=lambda load: load.order))
 
     def configs(self, phase: str) -> tuple[str, ...]:
-        """Every config that has a cell in the phase."""
         names = {config for load, cells in self._cells.items() if load.phase == phase for config in cells}
         return tuple(sorted(names))
 

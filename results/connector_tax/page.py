@@ -40,8 +40,6 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One config."""
-
     config: str
     ttft: Change
     tpot: Change

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from results.connector_tax.analyse import Analysis
-from results.connector_tax.combined_taxes import FRAMEWORK, MOONCAKE, Additivity, Amplification, Decomposition, Trend
+from results.connector_tax.combined_taxes import MOONCAKE, Additivity, Amplification, Decomposition, Trend
 from results.connector_tax.tax import RATIOS, TITLES, Metric, TaxRow
 from results.measures.drift import Drift
 from results.measures.saturation import REF_LOAD, REF_SAFE, ReferenceRates, describe_rate
@@ -14,6 +14,7 @@ from results.measures.summary import CellSummary
 from results.records.manifest import ManifestRow
 from results.report.judgements import judgement_table, rules_table
 from results.report.table import NOT_MEASURED, Column, Table, gap_table, make_table
+from results.report.terms import term
 from results.statistics.estimates import Estimate
 from results.statistics.trials import MIN_PAIRED
 
@@ -267,8 +268,8 @@ def judgement_tables(analysis: Analysis) -> tuple[Table, ...]:
 
 def contrast_tables(analysis: Analysis) -> tuple[Table, ...]:
     """What the taxes at the reference rates say together."""
-    parts = f"Framework = the tax of {FRAMEWORK}; implementation = the config's tax - the framework's."
-    queueing = "Difference = tax(ref_load) - tax(ref_safe): what queueing adds to the cost of the steps themselves."
+    parts = f"Framework = {term('framework cost').meaning}; implementation = {term('implementation cost').meaning}."
+    queueing = f"Difference = {term('amplification by load').meaning}."
     return (
         make_table("Decomposition at ref_safe", DECOMPOSITION_COLUMNS, analysis.decomposition, parts),
         make_table("Additivity at ref_safe", ADDITIVITY_COLUMNS, analysis.additivity),
@@ -279,7 +280,7 @@ def contrast_tables(analysis: Analysis) -> tuple[Table, ...]:
 def trend_tables(analysis: Analysis) -> tuple[Table, ...]:
     """Taxes along the lengths (every line of mooncake_both, the mean of the others), and drift over the run."""
     shown = [row for row in analysis.trends if row.at is None or row.config == MOONCAKE]
-    slope = "Slope: least squares over log2 of the length. Steps: from one length to the next, their bounds jointly."
+    slope = f"Slope: {term('slope of a tax').meaning}. Steps: from one length to the next, their bounds jointly."
     drift = "A config against itself under the same load at another time: what moved is not the config's."
     return (
         make_table("Taxes along the lengths (Phase B)", TREND_COLUMNS, shown, slope),

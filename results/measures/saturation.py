@@ -59,11 +59,9 @@ class ReferenceRates:
     cells: tuple[CellSaturation, ...] = field(default_factory=tuple)
 
     def reason_for(self, name: str) -> str:
-        """The reason behind `ref_safe` or `ref_load`."""
         return self.ref_safe_reason if name == REF_SAFE else self.ref_load_reason
 
     def rate(self, name: str) -> float | None:
-        """The rate called `ref_safe` or `ref_load`."""
         return self.ref_safe_per_s if name == REF_SAFE else self.ref_load_per_s
 
     def to_json(self) -> bytes:

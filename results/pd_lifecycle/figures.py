@@ -15,6 +15,7 @@ from results.pd_lifecycle.summary import values_of
 from results.pd_lifecycle.transfer_regression import transfers_of
 from results.records.lifecycle import HANDSHAKE, PHASES, LifecycleRecord, parts_of
 from results.report.figure import Figure
+from results.report.terms import term
 from results.statistics.estimates import LEVEL, Estimate
 
 BREAKDOWN, BANDWIDTH, COST, OVERHEAD, VOLUME = 1, 2, 3, 4, 5
@@ -94,8 +95,8 @@ def bandwidth_figure(analysis: LifecycleAnalysis) -> Figure:
     if knee.bytes.value is not None:
         lines["knee"] = knee.bytes.value
     caption = (
-        "Dots: single transfers, bytes over the time in which a write was in progress. Circles: their median for each "
-        f"N, with its {LEVEL:.0%} interval where there are enough. {_limit_text(knee)} {link_text(analysis)}"
+        f"Dots: single transfers, {term('write bandwidth').meaning}. Circles: their median for each N, with its "
+        f"{LEVEL:.0%} interval where there are enough. {_limit_text(knee)} {link_text(analysis)}"
     )
     columns = ["kind", "bytes", "gbps", "low", "high"]
     return Figure(BANDWIDTH, title, caption, pd.DataFrame(rows, columns=columns), lines)

@@ -19,6 +19,7 @@ from results.pd_lifecycle.volumes import Volume
 from results.records.lifecycle import HANDSHAKE_PARTS, PHASES
 from results.report.judgements import judgement_table, rules_table
 from results.report.table import NOT_MEASURED, Column, Table, gap_table, make_table
+from results.report.terms import term
 from results.statistics.estimates import Estimate, figure
 from results.statistics.judgement import few_launches
 
@@ -104,7 +105,7 @@ def _spread_text(spread: Spread) -> str:
 
 def bandwidth_table(analysis: LifecycleAnalysis) -> Table:
     note = (
-        "Bandwidth: bytes over the time in which a write was in progress. Of link: of the first bandwidth named here. "
+        f"Bandwidth: {term('write bandwidth').meaning}. Of link: of the first bandwidth named here. "
         f"{_limit_text(analysis.costs.knee)} {link_text(analysis)}"
     )
     return make_table("Bandwidth by size", BANDWIDTH_COLUMNS, analysis.costs.curve, note)

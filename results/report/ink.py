@@ -52,7 +52,6 @@ class Pen:
     dashes: Any
 
     def line(self) -> dict[str, Any]:
-        """Arguments of a line."""
         return {"color": self.color, "marker": self.marker, "linestyle": self.dashes}
 
 

@@ -45,7 +45,6 @@ class Column(Generic[Row]):
         return f"{self.name} {self.unit}".strip()
 
     def show(self, row: Row) -> str:
-        """The cell of this row."""
         value = self.value(row)
         if isinstance(value, Estimate):
             return value.text(self.digits, self.scale)

@@ -78,7 +78,6 @@ def figure(value: float, digits: int = 4) -> str:
 
 
 def unknown(reason: str, n: int = 0) -> Estimate:
-    """An estimate that could not be made."""
     return Estimate(value=None, n=n, reason=reason)
 
 
@@ -143,7 +142,6 @@ def samples_needed(p: float, level: float = LEVEL) -> int:
 
 
 def too_small(n: int, p: float, level: float = LEVEL) -> str:
-    """Why a bound is missing."""
     return f"{n} samples are too few for a {level:.0%} interval of p{p * 100:g} (needs {samples_needed(p, level)})"
 
 

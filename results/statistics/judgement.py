@@ -43,8 +43,6 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """One rule applied to numbers."""
-
     name: str
     """Short and unique among its kind: `H1`, `3`, `D5`, `no thrashing: ear`."""
     claim: str

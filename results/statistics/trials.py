@@ -30,8 +30,6 @@ Draws = Callable[[], Samples | str]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One number in one trial."""
-
     value: float
     n: int
     """Samples behind it; of several cells, the fewest."""
@@ -41,15 +39,12 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One number, once per trial."""
-
     trials: Mapping[int, Trial]
     reason: str = ""
     """Why it has no trial, or lacks one."""
 
 
 def unmeasured(reason: str) -> Measured:
-    """A number that no trial has."""
     return Measured({}, reason)
 
 

@@ -79,22 +79,6 @@ def test_no_image_names_a_day_or_a_version(drawn: dict[int, Figure]) -> None:
         assert b"atplotlib version" not in image
 
 
-def test_the_numbers_beside_are_those_of_the_analysis(drawn: dict[int, Figure], analysis: Analysis) -> None:
-    curve = {(row["config"], row["rate_per_s"]): row for row in drawn[1].table.to_dict("records")}
-    for cell in (cell for cell in analysis.cells if cell.phase == "A"):
-        estimate = cell.estimate("ttft_p90_s")
-        row = curve[cell.config, cell.rate_per_s]
-        assert (row["ttft_p90_s"], row["ttft_p90_s_low"], row["ttft_p90_s_high"]) == (
-            estimate.value,
-            estimate.low,
-            estimate.high,
-        )
-        assert row["saturated"] == analysis.saturation[cell.path].saturated
-    taxes = {(row.reference, row.config, row.metric): row.estimate.value for row in analysis.taxes if row.phase == "A"}
-    for row in drawn[4].table.to_dict("records"):
-        assert row["tax"] == taxes[row["reference"], row["config"], row["metric"]]
-
-
 def test_a_saturated_point_names_its_criteria(drawn: dict[int, Figure]) -> None:
     table = drawn[1].table.set_index(["config", "rate_per_s"])
     assert table.loc[("mooncake_both", 4.0), "criteria_fired"] == "1,2,3"

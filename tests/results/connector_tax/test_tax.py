@@ -22,6 +22,7 @@ from tests.results.connector_tax.synthetic import (
     write_measured_run,
     write_run,
 )
+from tests.results.statistics.in_memory import covers
 
 PLAIN = Behaviour(step_us=40, engine_step_us=1500)
 MOONCAKE = Behaviour(
@@ -51,27 +52,21 @@ def _row(analysis: Analysis, config: str, metric: Metric, **where: object) -> Ta
     return row
 
 
-def _covers(row: TaxRow, truth: float) -> bool:
-    assert row.estimate.low is not None
-    assert row.estimate.high is not None
-    return row.estimate.low <= truth <= row.estimate.high
-
-
 def test_the_reference_rates_are_those_of_the_knees(analysis: Analysis) -> None:
     assert (analysis.rates.ref_safe_per_s, analysis.rates.ref_load_per_s) == (4.0, 8.0)
 
 
 def test_known_latency_taxes_lie_in_their_intervals(analysis: Analysis) -> None:
     ttft = _row(analysis, "mooncake_both", Metric.TTFT_P90)
-    assert _covers(ttft, 0.45)
+    assert covers(ttft.estimate, 0.45)
     assert ttft.verdict == Verdict.HIGHER
     assert ttft.estimate.n == 3 * 400
-    assert _covers(_row(analysis, "mooncake_both", Metric.TPOT_P90), 0.25)
+    assert covers(_row(analysis, "mooncake_both", Metric.TPOT_P90).estimate, 0.25)
 
 
 def test_no_tax_is_not_distinguishable(analysis: Analysis) -> None:
     row = _row(analysis, "noop_connector", Metric.TTFT_P90)
-    assert _covers(row, 0.0)
+    assert covers(row.estimate, 0.0)
     assert row.verdict == Verdict.NOT_DISTINGUISHABLE
     assert str(row.verdict) == "not distinguishable"
 
@@ -102,7 +97,7 @@ def test_both_references_are_quoted_and_the_loaded_one_is_worse(analysis: Analys
 def test_every_shape_of_phase_b_has_its_tax(analysis: Analysis) -> None:
     for shape in ("512x64", "4096x64"):
         row = _row(analysis, "mooncake_both", Metric.TTFT_P90, phase="B", shape=shape)
-        assert _covers(row, 0.45)
+        assert covers(row.estimate, 0.45)
         assert row.reference == "ref_safe"
     steps = [row for row in analysis.taxes if row.phase == "B" and row.metric not in (Metric.TTFT_P90, Metric.TPOT_P90)]
     assert steps == []
