@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,14 @@ _SHELL = re.compile(
     r"^(environment/(PWD|OLDPWD|_|SHLVL|TERM|COLUMNS|LINES|M\w*FLAGS|MAKELEVEL|SSH_\w+|TRACON_WORKSPACE))$"
 )
 """Where a run was started from, not what it was."""
+
+
+class _Launch(msgspec.Struct, frozen=True):
+    started_by: str = ""
+    cwd: str = ""
+    ports: Mapping[str, int] = {}
+    argv: Sequence[str] = ()
+    env: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,21 +118,18 @@ def _read_environment(layout: ConfigLayout) -> dict[str, str]:
 def _read_launch(layout: ConfigLayout) -> dict[str, str]:
     """Arguments and environment of the last launch, without what belongs to this run alone."""
     try:
-        config = msgspec.json.decode(layout.config_json.read_bytes())
+        launch = msgspec.json.decode(layout.config_json.read_bytes(), type=_Launch)
     except (OSError, msgspec.DecodeError):  # a gap of the run's own analysis
         return {}
-    if not isinstance(config, dict):
-        return {}
-    own = str(Path(config["cwd"]).parent.parent) if isinstance(config.get("cwd"), str) else "\0"
-    ports = {str(port) for port in config["ports"].values()} if isinstance(config.get("ports"), dict) else set()
-    stated = {"launch/started_by": str(config.get("started_by", ""))}
-    argv = [str(word) for word in config.get("argv") or ()]
+    own = str(Path(launch.cwd).parent.parent) if launch.cwd else "\0"
+    ports = {str(port) for port in launch.ports.values()}
+    stated = {"launch/started_by": launch.started_by}
+    argv = launch.argv
     for place, word in enumerate(argv):
         if word.startswith("--"):
             value = argv[place + 1] if place + 1 < len(argv) and not argv[place + 1].startswith("--") else ""
             stated[f"launch/{word}"] = "(its port)" if value in ports else value.replace(own, "RUN")
-    environment = config.get("env")
-    for name, value in environment.items() if isinstance(environment, dict) else ():
+    for name, value in launch.env.items():
         if name not in _LAUNCH_OWN:
-            stated[f"launch/{name}"] = "(its port)" if str(value) in ports else str(value).replace(own, "RUN")
+            stated[f"launch/{name}"] = "(its port)" if value in ports else value.replace(own, "RUN")
     return stated

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 
 from results.measures.summary import CellSummary
@@ -96,21 +93,3 @@ def _step_timing(done: Iterable[CellSummary]) -> tuple[bool | None, str]:
         return None, ""
     reasons = dict.fromkeys(str(timing.get("reason")) for timing in timings if not timing.get("available"))
     return not reasons, "; ".join(reasons)
-
-
-def to_tsv(rows: Iterable[ManifestRow]) -> bytes:
-    """The rows under a header line; tabs and newlines inside a value become spaces."""
-    text = io.StringIO()
-    writer = csv.writer(text, delimiter="\t", lineterminator="\n", quoting=csv.QUOTE_NONE, quotechar=None)
-    columns = [column.name for column in fields(ManifestRow)]
-    writer.writerow(columns)
-    writer.writerows([_format_cell(getattr(row, name)) for name in columns] for row in rows)
-    return text.getvalue().encode()
-
-
-def _format_cell(value: object) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return " ".join(str(value).split())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,18 @@ import pandas as pd
 from results.connector_tax.analyse import Analysis, analyse
 from results.connector_tax.draw import DRAWERS
 from results.connector_tax.figures import build_figures
-from results.connector_tax.manifest import to_tsv
 from results.connector_tax.report import build_report
 from results.connector_tax.tables import FIGURES_BEFORE
 from results.connector_tax.tax import TaxRow
 from results.measures.summary import CellSummary, flatten_values
 from results.records.layout import ConfigLayout, RunLayout
+from results.records.manifest import ManifestRow
 from results.report.content import Report
 from results.report.document import report_title
 from results.report.judgements import VERDICTS_FORMAT
 from results.report.output import Outputs, write_outputs
 
+_MANIFEST_FIELDS = [field.name for field in fields(ManifestRow)]
 FORMAT = 1
 """Version of aggregate.json, tax.json and summary.json."""
 
@@ -39,7 +41,7 @@ def analyse_run(root: Path) -> Analysis:
         aggregate=build_aggregate(analysis),
         rows=flat_cells(analysis),
         verdicts=build_verdicts(analysis),
-        manifest=to_tsv(analysis.manifest),
+        manifest=pd.DataFrame(analysis.manifest, columns=_MANIFEST_FIELDS, dtype=object),
         report=Report(
             report_title(analysis.facts), build_report(analysis), build_figures(analysis, root), FIGURES_BEFORE, DRAWERS
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,8 +28,8 @@ class Outputs:
     rows: pd.DataFrame
     """`aggregate.csv` and `.parquet`: a row per cell, or per request."""
     verdicts: object
-    manifest: pd.DataFrame | bytes
-    """`MANIFEST.tsv`: a row per config, policy or configuration, or the file's bytes."""
+    manifest: pd.DataFrame
+    """`MANIFEST.tsv`: a row per config, policy or configuration."""
     report: Report
     more: Mapping[Path, object] = field(default_factory=dict)
     """Further files by path: a frame as the suffix says, anything else as JSON."""
@@ -46,8 +47,18 @@ def write_frame(path: Path, frame: pd.DataFrame) -> None:
         pq.write_table(pa.Table.from_pandas(frame, preserve_index=False), sink)
         write_atomic(path, sink.getvalue())
         return
-    separator = {".csv": ",", ".tsv": "\t"}[path.suffix]
-    write_atomic(path, frame.to_csv(index=False, sep=separator, lineterminator="\n").encode())
+    if path.suffix == ".tsv":
+        text = frame.map(_to_tsv_cell).to_csv(index=False, sep="\t", lineterminator="\n", quoting=csv.QUOTE_NONE)
+    else:
+        text = frame.to_csv(index=False, lineterminator="\n")
+    write_atomic(path, text.encode())
+
+
+def _to_tsv_cell(value: object) -> str:
+    """Tabs and newlines inside a value become spaces: no field is quoted."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "" if value is None else " ".join(str(value).split())
 
 
 def write_outputs(layout: RunLayout, outputs: Outputs) -> None:
@@ -56,10 +67,7 @@ def write_outputs(layout: RunLayout, outputs: Outputs) -> None:
     write_frame(layout.aggregate_csv, outputs.rows)
     write_frame(layout.aggregate_parquet, outputs.rows)
     write_json(layout.verdicts_json, outputs.verdicts)
-    if isinstance(outputs.manifest, bytes):
-        write_atomic(layout.manifest, outputs.manifest)
-    else:
-        write_frame(layout.manifest, outputs.manifest)
+    write_frame(layout.manifest, outputs.manifest)
     for path, value in outputs.more.items():
         if isinstance(value, pd.DataFrame):
             write_frame(path, value)
