@@ -23,6 +23,7 @@ TAX_AT_LEAST = 0.10
 """H1."""
 TAX_PRIOR = (0.25, 0.60)
 """H1: the trace replay's +45 % is accepted in here."""
+_PRIOR_RANGE = "[25%, 60%]"
 GAP_WITHIN = (0.05, 0.10)
 """H2: tax(mooncake_both) - tax(nixl_both); the trace replay had 7 pp."""
 _GAP_RANGE = "[5 pp, 10 pp]"
@@ -50,8 +51,7 @@ def judge_tax(tax: Estimate) -> Judgement:
         outcome=outcome,
         quantity="tax_ttft_p90(mooncake_both) at ref_safe",
         measured=tax,
-        numbers={},
-        prior=f"+45% in the trace replay, accepted in {_format_range(TAX_PRIOR)}: {within}",
+        prior=f"+45% in the trace replay, accepted in {_PRIOR_RANGE}: {within}",
         reason=reason,
     )
 
@@ -263,7 +263,3 @@ def _why_undecided(estimate: Estimate, *limits: float, shown: str = "") -> str:
         return f"{shown}: no verdict, {estimate.reason}"
     crossed = [f"{limit:.0%}" for limit in limits if estimate.low <= limit <= estimate.high]
     return f"{shown} straddles {' and '.join(crossed)}"
-
-
-def _format_range(limits: tuple[float, float]) -> str:
-    return f"[{limits[0]:.0%}, {limits[1]:.0%}]"

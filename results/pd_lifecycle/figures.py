@@ -170,7 +170,10 @@ def overhead_figure(analysis: LifecycleAnalysis) -> Figure:
         {
             "prior_context": cell.prior_context,
             "new_tokens": cell.new_tokens,
-            **_interval_columns("overhead_ms", cell.overhead_ms),
+            "overhead_ms": cell.overhead_ms.value,
+            "overhead_ms_low": cell.overhead_ms.low,
+            "overhead_ms_high": cell.overhead_ms.high,
+            "overhead_ms_n": cell.overhead_ms.n,
             "relative": cell.relative,
             "pdsep_ttft_ms": cell.pdsep_ttft_ms.value,
             "colo_ttft_ms": cell.colo_ttft_ms.value,
@@ -203,10 +206,6 @@ def _contour_text(table: pd.DataFrame) -> str:
 def _format_break_evens(analysis: LifecycleAnalysis) -> str:
     texts = [f"C={one.prior_context}: {one.text}" for one in analysis.break_evens]
     return f"{'; '.join(texts)}." if texts else ""
-
-
-def _interval_columns(name: str, estimate: Estimate) -> dict[str, object]:
-    return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high, f"{name}_n": estimate.n}
 
 
 def volume_figure(analysis: LifecycleAnalysis) -> Figure:
