@@ -40,9 +40,9 @@ def export_content(report: Report, section: str) -> tuple[str, bytes]:
     """The file's ending and what it holds: a table or the points of a chart, else the whole report."""
     part = report.sections.get(section)
     if part is None:
-        from results.report.document import markdown
+        from results.report.document import render_markdown
 
-        return "md", markdown("Report", report.opening, report.tables, (), report.limits).encode()
+        return "md", render_markdown("Report", report.text).encode()
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(_list_rows(part))
     return "csv", text.getvalue().encode()

@@ -25,6 +25,7 @@ from state.view import RunView
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from results.report.content import ReportText
     from results.report.table import Table
 
 EVERY_S = 10.0
@@ -43,9 +44,7 @@ Progress = tuple[int, int]
 class Report:
     """What a run's experiment says of it."""
 
-    opening: str
-    tables: tuple[Table, ...]
-    limits: tuple[str, ...]
+    text: ReportText
     charts: tuple[Chart, ...] = ()
     page: Callable[[int], RenderableType] | None = None
     """For this many columns."""
@@ -54,7 +53,7 @@ class Report:
     def sections(self) -> Mapping[str, Table | Chart]:
         """Every table, then every chart, by a name made of its title."""
         named: dict[str, Table | Chart] = {}
-        parts: tuple[Table | Chart, ...] = (*self.tables, *self.charts)
+        parts: tuple[Table | Chart, ...] = (*self.text.tables, *self.charts)
         for part in parts:
             name = re.sub(r"[^a-z0-9]+", "-", part.title.lower()).strip("-")
             named[name if name not in named else f"{name}-{len(named)}"] = part
@@ -135,7 +134,7 @@ def analyse_folder(folder: Path, experiment: str) -> Findings:
         text = results.report(analysis)
         charts = results.charts(analysis) if results.charts is not None else ()
         page = partial(results.page, analysis, folder) if results.page is not None else None
-        return Findings(Report(text.opening, text.tables, text.limits, charts, page), time.time())
+        return Findings(Report(text, charts, page), time.time())
     except Exception as error:  # noqa: BLE001 (a damaged folder shows its error in the panel; the console goes on)
         remedy = getattr(error, "remedy", "")
         return Findings(None, time.time(), f"{type(error).__name__}: {error}{f'. {remedy}' if remedy else ''}")

@@ -10,24 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from results.report.content import ReportText
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from results.records.layout import RunLayout
     from results.report.chart import Chart
-    from results.report.table import Table
 
 Analysis = TypeVar("Analysis")
-
-
-@dataclass(frozen=True, slots=True)
-class ReportText:
-    """A report without its figures."""
-
-    opening: str
-    tables: tuple[Table, ...]
-    limits: tuple[str, ...]
-    """What its numbers do not say."""
 
 
 @dataclass(frozen=True, slots=True)

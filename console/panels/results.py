@@ -122,7 +122,7 @@ class ResultsPanel(Panel):
         number = row_number(key)
         if number is None:
             return None
-        return Opening(part.rows[number][0] or part.title, row_facts(self.report.tables, part, number))
+        return Opening(part.rows[number][0] or part.title, row_facts(self.report.text.tables, part, number))
 
     def export(self) -> Export | None:
         report, section = self.report, self.section
@@ -165,13 +165,13 @@ class ResultsPanel(Panel):
         elif part is None:
             from results.report.document import rich_tables
 
-            self._text.update(rich_tables(report.opening, report.tables, report.limits))
+            self._text.update(rich_tables(report.text))
             self._arrange(text=True)
         elif isinstance(part, Chart):
             self._show_chart(part, tone_of)
         else:
-            is_first = report.tables[0] is part
-            self._show_table(part, tone_of, report.opening if is_first else "")
+            is_first = report.text.tables[0] is part
+            self._show_table(part, tone_of, report.text.opening if is_first else "")
             self._arrange(part.note, table=True)
 
     @property

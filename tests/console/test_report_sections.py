@@ -14,6 +14,7 @@ from console.findings import PAGE, WHOLE, Report, list_sections
 from console.rows.report import Section, chart_table, row_facts, row_number, table_section
 from console.widgets.section_bar import label_sections
 from results.report.chart import Chart, Line, Point
+from results.report.content import ReportText
 from results.report.table import Table
 
 TABLES = (
@@ -21,15 +22,15 @@ TABLES = (
     Table("Differences", ("policy", "verdict"), (("sticky", "slower"),), note="paired by turn"),
 )
 CURVES = Chart("TTFT", "req/s", "TTFT p90, ms", (Line("plain", (Point(2.0, 20.0, 18.0, 22.0), Point(4.0, 41.5))),))
-REPORT = Report("Two policies.", TABLES, ("nothing about a GPU",), (CURVES,))
+REPORT = Report(ReportText("Two policies.", TABLES, ("nothing about a GPU",)), (CURVES,))
 
 
 def test_the_page_every_table_every_chart_and_the_whole_report_are_sections() -> None:
     parts = {"policies": "Policies", "differences": "Differences", "ttft": "TTFT", WHOLE: "Report"}
     assert dict(list_sections(REPORT)) == parts
-    paged = Report(REPORT.opening, TABLES, (), (CURVES,), page=lambda width: "")
+    paged = Report(REPORT.text, (CURVES,), page=lambda width: "")
     assert list(list_sections(paged)) == [PAGE, *parts]
-    twice = Report("", (TABLES[0], TABLES[0]), ())
+    twice = Report(ReportText("", (TABLES[0], TABLES[0]), ()))
     assert len(twice.sections) == 2
 
 

@@ -110,8 +110,8 @@ async def test_each_table_of_the_report_is_a_section_and_nothing_is_cut_off(
     assert report is not None
     async with watching(finished[experiment], NARROW) as pilot:
         panel = await opened(pilot, next(iter(report.sections)))
-        await until(pilot, lambda: report.opening in " ".join(" ".join(panel.table.text()).split()), "no opening")
-        for table in report.tables[:3]:
+        await until(pilot, lambda: report.text.opening in " ".join(" ".join(panel.table.text()).split()), "no opening")
+        for table in report.text.tables[:3]:
             await sees(pilot, table.title)
             assert not any("…" in line for line in panel.table.text()), table.title
             await pilot.press("right")
