@@ -210,6 +210,38 @@ def test_the_engine_does_not_inherit_the_settings_of_our_own_python() -> None:
     assert env == {"PATH": "/bin", "A": "1"}
 
 
+@pytest.mark.parametrize(
+    ("online", "usable"),
+    [
+        ({0}, {0}),
+        (set(range(4)), set(range(4))),
+        (set(range(64)), {5, 63}),
+        ({*range(0, 32), *range(40, 96)}, {*range(0, 32), *range(40, 96)}),
+    ],
+    ids=["1 core", "4 cores", "2 of 64 cores", "2 sockets with cores 32 to 39 offline"],
+)
+@pytest.mark.parametrize("config", ["plain", "nixl_both"])
+def test_an_engine_gets_one_thread_and_every_core_of_any_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: str, online: set[int], usable: set[int]
+) -> None:
+    """Two engines of a comparison must compute alike: no thread count follows from the host, and none is pinned."""
+    here = spec_of(tmp_path, config)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("the affinity is the user's")
+
+    monkeypatch.setattr(os, "cpu_count", lambda: len(online))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: usable)
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    assert spec_of(tmp_path, config) == here
+    inherited = {"OMP_NUM_THREADS": "64", "OMP_PLACES": "{0:64}", "OMP_PROC_BIND": "true", "GOMP_CPU_AFFINITY": "0-63"}
+    env = whole_env(here.env, inherited)
+    assert (env["OMP_NUM_THREADS"], env["VLLM_CPU_OMP_THREADS_BIND"]) == ("1", "nobind")
+    assert not env.keys() & {"OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"}
+    with_threads = whole_env({"A": "1"}, inherited)
+    assert with_threads["OMP_PROC_BIND"] == "true", "an engine of a profile without a thread count keeps the user's"
+
+
 def test_a_profile_of_another_model_writes_no_tiny_model(tmp_path: Path) -> None:
     assert spec_of(tmp_path, profile="h20-qwen3-coder-30b").tiny_model is None
     tiny = spec_of(tmp_path).tiny_model
