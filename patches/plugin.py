@@ -26,11 +26,13 @@ def register() -> None:
         _run_guarded("names of deaths", _name_deaths)
     if os.environ.get(CPU_CONNECTORS_VARIABLE) == "1":
         _run_guarded("AMX tiles", _request_amx)
+        _run_guarded("run of the model before the first request", _warm_workers)
         _run_guarded("CPU connector shims", _adapt_connectors)
     if os.environ.get(REPAIRS_VARIABLE) == "1":
         _run_guarded("repair of MultiConnector's metrics", _repair_faults)
     if step_log:
         _run_guarded("step probe", lambda: _install_probe(step_log))
+        _run_guarded("watch of the workers", _watch_workers)
     if transfer_log:
         _run_guarded("transfer probe", lambda: _install_transfer_probe(transfer_log))
 
@@ -46,6 +48,12 @@ def _request_amx() -> None:
     from . import cpu_engine
 
     cpu_engine.request_amx_here_and_in_forks()
+
+
+def _warm_workers() -> None:
+    from . import cpu_engine
+
+    cpu_engine.warm_each_worker()
 
 
 def _adapt_connectors() -> None:
@@ -68,6 +76,12 @@ def _install_probe(step_log: str) -> None:
     reason = step_probe.install(step_log).timing_reason
     if reason is not None:
         print(f"[tracon] step timing off: {reason} (pid {os.getpid()})", file=sys.stderr, flush=True)
+
+
+def _watch_workers() -> None:
+    from . import stalls
+
+    stalls.watch_each_worker()
 
 
 def _install_transfer_probe(folder: str) -> None:
