@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -112,22 +113,15 @@ def run_plan(plan: InstallPlan, progress: Progress) -> dict[str, str]:
             libraries = provide(plan.kind, plan.site_packages, plan.partial / "borrowed")
             environ |= {**library_env(libraries), "PYTHONDONTWRITEBYTECODE": "1"}
         progress(number, len(plan.steps), step.title)
-        tell = _ProgressLines(progress, number, len(plan.steps))
-        output = run_step(step, environ, log, tell)
+        output = run_step(step, environ, log, partial(_tell_progress, progress, number, len(plan.steps)))
     verdict = next((line for line in reversed(output) if line.startswith(VERIFIED)), VERIFIED + "{}")
     imports: dict[str, str] = json.loads(verdict.removeprefix(VERIFIED))
     return imports
 
 
-class _ProgressLines:
-    """Passes on a step's progress lines."""
-
-    def __init__(self, progress: Progress, number: int, of: int) -> None:
-        self._progress, self._number, self._of = progress, number, of
-
-    def __call__(self, line: str) -> None:
-        if _TOLD.match(line):
-            self._progress(self._number, self._of, line)
+def _tell_progress(progress: Progress, number: int, of: int, line: str) -> None:
+    if _TOLD.match(line):
+        progress(number, of, line)
 
 
 def run_step(step: Step, environ: Mapping[str, str], log: Path, tell: Callable[[str], None]) -> deque[str]:

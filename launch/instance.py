@@ -106,6 +106,8 @@ class Instance:
     def __init__(self, spec: LaunchSpec, identity: ProcessIdentity, link: GuardLink, started_ns: int) -> None:
         self.spec = spec
         self.identity = identity
+        self.name, self.url, self.model, self.pid = spec.instance, spec.url, spec.model, identity.pid
+        self.ports = spec.ports
         self._link = link
         self._started_ns = started_ns
         self._log_from = {path: path.stat().st_size for path in dict.fromkeys((spec.stdout, spec.stderr))}
@@ -117,27 +119,6 @@ class Instance:
         self._death: EngineDeath | None = None
         self._stopped: asyncio.Task[StopReport] | None = None
         self._watch = asyncio.create_task(self._end_when_unguarded())
-
-    @property
-    def name(self) -> str:
-        return self.spec.instance
-
-    @property
-    def url(self) -> str:
-        return self.spec.url
-
-    @property
-    def model(self) -> str:
-        return self.spec.model
-
-    @property
-    def pid(self) -> int:
-        return self.identity.pid
-
-    @property
-    def ports(self) -> Mapping[str, int]:
-        """Every port it was given, by purpose."""
-        return self.spec.ports
 
     @property
     def exit_code(self) -> int | None:
