@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
 from typing import Any
 
 from .cpu_connectors import is_cpu_build
-from .hooks import replace_on_instance
+from .hooks import replace_on_instance, surround
 from .workers import change_each_worker
 
 WARM_TOKENS = 16
@@ -58,25 +57,20 @@ def warm_each_worker() -> None:
 
 
 def _warm_at_end_of_start(worker: Any) -> None:  # noqa: ANN401 - a class of vLLM's
-    def wrap(original: Callable[[], object]) -> Callable[[], object]:
-        def compile_or_warm_up_model() -> object:
-            try:
-                run_model_once(worker.model_runner)
-            except Exception as error:  # noqa: BLE001 - the engine must start; its first request is then slower
-                _write_line(f"the model was not run before the first request: {type(error).__name__}: {error}")
-            return original()  # resets the random seed, which the run has used
-
-        return compile_or_warm_up_model
-
-    why = replace_on_instance(worker, "compile_or_warm_up_model", 0, wrap)
+    # The method wrapped resets the random seed, which the run uses.
+    run_first = surround(before=lambda: run_model_once(worker.model_runner))
+    why = replace_on_instance(worker, "compile_or_warm_up_model", 0, run_first)
     if why is not None:
         _write_line(f"the model will not be run before the first request: compile_or_warm_up_model is {why}")
 
 
 def run_model_once(runner: Any) -> None:  # noqa: ANN401 - a class of vLLM's
     """Forward pass, attention and sampler on made-up tokens, as vLLM itself does on a GPU. It writes no KV."""
-    _, last_hidden_states = runner._dummy_run(WARM_TOKENS, force_attention=True, skip_eplb=True)
-    runner._dummy_sampler_run(last_hidden_states)
+    try:
+        _, last_hidden_states = runner._dummy_run(WARM_TOKENS, force_attention=True, skip_eplb=True)
+        runner._dummy_sampler_run(last_hidden_states)
+    except Exception as error:  # noqa: BLE001 - the engine must start; its first request is then slower
+        _write_line(f"the model was not run before the first request: {type(error).__name__}: {error}")
 
 
 def _write_line(text: str) -> None:

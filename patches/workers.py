@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
 from collections.abc import Callable
 from typing import Any
+
+from .hooks import load, replace_once, surround
 
 MODULE = "vllm.v1.worker.worker_base"
 
 
 def change_each_worker(change: Callable[[Any], None], mark: str) -> None:
     """Call `change(worker)` with every worker made from now on; once per `mark`. `change` must not raise."""
-    base = importlib.import_module(MODULE).WorkerBase
-    original = base.__init__
-    if hasattr(base, mark):
-        return
-
-    @functools.wraps(original)
-    def __init__(self: object, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        change(self)
-
-    base.__init__ = __init__
-    setattr(base, mark, True)
+    hand_out = surround(after=lambda _, worker, *__: change(worker))
+    replace_once(load(MODULE).WorkerBase, "__init__", hand_out, mark)
