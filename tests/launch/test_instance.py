@@ -22,7 +22,8 @@ from launch.errors import LaunchError
 from launch.instance import HOLD_CALLS, CrashedAtStart, ReadyTimeout, end_leftover
 from launch.local import LocalBackend
 from launch.ports import LOOPBACK, PortTaken, free_port, is_free
-from launch.processes import ProcessIdentity, boot_id, identify, is_same, members
+from launch.processes import ProcessIdentity, identify, is_same, members
+from state.process import boot_id
 from tests.launch.engines import ENGINE, PROFILE, ignore_start, program, started
 from tests.launch.programs import CHILD_DIES, STUBBORN, pids_noted, running, wait_until
 
