@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from . import hooks
-from .engine_steps import EngineSteps, Scheduler, time_scheduler_connector, wrap_init, wrap_schedule, wrap_update
-from .hooks import HookCheck, check_hooks, replace_on_class
+from .engine_steps import EngineSteps, Scheduler, time_scheduler_connector, wrap_schedule, wrap_update
+from .hooks import HookCheck, check_hooks, replace_on_class, surround
 from .stalls import begin_watch
 from .worker_steps import WorkerSteps, time_worker_connector
 
@@ -30,10 +30,11 @@ def install(log_path: str) -> HookCheck:
     check = check_hooks()
     engine = EngineSteps(log_path, check)
 
-    def watch(scheduler: Scheduler) -> None:
+    def constructed(_: None, scheduler: Scheduler, *__: object) -> None:
+        engine.constructed(scheduler)
         begin_watch(lambda: engine.open_step(scheduler))
 
-    replace_on_class(hooks.SCHEDULER_INIT, check, lambda original: wrap_init(original, engine, watch), _MARK)
+    replace_on_class(hooks.SCHEDULER_INIT, check, surround(after=constructed), _MARK)
     replace_on_class(hooks.SCHEDULE, check, lambda original: wrap_schedule(original, engine), _MARK)
     replace_on_class(hooks.UPDATE, check, lambda original: wrap_update(original, engine), _MARK)
     replace_on_class(
