@@ -111,9 +111,7 @@ def build_launch(
         profile=profile.name,
         launch=launch,
         argv=(
-            str(engine.python),
-            "-m",
-            SERVER_MODULE,
+            *(str(engine.python), "-m", SERVER_MODULE),
             *_build_arguments(profile, config, str(tiny or profile.model.source), port),
             *extra_args,
         ),
@@ -162,17 +160,8 @@ def _build_executor_env(profile: Profile) -> dict[str, str]:
 
 
 def _build_arguments(profile: Profile, config: ConnectorConfig, model: str, port: int) -> list[str]:
-    arguments = [
-        "--model",
-        model,
-        "--served-model-name",
-        profile.model.served_name,
-        "--host",
-        LOOPBACK,
-        "--port",
-        str(port),
-    ]
-    arguments += _build_engine_arguments(profile.engine)
+    arguments = ["--model", model, "--served-model-name", profile.model.served_name]
+    arguments += ["--host", LOOPBACK, "--port", str(port), *_build_engine_arguments(profile.engine)]
     if profile.launch.executor:
         arguments += ["--distributed-executor-backend", profile.launch.executor]
     transfer = config.kv_transfer_on(profile.engine.kind)

@@ -109,11 +109,9 @@ def find_engine(kind: str, engine_python: Path | None = None) -> Engine:
     root = home() / "engines" / f"{kind}-{lock_hash(kind)}"
     record = intact(root, kind)
     if record is None:
-        why = (
-            f"the {kind} engine environment {root} is damaged"
-            if root.exists()
-            else f"there is no {kind} engine environment"
-        )
+        why = f"there is no {kind} engine environment"
+        if root.exists():
+            why = f"the {kind} engine environment {root} is damaged"
         raise EngineMissing(why, remedy=f"run `tracon engine install {kind}`, or name one with --engine-python")
     return built(root, record)
 

@@ -170,39 +170,22 @@ def _describe_failure(step: Step, code: int, lines: deque[str], log: Path) -> In
 
 
 _CAUSES: tuple[tuple[str, str, str], ...] = (
-    (
-        r"No space left on device|os error 28|ENOSPC|Disk quota exceeded",
-        "the disk is full",
-        "free space, or set TRACON_HOME (and UV_CACHE_DIR for the downloads) to a folder on a larger disk",
-    ),
-    (
-        r"python-build-standalone|No interpreter found",
-        f"no Python {PYTHON} was found, and none could be downloaded",
-        f"install Python {PYTHON} beside the one that runs Tracon, so that `python{PYTHON}` is on PATH: the engine's "
-        f"packages have wheels for {PYTHON} only",
-    ),
-    (
-        r"download\.pytorch\.org",
-        "the CPU build of torch could not be had from PyTorch's index",
-        "check the network and its proxy, or point PIP_FIND_LINKS at a folder that holds the torch wheel",
-    ),
-    (
-        r"dns error|failed to lookup address|error sending request|tcp connect|Connection refused|operation timed out"
-        r"|Network is unreachable|client error \(Connect\)",
-        "the package registry could not be reached",
-        "check the network and its proxy; a mirror of the registry is named with UV_DEFAULT_INDEX",
-    ),
-    (
-        r"Permission denied|os error 13|Read-only file system",
-        "a folder cannot be written",
-        "set TRACON_HOME (and UV_CACHE_DIR for the downloads) to folders you may write",
-    ),
-    (
-        r"cannot open shared object file",
-        "a shared library is missing",
-        "`tracon doctor` names the system package that has it",
-    ),
-)
+    (r"No space left on device|os error 28|ENOSPC|Disk quota exceeded", "the disk is full",
+     "free space, or set TRACON_HOME (and UV_CACHE_DIR for the downloads) to a folder on a larger disk"),
+    (r"python-build-standalone|No interpreter found", f"no Python {PYTHON} was found, and none could be downloaded",
+     f"install Python {PYTHON} beside the one that runs Tracon, so that `python{PYTHON}` is on PATH: the engine's "
+     f"packages have wheels for {PYTHON} only"),
+    (r"download\.pytorch\.org", "the CPU build of torch could not be had from PyTorch's index",
+     "check the network and its proxy, or point PIP_FIND_LINKS at a folder that holds the torch wheel"),
+    (r"dns error|failed to lookup address|error sending request|tcp connect|Connection refused|operation timed out"
+     r"|Network is unreachable|client error \(Connect\)", "the package registry could not be reached",
+     "check the network and its proxy; a mirror of the registry is named with UV_DEFAULT_INDEX"),
+    (r"Permission denied|os error 13|Read-only file system", "a folder cannot be written",
+     "set TRACON_HOME (and UV_CACHE_DIR for the downloads) to folders you may write"),
+    (r"cannot open shared object file", "a shared library is missing",
+     "`tracon doctor` names the system package that has it"),
+)  # fmt: skip
+"""What the output shows, the cause, the remedy."""
 
 
 def diagnose(output: str) -> tuple[str, str]:
