@@ -69,6 +69,7 @@ def run_model_once(runner: Any) -> None:  # noqa: ANN401 - a class of vLLM's
     try:
         _, last_hidden_states = runner._dummy_run(WARM_TOKENS, force_attention=True, skip_eplb=True)
         runner._dummy_sampler_run(last_hidden_states)
+        _write_line("the model has run once before the first request")
     except Exception as error:  # noqa: BLE001 - the engine must start; its first request is then slower
         _write_line(f"the model was not run before the first request: {type(error).__name__}: {error}")
 

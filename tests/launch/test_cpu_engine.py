@@ -168,6 +168,11 @@ async def test_the_first_request_of_every_kind_is_not_slow(observed: Observed) -
     assert observed.slow == {}
 
 
+async def test_the_model_has_run_before_the_first_request(observed: Observed) -> None:
+    ran = re.findall(r"\[tracon\] the model has run once before the first request \(pid (\d+)\)", observed.log)
+    assert list(map(int, ran)) == [pid_with_model(observed.log)]
+
+
 async def test_no_request_compiles(observed: Observed) -> None:
     assert observed.compiled == ()
 

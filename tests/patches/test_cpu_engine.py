@@ -49,8 +49,11 @@ def start(put_modules: PutModules, monkeypatch: pytest.MonkeyPatch) -> Start:
     return start_worker
 
 
-def test_the_model_the_attention_and_the_sampler_run_once_before_the_seed_is_reset(start: Start) -> None:
+def test_the_model_the_attention_and_the_sampler_run_once_before_the_seed_is_reset(
+    start: Start, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert start(None) == ["16 tokens, attention True", "states", "seed reset"]
+    assert "the model has run once before the first request" in capfd.readouterr().err
 
 
 def test_a_model_that_cannot_be_run_so_is_said_and_the_engine_starts(
