@@ -1,19 +1,27 @@
-"""The substrate tax: what a config costs against plain under the same load (specs/connector_tax, "Substrate tax")."""
+"""The substrate tax: what a config costs against plain under the same load (specs/connector_tax, "Substrate tax").
+
+Plain may be measured under two names; the reference is then the mean of both (of ratios, the geometric mean). From
+three launches on, all configs at one load are compared together (results.statistics.blocks): the bounds of a tax hold
+for every config of its load and metric at once. Ratios are compared as logarithms, microseconds as they are.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+
+import numpy as np
 
 from results.connector_tax.measurements import Load, Measurements
 from results.measures.saturation import REF_LOAD, REF_SAFE, ReferenceRates
 from results.measures.summary import Shape
 from results.records.baseline import BASELINE, REPEAT
+from results.statistics.blocks import BlockFit, Contrast, detectable_effect, fit_blocks, launches_for
 from results.statistics.estimates import Estimate, Samples
 from results.statistics.judgement import Verdict, judged, withheld
-from results.statistics.trials import Measured, combine, estimate
+from results.statistics.trials import MIN_PAIRED, Measured, combine, estimate
 
 
 class Metric(StrEnum):
@@ -60,6 +68,38 @@ class TaxRow:
     verdict: Verdict | None
     withheld: str
     """Why there is no verdict; empty where there is one, or nothing to compare with."""
+    p: float | None = None
+    """Two-sided, corrected for all configs at this load; None where they were not compared together."""
+    own: Estimate | None = None
+    """The same tax with bounds from this config's own launches alone, which hold for one config by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchNoise:
+    """How two launches of one config differ at one load, by all configs: what a tax has to be seen against."""
+
+    reference: str
+    phase: str
+    rate_per_s: float
+    shape: Shape
+    metric: Metric
+    """A latency tax: every number below is a fraction."""
+    sigma: float
+    """Standard deviation of one launch around its config and block."""
+    launches: int
+    """Per config."""
+    degrees: int
+    """Degrees of freedom of sigma."""
+    repeat: Estimate | None
+    """Plain's second name against its first; None where it was measured under one."""
+    detectable: float
+    """The smallest tax that a run of this many launches shows with a probability of 80 %."""
+    launches_for_named: int | None
+    """Launches per config that show a tax of NAMED_TAX; None = more than can be planned."""
+
+
+NAMED_TAX = 0.10
+"""The tax that `LaunchNoise.launches_for_named` plans for: H1's limit, not what was observed."""
 
 
 def connectors(measurements: Measurements, phase: str) -> tuple[str, ...]:
@@ -74,7 +114,7 @@ def noise_floor(measurements: Measurements, rates: ReferenceRates) -> tuple[TaxR
         for load in measurements.loads
         if REPEAT in measurements.configs(load.phase)
         for reference in references(load, rates)
-        for row in _rows(measurements, reference, load, REPEAT)
+        for row in _rows(measurements, reference, load, (REPEAT,))
         if row.metric in RATIOS or row.metric in DIFFERENCES
     )
 
@@ -89,9 +129,30 @@ def tax_table(measurements: Measurements, rates: ReferenceRates) -> tuple[TaxRow
         row
         for load in measurements.loads
         for reference in references(load, rates)
-        for config in connectors(measurements, load.phase)
-        for row in _rows(measurements, reference, load, config)
+        for row in _rows(measurements, reference, load, connectors(measurements, load.phase))
     )
+
+
+def launch_noise(measurements: Measurements, rates: ReferenceRates) -> tuple[LaunchNoise, ...]:
+    """How launches differ, for every latency at every load that has several; empty where each config has one."""
+    return tuple(
+        _noise(reference, load, metric, fit)
+        for load in measurements.loads
+        for reference in references(load, rates)
+        for metric in RATIOS
+        if isinstance(fit := compare_configs(measurements, load, metric), BlockFit)
+    )
+
+
+def compare_configs(measurements: Measurements, load: Load, metric: Metric) -> BlockFit | str:
+    """All configs at this load against both names of plain, by log p90 or by microseconds; or why they are not."""
+    series = RATIOS.get(metric) or DIFFERENCES[metric]
+    scale = math.log if metric in RATIOS else float
+    launches = {
+        config: {number: scale(trial.value) for number, trial in measurements.get(load, config, series).trials.items()}
+        for config in measurements.configs(load.phase)
+    }
+    return fit_blocks(launches, (BASELINE, REPEAT))
 
 
 def tax(measurements: Measurements, load: Load, config: str, metric: Metric) -> Measured:
@@ -102,7 +163,10 @@ def tax(measurements: Measurements, load: Load, config: str, metric: Metric) -> 
         whole = tax(measurements, load, config, REMAINDERS[metric])
         return combine(minus, whole, measurements.get(load, config, CALLBACKS))
     series = RATIOS.get(metric) or DIFFERENCES[metric]
-    ours, base = (measurements.get(load, name, series) for name in (config, BASELINE))
+    ours, base = measurements.get(load, config, series), measurements.get(load, BASELINE, series)
+    again = measurements.get(load, REPEAT, series)
+    if again.trials and config != REPEAT:
+        base = combine(_geometric_mean if metric in RATIOS else _mean, base, again)
     return combine(_growth if metric in RATIOS else minus, ours, base)
 
 
@@ -127,8 +191,77 @@ def _growth(ours: Samples, base: Samples) -> Samples:
     return ours / base - 1
 
 
-def _rows(measurements: Measurements, reference: str, load: Load, config: str) -> Iterator[TaxRow]:
-    for metric in tuple(Metric) if load.phase == "A" else tuple(RATIOS):
-        found = estimate(tax(measurements, load, config, metric))
-        verdict, why = (None, "") if metric == Metric.CALLBACK_P50 else (judged(found), withheld(found))
-        yield TaxRow(reference, load.phase, load.rate_per_s, load.shape, config, metric, found, verdict, why)
+def _mean(first: Samples, second: Samples) -> Samples:
+    return (first + second) / 2
+
+
+def _geometric_mean(first: Samples, second: Samples) -> Samples:
+    return np.sqrt(first * second)
+
+
+def _rows(measurements: Measurements, reference: str, load: Load, configs: tuple[str, ...]) -> Iterator[TaxRow]:
+    metrics = tuple(Metric) if load.phase == "A" else tuple(RATIOS)
+    fits = {
+        metric: compare_configs(measurements, load, metric)
+        for metric in metrics
+        if metric in RATIOS or metric in DIFFERENCES
+    }
+    for config in configs:
+        for metric in metrics:
+            found = estimate(tax(measurements, load, config, metric))
+            own, p = None, None
+            fit = fits.get(metric)
+            if found.launches >= MIN_PAIRED and isinstance(fit, str):
+                found = replace(found, low=None, high=None, reason=fit)
+            contrast = _contrast(fit, config)
+            if contrast is not None and found.launches >= MIN_PAIRED:
+                own, p = _as_tax(contrast, metric, found, alone=True), contrast.p
+                found = _as_tax(contrast, metric, found)
+            verdict, why = (None, "") if metric == Metric.CALLBACK_P50 else (judged(found), withheld(found))
+            yield TaxRow(
+                reference, load.phase, load.rate_per_s, load.shape, config, metric, found, verdict, why, p, own
+            )
+
+
+def _contrast(fit: BlockFit | str | None, config: str) -> Contrast | None:
+    if not isinstance(fit, BlockFit):
+        return None
+    return fit.repeat if config == REPEAT else fit.contrasts.get(config)
+
+
+def _as_tax(contrast: Contrast, metric: Metric, found: Estimate, *, alone: bool = False) -> Estimate:
+    """The contrast in the metric's unit: a fraction for a log ratio, microseconds as they are."""
+    low, high = (contrast.own_low, contrast.own_high) if alone else (contrast.low, contrast.high)
+    together = "by its own launches alone" if alone else "all configs together"
+    return replace(
+        found,
+        value=_in_unit(contrast.difference, metric),
+        low=None if low is None else _in_unit(low, metric),
+        high=None if high is None else _in_unit(high, metric),
+        basis=f"over {contrast.launches} launches, {together}",
+        launches=contrast.launches,
+    )
+
+
+def _in_unit(difference: float, metric: Metric) -> float:
+    return math.expm1(difference) if metric in RATIOS else difference
+
+
+def _noise(reference: str, load: Load, metric: Metric, fit: BlockFit) -> LaunchNoise:
+    configs, names = len(fit.contrasts), 1 if fit.repeat is None else 2
+    repeat = None
+    if fit.repeat is not None:
+        repeat = _as_tax(fit.repeat, metric, Estimate(None))
+    return LaunchNoise(
+        reference=reference,
+        phase=load.phase,
+        rate_per_s=load.rate_per_s,
+        shape=load.shape,
+        metric=metric,
+        sigma=math.expm1(fit.sigma),
+        launches=fit.blocks,
+        degrees=fit.degrees,
+        repeat=repeat,
+        detectable=math.expm1(detectable_effect(fit.sigma, fit.blocks, max(configs, 1), references=names)),
+        launches_for_named=launches_for(math.log1p(NAMED_TAX), fit.sigma, max(configs, 1), references=names),
+    )

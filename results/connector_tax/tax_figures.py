@@ -30,7 +30,6 @@ WHOLE = MULTI
 SUM = " + ".join(PARTS)
 
 
-
 def _bounds(estimates: Iterable[Estimate]) -> str:
     """What the thin bars are: an interval, or the spread of too few launches."""
     if all(found.launches < MIN_PAIRED for found in estimates if found.value is not None):

@@ -70,9 +70,7 @@ def _summaries(analysis: Analysis, layout: RunLayout) -> dict[Path, object]:
         folder.summary_json: {
             "format": FORMAT,
             "cells": [
-                _cell_row(analysis, cell)
-                for cell in analysis.cells
-                if Path(cell.path).parent.name == folder.root.name
+                _cell_row(analysis, cell) for cell in analysis.cells if Path(cell.path).parent.name == folder.root.name
             ],
         }
         for folder in layout.configs()

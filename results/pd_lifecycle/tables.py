@@ -158,9 +158,7 @@ def volume_table(analysis: LifecycleAnalysis) -> Table:
         )
         for one in analysis.volumes
     )
-    note = (
-        "Medians. Of expected: median bytes over N times the KV bytes of a token by the model's configuration."
-    )
+    note = "Medians. Of expected: median bytes over N times the KV bytes of a token by the model's configuration."
     columns = (
         "N", "bytes by C", "operations by C", "bytes per new token", "bytes per token of C", "spread in blocks",
         "of expected",

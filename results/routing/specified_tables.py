@@ -20,7 +20,6 @@ BASELINES: Mapping[str, str] = {
 """Rows of table 5.2 to the policies that they are."""
 
 
-
 @dataclass(frozen=True, slots=True)
 class PaperRow:
     """A row of a table of the specification."""

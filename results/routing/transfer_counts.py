@@ -54,11 +54,7 @@ def read_transfer_logs(layout: TrialLayout, record: RoutingCell) -> tuple[dict[s
     for engine in record.engines:
         paths = {*layout.transfer_logs(engine.instance), *(path for path in known if path.parent != layout.root)}
         paths = {path for path in paths if layout.instance_of(path) == engine.instance}
-        wrong = [
-            raw
-            for path in sorted(paths)
-            if isinstance(raw := verified_bytes(path, known.get(path)), Gap)
-        ]
+        wrong = [raw for path in sorted(paths) if isinstance(raw := verified_bytes(path, known.get(path)), Gap)]
         logs = [] if wrong else [read_probe(one) for one in sorted({path.parent for path in paths})]
         gaps += [*wrong, *(gap for log in logs for gap in log.gaps)]
         if logs:

@@ -27,9 +27,7 @@ def analysis(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
     root = tmp_path_factory.mktemp("run")
     configs = {"plain": PLAIN, "mooncake_both": MOONCAKE, "noop_connector": SAME}
     shapes = ((512, 64), (4096, 64))
-    write_run(
-        root, Run(configs, (2, 4, 8), shapes, ref_safe_per_s=4.0, requests=400, steps=3000, trials=3, seed=2)
-    )
+    write_run(root, Run(configs, (2, 4, 8), shapes, ref_safe_per_s=4.0, requests=400, steps=3000, trials=3, seed=2))
     return analyse(root)
 
 
