@@ -31,6 +31,8 @@ def _lines(page: Page, width: int) -> Iterator[Text]:
     yield Text(page.load)
     if page.trouble:
         yield Text(page.trouble, "yellow")
+    for part in textwrap.wrap(page.noise, width):
+        yield Text(part)
     lines = [*([page.floor] if page.floor is not None else []), *page.taxes]
     if lines:
         room = max(len(line.config) for line in lines) + 1

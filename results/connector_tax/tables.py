@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 
 from results.connector_tax import verdict_tables
 from results.connector_tax.analyse import Analysis
+from results.connector_tax.launch_noise import NAMED_TAX, LaunchNoise
 from results.connector_tax.tax import RATIOS, Metric, TaxRow
 from results.measures.saturation import REF_LOAD, REF_SAFE, ConfigSaturation
 from results.measures.saturation_criteria import CellSaturation, Criterion
 from results.measures.summary import CellSummary
 from results.records.manifest import ManifestRow
 from results.report.table import NOT_MEASURED, Column, Table, gap_table, make_table
+from results.statistics.blocks import MAX_PLANNED_LAUNCHES
 from results.statistics.trials import MIN_PAIRED
 
 FIGURES_BEFORE = "Phase A"
@@ -21,6 +23,7 @@ FIGURES_BEFORE = "Phase A"
 def tables(analysis: Analysis) -> tuple[Table, ...]:
     """Every table that has rows, in reading order."""
     found = (
+        _launch_noise(analysis),
         verdict_tables.verdicts(analysis),
         verdict_tables.criteria(analysis),
         _reference_rates(analysis),
@@ -156,10 +159,36 @@ def _noise_floor(analysis: Analysis) -> Table:
     columns = ("reference", "req/s", "shape", "TTFT p90 vs plain", "TPOT p90 vs plain", "brackets")
     lines = _by_config(rows, lambda row: (row.reference, f"{row.rate_per_s:g}", str(row.shape)), tuple(RATIOS))
     note = (
-        "The same config measured twice, launch by launch: whatever differs here is noise. A tax that is no larger may "
-        "be noise too, whatever its own interval says."
+        "The same config measured twice, launch by launch: whatever differs here is noise. Taxes are taken against the "
+        "mean of both."
     )
     return Table("Noise floor: plain against plain", columns, lines, note)
+
+
+def _launch_noise(analysis: Analysis) -> Table:
+    note = (
+        "sigma: how much one launch differs from another of the same config under the same load. A tax below the "
+        "smallest that shows (with a probability of 80 %) may well exist and stay undecided."
+    )
+    return make_table("Noise between launches", LAUNCH_NOISE_COLUMNS, analysis.launch_noise, note)
+
+
+def _launches_for_named(row: LaunchNoise) -> str:
+    return f"more than {MAX_PLANNED_LAUNCHES}" if row.launches_for_named is None else str(row.launches_for_named)
+
+
+LAUNCH_NOISE_COLUMNS: tuple[Column[LaunchNoise], ...] = (
+    Column("reference", lambda row: row.reference),
+    Column("phase", lambda row: row.phase),
+    Column("req/s", lambda row: f"{row.rate_per_s:g}"),
+    Column("shape", lambda row: str(row.shape)),
+    Column("tax", lambda row: str(row.metric)),
+    Column("launches", lambda row: str(row.launches)),
+    Column("sigma", lambda row: f"{row.sigma:.1%}"),
+    Column("plain_again", lambda row: None if row.repeat is None else row.repeat.percent()),
+    Column("smallest tax that shows", lambda row: f"{row.detectable:.1%}"),
+    Column(f"launches for {NAMED_TAX:.0%}", _launches_for_named),
+)
 
 
 def _latency_taxes(analysis: Analysis) -> Table:

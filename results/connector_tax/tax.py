@@ -14,14 +14,14 @@ from enum import StrEnum
 
 import numpy as np
 
-from results.connector_tax.measurements import Load, Measurements
+from results.connector_tax.measurements import LOGARITHMIC, Load, Measurements
 from results.measures.saturation import REF_LOAD, REF_SAFE, ReferenceRates
 from results.measures.summary import Shape
 from results.records.baseline import BASELINE, REPEAT
-from results.statistics.blocks import BlockFit, Contrast, detectable_effect, fit_blocks, launches_for
+from results.statistics.blocks import BlockFit, Contrast
 from results.statistics.estimates import Estimate, Samples
 from results.statistics.judgement import Verdict, judged, withheld
-from results.statistics.trials import MIN_PAIRED, Measured, combine, estimate
+from results.statistics.trials import MIN_PAIRED, Joint, Measured, combine, estimate
 
 
 class Metric(StrEnum):
@@ -41,8 +41,8 @@ class Metric(StrEnum):
     """tax_engine_step - tax_callback: what of the whole step the callbacks do not explain."""
 
 
-RATIOS: Mapping[Metric, str] = {Metric.TTFT_P90: "ttft_s", Metric.TPOT_P90: "tpot_s"}
-DIFFERENCES: Mapping[Metric, str] = {Metric.STEP_P50: "step_duration_us", Metric.ENGINE_STEP_P50: "engine_step_us"}
+RATIOS: dict[Metric, str] = {Metric.TTFT_P90: "ttft_s", Metric.TPOT_P90: "tpot_s"}
+DIFFERENCES: dict[Metric, str] = {Metric.STEP_P50: "step_duration_us", Metric.ENGINE_STEP_P50: "engine_step_us"}
 CALLBACKS = "connector_total_us"
 REMAINDERS: Mapping[Metric, Metric] = {
     Metric.REMAINDER_P50: Metric.STEP_P50,
@@ -72,34 +72,6 @@ class TaxRow:
     """Two-sided, corrected for all configs at this load; None where they were not compared together."""
     own: Estimate | None = None
     """The same tax with bounds from this config's own launches alone, which hold for one config by itself."""
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchNoise:
-    """How two launches of one config differ at one load, by all configs: what a tax has to be seen against."""
-
-    reference: str
-    phase: str
-    rate_per_s: float
-    shape: Shape
-    metric: Metric
-    """A latency tax: every number below is a fraction."""
-    sigma: float
-    """Standard deviation of one launch around its config and block."""
-    launches: int
-    """Per config."""
-    degrees: int
-    """Degrees of freedom of sigma."""
-    repeat: Estimate | None
-    """Plain's second name against its first; None where it was measured under one."""
-    detectable: float
-    """The smallest tax that a run of this many launches shows with a probability of 80 %."""
-    launches_for_named: int | None
-    """Launches per config that show a tax of NAMED_TAX; None = more than can be planned."""
-
-
-NAMED_TAX = 0.10
-"""The tax that `LaunchNoise.launches_for_named` plans for: H1's limit, not what was observed."""
 
 
 def connectors(measurements: Measurements, phase: str) -> tuple[str, ...]:
@@ -133,28 +105,6 @@ def tax_table(measurements: Measurements, rates: ReferenceRates) -> tuple[TaxRow
     )
 
 
-def launch_noise(measurements: Measurements, rates: ReferenceRates) -> tuple[LaunchNoise, ...]:
-    """How launches differ, for every latency at every load that has several; empty where each config has one."""
-    return tuple(
-        _noise(reference, load, metric, fit)
-        for load in measurements.loads
-        for reference in references(load, rates)
-        for metric in RATIOS
-        if isinstance(fit := compare_configs(measurements, load, metric), BlockFit)
-    )
-
-
-def compare_configs(measurements: Measurements, load: Load, metric: Metric) -> BlockFit | str:
-    """All configs at this load against both names of plain, by log p90 or by microseconds; or why they are not."""
-    series = RATIOS.get(metric) or DIFFERENCES[metric]
-    scale = math.log if metric in RATIOS else float
-    launches = {
-        config: {number: scale(trial.value) for number, trial in measurements.get(load, config, series).trials.items()}
-        for config in measurements.configs(load.phase)
-    }
-    return fit_blocks(launches, (BASELINE, REPEAT))
-
-
 def tax(measurements: Measurements, load: Load, config: str, metric: Metric) -> Measured:
     """One tax of the config at this load, trial by trial: config and plain are compared inside a trial."""
     if metric == Metric.CALLBACK_P50:
@@ -167,7 +117,18 @@ def tax(measurements: Measurements, load: Load, config: str, metric: Metric) -> 
     again = measurements.get(load, REPEAT, series)
     if again.trials and config != REPEAT:
         base = combine(_geometric_mean if metric in RATIOS else _mean, base, again)
-    return combine(_growth if metric in RATIOS else minus, ours, base)
+    taxed = combine(_growth if metric in RATIOS else minus, ours, base)
+    return replace(taxed, joint=_joint(measurements, load, config, series))
+
+
+def _joint(measurements: Measurements, load: Load, config: str, series: str) -> Joint | None:
+    """The tax in the comparison of all configs at this load; None where there is none."""
+    fit = measurements.compare(load, series)
+    if not isinstance(fit, BlockFit) or config not in fit.contrasts:
+        return None
+    value, draws = fit.contrasts[config].difference, measurements.draws(load, series)[config]
+    key = load, series
+    return Joint(key, math.expm1(value), np.expm1(draws)) if series in LOGARITHMIC else Joint(key, value, draws)
 
 
 def references(load: Load, rates: ReferenceRates) -> tuple[str, ...]:
@@ -202,9 +163,9 @@ def _geometric_mean(first: Samples, second: Samples) -> Samples:
 def _rows(measurements: Measurements, reference: str, load: Load, configs: tuple[str, ...]) -> Iterator[TaxRow]:
     metrics = tuple(Metric) if load.phase == "A" else tuple(RATIOS)
     fits = {
-        metric: compare_configs(measurements, load, metric)
-        for metric in metrics
-        if metric in RATIOS or metric in DIFFERENCES
+        metric: measurements.compare(load, series)
+        for metric, series in (RATIOS | DIFFERENCES).items()
+        if metric in metrics
     }
     for config in configs:
         for metric in metrics:
@@ -215,8 +176,8 @@ def _rows(measurements: Measurements, reference: str, load: Load, configs: tuple
                 found = replace(found, low=None, high=None, reason=fit)
             contrast = _contrast(fit, config)
             if contrast is not None and found.launches >= MIN_PAIRED:
-                own, p = _as_tax(contrast, metric, found, alone=True), contrast.p
-                found = _as_tax(contrast, metric, found)
+                own, p = as_tax(contrast, metric, found, alone=True), contrast.p
+                found = as_tax(contrast, metric, found)
             verdict, why = (None, "") if metric == Metric.CALLBACK_P50 else (judged(found), withheld(found))
             yield TaxRow(
                 reference, load.phase, load.rate_per_s, load.shape, config, metric, found, verdict, why, p, own
@@ -229,7 +190,7 @@ def _contrast(fit: BlockFit | str | None, config: str) -> Contrast | None:
     return fit.repeat if config == REPEAT else fit.contrasts.get(config)
 
 
-def _as_tax(contrast: Contrast, metric: Metric, found: Estimate, *, alone: bool = False) -> Estimate:
+def as_tax(contrast: Contrast, metric: Metric, found: Estimate, *, alone: bool = False) -> Estimate:
     """The contrast in the metric's unit: a fraction for a log ratio, microseconds as they are."""
     low, high = (contrast.own_low, contrast.own_high) if alone else (contrast.low, contrast.high)
     together = "by its own launches alone" if alone else "all configs together"
@@ -245,23 +206,3 @@ def _as_tax(contrast: Contrast, metric: Metric, found: Estimate, *, alone: bool 
 
 def _in_unit(difference: float, metric: Metric) -> float:
     return math.expm1(difference) if metric in RATIOS else difference
-
-
-def _noise(reference: str, load: Load, metric: Metric, fit: BlockFit) -> LaunchNoise:
-    configs, names = len(fit.contrasts), 1 if fit.repeat is None else 2
-    repeat = None
-    if fit.repeat is not None:
-        repeat = _as_tax(fit.repeat, metric, Estimate(None))
-    return LaunchNoise(
-        reference=reference,
-        phase=load.phase,
-        rate_per_s=load.rate_per_s,
-        shape=load.shape,
-        metric=metric,
-        sigma=math.expm1(fit.sigma),
-        launches=fit.blocks,
-        degrees=fit.degrees,
-        repeat=repeat,
-        detectable=math.expm1(detectable_effect(fit.sigma, fit.blocks, max(configs, 1), references=names)),
-        launches_for_named=launches_for(math.log1p(NAMED_TAX), fit.sigma, max(configs, 1), references=names),
-    )

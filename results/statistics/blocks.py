@@ -27,6 +27,7 @@ POWER = 0.8
 MAX_PLANNED_LAUNCHES = 200
 DRAWS = 100_000
 """Of the largest |t| over all configs; the critical value that they give has a standard error of about 0.007."""
+JOINT_DRAWS = 20_000
 SEED = 1955
 ROUNDING = 1e-12
 """A residual below this share of the largest y is rounding, not noise."""
@@ -63,6 +64,8 @@ class BlockFit:
     blocks: int
     contrasts: Mapping[str, Contrast]
     """By config, without the names of the reference."""
+    covariance: Samples
+    """Of the contrasts' differences, in their order."""
     repeat: Contrast | None
     """The reference's second name less its first: the A/A diagnostic, uncorrected. None where it has one name."""
 
@@ -82,17 +85,33 @@ def fit_blocks(launches: Launches, references: Sequence[str], level: float = LEV
         return model
     base = np.array([1 / len(bases) if name in bases else 0.0 for name in model.names])
     weights = np.array([_unit(model, name) - base for name in others]).reshape(len(others), len(model.names))
-    differences, errors, correlation = model.compare(weights)
+    differences, covariance = model.compare(weights)
+    errors = np.sqrt(np.diag(covariance))
+    correlation = covariance / np.outer(errors, errors)
     critical = dunnett_critical(correlation, model.degrees, level) if others else 0.0
     contrasts: dict[str, Contrast] = {}
     for name, difference, error in zip(others, differences, errors, strict=True):
         own = _own_differences(measured[name], [measured[base] for base in bases])
         p = dunnett_p(correlation, model.degrees, difference / error)
-        half = critical * error
+        half = critical * float(error)
         bounds = _t_bounds(own, level)
         contrasts[name] = Contrast(difference, difference - half, difference + half, *bounds, p, own.size)
     repeat = _compare_two(model, measured, bases[0], bases[1], level) if len(bases) > 1 else None
-    return BlockFit(model.sigma, model.degrees, model.blocks, contrasts, repeat)
+    return BlockFit(model.sigma, model.degrees, model.blocks, contrasts, covariance, repeat)
+
+
+def draw_differences(fit: BlockFit) -> Mapping[str, Samples]:
+    """Draws of every contrast's difference, jointly: multivariate t around what was measured, the same each time.
+
+    Draw k of two configs belongs together, so that a share or a sum computed draw by draw has the right spread.
+    """
+    rng = np.random.default_rng(SEED)
+    normal = rng.standard_normal((JOINT_DRAWS, len(fit.contrasts))) @ _root(fit.covariance).T
+    scale = np.sqrt(fit.degrees / rng.chisquare(fit.degrees, JOINT_DRAWS))
+    return {
+        name: contrast.difference + normal[:, column] * scale
+        for column, (name, contrast) in enumerate(fit.contrasts.items())
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +125,9 @@ class _Model:
     degrees: int
     blocks: int
 
-    def compare(self, weights: Samples) -> tuple[list[float], list[float], Samples]:
-        """Of each row of weights over the effects: its value and standard error; and how the rows correlate."""
-        shape = weights @ self.spread @ weights.T
-        scale = np.sqrt(np.diag(shape))
-        correlation = shape / np.outer(scale, scale)
-        return list(map(float, weights @ self.effects)), list(map(float, self.sigma * scale)), correlation
+    def compare(self, weights: Samples) -> tuple[list[float], Samples]:
+        """Of each row of weights over the effects: its value; and the covariance of the rows."""
+        return list(map(float, weights @ self.effects)), self.sigma**2 * weights @ self.spread @ weights.T
 
 
 def _fit(names: Sequence[str], launches: Launches) -> _Model | str:
@@ -155,7 +171,8 @@ def _unit(model: _Model, name: str) -> Samples:
 
 
 def _compare_two(model: _Model, launches: Launches, first: str, second: str, level: float) -> Contrast:
-    (difference,), (error,), _ = model.compare(np.array([_unit(model, second) - _unit(model, first)]))
+    (difference,), variance = model.compare(np.array([_unit(model, second) - _unit(model, first)]))
+    error = math.sqrt(float(variance[0, 0]))
     half = float(special.stdtrit(model.degrees, (1 + level) / 2)) * error
     own = _own_differences(launches[second], [launches[first]])
     p = float(2 * special.stdtr(model.degrees, -abs(difference / error)))
@@ -245,7 +262,12 @@ def _largest_t(correlation: bytes, degrees: int) -> Samples:
 def _largest_normal(correlation: bytes) -> Samples:
     flat = np.frombuffer(correlation)
     size = math.isqrt(flat.size)
-    values, vectors = np.linalg.eigh(flat.reshape(size, size))
-    root = vectors * np.sqrt(np.clip(values, 0.0, None))
-    largest: Samples = np.abs(np.random.default_rng(SEED).standard_normal((DRAWS, size)) @ root.T).max(axis=1)
+    normal = np.random.default_rng(SEED).standard_normal((DRAWS, size)) @ _root(flat.reshape(size, size)).T
+    largest: Samples = np.abs(normal).max(axis=1)
     return largest
+
+
+def _root(covariance: Samples) -> Samples:
+    """R with R R' = covariance, which may be singular."""
+    values, vectors = np.linalg.eigh(covariance)
+    return np.asarray(vectors * np.sqrt(np.clip(values, 0.0, None)), dtype=np.float64)
