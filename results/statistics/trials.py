@@ -113,9 +113,6 @@ def estimate(measured: Measured, level: float = LEVEL) -> Estimate:
         low, high = _quantiles(measured.joint.draws, level)
         together = f"over {values.size} launches, residual of all configs"
         return Estimate(measured.joint.value, low, high, n, measured.reason or None, together, values.size)
-    if values.size >= MIN_PAIRED and value and not values.std():
-        same = f"all {values.size} trials give the same number: nothing tells what another would give"
-        return Estimate(value, n=n, reason=same, basis=basis(measured), launches=values.size)
     if values.size >= MIN_PAIRED:
         half = _t(values.size, level) * float(values.std(ddof=1)) / math.sqrt(values.size)
         return Estimate(value, value - half, value + half, n, measured.reason or None, basis(measured), values.size)
@@ -181,9 +178,9 @@ def p_value(measured: Measured) -> float | None:
     """
     values = _values(measured)
     if values.size >= MIN_PAIRED:
-        error = float(values.std(ddof=1)) / math.sqrt(values.size)
-        if not error:  # no spread to hold it against: only the signs tell (sign test)
+        if not np.ptp(values):  # no spread to hold them against: only the signs tell (sign test)
             return 1.0 if not values.any() else 2.0 ** (1 - values.size)
+        error = float(values.std(ddof=1)) / math.sqrt(values.size)
         return float(2 * special.stdtr(values.size - 1, -abs(float(values.mean())) / error))
     draws = _mean_draws(measured) if values.size else ""
     if isinstance(draws, str):

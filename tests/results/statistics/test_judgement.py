@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from results.connector_tax.combined_taxes import Additive, additive
@@ -42,7 +41,6 @@ def test_from_three_on_the_interval_decides(value: float, width: float, count: i
 @given(st.lists(finite, min_size=1, max_size=6))
 def test_an_estimate_knows_its_launches(values: list[float]) -> None:
     trials = {number: Trial(value, 40, lambda: "9 samples are too few") for number, value in enumerate(values)}
-    assume(len(values) < 3 or np.std(values) > 0 or not any(values))
     found = estimate(Measured(trials))
     assert found.launches == len(values)
     assert (withheld(found) == "") == (len(values) >= 3)

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from results.connector_tax.combined_taxes import tax_at
 from results.connector_tax.tax import Metric, minus
 from results.measures.saturation import REF_SAFE
 from results.statistics.estimates import Estimate, mean
-from results.statistics.judgement import withheld
 from results.statistics.trials import Measured, Trial, combine, estimate, p_value, share, unmeasured
 from tests.results.statistics.in_memory import RATES, SEEDS, Truth, as_promised, covers, measurements
 
@@ -64,8 +63,7 @@ def test_an_interval_says_what_it_holds(trials: int, basis: str) -> None:
 def test_a_p_value_is_below_the_level_where_the_interval_excludes_zero(values: list[float]) -> None:
     found, p = estimate(over_trials(values)), p_value(over_trials(values))
     if np.ptp(values) == 0 and values[0]:
-        assert (found.low, found.high, p) == (None, None, 2.0 ** (1 - len(values)))
-        assert "the same number" in (found.reason or "")
+        assert p == 2.0 ** (1 - len(values)), "equal trials: only their signs tell"
         return
     assert found.low is not None
     assert found.high is not None
@@ -83,12 +81,10 @@ def test_a_p_value_within_a_launch_comes_from_the_draws() -> None:
 def test_equal_trials_are_no_proof() -> None:
     assert p_value(over_trials([2.0, 2.0, 2.0])) == 0.25
     assert p_value(over_trials([0.0, 0.0, 0.0])) == 1.0
-    assert withheld(estimate(over_trials([2.0, 2.0, 2.0]))).startswith("all 3 trials give the same number")
 
 
 @given(st.lists(finite, min_size=3, max_size=8))
 def test_from_three_trials_on_it_is_students_t(values: list[float]) -> None:
-    assume(np.ptp(values) > 0)
     found, expected = estimate(over_trials(values, spread=99.0)), mean(values)
     assert (found.value, found.low, found.high) == pytest.approx((expected.value, expected.low, expected.high))
 
@@ -134,10 +130,8 @@ def test_the_interval_of_a_share_agrees_with_the_test_of_the_difference(
 ) -> None:
     """A share's interval lies below f just where part - f whole is distinguishably below zero."""
     part, whole = (over_trials([pair[place] for pair in pairs]) for place in (0, 1))
-    assume(all(np.ptp([pair[place] for pair in pairs]) > 0 for place in (0, 1)))
     found = share(part, whole, "the whole")
     difference = estimate(combine(lambda a, b: a - fraction * b, part, whole))
-    assume(difference.low is not None)
     assert difference.low is not None
     assert difference.high is not None
     if found.low is None or found.high is None or min(abs(difference.low), abs(difference.high)) < 1e-9:
