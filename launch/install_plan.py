@@ -172,7 +172,9 @@ def install_plan(
         Step(f"install {len(locked_versions(kind))} packages", (*install, *links, "--requirements", str(lock)), 3000),
         _plan_compile(python, partial, root),
         Step(
-            "verify the imports", (python, "-c", _VERIFY, _list_imports(kind), VERIFIED), 600,
+            "verify the imports",
+            (python, "-c", _VERIFY, _list_imports(kind), VERIFIED),
+            600,
             uses_engine_libraries=True,
         ),
     ]

@@ -105,5 +105,3 @@ def _describe_products(flags: frozenset[str]) -> Part:
     else:
         picks = "PyTorch's own AVX2 kernels; bfloat16 is emulated"
     return Part("matrix products", needs, lacking, picks)
-
-

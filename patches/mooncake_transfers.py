@@ -56,7 +56,14 @@ class MooncakeTransfers:
     def targets(self) -> tuple[tuple[object, tuple[Method, ...], tuple[Wrap, ...]], ...]:
         """What to replace: the instance, its methods, and a wrapper for each."""
         wraps = (
-            _wrap_record_send, _wrap_load, _wrap_pull, _wrap_send, _wrap_build, _wrap_write, _wrap_result, _wrap_failure
+            _wrap_record_send,
+            _wrap_load,
+            _wrap_pull,
+            _wrap_send,
+            _wrap_build,
+            _wrap_write,
+            _wrap_result,
+            _wrap_failure,
         )
         return ((self.worker, HOOKS, tuple(functools.partial(wrap, self) for wrap in wraps)),)
 

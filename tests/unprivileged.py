@@ -14,7 +14,5 @@ def drop_capabilities() -> None:
         return
     libc = ctypes.CDLL(None, use_errno=True)
     for capability in range(64):
-        if libc.prctl(_PR_CAPBSET_READ, capability, 0, 0, 0) == 1 and libc.prctl(
-            _PR_CAPBSET_DROP, capability, 0, 0, 0
-        ):
+        if libc.prctl(_PR_CAPBSET_READ, capability, 0, 0, 0) == 1 and libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0):
             raise OSError(ctypes.get_errno(), "cannot drop a capability")

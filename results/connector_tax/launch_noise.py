@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from results.connector_tax.measurements import Load, Measurements
-from results.connector_tax.tax import RATIOS, Metric, as_tax, references
+from results.connector_tax.tax import RATIOS, Metric, convert_contrast, list_references
 from results.measures.saturation import ReferenceRates
 from results.measures.summary import Shape
 from results.statistics.blocks import BlockFit, detectable_effect, launches_for
@@ -40,18 +40,18 @@ class LaunchNoise:
     """Launches per config that show NAMED_TAX; None = more than can be planned."""
 
 
-def launch_noise(measurements: Measurements, rates: ReferenceRates) -> tuple[LaunchNoise, ...]:
+def measure_launch_noise(measurements: Measurements, rates: ReferenceRates) -> tuple[LaunchNoise, ...]:
     """One row for each latency at each load with several launches; empty where each config has one."""
     return tuple(
-        _noise(reference, load, metric, fit)
+        _describe_noise(reference, load, metric, fit)
         for load in measurements.loads
-        for reference in references(load, rates)
+        for reference in list_references(load, rates)
         for metric, series in RATIOS.items()
         if isinstance(fit := measurements.compare(load, series), BlockFit)
     )
 
 
-def _noise(reference: str, load: Load, metric: Metric, fit: BlockFit) -> LaunchNoise:
+def _describe_noise(reference: str, load: Load, metric: Metric, fit: BlockFit) -> LaunchNoise:
     configs, names = max(len(fit.contrasts), 1), 1 if fit.repeat is None else 2
     return LaunchNoise(
         reference=reference,
@@ -62,7 +62,7 @@ def _noise(reference: str, load: Load, metric: Metric, fit: BlockFit) -> LaunchN
         launches=fit.blocks,
         sigma=math.expm1(fit.sigma),
         degrees=fit.degrees,
-        repeat=None if fit.repeat is None else as_tax(fit.repeat, metric, Estimate(None)),
+        repeat=None if fit.repeat is None else convert_contrast(fit.repeat, metric, Estimate(None)),
         detectable=math.expm1(detectable_effect(fit.sigma, fit.blocks, configs, references=names)),
         launches_for_named=launches_for(math.log1p(NAMED_TAX), fit.sigma, configs, references=names),
     )

@@ -41,6 +41,12 @@ class Metric(StrEnum):
     """tax_engine_step - tax_callback: what of the whole step the callbacks do not explain."""
 
 
+TITLES: Mapping[Metric, str] = {
+    Metric.TTFT_P90: "TTFT p90",
+    Metric.TPOT_P90: "TPOT p90",
+    Metric.ENGINE_STEP_P50: "engine step p50",
+}
+"""What is taxed, as tables and figures name it."""
 RATIOS: dict[Metric, str] = {Metric.TTFT_P90: "ttft_s", Metric.TPOT_P90: "tpot_s"}
 DIFFERENCES: dict[Metric, str] = {Metric.STEP_P50: "step_duration_us", Metric.ENGINE_STEP_P50: "engine_step_us"}
 CALLBACKS = "connector_total_us"
@@ -74,7 +80,7 @@ class TaxRow:
     """The same tax with bounds from this config's own launches alone, which hold for one config by itself."""
 
 
-def connectors(measurements: Measurements, phase: str) -> tuple[str, ...]:
+def list_connectors(measurements: Measurements, phase: str) -> tuple[str, ...]:
     """The configs of a phase that have a tax: all but the baseline under either name."""
     return tuple(config for config in measurements.configs(phase) if config not in (BASELINE, REPEAT))
 
@@ -85,8 +91,8 @@ def noise_floor(measurements: Measurements, rates: ReferenceRates) -> tuple[TaxR
         row
         for load in measurements.loads
         if REPEAT in measurements.configs(load.phase)
-        for reference in references(load, rates)
-        for row in _rows(measurements, reference, load, (REPEAT,))
+        for reference in list_references(load, rates)
+        for row in _build_rows(measurements, reference, load, (REPEAT,))
         if row.metric in RATIOS or row.metric in DIFFERENCES
     )
 
@@ -100,28 +106,28 @@ def tax_table(measurements: Measurements, rates: ReferenceRates) -> tuple[TaxRow
     return tuple(
         row
         for load in measurements.loads
-        for reference in references(load, rates)
-        for row in _rows(measurements, reference, load, connectors(measurements, load.phase))
+        for reference in list_references(load, rates)
+        for row in _build_rows(measurements, reference, load, list_connectors(measurements, load.phase))
     )
 
 
-def tax(measurements: Measurements, load: Load, config: str, metric: Metric) -> Measured:
+def measure_tax(measurements: Measurements, load: Load, config: str, metric: Metric) -> Measured:
     """One tax of the config at this load, trial by trial: config and plain are compared inside a trial."""
     if metric == Metric.CALLBACK_P50:
         return measurements.get(load, config, CALLBACKS)
     if metric in REMAINDERS:
-        whole = tax(measurements, load, config, REMAINDERS[metric])
-        return combine(minus, whole, measurements.get(load, config, CALLBACKS))
+        whole = measure_tax(measurements, load, config, REMAINDERS[metric])
+        return combine(subtract, whole, measurements.get(load, config, CALLBACKS))
     series = RATIOS.get(metric) or DIFFERENCES[metric]
     ours, base = measurements.get(load, config, series), measurements.get(load, BASELINE, series)
     again = measurements.get(load, REPEAT, series)
     if again.trials and config != REPEAT:
         base = combine(_geometric_mean if metric in RATIOS else _mean, base, again)
-    taxed = combine(_growth if metric in RATIOS else minus, ours, base)
-    return replace(taxed, joint=_joint(measurements, load, config, series))
+    taxed = combine(_relate if metric in RATIOS else subtract, ours, base)
+    return replace(taxed, joint=_find_joint(measurements, load, config, series))
 
 
-def _joint(measurements: Measurements, load: Load, config: str, series: str) -> Joint | None:
+def _find_joint(measurements: Measurements, load: Load, config: str, series: str) -> Joint | None:
     """The tax in the comparison of all configs at this load; None where there is none."""
     fit = measurements.compare(load, series)
     if not isinstance(fit, BlockFit) or config not in fit.contrasts:
@@ -131,7 +137,7 @@ def _joint(measurements: Measurements, load: Load, config: str, series: str) -> 
     return Joint(key, math.expm1(value), np.expm1(draws)) if series in LOGARITHMIC else Joint(key, value, draws)
 
 
-def references(load: Load, rates: ReferenceRates) -> tuple[str, ...]:
+def list_references(load: Load, rates: ReferenceRates) -> tuple[str, ...]:
     """Which reference rates this load stands for; Phase B was sent at ref_safe and B' at ref_load by definition."""
     if load.phase == "B":
         return (REF_SAFE,)
@@ -143,12 +149,12 @@ def references(load: Load, rates: ReferenceRates) -> tuple[str, ...]:
     )
 
 
-def minus(ours: Samples, theirs: Samples) -> Samples:
+def subtract(ours: Samples, theirs: Samples) -> Samples:
     """A difference, element by element."""
     return ours - theirs
 
 
-def _growth(ours: Samples, base: Samples) -> Samples:
+def _relate(ours: Samples, base: Samples) -> Samples:
     return ours / base - 1
 
 
@@ -160,7 +166,7 @@ def _geometric_mean(first: Samples, second: Samples) -> Samples:
     return np.sqrt(first * second)
 
 
-def _rows(measurements: Measurements, reference: str, load: Load, configs: tuple[str, ...]) -> Iterator[TaxRow]:
+def _build_rows(measurements: Measurements, reference: str, load: Load, configs: tuple[str, ...]) -> Iterator[TaxRow]:
     metrics = tuple(Metric) if load.phase == "A" else tuple(RATIOS)
     fits = {
         metric: measurements.compare(load, series)
@@ -169,40 +175,40 @@ def _rows(measurements: Measurements, reference: str, load: Load, configs: tuple
     }
     for config in configs:
         for metric in metrics:
-            found = estimate(tax(measurements, load, config, metric))
+            cost = estimate(measure_tax(measurements, load, config, metric))
             own, p = None, None
             fit = fits.get(metric)
-            if found.launches >= MIN_PAIRED and isinstance(fit, str):
-                found = replace(found, low=None, high=None, reason=fit)
-            contrast = _contrast(fit, config)
-            if contrast is not None and found.launches >= MIN_PAIRED:
-                own, p = as_tax(contrast, metric, found, alone=True), contrast.p
-                found = as_tax(contrast, metric, found)
-            verdict, why = (None, "") if metric == Metric.CALLBACK_P50 else (judged(found), withheld(found))
+            if cost.launches >= MIN_PAIRED and isinstance(fit, str):
+                cost = replace(cost, low=None, high=None, reason=fit)
+            contrast = _find_contrast(fit, config)
+            if contrast is not None and cost.launches >= MIN_PAIRED:
+                own, p = convert_contrast(contrast, metric, cost, alone=True), contrast.p
+                cost = convert_contrast(contrast, metric, cost)
+            verdict, why = (None, "") if metric == Metric.CALLBACK_P50 else (judged(cost), withheld(cost))
             yield TaxRow(
-                reference, load.phase, load.rate_per_s, load.shape, config, metric, found, verdict, why, p, own
+                reference, load.phase, load.rate_per_s, load.shape, config, metric, cost, verdict, why, p, own
             )
 
 
-def _contrast(fit: BlockFit | str | None, config: str) -> Contrast | None:
+def _find_contrast(fit: BlockFit | str | None, config: str) -> Contrast | None:
     if not isinstance(fit, BlockFit):
         return None
     return fit.repeat if config == REPEAT else fit.contrasts.get(config)
 
 
-def as_tax(contrast: Contrast, metric: Metric, found: Estimate, *, alone: bool = False) -> Estimate:
+def convert_contrast(contrast: Contrast, metric: Metric, cost: Estimate, *, alone: bool = False) -> Estimate:
     """The contrast in the metric's unit: a fraction for a log ratio, microseconds as they are."""
     low, high = (contrast.own_low, contrast.own_high) if alone else (contrast.low, contrast.high)
     together = "by its own launches alone" if alone else "all configs together"
     return replace(
-        found,
-        value=_in_unit(contrast.difference, metric),
-        low=None if low is None else _in_unit(low, metric),
-        high=None if high is None else _in_unit(high, metric),
+        cost,
+        value=_convert_unit(contrast.difference, metric),
+        low=None if low is None else _convert_unit(low, metric),
+        high=None if high is None else _convert_unit(high, metric),
         basis=f"over {contrast.launches} launches, {together}",
         launches=contrast.launches,
     )
 
 
-def _in_unit(difference: float, metric: Metric) -> float:
+def _convert_unit(difference: float, metric: Metric) -> float:
     return math.expm1(difference) if metric in RATIOS else difference

@@ -164,9 +164,7 @@ def life_table(life: Life) -> RenderableType:
 
     from runners.cli.tables import table
 
-    way = " -> ".join(
-        f"{stay.instance} ({stay.migration})" if stay.migration else stay.instance for stay in life.stays
-    )
+    way = " -> ".join(f"{stay.instance} ({stay.migration})" if stay.migration else stay.instance for stay in life.stays)
     rows = table(">turn", ">at s", "instance", "decided by", ">prompt", ">cached", ">TTFT ms", "what was moved")
     for turn in life.turns:
         rows.add_row(*_cells(turn))

@@ -170,9 +170,7 @@ def sample_trace(trace: Trace, sessions: int, seed: int) -> Trace:
 
 def limit_trace(trace: Trace, *, max_context_tokens: int = 0, turns: int = 0) -> Trace:
     """Apply `limit_session` to every session."""
-    return Trace(
-        trace.facts, tuple(limit_sessions(trace.sessions, max_context_tokens=max_context_tokens, turns=turns))
-    )
+    return Trace(trace.facts, tuple(limit_sessions(trace.sessions, max_context_tokens=max_context_tokens, turns=turns)))
 
 
 def _select_sessions(sessions: Iterable[Session], names: Set[str]) -> Iterator[Session]:

@@ -55,9 +55,7 @@ class StaticPD(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     prefill_count: Annotated[
         int,
-        msgspec.Meta(
-            ge=0, description="the first N instances by name prefill; 0 = those with that role do"
-        ),
+        msgspec.Meta(ge=0, description="the first N instances by name prefill; 0 = those with that role do"),
     ] = 0
     on_full: Annotated[
         Literal["wait", "reject"],

@@ -79,9 +79,7 @@ class Transfers:
         """Pairs (source, target) that are left alone: why."""
         return self.rules.pairs.quarantined()
 
-    def migrate(
-        self, request: RoutedRequest, source: str, target: str, message: ClientMessage, done: Done
-    ) -> Movement:
+    def migrate(self, request: RoutedRequest, source: str, target: str, message: ClientMessage, done: Done) -> Movement:
         """Move what `source` holds of the request's prompt to `target`; then `done` is called, never from here."""
         return self._start("migration", source, target, message, done, partial(self._migrate, request, message))
 

@@ -123,7 +123,7 @@ def test_identical_configs_are_called_different_as_rarely_as_stated(blocks: int)
     error = math.sqrt(0.05 * 0.95 / RUNS)
     assert abs(np.mean([unequal(fit) for fit in fits]) - 0.05) <= 3 * error
     own = [one for fit in fits for one in fit.contrasts.values()]
-    covered = np.mean([one.own_low <= 0 <= one.own_high for one in own])
+    covered = np.mean([(one.own_low or 0.0) <= 0 <= (one.own_high or 0.0) for one in own])
     assert covered == pytest.approx(0.95, abs=3 * error)  # seven of a fit are not independent: the bound of one
     repeats = np.mean([fit.repeat is not None and fit.repeat.low <= 0 <= fit.repeat.high for fit in fits])
     assert abs(repeats - 0.95) <= 3 * error

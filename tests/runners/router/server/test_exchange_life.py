@@ -124,9 +124,7 @@ class Life(RuleBasedStateMachine):
         self.cluster = Cluster(members, lambda: 0.0, self.bindings)
         self.pools = {name: FakePool(name) for name in NAMES}
         self.driver = HeapDriver()
-        health = Health(
-            self.cluster, HealthRules(), self.driver, lambda *_: None, lambda _: None, lambda _: None
-        )
+        health = Health(self.cluster, HealthRules(), self.driver, lambda *_: None, lambda _: None, lambda _: None)
         self.fake = FakeTransfers()
         indexes = {name: PrefixIndex(BLOCK) for name in NAMES}
         dispatcher = Dispatcher(
@@ -144,9 +142,7 @@ class Life(RuleBasedStateMachine):
         turn = self.traffic.dispatcher.count_arrival(session)
         request = Request(name, session, turn, tuple(range(blocks)), blocks * BLOCK + 1, 16)
         message = ClientMessage(b"/v1/completions", b"", b'{"prompt": [1]}')
-        exchange = Exchange(
-            self.traffic, cast(dict[str, Pool], self.pools), cast(Client, client), request, message
-        )
+        exchange = Exchange(self.traffic, cast(dict[str, Pool], self.pools), cast(Client, client), request, message)
         self.clients[exchange] = client
         exchange.start()
 
