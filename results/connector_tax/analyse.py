@@ -18,6 +18,7 @@ from results.connector_tax.combined_taxes import (
     decompose_taxes,
     follow_trends,
 )
+from results.connector_tax.launch_noise import LaunchNoise, measure_launch_noise
 from results.connector_tax.manifest import manifest_rows
 from results.connector_tax.measurements import Measurements
 from results.connector_tax.tax import TaxRow, noise_floor, tax_table
@@ -55,6 +56,8 @@ class Analysis:
     taxes: tuple[TaxRow, ...]
     noise_floor: tuple[TaxRow, ...]
     """What the baseline measured twice differs by from itself; empty where it was measured once."""
+    launch_noise: tuple[LaunchNoise, ...]
+    """How two launches of one config differ; empty where each config was launched once."""
     manifest: tuple[ManifestRow, ...]
     decisions: Mapping[str, Decision]
     gaps: tuple[Gap, ...]
@@ -101,6 +104,7 @@ def analyse(root: Path) -> Analysis:
         rates=rates,
         taxes=tax_table(measurements, rates),
         noise_floor=noise_floor(measurements, rates),
+        launch_noise=measure_launch_noise(measurements, rates),
         manifest=manifest,
         decisions=decisions,
         gaps=(*lacking, *rate_gaps, *unmeasured, *engine_fault_gaps(root)),

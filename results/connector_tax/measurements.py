@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,8 @@ from functools import cache
 import numpy as np
 
 from results.measures.summary import CellSummary, Shape
+from results.records.baseline import BASELINE, REPEAT
+from results.statistics.blocks import BlockFit, draw_differences, fit_blocks
 from results.statistics.estimates import DRAWS, Samples, bootstrap_quantiles, samples_needed, too_small
 from results.statistics.trials import Measured, Trial, unmeasured
 
@@ -26,6 +29,8 @@ POINTS: Mapping[str, float] = {
     "connector_total_us": 0.5,
 }
 """The percentile that stands for each series (specs/connector_tax, "Substrate tax definition")."""
+LOGARITHMIC = ("ttft_s", "tpot_s")
+"""Taxed as a ratio: compared as logarithms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,8 @@ class Measurements:
             self._cells[load][summary.config].append(summary)
         self._samples_of = samples_of
         self._points: dict[str, Mapping[str, Trial]] = {}
+        self._fits: dict[tuple[Load, str], BlockFit | str] = {}
+        self._draws: dict[tuple[Load, str], Mapping[str, Samples]] = {}
 
     @property
     def loads(self) -> tuple[Load, ...]:
@@ -76,6 +83,29 @@ class Measurements:
             else:
                 why[_why_not(cell, series)] = None
         return Measured(trials, "; ".join(why))
+
+    def compare(self, load: Load, series: str) -> BlockFit | str:
+        """All configs at this load against both names of plain, or why they cannot be compared.
+
+        Seconds are compared as logarithms, microseconds of a step as they are.
+        """
+        key = load, series
+        if key not in self._fits:
+            scale = math.log if series in LOGARITHMIC else float
+            launches = {
+                config: {trial: scale(point.value) for trial, point in self.get(load, config, series).trials.items()}
+                for config in self._cells[load]
+            }
+            self._fits[key] = fit_blocks(launches, (BASELINE, REPEAT))
+        return self._fits[key]
+
+    def draws(self, load: Load, series: str) -> Mapping[str, Samples]:
+        """By config, joint draws of its difference to plain out of `compare`; empty where there is no comparison."""
+        key = load, series
+        if key not in self._draws:
+            fit = self.compare(load, series)
+            self._draws[key] = draw_differences(fit) if isinstance(fit, BlockFit) else {}
+        return self._draws[key]
 
     def _of(self, cell: CellSummary) -> Mapping[str, Trial]:
         if cell.path not in self._points:

@@ -13,6 +13,7 @@ from pathlib import Path
 from rich.text import Text
 
 from results.connector_tax.analyse import Analysis
+from results.connector_tax.launch_noise import NAMED_TAX, LaunchNoise
 from results.connector_tax.tax import Metric, TaxRow
 from results.measures.saturation import REF_SAFE
 from results.records.baseline import BASELINE, REPEAT
@@ -53,6 +54,8 @@ class Page:
 
     host: str
     load: str
+    noise: str
+    """How much one launch differs from another, and which tax shows; empty where each config was launched once."""
     floor: Line | None
     """Plain against plain."""
     taxes: tuple[Line, ...]
@@ -80,6 +83,7 @@ def page_of(analysis: Analysis, root: Path) -> Page:
     return Page(
         host=_describe_host(analysis),
         load=_describe_load(analysis, rows),
+        noise=_describe_noise(analysis.launch_noise),
         floor=_build_line(REPEAT, floor, judge=False) if floor else None,
         taxes=tuple(_build_line(config, [row for row in rows if row.config == config]) for config in configs),
         reading=_explain_reading(rows, bool(floor)),
@@ -116,6 +120,25 @@ def _describe_load(analysis: Analysis, rows: Iterable[TaxRow]) -> str:
         return f"{cells}; no tax: {analysis.rates.reason_for(REF_SAFE)}"
     tokens = f"{row.shape.input_tokens} tokens in, {row.shape.output_tokens} out"
     return f"{cells}; at {row.rate_per_s:g} req/s, {tokens}"
+
+
+def _describe_noise(rows: Iterable[LaunchNoise]) -> str:
+    there = {row.metric: row for row in rows if (row.phase, row.reference) == ("A", REF_SAFE)}
+    shown = [(name, there[metric]) for name, metric in zip(("TTFT", "TPOT"), LATENCIES, strict=True) if metric in there]
+    if not shown:
+        return ""
+    sigmas = ", ".join(f"{name} p90 {_format_percents(row.sigma)}" for name, row in shown)
+    smallest = ", ".join(f"{name} {_format_percents(row.detectable)}" for name, row in shown)
+    needed = [row.launches_for_named for _, row in shown]
+    launches = "too many" if None in needed else str(max(count or 0 for count in needed))
+    return (
+        f"Noise: one launch differs from another by {sigmas} (sigma). Taxes that {shown[0][1].launches} launches show: "
+        f"from {smallest} on; {NAMED_TAX:.0%} takes {launches} launches."
+    )
+
+
+def _format_percents(fraction: float) -> str:
+    return f"{figure(fraction * 100, 2)} %"
 
 
 def _build_line(config: str, rows: Iterable[TaxRow], *, judge: bool = True) -> Line:
@@ -156,7 +179,7 @@ def _explain_reading(rows: list[TaxRow], floored: bool) -> str:
     latencies = [row for row in rows if row.metric in LATENCIES]
     judged = any(row.verdict is not None for row in latencies)
     why = next((row.withheld for row in latencies if row.withheld and row.estimate.value is not None), "")
-    brackets = "95 % interval over launches" if judged else "95 % spread within the launch"
+    brackets = "95 % interval over launches, for all configs together" if judged else "95 % spread within the launch"
     noise = f" {REPEAT} is {BASELINE} again: noise." if floored else ""
     words = " n.d.: not distinguishable." if judged else f" No verdict: {why}." if why else ""
     return f"Brackets: {brackets}.{noise}{words}"
@@ -198,6 +221,8 @@ def _build_lines(page: Page, width: int) -> Iterator[Text]:
     yield Text(page.load)
     if page.trouble:
         yield Text(page.trouble, "yellow")
+    for part in textwrap.wrap(page.noise, width):
+        yield Text(part)
     lines = [*([page.floor] if page.floor is not None else []), *page.taxes]
     if lines:
         room = max(len(line.config) for line in lines) + 1

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from results.connector_tax.analyse import Analysis
 from results.connector_tax.combined_taxes import MOONCAKE, Additivity, Amplification, Decomposition, Trend
+from results.connector_tax.launch_noise import NAMED_TAX, LaunchNoise
 from results.connector_tax.tax import RATIOS, TITLES, Metric, TaxRow
 from results.measures.drift import Drift
 from results.measures.saturation import REF_LOAD, REF_SAFE, ReferenceRates, describe_rate
@@ -16,6 +17,7 @@ from results.records.manifest import ManifestRow
 from results.report.judgements import judgement_table, rules_table
 from results.report.table import NOT_MEASURED, Column, Table, gap_table, make_table
 from results.report.terms import term
+from results.statistics.blocks import MAX_PLANNED_LAUNCHES
 from results.statistics.estimates import Estimate
 from results.statistics.trials import MIN_PAIRED
 
@@ -27,6 +29,7 @@ STEP_METRICS = (Metric.STEP_P50, Metric.ENGINE_STEP_P50, Metric.CALLBACK_P50, Me
 def build_tables(analysis: Analysis) -> tuple[Table, ...]:
     """Every table that has rows, in reading order."""
     candidates = (
+        _launch_noise_table(analysis),
         *judgement_tables(analysis),
         _reference_rates(analysis.rates),
         _noise_floor(analysis),
@@ -150,10 +153,36 @@ def _reference_rates(rates: ReferenceRates) -> Table:
 def _noise_floor(analysis: Analysis) -> Table:
     rows = [row for row in analysis.noise_floor if row.metric in RATIOS]
     note = (
-        "The same config measured twice, launch by launch: whatever differs here is noise. A tax that is no larger may "
-        "be noise too, whatever its own interval says."
+        "The same config measured twice, launch by launch: whatever differs here is noise. Taxes are taken against the "
+        "mean of both."
     )
     return _tax_table("Noise floor: plain against plain", (REFERENCE, RATE, SHAPE), rows, LATENCIES, note)
+
+
+def _launch_noise_table(analysis: Analysis) -> Table:
+    note = (
+        "sigma: how much one launch differs from another of the same config under the same load. A tax below the "
+        "smallest that shows (with a probability of 80 %) may well exist and stay undecided."
+    )
+    return make_table("Noise between launches", LAUNCH_NOISE_COLUMNS, analysis.launch_noise, note)
+
+
+def _count_for_named(row: LaunchNoise) -> str:
+    return f"more than {MAX_PLANNED_LAUNCHES}" if row.launches_for_named is None else str(row.launches_for_named)
+
+
+LAUNCH_NOISE_COLUMNS: tuple[Column[LaunchNoise], ...] = (
+    Column("reference", lambda row: row.reference),
+    Column("phase", lambda row: row.phase),
+    Column("req/s", lambda row: row.rate_per_s, form="g"),
+    Column("shape", lambda row: str(row.shape)),
+    Column("tax", lambda row: str(row.metric)),
+    Column("launches", lambda row: row.launches),
+    Column("sigma", lambda row: row.sigma, form=".1%"),
+    Column("plain_again", lambda row: None if row.repeat is None else row.repeat.percent()),
+    Column("smallest tax that shows", lambda row: row.detectable, form=".1%"),
+    Column(f"launches for {NAMED_TAX:.0%}", _count_for_named),
+)
 
 
 def _latency_taxes(analysis: Analysis) -> Table:

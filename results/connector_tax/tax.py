@@ -1,19 +1,27 @@
-"""The substrate tax: what a config costs against plain under the same load (specs/connector_tax, "Substrate tax")."""
+"""The substrate tax: what a config costs against plain under the same load (specs/connector_tax, "Substrate tax").
+
+Plain may be measured under two names; the reference is then the mean of both (of ratios, the geometric mean). From
+three launches on, all configs at one load are compared together (results.statistics.blocks): the bounds of a tax hold
+for every config of its load and metric at once. Ratios are compared as logarithms, microseconds as they are.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from results.connector_tax.measurements import Load, Measurements
+import numpy as np
+
+from results.connector_tax.measurements import LOGARITHMIC, Load, Measurements
 from results.measures.saturation import REF_LOAD, REF_SAFE, ReferenceRates
 from results.measures.summary import Shape
 from results.records.baseline import BASELINE, REPEAT
+from results.statistics.blocks import BlockFit, Contrast
 from results.statistics.estimates import Estimate, Samples
 from results.statistics.judgement import Verdict, judged, withheld
-from results.statistics.trials import Measured, combine, estimate
+from results.statistics.trials import MIN_PAIRED, Joint, Measured, combine, estimate
 
 
 class Metric(StrEnum):
@@ -39,8 +47,8 @@ TITLES: Mapping[Metric, str] = {
     Metric.ENGINE_STEP_P50: "engine step p50",
 }
 """What is taxed, as tables and figures name it."""
-RATIOS: Mapping[Metric, str] = {Metric.TTFT_P90: "ttft_s", Metric.TPOT_P90: "tpot_s"}
-DIFFERENCES: Mapping[Metric, str] = {Metric.STEP_P50: "step_duration_us", Metric.ENGINE_STEP_P50: "engine_step_us"}
+RATIOS: dict[Metric, str] = {Metric.TTFT_P90: "ttft_s", Metric.TPOT_P90: "tpot_s"}
+DIFFERENCES: dict[Metric, str] = {Metric.STEP_P50: "step_duration_us", Metric.ENGINE_STEP_P50: "engine_step_us"}
 CALLBACKS = "connector_total_us"
 REMAINDERS: Mapping[Metric, Metric] = {
     Metric.REMAINDER_P50: Metric.STEP_P50,
@@ -66,6 +74,10 @@ class TaxRow:
     verdict: Verdict | None
     withheld: str
     """Why there is no verdict; empty where there is one, or nothing to compare with."""
+    p: float | None = None
+    """Two-sided, corrected for all configs at this load; None where they were not compared together."""
+    own: Estimate | None = None
+    """The same tax with bounds from this config's own launches alone, which hold for one config by itself."""
 
 
 def list_connectors(measurements: Measurements, phase: str) -> tuple[str, ...]:
@@ -80,7 +92,7 @@ def noise_floor(measurements: Measurements, rates: ReferenceRates) -> tuple[TaxR
         for load in measurements.loads
         if REPEAT in measurements.configs(load.phase)
         for reference in list_references(load, rates)
-        for row in _build_rows(measurements, reference, load, REPEAT)
+        for row in _build_rows(measurements, reference, load, (REPEAT,))
         if row.metric in RATIOS or row.metric in DIFFERENCES
     )
 
@@ -95,8 +107,7 @@ def tax_table(measurements: Measurements, rates: ReferenceRates) -> tuple[TaxRow
         row
         for load in measurements.loads
         for reference in list_references(load, rates)
-        for config in list_connectors(measurements, load.phase)
-        for row in _build_rows(measurements, reference, load, config)
+        for row in _build_rows(measurements, reference, load, list_connectors(measurements, load.phase))
     )
 
 
@@ -108,8 +119,22 @@ def measure_tax(measurements: Measurements, load: Load, config: str, metric: Met
         whole = measure_tax(measurements, load, config, REMAINDERS[metric])
         return combine(subtract, whole, measurements.get(load, config, CALLBACKS))
     series = RATIOS.get(metric) or DIFFERENCES[metric]
-    ours, base = (measurements.get(load, name, series) for name in (config, BASELINE))
-    return combine(_relate if metric in RATIOS else subtract, ours, base)
+    ours, base = measurements.get(load, config, series), measurements.get(load, BASELINE, series)
+    again = measurements.get(load, REPEAT, series)
+    if again.trials and config != REPEAT:
+        base = combine(_geometric_mean if metric in RATIOS else _mean, base, again)
+    taxed = combine(_relate if metric in RATIOS else subtract, ours, base)
+    return replace(taxed, joint=_find_joint(measurements, load, config, series))
+
+
+def _find_joint(measurements: Measurements, load: Load, config: str, series: str) -> Joint | None:
+    """The tax in the comparison of all configs at this load; None where there is none."""
+    fit = measurements.compare(load, series)
+    if not isinstance(fit, BlockFit) or config not in fit.contrasts:
+        return None
+    value, draws = fit.contrasts[config].difference, measurements.draws(load, series)[config]
+    key = load, series
+    return Joint(key, math.expm1(value), np.expm1(draws)) if series in LOGARITHMIC else Joint(key, value, draws)
 
 
 def list_references(load: Load, rates: ReferenceRates) -> tuple[str, ...]:
@@ -133,8 +158,57 @@ def _relate(ours: Samples, base: Samples) -> Samples:
     return ours / base - 1
 
 
-def _build_rows(measurements: Measurements, reference: str, load: Load, config: str) -> Iterator[TaxRow]:
-    for metric in tuple(Metric) if load.phase == "A" else tuple(RATIOS):
-        cost = estimate(measure_tax(measurements, load, config, metric))
-        verdict, why = (None, "") if metric == Metric.CALLBACK_P50 else (judged(cost), withheld(cost))
-        yield TaxRow(reference, load.phase, load.rate_per_s, load.shape, config, metric, cost, verdict, why)
+def _mean(first: Samples, second: Samples) -> Samples:
+    return (first + second) / 2
+
+
+def _geometric_mean(first: Samples, second: Samples) -> Samples:
+    return np.sqrt(first * second)
+
+
+def _build_rows(measurements: Measurements, reference: str, load: Load, configs: tuple[str, ...]) -> Iterator[TaxRow]:
+    metrics = tuple(Metric) if load.phase == "A" else tuple(RATIOS)
+    fits = {
+        metric: measurements.compare(load, series)
+        for metric, series in (RATIOS | DIFFERENCES).items()
+        if metric in metrics
+    }
+    for config in configs:
+        for metric in metrics:
+            cost = estimate(measure_tax(measurements, load, config, metric))
+            own, p = None, None
+            fit = fits.get(metric)
+            if cost.launches >= MIN_PAIRED and isinstance(fit, str):
+                cost = replace(cost, low=None, high=None, reason=fit)
+            contrast = _find_contrast(fit, config)
+            if contrast is not None and cost.launches >= MIN_PAIRED:
+                own, p = convert_contrast(contrast, metric, cost, alone=True), contrast.p
+                cost = convert_contrast(contrast, metric, cost)
+            verdict, why = (None, "") if metric == Metric.CALLBACK_P50 else (judged(cost), withheld(cost))
+            yield TaxRow(
+                reference, load.phase, load.rate_per_s, load.shape, config, metric, cost, verdict, why, p, own
+            )
+
+
+def _find_contrast(fit: BlockFit | str | None, config: str) -> Contrast | None:
+    if not isinstance(fit, BlockFit):
+        return None
+    return fit.repeat if config == REPEAT else fit.contrasts.get(config)
+
+
+def convert_contrast(contrast: Contrast, metric: Metric, cost: Estimate, *, alone: bool = False) -> Estimate:
+    """The contrast in the metric's unit: a fraction for a log ratio, microseconds as they are."""
+    low, high = (contrast.own_low, contrast.own_high) if alone else (contrast.low, contrast.high)
+    together = "by its own launches alone" if alone else "all configs together"
+    return replace(
+        cost,
+        value=_convert_unit(contrast.difference, metric),
+        low=None if low is None else _convert_unit(low, metric),
+        high=None if high is None else _convert_unit(high, metric),
+        basis=f"over {contrast.launches} launches, {together}",
+        launches=contrast.launches,
+    )
+
+
+def _convert_unit(difference: float, metric: Metric) -> float:
+    return math.expm1(difference) if metric in RATIOS else difference

@@ -58,7 +58,11 @@ def analyse_run(root: Path) -> Analysis:
 def build_taxes(analysis: Analysis) -> dict[str, Any]:
     """`tax.json`; `noise_floor`: plain against plain, in the same form as the taxes and none of them."""
     rows = {"taxes": analysis.taxes, "noise_floor": analysis.noise_floor}
-    return {"format": FORMAT, **{name: [_tax_row(row) for row in table] for name, table in rows.items()}}
+    return {
+        "format": FORMAT,
+        **{name: [_tax_row(row) for row in table] for name, table in rows.items()},
+        "launch_noise": msgspec.to_builtins(analysis.launch_noise),
+    }
 
 
 def _build_summaries(analysis: Analysis, layout: RunLayout) -> dict[Path, object]:
@@ -143,4 +147,7 @@ def _tax_row(row: TaxRow) -> dict[str, Any]:
         **msgspec.to_builtins(row.estimate),
         "verdict": None if row.verdict is None else str(row.verdict),
         "withheld": row.withheld,
+        "p_corrected": row.p,
+        "own_low": None if row.own is None else row.own.low,
+        "own_high": None if row.own is None else row.own.high,
     }

@@ -2,15 +2,17 @@
 
 A trial is a block in which every config has its turn on fresh engines under the same arrivals and prompts, so configs
 are compared inside a trial. From three trials on, the spread of a comparison over trials gives its interval (Student's
-t): it holds what varies between launches and over time, and inside the cells. With fewer, the bounds are the spread
-within the launches: a bootstrap within the cells, drawn jointly (draw k of every number that depends on a cell uses the
-same resampling of that cell). No verdict rests on such a spread (results.statistics.judgement).
+t): it holds what varies between launches and over time, and inside the cells. Numbers of one load that were compared
+together (results.statistics.blocks) bring joint draws of that comparison, which then give value and interval. With
+fewer trials, the bounds are the spread within the launches: a bootstrap within the cells, drawn jointly (draw k of
+every number that depends on a cell uses the same resampling of that cell). No verdict rests on such a spread
+(results.statistics.judgement).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,10 +40,22 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
+class Joint:
+    """A number out of a comparison of all configs over all launches."""
+
+    comparison: Hashable
+    """Draws of one comparison belong together; those of two do not."""
+    value: float
+    draws: Samples
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     trials: Mapping[int, Trial]
     reason: str = ""
     """Why it has no trial, or lacks one."""
+    joint: Joint | None = None
+    """Over all trials; None where it comes from no comparison, or from two."""
 
 
 def unmeasured(reason: str) -> Measured:
@@ -63,7 +77,15 @@ def combine(compute: Callable[..., Samples], *parts: Measured) -> Measured:
             f"no trial has every cell it needs: {reason}" if reason else "no trial has every cell it needs"
         )
     trials = {number: _combined(compute, [part.trials[number] for part in parts]) for number in common}
-    return Measured(trials, reason)
+    return Measured(trials, reason, _combine_joint(compute, [part.joint for part in parts]))
+
+
+def _combine_joint(compute: Callable[..., Samples], parts: Sequence[Joint | None]) -> Joint | None:
+    joint = [part for part in parts if part is not None]
+    if len(joint) < len(parts) or len({part.comparison for part in joint}) > 1:
+        return None
+    value = compute(*(np.array([part.value]) for part in joint))
+    return Joint(joint[0].comparison, float(value[0]), compute(*(part.draws for part in joint)))
 
 
 def _combined(compute: Callable[..., Samples], parts: list[Trial]) -> Trial:
@@ -82,6 +104,10 @@ def estimate(measured: Measured, level: float = LEVEL) -> Estimate:
         return unknown(measured.reason)
     values = _values(measured)
     value, n = float(values.mean()), _samples(measured)
+    if values.size >= MIN_PAIRED and measured.joint is not None:
+        low, high = _quantiles(measured.joint.draws, level)
+        together = f"over {values.size} launches, residual of all configs"
+        return Estimate(measured.joint.value, low, high, n, measured.reason or None, together, values.size)
     if values.size >= MIN_PAIRED:
         half = _t(values.size, level) * float(values.std(ddof=1)) / math.sqrt(values.size)
         return Estimate(value, value - half, value + half, n, measured.reason or None, basis(measured), values.size)
@@ -109,18 +135,26 @@ def share(part: Measured, whole: Measured, name: str, level: float = LEVEL) -> E
     both = combine(lambda ours, theirs: ours - theirs, part, whole)
     if not both.trials:
         return unknown(both.reason)
-    top, bottom = (Measured({number: of.trials[number] for number in both.trials}, both.reason) for of in (part, whole))
+    top, bottom = (
+        Measured({number: of.trials[number] for number in both.trials}, both.reason, of.joint) for of in (part, whole)
+    )
     base = estimate(bottom, level)
     if base.value is None or base.value <= 0:
         return unknown(f"{name} is not above zero: a share of it says nothing", base.n)
-    value, launches = float(_values(top).mean()) / base.value, len(both.trials)
+    joint = _combine_joint(np.divide, (top.joint, bottom.joint))
+    launches = len(both.trials)
+    value = joint.value if joint is not None and launches >= MIN_PAIRED else float(_values(top).mean()) / base.value
     if base.low is None:
         return Estimate(value, n=base.n, reason=base.reason, launches=launches)
     if base.low <= 0:
         zero = "is not distinguishable from zero" if launches >= MIN_PAIRED else "may be zero by its spread"
         why = f"{name} {zero}: a share of it says nothing"
         return Estimate(value, n=base.n, reason=why, basis=base.basis, launches=launches)
-    if len(both.trials) >= MIN_PAIRED:
+    if joint is not None and launches >= MIN_PAIRED:
+        above = bottom.joint is not None and bottom.joint.draws > 0  # the few others lie outside the whole's interval
+        low, high = _quantiles(joint.draws[above], level)
+        return Estimate(value, low, high, base.n, base.reason, base.basis, launches)
+    if launches >= MIN_PAIRED:
         low, high = _fieller(_values(top), _values(bottom), level)
         return Estimate(value, low, high, base.n, base.reason, base.basis, launches)
     draws, base_draws = _mean_draws(top), _mean_draws(bottom)
@@ -139,9 +173,9 @@ def p_value(measured: Measured) -> float | None:
     """
     values = _values(measured)
     if values.size >= MIN_PAIRED:
+        if not np.ptp(values):  # no spread to hold them against: only the signs tell (sign test)
+            return 1.0 if not values.any() else 2.0 ** (1 - values.size)
         error = float(values.std(ddof=1)) / math.sqrt(values.size)
-        if not error:
-            return 1.0 if not values.any() else 0.0
         return float(2 * special.stdtr(values.size - 1, -abs(float(values.mean())) / error))
     draws = _mean_draws(measured) if values.size else ""
     if isinstance(draws, str):

@@ -90,7 +90,8 @@ def test_a_known_truth_is_recovered_and_judged(
     found = _verdict(analysis, name)
     assert (found.outcome, found.label) == (outcome, label)
     assert covers(found.measured, truth)
-    assert found.measured.basis == "paired over 3 trials"
+    one_load = name in ("H1", "H2", "H3", "H4")
+    assert found.measured.basis == ("over 3 launches, residual of all configs" if one_load else "paired over 3 trials")
 
 
 def test_every_success_criterion_of_a_whole_run_is_met(analysis: Analysis) -> None:
@@ -219,12 +220,16 @@ def test_trials_give_paired_intervals_and_a_drift(tmp_path: Path) -> None:
     found = analyse_run(tmp_path)
     mooncake = _tax(found, "mooncake_both")
     assert covers(mooncake.estimate, 0.45)
-    assert mooncake.estimate.basis == "paired over 4 trials"
+    assert mooncake.estimate.basis == "over 4 launches, all configs together"
+    assert mooncake.own is not None
+    assert covers(mooncake.own, 0.45)
+    assert mooncake.p is not None
+    assert 0 < mooncake.p < 0.01 < (_tax(found, "noop_connector").p or 0)
     assert _tax(found, "noop_connector").verdict == Verdict.NOT_DISTINGUISHABLE
-    assert _tax(found, "mooncake_both", Metric.ENGINE_STEP_P50).estimate.basis == "paired over 4 trials"
+    assert _tax(found, "mooncake_both", Metric.ENGINE_STEP_P50).estimate.basis == mooncake.estimate.basis
     assert _verdict(found, "H1").outcome == Outcome.HOLDS
     assert all(covers(row.slope_per_h, 0.05) and row.verdict == DriftVerdict.DETECTED for row in found.drift)
-    assert "paired over 4 trials" in (tmp_path / "report.md").read_text()
+    assert "over 4 launches, all configs together" in (tmp_path / "report.md").read_text()
     assert found.criteria[6].numbers["trials"].value == 4
 
 
@@ -232,7 +237,7 @@ def test_a_trial_that_lost_its_baseline_is_left_out_and_said(tmp_path: Path) -> 
     write_run(tmp_path, TRIALS)
     (tmp_path / "results" / f"{DATE}_plain" / "cell_A_r2_t3.json").unlink()
     whole = _tax(analyse(tmp_path), "mooncake_both").estimate
-    assert whole.basis == "paired over 3 trials"
+    assert (whole.basis, whole.launches) == ("over 3 launches, all configs together", 3)
     (tmp_path / "results" / f"{DATE}_plain" / "cell_A_r2_t2.json").unlink()
     less = _tax(analyse(tmp_path), "mooncake_both").estimate
     assert less.basis == "spread within 2 launches"

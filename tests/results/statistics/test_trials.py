@@ -53,7 +53,7 @@ def test_only_trials_hold_what_varies_between_launches() -> None:
 
 @pytest.mark.parametrize(
     ("trials", "basis"),
-    [(1, "spread within the launch"), (2, "spread within 2 launches"), (3, "paired over 3 trials")],
+    [(1, "spread within the launch"), (2, "spread within 2 launches"), (3, "over 3 launches, residual of all configs")],
 )
 def test_an_interval_says_what_it_holds(trials: int, basis: str) -> None:
     assert taxes(trials, 0).basis == basis
@@ -62,6 +62,9 @@ def test_an_interval_says_what_it_holds(trials: int, basis: str) -> None:
 @given(st.lists(finite, min_size=3, max_size=6))
 def test_a_p_value_is_below_the_level_where_the_interval_excludes_zero(values: list[float]) -> None:
     found, p = estimate(over_trials(values)), p_value(over_trials(values))
+    if np.ptp(values) == 0 and values[0]:
+        assert p == 2.0 ** (1 - len(values)), "equal trials: only their signs tell"
+        return
     assert found.low is not None
     assert found.high is not None
     assert p is not None
@@ -73,7 +76,11 @@ def test_a_p_value_within_a_launch_comes_from_the_draws() -> None:
     assert p_value(over_trials([1.0], spread=0.5)) == pytest.approx(2 / 202)  # no draw reaches zero
     assert p_value(over_trials([0.0], spread=1.0)) == pytest.approx(1.0, abs=0.02)
     assert p_value(unmeasured("nothing")) is None
-    assert p_value(over_trials([2.0, 2.0, 2.0])) == 0.0
+
+
+def test_equal_trials_are_no_proof() -> None:
+    assert p_value(over_trials([2.0, 2.0, 2.0])) == 0.25
+    assert p_value(over_trials([0.0, 0.0, 0.0])) == 1.0
 
 
 @given(st.lists(finite, min_size=3, max_size=8))

@@ -1,0 +1,68 @@
+"""How two launches of one config differ, and which tax a run of this many launches can show."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from results.connector_tax.measurements import Load, Measurements
+from results.connector_tax.tax import RATIOS, Metric, convert_contrast, list_references
+from results.measures.saturation import ReferenceRates
+from results.measures.summary import Shape
+from results.statistics.blocks import BlockFit, detectable_effect, launches_for
+from results.statistics.estimates import Estimate
+
+NAMED_TAX = 0.10
+"""The tax that launches are planned for: H1's limit, never the tax that was observed."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchNoise:
+    """The noise of one latency tax at one load, by the launches of all configs. Every number is a fraction."""
+
+    reference: str
+    """`ref_safe` or `ref_load`."""
+    phase: str
+    rate_per_s: float
+    shape: Shape
+    metric: Metric
+    launches: int
+    """Per config."""
+    sigma: float
+    """Standard deviation of one launch around its config and block."""
+    degrees: int
+    """Degrees of freedom of sigma."""
+    repeat: Estimate | None
+    """Plain's second name against its first; None where plain was measured under one."""
+    detectable: float
+    """The smallest tax that this many launches show with a probability of 80 %."""
+    launches_for_named: int | None
+    """Launches per config that show NAMED_TAX; None = more than can be planned."""
+
+
+def measure_launch_noise(measurements: Measurements, rates: ReferenceRates) -> tuple[LaunchNoise, ...]:
+    """One row for each latency at each load with several launches; empty where each config has one."""
+    return tuple(
+        _describe_noise(reference, load, metric, fit)
+        for load in measurements.loads
+        for reference in list_references(load, rates)
+        for metric, series in RATIOS.items()
+        if isinstance(fit := measurements.compare(load, series), BlockFit)
+    )
+
+
+def _describe_noise(reference: str, load: Load, metric: Metric, fit: BlockFit) -> LaunchNoise:
+    configs, names = max(len(fit.contrasts), 1), 1 if fit.repeat is None else 2
+    return LaunchNoise(
+        reference=reference,
+        phase=load.phase,
+        rate_per_s=load.rate_per_s,
+        shape=load.shape,
+        metric=metric,
+        launches=fit.blocks,
+        sigma=math.expm1(fit.sigma),
+        degrees=fit.degrees,
+        repeat=None if fit.repeat is None else convert_contrast(fit.repeat, metric, Estimate(None)),
+        detectable=math.expm1(detectable_effect(fit.sigma, fit.blocks, configs, references=names)),
+        launches_for_named=launches_for(math.log1p(NAMED_TAX), fit.sigma, configs, references=names),
+    )

@@ -1,0 +1,121 @@
+"""The noise between launches comes back as it was made, stands first, and taxes are judged together against it."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from results.connector_tax.analyse import Analysis
+from results.connector_tax.launch_noise import LaunchNoise
+from results.connector_tax.measurements import Load
+from results.connector_tax.page import page_of
+from results.connector_tax.tax import Metric, TaxRow
+from results.connector_tax.write import analyse_run
+from results.measures.saturation import REF_SAFE
+from results.measures.summary import Shape
+from results.records.baseline import BASELINE, REPEAT
+from results.statistics.judgement import Verdict
+from tests.results.connector_tax.synthetic import Behaviour, Run, write_run
+
+SIGMA = 0.10
+RUN = Run(
+    configs={
+        BASELINE: Behaviour(),
+        REPEAT: Behaviour(),
+        "noop_connector": Behaviour(),
+        "mooncake_both": Behaviour(ttft_p50_s=0.2 * 1.6),
+        "nixl_both": Behaviour(),
+    },
+    rates_per_s=(2,),
+    requests=200,
+    steps=20,
+    trials=8,
+    launch_sigma=SIGMA,
+    seed=3,
+)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("noise")
+
+
+@pytest.fixture(scope="module")
+def analysis(root: Path) -> Analysis:
+    write_run(root, RUN)
+    return analyse_run(root)
+
+
+def rows(analysis: Analysis, config: str) -> TaxRow:
+    wanted = (config, Metric.TTFT_P90, REF_SAFE)
+    (row,) = (row for row in analysis.taxes if (row.config, row.metric, row.reference) == wanted)
+    return row
+
+
+def noise(analysis: Analysis) -> LaunchNoise:
+    rows_at_safe = (row for row in analysis.launch_noise if row.reference == REF_SAFE)
+    (row,) = (row for row in rows_at_safe if row.metric == Metric.TTFT_P90)
+    return row
+
+
+def test_sigma_is_what_the_launches_were_made_with(analysis: Analysis) -> None:
+    row = noise(analysis)
+    assert (row.launches, row.degrees) == (8, 7 * 4)
+    assert math.log1p(row.sigma) == pytest.approx(SIGMA, rel=0.35)  # 28 degrees of freedom, and 200 requests a cell
+    assert row.repeat is not None
+    assert row.repeat.low is not None
+    assert row.repeat.high is not None
+    assert row.repeat.low < 0 < row.repeat.high
+    assert 1.2 < math.log1p(row.detectable) / math.log1p(row.sigma) < 1.8
+    assert row.launches_for_named is not None
+    assert row.launches_for_named > 8
+
+
+def test_a_tax_is_the_geometric_mean_against_both_plains_and_judged_with_the_others(analysis: Analysis) -> None:
+    row = rows(analysis, "mooncake_both")
+    load = Load("A", row.rate_per_s, Shape(4096, 256))
+    p90 = {
+        name: [cell.values["ttft_p90_s"].value or math.nan for cell in analysis.cells if cell.config == name]
+        for name in RUN.configs
+    }
+    base = np.sqrt(np.array(p90[BASELINE]) * np.array(p90[REPEAT]))
+    expected = math.exp(float(np.mean(np.log(np.array(p90["mooncake_both"]) / base)))) - 1
+    assert row.shape == load.shape
+    assert row.estimate.value == pytest.approx(expected)
+    assert row.verdict == Verdict.HIGHER
+    assert row.own is not None
+    assert row.own.value == row.estimate.value
+    assert row.p is not None
+    assert rows(analysis, "nixl_both").verdict == Verdict.NOT_DISTINGUISHABLE
+    h1 = analysis.verdicts[0].measured
+    assert h1.value == pytest.approx(row.estimate.value), "the hypothesis is judged on the number that the table shows"
+    assert h1.low is not None
+    assert row.estimate.low is not None
+    assert h1.low > row.estimate.low, "one hypothesis alone needs no correction for the other configs"
+
+
+def test_the_noise_stands_first_in_report_page_and_files(analysis: Analysis, root: Path) -> None:
+    report = (root / "report.md").read_text()
+    tables = [line for line in report.splitlines() if line.startswith("## ")]
+    assert tables.index("## Noise between launches") < tables.index("## Hypotheses")
+    page = page_of(analysis, root)
+    assert page.noise.startswith("Noise: one launch differs from another by TTFT p90 ")
+    assert f"10% takes {max(row.launches_for_named or 0 for row in analysis.launch_noise)} launches" in page.noise
+    written = json.loads((root / "tax.json").read_bytes())
+    assert [row["metric"] for row in written["launch_noise"]] == ["tax_ttft_p90", "tax_tpot_p90"] * 2
+    mooncake = next(row for row in written["taxes"] if row["config"] == "mooncake_both")
+    assert 0 < mooncake["p_corrected"] < 0.05
+    assert mooncake["own_low"] < mooncake["value"] < mooncake["own_high"]
+
+
+def test_one_launch_per_config_has_no_noise_to_tell(tmp_path: Path) -> None:
+    write_run(tmp_path, replace(RUN, trials=1))
+    analysis = analyse_run(tmp_path)
+    assert analysis.launch_noise == ()
+    assert page_of(analysis, tmp_path).noise == ""
+    assert rows(analysis, "mooncake_both").p is None

@@ -1,0 +1,184 @@
+"""Configs compared over launches: known effects come back, and chance alone is called an effect as rarely as stated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from results.statistics.blocks import (
+    BlockFit,
+    Launches,
+    detectable_effect,
+    dunnett_critical,
+    dunnett_p,
+    fit_blocks,
+    launches_for,
+    pool_sigma,
+)
+
+CONFIGS = ("plain", "plain_again", "noop", "mooncake", "producer", "consumer", "nixl", "lmcache", "multi")
+REFERENCES = ("plain", "plain_again")
+SIGMA = 0.1
+"""Of log p90 between launches: what CPU hosts at rest show (0.04 to 0.12)."""
+RUNS = 4000
+
+
+def draw(rng: np.random.Generator, blocks: int, effects: Mapping[str, float] | None = None) -> Launches:
+    """Launches of all configs, with a block effect three times the residual."""
+    shift = rng.normal(0, 3 * SIGMA, blocks)
+    return {
+        name: {
+            block: float(shift[block] + (effects or {}).get(name, 0.0) + rng.normal(0, SIGMA))
+            for block in range(blocks)
+        }
+        for name in CONFIGS
+    }
+
+
+def fitted(launches: Launches) -> BlockFit:
+    fit = fit_blocks(launches, REFERENCES)
+    assert isinstance(fit, BlockFit)
+    return fit
+
+
+def equicorrelated(size: int, rho: float) -> np.ndarray:
+    matrix = np.full((size, size), rho)
+    np.fill_diagonal(matrix, 1.0)
+    return matrix
+
+
+@pytest.mark.parametrize(("size", "rho", "degrees"), [(1, 0.5, 10), (3, 0.5, 20), (7, 1 / 3, 16), (7, 1 / 3, 56)])
+def test_the_critical_value_is_the_multivariate_ts(size: int, rho: float, degrees: int) -> None:
+    c = dunnett_critical(equicorrelated(size, rho), degrees)
+    law = stats.multivariate_t(shape=equicorrelated(size, rho), df=degrees, seed=1)
+    within = law.cdf(np.full(size, c), lower_limit=np.full(size, -c))
+    assert within == pytest.approx(0.95, abs=0.003)
+
+
+def test_one_comparison_needs_no_correction() -> None:
+    assert dunnett_critical(equicorrelated(1, 0.0), 12) == pytest.approx(stats.t.ppf(0.975, 12), abs=0.02)
+    assert dunnett_p(equicorrelated(1, 0.0), 12, 2.0) == pytest.approx(2 * stats.t.sf(2.0, 12), abs=0.002)
+    assert 0 < dunnett_p(equicorrelated(3, 0.5), 12, 1e9) < 1e-4
+
+
+def test_without_missing_launches_the_contrast_is_the_mean_difference_to_both_plains() -> None:
+    launches = draw(np.random.default_rng(1), 4)
+    fit = fitted(launches)
+    mean = {name: math.fsum(values.values()) / 4 for name, values in launches.items()}
+    base = (mean["plain"] + mean["plain_again"]) / 2
+    assert (fit.blocks, fit.degrees) == (4, 3 * 8)
+    for name, contrast in fit.contrasts.items():
+        assert contrast.difference == pytest.approx(mean[name] - base)
+        assert (contrast.low + contrast.high) / 2 == pytest.approx(contrast.difference)
+        half = (contrast.high - contrast.low) / 2
+        assert half == pytest.approx(dunnett_critical(equicorrelated(7, 1 / 3), 24) * fit.sigma * math.sqrt(1.5 / 4))
+    assert fit.repeat is not None
+    assert fit.repeat.difference == pytest.approx(mean["plain_again"] - mean["plain"])
+    residual = [
+        values[block] - mean[name] - math.fsum(launches[other][block] for other in CONFIGS) / 9
+        + math.fsum(mean.values()) / 9
+        for name, values in launches.items() for block in values
+    ]  # fmt: skip
+    assert fit.sigma == pytest.approx(math.sqrt(math.fsum(one * one for one in residual) / 24))
+
+
+def test_a_missing_launch_leaves_the_others_comparable_inside_their_blocks() -> None:
+    exact = {name: {block: 10.0 * block + place for block in range(4)} for place, name in enumerate(CONFIGS)}
+    exact["multi"].pop(3)  # the block with the largest values
+    exact["plain_again"].pop(0)
+    exact["noop"][1] += 1e-3
+    fit = fitted(exact)
+    assert fit.contrasts["multi"].difference == pytest.approx(8 - 0.5, abs=2e-3)
+    assert fit.contrasts["multi"].launches == 3
+
+
+@pytest.mark.parametrize(
+    ("launches", "why"),
+    [
+        ({"noop": {0: 1.0, 1: 2.0}}, "plain was not measured"),
+        ({"plain": {0: 1.0}, "noop": {0: 2.0}}, "one launch per config"),
+        ({"plain": {0: 1.0, 1: 2.0}, "noop": {2: 2.0, 3: 1.5}}, "shares no block"),
+        ({"plain": {0: 1.0, 1: 1.0, 2: 1.0}, "noop": {0: 2.0, 1: 2.0, 2: 2.0}}, "agree to the last digit"),
+    ],
+)
+def test_what_cannot_be_compared_is_a_sentence(launches: Launches, why: str) -> None:
+    fit = fit_blocks(launches, REFERENCES)
+    assert isinstance(fit, str)
+    assert why in fit
+
+
+def unequal(fit: BlockFit) -> bool:
+    """Any config is called higher or lower."""
+    return any(one.low > 0 or one.high < 0 for one in fit.contrasts.values())
+
+
+@pytest.mark.parametrize("blocks", [3, 5, 8])
+def test_identical_configs_are_called_different_as_rarely_as_stated(blocks: int) -> None:
+    rng = np.random.default_rng(blocks)
+    fits = [fitted(draw(rng, blocks)) for _ in range(RUNS)]
+    error = math.sqrt(0.05 * 0.95 / RUNS)
+    assert abs(np.mean([unequal(fit) for fit in fits]) - 0.05) <= 3 * error
+    own = [one for fit in fits for one in fit.contrasts.values()]
+    covered = np.mean([(one.own_low or 0.0) <= 0 <= (one.own_high or 0.0) for one in own])
+    assert covered == pytest.approx(0.95, abs=3 * error)  # seven of a fit are not independent: the bound of one
+    repeats = np.mean([fit.repeat is not None and fit.repeat.low <= 0 <= fit.repeat.high for fit in fits])
+    assert abs(repeats - 0.95) <= 3 * error
+
+
+def judge_by_one_launch(launches: Launches) -> bool:
+    fit = fitted(
+        {name: {0: values[0], 1: values[0] + 1e-3 * place} for place, (name, values) in enumerate(launches.items())}
+    )
+    return unequal(fit)
+
+
+def judge_uncorrected(launches: Launches) -> bool:
+    fit = fitted(launches)
+    t = stats.t.ppf(0.975, fit.degrees) * fit.sigma * math.sqrt(1.5 / fit.blocks)
+    return any(abs(one.difference) > t for one in fit.contrasts.values())
+
+
+def judge_unpaired(launches: Launches) -> bool:
+    """Each config's own spread over the blocks stands in for the residual, with nine columns' degrees of freedom."""
+    spread = math.sqrt(np.mean([np.var(list(launches[name].values()), ddof=1) for name in CONFIGS]))
+    fit = fitted(launches)
+    half = dunnett_critical(equicorrelated(7, 1 / 3), fit.degrees) * spread * math.sqrt(1.5 / fit.blocks)
+    return any(abs(one.difference) > half for one in fit.contrasts.values())
+
+
+@pytest.mark.parametrize("judge", [judge_by_one_launch, judge_uncorrected, judge_unpaired])
+def test_ways_that_are_wrong_are_told_apart_from_it(judge: Callable[[Launches], bool]) -> None:
+    """The bounds of the test above are tight enough: one launch, no correction, no blocks each leave them."""
+    rng = np.random.default_rng(5)
+    wrong = np.mean([judge(draw(rng, 5)) for _ in range(1000)])
+    assert abs(wrong - 0.05) > 3 * math.sqrt(0.05 * 0.95 / 1000)
+
+
+def test_an_effect_of_the_size_that_was_planned_for_is_found_with_the_planned_power() -> None:
+    effect = detectable_effect(SIGMA, 8, 7)
+    assert effect == pytest.approx(
+        (dunnett_critical(equicorrelated(7, 1 / 3), 56) + stats.t.ppf(0.8, 56)) * SIGMA * math.sqrt(1.5 / 8), rel=1e-3
+    )
+    rng = np.random.default_rng(8)
+    found = np.mean([fitted(draw(rng, 8, {"nixl": effect})).contrasts["nixl"].low > 0 for _ in range(1000)])
+    assert found == pytest.approx(0.8, abs=0.05)
+
+
+def test_launches_are_planned_for_a_named_effect() -> None:
+    needed = launches_for(math.log(1.1), 0.1, 7)
+    assert needed is not None
+    assert detectable_effect(0.1, needed, 7) <= math.log(1.1) < detectable_effect(0.1, needed - 1, 7)
+    assert launches_for(1e-6, 0.1, 7) is None
+    assert math.isinf(detectable_effect(0.1, 1, 7))
+
+
+def test_sigma_is_pooled_by_degrees_of_freedom() -> None:
+    rng = np.random.default_rng(2)
+    fits = [fitted(draw(rng, 3)), fitted(draw(rng, 8))]
+    squares = sum(fit.degrees * fit.sigma**2 for fit in fits)
+    assert pool_sigma(fits) == pytest.approx(math.sqrt(squares / (16 + 56)))
+    assert pool_sigma([]) is None
