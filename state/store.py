@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import tempfile
 import threading
@@ -15,6 +14,7 @@ from typing import Self
 
 import msgspec
 
+from results.records.layout import sync_folder
 from state.errors import IllegalTransition, StoreUnusable
 from state.events import LIVE_KINDS, Event, Recorded, RunPlanned, decode, encode, wire_kind
 from state.model import EMPTY, CellView, InstanceRow, RequestView, RunRow, RunView, StageRow
@@ -119,7 +119,7 @@ class RunStore:
             finally:
                 connection.close()
         partial.rename(path)
-        _sync_folder(folder)
+        sync_folder(folder)
         return cls.open(folder, clock=clock)
 
     @classmethod
@@ -308,11 +308,3 @@ class RunStore:
         """The rows of one SELECT, for readers of single columns."""
         with self._lock, explained(self.path):
             return self._connection.execute(sql, values).fetchall()
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -27,7 +27,6 @@ _SOURCE = b"tracon.source"
 _Record = TypeVar("_Record")
 
 
-
 def arrow_schema(record: type) -> pa.Schema:
     """The Arrow schema of a declared record whose fields are numbers, texts and truth values.
 

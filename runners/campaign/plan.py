@@ -32,14 +32,16 @@ def freeze(
     cells: Sequence[CellPlan],
     inputs: Mapping[str, Any],
 ) -> RunPlan:
-    """A plan with its estimate summed and its fingerprint taken."""
+    """A plan with its estimate summed and its fingerprint taken; a stage without a cell is left out."""
+    used = {cell.stage for cell in cells}
+    stages = tuple(stage for stage in stages if stage.stage in used)
     return RunPlan(
         experiment=experiment,
         profile=profile,
         preset=preset,
         configs=tuple(configs),
         seed=seed,
-        stages=tuple(stages),
+        stages=stages,
         cells=tuple(cells),
         estimated_s=round(sum(cell.estimated_s for cell in cells), 1),
         inputs=inputs,

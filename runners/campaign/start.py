@@ -18,9 +18,10 @@ from launch.environment import Engine, find_engine
 from launch.errors import LaunchError
 from launch.ports import require_free
 from launch.profile import Profile, load_profile
-from results.records.layout import RunLayout, write_atomic
+from results.records.layout import RunLayout, write_indented_json
 from runners.campaign.disk import require_disk
 from runners.campaign.experiment import DraftPlan, RunOptions
+from runners.campaign.plan import freeze
 from runners.errors import RunnerError
 from runners.experiments.registry import experiment_named
 from state.run import RunPlan
@@ -57,7 +58,17 @@ def prepare(options: RunOptions, *, need_engine: bool) -> Prepared:
         profile = msgspec.structs.replace(profile, launch=launch)
     draft = experiment_named(options.experiment).draft_plan(options, profile)
     engine = _engine(profile, options.engine_python, need_engine)
-    return Prepared(draft, engine, draft.plan(_inputs(draft, engine)))
+    plan = freeze(
+        experiment=options.experiment,
+        profile=options.profile,
+        preset=options.preset,
+        configs=[config.name for config in draft.configs],
+        seed=draft.seed,
+        stages=draft.stages,
+        cells=draft.cells,
+        inputs=_inputs(draft, engine),
+    )
+    return Prepared(draft, engine, plan)
 
 
 def _engine(profile: Profile, engine_python: Path | None, need_engine: bool) -> Engine | None:
@@ -118,7 +129,7 @@ def create_run(workspace: Workspace, prepared: Prepared) -> Path:
     plan = prepared.plan
     require_disk(workspace.root)
     folder = workspace.create_folder(plan.experiment, prepared.profile.name, datetime.now(UTC))
-    write_atomic(RunLayout(folder).plan, msgspec.json.format(msgspec.json.encode(plan), indent=2))
+    write_indented_json(RunLayout(folder).plan, plan)
     with RunStore.create(folder, folder.name, plan, tracon_version()):
         return folder
 

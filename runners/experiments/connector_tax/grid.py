@@ -85,7 +85,7 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     saturation: Saturation = Saturation()
 
 
-def grid_of(tables: Tables, profile: str, preset: str, *, settings: Sequence[str] = ()) -> Grid:
+def read_grid(tables: Tables, profile: str, preset: str, *, settings: Sequence[str] = ()) -> Grid:
     """The validated grid of a preset with the user's settings (`KEY=VALUE`, dotted keys of a grid).
 
     Raises RunnerError naming the profile, the preset and the wrong key.

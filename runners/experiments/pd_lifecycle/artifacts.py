@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from results.records.layout import AttemptLayout, LifecycleLayout, is_complete, publish, sha256, write_atomic
+from results.records.layout import AttemptLayout, LifecycleLayout, is_complete, publish, sha256, write_indented_json
 from results.records.lifecycle import LifecycleRecord, write_record
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import Outcome
@@ -76,7 +76,7 @@ def publish_cell(
     checksums |= {f"../../{name}": sha256(records / name) for name in names.values()}
     mark = attempted.cell
     facts = _cell_facts(cell, attempt, grid, bench, measurements, names, outcome)
-    write_atomic(mark, _encode_indented(facts | {"checksums": checksums}))
+    write_indented_json(mark, facts | {"checksums": checksums})
     placed.unlink(missing_ok=True)
     shutil.rmtree(placed.parent, ignore_errors=True)
     publish(
@@ -98,7 +98,7 @@ def write_failure(cell: CellPlan, attempt: int, reason: str, measurements: Measu
         "measured": len(measurements.records),
     }
     path = LifecycleLayout(context.layout.root).failed(request_config(shape_of(cell)))
-    write_atomic(path, _encode_indented(failure))
+    write_indented_json(path, failure)
 
 
 def headline_numbers(measurements: Measurements) -> dict[str, Any]:
@@ -189,7 +189,3 @@ def _engine_facts(bench: Bench, side: str) -> dict[str, Any]:
         "block_tokens": bench.block_tokens,
         "kv_capacity_tokens": bench.capacity_tokens,
     }
-
-
-def _encode_indented(value: object) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(value), indent=2)

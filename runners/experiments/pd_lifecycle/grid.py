@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from results.pd_lifecycle.settings import Settings
-from runners.errors import RunnerError
 from runners.experiments.engines import EngineChoice
-from runners.experiments.settings import parse_setting, set_key
+from runners.experiments.settings import (
+    Tables,
+    convert_grid,
+    find_preset,
+    parse_setting,
+    refuse_problems,
+    set_key,
+)
 from state.run import CellPlan
 
 EXPERIMENT = "pd-lifecycle"
@@ -160,7 +165,7 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_grid(
-    tables: Mapping[str, Mapping[str, Any]],
+    tables: Tables,
     profile: str,
     preset: str,
     *,
@@ -171,25 +176,15 @@ def read_grid(
 
     Raises RunnerError, which names the profile, the preset and the wrong key.
     """
-    if preset not in tables:
-        known = ", ".join(sorted(tables)) or "none"
-        raise RunnerError(
-            f"profile {profile} has no preset {preset!r} for {EXPERIMENT}", remedy=f"choose one of: {known}"
-        )
-    where = f"profile {profile}, [experiment.{EXPERIMENT}.{preset}]"
-    raw = copy.deepcopy(dict(tables[preset]))
+    raw, where = find_preset(tables, EXPERIMENT, profile, preset)
     for text in settings:
         set_key(raw, *parse_setting(text, EXAMPLE))
     if configs:
         raw["configs"] = list(configs)
-    try:
-        grid = msgspec.convert(raw, Grid)
-    except msgspec.ValidationError as error:
-        raise RunnerError(f"{where}: {error}", remedy=REMEDY) from error
-    unknown = set(raw.get("analysis", {})) - {field.name for field in fields(Settings)}
-    if unknown:
-        raise RunnerError(f"{where}: analysis has no setting {', '.join(sorted(unknown))}", remedy=REMEDY)
-    _check_grid(grid, where)
+    grid = convert_grid(raw, Grid, where, REMEDY)
+    unknown = sorted(set(raw.get("analysis", {})) - {field.name for field in fields(Settings)})
+    unknown_setting = (bool(unknown), f"analysis has no setting {', '.join(unknown)}")
+    refuse_problems([unknown_setting, *_grid_problems(grid)], where, REMEDY)
     return grid
 
 
@@ -198,11 +193,12 @@ def _draw_rank(seed: int, name: str) -> bytes:
     return hashlib.sha256(f"{seed}/{name}".encode()).digest()
 
 
-def _check_grid(grid: Grid, where: str) -> None:
+def _grid_problems(grid: Grid) -> list[tuple[bool, str]]:
+    """(is wrong, what must hold)."""
     lengths = {name: getattr(grid, name) for name in ("prior_context", "new_tokens", "output_length")}
     block = grid.engine.block_size
     unsorted = {name: list(values) != sorted(set(values)) for name, values in lengths.items()}
-    problems = [
+    return [
         *((wrong, f"{name} must rise without repeats") for name, wrong in unsorted.items()),
         (not all(lengths.values()), "prior_context, new_tokens and output_length must each hold a length"),
         (any(tokens < 0 for tokens in grid.prior_context), "prior_context must not be below 0"),
@@ -224,6 +220,3 @@ def _check_grid(grid: Grid, where: str) -> None:
         ),
         (grid.request_timeout_s <= 0, "request_timeout_s must be above 0"),
     ]
-    for wrong, text in problems:
-        if wrong:
-            raise RunnerError(f"{where}: {text}", remedy=REMEDY)

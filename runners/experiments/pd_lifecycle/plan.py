@@ -5,9 +5,8 @@ specs/pd_lifecycle, "Protocol".
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import groupby
-from typing import Any
 
 import msgspec
 
@@ -15,11 +14,11 @@ from launch.command import ports_needed
 from launch.profile import ConnectorConfig, Kind, Profile, load_config
 from launch.transfer_request import transferring
 from runners.campaign.experiment import DraftPlan, RunOptions
-from runners.campaign.plan import Sum, freeze
+from runners.campaign.plan import Sum
 from runners.errors import RunnerError
 from runners.experiments.engines import counting_profile
 from runners.experiments.pd_lifecycle.grid import EXPERIMENT, PROBE_CELL, Grid, Shape, read_grid
-from state.run import CellPlan, RunPlan, StagePlan
+from state.run import CellPlan, StagePlan
 
 PREFLIGHT, SWEEP, ANALYSIS = "preflight", "sweep", "analysis"
 STAGES = (
@@ -60,6 +59,8 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
         profile=profile,
         seed=seed,
         configs=configs,
+        stages=STAGES,
+        cells=list_cells(grid, profile, seed),
         ports=2 * max(ports_needed(config) for config in configs),
         inputs={
             "grid": msgspec.to_builtins(grid),
@@ -68,21 +69,13 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
             "settings": list(options.settings),
         },
         sums=estimate_sums(grid, profile, seed),
-        plan=lambda inputs: make_plan(
-            grid, profile=profile, profile_name=options.profile, preset=options.preset, seed=seed, inputs=inputs
-        ),
     )
 
 
-def make_plan(
-    grid: Grid, *, profile: Profile, profile_name: str, preset: str, seed: int, inputs: Mapping[str, Any]
-) -> RunPlan:
-    """Stages and cells in the order of the run. A cell that does not fit is skipped, with its reason in the plan.
-
-    `profile_name` is what the run process loads the profile by: its name, or the path of its file.
-    """
+def list_cells(grid: Grid, profile: Profile, seed: int) -> list[CellPlan]:
+    """Every cell in the order it runs. One that does not fit is skipped, with its reason in the plan."""
     engine_s = grid.engine_start_s + profile.launch.release_wait_s
-    cells = [
+    return [
         CellPlan(PROBE_CELL, PREFLIGHT, "probe", None, "apply the probes", {}, COMPUTE_S),
         *(
             CellPlan(f"preflight/{config}", PREFLIGHT, "preflight", config, config, {}, engine_s + grid.preflight_s)
@@ -93,16 +86,6 @@ def make_plan(
         CellPlan("analysis/revert", ANALYSIS, "revert", None, "remove the probes", {}, COMPUTE_S),
         CellPlan("analysis/report", ANALYSIS, "analysis", None, "records, fits, figures, report", {}, ANALYSIS_S),
     ]
-    return freeze(
-        experiment=EXPERIMENT,
-        profile=profile_name,
-        preset=preset,
-        configs=tuple(dict.fromkeys(grid.configs)),
-        seed=seed,
-        stages=STAGES,
-        cells=cells,
-        inputs=inputs,
-    )
 
 
 def estimate_sums(grid: Grid, profile: Profile, seed: int) -> tuple[Sum, ...]:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from results.records.decisions import DecisionRecord
-from results.records.layout import TrialLayout, publish, sha256, write_atomic
+from results.records.layout import TrialLayout, publish, sha256, write_indented_json
 from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TurnRecord
 from results.routing.summary import summarise
 from runners.campaign.context import RunContext
@@ -77,16 +77,16 @@ def put_in_place(
     spans = {name: span_of(path) for name, path in replayed.scrapes.items()}
     turns, decisions = _rows(written.metrics, TurnRecord), _rows(written.decisions, DecisionRecord)
     record = _record(cell, attempt, grid, trace, replayed, spans)
-    _write(written.config, _config(cell, grid, trace, context))
-    _write(written.apc, {name: msgspec.to_builtins(span) for name, span in spans.items()})
+    write_indented_json(written.config, _config(cell, grid, trace, context))
+    write_indented_json(written.apc, {name: msgspec.to_builtins(span) for name, span in spans.items()})
     measured = (written.config, written.metrics, written.decisions, written.engines, written.apc, written.gpu_util)
     logs = written.transfer_logs()
     record = replace(record, checksums={str(path.relative_to(folder)): sha256(path) for path in (*measured, *logs)})
     summary, breakdown = summarise(turns, decisions, record, _rows(written.engines, EngineSample))
     summary["movements"] = movements(decisions)
-    _write(written.summary, summary)
-    _write(written.breakdown, breakdown)
-    _write(written.cell, record)
+    write_indented_json(written.summary, summary)
+    write_indented_json(written.breakdown, breakdown)
+    write_indented_json(written.cell, record)
     _move(written.instances, layout.instances)
     files = (*measured, written.summary, written.breakdown, written.cell)
     publish({path: layout.root / path.name for path in files})
@@ -108,13 +108,6 @@ def degraded(outcome: ReplayOutcome) -> str:
     if outcome.wrong_length:
         reasons.append(f"{outcome.wrong_length} completions had other lengths than asked for")
     return "; ".join(reasons)
-
-
-def first_error(metrics: Path) -> str:
-    """The first error among the turns."""
-    with metrics.open("rb") as file:
-        errors = (msgspec.json.decode(line).get("error") for line in file)
-        return next((error for error in errors if error), "none was recorded")
 
 
 def _record(
@@ -217,10 +210,6 @@ def _config(cell: CellPlan, grid: Grid, trace: TraceRecord, context: RunContext)
 
 def _rows(path: Path, kind: type[_Row]) -> list[_Row]:
     return msgspec.json.Decoder(kind).decode_lines(path.read_bytes())
-
-
-def _write(path: Path, value: object) -> None:
-    write_atomic(path, msgspec.json.format(msgspec.json.encode(value), indent=2))
 
 
 def _move(source: Path, target: Path) -> None:

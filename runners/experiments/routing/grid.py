@@ -177,7 +177,7 @@ def slug(label: str) -> str:
     return re.sub(r"[^A-Za-z0-9.=+-]+", "_", label).strip("_.")
 
 
-def grid_of(
+def read_grid(
     tables: Tables,
     profile: str,
     preset: str,

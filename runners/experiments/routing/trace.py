@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from results.records.layout import RunLayout, sha256, write_atomic
+from results.records.layout import RunLayout, sha256, write_indented_json
 from runners.errors import CellFailed
 from runners.experiments.routing.grid import SYNTH, TraceChoice
 from runners.trace.formats import read_trace, write_trace
@@ -43,16 +43,6 @@ class TraceRecord:
     """The longest prompt with its answer that an engine takes."""
 
 
-def trace_path(layout: RunLayout) -> Path:
-    """What every cell replays."""
-    return layout.trace
-
-
-def record_path(layout: RunLayout) -> Path:
-    """The commit mark of the trace."""
-    return layout.trace_record
-
-
 def prepare_trace(choice: TraceChoice, max_tokens: int, layout: RunLayout) -> TraceRecord:
     """Make the run's trace; the same choice gives the same file.
 
@@ -67,7 +57,7 @@ def prepare_trace(choice: TraceChoice, max_tokens: int, layout: RunLayout) -> Tr
         trace = Trace(trace.facts, tuple(redraw_arrivals(trace.sessions, choice.sessions_per_s, choice.seed)))
     if not trace.requests:
         raise CellFailed(f"no turn of the trace fits into {max_tokens} tokens: lower trace.tokens")
-    path = trace_path(layout)
+    path = layout.trace
     path.parent.mkdir(parents=True, exist_ok=True)
     write_trace(path, trace.facts, trace.sessions)
     turns = [turn for session in trace.sessions for turn in session.turns]
@@ -85,15 +75,15 @@ def prepare_trace(choice: TraceChoice, max_tokens: int, layout: RunLayout) -> Tr
         turns_dropped=wanted - len(turns),
         max_tokens=max_tokens,
     )
-    write_atomic(record_path(layout), msgspec.json.format(msgspec.json.encode(record), indent=2))
+    write_indented_json(layout.trace_record, record)
     return record
 
 
 def read_record(layout: RunLayout) -> TraceRecord | None:
     """The run's trace if it is there, whole; else None."""
     try:
-        record = msgspec.json.decode(record_path(layout).read_bytes(), type=TraceRecord)
-        return record if sha256(trace_path(layout)) == record.sha256 else None
+        record = msgspec.json.decode(layout.trace_record.read_bytes(), type=TraceRecord)
+        return record if sha256(layout.trace) == record.sha256 else None
     except (OSError, msgspec.DecodeError):
         return None
 

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 from launch.profile import PROFILES_FOLDER, load_profile
 from runners.campaign.experiment import RunOptions
+from runners.campaign.plan import freeze
 from runners.campaign.start import options_of, prepare
 from runners.errors import RunnerError
 from runners.experiments.engines import counting_profile
 from runners.experiments.pd_lifecycle.grid import EXPERIMENT, Expected, Grid, Shape, read_grid, shape_of
-from runners.experiments.pd_lifecycle.plan import estimate_sums, make_plan
+from runners.experiments.pd_lifecycle.plan import STAGES, estimate_sums, list_cells
 from state.run import CellPlan, RunPlan
 
 CPU = load_profile("cpu-tiny")
@@ -31,9 +32,16 @@ def grid(preset: str = "full", settings: Sequence[str] = ()) -> Grid:
 
 
 def plan_of(of: Grid, seed: int = 1) -> RunPlan:
-    profile = counting_profile(CPU, of.engine)
-    inputs = msgspec.to_builtins(of)
-    return make_plan(of, profile=profile, profile_name=CPU.name, preset="full", seed=seed, inputs=inputs)
+    return freeze(
+        experiment=EXPERIMENT,
+        profile=CPU.name,
+        preset="full",
+        configs=of.configs,
+        seed=seed,
+        stages=STAGES,
+        cells=list_cells(of, counting_profile(CPU, of.engine), seed),
+        inputs=msgspec.to_builtins(of),
+    )
 
 
 def sweep(plan: RunPlan) -> list[CellPlan]:

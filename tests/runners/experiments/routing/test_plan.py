@@ -16,12 +16,13 @@ from rich.console import Console, RenderableType
 
 from launch.profile import load_profile
 from runners.campaign.experiment import RunOptions
+from runners.campaign.plan import freeze
 from runners.campaign.start import options_of, prepare
 from runners.cli.tables import plan_tables
 from runners.errors import RunnerError
 from runners.experiments.engines import EngineChoice, counting_profile
-from runners.experiments.routing.grid import EXPERIMENT, Grid, PolicyChoice, grid_of, slug
-from runners.experiments.routing.plan import arithmetic, make_plan, notes
+from runners.experiments.routing.grid import EXPERIMENT, Grid, PolicyChoice, read_grid, slug
+from runners.experiments.routing.plan import STAGES, arithmetic, list_cells, notes
 from runners.router.spec import TransferRules
 from state.run import CellPlan, RunPlan
 
@@ -45,19 +46,19 @@ class First:
 
 
 def grid(preset: str = "full", policies: Sequence[str] = (), settings: Sequence[str] = ()) -> Grid:
-    return grid_of(CPU.experiments[EXPERIMENT], CPU.name, preset, policies=policies, settings=settings)
+    return read_grid(CPU.experiments[EXPERIMENT], CPU.name, preset, policies=policies, settings=settings)
 
 
 def plan_of(of: Grid, seed: int = 1, release_wait_s: float = 0.5, moves_kv: bool = False) -> RunPlan:
-    return make_plan(
-        of,
+    return freeze(
+        experiment=EXPERIMENT,
         profile="cpu-tiny",
         preset="full",
-        config=of.config,
+        configs=[of.config],
         seed=seed,
-        release_wait_s=release_wait_s,
+        stages=STAGES,
+        cells=list_cells(of, of.config, seed, release_wait_s, moves_kv=moves_kv),
         inputs=msgspec.to_builtins(of),
-        moves_kv=moves_kv,
     )
 
 
@@ -186,7 +187,7 @@ def test_a_sweep_is_a_policy_for_every_combination() -> None:
             {"name": "ear", "parameters": {"tie": "first"}, "sweep": {"hot_tokens": [1, 2], "cooldown_s": [3, 4, 5]}},
         ]
     }
-    found = grid_of({"swept": tables}, "p", "swept").policies
+    found = read_grid({"swept": tables}, "p", "swept").policies
     assert found[0] == PolicyChoice("lmetric")
     swept = [(one.parameters["hot_tokens"], one.parameters["cooldown_s"]) for one in found[1:]]
     assert swept == [(1, 3), (1, 4), (1, 5), (2, 3), (2, 4), (2, 5)]
@@ -200,7 +201,7 @@ def test_a_preset_may_be_like_another_but_for_what_it_says_itself() -> None:
         "next": {"like": "base", "policies": ["lmetric"], "replay": {"time_scale": 0.5}},
         "last": {"like": "next", "trials": 4},
     }
-    one, other = grid_of(tables, "p", "last"), grid_of(tables, "p", "base")
+    one, other = read_grid(tables, "p", "last"), read_grid(tables, "p", "base")
     assert one.trials == 4
     assert one.policies == (PolicyChoice("lmetric"),), "a list replaces the other's"
     assert one.replay == msgspec.structs.replace(other.replay, time_scale=0.5)
@@ -212,14 +213,14 @@ def test_a_preset_may_be_like_another_but_for_what_it_says_itself() -> None:
 def test_a_preset_that_is_like_nobody_or_itself_is_refused(like: str) -> None:
     tables = {"one": {"like": like}, "two": {"like": "one"}}
     with pytest.raises(RunnerError, match="like"):
-        grid_of(tables, "p", "one")
+        read_grid(tables, "p", "one")
 
 
 @pytest.mark.parametrize("sweep", [{}, [1], {"hot_tokens": 3}, {"hot_tokens": []}])
 def test_a_sweep_that_names_no_values_is_refused(sweep: object) -> None:
     tables = CPU.experiments[EXPERIMENT]["smoke"] | {"policies": [{"name": "ear", "sweep": sweep}]}
     with pytest.raises(RunnerError, match="sweep"):
-        grid_of({"swept": tables}, "p", "swept")
+        read_grid({"swept": tables}, "p", "swept")
 
 
 @pytest.mark.parametrize(
@@ -248,7 +249,7 @@ ARMS = [
 
 
 def of_arms(policies: Sequence[object], settings: Sequence[str] = ()) -> Grid:
-    return grid_of(
+    return read_grid(
         {"arms": CPU.experiments[EXPERIMENT]["smoke"] | {"policies": policies}}, "p", "arms", settings=settings
     )
 
