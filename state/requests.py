@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from state.errors import RequestRefused
 from state.events import RequestAnswered, RequestSubmitted
 from state.lease import LeaseState, lease_state
+from state.model import RequestView
 from state.run import RunPlan
 from state.store import RunStore
 
@@ -50,13 +51,9 @@ def require_runner(store: RunStore) -> LeaseState:
     raise RequestRefused(f"no process runs {store.run}{died}", remedy=f"`tracon resume {store.run}` starts one")
 
 
-def pending(store: RunStore) -> tuple[RequestSubmitted, ...]:
+def pending(store: RunStore) -> tuple[RequestView, ...]:
     """The open requests, oldest first."""
-    return tuple(
-        RequestSubmitted(row.request, row.action, row.target, row.reason, row.by)
-        for row in store.request_rows()
-        if row.open
-    )
+    return tuple(row for row in store.request_rows() if row.open)
 
 
 def answer(store: RunStore, request: int, accepted: bool, detail: str = "") -> bool:

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from state.bindings import Lives, lives_after_migration, lives_after_picks
-from state.events import MigrationChanged, RoutedLatency, RoutedLine, RoutedLoad, RouterSampled
+from state.events import LiveLatency, MigrationChanged, RoutedLine, RoutedLoad, RouterSampled
 
 ROUTING_SAMPLES = 900
 """Seconds of load terms kept: 15 minutes."""
@@ -38,7 +38,7 @@ _SEEN = 0.5
 
 LoadSample = tuple[float, tuple[RoutedLoad, ...]]
 """Unix seconds, and the load terms of every instance."""
-LatencySample = tuple[float, RoutedLatency]
+LatencySample = tuple[float, LiveLatency]
 """Unix seconds, and what the client saw."""
 _Compared = tuple[RoutedLoad, list[RoutedLoad]]
 """An instance and the others of its role in one second."""

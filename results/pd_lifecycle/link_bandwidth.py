@@ -8,6 +8,7 @@ import msgspec
 
 from results.records.frames import Gap, artifact_name
 from results.records.layout import LifecycleLayout
+from results.records.link import LinkRecord
 from results.statistics.estimates import figure
 
 GIVEN, MEASURED = "given", "measured here"
@@ -30,27 +31,18 @@ class Link:
         return f"{figure(self.gbps, 3)} Gbit/s ({self.source}{spread}{how})"
 
 
-class _File(msgspec.Struct, frozen=True, rename={"source": "from"}):
-    gbps: float | None = None
-    low: float | None = None
-    high: float | None = None
-    method: str = ""
-    source: str = ""
-    reason: str = ""
-
-
 def read_links(layout: LifecycleLayout, stated_gbps: float | None) -> tuple[tuple[Link, ...], str, tuple[Gap, ...]]:
     """(known bandwidths, a stated one first; why measuring failed; a gap for an unreadable file)."""
     stated = () if stated_gbps is None else (Link(stated_gbps, GIVEN),)
     try:
-        content = msgspec.json.decode(layout.link.read_bytes(), type=_File)
+        content = msgspec.json.decode(layout.link.read_bytes(), type=LinkRecord)
     except FileNotFoundError:
         return stated, "", ()
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         return stated, "", (Gap(artifact_name(layout.link), f"cannot be read: {error}"),)
     if content.gbps is None or content.gbps <= 0:
         return stated, content.reason or "no reason given", ()
-    source = GIVEN if content.source == "given" else MEASURED
+    source = GIVEN if content.known_from == "given" else MEASURED
     measured = Link(content.gbps, source, content.low, content.high, content.method)
     if measured.source == GIVEN:
         return stated or (measured,), "", ()

@@ -42,6 +42,7 @@ class Field:
     """One field of a declared record."""
 
     name: str
+    """In JSON."""
     kind: Any
     """Its type without None."""
     nullable: bool
@@ -60,9 +61,12 @@ def fields_of(record: type) -> tuple[Field, ...]:
     if not isinstance(info, msgspec.inspect.DataclassType | msgspec.inspect.StructType):
         raise TypeError(f"{record.__name__} is no dataclass and no Struct")
     hints, sentences = get_type_hints(record), _sentences(record)
-    required = {one.name: one.required for one in info.fields}
-    names = [name for name in hints if name in required]
-    return tuple(_field(name, hints[name], required[name], sentences.get(name, "")) for name in names)
+    by_name = {one.name: one for one in info.fields}
+    return tuple(
+        _field(by_name[name].encode_name, hints[name], by_name[name].required, sentences.get(name, ""))
+        for name in hints
+        if name in by_name
+    )
 
 
 def json_schema(record: type) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from results.records.environment import CapturedEnvironment, parse_environment
 from results.records.frames import Gap, artifact_name
 from results.records.host import host_notes
 from results.records.layout import ConfigLayout, RunLayout
@@ -116,10 +117,10 @@ def run_facts(root: Path) -> tuple[RunFacts, tuple[Gap, ...]]:
 def _host(root: Path) -> str:
     for layout in RunLayout(root).configs():
         try:
-            text = "\n".join(_section(layout.env_txt.read_text(encoding="utf-8", errors="replace"), "host"))
+            environment = parse_environment(layout.env_txt.read_text(encoding="utf-8", errors="replace"))
         except OSError:
             continue
-        cores, cpu = _line(text, "cores"), _line(text, "cpu")
+        cores, cpu = environment.stated("cores"), environment.stated("cpu")
         if cores or cpu:
             usable = re.search(r"\((\d+) usable\)", cores)
             count = usable.group(1) if usable else cores
@@ -146,17 +147,17 @@ def config_facts(layout: ConfigLayout) -> ConfigFacts:
     gaps = [launch] if isinstance(launch, Gap) else []
     stated = {} if isinstance(launch, Gap) else launch
     try:
-        environment = layout.env_txt.read_text(encoding="utf-8", errors="replace")
+        environment = parse_environment(layout.env_txt.read_text(encoding="utf-8", errors="replace"))
     except OSError as error:
         gaps.append(Gap(artifact_name(layout.env_txt), _why(error)))
-        environment = ""
+        environment = CapturedEnvironment()
     command = stated.get("launch_command") or stated.get("argv") or ()
     return ConfigFacts(
         date=date,
         config=str(stated.get("config") or config),
         versions=_versions_in(environment) | _strings(_object(stated, "versions")),
-        vllm_sha=str(stated.get("vllm_sha") or _line(environment, "vllm commit")),
-        gpu=str(stated.get("gpu") or "; ".join(_section(environment, "gpu"))),
+        vllm_sha=str(stated.get("vllm_sha") or environment.stated("vllm commit")),
+        gpu=str(stated.get("gpu") or "; ".join(environment.gpu)),
         launch_command=tuple(map(str, command)) if isinstance(command, list) else (),
         gaps=tuple(gaps),
     )
@@ -209,16 +210,5 @@ def _numbers(value: Mapping[str, Any]) -> dict[str, float]:
     return {str(name): float(number) for name, number in value.items() if isinstance(number, int | float)}
 
 
-def _section(text: str, title: str) -> list[str]:
-    """The lines of `[title]` in env.txt."""
-    match = re.search(rf"^\[{re.escape(title)}\]\n(.*?)(?=^\[|\Z)", text, re.MULTILINE | re.DOTALL)
-    return [line for line in match.group(1).splitlines() if line.strip()] if match else []
-
-
-def _line(text: str, name: str) -> str:
-    match = re.search(rf"^{re.escape(name)}: (.*)$", text, re.MULTILINE)
-    return match.group(1) if match else ""
-
-
-def _versions_in(text: str) -> dict[str, str]:
-    return {name: version for name in COMPONENTS if (version := _line(text, f"{name} version"))}
+def _versions_in(environment: CapturedEnvironment) -> dict[str, str]:
+    return {name: version for name in COMPONENTS if (version := environment.stated(f"{name} version"))}

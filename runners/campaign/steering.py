@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from state import requests
-from state.events import CellChanged, RequestSubmitted
+from state.events import CellChanged
+from state.model import RequestView
 from state.run import CellPlan, CellState
 from state.store import RunStore
 from state.view import RunView
@@ -38,33 +39,30 @@ class Steering:
             accepted, detail = self._act(request, view, running)
             requests.answer(self._store, request.request, accepted, detail)
 
-    def _act(self, request: RequestSubmitted, view: RunView, running: CellPlan | None) -> tuple[bool, str]:
-        acts: dict[str, Callable[[RequestSubmitted, RunView, CellPlan | None], tuple[bool, str]]] = {
-            "pause": self._pause,
-            "resume": self._resume,
-            "stop": self._stop,
-            "stop_now": self._stop,
-            "skip": self._skip,
-            "retry": self._retry,
-        }
-        act = acts.get(request.action)
-        return act(request, view, running) if act else (False, f"unknown action {request.action!r}")
+    def _act(self, request: RequestView, view: RunView, running: CellPlan | None) -> tuple[bool, str]:
+        """Whether it is accepted, and when it is done or why it is not."""
+        match request.action:
+            case "pause":
+                self.paused, self.pause_reason = True, request.reason or "paused by the operator"
+                return True, "after the running cell" if running else "now"
+            case "resume":
+                was_paused, self.paused = self.paused, False
+                return (True, "going on") if was_paused else (False, "the run is not paused")
+            case "stop" | "stop_now":
+                return self._stop(request, running)
+            case "skip":
+                return self._skip(request, view, running)
+            case "retry":
+                return self._retry(request, view)
+        return False, f"unknown action {request.action!r}"
 
-    def _pause(self, request: RequestSubmitted, view: RunView, running: CellPlan | None) -> tuple[bool, str]:
-        self.paused, self.pause_reason = True, request.reason or "paused by the operator"
-        return True, "after the running cell" if running else "now"
-
-    def _resume(self, request: RequestSubmitted, view: RunView, running: CellPlan | None) -> tuple[bool, str]:
-        was, self.paused = self.paused, False
-        return (True, "going on") if was else (False, "the run is not paused")
-
-    def _stop(self, request: RequestSubmitted, view: RunView, running: CellPlan | None) -> tuple[bool, str]:
+    def _stop(self, request: RequestView, running: CellPlan | None) -> tuple[bool, str]:
         self.stopping = True
         self.stopping_now = self.stopping_now or request.action == "stop_now"
         self.stop_reason = request.reason or "stopped by the operator"
         return True, "after the running cell" if running and not self.stopping_now else "now"
 
-    def _skip(self, request: RequestSubmitted, view: RunView, running: CellPlan | None) -> tuple[bool, str]:
+    def _skip(self, request: RequestView, view: RunView, running: CellPlan | None) -> tuple[bool, str]:
         reason = request.reason or "skipped by the operator"
         count = 0
         for plan in matching(view, request.target):
@@ -76,7 +74,7 @@ class Steering:
                 count += 1
         return (count > 0), f"{count} cells skipped" if count else f"nothing pending matches {request.target!r}"
 
-    def _retry(self, request: RequestSubmitted, view: RunView, running: CellPlan | None) -> tuple[bool, str]:
+    def _retry(self, request: RequestView, view: RunView) -> tuple[bool, str]:
         events = tuple(retried(view, request.target))
         if not events:
             return False, f"no failed cell matches {request.target!r}" if request.target else "no cell failed"

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Literal
 
 import msgspec
 
 from launch.errors import LaunchError
-from launch.preflight import GateResult, verify
+from launch.preflight import verify
 from launch.preflight_checks import Counterpart
 from results.records.layout import RunLayout, write_indented_json
+from results.records.preflight import PreflightRecord
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import Outcome
 from runners.errors import CellFailed
@@ -28,11 +29,12 @@ async def verify_config(cell: CellPlan, attempt: int, context: RunContext) -> Ou
         counterpart = _counterpart_of(context, cell.config)
         result = await verify(instance, context.configs[cell.config], context.profile, log, counterpart)
     except LaunchError as error:
-        _record(context.layout, cell.config, {"decision": "SKIP", "reason": str(error), "checks": []})
+        _record(context.layout, cell.config, PreflightRecord("SKIP", str(error)))
         raise CellFailed(f"{error} {error.remedy}") from error
     finally:
         await context.slot.release("pre-flight is over")
-    _record(context.layout, cell.config, _row(result))
+    decision: Literal["include", "SKIP"] = "include" if result.passed else "SKIP"
+    _record(context.layout, cell.config, PreflightRecord(decision, result.reason, result.checks))
     if not result.passed:
         raise CellFailed(f"{result.reason}; the log is {log.name}")
     return Outcome({"checks_passed": len(result.checks)})
@@ -56,15 +58,7 @@ def why_gated(cell: CellPlan, view: RunView) -> str:
     return ""
 
 
-def _row(result: GateResult) -> dict[str, Any]:
-    return {
-        "decision": "include" if result.passed else "SKIP",
-        "reason": result.reason,
-        "checks": [msgspec.to_builtins(check) for check in result.checks],
-    }
-
-
-def _record(layout: RunLayout, config: str, row: dict[str, Any]) -> None:
+def _record(layout: RunLayout, config: str, row: PreflightRecord) -> None:
     """Add the config's decision to preflight_status.json."""
     path = layout.preflight_status
     rows = msgspec.json.decode(path.read_bytes()) if path.exists() else {}

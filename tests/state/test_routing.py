@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from state.errors import IllegalTransition
-from state.events import CellChanged, Event, Recorded, RoutedLatency, RoutedLine, RoutedLoad, RouterSampled, RunPlanned
+from state.events import CellChanged, Event, LiveLatency, Recorded, RoutedLine, RoutedLoad, RouterSampled, RunPlanned
 from state.routing import (
     ALARM_GONE_S,
     COLD_S,
@@ -178,10 +178,10 @@ def test_another_cell_or_attempt_begins_anew() -> None:
 
 
 def test_what_the_client_saw_is_kept_from_cell_to_cell() -> None:
-    slow = RoutedLatency(ttft_p90_s=2.0)
+    slow = LiveLatency(ttft_p90_s=2.0)
     routing = folded(replace(sampled(), latency=slow), sampled(SECOND)).routing
     assert routing is not None
-    assert routing.latencies == ((101.0, slow), (102.0, RoutedLatency()))
+    assert routing.latencies == ((101.0, slow), (102.0, LiveLatency()))
 
 
 def test_a_cell_that_the_plan_does_not_have_is_passed_over_by_readers_and_refused_by_the_file(tmp_path: Path) -> None:

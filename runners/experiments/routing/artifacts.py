@@ -12,13 +12,12 @@ import msgspec
 
 from results.records.decisions import DecisionRecord
 from results.records.layout import TrialLayout, publish, sha256, write_indented_json
-from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TurnRecord
+from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TraceRecord, TurnRecord
 from results.routing.summary import summarise
 from runners.campaign.context import RunContext
 from runners.campaign.engine_group import Member
 from runners.campaign.provenance import commit_of
 from runners.experiments.routing.grid import Grid, slug
-from runners.experiments.routing.trace import TraceRecord
 from runners.experiments.routing.transfers import movement_headline, movements
 from runners.load.replay_spec import ReplayOutcome
 from runners.router.spec import RouterOutcome

@@ -11,6 +11,7 @@ import msgspec
 
 from launch.command import ports_needed
 from results.records.layout import TrialLayout
+from results.records.turns import TraceRecord
 from runners.campaign.context import RunContext
 from runners.campaign.engine_group import GroupPlan, Member, engine_group
 from runners.campaign.experiment import Outcome
@@ -20,7 +21,6 @@ from runners.experiments.requests import first_error
 from runners.experiments.routing.artifacts import Replayed, degraded, put_in_place
 from runners.experiments.routing.grid import Grid
 from runners.experiments.routing.plan import can_move, ports_per_instance
-from runners.experiments.routing.trace import TraceRecord
 from runners.experiments.routing.transfers import endpoint_of, kv_bytes_per_token
 from runners.experiments.routing.watch import Watch
 from runners.load.block_prompts import BlockShape, TurnPrompt, as_hashes, prompt_ids

@@ -14,6 +14,7 @@ import msgspec
 
 from results.records.layout import is_complete, write_atomic
 from results.records.samples import InterferenceRecord
+from results.records.turns import TraceRecord
 from results.routing.write import analyse_routing
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import Outcome
@@ -24,7 +25,7 @@ from runners.experiments.routing.cell import replay_cell
 from runners.experiments.routing.grid import EXPERIMENT, Grid
 from runners.experiments.routing.interference import InterferenceSpec, measure_interference
 from runners.experiments.routing.plan import TRACE_CELL, needs_patches
-from runners.experiments.routing.trace import TraceRecord, prepare_trace, read_record
+from runners.experiments.routing.trace import prepare_trace, read_record
 from state.events import CellProgressed
 from state.run import CellPlan, CellState
 from state.view import RunView

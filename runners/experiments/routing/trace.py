@@ -6,41 +6,18 @@ RUN/trace/trace.json     TraceRecord, written last
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from results.records.layout import RunLayout, sha256, write_indented_json
+from results.records.turns import TraceRecord
 from runners.errors import CellFailed
 from runners.experiments.routing.grid import SYNTH, TraceChoice
 from runners.trace.formats import read_trace, write_trace
 from runners.trace.session import Trace
 from runners.trace.synth import synthesise_trace
 from runners.trace.transform import limit_trace, redraw_arrivals, sample_trace, scale_trace
-
-
-@dataclass(frozen=True, slots=True)
-class TraceRecord:
-    """`trace.json`: which trace the run replays and what was done to it."""
-
-    file: str
-    """The source's name, without its folder; `synth` where it was generated."""
-    sha256: str
-    """Of trace.jsonl."""
-    format: str
-    requests: int
-    sessions: int
-    input_tokens: int
-    output_tokens: int
-    span_s: float
-    """From the first recorded send to the last, before the replay's time scale."""
-    block_tokens: int
-    tokens_factor: float
-    turns_dropped: int
-    """Turns left out because they do not fit an engine (`max_tokens`)."""
-    max_tokens: int
-    """The longest prompt with its answer that an engine takes."""
 
 
 def prepare_trace(choice: TraceChoice, max_tokens: int, layout: RunLayout) -> TraceRecord:

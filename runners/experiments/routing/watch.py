@@ -23,8 +23,8 @@ from state.events import (
     CellProgressed,
     Event,
     InstanceSampled,
+    LiveLatency,
     MigrationChanged,
-    RoutedLatency,
     RoutedLine,
     RoutedLoad,
     RouterSampled,
@@ -51,7 +51,7 @@ class Watch:
         self._emit = emit
         self._cut = cut
         self._routed: Mapping[str, TickInstance] = {}
-        self._latency = RoutedLatency()
+        self._latency = LiveLatency()
         self._unix_of_ns = time.time() - time.perf_counter_ns() / 1e9
         """Taken once: a pick that several ticks tell has one time."""
 
@@ -72,7 +72,7 @@ class Watch:
 
     def replay_tick(self, tick: ReplayTick) -> None:
         """The replay's second: the engines are sampled with it."""
-        self._latency = RoutedLatency(tick.ttft_p50_s, tick.ttft_p90_s, tick.tpot_p50_s, tick.tpot_p90_s)
+        self._latency = LiveLatency(tick.ttft_p50_s, tick.ttft_p90_s, tick.tpot_p50_s, tick.tpot_p90_s)
         t_ns = time.perf_counter_ns()
         samples = [self._sample(member, t_ns) for member in self._members]
         self._file.write(msgspec.json.Encoder().encode_lines(samples))
@@ -118,7 +118,7 @@ class Watch:
 
 
 def router_sampled(
-    cell: str, tick: RouterTick, members: Sequence[Member], latency: RoutedLatency, unix_of_ns: float
+    cell: str, tick: RouterTick, members: Sequence[Member], latency: LiveLatency, unix_of_ns: float
 ) -> RouterSampled:
     """A router's tick as the journal keeps it, with what the client saw last."""
     known = {member.name: member for member in members}

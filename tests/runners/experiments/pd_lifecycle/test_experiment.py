@@ -39,9 +39,7 @@ class Host:
         self.broken = 0
         """The first N benches do not start."""
         monkeypatch.setattr(pd_lifecycle_bench, "open_bench", self._open)
-        monkeypatch.setattr(
-            "runners.experiments.patched_cells.PatchUse", lambda engine: SimpleNamespace(apply=int)
-        )
+        monkeypatch.setattr("runners.experiments.patched_cells.PatchUse", lambda engine: SimpleNamespace(apply=int))
         monkeypatch.setattr("runners.experiments.pd_lifecycle.caches.EMPTY_WITHIN_S", 0.1)
 
     def experiment(self, of: Grid) -> PdLifecycle:

@@ -13,7 +13,7 @@ from launch.profile import load_profile
 from results.records.decisions import ClusterView, Decision, DecisionRecord, InstanceLoad, RoutedOutcome, RoutedRequest
 from results.records.layout import RunLayout, TrialLayout, is_complete, write_atomic
 from results.records.schemas import MetricsRecord, RequestStatus
-from results.records.turns import EngineSample, TurnRecord
+from results.records.turns import EngineSample, TraceRecord, TurnRecord
 from results.routing.load import LoadedCell, load_cell
 from runners.campaign.context import RunContext
 from runners.campaign.engine_group import Member
@@ -22,7 +22,6 @@ from runners.experiments.routing.artifacts import Replayed, degraded, put_in_pla
 from runners.experiments.routing.experiment import Routing
 from runners.experiments.routing.grid import EXPERIMENT, read_grid
 from runners.experiments.routing.plan import list_cells
-from runners.experiments.routing.trace import TraceRecord
 from runners.load.fidelity import Fidelity
 from runners.load.replay_spec import ReplayOutcome
 from runners.router.spec import RouterOutcome
