@@ -104,18 +104,20 @@ def require_ports(prepared: Prepared) -> None:
 def options_of(plan: RunPlan) -> RunOptions:
     """The options that make this plan again, to see whether it would still be the same.
 
-    Raises RunnerError where the plan does not hold what it was made from.
+    An engine environment that is gone is left out: the one found in its place is a change like any other. Raises
+    RunnerError where the plan does not hold what it was made from.
     """
     if "config_names" not in plan.inputs:
         raise RunnerError("the plan does not hold what it was made from", remedy="start a new run")
     engine = plan.inputs.get("engine")
+    python = Path(engine["python"]) if engine else None
     return RunOptions(
         experiment=plan.experiment,
         profile=plan.profile,
         preset=plan.preset,
         configs=tuple(plan.inputs["config_names"]),
         seed=plan.seed,
-        engine_python=Path(engine["python"]) if engine else None,
+        engine_python=python if python is not None and python.exists() else None,
         trials=plan.inputs["grid"].get("trials"),
         port=plan.inputs["profile"]["launch"]["port_base"],
         policies=tuple(plan.inputs.get("policy_names", ())),

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -221,9 +222,27 @@ def list_runs(workspace: WorkspaceOption = None, json: JsonOption = False) -> No
         output.err().print("no runs yet: `tracon run connector-tax --profile cpu-tiny --preset demo` makes one")
 
 
-def console(run: RunArg = None, workspace: WorkspaceOption = None) -> None:
+def console(
+    run: RunArg = None,
+    workspace: WorkspaceOption = None,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Watch only: no key changes a run.")] = False,
+    low_bandwidth: Annotated[
+        bool, typer.Option("--low-bandwidth", help="Draw every 2 s, with block characters and 16 colours.")
+    ] = False,
+    no_mouse: Annotated[bool, typer.Option("--no-mouse", help="Leave the mouse to the terminal.")] = False,
+    ascii: Annotated[
+        bool, typer.Option("--ascii", help="Draw states, bars and plots with ASCII characters only.")
+    ] = False,
+) -> None:
     """Open the console on a run, or on the list of runs. Closing it never touches a run."""
-    open_console(str(workspace_of(workspace).find(run)) if run else None, workspace)
+    flags = {
+        "--read-only": read_only,
+        "--low-bandwidth": low_bandwidth,
+        "--no-mouse": no_mouse,
+        "--ascii": ascii,
+    }
+    folder = str(workspace_of(workspace).find(run)) if run else None
+    open_console(folder, workspace, [flag for flag, wanted in flags.items() if wanted])
 
 
 def work(folder: Path, accept_changes: Annotated[bool, typer.Option("--accept-changes")] = False) -> None:
@@ -233,9 +252,9 @@ def work(folder: Path, accept_changes: Annotated[bool, typer.Option("--accept-ch
     raise typer.Exit(work_on(folder, accept_changes=accept_changes))
 
 
-def open_console(run: str | None, workspace: Path | None) -> NoReturn:
+def open_console(run: str | None, workspace: Path | None, flags: Sequence[str] = ()) -> NoReturn:
     """Become the console's process."""
-    os.execv(sys.executable, _console_argv(run, workspace))
+    os.execv(sys.executable, [*_console_argv(run, workspace), *flags])
 
 
 def _console_argv(run: str | None, workspace: Path | None) -> list[str]:
