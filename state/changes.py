@@ -101,13 +101,15 @@ def cell_after(cell: CellView, event: CellChanged, t_unix_s: float, now_active_s
         degraded=event.degraded if done else "",
         fraction=1.0 if ended else 0.0,
         note="",
-        started_unix_s=_started(cell, event, t_unix_s),
+        started_unix_s=_start_time(cell, event, t_unix_s),
         ended_unix_s=t_unix_s if ended else None,
-        attempts=_begin(cell, event, t_unix_s, now_active_s) if runs else _finish(cell, event, t_unix_s, now_active_s),
+        attempts=_begin_attempt(cell, event, t_unix_s, now_active_s)
+        if runs
+        else _finish_attempt(cell, event, t_unix_s, now_active_s),
     )
 
 
-def _started(cell: CellView, event: CellChanged, t_unix_s: float) -> float | None:
+def _start_time(cell: CellView, event: CellChanged, t_unix_s: float) -> float | None:
     if event.state is CellState.RUNNING:
         return t_unix_s
     if event.state is CellState.PENDING:
@@ -117,7 +119,7 @@ def _started(cell: CellView, event: CellChanged, t_unix_s: float) -> float | Non
     return cell.started_unix_s
 
 
-def _begin(cell: CellView, event: CellChanged, t_unix_s: float, now_active_s: float) -> tuple[AttemptView, ...]:
+def _begin_attempt(cell: CellView, event: CellChanged, t_unix_s: float, now_active_s: float) -> tuple[AttemptView, ...]:
     return (*cell.attempts, AttemptView(event.attempt, AttemptState.RUNNING, t_unix_s, now_active_s))
 
 
@@ -129,7 +131,9 @@ _OUTCOMES: Mapping[CellState, AttemptState] = {
 }
 
 
-def _finish(cell: CellView, event: CellChanged, t_unix_s: float, now_active_s: float) -> tuple[AttemptView, ...]:
+def _finish_attempt(
+    cell: CellView, event: CellChanged, t_unix_s: float, now_active_s: float
+) -> tuple[AttemptView, ...]:
     """The attempts with the last one ended, or adopted where its measurement turned out to be complete after all."""
     if not cell.attempts:
         return ()

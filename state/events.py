@@ -115,16 +115,16 @@ def encode(event: Event) -> bytes:
     try:
         return msgspec.json.encode(body)
     except UnicodeEncodeError:
-        return msgspec.json.encode(_writable(msgspec.to_builtins(body)))
+        return msgspec.json.encode(_make_writable(msgspec.to_builtins(body)))
 
 
-def _writable(value: object) -> object:
+def _make_writable(value: object) -> object:
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, dict):
-        return {_writable(key): _writable(item) for key, item in value.items()}
+        return {_make_writable(key): _make_writable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_writable(item) for item in value]
+        return [_make_writable(item) for item in value]
     return value
 
 

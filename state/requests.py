@@ -25,7 +25,7 @@ def submit(
     Raises RequestRefused for an action or target that does not exist and, with `needs_runner`, where no process runs
     the run. Without it the request waits for the next `tracon resume`.
     """
-    _check(store.plan, action, target)
+    _check_request(store.plan, action, target)
     if needs_runner:
         require_runner(store)
     with store.transaction() as transaction:
@@ -72,7 +72,7 @@ def answer(store: RunStore, request: int, accepted: bool, detail: str = "") -> b
     return True
 
 
-def _check(plan: RunPlan, action: str, target: str) -> None:
+def _check_request(plan: RunPlan, action: str, target: str) -> None:
     if action not in ACTIONS:
         raise RequestRefused(f"no such request: {action!r}", remedy=f"ask for one of {', '.join(ACTIONS)}")
     if action not in _TARGETED:

@@ -46,7 +46,7 @@ class Transaction:
         for event in events:
             seq += 1
             kind, body = wire_kind(event), encode(event)
-            entry = Recorded(seq, self._clock(), time.perf_counter_ns(), _readable(kind, body))
+            entry = Recorded(seq, self._clock(), time.perf_counter_ns(), _read_back(kind, body))
             self.connection.execute(
                 "INSERT INTO journal (seq, t_unix_s, t_mono_ns, kind, body) VALUES (?, ?, ?, ?, ?)",
                 (seq, entry.t_unix_s, entry.t_mono_ns, kind, body.decode()),
@@ -57,7 +57,7 @@ class Transaction:
         return tuple(recorded)
 
 
-def _readable(kind: str, body: bytes) -> Event:
+def _read_back(kind: str, body: bytes) -> Event:
     """The event as every reader will see it: one that cannot be read back must not get into the journal."""
     try:
         return decode(kind, body)

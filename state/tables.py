@@ -139,7 +139,7 @@ class Tables:
         if isinstance(event, RunTaken):
             after = run_taken(run, event)
         else:
-            _refuse(illegal_run(run, event))
+            _refuse_change(illegal_run(run, event))
             after = run_after(run, event, recorded.t_unix_s, previous_t_unix_s, recorded.seq)
         self._update("run", "id", 1, asdict(after))
 
@@ -148,12 +148,12 @@ class Tables:
         if row is None:
             raise IllegalTransition(f"the plan has no stage {event.stage!r}", remedy="use a stage of the run's plan")
         stage = _read_row(row, StageRow)
-        _refuse(illegal_stage(stage, event))
+        _refuse_change(illegal_stage(stage, event))
         self._update("stages", "stage", stage.stage, asdict(stage_after(stage, event, t_unix_s)))
 
     def _cell_changed(self, event: CellChanged, t_unix_s: float) -> None:
         cell = self.cell(event.cell)
-        _refuse(illegal_cell(cell, event))
+        _refuse_change(illegal_cell(cell, event))
         after = cell_after(cell, event, t_unix_s, active_s(self.run(), t_unix_s))
         self._update("cells", "cell", cell.cell, _cell_values(after))
         if after.attempts != cell.attempts:
@@ -168,7 +168,7 @@ class Tables:
     def _instance_changed(self, event: InstanceChanged, recorded: Recorded) -> None:
         row = self._one("SELECT * FROM instances WHERE instance = ?", event.instance)
         before = None if row is None else _read_row(row, InstanceRow)
-        _refuse(illegal_instance(before, event))
+        _refuse_change(illegal_instance(before, event))
         new = InstanceRow(event.instance, event.config, event.state, started_unix_s=recorded.t_unix_s)
         after = asdict(instance_after(before or new, event, recorded.t_unix_s))
         if before is None:
@@ -225,7 +225,7 @@ def _read_row(row: Mapping[str, Any], kind: type[_Row]) -> _Row:
     return msgspec.convert(row, kind, strict=False)  # SQLite has no truth values
 
 
-def _refuse(change: str) -> None:
+def _refuse_change(change: str) -> None:
     if change:
         remedy = "`tracon status RUN` shows what each part of the run has become; what is done stays done"
         raise IllegalTransition(f"not allowed: {change}", remedy=remedy)

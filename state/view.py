@@ -73,8 +73,8 @@ FEED_LINES = 200
 
 def fold(view: RunView, recorded: Recorded) -> RunView:
     """The view after one more event. An event of an unknown kind moves `last_seq` and the feed only."""
-    changed = _changes(view, recorded)
-    lines = _lines(view, changed, recorded)
+    changed = _change_view(view, recorded)
+    lines = _make_lines(view, changed, recorded)
     if lines:
         changed |= {"feed": (*view.feed, *lines)[-FEED_LINES:], "feed_total": view.feed_total + len(lines)}
     return replace(view, last_seq=recorded.seq, last_t_unix_s=recorded.t_unix_s, **changed)
@@ -86,7 +86,7 @@ def new_feed_lines(before: RunView, after: RunView) -> tuple[FeedLine, ...]:
     return after.feed[-new:] if new else ()
 
 
-def _lines(view: RunView, changed: Mapping[str, Any], recorded: Recorded) -> tuple[FeedLine, ...]:
+def _make_lines(view: RunView, changed: Mapping[str, Any], recorded: Recorded) -> tuple[FeedLine, ...]:
     """An event's lines of the feed: one; none for what comes once a second and for what would flood it."""
     event = recorded.event
     if isinstance(event, RouterSampled) and "routing" in changed:
@@ -102,10 +102,10 @@ def _lines(view: RunView, changed: Mapping[str, Any], recorded: Recorded) -> tup
     return (line,)
 
 
-def _changes(view: RunView, recorded: Recorded) -> dict[str, Any]:
+def _change_view(view: RunView, recorded: Recorded) -> dict[str, Any]:
     match recorded.event:
         case InstanceSampled() | RouterSampled() | CellProgressed() as event:
-            return _live(view, event, recorded.t_unix_s)
+            return _change_live(view, event, recorded.t_unix_s)
         case CellChanged() as event:
             return _cell_changed(view, event, recorded.t_unix_s)
         case InstanceChanged() as event:
@@ -117,15 +117,15 @@ def _changes(view: RunView, recorded: Recorded) -> dict[str, Any]:
         case RunTaken() as event:
             return {"row": changes.run_taken(view.row, event)}
         case RequestSubmitted() | RequestAnswered() as event:
-            return _request(view, event, recorded)
+            return _change_request(view, event, recorded)
         case RunPlanned() as event:
-            return _planned(event, recorded)
+            return _begin_view(event, recorded)
         case MigrationChanged() | LifecycleMeasured() as event:
-            return _moved(view, event, recorded.t_unix_s)
+            return _change_measured(view, event, recorded.t_unix_s)
     return {}
 
 
-def _moved(view: RunView, event: MigrationChanged | LifecycleMeasured, t_unix_s: float) -> dict[str, Any]:
+def _change_measured(view: RunView, event: MigrationChanged | LifecycleMeasured, t_unix_s: float) -> dict[str, Any]:
     cell = view.cells.get(event.cell)
     if cell is None:
         return {}
@@ -137,7 +137,7 @@ def _moved(view: RunView, event: MigrationChanged | LifecycleMeasured, t_unix_s:
     }
 
 
-def _planned(event: RunPlanned, recorded: Recorded) -> dict[str, Any]:
+def _begin_view(event: RunPlanned, recorded: Recorded) -> dict[str, Any]:
     cells = {cell.cell: CellView(cell.cell, cell) for cell in event.plan.cells}
     stages = []
     for stage in event.plan.stages:
@@ -149,7 +149,7 @@ def _planned(event: RunPlanned, recorded: Recorded) -> dict[str, Any]:
     return {**known, "row": row, "stages": tuple(stages), "cells": cells}
 
 
-def _request(view: RunView, event: RequestSubmitted | RequestAnswered, recorded: Recorded) -> dict[str, Any]:
+def _change_request(view: RunView, event: RequestSubmitted | RequestAnswered, recorded: Recorded) -> dict[str, Any]:
     if isinstance(event, RequestSubmitted):
         request = changes.request_submitted(event, recorded.t_unix_s, recorded.seq)
     elif event.request in view.requests:
@@ -159,9 +159,11 @@ def _request(view: RunView, event: RequestSubmitted | RequestAnswered, recorded:
     return {"requests": {**view.requests, event.request: request}}
 
 
-def _live(view: RunView, event: InstanceSampled | RouterSampled | CellProgressed, t_unix_s: float) -> dict[str, Any]:
+def _change_live(
+    view: RunView, event: InstanceSampled | RouterSampled | CellProgressed, t_unix_s: float
+) -> dict[str, Any]:
     if isinstance(event, InstanceSampled):
-        return _sampled(view, event, t_unix_s)
+        return _add_sample(view, event, t_unix_s)
     before = view.cells.get(event.cell)
     if before is None:
         return {}
@@ -172,7 +174,7 @@ def _live(view: RunView, event: InstanceSampled | RouterSampled | CellProgressed
     return {} if after is before else {"cells": {**view.cells, event.cell: after}}
 
 
-def _sampled(view: RunView, event: InstanceSampled, t_unix_s: float) -> dict[str, Any]:
+def _add_sample(view: RunView, event: InstanceSampled, t_unix_s: float) -> dict[str, Any]:
     before = view.instances.get(event.instance)
     if before is None:
         return {}
@@ -181,12 +183,12 @@ def _sampled(view: RunView, event: InstanceSampled, t_unix_s: float) -> dict[str
         latest=event,
         latest_unix_s=t_unix_s,
         history=(*before.history[1 - HISTORY_SAMPLES :], (t_unix_s, event)),
-        step_counts_total=_added(before.step_counts_total, event.step_counts),
+        step_counts_total=_add_counts(before.step_counts_total, event.step_counts),
     )
     return {"instances": {**view.instances, event.instance: after}}
 
 
-def _added(total: tuple[int, ...], counts: tuple[int, ...]) -> tuple[int, ...]:
+def _add_counts(total: tuple[int, ...], counts: tuple[int, ...]) -> tuple[int, ...]:
     if len(total) != len(counts):
         return total or counts
     return tuple(map(int.__add__, total, counts))
@@ -198,11 +200,11 @@ def _cell_changed(view: RunView, event: CellChanged, t_unix_s: float) -> dict[st
         return {}
     after = changes.cell_after(before, event, t_unix_s, changes.active_s(view.row, t_unix_s))
     cells = {**view.cells, event.cell: after}
-    stages = (_recounted(stage, cells) if stage.stage == before.plan.stage else stage for stage in view.stages)
+    stages = (_recount_cells(stage, cells) if stage.stage == before.plan.stage else stage for stage in view.stages)
     return {"cells": cells, "stages": tuple(stages)}
 
 
-def _recounted(stage: StageView, cells: Mapping[str, CellView]) -> StageView:
+def _recount_cells(stage: StageView, cells: Mapping[str, CellView]) -> StageView:
     return replace(stage, counts=count_cells(cells[cell] for cell in stage.cells))
 
 
@@ -259,13 +261,13 @@ def eta_s(view: RunView, now_unix_s: float) -> float | None:
         return 0.0 if view.state is RunState.DONE else None
     left = [cell for cell in view.cells.values() if cell.state not in CELL_ENDED]
     now_active_s = elapsed_s(view, now_unix_s)
-    scales = _scales(view)
+    scales = _scale_estimates(view)
     work_s = sum(_left_s(cell, scales.get(cell.plan.kind, scales[None]), now_active_s) for cell in left)
     waiting = sum(cell.state is CellState.PENDING for cell in left)
     return work_s + _between_s(view, now_active_s) * waiting
 
 
-def _scales(view: RunView) -> dict[str | None, float]:
+def _scale_estimates(view: RunView) -> dict[str | None, float]:
     """observed/estimated seconds of the done cells by kind; under None over all of them."""
     observed: dict[str | None, list[float]] = {None: [0.0, 0.0]}
     for cell in view.cells.values():

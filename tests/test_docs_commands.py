@@ -62,11 +62,12 @@ def parse(command: str) -> dict[str, Any]:
 def check_run(values: dict[str, Any]) -> None:
     """The plan can be made; where it needs a file of the reader's own, the preset exists."""
     names = {field.name for field in fields(RunOptions)}
-    options = RunOptions(**{
+    chosen: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in values.items()
         if name in names and value is not None
-    })  # fmt: skip
+    }
+    options = RunOptions(**chosen)
     files = (options.profile, options.trace, *options.configs, *options.policies)
     if Path(options.profile).suffix:
         return
@@ -105,7 +106,8 @@ def spans() -> list[str]:
 
 @pytest.mark.parametrize("span", spans())
 def test_a_command_within_a_sentence_has_a_name_and_options_that_tracon_has(span: str) -> None:
-    command, words = get_command(app), shlex.split(span)
+    command: Any = get_command(app)
+    words = shlex.split(span)
     while words and words[0] in getattr(command, "commands", {}):
         command = command.commands[words.pop(0)]
     assert command.name != "tracon", f"no command {words[0]}"

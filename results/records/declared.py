@@ -110,11 +110,11 @@ DECISIONS = (
 )
 
 
-def _each(folders: tuple[str, ...], name: str) -> tuple[str, ...]:
+def _in_each(folders: tuple[str, ...], name: str) -> tuple[str, ...]:
     return tuple(f"{folder}{name}" for folder in folders)
 
 
-def _event(kind: type[Event]) -> Declared:
+def _declare_event(kind: type[Event]) -> Declared:
     return Declared(kind, (f"events of kind {kind.kind} in state.sqlite",))
 
 
@@ -123,7 +123,7 @@ DECLARED: tuple[Declared, ...] = (
     Declared(StagePlan, ("in RunPlan",)),
     Declared(CellPlan, ("in RunPlan",)),
     *(
-        _event(kind)
+        _declare_event(kind)
         for kind in (
             RunPlanned, RunChanged, RunTaken, StageChanged, CellChanged, InstanceChanged, InstanceSampled,
             RouterSampled, MigrationChanged, LifecycleMeasured, CellProgressed, RequestSubmitted, RequestAnswered,
@@ -134,9 +134,9 @@ DECLARED: tuple[Declared, ...] = (
     Declared(RoutedLoad, ("in RouterSampled",)),
     Declared(RoutedLine, ("in RouterSampled",)),
     Declared(LiveLatency, ("in RouterSampled",)),
-    Declared(LaunchConfig, _each(ENGINE_FOLDERS, "config.json")),
-    Declared(LaunchRecord, _each(ENGINE_FOLDERS, "launches.jsonl")),
-    Declared(CapturedEnvironment, _each(ENGINE_FOLDERS, "env.txt")),
+    Declared(LaunchConfig, _in_each(ENGINE_FOLDERS, "config.json")),
+    Declared(LaunchRecord, _in_each(ENGINE_FOLDERS, "launches.jsonl")),
+    Declared(CapturedEnvironment, _in_each(ENGINE_FOLDERS, "env.txt")),
     Declared(PreflightRecord, ("preflight/preflight_status.json",)),
     Declared(PreflightCheck, ("in PreflightRecord",)),
     Declared(ManifestRow, ("MANIFEST.tsv",)),
@@ -233,11 +233,11 @@ OTHER_FILES: tuple[OtherFile, ...] = (
 
 def is_declared(path: str) -> bool:
     """Whether a file, by its path below the run's folder, is one that this module names."""
-    return any(pattern.fullmatch(path) for pattern in _patterns())
+    return any(pattern.fullmatch(path) for pattern in _compile_patterns())
 
 
 @cache
-def _patterns() -> tuple[re.Pattern[str], ...]:
+def _compile_patterns() -> tuple[re.Pattern[str], ...]:
     named = [where for one in DECLARED for where in one.where] + [one.where for one in OTHER_FILES]
     return tuple(re.compile(re.sub(r"<\w+>", "[^/]+", name.replace(".", r"\."))) for name in named)
 
@@ -251,7 +251,7 @@ def records_page() -> str:
         "null, never 0.\n"
     ]
     for one in DECLARED:
-        rows = "".join(_row(field) for field in fields_of(one.record))
+        rows = "".join(_make_row(field) for field in fields_of(one.record))
         where = ", ".join(f"`{each}`" for each in one.where)
         head = f"\n## {one.record.__name__}\n\n{where}\n\n| field | type | unit | |\n|---|---|---|---|\n"
         parts.append(head + rows)
@@ -260,7 +260,7 @@ def records_page() -> str:
     return "".join(parts)
 
 
-def _row(field: Field) -> str:
+def _make_row(field: Field) -> str:
     kind = getattr(field.kind, "__name__", str(field.kind)) if not hasattr(field.kind, "__args__") else str(field.kind)
     kind = kind.replace("collections.abc.", "").replace("typing.", "").replace("results.records.", "")
     unit = "" if field.unit == "1" else field.unit

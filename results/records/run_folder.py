@@ -94,7 +94,7 @@ def run_facts(root: Path) -> tuple[RunFacts, tuple[Gap, ...]]:
     plan = _json_object(RunLayout(root).plan)
     if isinstance(plan, Gap):
         return RunFacts(root.name), (plan,)
-    inputs = _object(plan, "inputs")
+    inputs = _read_object(plan, "inputs")
     return (
         RunFacts(
             run=root.name,
@@ -102,19 +102,19 @@ def run_facts(root: Path) -> tuple[RunFacts, tuple[Gap, ...]]:
             profile=str(plan.get("profile", "")),
             preset=str(plan.get("preset", "")),
             seed=plan["seed"] if isinstance(plan.get("seed"), int) else None,
-            engine_kind=str(_object(_object(inputs, "profile"), "engine").get("kind", "")),
+            engine_kind=str(_read_object(_read_object(inputs, "profile"), "engine").get("kind", "")),
             configs=tuple(sorted(map(str, plan.get("configs") or ()))),
-            cells=_planned(plan.get("cells")),
-            versions=_strings(_object(_object(inputs, "engine"), "versions")),
-            thresholds=_numbers(_object(_object(inputs, "grid"), "saturation")),
+            cells=_read_cells(plan.get("cells")),
+            versions=_read_strings(_read_object(_read_object(inputs, "engine"), "versions")),
+            thresholds=_read_numbers(_read_object(_read_object(inputs, "grid"), "saturation")),
             host_notes=host_notes(RunLayout(root).host_csv),
-            host=_host(root),
+            host=_describe_host(root),
         ),
         (),
     )
 
 
-def _host(root: Path) -> str:
+def _describe_host(root: Path) -> str:
     for layout in RunLayout(root).configs():
         try:
             environment = parse_environment(layout.env_txt.read_text(encoding="utf-8", errors="replace"))
@@ -149,13 +149,13 @@ def config_facts(layout: ConfigLayout) -> ConfigFacts:
     try:
         environment = parse_environment(layout.env_txt.read_text(encoding="utf-8", errors="replace"))
     except OSError as error:
-        gaps.append(Gap(artifact_name(layout.env_txt), _why(error)))
+        gaps.append(Gap(artifact_name(layout.env_txt), _explain_error(error)))
         environment = CapturedEnvironment()
     command = stated.get("launch_command") or stated.get("argv") or ()
     return ConfigFacts(
         date=date,
         config=str(stated.get("config") or config),
-        versions=_versions_in(environment) | _strings(_object(stated, "versions")),
+        versions=_versions_in(environment) | _read_strings(_read_object(stated, "versions")),
         vllm_sha=str(stated.get("vllm_sha") or environment.stated("vllm commit")),
         gpu=str(stated.get("gpu") or "; ".join(environment.gpu)),
         launch_command=tuple(map(str, command)) if isinstance(command, list) else (),
@@ -169,14 +169,14 @@ def missing_files(layout: ConfigLayout) -> tuple[Gap, ...]:
     return tuple(Gap(artifact_name(path), "is missing") for path in wanted if not path.is_file())
 
 
-def _planned(cells: object) -> tuple[PlannedCell, ...]:
+def _read_cells(cells: object) -> tuple[PlannedCell, ...]:
     rows = [cell for cell in cells if isinstance(cell, dict)] if isinstance(cells, list) else []
     return tuple(
         PlannedCell(
             cell=str(cell.get("cell", "")),
             config=str(cell.get("config", "")),
-            phase=str(_object(cell, "params").get("phase", "")),
-            stem=str(_object(cell, "params").get("stem", "")),
+            phase=str(_read_object(cell, "params").get("phase", "")),
+            stem=str(_read_object(cell, "params").get("stem", "")),
         )
         for cell in rows
         if cell.get("kind") == "load"
@@ -187,26 +187,26 @@ def _json_object(path: Path) -> dict[str, Any] | Gap:
     try:
         value = msgspec.json.decode(path.read_bytes())
     except OSError as error:
-        return Gap(artifact_name(path), _why(error))
+        return Gap(artifact_name(path), _explain_error(error))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return Gap(artifact_name(path), f"is damaged: {error}")
     return value if isinstance(value, dict) else Gap(artifact_name(path), "is damaged: no JSON object")
 
 
-def _why(error: OSError) -> str:
+def _explain_error(error: OSError) -> str:
     return "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
 
 
-def _object(value: Mapping[str, Any], key: str) -> dict[str, Any]:
+def _read_object(value: Mapping[str, Any], key: str) -> dict[str, Any]:
     part = value.get(key)
     return part if isinstance(part, dict) else {}
 
 
-def _strings(value: Mapping[str, Any]) -> dict[str, str]:
+def _read_strings(value: Mapping[str, Any]) -> dict[str, str]:
     return {str(name): str(text) for name, text in value.items() if text}
 
 
-def _numbers(value: Mapping[str, Any]) -> dict[str, float]:
+def _read_numbers(value: Mapping[str, Any]) -> dict[str, float]:
     return {str(name): float(number) for name, number in value.items() if isinstance(number, int | float)}
 
 

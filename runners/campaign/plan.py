@@ -68,14 +68,14 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
         if isinstance(before, Mapping) and isinstance(after, Mapping):
             yield from differences(before, after, f"{name}.")
         elif _as_json(before) != _as_json(after):  # a stored plan has lists where a new one has tuples
-            yield f"{name}: {_shown(before)} -> {_shown(after)}"
+            yield f"{name}: {_shorten_value(before)} -> {_shorten_value(after)}"
 
 
 def _as_json(value: object) -> object:
     return msgspec.json.decode(msgspec.json.encode(value))
 
 
-def _shown(value: object) -> str:
+def _shorten_value(value: object) -> str:
     if value is None:
         return "(absent)"
     text = msgspec.json.encode(value).decode() if not isinstance(value, str) else value

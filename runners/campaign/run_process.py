@@ -33,13 +33,13 @@ def work(folder: Path, *, accept_changes: bool) -> int:
     with RunStore.open(folder) as store:
         lease = leases.acquire(store)
         try:
-            prepared = _prepare(store, accept_changes=accept_changes)
+            prepared = _prepare_again(store, accept_changes=accept_changes)
             return asyncio.run(_run_cells(store, lease, folder, prepared))
         finally:
             lease.release()
 
 
-def _prepare(store: RunStore, *, accept_changes: bool) -> Prepared:
+def _prepare_again(store: RunStore, *, accept_changes: bool) -> Prepared:
     """What the frozen plan needs, as this machine has it now; a changed fingerprint stops the run unless accepted."""
     view = store.view()
     try:

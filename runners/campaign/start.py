@@ -57,7 +57,7 @@ def prepare(options: RunOptions, *, need_engine: bool) -> Prepared:
         launch = msgspec.structs.replace(profile.launch, port_base=options.port)
         profile = msgspec.structs.replace(profile, launch=launch)
     draft = experiment_named(options.experiment).draft_plan(options, profile)
-    engine = _engine(profile, options.engine_python, need_engine)
+    engine = _find_engine(profile, options.engine_python, need_engine)
     plan = freeze(
         experiment=options.experiment,
         profile=options.profile,
@@ -66,12 +66,12 @@ def prepare(options: RunOptions, *, need_engine: bool) -> Prepared:
         seed=draft.seed,
         stages=draft.stages,
         cells=draft.cells,
-        inputs=_inputs(draft, engine),
+        inputs=_describe_inputs(draft, engine),
     )
     return Prepared(draft, engine, plan)
 
 
-def _engine(profile: Profile, engine_python: Path | None, need_engine: bool) -> Engine | None:
+def _find_engine(profile: Profile, engine_python: Path | None, need_engine: bool) -> Engine | None:
     try:
         return find_engine(profile.engine.kind, engine_python)
     except LaunchError:
@@ -80,7 +80,7 @@ def _engine(profile: Profile, engine_python: Path | None, need_engine: bool) -> 
         return None
 
 
-def _inputs(draft: DraftPlan, engine: Engine | None) -> Mapping[str, Any]:
+def _describe_inputs(draft: DraftPlan, engine: Engine | None) -> Mapping[str, Any]:
     described = msgspec.to_builtins(draft.profile)
     for key in ("description", "experiments", "experiment"):
         described.pop(key, None)

@@ -29,7 +29,7 @@ def ask(folder: Path, action: str, target: str, reason: str) -> dict[str, Any]:
     """
     with RunStore.open(folder) as store:
         if not lease_state(store).live:
-            return {"run": folder.name, "action": action, "target": target} | _apply(
+            return {"run": folder.name, "action": action, "target": target} | _apply_request(
                 store, folder, action, target, reason
             )
         request = requests.submit(store, action, target, reason, f"{requests.user_name()}/{os.getpid()}")
@@ -57,7 +57,7 @@ def skip_stages(folder: Path, stages: Sequence[str]) -> None:
             if name not in known:
                 numbered = ", ".join(f"{number} {stage}" for number, stage in enumerate(known))
                 raise RunnerError(f"there is no stage {text!r}", remedy=f"stages: {numbered}")
-            _apply(store, folder, "skip", f"stage:{name}", "asked for with --skip-stage")
+            _apply_request(store, folder, "skip", f"stage:{name}", "asked for with --skip-stage")
 
 
 def _await_answer(store: RunStore, request: int) -> RequestView | None:
@@ -72,7 +72,7 @@ def _await_answer(store: RunStore, request: int) -> RequestView | None:
     return None
 
 
-def _apply(store: RunStore, folder: Path, action: str, target: str, reason: str) -> dict[str, Any]:
+def _apply_request(store: RunStore, folder: Path, action: str, target: str, reason: str) -> dict[str, Any]:
     view = store.view()
     events: tuple[Event, ...]
     if action == "retry":

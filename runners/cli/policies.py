@@ -155,7 +155,7 @@ def _picks_of(logs: Sequence[LoggedPicks], wanted: str) -> list[tuple[LoggedPick
     """Per log the picks of the one request that `wanted` names."""
     matches = []
     for log in logs:
-        ids = _named(log, wanted)
+        ids = _match_requests(log, wanted)
         if len(ids) > 1:
             raise RunnerError(
                 f"{wanted!r} begins {len(ids)} requests of {log.name}", remedy=f"e.g. {', '.join(sorted(ids)[:4])}"
@@ -171,7 +171,7 @@ def _picks_of(logs: Sequence[LoggedPicks], wanted: str) -> list[tuple[LoggedPick
     return matches
 
 
-def _named(log: LoggedPicks, wanted: str) -> set[str]:
+def _match_requests(log: LoggedPicks, wanted: str) -> set[str]:
     if wanted.startswith("#") and wanted[1:].isdigit():
         return {record.request.request for record in log.records if record.seq == int(wanted[1:])}
     ids = {record.request.request for record in log.records if record.request.request.startswith(wanted)}

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from results.experiment import ReportText
 
+
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
     for command in (report, compare):

@@ -207,7 +207,7 @@ def route(
     else:
         events = dict(_split_pair(text, "--kv-events", "NAME=ENDPOINT[,REPLAY]") for text in kv_events or ())
         options = _router_spec()(
-            instances=_instances(
+            instances=_read_instances(
                 {"both": instance, "prefill": prefill, "decode": decode}, events, kv_capacity, transfer
             ),
             parameters=dict(_split_pair(text, "--set", "KEY=VALUE") for text in settings or ()),
@@ -250,7 +250,7 @@ class _Narrator:
                 say(f"{end.records_lost} decision records were lost: {end.log_error}")
 
 
-def _instances(
+def _read_instances(
     by_role: Mapping[str, list[str] | None], events: dict[str, str], kv_capacity: int | None, transport: str | None
 ) -> tuple[InstanceSpec, ...]:
     """The instances by role and in their order; without a name they are called i0, i1, ... (p0 and d0 with a role)."""
@@ -263,7 +263,7 @@ def _instances(
             name, _, url = address.partition("=") if "=" in address.partition("://")[0] else ("", "", address)
             name = name or f"{'i' if role == 'both' else role[0]}{number}"
             endpoint, _, replay = events.pop(name, "").partition(",")
-            transfer = _endpoint(name, settings, transport)
+            transfer = _read_endpoint(name, settings, transport)
             instances.append(
                 InstanceSpec(name, url, role, kv_capacity, kv_events=endpoint, kv_replay=replay, transfer=transfer)
             )
@@ -275,7 +275,7 @@ def _instances(
     return tuple(instances)
 
 
-def _endpoint(name: str, settings: Sequence[str], transport: str | None) -> KvEndpoint | None:
+def _read_endpoint(name: str, settings: Sequence[str], transport: str | None) -> KvEndpoint | None:
     """How the instance's KV is moved, by `--transfer` and the settings behind its URL."""
     import msgspec
 

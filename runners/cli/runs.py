@@ -95,7 +95,7 @@ def run(
     output.err().print(f"run [bold]{folder.name}[/] in {folder.parent}")
     skip_stages(folder, skip_stage or ())
     process = spawn_run_process(folder)
-    _accompany(folder, process.pid, detach=detach, console=console, json=json)
+    _accompany_run(folder, process.pid, detach=detach, console=console, json=json)
 
 
 def resume(
@@ -121,13 +121,13 @@ def resume(
     folder = workspace_of(workspace).find(run)
     with RunStore.open(folder) as store:
         if lease_state(store).live:
-            _ask(folder, "resume", "", "")
+            _ask_run(folder, "resume", "", "")
             return
         if not accept_changes:
             _refuse_changes(store.view())
     skip_stages(folder, skip_stage or ())
     process = spawn_run_process(folder, accept_changes=accept_changes)
-    _accompany(folder, process.pid, detach=detach, console=console, json=json)
+    _accompany_run(folder, process.pid, detach=detach, console=console, json=json)
 
 
 def status(run: RunArg = None, workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
@@ -135,7 +135,7 @@ def status(run: RunArg = None, workspace: WorkspaceOption = None, json: JsonOpti
     from runners.cli.tables import status_json, status_tables
 
     folder = workspace_of(workspace).find(run)
-    view, lease = _read(folder)
+    view, lease = _read_run(folder)
     if json:
         output.print_json(status_json(view, lease, folder, time.time()))
     else:
@@ -161,21 +161,19 @@ def watch(run: RunArg = None, workspace: WorkspaceOption = None, json: JsonOptio
 def stop(
     run: RunArg = None,
     workspace: WorkspaceOption = None,
-    now: Annotated[
-        bool, typer.Option("--now", help="Cancel the running cell; `resume` measures it again.")
-    ] = False,
+    now: Annotated[bool, typer.Option("--now", help="Cancel the running cell; `resume` measures it again.")] = False,
     reason: ReasonOption = "",
     json: JsonOption = False,
 ) -> None:
     """Stop a run after the running cell (or `--now`); `tracon resume` continues it."""
-    _ask(workspace_of(workspace).find(run), "stop_now" if now else "stop", "", reason, json=json)
+    _ask_run(workspace_of(workspace).find(run), "stop_now" if now else "stop", "", reason, json=json)
 
 
 def pause(
     run: RunArg = None, workspace: WorkspaceOption = None, reason: ReasonOption = "", json: JsonOption = False
 ) -> None:
     """Pause a run after the running cell; its engine is released, `tracon resume` continues it."""
-    _ask(workspace_of(workspace).find(run), "pause", "", reason, json=json)
+    _ask_run(workspace_of(workspace).find(run), "pause", "", reason, json=json)
 
 
 def skip(
@@ -191,7 +189,7 @@ def skip(
     targets = [f"{sort}:{name}" for sort, name in (("cell", cell), ("config", config), ("stage", stage)) if name]
     if len(targets) != 1:
         raise RunnerError("name exactly one thing to skip", remedy="give one of --cell, --config, --stage")
-    _ask(workspace_of(workspace).find(run), "skip", targets[0], reason, json=json)
+    _ask_run(workspace_of(workspace).find(run), "skip", targets[0], reason, json=json)
 
 
 def retry(
@@ -206,7 +204,7 @@ def retry(
     targets = [f"{sort}:{name}" for sort, name in (("cell", cell), ("config", config), ("stage", stage)) if name]
     if len(targets) > 1:
         raise RunnerError("name at most one thing to retry", remedy="give one of --cell, --config, --stage, or none")
-    _ask(workspace_of(workspace).find(run), "retry", targets[0] if targets else "", "", json=json)
+    _ask_run(workspace_of(workspace).find(run), "retry", targets[0] if targets else "", "", json=json)
 
 
 def list_runs(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
@@ -281,20 +279,20 @@ def from_root(options: RunOptions) -> RunOptions:
     """The options with absolute paths: the run process may be started again from another folder."""
     return replace(
         options,
-        profile=_absolute(options.profile),
-        configs=tuple(map(_absolute, options.configs)),
-        policies=tuple(map(_absolute, options.policies)),
+        profile=_make_absolute(options.profile),
+        configs=tuple(map(_make_absolute, options.configs)),
+        policies=tuple(map(_make_absolute, options.policies)),
         trace=str(Path(options.trace).resolve()) if options.trace else "",
     )
 
 
-def _absolute(name: str) -> str:
+def _make_absolute(name: str) -> str:
     """A name stays a name: a path has a `/`, or ends in `.toml`, `.py` or `.py:Class`."""
     is_path = "/" in name or name.endswith(".toml") or name.partition(":")[0].endswith(".py")
     return str(Path(name).expanduser().resolve()) if is_path else name
 
 
-def _read(folder: Path) -> tuple[RunView, LeaseState]:
+def _read_run(folder: Path) -> tuple[RunView, LeaseState]:
     from state.lease import lease_state
     from state.store import RunStore
 
@@ -302,7 +300,7 @@ def _read(folder: Path) -> tuple[RunView, LeaseState]:
         return store.view(), lease_state(store)
 
 
-def _ask(folder: Path, action: str, target: str, reason: str, *, json: bool = False) -> None:
+def _ask_run(folder: Path, action: str, target: str, reason: str, *, json: bool = False) -> None:
     from runners.cli.asking import ask
 
     answer = ask(folder, action, target, reason)
@@ -329,7 +327,7 @@ def _refuse_changes(view: RunView) -> None:
     )
 
 
-def _accompany(folder: Path, worker_pid: int, *, detach: bool, console: bool, json: bool) -> NoReturn:
+def _accompany_run(folder: Path, worker_pid: int, *, detach: bool, console: bool, json: bool) -> NoReturn:
     """What the command that started a run process does while it works."""
     from runners.campaign.exit_code import shortfalls
     from runners.cli.follow import await_lease
@@ -348,7 +346,7 @@ def _accompany(folder: Path, worker_pid: int, *, detach: bool, console: bool, js
         code = _watch_in_console(folder)
     else:
         code = _follow_to_end(folder, worker_pid)
-    view, lease = _read(folder)
+    view, lease = _read_run(folder)
     if lease.live:
         output.err().print(f"[bold]{folder.name}[/] goes on: `tracon`, `tracon watch`, `tracon stop`")
         raise typer.Exit(code)
@@ -369,7 +367,7 @@ def _watch_in_console(folder: Path) -> int:
     from runners.campaign.exit_code import exit_code
 
     subprocess.run(_console_argv(str(folder), None), check=False)
-    view, lease = _read(folder)
+    view, lease = _read_run(folder)
     return ExitCode.INTERRUPTED if lease.live else exit_code(view)
 
 

@@ -29,12 +29,12 @@ async def verify_config(cell: CellPlan, attempt: int, context: RunContext) -> Ou
         counterpart = _counterpart_of(context, cell.config)
         result = await verify(instance, context.configs[cell.config], context.profile, log, counterpart)
     except LaunchError as error:
-        _record(context.layout, cell.config, PreflightRecord("SKIP", str(error)))
+        _record_decision(context.layout, cell.config, PreflightRecord("SKIP", str(error)))
         raise CellFailed(f"{error} {error.remedy}") from error
     finally:
         await context.slot.release("pre-flight is over")
     decision: Literal["include", "SKIP"] = "include" if result.passed else "SKIP"
-    _record(context.layout, cell.config, PreflightRecord(decision, result.reason, result.checks))
+    _record_decision(context.layout, cell.config, PreflightRecord(decision, result.reason, result.checks))
     if not result.passed:
         raise CellFailed(f"{result.reason}; the log is {log.name}")
     return Outcome({"checks_passed": len(result.checks)})
@@ -58,7 +58,7 @@ def why_gated(cell: CellPlan, view: RunView) -> str:
     return ""
 
 
-def _record(layout: RunLayout, config: str, row: PreflightRecord) -> None:
+def _record_decision(layout: RunLayout, config: str, row: PreflightRecord) -> None:
     """Add the config's decision to preflight_status.json."""
     path = layout.preflight_status
     rows = msgspec.json.decode(path.read_bytes()) if path.exists() else {}

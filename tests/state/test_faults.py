@@ -53,7 +53,7 @@ def in_child(work: Callable[..., Any], *args: object) -> Any:  # noqa: ANN401 - 
         process.join(60)
 
 
-def _append_for_ever(folder: Path, said: Connection) -> None:
+def _append_for_ever(folder: Path, answers: Connection) -> None:
     """Pairs of notes, cell attempts and instances, as fast as it goes; each pair is one transaction."""
     with RunStore.open(folder) as store:
         attempt = store.cell_rows()[0].attempt
@@ -72,7 +72,7 @@ def _append_for_ever(folder: Path, said: Connection) -> None:
                 CellChanged(CELL, CellState.PENDING, attempt, "again"),
                 InstanceChanged(name, "plain", InstanceState.GONE),
             )
-            said.send(recorded[-1].seq)
+            answers.send(recorded[-1].seq)
 
 
 def _pairs(store: RunStore) -> list[str]:
@@ -303,9 +303,9 @@ def test_a_copy_of_a_run_at_rest_opens_anywhere(tmp_path: Path) -> None:
         assert copy.view().last_seq == view.last_seq + 1
 
 
-def _write_much(folder: Path, said: Connection) -> None:
+def _write_much(folder: Path, answers: Connection) -> None:
     with RunStore.open(folder) as store:
-        said.send("ready")
+        answers.send("ready")
         names = [f"plain-{each}" for each in range(10)]
         for _number in range(4_000):  # until it is killed: a writer that closes takes its log away from under a copy
             store.append(

@@ -22,13 +22,13 @@ from tests.state.plans import a_run
 FORK = multiprocessing.get_context("fork")
 
 
-def _hold(folder: Path, said: Connection) -> None:
+def _hold(folder: Path, answers: Connection) -> None:
     with RunStore.open(folder) as store:
         try:
             acquire(store)
-            said.send("held")
+            answers.send("held")
         except LeaseHeld as refused:
-            said.send(str(refused))
+            answers.send(str(refused))
         signal.pause()
 
 
@@ -171,14 +171,14 @@ def test_a_process_that_lost_its_run_learns_it_and_harms_nobody(store: RunStore)
     assert lease_state(store).pid == os.getppid()
 
 
-def _race(folder: Path, start: Connection, said: Connection) -> None:
+def _race(folder: Path, start: Connection, answers: Connection) -> None:
     with RunStore.open(folder) as store:
         start.recv()
         try:
             acquire(store)
-            said.send("won")
+            answers.send("won")
         except StateError as refused:
-            said.send(type(refused).__name__)
+            answers.send(type(refused).__name__)
         signal.pause()
 
 

@@ -54,7 +54,7 @@ class ConnectorTax(PatchedCells):
             record = config.cell(cell.params["phase"], cell.params["stem"])
             if config.root.name.endswith(f"_{cell.config}") and is_complete(record, cell.cell):
                 summary = analyse_cell(record)
-                return Outcome(headline(summary), _degraded(record))
+                return Outcome(headline(summary), _read_degraded(record))
         return None
 
     async def _apply_patches(self, cell: CellPlan, attempt: int) -> Outcome:
@@ -106,6 +106,6 @@ class ConnectorTax(PatchedCells):
         return Outcome({"cells": len(analysis.cells), "gaps": len(analysis.gaps)})
 
 
-def _degraded(record: Path) -> str:
+def _read_degraded(record: Path) -> str:
     fidelity: dict[str, Any] = msgspec.json.decode(record.read_bytes())["fidelity"]
     return str(fidelity.get("reason") or "degraded") if fidelity.get("degraded") else ""

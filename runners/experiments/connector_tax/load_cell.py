@@ -51,7 +51,7 @@ async def measure_load(cell: CellPlan, attempt: int, rate_per_s: float, context:
             cut = asyncio.Event()
 
             def on_tick(tick: LoadTick) -> None:
-                _tick(cell, instance, sampler, steps, tick, context)
+                _emit_tick(cell, instance, sampler, steps, tick, context)
                 if not instance.alive():
                     cut.set()  # no engine is left to answer
 
@@ -67,10 +67,10 @@ async def measure_load(cell: CellPlan, attempt: int, rate_per_s: float, context:
     await asyncio.sleep(STEP_SETTLE_S)
     record_path = await asyncio.to_thread(_put_in_place, cell, attempt, spec, outcome, instance, context, folder)
     summary = await asyncio.to_thread(analyse_cell, record_path)
-    return Outcome(headline(summary), _degraded(outcome))
+    return Outcome(headline(summary), _why_degraded(outcome))
 
 
-def _degraded(outcome: LoadOutcome) -> str:
+def _why_degraded(outcome: LoadOutcome) -> str:
     """Why the cell says less about the engine than it should; empty = nothing did."""
     reasons = [outcome.fidelity.reason] if outcome.fidelity.degraded else []
     if outcome.wrong_length:
@@ -112,7 +112,7 @@ def load_spec(
     )
 
 
-def _tick(
+def _emit_tick(
     cell: CellPlan, instance: Instance, sampler: MetricsSampler, steps: StepTail, tick: LoadTick, context: RunContext
 ) -> None:
     seen = steps.poll()
@@ -168,7 +168,7 @@ def _put_in_place(
         cell=cell.cell,
         config=cell.config,
         phase=phase,
-        load=_facts(spec, LOAD_FACTS) | {"trial": cell.trial},
+        load=_pick_facts(spec, LOAD_FACTS) | {"trial": cell.trial},
         t_start_ns=outcome.t_start_ns,
         t_window_start_ns=outcome.t_window_start_ns,
         t_window_end_ns=outcome.t_window_end_ns,
@@ -180,14 +180,14 @@ def _put_in_place(
         failed=outcome.failed,
         dropped=outcome.dropped,
         fidelity=msgspec.to_builtins(outcome.fidelity),
-        step_timing=_facts(cut, STEP_FACTS),
+        step_timing=_pick_facts(cut, STEP_FACTS),
         instance={
             "instance": instance.spec.instance,
             "url": instance.spec.url,
             "pid": instance.pid,
             "started_by": instance.spec.started_by,
         },
-        client=_facts(outcome, CLIENT_FACTS),
+        client=_pick_facts(outcome, CLIENT_FACTS),
         # Parquet is a copy that may be made again from the JSONL; only the JSONL is the measurement.
         checksums={t.name: sha256(source) for source, t in moves.items() if t.suffix == ".jsonl"},
     )
@@ -197,5 +197,5 @@ def _put_in_place(
     return layout.cell(phase, stem)
 
 
-def _facts(source: object, names: Sequence[str]) -> dict[str, Any]:
+def _pick_facts(source: object, names: Sequence[str]) -> dict[str, Any]:
     return {name: getattr(source, name) for name in names}

@@ -43,7 +43,7 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
     grid = read_grid(tables, profile.name, options.preset, settings=options.settings)
     if options.trials is not None:
         grid = msgspec.structs.replace(grid, trials=options.trials)
-    configs = {config.name: config for config in _configs(options.configs or grid.configs)}
+    configs = {config.name: config for config in _load_configs(options.configs or grid.configs)}
     seed, release_wait_s = grid.seed if options.seed is None else options.seed, profile.launch.release_wait_s
     orders = draw_orders(grid, list(configs), seed)
     return DraftPlan(
@@ -64,8 +64,8 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
     )
 
 
-def _configs(names: Sequence[str]) -> tuple[ConnectorConfig, ...]:
-    configs = tuple(_repeat() if name == REPEAT else load_config(name) for name in names)
+def _load_configs(names: Sequence[str]) -> tuple[ConnectorConfig, ...]:
+    configs = tuple(_load_repeat() if name == REPEAT else load_config(name) for name in names)
     names_in_files = [config.name for config in configs]
     if len(set(names_in_files)) < len(configs):
         raise RunnerError(f"a config is named twice among {', '.join(names_in_files)}", remedy="name each one once")
@@ -74,7 +74,7 @@ def _configs(names: Sequence[str]) -> tuple[ConnectorConfig, ...]:
     return configs
 
 
-def _repeat() -> ConnectorConfig:
+def _load_repeat() -> ConnectorConfig:
     """The baseline under its second name, for the comparison of plain with itself."""
     return msgspec.structs.replace(
         load_config(BASELINE), name=REPEAT, title="plain, again", why="The baseline once more: its difference is noise"
@@ -92,7 +92,7 @@ def list_cells(grid: Grid, orders: Sequence[Sequence[str]], seed: int, release_w
     engine_s = grid.engine_start_s + release_wait_s
     trials = [_Trial(grid, seed, engine_s, number, tuple(order)) for number, order in enumerate(orders)]
     return [
-        *_preflight(orders[0], grid, engine_s),
+        *_preflight_cells(orders[0], grid, engine_s),
         *(cell for trial in trials for cell in trial.phase_a()),
         CellPlan("reference/rates", "reference", "reference", None, "ref_safe and ref_load", {}, COMPUTE_S),
         *(cell for trial in trials for cell in trial.phase_b()),
@@ -101,7 +101,7 @@ def list_cells(grid: Grid, orders: Sequence[Sequence[str]], seed: int, release_w
     ]
 
 
-def _preflight(order: Sequence[str], grid: Grid, engine_s: float) -> Iterator[CellPlan]:
+def _preflight_cells(order: Sequence[str], grid: Grid, engine_s: float) -> Iterator[CellPlan]:
     yield CellPlan("preflight/probe", "preflight", "probe", None, "apply the step probe", {}, COMPUTE_S)
     for config in order:
         estimate = engine_s + grid.preflight_s
@@ -205,7 +205,7 @@ def arithmetic(grid: Grid, configs: Sequence[str], release_wait_s: float) -> tup
         ),
         Sum(
             "phase-a",
-            f"{times}{count} configs x ({around.format(f'({_plus(cells_a)}) s of cells')})",
+            f"{times}{count} configs x ({around.format(f'({_join_sum(cells_a)}) s of cells')})",
             trials * count * (start_s + sum(cells_a) + release_wait_s),
         ),
     ]
@@ -236,5 +236,5 @@ def _load_s(grid: Grid, rate_per_s: float) -> float:
     )
 
 
-def _plus(values: Sequence[float]) -> str:
+def _join_sum(values: Sequence[float]) -> str:
     return " + ".join(f"{value:g}" for value in values)

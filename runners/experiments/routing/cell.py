@@ -56,7 +56,7 @@ async def replay_cell(cell: CellPlan, attempt: int, grid: Grid, trace: TraceReco
         decode_args=_decode_args(grid),
     )
     async with engine_group(context.launcher, group) as members:
-        replayed = await _replay(cell, grid, members, folder, context)
+        replayed = await _replay_trace(cell, grid, members, folder, context)
     outcome = replayed.replay
     if not outcome.completed:
         raise CellFailed(
@@ -67,7 +67,7 @@ async def replay_cell(cell: CellPlan, attempt: int, grid: Grid, trace: TraceReco
     return Outcome(summary, degraded(outcome))
 
 
-async def _replay(
+async def _replay_trace(
     cell: CellPlan, grid: Grid, members: tuple[Member, ...], folder: Path, context: RunContext
 ) -> Replayed:
     """The replay with everything that watches it, all of it ended; the engines still run."""
@@ -131,12 +131,12 @@ def _router_spec(
         parameters=cell.params["parameters"],
         decisions_path=str(TrialLayout(folder).decisions),
         index=grid.router.index,
-        prewarm=_prewarm(cell, context),
+        prewarm=_choose_prewarm(cell, context),
         transfer=msgspec.convert(cell.params["transfer"], TransferRules),
     )
 
 
-def _prewarm(cell: CellPlan, context: RunContext) -> Prewarm | None:
+def _choose_prewarm(cell: CellPlan, context: RunContext) -> Prewarm | None:
     """The trace's common prefix, as the replay will send it, where the policy asks for it (specs/load_floor.md, Q2.E).
 
     Raises CellFailed where the sessions of the trace share nothing.

@@ -141,8 +141,8 @@ def _read_rows(path: Path) -> tuple[InterferenceRecord, ...]:
 def _interference_headline(rows: tuple[InterferenceRecord, ...]) -> dict[str, Any]:
     """Medians over the repeats."""
     names = ("tpot_before_s", "tpot_during_s", "worst_gap_during_s", "prefill_ttft_s")
-    return {name: _median([value for row in rows if (value := getattr(row, name)) is not None]) for name in names}
+    return {name: _median_of([value for row in rows if (value := getattr(row, name)) is not None]) for name in names}
 
 
-def _median(values: list[float]) -> float | None:
+def _median_of(values: list[float]) -> float | None:
     return sorted(values)[len(values) // 2] if values else None

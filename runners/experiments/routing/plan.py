@@ -83,7 +83,7 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
             "policy_names": list(options.policies),
             "settings": list(options.settings),
             "trace_path": options.trace,
-            "files": _digests(grid),
+            "files": _digest_files(grid),
         },
         sums=arithmetic(grid, profile.launch.release_wait_s),
         notes=tuple(notes(grid)) if moves_kv else (),
@@ -130,8 +130,8 @@ def list_cells(
         CellPlan(TRACE_CELL, PREPARE, "trace", None, "the trace as it is replayed", {}, COMPUTE_S),
         *([apply] if patched else []),
         CellPlan(f"preflight/{config}", PREPARE, "preflight", config, config, {}, around_s + grid.preflight_s),
-        *_trials(grid, config, seed, around_s, moves_kv),
-        *_interference(grid, config, seed, around_s),
+        *_trial_cells(grid, config, seed, around_s, moves_kv),
+        *_interference_cells(grid, config, seed, around_s),
         *([revert] if patched else []),
         CellPlan("analysis/report", ANALYSIS, "analysis", None, "numbers, tables, figures, report", {}, COMPUTE_S),
     ]
@@ -157,7 +157,7 @@ def arithmetic(grid: Grid, release_wait_s: float) -> tuple[Sum, ...]:
     return tuple(lines)
 
 
-def _trials(grid: Grid, config: str, seed: int, around_s: float, moves_kv: bool) -> Iterator[CellPlan]:
+def _trial_cells(grid: Grid, config: str, seed: int, around_s: float, moves_kv: bool) -> Iterator[CellPlan]:
     """Policies interleaved in random blocks: what drifts over the run falls on all of them alike."""
     draw = random.Random(seed)
     place = 0
@@ -169,14 +169,14 @@ def _trials(grid: Grid, config: str, seed: int, around_s: float, moves_kv: bool)
                 kind="replay",
                 config=config,
                 label=grid.label(policy),
-                params=_params(grid, policy, seed, trial, place, moves_kv),
+                params=_cell_params(grid, policy, seed, trial, place, moves_kv),
                 estimated_s=around_s + grid.expected_replay_s,
                 trial=trial,
             )
             place += 1
 
 
-def _params(grid: Grid, policy: PolicyChoice, seed: int, trial: int, place: int, moves_kv: bool) -> dict[str, Any]:
+def _cell_params(grid: Grid, policy: PolicyChoice, seed: int, trial: int, place: int, moves_kv: bool) -> dict[str, Any]:
     """Prompts depend on seed and trial, never on the policy: all policies of a trial see the same ones.
 
     `moves_kv` and `transfer` are what holds in the cell: whether KV is moved at all, and every rule for it.
@@ -192,7 +192,7 @@ def _params(grid: Grid, policy: PolicyChoice, seed: int, trial: int, place: int,
     }
 
 
-def _interference(grid: Grid, config: str, seed: int, around_s: float) -> Iterator[CellPlan]:
+def _interference_cells(grid: Grid, config: str, seed: int, around_s: float) -> Iterator[CellPlan]:
     beside = grid.interference
     for place, tokens in enumerate(beside.prefill_tokens):
         params = msgspec.to_builtins(beside) | {"prefill_tokens": tokens, "load_seed": seed}
@@ -237,7 +237,7 @@ def _require_policies(grid: Grid) -> None:
         make_policy(policy.name, policy.parameters)
 
 
-def _digests(grid: Grid) -> dict[str, str]:
+def _digest_files(grid: Grid) -> dict[str, str]:
     """SHA-256 of every file that shapes the numbers: the trace, and policies of the user's own."""
     files = [file for policy in grid.policies if (file := policy_file(policy.name)) is not None]
     if grid.trace.source != SYNTH:

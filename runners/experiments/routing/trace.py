@@ -25,7 +25,7 @@ def prepare_trace(choice: TraceChoice, max_tokens: int, layout: RunLayout) -> Tr
 
     Raises TraceError naming file, line and rule, or CellFailed where nothing of it fits.
     """
-    trace = _source(choice)
+    trace = _read_source(choice)
     if choice.tokens != 1.0 or choice.output_tokens is not None:
         trace = scale_trace(trace, choice.tokens, output_tokens=choice.output_tokens)
     wanted = sum(min(len(session.turns), choice.turns or len(session.turns)) for session in trace.sessions)
@@ -65,7 +65,7 @@ def read_record(layout: RunLayout) -> TraceRecord | None:
         return None
 
 
-def _source(choice: TraceChoice) -> Trace:
+def _read_source(choice: TraceChoice) -> Trace:
     if choice.source == SYNTH:
         return synthesise_trace(choice.sessions, choice.seed, choice.statistics)
     trace = read_trace(Path(choice.source), choice.format)

@@ -94,7 +94,7 @@ class Watch:
             )
             for member, sample, client in zip(self._members, samples, seen, strict=True)
         ]
-        self._emit(*events, CellProgressed(self._cell.cell, tick.fraction, _note(tick)))
+        self._emit(*events, CellProgressed(self._cell.cell, tick.fraction, _progress_note(tick)))
         if not all(member.engine.alive() for member in self._members):
             self._cut.set()  # what is measured from here on is not the policy
 
@@ -156,5 +156,5 @@ def migration_changed(cell: str, move: TickMigration, unix_of_ns: float) -> Migr
     return MigrationChanged(**step, cell=cell, t_unix_s=unix_of_ns + move.t_ns / 1e9)
 
 
-def _note(tick: ReplayTick) -> str:
+def _progress_note(tick: ReplayTick) -> str:
     return f"{tick.completed} turns, {tick.inflight_sessions} sessions in flight"

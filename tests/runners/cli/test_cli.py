@@ -19,15 +19,15 @@ from tests.e2e.cli import tracon
 
 
 def commands(of: typer.Typer) -> list[tuple[str, object]]:
-    found = []
+    pairs = []
 
     def walk(name: str, command: object) -> None:
-        found.append((name, command))
+        pairs.append((name, command))
         for child, sub in getattr(command, "commands", {}).items():
             walk(f"{name} {child}", sub)
 
     walk("tracon", get_command(of))
-    return found
+    return pairs
 
 
 def test_every_command_and_option_has_help() -> None:

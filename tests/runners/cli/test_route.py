@@ -13,7 +13,7 @@ import pytest
 from typer.main import get_command
 
 from runners.cli import app
-from runners.cli.route import MOVES, _instances, _Narrator
+from runners.cli.route import MOVES, _Narrator, _read_instances
 from runners.errors import RunnerError
 from runners.router.spec import (
     InstanceSpec,
@@ -87,7 +87,7 @@ def test_what_it_cannot_do_it_says_with_a_remedy(arguments: tuple[str, ...], sai
 
 def test_instances_are_named_and_given_their_roles() -> None:
     given = {"both": ["http://h:1/?a=b", "x=http://h:2"], "prefill": ["http://h:3"], "decode": ["http://h:4"]}
-    found = _instances(given, {"p0": "tcp://h:5,tcp://h:6"}, 4096, None)
+    found = _read_instances(given, {"p0": "tcp://h:5,tcp://h:6"}, 4096, None)
     assert [(member.instance, member.role) for member in found] == [
         ("i0", "both"),
         ("x", "both"),
@@ -97,7 +97,7 @@ def test_instances_are_named_and_given_their_roles() -> None:
     assert (found[2].kv_events, found[2].kv_replay) == ("tcp://h:5", "tcp://h:6")
     assert found[0].kv_capacity_tokens == 4096
     with pytest.raises(RunnerError, match="names q"):
-        _instances(given, {"q": "tcp://h:5"}, None, None)
+        _read_instances(given, {"q": "tcp://h:5"}, None, None)
 
 
 def test_a_transport_is_named_once_and_each_instance_says_the_rest() -> None:
@@ -106,10 +106,10 @@ def test_a_transport_is_named_once_and_each_instance_says_the_rest() -> None:
         "prefill": None,
         "decode": ["http://h:2,kv_role=kv_consumer"],
     }
-    both, decode = _instances(given, {}, None, "mooncake")
+    both, decode = _read_instances(given, {}, None, "mooncake")
     assert both.transfer == KvEndpoint("mooncake", bootstrap="http://h:9", kv_bytes_per_token=512)
     assert (decode.url, decode.transfer) == ("http://h:2", KvEndpoint("mooncake", "kv_consumer"))
-    (plain,) = _instances({"both": ["http://h:1"], "prefill": None, "decode": None}, {}, None, None)
+    (plain,) = _read_instances({"both": ["http://h:1"], "prefill": None, "decode": None}, {}, None, None)
     assert plain.transfer is None
 
 

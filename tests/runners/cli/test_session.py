@@ -19,7 +19,7 @@ from results.records.decisions import (
     RoutedRequest,
 )
 from runners.cli import main
-from runners.cli.sessions import _moved, life
+from runners.cli.sessions import _describe_movement, life
 
 CLUSTER = ClusterView((InstanceLoad("e0"), InstanceLoad("e1")), 0)
 MOVED = KvTransfer(
@@ -108,7 +108,7 @@ def test_what_moved_no_kv_says_why(migration: str, status: Literal["unneeded", "
     kv = KvTransfer("m-1", "migration", "mooncake", "e0", "e1", status, "the target lacks 0")
     outcome = RoutedOutcome("ok", migration=migration, transfer=kv)
     (turn,) = life([pick(0, 1, "e1", "migrated", outcome, migrate_from="e0")], "ear", "s-1").turns
-    assert _moved(turn) == said
+    assert _describe_movement(turn) == said
 
 
 def test_every_cell_answers_in_json(
