@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from results.records.events import (
+    EVENTS,
     STEP_BUCKETS_US,
     CellChanged,
     CellProgressed,
@@ -76,27 +77,7 @@ class Recorded:
     event: Event
 
 
-KINDS: Mapping[str, type[Event]] = {
-    cls.kind: cls
-    for cls in (
-        RunPlanned,
-        RunChanged,
-        RunTaken,
-        StageChanged,
-        CellChanged,
-        InstanceChanged,
-        InstanceSampled,
-        RouterSampled,
-        MigrationChanged,
-        LifecycleMeasured,
-        CellProgressed,
-        RequestSubmitted,
-        RequestAnswered,
-        Noted,
-    )
-}
-
-
+KINDS: Mapping[str, type[Event]] = {kind.kind: kind for kind in EVENTS}
 LIVE_KINDS: tuple[type[Event], ...] = (InstanceSampled, RouterSampled, CellProgressed)
 """Numbers that come once a second: they change no state, make no feed line, and are not worth waiting for the disk."""
 

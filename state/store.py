@@ -10,20 +10,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 import msgspec
 
 from results.records.layout import sync_folder
-from state.errors import IllegalTransition, StoreUnusable
+from state.errors import IllegalTransition, StateError, StoreUnusable
 from state.events import LIVE_KINDS, Event, Recorded, RunPlanned, decode, encode, wire_kind
 from state.model import EMPTY, CellView, InstanceRow, RequestView, RunRow, RunView, StageRow
 from state.run import INSTANCE_ENDED, RunPlan, RunState
 from state.sqlite import begin_log, check_schema, explained, open_reader, open_writer, write_empty
 from state.tables import Tables
-from state.verify import problems
 from state.view import fold
 
+_Row = TypeVar("_Row")
 STATE_FILE = "state.sqlite"
 _AT_REST = (RunState.INTERRUPTED, RunState.DONE, RunState.FAILED)
 _PAGE = 2_000
@@ -158,7 +158,7 @@ class RunStore:
         wal = self.path.with_name(f"{STATE_FILE}-wal")
         logged = wal.exists() and wal.stat().st_size > 0
         if logged or self.read("SELECT state FROM run") not in [[(state,)] for state in _AT_REST]:
-            faults = problems(self)
+            faults = self.find_problems()
             if faults:
                 remedy = "copy the folder again when the run is paused or has ended"
                 raise StoreUnusable(f"{self.path} is a copy that does not fit together: {faults[0]}", remedy=remedy)
@@ -267,6 +267,35 @@ class RunStore:
         """The view folded from the whole journal, or from what came after `base`."""
         return reduce(fold, self.events(after=base.last_seq), base)
 
+    def find_problems(self) -> tuple[str, ...]:
+        """What is wrong with the file, one line each; empty when the journal is whole and every row equals its fold.
+
+        Reads the whole file as it is at one moment.
+        """
+        try:
+            with self.snapshot():
+                messages = (str(row[0]) for row in self.read("PRAGMA integrity_check(3)"))
+                broken = [" ".join(text.split()) for text in messages if text != "ok"]
+                return (*broken, *self._list_differences(self.view()))
+        except StateError as error:
+            return (str(error),)
+
+    def _list_differences(self, view: RunView) -> Iterator[str]:
+        pairs: tuple[tuple[str, object, object], ...] = (
+            ("run", self.run_row(), view.row),
+            ("stages", self.stage_rows(), tuple(_part_of(stage, StageRow) for stage in view.stages)),
+            ("cells", self.cell_rows(), tuple(view.cells.values())),
+            (
+                "instances",
+                self.instance_rows(ended=True),
+                tuple(_part_of(instance, InstanceRow) for instance in view.instances.values()),
+            ),
+            ("requests", self.request_rows(), tuple(view.requests.values())),
+        )
+        for name, rows, folded in pairs:
+            if rows != folded:
+                yield f"the rows of {name} are not what the journal says"
+
     def run_row(self) -> RunRow:
         """How the run stands, without folding."""
         with self._lock, explained(self.path):
@@ -308,3 +337,8 @@ class RunStore:
         """The rows of one SELECT, for readers of single columns."""
         with self._lock, explained(self.path):
             return self._connection.execute(sql, values).fetchall()
+
+
+def _part_of(view: object, kind: type[_Row]) -> _Row:
+    """What a view has of a row's fields."""
+    return msgspec.convert(view, kind, from_attributes=True)

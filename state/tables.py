@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from state import events
 from state.changes import (
     active_s,
     cell_after,
@@ -25,22 +26,6 @@ from state.changes import (
     stage_after,
 )
 from state.errors import IllegalTransition
-from state.events import (
-    CellChanged,
-    CellProgressed,
-    InstanceChanged,
-    InstanceSampled,
-    LifecycleMeasured,
-    MigrationChanged,
-    Recorded,
-    RequestAnswered,
-    RequestSubmitted,
-    RouterSampled,
-    RunChanged,
-    RunPlanned,
-    RunTaken,
-    StageChanged,
-)
 from state.model import AttemptView, CellView, InstanceRow, RequestView, RunRow, StageRow
 from state.run import CellPlan, CellState, RunPlan
 
@@ -55,26 +40,26 @@ class Tables:
         self._plan = plan
         self._cell_plans: Mapping[str, CellPlan] | None = None
 
-    def apply(self, recorded: Recorded, previous_t_unix_s: float) -> None:
+    def apply(self, recorded: events.Recorded, previous_t_unix_s: float) -> None:
         """Change the rows as the event says. Raises IllegalTransition where it may not be."""
         match recorded.event:
-            case RunPlanned() as event:
+            case events.RunPlanned() as event:
                 self._planned(event, recorded)
-            case RunChanged() | RunTaken() as event:
+            case events.RunChanged() | events.RunTaken() as event:
                 self._run_changed(event, recorded, previous_t_unix_s)
-            case StageChanged() as event:
+            case events.StageChanged() as event:
                 self._stage_changed(event, recorded.t_unix_s)
-            case CellChanged() as event:
+            case events.CellChanged() as event:
                 self._cell_changed(event, recorded.t_unix_s)
-            case InstanceChanged() as event:
+            case events.InstanceChanged() as event:
                 self._instance_changed(event, recorded)
-            case InstanceSampled() as event:
+            case events.InstanceSampled() as event:
                 self._require_instance(event.instance)
-            case CellProgressed() as event:
+            case events.CellProgressed() as event:
                 self._cell_progressed(event)
-            case RouterSampled() | MigrationChanged() | LifecycleMeasured() as event:
+            case events.RouterSampled() | events.MigrationChanged() | events.LifecycleMeasured() as event:
                 self.cell(event.cell)  # no row keeps it; a cell that the plan does not have is refused
-            case RequestSubmitted() | RequestAnswered() as event:
+            case events.RequestSubmitted() | events.RequestAnswered() as event:
                 self._save("requests", asdict(self._request_after(event, recorded)))
 
     def run(self) -> RunRow:
@@ -120,7 +105,7 @@ class Tables:
         values["summary"] = msgspec.json.decode(values["summary"])
         return CellView(**values, plan=self._cell_plans[values["cell"]], attempts=attempts)
 
-    def _planned(self, event: RunPlanned, recorded: Recorded) -> None:
+    def _planned(self, event: events.RunPlanned, recorded: events.Recorded) -> None:
         if self._one("SELECT id FROM run") is not None:
             raise IllegalTransition("the run already has a plan", remedy="a new plan is a new run")
         plan = event.plan
@@ -134,16 +119,18 @@ class Tables:
             place = {"ordinal": ordinal, "stage": cell.stage, "config": cell.config, "estimated_s": cell.estimated_s}
             self._save("cells", {**_cell_values(CellView(cell.cell, cell)), **place})
 
-    def _run_changed(self, event: RunChanged | RunTaken, recorded: Recorded, previous_t_unix_s: float) -> None:
+    def _run_changed(
+        self, event: events.RunChanged | events.RunTaken, recorded: events.Recorded, previous_t_unix_s: float
+    ) -> None:
         run = self.run()
-        if isinstance(event, RunTaken):
+        if isinstance(event, events.RunTaken):
             after = run_taken(run, event)
         else:
             _refuse_change(illegal_run(run, event))
             after = run_after(run, event, recorded.t_unix_s, previous_t_unix_s, recorded.seq)
         self._update("run", "id", 1, asdict(after))
 
-    def _stage_changed(self, event: StageChanged, t_unix_s: float) -> None:
+    def _stage_changed(self, event: events.StageChanged, t_unix_s: float) -> None:
         row = self._one("SELECT * FROM stages WHERE stage = ?", event.stage)
         if row is None:
             raise IllegalTransition(f"the plan has no stage {event.stage!r}", remedy="use a stage of the run's plan")
@@ -151,7 +138,7 @@ class Tables:
         _refuse_change(illegal_stage(stage, event))
         self._update("stages", "stage", stage.stage, asdict(stage_after(stage, event, t_unix_s)))
 
-    def _cell_changed(self, event: CellChanged, t_unix_s: float) -> None:
+    def _cell_changed(self, event: events.CellChanged, t_unix_s: float) -> None:
         cell = self.cell(event.cell)
         _refuse_change(illegal_cell(cell, event))
         after = cell_after(cell, event, t_unix_s, active_s(self.run(), t_unix_s))
@@ -159,13 +146,13 @@ class Tables:
         if after.attempts != cell.attempts:
             self._save("attempts", {"cell": cell.cell, **asdict(after.attempts[-1])})
 
-    def _cell_progressed(self, event: CellProgressed) -> None:
+    def _cell_progressed(self, event: events.CellProgressed) -> None:
         cell = self.cell(event.cell)
         after = cell_progressed(cell, event)
         if after is not cell:
             self._update("cells", "cell", cell.cell, {"fraction": after.fraction, "note": after.note})
 
-    def _instance_changed(self, event: InstanceChanged, recorded: Recorded) -> None:
+    def _instance_changed(self, event: events.InstanceChanged, recorded: events.Recorded) -> None:
         row = self._one("SELECT * FROM instances WHERE instance = ?", event.instance)
         before = None if row is None else _read_row(row, InstanceRow)
         _refuse_change(illegal_instance(before, event))
@@ -181,9 +168,11 @@ class Tables:
             message = f"numbers of an instance that never started: {instance!r}"
             raise IllegalTransition(message, remedy="record the instance as STARTING before it is used")
 
-    def _request_after(self, event: RequestSubmitted | RequestAnswered, recorded: Recorded) -> RequestView:
+    def _request_after(
+        self, event: events.RequestSubmitted | events.RequestAnswered, recorded: events.Recorded
+    ) -> RequestView:
         row = self._one("SELECT * FROM requests WHERE request = ?", event.request)
-        if isinstance(event, RequestSubmitted):
+        if isinstance(event, events.RequestSubmitted):
             if row is not None:
                 raise IllegalTransition(f"request {event.request} was made already", remedy="take the next number")
             return request_submitted(event, recorded.t_unix_s, recorded.seq)

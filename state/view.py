@@ -10,24 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from state import changes
-from state.events import (
-    LIVE_KINDS,
-    CellChanged,
-    CellProgressed,
-    InstanceChanged,
-    InstanceSampled,
-    LifecycleMeasured,
-    MigrationChanged,
-    Recorded,
-    RequestAnswered,
-    RequestSubmitted,
-    RouterSampled,
-    RunChanged,
-    RunPlanned,
-    RunTaken,
-    StageChanged,
-)
+from state import changes, events
 from state.feed import FeedLine, alarm_lines, feed_line
 from state.lifecycle import lifecycle_after
 from state.migrations import failed_of, migrations_after, refusals_of_line
@@ -71,7 +54,7 @@ FEED_LINES = 200
 """Lines of the feed kept."""
 
 
-def fold(view: RunView, recorded: Recorded) -> RunView:
+def fold(view: RunView, recorded: events.Recorded) -> RunView:
     """The view after one more event. An event of an unknown kind moves `last_seq` and the feed only."""
     changed = _change_view(view, recorded)
     lines = _make_lines(view, changed, recorded)
@@ -86,15 +69,15 @@ def new_feed_lines(before: RunView, after: RunView) -> tuple[FeedLine, ...]:
     return after.feed[-new:] if new else ()
 
 
-def _make_lines(view: RunView, changed: Mapping[str, Any], recorded: Recorded) -> tuple[FeedLine, ...]:
+def _make_lines(view: RunView, changed: Mapping[str, Any], recorded: events.Recorded) -> tuple[FeedLine, ...]:
     """An event's lines of the feed: one; none for what comes once a second and for what would flood it."""
     event = recorded.event
-    if isinstance(event, RouterSampled) and "routing" in changed:
+    if isinstance(event, events.RouterSampled) and "routing" in changed:
         return alarm_lines(*begun_and_ended(view.routing, changed["routing"]), recorded.t_unix_s)
-    if isinstance(event, LIVE_KINDS) or (isinstance(event, LifecycleMeasured) and not event.discarded):
+    if isinstance(event, events.LIVE_KINDS) or (isinstance(event, events.LifecycleMeasured) and not event.discarded):
         return ()
     line = feed_line(recorded)
-    if isinstance(event, MigrationChanged) and event.phase == "refused" and event.cell in view.cells:
+    if isinstance(event, events.MigrationChanged) and event.phase == "refused" and event.cell in view.cells:
         stands_for = refusals_of_line(view.migrations, event, view.cells[event.cell].attempt)
         if stands_for is None:
             return ()
@@ -102,34 +85,36 @@ def _make_lines(view: RunView, changed: Mapping[str, Any], recorded: Recorded) -
     return (line,)
 
 
-def _change_view(view: RunView, recorded: Recorded) -> dict[str, Any]:
+def _change_view(view: RunView, recorded: events.Recorded) -> dict[str, Any]:
     match recorded.event:
-        case InstanceSampled() | RouterSampled() | CellProgressed() as event:
+        case events.InstanceSampled() | events.RouterSampled() | events.CellProgressed() as event:
             return _change_live(view, event, recorded.t_unix_s)
-        case CellChanged() as event:
+        case events.CellChanged() as event:
             return _cell_changed(view, event, recorded.t_unix_s)
-        case InstanceChanged() as event:
+        case events.InstanceChanged() as event:
             return _instance_changed(view, event, recorded.t_unix_s)
-        case StageChanged() as event:
+        case events.StageChanged() as event:
             return _stage_changed(view, event, recorded.t_unix_s)
-        case RunChanged() as event:
+        case events.RunChanged() as event:
             return {"row": changes.run_after(view.row, event, recorded.t_unix_s, view.last_t_unix_s, recorded.seq)}
-        case RunTaken() as event:
+        case events.RunTaken() as event:
             return {"row": changes.run_taken(view.row, event)}
-        case RequestSubmitted() | RequestAnswered() as event:
+        case events.RequestSubmitted() | events.RequestAnswered() as event:
             return _change_request(view, event, recorded)
-        case RunPlanned() as event:
+        case events.RunPlanned() as event:
             return _begin_view(event, recorded)
-        case MigrationChanged() | LifecycleMeasured() as event:
+        case events.MigrationChanged() | events.LifecycleMeasured() as event:
             return _change_measured(view, event, recorded.t_unix_s)
     return {}
 
 
-def _change_measured(view: RunView, event: MigrationChanged | LifecycleMeasured, t_unix_s: float) -> dict[str, Any]:
+def _change_measured(
+    view: RunView, event: events.MigrationChanged | events.LifecycleMeasured, t_unix_s: float
+) -> dict[str, Any]:
     cell = view.cells.get(event.cell)
     if cell is None:
         return {}
-    if isinstance(event, LifecycleMeasured):
+    if isinstance(event, events.LifecycleMeasured):
         return {"lifecycle": lifecycle_after(view.lifecycle, event, t_unix_s, cell.attempt)}
     return {
         "migrations": migrations_after(view.migrations, event, cell.attempt),
@@ -137,7 +122,7 @@ def _change_measured(view: RunView, event: MigrationChanged | LifecycleMeasured,
     }
 
 
-def _begin_view(event: RunPlanned, recorded: Recorded) -> dict[str, Any]:
+def _begin_view(event: events.RunPlanned, recorded: events.Recorded) -> dict[str, Any]:
     cells = {cell.cell: CellView(cell.cell, cell) for cell in event.plan.cells}
     stages = []
     for stage in event.plan.stages:
@@ -149,8 +134,10 @@ def _begin_view(event: RunPlanned, recorded: Recorded) -> dict[str, Any]:
     return {**known, "row": row, "stages": tuple(stages), "cells": cells}
 
 
-def _change_request(view: RunView, event: RequestSubmitted | RequestAnswered, recorded: Recorded) -> dict[str, Any]:
-    if isinstance(event, RequestSubmitted):
+def _change_request(
+    view: RunView, event: events.RequestSubmitted | events.RequestAnswered, recorded: events.Recorded
+) -> dict[str, Any]:
+    if isinstance(event, events.RequestSubmitted):
         request = changes.request_submitted(event, recorded.t_unix_s, recorded.seq)
     elif event.request in view.requests:
         request = changes.request_answered(view.requests[event.request], event, recorded.t_unix_s)
@@ -160,21 +147,21 @@ def _change_request(view: RunView, event: RequestSubmitted | RequestAnswered, re
 
 
 def _change_live(
-    view: RunView, event: InstanceSampled | RouterSampled | CellProgressed, t_unix_s: float
+    view: RunView, event: events.InstanceSampled | events.RouterSampled | events.CellProgressed, t_unix_s: float
 ) -> dict[str, Any]:
-    if isinstance(event, InstanceSampled):
+    if isinstance(event, events.InstanceSampled):
         return _add_sample(view, event, t_unix_s)
     before = view.cells.get(event.cell)
     if before is None:
         return {}
-    if isinstance(event, RouterSampled):
+    if isinstance(event, events.RouterSampled):
         failed = failed_of(view.migrations, event.cell)
         return {"routing": routing_after(view.routing, event, t_unix_s, before.attempt, failed)}
     after = changes.cell_progressed(before, event)
     return {} if after is before else {"cells": {**view.cells, event.cell: after}}
 
 
-def _add_sample(view: RunView, event: InstanceSampled, t_unix_s: float) -> dict[str, Any]:
+def _add_sample(view: RunView, event: events.InstanceSampled, t_unix_s: float) -> dict[str, Any]:
     before = view.instances.get(event.instance)
     if before is None:
         return {}
@@ -194,7 +181,7 @@ def _add_counts(total: tuple[int, ...], counts: tuple[int, ...]) -> tuple[int, .
     return tuple(map(int.__add__, total, counts))
 
 
-def _cell_changed(view: RunView, event: CellChanged, t_unix_s: float) -> dict[str, Any]:
+def _cell_changed(view: RunView, event: events.CellChanged, t_unix_s: float) -> dict[str, Any]:
     before = view.cells.get(event.cell)
     if before is None:
         return {}
@@ -208,14 +195,14 @@ def _recount_cells(stage: StageView, cells: Mapping[str, CellView]) -> StageView
     return replace(stage, counts=count_cells(cells[cell] for cell in stage.cells))
 
 
-def _stage_changed(view: RunView, event: StageChanged, t_unix_s: float) -> dict[str, Any]:
+def _stage_changed(view: RunView, event: events.StageChanged, t_unix_s: float) -> dict[str, Any]:
     stages = tuple(
         changes.stage_after(stage, event, t_unix_s) if stage.stage == event.stage else stage for stage in view.stages
     )
     return {"stages": stages}
 
 
-def _instance_changed(view: RunView, event: InstanceChanged, t_unix_s: float) -> dict[str, Any]:
+def _instance_changed(view: RunView, event: events.InstanceChanged, t_unix_s: float) -> dict[str, Any]:
     new = InstanceView(event.instance, event.config, event.state, started_unix_s=t_unix_s)
     after = changes.instance_after(view.instances.get(event.instance, new), event, t_unix_s)
     return {"instances": {**view.instances, event.instance: after}}

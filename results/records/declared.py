@@ -10,53 +10,11 @@ import sys
 from dataclasses import dataclass
 from functools import cache
 
-from results.records.decisions import (
-    Candidate,
-    ClusterView,
-    Decision,
-    DecisionRecord,
-    Gate,
-    InstanceLoad,
-    KvTransfer,
-    RoutedOutcome,
-    RoutedRequest,
-)
+from results.records import decisions, events, lifecycle
 from results.records.declaration import Field, fields_of
 from results.records.environment import CapturedEnvironment
-from results.records.events import (
-    CellChanged,
-    CellProgressed,
-    EngineDeath,
-    Event,
-    InstanceChanged,
-    InstanceSampled,
-    LifecycleMeasured,
-    MigrationChanged,
-    Noted,
-    RequestAnswered,
-    RequestSubmitted,
-    RoutedLine,
-    RoutedLoad,
-    RouterSampled,
-    RunChanged,
-    RunPlanned,
-    RunTaken,
-    StageChanged,
-)
 from results.records.host import HostSample
 from results.records.launches import LaunchConfig, LaunchRecord
-from results.records.lifecycle import (
-    Clock,
-    Colo,
-    Counts,
-    Ids,
-    LifecycleRecord,
-    MoreStamps,
-    RequestConfig,
-    Stamps,
-    TransferDetail,
-    Verification,
-)
 from results.records.link import LinkRecord
 from results.records.live import LiveLatency
 from results.records.manifest import ManifestRow
@@ -114,71 +72,71 @@ def _in_each(folders: tuple[str, ...], name: str) -> tuple[str, ...]:
     return tuple(f"{folder}{name}" for folder in folders)
 
 
-def _declare_event(kind: type[Event]) -> Declared:
+def _inside(holder: type, *records: type) -> tuple[Declared, ...]:
+    return tuple(Declared(record, (f"in {holder.__name__}",)) for record in records)
+
+
+def _declare_event(kind: type[events.Event]) -> Declared:
     return Declared(kind, (f"events of kind {kind.kind} in state.sqlite",))
 
 
 DECLARED: tuple[Declared, ...] = (
     Declared(RunPlan, ("plan.json", "in RunPlanned")),
-    Declared(StagePlan, ("in RunPlan",)),
-    Declared(CellPlan, ("in RunPlan",)),
-    *(
-        _declare_event(kind)
-        for kind in (
-            RunPlanned, RunChanged, RunTaken, StageChanged, CellChanged, InstanceChanged, InstanceSampled,
-            RouterSampled, MigrationChanged, LifecycleMeasured, CellProgressed, RequestSubmitted, RequestAnswered,
-            Noted,
-        )
-    ),
-    Declared(EngineDeath, ("in InstanceChanged",)),
-    Declared(RoutedLoad, ("in RouterSampled",)),
-    Declared(RoutedLine, ("in RouterSampled",)),
-    Declared(LiveLatency, ("in RouterSampled",)),
+    *_inside(RunPlan, StagePlan, CellPlan),
+    *(_declare_event(kind) for kind in events.EVENTS),
+    *_inside(events.InstanceChanged, events.EngineDeath),
+    *_inside(events.RouterSampled, events.RoutedLoad, events.RoutedLine, LiveLatency),
     Declared(LaunchConfig, _in_each(ENGINE_FOLDERS, "config.json")),
     Declared(LaunchRecord, _in_each(ENGINE_FOLDERS, "launches.jsonl")),
     Declared(CapturedEnvironment, _in_each(ENGINE_FOLDERS, "env.txt")),
     Declared(PreflightRecord, ("preflight/preflight_status.json",)),
-    Declared(PreflightCheck, ("in PreflightRecord",)),
+    *_inside(PreflightRecord, PreflightCheck),
     Declared(ManifestRow, ("MANIFEST.tsv",)),
     Declared(EngineFault, ("engine_faults.jsonl",)),
     Declared(HostSample, ("host.csv",)),
     Declared(GpuSample, (f"{TRIAL}gpu_util.csv",)),
     Declared(RequestRecord, (f"{CONFIG}requests_<phase>_<cell>.jsonl",)),
-    Declared(
-        MetricsRecord, (f"{CONFIG}metrics_<phase>_<cell>.jsonl", f"{TRIAL}engines/<instance>/metrics.jsonl")
-    ),
+    Declared(MetricsRecord, (f"{CONFIG}metrics_<phase>_<cell>.jsonl", f"{TRIAL}engines/<instance>/metrics.jsonl")),
     Declared(StepRecord, (f"{CONFIG}engine_step_<phase>_<cell>.jsonl",)),
     Declared(CellRecord, (f"{CONFIG}cell_<phase>_<cell>.json",)),
     Declared(TraceRecord, ("trace/trace.json",)),
     Declared(TurnRecord, (f"{TRIAL}metrics.jsonl",)),
     Declared(EngineSample, (f"{TRIAL}engines.jsonl",)),
     Declared(RoutingCell, (f"{TRIAL}cell.json",)),
-    Declared(RoutedEngine, ("in RoutingCell",)),
+    *_inside(RoutingCell, RoutedEngine),
     Declared(InterferenceRecord, ("results/interference.jsonl", "results/interference/n<tokens>.jsonl")),
-    Declared(DecisionRecord, DECISIONS),
-    Declared(RoutedRequest, ("in DecisionRecord",)),
-    Declared(ClusterView, ("in DecisionRecord",)),
-    Declared(InstanceLoad, ("in ClusterView",)),
-    Declared(Decision, ("in DecisionRecord",)),
-    Declared(Candidate, ("in Decision",)),
-    Declared(Gate, ("in Decision",)),
-    Declared(RoutedOutcome, ("in DecisionRecord",)),
-    Declared(KvTransfer, ("in RoutedOutcome",)),
-    Declared(MigrationStep, ("in MigrationChanged",)),
+    Declared(decisions.DecisionRecord, DECISIONS),
+    *_inside(
+        decisions.DecisionRecord,
+        decisions.RoutedRequest,
+        decisions.ClusterView,
+        decisions.Decision,
+        decisions.RoutedOutcome,
+    ),
+    *_inside(decisions.ClusterView, decisions.InstanceLoad),
+    *_inside(decisions.Decision, decisions.Candidate, decisions.Gate),
+    *_inside(decisions.RoutedOutcome, decisions.KvTransfer),
+    *_inside(events.MigrationChanged, MigrationStep),
     Declared(ProbeEvent, PROBE_FILES),
     Declared(ProbeStatus, ("in the same files",)),
-    Declared(LifecycleRecord, (f"{LIFECYCLE}C<c>_N<n>_O<o>_rep<r>.json", f"{LIFECYCLE_CELL}discarded/rep<r>_<n>.json")),
-    Declared(RequestConfig, ("in LifecycleRecord",)),
-    Declared(Stamps, ("in LifecycleRecord",)),
-    Declared(MoreStamps, ("in LifecycleRecord",)),
-    Declared(TransferDetail, ("in LifecycleRecord",)),
-    Declared(Counts, ("in LifecycleRecord",)),
-    Declared(Verification, ("in LifecycleRecord",)),
-    Declared(Clock, ("in LifecycleRecord",)),
-    Declared(Colo, ("in LifecycleRecord",)),
-    Declared(Ids, ("in LifecycleRecord",)),
+    Declared(
+        lifecycle.LifecycleRecord,
+        (f"{LIFECYCLE}C<c>_N<n>_O<o>_rep<r>.json", f"{LIFECYCLE_CELL}discarded/rep<r>_<n>.json"),
+    ),
+    *_inside(
+        lifecycle.LifecycleRecord,
+        lifecycle.RequestConfig,
+        lifecycle.Stamps,
+        lifecycle.MoreStamps,
+        lifecycle.TransferDetail,
+        lifecycle.Counts,
+        lifecycle.Verification,
+        lifecycle.Clock,
+        lifecycle.Colo,
+        lifecycle.Ids,
+    ),
     Declared(LinkRecord, (f"{LIFECYCLE}link.json",)),
-)  # fmt: skip
+)
 
 _ANALYSED = "Written by the analysis; `tracon report --again` writes it again."
 OTHER_FILES: tuple[OtherFile, ...] = (

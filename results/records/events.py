@@ -427,3 +427,22 @@ class Noted(Event):
     """What it is about: a stage, cell, config or instance."""
     text: str
     """As an operator reads it."""
+
+
+EVENTS: tuple[type[Event], ...] = (
+    RunPlanned,
+    RunChanged,
+    RunTaken,
+    StageChanged,
+    CellChanged,
+    InstanceChanged,
+    InstanceSampled,
+    RouterSampled,
+    MigrationChanged,
+    LifecycleMeasured,
+    CellProgressed,
+    RequestSubmitted,
+    RequestAnswered,
+    Noted,
+)
+"""All kinds, as they are declared."""

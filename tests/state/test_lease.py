@@ -16,7 +16,6 @@ from state.events import Noted, RunTaken
 from state.lease import HEARTBEAT_S, STALE_S, acquire, lease_state
 from state.process import ProcessIdentity, identify, is_alive, this_process
 from state.store import RunStore
-from state.verify import problems
 from tests.state.plans import a_run
 
 FORK = multiprocessing.get_context("fork")
@@ -107,7 +106,7 @@ def test_the_run_of_a_killed_process_is_taken_over(tmp_path: Path, store: RunSto
         *_, last = store.events()
         assert isinstance(last.event, RunTaken)
         assert (last.event.dead_pid, last.event.pid) == (holder.pid, os.getpid())
-    assert problems(store) == ()
+    assert store.find_problems() == ()
 
 
 def test_a_dead_lease_can_be_left_alone(store: RunStore) -> None:

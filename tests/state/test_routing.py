@@ -26,7 +26,6 @@ from state.routing import (
     routing_json,
 )
 from state.run import CellState
-from state.verify import problems
 from state.view import EMPTY, RunView, fold
 from tests.state.plans import CELLS, a_plan, a_run
 
@@ -190,7 +189,7 @@ def test_a_cell_that_the_plan_does_not_have_is_passed_over_by_readers_and_refuse
         with pytest.raises(IllegalTransition, match="no cell 'no/such'"):
             store.append(sampled("no/such"))
         store.append(sampled(FIRST, line(1)))
-        assert problems(store) == ()
+        assert store.find_problems() == ()
         routing = store.view().routing
         assert routing is not None
         assert routing.lines == (line(1),)
