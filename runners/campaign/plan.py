@@ -71,6 +71,13 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
             yield f"{name}: {_shorten_value(before)} -> {_shorten_value(after)}"
 
 
+def find_changes(old: RunPlan, new: RunPlan) -> str:
+    """What shapes the numbers of `new` otherwise than those of `old`; empty where their fingerprints are the same."""
+    if old.fingerprint == new.fingerprint:
+        return ""
+    return "; ".join(differences(old.inputs, new.inputs)) or "stages or cells are laid out differently"
+
+
 def _as_json(value: object) -> object:
     return msgspec.json.decode(msgspec.json.encode(value))
 

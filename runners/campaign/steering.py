@@ -64,25 +64,23 @@ class Steering:
 
     def _skip(self, request: RequestView, view: RunView, running: CellPlan | None) -> tuple[bool, str]:
         reason = request.reason or "skipped by the operator"
-        count = 0
-        for plan in matching(view, request.target):
-            if running is not None and plan.cell == running.cell:
-                self._skips[plan.cell] = reason
-                count += 1
-            elif view.cells[plan.cell].state is CellState.PENDING:
-                self._store.append(CellChanged(plan.cell, CellState.SKIPPED, view.cells[plan.cell].attempt, reason))
-                count += 1
+        events = tuple(skip_pending(view, request.target, reason))
+        self._store.append(*events)
+        count = len(events)
+        if running is not None and running in list_matching(view, request.target):
+            self._skips[running.cell] = reason
+            count += 1
         return (count > 0), f"{count} cells skipped" if count else f"nothing pending matches {request.target!r}"
 
     def _retry(self, request: RequestView, view: RunView) -> tuple[bool, str]:
-        events = tuple(retried(view, request.target))
+        events = tuple(retry_failed(view, request.target))
         if not events:
             return False, f"no failed cell matches {request.target!r}" if request.target else "no cell failed"
         self._store.append(*events)
         return True, f"{len(events)} cells pending again"
 
 
-def matching(view: RunView, target: str) -> Iterator[CellPlan]:
+def list_matching(view: RunView, target: str) -> Iterator[CellPlan]:
     """The cells a target names: `cell:ID`, `config:NAME`, `stage:ID`, or empty for all."""
     sort, _, name = target.partition(":")
     for plan in view.plan.cells:
@@ -91,12 +89,19 @@ def matching(view: RunView, target: str) -> Iterator[CellPlan]:
             yield plan
 
 
-def retried(view: RunView, target: str) -> Iterator[CellChanged]:
+def skip_pending(view: RunView, target: str, reason: str) -> Iterator[CellChanged]:
+    """What skips the pending cells that a target names."""
+    for plan in list_matching(view, target):
+        if view.cells[plan.cell].state is CellState.PENDING:
+            yield CellChanged(plan.cell, CellState.SKIPPED, view.cells[plan.cell].attempt, reason)
+
+
+def retry_failed(view: RunView, target: str) -> Iterator[CellChanged]:
     """What puts failed cells back to pending, and with a failed pre-flight the cells it had kept from running."""
     gates = {
         p.config for p in view.plan.cells if p.kind == "preflight" and view.cells[p.cell].state is CellState.FAILED
     }
-    for plan in matching(view, target):
+    for plan in list_matching(view, target):
         cell = view.cells[plan.cell]
         held_back = cell.state is CellState.SKIPPED and plan.config in gates
         if cell.state is CellState.FAILED or held_back:

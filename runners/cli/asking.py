@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from runners.campaign.steering import matching, retried
+from runners.campaign.steering import retry_failed, skip_pending
 from runners.errors import RunnerError
 from state import requests
-from state.events import CellChanged, Event
+from state.events import Event
 from state.lease import lease_state
 from state.model import RequestView
-from state.run import CellState
 from state.store import RunStore
 
 ANSWER_S = 10.0
@@ -76,15 +75,9 @@ def _apply_request(store: RunStore, folder: Path, action: str, target: str, reas
     view = store.view()
     events: tuple[Event, ...]
     if action == "retry":
-        events = tuple(retried(view, target))
+        events = tuple(retry_failed(view, target))
     elif action == "skip":
-        events = tuple(
-            CellChanged(
-                plan.cell, CellState.SKIPPED, view.cells[plan.cell].attempt, reason or "skipped by the operator"
-            )
-            for plan in matching(view, target)
-            if view.cells[plan.cell].state is CellState.PENDING
-        )
+        events = tuple(skip_pending(view, target, reason or "skipped by the operator"))
     else:
         verb = action.replace("_", " ")
         raise RunnerError(

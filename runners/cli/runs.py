@@ -186,7 +186,7 @@ def skip(
     json: JsonOption = False,
 ) -> None:
     """Skip a cell, a config or a stage, with a reason that the manifest records."""
-    targets = [f"{sort}:{name}" for sort, name in (("cell", cell), ("config", config), ("stage", stage)) if name]
+    targets = _name_targets(cell, config, stage)
     if len(targets) != 1:
         raise RunnerError("name exactly one thing to skip", remedy="give one of --cell, --config, --stage")
     _ask_run(workspace_of(workspace).find(run), "skip", targets[0], reason, json=json)
@@ -201,10 +201,14 @@ def retry(
     json: JsonOption = False,
 ) -> None:
     """Set failed cells back to pending: all, or those named. A run that has ended then needs `tracon resume`."""
-    targets = [f"{sort}:{name}" for sort, name in (("cell", cell), ("config", config), ("stage", stage)) if name]
+    targets = _name_targets(cell, config, stage)
     if len(targets) > 1:
         raise RunnerError("name at most one thing to retry", remedy="give one of --cell, --config, --stage, or none")
     _ask_run(workspace_of(workspace).find(run), "retry", targets[0] if targets else "", "", json=json)
+
+
+def _name_targets(cell: str, config: str, stage: str) -> list[str]:
+    return [f"{sort}:{name}" for sort, name in (("cell", cell), ("config", config), ("stage", stage)) if name]
 
 
 def list_runs(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
@@ -314,17 +318,15 @@ def _ask_run(folder: Path, action: str, target: str, reason: str, *, json: bool 
 
 
 def _refuse_changes(view: RunView) -> None:
-    from runners.campaign.plan import differences
+    from runners.campaign.plan import find_changes
     from runners.campaign.start import options_of, prepare
 
-    now = prepare(options_of(view.plan), need_engine=True).plan
-    if now.fingerprint == view.plan.fingerprint:
-        return
-    changes = "; ".join(differences(view.plan.inputs, now.inputs)) or "stages or cells are laid out differently"
-    raise RunnerError(
-        f"what shapes the numbers of {view.run} has changed since it began: {changes}",
-        remedy="undo the change, start a new run, or `tracon resume --accept-changes` (the report will say so)",
-    )
+    changes = find_changes(view.plan, prepare(options_of(view.plan), need_engine=True).plan)
+    if changes:
+        raise RunnerError(
+            f"what shapes the numbers of {view.run} has changed since it began: {changes}",
+            remedy="undo the change, start a new run, or `tracon resume --accept-changes` (the report will say so)",
+        )
 
 
 def _accompany_run(folder: Path, worker_pid: int, *, detach: bool, console: bool, json: bool) -> NoReturn:

@@ -241,16 +241,11 @@ def _instances_table(instances: Sequence[InstanceView]) -> Table:
 
 def runs_json(entries: Sequence[RunEntry]) -> list[dict[str, Any]]:
     """The workspace's runs as data."""
+    names = ("run", "experiment", "profile", "preset", "state", "reason", "created_unix_s")
     return [
-        {
-            "run": entry.run,
+        {name: getattr(entry, name) for name in names}
+        | {
             "folder": str(entry.folder),
-            "experiment": entry.experiment,
-            "profile": entry.profile,
-            "preset": entry.preset,
-            "state": entry.state,
-            "reason": entry.reason,
-            "created_unix_s": entry.created_unix_s,
             "cells_ended": entry.progress.ended,
             "cells_total": entry.progress.total,
             "fraction": entry.progress.fraction,

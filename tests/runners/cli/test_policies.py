@@ -119,7 +119,7 @@ def test_whatif_reads_a_file_with_a_named_gap(tracon: Tracon, run: Path, tmp_pat
         (("--policy", "unifed"), "did you mean `unified`"),
         (("--policy", "unified", "--set", "ratio=1"), "no parameter 'ratio'"),
         (("--policy", "ear", "--set", "hot_tokens=4000"), "cooldown_s"),
-        (("--policy", "unified", "--set", "ratio"), "no KEY=VALUE"),
+        (("--policy", "unified", "--set", "ratio"), "not KEY=VALUE"),
         (("--policy", "unified", "--owners", "mine"), "--owners"),
         (("--policy", "unified", "--cell", "unknown"), "no decision log"),
     ],

@@ -5,18 +5,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from itertools import groupby
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.profile import PROFILES_FOLDER, load_profile
+from launch.profile import load_profile
 from runners.campaign.experiment import RunOptions
 from runners.campaign.plan import freeze
-from runners.campaign.start import options_of, prepare
+from runners.campaign.start import prepare
 from runners.errors import RunnerError
 from runners.experiments.engines import counting_profile
 from runners.experiments.pd_lifecycle.grid import EXPERIMENT, Expected, Grid, Shape, read_grid, shape_of
@@ -153,13 +151,6 @@ def test_the_arithmetic_shown_adds_up_to_the_plan(of: Grid) -> None:
     assert sum(line.seconds for line in lines) == pytest.approx(engines_s)
 
 
-def test_stages_are_barriers_in_the_plan() -> None:
-    plan = plan_of(grid("demo"))
-    order = [stage.stage for stage in plan.stages]
-    places = [order.index(cell.stage) for cell in plan.cells]
-    assert places == sorted(places)
-
-
 def test_a_setting_changes_the_grid() -> None:
     changed = grid(
         "smoke",
@@ -222,28 +213,3 @@ def test_the_configs_of_both_engines(configs: tuple[str, ...]) -> None:
     assert {cell.config for cell in prepared.plan.cells if cell.kind == "preflight"} == set(expected)
     assert {cell.config for cell in sweep(prepared.plan)} == {expected[-1]}
     assert prepared.draft.ports == 4
-
-
-def test_a_plan_gives_the_wish_that_makes_it_again() -> None:
-    options = RunOptions(
-        EXPERIMENT,
-        "cpu-tiny",
-        "smoke",
-        ("mooncake_producer", "mooncake_consumer"),
-        seed=9,
-        port=25_000,
-        settings=("repetitions=4",),
-    )
-    plan = prepare(options, need_engine=False).plan
-    again: Any = prepare(options_of(plan), need_engine=False).plan
-    assert again.fingerprint == plan.fingerprint
-
-
-def test_a_profile_of_the_users_own_is_in_the_plan_by_its_path(tmp_path: Path) -> None:
-    """The run process loads it by what the plan names."""
-    file = tmp_path / "mine.toml"
-    file.write_bytes((PROFILES_FOLDER / "cpu-tiny.toml").read_bytes().replace(b'name = "cpu-tiny"', b'name = "mine"'))
-    plan = prepare(RunOptions(EXPERIMENT, str(file), "smoke"), need_engine=False).plan
-    again = prepare(options_of(plan), need_engine=False).plan
-    assert plan.profile == str(file)
-    assert again.fingerprint == plan.fingerprint
