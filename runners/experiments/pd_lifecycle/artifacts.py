@@ -29,8 +29,8 @@ from runners.campaign.experiment import Outcome
 from runners.campaign.provenance import commit_of
 from runners.experiments.pd_lifecycle.bench import Bench
 from runners.experiments.pd_lifecycle.cell import THROUGH, Measurements
-from runners.experiments.pd_lifecycle.evidence import SIDES, request_config
-from runners.experiments.pd_lifecycle.grid import Grid, shape_of
+from runners.experiments.pd_lifecycle.evidence import SIDES
+from runners.experiments.pd_lifecycle.grid import Grid, params_of, shape_of
 from state.process import boot_id
 from state.run import CellPlan
 
@@ -45,7 +45,7 @@ _HERE = Path(__file__).resolve().parent
 
 def adopt_outcome(cell: CellPlan, context: RunContext) -> Outcome | None:
     """The outcome of a finished cell whose files are complete and unchanged; None = it must be measured."""
-    mark = LifecycleLayout(context.layout.root).cell(request_config(shape_of(cell)))
+    mark = LifecycleLayout(context.layout.root).cell(shape_of(cell))
     if not is_complete(mark, cell.cell):
         return None
     stored = msgspec.json.decode(mark.read_bytes())
@@ -62,7 +62,7 @@ def publish_cell(
     context: RunContext,
 ) -> Outcome:
     """Move the files of the attempt to the run folder, after removing those of an earlier one. Raises OSError."""
-    layout, config = LifecycleLayout(context.layout.root), request_config(shape_of(cell))
+    layout, config = LifecycleLayout(context.layout.root), shape_of(cell)
     attempted = AttemptLayout(folder)
     placed, records = layout.cell(config), attempted.records
     names = {number: layout.record(config, number).name for number in sorted(measurements.records)}
@@ -97,7 +97,7 @@ def write_failure(cell: CellPlan, attempt: int, reason: str, measurements: Measu
         "discarded": _discarded_rows(measurements),
         "measured": len(measurements.records),
     }
-    path = LifecycleLayout(context.layout.root).failed(request_config(shape_of(cell)))
+    path = LifecycleLayout(context.layout.root).failed(shape_of(cell))
     write_indented_json(path, failure)
 
 
@@ -149,7 +149,7 @@ def _cell_facts(
     commit = commit_of(_HERE)
     return {
         "cell": cell.cell,
-        **msgspec.to_builtins(shape_of(cell)),
+        **params_of(shape_of(cell)),
         "attempt": attempt,
         "records": list(names.values()),
         "discarded": _discarded_rows(measurements),

@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from results.pd_lifecycle.settings import Settings
+from results.records.lifecycle import RequestConfig
 from runners.experiments.engines import EngineChoice
 from runners.experiments.settings import (
     Tables,
@@ -23,6 +24,8 @@ from state.run import CellPlan
 
 EXPERIMENT = "pd-lifecycle"
 PROBE_CELL = "preflight/probe"
+SHAPE_PARAMS = ("prior_context", "new_tokens", "output_length")
+"""C, N and O of specs/pd_lifecycle, "Independent Variables", in tokens."""
 EXAMPLE = "new_tokens=[512,2048]"
 REMEDY = "correct that key in the profile or in --set; docs/pd-lifecycle.md lists them all"
 
@@ -46,31 +49,14 @@ class Expected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return new_1k * (self.prefill_s_per_1k + self.attention_s_per_1k2 * seen_1k)
 
 
-class Shape(msgspec.Struct, frozen=True):
-    """One cell: C, N and O of specs/pd_lifecycle, "Independent Variables", in tokens."""
-
-    prior_context: int
-    new_tokens: int
-    output_length: int
-
-    @property
-    def name(self) -> str:
-        """`C4096_N512_O32`, as in the names of its records."""
-        return f"C{self.prior_context}_N{self.new_tokens}_O{self.output_length}"
-
-    @property
-    def input_tokens(self) -> int:
-        return self.prior_context + self.new_tokens
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that the decode instance holds at the end."""
-        return self.input_tokens + self.output_length
+def params_of(shape: RequestConfig) -> dict[str, int]:
+    """C, N and O as a cell of the plan holds them."""
+    return dict(zip(SHAPE_PARAMS, shape.key, strict=True))
 
 
-def shape_of(cell: CellPlan) -> Shape:
+def shape_of(cell: CellPlan) -> RequestConfig:
     """C, N and O of a cell of the sweep."""
-    return Shape(*(cell.params[name] for name in Shape.__struct_fields__))
+    return RequestConfig(*(cell.params[name] for name in SHAPE_PARAMS))
 
 
 class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -114,26 +100,26 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     engine: EngineChoice = EngineChoice()
     analysis: Settings = Settings()
 
-    def list_shapes(self) -> Iterator[Shape]:
+    def list_shapes(self) -> Iterator[RequestConfig]:
         """Every cell in the specification's order: C outside, then N, then O."""
         for prior in self.prior_context:
             for new in self.new_tokens:
                 for output in self.output_length:
-                    yield Shape(prior, new, output)
+                    yield RequestConfig(prior, new, output)
 
-    def order_shapes(self, seed: int) -> list[Shape]:
+    def order_shapes(self, seed: int) -> list[RequestConfig]:
         """Every cell in the order of measurement: all cells of one C in a row, so that each C is seeded once. The seed
         decides the order of C, and of N and O within it.
 
         In rising order, the effects of C, N and O could not be separated from the time since the engines started.
         """
 
-        def rank_of(shape: Shape) -> tuple[bytes, bytes]:
-            return _draw_rank(seed, f"C{shape.prior_context}"), _draw_rank(seed, shape.name)
+        def rank_of(shape: RequestConfig) -> tuple[bytes, bytes]:
+            return _draw_rank(seed, f"C{shape.prior_context}"), _draw_rank(seed, shape.label)
 
         return sorted(self.list_shapes(), key=rank_of)
 
-    def combined_first(self, shape: Shape, repetition: int) -> bool:
+    def combined_first(self, shape: RequestConfig, repetition: int) -> bool:
         """Whether the combined request comes before the handover request.
 
         It depends on the cell's indexes in the grid and the repetition, so a repeated measurement keeps its order.
@@ -142,7 +128,7 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return False
         indexes = (
             self.prior_context.index(shape.prior_context),
-            self.new_tokens.index(shape.new_tokens),
+            self.new_tokens.index(shape.current_new_tokens),
             self.output_length.index(shape.output_length),
         )
         return (sum(indexes) + repetition) % 2 == 1
@@ -155,12 +141,12 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def decode_config(self) -> str:
         return self.configs[-1]
 
-    def why_not(self, shape: Shape, max_model_len: int) -> str:
+    def why_not(self, shape: RequestConfig, max_model_len: int) -> str:
         """Why a cell of the grid cannot be measured with this context; empty = it can."""
         if shape.tokens > max_model_len:
             return f"C + N + O = {shape.tokens} tokens, and the engines' max_model_len is {max_model_len}"
-        if self.max_input_tokens is not None and shape.input_tokens > self.max_input_tokens:
-            return f"C + N = {shape.input_tokens} tokens, and max_input_tokens is {self.max_input_tokens}"
+        if self.max_input_tokens is not None and shape.total_input_length > self.max_input_tokens:
+            return f"C + N = {shape.total_input_length} tokens, and max_input_tokens is {self.max_input_tokens}"
         return ""
 
 

@@ -13,11 +13,12 @@ import msgspec
 from launch.command import ports_needed
 from launch.profile import ConnectorConfig, Kind, Profile, load_config
 from launch.transfer_request import transferring
+from results.records.lifecycle import RequestConfig
 from runners.campaign.experiment import DraftPlan, RunOptions
 from runners.campaign.plan import Sum
 from runners.errors import RunnerError
 from runners.experiments.engines import counting_profile
-from runners.experiments.pd_lifecycle.grid import EXPERIMENT, PROBE_CELL, Grid, Shape, read_grid
+from runners.experiments.pd_lifecycle.grid import EXPERIMENT, PROBE_CELL, Grid, params_of, read_grid
 from state.run import CellPlan, StagePlan
 
 PREFLIGHT, SWEEP, ANALYSIS = "preflight", "sweep", "analysis"
@@ -124,13 +125,13 @@ def _sweep_cells(grid: Grid, profile: Profile, seed: int) -> Iterator[CellPlan]:
         if shape in levels:
             estimated_s += _begins_s(grid, profile, levels.index(shape)) + _seed_s(grid, shape.prior_context)
         yield CellPlan(
-            cell=f"{SWEEP}/{shape.name}",
+            cell=f"{SWEEP}/{shape.label}",
             stage=SWEEP,
             kind="lifecycle",
             config=grid.decode_config,
-            label=f"C {shape.prior_context}  N {shape.new_tokens}  O {shape.output_length}",
+            label=f"C {shape.prior_context}  N {shape.current_new_tokens}  O {shape.output_length}",
             params={
-                **msgspec.to_builtins(shape),
+                **params_of(shape),
                 "place": places.index(shape),
                 "turn": turn,
                 "load_seed": seed,
@@ -140,7 +141,7 @@ def _sweep_cells(grid: Grid, profile: Profile, seed: int) -> Iterator[CellPlan]:
         )
 
 
-def _measured_shapes(grid: Grid, profile: Profile, seed: int) -> Iterator[Shape]:
+def _measured_shapes(grid: Grid, profile: Profile, seed: int) -> Iterator[RequestConfig]:
     return (shape for shape in grid.order_shapes(seed) if not grid.why_not(shape, profile.engine.max_model_len))
 
 
@@ -159,9 +160,9 @@ def _seed_s(grid: Grid, prior_context: int) -> float:
     return 2 * grid.expected.prefill_s(0, prior_context)
 
 
-def _cell_s(grid: Grid, shape: Shape) -> float:
+def _cell_s(grid: Grid, shape: RequestConfig) -> float:
     expected, requests = grid.expected, 2 if grid.baseline else 1
-    prefill_s = expected.prefill_s(shape.prior_context, shape.new_tokens)
+    prefill_s = expected.prefill_s(shape.prior_context, shape.current_new_tokens)
     one_s = prefill_s + (shape.output_length - 1) * expected.token_s
     return grid.repetitions * (requests * one_s + expected.around_s)
 

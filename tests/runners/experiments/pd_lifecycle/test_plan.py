@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch.profile import load_profile
+from results.records.lifecycle import RequestConfig
 from runners.campaign.experiment import RunOptions
 from runners.campaign.plan import freeze
 from runners.campaign.start import prepare
 from runners.errors import RunnerError
 from runners.experiments.engines import counting_profile
-from runners.experiments.pd_lifecycle.grid import EXPERIMENT, Expected, Grid, Shape, read_grid, shape_of
+from runners.experiments.pd_lifecycle.grid import EXPERIMENT, Expected, Grid, read_grid, shape_of
 from runners.experiments.pd_lifecycle.plan import STAGES, estimate_sums, list_cells
 from state.run import CellPlan, RunPlan
 
@@ -51,7 +52,7 @@ def test_the_specifications_grid_is_there_whole() -> None:
     shapes = [shape_of(cell) for cell in sweep(plan)]
     assert len(shapes) == 144
     assert {shape.prior_context for shape in shapes} == {0, 4000, 16000, 32000, 64000, 100000}
-    assert {shape.new_tokens for shape in shapes} == {512, 2048, 4096, 8192, 16384, 32768}
+    assert {shape.current_new_tokens for shape in shapes} == {512, 2048, 4096, 8192, 16384, 32768}
     assert {shape.output_length for shape in shapes} == {1, 32, 128, 512}
     assert not any(cell.params["why_not"] for cell in sweep(plan)), "C + N stays within 132k"
     assert plan.configs == ("mooncake_producer", "mooncake_consumer"), "kv_producer and kv_consumer"
@@ -90,7 +91,10 @@ def test_a_plan_has_every_cell_once_and_those_of_one_context_in_a_row(of: Grid) 
     cells = sweep(plan_of(of))
     shapes = [shape_of(cell) for cell in cells]
     assert set(shapes) == {
-        Shape(prior, new, output) for prior in of.prior_context for new in of.new_tokens for output in of.output_length
+        RequestConfig(prior, new, output)
+        for prior in of.prior_context
+        for new in of.new_tokens
+        for output in of.output_length
     }
     assert len({cell.cell for cell in cells}) == len(cells) == len(set(shapes))
     levels = [prior for prior, _ in groupby(shape.prior_context for shape in shapes)]
@@ -109,16 +113,16 @@ def test_the_seed_decides_the_order_of_contexts_and_of_the_cells_within_one() ->
     assert len(firsts) > 2
     for order in orders:
         assert order != list(grid("full").list_shapes())
-        level = [(shape.new_tokens, shape.output_length) for shape in order[:18]]
+        level = [(shape.current_new_tokens, shape.output_length) for shape in order[:18]]
         assert level != sorted(level)
-        assert level != [(shape.new_tokens, shape.output_length) for shape in order[18:36]]
+        assert level != [(shape.current_new_tokens, shape.output_length) for shape in order[18:36]]
 
 
 @given(of=_grids, repetitions=st.integers(2, 7))
 def test_either_request_of_a_pair_comes_first_in_half_of_them(of: Grid, repetitions: int) -> None:
     """Over the repetitions of a cell, and over those of one C and N: at most one more of either."""
     for prior, new in itertools.product(of.prior_context, of.new_tokens):
-        shapes = [Shape(prior, new, output) for output in of.output_length]
+        shapes = [RequestConfig(prior, new, output) for output in of.output_length]
         firsts = [[of.combined_first(shape, number + 1) for number in range(repetitions)] for shape in shapes]
         for cell in firsts:
             assert abs(2 * sum(cell) - len(cell)) <= 1
