@@ -49,7 +49,7 @@ def session(
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class SessionPick:
     """One pick of the session. None = not measured, or not known."""
 
     seq: int
@@ -61,14 +61,14 @@ class Turn:
     """Empty: it went nowhere, see `reason`."""
     reason: str
     owner: str
-    """Whom the session was bound to before it."""
+    """The instance that the session was bound to before it."""
     prefill: str
     """The instance that computed the prompt for it; empty = `instance` itself."""
     input_tokens: int
     indexed_tokens: int
     """Of these, what the router believed `instance` to hold."""
     cached_tokens: int | None
-    """What the engine status it had cached."""
+    """Prompt tokens that the engine reports it had cached."""
     ttft_s: float | None
     status: str
     """Of the outcome; empty = the router ended first."""
@@ -99,13 +99,13 @@ class Life:
     cell: str
     session: str
     stays: tuple[Stay, ...]
-    turns: tuple[Turn, ...]
+    turns: tuple[SessionPick, ...]
 
 
 def life(records: Sequence[DecisionRecord], name: str, session: str) -> Life:
     """The session's picks in their order, and its stays: only a turn that was served there makes one."""
     start_ns = min((record.t_ns for record in records), default=0)
-    turns = tuple(_make_turn(record, start_ns) for record in records if record.request.session == session)
+    turns = tuple(_describe_pick(record, start_ns) for record in records if record.request.session == session)
     stays: list[Stay] = []
     for turn in (each for each in turns if each.status == _SERVED):
         if stays and stays[-1].instance == turn.instance:
@@ -116,9 +116,9 @@ def life(records: Sequence[DecisionRecord], name: str, session: str) -> Life:
     return Life(name, session, tuple(stays), turns)
 
 
-def _make_turn(record: DecisionRecord, start_ns: int) -> Turn:
+def _describe_pick(record: DecisionRecord, start_ns: int) -> SessionPick:
     request, decision, outcome = record.request, record.decision, record.outcome
-    return Turn(
+    return SessionPick(
         seq=record.seq,
         turn=request.turn,
         at_s=(record.t_ns - start_ns) / 1e9,
@@ -172,7 +172,7 @@ def life_table(life: Life) -> RenderableType:
     return Group(head, rows)
 
 
-def _format_turn(turn: Turn) -> tuple[str, ...]:
+def _format_turn(turn: SessionPick) -> tuple[str, ...]:
     from runners.cli.tables import number
 
     place = turn.instance or "nowhere"
@@ -188,7 +188,7 @@ def _format_turn(turn: Turn) -> tuple[str, ...]:
     )
 
 
-def _describe_movement(turn: Turn) -> str:
+def _describe_movement(turn: SessionPick) -> str:
     """The KV movement of a turn in words."""
     if turn.transfer is None:
         return f"from {turn.migrate_from}: {turn.migration}" if turn.migration else ""

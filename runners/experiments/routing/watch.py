@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -126,18 +126,7 @@ def router_sampled(
         cell=cell,
         policy=tick.policy,
         instances=tuple(
-            RoutedLoad(
-                instance=load.instance,
-                available=load.available,
-                why=load.why,
-                num_requests=load.num_requests,
-                pending_prefill_tokens=load.pending_prefill_tokens,
-                ongoing_tokens=load.ongoing_tokens,
-                sessions=load.sessions,
-                picks=load.picks,
-                role=known[load.instance].role,
-                engine=known[load.instance].engine.name,
-            )
+            RoutedLoad(**asdict(load), role=known[load.instance].role, engine=known[load.instance].engine.name)
             for load in tick.instances
         ),
         sessions=tick.sessions,

@@ -8,8 +8,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from launch.profile import CONFIGS_FOLDER, config_names, load_config, load_profile, profile_names
 from runners.campaign.experiment import RunOptions
@@ -107,10 +105,10 @@ def test_a_wrong_grid_is_refused_by_name(change: dict[str, object], named: str) 
         read_grid({"smoke": table}, "cpu-tiny", "smoke")
 
 
-@given(key=st.sampled_from(["warmup_s", "min_duration_s", "inflight_cap"]), by=st.integers(1, 9))
-def test_whatever_shapes_numbers_shapes_the_fingerprint(key: str, by: int) -> None:
+@pytest.mark.parametrize("key", ["warmup_s", "min_duration_s", "inflight_cap"])
+def test_whatever_shapes_numbers_shapes_the_fingerprint(key: str) -> None:
     plan = plan_of("cpu-tiny", "smoke")
-    changed = plan_of("cpu-tiny", "smoke", settings=(f"{key}={plan.inputs['grid'][key] + by}",))
+    changed = plan_of("cpu-tiny", "smoke", settings=(f"{key}={plan.inputs['grid'][key] + 1}",))
     assert plan.fingerprint != changed.fingerprint
 
 

@@ -43,8 +43,8 @@ class Subject:
         return await self.experiment.run_cell(cell, 1)
 
     def rates(self, safe: float | None, load: float | None) -> None:
-        found = ReferenceRates(safe, load, "why safe", "why load")
-        write_atomic(self.layout.reference_rates, found.to_json())
+        chosen = ReferenceRates(safe, load, "why safe", "why load")
+        write_atomic(self.layout.reference_rates, chosen.to_json())
 
 
 @pytest.fixture

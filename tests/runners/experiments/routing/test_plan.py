@@ -95,7 +95,7 @@ def test_all_policies_of_a_trial_get_the_same_prompts_and_no_two_trials_do() -> 
     seeds = defaultdict(set)
     for cell in replays(plan_of(grid(), seed=7)):
         seeds[cell.trial].add(cell.params["replay_seed"])
-    assert all(len(found) == 1 for found in seeds.values())
+    assert all(len(of_trial) == 1 for of_trial in seeds.values())
     assert len(set.union(*seeds.values())) == len(seeds)
 
 
@@ -171,11 +171,11 @@ def test_a_sweep_is_a_policy_for_every_combination() -> None:
             {"name": "ear", "parameters": {"tie": "first"}, "sweep": {"hot_tokens": [1, 2], "cooldown_s": [3, 4, 5]}},
         ]
     }
-    found = read_grid({"swept": tables}, "p", "swept").policies
-    assert found[0] == PolicyChoice("lmetric")
-    swept = [(one.parameters["hot_tokens"], one.parameters["cooldown_s"]) for one in found[1:]]
+    policies = read_grid({"swept": tables}, "p", "swept").policies
+    assert policies[0] == PolicyChoice("lmetric")
+    swept = [(one.parameters["hot_tokens"], one.parameters["cooldown_s"]) for one in policies[1:]]
     assert swept == [(1, 3), (1, 4), (1, 5), (2, 3), (2, 4), (2, 5)]
-    assert all(one.parameters["tie"] == "first" for one in found[1:])
+    assert all(one.parameters["tie"] == "first" for one in policies[1:])
 
 
 def test_a_preset_may_be_like_another_but_for_what_it_says_itself() -> None:
@@ -234,18 +234,18 @@ def of_arms(policies: Sequence[object], settings: Sequence[str] = ()) -> Grid:
 def test_a_policy_may_have_rules_of_its_own_or_leave_kv_where_it_is() -> None:
     of = of_arms(ARMS, ["EAR.transfer.attempts=1", "EAR, soon.moves_kv=true"])
     params = {cell.label: cell.params for cell in replays(plan_of(of, moves_kv=True))}
-    assert {label: found["moves_kv"] for label, found in params.items()} == {
+    assert {label: cell_params["moves_kv"] for label, cell_params in params.items()} == {
         "EAR": True,
         "EAR, KV not moved": False,
         "EAR, soon": True,
     }
-    rules = {label: msgspec.convert(found["transfer"], TransferRules) for label, found in params.items()}
+    rules = {label: msgspec.convert(cell_params["transfer"], TransferRules) for label, cell_params in params.items()}
     shared = rules["EAR, KV not moved"]
     assert (shared.timeout_s, shared.leg_priority, shared.attempts) == (10.0, -1, 2)
     assert rules["EAR"] == replace(shared, attempts=1)
     assert rules["EAR, soon"] == replace(shared, timeout_s=2.0)
     fixed = ("policy", "parameters", "roles", "replay_seed")
-    assert all(found[name] == params["EAR"][name] for found in params.values() for name in fixed)
+    assert all(cell_params[name] == params["EAR"][name] for cell_params in params.values() for name in fixed)
 
 
 def test_a_time_limit_is_compared_on_the_policy_that_needs_it() -> None:
