@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from results.records.layout import RunLayout
+    from results.report.chart import Chart
     from results.report.table import Table
 
 Analysis = TypeVar("Analysis")
@@ -55,6 +56,8 @@ class ExperimentResults(Generic[Analysis]):
     report: Callable[[Analysis], ReportText]
     curves: Callable[[Analysis, int], RenderableType | None] | None = None
     """For a terminal of this many columns, below the report's tables; returns None where there is nothing to draw."""
+    charts: Callable[[Analysis], tuple[Chart, ...]] | None = None
+    """For the console, as sections of their own."""
     page: Callable[[Analysis, Path, int], RenderableType] | None = None
     """The result on one page, of the run in this folder, for a terminal of this many columns; shown when a run ends."""
     compare: Callable[[Path, Path], Compared] | None = None

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from results.connector_tax.analyse import Analysis
+    from results.report.chart import Chart
 
 
 def _analyse(root: Path) -> Analysis:
@@ -38,6 +39,12 @@ def _draw_curves(analysis: Analysis, width: int) -> RenderableType | None:
     return ttft_curves(analysis, width)
 
 
+def _build_charts(analysis: Analysis) -> tuple[Chart, ...]:
+    from results.connector_tax.charts import build_charts
+
+    return build_charts(analysis)
+
+
 def _render_page(analysis: Analysis, root: Path, width: int) -> RenderableType:
     from results.connector_tax.page import page_of
     from results.connector_tax.page_text import page_text
@@ -62,6 +69,7 @@ RESULTS = ExperimentResults(
     write=_write,
     report=_report,
     curves=_draw_curves,
+    charts=_build_charts,
     page=_render_page,
     compare=_compare,
 )

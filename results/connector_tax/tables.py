@@ -67,7 +67,16 @@ def _phase(analysis: Analysis, phase: str, title: str) -> Table:
         "waiting p50", "step p50 us", "n", "marks",
     )  # fmt: skip
     rows = tuple((*(show(cell) for _, show in loads), *_cell_row(analysis, cell)) for cell in cells)
-    return Table(f"{title} ({', '.join(shared)})" if shared else title, columns, rows)
+    facts = tuple(_cell_facts(cell) for cell in cells)
+    return Table(f"{title} ({', '.join(shared)})" if shared else title, columns, rows, facts=facts)
+
+
+def _cell_facts(cell: CellSummary) -> tuple[tuple[str, str], ...]:
+    """Everything else that is measured of a cell."""
+    counts = ", ".join(f"{count} {name}" for name, count in cell.counts.items() if count is not None)
+    values = ((name, value.text() if value.value is not None else f"{NOT_MEASURED} ({value.reason})")
+              for name, value in cell.values.items())  # fmt: skip
+    return (("cell", cell.cell), ("degraded", cell.degraded), ("requests", counts), *values)
 
 
 def _cell_row(analysis: Analysis, cell: CellSummary) -> tuple[str, ...]:

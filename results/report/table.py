@@ -22,6 +22,8 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
     """What to know before reading it."""
+    facts: tuple[tuple[tuple[str, str], ...], ...] = ()
+    """Per row what no column has, as label and text. The console shows it of the row that is opened."""
 
 
 @dataclass(frozen=True, slots=True)
