@@ -34,17 +34,7 @@ from launch.preflight_checks import (
 )
 from launch.preflight_proofs import BOOTSTRAP_PORT, PROOFS
 from launch.profile import ConnectorConfig, Profile
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One question to an instance and its answer."""
-
-    number: int
-    name: str
-    passed: bool
-    detail: str
-    duration_s: float
+from results.records.preflight import PreflightCheck
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +43,7 @@ class GateResult:
 
     config: str
     passed: bool
-    checks: tuple[Check, ...]
+    checks: tuple[PreflightCheck, ...]
     reason: str
     """The first check that failed, in words; empty when all passed."""
 
@@ -109,12 +99,12 @@ def proofs(config: ConnectorConfig) -> dict[str, Gate]:
     return {**named, "engine outlived the proofs": engine_did_not_crash}
 
 
-async def _run_checks(subject: Subject, named: Mapping[str, Gate], first: int) -> tuple[Check, ...]:
+async def _run_checks(subject: Subject, named: Mapping[str, Gate], first: int) -> tuple[PreflightCheck, ...]:
     numbered = enumerate(named.items(), first)
     return tuple([await _run_check(number, name, gate, subject) for number, (name, gate) in numbered])
 
 
-async def _run_check(number: int, name: str, gate: Gate, subject: Subject) -> Check:
+async def _run_check(number: int, name: str, gate: Gate, subject: Subject) -> PreflightCheck:
     began = time.perf_counter()
     try:
         passed, detail = True, await gate(subject)
@@ -124,7 +114,7 @@ async def _run_check(number: int, name: str, gate: Gate, subject: Subject) -> Ch
         passed, detail = False, f"{error} {error.remedy}"
     except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
         passed, detail = False, f"the server gave no usable answer: {type(error).__name__} {error}".rstrip()
-    check = Check(number, name, passed, detail, time.perf_counter() - began)
+    check = PreflightCheck(number, name, passed, detail, time.perf_counter() - began)
     subject.note(f"{number} {name}: {'PASS' if passed else 'FAIL'} in {check.duration_s:.3f} s: {detail}")
     return check
 

@@ -45,14 +45,14 @@ def lives_after_picks(before: Lives, lines: Iterable[RoutedLine], failed: Contai
     for line in lines:
         if line.session and line.instance and (line.request, line.instance) not in failed:
             stays = changed.pop(line.session, None) or before.get(line.session, ())
-            changed[line.session] = _picked(stays, line)
+            changed[line.session] = _add_pick(stays, line)
     if not changed:
         return before
     others = {session: stays for session, stays in before.items() if session not in changed}
     return dict([*others.items(), *changed.items()][-LIVES_KEPT:])
 
 
-def _picked(stays: tuple[Stay, ...], line: RoutedLine) -> tuple[Stay, ...]:
+def _add_pick(stays: tuple[Stay, ...], line: RoutedLine) -> tuple[Stay, ...]:
     last = stays[-1] if stays else None
     if last is None or last.instance != line.instance:
         return (*stays[1 - STAYS_KEPT :], Stay(line.instance, line.t_unix_s, line.t_unix_s, line.reason))

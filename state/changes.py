@@ -11,16 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from state.events import (
-    CellChanged,
-    CellProgressed,
-    InstanceChanged,
-    RequestAnswered,
-    RequestSubmitted,
-    RunChanged,
-    RunTaken,
-    StageChanged,
-)
+from state import events
 from state.model import AttemptView, CellView, InstanceRow, RequestView, RunRow, StageRow
 from state.run import (
     CELL_ENDED,
@@ -47,7 +38,7 @@ def active_s(run: RunRow, now_unix_s: float) -> float:
     return run.active_s + max(0.0, now_unix_s - run.running_since_unix_s)
 
 
-def run_after(run: RunRow, event: RunChanged, t_unix_s: float, previous_t_unix_s: float, seq: int) -> RunRow:
+def run_after(run: RunRow, event: events.RunChanged, t_unix_s: float, previous_t_unix_s: float, seq: int) -> RunRow:
     """The run after the event; `previous_t_unix_s` is the time of the journal's event before it.
 
     RUNNING -> RUNNING goes on after a sudden death: as far as anyone can tell, it lived until the previous event.
@@ -69,13 +60,13 @@ def run_after(run: RunRow, event: RunChanged, t_unix_s: float, previous_t_unix_s
     )
 
 
-def run_taken(run: RunRow, event: RunTaken) -> RunRow:
+def run_taken(run: RunRow, event: events.RunTaken) -> RunRow:
     """The run after a takeover: its clock stood still since the last sign of life, until it is RUNNING again."""
     until_s = event.last_heartbeat_unix_s
     return replace(run, pid=event.pid, active_s=active_s(run, until_s), running_since_unix_s=None)
 
 
-def stage_after(stage: _Stage, event: StageChanged, t_unix_s: float) -> _Stage:
+def stage_after(stage: _Stage, event: events.StageChanged, t_unix_s: float) -> _Stage:
     """The stage after the event."""
     runs = event.state is StageState.RUNNING
     return replace(
@@ -87,7 +78,7 @@ def stage_after(stage: _Stage, event: StageChanged, t_unix_s: float) -> _Stage:
     )
 
 
-def cell_after(cell: CellView, event: CellChanged, t_unix_s: float, now_active_s: float) -> CellView:
+def cell_after(cell: CellView, event: events.CellChanged, t_unix_s: float, now_active_s: float) -> CellView:
     """The cell after the event; `now_active_s` is the run's active time at the event."""
     ended = event.state in CELL_ENDED
     runs = event.state is CellState.RUNNING
@@ -101,13 +92,15 @@ def cell_after(cell: CellView, event: CellChanged, t_unix_s: float, now_active_s
         degraded=event.degraded if done else "",
         fraction=1.0 if ended else 0.0,
         note="",
-        started_unix_s=_started(cell, event, t_unix_s),
+        started_unix_s=_start_time(cell, event, t_unix_s),
         ended_unix_s=t_unix_s if ended else None,
-        attempts=_begin(cell, event, t_unix_s, now_active_s) if runs else _finish(cell, event, t_unix_s, now_active_s),
+        attempts=_begin_attempt(cell, event, t_unix_s, now_active_s)
+        if runs
+        else _finish_attempt(cell, event, t_unix_s, now_active_s),
     )
 
 
-def _started(cell: CellView, event: CellChanged, t_unix_s: float) -> float | None:
+def _start_time(cell: CellView, event: events.CellChanged, t_unix_s: float) -> float | None:
     if event.state is CellState.RUNNING:
         return t_unix_s
     if event.state is CellState.PENDING:
@@ -117,7 +110,9 @@ def _started(cell: CellView, event: CellChanged, t_unix_s: float) -> float | Non
     return cell.started_unix_s
 
 
-def _begin(cell: CellView, event: CellChanged, t_unix_s: float, now_active_s: float) -> tuple[AttemptView, ...]:
+def _begin_attempt(
+    cell: CellView, event: events.CellChanged, t_unix_s: float, now_active_s: float
+) -> tuple[AttemptView, ...]:
     return (*cell.attempts, AttemptView(event.attempt, AttemptState.RUNNING, t_unix_s, now_active_s))
 
 
@@ -129,7 +124,9 @@ _OUTCOMES: Mapping[CellState, AttemptState] = {
 }
 
 
-def _finish(cell: CellView, event: CellChanged, t_unix_s: float, now_active_s: float) -> tuple[AttemptView, ...]:
+def _finish_attempt(
+    cell: CellView, event: events.CellChanged, t_unix_s: float, now_active_s: float
+) -> tuple[AttemptView, ...]:
     """The attempts with the last one ended, or adopted where its measurement turned out to be complete after all."""
     if not cell.attempts:
         return ()
@@ -143,14 +140,14 @@ def _finish(cell: CellView, event: CellChanged, t_unix_s: float, now_active_s: f
     return cell.attempts
 
 
-def cell_progressed(cell: CellView, event: CellProgressed) -> CellView:
+def cell_progressed(cell: CellView, event: events.CellProgressed) -> CellView:
     """The cell after a word on its progress, which counts only while it runs."""
     if cell.state is not CellState.RUNNING:
         return cell
     return replace(cell, fraction=min(1.0, max(0.0, event.fraction)), note=event.note)
 
 
-def instance_after(instance: _Instance, event: InstanceChanged, t_unix_s: float) -> _Instance:
+def instance_after(instance: _Instance, event: events.InstanceChanged, t_unix_s: float) -> _Instance:
     """The instance after the event: what the event leaves out stays as it was."""
     ready = event.state is InstanceState.READY
     ended = event.state in INSTANCE_ENDED
@@ -170,28 +167,28 @@ def instance_after(instance: _Instance, event: InstanceChanged, t_unix_s: float)
     )
 
 
-def request_submitted(event: RequestSubmitted, t_unix_s: float, seq: int) -> RequestView:
+def request_submitted(event: events.RequestSubmitted, t_unix_s: float, seq: int) -> RequestView:
     """The open request."""
     return RequestView(event.request, event.action, event.target, event.reason, event.by, t_unix_s, seq)
 
 
-def request_answered(request: RequestView, event: RequestAnswered, t_unix_s: float) -> RequestView:
+def request_answered(request: RequestView, event: events.RequestAnswered, t_unix_s: float) -> RequestView:
     """The request with its answer."""
     return replace(request, answered_unix_s=t_unix_s, accepted=event.accepted, detail=event.detail)
 
 
-def illegal_run(run: RunRow, event: RunChanged) -> str:
+def illegal_run(run: RunRow, event: events.RunChanged) -> str:
     """Why the run may not make this change; empty when it may."""
     return "" if event.state in RUN_TRANSITIONS[run.state] else f"run: {run.state} -> {event.state}"
 
 
-def illegal_stage(stage: StageRow, event: StageChanged) -> str:
+def illegal_stage(stage: StageRow, event: events.StageChanged) -> str:
     """Why the stage may not make this change; empty when it may."""
     legal = event.state in STAGE_TRANSITIONS[stage.state]
     return "" if legal else f"stage {stage.stage}: {stage.state} -> {event.state}"
 
 
-def illegal_cell(cell: CellView, event: CellChanged) -> str:
+def illegal_cell(cell: CellView, event: events.CellChanged) -> str:
     """Why the cell may not make this change; empty when it may. Each attempt needs a number above the ones before."""
     if event.state not in CELL_TRANSITIONS[cell.state]:
         return f"cell {cell.cell}: {cell.state} -> {event.state}"
@@ -200,7 +197,7 @@ def illegal_cell(cell: CellView, event: CellChanged) -> str:
     return ""
 
 
-def illegal_instance(instance: InstanceRow | None, event: InstanceChanged) -> str:
+def illegal_instance(instance: InstanceRow | None, event: events.InstanceChanged) -> str:
     """Why the instance may not make this change; empty when it may."""
     before = None if instance is None else instance.state
     if event.state in INSTANCE_TRANSITIONS[before]:

@@ -6,25 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from state.events import (
-    CellChanged,
-    CellProgressed,
-    Event,
-    InstanceChanged,
-    InstanceSampled,
-    LifecycleMeasured,
-    MigrationChanged,
-    Noted,
-    Recorded,
-    RequestAnswered,
-    RequestSubmitted,
-    RouterSampled,
-    RunChanged,
-    RunPlanned,
-    RunTaken,
-    StageChanged,
-    Unknown,
-)
+from state import events
 from state.routing import Warned
 from state.run import CellState, InstanceState, RunState, StageState
 
@@ -52,54 +34,54 @@ def alarm_lines(begun: Iterable[Warned], ended: Iterable[Warned], t_unix_s: floa
     return tuple(lines)
 
 
-def feed_line(recorded: Recorded) -> FeedLine:
+def feed_line(recorded: events.Recorded) -> FeedLine:
     """The line for an event of any kind."""
-    level, subject, text = _describe(recorded.event)
+    level, subject, text = _describe_event(recorded.event)
     return FeedLine(recorded.t_unix_s, level, subject, text)
 
 
-def _describe(event: Event) -> tuple[str, str, str]:
+def _describe_event(event: events.Event) -> tuple[str, str, str]:
     match event:
-        case RunPlanned():
-            return "info", event.run, _planned(event)
-        case RunChanged():
-            return _RUN_LEVELS.get(event.state, "info"), "run", _because(event.state, event.reason)
-        case RunTaken():
+        case events.RunPlanned():
+            return "info", event.run, _describe_plan(event)
+        case events.RunChanged():
+            return _RUN_LEVELS.get(event.state, "info"), "run", _join_reason(event.state, event.reason)
+        case events.RunTaken():
             dead = f"process {event.dead_pid} on {event.dead_host}, which died"
             return "warning", "run", f"taken over by process {event.pid} on {event.host} from {dead}"
-        case StageChanged():
+        case events.StageChanged():
             level = "error" if event.state is StageState.FAILED else "info"
-            return level, event.stage, _because(event.state, event.reason)
-        case CellChanged():
-            return _cell(event)
-        case InstanceChanged():
-            return _instance(event)
+            return level, event.stage, _join_reason(event.state, event.reason)
+        case events.CellChanged():
+            return _describe_cell(event)
+        case events.InstanceChanged():
+            return _describe_instance(event)
         case _:
             return _describe_rest(event)
 
 
-def _describe_rest(event: Event) -> tuple[str, str, str]:
+def _describe_rest(event: events.Event) -> tuple[str, str, str]:
     match event:
-        case RequestSubmitted():
+        case events.RequestSubmitted():
             asked = " ".join(part for part in (event.action, event.target) if part)
             by = f" by {event.by}" if event.by else ""
-            return "info", f"request {event.request}", _because(f"{asked} asked for{by}", event.reason)
-        case RequestAnswered():
+            return "info", f"request {event.request}", _join_reason(f"{asked} asked for{by}", event.reason)
+        case events.RequestAnswered():
             level, word = ("info", "accepted") if event.accepted else ("warning", "refused")
-            return level, f"request {event.request}", _because(word, event.detail)
-        case Noted():
+            return level, f"request {event.request}", _join_reason(word, event.detail)
+        case events.Noted():
             return event.level, event.subject, event.text
-        case CellProgressed():
-            return "info", event.cell, _because(f"{event.fraction:.0%}", event.note)
-        case InstanceSampled():
-            return "info", event.instance, _sampled(event)
-        case RouterSampled():
-            return "info", event.cell, _routed(event)
-        case MigrationChanged():
-            return _migration(event)
-        case LifecycleMeasured():
-            return _lifecycle(event)
-        case Unknown():
+        case events.CellProgressed():
+            return "info", event.cell, _join_reason(f"{event.fraction:.0%}", event.note)
+        case events.InstanceSampled():
+            return "info", event.instance, _describe_sample(event)
+        case events.RouterSampled():
+            return "info", event.cell, _describe_router(event)
+        case events.MigrationChanged():
+            return _describe_migration(event)
+        case events.LifecycleMeasured():
+            return _describe_lifecycle(event)
+        case events.Unknown():
             return "info", event.wire_kind, "an event of a newer Tracon; this one cannot show it"
         case _:
             return "info", event.kind, "an event without a text"
@@ -108,40 +90,40 @@ def _describe_rest(event: Event) -> tuple[str, str, str]:
 _RUN_LEVELS: Mapping[RunState, str] = {RunState.FAILED: "error", RunState.INTERRUPTED: "warning"}
 
 
-def _because(what: str, reason: str) -> str:
+def _join_reason(what: str, reason: str) -> str:
     return f"{what}: {reason}" if reason else str(what)
 
 
-def _planned(event: RunPlanned) -> str:
+def _describe_plan(event: events.RunPlanned) -> str:
     plan = event.plan
     cells = f"{len(plan.cells)} cell{'' if len(plan.cells) == 1 else 's'}"
     return f"{plan.experiment} on {plan.profile}/{plan.preset}: {cells}, about {plan.estimated_s:.0f} s"
 
 
-def _cell(event: CellChanged) -> tuple[str, str, str]:
+def _describe_cell(event: events.CellChanged) -> tuple[str, str, str]:
     attempt = f" (attempt {event.attempt})" if event.attempt > 1 else ""
     if event.state is CellState.DONE:
-        text = _because(f"done{attempt}", _numbers(event.summary))
+        text = _join_reason(f"done{attempt}", _list_numbers(event.summary))
         if event.degraded:
             return "warning", event.cell, f"{text}; degraded: {event.degraded}"
         return "info", event.cell, text
     level = "error" if event.state is CellState.FAILED else "info"
-    return level, event.cell, _because(f"{event.state}{attempt}", event.reason)
+    return level, event.cell, _join_reason(f"{event.state}{attempt}", event.reason)
 
 
-def _numbers(summary: Mapping[str, Any]) -> str:
+def _list_numbers(summary: Mapping[str, Any]) -> str:
     numbers = [(name, value) for name, value in summary.items() if isinstance(value, int | float)]
     return ", ".join(f"{name} {value:.4g}" for name, value in numbers[:_SHOWN_NUMBERS])
 
 
-def _instance(event: InstanceChanged) -> tuple[str, str, str]:
+def _describe_instance(event: events.InstanceChanged) -> tuple[str, str, str]:
     level = "error" if event.state is InstanceState.FAILED else "info"
     facts = (f"pid {event.pid}" if event.pid is not None else "", event.url, event.started_by)
     text = " ".join((str(event.state), *(fact for fact in facts if fact)))
-    return level, event.instance, _because(text, event.reason)
+    return level, event.instance, _join_reason(text, event.reason)
 
 
-def _sampled(event: InstanceSampled) -> str:
+def _describe_sample(event: events.InstanceSampled) -> str:
     numbers = (
         ("ttft_p50_s", event.ttft_p50_s),
         ("tpot_p50_s", event.tpot_p50_s),
@@ -153,34 +135,38 @@ def _sampled(event: InstanceSampled) -> str:
     return ", ".join((*known, f"completed {event.completed}/{event.sent}"))
 
 
-def _routed(event: RouterSampled) -> str:
+def _describe_router(event: events.RouterSampled) -> str:
     pending = sum(load.pending_prefill_tokens for load in event.instances)
     counts = f"{sum(event.decisions.values())} picks, {event.sessions} sessions, {pending} pending prefill tokens"
-    return _because(f"{event.policy} over {len(event.instances)} instances: {counts}", "; ".join(event.alarms))
+    return _join_reason(f"{event.policy} over {len(event.instances)} instances: {counts}", "; ".join(event.alarms))
 
 
-def _migration(event: MigrationChanged) -> tuple[str, str, str]:
+def _describe_migration(event: events.MigrationChanged) -> tuple[str, str, str]:
     subject = f"session {event.session}"
     way = f"{event.source} -> {event.target or 'nowhere'}"
     more = event.text or event.reason
     match event.phase:
         case "started":
-            return "info", subject, _because(f"migrates {way}", more)
+            return "info", subject, _join_reason(f"migrates {way}", more)
         case "done" if event.reason == "recomputed":
-            return "warning", subject, _because(f"served at {event.target} without KV from {event.source}", event.text)
+            return (
+                "warning",
+                subject,
+                _join_reason(f"served at {event.target} without KV from {event.source}", event.text),
+            )
         case "done" if event.reason == "unneeded":
-            return "info", subject, _because(f"migrated {way}, no KV had to be moved", event.text)
+            return "info", subject, _join_reason(f"migrated {way}, no KV had to be moved", event.text)
         case "done":
-            return "info", subject, _because(f"migrated {way}", _transferred(event))
+            return "info", subject, _join_reason(f"migrated {way}", _describe_transfer(event))
         case "failed":
-            return "warning", subject, _because(f"did not migrate {way}, it stays", more)
+            return "warning", subject, _join_reason(f"did not migrate {way}, it stays", more)
         case "refused":
             reason = ", ".join(dict.fromkeys(part for part in (event.reason, event.text) if part))
-            return "info", subject, _because(f"stays at {event.source}, which is hot", reason)
-    return "info", subject, _because(f"{event.phase} {way}", more)
+            return "info", subject, _join_reason(f"stays at {event.source}, which is hot", reason)
+    return "info", subject, _join_reason(f"{event.phase} {way}", more)
 
 
-def _transferred(event: MigrationChanged) -> str:
+def _describe_transfer(event: events.MigrationChanged) -> str:
     tokens = "tokens not counted" if event.external_tokens is None else f"{event.external_tokens} tokens transferred"
     moved = "" if event.bytes is None else f"{event.bytes / 1e6:.3g} MB"
     took = "" if event.transfer_s is None else f"in {event.transfer_s * 1e3:.3g} ms"
@@ -188,7 +174,7 @@ def _transferred(event: MigrationChanged) -> str:
     return ", ".join(part for part in (tokens, rest) if part)
 
 
-def _lifecycle(event: LifecycleMeasured) -> tuple[str, str, str]:
+def _describe_lifecycle(event: events.LifecycleMeasured) -> tuple[str, str, str]:
     size = f"C {event.context_tokens} N {event.new_tokens} O {event.output_tokens} rep {event.repetition}"
     if event.discarded:
         return "warning", event.cell, f"{size} does not count: {event.discarded}"

@@ -84,24 +84,24 @@ def acquire(store: RunStore, *, takeover: bool = True, clock: Callable[[], float
     me = this_process()
     with store.transaction() as transaction:
         row = transaction.connection.execute(f"SELECT {', '.join(_COLUMNS)} FROM lease").fetchone()
-        before = _judged(row, clock())
+        before = _judge_holder(row, clock())
         if before.live or (before.state == "dead" and not takeover):
-            raise _held(store.run, before)
+            raise _refuse_held(store.run, before)
         if before.state == "dead":
-            transaction.append(_taken(me, before))
+            transaction.append(_takeover_event(me, before))
         values = (1, *astuple(me), clock(), clock())
         sql = f"INSERT OR REPLACE INTO lease (id, {', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(values))})"
         transaction.connection.execute(sql, values)
     return Lease(store, me, before, clock)
 
 
-def _taken(me: ProcessIdentity, before: LeaseState) -> RunTaken:
+def _takeover_event(me: ProcessIdentity, before: LeaseState) -> RunTaken:
     assert before.pid is not None
     assert before.heartbeat_unix_s is not None
     return RunTaken(me.pid, me.host, before.pid, before.host, before.heartbeat_unix_s)
 
 
-def _held(run: str, lease: LeaseState) -> LeaseHeld:
+def _refuse_held(run: str, lease: LeaseState) -> LeaseHeld:
     where = f"process {lease.pid} on {lease.host}"
     if lease.live:
         message = f"{run} is being run by {where} (last heartbeat {lease.age_s:.0f} s ago)"
@@ -112,10 +112,10 @@ def _held(run: str, lease: LeaseState) -> LeaseHeld:
 def lease_state(store: RunStore, now_unix_s: float | None = None) -> LeaseState:
     """Whether a process runs the run now."""
     rows = store.read(f"SELECT {', '.join(_COLUMNS)} FROM lease")
-    return _judged(rows[0] if rows else None, time.time() if now_unix_s is None else now_unix_s)
+    return _judge_holder(rows[0] if rows else None, time.time() if now_unix_s is None else now_unix_s)
 
 
-def _judged(row: tuple[object, ...] | None, now_unix_s: float) -> LeaseState:
+def _judge_holder(row: tuple[object, ...] | None, now_unix_s: float) -> LeaseState:
     if row is None:
         return LeaseState("none")
     *identity, _acquired_unix_s, heartbeat_unix_s = row

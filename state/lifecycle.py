@@ -93,11 +93,11 @@ def lifecycle_after(
         requests = tuple(each for each in requests if each.event.cell != event.cell)
     request = MeasuredRequest(t_unix_s, attempt, event)
     return LifecycleView(
-        (*requests[1 - REQUESTS_KEPT :], request), {**view.cells, event.cell: _counted(counts, request)}
+        (*requests[1 - REQUESTS_KEPT :], request), {**view.cells, event.cell: _count_request(counts, request)}
     )
 
 
-def _counted(counts: LifecycleCounts, request: MeasuredRequest) -> LifecycleCounts:
+def _count_request(counts: LifecycleCounts, request: MeasuredRequest) -> LifecycleCounts:
     if request.event.discarded:
         return replace(counts, discarded=counts.discarded + 1)
     if request.event.warmup:
@@ -117,10 +117,10 @@ def overheads(view: LifecycleView) -> tuple[Overhead, ...]:
         if event.ttft_ms is not None and event.colo_ttft_ms is not None:
             pair = event.ttft_ms, event.colo_ttft_ms, event.colo_first
             pairs_by_size.setdefault((event.context_tokens, event.new_tokens), []).append(pair)
-    return tuple(_overhead(size, pairs_by_size[size]) for size in sorted(pairs_by_size))
+    return tuple(_mean_overhead(size, pairs_by_size[size]) for size in sorted(pairs_by_size))
 
 
-def _overhead(size: tuple[int, int], pairs: Sequence[tuple[float, float, bool | None]]) -> Overhead:
+def _mean_overhead(size: tuple[int, int], pairs: Sequence[tuple[float, float, bool | None]]) -> Overhead:
     both = {first for _, _, first in pairs} == {True, False}
     orders = [[pair for pair in pairs if pair[2] is first] for first in (True, False)] if both else [pairs]
     apart = fmean(fmean(ttft_ms for ttft_ms, _, _ in own) for own in orders)

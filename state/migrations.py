@@ -82,19 +82,19 @@ def migrations_after(before: MigrationsView | None, event: MigrationChanged, att
     """The view after one more step. Another attempt at a cell resets that cell."""
     view = MigrationsView() if before is None else before
     if view.counts_of(event.cell).attempt not in (0, attempt):
-        view = _without(view, event.cell)
-    counts = _counted(view.counts_of(event.cell), event, attempt)
+        view = _without_cell(view, event.cell)
+    counts = _count_step(view.counts_of(event.cell), event, attempt)
     return MigrationsView(
-        kept=_bounded(_kept(view.kept, event, attempt)),
+        kept=_drop_oldest(_add_step(view.kept, event, attempt)),
         counts=(*(each for each in view.counts if each.cell != event.cell), counts),
-        quiet=_quiet(view.quiet if _goes_on(view, event, attempt) else {}, event),
+        quiet=_note_refusal(view.quiet if _goes_on(view, event, attempt) else {}, event),
     )
 
 
 def failed_of(view: MigrationsView | None, cell: str) -> frozenset[tuple[str, str]]:
-    """(migration, target) of the cell's migrations that have failed, as far as they are kept."""
-    kept = () if view is None else view.kept
-    return frozenset((row.migration, row.target) for row in kept if row.phase == "failed" and row.cell == cell)
+    """(migration, target) of the cell's migrations that have failed, as far as they are held."""
+    rows = () if view is None else view.kept
+    return frozenset((row.migration, row.target) for row in rows if row.phase == "failed" and row.cell == cell)
 
 
 def refusals_of_line(before: MigrationsView | None, event: MigrationChanged, attempt: int) -> int | None:
@@ -131,14 +131,14 @@ def migrations_json(view: MigrationsView) -> dict[str, Any]:
     }
 
 
-def _without(view: MigrationsView, cell: str) -> MigrationsView:
+def _without_cell(view: MigrationsView, cell: str) -> MigrationsView:
     return MigrationsView(
         tuple(each for each in view.kept if each.cell != cell),
         tuple(each for each in view.counts if each.cell != cell),
     )
 
 
-def _counted(before: MigrationCounts, event: MigrationChanged, attempt: int) -> MigrationCounts:
+def _count_step(before: MigrationCounts, event: MigrationChanged, attempt: int) -> MigrationCounts:
     reasons = before.by_phase.get(event.phase, {})
     reason = "" if event.phase == "started" else event.reason
     reason = reason if reason in reasons or len(reasons) < REASONS_KEPT else OTHER
@@ -151,7 +151,7 @@ def _counted(before: MigrationCounts, event: MigrationChanged, attempt: int) -> 
     )
 
 
-def _kept(kept: tuple[Migration, ...], event: MigrationChanged, attempt: int) -> tuple[Migration, ...]:
+def _add_step(rows: tuple[Migration, ...], event: MigrationChanged, attempt: int) -> tuple[Migration, ...]:
     """The migration's row as it is now, at its old place where it has one."""
     ends = event.phase in ("done", "failed")
     step = {one.name: getattr(event, one.name) for one in fields(MigrationStep)}
@@ -162,45 +162,45 @@ def _kept(kept: tuple[Migration, ...], event: MigrationChanged, attempt: int) ->
         t_unix_s=event.t_unix_s,
         ended_unix_s=event.t_unix_s if ends else None,
     )
-    place = _place(kept, event) if event.phase != "refused" else None
+    place = _find_place(rows, event) if event.phase != "refused" else None
     if place is None:
-        return (*kept, row)
-    begun = kept[place]
+        return (*rows, row)
+    begun = rows[place]
     if begun.phase != "started":
-        return kept if event.phase == "started" else (*kept, row)
+        return rows if event.phase == "started" else (*rows, row)
     text = ", ".join(dict.fromkeys(part for part in (begun.text or begun.reason, event.text) if part))
-    return (*kept[:place], replace(row, t_unix_s=begun.t_unix_s, text=text), *kept[place + 1 :])
+    return (*rows[:place], replace(row, t_unix_s=begun.t_unix_s, text=text), *rows[place + 1 :])
 
 
-def _place(kept: tuple[Migration, ...], event: MigrationChanged) -> int | None:
+def _find_place(rows: tuple[Migration, ...], event: MigrationChanged) -> int | None:
     matches = (
         place
-        for place in range(len(kept) - 1, -1, -1)
-        if (kept[place].migration, kept[place].cell) == (event.migration, event.cell) and kept[place].phase != "refused"
+        for place in range(len(rows) - 1, -1, -1)
+        if (rows[place].migration, rows[place].cell) == (event.migration, event.cell) and rows[place].phase != "refused"
     )
     return next(matches, None)
 
 
-def _bounded(kept: tuple[Migration, ...]) -> tuple[Migration, ...]:
+def _drop_oldest(rows: tuple[Migration, ...]) -> tuple[Migration, ...]:
     """Without the oldest where there are too many: migrations and refusals do not push each other out."""
-    refused = sum(each.phase == "refused" for each in kept)
-    spare = {"refused": refused - REFUSALS_KEPT, "": len(kept) - refused - MIGRATIONS_KEPT}
-    return kept if max(spare.values()) <= 0 else tuple(_rest(kept, spare))
+    refused = sum(each.phase == "refused" for each in rows)
+    spare = {"refused": refused - REFUSALS_KEPT, "": len(rows) - refused - MIGRATIONS_KEPT}
+    return rows if max(spare.values()) <= 0 else tuple(_newest_of_each(rows, spare))
 
 
-def _rest(kept: tuple[Migration, ...], spare: dict[str, int]) -> Iterator[Migration]:
-    for each in kept:
+def _newest_of_each(rows: tuple[Migration, ...], spare: dict[str, int]) -> Iterator[Migration]:
+    for each in rows:
         sort = "refused" if each.phase == "refused" else ""
         spare[sort] -= 1
         if spare[sort] < 0:
             yield each
 
 
-def _quiet(before: Mapping[str, tuple[float, int]], event: MigrationChanged) -> Mapping[str, tuple[float, int]]:
+def _note_refusal(before: Mapping[str, tuple[float, int]], event: MigrationChanged) -> Mapping[str, tuple[float, int]]:
     if event.phase != "refused":
         return before
     last = before.get(event.reason)
     if last is None or event.t_unix_s - last[0] >= QUIET_S:
-        kept = dict([*before.items()][-REASONS_KEPT:])
-        return {**kept, event.reason: (event.t_unix_s, 0)}
+        recent = dict([*before.items()][-REASONS_KEPT:])
+        return {**recent, event.reason: (event.t_unix_s, 0)}
     return {**before, event.reason: (last[0], last[1] + 1)}

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from state.events import InstanceSampled
+from results.records.events import InstanceFacts, InstanceSampled, OperatorRequest
 from state.feed import FeedLine
 from state.lifecycle import LifecycleView
 from state.migrations import MigrationsView
@@ -20,7 +20,6 @@ from state.run import (
     AttemptState,
     CellPlan,
     CellState,
-    InstanceState,
     RunPlan,
     RunState,
     StageState,
@@ -98,36 +97,20 @@ class CellView:
 
 
 @dataclass(frozen=True, slots=True)
-class InstanceRow:
-    """One launched engine process group."""
+class InstanceRow(InstanceFacts):
+    """One launched engine process group, and since when."""
 
-    instance: str
-    config: str
-    state: InstanceState
-    pid: int | None = None
-    pgid: int | None = None
-    process_start: float | None = None
-    """Creation time of `pid` (psutil, seconds since the epoch)."""
-    boot_id: str = ""
-    url: str = ""
-    started_by: str = ""
-    reason: str = ""
     started_unix_s: float = 0.0
     ready_unix_s: float | None = None
     ended_unix_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class RequestView:
+class RequestView(OperatorRequest):
     """What an operator asked for, and the answer."""
 
-    request: int
-    action: str
-    target: str
-    reason: str
-    by: str
-    submitted_unix_s: float
-    submitted_seq: int
+    submitted_unix_s: float = 0.0
+    submitted_seq: int = 0
     answered_unix_s: float | None = None
     accepted: bool | None = None
     """None while it is open."""

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from state.errors import RequestRefused
 from state.events import RequestAnswered, RequestSubmitted
 from state.lease import LeaseState, lease_state
+from state.model import RequestView
 from state.run import RunPlan
 from state.store import RunStore
 
@@ -24,7 +25,7 @@ def submit(
     Raises RequestRefused for an action or target that does not exist and, with `needs_runner`, where no process runs
     the run. Without it the request waits for the next `tracon resume`.
     """
-    _check(store.plan, action, target)
+    _check_request(store.plan, action, target)
     if needs_runner:
         require_runner(store)
     with store.transaction() as transaction:
@@ -50,13 +51,9 @@ def require_runner(store: RunStore) -> LeaseState:
     raise RequestRefused(f"no process runs {store.run}{died}", remedy=f"`tracon resume {store.run}` starts one")
 
 
-def pending(store: RunStore) -> tuple[RequestSubmitted, ...]:
+def pending(store: RunStore) -> tuple[RequestView, ...]:
     """The open requests, oldest first."""
-    return tuple(
-        RequestSubmitted(row.request, row.action, row.target, row.reason, row.by)
-        for row in store.request_rows()
-        if row.open
-    )
+    return tuple(row for row in store.request_rows() if row.open)
 
 
 def answer(store: RunStore, request: int, accepted: bool, detail: str = "") -> bool:
@@ -75,7 +72,7 @@ def answer(store: RunStore, request: int, accepted: bool, detail: str = "") -> b
     return True
 
 
-def _check(plan: RunPlan, action: str, target: str) -> None:
+def _check_request(plan: RunPlan, action: str, target: str) -> None:
     if action not in ACTIONS:
         raise RequestRefused(f"no such request: {action!r}", remedy=f"ask for one of {', '.join(ACTIONS)}")
     if action not in _TARGETED:

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from state.bindings import Lives, lives_after_migration, lives_after_picks
-from state.events import MigrationChanged, RoutedLatency, RoutedLine, RoutedLoad, RouterSampled
+from state.events import LiveLatency, MigrationChanged, RoutedLine, RoutedLoad, RouterSampled
 
 ROUTING_SAMPLES = 900
 """Seconds of load terms kept: 15 minutes."""
@@ -38,7 +38,7 @@ _SEEN = 0.5
 
 LoadSample = tuple[float, tuple[RoutedLoad, ...]]
 """Unix seconds, and the load terms of every instance."""
-LatencySample = tuple[float, RoutedLatency]
+LatencySample = tuple[float, LiveLatency]
 """Unix seconds, and what the client saw."""
 _Compared = tuple[RoutedLoad, list[RoutedLoad]]
 """An instance and the others of its role in one second."""
@@ -104,7 +104,7 @@ class RoutingView:
 
         None before the first pick.
         """
-        counts, totals = _picks(self), Counter[str]()
+        counts, totals = _count_picks(self), Counter[str]()
         for load in self.latest.instances:
             totals[load.role] += counts[load.instance]
         roles = {load.instance: totals[load.role] for load in self.latest.instances}
@@ -141,7 +141,7 @@ def routing_after(
         lines=(*before.lines, *new)[-ROUTED_LINES:],
         latencies=(*latencies[1 - ROUTING_SAMPLES :], (t_unix_s, event.latency)),
         lives=lives_after_picks(before.lives, new, failed),
-        warned=_warned(before.warned, alarms(history), event.instances, t_unix_s),
+        warned=_update_warned(before.warned, alarms(history), event.instances, t_unix_s),
     )
 
 
@@ -162,7 +162,7 @@ def begun_and_ended(before: RoutingView | None, after: RoutingView) -> tuple[tup
     return begun, tuple(each for each in known if (each.kind, each.instance) not in new)
 
 
-def _warned(
+def _update_warned(
     before: tuple[Warned, ...], now: Sequence[Alarm], loads: Sequence[RoutedLoad], t_unix_s: float
 ) -> tuple[Warned, ...]:
     there = {(alarm.kind, alarm.instance) for alarm in now}
@@ -199,7 +199,7 @@ def routing_json(routing: RoutingView) -> dict[str, Any]:
     }
 
 
-def _picks(routing: RoutingView) -> dict[str, int]:
+def _count_picks(routing: RoutingView) -> dict[str, int]:
     loads = routing.latest.instances
     if all(load.picks is not None for load in loads):
         return {load.instance: load.picks or 0 for load in loads}
@@ -215,7 +215,7 @@ def alarms(history: Sequence[LoadSample]) -> tuple[Alarm, ...]:
 
 
 def _alarms_of(history: Sequence[LoadSample], instance: str) -> Iterator[Alarm]:
-    hot, cold = _span(history, HOT_S, instance), _span(history, COLD_S, instance)
+    hot, cold = _compare_span(history, HOT_S, instance), _compare_span(history, COLD_S, instance)
     if hot and all(_far_above(own, others) for own, others in hot):
         own, others = hot[-1]
         pending = f"{own.pending_prefill_tokens} pending prefill tokens, the others {_mean_pending(others):.0f} each"
@@ -231,7 +231,7 @@ def _alarms_of(history: Sequence[LoadSample], instance: str) -> Iterator[Alarm]:
         yield Alarm(AlarmKind.COLD, instance, text)
 
 
-def _span(history: Sequence[LoadSample], seconds: float, instance: str) -> list[_Compared]:
+def _compare_span(history: Sequence[LoadSample], seconds: float, instance: str) -> list[_Compared]:
     """The last `seconds` as the instance beside the others of its role.
 
     None where one of these seconds lacks the instance or the others, or where too few seconds were seen.
@@ -239,7 +239,7 @@ def _span(history: Sequence[LoadSample], seconds: float, instance: str) -> list[
     end = history[-1][0]
     span: list[_Compared] = []
     for t_unix_s, loads in reversed(history):
-        own = _of(loads, instance)
+        own = _load_of(loads, instance)
         others = [load for load in loads if own and load.available and load.role == own.role and load is not own]
         if own is None or not own.available or not others:
             return []
@@ -249,7 +249,7 @@ def _span(history: Sequence[LoadSample], seconds: float, instance: str) -> list[
     return []
 
 
-def _of(loads: Sequence[RoutedLoad], instance: str) -> RoutedLoad | None:
+def _load_of(loads: Sequence[RoutedLoad], instance: str) -> RoutedLoad | None:
     return next((load for load in loads if load.instance == instance), None)
 
 
@@ -268,9 +268,9 @@ def _idle_beside_load(own: RoutedLoad, others: Sequence[RoutedLoad]) -> bool:
 def _idle_since_return_s(history: Sequence[LoadSample], instance: str) -> float | None:
     """Seconds since the instance became available again; None where it never was away, or has had work since."""
     end, loads = history[-1]
-    last, back = _of(loads, instance), end
+    last, back = _load_of(loads, instance), end
     for t_unix_s, earlier in reversed(history):
-        own = _of(earlier, instance)
+        own = _load_of(earlier, instance)
         if own is None or last is None:
             return None
         if not own.available:

@@ -7,61 +7,14 @@ the smallest resumable unit (one config x one load point x one trial).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
 
+from results.records.events import AttemptState, CellState, InstanceState, RunState, StageState
 from results.records.plan import CellPlan, RunPlan, StagePlan
 
 __all__ = [
     "CELL_ENDED", "CELL_TRANSITIONS", "INSTANCE_ENDED", "INSTANCE_TRANSITIONS", "RUN_TRANSITIONS", "STAGE_TRANSITIONS",
     "AttemptState", "CellPlan", "CellState", "InstanceState", "RunPlan", "RunState", "StagePlan", "StageState",
 ]  # fmt: skip
-
-
-class RunState(StrEnum):
-    PLANNED = "planned"
-    RUNNING = "running"
-    PAUSED = "paused"
-    INTERRUPTED = "interrupted"
-    """Stopped or killed before its end; `resume` goes on from here."""
-    DONE = "done"
-    FAILED = "failed"
-
-
-class StageState(StrEnum):
-    PENDING = "pending"
-    RUNNING = "running"
-    DONE = "done"
-    FAILED = "failed"
-    SKIPPED = "skipped"
-
-
-class CellState(StrEnum):
-    PENDING = "pending"
-    RUNNING = "running"
-    DONE = "done"
-    FAILED = "failed"
-    SKIPPED = "skipped"
-
-
-class AttemptState(StrEnum):
-    """How one attempt at a cell stands or ended."""
-
-    RUNNING = "running"
-    DONE = "done"
-    FAILED = "failed"
-    SKIPPED = "skipped"
-    INTERRUPTED = "interrupted"
-    """The run was stopped or died in the middle of it; the cell went back to pending."""
-
-
-class InstanceState(StrEnum):
-    STARTING = "starting"
-    READY = "ready"
-    STOPPING = "stopping"
-    GONE = "gone"
-    FAILED = "failed"
-    """It died or never became ready; its processes are gone too."""
-
 
 RUN_TRANSITIONS: Mapping[RunState, frozenset[RunState]] = {
     RunState.PLANNED: frozenset({RunState.RUNNING, RunState.INTERRUPTED}),

@@ -23,10 +23,10 @@ def explained(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        raise _explanation(path, error) from error
+        raise _explain_error(path, error) from error
 
 
-def _explanation(path: Path, error: sqlite3.Error) -> StateError:
+def _explain_error(path: Path, error: sqlite3.Error) -> StateError:
     name = getattr(error, "sqlite_errorname", "") or ""
     text = str(error)
     if name.startswith("SQLITE_FULL"):
@@ -51,7 +51,7 @@ def _explanation(path: Path, error: sqlite3.Error) -> StateError:
 
 def open_writer(path: Path) -> sqlite3.Connection:
     """A connection that may write; transactions are explicit."""
-    connection = _connect(path, "rw")
+    connection = _connect_to(path, "rw")
     connection.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES_KEPT}")
     return connection
 
@@ -62,7 +62,7 @@ def open_reader(path: Path) -> tuple[sqlite3.Connection, tempfile.TemporaryDirec
     Where SQLite cannot make its index of the write-ahead log (a read-only copy of a run), the file is opened as
     unchanging if it has no log, else a private copy of both is read: the returned folder, to be removed after use.
     """
-    connection = _connect(path, "ro")
+    connection = _connect_to(path, "ro")
     try:
         connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
         return connection, None
@@ -72,7 +72,7 @@ def open_reader(path: Path) -> tuple[sqlite3.Connection, tempfile.TemporaryDirec
             raise
     wal = path.with_name(path.name + "-wal")
     if not wal.exists() or wal.stat().st_size == 0:
-        return _connect(path, "ro", "&immutable=1"), None
+        return _connect_to(path, "ro", "&immutable=1"), None
     return _open_private_copy(path, wal)
 
 
@@ -85,21 +85,21 @@ def _open_private_copy(path: Path, wal: Path) -> tuple[sqlite3.Connection, tempf
     except OSError as error:
         remedy = "copy the run folder to where it may be written, and open it there"
         raise StoreUnusable(f"{path} cannot be read where it is: {error}", remedy=remedy) from error
-    return _connect(copy, "rw"), folder
+    return _connect_to(copy, "rw"), folder
 
 
-def _connect(path: Path, mode: str, more: str = "") -> sqlite3.Connection:
+def _connect_to(path: Path, mode: str, more: str = "") -> sqlite3.Connection:
     uri = f"{path.absolute().as_uri()}?mode={mode}{more}"
     return sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
 
 
 def write_empty(path: Path) -> sqlite3.Connection:
     """A connection to a new file in today's schema, without a write-ahead log: once closed it may be renamed."""
-    connection = _connect(path, "rwc")
+    connection = _connect_to(path, "rwc")
     try:
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("BEGIN IMMEDIATE")
-        _migrate(connection, 0)
+        _migrate_schema(connection, 0)
         connection.execute("COMMIT")
     except BaseException:
         connection.close()
@@ -117,7 +117,7 @@ def check_schema(connection: sqlite3.Connection, path: Path, *, read_only: bool)
 
     Raises StoreUnusable for a file of a newer schema, of an older one that may only be read, or that holds no run.
     """
-    version = _version(connection, path)
+    version = _read_version(connection, path)
     if version > len(MIGRATIONS):
         remedy = "use the Tracon that wrote it, or a newer one"
         raise StoreUnusable(f"{path} has schema {version}; this Tracon knows up to {len(MIGRATIONS)}", remedy=remedy)
@@ -128,7 +128,7 @@ def check_schema(connection: sqlite3.Connection, path: Path, *, read_only: bool)
         raise StoreUnusable(f"{path} has schema {version} and must be brought to {len(MIGRATIONS)}", remedy=remedy)
     connection.execute("BEGIN IMMEDIATE")
     try:
-        _migrate(connection, _version(connection, path))
+        _migrate_schema(connection, _read_version(connection, path))
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:
@@ -136,7 +136,7 @@ def check_schema(connection: sqlite3.Connection, path: Path, *, read_only: bool)
         raise
 
 
-def _version(connection: sqlite3.Connection, path: Path) -> int:
+def _read_version(connection: sqlite3.Connection, path: Path) -> int:
     try:
         row = connection.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
         return int(row[0])
@@ -147,7 +147,7 @@ def _version(connection: sqlite3.Connection, path: Path) -> int:
         raise StoreUnusable(message, remedy="name the folder of a run; `tracon list` shows them") from error
 
 
-def _migrate(connection: sqlite3.Connection, version: int) -> None:
+def _migrate_schema(connection: sqlite3.Connection, version: int) -> None:
     for step in MIGRATIONS[version:]:
         for statement in step:
             connection.execute(statement)

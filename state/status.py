@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from state.events import STEP_BUCKETS_US
 from state.lifecycle import lifecycle_json
 from state.migrations import migrations_json
-from state.model import AttemptView, CellView, InstanceView, RunView, StageView
+from state.model import CellView, InstanceView, RunView, StageView
 from state.routing import routing_json
 from state.run import CellState
 from state.view import elapsed_s, eta_s, progress
@@ -56,70 +56,39 @@ def _count_json(counts: Mapping[CellState, int]) -> dict[str, int]:
     return {str(state): count for state, count in counts.items()}
 
 
+STAGE_FIELDS = ("stage", "title", "state", "reason", "started_unix_s", "ended_unix_s")
+PLAN_FIELDS = ("stage", "kind", "config", "label", "trial", "params", "estimated_s")
+CELL_FIELDS = (
+    "cell", "state", "attempt", "reason", "degraded", "fraction", "note", "observed_s", "started_unix_s",
+    "ended_unix_s", "summary",
+)  # fmt: skip
+ATTEMPT_FIELDS = ("attempt", "state", "reason", "started_unix_s", "ended_unix_s", "spent_s")
+INSTANCE_FIELDS = (
+    "instance", "config", "state", "reason", "pid", "pgid", "url", "started_by", "started_unix_s", "ready_unix_s",
+    "ended_unix_s",
+)  # fmt: skip
+
+
+def _pick_fields(source: object, names: Sequence[str]) -> dict[str, Any]:
+    return {name: getattr(source, name) for name in names}
+
+
 def _stage_json(stage: StageView) -> dict[str, Any]:
-    return {
-        "stage": stage.stage,
-        "title": stage.title,
-        "state": str(stage.state),
-        "reason": stage.reason,
-        "started_unix_s": stage.started_unix_s,
-        "ended_unix_s": stage.ended_unix_s,
-        "cell_counts": _count_json(stage.counts),
-        "cells": list(stage.cells),
-    }
+    counts = _count_json(stage.counts)
+    return {**_pick_fields(stage, STAGE_FIELDS), "cell_counts": counts, "cells": list(stage.cells)}
 
 
 def _cell_json(cell: CellView) -> dict[str, Any]:
-    plan = cell.plan
-    return {
-        "cell": cell.cell,
-        "stage": plan.stage,
-        "kind": plan.kind,
-        "config": plan.config,
-        "label": plan.label,
-        "trial": plan.trial,
-        "params": dict(plan.params),
-        "state": str(cell.state),
-        "attempt": cell.attempt,
-        "reason": cell.reason,
-        "degraded": cell.degraded,
-        "fraction": cell.fraction,
-        "note": cell.note,
-        "estimated_s": plan.estimated_s,
-        "observed_s": cell.observed_s,
-        "started_unix_s": cell.started_unix_s,
-        "ended_unix_s": cell.ended_unix_s,
-        "summary": dict(cell.summary),
-        "attempts": [_attempt_json(attempt) for attempt in cell.attempts],
-    }
-
-
-def _attempt_json(attempt: AttemptView) -> dict[str, Any]:
-    return {
-        "attempt": attempt.attempt,
-        "state": str(attempt.state),
-        "reason": attempt.reason,
-        "started_unix_s": attempt.started_unix_s,
-        "ended_unix_s": attempt.ended_unix_s,
-        "spent_s": attempt.spent_s,
-    }
+    attempts = [_pick_fields(attempt, ATTEMPT_FIELDS) for attempt in cell.attempts]
+    return {**_pick_fields(cell, CELL_FIELDS), **_pick_fields(cell.plan, PLAN_FIELDS), "attempts": attempts}
 
 
 def _instance_json(instance: InstanceView) -> dict[str, Any]:
+    histogram = _histogram_json(instance.step_counts_total)
     return {
-        "instance": instance.instance,
-        "config": instance.config,
-        "state": str(instance.state),
-        "reason": instance.reason,
-        "pid": instance.pid,
-        "pgid": instance.pgid,
-        "url": instance.url,
-        "started_by": instance.started_by,
-        "started_unix_s": instance.started_unix_s,
-        "ready_unix_s": instance.ready_unix_s,
-        "ended_unix_s": instance.ended_unix_s,
+        **_pick_fields(instance, INSTANCE_FIELDS),
         "latest": _latest_json(instance),
-        "step_histogram": _histogram_json(instance.step_counts_total),
+        "step_histogram": histogram,
     }
 
 

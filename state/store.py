@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import tempfile
 import threading
@@ -11,19 +10,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 import msgspec
 
-from state.errors import IllegalTransition, StoreUnusable
+from results.records.layout import sync_folder
+from state.errors import IllegalTransition, StateError, StoreUnusable
 from state.events import LIVE_KINDS, Event, Recorded, RunPlanned, decode, encode, wire_kind
 from state.model import EMPTY, CellView, InstanceRow, RequestView, RunRow, RunView, StageRow
 from state.run import INSTANCE_ENDED, RunPlan, RunState
 from state.sqlite import begin_log, check_schema, explained, open_reader, open_writer, write_empty
 from state.tables import Tables
-from state.verify import problems
 from state.view import fold
 
+_Row = TypeVar("_Row")
 STATE_FILE = "state.sqlite"
 _AT_REST = (RunState.INTERRUPTED, RunState.DONE, RunState.FAILED)
 _PAGE = 2_000
@@ -46,7 +46,7 @@ class Transaction:
         for event in events:
             seq += 1
             kind, body = wire_kind(event), encode(event)
-            entry = Recorded(seq, self._clock(), time.perf_counter_ns(), _readable(kind, body))
+            entry = Recorded(seq, self._clock(), time.perf_counter_ns(), _read_back(kind, body))
             self.connection.execute(
                 "INSERT INTO journal (seq, t_unix_s, t_mono_ns, kind, body) VALUES (?, ?, ?, ?, ?)",
                 (seq, entry.t_unix_s, entry.t_mono_ns, kind, body.decode()),
@@ -57,7 +57,7 @@ class Transaction:
         return tuple(recorded)
 
 
-def _readable(kind: str, body: bytes) -> Event:
+def _read_back(kind: str, body: bytes) -> Event:
     """The event as every reader will see it: one that cannot be read back must not get into the journal."""
     try:
         return decode(kind, body)
@@ -119,7 +119,7 @@ class RunStore:
             finally:
                 connection.close()
         partial.rename(path)
-        _sync_folder(folder)
+        sync_folder(folder)
         return cls.open(folder, clock=clock)
 
     @classmethod
@@ -158,7 +158,7 @@ class RunStore:
         wal = self.path.with_name(f"{STATE_FILE}-wal")
         logged = wal.exists() and wal.stat().st_size > 0
         if logged or self.read("SELECT state FROM run") not in [[(state,)] for state in _AT_REST]:
-            faults = problems(self)
+            faults = self.find_problems()
             if faults:
                 remedy = "copy the folder again when the run is paused or has ended"
                 raise StoreUnusable(f"{self.path} is a copy that does not fit together: {faults[0]}", remedy=remedy)
@@ -267,6 +267,35 @@ class RunStore:
         """The view folded from the whole journal, or from what came after `base`."""
         return reduce(fold, self.events(after=base.last_seq), base)
 
+    def find_problems(self) -> tuple[str, ...]:
+        """What is wrong with the file, one line each; empty when the journal is whole and every row equals its fold.
+
+        Reads the whole file as it is at one moment.
+        """
+        try:
+            with self.snapshot():
+                messages = (str(row[0]) for row in self.read("PRAGMA integrity_check(3)"))
+                broken = [" ".join(text.split()) for text in messages if text != "ok"]
+                return (*broken, *self._list_differences(self.view()))
+        except StateError as error:
+            return (str(error),)
+
+    def _list_differences(self, view: RunView) -> Iterator[str]:
+        pairs: tuple[tuple[str, object, object], ...] = (
+            ("run", self.run_row(), view.row),
+            ("stages", self.stage_rows(), tuple(_part_of(stage, StageRow) for stage in view.stages)),
+            ("cells", self.cell_rows(), tuple(view.cells.values())),
+            (
+                "instances",
+                self.instance_rows(ended=True),
+                tuple(_part_of(instance, InstanceRow) for instance in view.instances.values()),
+            ),
+            ("requests", self.request_rows(), tuple(view.requests.values())),
+        )
+        for name, rows, folded in pairs:
+            if rows != folded:
+                yield f"the rows of {name} are not what the journal says"
+
     def run_row(self) -> RunRow:
         """How the run stands, without folding."""
         with self._lock, explained(self.path):
@@ -310,9 +339,6 @@ class RunStore:
             return self._connection.execute(sql, values).fetchall()
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _part_of(view: object, kind: type[_Row]) -> _Row:
+    """What a view has of a row's fields."""
+    return msgspec.convert(view, kind, from_attributes=True)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
+from state import events
 from state.changes import (
     active_s,
     cell_after,
@@ -25,24 +26,10 @@ from state.changes import (
     stage_after,
 )
 from state.errors import IllegalTransition
-from state.events import (
-    CellChanged,
-    CellProgressed,
-    InstanceChanged,
-    InstanceSampled,
-    LifecycleMeasured,
-    MigrationChanged,
-    Recorded,
-    RequestAnswered,
-    RequestSubmitted,
-    RouterSampled,
-    RunChanged,
-    RunPlanned,
-    RunTaken,
-    StageChanged,
-)
 from state.model import AttemptView, CellView, InstanceRow, RequestView, RunRow, StageRow
-from state.run import AttemptState, CellPlan, CellState, InstanceState, RunPlan, RunState, StageState
+from state.run import CellPlan, CellState, RunPlan
+
+_Row = TypeVar("_Row")
 
 
 class Tables:
@@ -53,56 +40,54 @@ class Tables:
         self._plan = plan
         self._cell_plans: Mapping[str, CellPlan] | None = None
 
-    def apply(self, recorded: Recorded, previous_t_unix_s: float) -> None:
+    def apply(self, recorded: events.Recorded, previous_t_unix_s: float) -> None:
         """Change the rows as the event says. Raises IllegalTransition where it may not be."""
         match recorded.event:
-            case RunPlanned() as event:
+            case events.RunPlanned() as event:
                 self._planned(event, recorded)
-            case RunChanged() as event:
+            case events.RunChanged() | events.RunTaken() as event:
                 self._run_changed(event, recorded, previous_t_unix_s)
-            case RunTaken() as event:
-                self._update("run", "id", 1, asdict(run_taken(self.run(), event)))
-            case StageChanged() as event:
+            case events.StageChanged() as event:
                 self._stage_changed(event, recorded.t_unix_s)
-            case CellChanged() as event:
+            case events.CellChanged() as event:
                 self._cell_changed(event, recorded.t_unix_s)
-            case InstanceChanged() as event:
+            case events.InstanceChanged() as event:
                 self._instance_changed(event, recorded)
-            case InstanceSampled() | CellProgressed() as event:
-                self._live(event)
-            case RouterSampled() | MigrationChanged() | LifecycleMeasured() as event:
+            case events.InstanceSampled() as event:
+                self._require_instance(event.instance)
+            case events.CellProgressed() as event:
+                self._cell_progressed(event)
+            case events.RouterSampled() | events.MigrationChanged() | events.LifecycleMeasured() as event:
                 self.cell(event.cell)  # no row keeps it; a cell that the plan does not have is refused
-            case RequestSubmitted() | RequestAnswered() as event:
+            case events.RequestSubmitted() | events.RequestAnswered() as event:
                 self._save("requests", asdict(self._request_after(event, recorded)))
 
     def run(self) -> RunRow:
         """The run's row."""
-        row = self._one(f"SELECT {_names(RunRow)} FROM run")
+        row = self._one("SELECT * FROM run")
         if row is None:
             raise IllegalTransition("the run has no plan", remedy="write its plan first")
-        return RunRow(**{**row, "state": RunState(row["state"])})
+        return _read_row(row, RunRow)
 
     def stages(self) -> tuple[StageRow, ...]:
         """All stages in the plan's order."""
-        return tuple(_stage(row) for row in self._all(f"SELECT {_names(StageRow)} FROM stages ORDER BY ordinal"))
+        return tuple(_read_row(row, StageRow) for row in self._all("SELECT * FROM stages ORDER BY ordinal"))
 
     def cells(self) -> tuple[CellView, ...]:
         """All cells in the plan's order."""
         attempts: dict[str, list[AttemptView]] = {}
         for row in self._all("SELECT * FROM attempts ORDER BY cell, attempt"):
-            attempts.setdefault(row["cell"], []).append(_attempt(row))
+            attempts.setdefault(row["cell"], []).append(_read_row(row, AttemptView))
         rows = self._all(f"SELECT {_CELL_NAMES} FROM cells ORDER BY ordinal")
         return tuple(self._cell(row, tuple(attempts.get(row["cell"], ()))) for row in rows)
 
     def instances(self) -> tuple[InstanceRow, ...]:
         """All instances in the order they were started, ended ones too."""
-        rows = self._all(f"SELECT {_names(InstanceRow)} FROM instances ORDER BY ordinal")
-        return tuple(_instance(row) for row in rows)
+        return tuple(_read_row(row, InstanceRow) for row in self._all("SELECT * FROM instances ORDER BY ordinal"))
 
     def requests(self) -> tuple[RequestView, ...]:
         """All requests in the order they came."""
-        rows = self._all(f"SELECT {_names(RequestView)} FROM requests ORDER BY submitted_seq")
-        return tuple(_request(row) for row in rows)
+        return tuple(_read_row(row, RequestView) for row in self._all("SELECT * FROM requests ORDER BY submitted_seq"))
 
     def cell(self, cell: str) -> CellView:
         """One cell. Raises IllegalTransition where the plan has none of that name."""
@@ -110,7 +95,7 @@ class Tables:
         if row is None:
             raise IllegalTransition(f"the plan has no cell {cell!r}", remedy="use a cell of the run's plan")
         attempts = self._all("SELECT * FROM attempts WHERE cell = ? ORDER BY attempt", cell)
-        return self._cell(row, tuple(_attempt(attempt) for attempt in attempts))
+        return self._cell(row, tuple(_read_row(attempt, AttemptView) for attempt in attempts))
 
     def _cell(self, row: Mapping[str, Any], attempts: tuple[AttemptView, ...]) -> CellView:
         if self._cell_plans is None:
@@ -120,7 +105,7 @@ class Tables:
         values["summary"] = msgspec.json.decode(values["summary"])
         return CellView(**values, plan=self._cell_plans[values["cell"]], attempts=attempts)
 
-    def _planned(self, event: RunPlanned, recorded: Recorded) -> None:
+    def _planned(self, event: events.RunPlanned, recorded: events.Recorded) -> None:
         if self._one("SELECT id FROM run") is not None:
             raise IllegalTransition("the run already has a plan", remedy="a new plan is a new run")
         plan = event.plan
@@ -134,46 +119,43 @@ class Tables:
             place = {"ordinal": ordinal, "stage": cell.stage, "config": cell.config, "estimated_s": cell.estimated_s}
             self._save("cells", {**_cell_values(CellView(cell.cell, cell)), **place})
 
-    def _run_changed(self, event: RunChanged, recorded: Recorded, previous_t_unix_s: float) -> None:
+    def _run_changed(
+        self, event: events.RunChanged | events.RunTaken, recorded: events.Recorded, previous_t_unix_s: float
+    ) -> None:
         run = self.run()
-        _refuse(illegal_run(run, event))
-        self._update("run", "id", 1, asdict(run_after(run, event, recorded.t_unix_s, previous_t_unix_s, recorded.seq)))
+        if isinstance(event, events.RunTaken):
+            after = run_taken(run, event)
+        else:
+            _refuse_change(illegal_run(run, event))
+            after = run_after(run, event, recorded.t_unix_s, previous_t_unix_s, recorded.seq)
+        self._update("run", "id", 1, asdict(after))
 
-    def _stage_changed(self, event: StageChanged, t_unix_s: float) -> None:
-        row = self._one(f"SELECT {_names(StageRow)} FROM stages WHERE stage = ?", event.stage)
+    def _stage_changed(self, event: events.StageChanged, t_unix_s: float) -> None:
+        row = self._one("SELECT * FROM stages WHERE stage = ?", event.stage)
         if row is None:
             raise IllegalTransition(f"the plan has no stage {event.stage!r}", remedy="use a stage of the run's plan")
-        stage = _stage(row)
-        _refuse(illegal_stage(stage, event))
+        stage = _read_row(row, StageRow)
+        _refuse_change(illegal_stage(stage, event))
         self._update("stages", "stage", stage.stage, asdict(stage_after(stage, event, t_unix_s)))
 
-    def _cell_changed(self, event: CellChanged, t_unix_s: float) -> None:
+    def _cell_changed(self, event: events.CellChanged, t_unix_s: float) -> None:
         cell = self.cell(event.cell)
-        _refuse(illegal_cell(cell, event))
+        _refuse_change(illegal_cell(cell, event))
         after = cell_after(cell, event, t_unix_s, active_s(self.run(), t_unix_s))
         self._update("cells", "cell", cell.cell, _cell_values(after))
         if after.attempts != cell.attempts:
             self._save("attempts", {"cell": cell.cell, **asdict(after.attempts[-1])})
 
-    def _live(self, event: InstanceSampled | CellProgressed) -> None:
-        if isinstance(event, InstanceSampled):
-            self._sampled(event)
-        else:
-            self._cell_progressed(event)
-
-    def _cell_progressed(self, event: CellProgressed) -> None:
+    def _cell_progressed(self, event: events.CellProgressed) -> None:
         cell = self.cell(event.cell)
         after = cell_progressed(cell, event)
         if after is not cell:
             self._update("cells", "cell", cell.cell, {"fraction": after.fraction, "note": after.note})
 
-    def _instance(self, instance: str) -> InstanceRow | None:
-        row = self._one(f"SELECT {_names(InstanceRow)} FROM instances WHERE instance = ?", instance)
-        return None if row is None else _instance(row)
-
-    def _instance_changed(self, event: InstanceChanged, recorded: Recorded) -> None:
-        before = self._instance(event.instance)
-        _refuse(illegal_instance(before, event))
+    def _instance_changed(self, event: events.InstanceChanged, recorded: events.Recorded) -> None:
+        row = self._one("SELECT * FROM instances WHERE instance = ?", event.instance)
+        before = None if row is None else _read_row(row, InstanceRow)
+        _refuse_change(illegal_instance(before, event))
         new = InstanceRow(event.instance, event.config, event.state, started_unix_s=recorded.t_unix_s)
         after = asdict(instance_after(before or new, event, recorded.t_unix_s))
         if before is None:
@@ -181,21 +163,23 @@ class Tables:
         else:
             self._update("instances", "instance", event.instance, after)
 
-    def _sampled(self, event: InstanceSampled) -> None:
-        if self._one("SELECT 1 FROM instances WHERE instance = ?", event.instance) is None:
-            message = f"numbers of an instance that never started: {event.instance!r}"
+    def _require_instance(self, instance: str) -> None:
+        if self._one("SELECT 1 FROM instances WHERE instance = ?", instance) is None:
+            message = f"numbers of an instance that never started: {instance!r}"
             raise IllegalTransition(message, remedy="record the instance as STARTING before it is used")
 
-    def _request_after(self, event: RequestSubmitted | RequestAnswered, recorded: Recorded) -> RequestView:
-        row = self._one(f"SELECT {_names(RequestView)} FROM requests WHERE request = ?", event.request)
-        if isinstance(event, RequestSubmitted):
+    def _request_after(
+        self, event: events.RequestSubmitted | events.RequestAnswered, recorded: events.Recorded
+    ) -> RequestView:
+        row = self._one("SELECT * FROM requests WHERE request = ?", event.request)
+        if isinstance(event, events.RequestSubmitted):
             if row is not None:
                 raise IllegalTransition(f"request {event.request} was made already", remedy="take the next number")
             return request_submitted(event, recorded.t_unix_s, recorded.seq)
         if row is None or row["accepted"] is not None:
             what = "was never made" if row is None else "has its answer"
             raise IllegalTransition(f"request {event.request} {what}", remedy="answer an open request")
-        return request_answered(_request(row), event, recorded.t_unix_s)
+        return request_answered(_read_row(row, RequestView), event, recorded.t_unix_s)
 
     def _one(self, sql: str, *values: object) -> dict[str, Any] | None:
         rows = self._all(sql, *values)
@@ -215,10 +199,6 @@ class Tables:
         self._connection.execute(f"UPDATE {table} SET {assignments} WHERE {key} = ?", (*values.values(), value))
 
 
-def _names(kind: type[Any]) -> str:
-    return ", ".join(f.name for f in fields(kind))
-
-
 _CELL_COLUMNS = tuple(f.name for f in fields(CellView) if f.name not in ("plan", "attempts"))
 _CELL_NAMES = ", ".join(_CELL_COLUMNS)
 
@@ -229,25 +209,12 @@ def _cell_values(cell: CellView) -> dict[str, Any]:
     return values
 
 
-def _stage(row: Mapping[str, Any]) -> StageRow:
-    return StageRow(**{**row, "state": StageState(row["state"])})
+def _read_row(row: Mapping[str, Any], kind: type[_Row]) -> _Row:
+    """A row of a table; columns that are no fields are left out."""
+    return msgspec.convert(row, kind, strict=False)  # SQLite has no truth values
 
 
-def _attempt(row: Mapping[str, Any]) -> AttemptView:
-    values = {name: value for name, value in row.items() if name != "cell"}
-    return AttemptView(**{**values, "state": AttemptState(row["state"])})
-
-
-def _instance(row: Mapping[str, Any]) -> InstanceRow:
-    return InstanceRow(**{**row, "state": InstanceState(row["state"])})
-
-
-def _request(row: Mapping[str, Any]) -> RequestView:
-    accepted = row["accepted"]
-    return RequestView(**{**row, "accepted": None if accepted is None else bool(accepted)})
-
-
-def _refuse(change: str) -> None:
+def _refuse_change(change: str) -> None:
     if change:
         remedy = "`tracon status RUN` shows what each part of the run has become; what is done stays done"
         raise IllegalTransition(f"not allowed: {change}", remedy=remedy)

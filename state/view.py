@@ -10,24 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from state import changes
-from state.events import (
-    LIVE_KINDS,
-    CellChanged,
-    CellProgressed,
-    InstanceChanged,
-    InstanceSampled,
-    LifecycleMeasured,
-    MigrationChanged,
-    Recorded,
-    RequestAnswered,
-    RequestSubmitted,
-    RouterSampled,
-    RunChanged,
-    RunPlanned,
-    RunTaken,
-    StageChanged,
-)
+from state import changes, events
 from state.feed import FeedLine, alarm_lines, feed_line
 from state.lifecycle import lifecycle_after
 from state.migrations import failed_of, migrations_after, refusals_of_line
@@ -71,10 +54,10 @@ FEED_LINES = 200
 """Lines of the feed kept."""
 
 
-def fold(view: RunView, recorded: Recorded) -> RunView:
+def fold(view: RunView, recorded: events.Recorded) -> RunView:
     """The view after one more event. An event of an unknown kind moves `last_seq` and the feed only."""
-    changed = _changes(view, recorded)
-    lines = _lines(view, changed, recorded)
+    changed = _change_view(view, recorded)
+    lines = _make_lines(view, changed, recorded)
     if lines:
         changed |= {"feed": (*view.feed, *lines)[-FEED_LINES:], "feed_total": view.feed_total + len(lines)}
     return replace(view, last_seq=recorded.seq, last_t_unix_s=recorded.t_unix_s, **changed)
@@ -86,15 +69,15 @@ def new_feed_lines(before: RunView, after: RunView) -> tuple[FeedLine, ...]:
     return after.feed[-new:] if new else ()
 
 
-def _lines(view: RunView, changed: Mapping[str, Any], recorded: Recorded) -> tuple[FeedLine, ...]:
+def _make_lines(view: RunView, changed: Mapping[str, Any], recorded: events.Recorded) -> tuple[FeedLine, ...]:
     """An event's lines of the feed: one; none for what comes once a second and for what would flood it."""
     event = recorded.event
-    if isinstance(event, RouterSampled) and "routing" in changed:
+    if isinstance(event, events.RouterSampled) and "routing" in changed:
         return alarm_lines(*begun_and_ended(view.routing, changed["routing"]), recorded.t_unix_s)
-    if isinstance(event, LIVE_KINDS) or (isinstance(event, LifecycleMeasured) and not event.discarded):
+    if isinstance(event, events.LIVE_KINDS) or (isinstance(event, events.LifecycleMeasured) and not event.discarded):
         return ()
     line = feed_line(recorded)
-    if isinstance(event, MigrationChanged) and event.phase == "refused" and event.cell in view.cells:
+    if isinstance(event, events.MigrationChanged) and event.phase == "refused" and event.cell in view.cells:
         stands_for = refusals_of_line(view.migrations, event, view.cells[event.cell].attempt)
         if stands_for is None:
             return ()
@@ -102,34 +85,36 @@ def _lines(view: RunView, changed: Mapping[str, Any], recorded: Recorded) -> tup
     return (line,)
 
 
-def _changes(view: RunView, recorded: Recorded) -> dict[str, Any]:
+def _change_view(view: RunView, recorded: events.Recorded) -> dict[str, Any]:
     match recorded.event:
-        case InstanceSampled() | RouterSampled() | CellProgressed() as event:
-            return _live(view, event, recorded.t_unix_s)
-        case CellChanged() as event:
+        case events.InstanceSampled() | events.RouterSampled() | events.CellProgressed() as event:
+            return _change_live(view, event, recorded.t_unix_s)
+        case events.CellChanged() as event:
             return _cell_changed(view, event, recorded.t_unix_s)
-        case InstanceChanged() as event:
+        case events.InstanceChanged() as event:
             return _instance_changed(view, event, recorded.t_unix_s)
-        case StageChanged() as event:
+        case events.StageChanged() as event:
             return _stage_changed(view, event, recorded.t_unix_s)
-        case RunChanged() as event:
+        case events.RunChanged() as event:
             return {"row": changes.run_after(view.row, event, recorded.t_unix_s, view.last_t_unix_s, recorded.seq)}
-        case RunTaken() as event:
+        case events.RunTaken() as event:
             return {"row": changes.run_taken(view.row, event)}
-        case RequestSubmitted() | RequestAnswered() as event:
-            return _request(view, event, recorded)
-        case RunPlanned() as event:
-            return _planned(event, recorded)
-        case MigrationChanged() | LifecycleMeasured() as event:
-            return _moved(view, event, recorded.t_unix_s)
+        case events.RequestSubmitted() | events.RequestAnswered() as event:
+            return _change_request(view, event, recorded)
+        case events.RunPlanned() as event:
+            return _begin_view(event, recorded)
+        case events.MigrationChanged() | events.LifecycleMeasured() as event:
+            return _change_measured(view, event, recorded.t_unix_s)
     return {}
 
 
-def _moved(view: RunView, event: MigrationChanged | LifecycleMeasured, t_unix_s: float) -> dict[str, Any]:
+def _change_measured(
+    view: RunView, event: events.MigrationChanged | events.LifecycleMeasured, t_unix_s: float
+) -> dict[str, Any]:
     cell = view.cells.get(event.cell)
     if cell is None:
         return {}
-    if isinstance(event, LifecycleMeasured):
+    if isinstance(event, events.LifecycleMeasured):
         return {"lifecycle": lifecycle_after(view.lifecycle, event, t_unix_s, cell.attempt)}
     return {
         "migrations": migrations_after(view.migrations, event, cell.attempt),
@@ -137,7 +122,7 @@ def _moved(view: RunView, event: MigrationChanged | LifecycleMeasured, t_unix_s:
     }
 
 
-def _planned(event: RunPlanned, recorded: Recorded) -> dict[str, Any]:
+def _begin_view(event: events.RunPlanned, recorded: events.Recorded) -> dict[str, Any]:
     cells = {cell.cell: CellView(cell.cell, cell) for cell in event.plan.cells}
     stages = []
     for stage in event.plan.stages:
@@ -149,8 +134,10 @@ def _planned(event: RunPlanned, recorded: Recorded) -> dict[str, Any]:
     return {**known, "row": row, "stages": tuple(stages), "cells": cells}
 
 
-def _request(view: RunView, event: RequestSubmitted | RequestAnswered, recorded: Recorded) -> dict[str, Any]:
-    if isinstance(event, RequestSubmitted):
+def _change_request(
+    view: RunView, event: events.RequestSubmitted | events.RequestAnswered, recorded: events.Recorded
+) -> dict[str, Any]:
+    if isinstance(event, events.RequestSubmitted):
         request = changes.request_submitted(event, recorded.t_unix_s, recorded.seq)
     elif event.request in view.requests:
         request = changes.request_answered(view.requests[event.request], event, recorded.t_unix_s)
@@ -159,20 +146,22 @@ def _request(view: RunView, event: RequestSubmitted | RequestAnswered, recorded:
     return {"requests": {**view.requests, event.request: request}}
 
 
-def _live(view: RunView, event: InstanceSampled | RouterSampled | CellProgressed, t_unix_s: float) -> dict[str, Any]:
-    if isinstance(event, InstanceSampled):
-        return _sampled(view, event, t_unix_s)
+def _change_live(
+    view: RunView, event: events.InstanceSampled | events.RouterSampled | events.CellProgressed, t_unix_s: float
+) -> dict[str, Any]:
+    if isinstance(event, events.InstanceSampled):
+        return _add_sample(view, event, t_unix_s)
     before = view.cells.get(event.cell)
     if before is None:
         return {}
-    if isinstance(event, RouterSampled):
+    if isinstance(event, events.RouterSampled):
         failed = failed_of(view.migrations, event.cell)
         return {"routing": routing_after(view.routing, event, t_unix_s, before.attempt, failed)}
     after = changes.cell_progressed(before, event)
     return {} if after is before else {"cells": {**view.cells, event.cell: after}}
 
 
-def _sampled(view: RunView, event: InstanceSampled, t_unix_s: float) -> dict[str, Any]:
+def _add_sample(view: RunView, event: events.InstanceSampled, t_unix_s: float) -> dict[str, Any]:
     before = view.instances.get(event.instance)
     if before is None:
         return {}
@@ -181,39 +170,39 @@ def _sampled(view: RunView, event: InstanceSampled, t_unix_s: float) -> dict[str
         latest=event,
         latest_unix_s=t_unix_s,
         history=(*before.history[1 - HISTORY_SAMPLES :], (t_unix_s, event)),
-        step_counts_total=_added(before.step_counts_total, event.step_counts),
+        step_counts_total=_add_counts(before.step_counts_total, event.step_counts),
     )
     return {"instances": {**view.instances, event.instance: after}}
 
 
-def _added(total: tuple[int, ...], counts: tuple[int, ...]) -> tuple[int, ...]:
+def _add_counts(total: tuple[int, ...], counts: tuple[int, ...]) -> tuple[int, ...]:
     if len(total) != len(counts):
         return total or counts
     return tuple(map(int.__add__, total, counts))
 
 
-def _cell_changed(view: RunView, event: CellChanged, t_unix_s: float) -> dict[str, Any]:
+def _cell_changed(view: RunView, event: events.CellChanged, t_unix_s: float) -> dict[str, Any]:
     before = view.cells.get(event.cell)
     if before is None:
         return {}
     after = changes.cell_after(before, event, t_unix_s, changes.active_s(view.row, t_unix_s))
     cells = {**view.cells, event.cell: after}
-    stages = (_recounted(stage, cells) if stage.stage == before.plan.stage else stage for stage in view.stages)
+    stages = (_recount_cells(stage, cells) if stage.stage == before.plan.stage else stage for stage in view.stages)
     return {"cells": cells, "stages": tuple(stages)}
 
 
-def _recounted(stage: StageView, cells: Mapping[str, CellView]) -> StageView:
+def _recount_cells(stage: StageView, cells: Mapping[str, CellView]) -> StageView:
     return replace(stage, counts=count_cells(cells[cell] for cell in stage.cells))
 
 
-def _stage_changed(view: RunView, event: StageChanged, t_unix_s: float) -> dict[str, Any]:
+def _stage_changed(view: RunView, event: events.StageChanged, t_unix_s: float) -> dict[str, Any]:
     stages = tuple(
         changes.stage_after(stage, event, t_unix_s) if stage.stage == event.stage else stage for stage in view.stages
     )
     return {"stages": stages}
 
 
-def _instance_changed(view: RunView, event: InstanceChanged, t_unix_s: float) -> dict[str, Any]:
+def _instance_changed(view: RunView, event: events.InstanceChanged, t_unix_s: float) -> dict[str, Any]:
     new = InstanceView(event.instance, event.config, event.state, started_unix_s=t_unix_s)
     after = changes.instance_after(view.instances.get(event.instance, new), event, t_unix_s)
     return {"instances": {**view.instances, event.instance: after}}
@@ -259,13 +248,13 @@ def eta_s(view: RunView, now_unix_s: float) -> float | None:
         return 0.0 if view.state is RunState.DONE else None
     left = [cell for cell in view.cells.values() if cell.state not in CELL_ENDED]
     now_active_s = elapsed_s(view, now_unix_s)
-    scales = _scales(view)
+    scales = _scale_estimates(view)
     work_s = sum(_left_s(cell, scales.get(cell.plan.kind, scales[None]), now_active_s) for cell in left)
     waiting = sum(cell.state is CellState.PENDING for cell in left)
     return work_s + _between_s(view, now_active_s) * waiting
 
 
-def _scales(view: RunView) -> dict[str | None, float]:
+def _scale_estimates(view: RunView) -> dict[str | None, float]:
     """observed/estimated seconds of the done cells by kind; under None over all of them."""
     observed: dict[str | None, list[float]] = {None: [0.0, 0.0]}
     for cell in view.cells.values():

@@ -67,7 +67,7 @@ class Workspace:
 
         Raises StoreUnusable where the workspace cannot be written.
         """
-        name = f"{now:%Y%m%d-%H%M%S}-{_slug(experiment)}-{_slug(profile)}"
+        name = f"{now:%Y%m%d-%H%M%S}-{_make_slug(experiment)}-{_make_slug(profile)}"
         for number in range(1, _CLASHES):
             folder = self.root / (name if number == 1 else f"{name}-{number}")
             try:
@@ -84,7 +84,7 @@ class Workspace:
     def runs(self) -> tuple[RunEntry, ...]:
         """Every run, newest first; a folder that cannot be read is listed with its problem."""
         entries = [entry(folder) for folder in self._folders()]
-        return tuple(sorted(entries, key=lambda e: (e.created_unix_s or _mtime(e.folder), e.run), reverse=True))
+        return tuple(sorted(entries, key=lambda e: (e.created_unix_s or _read_mtime(e.folder), e.run), reverse=True))
 
     def find(self, name: str | Path | None = None) -> Path:
         """The folder of a run: its id, a path, the beginning of exactly one id, or None for the newest run.
@@ -137,12 +137,12 @@ def entry(folder: Path) -> RunEntry:
     """A run's line, from its rows alone."""
     try:
         with RunStore.open(folder, read_only=True) as store:
-            return _read(store)
+            return _read_entry(store)
     except StateError as error:
         return RunEntry(folder.name, folder, problem=str(error))
 
 
-def _read(store: RunStore) -> RunEntry:
+def _read_entry(store: RunStore) -> RunEntry:
     run = store.run_row()
     ((name, experiment, profile, preset),) = store.read("SELECT run, experiment, profile, preset FROM run")
     cells = store.read("SELECT state, estimated_s, fraction FROM cells")
@@ -167,7 +167,7 @@ def _read(store: RunStore) -> RunEntry:
     )
 
 
-def _slug(name: str) -> str:
+def _make_slug(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.") or "run"
 
 
@@ -178,7 +178,7 @@ def _holds_a_run(folder: Path) -> bool:
         return False
 
 
-def _mtime(folder: Path) -> float:
+def _read_mtime(folder: Path) -> float:
     try:
         return folder.stat().st_mtime
     except OSError:

@@ -11,7 +11,7 @@ from console.panels.panel import Look, Panel, PanelKind, Place
 from console.rows.instances import tone_of
 from console.series import Series, measured_points, window_text
 from console.widgets.plot import Plot
-from state.events import InstanceSampled, RoutedLatency
+from state.events import InstanceSampled, LiveLatency
 from state.view import InstanceView
 
 
@@ -69,9 +69,9 @@ class LatencyPanel(Panel):
 
 
 def _line(
-    history: tuple[tuple[float, InstanceSampled | RoutedLatency], ...], name: str, start: float
+    history: tuple[tuple[float, InstanceSampled | LiveLatency], ...], name: str, start: float
 ) -> tuple[tuple[float, float], ...]:
-    def milliseconds(sample: InstanceSampled | RoutedLatency) -> float | None:
+    def milliseconds(sample: InstanceSampled | LiveLatency) -> float | None:
         value: float | None = getattr(sample, name)
         return None if value is None else value * 1e3
 

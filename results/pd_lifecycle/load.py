@@ -13,6 +13,7 @@ from results.pd_lifecycle.settings import DEFAULT, Settings
 from results.records.frames import Gap, artifact_name
 from results.records.layout import LifecycleLayout, RunLayout, sha256
 from results.records.lifecycle import LifecycleRecord, RequestConfig, labelled, read_lifecycle
+from results.records.link import LinkRecord
 from results.statistics.estimates import figure
 
 CELL = "lifecycle"
@@ -260,27 +261,18 @@ class Link:
         return f"{figure(self.gbps, 3)} Gbit/s ({self.source}{spread}{how})"
 
 
-class _File(msgspec.Struct, frozen=True, rename={"source": "from"}):
-    gbps: float | None = None
-    low: float | None = None
-    high: float | None = None
-    method: str = ""
-    source: str = ""
-    reason: str = ""
-
-
 def read_links(layout: LifecycleLayout, stated_gbps: float | None) -> tuple[tuple[Link, ...], str, tuple[Gap, ...]]:
     """(known bandwidths, a stated one first; why measuring failed; a gap for an unreadable file)."""
     stated = () if stated_gbps is None else (Link(stated_gbps, GIVEN),)
     try:
-        content = msgspec.json.decode(layout.link.read_bytes(), type=_File)
+        content = msgspec.json.decode(layout.link.read_bytes(), type=LinkRecord)
     except FileNotFoundError:
         return stated, "", ()
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         return stated, "", (Gap(artifact_name(layout.link), f"cannot be read: {error}"),)
     if content.gbps is None or content.gbps <= 0:
         return stated, content.reason or "no reason given", ()
-    source = GIVEN if content.source == "given" else MEASURED
+    source = GIVEN if content.known_from == "given" else MEASURED
     measured = Link(content.gbps, source, content.low, content.high, content.method)
     if measured.source == GIVEN:
         return stated or (measured,), "", ()

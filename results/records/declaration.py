@@ -42,6 +42,7 @@ class Field:
     """One field of a declared record."""
 
     name: str
+    """In JSON."""
     kind: Any
     """Its type without None."""
     nullable: bool
@@ -59,20 +60,23 @@ def fields_of(record: type) -> tuple[Field, ...]:
     info = msgspec.inspect.type_info(record)
     if not isinstance(info, msgspec.inspect.DataclassType | msgspec.inspect.StructType):
         raise TypeError(f"{record.__name__} is no dataclass and no Struct")
-    hints, sentences = get_type_hints(record), _sentences(record)
-    required = {one.name: one.required for one in info.fields}
-    names = [name for name in hints if name in required]
-    return tuple(_field(name, hints[name], required[name], sentences.get(name, "")) for name in names)
+    hints, sentences = get_type_hints(record), _read_sentences(record)
+    by_name = {one.name: one for one in info.fields}
+    return tuple(
+        _make_field(by_name[name].encode_name, hints[name], by_name[name].required, sentences.get(name, ""))
+        for name in hints
+        if name in by_name
+    )
 
 
 def json_schema(record: type) -> dict[str, Any]:
     """The JSON schema of a record: each field with its `description` and, where it is a number, its `unit`."""
-    parts = _components(record)
+    parts = _find_components(record)
     (schema,), components = msgspec.json.schema_components([record], ref_template="#/$defs/{name}")
     for name, part in components.items():
         kind = parts.get(name)
         if kind is not None:
-            part["properties"] = {one.name: part["properties"][one.name] | _stated(one) for one in fields_of(kind)}
+            part["properties"] = {one.name: part["properties"][one.name] | _state_field(one) for one in fields_of(kind)}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "$defs": components}
 
 
@@ -106,7 +110,7 @@ def unit_of(name: str) -> str:
     return next((unit for end, unit in UNITS.items() if name == end or name.endswith(f"_{end}")), "1")
 
 
-def _field(name: str, hint: object, required: bool, sentence: str) -> Field:
+def _make_field(name: str, hint: object, required: bool, sentence: str) -> Field:
     parts = get_args(hint)
     nullable = NoneType in parts
     kind: Any = next(part for part in parts if part is not NoneType) if nullable else hint
@@ -114,12 +118,12 @@ def _field(name: str, hint: object, required: bool, sentence: str) -> Field:
     return Field(name, kind, nullable, required, unit, sentence)
 
 
-def _stated(field: Field) -> dict[str, str]:
+def _state_field(field: Field) -> dict[str, str]:
     stated = {"description": field.sentence, "unit": field.unit}
     return {key: text for key, text in stated.items() if text}
 
 
-def _sentences(record: type) -> dict[str, str]:
+def _read_sentences(record: type) -> dict[str, str]:
     """Field to the string below it, of the record and its bases."""
     sentences: dict[str, str] = {}
     for base in reversed(record.__mro__):
@@ -128,7 +132,7 @@ def _sentences(record: type) -> dict[str, str]:
         body = _class_body(base)
         for declared, below in pairwise(body):
             if isinstance(declared, ast.AnnAssign) and isinstance(declared.target, ast.Name):
-                text = _text(below)
+                text = _docstring_of(below)
                 if text:
                     sentences[declared.target.id] = text
     return sentences
@@ -146,13 +150,13 @@ def _module_of(name: str) -> ast.Module:
     return ast.parse(inspect.getsource(sys.modules[name]))
 
 
-def _text(statement: ast.stmt) -> str:
+def _docstring_of(statement: ast.stmt) -> str:
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
         return " ".join(str(statement.value.value).split())
     return ""
 
 
-def _components(record: type) -> dict[str, type]:
+def _find_components(record: type) -> dict[str, type]:
     """The record and every record inside it, by name."""
     parts: dict[str, type] = {}
     waiting: list[Any] = [record]

@@ -5,42 +5,26 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass
+from functools import cache
 
-from results.records.decisions import (
-    Candidate,
-    ClusterView,
-    Decision,
-    DecisionRecord,
-    Gate,
-    InstanceLoad,
-    KvTransfer,
-    RoutedOutcome,
-    RoutedRequest,
-)
+from results.records import decisions, events, lifecycle
 from results.records.declaration import Field, fields_of
+from results.records.environment import CapturedEnvironment
 from results.records.host import HostSample
 from results.records.launches import LaunchConfig, LaunchRecord
-from results.records.lifecycle import (
-    Clock,
-    Colo,
-    Counts,
-    Ids,
-    LifecycleRecord,
-    MoreStamps,
-    RequestConfig,
-    Stamps,
-    TransferDetail,
-    Verification,
-)
+from results.records.link import LinkRecord
+from results.records.live import LiveLatency
 from results.records.manifest import ManifestRow
 from results.records.migrations import MigrationStep
 from results.records.plan import CellPlan, RunPlan, StagePlan
+from results.records.preflight import PreflightCheck, PreflightRecord
 from results.records.samples import GpuSample, InterferenceRecord
-from results.records.schemas import CellRecord, MetricsRecord, RequestRecord, StepRecord
+from results.records.schemas import CellRecord, EngineFault, MetricsRecord, RequestRecord, StepRecord
 from results.records.transfer_log import ProbeEvent, ProbeStatus
-from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TurnRecord
+from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TraceRecord, TurnRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,51 +32,172 @@ class Declared:
     """One record."""
 
     record: type
+    where: tuple[str, ...]
+    """The files whose rows it is, below the run's folder; or the record that holds it, or where in a file it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class OtherFile:
+    """Files that are no records of ours: logs, documents of the analysis, copies."""
+
     where: str
-    """The file whose rows it is, below the run's folder, or the record that holds it."""
+    """Below the run's folder."""
+    sentence: str
+
+
+CONFIG = "results/<date>_<config>/"
+TRIAL = "results/<date>_<policy>/trial_<n>/"
+LIFECYCLE = "results/lifecycle/"
+LIFECYCLE_CELL = "results/lifecycle/cells/<configuration>/"
+ENGINE_FOLDERS = (
+    CONFIG,
+    f"{TRIAL}engines/<instance>/",
+    "results/lifecycle/engines/<start>/<instance>/",
+    "preflight/counterpart_<config>/",
+)
+"""Folders of one engine."""
+RINGS = tuple(f"{folder}rings/<launch>/" for folder in ENGINE_FOLDERS)
+PROBE_FILES = (
+    *(f"{folder}transfer.<pid>.jsonl" for folder in RINGS),
+    f"{LIFECYCLE_CELL}probe/<side>/transfer.<pid>.jsonl",
+)
+DECISIONS = (
+    f"{TRIAL}decisions.jsonl",
+    f"{LIFECYCLE_CELL}decisions.jsonl",
+    f"{LIFECYCLE}engines/<start>/decisions.jsonl",
+)
+
+
+def _in_each(folders: tuple[str, ...], name: str) -> tuple[str, ...]:
+    return tuple(f"{folder}{name}" for folder in folders)
+
+
+def _inside(holder: type, *records: type) -> tuple[Declared, ...]:
+    return tuple(Declared(record, (f"in {holder.__name__}",)) for record in records)
+
+
+def _declare_event(kind: type[events.Event]) -> Declared:
+    return Declared(kind, (f"events of kind {kind.kind} in state.sqlite",))
 
 
 DECLARED: tuple[Declared, ...] = (
-    Declared(RunPlan, "plan.json"),
-    Declared(StagePlan, "in RunPlan"),
-    Declared(CellPlan, "in RunPlan"),
-    Declared(LaunchConfig, "results/<date>_<config>/config.json"),
-    Declared(LaunchRecord, "results/<date>_<config>/launches.jsonl"),
-    Declared(ManifestRow, "MANIFEST.tsv"),
-    Declared(HostSample, "host.csv"),
-    Declared(GpuSample, "gpu_util.csv of a cell"),
-    Declared(RequestRecord, "results/<date>_<config>/requests_<phase>_<cell>.jsonl"),
-    Declared(MetricsRecord, "results/<date>_<config>/metrics_<phase>_<cell>.jsonl"),
-    Declared(StepRecord, "results/<date>_<config>/engine_step_<phase>_<cell>.jsonl"),
-    Declared(CellRecord, "results/<date>_<config>/cell_<phase>_<cell>.json"),
-    Declared(TurnRecord, "results/<date>_<policy>/trial_<n>/metrics.jsonl"),
-    Declared(EngineSample, "results/<date>_<policy>/trial_<n>/engines.jsonl"),
-    Declared(RoutingCell, "results/<date>_<policy>/trial_<n>/cell.json"),
-    Declared(RoutedEngine, "in RoutingCell"),
-    Declared(InterferenceRecord, "results/interference.jsonl"),
-    Declared(DecisionRecord, "results/<date>_<policy>/trial_<n>/decisions.jsonl"),
-    Declared(RoutedRequest, "in DecisionRecord"),
-    Declared(ClusterView, "in DecisionRecord"),
-    Declared(InstanceLoad, "in ClusterView"),
-    Declared(Decision, "in DecisionRecord"),
-    Declared(Candidate, "in Decision"),
-    Declared(Gate, "in Decision"),
-    Declared(RoutedOutcome, "in DecisionRecord"),
-    Declared(KvTransfer, "in RoutedOutcome"),
-    Declared(MigrationStep, "events of kind migration_changed in state.sqlite"),
-    Declared(ProbeEvent, "engines/<instance>/rings/<launch>/transfer.<pid>.jsonl"),
-    Declared(ProbeStatus, "the same file"),
-    Declared(LifecycleRecord, "results/lifecycle/C<c>_N<n>_O<o>_rep<r>.json"),
-    Declared(RequestConfig, "in LifecycleRecord"),
-    Declared(Stamps, "in LifecycleRecord"),
-    Declared(MoreStamps, "in LifecycleRecord"),
-    Declared(TransferDetail, "in LifecycleRecord"),
-    Declared(Counts, "in LifecycleRecord"),
-    Declared(Verification, "in LifecycleRecord"),
-    Declared(Clock, "in LifecycleRecord"),
-    Declared(Colo, "in LifecycleRecord"),
-    Declared(Ids, "in LifecycleRecord"),
+    Declared(RunPlan, ("plan.json", "in RunPlanned")),
+    *_inside(RunPlan, StagePlan, CellPlan),
+    *(_declare_event(kind) for kind in events.EVENTS),
+    *_inside(events.InstanceChanged, events.EngineDeath),
+    *_inside(events.RouterSampled, events.RoutedLoad, events.RoutedLine, LiveLatency),
+    Declared(LaunchConfig, _in_each(ENGINE_FOLDERS, "config.json")),
+    Declared(LaunchRecord, _in_each(ENGINE_FOLDERS, "launches.jsonl")),
+    Declared(CapturedEnvironment, _in_each(ENGINE_FOLDERS, "env.txt")),
+    Declared(PreflightRecord, ("preflight/preflight_status.json",)),
+    *_inside(PreflightRecord, PreflightCheck),
+    Declared(ManifestRow, ("MANIFEST.tsv",)),
+    Declared(EngineFault, ("engine_faults.jsonl",)),
+    Declared(HostSample, ("host.csv",)),
+    Declared(GpuSample, (f"{TRIAL}gpu_util.csv",)),
+    Declared(RequestRecord, (f"{CONFIG}requests_<phase>_<cell>.jsonl",)),
+    Declared(MetricsRecord, (f"{CONFIG}metrics_<phase>_<cell>.jsonl", f"{TRIAL}engines/<instance>/metrics.jsonl")),
+    Declared(StepRecord, (f"{CONFIG}engine_step_<phase>_<cell>.jsonl",)),
+    Declared(CellRecord, (f"{CONFIG}cell_<phase>_<cell>.json",)),
+    Declared(TraceRecord, ("trace/trace.json",)),
+    Declared(TurnRecord, (f"{TRIAL}metrics.jsonl",)),
+    Declared(EngineSample, (f"{TRIAL}engines.jsonl",)),
+    Declared(RoutingCell, (f"{TRIAL}cell.json",)),
+    *_inside(RoutingCell, RoutedEngine),
+    Declared(InterferenceRecord, ("results/interference.jsonl", "results/interference/n<tokens>.jsonl")),
+    Declared(decisions.DecisionRecord, DECISIONS),
+    *_inside(
+        decisions.DecisionRecord,
+        decisions.RoutedRequest,
+        decisions.ClusterView,
+        decisions.Decision,
+        decisions.RoutedOutcome,
+    ),
+    *_inside(decisions.ClusterView, decisions.InstanceLoad),
+    *_inside(decisions.Decision, decisions.Candidate, decisions.Gate),
+    *_inside(decisions.RoutedOutcome, decisions.KvTransfer),
+    *_inside(events.MigrationChanged, MigrationStep),
+    Declared(ProbeEvent, PROBE_FILES),
+    Declared(ProbeStatus, ("in the same files",)),
+    Declared(
+        lifecycle.LifecycleRecord,
+        (f"{LIFECYCLE}C<c>_N<n>_O<o>_rep<r>.json", f"{LIFECYCLE_CELL}discarded/rep<r>_<n>.json"),
+    ),
+    *_inside(
+        lifecycle.LifecycleRecord,
+        lifecycle.RequestConfig,
+        lifecycle.Stamps,
+        lifecycle.MoreStamps,
+        lifecycle.TransferDetail,
+        lifecycle.Counts,
+        lifecycle.Verification,
+        lifecycle.Clock,
+        lifecycle.Colo,
+        lifecycle.Ids,
+    ),
+    Declared(LinkRecord, (f"{LIFECYCLE}link.json",)),
 )
+
+_ANALYSED = "Written by the analysis; `tracon report --again` writes it again."
+OTHER_FILES: tuple[OtherFile, ...] = (
+    OtherFile("state.sqlite", "The journal and the current rows (state/schema.py)."),
+    OtherFile("run.log", "What the run process logged."),
+    OtherFile("attempts/<cell>/<n>/<file>", "What an attempt wrote while it ran; kept of a cell that never finished."),
+    OtherFile("preflight/verify_<config>.log", "Each step of a pre-flight with its time."),
+    *(
+        OtherFile(f"{folder}{name}", sentence)
+        for folder in ENGINE_FOLDERS
+        for name, sentence in (
+            ("launch.sh", "The launch command, to be run again without Tracon."),
+            ("vllm_stdout.log", "The engine's output."),
+            ("vllm_stderr.log", "The engine's errors."),
+            ("fork_server.log", "Output of the process that the engines were forked from."),
+            ("rings/<launch>/engine_step.<role>.<pid>.ring", "The step probe's ring (results/records/rings.py)."),
+        )
+    ),
+    OtherFile("trace/trace.jsonl", "The trace that every cell of `routing` replays (docs/traces.md)."),
+    OtherFile(f"{TRIAL}config.json", "What was asked for: policy, parameters, trace, replay, engines."),
+    OtherFile(f"{TRIAL}apc.json", "Per instance, the engine's counters of prompt and cached tokens before and after."),
+    OtherFile(f"{TRIAL}metrics.summary.json", "The cell's numbers."),
+    OtherFile(f"{TRIAL}breakdown.json", "Per instance: requests, tokens, TTFT, APC, decisions by reason."),
+    OtherFile(f"{TRIAL}router.spec.json", "The router's options."),
+    OtherFile(f"{TRIAL}metrics.spec.json", "The replay's options."),
+    OtherFile(f"{LIFECYCLE}engines/<start>/router.spec.json", "The router's options."),
+    OtherFile(f"{LIFECYCLE_CELL}cell.json", "Commit mark of a cell: settings, seedings, engine load, checksums."),
+    OtherFile(f"{LIFECYCLE_CELL}failed.json", "Why the last attempt at a cell failed; replaces its other files."),
+    OtherFile(
+        f"{LIFECYCLE_CELL}requests.jsonl",
+        "A RequestRecord per request, with its name `request`, its `purpose` (`handover`, `colo`), `repetition`, "
+        "whether it came `first`, and the name of its `pair`.",
+    ),
+    OtherFile("reference_rates.json", "ref_safe, ref_load and why (results/measures/saturation.py)."),
+    *(
+        OtherFile(name, _ANALYSED)
+        for name in (
+            "aggregate.json", "aggregate.csv", "aggregate.parquet", "verdicts.json", "report.md", "report.html",
+            "tax.json", "tax.csv", "pairs.json", "pairs.csv", "migrations.csv", "figures/figure_<n>.<kind>",
+            f"{LIFECYCLE}summary.csv", f"{CONFIG}summary.json",
+        )
+    ),
+    *(
+        OtherFile(name, "A copy of the JSONL beside it, made where it is missing or differs.")
+        for name in (
+            f"{CONFIG}requests_<phase>_<cell>.parquet", f"{CONFIG}engine_step_<phase>_<cell>.parquet",
+            f"{TRIAL}metrics.parquet",
+        )
+    ),
+)  # fmt: skip
+
+
+def is_declared(path: str) -> bool:
+    """Whether a file, by its path below the run's folder, is one that this module names."""
+    return any(pattern.fullmatch(path) for pattern in _compile_patterns())
+
+
+@cache
+def _compile_patterns() -> tuple[re.Pattern[str], ...]:
+    named = [where for one in DECLARED for where in one.where] + [one.where for one in OTHER_FILES]
+    return tuple(re.compile(re.sub(r"<\w+>", "[^/]+", name.replace(".", r"\."))) for name in named)
 
 
 def records_page() -> str:
@@ -104,13 +209,16 @@ def records_page() -> str:
         "null, never 0.\n"
     ]
     for one in DECLARED:
-        rows = "".join(_row(field) for field in fields_of(one.record))
-        head = f"\n## {one.record.__name__}\n\n`{one.where}`\n\n| field | type | unit | |\n|---|---|---|---|\n"
+        rows = "".join(_make_row(field) for field in fields_of(one.record))
+        where = ", ".join(f"`{each}`" for each in one.where)
+        head = f"\n## {one.record.__name__}\n\n{where}\n\n| field | type | unit | |\n|---|---|---|---|\n"
         parts.append(head + rows)
+    rows = "".join(f"| `{one.where}` | {one.sentence} |\n" for one in OTHER_FILES)
+    parts.append(f"\n## Other files\n\nLogs, documents and copies of a run.\n\n| file | |\n|---|---|\n{rows}")
     return "".join(parts)
 
 
-def _row(field: Field) -> str:
+def _make_row(field: Field) -> str:
     kind = getattr(field.kind, "__name__", str(field.kind)) if not hasattr(field.kind, "__args__") else str(field.kind)
     kind = kind.replace("collections.abc.", "").replace("typing.", "").replace("results.records.", "")
     unit = "" if field.unit == "1" else field.unit

@@ -25,12 +25,12 @@ def engine_fault_gaps(root: Path) -> tuple[Gap, ...]:
     gaps = []
     for number, row in enumerate(rows, 1):
         try:
-            gaps.append(_gap(_DECODER.decode(row)))
+            gaps.append(_make_gap(_DECODER.decode(row)))
         except msgspec.DecodeError as error:
             gaps.append(Gap(path.name, f"line {number} is damaged: {error}"))
     return tuple(gaps)
 
 
-def _gap(fault: EngineFault) -> Gap:
+def _make_gap(fault: EngineFault) -> Gap:
     lines = f". Its log ends: {' | '.join(fault.last_lines)}" if fault.last_lines else ""
     return Gap(f"engine {fault.instance}", f"{fault.text}{lines}")

@@ -27,7 +27,6 @@ _SOURCE = b"tracon.source"
 _Record = TypeVar("_Record")
 
 
-
 def arrow_schema(record: type) -> pa.Schema:
     """The Arrow schema of a declared record whose fields are numbers, texts and truth values.
 
@@ -35,13 +34,13 @@ def arrow_schema(record: type) -> pa.Schema:
     """
     return pa.schema(
         [
-            pa.field(one.name, _ARROW[_plain(one.kind)], nullable=one.nullable or not one.required)
+            pa.field(one.name, _ARROW[_plain_type(one.kind)], nullable=one.nullable or not one.required)
             for one in fields_of(record)
         ]
     )
 
 
-def _plain(kind: object) -> object:
+def _plain_type(kind: object) -> object:
     """The type that the JSON of a field's type holds."""
     if get_origin(kind) is Literal or (isinstance(kind, type) and issubclass(kind, str)):
         return str
@@ -171,22 +170,22 @@ def read_table(
     path: Path, schema: pa.Schema, checksum: str | None = None, columns: Sequence[str] | None = None
 ) -> tuple[pa.Table, tuple[Gap, ...]] | Gap:
     """The rows of a JSONL file under `schema`, from its Parquet copy where that still holds; or what is wrong."""
-    kept = _read_parquet(path, schema, checksum, columns)
-    if kept is not None:
+    copied = _read_parquet(path, schema, checksum, columns)
+    if copied is not None:
         missing = () if path.exists() else (Gap(artifact_name(path), "is missing; read from its Parquet copy"),)
-        return kept, missing
+        return copied, missing
     raw = verified_bytes(path, checksum)
     if isinstance(raw, Gap):
         return raw
     try:
-        table = _parse(raw, schema)
+        table = _parse_jsonl(raw, schema)
     except (pa.ArrowInvalid, ValueError) as error:
         return Gap(artifact_name(path), f"is damaged: {str(error).splitlines()[0]}")
     write_parquet(table, path, checksum or sha256(path))
     return (table.select(list(columns)) if columns else table), ()
 
 
-def _parse(raw: bytes, schema: pa.Schema) -> pa.Table:
+def _parse_jsonl(raw: bytes, schema: pa.Schema) -> pa.Table:
     """Raises ArrowInvalid or ValueError."""
     options = pa_json.ParseOptions(
         explicit_schema=pa.schema([pa.field(field.name, field.type) for field in schema]),
@@ -226,12 +225,14 @@ def _read_parquet(
         source = msgspec.json.decode((file.schema_arrow.metadata or {}).get(_SOURCE, b"null"), type=_Source)
         if not _same_source(path, source, checksum):
             return None
-        return _under(file.read(columns=[name for name in columns or schema.names if name in written]), schema, columns)
+        return _conform_to(
+            file.read(columns=[name for name in columns or schema.names if name in written]), schema, columns
+        )
     except (OSError, pa.ArrowException, msgspec.DecodeError):  # a damaged copy is as good as none
         return None
 
 
-def _under(table: pa.Table, schema: pa.Schema, columns: Sequence[str] | None) -> pa.Table:
+def _conform_to(table: pa.Table, schema: pa.Schema, columns: Sequence[str] | None) -> pa.Table:
     """The table with the schema's columns in its order; one that an older version did not write is null."""
     names = list(columns or schema.names)
     for name in names:

@@ -53,7 +53,7 @@ def read_host(path: Path) -> tuple[HostSample, ...]:
     """The samples of a run; empty where none were taken. A line that was cut short is left out."""
     try:
         with path.open(newline="", encoding="utf-8", errors="replace") as file:
-            return tuple(sample for row in csv.DictReader(file) if (sample := _sample(row)) is not None)
+            return tuple(sample for row in csv.DictReader(file) if (sample := _parse_row(row)) is not None)
     except OSError:
         return ()
 
@@ -84,19 +84,19 @@ def host_notes(path: Path) -> tuple[str, ...]:
     if not cells:
         return (f"The host was {looked}: no core was taken away for more than {STOLEN:.0%} of a second, and a sleeping "
                 f"thread was never woken more than {LATE_S:g} s late.",)  # fmt: skip
-    named = "; ".join(_words(one) for one in cells[:5])
+    named = "; ".join(_describe_cell(one) for one in cells[:5])
     more = f"; and {len(cells) - 5} more cells" if len(cells) > 5 else ""
     return (f"The host was disturbed in {sum(one.seconds for one in cells)} of the {len(samples)} seconds in which it "
             "was looked at: its cores were elsewhere, or too few for all that ran. Read these cells with care: what "
             f"they show may be that and not the policy or connector: {named}{more}.",)  # fmt: skip
 
 
-def _words(one: Disturbed) -> str:
+def _describe_cell(one: Disturbed) -> str:
     stolen = "" if one.worst_stolen is None else f", {one.worst_stolen:.0%} of a core taken away"
     return f"`{one.cell}` ({one.seconds} of {one.of} s; woken {one.worst_late_s:.2f} s late{stolen})"
 
 
-def _sample(row: dict[str, str | None]) -> HostSample | None:
+def _parse_row(row: dict[str, str | None]) -> HostSample | None:
     try:
         t_unix_s, late_s, busy, stolen, waiting = (
             float(value) if (value := row[name]) else None for name in HEADER[1:]

@@ -32,39 +32,36 @@ TRANSFER_LOGS = "transfer.*.jsonl"
 """Files of the transfer probe in the folder of one launch."""
 
 
+class Folder(Protocol):
+    """A folder with a layout."""
+
+    @property
+    def root(self) -> Path: ...
+
+
+class Below:
+    """A file or folder of a layout, by its path below the layout's root."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __get__(self, folder: Folder, layout: type[Folder]) -> Path:
+        return folder.root / self._path
+
+
 @dataclass(frozen=True, slots=True)
 class ConfigLayout:
     """The folder of one config: `RUN/results/<date>_<config>/`."""
 
     root: Path
 
-    @property
-    def config_json(self) -> Path:
-        return self.root / "config.json"
-
-    @property
-    def launch_sh(self) -> Path:
-        return self.root / "launch.sh"
-
-    @property
-    def launches(self) -> Path:
-        return self.root / "launches.jsonl"
-
-    @property
-    def stdout(self) -> Path:
-        return self.root / "vllm_stdout.log"
-
-    @property
-    def stderr(self) -> Path:
-        return self.root / "vllm_stderr.log"
-
-    @property
-    def env_txt(self) -> Path:
-        return self.root / "env.txt"
-
-    @property
-    def summary_json(self) -> Path:
-        return self.root / "summary.json"
+    config_json = Below("config.json")
+    launch_sh = Below("launch.sh")
+    launches = Below("launches.jsonl")
+    stdout = Below("vllm_stdout.log")
+    stderr = Below("vllm_stderr.log")
+    env_txt = Below("env.txt")
+    summary_json = Below("summary.json")
 
     def rings(self, launch: int) -> Path:
         return self.root / "rings" / str(launch)
@@ -101,96 +98,33 @@ class RunLayout:
 
     root: Path
 
-    @property
-    def state(self) -> Path:
-        return self.root / "state.sqlite"
-
-    @property
-    def plan(self) -> Path:
-        return self.root / "plan.json"
-
-    @property
-    def log(self) -> Path:
-        return self.root / "run.log"
-
-    @property
-    def host_csv(self) -> Path:
-        return self.root / "host.csv"
-
-    @property
-    def engine_faults(self) -> Path:
-        """Engines that died and steps that stalled; there is no file where there were none."""
-        return self.root / "engine_faults.jsonl"
-
-    @property
-    def manifest(self) -> Path:
-        return self.root / "MANIFEST.tsv"
-
-    @property
-    def reference_rates(self) -> Path:
-        return self.root / "reference_rates.json"
-
-    @property
-    def aggregate_json(self) -> Path:
-        return self.root / "aggregate.json"
-
-    @property
-    def aggregate_csv(self) -> Path:
-        return self.root / "aggregate.csv"
-
-    @property
-    def aggregate_parquet(self) -> Path:
-        return self.root / "aggregate.parquet"
-
-    @property
-    def tax_json(self) -> Path:
-        return self.root / "tax.json"
-
-    @property
-    def tax_csv(self) -> Path:
-        return self.root / "tax.csv"
-
-    @property
-    def verdicts_json(self) -> Path:
-        return self.root / "verdicts.json"
-
-    @property
-    def report_md(self) -> Path:
-        return self.root / "report.md"
-
-    @property
-    def report_html(self) -> Path:
-        return self.root / "report.html"
-
-    @property
-    def pairs_json(self) -> Path:
-        return self.root / "pairs.json"
-
-    @property
-    def pairs_csv(self) -> Path:
-        return self.root / "pairs.csv"
-
-    @property
-    def migrations_csv(self) -> Path:
-        return self.root / "migrations.csv"
-
-    @property
-    def figures(self) -> Path:
-        return self.root / "figures"
-
-    @property
-    def trace(self) -> Path:
-        """What every cell of `routing` replays."""
-        return self.root / "trace" / "trace.jsonl"
-
-    @property
-    def trace_record(self) -> Path:
-        """The commit mark of the trace."""
-        return self.root / "trace" / "trace.json"
-
-    @property
-    def interference(self) -> Path:
-        return self.results / "interference.jsonl"
+    state = Below("state.sqlite")
+    plan = Below("plan.json")
+    log = Below("run.log")
+    host_csv = Below("host.csv")
+    engine_faults = Below("engine_faults.jsonl")
+    """Engines that died and steps that stalled; there is no file where there were none."""
+    manifest = Below("MANIFEST.tsv")
+    reference_rates = Below("reference_rates.json")
+    aggregate_json = Below("aggregate.json")
+    aggregate_csv = Below("aggregate.csv")
+    aggregate_parquet = Below("aggregate.parquet")
+    tax_json = Below("tax.json")
+    tax_csv = Below("tax.csv")
+    verdicts_json = Below("verdicts.json")
+    report_md = Below("report.md")
+    report_html = Below("report.html")
+    pairs_json = Below("pairs.json")
+    pairs_csv = Below("pairs.csv")
+    migrations_csv = Below("migrations.csv")
+    figures = Below("figures")
+    trace = Below("trace/trace.jsonl")
+    """What every cell of `routing` replays."""
+    trace_record = Below("trace/trace.json")
+    """The commit mark of the trace."""
+    interference = Below("results/interference.jsonl")
+    results = Below("results")
+    preflight_status = Below("preflight/preflight_status.json")
 
     def interference_of(self, prefill_tokens: int) -> Path:
         """The rows of one cell, its commit mark."""
@@ -201,17 +135,9 @@ class RunLayout:
         parts = (self.results / "interference").glob("n*.jsonl")
         return tuple(sorted(parts, key=lambda path: int(path.stem[1:])))
 
-    @property
-    def results(self) -> Path:
-        return self.root / "results"
-
     def trial(self, date: str, label: str, trial: int) -> TrialLayout:
         """The folder of one cell of `routing`; `label` is safe as a file name."""
         return TrialLayout(self.results / f"{date}_{label}" / f"trial_{trial}")
-
-    @property
-    def preflight_status(self) -> Path:
-        return self.root / "preflight" / "preflight_status.json"
 
     def preflight_log(self, config: str) -> Path:
         return self.root / "preflight" / f"verify_{config}.log"
@@ -235,50 +161,18 @@ class TrialLayout:
 
     root: Path
 
-    @property
-    def config(self) -> Path:
-        return self.root / "config.json"
-
-    @property
-    def metrics(self) -> Path:
-        return self.root / "metrics.jsonl"
-
-    @property
-    def decisions(self) -> Path:
-        return self.root / "decisions.jsonl"
-
-    @property
-    def engines(self) -> Path:
-        return self.root / "engines.jsonl"
-
-    @property
-    def summary(self) -> Path:
-        return self.root / "metrics.summary.json"
-
-    @property
-    def breakdown(self) -> Path:
-        return self.root / "breakdown.json"
-
-    @property
-    def apc(self) -> Path:
-        return self.root / "apc.json"
-
-    @property
-    def gpu_util(self) -> Path:
-        return self.root / "gpu_util.csv"
-
-    @property
-    def cell(self) -> Path:
-        return self.root / "cell.json"
-
-    @property
-    def router_spec(self) -> Path:
-        return self.root / "router.spec.json"
-
-    @property
-    def instances(self) -> Path:
-        """Folder of the cell's own instances."""
-        return self.root / "engines"
+    config = Below("config.json")
+    metrics = Below("metrics.jsonl")
+    decisions = Below("decisions.jsonl")
+    engines = Below("engines.jsonl")
+    summary = Below("metrics.summary.json")
+    breakdown = Below("breakdown.json")
+    apc = Below("apc.json")
+    gpu_util = Below("gpu_util.csv")
+    cell = Below("cell.json")
+    router_spec = Below("router.spec.json")
+    instances = Below("engines")
+    """Folder of the cell's own instances."""
 
     def scrapes(self, instance: str) -> Path:
         """`/metrics` of an instance, a MetricsRecord per second."""
@@ -313,13 +207,12 @@ class LifecycleLayout:
     root: Path
     """The run's folder."""
 
-    @property
-    def folder(self) -> Path:
-        return self.root / "results" / "lifecycle"
-
-    @property
-    def summary_csv(self) -> Path:
-        return self.folder / "summary.csv"
+    folder = Below("results/lifecycle")
+    summary_csv = Below("results/lifecycle/summary.csv")
+    link = Below("results/lifecycle/link.json")
+    """What the link between the two instances carries."""
+    instances = Below("results/lifecycle/engines")
+    """Folder of the run's routers and instances, one folder per start."""
 
     def record(self, config: Labelled, repetition: int) -> Path:
         return self.folder / f"{config.label}_rep{repetition}.json"
@@ -336,20 +229,10 @@ class LifecycleLayout:
         """What the cells that failed left, by name."""
         return tuple(sorted(self.folder.glob("cells/C*/failed.json")))
 
-    @property
-    def instances(self) -> Path:
-        """Folder of the run's routers and instances, one folder per start."""
-        return self.folder / "engines"
-
     def next_start(self) -> Path:
         """The folder of the next start."""
         taken = [int(path.name) for path in self.instances.glob("*") if path.name.isdigit()]
         return self.instances / str(max(taken, default=0) + 1)
-
-    @property
-    def link(self) -> Path:
-        """What the link between the two instances carries."""
-        return self.folder / "link.json"
 
     def records(self) -> tuple[Path, ...]:
         """Every record there is, by C, N, O and repetition."""
@@ -366,44 +249,18 @@ class AttemptLayout:
 
     root: Path
 
-    @property
-    def requests(self) -> Path:
-        return self.root / "requests.jsonl"
-
-    @property
-    def metrics(self) -> Path:
-        return self.root / "metrics.jsonl"
-
-    @property
-    def engine_step(self) -> Path:
-        return self.root / "engine_step.jsonl"
-
-    @property
-    def scrapes(self) -> Path:
-        """`/metrics` of a standalone replay's server."""
-        return self.root / "engine.jsonl"
-
-    @property
-    def trace(self) -> Path:
-        """The trace of a standalone replay, in the project's own form."""
-        return self.root / "trace.jsonl"
-
-    @property
-    def decisions(self) -> Path:
-        return self.root / "decisions.jsonl"
-
-    @property
-    def router_spec(self) -> Path:
-        return self.root / "router.spec.json"
-
-    @property
-    def cell(self) -> Path:
-        return self.root / "cell.json"
-
-    @property
-    def records(self) -> Path:
-        """Folder of the records that count."""
-        return self.root / "records"
+    requests = Below("requests.jsonl")
+    metrics = Below("metrics.jsonl")
+    engine_step = Below("engine_step.jsonl")
+    scrapes = Below("engine.jsonl")
+    """`/metrics` of a standalone replay's server."""
+    trace = Below("trace.jsonl")
+    """The trace of a standalone replay, in the project's own form."""
+    decisions = Below("decisions.jsonl")
+    router_spec = Below("router.spec.json")
+    cell = Below("cell.json")
+    records = Below("records")
+    """Folder of the records that count."""
 
     def discarded(self, repetition: int, number: int) -> Path:
         """A record that does not count; `number` counts them."""
@@ -444,7 +301,12 @@ def write_atomic(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
+
+
+def write_indented_json(path: Path, value: object) -> None:
+    """Replace `path` by the value as JSON that a person can read. Raises OSError."""
+    write_atomic(path, msgspec.json.format(msgspec.json.encode(value), indent=2))
 
 
 def publish(moves: Mapping[Path, Path]) -> None:
@@ -457,7 +319,7 @@ def publish(moves: Mapping[Path, Path]) -> None:
         with source.open("rb") as file:
             os.fsync(file.fileno())
         source.replace(target)
-        _sync_folder(target.parent)
+        sync_folder(target.parent)
 
 
 def is_complete(record: Path, cell: str) -> bool:
@@ -470,7 +332,8 @@ def is_complete(record: Path, cell: str) -> bool:
         return False
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Have the disk hold which files the folder has."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -47,6 +47,11 @@ class RequestConfig:
         return self.prior_context, self.current_new_tokens, self.output_length
 
     @property
+    def tokens(self) -> int:
+        """What the decode instance holds at the end."""
+        return self.total_input_length + self.output_length
+
+    @property
     def label(self) -> str:
         """How it is called in gaps and file names."""
         return f"C{self.prior_context}_N{self.current_new_tokens}_O{self.output_length}"

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from results.records.environment import CapturedEnvironment, parse_environment
 from results.records.frames import Gap, artifact_name
 from results.records.host import host_notes
 from results.records.layout import ConfigLayout, RunLayout
@@ -93,7 +94,7 @@ def run_facts(root: Path) -> tuple[RunFacts, tuple[Gap, ...]]:
     plan = _json_object(RunLayout(root).plan)
     if isinstance(plan, Gap):
         return RunFacts(root.name), (plan,)
-    inputs = _object(plan, "inputs")
+    inputs = _read_object(plan, "inputs")
     return (
         RunFacts(
             run=root.name,
@@ -101,25 +102,25 @@ def run_facts(root: Path) -> tuple[RunFacts, tuple[Gap, ...]]:
             profile=str(plan.get("profile", "")),
             preset=str(plan.get("preset", "")),
             seed=plan["seed"] if isinstance(plan.get("seed"), int) else None,
-            engine_kind=str(_object(_object(inputs, "profile"), "engine").get("kind", "")),
+            engine_kind=str(_read_object(_read_object(inputs, "profile"), "engine").get("kind", "")),
             configs=tuple(sorted(map(str, plan.get("configs") or ()))),
-            cells=_planned(plan.get("cells")),
-            versions=_strings(_object(_object(inputs, "engine"), "versions")),
-            thresholds=_numbers(_object(_object(inputs, "grid"), "saturation")),
+            cells=_read_cells(plan.get("cells")),
+            versions=_read_strings(_read_object(_read_object(inputs, "engine"), "versions")),
+            thresholds=_read_numbers(_read_object(_read_object(inputs, "grid"), "saturation")),
             host_notes=host_notes(RunLayout(root).host_csv),
-            host=_host(root),
+            host=_describe_host(root),
         ),
         (),
     )
 
 
-def _host(root: Path) -> str:
+def _describe_host(root: Path) -> str:
     for layout in RunLayout(root).configs():
         try:
-            text = "\n".join(_section(layout.env_txt.read_text(encoding="utf-8", errors="replace"), "host"))
+            environment = parse_environment(layout.env_txt.read_text(encoding="utf-8", errors="replace"))
         except OSError:
             continue
-        cores, cpu = _line(text, "cores"), _line(text, "cpu")
+        cores, cpu = environment.stated("cores"), environment.stated("cpu")
         if cores or cpu:
             usable = re.search(r"\((\d+) usable\)", cores)
             count = usable.group(1) if usable else cores
@@ -146,17 +147,17 @@ def config_facts(layout: ConfigLayout) -> ConfigFacts:
     gaps = [launch] if isinstance(launch, Gap) else []
     stated = {} if isinstance(launch, Gap) else launch
     try:
-        environment = layout.env_txt.read_text(encoding="utf-8", errors="replace")
+        environment = parse_environment(layout.env_txt.read_text(encoding="utf-8", errors="replace"))
     except OSError as error:
-        gaps.append(Gap(artifact_name(layout.env_txt), _why(error)))
-        environment = ""
+        gaps.append(Gap(artifact_name(layout.env_txt), _explain_error(error)))
+        environment = CapturedEnvironment()
     command = stated.get("launch_command") or stated.get("argv") or ()
     return ConfigFacts(
         date=date,
         config=str(stated.get("config") or config),
-        versions=_versions_in(environment) | _strings(_object(stated, "versions")),
-        vllm_sha=str(stated.get("vllm_sha") or _line(environment, "vllm commit")),
-        gpu=str(stated.get("gpu") or "; ".join(_section(environment, "gpu"))),
+        versions=_versions_in(environment) | _read_strings(_read_object(stated, "versions")),
+        vllm_sha=str(stated.get("vllm_sha") or environment.stated("vllm commit")),
+        gpu=str(stated.get("gpu") or "; ".join(environment.gpu)),
         launch_command=tuple(map(str, command)) if isinstance(command, list) else (),
         gaps=tuple(gaps),
     )
@@ -168,14 +169,14 @@ def missing_files(layout: ConfigLayout) -> tuple[Gap, ...]:
     return tuple(Gap(artifact_name(path), "is missing") for path in wanted if not path.is_file())
 
 
-def _planned(cells: object) -> tuple[PlannedCell, ...]:
+def _read_cells(cells: object) -> tuple[PlannedCell, ...]:
     rows = [cell for cell in cells if isinstance(cell, dict)] if isinstance(cells, list) else []
     return tuple(
         PlannedCell(
             cell=str(cell.get("cell", "")),
             config=str(cell.get("config", "")),
-            phase=str(_object(cell, "params").get("phase", "")),
-            stem=str(_object(cell, "params").get("stem", "")),
+            phase=str(_read_object(cell, "params").get("phase", "")),
+            stem=str(_read_object(cell, "params").get("stem", "")),
         )
         for cell in rows
         if cell.get("kind") == "load"
@@ -186,39 +187,28 @@ def _json_object(path: Path) -> dict[str, Any] | Gap:
     try:
         value = msgspec.json.decode(path.read_bytes())
     except OSError as error:
-        return Gap(artifact_name(path), _why(error))
+        return Gap(artifact_name(path), _explain_error(error))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return Gap(artifact_name(path), f"is damaged: {error}")
     return value if isinstance(value, dict) else Gap(artifact_name(path), "is damaged: no JSON object")
 
 
-def _why(error: OSError) -> str:
+def _explain_error(error: OSError) -> str:
     return "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
 
 
-def _object(value: Mapping[str, Any], key: str) -> dict[str, Any]:
+def _read_object(value: Mapping[str, Any], key: str) -> dict[str, Any]:
     part = value.get(key)
     return part if isinstance(part, dict) else {}
 
 
-def _strings(value: Mapping[str, Any]) -> dict[str, str]:
+def _read_strings(value: Mapping[str, Any]) -> dict[str, str]:
     return {str(name): str(text) for name, text in value.items() if text}
 
 
-def _numbers(value: Mapping[str, Any]) -> dict[str, float]:
+def _read_numbers(value: Mapping[str, Any]) -> dict[str, float]:
     return {str(name): float(number) for name, number in value.items() if isinstance(number, int | float)}
 
 
-def _section(text: str, title: str) -> list[str]:
-    """The lines of `[title]` in env.txt."""
-    match = re.search(rf"^\[{re.escape(title)}\]\n(.*?)(?=^\[|\Z)", text, re.MULTILINE | re.DOTALL)
-    return [line for line in match.group(1).splitlines() if line.strip()] if match else []
-
-
-def _line(text: str, name: str) -> str:
-    match = re.search(rf"^{re.escape(name)}: (.*)$", text, re.MULTILINE)
-    return match.group(1) if match else ""
-
-
-def _versions_in(text: str) -> dict[str, str]:
-    return {name: version for name in COMPONENTS if (version := _line(text, f"{name} version"))}
+def _versions_in(environment: CapturedEnvironment) -> dict[str, str]:
+    return {name: version for name in COMPONENTS if (version := environment.stated(f"{name} version"))}

@@ -193,7 +193,9 @@ class EngineFault:
     t_unix_s: float
     """When it was noticed."""
     instance: str
+    """By the journal's name."""
     config: str
+    """The engine configuration."""
     what: str
     """`death` or `stall`."""
     text: str

@@ -146,7 +146,8 @@ class ProbeLog:
         known = {
             event.request
             for event in self.events
-            if event.request and (transfer in event.carries or any(_named(event.request, name) for name in asked))
+            if event.request
+            and (transfer in event.carries or any(_contains_name(event.request, name) for name in asked))
         }
         return tuple(
             event
@@ -155,7 +156,7 @@ class ProbeLog:
         )
 
 
-def _named(request: str, name: str) -> bool:
+def _contains_name(request: str, name: str) -> bool:
     """The engine makes its ids from the client's: `cmpl-NAME-0-1a2b3c4d`."""
     return request == name or f"-{name}-" in f"-{request}-"
 
@@ -167,7 +168,7 @@ def read_probe(folder: Path) -> ProbeLog:
     gaps: list[Gap] = []
     paths = sorted(folder.glob(TRANSFER_LOGS))
     for path in paths:
-        read, own, bad = _read(path)
+        read, own, bad = _read_file(path)
         events += read
         statuses += own
         gaps += bad
@@ -176,7 +177,7 @@ def read_probe(folder: Path) -> ProbeLog:
     return ProbeLog(tuple(sorted(events, key=lambda event: event.t_ns)), tuple(statuses), tuple(gaps))
 
 
-def _read(path: Path) -> tuple[list[ProbeEvent], list[ProbeStatus], list[Gap]]:
+def _read_file(path: Path) -> tuple[list[ProbeEvent], list[ProbeStatus], list[Gap]]:
     try:
         *lines, tail = path.read_bytes().split(b"\n")
     except OSError as error:

@@ -24,6 +24,36 @@ CELL_VERSION = 1
 """Of `cell.json`."""
 
 
+@dataclass(frozen=True, slots=True)
+class TraceRecord:
+    """`trace.json`, the commit mark of the trace: which one the run replays and what was done to it."""
+
+    file: str
+    """The source's name, without its folder; `synth` where it was generated."""
+    sha256: str
+    """Of trace.jsonl."""
+    format: str
+    """Of the source."""
+    requests: int
+    """Turns that are replayed."""
+    sessions: int
+    """Sessions that are replayed."""
+    input_tokens: int
+    """Of all prompts."""
+    output_tokens: int
+    """Of all answers."""
+    span_s: float
+    """From the first recorded send to the last, before the replay's time scale."""
+    block_tokens: int
+    """Block size of its hashes."""
+    tokens_factor: float
+    """Factor on every token count."""
+    turns_dropped: int
+    """Turns left out because they do not fit an engine (`max_tokens`)."""
+    max_tokens: int
+    """The longest prompt with its answer that an engine takes."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRecord(SentRequest):
     """One replayed turn: a row of `metrics.jsonl`. A turn can also be `cut` before its send, when the replay ends, and

@@ -173,7 +173,7 @@ class CellLoop:
         except CellSkipped as skipped:
             self._append(CellChanged(plan.cell, CellState.SKIPPED, attempt, str(skipped)))
         except (CellFailed, LaunchError, RunnerError) as failed:
-            self._append(CellChanged(plan.cell, CellState.FAILED, attempt, _paragraph(failed)))
+            self._append(CellChanged(plan.cell, CellState.FAILED, attempt, _join_remedy(failed)))
         except Exception as error:
             if isinstance(error, OSError) and error.errno == errno.ENOSPC:
                 self._append(CellChanged(plan.cell, CellState.PENDING, attempt, "interrupted: the disk is full"))
@@ -232,12 +232,12 @@ class CellLoop:
 
     def _cannot_go_on(self, error: Exception) -> ExitCode:
         """The disk is full or the state cannot be written: leave the run resumable and say why."""
-        log.error("the run cannot go on: %s", _paragraph(error))
+        log.error("the run cannot go on: %s", _join_remedy(error))
         if self._lost is not None:
             return ExitCode.INTERRUPTED
         with contextlib.suppress(StateError, OSError):  # the very write that failed may fail again
             self._sync()
-            self._append(RunChanged(RunState.INTERRUPTED, _paragraph(error), os.getpid()))
+            self._append(RunChanged(RunState.INTERRUPTED, _join_remedy(error), os.getpid()))
         return ExitCode.INTERRUPTED
 
     def _is_analysed(self) -> bool:
@@ -267,7 +267,7 @@ class CellLoop:
             self._view = fold(self._view, recorded)
 
 
-def _paragraph(error: BaseException) -> str:
+def _join_remedy(error: BaseException) -> str:
     """An error and its remedy as one paragraph."""
     remedy = getattr(error, "remedy", "")
     text = str(error) or type(error).__name__

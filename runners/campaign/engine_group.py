@@ -74,14 +74,14 @@ class GroupPlan:
 @asynccontextmanager
 async def engine_group(launcher: Launcher, plan: GroupPlan) -> AsyncIterator[tuple[Member, ...]]:
     """Fresh engines, all ready. On leaving, also by cancellation, every one is ended. Raises LaunchError."""
-    members = await _start(launcher, plan)
+    members = await _start_group(launcher, plan)
     try:
         yield members
     finally:
-        await asyncio.shield(_stop(launcher, [member.engine for member in members], "the cell is over"))
+        await asyncio.shield(_stop_engines(launcher, [member.engine for member in members], "the cell is over"))
 
 
-async def _start(launcher: Launcher, plan: GroupPlan) -> tuple[Member, ...]:
+async def _start_group(launcher: Launcher, plan: GroupPlan) -> tuple[Member, ...]:
     for _ in range(LAUNCH_TRIES - 1):
         try:
             return await _start_once(launcher, plan)
@@ -93,7 +93,7 @@ async def _start(launcher: Launcher, plan: GroupPlan) -> tuple[Member, ...]:
 async def _start_once(launcher: Launcher, plan: GroupPlan) -> tuple[Member, ...]:
     """All at once, but those that share GPUs in turn: each takes its part of what is free. One fails, all are ended."""
     turn = asyncio.Semaphore(1 if plan.gpus else len(plan.roles))
-    launches = [asyncio.create_task(_launch(launcher, plan, place, turn)) for place in range(len(plan.roles))]
+    launches = [asyncio.create_task(_launch_member(launcher, plan, place, turn)) for place in range(len(plan.roles))]
     try:
         return tuple(await asyncio.gather(*launches))
     except BaseException:
@@ -101,11 +101,11 @@ async def _start_once(launcher: Launcher, plan: GroupPlan) -> tuple[Member, ...]
             launch.cancel()
         ended = await asyncio.gather(*launches, return_exceptions=True)
         started = [member.engine for member in ended if isinstance(member, Member)]
-        await asyncio.shield(_stop(launcher, started, "another engine of the group did not start"))
+        await asyncio.shield(_stop_engines(launcher, started, "another engine of the group did not start"))
         raise
 
 
-async def _launch(launcher: Launcher, plan: GroupPlan, place: int, turn: asyncio.Semaphore) -> Member:
+async def _launch_member(launcher: Launcher, plan: GroupPlan, place: int, turn: asyncio.Semaphore) -> Member:
     name, layout = f"e{place}", ConfigLayout(plan.folder / f"e{place}")
     port = launcher.profile.launch.port_base + place * plan.ports
     config = plan.config_of(place)
@@ -122,12 +122,12 @@ async def _launch(launcher: Launcher, plan: GroupPlan, place: int, turn: asyncio
                 *(() if events is None else ("--kv-events-config", _event_settings(events))),
                 *(plan.decode_args if plan.roles[place] == "decode" else ()),
             ),
-            extra_env={**plan.env, **_devices(launcher, plan, place)},
+            extra_env={**plan.env, **_device_env(launcher, plan, place)},
         )
     return Member(name, plan.roles[place], engine, layout, events)
 
 
-async def _stop(launcher: Launcher, engines: Sequence[Instance], reason: str) -> None:
+async def _stop_engines(launcher: Launcher, engines: Sequence[Instance], reason: str) -> None:
     results = await asyncio.gather(*(launcher.stop(engine, reason) for engine in engines), return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
@@ -146,7 +146,7 @@ def _event_settings(events: EventSource) -> str:
     )
 
 
-def _devices(launcher: Launcher, plan: GroupPlan, place: int) -> dict[str, str]:
+def _device_env(launcher: Launcher, plan: GroupPlan, place: int) -> dict[str, str]:
     """The GPUs of one engine: as many as it is parallel, one set after the other."""
     if launcher.profile.engine.kind != "cuda":
         return {}

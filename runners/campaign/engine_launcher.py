@@ -171,9 +171,7 @@ class Launcher:
                 self._captured = (await asyncio.to_thread(capture, self._engine)).encode()
             return self._captured
 
-    def _record(
-        self, instance: Instance, state: InstanceState, reason: str, death: EngineDeath | None = None
-    ) -> None:
+    def _record(self, instance: Instance, state: InstanceState, reason: str, death: EngineDeath | None = None) -> None:
         spec = instance.spec
         self._store.append(
             InstanceChanged(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # the command line takes its defaults from RunOptions: its he
     from launch.profile import ConnectorConfig, Profile
     from runners.campaign.context import RunContext
     from runners.campaign.plan import Sum
-    from state.run import CellPlan, RunPlan
+    from state.run import CellPlan, StagePlan
     from state.view import RunView
 
 
@@ -50,14 +50,17 @@ class DraftPlan:
     """As the experiment runs it: a preset may change its engine settings."""
     seed: int
     configs: tuple[ConnectorConfig, ...]
+    """In the order they run."""
+    stages: Sequence[StagePlan]
+    """In the order they run; one without a cell is left out."""
+    cells: Sequence[CellPlan]
+    """In the order they run."""
     ports: int
     """How many ports in a row, from the profile's first one, its engines take at once."""
     inputs: Mapping[str, Any]
     """What shapes its numbers, besides profile and engine; JSON values only."""
     sums: tuple[Sum, ...]
     """The arithmetic of its time estimate."""
-    plan: Callable[[Mapping[str, Any]], RunPlan]
-    """The frozen plan over all inputs."""
     notes: tuple[str, ...] = ()
     """What distinguishes single cells beyond their labels; shown with the plan."""
 

@@ -32,14 +32,16 @@ def freeze(
     cells: Sequence[CellPlan],
     inputs: Mapping[str, Any],
 ) -> RunPlan:
-    """A plan with its estimate summed and its fingerprint taken."""
+    """A plan with its estimate summed and its fingerprint taken; a stage without a cell is left out."""
+    used = {cell.stage for cell in cells}
+    stages = tuple(stage for stage in stages if stage.stage in used)
     return RunPlan(
         experiment=experiment,
         profile=profile,
         preset=preset,
         configs=tuple(configs),
         seed=seed,
-        stages=tuple(stages),
+        stages=stages,
         cells=tuple(cells),
         estimated_s=round(sum(cell.estimated_s for cell in cells), 1),
         inputs=inputs,
@@ -66,14 +68,21 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
         if isinstance(before, Mapping) and isinstance(after, Mapping):
             yield from differences(before, after, f"{name}.")
         elif _as_json(before) != _as_json(after):  # a stored plan has lists where a new one has tuples
-            yield f"{name}: {_shown(before)} -> {_shown(after)}"
+            yield f"{name}: {_shorten_value(before)} -> {_shorten_value(after)}"
+
+
+def find_changes(old: RunPlan, new: RunPlan) -> str:
+    """What shapes the numbers of `new` otherwise than those of `old`; empty where their fingerprints are the same."""
+    if old.fingerprint == new.fingerprint:
+        return ""
+    return "; ".join(differences(old.inputs, new.inputs)) or "stages or cells are laid out differently"
 
 
 def _as_json(value: object) -> object:
     return msgspec.json.decode(msgspec.json.encode(value))
 
 
-def _shown(value: object) -> str:
+def _shorten_value(value: object) -> str:
     if value is None:
         return "(absent)"
     text = msgspec.json.encode(value).decode() if not isinstance(value, str) else value

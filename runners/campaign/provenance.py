@@ -22,14 +22,14 @@ class Commit:
 def commit_of(folder: Path) -> Commit:
     """The commit of the work tree that `folder` is in; an installed copy has none."""
     try:
-        sha = _git(folder, "rev-parse", "HEAD")
-        changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
+        sha = _call_git(folder, "rev-parse", "HEAD")
+        changed = _call_git(folder, "status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.SubprocessError):
         return Commit(None, "Tracon does not run from a git work tree")
     return Commit(sha, "the work tree has uncommitted changes" if changed else "")
 
 
-def _git(folder: Path, *arguments: str) -> str:
+def _call_git(folder: Path, *arguments: str) -> str:
     done = subprocess.run(
         ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True, timeout=GIT_TIMEOUT_S
     )

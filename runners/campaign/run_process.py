@@ -14,7 +14,7 @@ from runners.campaign.cell_loop import CellLoop
 from runners.campaign.context import RunContext
 from runners.campaign.engine_launcher import Launcher
 from runners.campaign.engine_slot import EngineSlot
-from runners.campaign.plan import differences
+from runners.campaign.plan import find_changes
 from runners.campaign.start import Prepared, options_of, prepare
 from runners.errors import ExitCode, RunnerError
 from runners.experiments.registry import experiment_named
@@ -33,23 +33,23 @@ def work(folder: Path, *, accept_changes: bool) -> int:
     with RunStore.open(folder) as store:
         lease = leases.acquire(store)
         try:
-            prepared = _prepare(store, accept_changes=accept_changes)
+            prepared = _prepare_again(store, accept_changes=accept_changes)
             return asyncio.run(_run_cells(store, lease, folder, prepared))
         finally:
             lease.release()
 
 
-def _prepare(store: RunStore, *, accept_changes: bool) -> Prepared:
+def _prepare_again(store: RunStore, *, accept_changes: bool) -> Prepared:
     """What the frozen plan needs, as this machine has it now; a changed fingerprint stops the run unless accepted."""
     view = store.view()
     try:
         prepared = prepare(options_of(view.plan), need_engine=True)
-        if prepared.plan.fingerprint != view.plan.fingerprint:
-            changes = "; ".join(differences(view.plan.inputs, prepared.plan.inputs)) or "the layout of stages and cells"
-            if not accept_changes:
-                raise RunnerError(
-                    f"what shapes the numbers has changed: {changes}", remedy="`tracon resume --accept-changes`"
-                )
+        changes = find_changes(view.plan, prepared.plan)
+        if changes and not accept_changes:
+            raise RunnerError(
+                f"what shapes the numbers has changed: {changes}", remedy="`tracon resume --accept-changes`"
+            )
+        if changes:
             store.append(Noted("warning", view.run, f"resumed although these changed: {changes}"))
     except Exception as error:
         if RunState.INTERRUPTED in RUN_TRANSITIONS[view.state]:

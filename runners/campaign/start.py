@@ -18,9 +18,10 @@ from launch.environment import Engine, find_engine
 from launch.errors import LaunchError
 from launch.ports import require_free
 from launch.profile import Profile, load_profile
-from results.records.layout import RunLayout, write_atomic
+from results.records.layout import RunLayout, write_indented_json
 from runners.campaign.disk import require_disk
 from runners.campaign.experiment import DraftPlan, RunOptions
+from runners.campaign.plan import freeze
 from runners.errors import RunnerError
 from runners.experiments.registry import experiment_named
 from state.run import RunPlan
@@ -56,11 +57,21 @@ def prepare(options: RunOptions, *, need_engine: bool) -> Prepared:
         launch = msgspec.structs.replace(profile.launch, port_base=options.port)
         profile = msgspec.structs.replace(profile, launch=launch)
     draft = experiment_named(options.experiment).draft_plan(options, profile)
-    engine = _engine(profile, options.engine_python, need_engine)
-    return Prepared(draft, engine, draft.plan(_inputs(draft, engine)))
+    engine = _find_engine(profile, options.engine_python, need_engine)
+    plan = freeze(
+        experiment=options.experiment,
+        profile=options.profile,
+        preset=options.preset,
+        configs=[config.name for config in draft.configs],
+        seed=draft.seed,
+        stages=draft.stages,
+        cells=draft.cells,
+        inputs=_describe_inputs(draft, engine),
+    )
+    return Prepared(draft, engine, plan)
 
 
-def _engine(profile: Profile, engine_python: Path | None, need_engine: bool) -> Engine | None:
+def _find_engine(profile: Profile, engine_python: Path | None, need_engine: bool) -> Engine | None:
     try:
         return find_engine(profile.engine.kind, engine_python)
     except LaunchError:
@@ -69,7 +80,7 @@ def _engine(profile: Profile, engine_python: Path | None, need_engine: bool) -> 
         return None
 
 
-def _inputs(draft: DraftPlan, engine: Engine | None) -> Mapping[str, Any]:
+def _describe_inputs(draft: DraftPlan, engine: Engine | None) -> Mapping[str, Any]:
     described = msgspec.to_builtins(draft.profile)
     for key in ("description", "experiments", "experiment"):
         described.pop(key, None)
@@ -93,18 +104,20 @@ def require_ports(prepared: Prepared) -> None:
 def options_of(plan: RunPlan) -> RunOptions:
     """The options that make this plan again, to see whether it would still be the same.
 
-    Raises RunnerError where the plan does not hold what it was made from.
+    An engine environment that is gone is left out: the one found in its place is a change like any other. Raises
+    RunnerError where the plan does not hold what it was made from.
     """
     if "config_names" not in plan.inputs:
         raise RunnerError("the plan does not hold what it was made from", remedy="start a new run")
     engine = plan.inputs.get("engine")
+    python = Path(engine["python"]) if engine else None
     return RunOptions(
         experiment=plan.experiment,
         profile=plan.profile,
         preset=plan.preset,
         configs=tuple(plan.inputs["config_names"]),
         seed=plan.seed,
-        engine_python=Path(engine["python"]) if engine else None,
+        engine_python=python if python is not None and python.exists() else None,
         trials=plan.inputs["grid"].get("trials"),
         port=plan.inputs["profile"]["launch"]["port_base"],
         policies=tuple(plan.inputs.get("policy_names", ())),
@@ -118,7 +131,7 @@ def create_run(workspace: Workspace, prepared: Prepared) -> Path:
     plan = prepared.plan
     require_disk(workspace.root)
     folder = workspace.create_folder(plan.experiment, prepared.profile.name, datetime.now(UTC))
-    write_atomic(RunLayout(folder).plan, msgspec.json.format(msgspec.json.encode(plan), indent=2))
+    write_indented_json(RunLayout(folder).plan, plan)
     with RunStore.create(folder, folder.name, plan, tracon_version()):
         return folder
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from state import requests
-from state.events import CellChanged, RequestSubmitted
+from state.events import CellChanged
+from state.model import RequestView
 from state.run import CellPlan, CellState
 from state.store import RunStore
 from state.view import RunView
@@ -38,53 +39,48 @@ class Steering:
             accepted, detail = self._act(request, view, running)
             requests.answer(self._store, request.request, accepted, detail)
 
-    def _act(self, request: RequestSubmitted, view: RunView, running: CellPlan | None) -> tuple[bool, str]:
-        acts: dict[str, Callable[[RequestSubmitted, RunView, CellPlan | None], tuple[bool, str]]] = {
-            "pause": self._pause,
-            "resume": self._resume,
-            "stop": self._stop,
-            "stop_now": self._stop,
-            "skip": self._skip,
-            "retry": self._retry,
-        }
-        act = acts.get(request.action)
-        return act(request, view, running) if act else (False, f"unknown action {request.action!r}")
+    def _act(self, request: RequestView, view: RunView, running: CellPlan | None) -> tuple[bool, str]:
+        """Whether it is accepted, and when it is done or why it is not."""
+        match request.action:
+            case "pause":
+                self.paused, self.pause_reason = True, request.reason or "paused by the operator"
+                return True, "after the running cell" if running else "now"
+            case "resume":
+                was_paused, self.paused = self.paused, False
+                return (True, "going on") if was_paused else (False, "the run is not paused")
+            case "stop" | "stop_now":
+                return self._stop(request, running)
+            case "skip":
+                return self._skip(request, view, running)
+            case "retry":
+                return self._retry(request, view)
+        return False, f"unknown action {request.action!r}"
 
-    def _pause(self, request: RequestSubmitted, view: RunView, running: CellPlan | None) -> tuple[bool, str]:
-        self.paused, self.pause_reason = True, request.reason or "paused by the operator"
-        return True, "after the running cell" if running else "now"
-
-    def _resume(self, request: RequestSubmitted, view: RunView, running: CellPlan | None) -> tuple[bool, str]:
-        was, self.paused = self.paused, False
-        return (True, "going on") if was else (False, "the run is not paused")
-
-    def _stop(self, request: RequestSubmitted, view: RunView, running: CellPlan | None) -> tuple[bool, str]:
+    def _stop(self, request: RequestView, running: CellPlan | None) -> tuple[bool, str]:
         self.stopping = True
         self.stopping_now = self.stopping_now or request.action == "stop_now"
         self.stop_reason = request.reason or "stopped by the operator"
         return True, "after the running cell" if running and not self.stopping_now else "now"
 
-    def _skip(self, request: RequestSubmitted, view: RunView, running: CellPlan | None) -> tuple[bool, str]:
+    def _skip(self, request: RequestView, view: RunView, running: CellPlan | None) -> tuple[bool, str]:
         reason = request.reason or "skipped by the operator"
-        count = 0
-        for plan in matching(view, request.target):
-            if running is not None and plan.cell == running.cell:
-                self._skips[plan.cell] = reason
-                count += 1
-            elif view.cells[plan.cell].state is CellState.PENDING:
-                self._store.append(CellChanged(plan.cell, CellState.SKIPPED, view.cells[plan.cell].attempt, reason))
-                count += 1
+        events = tuple(skip_pending(view, request.target, reason))
+        self._store.append(*events)
+        count = len(events)
+        if running is not None and running in list_matching(view, request.target):
+            self._skips[running.cell] = reason
+            count += 1
         return (count > 0), f"{count} cells skipped" if count else f"nothing pending matches {request.target!r}"
 
-    def _retry(self, request: RequestSubmitted, view: RunView, running: CellPlan | None) -> tuple[bool, str]:
-        events = tuple(retried(view, request.target))
+    def _retry(self, request: RequestView, view: RunView) -> tuple[bool, str]:
+        events = tuple(retry_failed(view, request.target))
         if not events:
             return False, f"no failed cell matches {request.target!r}" if request.target else "no cell failed"
         self._store.append(*events)
         return True, f"{len(events)} cells pending again"
 
 
-def matching(view: RunView, target: str) -> Iterator[CellPlan]:
+def list_matching(view: RunView, target: str) -> Iterator[CellPlan]:
     """The cells a target names: `cell:ID`, `config:NAME`, `stage:ID`, or empty for all."""
     sort, _, name = target.partition(":")
     for plan in view.plan.cells:
@@ -93,12 +89,19 @@ def matching(view: RunView, target: str) -> Iterator[CellPlan]:
             yield plan
 
 
-def retried(view: RunView, target: str) -> Iterator[CellChanged]:
+def skip_pending(view: RunView, target: str, reason: str) -> Iterator[CellChanged]:
+    """What skips the pending cells that a target names."""
+    for plan in list_matching(view, target):
+        if view.cells[plan.cell].state is CellState.PENDING:
+            yield CellChanged(plan.cell, CellState.SKIPPED, view.cells[plan.cell].attempt, reason)
+
+
+def retry_failed(view: RunView, target: str) -> Iterator[CellChanged]:
     """What puts failed cells back to pending, and with a failed pre-flight the cells it had kept from running."""
     gates = {
         p.config for p in view.plan.cells if p.kind == "preflight" and view.cells[p.cell].state is CellState.FAILED
     }
-    for plan in matching(view, target):
+    for plan in list_matching(view, target):
         cell = view.cells[plan.cell]
         held_back = cell.state is CellState.SKIPPED and plan.config in gates
         if cell.state is CellState.FAILED or held_back:

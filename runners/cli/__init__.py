@@ -47,7 +47,7 @@ PYTHONS = ((3, 11), (3, 13))
 """First and last version of Python that the pinned packages have wheels for."""
 
 
-def _version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         from runners.campaign.start import tracon_version
 
@@ -59,7 +59,7 @@ def _version(wanted: bool) -> None:
 def tracon(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     color: Annotated[
         bool | None, typer.Option("--color/--no-color", help="Colour on stderr and tables; NO_COLOR works too.")

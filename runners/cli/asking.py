@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from runners.campaign.steering import matching, retried
+from runners.campaign.steering import retry_failed, skip_pending
 from runners.errors import RunnerError
 from state import requests
-from state.events import CellChanged, Event
+from state.events import Event
 from state.lease import lease_state
 from state.model import RequestView
-from state.run import CellState
 from state.store import RunStore
 
 ANSWER_S = 10.0
@@ -29,7 +28,7 @@ def ask(folder: Path, action: str, target: str, reason: str) -> dict[str, Any]:
     """
     with RunStore.open(folder) as store:
         if not lease_state(store).live:
-            return {"run": folder.name, "action": action, "target": target} | _apply(
+            return {"run": folder.name, "action": action, "target": target} | _apply_request(
                 store, folder, action, target, reason
             )
         request = requests.submit(store, action, target, reason, f"{requests.user_name()}/{os.getpid()}")
@@ -57,7 +56,7 @@ def skip_stages(folder: Path, stages: Sequence[str]) -> None:
             if name not in known:
                 numbered = ", ".join(f"{number} {stage}" for number, stage in enumerate(known))
                 raise RunnerError(f"there is no stage {text!r}", remedy=f"stages: {numbered}")
-            _apply(store, folder, "skip", f"stage:{name}", "asked for with --skip-stage")
+            _apply_request(store, folder, "skip", f"stage:{name}", "asked for with --skip-stage")
 
 
 def _await_answer(store: RunStore, request: int) -> RequestView | None:
@@ -72,19 +71,13 @@ def _await_answer(store: RunStore, request: int) -> RequestView | None:
     return None
 
 
-def _apply(store: RunStore, folder: Path, action: str, target: str, reason: str) -> dict[str, Any]:
+def _apply_request(store: RunStore, folder: Path, action: str, target: str, reason: str) -> dict[str, Any]:
     view = store.view()
     events: tuple[Event, ...]
     if action == "retry":
-        events = tuple(retried(view, target))
+        events = tuple(retry_failed(view, target))
     elif action == "skip":
-        events = tuple(
-            CellChanged(
-                plan.cell, CellState.SKIPPED, view.cells[plan.cell].attempt, reason or "skipped by the operator"
-            )
-            for plan in matching(view, target)
-            if view.cells[plan.cell].state is CellState.PENDING
-        )
+        events = tuple(skip_pending(view, target, reason or "skipped by the operator"))
     else:
         verb = action.replace("_", " ")
         raise RunnerError(

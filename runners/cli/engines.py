@@ -175,20 +175,20 @@ def hold(name: str, config: str, profile: str, folder: Path, port: int, python: 
 
 def apply(kind: KindOption = "cpu", engine_python: PythonOption = None, json: JsonOption = False) -> None:
     """Install the step probe into an engine environment (idempotent; edits none of the engine's files)."""
-    _patch("apply", kind, engine_python, json)
+    _change_patches("apply", kind, engine_python, json)
 
 
 def revert(kind: KindOption = "cpu", engine_python: PythonOption = None, json: JsonOption = False) -> None:
     """Remove exactly what `apply` installed (idempotent)."""
-    _patch("revert", kind, engine_python, json)
+    _change_patches("revert", kind, engine_python, json)
 
 
 def status(kind: KindOption = "cpu", engine_python: PythonOption = None, json: JsonOption = False) -> None:
     """Print whether the probe is installed, its version, and whether its files are intact."""
-    _patch("status", kind, engine_python, json)
+    _change_patches("status", kind, engine_python, json)
 
 
-def _patch(action: str, kind: str, engine_python: Path | None, json: bool) -> None:
+def _change_patches(action: str, kind: str, engine_python: Path | None, json: bool) -> None:
     from launch import patching
     from launch.environment import find_engine
 

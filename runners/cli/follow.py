@@ -34,11 +34,11 @@ def follow(folder: Path, *, worker_pid: int | None = None, events: bool = False)
     """
     with RunStore.open(folder, read_only=True) as store:
         if events:
-            return _follow(store, worker_pid, _EventLines())
+            return _follow_store(store, worker_pid, _EventLines())
         if sys.stderr.isatty():
             with Live(console=output.err(), refresh_per_second=2, transient=True) as live:
-                return _follow(store, worker_pid, _Panel(live))
-        return _follow(store, worker_pid, _FeedLines())
+                return _follow_store(store, worker_pid, _Panel(live))
+        return _follow_store(store, worker_pid, _FeedLines())
 
 
 class _Follower(Protocol):
@@ -85,11 +85,11 @@ def await_lease(folder: Path, worker_pid: int) -> None:
     """Wait until the run process, a child of ours, holds the run's lease; until it has ended, where it never does."""
     deadline = time.monotonic() + LEASE_GRACE_S
     with RunStore.open(folder, read_only=True) as store:
-        while not lease_state(store).live and not _ended(worker_pid) and time.monotonic() < deadline:
+        while not lease_state(store).live and not _has_ended(worker_pid) and time.monotonic() < deadline:
             time.sleep(0.05)
 
 
-def _follow(store: RunStore, worker_pid: int | None, follower: _Follower) -> int:
+def _follow_store(store: RunStore, worker_pid: int | None, follower: _Follower) -> int:
     view = EMPTY
     deadline = time.monotonic() + LEASE_GRACE_S
     worked = False
@@ -102,14 +102,14 @@ def _follow(store: RunStore, worker_pid: int | None, follower: _Follower) -> int
         follower.tick(new, lines, view)
         live = lease_state(store).live
         worked = worked or live
-        if not live and (worked or worker_pid is None or _ended(worker_pid) or time.monotonic() > deadline):
+        if not live and (worked or worker_pid is None or _has_ended(worker_pid) or time.monotonic() > deadline):
             if list(store.events(after=view.last_seq, limit=1)):
                 continue  # written while it ended
             return exit_code(view)
         time.sleep(POLL_S)
 
 
-def _ended(pid: int) -> bool:
+def _has_ended(pid: int) -> bool:
     """Whether our child has ended (and reap it)."""
     try:
         ended, _status = os.waitpid(pid, os.WNOHANG)

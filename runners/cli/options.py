@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer.models import ParameterInfo
+
+from runners.errors import RunnerError
 
 _PROFILE = "Model, hardware and scale: name of a profile, or path of a TOML file."
 _PYTHON = "Use the engine environment of this Python executable (default: the one `tracon engine install` built)."
@@ -47,3 +49,14 @@ SkipStageOption = Annotated[
     typer.Option("--skip-stage", help="Skip this stage (repeatable): `3` or `phase-b`."),
 ]
 ReasonOption = Annotated[str, typer.Option("--reason", "-r", help="Reason, recorded in the journal and the manifest.")]
+
+
+def read_pairs(texts: Iterable[str] | None, option: str, shape: str) -> dict[str, str]:
+    """Texts of the shape `KEY=VALUE` as a mapping; values stay text. Raises RunnerError for another shape."""
+    pairs = {}
+    for text in texts or ():
+        key, equals, value = text.partition("=")
+        if not (key and equals):
+            raise RunnerError(f"{option} {text!r} is not {shape}", remedy=f"Give it as {shape}.")
+        pairs[key.strip()] = value.strip()
+    return pairs

@@ -24,15 +24,15 @@ def use_color(wanted: bool | None) -> None:
 
 def out() -> Console:
     """stdout, for data a person reads. In a pipe it is as wide as its content needs."""
-    return _console(stderr=False)
+    return _make_console(stderr=False)
 
 
 def err() -> Console:
     """stderr, for narration."""
-    return _console(stderr=True)
+    return _make_console(stderr=True)
 
 
-def _console(*, stderr: bool) -> Console:
+def _make_console(*, stderr: bool) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else 160
     return Console(

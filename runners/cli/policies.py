@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from runners.cli import output
-from runners.cli.options import JsonOption, WorkspaceOption
+from runners.cli.options import JsonOption, WorkspaceOption, read_pairs
 from runners.errors import RunnerError
 
 if TYPE_CHECKING:
@@ -117,23 +117,12 @@ def whatif(
     choices: dict[str, Owners] = {"recorded": "recorded", "served": "served"}
     if owners not in choices:
         raise RunnerError(f"--owners is {owners!r}", remedy="give `recorded` or `served`")
-    other = make_policy(policy, settings(setting or ()))
+    other = make_policy(policy, read_pairs(setting, "--set", "KEY=VALUE"))
     results = [(log, what_if(log.records, other, choices[owners])) for log in logs_of(run, cell, workspace)]
     if json:
         output.print_json([whatif_json(log, result) for log, result in results])
     else:
         output.out().print(whatif_tables(results, show))
-
-
-def settings(texts: Sequence[str]) -> dict[str, object]:
-    """`KEY=VALUE` texts as a mapping; values stay text, the policy converts them. Raises RunnerError otherwise."""
-    values: dict[str, object] = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not (key and equals):
-            raise RunnerError(f"--set {text!r} is no KEY=VALUE", remedy="e.g. --set overload_factor=1.3")
-        values[key.strip()] = value.strip()
-    return values
 
 
 def logs_of(run: str, cell: str, workspace: Path | None) -> tuple[LoggedPicks, ...]:
@@ -155,7 +144,7 @@ def _picks_of(logs: Sequence[LoggedPicks], wanted: str) -> list[tuple[LoggedPick
     """Per log the picks of the one request that `wanted` names."""
     matches = []
     for log in logs:
-        ids = _named(log, wanted)
+        ids = _match_requests(log, wanted)
         if len(ids) > 1:
             raise RunnerError(
                 f"{wanted!r} begins {len(ids)} requests of {log.name}", remedy=f"e.g. {', '.join(sorted(ids)[:4])}"
@@ -171,7 +160,7 @@ def _picks_of(logs: Sequence[LoggedPicks], wanted: str) -> list[tuple[LoggedPick
     return matches
 
 
-def _named(log: LoggedPicks, wanted: str) -> set[str]:
+def _match_requests(log: LoggedPicks, wanted: str) -> set[str]:
     if wanted.startswith("#") and wanted[1:].isdigit():
         return {record.request.request for record in log.records if record.seq == int(wanted[1:])}
     ids = {record.request.request for record in log.records if record.request.request.startswith(wanted)}

@@ -23,7 +23,7 @@ def policies_table(infos: Sequence[PolicyInfo]) -> Table:
     """Every policy with its rule in a sentence, its parameters by name, and its source."""
     rows = table("policy", "what it does", "parameters", "source")
     for info in infos:
-        named = ", ".join(f"{one.name}={_default(one)}" for one in info.parameters)
+        named = ", ".join(f"{one.name}={_format_default(one)}" for one in info.parameters)
         rows.add_row(info.name, info.summary, named or "none", info.source)
     return rows
 
@@ -32,7 +32,7 @@ def policy_tables(info: PolicyInfo) -> RenderableType:
     """One policy with all that is known of its parameters."""
     rows = table("parameter", "type", ">default", "what")
     for one in info.parameters:
-        rows.add_row(one.name, one.kind, _default(one), one.text)
+        rows.add_row(one.name, one.kind, _format_default(one), one.text)
     head = Text.assemble((info.name, "bold"), f": {info.summary}\nsource: {info.source}\n")
     return Group(head, rows) if info.parameters else Group(head, Text("no parameters"))
 
@@ -50,11 +50,11 @@ def whatif_json(log: LoggedPicks, result: WhatIf) -> dict[str, Any]:
 def whatif_tables(results: Sequence[tuple[LoggedPicks, WhatIf]], show: int) -> RenderableType:
     """Agreement per cell, where picks differ by reason and by instance, and the first that do."""
     _, first = results[0]
-    parameters = ", ".join(f"{name}={_value(value)}" for name, value in first.parameters.items())
+    parameters = ", ".join(f"{name}={_format_value(value)}" for name, value in first.parameters.items())
     title = Text.assemble("what if ", (first.policy, "bold"), f" ({parameters})" if parameters else "", " had decided")
-    parts: list[RenderableType] = [title, _cells(results), _reasons(results), _shares(results)]
+    parts: list[RenderableType] = [title, _cells_table(results), _reasons_table(results), _shares_table(results)]
     if show and any(one.differences for _, one in results):
-        parts.append(_differences(results, show))
+        parts.append(_differences_table(results, show))
     migrations = [sum(one.migrations[place] for _, one in results) for place in (0, 1)]
     if any(migrations):
         parts.append(
@@ -77,7 +77,7 @@ def whatif_tables(results: Sequence[tuple[LoggedPicks, WhatIf]], show: int) -> R
     return Group(*parts)
 
 
-def _cells(results: Sequence[tuple[LoggedPicks, WhatIf]]) -> Table:
+def _cells_table(results: Sequence[tuple[LoggedPicks, WhatIf]]) -> Table:
     rows = table(
         "cell",
         "recorded policy",
@@ -107,7 +107,7 @@ def _cells(results: Sequence[tuple[LoggedPicks, WhatIf]]) -> Table:
     return rows
 
 
-def _reasons(results: Sequence[tuple[LoggedPicks, WhatIf]]) -> Table:
+def _reasons_table(results: Sequence[tuple[LoggedPicks, WhatIf]]) -> Table:
     """Summed over the cells of one recorded policy."""
     picks: Counter[tuple[str, str, str]] = Counter()
     differ: Counter[tuple[str, str, str]] = Counter()
@@ -122,7 +122,7 @@ def _reasons(results: Sequence[tuple[LoggedPicks, WhatIf]]) -> Table:
     return rows
 
 
-def _shares(results: Sequence[tuple[LoggedPicks, WhatIf]]) -> Table:
+def _shares_table(results: Sequence[tuple[LoggedPicks, WhatIf]]) -> Table:
     recorded: Counter[str] = Counter()
     instead: Counter[str] = Counter()
     for _, one in results:
@@ -135,7 +135,7 @@ def _shares(results: Sequence[tuple[LoggedPicks, WhatIf]]) -> Table:
     return rows
 
 
-def _differences(results: Sequence[tuple[LoggedPicks, WhatIf]], show: int) -> Table:
+def _differences_table(results: Sequence[tuple[LoggedPicks, WhatIf]], show: int) -> Table:
     total = sum(len(one.differences) for _, one in results)
     rows = table(
         "cell",
@@ -159,11 +159,11 @@ def _differences(results: Sequence[tuple[LoggedPicks, WhatIf]], show: int) -> Ta
     return rows
 
 
-def _default(one: ParameterInfo) -> str:
-    return "(required)" if one.required else _value(one.default)
+def _format_default(one: ParameterInfo) -> str:
+    return "(required)" if one.required else _format_value(one.default)
 
 
-def _value(value: object) -> str:
+def _format_value(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return "null" if value is None else str(value)

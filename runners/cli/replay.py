@@ -90,17 +90,17 @@ def replay(
     from runners.load.standalone_replay import ReplayWish
 
     wish = ReplayWish(trace, format, url, model, out or _new_folder(workspace), chosen(context, REPLAY))
-    report = asyncio.run(_replay(wish))
+    report = asyncio.run(_run_replay(wish))
     if json:
-        output.print_json(_json(report))
+        output.print_json(_report_json(report))
     else:
-        output.out().print(_tables(report))
+        output.out().print(_report_tables(report))
     if report.outcome.fidelity.degraded:
         output.err().print(f"degraded: {report.outcome.fidelity.reason}", soft_wrap=True)
     raise typer.Exit(int(report.exit_code))
 
 
-async def _replay(wish: ReplayWish) -> ReplayReport:
+async def _run_replay(wish: ReplayWish) -> ReplayReport:
     from runners.load.standalone_replay import replay_trace
 
     cut = asyncio.Event()
@@ -162,7 +162,7 @@ def progress_line(tick: ReplayTick) -> str:
     return ", ".join(parts)
 
 
-def _json(report: ReplayReport) -> dict[str, Any]:
+def _report_json(report: ReplayReport) -> dict[str, Any]:
     import msgspec
 
     return {
@@ -173,7 +173,7 @@ def _json(report: ReplayReport) -> dict[str, Any]:
     }
 
 
-def _tables(report: ReplayReport) -> RenderableType:
+def _report_tables(report: ReplayReport) -> RenderableType:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from results.report.content import ReportText
 
 
+
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
     for command in (report, compare):

@@ -10,6 +10,7 @@ import typer
 
 from results.records.decisions import Role
 from runners.cli import output
+from runners.cli.options import read_pairs
 from runners.cli.spec_options import SpecOption, SpecOptions, chosen, command_with
 from runners.errors import RunnerError
 
@@ -205,12 +206,12 @@ def route(
     if spec is not None:
         options = router_spec(spec)
     else:
-        events = dict(_split_pair(text, "--kv-events", "NAME=ENDPOINT[,REPLAY]") for text in kv_events or ())
+        events = read_pairs(kv_events, "--kv-events", "NAME=ENDPOINT[,REPLAY]")
         options = _router_spec()(
-            instances=_instances(
+            instances=_read_instances(
                 {"both": instance, "prefill": prefill, "decode": decode}, events, kv_capacity, transfer
             ),
-            parameters=dict(_split_pair(text, "--set", "KEY=VALUE") for text in settings or ()),
+            parameters=read_pairs(settings, "--set", "KEY=VALUE"),
             port=port,
             decisions_path=str(decisions) if decisions else "",
             transfer=_transfer_rules()(**chosen(context, TRANSFERS)),
@@ -250,7 +251,7 @@ class _Narrator:
                 say(f"{end.records_lost} decision records were lost: {end.log_error}")
 
 
-def _instances(
+def _read_instances(
     by_role: Mapping[str, list[str] | None], events: dict[str, str], kv_capacity: int | None, transport: str | None
 ) -> tuple[InstanceSpec, ...]:
     """The instances by role and in their order; without a name they are called i0, i1, ... (p0 and d0 with a role)."""
@@ -263,7 +264,7 @@ def _instances(
             name, _, url = address.partition("=") if "=" in address.partition("://")[0] else ("", "", address)
             name = name or f"{'i' if role == 'both' else role[0]}{number}"
             endpoint, _, replay = events.pop(name, "").partition(",")
-            transfer = _endpoint(name, settings, transport)
+            transfer = _read_endpoint(name, settings, transport)
             instances.append(
                 InstanceSpec(name, url, role, kv_capacity, kv_events=endpoint, kv_replay=replay, transfer=transfer)
             )
@@ -275,14 +276,14 @@ def _instances(
     return tuple(instances)
 
 
-def _endpoint(name: str, settings: Sequence[str], transport: str | None) -> KvEndpoint | None:
+def _read_endpoint(name: str, settings: Sequence[str], transport: str | None) -> KvEndpoint | None:
     """How the instance's KV is moved, by `--transfer` and the settings behind its URL."""
     import msgspec
 
     from runners.router.spec import KvEndpoint
 
     known = [field for field in KvEndpoint.__dataclass_fields__ if field != "transport"]
-    values = dict(_split_pair(text, f"instance {name}:", "SETTING=VALUE") for text in settings)
+    values = read_pairs(settings, f"instance {name}:", "SETTING=VALUE")
     wrong = [setting for setting in values if setting not in known]
     if wrong:
         raise RunnerError(
@@ -300,10 +301,3 @@ def _endpoint(name: str, settings: Sequence[str], transport: str | None) -> KvEn
         return msgspec.convert({"transport": transport, **values}, KvEndpoint, strict=False)
     except msgspec.ValidationError as error:
         raise RunnerError(f"instance {name}: {error}", remedy="Correct that setting behind its URL.") from error
-
-
-def _split_pair(text: str, option: str, shape: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not (key and equals):
-        raise RunnerError(f"{option} {text!r} is not {shape}", remedy=f"Give it as {shape}.")
-    return key, value

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -94,7 +95,7 @@ def run(
     output.err().print(f"run [bold]{folder.name}[/] in {folder.parent}")
     skip_stages(folder, skip_stage or ())
     process = spawn_run_process(folder)
-    _accompany(folder, process.pid, detach=detach, console=console, json=json)
+    _accompany_run(folder, process.pid, detach=detach, console=console, json=json)
 
 
 def resume(
@@ -120,13 +121,13 @@ def resume(
     folder = workspace_of(workspace).find(run)
     with RunStore.open(folder) as store:
         if lease_state(store).live:
-            _ask(folder, "resume", "", "")
+            _ask_run(folder, "resume", "", "")
             return
         if not accept_changes:
             _refuse_changes(store.view())
     skip_stages(folder, skip_stage or ())
     process = spawn_run_process(folder, accept_changes=accept_changes)
-    _accompany(folder, process.pid, detach=detach, console=console, json=json)
+    _accompany_run(folder, process.pid, detach=detach, console=console, json=json)
 
 
 def status(run: RunArg = None, workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
@@ -134,7 +135,7 @@ def status(run: RunArg = None, workspace: WorkspaceOption = None, json: JsonOpti
     from runners.cli.tables import status_json, status_tables
 
     folder = workspace_of(workspace).find(run)
-    view, lease = _read(folder)
+    view, lease = _read_run(folder)
     if json:
         output.print_json(status_json(view, lease, folder, time.time()))
     else:
@@ -160,21 +161,19 @@ def watch(run: RunArg = None, workspace: WorkspaceOption = None, json: JsonOptio
 def stop(
     run: RunArg = None,
     workspace: WorkspaceOption = None,
-    now: Annotated[
-        bool, typer.Option("--now", help="Cancel the running cell; `resume` measures it again.")
-    ] = False,
+    now: Annotated[bool, typer.Option("--now", help="Cancel the running cell; `resume` measures it again.")] = False,
     reason: ReasonOption = "",
     json: JsonOption = False,
 ) -> None:
     """Stop a run after the running cell (or `--now`); `tracon resume` continues it."""
-    _ask(workspace_of(workspace).find(run), "stop_now" if now else "stop", "", reason, json=json)
+    _ask_run(workspace_of(workspace).find(run), "stop_now" if now else "stop", "", reason, json=json)
 
 
 def pause(
     run: RunArg = None, workspace: WorkspaceOption = None, reason: ReasonOption = "", json: JsonOption = False
 ) -> None:
     """Pause a run after the running cell; its engine is released, `tracon resume` continues it."""
-    _ask(workspace_of(workspace).find(run), "pause", "", reason, json=json)
+    _ask_run(workspace_of(workspace).find(run), "pause", "", reason, json=json)
 
 
 def skip(
@@ -187,10 +186,10 @@ def skip(
     json: JsonOption = False,
 ) -> None:
     """Skip a cell, a config or a stage, with a reason that the manifest records."""
-    targets = [f"{sort}:{name}" for sort, name in (("cell", cell), ("config", config), ("stage", stage)) if name]
+    targets = _name_targets(cell, config, stage)
     if len(targets) != 1:
         raise RunnerError("name exactly one thing to skip", remedy="give one of --cell, --config, --stage")
-    _ask(workspace_of(workspace).find(run), "skip", targets[0], reason, json=json)
+    _ask_run(workspace_of(workspace).find(run), "skip", targets[0], reason, json=json)
 
 
 def retry(
@@ -202,10 +201,14 @@ def retry(
     json: JsonOption = False,
 ) -> None:
     """Set failed cells back to pending: all, or those named. A run that has ended then needs `tracon resume`."""
-    targets = [f"{sort}:{name}" for sort, name in (("cell", cell), ("config", config), ("stage", stage)) if name]
+    targets = _name_targets(cell, config, stage)
     if len(targets) > 1:
         raise RunnerError("name at most one thing to retry", remedy="give one of --cell, --config, --stage, or none")
-    _ask(workspace_of(workspace).find(run), "retry", targets[0] if targets else "", "", json=json)
+    _ask_run(workspace_of(workspace).find(run), "retry", targets[0] if targets else "", "", json=json)
+
+
+def _name_targets(cell: str, config: str, stage: str) -> list[str]:
+    return [f"{sort}:{name}" for sort, name in (("cell", cell), ("config", config), ("stage", stage)) if name]
 
 
 def list_runs(workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
@@ -221,9 +224,27 @@ def list_runs(workspace: WorkspaceOption = None, json: JsonOption = False) -> No
         output.err().print("no runs yet: `tracon run connector-tax --profile cpu-tiny --preset demo` makes one")
 
 
-def console(run: RunArg = None, workspace: WorkspaceOption = None) -> None:
+def console(
+    run: RunArg = None,
+    workspace: WorkspaceOption = None,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Watch only: no key changes a run.")] = False,
+    low_bandwidth: Annotated[
+        bool, typer.Option("--low-bandwidth", help="Draw every 2 s, with block characters and 16 colours.")
+    ] = False,
+    no_mouse: Annotated[bool, typer.Option("--no-mouse", help="Leave the mouse to the terminal.")] = False,
+    ascii: Annotated[
+        bool, typer.Option("--ascii", help="Draw states, bars and plots with ASCII characters only.")
+    ] = False,
+) -> None:
     """Open the console on a run, or on the list of runs. Closing it never touches a run."""
-    open_console(str(workspace_of(workspace).find(run)) if run else None, workspace)
+    flags = {
+        "--read-only": read_only,
+        "--low-bandwidth": low_bandwidth,
+        "--no-mouse": no_mouse,
+        "--ascii": ascii,
+    }
+    folder = str(workspace_of(workspace).find(run)) if run else None
+    open_console(folder, workspace, [flag for flag, wanted in flags.items() if wanted])
 
 
 def work(folder: Path, accept_changes: Annotated[bool, typer.Option("--accept-changes")] = False) -> None:
@@ -233,9 +254,9 @@ def work(folder: Path, accept_changes: Annotated[bool, typer.Option("--accept-ch
     raise typer.Exit(work_on(folder, accept_changes=accept_changes))
 
 
-def open_console(run: str | None, workspace: Path | None) -> NoReturn:
+def open_console(run: str | None, workspace: Path | None, flags: Sequence[str] = ()) -> NoReturn:
     """Become the console's process."""
-    os.execv(sys.executable, _console_argv(run, workspace))
+    os.execv(sys.executable, [*_console_argv(run, workspace), *flags])
 
 
 def _console_argv(run: str | None, workspace: Path | None) -> list[str]:
@@ -262,20 +283,20 @@ def from_root(options: RunOptions) -> RunOptions:
     """The options with absolute paths: the run process may be started again from another folder."""
     return replace(
         options,
-        profile=_absolute(options.profile),
-        configs=tuple(map(_absolute, options.configs)),
-        policies=tuple(map(_absolute, options.policies)),
+        profile=_make_absolute(options.profile),
+        configs=tuple(map(_make_absolute, options.configs)),
+        policies=tuple(map(_make_absolute, options.policies)),
         trace=str(Path(options.trace).resolve()) if options.trace else "",
     )
 
 
-def _absolute(name: str) -> str:
+def _make_absolute(name: str) -> str:
     """A name stays a name: a path has a `/`, or ends in `.toml`, `.py` or `.py:Class`."""
     is_path = "/" in name or name.endswith(".toml") or name.partition(":")[0].endswith(".py")
     return str(Path(name).expanduser().resolve()) if is_path else name
 
 
-def _read(folder: Path) -> tuple[RunView, LeaseState]:
+def _read_run(folder: Path) -> tuple[RunView, LeaseState]:
     from state.lease import lease_state
     from state.store import RunStore
 
@@ -283,7 +304,7 @@ def _read(folder: Path) -> tuple[RunView, LeaseState]:
         return store.view(), lease_state(store)
 
 
-def _ask(folder: Path, action: str, target: str, reason: str, *, json: bool = False) -> None:
+def _ask_run(folder: Path, action: str, target: str, reason: str, *, json: bool = False) -> None:
     from runners.cli.asking import ask
 
     answer = ask(folder, action, target, reason)
@@ -297,20 +318,18 @@ def _ask(folder: Path, action: str, target: str, reason: str, *, json: bool = Fa
 
 
 def _refuse_changes(view: RunView) -> None:
-    from runners.campaign.plan import differences
+    from runners.campaign.plan import find_changes
     from runners.campaign.start import options_of, prepare
 
-    now = prepare(options_of(view.plan), need_engine=True).plan
-    if now.fingerprint == view.plan.fingerprint:
-        return
-    changes = "; ".join(differences(view.plan.inputs, now.inputs)) or "stages or cells are laid out differently"
-    raise RunnerError(
-        f"what shapes the numbers of {view.run} has changed since it began: {changes}",
-        remedy="undo the change, start a new run, or `tracon resume --accept-changes` (the report will say so)",
-    )
+    changes = find_changes(view.plan, prepare(options_of(view.plan), need_engine=True).plan)
+    if changes:
+        raise RunnerError(
+            f"what shapes the numbers of {view.run} has changed since it began: {changes}",
+            remedy="undo the change, start a new run, or `tracon resume --accept-changes` (the report will say so)",
+        )
 
 
-def _accompany(folder: Path, worker_pid: int, *, detach: bool, console: bool, json: bool) -> NoReturn:
+def _accompany_run(folder: Path, worker_pid: int, *, detach: bool, console: bool, json: bool) -> NoReturn:
     """What the command that started a run process does while it works."""
     from runners.campaign.exit_code import shortfalls
     from runners.cli.follow import await_lease
@@ -329,7 +348,7 @@ def _accompany(folder: Path, worker_pid: int, *, detach: bool, console: bool, js
         code = _watch_in_console(folder)
     else:
         code = _follow_to_end(folder, worker_pid)
-    view, lease = _read(folder)
+    view, lease = _read_run(folder)
     if lease.live:
         output.err().print(f"[bold]{folder.name}[/] goes on: `tracon`, `tracon watch`, `tracon stop`")
         raise typer.Exit(code)
@@ -350,7 +369,7 @@ def _watch_in_console(folder: Path) -> int:
     from runners.campaign.exit_code import exit_code
 
     subprocess.run(_console_argv(str(folder), None), check=False)
-    view, lease = _read(folder)
+    view, lease = _read_run(folder)
     return ExitCode.INTERRUPTED if lease.live else exit_code(view)
 
 

@@ -40,7 +40,7 @@ def session(
 
     A routing run replays the same sessions in every cell: without `--cell` each of them answers.
     """
-    lives = _lives(logs_of(run, cell, workspace), session)
+    lives = _find_lives(logs_of(run, cell, workspace), session)
     if json:
         output.print_json([asdict(life) for life in lives])
         return
@@ -49,7 +49,7 @@ def session(
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class SessionPick:
     """One pick of the session. None = not measured, or not known."""
 
     seq: int
@@ -61,14 +61,14 @@ class Turn:
     """Empty: it went nowhere, see `reason`."""
     reason: str
     owner: str
-    """Whom the session was bound to before it."""
+    """The instance that the session was bound to before it."""
     prefill: str
     """The instance that computed the prompt for it; empty = `instance` itself."""
     input_tokens: int
     indexed_tokens: int
     """Of these, what the router believed `instance` to hold."""
     cached_tokens: int | None
-    """What the engine status it had cached."""
+    """Prompt tokens that the engine reports it had cached."""
     ttft_s: float | None
     status: str
     """Of the outcome; empty = the router ended first."""
@@ -99,13 +99,13 @@ class Life:
     cell: str
     session: str
     stays: tuple[Stay, ...]
-    turns: tuple[Turn, ...]
+    turns: tuple[SessionPick, ...]
 
 
 def life(records: Sequence[DecisionRecord], name: str, session: str) -> Life:
     """The session's picks in their order, and its stays: only a turn that was served there makes one."""
     start_ns = min((record.t_ns for record in records), default=0)
-    turns = tuple(_turn(record, start_ns) for record in records if record.request.session == session)
+    turns = tuple(_describe_pick(record, start_ns) for record in records if record.request.session == session)
     stays: list[Stay] = []
     for turn in (each for each in turns if each.status == _SERVED):
         if stays and stays[-1].instance == turn.instance:
@@ -116,9 +116,9 @@ def life(records: Sequence[DecisionRecord], name: str, session: str) -> Life:
     return Life(name, session, tuple(stays), turns)
 
 
-def _turn(record: DecisionRecord, start_ns: int) -> Turn:
+def _describe_pick(record: DecisionRecord, start_ns: int) -> SessionPick:
     request, decision, outcome = record.request, record.decision, record.outcome
-    return Turn(
+    return SessionPick(
         seq=record.seq,
         turn=request.turn,
         at_s=(record.t_ns - start_ns) / 1e9,
@@ -138,10 +138,10 @@ def _turn(record: DecisionRecord, start_ns: int) -> Turn:
     )
 
 
-def _lives(logs: Sequence[LoggedPicks], wanted: str) -> list[Life]:
+def _find_lives(logs: Sequence[LoggedPicks], wanted: str) -> list[Life]:
     lives = []
     for log in logs:
-        names = _named({record.request.session for record in log.records}, wanted)
+        names = _match_sessions({record.request.session for record in log.records}, wanted)
         if len(names) > 1:
             shown = ", ".join(sorted(names)[:4])
             raise RunnerError(f"{wanted!r} begins {len(names)} sessions of {log.name}", remedy=f"e.g. {shown}")
@@ -153,7 +153,7 @@ def _lives(logs: Sequence[LoggedPicks], wanted: str) -> list[Life]:
     return lives
 
 
-def _named(sessions: Iterable[str], wanted: str) -> set[str]:
+def _match_sessions(sessions: Iterable[str], wanted: str) -> set[str]:
     names = {name for name in sessions if name and name.startswith(wanted)}
     return {wanted} if wanted in names else names
 
@@ -164,17 +164,15 @@ def life_table(life: Life) -> RenderableType:
 
     from runners.cli.tables import table
 
-    way = " -> ".join(
-        f"{stay.instance} ({stay.migration})" if stay.migration else stay.instance for stay in life.stays
-    )
+    way = " -> ".join(f"{stay.instance} ({stay.migration})" if stay.migration else stay.instance for stay in life.stays)
     rows = table(">turn", ">at s", "instance", "decided by", ">prompt", ">cached", ">TTFT ms", "what was moved")
     for turn in life.turns:
-        rows.add_row(*_cells(turn))
+        rows.add_row(*_format_turn(turn))
     head = Text.assemble((f"{life.cell}  session {life.session}", "bold"), f"  lived at {way or 'no instance'}")
     return Group(head, rows)
 
 
-def _cells(turn: Turn) -> tuple[str, ...]:
+def _format_turn(turn: SessionPick) -> tuple[str, ...]:
     from runners.cli.tables import number
 
     place = turn.instance or "nowhere"
@@ -186,11 +184,11 @@ def _cells(turn: Turn) -> tuple[str, ...]:
         f"{turn.input_tokens}",
         f"~{turn.indexed_tokens}" if turn.cached_tokens is None else f"{turn.cached_tokens}",
         number(None if turn.ttft_s is None else turn.ttft_s * 1e3),
-        _moved(turn),
+        _describe_movement(turn),
     )
 
 
-def _moved(turn: Turn) -> str:
+def _describe_movement(turn: SessionPick) -> str:
     """The KV movement of a turn in words."""
     if turn.transfer is None:
         return f"from {turn.migrate_from}: {turn.migration}" if turn.migration else ""

@@ -63,11 +63,11 @@ def command_with(*groups: SpecOptions) -> type[TyperCommand]:
 
 def chosen(context: typer.Context, group: SpecOptions) -> dict[str, Any]:
     """The fields that the command line sets, by name; all others have the spec's defaults."""
-    values: dict[str, Any] = context.meta.get(_key(group), {})
+    values: dict[str, Any] = context.meta.get(_meta_key(group), {})
     return values
 
 
-def _key(group: SpecOptions) -> str:
+def _meta_key(group: SpecOptions) -> str:
     return f"{__name__}.{id(group.options)}"
 
 
@@ -79,7 +79,9 @@ def _make_options(group: SpecOptions) -> Sequence[Any]:
     def callback() -> None:
         """Its signature is all that is read."""
 
-    parameters = [_parameter(group, option, types[option.field], defaults[option.field]) for option in group.options]
+    parameters = [
+        _make_parameter(group, option, types[option.field], defaults[option.field]) for option in group.options
+    ]
     callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     callback.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     app = typer.Typer(add_completion=False)
@@ -87,13 +89,13 @@ def _make_options(group: SpecOptions) -> Sequence[Any]:
     return get_command(app).params
 
 
-def _parameter(group: SpecOptions, option: SpecOption, kind: object, default: object) -> inspect.Parameter:
+def _make_parameter(group: SpecOptions, option: SpecOption, kind: object, default: object) -> inspect.Parameter:
     if get_origin(kind) is UnionType:
         (kind,) = (part for part in get_args(kind) if part is not type(None))
 
     def note(context: typer.Context, value: object) -> object:
         if value is not None:
-            context.meta.setdefault(_key(group), {})[option.field] = value
+            context.meta.setdefault(_meta_key(group), {})[option.field] = value
         return value
 
     info = typer.Option(
@@ -102,7 +104,7 @@ def _parameter(group: SpecOptions, option: SpecOption, kind: object, default: ob
         expose_value=False,
         metavar=option.metavar,
         min=option.minimum,
-        help=_help(option, default),
+        help=_compose_help(option, default),
         show_default=False,
         rich_help_panel=group.panel,
     )
@@ -110,14 +112,14 @@ def _parameter(group: SpecOptions, option: SpecOption, kind: object, default: ob
     return inspect.Parameter(option.field, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-def _help(option: SpecOption, default: object) -> str:
-    words = _words(default)
+def _compose_help(option: SpecOption, default: object) -> str:
+    words = _describe_default(default)
     if option.default:
         words = option.default.format(words)
     return f"{option.help} (default: {words})." if words else f"{option.help}."
 
 
-def _words(default: object) -> str:
+def _describe_default(default: object) -> str:
     if default is MISSING or default is None or default == "":
         return ""
     if isinstance(default, bool):

@@ -24,8 +24,8 @@ def expand_options(
 
     def expand(command: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(command, eval_str=True).parameters.values()
-        generated = _parameters(struct, options)
-        parameters = [new for old in own for new in (generated if old.name == parameter else [_keyword(old)])]
+        generated = _make_parameters(struct, options)
+        parameters = [new for old in own for new in (generated if old.name == parameter else [_as_keyword(old)])]
 
         def run_command(**values: Any) -> None:  # a command line's values
             chosen = {name: values.pop(name) for name in options}
@@ -40,7 +40,7 @@ def expand_options(
     return expand
 
 
-def _parameters(struct: type[Any], options: Mapping[str, ParameterInfo]) -> list[inspect.Parameter]:
+def _make_parameters(struct: type[Any], options: Mapping[str, ParameterInfo]) -> list[inspect.Parameter]:
     hints, by_name = get_type_hints(struct), {field.name: field for field in fields(struct)}
     parameters = []
     for name, option in options.items():
@@ -59,5 +59,5 @@ def _parameters(struct: type[Any], options: Mapping[str, ParameterInfo]) -> list
     return parameters
 
 
-def _keyword(parameter: inspect.Parameter) -> inspect.Parameter:
+def _as_keyword(parameter: inspect.Parameter) -> inspect.Parameter:
     return parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)

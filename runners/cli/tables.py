@@ -125,9 +125,9 @@ def status_json(view: RunView, lease: LeaseState, folder: Path, now_unix_s: floa
 
 def status_tables(view: RunView, lease: LeaseState, now_unix_s: float) -> RenderableType:
     """Head, stages, what runs, instances, the last lines of the feed."""
-    parts: list[RenderableType] = [_head(view, lease, now_unix_s), _stages(view)]
+    parts: list[RenderableType] = [_head_text(view, lease, now_unix_s), _stages_table(view)]
     if view.live_instances:
-        parts.append(_instances(view.live_instances))
+        parts.append(_instances_table(view.live_instances))
     failed = [cell for cell in view.cells.values() if cell.state is CellState.FAILED]
     if failed:
         rows = table("failed cell", "why")
@@ -145,9 +145,9 @@ def progress_panel(view: RunView, now_unix_s: float) -> RenderableType:
     done = progress(view)
     bar = Table.grid(padding=(0, 1))
     bar.add_row(ProgressBar(total=1.0, completed=done.fraction, width=40), progress_line(view, now_unix_s))
-    parts: list[RenderableType] = [bar, _stages(view)]
+    parts: list[RenderableType] = [bar, _stages_table(view)]
     if view.live_instances:
-        parts.append(_instances(view.live_instances))
+        parts.append(_instances_table(view.live_instances))
     parts += [feed_text(line) for line in view.feed[-5:]]
     return Group(*parts)
 
@@ -169,7 +169,7 @@ def feed_text(line: FeedLine) -> Text:
     return text
 
 
-def _head(view: RunView, lease: LeaseState, now_unix_s: float) -> Text:
+def _head_text(view: RunView, lease: LeaseState, now_unix_s: float) -> Text:
     text = Text(view.run, style="bold")
     text.append(f"  {view.plan.experiment} on {view.plan.profile}/{view.plan.preset}  ", style="default")
     text.append_text(word(view.state))
@@ -181,7 +181,7 @@ def _head(view: RunView, lease: LeaseState, now_unix_s: float) -> Text:
     return text
 
 
-def _stages(view: RunView) -> Table:
+def _stages_table(view: RunView) -> Table:
     rows = table("stage", "state", ">cells", ">done", ">failed", ">skipped", "now")
     for stage in view.stages:
         running = [view.cells[cell].plan.label for cell in stage.cells if view.cells[cell].state is CellState.RUNNING]
@@ -202,7 +202,7 @@ def _stage_word(stage: StageView) -> str:
     return str(stage.state if stage.state is not StageState.PENDING else "pending")
 
 
-def _instances(instances: Sequence[InstanceView]) -> Table:
+def _instances_table(instances: Sequence[InstanceView]) -> Table:
     rows = table(
         "instance",
         "state",
@@ -241,16 +241,11 @@ def _instances(instances: Sequence[InstanceView]) -> Table:
 
 def runs_json(entries: Sequence[RunEntry]) -> list[dict[str, Any]]:
     """The workspace's runs as data."""
+    names = ("run", "experiment", "profile", "preset", "state", "reason", "created_unix_s")
     return [
-        {
-            "run": entry.run,
+        {name: getattr(entry, name) for name in names}
+        | {
             "folder": str(entry.folder),
-            "experiment": entry.experiment,
-            "profile": entry.profile,
-            "preset": entry.preset,
-            "state": entry.state,
-            "reason": entry.reason,
-            "created_unix_s": entry.created_unix_s,
             "cells_ended": entry.progress.ended,
             "cells_total": entry.progress.total,
             "fraction": entry.progress.fraction,

@@ -348,9 +348,9 @@ def _statistics(texts: Iterable[str]) -> dict[str, object]:
     """`KEY=VALUE` texts as a mapping; values are JSON, or text where they are none."""
     import msgspec
 
-    from runners.cli.policies import settings
+    from runners.cli.options import read_pairs
 
-    statistics = settings(list(texts))
+    statistics: dict[str, object] = dict(read_pairs(texts, "--set", "KEY=VALUE"))
     for key, value in statistics.items():
         try:
             statistics[key] = msgspec.json.decode(str(value))

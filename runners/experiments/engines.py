@@ -1,12 +1,15 @@
-"""Engine settings of a preset over those of the profile."""
+"""The engines of a preset: its settings over those of the profile, and the block size they have in common."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
 
 from launch.profile import EngineSettings, Profile
+from runners.errors import CellFailed
+from runners.samplers.engine_counters import CacheShape
 
 CACHED_TOKENS_ARGUMENT = "--enable-prompt-tokens-details"
 SCHEDULING_ARGUMENT = "--scheduling-policy"
@@ -35,3 +38,12 @@ def counting_profile(profile: Profile, choice: EngineChoice) -> Profile:
     changed["env"] = profile.engine.env | changed["env"]
     settings: EngineSettings = msgspec.structs.replace(profile.engine, **changed, extra_args=arguments)
     return msgspec.structs.replace(profile, engine=settings)
+
+
+def common_block_tokens(shapes: Iterable[CacheShape], consequence: str) -> int:
+    """The engines' one block size. Raises CellFailed, with what follows, where it is unknown or they differ."""
+    sizes = {shape.block_tokens for shape in shapes}
+    size = sizes.pop() if len(sizes) == 1 else None
+    if size is None:
+        raise CellFailed(f"the engines report no common KV block size: {consequence}")
+    return size

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Literal
 
 import msgspec
 
 from launch.errors import LaunchError
-from launch.preflight import GateResult, verify
+from launch.preflight import verify
 from launch.preflight_checks import Counterpart
-from results.records.layout import RunLayout, write_atomic
+from results.records.layout import RunLayout, write_indented_json
+from results.records.preflight import PreflightRecord
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import Outcome
 from runners.errors import CellFailed
@@ -18,26 +19,28 @@ from state.run import CellPlan, CellState
 from state.view import RunView
 
 
-async def preflight(cell: CellPlan, attempt: int, context: RunContext, counterpart: Counterpart | None) -> Outcome:
+async def verify_config(cell: CellPlan, attempt: int, context: RunContext) -> Outcome:
     """Raises CellFailed with the reason where the config does not work; its later cells are then skipped."""
     assert cell.config is not None
     log = context.layout.preflight_log(cell.config)
     log.parent.mkdir(parents=True, exist_ok=True)
     try:
         instance = await context.slot.get(cell.config, f"{cell.stage}/{attempt}", preflight=True)
+        counterpart = _counterpart_of(context, cell.config)
         result = await verify(instance, context.configs[cell.config], context.profile, log, counterpart)
     except LaunchError as error:
-        _record(context.layout, cell.config, {"decision": "SKIP", "reason": str(error), "checks": []})
+        _record_decision(context.layout, cell.config, PreflightRecord("SKIP", str(error)))
         raise CellFailed(f"{error} {error.remedy}") from error
     finally:
         await context.slot.release("pre-flight is over")
-    _record(context.layout, cell.config, _row(result))
+    decision: Literal["include", "SKIP"] = "include" if result.passed else "SKIP"
+    _record_decision(context.layout, cell.config, PreflightRecord(decision, result.reason, result.checks))
     if not result.passed:
         raise CellFailed(f"{result.reason}; the log is {log.name}")
     return Outcome({"checks_passed": len(result.checks)})
 
 
-def counterpart_of(context: RunContext, config: str) -> Counterpart | None:
+def _counterpart_of(context: RunContext, config: str) -> Counterpart | None:
     """A second engine of the config for a proof that needs one; None where the first has all of a GPU's memory."""
     if context.profile.engine.kind != "cpu":
         return None
@@ -55,17 +58,9 @@ def why_gated(cell: CellPlan, view: RunView) -> str:
     return ""
 
 
-def _row(result: GateResult) -> dict[str, Any]:
-    return {
-        "decision": "include" if result.passed else "SKIP",
-        "reason": result.reason,
-        "checks": [msgspec.to_builtins(check) for check in result.checks],
-    }
-
-
-def _record(layout: RunLayout, config: str, row: dict[str, Any]) -> None:
+def _record_decision(layout: RunLayout, config: str, row: PreflightRecord) -> None:
     """Add the config's decision to preflight_status.json."""
     path = layout.preflight_status
     rows = msgspec.json.decode(path.read_bytes()) if path.exists() else {}
     rows[config] = row
-    write_atomic(path, msgspec.json.format(msgspec.json.encode(rows), indent=2))
+    write_indented_json(path, rows)

@@ -27,24 +27,24 @@ def find_preset(tables: Tables, experiment: str, profile: str, preset: str) -> t
             remedy=f"choose one of: {', '.join(sorted(tables)) or 'none'}",
         )
     where = f"profile {profile}, [experiment.{experiment}.{preset}]"
-    return _inherited(tables, preset, where, ()), where
+    return _inherit_tables(tables, preset, where, ()), where
 
 
-def _inherited(tables: Tables, preset: str, where: str, seen: tuple[str, ...]) -> dict[str, Any]:
+def _inherit_tables(tables: Tables, preset: str, where: str, seen: tuple[str, ...]) -> dict[str, Any]:
     own = copy.deepcopy(dict(tables[preset]))
     other = own.pop("like", None)
     if other is None:
         return own
     if other not in tables or other in (*seen, preset):
         raise RunnerError(f"{where}: like = {other!r} is no preset that it can be like", remedy="name another one")
-    return _merged(_inherited(tables, other, where, (*seen, preset)), own)
+    return _merge_tables(_inherit_tables(tables, other, where, (*seen, preset)), own)
 
 
-def _merged(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_tables(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Tables merge, every other value replaces."""
     for key, value in changes.items():
         below = base.get(key)
-        base[key] = _merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+        base[key] = _merge_tables(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
     return base
 
 

@@ -13,8 +13,8 @@ from state.events import (
     Event,
     InstanceChanged,
     InstanceSampled,
+    LiveLatency,
     MigrationChanged,
-    RoutedLatency,
     RoutedLine,
     RoutedLoad,
     RouterSampled,
@@ -211,7 +211,7 @@ def _sample(name: str, cell: str, load: RoutedLoad, dice: random.Random) -> Inst
     )  # fmt: skip
 
 
-def _latency(tick: RouterSampled, dice: random.Random) -> RoutedLatency:
+def _latency(tick: RouterSampled, dice: random.Random) -> LiveLatency:
     pending = max(load.pending_prefill_tokens for load in tick.instances)
     ttft = (0.05 + pending / 9_000) * dice.uniform(0.9, 1.1)
-    return RoutedLatency(ttft / 2, ttft, 0.004, 0.006 * dice.uniform(0.9, 1.1))
+    return LiveLatency(ttft / 2, ttft, 0.004, 0.006 * dice.uniform(0.9, 1.1))

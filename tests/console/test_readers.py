@@ -15,7 +15,6 @@ from runners.cli import main
 from state.events import Recorded
 from state.status import to_json
 from state.store import RunStore
-from state.verify import problems
 from state.view import EMPTY, fold
 from tests.state.moves import CELL, STORY
 from tests.state.plans import a_run
@@ -30,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
     with a_run(folder, RUN) as store:
         for event in STORY:
             store.append(event)
-        assert problems(store) == ()
+        assert store.find_problems() == ()
     return folder
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from results.records.declared import is_declared
 from tests.goldens.comparison import Renames, differences, read_expected, read_renames
 from tests.goldens.fields import list_fields, renamed_lines
 from tests.goldens.fixture import ARCHIVE, HERE, unpack, write_checksums
@@ -56,6 +57,11 @@ def test_every_number_and_every_text_is_as_expected(collected: Collected) -> Non
 def test_every_field_has_the_name_it_had(collected: Collected) -> None:
     expected = (collected.folder / "fields.txt").read_text(encoding="utf-8")
     assert list_fields(collected.run).splitlines() == renamed_lines(expected, collected.renames.fields)
+
+
+def test_every_file_of_a_run_is_declared(collected: Collected) -> None:
+    files = (str(path.relative_to(collected.run)) for path in collected.run.rglob("*") if path.is_file())
+    assert [name for name in files if not is_declared(name)] == []
 
 
 def test_a_fixture_is_whole(collected: Collected) -> None:

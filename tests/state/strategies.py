@@ -51,7 +51,7 @@ def _of(hint: Any) -> st.SearchStrategy[Any]:  # noqa: ANN401 - an annotation ma
 
 
 _BY_TYPE[tuple[StagePlan, ...]] = st.lists(built(StagePlan), max_size=2).map(tuple)
-_BY_TYPE[ev.RoutedLatency] = built(ev.RoutedLatency)
+_BY_TYPE[ev.LiveLatency] = built(ev.LiveLatency)
 _BY_TYPE[tuple[ev.RoutedLoad, ...]] = st.lists(built(ev.RoutedLoad), max_size=3).map(tuple)
 _BY_TYPE[tuple[ev.RoutedLine, ...]] = st.lists(built(ev.RoutedLine), max_size=3).map(tuple)
 _BY_TYPE[tuple[CellPlan, ...]] = st.lists(built(CellPlan), max_size=2).map(tuple)

@@ -25,7 +25,6 @@ from state.events import CellChanged, CellProgressed, InstanceChanged, InstanceS
 from state.run import CellState, InstanceState, StageState
 from state.schema import MIGRATIONS
 from state.store import STATE_FILE, RunStore
-from state.verify import problems
 from tests.examples import examples
 from tests.state.plans import CELLS, a_run
 
@@ -53,7 +52,7 @@ def in_child(work: Callable[..., Any], *args: object) -> Any:  # noqa: ANN401 - 
         process.join(60)
 
 
-def _append_for_ever(folder: Path, said: Connection) -> None:
+def _append_for_ever(folder: Path, answers: Connection) -> None:
     """Pairs of notes, cell attempts and instances, as fast as it goes; each pair is one transaction."""
     with RunStore.open(folder) as store:
         attempt = store.cell_rows()[0].attempt
@@ -72,7 +71,7 @@ def _append_for_ever(folder: Path, said: Connection) -> None:
                 CellChanged(CELL, CellState.PENDING, attempt, "again"),
                 InstanceChanged(name, "plain", InstanceState.GONE),
             )
-            said.send(recorded[-1].seq)
+            answers.send(recorded[-1].seq)
 
 
 def _pairs(store: RunStore) -> list[str]:
@@ -101,12 +100,12 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_journal(tmp_path: Path) ->
             while receiver.poll():
                 promised = receiver.recv()
         with RunStore.open(folder, read_only=True) as store:
-            assert problems(store) == ()
+            assert store.find_problems() == ()
             assert _is_paired(_pairs(store))
             assert store.view().last_seq >= promised
     with RunStore.open(folder) as store:
         store.append(Noted("info", "run", "goes on"))
-        assert problems(store) == ()
+        assert store.find_problems() == ()
 
 
 def _append_pairs(folder: Path, name: str, count: int) -> None:
@@ -128,7 +127,7 @@ def test_two_processes_can_write_one_run(tmp_path: Path) -> None:
         notes = _pairs(store)
         assert _is_paired(notes)
         assert sorted(notes[::2]) == sorted(f"{name}-{number}" for name in ("one", "two") for number in range(count))
-        assert problems(store) == ()
+        assert store.find_problems() == ()
 
 
 def _fill(folder: Path, limit_bytes: int) -> str:
@@ -152,7 +151,7 @@ def test_a_file_that_may_not_grow_ends_in_one_clear_error_and_loses_nothing(tmp_
     assert str(folder) in message
     assert "space" in remedy
     with RunStore.open(folder) as store:
-        assert problems(store) == ()
+        assert store.find_problems() == ()
         store.append(Noted("info", "run", "there is room again"))
 
 
@@ -164,7 +163,7 @@ def test_a_full_database_refuses_and_goes_on_when_there_is_room(tmp_path: Path) 
             _append_notes(store, 200)
         assert "free some space" in full.value.remedy
         assert full.value.exit_code == 2
-        assert problems(store) == ()
+        assert store.find_problems() == ()
         before = store.view().last_seq
         _let_grow(store, 1_000_000)
         assert store.append(Noted("info", "run", "room"))[0].seq == before + 1
@@ -202,7 +201,7 @@ def test_on_a_full_disk_the_run_can_be_read_and_resumed(tmp_path: Path) -> None:
                 assert last > 10
             (disk / "ballast").unlink()
             assert store.append(Noted("info", "run", "room"))[0].seq == last + 1
-            assert problems(store) == ()
+            assert store.find_problems() == ()
 
 
 @pytest.mark.skipif(shutil.which("mount") is None or os.geteuid() != 0, reason="only root can mount a tiny disk")
@@ -250,7 +249,7 @@ def test_a_missing_event_is_found(tmp_path: Path) -> None:
             transaction.connection.execute("DELETE FROM journal WHERE seq = 3")
         with pytest.raises(StoreUnusable, match="damaged at event 3"):
             store.view()
-        assert problems(store) != ()
+        assert store.find_problems() != ()
 
 
 def test_a_file_of_a_newer_tracon_is_left_alone(tmp_path: Path) -> None:
@@ -271,7 +270,7 @@ def test_a_file_of_an_older_tracon_is_brought_up_to_date(tmp_path: Path, monkeyp
     for _ in range(2):
         with RunStore.open(folder) as store:
             assert store.read("SELECT * FROM of_tomorrow") == []
-            assert problems(store) == ()
+            assert store.find_problems() == ()
 
 
 def test_a_migration_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,9 +302,9 @@ def test_a_copy_of_a_run_at_rest_opens_anywhere(tmp_path: Path) -> None:
         assert copy.view().last_seq == view.last_seq + 1
 
 
-def _write_much(folder: Path, said: Connection) -> None:
+def _write_much(folder: Path, answers: Connection) -> None:
     with RunStore.open(folder) as store:
-        said.send("ready")
+        answers.send("ready")
         names = [f"plain-{each}" for each in range(10)]
         for _number in range(4_000):  # until it is killed: a writer that closes takes its log away from under a copy
             store.append(
@@ -327,7 +326,7 @@ def test_a_copy_of_a_live_run_is_whole_or_refused(tmp_path: Path) -> None:
             copy = tmp_path / f"copy-{number}"
             shutil.copytree(folder, copy)
             with contextlib.suppress(StoreUnusable), RunStore.open(copy, read_only=True) as store:
-                assert problems(store) == ()
+                assert store.find_problems() == ()
             shutil.rmtree(copy)
     finally:
         writer.kill()
@@ -410,7 +409,7 @@ def test_another_user_can_watch_a_live_run(locked: Path) -> None:
         assert in_child(_as_stranger, _read, locked / "live") == 2
         assert in_child(_as_stranger, _write, locked / "live")[0] == "StoreUnusable"
         store.append(Noted("info", "run", "undisturbed"))
-        assert problems(store) == ()
+        assert store.find_problems() == ()
 
 
 def test_a_run_cannot_begin_where_nothing_can_be_written(locked: Path) -> None:

@@ -16,19 +16,18 @@ from state.events import Noted, RunTaken
 from state.lease import HEARTBEAT_S, STALE_S, acquire, lease_state
 from state.process import ProcessIdentity, identify, is_alive, this_process
 from state.store import RunStore
-from state.verify import problems
 from tests.state.plans import a_run
 
 FORK = multiprocessing.get_context("fork")
 
 
-def _hold(folder: Path, said: Connection) -> None:
+def _hold(folder: Path, answers: Connection) -> None:
     with RunStore.open(folder) as store:
         try:
             acquire(store)
-            said.send("held")
+            answers.send("held")
         except LeaseHeld as refused:
-            said.send(str(refused))
+            answers.send(str(refused))
         signal.pause()
 
 
@@ -107,7 +106,7 @@ def test_the_run_of_a_killed_process_is_taken_over(tmp_path: Path, store: RunSto
         *_, last = store.events()
         assert isinstance(last.event, RunTaken)
         assert (last.event.dead_pid, last.event.pid) == (holder.pid, os.getpid())
-    assert problems(store) == ()
+    assert store.find_problems() == ()
 
 
 def test_a_dead_lease_can_be_left_alone(store: RunStore) -> None:
@@ -171,14 +170,14 @@ def test_a_process_that_lost_its_run_learns_it_and_harms_nobody(store: RunStore)
     assert lease_state(store).pid == os.getppid()
 
 
-def _race(folder: Path, start: Connection, said: Connection) -> None:
+def _race(folder: Path, start: Connection, answers: Connection) -> None:
     with RunStore.open(folder) as store:
         start.recv()
         try:
             acquire(store)
-            said.send("won")
+            answers.send("won")
         except StateError as refused:
-            said.send(type(refused).__name__)
+            answers.send(type(refused).__name__)
         signal.pause()
 
 

@@ -33,9 +33,9 @@ def folded(*events: Event) -> RunView:
 
 
 def lifecycle(*events: Event) -> LifecycleView:
-    found = folded(*events).lifecycle
-    assert found is not None
-    return found
+    view = folded(*events).lifecycle
+    assert view is not None
+    return view
 
 
 def test_warm_ups_and_discarded_requests_are_told_apart() -> None:
@@ -73,8 +73,8 @@ def test_an_effect_of_the_order_of_a_pair_cancels_in_the_overhead() -> None:
     """Whatever comes second takes 6 ms more; the overhead is 10 ms."""
     late = [request(n, ttft_ms=36.0, colo_ttft_ms=20.0, colo_first=True) for n in (1, 2, 3)]
     early = request(4, ttft_ms=30.0, colo_ttft_ms=26.0, colo_first=False)
-    (found,) = overheads(lifecycle(*late, early))
-    assert (found.overhead_ms, found.both_orders, found.requests) == (10.0, True, 4)
+    (overhead,) = overheads(lifecycle(*late, early))
+    assert (overhead.overhead_ms, overhead.both_orders, overhead.requests) == (10.0, True, 4)
     (single,) = overheads(lifecycle(*late))
     assert (single.overhead_ms, single.both_orders) == (16.0, False)
     (unknown,) = overheads(lifecycle(*late, replace(early, colo_first=None)))

@@ -25,9 +25,9 @@ def folded(*events: Event) -> RunView:
 
 
 def migrations(*events: Event) -> MigrationsView:
-    found = folded(*events).migrations
-    assert found is not None
-    return found
+    view = folded(*events).migrations
+    assert view is not None
+    return view
 
 
 def lines(*events: Event) -> list[str]:
@@ -50,10 +50,10 @@ def test_a_migration_is_one_row_from_its_beginning_to_its_end() -> None:
 
 
 def test_one_request_id_in_two_cells_is_two_migrations() -> None:
-    found = migrations(step("started", 3.0), replace(step("started", 9.0), cell=OTHER))
-    assert [(row.cell, row.t_unix_s) for row in found.kept] == [(CELL, 3.0), (OTHER, 9.0)]
-    assert len(found.of(CELL)) == 1
-    assert found.counts_of("no/cell").of("started") == 0
+    view = migrations(step("started", 3.0), replace(step("started", 9.0), cell=OTHER))
+    assert [(row.cell, row.t_unix_s) for row in view.kept] == [(CELL, 3.0), (OTHER, 9.0)]
+    assert len(view.of(CELL)) == 1
+    assert view.counts_of("no/cell").of("started") == 0
 
 
 def test_an_end_whose_beginning_was_not_seen_is_a_row_too() -> None:
@@ -69,10 +69,10 @@ def test_another_attempt_begins_its_cell_anew_and_leaves_the_others() -> None:
         CellChanged(CELL, CellState.RUNNING, 2),
         step("started", 5.0, "x"),
     )
-    found = migrations(*first, *other, *again)
-    assert [(row.cell, row.attempt, row.migration) for row in found.kept] == [(OTHER, 1, "r3-0"), (CELL, 2, "x")]
-    assert found.counts_of(CELL).by_phase == {"started": {"": 1}}
-    assert found.counts_of(OTHER).of("started") == 1
+    view = migrations(*first, *other, *again)
+    assert [(row.cell, row.attempt, row.migration) for row in view.kept] == [(OTHER, 1, "r3-0"), (CELL, 2, "x")]
+    assert view.counts_of(CELL).by_phase == {"started": {"": 1}}
+    assert view.counts_of(OTHER).of("started") == 1
 
 
 def test_counts_are_by_phase_and_reason() -> None:
@@ -143,9 +143,9 @@ def test_every_refusal_is_told_or_counted_for_the_next_line(times: list[float]) 
         return
     view = folded(*events)
     shown = [line.text for line in view.feed[1:]]
-    said = len(shown) + sum(int(text.rpartition("(and ")[2].split()[0]) for text in shown if "more since" in text)
+    reported = len(shown) + sum(int(text.rpartition("(and ")[2].split()[0]) for text in shown if "more since" in text)
     assert view.migrations is not None
-    assert said + view.migrations.quiet["cooldown"][1] == len(events)
+    assert reported + view.migrations.quiet["cooldown"][1] == len(events)
 
 
 @settings(deadline=None)

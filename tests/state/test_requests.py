@@ -9,7 +9,6 @@ from state.errors import RequestRefused
 from state.lease import acquire
 from state.requests import ACTIONS, answer, pending, require_runner, submit
 from state.store import RunStore
-from state.verify import problems
 from tests.state.plans import CELLS, a_run
 
 
@@ -38,7 +37,7 @@ def test_requests_wait_in_order_until_answered(served: RunStore) -> None:
     view = served.view()
     assert [request.request for request in view.open_requests] == [second]
     assert view.requests[first].detail == "after this cell"
-    assert problems(served) == ()
+    assert served.find_problems() == ()
 
 
 def test_the_first_answer_stands(served: RunStore) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from state.errors import IllegalTransition
-from state.events import CellChanged, Event, Recorded, RoutedLatency, RoutedLine, RoutedLoad, RouterSampled, RunPlanned
+from state.events import CellChanged, Event, LiveLatency, Recorded, RoutedLine, RoutedLoad, RouterSampled, RunPlanned
 from state.routing import (
     ALARM_GONE_S,
     COLD_S,
@@ -26,7 +26,6 @@ from state.routing import (
     routing_json,
 )
 from state.run import CellState
-from state.verify import problems
 from state.view import EMPTY, RunView, fold
 from tests.state.plans import CELLS, a_plan, a_run
 
@@ -178,10 +177,10 @@ def test_another_cell_or_attempt_begins_anew() -> None:
 
 
 def test_what_the_client_saw_is_kept_from_cell_to_cell() -> None:
-    slow = RoutedLatency(ttft_p90_s=2.0)
+    slow = LiveLatency(ttft_p90_s=2.0)
     routing = folded(replace(sampled(), latency=slow), sampled(SECOND)).routing
     assert routing is not None
-    assert routing.latencies == ((101.0, slow), (102.0, RoutedLatency()))
+    assert routing.latencies == ((101.0, slow), (102.0, LiveLatency()))
 
 
 def test_a_cell_that_the_plan_does_not_have_is_passed_over_by_readers_and_refused_by_the_file(tmp_path: Path) -> None:
@@ -190,7 +189,7 @@ def test_a_cell_that_the_plan_does_not_have_is_passed_over_by_readers_and_refuse
         with pytest.raises(IllegalTransition, match="no cell 'no/such'"):
             store.append(sampled("no/such"))
         store.append(sampled(FIRST, line(1)))
-        assert problems(store) == ()
+        assert store.find_problems() == ()
         routing = store.view().routing
         assert routing is not None
         assert routing.lines == (line(1),)

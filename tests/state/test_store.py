@@ -24,7 +24,6 @@ from state.events import (
 )
 from state.run import CellState, InstanceState
 from state.store import STATE_FILE, RunStore
-from state.verify import problems
 from state.view import EMPTY, RunView, fold
 from tests.examples import examples
 from tests.state.plans import CELLS, a_plan, a_run
@@ -64,7 +63,7 @@ class Journal(RuleBasedStateMachine):
 
     @invariant()
     def the_file_agrees_with_itself(self) -> None:
-        assert problems(self.stores[0]) == ()
+        assert self.stores[0].find_problems() == ()
 
     @invariant()
     def a_reader_that_follows_sees_what_one_that_comes_late_sees(self) -> None:
@@ -117,7 +116,7 @@ def test_a_half_begun_run_does_not_stand_in_the_way(tmp_path: Path) -> None:
     for leftover in (f".{STATE_FILE}.partial", f".{STATE_FILE}.partial-journal"):
         (folder / leftover).write_bytes(b"torn")
     with a_run(folder) as store:
-        assert problems(store) == ()
+        assert store.find_problems() == ()
     assert [path.name for path in folder.iterdir()] == [STATE_FILE]
 
 
@@ -160,7 +159,7 @@ def test_what_the_plan_does_not_know_is_refused(tmp_path: Path, event: Event) ->
     with a_run(tmp_path / "run") as store:
         with pytest.raises(IllegalTransition):
             store.append(event)
-        assert problems(store) == ()
+        assert store.find_problems() == ()
 
 
 def test_an_event_that_could_not_be_read_back_is_refused(tmp_path: Path) -> None:
@@ -168,7 +167,7 @@ def test_an_event_that_could_not_be_read_back_is_refused(tmp_path: Path) -> None
         store.append(CellChanged(CELL, CellState.RUNNING, 1))
         with pytest.raises(IllegalTransition, match="cannot be read back"):
             store.append(CellProgressed(CELL, float("nan")))
-        assert problems(store) == ()
+        assert store.find_problems() == ()
 
 
 def test_a_request_number_is_given_once(tmp_path: Path) -> None:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from launch.errors import LaunchError
-from launch.patching import PatchUse
 from results.connector_tax.write import analyse_run
 from results.measures.cells import analyse_cell, headline
 from results.measures.saturation import ReferenceRates, choose_reference_rates
@@ -24,39 +23,28 @@ from runners.campaign.context import RunContext
 from runners.campaign.experiment import Outcome
 from runners.errors import CellSkipped
 from runners.experiments.connector_tax.grid import EXPERIMENT, Grid
-from runners.experiments.connector_tax.load_cell import measure
+from runners.experiments.connector_tax.load_cell import measure_load
 from runners.experiments.connector_tax.plan import REF_LOAD, REF_SAFE
-from runners.experiments.gates import counterpart_of, preflight, why_gated
+from runners.experiments.patched_cells import PatchedCells, RunCell
 from state.events import Noted
 from state.run import CellPlan
-from state.view import RunView
 
 
-class ConnectorTax:
+class ConnectorTax(PatchedCells):
     """Runs the cells of one `connector-tax` run."""
 
     name = EXPERIMENT
+    removal = "the probe is removed"
 
     def __init__(self, grid: Grid, context: RunContext) -> None:
         self._grid = grid
-        self._context = context
-        self._patches = PatchUse(context.engine)
-        self._cells: dict[str, Callable[[CellPlan, int], Awaitable[Outcome]]] = {
-            "probe": self._apply_probe,
-            "preflight": self._preflight,
+        kinds: Mapping[str, RunCell] = {
+            "probe": self._apply_patches,
             "load": self._load,
             "reference": self._reference,
-            "revert": self._revert_probe,
             "analysis": self._analyse,
         }
-
-    def why_skip(self, cell: CellPlan, view: RunView) -> str:
-        """A config that did not pass its pre-flight is not measured; nor is a cell whose rate was not found."""
-        return why_gated(cell, view)
-
-    async def run_cell(self, cell: CellPlan, attempt: int) -> Outcome:
-        """Run the cell by its kind."""
-        return await self._cells[cell.kind](cell, attempt)
+        super().__init__(context, analyse_run, kinds)
 
     def adopt(self, cell: CellPlan) -> Outcome | None:
         """A load cell whose record lies in place, with every artifact it names whole."""
@@ -66,19 +54,10 @@ class ConnectorTax:
             record = config.cell(cell.params["phase"], cell.params["stem"])
             if config.root.name.endswith(f"_{cell.config}") and is_complete(record, cell.cell):
                 summary = analyse_cell(record)
-                return Outcome(headline(summary), _degraded(record))
+                return Outcome(headline(summary), _read_degraded(record))
         return None
 
-    async def finish(self) -> None:
-        """Remove the probe and analyse again: cells were added after both had been done."""
-        await asyncio.to_thread(self._patches.revert)
-        await asyncio.to_thread(analyse_run, self._context.layout.root)
-
-    async def release(self, reason: str) -> None:
-        """Stop the engine at hand."""
-        await self._context.slot.release(reason)
-
-    async def _apply_probe(self, cell: CellPlan, attempt: int) -> Outcome:
+    async def _apply_patches(self, cell: CellPlan, attempt: int) -> Outcome:
         """Without the probe the run falls back to client-side numbers; that is recorded, not fatal."""
         try:
             status = await asyncio.to_thread(self._patches.apply)
@@ -87,28 +66,15 @@ class ConnectorTax:
             return Outcome({"step_timing_available": False, "reason": str(error)})
         return Outcome({"step_timing_available": status.applied, "version": status.version, "reason": status.reason})
 
-    async def _ensure_probe(self) -> None:
-        """The probe may have been removed since it was applied: by this run's analysis before a retry, or by another
-        run before this one was resumed."""
+    async def _ensure_patches(self, config: str) -> None:
         with contextlib.suppress(LaunchError):  # the probe cell has recorded why it cannot be applied
-            await asyncio.to_thread(self._patches.apply)
-
-    async def _revert_probe(self, cell: CellPlan, attempt: int) -> Outcome:
-        await self.release("the probe is removed")
-        status = await asyncio.to_thread(self._patches.revert)
-        return Outcome({"applied": status.applied, "reason": status.reason})
-
-    async def _preflight(self, cell: CellPlan, attempt: int) -> Outcome:
-        """Launch the config and see that it really works here; the result decides over all its later cells."""
-        assert cell.config is not None
-        await self._ensure_probe()
-        return await preflight(cell, attempt, self._context, counterpart_of(self._context, cell.config))
+            await super()._ensure_patches(config)
 
     async def _load(self, cell: CellPlan, attempt: int) -> Outcome:
+        assert cell.config is not None
         rate_per_s = self._rate(cell)
-        await self._ensure_probe()
-        measured = await measure(cell, attempt, rate_per_s, self._context)
-        return Outcome(measured.summary, measured.degraded)
+        await self._ensure_patches(cell.config)
+        return await measure_load(cell, attempt, rate_per_s, self._context)
 
     def _rate(self, cell: CellPlan) -> float:
         """The cell's own rate, or the reference rate it names.
@@ -140,6 +106,6 @@ class ConnectorTax:
         return Outcome({"cells": len(analysis.cells), "gaps": len(analysis.gaps)})
 
 
-def _degraded(record: Path) -> str:
+def _read_degraded(record: Path) -> str:
     fidelity: dict[str, Any] = msgspec.json.decode(record.read_bytes())["fidelity"]
     return str(fidelity.get("reason") or "degraded") if fidelity.get("degraded") else ""

@@ -85,7 +85,7 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     saturation: Saturation = Saturation()
 
 
-def grid_of(tables: Tables, profile: str, preset: str, *, settings: Sequence[str] = ()) -> Grid:
+def read_grid(tables: Tables, profile: str, preset: str, *, settings: Sequence[str] = ()) -> Grid:
     """The validated grid of a preset with the user's settings (`KEY=VALUE`, dotted keys of a grid).
 
     Raises RunnerError naming the profile, the preset and the wrong key.
@@ -94,11 +94,11 @@ def grid_of(tables: Tables, profile: str, preset: str, *, settings: Sequence[str
     for text in settings:
         set_key(raw, *parse_setting(text, EXAMPLE))
     grid = convert_grid(raw, Grid, where, REMEDY)
-    _check(grid, where)
+    _check_grid(grid, where)
     return grid
 
 
-def _check(grid: Grid, where: str) -> None:
+def _check_grid(grid: Grid, where: str) -> None:
     rates = grid.phase_a.rates_per_s
     problems = [
         (not rates or any(rate <= 0 for rate in rates), "phase_a.rates_per_s must hold positive rates"),

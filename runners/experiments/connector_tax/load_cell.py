@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,14 @@ import msgspec
 
 from launch.instance import Instance
 from results.measures.cells import analyse_cell, headline
-from results.measures.step_records import StepCut, cut_steps
-from results.records.layout import AttemptLayout, parquet_beside, publish, sha256, write_atomic
+from results.measures.step_records import cut_steps
+from results.records.layout import AttemptLayout, parquet_beside, publish, sha256, write_indented_json
 from results.records.schemas import CellRecord
 from runners.campaign.context import RunContext
+from runners.campaign.experiment import Outcome
 from runners.campaign.plan import load_cell_s
 from runners.errors import CellFailed
+from runners.experiments.requests import first_error
 from runners.load.process import run_load
 from runners.load.spec import LoadOutcome, LoadSpec, LoadTick
 from runners.samplers.engine import MetricsSampler, StepTail
@@ -26,18 +28,15 @@ from state.run import CellPlan
 STEP_SETTLE_S = 0.3
 """After the last response the engine still writes the record of its last step."""
 
+LOAD_FACTS = (
+    "rate_per_s", "input_tokens", "output_tokens", "seed", "arrival", "inflight_cap", "warmup_s", "min_duration_s",
+    "min_completed", "max_duration_s",
+)  # fmt: skip
+STEP_FACTS = ("available", "reason", "unavailable_fields", "records", "records_lost", "worker_join_ratio")
 CLIENT_FACTS = ("cut", "retried", "wrong_length", "late_bodies", "completed_in_window", "realtime")
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A finished load cell."""
-
-    summary: dict[str, Any]
-    degraded: str
-
-
-async def measure(cell: CellPlan, attempt: int, rate_per_s: float, context: RunContext) -> Measured:
+async def measure_load(cell: CellPlan, attempt: int, rate_per_s: float, context: RunContext) -> Outcome:
     """Measure the cell on its config's instance and publish its artifacts.
 
     Raises CellFailed where the engine died or nothing was completed; the attempt's folder keeps what there was.
@@ -52,7 +51,7 @@ async def measure(cell: CellPlan, attempt: int, rate_per_s: float, context: RunC
             cut = asyncio.Event()
 
             def on_tick(tick: LoadTick) -> None:
-                _tick(cell, instance, sampler, steps, tick, context)
+                _emit_tick(cell, instance, sampler, steps, tick, context)
                 if not instance.alive():
                     cut.set()  # no engine is left to answer
 
@@ -63,15 +62,15 @@ async def measure(cell: CellPlan, attempt: int, rate_per_s: float, context: RunC
     if outcome.completed == 0 or outcome.stop_reason == "failing":
         raise CellFailed(
             f"{outcome.failed} of {outcome.sent} requests failed, {outcome.completed} were completed; "
-            f"the first error was: {_first_error(folder.requests)}"
+            f"the first error was: {first_error(folder.requests)}"
         )
     await asyncio.sleep(STEP_SETTLE_S)
     record_path = await asyncio.to_thread(_put_in_place, cell, attempt, spec, outcome, instance, context, folder)
     summary = await asyncio.to_thread(analyse_cell, record_path)
-    return Measured(headline(summary), _degraded(outcome))
+    return Outcome(headline(summary), _why_degraded(outcome))
 
 
-def _degraded(outcome: LoadOutcome) -> str:
+def _why_degraded(outcome: LoadOutcome) -> str:
     """Why the cell says less about the engine than it should; empty = nothing did."""
     reasons = [outcome.fidelity.reason] if outcome.fidelity.degraded else []
     if outcome.wrong_length:
@@ -113,7 +112,7 @@ def load_spec(
     )
 
 
-def _tick(
+def _emit_tick(
     cell: CellPlan, instance: Instance, sampler: MetricsSampler, steps: StepTail, tick: LoadTick, context: RunContext
 ) -> None:
     seen = steps.poll()
@@ -169,7 +168,7 @@ def _put_in_place(
         cell=cell.cell,
         config=cell.config,
         phase=phase,
-        load=_load_facts(spec) | {"trial": cell.trial},
+        load=_pick_facts(spec, LOAD_FACTS) | {"trial": cell.trial},
         t_start_ns=outcome.t_start_ns,
         t_window_start_ns=outcome.t_window_start_ns,
         t_window_end_ns=outcome.t_window_end_ns,
@@ -181,51 +180,22 @@ def _put_in_place(
         failed=outcome.failed,
         dropped=outcome.dropped,
         fidelity=msgspec.to_builtins(outcome.fidelity),
-        step_timing=_step_facts(cut),
+        step_timing=_pick_facts(cut, STEP_FACTS),
         instance={
             "instance": instance.spec.instance,
             "url": instance.spec.url,
             "pid": instance.pid,
             "started_by": instance.spec.started_by,
         },
-        client={name: getattr(outcome, name) for name in CLIENT_FACTS},
+        client=_pick_facts(outcome, CLIENT_FACTS),
         # Parquet is a copy that may be made again from the JSONL; only the JSONL is the measurement.
         checksums={t.name: sha256(source) for source, t in moves.items() if t.suffix == ".jsonl"},
     )
     written = folder.cell
-    write_atomic(written, msgspec.json.format(msgspec.json.encode(record), indent=2))
+    write_indented_json(written, record)
     publish(moves | {written: layout.cell(phase, stem)})
     return layout.cell(phase, stem)
 
 
-def _first_error(requests: Path) -> str:
-    with requests.open("rb") as file:
-        errors = (msgspec.json.decode(line).get("error") for line in file)
-        return next((error for error in errors if error), "none was recorded")
-
-
-def _load_facts(spec: LoadSpec) -> dict[str, Any]:
-    names = (
-        "rate_per_s",
-        "input_tokens",
-        "output_tokens",
-        "seed",
-        "arrival",
-        "inflight_cap",
-        "warmup_s",
-        "min_duration_s",
-        "min_completed",
-        "max_duration_s",
-    )
-    return {name: getattr(spec, name) for name in names}
-
-
-def _step_facts(cut: StepCut) -> dict[str, Any]:
-    return {
-        "available": cut.available,
-        "reason": cut.reason,
-        "unavailable_fields": dict(cut.unavailable_fields),
-        "records": cut.records,
-        "records_lost": cut.records_lost,
-        "worker_join_ratio": cut.worker_join_ratio,
-    }
+def _pick_facts(source: object, names: Sequence[str]) -> dict[str, Any]:
+    return {name: getattr(source, name) for name in names}

@@ -13,10 +13,10 @@ from launch.command import ports_needed
 from launch.profile import ConnectorConfig, Profile, load_config
 from results.records.baseline import BASELINE, REPEAT
 from runners.campaign.experiment import DraftPlan, RunOptions
-from runners.campaign.plan import Sum, freeze, load_cell_s
+from runners.campaign.plan import Sum, load_cell_s
 from runners.errors import RunnerError
-from runners.experiments.connector_tax.grid import EXPERIMENT, Grid, grid_of
-from state.run import CellPlan, RunPlan, StagePlan
+from runners.experiments.connector_tax.grid import EXPERIMENT, Grid, read_grid
+from state.run import CellPlan, StagePlan
 
 STAGES = (
     StagePlan("preflight", "Pre-flight and step probe"),
@@ -40,39 +40,32 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
     if options.policies or options.trace:
         raise RunnerError(f"{EXPERIMENT} routes nothing", remedy="--policy and --trace belong to `routing`")
     tables = profile.experiments.get(EXPERIMENT, {})
-    grid = grid_of(tables, profile.name, options.preset, settings=options.settings)
+    grid = read_grid(tables, profile.name, options.preset, settings=options.settings)
     if options.trials is not None:
         grid = msgspec.structs.replace(grid, trials=options.trials)
-    configs = _configs(options.configs or grid.configs)
-    names = [config.name for config in configs]
+    configs = {config.name: config for config in _load_configs(options.configs or grid.configs)}
     seed, release_wait_s = grid.seed if options.seed is None else options.seed, profile.launch.release_wait_s
+    orders = draw_orders(grid, list(configs), seed)
     return DraftPlan(
         grid=grid,
         profile=profile,
         seed=seed,
-        configs=configs,
-        ports=max(ports_needed(config) for config in configs),
+        configs=tuple(configs[name] for name in orders[0]),
+        stages=STAGES,
+        cells=list_cells(grid, orders, seed, release_wait_s),
+        ports=max(ports_needed(config) for config in configs.values()),
         inputs={
             "grid": msgspec.to_builtins(grid),
-            "configs": {config.name: msgspec.to_builtins(config) for config in configs},
+            "configs": msgspec.to_builtins(configs),
             "config_names": list(options.configs or grid.configs),
             **({"settings": list(options.settings)} if options.settings else {}),
         },
-        sums=arithmetic(grid, names, release_wait_s),
-        plan=lambda inputs: make_plan(
-            grid,
-            profile=options.profile,
-            preset=options.preset,
-            configs=names,
-            seed=seed,
-            release_wait_s=release_wait_s,
-            inputs=inputs,
-        ),
+        sums=arithmetic(grid, list(configs), release_wait_s),
     )
 
 
-def _configs(names: Sequence[str]) -> tuple[ConnectorConfig, ...]:
-    configs = tuple(_repeat() if name == REPEAT else load_config(name) for name in names)
+def _load_configs(names: Sequence[str]) -> tuple[ConnectorConfig, ...]:
+    configs = tuple(_load_repeat() if name == REPEAT else load_config(name) for name in names)
     names_in_files = [config.name for config in configs]
     if len(set(names_in_files)) < len(configs):
         raise RunnerError(f"a config is named twice among {', '.join(names_in_files)}", remedy="name each one once")
@@ -81,49 +74,34 @@ def _configs(names: Sequence[str]) -> tuple[ConnectorConfig, ...]:
     return configs
 
 
-def _repeat() -> ConnectorConfig:
+def _load_repeat() -> ConnectorConfig:
     """The baseline under its second name, for the comparison of plain with itself."""
     return msgspec.structs.replace(
         load_config(BASELINE), name=REPEAT, title="plain, again", why="The baseline once more: its difference is noise"
     )
 
 
-def make_plan(
-    grid: Grid,
-    *,
-    profile: str,
-    preset: str,
-    configs: Sequence[str],
-    seed: int,
-    release_wait_s: float,
-    inputs: Mapping[str, Any],
-) -> RunPlan:
-    """Stages and cells in the order they run; the order of configs is drawn from the seed for every trial."""
+def draw_orders(grid: Grid, configs: Sequence[str], seed: int) -> list[list[str]]:
+    """Per trial, the order of configs."""
     draw = random.Random(seed)
-    orders = [draw.sample(list(configs), len(configs)) for _ in range(grid.trials)]
+    return [draw.sample(configs, len(configs)) for _ in range(grid.trials)]
+
+
+def list_cells(grid: Grid, orders: Sequence[Sequence[str]], seed: int, release_wait_s: float) -> list[CellPlan]:
+    """Every cell in the order it runs; `orders`: per trial, the configs' names."""
     engine_s = grid.engine_start_s + release_wait_s
     trials = [_Trial(grid, seed, engine_s, number, tuple(order)) for number, order in enumerate(orders)]
-    cells = [
-        *_preflight(orders[0], grid, engine_s),
+    return [
+        *_preflight_cells(orders[0], grid, engine_s),
         *(cell for trial in trials for cell in trial.phase_a()),
         CellPlan("reference/rates", "reference", "reference", None, "ref_safe and ref_load", {}, COMPUTE_S),
         *(cell for trial in trials for cell in trial.phase_b()),
         CellPlan("analysis/revert", "analysis", "revert", None, "remove the step probe", {}, COMPUTE_S),
         CellPlan("analysis/report", "analysis", "analysis", None, "numbers, tax, manifest, report", {}, 2 * COMPUTE_S),
     ]
-    return freeze(
-        experiment=EXPERIMENT,
-        profile=profile,
-        preset=preset,
-        configs=orders[0],
-        seed=seed,
-        stages=tuple(stage for stage in STAGES if any(cell.stage == stage.stage for cell in cells)),
-        cells=cells,
-        inputs=inputs,
-    )
 
 
-def _preflight(order: Sequence[str], grid: Grid, engine_s: float) -> Iterator[CellPlan]:
+def _preflight_cells(order: Sequence[str], grid: Grid, engine_s: float) -> Iterator[CellPlan]:
     yield CellPlan("preflight/probe", "preflight", "probe", None, "apply the step probe", {}, COMPUTE_S)
     for config in order:
         estimate = engine_s + grid.preflight_s
@@ -227,7 +205,7 @@ def arithmetic(grid: Grid, configs: Sequence[str], release_wait_s: float) -> tup
         ),
         Sum(
             "phase-a",
-            f"{times}{count} configs x ({around.format(f'({_plus(cells_a)}) s of cells')})",
+            f"{times}{count} configs x ({around.format(f'({_join_sum(cells_a)}) s of cells')})",
             trials * count * (start_s + sum(cells_a) + release_wait_s),
         ),
     ]
@@ -258,5 +236,5 @@ def _load_s(grid: Grid, rate_per_s: float) -> float:
     )
 
 
-def _plus(values: Sequence[float]) -> str:
+def _join_sum(values: Sequence[float]) -> str:
     return " + ".join(f"{value:g}" for value in values)

@@ -22,15 +22,15 @@ from typing import Any
 
 import msgspec
 
-from results.records.layout import AttemptLayout, LifecycleLayout, is_complete, publish, sha256, write_atomic
+from results.records.layout import AttemptLayout, LifecycleLayout, is_complete, publish, sha256, write_indented_json
 from results.records.lifecycle import LifecycleRecord, write_record
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import Outcome
 from runners.campaign.provenance import commit_of
 from runners.experiments.pd_lifecycle.bench import Bench
 from runners.experiments.pd_lifecycle.cell import THROUGH, Measurements
-from runners.experiments.pd_lifecycle.evidence import SIDES, request_config
-from runners.experiments.pd_lifecycle.grid import Grid, shape_of
+from runners.experiments.pd_lifecycle.evidence import SIDES
+from runners.experiments.pd_lifecycle.grid import Grid, params_of, shape_of
 from state.process import boot_id
 from state.run import CellPlan
 
@@ -45,7 +45,7 @@ _HERE = Path(__file__).resolve().parent
 
 def adopt_outcome(cell: CellPlan, context: RunContext) -> Outcome | None:
     """The outcome of a finished cell whose files are complete and unchanged; None = it must be measured."""
-    mark = LifecycleLayout(context.layout.root).cell(request_config(shape_of(cell)))
+    mark = LifecycleLayout(context.layout.root).cell(shape_of(cell))
     if not is_complete(mark, cell.cell):
         return None
     stored = msgspec.json.decode(mark.read_bytes())
@@ -62,7 +62,7 @@ def publish_cell(
     context: RunContext,
 ) -> Outcome:
     """Move the files of the attempt to the run folder, after removing those of an earlier one. Raises OSError."""
-    layout, config = LifecycleLayout(context.layout.root), request_config(shape_of(cell))
+    layout, config = LifecycleLayout(context.layout.root), shape_of(cell)
     attempted = AttemptLayout(folder)
     placed, records = layout.cell(config), attempted.records
     names = {number: layout.record(config, number).name for number in sorted(measurements.records)}
@@ -76,7 +76,7 @@ def publish_cell(
     checksums |= {f"../../{name}": sha256(records / name) for name in names.values()}
     mark = attempted.cell
     facts = _cell_facts(cell, attempt, grid, bench, measurements, names, outcome)
-    write_atomic(mark, _encode_indented(facts | {"checksums": checksums}))
+    write_indented_json(mark, facts | {"checksums": checksums})
     placed.unlink(missing_ok=True)
     shutil.rmtree(placed.parent, ignore_errors=True)
     publish(
@@ -97,8 +97,8 @@ def write_failure(cell: CellPlan, attempt: int, reason: str, measurements: Measu
         "discarded": _discarded_rows(measurements),
         "measured": len(measurements.records),
     }
-    path = LifecycleLayout(context.layout.root).failed(request_config(shape_of(cell)))
-    write_atomic(path, _encode_indented(failure))
+    path = LifecycleLayout(context.layout.root).failed(shape_of(cell))
+    write_indented_json(path, failure)
 
 
 def headline_numbers(measurements: Measurements) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def _cell_facts(
     commit = commit_of(_HERE)
     return {
         "cell": cell.cell,
-        **msgspec.to_builtins(shape_of(cell)),
+        **params_of(shape_of(cell)),
         "attempt": attempt,
         "records": list(names.values()),
         "discarded": _discarded_rows(measurements),
@@ -189,7 +189,3 @@ def _engine_facts(bench: Bench, side: str) -> dict[str, Any]:
         "block_tokens": bench.block_tokens,
         "kv_capacity_tokens": bench.capacity_tokens,
     }
-
-
-def _encode_indented(value: object) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(value), indent=2)

@@ -19,7 +19,7 @@ from results.records.layout import AttemptLayout, LifecycleLayout
 from results.records.transfer_log import read_probe
 from runners.campaign.context import RunContext
 from runners.campaign.engine_group import GroupPlan, Member, engine_group
-from runners.errors import CellFailed
+from runners.experiments.engines import common_block_tokens
 from runners.experiments.pd_lifecycle import policy as pd_lifecycle_policy
 from runners.experiments.pd_lifecycle.caches import Aged, Caches, EngineCache, NotEmptied
 from runners.experiments.pd_lifecycle.client import OneAtATime
@@ -156,7 +156,7 @@ async def open_bench(grid: Grid, context: RunContext, cell: CellPlan, folder: Pa
         bytes_per_token = kv_bytes_per_token(source)
         spec = build_router_spec(grid, context, members, shapes, decisions, bytes_per_token)
         router = await stack.enter_async_context(RouterProcess(spec, attempted.router_spec))
-        block_tokens = _common_block_tokens(shapes)
+        block_tokens = common_block_tokens(shapes, "the tokens that they hold are unknown")
         capacities = [shape.capacity_tokens for shape in shapes if shape.capacity_tokens is not None]
         capacity_tokens = min(capacities) if len(capacities) == len(shapes) else None
         caches = Caches((engines[0], engines[1]), block_tokens, _draw_check_prompts(draw))
@@ -229,15 +229,6 @@ async def _age_pools(
         except NotEmptied as error:
             context.emit(Noted("warning", cell.cell, f"{error}: it still holds the prompts that aged its KV pool"))
     return aged
-
-
-def _common_block_tokens(shapes: list[CacheShape]) -> int:
-    """Raises CellFailed where the engines do not report it, or differ."""
-    sizes = {shape.block_tokens for shape in shapes}
-    size = sizes.pop() if len(sizes) == 1 else None
-    if size is None:
-        raise CellFailed("the engines report no common KV block size: the tokens that they hold are unknown")
-    return size
 
 
 def _draw_check_prompts(draw: Draw) -> Callable[[int], list[int]]:

@@ -16,15 +16,15 @@ import msgspec
 
 from results.pd_lifecycle.join import events_of, join_request, transfer_of
 from results.records.layout import AttemptLayout
-from results.records.lifecycle import Colo, LifecycleRecord
+from results.records.lifecycle import Colo, LifecycleRecord, RequestConfig
 from results.records.schemas import RequestRecord
 from runners.errors import CellFailed, CellSkipped
 from runners.experiments.pd_lifecycle.bench import CELL_PROMPTS, PREFIX_PROMPTS, Bench
 from runners.experiments.pd_lifecycle.caches import Held, Seeding
 from runners.experiments.pd_lifecycle.client import completion_body
 from runners.experiments.pd_lifecycle.engine_load import EngineLoad, LoadSpan, read_load
-from runners.experiments.pd_lifecycle.evidence import SIDES, Evidence, request_config, verify_context
-from runners.experiments.pd_lifecycle.grid import Grid, Shape, shape_of
+from runners.experiments.pd_lifecycle.evidence import SIDES, Evidence, verify_context
+from runners.experiments.pd_lifecycle.grid import Grid, shape_of
 from runners.experiments.pd_lifecycle.policy import COMBINED
 from runners.load.stream import Exchange
 from runners.samplers.engine_counters import counters
@@ -90,7 +90,7 @@ class LifecycleCell:
         measurements: Measurements,
     ) -> None:
         """measurements: empty; `run` fills it, so that it holds the progress of a failed cell."""
-        self.shape: Shape = shape_of(cell)
+        self.shape: RequestConfig = shape_of(cell)
         self.evidence = Evidence(bench.decisions, bench.probes, folder)
         self._cell = cell
         self._attempt = attempt
@@ -166,7 +166,7 @@ class LifecycleCell:
         purposes = [HANDOVER, COLO] if self._grid.baseline else [HANDOVER]
         if first:
             purposes.reverse()
-        rest = f"{self.shape.name}-a{self._attempt}-r{repetition}-{self._sent}"
+        rest = f"{self.shape.label}-a{self._attempt}-r{repetition}-{self._sent}"
         names = {purpose: BEGINS[purpose] + rest for purpose in purposes}
         sent = {}
         for index, purpose in enumerate(purposes):
@@ -192,13 +192,13 @@ class LifecycleCell:
         shape, bench = self.shape, self._bench
         index = self._attempt * PROMPTS_PER_ATTEMPT + self._sent
         self._sent += 1
-        fresh = bench.draw.draw_tokens(CELL_PROMPTS + self._cell.params["place"], index, shape.new_tokens)
+        fresh = bench.draw.draw_tokens(CELL_PROMPTS + self._cell.params["place"], index, shape.current_new_tokens)
         prompt = [*bench.caches.prefix, *fresh]
         body = completion_body(model, prompt, shape.output_length)
         bench.caches.note_sent(prompt)
         local_before = await self._local_tokens()
         exchange: Exchange = await bench.client.send_request(name, body)
-        record = exchange.record(shape.input_tokens, shape.output_length)
+        record = exchange.record(shape.total_input_length, shape.output_length)
         dead = await bench.why_dead()
         if dead:
             raise CellFailed(f"{dead}; the request ended as {record.status}: {record.error or 'no error'}")
@@ -245,7 +245,7 @@ class LifecycleCell:
         on_both = events_of(decision, prefill, decode)
         colo, wrong = _read_baseline(self.shape, tried)
         return join_request(
-            request_config(self.shape),
+            self.shape,
             repetition=tried.repetition,
             warmup=tried.repetition <= self._grid.warmup_repetitions,
             client=handover.client,
@@ -262,7 +262,7 @@ class LifecycleCell:
         )
 
 
-def _read_baseline(shape: Shape, tried: Repetition) -> tuple[Colo, str]:
+def _read_baseline(shape: RequestConfig, tried: Repetition) -> tuple[Colo, str]:
     """(the combined instance's times, why the pair of requests does not count)."""
     if tried.colo is None:
         return Colo(reason="the run has no baseline"), ""

@@ -22,7 +22,6 @@ from results.records.layout import TRANSFER_LOGS, AttemptLayout
 from results.records.lifecycle import RequestConfig, Verification
 from results.records.transfer_log import ProbeEvent, ProbeLog, read_probe
 from runners.experiments.pd_lifecycle.caches import Held
-from runners.experiments.pd_lifecycle.grid import Shape
 
 POLL_S = 0.05
 SIDES = ("prefill", "decode")
@@ -153,12 +152,8 @@ class Evidence:
             self.collect_lines()
 
 
-def request_config(shape: Shape) -> RequestConfig:
-    return RequestConfig(shape.prior_context, shape.new_tokens, shape.output_length)
-
-
 def verify_context(
-    shape: Shape,
+    shape: RequestConfig,
     before: Held,
     moved: KvTransfer | None,
     prefill: Iterable[ProbeEvent],
@@ -188,14 +183,14 @@ def verify_context(
     return Verification(shape.prior_context, held.decode, not wrong, reason)
 
 
-def _decode_held(shape: Shape, events: Iterable[ProbeEvent]) -> int | None:
+def _decode_held(shape: RequestConfig, events: Iterable[ProbeEvent]) -> int | None:
     """By its own count; else the prompt minus the tokens for which it waits."""
     for event in events:
         if event.event == "blocks_allocated":
             if event.local_tokens is not None:
                 return event.local_tokens
             if event.external_tokens is not None:
-                return shape.input_tokens - event.external_tokens
+                return shape.total_input_length - event.external_tokens
     return None
 
 

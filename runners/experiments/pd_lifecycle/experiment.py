@@ -7,17 +7,17 @@ context, new tokens and output length. Stages: pre-flight and transfer probe, sw
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Mapping
 from dataclasses import replace
 
 from launch.errors import LaunchError
-from launch.patching import PatchUse
 from results.pd_lifecycle.write import analyse_lifecycle
 from results.records.layout import LifecycleLayout
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import Outcome
 from runners.errors import CellFailed, RunnerError
-from runners.experiments.gates import counterpart_of, preflight, why_gated
+from runners.experiments.gates import why_gated
+from runners.experiments.patched_cells import PatchedCells, RunCell
 from runners.experiments.pd_lifecycle.artifacts import adopt_outcome, publish_cell, write_failure
 from runners.experiments.pd_lifecycle.bench import Bench, BenchSlot
 from runners.experiments.pd_lifecycle.caches import NotEmptied
@@ -29,22 +29,20 @@ from state.run import CellPlan, CellState
 from state.view import RunView
 
 
-class PdLifecycle:
+class PdLifecycle(PatchedCells):
     name = EXPERIMENT
+    removal = "the probes are removed"
 
     def __init__(self, grid: Grid, context: RunContext) -> None:
         self._grid = grid
-        self._context = context
-        self._patches = PatchUse(context.engine)
         self._slot = BenchSlot(grid, context)
-        self._cells: dict[str, Callable[[CellPlan, int], Awaitable[Outcome]]] = {
-            "probe": self._apply_probe,
-            "preflight": self._run_preflight,
+        kinds: Mapping[str, RunCell] = {
+            "probe": self._apply_patches,
             "link": self._record_link,
             "lifecycle": self._measure_cell,
-            "revert": self._revert_probe,
             "analysis": self._analyse_run,
         }
+        super().__init__(context, analyse_lifecycle, kinds)
 
     def why_skip(self, cell: CellPlan, view: RunView) -> str:
         """Skips cells beyond the engines' context, and all cells after a failed config or probe."""
@@ -58,37 +56,14 @@ class PdLifecycle:
         gates = (why_gated(replace(cell, config=config), view) for config in self._grid.configs)
         return str(cell.params["why_not"]) or next((why for why in gates if why), "")
 
-    async def run_cell(self, cell: CellPlan, attempt: int) -> Outcome:
-        return await self._cells[cell.kind](cell, attempt)
-
     def adopt(self, cell: CellPlan) -> Outcome | None:
         """Adopt a cell of the sweep whose commit mark and files are complete."""
         return adopt_outcome(cell, self._context) if cell.kind == "lifecycle" else None
 
-    async def finish(self) -> None:
-        """Remove the probes and analyse again, after cells were added to a finished run."""
-        await asyncio.to_thread(self._patches.revert)
-        await asyncio.to_thread(analyse_lifecycle, self._context.layout.root)
-
     async def release(self, reason: str) -> None:
         """Stop the current router and engines."""
         await self._slot.release()
-        await self._context.slot.release(reason)
-
-    async def _apply_probe(self, cell: CellPlan, attempt: int) -> Outcome:
-        """Apply the patches: the probes stamp the engines' phases, and a CPU engine can transfer."""
-        status = await asyncio.to_thread(self._patches.apply)
-        return Outcome({"version": status.version, "reason": status.reason})
-
-    async def _revert_probe(self, cell: CellPlan, attempt: int) -> Outcome:
-        await self.release("the probes are removed")
-        status = await asyncio.to_thread(self._patches.revert)
-        return Outcome({"applied": status.applied, "reason": status.reason})
-
-    async def _run_preflight(self, cell: CellPlan, attempt: int) -> Outcome:
-        assert cell.config is not None
-        await asyncio.to_thread(self._patches.apply)
-        return await preflight(cell, attempt, self._context, counterpart_of(self._context, cell.config))
+        await super().release(reason)
 
     async def _record_link(self, cell: CellPlan, attempt: int) -> Outcome:
         link = await asyncio.to_thread(find_link, self._grid, self._context.profile)
@@ -109,8 +84,7 @@ class PdLifecycle:
 
     async def _prepare_bench(self, cell: CellPlan) -> Bench:
         """The current bench, with caches that are empty or hold the cell's C; else a fresh one."""
-        # This run's analysis removes the probes; a retry after it needs them again.
-        await asyncio.to_thread(self._patches.apply)
+        await self._ensure_patches(self._grid.decode_config)
         bench = await self._slot.get_bench(cell)
         if not bench.caches.used or bench.caches.is_seeded_with(shape_of(cell).prior_context):
             return bench

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from results.pd_lifecycle.settings import Settings
-from runners.errors import RunnerError
+from results.records.lifecycle import RequestConfig
 from runners.experiments.engines import EngineChoice
-from runners.experiments.settings import parse_setting, set_key
+from runners.experiments.settings import (
+    Tables,
+    convert_grid,
+    find_preset,
+    parse_setting,
+    refuse_problems,
+    set_key,
+)
 from state.run import CellPlan
 
 EXPERIMENT = "pd-lifecycle"
 PROBE_CELL = "preflight/probe"
+SHAPE_PARAMS = ("prior_context", "new_tokens", "output_length")
+"""C, N and O of specs/pd_lifecycle, "Independent Variables", in tokens."""
 EXAMPLE = "new_tokens=[512,2048]"
 REMEDY = "correct that key in the profile or in --set; docs/pd-lifecycle.md lists them all"
 
@@ -41,31 +49,14 @@ class Expected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return new_1k * (self.prefill_s_per_1k + self.attention_s_per_1k2 * seen_1k)
 
 
-class Shape(msgspec.Struct, frozen=True):
-    """One cell: C, N and O of specs/pd_lifecycle, "Independent Variables", in tokens."""
-
-    prior_context: int
-    new_tokens: int
-    output_length: int
-
-    @property
-    def name(self) -> str:
-        """`C4096_N512_O32`, as in the names of its records."""
-        return f"C{self.prior_context}_N{self.new_tokens}_O{self.output_length}"
-
-    @property
-    def input_tokens(self) -> int:
-        return self.prior_context + self.new_tokens
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that the decode instance holds at the end."""
-        return self.input_tokens + self.output_length
+def params_of(shape: RequestConfig) -> dict[str, int]:
+    """C, N and O as a cell of the plan holds them."""
+    return dict(zip(SHAPE_PARAMS, shape.key, strict=True))
 
 
-def shape_of(cell: CellPlan) -> Shape:
+def shape_of(cell: CellPlan) -> RequestConfig:
     """C, N and O of a cell of the sweep."""
-    return Shape(*(cell.params[name] for name in Shape.__struct_fields__))
+    return RequestConfig(*(cell.params[name] for name in SHAPE_PARAMS))
 
 
 class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -109,26 +100,26 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     engine: EngineChoice = EngineChoice()
     analysis: Settings = Settings()
 
-    def list_shapes(self) -> Iterator[Shape]:
+    def list_shapes(self) -> Iterator[RequestConfig]:
         """Every cell in the specification's order: C outside, then N, then O."""
         for prior in self.prior_context:
             for new in self.new_tokens:
                 for output in self.output_length:
-                    yield Shape(prior, new, output)
+                    yield RequestConfig(prior, new, output)
 
-    def order_shapes(self, seed: int) -> list[Shape]:
+    def order_shapes(self, seed: int) -> list[RequestConfig]:
         """Every cell in the order of measurement: all cells of one C in a row, so that each C is seeded once. The seed
         decides the order of C, and of N and O within it.
 
         In rising order, the effects of C, N and O could not be separated from the time since the engines started.
         """
 
-        def rank_of(shape: Shape) -> tuple[bytes, bytes]:
-            return _draw_rank(seed, f"C{shape.prior_context}"), _draw_rank(seed, shape.name)
+        def rank_of(shape: RequestConfig) -> tuple[bytes, bytes]:
+            return _draw_rank(seed, f"C{shape.prior_context}"), _draw_rank(seed, shape.label)
 
         return sorted(self.list_shapes(), key=rank_of)
 
-    def combined_first(self, shape: Shape, repetition: int) -> bool:
+    def combined_first(self, shape: RequestConfig, repetition: int) -> bool:
         """Whether the combined request comes before the handover request.
 
         It depends on the cell's indexes in the grid and the repetition, so a repeated measurement keeps its order.
@@ -137,7 +128,7 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return False
         indexes = (
             self.prior_context.index(shape.prior_context),
-            self.new_tokens.index(shape.new_tokens),
+            self.new_tokens.index(shape.current_new_tokens),
             self.output_length.index(shape.output_length),
         )
         return (sum(indexes) + repetition) % 2 == 1
@@ -150,17 +141,17 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def decode_config(self) -> str:
         return self.configs[-1]
 
-    def why_not(self, shape: Shape, max_model_len: int) -> str:
+    def why_not(self, shape: RequestConfig, max_model_len: int) -> str:
         """Why a cell of the grid cannot be measured with this context; empty = it can."""
         if shape.tokens > max_model_len:
             return f"C + N + O = {shape.tokens} tokens, and the engines' max_model_len is {max_model_len}"
-        if self.max_input_tokens is not None and shape.input_tokens > self.max_input_tokens:
-            return f"C + N = {shape.input_tokens} tokens, and max_input_tokens is {self.max_input_tokens}"
+        if self.max_input_tokens is not None and shape.total_input_length > self.max_input_tokens:
+            return f"C + N = {shape.total_input_length} tokens, and max_input_tokens is {self.max_input_tokens}"
         return ""
 
 
 def read_grid(
-    tables: Mapping[str, Mapping[str, Any]],
+    tables: Tables,
     profile: str,
     preset: str,
     *,
@@ -171,25 +162,15 @@ def read_grid(
 
     Raises RunnerError, which names the profile, the preset and the wrong key.
     """
-    if preset not in tables:
-        known = ", ".join(sorted(tables)) or "none"
-        raise RunnerError(
-            f"profile {profile} has no preset {preset!r} for {EXPERIMENT}", remedy=f"choose one of: {known}"
-        )
-    where = f"profile {profile}, [experiment.{EXPERIMENT}.{preset}]"
-    raw = copy.deepcopy(dict(tables[preset]))
+    raw, where = find_preset(tables, EXPERIMENT, profile, preset)
     for text in settings:
         set_key(raw, *parse_setting(text, EXAMPLE))
     if configs:
         raw["configs"] = list(configs)
-    try:
-        grid = msgspec.convert(raw, Grid)
-    except msgspec.ValidationError as error:
-        raise RunnerError(f"{where}: {error}", remedy=REMEDY) from error
-    unknown = set(raw.get("analysis", {})) - {field.name for field in fields(Settings)}
-    if unknown:
-        raise RunnerError(f"{where}: analysis has no setting {', '.join(sorted(unknown))}", remedy=REMEDY)
-    _check_grid(grid, where)
+    grid = convert_grid(raw, Grid, where, REMEDY)
+    unknown = sorted(set(raw.get("analysis", {})) - {field.name for field in fields(Settings)})
+    unknown_setting = (bool(unknown), f"analysis has no setting {', '.join(unknown)}")
+    refuse_problems([unknown_setting, *_grid_problems(grid)], where, REMEDY)
     return grid
 
 
@@ -198,11 +179,12 @@ def _draw_rank(seed: int, name: str) -> bytes:
     return hashlib.sha256(f"{seed}/{name}".encode()).digest()
 
 
-def _check_grid(grid: Grid, where: str) -> None:
+def _grid_problems(grid: Grid) -> list[tuple[bool, str]]:
+    """(is wrong, what must hold)."""
     lengths = {name: getattr(grid, name) for name in ("prior_context", "new_tokens", "output_length")}
     block = grid.engine.block_size
     unsorted = {name: list(values) != sorted(set(values)) for name, values in lengths.items()}
-    problems = [
+    return [
         *((wrong, f"{name} must rise without repeats") for name, wrong in unsorted.items()),
         (not all(lengths.values()), "prior_context, new_tokens and output_length must each hold a length"),
         (any(tokens < 0 for tokens in grid.prior_context), "prior_context must not be below 0"),
@@ -224,6 +206,3 @@ def _check_grid(grid: Grid, where: str) -> None:
         ),
         (grid.request_timeout_s <= 0, "request_timeout_s must be above 0"),
     ]
-    for wrong, text in problems:
-        if wrong:
-            raise RunnerError(f"{where}: {text}", remedy=REMEDY)

@@ -20,6 +20,7 @@ from launch.ports import LOOPBACK
 from launch.profile import TINY_MODEL, Profile
 from launch.tiny_model import MODEL_ID
 from results.records.layout import write_atomic
+from results.records.link import LinkRecord
 from runners.experiments.pd_lifecycle.grid import Grid
 from runners.experiments.routing.transfers import kv_bytes_per_token
 
@@ -31,37 +32,25 @@ METHOD = (
 )
 
 
-class Link(msgspec.Struct, frozen=True):
-    """`results/lifecycle/link.json`, in 10^9 bits per second. None = unknown, `reason` says why."""
-
-    gbps: float | None = None
-    low: float | None = None
-    high: float | None = None
-    method: str = ""
-    known_from: str = msgspec.field(default="", name="from")
-    """`measured`, or `given` by the profile."""
-    reason: str = ""
-
-
-def find_link(grid: Grid, profile: Profile) -> Link:
+def find_link(grid: Grid, profile: Profile) -> LinkRecord:
     """The bandwidth stated in the profile; else, between CPU engines, a measurement."""
     stated = grid.analysis.link_gbps
     if stated is not None:
-        return Link(stated, method="analysis.link_gbps of the preset", known_from="given")
+        return LinkRecord(stated, method="analysis.link_gbps of the preset", known_from="given")
     if profile.engine.kind != "cpu":
-        return Link(reason="only the connector can measure it between GPUs: set analysis.link_gbps")
+        return LinkRecord(reason="only the connector can measure it between GPUs: set analysis.link_gbps")
     source = profile.model.source
     folder = home() / "models" / MODEL_ID if source == TINY_MODEL else Path(source)
     bytes_per_token = kv_bytes_per_token(folder)
     if bytes_per_token is None:
-        return Link(reason=f"the model's folder {folder.name} does not state the KV bytes of a token")
+        return LinkRecord(reason=f"the model's folder {folder.name} does not state the KV bytes of a token")
     try:
         return measure_link(max(grid.new_tokens) * bytes_per_token)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        return Link(reason=f"it could not be measured: {type(error).__name__}: {error}")
+        return LinkRecord(reason=f"it could not be measured: {type(error).__name__}: {error}")
 
 
-def measure_link(size: int) -> Link:
+def measure_link(size: int) -> LinkRecord:
     """Send `size` bytes repeatedly to a child process. Raises OSError or ValueError."""
     child = subprocess.Popen(
         [sys.executable, "-m", "runners.experiments.pd_lifecycle.link_bandwidth", str(size)], stdout=subprocess.PIPE
@@ -76,10 +65,10 @@ def measure_link(size: int) -> Link:
         child.kill()
         child.wait()
     measured, method = rounds[WARMUP_ROUNDS:], METHOD.format(size=size, rounds=ROUNDS, warmup=WARMUP_ROUNDS)
-    return Link(median(measured), min(measured), max(measured), method, "measured")
+    return LinkRecord(median(measured), min(measured), max(measured), method, "measured")
 
 
-def write_link(path: Path, link: Link) -> None:
+def write_link(path: Path, link: LinkRecord) -> None:
     """Raises OSError."""
     write_atomic(path, msgspec.json.format(msgspec.json.encode(link), indent=2) + b"\n")
 

@@ -5,21 +5,21 @@ specs/pd_lifecycle, "Protocol".
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import groupby
-from typing import Any
 
 import msgspec
 
 from launch.command import ports_needed
 from launch.profile import ConnectorConfig, Kind, Profile, load_config
 from launch.transfer_request import transferring
+from results.records.lifecycle import RequestConfig
 from runners.campaign.experiment import DraftPlan, RunOptions
-from runners.campaign.plan import Sum, freeze
+from runners.campaign.plan import Sum
 from runners.errors import RunnerError
 from runners.experiments.engines import counting_profile
-from runners.experiments.pd_lifecycle.grid import EXPERIMENT, PROBE_CELL, Grid, Shape, read_grid
-from state.run import CellPlan, RunPlan, StagePlan
+from runners.experiments.pd_lifecycle.grid import EXPERIMENT, PROBE_CELL, Grid, params_of, read_grid
+from state.run import CellPlan, StagePlan
 
 PREFLIGHT, SWEEP, ANALYSIS = "preflight", "sweep", "analysis"
 STAGES = (
@@ -60,6 +60,8 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
         profile=profile,
         seed=seed,
         configs=configs,
+        stages=STAGES,
+        cells=list_cells(grid, profile, seed),
         ports=2 * max(ports_needed(config) for config in configs),
         inputs={
             "grid": msgspec.to_builtins(grid),
@@ -68,21 +70,13 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
             "settings": list(options.settings),
         },
         sums=estimate_sums(grid, profile, seed),
-        plan=lambda inputs: make_plan(
-            grid, profile=profile, profile_name=options.profile, preset=options.preset, seed=seed, inputs=inputs
-        ),
     )
 
 
-def make_plan(
-    grid: Grid, *, profile: Profile, profile_name: str, preset: str, seed: int, inputs: Mapping[str, Any]
-) -> RunPlan:
-    """Stages and cells in the order of the run. A cell that does not fit is skipped, with its reason in the plan.
-
-    `profile_name` is what the run process loads the profile by: its name, or the path of its file.
-    """
+def list_cells(grid: Grid, profile: Profile, seed: int) -> list[CellPlan]:
+    """Every cell in the order it runs. One that does not fit is skipped, with its reason in the plan."""
     engine_s = grid.engine_start_s + profile.launch.release_wait_s
-    cells = [
+    return [
         CellPlan(PROBE_CELL, PREFLIGHT, "probe", None, "apply the probes", {}, COMPUTE_S),
         *(
             CellPlan(f"preflight/{config}", PREFLIGHT, "preflight", config, config, {}, engine_s + grid.preflight_s)
@@ -93,16 +87,6 @@ def make_plan(
         CellPlan("analysis/revert", ANALYSIS, "revert", None, "remove the probes", {}, COMPUTE_S),
         CellPlan("analysis/report", ANALYSIS, "analysis", None, "records, fits, figures, report", {}, ANALYSIS_S),
     ]
-    return freeze(
-        experiment=EXPERIMENT,
-        profile=profile_name,
-        preset=preset,
-        configs=tuple(dict.fromkeys(grid.configs)),
-        seed=seed,
-        stages=STAGES,
-        cells=cells,
-        inputs=inputs,
-    )
 
 
 def estimate_sums(grid: Grid, profile: Profile, seed: int) -> tuple[Sum, ...]:
@@ -141,13 +125,13 @@ def _sweep_cells(grid: Grid, profile: Profile, seed: int) -> Iterator[CellPlan]:
         if shape in levels:
             estimated_s += _begins_s(grid, profile, levels.index(shape)) + _seed_s(grid, shape.prior_context)
         yield CellPlan(
-            cell=f"{SWEEP}/{shape.name}",
+            cell=f"{SWEEP}/{shape.label}",
             stage=SWEEP,
             kind="lifecycle",
             config=grid.decode_config,
-            label=f"C {shape.prior_context}  N {shape.new_tokens}  O {shape.output_length}",
+            label=f"C {shape.prior_context}  N {shape.current_new_tokens}  O {shape.output_length}",
             params={
-                **msgspec.to_builtins(shape),
+                **params_of(shape),
                 "place": places.index(shape),
                 "turn": turn,
                 "load_seed": seed,
@@ -157,7 +141,7 @@ def _sweep_cells(grid: Grid, profile: Profile, seed: int) -> Iterator[CellPlan]:
         )
 
 
-def _measured_shapes(grid: Grid, profile: Profile, seed: int) -> Iterator[Shape]:
+def _measured_shapes(grid: Grid, profile: Profile, seed: int) -> Iterator[RequestConfig]:
     return (shape for shape in grid.order_shapes(seed) if not grid.why_not(shape, profile.engine.max_model_len))
 
 
@@ -176,9 +160,9 @@ def _seed_s(grid: Grid, prior_context: int) -> float:
     return 2 * grid.expected.prefill_s(0, prior_context)
 
 
-def _cell_s(grid: Grid, shape: Shape) -> float:
+def _cell_s(grid: Grid, shape: RequestConfig) -> float:
     expected, requests = grid.expected, 2 if grid.baseline else 1
-    prefill_s = expected.prefill_s(shape.prior_context, shape.new_tokens)
+    prefill_s = expected.prefill_s(shape.prior_context, shape.current_new_tokens)
     one_s = prefill_s + (shape.output_length - 1) * expected.token_s
     return grid.repetitions * (requests * one_s + expected.around_s)
 

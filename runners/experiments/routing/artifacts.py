@@ -11,14 +11,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from results.records.decisions import DecisionRecord
-from results.records.layout import TrialLayout, publish, sha256, write_atomic
-from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TurnRecord
+from results.records.layout import TrialLayout, publish, sha256, write_indented_json
+from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TraceRecord, TurnRecord
 from results.routing.summary import summarise_cell
 from runners.campaign.context import RunContext
 from runners.campaign.engine_group import Member
 from runners.campaign.provenance import commit_of
 from runners.experiments.routing.grid import Grid, slug
-from runners.experiments.routing.trace import TraceRecord
 from runners.experiments.routing.transfers import movement_headline, movements
 from runners.load.replay_spec import ReplayOutcome
 from runners.router.spec import RouterOutcome
@@ -75,19 +74,19 @@ def put_in_place(
     """From the attempt's folder to the cell's; returns the headline numbers."""
     written, layout = TrialLayout(folder), trial_layout(context, cell)
     spans = {name: span_of(path) for name, path in replayed.scrapes.items()}
-    turns, decisions = _rows(written.metrics, TurnRecord), _rows(written.decisions, DecisionRecord)
-    record = _record(cell, attempt, grid, trace, replayed, spans)
-    _write(written.config, _config(cell, grid, trace, context))
-    _write(written.apc, {name: msgspec.to_builtins(span) for name, span in spans.items()})
+    turns, decisions = _read_rows(written.metrics, TurnRecord), _read_rows(written.decisions, DecisionRecord)
+    record = _make_record(cell, attempt, grid, trace, replayed, spans)
+    write_indented_json(written.config, _describe_config(cell, grid, trace, context))
+    write_indented_json(written.apc, {name: msgspec.to_builtins(span) for name, span in spans.items()})
     measured = (written.config, written.metrics, written.decisions, written.engines, written.apc, written.gpu_util)
     logs = written.transfer_logs()
     record = replace(record, checksums={str(path.relative_to(folder)): sha256(path) for path in (*measured, *logs)})
-    summary, breakdown = summarise_cell(turns, decisions, record, _rows(written.engines, EngineSample))
+    summary, breakdown = summarise_cell(turns, decisions, record, _read_rows(written.engines, EngineSample))
     summary["movements"] = movements(decisions)
-    _write(written.summary, summary)
-    _write(written.breakdown, breakdown)
-    _write(written.cell, record)
-    _move(written.instances, layout.instances)
+    write_indented_json(written.summary, summary)
+    write_indented_json(written.breakdown, breakdown)
+    write_indented_json(written.cell, record)
+    _move_instances(written.instances, layout.instances)
     files = (*measured, written.summary, written.breakdown, written.cell)
     publish({path: layout.root / path.name for path in files})
     return headline(summary)
@@ -110,14 +109,7 @@ def degraded(outcome: ReplayOutcome) -> str:
     return "; ".join(reasons)
 
 
-def first_error(metrics: Path) -> str:
-    """The first error among the turns."""
-    with metrics.open("rb") as file:
-        errors = (msgspec.json.decode(line).get("error") for line in file)
-        return next((error for error in errors if error), "none was recorded")
-
-
-def _record(
+def _make_record(
     cell: CellPlan,
     attempt: int,
     grid: Grid,
@@ -136,7 +128,7 @@ def _record(
         seed=cell.params["replay_seed"],
         trace=_trace_facts(trace, outcome),
         replay=_replay_facts(grid, outcome),
-        engines=tuple(_engine(m, replayed.shapes[m.name], spans[m.name]) for m in replayed.members),
+        engines=tuple(_describe_engine(m, replayed.shapes[m.name], spans[m.name]) for m in replayed.members),
         router=_router_facts(replayed.router) | {name: cell.params[name] for name in ("moves_kv", "transfer")},
         t_start_ns=outcome.t_start_ns,
         t_end_ns=outcome.t_end_ns,
@@ -179,7 +171,7 @@ def _router_facts(outcome: RouterOutcome) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if not name.startswith("t_") and name != "policy"}
 
 
-def _engine(member: Member, shape: CacheShape, span: Span) -> RoutedEngine:
+def _describe_engine(member: Member, shape: CacheShape, span: Span) -> RoutedEngine:
     return RoutedEngine(
         instance=member.name,
         role=member.role,
@@ -194,7 +186,7 @@ def _engine(member: Member, shape: CacheShape, span: Span) -> RoutedEngine:
     )
 
 
-def _config(cell: CellPlan, grid: Grid, trace: TraceRecord, context: RunContext) -> dict[str, Any]:
+def _describe_config(cell: CellPlan, grid: Grid, trace: TraceRecord, context: RunContext) -> dict[str, Any]:
     """What was asked for."""
     profile = context.profile
     return {
@@ -215,15 +207,11 @@ def _config(cell: CellPlan, grid: Grid, trace: TraceRecord, context: RunContext)
     }
 
 
-def _rows(path: Path, kind: type[_Row]) -> list[_Row]:
+def _read_rows(path: Path, kind: type[_Row]) -> list[_Row]:
     return msgspec.json.Decoder(kind).decode_lines(path.read_bytes())
 
 
-def _write(path: Path, value: object) -> None:
-    write_atomic(path, msgspec.json.format(msgspec.json.encode(value), indent=2))
-
-
-def _move(source: Path, target: Path) -> None:
+def _move_instances(source: Path, target: Path) -> None:
     """The engines' logs and scrapes go with the cell; those of an attempt that was cut short make room."""
     shutil.rmtree(target, ignore_errors=True)
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -5,21 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from launch.command import ports_needed
 from results.records.layout import TrialLayout
+from results.records.turns import TraceRecord
 from runners.campaign.context import RunContext
 from runners.campaign.engine_group import GroupPlan, Member, engine_group
+from runners.campaign.experiment import Outcome
 from runners.errors import CellFailed
-from runners.experiments.routing.artifacts import Replayed, degraded, first_error, put_in_place
+from runners.experiments.engines import common_block_tokens
+from runners.experiments.requests import first_error
+from runners.experiments.routing.artifacts import Replayed, degraded, put_in_place
 from runners.experiments.routing.grid import Grid
 from runners.experiments.routing.plan import can_move, ports_per_instance
-from runners.experiments.routing.trace import TraceRecord, trace_path
 from runners.experiments.routing.transfers import endpoint_of, kv_bytes_per_token
 from runners.experiments.routing.watch import Watch
 from runners.load.block_prompts import BlockShape, TurnPrompt, as_hashes, prompt_ids
@@ -35,15 +36,7 @@ from runners.trace.formats import read_trace
 from state.run import CellPlan
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A finished cell."""
-
-    summary: dict[str, Any]
-    degraded: str
-
-
-async def replay_cell(cell: CellPlan, attempt: int, grid: Grid, trace: TraceRecord, context: RunContext) -> Measured:
+async def replay_cell(cell: CellPlan, attempt: int, grid: Grid, trace: TraceRecord, context: RunContext) -> Outcome:
     """Measure the cell and publish its artifacts.
 
     Raises CellFailed where an engine or the router died or nothing was completed, LaunchError where engines did not
@@ -63,7 +56,7 @@ async def replay_cell(cell: CellPlan, attempt: int, grid: Grid, trace: TraceReco
         decode_args=_decode_args(grid),
     )
     async with engine_group(context.launcher, group) as members:
-        replayed = await _replay(cell, grid, members, folder, context)
+        replayed = await _replay_trace(cell, grid, members, folder, context)
     outcome = replayed.replay
     if not outcome.completed:
         raise CellFailed(
@@ -71,10 +64,10 @@ async def replay_cell(cell: CellPlan, attempt: int, grid: Grid, trace: TraceReco
             f"the first error was: {first_error(written.metrics)}"
         )
     summary = await asyncio.to_thread(put_in_place, cell, attempt, grid, trace, replayed, folder, context)
-    return Measured(summary, degraded(outcome))
+    return Outcome(summary, degraded(outcome))
 
 
-async def _replay(
+async def _replay_trace(
     cell: CellPlan, grid: Grid, members: tuple[Member, ...], folder: Path, context: RunContext
 ) -> Replayed:
     """The replay with everything that watches it, all of it ended; the engines still run."""
@@ -138,12 +131,12 @@ def _router_spec(
         parameters=cell.params["parameters"],
         decisions_path=str(TrialLayout(folder).decisions),
         index=grid.router.index,
-        prewarm=_prewarm(cell, context),
+        prewarm=_choose_prewarm(cell, context),
         transfer=msgspec.convert(cell.params["transfer"], TransferRules),
     )
 
 
-def _prewarm(cell: CellPlan, context: RunContext) -> Prewarm | None:
+def _choose_prewarm(cell: CellPlan, context: RunContext) -> Prewarm | None:
     """The trace's common prefix, as the replay will send it, where the policy asks for it (specs/load_floor.md, Q2.E).
 
     Raises CellFailed where the sessions of the trace share nothing.
@@ -151,7 +144,7 @@ def _prewarm(cell: CellPlan, context: RunContext) -> Prewarm | None:
     tokens = cell.params["parameters"].get("prewarm_tokens", 0)
     if not tokens:
         return None
-    trace = read_trace(trace_path(context.layout))
+    trace = read_trace(context.layout.trace)
     hashes = common_prefix(trace, tokens)
     if not hashes:
         raise CellFailed(
@@ -174,20 +167,11 @@ def _replay_spec(
     return ReplaySpec(
         url=url,
         model=model.served_name,
-        trace_path=str(trace_path(context.layout)),
+        trace_path=str(context.layout.trace),
         requests_path=str(TrialLayout(folder).metrics),
         seed=cell.params["replay_seed"],
         vocab_low=model.vocab_low,
         vocab_high=model.vocab_high,
-        block_tokens=_block_tokens(shapes),
+        block_tokens=common_block_tokens(shapes.values(), "the trace's bound is not defined for them"),
         **msgspec.structs.asdict(grid.replay),
     )
-
-
-def _block_tokens(shapes: Mapping[str, CacheShape]) -> int:
-    """The engines' one block size. Raises CellFailed where it is unknown, or they differ."""
-    sizes = {shape.block_tokens for shape in shapes.values()}
-    size = sizes.pop() if len(sizes) == 1 else None
-    if size is None:
-        raise CellFailed("the engines state no common KV block size: the trace's bound is not defined for them")
-    return size

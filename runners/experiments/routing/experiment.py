@@ -6,26 +6,26 @@ specs/routing_log #8 and specs/ear sections 3 and 5. Stages: trace and pre-fligh
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from launch.patching import PatchUse
 from results.records.layout import is_complete, write_atomic
 from results.records.samples import InterferenceRecord
+from results.records.turns import TraceRecord
 from results.routing.write import analyse_routing
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import Outcome
 from runners.errors import CellFailed
-from runners.experiments.gates import counterpart_of, preflight, why_gated
+from runners.experiments.patched_cells import PatchedCells, RunCell
 from runners.experiments.routing.artifacts import headline, trial_layout
 from runners.experiments.routing.cell import replay_cell
 from runners.experiments.routing.grid import EXPERIMENT, Grid
 from runners.experiments.routing.interference import InterferenceSpec, measure_interference
 from runners.experiments.routing.plan import TRACE_CELL, needs_patches
-from runners.experiments.routing.trace import TraceRecord, prepare_trace, read_record
+from runners.experiments.routing.trace import prepare_trace, read_record
 from state.events import CellProgressed
 from state.run import CellPlan, CellState
 from state.view import RunView
@@ -33,37 +33,29 @@ from state.view import RunView
 _encode_lines = msgspec.json.Encoder().encode_lines
 
 
-class Routing:
+class Routing(PatchedCells):
     """Runs the cells of one `routing` run."""
 
     name = EXPERIMENT
+    removal = "the patches are removed"
 
     def __init__(self, grid: Grid, context: RunContext) -> None:
         self._grid = grid
-        self._context = context
-        self._patches = PatchUse(context.engine)
-        self._cells: dict[str, Callable[[CellPlan, int], Awaitable[Outcome]]] = {
+        kinds: Mapping[str, RunCell] = {
             "trace": self._prepare_trace,
             "patches": self._apply_patches,
-            "preflight": self._preflight,
             "replay": self._replay,
             "interference": self._interfere,
-            "revert": self._revert_patches,
             "analysis": self._analyse,
         }
+        super().__init__(context, analyse_routing, kinds)
 
     def why_skip(self, cell: CellPlan, view: RunView) -> str:
         """Nothing is measured with a config that failed its pre-flight, nor replayed without a trace."""
         trace = view.cells.get(TRACE_CELL)
         if cell.kind == "replay" and trace is not None and trace.state in (CellState.FAILED, CellState.SKIPPED):
             return f"there is no trace to replay: {trace.reason}"
-        return why_gated(cell, view)
-
-    async def run_cell(self, cell: CellPlan, attempt: int) -> Outcome:
-        """Run the cell by its kind; the patches may have been removed since they were applied, where it launches."""
-        if cell.config is not None:
-            await self._ensure_patches(cell.config)
-        return await self._cells[cell.kind](cell, attempt)
+        return super().why_skip(cell, view)
 
     def adopt(self, cell: CellPlan) -> Outcome | None:
         """A replay whose record lies in place with every artifact whole; an interference cell with its rows."""
@@ -78,16 +70,6 @@ class Routing:
             return Outcome(_interference_headline(_read_rows(self._rows_of(cell))))
         return None
 
-    async def finish(self) -> None:
-        """Analyse again: cells were added after it had been done. The patches they needed go again too."""
-        if any(self._needs_patches(config) for config in self._context.configs):
-            await asyncio.to_thread(self._patches.revert)
-        await asyncio.to_thread(analyse_routing, self._context.layout.root)
-
-    async def release(self, reason: str) -> None:
-        """Stop the engine at hand; those of a replay end with their cell."""
-        await self._context.slot.release(reason)
-
     async def _prepare_trace(self, cell: CellPlan, attempt: int) -> Outcome:
         context = self._context
         max_tokens = context.profile.engine.max_model_len
@@ -95,30 +77,13 @@ class Routing:
         names = ("requests", "sessions", "input_tokens", "output_tokens", "span_s", "block_tokens", "turns_dropped")
         return Outcome({name: getattr(record, name) for name in names})
 
-    async def _apply_patches(self, cell: CellPlan, attempt: int) -> Outcome:
-        status = await asyncio.to_thread(self._patches.apply)
-        return Outcome({"version": status.version, "reason": status.reason})
-
-    async def _ensure_patches(self, config: str) -> None:
-        """Raises PatchFailed."""
-        if self._needs_patches(config):
-            await asyncio.to_thread(self._patches.apply)
-
     def _needs_patches(self, config: str) -> bool:
         return needs_patches(self._context.configs[config], self._context.profile.engine.kind)
 
-    async def _revert_patches(self, cell: CellPlan, attempt: int) -> Outcome:
-        await self.release("the patches are removed")
-        status = await asyncio.to_thread(self._patches.revert)
-        return Outcome({"applied": status.applied, "reason": status.reason})
-
-    async def _preflight(self, cell: CellPlan, attempt: int) -> Outcome:
-        assert cell.config is not None
-        return await preflight(cell, attempt, self._context, counterpart_of(self._context, cell.config))
-
     async def _replay(self, cell: CellPlan, attempt: int) -> Outcome:
-        measured = await replay_cell(cell, attempt, self._grid, self._trace(), self._context)
-        return Outcome(measured.summary, measured.degraded)
+        assert cell.config is not None
+        await self._ensure_patches(cell.config)
+        return await replay_cell(cell, attempt, self._grid, self._trace(), self._context)
 
     def _trace(self) -> TraceRecord:
         """Raises CellFailed where the run's trace is not what it was."""
@@ -129,6 +94,7 @@ class Routing:
 
     async def _interfere(self, cell: CellPlan, attempt: int) -> Outcome:
         assert cell.config is not None
+        await self._ensure_patches(cell.config)
         context, params = self._context, cell.params
         instance = await context.slot.get(cell.config, f"{cell.stage}/{attempt}")
         model = context.profile.model
@@ -175,8 +141,8 @@ def _read_rows(path: Path) -> tuple[InterferenceRecord, ...]:
 def _interference_headline(rows: tuple[InterferenceRecord, ...]) -> dict[str, Any]:
     """Medians over the repeats."""
     names = ("tpot_before_s", "tpot_during_s", "worst_gap_during_s", "prefill_ttft_s")
-    return {name: _median([value for row in rows if (value := getattr(row, name)) is not None]) for name in names}
+    return {name: _median_of([value for row in rows if (value := getattr(row, name)) is not None]) for name in names}
 
 
-def _median(values: list[float]) -> float | None:
+def _median_of(values: list[float]) -> float | None:
     return sorted(values)[len(values) // 2] if values else None

@@ -149,8 +149,8 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return policy.label
         file = policy_file(policy.name)
         stem = policy.name if file is None else file.stem
-        changes = [f"{key}={_short(value)}" for key, value in sorted(policy.parameters.items())]
-        changes += [f"transfer.{key}={_short(value)}" for key, value in sorted(policy.transfer.items())]
+        changes = [f"{key}={_format_value(value)}" for key, value in sorted(policy.parameters.items())]
+        changes += [f"transfer.{key}={_format_value(value)}" for key, value in sorted(policy.transfer.items())]
         pools = [f"{policy.prefill_instances}P+{self.instances - policy.prefill_instances}D"]
         still = [] if policy.moves_kv else ["KV not moved"]
         return " ".join([stem, *(pools if policy.prefill_instances else []), *changes, *still])
@@ -177,7 +177,7 @@ def slug(label: str) -> str:
     return re.sub(r"[^A-Za-z0-9.=+-]+", "_", label).strip("_.")
 
 
-def grid_of(
+def read_grid(
     tables: Tables,
     profile: str,
     preset: str,
@@ -191,28 +191,30 @@ def grid_of(
     `settings` are `KEY=VALUE`: a key of the grid, dotted, or POLICY.PARAMETER. Raises RunnerError naming the key.
     """
     raw, where = find_preset(tables, EXPERIMENT, profile, preset)
-    raw = _listed(raw, where)
+    raw = _list_policies(raw, where)
     parsed = [parse_setting(text, EXAMPLE) for text in settings]
     of_grid = [(key, value) for key, value in parsed if key.split(".")[0] in Grid.__struct_fields__]
     for key, value in of_grid:
         set_key(raw, key, value)
     grid = convert_grid(raw, Grid, where, REMEDY)
-    grid = msgspec.structs.replace(grid, policies=tuple(_with_pools(grid, one) for one in _chosen(grid, policies)))
+    grid = msgspec.structs.replace(
+        grid, policies=tuple(_with_pools(grid, one) for one in _choose_policies(grid, policies))
+    )
     for key, value in parsed:
         if (key, value) not in of_grid:
             grid = _with_parameter(grid, key, value)
-    _check(grid, where)
+    _check_grid(grid, where)
     return grid
 
 
-def _listed(raw: dict[str, Any], where: str) -> dict[str, Any]:
+def _list_policies(raw: dict[str, Any], where: str) -> dict[str, Any]:
     """The policies one by one: one may be given by its name alone, and one with a `sweep` stands for many."""
     entries = [{"name": entry} if isinstance(entry, str) else entry for entry in raw.get("policies", [])]
-    raw["policies"] = [one for entry in entries for one in _swept(entry, where)]
+    raw["policies"] = [one for entry in entries for one in _expand_sweep(entry, where)]
     return raw
 
 
-def _swept(entry: dict[str, Any], where: str) -> list[dict[str, Any]]:
+def _expand_sweep(entry: dict[str, Any], where: str) -> list[dict[str, Any]]:
     """`sweep = { a = [1, 2], b = [3, 4] }` gives a policy per combination, the last parameter changing fastest."""
     if "sweep" not in entry:
         return [entry]
@@ -226,7 +228,7 @@ def _swept(entry: dict[str, Any], where: str) -> list[dict[str, Any]]:
     ]
 
 
-def _chosen(grid: Grid, wanted: Sequence[str]) -> tuple[PolicyChoice, ...]:
+def _choose_policies(grid: Grid, wanted: Sequence[str]) -> tuple[PolicyChoice, ...]:
     if not wanted:
         return grid.policies
     chosen: list[PolicyChoice] = []
@@ -271,7 +273,7 @@ def _with_parameter(grid: Grid, key: str, value: object) -> Grid:
     return msgspec.structs.replace(grid, policies=policies)
 
 
-def _check(grid: Grid, where: str) -> None:
+def _check_grid(grid: Grid, where: str) -> None:
     labels = [slug(grid.label(policy)) for policy in grid.policies]
     pools = [policy.prefill_instances for policy in grid.policies]
     trace, replay, beside = grid.trace, grid.replay, grid.interference
@@ -336,5 +338,5 @@ def _rule_problems(where: str, rules_table: Mapping[str, Any], scheduling: str |
     ]
 
 
-def _short(value: object) -> str:
+def _format_value(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -72,7 +72,7 @@ async def measure_interference(
     spec: InterferenceSpec, instance: str, on_repeat: Callable[[int], None]
 ) -> tuple[InterferenceRecord, ...]:
     """Every repeat, in order. Raises CellFailed where a request fails, LoadError where there is no server."""
-    decodes, prefills = _bodies(spec)
+    decodes, prefills = _build_bodies(spec)
     client = LoadClient(
         await resolve(spec.url),
         spares=spec.decodes + 1,
@@ -83,7 +83,7 @@ async def measure_interference(
     try:
         await client.open()
         for repeat in range(spec.repeats):
-            records.append(await _repeat(spec, client, decodes, prefills, instance, repeat))
+            records.append(await _measure_repeat(spec, client, decodes, prefills, instance, repeat))
             on_repeat(repeat)
     finally:
         client.cut(perf_counter_ns())
@@ -104,16 +104,18 @@ def between(stamps_ns: Sequence[array[int]], t_from_ns: int, t_to_ns: int, *, ov
     return Gaps(float(np.mean(gaps_s)), max(gaps_s), len(gaps_s))
 
 
-async def _repeat(
+async def _measure_repeat(
     spec: InterferenceSpec, client: LoadClient, decodes: Bodies, prefills: Bodies, instance: str, repeat: int
 ) -> InterferenceRecord:
-    streams = [_send(client, decodes, repeat * spec.decodes + place, stamps=True) for place in range(spec.decodes)]
-    await _until(client, lambda: all(stream.t_first_ns for stream in streams), streams, START_LIMIT_S)
-    await _settle(client, spec.settle_s)
+    streams = [
+        _send_request(client, decodes, repeat * spec.decodes + place, stamps=True) for place in range(spec.decodes)
+    ]
+    await _wait_until(client, lambda: all(stream.t_first_ns for stream in streams), streams, START_LIMIT_S)
+    await _wait_settled(client, spec.settle_s)
     t_unix_s = time.time()
-    prefill = _send(client, prefills, repeat, stamps=False)
-    await _until(client, lambda: prefill.status is not None, [*streams, prefill], PREFILL_LIMIT_S)
-    await _settle(client, spec.settle_s)
+    prefill = _send_request(client, prefills, repeat, stamps=False)
+    await _wait_until(client, lambda: prefill.status is not None, [*streams, prefill], PREFILL_LIMIT_S)
+    await _wait_settled(client, spec.settle_s)
     _require_running(streams)
     client.cut(perf_counter_ns())
     await asyncio.sleep(IDLE_S)
@@ -140,14 +142,16 @@ async def _repeat(
     )
 
 
-def _send(client: LoadClient, bodies: Bodies, index: int, *, stamps: bool) -> Exchange:
+def _send_request(client: LoadClient, bodies: Bodies, index: int, *, stamps: bool) -> Exchange:
     exchange = Exchange(index, _Ears(), t_intended_ns=perf_counter_ns(), warmup=False, inflight=0, stamps=stamps)
     kind = "decode" if stamps else "prefill"
     client.send(exchange, f"tracon-interference-{kind}-{index}", bodies.take(index))
     return exchange
 
 
-async def _until(client: LoadClient, reached: Callable[[], bool], requests: Sequence[Exchange], limit_s: float) -> None:
+async def _wait_until(
+    client: LoadClient, reached: Callable[[], bool], requests: Sequence[Exchange], limit_s: float
+) -> None:
     deadline = time.monotonic() + limit_s
     while not reached():
         client.sweep(perf_counter_ns())
@@ -159,7 +163,7 @@ async def _until(client: LoadClient, reached: Callable[[], bool], requests: Sequ
         await asyncio.sleep(POLL_S)
 
 
-async def _settle(client: LoadClient, seconds: float) -> None:
+async def _wait_settled(client: LoadClient, seconds: float) -> None:
     await asyncio.sleep(seconds)
     client.sweep(perf_counter_ns())
 
@@ -171,7 +175,7 @@ def _require_running(streams: Sequence[Exchange]) -> None:
         raise CellFailed(f"{len(ended)} of {len(streams)} decodes ended before the measurement did: {why}")
 
 
-def _bodies(spec: InterferenceSpec) -> tuple[Bodies, Bodies]:
+def _build_bodies(spec: InterferenceSpec) -> tuple[Bodies, Bodies]:
     """The decodes' and the prefills', all built before the first send."""
 
     def shape(cell: int, input_tokens: int, output_tokens: int) -> BodyShape:

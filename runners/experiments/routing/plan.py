@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from launch.profile import ConnectorConfig, Kind, Profile, load_config
 from launch.transfer_request import transferring
 from results.records.layout import sha256
 from runners.campaign.experiment import DraftPlan, RunOptions
-from runners.campaign.plan import Sum, freeze
+from runners.campaign.plan import Sum
 from runners.errors import RunnerError
 from runners.experiments.engines import counting_profile
 from runners.experiments.routing.grid import (
@@ -22,21 +22,21 @@ from runners.experiments.routing.grid import (
     SYNTH,
     Grid,
     PolicyChoice,
-    grid_of,
     policy_file,
+    read_grid,
     slug,
 )
-from state.run import CellPlan, RunPlan, StagePlan
+from state.run import CellPlan, StagePlan
 
 PREPARE, TRIALS, INTERFERENCE, ANALYSIS = "prepare", "trials", "interference", "analysis"
 TRACE_CELL = "prepare/trace"
 PATCHES_CELL = "prepare/patches"
-TITLES = {
-    PREPARE: "Trace and pre-flight",
-    TRIALS: "Trials: every policy, the same schedule",
-    INTERFERENCE: "Prefill beside decodes",
-    ANALYSIS: "Analysis",
-}
+STAGES = (
+    StagePlan(PREPARE, "Trace and pre-flight"),
+    StagePlan(TRIALS, "Trials: every policy, the same schedule"),
+    StagePlan(INTERFERENCE, "Prefill beside decodes"),
+    StagePlan(ANALYSIS, "Analysis"),
+)
 EVENT_PORTS = 2
 """Of each instance where its KV events are read: one to publish, one to ask again."""
 SEEDS_PER_RUN = 1_000
@@ -50,7 +50,7 @@ DECODE_RUNS_S = 2.0
 
 def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
     """Raises RunnerError or LaunchError naming the wrong key, policy, parameter, config or trace."""
-    grid = grid_of(
+    grid = read_grid(
         profile.experiments.get(EXPERIMENT, {}),
         profile.name,
         options.preset,
@@ -60,12 +60,21 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
     grid = _with_options(grid, options)
     profile = counting_profile(profile, grid.engine)
     config = load_config(grid.config)
-    seed = grid.seed if options.seed is None else options.seed
+    seed, moves_kv = grid.seed if options.seed is None else options.seed, can_move(config, profile.engine.kind)
     return DraftPlan(
         grid=grid,
         profile=profile,
         seed=seed,
         configs=(config,),
+        stages=STAGES,
+        cells=list_cells(
+            grid,
+            config.name,
+            seed,
+            profile.launch.release_wait_s,
+            patched=needs_patches(config, profile.engine.kind),
+            moves_kv=moves_kv,
+        ),
         ports=grid.instances * ports_per_instance(grid, ports_needed(config)),
         inputs={
             "grid": msgspec.to_builtins(grid),
@@ -74,21 +83,10 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
             "policy_names": list(options.policies),
             "settings": list(options.settings),
             "trace_path": options.trace,
-            "files": _digests(grid),
+            "files": _digest_files(grid),
         },
         sums=arithmetic(grid, profile.launch.release_wait_s),
-        notes=tuple(notes(grid)) if can_move(config, profile.engine.kind) else (),
-        plan=lambda inputs: make_plan(
-            grid,
-            profile=options.profile,
-            preset=options.preset,
-            config=config.name,
-            patched=needs_patches(config, profile.engine.kind),
-            moves_kv=can_move(config, profile.engine.kind),
-            seed=seed,
-            release_wait_s=profile.launch.release_wait_s,
-            inputs=inputs,
-        ),
+        notes=tuple(notes(grid)) if moves_kv else (),
     )
 
 
@@ -117,19 +115,10 @@ def notes(grid: Grid) -> Iterator[str]:
             yield f"{grid.label(policy)}: transfer.{name} = {own}, elsewhere {others}"
 
 
-def make_plan(
-    grid: Grid,
-    *,
-    profile: str,
-    preset: str,
-    config: str,
-    seed: int,
-    release_wait_s: float,
-    inputs: Mapping[str, Any],
-    patched: bool = False,
-    moves_kv: bool = False,
-) -> RunPlan:
-    """Stages and cells in the order they run; a trial is a block in which each policy has its turn once.
+def list_cells(
+    grid: Grid, config: str, seed: int, release_wait_s: float, *, patched: bool = False, moves_kv: bool = False
+) -> list[CellPlan]:
+    """Every cell in the order it runs; a trial is a block in which each policy has its turn once.
 
     `patched`: the config needs the patches in the engine environment; they are taken out again at the end.
     `moves_kv`: its engines exchange KV.
@@ -137,26 +126,15 @@ def make_plan(
     around_s = grid.engine_start_s + release_wait_s
     apply = CellPlan(PATCHES_CELL, PREPARE, "patches", None, "patches applied", {}, PATCH_S)
     revert = CellPlan("analysis/patches", ANALYSIS, "revert", None, "patches removed", {}, PATCH_S)
-    cells = [
+    return [
         CellPlan(TRACE_CELL, PREPARE, "trace", None, "the trace as it is replayed", {}, COMPUTE_S),
         *([apply] if patched else []),
         CellPlan(f"preflight/{config}", PREPARE, "preflight", config, config, {}, around_s + grid.preflight_s),
-        *_trials(grid, config, seed, around_s, moves_kv),
-        *_interference(grid, config, seed, around_s),
+        *_trial_cells(grid, config, seed, around_s, moves_kv),
+        *_interference_cells(grid, config, seed, around_s),
         *([revert] if patched else []),
         CellPlan("analysis/report", ANALYSIS, "analysis", None, "numbers, tables, figures, report", {}, COMPUTE_S),
     ]
-    used = {cell.stage for cell in cells}
-    return freeze(
-        experiment=EXPERIMENT,
-        profile=profile,
-        preset=preset,
-        configs=[config],
-        seed=seed,
-        stages=[StagePlan(stage, title) for stage, title in TITLES.items() if stage in used],
-        cells=cells,
-        inputs=inputs,
-    )
 
 
 def arithmetic(grid: Grid, release_wait_s: float) -> tuple[Sum, ...]:
@@ -179,7 +157,7 @@ def arithmetic(grid: Grid, release_wait_s: float) -> tuple[Sum, ...]:
     return tuple(lines)
 
 
-def _trials(grid: Grid, config: str, seed: int, around_s: float, moves_kv: bool) -> Iterator[CellPlan]:
+def _trial_cells(grid: Grid, config: str, seed: int, around_s: float, moves_kv: bool) -> Iterator[CellPlan]:
     """Policies interleaved in random blocks: what drifts over the run falls on all of them alike."""
     draw = random.Random(seed)
     place = 0
@@ -191,14 +169,14 @@ def _trials(grid: Grid, config: str, seed: int, around_s: float, moves_kv: bool)
                 kind="replay",
                 config=config,
                 label=grid.label(policy),
-                params=_params(grid, policy, seed, trial, place, moves_kv),
+                params=_cell_params(grid, policy, seed, trial, place, moves_kv),
                 estimated_s=around_s + grid.expected_replay_s,
                 trial=trial,
             )
             place += 1
 
 
-def _params(grid: Grid, policy: PolicyChoice, seed: int, trial: int, place: int, moves_kv: bool) -> dict[str, Any]:
+def _cell_params(grid: Grid, policy: PolicyChoice, seed: int, trial: int, place: int, moves_kv: bool) -> dict[str, Any]:
     """Prompts depend on seed and trial, never on the policy: all policies of a trial see the same ones.
 
     `moves_kv` and `transfer` are what holds in the cell: whether KV is moved at all, and every rule for it.
@@ -214,7 +192,7 @@ def _params(grid: Grid, policy: PolicyChoice, seed: int, trial: int, place: int,
     }
 
 
-def _interference(grid: Grid, config: str, seed: int, around_s: float) -> Iterator[CellPlan]:
+def _interference_cells(grid: Grid, config: str, seed: int, around_s: float) -> Iterator[CellPlan]:
     beside = grid.interference
     for place, tokens in enumerate(beside.prefill_tokens):
         params = msgspec.to_builtins(beside) | {"prefill_tokens": tokens, "load_seed": seed}
@@ -259,7 +237,7 @@ def _require_policies(grid: Grid) -> None:
         make_policy(policy.name, policy.parameters)
 
 
-def _digests(grid: Grid) -> dict[str, str]:
+def _digest_files(grid: Grid) -> dict[str, str]:
     """SHA-256 of every file that shapes the numbers: the trace, and policies of the user's own."""
     files = [file for policy in grid.policies if (file := policy_file(policy.name)) is not None]
     if grid.trace.source != SYNTH:

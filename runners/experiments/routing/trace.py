@@ -6,12 +6,12 @@ RUN/trace/trace.json     TraceRecord, written last
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from results.records.layout import RunLayout, sha256, write_atomic
+from results.records.layout import RunLayout, sha256, write_indented_json
+from results.records.turns import TraceRecord
 from runners.errors import CellFailed
 from runners.experiments.routing.grid import SYNTH, TraceChoice
 from runners.trace.formats import read_trace, write_trace
@@ -20,45 +20,12 @@ from runners.trace.synth import synthesise_trace
 from runners.trace.transform import limit_trace, redraw_arrivals, sample_trace, scale_trace
 
 
-@dataclass(frozen=True, slots=True)
-class TraceRecord:
-    """`trace.json`: which trace the run replays and what was done to it."""
-
-    file: str
-    """The source's name, without its folder; `synth` where it was generated."""
-    sha256: str
-    """Of trace.jsonl."""
-    format: str
-    requests: int
-    sessions: int
-    input_tokens: int
-    output_tokens: int
-    span_s: float
-    """From the first recorded send to the last, before the replay's time scale."""
-    block_tokens: int
-    tokens_factor: float
-    turns_dropped: int
-    """Turns left out because they do not fit an engine (`max_tokens`)."""
-    max_tokens: int
-    """The longest prompt with its answer that an engine takes."""
-
-
-def trace_path(layout: RunLayout) -> Path:
-    """What every cell replays."""
-    return layout.trace
-
-
-def record_path(layout: RunLayout) -> Path:
-    """The commit mark of the trace."""
-    return layout.trace_record
-
-
 def prepare_trace(choice: TraceChoice, max_tokens: int, layout: RunLayout) -> TraceRecord:
     """Make the run's trace; the same choice gives the same file.
 
     Raises TraceError naming file, line and rule, or CellFailed where nothing of it fits.
     """
-    trace = _source(choice)
+    trace = _read_source(choice)
     if choice.tokens != 1.0 or choice.output_tokens is not None:
         trace = scale_trace(trace, choice.tokens, output_tokens=choice.output_tokens)
     wanted = sum(min(len(session.turns), choice.turns or len(session.turns)) for session in trace.sessions)
@@ -67,7 +34,7 @@ def prepare_trace(choice: TraceChoice, max_tokens: int, layout: RunLayout) -> Tr
         trace = Trace(trace.facts, tuple(redraw_arrivals(trace.sessions, choice.sessions_per_s, choice.seed)))
     if not trace.requests:
         raise CellFailed(f"no turn of the trace fits into {max_tokens} tokens: lower trace.tokens")
-    path = trace_path(layout)
+    path = layout.trace
     path.parent.mkdir(parents=True, exist_ok=True)
     write_trace(path, trace.facts, trace.sessions)
     turns = [turn for session in trace.sessions for turn in session.turns]
@@ -85,20 +52,20 @@ def prepare_trace(choice: TraceChoice, max_tokens: int, layout: RunLayout) -> Tr
         turns_dropped=wanted - len(turns),
         max_tokens=max_tokens,
     )
-    write_atomic(record_path(layout), msgspec.json.format(msgspec.json.encode(record), indent=2))
+    write_indented_json(layout.trace_record, record)
     return record
 
 
 def read_record(layout: RunLayout) -> TraceRecord | None:
     """The run's trace if it is there, whole; else None."""
     try:
-        record = msgspec.json.decode(record_path(layout).read_bytes(), type=TraceRecord)
-        return record if sha256(trace_path(layout)) == record.sha256 else None
+        record = msgspec.json.decode(layout.trace_record.read_bytes(), type=TraceRecord)
+        return record if sha256(layout.trace) == record.sha256 else None
     except (OSError, msgspec.DecodeError):
         return None
 
 
-def _source(choice: TraceChoice) -> Trace:
+def _read_source(choice: TraceChoice) -> Trace:
     if choice.source == SYNTH:
         return synthesise_trace(choice.sessions, choice.seed, choice.statistics)
     trace = read_trace(Path(choice.source), choice.format)

@@ -66,9 +66,9 @@ def movements(decisions: Iterable[DecisionRecord]) -> dict[str, Any]:
         "migrations": dict(sorted(migrations.items())),
         "handovers": dict(sorted(handovers.items())),
         "external_tokens": sum(move.external_tokens or 0 for move in counted) if counted else None,
-        "bytes": _total(done),
+        "bytes": _sum_bytes(done),
         "uncounted": len(done) - len(counted),
-        "transfer_mean_s": _mean([(move.t_done_ns - move.t_begin_ns) / 1e9 for move in done if move.t_done_ns]),
+        "transfer_mean_s": _mean_of([(move.t_done_ns - move.t_begin_ns) / 1e9 for move in done if move.t_done_ns]),
     }
 
 
@@ -84,10 +84,10 @@ def movement_headline(facts: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _total(moves: Sequence[KvTransfer]) -> int | None:
+def _sum_bytes(moves: Sequence[KvTransfer]) -> int | None:
     known = [move.bytes for move in moves if move.bytes is not None]
     return sum(known) if known else None
 
 
-def _mean(values: Sequence[float]) -> float | None:
+def _mean_of(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None

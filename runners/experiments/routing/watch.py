@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -23,8 +23,8 @@ from state.events import (
     CellProgressed,
     Event,
     InstanceSampled,
+    LiveLatency,
     MigrationChanged,
-    RoutedLatency,
     RoutedLine,
     RoutedLoad,
     RouterSampled,
@@ -51,7 +51,7 @@ class Watch:
         self._emit = emit
         self._cut = cut
         self._routed: Mapping[str, TickInstance] = {}
-        self._latency = RoutedLatency()
+        self._latency = LiveLatency()
         self._unix_of_ns = time.time() - time.perf_counter_ns() / 1e9
         """Taken once: a pick that several ticks tell has one time."""
 
@@ -72,7 +72,7 @@ class Watch:
 
     def replay_tick(self, tick: ReplayTick) -> None:
         """The replay's second: the engines are sampled with it."""
-        self._latency = RoutedLatency(tick.ttft_p50_s, tick.ttft_p90_s, tick.tpot_p50_s, tick.tpot_p90_s)
+        self._latency = LiveLatency(tick.ttft_p50_s, tick.ttft_p90_s, tick.tpot_p50_s, tick.tpot_p90_s)
         t_ns = time.perf_counter_ns()
         samples = [self._sample(member, t_ns) for member in self._members]
         self._file.write(msgspec.json.Encoder().encode_lines(samples))
@@ -94,7 +94,7 @@ class Watch:
             )
             for member, sample, client in zip(self._members, samples, seen, strict=True)
         ]
-        self._emit(*events, CellProgressed(self._cell.cell, tick.fraction, _note(tick)))
+        self._emit(*events, CellProgressed(self._cell.cell, tick.fraction, _progress_note(tick)))
         if not all(member.engine.alive() for member in self._members):
             self._cut.set()  # what is measured from here on is not the policy
 
@@ -118,7 +118,7 @@ class Watch:
 
 
 def router_sampled(
-    cell: str, tick: RouterTick, members: Sequence[Member], latency: RoutedLatency, unix_of_ns: float
+    cell: str, tick: RouterTick, members: Sequence[Member], latency: LiveLatency, unix_of_ns: float
 ) -> RouterSampled:
     """A router's tick as the journal keeps it, with what the client saw last."""
     known = {member.name: member for member in members}
@@ -126,18 +126,7 @@ def router_sampled(
         cell=cell,
         policy=tick.policy,
         instances=tuple(
-            RoutedLoad(
-                instance=load.instance,
-                available=load.available,
-                why=load.why,
-                num_requests=load.num_requests,
-                pending_prefill_tokens=load.pending_prefill_tokens,
-                ongoing_tokens=load.ongoing_tokens,
-                sessions=load.sessions,
-                picks=load.picks,
-                role=known[load.instance].role,
-                engine=known[load.instance].engine.name,
-            )
+            RoutedLoad(**asdict(load), role=known[load.instance].role, engine=known[load.instance].engine.name)
             for load in tick.instances
         ),
         sessions=tick.sessions,
@@ -156,5 +145,5 @@ def migration_changed(cell: str, move: TickMigration, unix_of_ns: float) -> Migr
     return MigrationChanged(**step, cell=cell, t_unix_s=unix_of_ns + move.t_ns / 1e9)
 
 
-def _note(tick: ReplayTick) -> str:
+def _progress_note(tick: ReplayTick) -> str:
     return f"{tick.completed} turns, {tick.inflight_sessions} sessions in flight"

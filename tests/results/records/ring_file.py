@@ -30,7 +30,7 @@ class RingFile:
         self.capacity = capacity
         self.count = 0
         self.fields = ENGINE_FIELDS if role == "engine" else WORKER_FIELDS
-        said = {
+        header = {
             "fields": [*self.fields, *(f"pad{n}" for n in range(len(self.fields), 16))],
             "role": role,
             "pid": pid,
@@ -39,7 +39,7 @@ class RingFile:
             "unavailable": {},
             **(status or {}),
         }
-        body = json.dumps(said).encode()
+        body = json.dumps(header).encode()
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as file:
             numbers = (4096, 128, capacity, 0, pid, role.encode(), len(body))
@@ -69,14 +69,14 @@ class RingFile:
 
 
 def _laps(rows: npt.NDArray[np.int64], start: int, capacity: int) -> list[tuple[int, npt.NDArray[np.int64]]]:
-    found = []
+    rows_by_slot = []
     done = 0
     while done < len(rows):
         slot = (start + done) % capacity
         size = min(capacity - slot, len(rows) - done)
-        found.append((slot, rows[done : done + size]))
+        rows_by_slot.append((slot, rows[done : done + size]))
         done += size
-    return found
+    return rows_by_slot
 
 
 def engine_rows(

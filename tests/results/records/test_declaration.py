@@ -10,12 +10,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from launch.environment import Engine, capture
 from results.records.declaration import Field, UnknownVersion, decode_versioned, fields_of, json_schema
-from results.records.declared import DECLARED, records_page
+from results.records.declared import DECLARED, is_declared, records_page
+from results.records.environment import parse_environment
 from results.records.frames import REQUEST_SCHEMA, TURN_SCHEMA, Gap, arrow_schema, read_table
 from results.records.layout import parquet_beside
 from results.records.schemas import SentRequest
 from results.records.turns import TurnRecord
+from state.events import KINDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +38,37 @@ def test_every_field_of_every_record_has_a_sentence(record: type) -> None:
 def test_the_page_of_records_is_made_from_the_declarations() -> None:
     page = Path(__file__).parents[3] / "docs" / "records.md"
     assert page.read_text(encoding="utf-8") == records_page(), "python -m results.records.declared > docs/records.md"
+
+
+def test_every_event_of_the_journal_is_declared() -> None:
+    assert set(KINDS.values()) <= {one.record for one in DECLARED}
+
+
+@pytest.mark.parametrize(
+    ("path", "declared"),
+    [
+        ("results/20260131_plain/requests_A_r4.jsonl", True),
+        ("results/20260131_EAR/trial_0/engines/e0/rings/8/transfer.8525.jsonl", True),
+        ("results/20260131_plain/trial_0/requests_A_r4.jsonl", False),
+        ("planXjson", False),
+        ("results/20260131_plain/notes.json", False),
+    ],
+)
+def test_a_file_that_no_declaration_names_is_seen(path: str, declared: bool) -> None:
+    assert is_declared(path) is declared
+
+
+def test_the_captured_environment_is_read_as_it_is_written(tmp_path: Path) -> None:
+    engine = Engine(
+        "cpu", tmp_path / "bin" / "python", tmp_path, tmp_path, {"vllm": "0.32.0"}, env={"HF_TOKEN": "x", "OMP": "2"}
+    )
+    captured = parse_environment(capture(engine, {"PATH": "/bin"}))
+    assert captured.stated("vllm version") == "0.32.0"
+    assert captured.stated("cores")
+    assert captured.stated("none such") == ""
+    assert captured.gpu
+    assert "OMP=2" in captured.environment
+    assert not any("HF_TOKEN=x" in line for line in captured.environment)
 
 
 @pytest.mark.parametrize("record", [one.record for one in DECLARED], ids=lambda record: record.__name__)

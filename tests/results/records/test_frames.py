@@ -65,10 +65,10 @@ def test_a_copied_folder_keeps_its_parquet(cell: Path) -> None:
     """Copying changes the time, not the content: the checksum decides, and nothing is written again."""
     path = _requests(cell)
     read_requests(path)
-    kept = parquet_beside(path).stat()
+    before = parquet_beside(path).stat()
     os.utime(path)
     assert read_requests(path).frame is not None
-    assert parquet_beside(path).stat().st_mtime_ns == kept.st_mtime_ns
+    assert parquet_beside(path).stat().st_mtime_ns == before.st_mtime_ns
 
 
 def test_a_damaged_parquet_is_as_good_as_none(cell: Path) -> None:

@@ -61,17 +61,17 @@ def test_a_record_reads_back_as_it_was(tmp_path: Path) -> None:
 def test_a_damaged_record_is_a_gap(tmp_path: Path, raw: bytes) -> None:
     path = tmp_path / "C0_N1_O1_rep1.json"
     path.write_bytes(raw)
-    found = read_lifecycle(path)
-    assert isinstance(found, Gap)
-    assert "damaged" in found.reason
+    gap = read_lifecycle(path)
+    assert isinstance(gap, Gap)
+    assert "damaged" in gap.reason
 
 
 def test_a_record_of_another_version_is_a_gap(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     write_record(path, replace(seen(Truth(), CONFIG).record(), version=3))
-    found = read_lifecycle(path)
-    assert isinstance(found, Gap)
-    assert "version 3" in found.reason
+    gap = read_lifecycle(path)
+    assert isinstance(gap, Gap)
+    assert "version 3" in gap.reason
 
 
 @pytest.mark.parametrize("metadata", [True, False])

@@ -125,8 +125,8 @@ async def test_gpus_are_given_out_in_turn(tmp_path: Path, gpus: int, seen: list[
     fleet = Fleet(kind="cuda")
     async with engine_group(cast(Launcher, fleet), plan(tmp_path, gpus=gpus)):
         pass
-    given = {each["name"]: each["env"]["CUDA_VISIBLE_DEVICES"] for each in fleet.started}
-    assert [given[f"e{place}"] for place in range(3)] == seen
+    devices = {each["name"]: each["env"]["CUDA_VISIBLE_DEVICES"] for each in fleet.started}
+    assert [devices[f"e{place}"] for place in range(3)] == seen
 
 
 async def test_every_engine_writes_the_transfer_log_where_the_plan_says_so(tmp_path: Path) -> None:

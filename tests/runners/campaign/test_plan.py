@@ -4,34 +4,23 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from launch.profile import CONFIGS_FOLDER, config_names, load_config, load_profile, profile_names
 from runners.campaign.experiment import RunOptions
 from runners.campaign.plan import differences, duration_text, load_cell_s
 from runners.campaign.start import options_of, prepare
 from runners.errors import RunnerError
-from runners.experiments.connector_tax.grid import EXPERIMENT, Grid, grid_of
-from runners.experiments.connector_tax.plan import arithmetic, draft_plan, make_plan
+from runners.experiments.connector_tax.grid import EXPERIMENT, read_grid
+from runners.experiments.connector_tax.plan import draft_plan
 from state.run import RunPlan
 
 
-def plan_of(profile_name: str, preset: str = "full", seed: int = 1) -> RunPlan:
-    profile = load_profile(profile_name)
-    grid = grid_of(profile.experiments[EXPERIMENT], profile.name, preset)
-    return make_plan(
-        grid,
-        profile=profile.name,
-        preset=preset,
-        configs=grid.configs,
-        seed=seed,
-        release_wait_s=profile.launch.release_wait_s,
-        inputs={},
-    )
+def plan_of(profile: str, preset: str = "full", seed: int = 1, **more: Any) -> RunPlan:  # RunOptions' fields
+    return prepare(RunOptions(EXPERIMENT, profile, preset, seed=seed, **more), need_engine=False).plan
 
 
 @pytest.mark.parametrize(
@@ -50,21 +39,6 @@ def test_the_h20_plan_takes_as_long_as_the_specification_says() -> None:
     prime_s = 4 * 3 * 70  # 14 min
     assert seconds["phase-b"] == 8 * (90 + 630 + 60) + prime_s  # 104 min, the specification's best case, and B'
     assert 4.5 * 3600 < plan.estimated_s < 5.5 * 3600
-
-
-@pytest.mark.parametrize("trials", [1, 3])
-@pytest.mark.parametrize(
-    ("name", "preset"), [("h20-qwen3-coder-30b", "full"), ("cpu-tiny", "full"), ("cpu-tiny", "demo")]
-)
-def test_the_arithmetic_shown_adds_up_to_the_plan(name: str, preset: str, trials: int) -> None:
-    profile = load_profile(name)
-    grid = msgspec.structs.replace(grid_of(profile.experiments[EXPERIMENT], name, preset), trials=trials)
-    release_s = profile.launch.release_wait_s
-    plan = make_plan(
-        grid, profile=name, preset=preset, configs=grid.configs, seed=1, release_wait_s=release_s, inputs={}
-    )
-    engines_s = sum(cell.estimated_s for cell in plan.cells if cell.config is not None)
-    assert sum(line.seconds for line in arithmetic(grid, plan.configs, release_s)) == pytest.approx(engines_s)
 
 
 def test_the_full_grid_has_every_config_rate_and_shape_once() -> None:
@@ -100,7 +74,7 @@ def test_the_demo_measures_plain_twice_three_times_at_one_rate_within_five_minut
 
 
 def test_plain_again_is_plain_under_another_name_and_no_preset_but_the_demo_has_it() -> None:
-    grid = grid_of(load_profile("cpu-tiny").experiments[EXPERIMENT], "cpu-tiny", "demo")
+    grid = read_grid(load_profile("cpu-tiny").experiments[EXPERIMENT], "cpu-tiny", "demo")
     options = RunOptions(EXPERIMENT, "cpu-tiny", "demo")
     configs = draft_plan(options, load_profile("cpu-tiny")).configs
     again = next(config for config in configs if config.name == "plain_again")
@@ -110,15 +84,7 @@ def test_plain_again_is_plain_under_another_name_and_no_preset_but_the_demo_has_
     assert "plain_again" not in config_names()
     for name in profile_names():
         for preset, table in load_profile(name).experiments.get(EXPERIMENT, {}).items():
-            assert preset == "demo" or "plain_again" not in grid_of({preset: table}, name, preset).configs
-
-
-@given(seed=st.integers(0, 2**32))
-def test_stages_are_barriers_in_the_plan(seed: int) -> None:
-    plan = plan_of("cpu-tiny", "demo", seed)
-    order = [stage.stage for stage in plan.stages]
-    places = [order.index(cell.stage) for cell in plan.cells]
-    assert places == sorted(places)
+            assert preset == "demo" or "plain_again" not in read_grid({preset: table}, name, preset).configs
 
 
 @pytest.mark.parametrize(
@@ -136,33 +102,14 @@ def test_stages_are_barriers_in_the_plan(seed: int) -> None:
 def test_a_wrong_grid_is_refused_by_name(change: dict[str, object], named: str) -> None:
     table = load_profile("cpu-tiny").experiments[EXPERIMENT]["smoke"] | change
     with pytest.raises(RunnerError, match=named):
-        grid_of({"smoke": table}, "cpu-tiny", "smoke")
+        read_grid({"smoke": table}, "cpu-tiny", "smoke")
 
 
-def test_an_unknown_preset_names_those_there_are() -> None:
-    with pytest.raises(RunnerError) as refused:
-        grid_of(load_profile("cpu-tiny").experiments[EXPERIMENT], "cpu-tiny", "huge")
-    assert "demo" in refused.value.remedy
-
-
-@given(key=st.sampled_from(["warmup_s", "min_duration_s", "inflight_cap"]), by=st.integers(1, 9))
-def test_whatever_shapes_numbers_shapes_the_fingerprint(key: str, by: int) -> None:
-    profile = load_profile("cpu-tiny")
-    grid = grid_of(profile.experiments[EXPERIMENT], profile.name, "smoke")
-    changed = msgspec.structs.replace(grid, **{key: getattr(grid, key) + by})
-
-    def fingerprint(of: Grid) -> str:
-        return make_plan(
-            of,
-            profile="p",
-            preset="smoke",
-            configs=of.configs,
-            seed=1,
-            release_wait_s=0,
-            inputs=msgspec.to_builtins(of),
-        ).fingerprint
-
-    assert fingerprint(grid) != fingerprint(changed)
+@pytest.mark.parametrize("key", ["warmup_s", "min_duration_s", "inflight_cap"])
+def test_whatever_shapes_numbers_shapes_the_fingerprint(key: str) -> None:
+    plan = plan_of("cpu-tiny", "smoke")
+    changed = plan_of("cpu-tiny", "smoke", settings=(f"{key}={plan.inputs['grid'][key] + 1}",))
+    assert plan.fingerprint != changed.fingerprint
 
 
 def test_differences_name_the_dotted_key() -> None:
@@ -184,11 +131,8 @@ def test_durations_read_well(seconds: float, text: str) -> None:
 
 
 def test_trials_repeat_every_load_cell_in_blocks_with_prompts_of_their_own() -> None:
-    profile = load_profile("cpu-tiny")
-    grid = msgspec.structs.replace(grid_of(profile.experiments[EXPERIMENT], profile.name, "smoke"), trials=3)
-    plan = make_plan(
-        grid, profile="p", preset="smoke", configs=grid.configs, seed=5, release_wait_s=0, inputs={"trials": 3}
-    )
+    grid = read_grid(load_profile("cpu-tiny").experiments[EXPERIMENT], "cpu-tiny", "smoke")
+    plan = plan_of("cpu-tiny", "smoke", seed=5, trials=3)
     load = [cell for cell in plan.cells if cell.kind == "load"]
     once = len(grid.configs) * (len(grid.phase_a.rates_per_s) + 1)
     assert len(load) == 3 * once

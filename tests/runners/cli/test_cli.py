@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import typer
 from typer.main import get_command
+from typer.testing import CliRunner
 
 from runners.campaign.experiment import RunOptions
 from runners.cli import app
@@ -18,15 +19,15 @@ from tests.e2e.cli import tracon
 
 
 def commands(of: typer.Typer) -> list[tuple[str, object]]:
-    found = []
+    pairs = []
 
     def walk(name: str, command: object) -> None:
-        found.append((name, command))
+        pairs.append((name, command))
         for child, sub in getattr(command, "commands", {}).items():
             walk(f"{name} {child}", sub)
 
     walk("tracon", get_command(of))
-    return found
+    return pairs
 
 
 def test_every_command_and_option_has_help() -> None:
@@ -175,6 +176,13 @@ def test_paths_of_a_run_do_not_depend_on_the_folder_it_was_started_in(
     assert rooted.configs == ("plain", f"{tmp_path}/configs/own.toml")
     assert rooted.policies == ("lmetric", f"{tmp_path}/own.py", f"{tmp_path}/own.py:Mine")
     assert rooted.trace == f"{tmp_path}/trace.jsonl"
+
+
+def test_the_console_gets_its_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    executed: list[list[str]] = []
+    monkeypatch.setattr("os.execv", lambda _python, arguments: executed.append(arguments[1:]))
+    CliRunner().invoke(app, ["console", "--workspace", str(tmp_path), "--read-only", "--ascii"])
+    assert executed == [["-m", "console", "--workspace", str(tmp_path), "--read-only", "--ascii"]]
 
 
 def test_defaults_of_a_run_are_those_of_its_options() -> None:

@@ -108,10 +108,10 @@ def unprivileged(
     *arguments: str, home: Path, cwd: Path, umask: int = -1, environ: Mapping[str, str] = MappingProxyType({})
 ) -> subprocess.CompletedProcess[str]:
     """The command without root's rights and with nothing set but its home folder."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TRACON_", "XDG_", "HOME"))}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("TRACON_", "XDG_", "HOME"))}
     try:
         return subprocess.run(
-            [sys.executable, "-m", "runners.cli", *arguments], env={**kept, "HOME": str(home), **environ}, cwd=cwd,
+            [sys.executable, "-m", "runners.cli", *arguments], env={**inherited, "HOME": str(home), **environ}, cwd=cwd,
             capture_output=True, text=True, timeout=120, umask=umask, preexec_fn=drop_capabilities,
         )  # fmt: skip
     except subprocess.SubprocessError as error:

@@ -91,10 +91,10 @@ def test_whatif_says_where_another_policy_differs(tracon: Tracon, run: Path) -> 
     assert done.returncode == 0, done.stderr
     for part in ("bound=1.3", "by reason", "by instance", "that differ", "recorded view", "--owners served"):
         assert part in done.stdout
-    found = tracon("whatif", str(run), "--policy", "lmetric", "--json").data()
-    assert found[0]["agreement"] == 1.0
-    assert found[1]["picks"] == 40
-    assert len(found[1]["differences"]) == 40 - found[1]["agree"]
+    compared = tracon("whatif", str(run), "--policy", "lmetric", "--json").data()
+    assert compared[0]["agreement"] == 1.0
+    assert compared[1]["picks"] == 40
+    assert len(compared[1]["differences"]) == 40 - compared[1]["agree"]
 
 
 def test_whatif_says_how_many_migrations_there_would_have_been(tracon: Tracon, run: Path) -> None:
@@ -119,7 +119,7 @@ def test_whatif_reads_a_file_with_a_named_gap(tracon: Tracon, run: Path, tmp_pat
         (("--policy", "unifed"), "did you mean `unified`"),
         (("--policy", "unified", "--set", "ratio=1"), "no parameter 'ratio'"),
         (("--policy", "ear", "--set", "hot_tokens=4000"), "cooldown_s"),
-        (("--policy", "unified", "--set", "ratio"), "no KEY=VALUE"),
+        (("--policy", "unified", "--set", "ratio"), "not KEY=VALUE"),
         (("--policy", "unified", "--owners", "mine"), "--owners"),
         (("--policy", "unified", "--cell", "unknown"), "no decision log"),
     ],

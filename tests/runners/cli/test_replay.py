@@ -52,15 +52,15 @@ def test_a_trace_is_replayed_and_summed_up_as_json(server: TruthServer, tmp_path
         "--json",
     )  # fmt: skip
     assert done.exit_code == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["spec"]["model"] == "m"
-    assert found["outcome"]["stop_reason"] == "complete"
-    assert found["outcome"]["completed"] == 5
-    assert found["numbers"]["ttft_p50_s"]["value"] > 0.005
-    assert found["numbers"]["ttft_p50_s"]["n"] == 5
-    assert found["numbers"]["apc"]["value"] is None
-    assert found["numbers"]["apc"]["reason"]
-    assert found["numbers"]["apc_bound_intra"]["value"] == pytest.approx((8 + 16 + 8) / (10 + 18 + 26 + 10 + 18))
+    report = json.loads(done.stdout)
+    assert report["spec"]["model"] == "m"
+    assert report["outcome"]["stop_reason"] == "complete"
+    assert report["outcome"]["completed"] == 5
+    assert report["numbers"]["ttft_p50_s"]["value"] > 0.005
+    assert report["numbers"]["ttft_p50_s"]["n"] == 5
+    assert report["numbers"]["apc"]["value"] is None
+    assert report["numbers"]["apc"]["reason"]
+    assert report["numbers"]["apc_bound_intra"]["value"] == pytest.approx((8 + 16 + 8) / (10 + 18 + 26 + 10 + 18))
     assert len(read_turns(out / "metrics.jsonl")) == 5
     assert "5 turns" in done.stderr or "reading sessions.jsonl" in done.stderr
 

@@ -38,9 +38,9 @@ def test_compare_prints_both_runs_and_the_same_as_data(workspace: Path) -> None:
     assert compared.returncode == 0, compared.stderr
     for part in ("first = 20260131", "Latencies", "What differed", "What this does not say", "no verdict"):
         assert part in compared.stdout
-    found = data(tracon("compare", *runs, "--json", workspace=workspace))
-    assert found["first"]["run"] == "20260131-120000-connector-tax-cpu-tiny"
-    assert len(found["latencies"]) == 12
+    changes = data(tracon("compare", *runs, "--json", workspace=workspace))
+    assert changes["first"]["run"] == "20260131-120000-connector-tax-cpu-tiny"
+    assert len(changes["latencies"]) == 12
 
 
 def test_compare_refuses_what_cannot_be_compared(workspace: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from typer.main import get_command
 
 from runners.cli import app
-from runners.cli.route import MOVES, _instances, _Narrator
+from runners.cli.route import MOVES, _Narrator, _read_instances
 from runners.errors import RunnerError
 from runners.router.spec import (
     InstanceSpec,
@@ -86,30 +86,30 @@ def test_what_it_cannot_do_it_says_with_a_remedy(arguments: tuple[str, ...], sai
 
 
 def test_instances_are_named_and_given_their_roles() -> None:
-    given = {"both": ["http://h:1/?a=b", "x=http://h:2"], "prefill": ["http://h:3"], "decode": ["http://h:4"]}
-    found = _instances(given, {"p0": "tcp://h:5,tcp://h:6"}, 4096, None)
-    assert [(member.instance, member.role) for member in found] == [
+    texts = {"both": ["http://h:1/?a=b", "x=http://h:2"], "prefill": ["http://h:3"], "decode": ["http://h:4"]}
+    members = _read_instances(texts, {"p0": "tcp://h:5,tcp://h:6"}, 4096, None)
+    assert [(member.instance, member.role) for member in members] == [
         ("i0", "both"),
         ("x", "both"),
         ("p0", "prefill"),
         ("d0", "decode"),
     ]
-    assert (found[2].kv_events, found[2].kv_replay) == ("tcp://h:5", "tcp://h:6")
-    assert found[0].kv_capacity_tokens == 4096
+    assert (members[2].kv_events, members[2].kv_replay) == ("tcp://h:5", "tcp://h:6")
+    assert members[0].kv_capacity_tokens == 4096
     with pytest.raises(RunnerError, match="names q"):
-        _instances(given, {"q": "tcp://h:5"}, None, None)
+        _read_instances(texts, {"q": "tcp://h:5"}, None, None)
 
 
 def test_a_transport_is_named_once_and_each_instance_says_the_rest() -> None:
-    given = {
+    texts = {
         "both": ["a=http://h:1,bootstrap=http://h:9,kv_bytes_per_token=512"],
         "prefill": None,
         "decode": ["http://h:2,kv_role=kv_consumer"],
     }
-    both, decode = _instances(given, {}, None, "mooncake")
+    both, decode = _read_instances(texts, {}, None, "mooncake")
     assert both.transfer == KvEndpoint("mooncake", bootstrap="http://h:9", kv_bytes_per_token=512)
     assert (decode.url, decode.transfer) == ("http://h:2", KvEndpoint("mooncake", "kv_consumer"))
-    (plain,) = _instances({"both": ["http://h:1"], "prefill": None, "decode": None}, {}, None, None)
+    (plain,) = _read_instances({"both": ["http://h:1"], "prefill": None, "decode": None}, {}, None, None)
     assert plain.transfer is None
 
 
@@ -125,9 +125,9 @@ def test_every_rule_of_transfers_can_be_told_and_the_help_names_its_default(monk
     }  # fmt: skip
     options = [text for name, value in values.items() for text in (name, str(value))]
     get_command(app).main([*route, *options, "--no-transfer-counts"], standalone_mode=False)
-    usual, given = (spec.transfer for spec in served)
+    usual, changed = (spec.transfer for spec in served)
     assert usual == TransferRules()
-    assert given == TransferRules(9.0, 3, 4, 5.0, 6.0, 7.0, 8, 2, count=False, leg_priority=-1)
+    assert changed == TransferRules(9.0, 3, 4, 5.0, 6.0, 7.0, 8, 2, count=False, leg_priority=-1)
     params = {name: param for param in get_command(app).commands["route"].params for name in param.opts}  # type: ignore[attr-defined]
     fields = ("timeout_s", "attempts", "failures_to_quarantine", "window_s", "quarantine_s", "quarantine_max_s")
     for name, field in zip(values, (*fields, "min_tokens", "queue"), strict=False):

@@ -19,7 +19,7 @@ from results.records.decisions import (
     RoutedRequest,
 )
 from runners.cli import main
-from runners.cli.sessions import _moved, life
+from runners.cli.sessions import _describe_movement, life
 
 CLUSTER = ClusterView((InstanceLoad("e0"), InstanceLoad("e1")), 0)
 MOVED = KvTransfer(
@@ -61,8 +61,8 @@ def run(tmp_path: Path) -> Path:
     for cell in ("20260131_ear/trial_0", "20260131_lmetric/trial_0"):
         log = folder / "results" / cell / "decisions.jsonl"
         log.parent.mkdir(parents=True)
-        kept = RECORDS if "ear" in cell else RECORDS[:3]
-        log.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in kept))
+        records = RECORDS if "ear" in cell else RECORDS[:3]
+        log.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in records))
     return folder
 
 
@@ -75,14 +75,14 @@ def called(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_a_life_is_made_of_the_turns_that_were_served() -> None:
-    found = life(RECORDS, "ear", "s-1")
-    assert [(stay.instance, stay.first_turn, stay.last_turn, stay.reason, stay.migration) for stay in found.stays] == [
+    lived = life(RECORDS, "ear", "s-1")
+    assert [(stay.instance, stay.first_turn, stay.last_turn, stay.reason, stay.migration) for stay in lived.stays] == [
         ("e0", 0, 1, "cold", ""), ("e1", 2, 2, "migration", "transferred")
     ]  # fmt: skip
-    assert [turn.seq for turn in found.turns] == [0, 2, 3, 4, 5]
-    assert [turn.at_s for turn in found.turns] == [0.0, 2.0, 3.0, 4.0, 5.0]
-    assert found.turns[-1].ttft_s is None
-    assert found.turns[2].transfer == MOVED
+    assert [turn.seq for turn in lived.turns] == [0, 2, 3, 4, 5]
+    assert [turn.at_s for turn in lived.turns] == [0.0, 2.0, 3.0, 4.0, 5.0]
+    assert lived.turns[-1].ttft_s is None
+    assert lived.turns[2].transfer == MOVED
 
 
 def test_it_is_told_turn_by_turn(
@@ -108,7 +108,7 @@ def test_what_moved_no_kv_says_why(migration: str, status: Literal["unneeded", "
     kv = KvTransfer("m-1", "migration", "mooncake", "e0", "e1", status, "the target lacks 0")
     outcome = RoutedOutcome("ok", migration=migration, transfer=kv)
     (turn,) = life([pick(0, 1, "e1", "migrated", outcome, migrate_from="e0")], "ear", "s-1").turns
-    assert _moved(turn) == said
+    assert _describe_movement(turn) == said
 
 
 def test_every_cell_answers_in_json(

@@ -14,21 +14,19 @@ from launch.profile import load_profile
 from results.measures.saturation import ReferenceRates
 from results.records.layout import RunLayout, write_atomic
 from runners.campaign.context import RunContext
-from runners.campaign.experiment import Outcome
+from runners.campaign.experiment import Outcome, RunOptions
+from runners.campaign.start import prepare
 from runners.cli.asking import skip_stages
 from runners.errors import CellSkipped, RunnerError
 from runners.experiments.connector_tax.experiment import ConnectorTax
-from runners.experiments.connector_tax.grid import EXPERIMENT, grid_of
-from runners.experiments.connector_tax.plan import make_plan
+from runners.experiments.connector_tax.grid import EXPERIMENT, read_grid
 from state.events import CellChanged, Event, Noted
-from state.run import CellPlan, CellState, RunPlan
+from state.run import CellPlan, CellState
 from state.store import RunStore
 
 PROFILE = load_profile("cpu-tiny")
-GRID = grid_of(PROFILE.experiments[EXPERIMENT], PROFILE.name, "full")
-PLAN: RunPlan = make_plan(
-    GRID, profile="cpu-tiny", preset="full", configs=GRID.configs, seed=1, release_wait_s=0, inputs={}
-)
+GRID = read_grid(PROFILE.experiments[EXPERIMENT], PROFILE.name, "full")
+PLAN = prepare(RunOptions(EXPERIMENT), need_engine=False).plan
 CELLS = {cell.cell: cell for cell in PLAN.cells}
 
 
@@ -45,8 +43,8 @@ class Subject:
         return await self.experiment.run_cell(cell, 1)
 
     def rates(self, safe: float | None, load: float | None) -> None:
-        found = ReferenceRates(safe, load, "why safe", "why load")
-        write_atomic(self.layout.reference_rates, found.to_json())
+        chosen = ReferenceRates(safe, load, "why safe", "why load")
+        write_atomic(self.layout.reference_rates, chosen.to_json())
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from runners.campaign.experiment import Outcome
 from runners.experiments.pd_lifecycle import artifacts as pd_lifecycle_artifacts
 from runners.experiments.pd_lifecycle.artifacts import adopt_outcome, publish_cell, why_degraded
 from runners.experiments.pd_lifecycle.cell import LifecycleCell, Measurements
-from runners.experiments.pd_lifecycle.evidence import request_config
 from tests.runners.experiments.pd_lifecycle.lifecycle_fakes import FakeBench
 from tests.runners.experiments.pd_lifecycle.test_cell import SHAPE, cell, grid
 
@@ -47,13 +46,13 @@ def files_of(run: Path) -> set[str]:
 async def test_a_finished_cell_is_adopted_and_counted(run: Path) -> None:
     outcome, _ = await finish(run)
     assert outcome.summary["counted"] == 3
-    assert outcome.summary["bytes_transferred"] == 512 * SHAPE.new_tokens
+    assert outcome.summary["bytes_transferred"] == 512 * SHAPE.current_new_tokens
     assert outcome.degraded == ""
     assert adopt_outcome(cell(SHAPE), context(run)) == outcome
     assert files_of(run) == {
-        *(f"{SHAPE.name}_rep{number}.json" for number in range(1, 6)),
-        *(f"cells/{SHAPE.name}/{name}" for name in ("cell.json", "requests.jsonl", "decisions.jsonl")),
-        *(f"cells/{SHAPE.name}/probe/{side}/transfer.1.jsonl" for side in ("prefill", "decode")),
+        *(f"{SHAPE.label}_rep{number}.json" for number in range(1, 6)),
+        *(f"cells/{SHAPE.label}/{name}" for name in ("cell.json", "requests.jsonl", "decisions.jsonl")),
+        *(f"cells/{SHAPE.label}/probe/{side}/transfer.1.jsonl" for side in ("prefill", "decode")),
     }
     collected = read_records(run)
     assert len(collected.records) == 5
@@ -71,7 +70,7 @@ async def test_a_death_between_two_renames_leaves_nothing_that_counts(
     monkeypatch.setattr(pd_lifecycle_artifacts, "publish", dies)
     with pytest.raises(KeyboardInterrupt):
         await finish(run)
-    assert LifecycleLayout(run).record(request_config(SHAPE), 1).exists()
+    assert LifecycleLayout(run).record(SHAPE, 1).exists()
     assert adopt_outcome(cell(SHAPE), context(run)) is None
     collected = read_records(run)
     assert not collected.records
@@ -82,10 +81,10 @@ async def test_a_death_between_two_renames_leaves_nothing_that_counts(
     assert len(read_records(run).records) == 5
 
 
-@pytest.mark.parametrize("name", ["requests.jsonl", "probe/prefill/transfer.1.jsonl", f"../../{SHAPE.name}_rep4.json"])
+@pytest.mark.parametrize("name", ["requests.jsonl", "probe/prefill/transfer.1.jsonl", f"../../{SHAPE.label}_rep4.json"])
 async def test_a_cell_whose_files_were_changed_is_measured_again(run: Path, name: str) -> None:
     await finish(run)
-    path = LifecycleLayout(run).cell(request_config(SHAPE)).parent / name
+    path = LifecycleLayout(run).cell(SHAPE).parent / name
     path.write_bytes(path.read_bytes()[:-2])
     assert adopt_outcome(cell(SHAPE), context(run)) is None
 
@@ -93,7 +92,7 @@ async def test_a_cell_whose_files_were_changed_is_measured_again(run: Path, name
 async def test_a_new_attempt_replaces_all_of_the_old_one(run: Path) -> None:
     _, first = await finish(run, failing=frozenset({1}))
     assert len(first.discarded) == 1
-    assert f"cells/{SHAPE.name}/discarded/rep2_0.json" in files_of(run)
+    assert f"cells/{SHAPE.label}/discarded/rep2_0.json" in files_of(run)
     assert len(read_records(run).discards) == 1
     await finish(run, attempt=2)
     assert not any("discarded" in name for name in files_of(run))

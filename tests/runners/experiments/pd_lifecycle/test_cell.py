@@ -11,13 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from results.records.lifecycle import RequestConfig
 from results.records.transfer_log import ProbeEvent
 from runners.errors import CellFailed, CellSkipped
 from runners.experiments.pd_lifecycle.bench import Bench
 from runners.experiments.pd_lifecycle.caches import FRESH_TOKENS, Held, NotEmptied
 from runners.experiments.pd_lifecycle.cell import LifecycleCell, Measurements
 from runners.experiments.pd_lifecycle.evidence import verify_context
-from runners.experiments.pd_lifecycle.grid import Expected, Grid, Shape
+from runners.experiments.pd_lifecycle.grid import Expected, Grid, params_of
 from state.events import CellProgressed, LifecycleMeasured
 from state.run import CellPlan
 from tests.examples import examples
@@ -30,13 +31,13 @@ def grid(**changed: Any) -> Grid:
     return msgspec.structs.replace(base, **changed)
 
 
-def cell(shape: Shape, place: int = 0) -> CellPlan:
-    params = {**msgspec.to_builtins(shape), "place": place, "turn": place, "load_seed": 1, "why_not": ""}
-    return CellPlan(f"sweep/{shape.name}", "sweep", "lifecycle", "mooncake_both", shape.name, params, 1.0)
+def cell(shape: RequestConfig, place: int = 0) -> CellPlan:
+    params = {**params_of(shape), "place": place, "turn": place, "load_seed": 1, "why_not": ""}
+    return CellPlan(f"sweep/{shape.label}", "sweep", "lifecycle", "mooncake_both", shape.label, params, 1.0)
 
 
 async def measure(
-    bench: Bench, folder: Path, shape: Shape, of: Grid, *, attempt: int = 1, place: int = 0
+    bench: Bench, folder: Path, shape: RequestConfig, of: Grid, *, attempt: int = 1, place: int = 0
 ) -> tuple[Measurements, list[Any]]:
     events: list[Any] = []
     measurements = Measurements()
@@ -45,7 +46,7 @@ async def measure(
     return measurements, events
 
 
-SHAPE = Shape(4 * BLOCK, 100, 3)
+SHAPE = RequestConfig(4 * BLOCK, 100, 3)
 
 
 async def test_a_cell_gives_all_its_repetitions_and_only_the_first_are_warm_ups(tmp_path: Path) -> None:
@@ -68,11 +69,11 @@ async def test_a_record_holds_stamps_bytes_and_the_combined_instances_time(tmp_p
     assert record.breakdown_ms["rdma_transfer"] == pytest.approx(1.0)
     assert record.breakdown_ms["e2e"] == pytest.approx(17.0)
     assert record.residual_share == pytest.approx(0.0)
-    assert record.transfer_detail.bytes_transferred == 512 * SHAPE.new_tokens
+    assert record.transfer_detail.bytes_transferred == 512 * SHAPE.current_new_tokens
     assert record.colo.ttft_ms == pytest.approx(20.0)
     assert record.counts.p_cached_tokens == SHAPE.prior_context
     assert record.counts.kv_bytes_per_token == 512
-    assert record.config.total_input_length == SHAPE.prior_context + SHAPE.new_tokens
+    assert record.config.total_input_length == SHAPE.prior_context + SHAPE.current_new_tokens
 
 
 async def test_what_a_reader_sees_is_what_the_record_says(tmp_path: Path) -> None:
@@ -105,7 +106,7 @@ async def test_the_prefill_engine_computes_the_new_tokens_alone(tmp_path: Path) 
     bench = fake.bench()
     await measure(bench, tmp_path / "cell", SHAPE, grid(baseline=False))
     checks = 6 * 8  # one after the seeding, one before each request: the tokens that follow the prefix
-    assert fake.prefill.computed == SHAPE.prior_context + 5 * SHAPE.new_tokens + checks
+    assert fake.prefill.computed == SHAPE.prior_context + 5 * SHAPE.current_new_tokens + checks
     assert fake.decode.computed == SHAPE.prior_context + checks
 
 
@@ -132,9 +133,9 @@ WIDE = grid(prior_context=(0, 4 * BLOCK), new_tokens=(64, 100), output_length=(1
 @pytest.mark.parametrize("prior", WIDE.prior_context)
 async def test_both_requests_of_a_pair_come_after_the_same_and_either_comes_first(tmp_path: Path, prior: int) -> None:
     fake = FakeBench(tmp_path / "bench")
-    measurements, events = await measure(fake.bench(), tmp_path / "cell", Shape(prior, 100, 3), WIDE)
+    measurements, events = await measure(fake.bench(), tmp_path / "cell", RequestConfig(prior, 100, 3), WIDE)
     assert [record.colo.first for record in measurements.records.values()] == [
-        WIDE.combined_first(Shape(prior, 100, 3), number) for number in range(1, 6)
+        WIDE.combined_first(RequestConfig(prior, 100, 3), number) for number in range(1, 6)
     ]
     assert {record.colo.first for record in measurements.records.values()} == {True, False}
     assert {record.colo.through for record in measurements.records.values()} == {"router"}
@@ -157,7 +158,7 @@ async def test_no_name_of_a_request_holds_that_of_its_pair(tmp_path: Path) -> No
 
 
 async def test_a_repetition_that_is_made_again_keeps_its_order(tmp_path: Path) -> None:
-    shape = Shape(4 * BLOCK, 100, 3)
+    shape = RequestConfig(4 * BLOCK, 100, 3)
     fake = FakeBench(tmp_path / "bench", failing=frozenset({1, 3}))
     measurements, _ = await measure(fake.bench(), tmp_path / "cell", shape, WIDE)
     assert len(measurements.discarded) == 2
@@ -251,7 +252,7 @@ async def test_what_counts_had_c_tokens_cached_and_its_kv_moved(evicting: dict[i
         for record in measurements.records.values():
             assert record.verification.counted_tokens == SHAPE.prior_context
             assert record.counts.p_cached_tokens == SHAPE.prior_context
-            assert record.transfer_detail.bytes_transferred == 512 * SHAPE.new_tokens
+            assert record.transfer_detail.bytes_transferred == 512 * SHAPE.current_new_tokens
         spoiled = {number for number in (*evicting, *failing) if number < fake.handovers}
         assert len(measurements.discarded) == len(spoiled) == fake.handovers - 5
         discarded = [event for event in events if isinstance(event, LifecycleMeasured) and event.discarded]
@@ -285,10 +286,11 @@ async def test_a_cache_that_cannot_hold_the_prefix_fails_the_cell(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("shape", "named"), [(Shape(BLOCK + 1, 8, 1), "whole number"), (Shape(BLOCK, 900, 100), "holds 1000")]
+    ("shape", "named"),
+    [(RequestConfig(BLOCK + 1, 8, 1), "whole number"), (RequestConfig(BLOCK, 900, 100), "holds 1000")],
 )
 async def test_a_cell_the_engines_have_no_room_for_is_skipped_with_the_reason(
-    tmp_path: Path, shape: Shape, named: str
+    tmp_path: Path, shape: RequestConfig, named: str
 ) -> None:
     with pytest.raises(CellSkipped, match=named):
         await measure(FakeBench(tmp_path / "bench", capacity_tokens=1000).bench(), tmp_path / "cell", shape, grid())
@@ -311,7 +313,7 @@ async def test_emptied_caches_hold_nothing_of_what_was_sent(tmp_path: Path) -> N
     await measure(bench, tmp_path / "first", SHAPE, grid())
     await bench.caches.empty()
     assert not bench.caches.used
-    other = Shape(2 * BLOCK, 100, 1)
+    other = RequestConfig(2 * BLOCK, 100, 1)
     measurements, _ = await measure(bench, tmp_path / "second", other, grid(), place=1)
     assert not measurements.discarded
     assert measurements.seedings[0].emptied.startswith("POST /reset_prefix_cache, then 0 of ")

@@ -14,13 +14,14 @@ import pytest
 
 from launch.errors import LaunchError
 from results.records.layout import RunLayout
+from results.records.lifecycle import RequestConfig
 from runners.campaign.context import RunContext
 from runners.errors import CellFailed
 from runners.experiments.pd_lifecycle import bench as pd_lifecycle_bench
 from runners.experiments.pd_lifecycle.bench import Bench
 from runners.experiments.pd_lifecycle.caches import EngineCache
 from runners.experiments.pd_lifecycle.experiment import PdLifecycle
-from runners.experiments.pd_lifecycle.grid import Grid, Shape
+from runners.experiments.pd_lifecycle.grid import Grid
 from state.events import Noted
 from state.run import CellPlan, CellState
 from state.view import RunView
@@ -39,9 +40,7 @@ class Host:
         self.broken = 0
         """The first N benches do not start."""
         monkeypatch.setattr(pd_lifecycle_bench, "open_bench", self._open)
-        monkeypatch.setattr(
-            "runners.experiments.pd_lifecycle.experiment.PatchUse", lambda engine: SimpleNamespace(apply=int)
-        )
+        monkeypatch.setattr("runners.experiments.patched_cells.PatchUse", lambda engine: SimpleNamespace(apply=int))
         monkeypatch.setattr("runners.experiments.pd_lifecycle.caches.EMPTY_WITHIN_S", 0.1)
 
     def experiment(self, of: Grid) -> PdLifecycle:
@@ -76,7 +75,9 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     return Host(tmp_path, monkeypatch)
 
 
-CELLS = [cell(Shape(c, n, 2), place) for place, (c, n) in enumerate([(0, 64), (0, 96), (BLOCK, 64), (BLOCK, 96)])]
+CELLS = [
+    cell(RequestConfig(c, n, 2), place) for place, (c, n) in enumerate([(0, 64), (0, 96), (BLOCK, 64), (BLOCK, 96)])
+]
 
 
 async def test_all_cells_share_the_engines_and_caches_are_emptied_between_contexts(host: Host) -> None:

@@ -5,21 +5,21 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from itertools import groupby
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.profile import PROFILES_FOLDER, load_profile
+from launch.profile import load_profile
+from results.records.lifecycle import RequestConfig
 from runners.campaign.experiment import RunOptions
-from runners.campaign.start import options_of, prepare
+from runners.campaign.plan import freeze
+from runners.campaign.start import prepare
 from runners.errors import RunnerError
 from runners.experiments.engines import counting_profile
-from runners.experiments.pd_lifecycle.grid import EXPERIMENT, Expected, Grid, Shape, read_grid, shape_of
-from runners.experiments.pd_lifecycle.plan import estimate_sums, make_plan
+from runners.experiments.pd_lifecycle.grid import EXPERIMENT, Expected, Grid, read_grid, shape_of
+from runners.experiments.pd_lifecycle.plan import STAGES, estimate_sums, list_cells
 from state.run import CellPlan, RunPlan
 
 CPU = load_profile("cpu-tiny")
@@ -31,9 +31,16 @@ def grid(preset: str = "full", settings: Sequence[str] = ()) -> Grid:
 
 
 def plan_of(of: Grid, seed: int = 1) -> RunPlan:
-    profile = counting_profile(CPU, of.engine)
-    inputs = msgspec.to_builtins(of)
-    return make_plan(of, profile=profile, profile_name=CPU.name, preset="full", seed=seed, inputs=inputs)
+    return freeze(
+        experiment=EXPERIMENT,
+        profile=CPU.name,
+        preset="full",
+        configs=of.configs,
+        seed=seed,
+        stages=STAGES,
+        cells=list_cells(of, counting_profile(CPU, of.engine), seed),
+        inputs=msgspec.to_builtins(of),
+    )
 
 
 def sweep(plan: RunPlan) -> list[CellPlan]:
@@ -45,7 +52,7 @@ def test_the_specifications_grid_is_there_whole() -> None:
     shapes = [shape_of(cell) for cell in sweep(plan)]
     assert len(shapes) == 144
     assert {shape.prior_context for shape in shapes} == {0, 4000, 16000, 32000, 64000, 100000}
-    assert {shape.new_tokens for shape in shapes} == {512, 2048, 4096, 8192, 16384, 32768}
+    assert {shape.current_new_tokens for shape in shapes} == {512, 2048, 4096, 8192, 16384, 32768}
     assert {shape.output_length for shape in shapes} == {1, 32, 128, 512}
     assert not any(cell.params["why_not"] for cell in sweep(plan)), "C + N stays within 132k"
     assert plan.configs == ("mooncake_producer", "mooncake_consumer"), "kv_producer and kv_consumer"
@@ -84,7 +91,10 @@ def test_a_plan_has_every_cell_once_and_those_of_one_context_in_a_row(of: Grid) 
     cells = sweep(plan_of(of))
     shapes = [shape_of(cell) for cell in cells]
     assert set(shapes) == {
-        Shape(prior, new, output) for prior in of.prior_context for new in of.new_tokens for output in of.output_length
+        RequestConfig(prior, new, output)
+        for prior in of.prior_context
+        for new in of.new_tokens
+        for output in of.output_length
     }
     assert len({cell.cell for cell in cells}) == len(cells) == len(set(shapes))
     levels = [prior for prior, _ in groupby(shape.prior_context for shape in shapes)]
@@ -103,16 +113,16 @@ def test_the_seed_decides_the_order_of_contexts_and_of_the_cells_within_one() ->
     assert len(firsts) > 2
     for order in orders:
         assert order != list(grid("full").list_shapes())
-        level = [(shape.new_tokens, shape.output_length) for shape in order[:18]]
+        level = [(shape.current_new_tokens, shape.output_length) for shape in order[:18]]
         assert level != sorted(level)
-        assert level != [(shape.new_tokens, shape.output_length) for shape in order[18:36]]
+        assert level != [(shape.current_new_tokens, shape.output_length) for shape in order[18:36]]
 
 
 @given(of=_grids, repetitions=st.integers(2, 7))
 def test_either_request_of_a_pair_comes_first_in_half_of_them(of: Grid, repetitions: int) -> None:
     """Over the repetitions of a cell, and over those of one C and N: at most one more of either."""
     for prior, new in itertools.product(of.prior_context, of.new_tokens):
-        shapes = [Shape(prior, new, output) for output in of.output_length]
+        shapes = [RequestConfig(prior, new, output) for output in of.output_length]
         firsts = [[of.combined_first(shape, number + 1) for number in range(repetitions)] for shape in shapes]
         for cell in firsts:
             assert abs(2 * sum(cell) - len(cell)) <= 1
@@ -143,13 +153,6 @@ def test_the_arithmetic_shown_adds_up_to_the_plan(of: Grid) -> None:
     engines_s = sum(cell.estimated_s for cell in plan_of(of).cells if cell.config is not None)
     lines = estimate_sums(of, CPU, 1)
     assert sum(line.seconds for line in lines) == pytest.approx(engines_s)
-
-
-def test_stages_are_barriers_in_the_plan() -> None:
-    plan = plan_of(grid("demo"))
-    order = [stage.stage for stage in plan.stages]
-    places = [order.index(cell.stage) for cell in plan.cells]
-    assert places == sorted(places)
 
 
 def test_a_setting_changes_the_grid() -> None:
@@ -214,28 +217,3 @@ def test_the_configs_of_both_engines(configs: tuple[str, ...]) -> None:
     assert {cell.config for cell in prepared.plan.cells if cell.kind == "preflight"} == set(expected)
     assert {cell.config for cell in sweep(prepared.plan)} == {expected[-1]}
     assert prepared.draft.ports == 4
-
-
-def test_a_plan_gives_the_wish_that_makes_it_again() -> None:
-    options = RunOptions(
-        EXPERIMENT,
-        "cpu-tiny",
-        "smoke",
-        ("mooncake_producer", "mooncake_consumer"),
-        seed=9,
-        port=25_000,
-        settings=("repetitions=4",),
-    )
-    plan = prepare(options, need_engine=False).plan
-    again: Any = prepare(options_of(plan), need_engine=False).plan
-    assert again.fingerprint == plan.fingerprint
-
-
-def test_a_profile_of_the_users_own_is_in_the_plan_by_its_path(tmp_path: Path) -> None:
-    """The run process loads it by what the plan names."""
-    file = tmp_path / "mine.toml"
-    file.write_bytes((PROFILES_FOLDER / "cpu-tiny.toml").read_bytes().replace(b'name = "cpu-tiny"', b'name = "mine"'))
-    plan = prepare(RunOptions(EXPERIMENT, str(file), "smoke"), need_engine=False).plan
-    again = prepare(options_of(plan), need_engine=False).plan
-    assert plan.profile == str(file)
-    assert again.fingerprint == plan.fingerprint

@@ -13,15 +13,15 @@ from launch.profile import load_profile
 from results.records.decisions import ClusterView, Decision, DecisionRecord, InstanceLoad, RoutedOutcome, RoutedRequest
 from results.records.layout import RunLayout, TrialLayout, is_complete, write_atomic
 from results.records.schemas import MetricsRecord, RequestStatus
-from results.records.turns import EngineSample, TurnRecord
+from results.records.turns import EngineSample, TraceRecord, TurnRecord
 from results.routing.load import LoadedCell, load_cell
 from runners.campaign.context import RunContext
 from runners.campaign.engine_group import Member
-from runners.experiments.routing.artifacts import Replayed, degraded, first_error, put_in_place, trial_layout
+from runners.experiments.requests import first_error
+from runners.experiments.routing.artifacts import Replayed, degraded, put_in_place, trial_layout
 from runners.experiments.routing.experiment import Routing
-from runners.experiments.routing.grid import EXPERIMENT, grid_of
-from runners.experiments.routing.plan import make_plan
-from runners.experiments.routing.trace import TraceRecord
+from runners.experiments.routing.grid import EXPERIMENT, read_grid
+from runners.experiments.routing.plan import list_cells
 from runners.load.fidelity import Fidelity
 from runners.load.replay_spec import ReplayOutcome
 from runners.router.spec import RouterOutcome
@@ -30,9 +30,9 @@ from runners.samplers.gpu import HEADER, GpuUse
 from state.run import CellPlan
 
 PROFILE = load_profile("cpu-tiny")
-GRID = grid_of(PROFILE.experiments[EXPERIMENT], PROFILE.name, "smoke")
-PLAN = make_plan(GRID, profile="cpu-tiny", preset="smoke", config="plain", seed=1, release_wait_s=0, inputs={})
-CELL = next(cell for cell in PLAN.cells if cell.kind == "replay")
+GRID = read_grid(PROFILE.experiments[EXPERIMENT], PROFILE.name, "smoke")
+CELLS = list_cells(GRID, "plain", 1, 0)
+CELL = next(cell for cell in CELLS if cell.kind == "replay")
 TRACE = TraceRecord("synth", "0" * 64, "tracon", 2, 1, 300, 16, 2.0, 16, 1.0, 0, 4096)
 S = 1_000_000_000
 FAITHFUL = Fidelity(0.0, 0.0, 0.001, 0.002, 1.0, 1.0, 1.0, 0.1, degraded=False, reason="")
@@ -225,7 +225,7 @@ def test_interference_rows_are_gathered_from_the_cells_that_have_them(tmp_path: 
         "tpot_during_s": 0.02, "tpot_after_s": 0.002, "worst_gap_before_s": 0.003, "worst_gap_during_s": 0.05,
         "prefill_ttft_s": 0.06, "gaps_before": 10, "gaps_during": 3, "gaps_after": 10, "t_unix_s": 1.0,
     }  # fmt: skip
-    cell = next(cell for cell in PLAN.cells if cell.kind == "interference")
+    cell = next(cell for cell in CELLS if cell.kind == "interference")
     assert experiment.adopt(cell) is None
     lines(rows / "n2048.jsonl", row)
     lines(rows / "n512.jsonl", row | {"prefill_tokens": 512})

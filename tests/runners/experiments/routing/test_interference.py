@@ -25,8 +25,8 @@ def test_only_gaps_inside_the_span_count_before_it_and_all_that_overlap_count_du
 
 
 def test_a_part_without_a_gap_has_no_time_per_token() -> None:
-    found = between([stamps(0, 10)], 20 * MS, 30 * MS, overlapping=True)
-    assert (found.gaps, found.tpot_s, found.worst_s) == (0, None, None)
+    gaps = between([stamps(0, 10)], 20 * MS, 30 * MS, overlapping=True)
+    assert (gaps.gaps, gaps.tpot_s, gaps.worst_s) == (0, None, None)
     assert between([], 0, MS, overlapping=False).gaps == 0
 
 

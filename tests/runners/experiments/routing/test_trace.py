@@ -11,7 +11,7 @@ import pytest
 from results.records.layout import RunLayout
 from runners.errors import CellFailed
 from runners.experiments.routing.grid import TraceChoice
-from runners.experiments.routing.trace import prepare_trace, read_record, trace_path
+from runners.experiments.routing.trace import prepare_trace, read_record
 from runners.load.block_prompts import BlockShape, TurnPrompt, as_hashes, prompt_ids
 from runners.trace.formats import read_trace
 from runners.trace.session import Session
@@ -25,7 +25,7 @@ def test_the_generated_trace_is_the_same_every_time_and_changed_ones_are_noticed
     assert first.sessions == 4
     assert first.requests > 4
     assert read_record(RunLayout(tmp_path / "one")) == first
-    with trace_path(RunLayout(tmp_path / "one")).open("ab") as file:
+    with RunLayout(tmp_path / "one").trace.open("ab") as file:
         file.write(b"\n")
     assert read_record(RunLayout(tmp_path / "one")) is None
 
@@ -38,7 +38,7 @@ def test_a_trace_of_which_nothing_fits_is_refused(tmp_path: Path) -> None:
 def test_scaled_to_tiny_blocks_sessions_still_share_no_more_than_their_hashes_say(tmp_path: Path) -> None:
     layout = RunLayout(tmp_path)
     record = prepare_trace(TraceChoice(sessions=12, seed=5, tokens=1 / 32), 4096, layout)
-    trace = read_trace(trace_path(layout))
+    trace = read_trace(layout.trace)
     shape = BlockShape(1, record.block_tokens, trace.facts.hash_scope, 0, 256)
     assert record.block_tokens == 2
     last = [(session, len(session.turns) - 1) for session in trace.sessions]

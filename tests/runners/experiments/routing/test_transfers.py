@@ -69,7 +69,7 @@ def moved(ms: int, tokens: int | None, **more: Any) -> dict[str, Any]:
 
 
 def test_movements_are_counted_by_what_came_of_them() -> None:
-    found = movements(
+    moved_kv = movements(
         [
             record(),
             record("transferred", purpose="migration", **moved(20, 640, bytes=327_680)),
@@ -80,7 +80,7 @@ def test_movements_are_counted_by_what_came_of_them() -> None:
             record(purpose="handover", status="refused"),
         ]
     )
-    assert found == {
+    assert moved_kv == {
         "migrations": {"failed": 1, "recomputed": 1, "transferred": 2},
         "handovers": {"refused": 1, "transferred": 1},
         "external_tokens": 768,
@@ -88,7 +88,7 @@ def test_movements_are_counted_by_what_came_of_them() -> None:
         "uncounted": 1,
         "transfer_mean_s": pytest.approx(0.040),
     }
-    assert movement_headline(found) == {
+    assert movement_headline(moved_kv) == {
         "migrations_failed": 1,
         "migrations_recomputed": 1,
         "migrations_transferred": 2,
@@ -105,6 +105,6 @@ def test_a_cell_in_which_nothing_was_to_be_moved_says_nothing_of_it() -> None:
 
 
 def test_what_was_not_counted_is_not_nothing() -> None:
-    found = movements([record("transferred", purpose="migration", **moved(20, None))])
-    assert (found["external_tokens"], found["bytes"], found["uncounted"]) == (None, None, 1)
+    moved_kv = movements([record("transferred", purpose="migration", **moved(20, None))])
+    assert (moved_kv["external_tokens"], moved_kv["bytes"], moved_kv["uncounted"]) == (None, None, 1)
     assert movements([record("recomputed")])["transfer_mean_s"] is None

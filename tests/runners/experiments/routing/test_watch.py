@@ -13,7 +13,7 @@ from runners.experiments.routing.watch import Watch, migration_changed, router_s
 from runners.load.replay_spec import AnsweredBy, ReplayTick
 from runners.router.spec import RouterTick, TickInstance, TickPick
 from runners.samplers.engine import MetricsSampler
-from state.events import Event, InstanceSampled, MigrationChanged, RoutedLatency, RoutedLine, RoutedLoad, RouterSampled
+from state.events import Event, InstanceSampled, LiveLatency, MigrationChanged, RoutedLine, RoutedLoad, RouterSampled
 from state.routing import routing_after
 from state.run import CellPlan
 
@@ -22,7 +22,7 @@ MEMBERS = tuple(
     for name, engine in (("e0", "plain-5"), ("e1", "plain-6"))
 )
 S = 1_000_000_000
-LATENCY = RoutedLatency(0.1, 0.2, 0.01, 0.02)
+LATENCY = LiveLatency(0.1, 0.2, 0.01, 0.02)
 
 
 def sampled(second: int, picks: tuple[int, ...]) -> RouterSampled:

@@ -1,0 +1,74 @@
+"""Cells by kind, with the patches in the engine environment: what the cell runners of all three experiments share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from launch.patching import PatchUse
+from runners.campaign.context import RunContext
+from runners.campaign.experiment import Outcome
+from runners.experiments.gates import verify_config, why_gated
+from state.run import CellPlan
+from state.view import RunView
+
+RunCell = Callable[[CellPlan, int], Awaitable[Outcome]]
+
+
+class PatchedCells:
+    """Base of a cell runner. It measures nothing by itself."""
+
+    removal: ClassVar[str]
+    """Why engines stop before the patches are removed, for the journal."""
+
+    def __init__(self, context: RunContext, analyse: Callable[[Path], object], kinds: Mapping[str, RunCell]) -> None:
+        """analyse: writes the results of the run's folder. kinds: the experiment's own kinds of cells."""
+        self._context = context
+        self._analyse_folder = analyse
+        self._patches = PatchUse(context.engine)
+        self._kinds = {"preflight": self._preflight, "revert": self._revert_patches, **kinds}
+
+    def why_skip(self, cell: CellPlan, view: RunView) -> str:
+        """A config that did not pass its pre-flight is not measured."""
+        return why_gated(cell, view)
+
+    async def run_cell(self, cell: CellPlan, attempt: int) -> Outcome:
+        return await self._kinds[cell.kind](cell, attempt)
+
+    async def finish(self) -> None:
+        """Remove the patches and analyse again: cells were added after both had been done."""
+        if any(self._needs_patches(config) for config in self._context.configs):
+            await asyncio.to_thread(self._patches.revert)
+        await asyncio.to_thread(self._analyse_folder, self._context.layout.root)
+
+    async def release(self, reason: str) -> None:
+        """Stop the engine at hand."""
+        await self._context.slot.release(reason)
+
+    async def _apply_patches(self, cell: CellPlan, attempt: int) -> Outcome:
+        status = await asyncio.to_thread(self._patches.apply)
+        return Outcome({"version": status.version, "reason": status.reason})
+
+    async def _ensure_patches(self, config: str) -> None:
+        """They may have been removed since they were applied: by this run's analysis before a retry, or by another run.
+
+        Raises PatchFailed.
+        """
+        if self._needs_patches(config):
+            await asyncio.to_thread(self._patches.apply)
+
+    def _needs_patches(self, config: str) -> bool:
+        return True
+
+    async def _revert_patches(self, cell: CellPlan, attempt: int) -> Outcome:
+        await self.release(self.removal)
+        status = await asyncio.to_thread(self._patches.revert)
+        return Outcome({"applied": status.applied, "reason": status.reason})
+
+    async def _preflight(self, cell: CellPlan, attempt: int) -> Outcome:
+        """Launch the config and see that it really works here; the result decides over all its later cells."""
+        assert cell.config is not None
+        await self._ensure_patches(cell.config)
+        return await verify_config(cell, attempt, self._context)
