@@ -286,6 +286,25 @@ class Exchange:
         self.fault = True
 
 
+def unsent_fields(
+    index: int, status: RequestStatus, input_tokens: int, output_tokens: int, why: str | None = None
+) -> dict[str, Any]:
+    """The fields of the SentRequest of a request that never left; `why` is its error."""
+    unmeasured = (
+        "t_send_ns", "t_first_token_ns", "t_last_token_ns", "t_end_ns", "prompt_tokens", "completion_tokens",
+        "cached_tokens",
+    )  # fmt: skip
+    return {
+        **dict.fromkeys(unmeasured),
+        "index": index,
+        "status": status,
+        "input_tokens": input_tokens,
+        "output_tokens": output_tokens,
+        "chunks": 0,
+        "error": why,
+    }
+
+
 def _has_text(choice: _Choice) -> bool:
     delta = choice.delta
     return bool(choice.text or (delta is not None and (delta.content or delta.reasoning or delta.reasoning_content)))

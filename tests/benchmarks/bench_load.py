@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from launch.tiny_model import write_tiny_model
-from runners.load.spec import LoadLine, LoadSpec, to_json
+from runners.load.spec import LoadLine, LoadOutcome, LoadSpec, LoadTick, to_json
 from tests.servers.truth_server import Truth, TruthServer
 
 WARMUP_S = 1.0
@@ -77,7 +77,7 @@ Client = Callable[[LoadSpec, Path], Run]
 def tracon(spec: LoadSpec, folder: Path) -> Run:
     """The load process, as a campaign starts it."""
     output, cpu_s = _run([sys.executable, "-m", "runners.load", _write(spec, folder)], folder)
-    outcome = msgspec.json.decode(output.splitlines()[-1], type=LoadLine).outcome
+    outcome = msgspec.json.decode(output.splitlines()[-1], type=LoadLine[LoadTick, LoadOutcome]).outcome
     assert outcome is not None
     window = (outcome.t_window_start_ns, outcome.t_window_end_ns)
     share = outcome.fidelity.client_cpu_share

@@ -10,8 +10,8 @@ from typing import Self
 
 import msgspec
 
+from runners.load.bodies import body_preamble
 from runners.load.client import LoadClient, resolve
-from runners.load.prompts import body_preamble
 from runners.load.stream import Exchange
 
 SWEEP_S = 1.0

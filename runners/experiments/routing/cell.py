@@ -22,7 +22,7 @@ from runners.experiments.routing.plan import can_move, ports_per_instance
 from runners.experiments.routing.trace import TraceRecord, trace_path
 from runners.experiments.routing.transfers import endpoint_of, kv_bytes_per_token
 from runners.experiments.routing.watch import Watch
-from runners.load.block_prompts import BlockShape, TurnPrompt, as_hashes, prompt_ids
+from runners.load.block_prompts import BlockShape, prompt_ids
 from runners.load.process import run_replay
 from runners.load.replay_spec import ReplaySpec, ReplayTick
 from runners.router.server.process import RouterProcess
@@ -32,6 +32,7 @@ from runners.samplers.engine_counters import CacheShape, baseline_shape
 from runners.samplers.gpu import GpuSampler
 from runners.trace.common_prefix import common_prefix
 from runners.trace.formats import read_trace
+from runners.trace.session import MAIN, Turn
 from state.run import CellPlan
 
 
@@ -162,8 +163,8 @@ def _prewarm(cell: CellPlan, context: RunContext) -> Prewarm | None:
     shape = BlockShape(
         cell.params["replay_seed"], facts.block_tokens, facts.hash_scope, model.vocab_low, model.vocab_high
     )
-    prompt = TurnPrompt("", 0, len(hashes) * facts.block_tokens, as_hashes(hashes))
-    return Prewarm(model.served_name, tuple(prompt_ids(shape, prompt).tolist()))
+    prefix = Turn(MAIN, 0, 0.0, None, len(hashes) * facts.block_tokens, 1, hashes)
+    return Prewarm(model.served_name, tuple(prompt_ids(shape, "", 0, prefix).tolist()))
 
 
 def _replay_spec(

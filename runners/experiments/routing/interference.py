@@ -18,8 +18,9 @@ import numpy as np
 
 from results.records.samples import InterferenceRecord
 from runners.errors import CellFailed
+from runners.load.bodies import Bodies
 from runners.load.client import LoadClient, resolve
-from runners.load.prompts import Bodies, BodyShape
+from runners.load.prompts import BodyShape, build_bodies
 from runners.load.stream import Exchange
 
 POLL_S = 0.02
@@ -186,8 +187,10 @@ def _bodies(spec: InterferenceSpec) -> tuple[Bodies, Bodies]:
             evidence="token_ids",
         )
 
-    decodes = Bodies(shape(DECODE_CELL, spec.decode_prompt_tokens, spec.decode_tokens), spec.decodes * spec.repeats)
-    prefills = Bodies(shape(PREFILL_CELL, spec.prefill_tokens, 1), spec.repeats)
+    decodes = build_bodies(
+        shape(DECODE_CELL, spec.decode_prompt_tokens, spec.decode_tokens), spec.decodes * spec.repeats
+    )
+    prefills = build_bodies(shape(PREFILL_CELL, spec.prefill_tokens, 1), spec.repeats)
     decodes.prepare(spec.decodes * spec.repeats)
     prefills.prepare(spec.repeats)
     return decodes, prefills

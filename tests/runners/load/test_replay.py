@@ -13,8 +13,8 @@ import pytest
 from results.records.schemas import RequestStatus
 from runners.load.process import run_replay
 from runners.load.replay import amplified, session_line
-from runners.load.replay_spec import ReplayTick, load_replay_spec
-from runners.load.spec import LoadError, to_json
+from runners.load.replay_spec import ReplaySpec, ReplayTick
+from runners.load.spec import LoadError, load_spec, to_json
 from runners.trace.session import Session
 from tests.runners.load.traces import Replayed, chain, prompts_of, replay, replay_spec, seconds, trace_of, turn
 from tests.servers.truth_server import TruthServer
@@ -273,7 +273,7 @@ def test_a_url_that_is_none_is_refused(tmp_path: Path) -> None:
 def test_a_spec_survives_its_file(tmp_path: Path) -> None:
     spec = replay_spec("http://127.0.0.1:1", trace_of(chain("a", 1)), tmp_path, idle_gap_cap_s=3.5, think="gaps")
     (tmp_path / "spec.json").write_bytes(to_json(spec))
-    assert load_replay_spec(tmp_path / "spec.json") == spec
+    assert load_spec(tmp_path / "spec.json", ReplaySpec) == spec
 
 
 async def test_a_replay_in_its_own_process_ends_with_its_outcome(server: TruthServer, tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ async def test_a_replay_in_its_own_process_ends_with_its_outcome(server: TruthSe
     outcome = await run_replay(spec, ticks.append)
     assert (outcome.stop_reason, outcome.completed) == ("complete", 2)
     assert ticks
-    assert load_replay_spec(tmp_path / "metrics.spec.json") == spec
+    assert load_spec(tmp_path / "metrics.spec.json", ReplaySpec) == spec
 
 
 async def test_a_cut_before_it_has_begun_is_an_outcome_too(server: TruthServer, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import msgspec
 import uvloop
 
 from results.records.turns import TurnRecord
-from runners.load.closedloop import run_trace
+from runners.load.replay import run_trace
 from runners.load.replay_spec import ReplayOutcome, ReplaySpec, ReplayTick
 from runners.trace.formats import write_trace
 from runners.trace.session import MAIN, Session, Trace, TraceFacts, Turn
