@@ -21,7 +21,7 @@ class SpecOption(NamedTuple):
 
     field: str
     flag: str
-    """`--name`, or `--name/--no-name` of a switch."""
+    """`--name`, `--name -n` with a short form, or `--name/--no-name` of a switch."""
     help: str
     """An imperative sentence without its full stop; the default is added."""
     metavar: str | None = None
@@ -97,7 +97,7 @@ def _parameter(group: SpecOptions, option: SpecOption, kind: object, default: ob
         return value
 
     info = typer.Option(
-        option.flag,
+        *option.flag.split(),
         callback=note,
         expose_value=False,
         metavar=option.metavar,

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,7 @@ import typer
 from results.traces.description import BYTES_PER_TOKEN, GIB, KV_POOL_BYTES, SHARED_FROM
 from runners.cli import output
 from runners.cli.options import JsonOption
+from runners.cli.spec_options import SpecOption, SpecOptions, chosen, command_with
 from runners.errors import RunnerError
 
 if TYPE_CHECKING:
@@ -51,15 +53,67 @@ FormatOption = Annotated[
     typer.Option("--format", "-f", help="`mooncake`, `bailian`, `agentic` or `tracon` (default: by its first line)."),
 ]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Random seed; the same seed gives the same trace.")]
-TurnsOption = Annotated[
-    int, typer.Option("--turns", min=0, help="Keep only the first N turns of each session (0 = all).")
-]
+_SEED = SpecOption("seed", "--seed", "Random seed; the same seed gives the same trace", minimum=0)
+_TURNS = SpecOption("turns", "--turns", "Keep only the first N turns of each session (0 = all)", minimum=0)
+
+
+def _import_transform(name: str) -> Callable[[], type]:
+    """What imports a struct of runners.trace.transform once it is needed."""
+
+    def import_struct() -> type:
+        import runners.trace.transform
+
+        struct: type = getattr(runners.trace.transform, name)
+        return struct
+
+    return import_struct
+
+
+SAMPLING = SpecOptions(
+    _import_transform("Sampling"),
+    (
+        SpecOption("sessions", "--sessions -n", "Keep this many sessions, chosen at random", minimum=1),
+        SpecOption("share", "--share", "Keep about this share of the sessions instead (0 to 1)"),
+        _SEED,
+    ),
+)
+TURN_LIMIT = SpecOptions(_import_transform("Limits"), (_TURNS,))
+SCALING = SpecOptions(
+    _import_transform("Scaling"),
+    (
+        SpecOption(
+            "tokens", "--tokens", "Multiply lengths and block size by this factor: 0.0625 makes 16 tokens of 256"
+        ),
+        SpecOption("output_tokens", "--output-tokens", "Multiply output lengths by this factor", default="as --tokens"),
+        SpecOption("time", "--time", "Multiply arrivals and think times by this factor: 0.1 is ten times as fast"),
+    ),
+)
+LIMITS = SpecOptions(
+    _import_transform("Limits"),
+    (
+        SpecOption(
+            "max_context_tokens", "--max-context", "Leave out turns with more tokens, after scaling (0 = none)", None, 0
+        ),
+        _TURNS,
+    ),
+)
+ARRIVALS = SpecOptions(
+    _import_transform("Arrivals"),
+    (
+        SpecOption(
+            "sessions_per_s", "--sessions-per-s", "Let sessions arrive at this rate (Poisson) instead of as recorded"
+        ),
+        _SEED,
+    ),
+)
 
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
-    for command in (describe, convert, sample, scale, synth):
+    for command in (describe, convert, synth):
         trace_app.command()(command)
+    trace_app.command(cls=command_with(SAMPLING, TURN_LIMIT))(sample)
+    trace_app.command(cls=command_with(SCALING, LIMITS, ARRIVALS))(scale)
     app.add_typer(trace_app, name="trace")
 
 
@@ -110,9 +164,7 @@ def describe(
         from results.report.document import rich_tables
         from results.traces.tables import build_tables, headline_text, list_limits
 
-        output.out().print(
-            rich_tables(headline_text(description), build_tables(description), list_limits(description))
-        )
+        output.out().print(rich_tables(headline_text(description), build_tables(description), list_limits(description)))
 
 
 def convert(file: SourceArg, out: TargetArg, format: FormatOption = None, json: JsonOption = False) -> None:
@@ -128,17 +180,9 @@ def convert(file: SourceArg, out: TargetArg, format: FormatOption = None, json: 
 
 
 def sample(
+    context: typer.Context,
     file: SourceArg,
     out: TargetArg,
-    sessions: Annotated[
-        int | None, typer.Option("--sessions", "-n", min=1, help="Keep this many sessions, chosen at random.")
-    ] = None,
-    share: Annotated[
-        float | None,
-        typer.Option("--share", min=0.0, max=1.0, help="Keep about this share of the sessions instead (0 to 1)."),
-    ] = None,
-    seed: SeedOption = 1,
-    turns: TurnsOption = 0,
     format: FormatOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -149,59 +193,32 @@ def sample(
 
     Example: `tracon trace sample sessions.jsonl few.jsonl --sessions 20 --seed 7`
     """
-    from runners.trace.transform import draw_names, is_sampled, limit_sessions
+    from runners.trace.transform import Limits, Sampling, draw_names, is_sampled, limit_sessions
 
-    if (sessions is None) == (share is None):
-        raise RunnerError("say how many sessions to keep", remedy="give --sessions or --share, one of the two")
+    sampling, limits = Sampling(**chosen(context, SAMPLING)), Limits(**chosen(context, TURN_LIMIT))
     _check_target(file, out)
-    chosen: Callable[[str], bool]
-    if sessions is None:
-        wanted = share or 0.0
-
-        def chosen(name: str) -> bool:
-            return is_sampled(name, wanted, seed)
-    else:
+    belongs: Callable[[str], bool]
+    if sampling.sessions is not None:
         with _progress(f"drawing from {file.name}") as watch:
             _, everyone = _opened(file, format, watch)
-            chosen = draw_names((session.session for session in everyone), sessions, seed).__contains__
+            names = (session.session for session in everyone)
+            belongs = draw_names(names, sampling.sessions, sampling.seed).__contains__
+    else:
+        belongs = partial(is_sampled, share=sampling.share or 0.0, seed=sampling.seed)
+
+    def select(sessions: Iterator[Session]) -> Iterable[Session]:
+        return limit_sessions((one for one in sessions if belongs(one.session)), limits)
 
     with _progress(f"sampling {file.name}") as watch:
         facts, everyone = _opened(file, format, watch)
-        change = _write(
-            out,
-            facts,
-            facts,
-            everyone,
-            lambda taken: limit_sessions((one for one in taken if chosen(one.session)), turns=turns),
-        )
+        change = _write(out, facts, facts, everyone, select)
     _report_change(out, change, json)
 
 
 def scale(
+    context: typer.Context,
     file: SourceArg,
     out: TargetArg,
-    tokens: Annotated[
-        float,
-        typer.Option("--tokens", help="Multiply lengths and block size by this factor: 0.0625 makes 16 tokens of 256."),
-    ] = 1.0,
-    output_tokens: Annotated[
-        float | None,
-        typer.Option("--output-tokens", help="Multiply output lengths by this factor (default: as --tokens)."),
-    ] = None,
-    time_factor: Annotated[
-        float,
-        typer.Option("--time", help="Multiply arrivals and think times by this factor: 0.1 is ten times as fast."),
-    ] = 1.0,
-    max_context: Annotated[
-        int,
-        typer.Option("--max-context", min=0, help="Leave out turns with more tokens, after scaling (0 = none)."),
-    ] = 0,
-    turns: TurnsOption = 0,
-    sessions_per_s: Annotated[
-        float | None,
-        typer.Option("--sessions-per-s", help="Let sessions arrive at this rate (Poisson) instead of as recorded."),
-    ] = None,
-    seed: SeedOption = 1,
     format: FormatOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -211,19 +228,19 @@ def scale(
 
     Example: `tracon trace scale sessions.jsonl small.jsonl --tokens 0.03125 --max-context 4000 --time 0.01`
     """
-    from runners.trace.transform import Scaling, limit_sessions, redraw_arrivals, scale_sessions
+    from runners.trace.transform import Arrivals, Limits, Scaling, limit_sessions, redraw_arrivals, scale_sessions
 
     _check_target(file, out)
-    scaling = Scaling(tokens, output_tokens, time_factor)
+    scaling, limits = Scaling(**chosen(context, SCALING)), Limits(**chosen(context, LIMITS))
+    arrivals = Arrivals(**chosen(context, ARRIVALS))
     with _progress(f"scaling {file.name}") as watch:
         facts, sessions = _opened(file, format, watch)
 
-        def scaled(taken: Iterator[Session]) -> Iterable[Session]:
-            shorter = scale_sessions(facts, taken, scaling)
-            limited = limit_sessions(shorter, max_context_tokens=max_context, turns=turns)
-            return limited if sessions_per_s is None else redraw_arrivals(limited, sessions_per_s, seed)
+        def change_sessions(recorded: Iterator[Session]) -> Iterable[Session]:
+            limited = limit_sessions(scale_sessions(facts, recorded, scaling), limits)
+            return redraw_arrivals(limited, arrivals)
 
-        change = _write(out, facts, scaling.scale_facts(facts), sessions, scaled)
+        change = _write(out, facts, scaling.scale_facts(facts), sessions, change_sessions)
     _report_change(out, change, json)
 
 

@@ -15,6 +15,8 @@ from runners.trace.session import MAIN, Session, Trace, Turn, shared_hashes
 from runners.trace.session_rules import expected_hashes, session_fault
 from runners.trace.synth import synthesise_trace
 from runners.trace.transform import (
+    Arrivals,
+    Limits,
     draw_names,
     is_sampled,
     limit_session,
@@ -140,18 +142,18 @@ def test_every_session_is_as_likely() -> None:
 
 def test_who_waited_for_a_turn_that_is_left_out_waits_for_what_that_waited_for() -> None:
     session = MADE.sessions[0]  # turn 2 waits for 0 and 1, turn 3 for 2
-    limited = limit_session(session, max_context_tokens=74)
+    limited = limit_session(session, Limits(74))
     assert limited is not None
     assert [(turn.agent, turn.turn, turn.after) for turn in limited.turns] == [(MAIN, 0, ()), ("helper", 0, (0,))]
     grown = replace(session, turns=(*session.turns[:2], replace(session.turns[2], output_tokens=500), session.turns[3]))
-    limited = limit_session(grown, max_context_tokens=200)
+    limited = limit_session(grown, Limits(200))
     assert limited is not None
     assert [(turn.agent, turn.turn, turn.after) for turn in limited.turns] == [
         (MAIN, 0, ()),
         ("helper", 0, (0,)),
         (MAIN, 1, (0, 1)),
     ]
-    assert limit_session(session, max_context_tokens=10) is None
+    assert limit_session(session, Limits(10)) is None
 
 
 def test_limits_leave_out_and_keep_the_order_of_arrival() -> None:
@@ -159,21 +161,21 @@ def test_limits_leave_out_and_keep_the_order_of_arrival() -> None:
         MADE.sessions[0], turns=(replace(MADE.sessions[0].turns[0], output_tokens=900), *MADE.sessions[0].turns[1:])
     )
     late = Trace(MADE.facts, (first, *MADE.sessions[1:]))
-    limited = limit_trace(late, max_context_tokens=100)
+    limited = limit_trace(late, Limits(100))
     sound(limited)
     assert [session.session for session in limited.sessions[:3]] == ["session-1", "session-0", "session-2"]
     assert limited.sessions[0].arrival_s == 0
     assert limited.sessions[1].arrival_s == pytest.approx(0.5)
-    short = limit_trace(MADE, turns=2)
+    short = limit_trace(MADE, Limits(turns=2))
     assert [len(session.turns) for session in short.sessions] == [2] * 20
-    assert limit_trace(MADE, turns=0) == MADE
+    assert limit_trace(MADE, Limits(turns=0)) == MADE
 
 
 @given(factor=st.floats(0.05, 2), most=st.integers(10, 200), turns=st.integers(0, 5), seed=st.integers(0, 9))
 @settings(max_examples=examples(40), deadline=None)
 def test_any_chain_of_changes_gives_a_sound_trace(factor: float, most: int, turns: int, seed: int) -> None:
     scaled = scale_trace(sample_trace(MADE, 8, seed), factor, time=0.5)
-    changed = limit_trace(scaled, max_context_tokens=most, turns=turns)
+    changed = limit_trace(scaled, Limits(most, turns))
     if changed.sessions:
         sound(changed)
         assert all(
@@ -186,7 +188,7 @@ def test_sessions_can_be_given_arrivals() -> None:
         replace(session, turns=tuple(replace(turn, arrival_s=turn.arrival_s - number) for turn in session.turns))
         for number, session in enumerate(files.sessions(400))
     )
-    spread = Trace(files.FACTS, tuple(redraw_arrivals(at_once, 2.0, seed=1)))
+    spread = Trace(files.FACTS, tuple(redraw_arrivals(at_once, Arrivals(2.0, seed=1))))
     sound(spread)
     assert spread.sessions[-1].arrival_s == pytest.approx(200, rel=0.15)
     gaps = [
@@ -194,7 +196,7 @@ def test_sessions_can_be_given_arrivals() -> None:
     ]
     assert all(gap == pytest.approx([1.5, 1.0, 1.5]) for gap in gaps)
     with pytest.raises(RunnerError, match="cannot arrive"):
-        list(redraw_arrivals(at_once, 0.0, seed=1))
+        list(redraw_arrivals(at_once, Arrivals(0.0, seed=1)))
 
 
 def test_the_reuse_survives_down_to_a_model_of_few_tokens() -> None:
