@@ -37,7 +37,7 @@ from results.records.lifecycle import (
 from results.records.manifest import ManifestRow
 from results.records.migrations import MigrationStep
 from results.records.plan import CellPlan, RunPlan, StagePlan
-from results.records.samples import GpuSample, InterferenceRecord
+from results.records.samples import CounterSpan, GpuSample, InterferenceRecord, PromptCounters
 from results.records.schemas import CellRecord, MetricsRecord, RequestRecord, StepRecord
 from results.records.transfer_log import ProbeEvent, ProbeStatus
 from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TurnRecord
@@ -62,13 +62,19 @@ DECLARED: tuple[Declared, ...] = (
     Declared(HostSample, "host.csv"),
     Declared(GpuSample, "gpu_util.csv of a cell"),
     Declared(RequestRecord, "results/<date>_<config>/requests_<phase>_<cell>.jsonl"),
-    Declared(MetricsRecord, "results/<date>_<config>/metrics_<phase>_<cell>.jsonl"),
+    Declared(
+        MetricsRecord,
+        "results/<date>_<config>/metrics_<phase>_<cell>.jsonl, "
+        "results/<date>_<policy>/trial_<n>/engines/<instance>/metrics.jsonl, engine.jsonl of a replay",
+    ),
     Declared(StepRecord, "results/<date>_<config>/engine_step_<phase>_<cell>.jsonl"),
     Declared(CellRecord, "results/<date>_<config>/cell_<phase>_<cell>.json"),
     Declared(TurnRecord, "results/<date>_<policy>/trial_<n>/metrics.jsonl"),
     Declared(EngineSample, "results/<date>_<policy>/trial_<n>/engines.jsonl"),
     Declared(RoutingCell, "results/<date>_<policy>/trial_<n>/cell.json"),
     Declared(RoutedEngine, "in RoutingCell"),
+    Declared(CounterSpan, "results/<date>_<policy>/trial_<n>/apc.json, by instance"),
+    Declared(PromptCounters, "in CounterSpan"),
     Declared(InterferenceRecord, "results/interference.jsonl"),
     Declared(DecisionRecord, "results/<date>_<policy>/trial_<n>/decisions.jsonl"),
     Declared(RoutedRequest, "in DecisionRecord"),

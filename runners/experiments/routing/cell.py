@@ -28,7 +28,7 @@ from runners.load.replay_spec import ReplaySpec, ReplayTick
 from runners.router.server.process import RouterProcess
 from runners.router.spec import InstanceSpec, Prewarm, RouterSpec, TransferRules
 from runners.samplers.engine import MetricsSampler
-from runners.samplers.engine_counters import CacheShape, baseline_shape
+from runners.samplers.engine_counters import CacheShape, read_baseline_shape
 from runners.samplers.gpu import GpuSampler
 from runners.trace.common_prefix import common_prefix
 from runners.trace.formats import read_trace
@@ -87,7 +87,7 @@ async def _replay(
             for member in members
         }
         gpu = await stack.enter_async_context(GpuSampler(written.gpu_util))
-        shapes = {member.name: baseline_shape(scrapes[member.name]) for member in members}
+        shapes = {member.name: read_baseline_shape(scrapes[member.name]) for member in members}
         watch = stack.enter_context(Watch(cell, members, samplers, written.engines, context.emit, cut))
         spec = _router_spec(cell, grid, members, shapes, folder, context)
         async with RouterProcess(spec, written.router_spec, watch.router_tick) as router:
