@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from array import array
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, Generic, TypeVar
@@ -264,7 +264,6 @@ class Driver(ABC, Generic[Tick, Outcome]):
 
     def _tick_fields(self, now_ns: int) -> dict[str, Any]:
         """The fields of a LoadTick that every load has."""
-        ttft_p50, ttft_p90, tpot_p50, tpot_p90 = self._seen.p50_p90(now_ns)
         return {
             "t_ns": now_ns,
             "elapsed_s": max(0.0, (now_ns - self.t_start_ns) / 1e9),
@@ -273,10 +272,7 @@ class Driver(ABC, Generic[Tick, Outcome]):
             "failed": self.counts.failed,
             "inflight": self._inflight,
             "pending_prefill_tokens": self._pending_prefill,
-            "ttft_p50_s": ttft_p50,
-            "ttft_p90_s": ttft_p90,
-            "tpot_p50_s": tpot_p50,
-            "tpot_p90_s": tpot_p90,
+            **asdict(self._seen.summarise(now_ns)),
             "lateness_p99_s": self._late.quantiles(now_ns, 0.99)[0],
         }
 

@@ -131,9 +131,8 @@ class Cell(Driver[LoadTick, LoadOutcome]):
 
     def _send(self, index: int, due_ns: int, warmup: bool) -> int:
         body = self._bodies.take(index)
-        exchange = Exchange(
-            index, self, t_intended_ns=due_ns, warmup=warmup, inflight=self._inflight, stamps=self._chunks is not None
-        )
+        stamps = None if self._chunks is None else array("q")
+        exchange = Exchange(index, self, due_ns, warmup, self._inflight, stamps)
         self._count_send(self.spec.input_tokens)
         self._client.send(exchange, f"{self._request_id}{index}", body)
         return exchange.t_send_ns

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
@@ -137,7 +138,7 @@ class Replay(Driver[ReplayTick, ReplayOutcome]):
     def _send(self, due_ns: int, turn: PlannedTurn) -> None:
         # The exchange holds a number in flight at the send: for a replay that of sessions.
         active = self._sessions.counts.active
-        exchange = Exchange(turn.index, self, t_intended_ns=due_ns, warmup=False, inflight=active)
+        exchange = Exchange(turn.index, self, due_ns, inflight_at_send=active)
         body = self._bodies.take(turn.index)
         self._count_send(turn.recorded.input_tokens)
         self._inflight_max = max(self._inflight_max, self._inflight)
@@ -228,7 +229,8 @@ class Replay(Driver[ReplayTick, ReplayOutcome]):
             sessions=len(self.plan.sessions),
             trace_span_s=self.plan.trace_span_s if self.spec.think != "none" else 0.0,
             instances=tuple(
-                AnsweredBy(*seen.p50_p90(now_ns), instance=name) for name, seen in sorted(self._seen_of.items())
+                AnsweredBy(**asdict(seen.summarise(now_ns)), instance=name)
+                for name, seen in sorted(self._seen_of.items())
             ),
         )
 

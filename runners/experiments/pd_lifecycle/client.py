@@ -50,7 +50,7 @@ class OneAtATime:
     async def send_request(self, request: str, body: bytes) -> Exchange:
         """Send and wait for the end; the exchange holds success or failure. A cancellation drops the request."""
         self._ended.clear()
-        exchange = Exchange(self._count, self, t_intended_ns=perf_counter_ns(), warmup=False, inflight=0)
+        exchange = Exchange(self._count, self, perf_counter_ns())
         self._count += 1
         self._client.send(exchange, request, body)
         try:

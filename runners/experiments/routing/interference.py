@@ -142,7 +142,7 @@ async def _repeat(
 
 
 def _send(client: LoadClient, bodies: Bodies, index: int, *, stamps: bool) -> Exchange:
-    exchange = Exchange(index, _Ears(), t_intended_ns=perf_counter_ns(), warmup=False, inflight=0, stamps=stamps)
+    exchange = Exchange(index, _Ears(), perf_counter_ns(), stamps=array("q") if stamps else None)
     kind = "decode" if stamps else "prefill"
     client.send(exchange, f"tracon-interference-{kind}-{index}", bodies.take(index))
     return exchange

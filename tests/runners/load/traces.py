@@ -18,17 +18,7 @@ from runners.trace.formats import write_trace
 from runners.trace.session import MAIN, Session, Trace, TraceFacts, Turn
 from tests.servers.truth_server import Truth, TruthServer
 
-FACTS = TraceFacts(
-    format="tracon",
-    source="by-hand.jsonl",
-    time_unit_s=1.0,
-    block_tokens=8,
-    tail_rule="floor",
-    hash_scope="session",
-    hashes_chained=True,
-    context_mode="self_contained",
-    has_sessions=True,
-)
+FACTS = TraceFacts(source="by-hand.jsonl", block_tokens=8, tail_rule="floor", hash_scope="session")
 
 
 def turn(number: int, arrival_s: float, *, after: tuple[int, ...] = (), **changes: Any) -> Turn:

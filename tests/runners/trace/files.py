@@ -158,17 +158,7 @@ def recorded(name: str, requests: list[Row]) -> Row:
     }
 
 
-FACTS = TraceFacts(
-    format="tracon",
-    source="made.jsonl",
-    time_unit_s=1.0,
-    block_tokens=16,
-    tail_rule="floor",
-    hash_scope="session",
-    hashes_chained=True,
-    context_mode="self_contained",
-    has_sessions=True,
-)
+FACTS = TraceFacts(source="made.jsonl", block_tokens=16, tail_rule="floor", hash_scope="session")
 
 
 def sessions(count: int = 3) -> tuple[Session, ...]:

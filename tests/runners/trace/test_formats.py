@@ -49,8 +49,9 @@ def test_mooncake_says_what_its_numbers_mean(made: dict[str, Path]) -> None:
     trace = read_trace(made["mooncake"])
     rows = files.mooncake_rows()
     assert trace.facts == TraceFacts(
-        "mooncake", "mooncake.jsonl", 0.001, 512, "ceil", "global", True, "self_contained", False
-    )
+        format="mooncake", source="mooncake.jsonl", time_unit_s=0.001, block_tokens=512, tail_rule="ceil",
+        hash_scope="global", has_sessions=False,
+    )  # fmt: skip
     for row, session in zip(rows, trace.sessions, strict=True):
         (turn,) = session.turns
         assert turn.arrival_s == pytest.approx((row["timestamp"] - rows[0]["timestamp"]) / 1000)
