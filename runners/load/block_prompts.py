@@ -19,10 +19,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from results.traces.prefix_keys import Keys, mix_bits
 from runners.load.prompts import SLICE_TOKENS, identity_tokens
 from runners.trace.session import Turn
-
-Hashes = NDArray[np.uint64]
 
 _MASK = (1 << 64) - 1
 _GOLDEN = np.uint64(0x9E37_79B9_7F4A_7C15)
@@ -106,10 +105,10 @@ def _blocks(key: int, hashes: tuple[int, ...], block_tokens: int, low: int, high
     """One row of `block_tokens` ids per hash."""
     span = high - low
     names = np.array(hashes, dtype=np.uint64)
-    start = _mixed(names ^ np.uint64(key))
+    start = mix_bits(names ^ np.uint64(key))
     counters = start[:, None] + np.arange(1, block_tokens + 1, dtype=np.uint64) * _GOLDEN
     # Multiply-shift on the high half: as uniform as 32 bits allow, and the same for ever.
-    ids = ((_mixed(counters) >> np.uint64(32)) * np.uint64(span) >> np.uint64(32)).astype(np.int64)
+    ids = ((mix_bits(counters) >> np.uint64(32)) * np.uint64(span) >> np.uint64(32)).astype(np.int64)
     named = name_tokens(block_tokens, span)
     value = _permuted(names, key, min(span**named, 1 << 64))
     for place in range(named):
@@ -118,13 +117,13 @@ def _blocks(key: int, hashes: tuple[int, ...], block_tokens: int, low: int, high
     return ids + low
 
 
-def _permuted(values: Hashes, key: int, size: int) -> Hashes:
+def _permuted(values: Keys, key: int, size: int) -> Keys:
     """A permutation of 0..size-1 chosen by the key: a Feistel network walked until it is back in range.
 
     The network permutes at most 4 x `size` numbers, so a walk takes fewer than four rounds on average, and it ends.
     """
     if size < 1 << 64:  # mixed, so that runs of neighbours do not meet other runs of them
-        folded = _mixed(values ^ np.uint64(key)) % np.uint64(size)
+        folded = mix_bits(values ^ np.uint64(key)) % np.uint64(size)
         values = np.where(values < np.uint64(size), values, folded)
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     walked = _feistel(values, key, half)
@@ -133,20 +132,13 @@ def _permuted(values: Hashes, key: int, size: int) -> Hashes:
     return walked
 
 
-def _feistel(values: Hashes, key: int, half: int) -> Hashes:
+def _feistel(values: Keys, key: int, half: int) -> Keys:
     mask, shift = np.uint64((1 << half) - 1), np.uint64(half)
     left, right = values >> shift, values & mask
     for number in range(_ROUNDS):
         round_key = np.uint64((key + number * 0xD1B5_4A32_D192_ED03) & _MASK)
-        left, right = right, left ^ (_mixed(right ^ round_key) >> np.uint64(7) & mask)
+        left, right = right, left ^ (mix_bits(right ^ round_key) >> np.uint64(7) & mask)
     return left << shift | right
-
-
-def _mixed(values: Hashes) -> Hashes:
-    """A bijection on 64 bits (the finaliser of SplitMix64), element by element."""
-    values = (values ^ values >> np.uint64(30)) * np.uint64(0xBF58_476D_1CE4_E5B9)
-    values = (values ^ values >> np.uint64(27)) * np.uint64(0x94D0_49BB_1331_11EB)
-    return values ^ values >> np.uint64(31)
 
 
 @lru_cache(maxsize=1024)
