@@ -21,7 +21,7 @@ import numpy as np
 
 from results.records.schemas import RequestStatus
 from runners.load.bodies import Bodies
-from runners.load.client import Connection, LoadClient, Target
+from runners.load.client import Connection, LoadClient
 from runners.load.fidelity import Fidelity, WindowCounts, judge
 from runners.load.live import Latencies, RecentValues
 from runners.load.pacer import Pacer
@@ -29,6 +29,7 @@ from runners.load.process_settings import disable_gc, run_at_once
 from runners.load.recorder import Recorder
 from runners.load.spec import LoadOptions
 from runners.load.stream import Exchange
+from runners.target import Target
 
 LEAD_NS = 50_000_000
 """From the end of all preparation to the first send."""

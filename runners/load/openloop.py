@@ -19,15 +19,15 @@ from time import perf_counter_ns
 import numpy as np
 
 from results.records.schemas import RequestRecord, RequestStatus
-from runners.load.client import Target, resolve
 from runners.load.driver import Driver
 from runners.load.fidelity import WindowCounts
 from runners.load.process_settings import allow_connections
 from runners.load.prompts import BodyShape, build_bodies
 from runners.load.recorder import Recorder
 from runners.load.schedule import offsets_ns
-from runners.load.spec import LoadOutcome, LoadSpec, LoadTick
+from runners.load.spec import LoadError, LoadOutcome, LoadSpec, LoadTick
 from runners.load.stream import Exchange, unsent_fields
+from runners.target import Target, resolve_target
 
 
 async def run_cell(spec: LoadSpec, on_tick: Callable[[LoadTick], None], cut: asyncio.Event) -> LoadOutcome:
@@ -36,7 +36,7 @@ async def run_cell(spec: LoadSpec, on_tick: Callable[[LoadTick], None], cut: asy
     `cut` ends it early: what is in flight is recorded as CUT. Raises LoadError where nothing can be measured.
     """
     allow_connections(spec.inflight_cap + spec.spare_connections, "lower inflight_cap")
-    return await Cell(spec, await resolve(spec.url)).run(on_tick, cut)
+    return await Cell(spec, await resolve_target(spec.url, LoadError)).run(on_tick, cut)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from results.records.schemas import RequestStatus
 from results.records.turns import TurnRecord
 from runners.load.block_prompts import BlockShape, prompt_pieces
 from runners.load.bodies import Bodies, body_preamble
-from runners.load.client import RoutedConnection, Target, resolve
+from runners.load.client import RoutedConnection
 from runners.load.driver import Driver
 from runners.load.fidelity import WindowCounts
 from runners.load.process_settings import allow_connections
@@ -30,6 +30,7 @@ from runners.load.replay_spec import AnsweredBy, ReplayOutcome, ReplaySpec, Repl
 from runners.load.sessions import Sessions
 from runners.load.spec import LoadError
 from runners.load.stream import Exchange, unsent_fields
+from runners.target import Target, resolve_target
 from runners.trace.formats import read_trace
 from runners.trace.reusable_tokens import count_reusable_tokens
 
@@ -48,7 +49,7 @@ async def run_trace(spec: ReplaySpec, on_tick: Callable[[ReplayTick], None], cut
     plan, blocks = read_plan(spec)
     wide = plan.widest(spec.max_inflight_sessions)
     allow_connections(wide + spec.spare_connections, "limit max_inflight_sessions")
-    return await Replay(spec, plan, blocks, await resolve(spec.url)).run(on_tick, cut)
+    return await Replay(spec, plan, blocks, await resolve_target(spec.url, LoadError)).run(on_tick, cut)
 
 
 def read_plan(spec: ReplaySpec) -> tuple[ReplayPlan, BlockShape]:

@@ -11,8 +11,10 @@ from typing import Self
 import msgspec
 
 from runners.load.bodies import body_preamble
-from runners.load.client import LoadClient, resolve
+from runners.load.client import LoadClient
+from runners.load.spec import LoadError
 from runners.load.stream import Exchange
+from runners.target import resolve_target
 
 SWEEP_S = 1.0
 EVIDENCE = "usage"
@@ -36,7 +38,10 @@ class OneAtATime:
 
     async def __aenter__(self) -> Self:
         self._client = LoadClient(
-            await resolve(self._url), spares=1, request_timeout_s=self._timeout_s, stall_timeout_s=self._timeout_s
+            await resolve_target(self._url, LoadError),
+            spares=1,
+            request_timeout_s=self._timeout_s,
+            stall_timeout_s=self._timeout_s,
         )
         await self._client.open()
         return self

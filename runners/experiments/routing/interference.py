@@ -19,9 +19,11 @@ import numpy as np
 from results.records.samples import InterferenceRecord
 from runners.errors import CellFailed
 from runners.load.bodies import Bodies
-from runners.load.client import LoadClient, resolve
+from runners.load.client import LoadClient
 from runners.load.prompts import BodyShape, build_bodies
+from runners.load.spec import LoadError
 from runners.load.stream import Exchange
+from runners.target import resolve_target
 
 POLL_S = 0.02
 START_LIMIT_S = 60.0
@@ -75,7 +77,7 @@ async def measure_interference(
     """Every repeat, in order. Raises CellFailed where a request fails, LoadError where there is no server."""
     decodes, prefills = _bodies(spec)
     client = LoadClient(
-        await resolve(spec.url),
+        await resolve_target(spec.url, LoadError),
         spares=spec.decodes + 1,
         request_timeout_s=PREFILL_LIMIT_S,
         stall_timeout_s=PREFILL_LIMIT_S,
