@@ -22,7 +22,7 @@ import numpy as np
 from results.records.schemas import RequestStatus
 from runners.load.bodies import Bodies
 from runners.load.client import Connection, LoadClient
-from runners.load.fidelity import Fidelity, WindowCounts, judge
+from runners.load.fidelity import Fidelity, WindowCounts, judge_fidelity
 from runners.load.live import Latencies, RecentValues
 from runners.load.pacer import Pacer
 from runners.load.process_settings import disable_gc, run_at_once
@@ -261,7 +261,7 @@ class Driver(ABC, Generic[Tick, Outcome]):
         return (self._seen, self._seen_of[exchange.instance]) if exchange.instance else (self._seen,)
 
     def _judge(self, lateness_ns: np.ndarray[Any, np.dtype[np.int64]], window: WindowCounts) -> Fidelity:
-        return judge(lateness_ns, window, self._options.limits)
+        return judge_fidelity(lateness_ns, window, self._options.limits)
 
     def _tick_fields(self, now_ns: int) -> dict[str, Any]:
         """The fields of a LoadTick that every load has."""

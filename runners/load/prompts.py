@@ -38,7 +38,7 @@ def identity_tokens(span: int) -> int:
     return count
 
 
-def identity(seed: int, cell_index: int, index: int, span: int) -> list[int]:
+def derive_identity(seed: int, cell_index: int, index: int, span: int) -> list[int]:
     """The prompt's first tokens, as digits below `span`; injective in (cell_index, index) for a fixed seed."""
     value = _mixed((cell_index << 32 | index) ^ _mixed(seed ^ 0x9E37_79B9_7F4A_7C15))
     digits = []
@@ -53,7 +53,7 @@ def token_slices(
 ) -> Iterator[NDArray[np.int64]]:
     """The prompt in consecutive slices of at most SLICE_TOKENS ids, low <= id < high, `count` in all."""
     span = high - low
-    head = identity(seed, cell_index, index, span)[:count]
+    head = derive_identity(seed, cell_index, index, span)[:count]
     raw = np.random.Philox(
         key=np.array([seed, _DOMAIN ^ cell_index], dtype=np.uint64), counter=np.array([0, index, 0, 0], dtype=np.uint64)
     )

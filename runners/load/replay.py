@@ -47,7 +47,7 @@ async def run_trace(spec: ReplaySpec, on_tick: Callable[[ReplayTick], None], cut
     measured, TraceError where the trace is malformed.
     """
     plan, blocks = read_plan(spec)
-    wide = plan.widest(spec.max_inflight_sessions)
+    wide = plan.estimate_width(spec.max_inflight_sessions)
     allow_connections(wide + spec.spare_connections, "limit max_inflight_sessions")
     return await Replay(spec, plan, blocks, await resolve_target(spec.url, LoadError)).run(on_tick, cut)
 
@@ -238,7 +238,7 @@ class Replay(Driver[ReplayTick, ReplayOutcome]):
     def outcome(self) -> ReplayOutcome:
         plan, counts, sessions = self.plan, self.counts, self._sessions.counts
         wall_s = (self._t_last_end_ns - self._t_first_send_ns) / 1e9 if counts.sent else None
-        amplification, reason = amplified(wall_s, plan.trace_span_s, self.stop_reason)
+        amplification, reason = compute_amplification(wall_s, plan.trace_span_s, self.stop_reason)
         window = WindowCounts(
             scheduled=counts.sent + self._overdue,
             handled=counts.sent,
@@ -269,7 +269,9 @@ class Replay(Driver[ReplayTick, ReplayOutcome]):
         )
 
 
-def amplified(wall_clock_s: float | None, trace_span_s: float, stop_reason: str) -> tuple[float | None, str]:
+def compute_amplification(
+    wall_clock_s: float | None, trace_span_s: float, stop_reason: str
+) -> tuple[float | None, str]:
     """wall clock / trace span, or None and why: a replay that was ended early has no wall clock of the whole trace."""
     if stop_reason != "complete" or wall_clock_s is None:
         return None, f"the replay was not completed ({stop_reason})"

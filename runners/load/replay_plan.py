@@ -81,7 +81,7 @@ class ReplayPlan:
     turns: tuple[PlannedTurn, ...]
     trace_span_s: float
 
-    def widest(self, max_sessions: int) -> int:
+    def estimate_width(self, max_sessions: int) -> int:
         """Requests that may be in flight at once when `max_sessions` may (0 = all), estimated from their agents."""
         widths = sorted((session.agents for session in self.sessions), reverse=True)
         return sum(widths[: max_sessions or None])

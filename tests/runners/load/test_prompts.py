@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runners.load.prompts import SLICE_TOKENS, BodyShape, build_bodies, identity, identity_tokens, token_ids
+from runners.load.prompts import SLICE_TOKENS, BodyShape, build_bodies, derive_identity, identity_tokens, token_ids
 from tests.examples import examples
 
 SEEDS = st.integers(0, 2**64 - 1)
@@ -32,7 +32,7 @@ def test_a_prompt_has_the_exact_length_and_only_allowed_tokens(
 
 @given(seed=SEEDS, span=SPANS, names=st.sets(st.tuples(CELLS, INDICES), min_size=2, max_size=50))
 def test_no_two_prompts_of_a_seed_share_their_first_block(seed: int, span: int, names: set[tuple[int, int]]) -> None:
-    heads = {tuple(identity(seed, cell, index, span)) for cell, index in names}
+    heads = {tuple(derive_identity(seed, cell, index, span)) for cell, index in names}
     assert len(heads) == len(names)
 
 

@@ -40,8 +40,8 @@ def play(
     inflight: list[tuple[int, int]] = []
     now_ns = 0
     for _ in range(10 * len(plan.turns) + 10):
-        while (found := sessions.take(now_ns)) is not None:
-            due_ns, one = found
+        while (due := sessions.take(now_ns)) is not None:
+            due_ns, one = due
             assert due_ns <= now_ns
             assert one.index not in played.due_ns, "a turn leaves once"
             played.due_ns[one.index] = due_ns
@@ -137,11 +137,11 @@ def test_or_it_is_ended_and_makes_room() -> None:
 def test_once_closed_nothing_more_becomes_due() -> None:
     plan = plan_replay(trace_of(chain("a", 3, think_s=1.0), chain("b", 1, start_s=0.1)), [(0, 0)] * 4, Pace())
     sessions = Sessions(plan, max_inflight=1, end_on_error=False)
-    found = sessions.take(S)
-    assert found is not None
-    sessions.sent(found[1], 0)
+    due = sessions.take(S)
+    assert due is not None
+    sessions.sent(due[1], 0)
     sessions.close()
-    sessions.ended(found[1], S, failed=False)
+    sessions.ended(due[1], S, failed=False)
     assert sessions.next_ns() is None
     assert sessions.waiting == 1
     assert [one.index for one, _ in sessions.unsent(S)] == [1, 2, 3]
