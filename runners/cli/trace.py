@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +22,7 @@ from runners.cli.spec_options import SpecOption, SpecOptions, chosen, command_wi
 from runners.errors import RunnerError
 
 if TYPE_CHECKING:
+    from runners.trace.formats import Written
     from runners.trace.session import Session, TraceFacts
 
 trace_app = typer.Typer(
@@ -57,29 +60,23 @@ _SEED = SpecOption("seed", "--seed", "Random seed; the same seed gives the same 
 _TURNS = SpecOption("turns", "--turns", "Keep only the first N turns of each session (0 = all)", minimum=0)
 
 
-def _import_transform(name: str) -> Callable[[], type]:
-    """What imports a struct of runners.trace.transform once it is needed."""
-
-    def import_struct() -> type:
-        import runners.trace.transform
-
-        struct: type = getattr(runners.trace.transform, name)
-        return struct
-
-    return import_struct
+def _import_struct(name: str) -> type:
+    """A struct of runners.trace.transform, which is imported once a command needs it."""
+    struct: type = getattr(importlib.import_module("runners.trace.transform"), name)
+    return struct
 
 
 SAMPLING = SpecOptions(
-    _import_transform("Sampling"),
+    partial(_import_struct, "Sampling"),
     (
         SpecOption("sessions", "--sessions -n", "Keep this many sessions, chosen at random", minimum=1),
         SpecOption("share", "--share", "Keep about this share of the sessions instead (0 to 1)"),
         _SEED,
     ),
 )
-TURN_LIMIT = SpecOptions(_import_transform("Limits"), (_TURNS,))
+TURN_LIMIT = SpecOptions(partial(_import_struct, "Limits"), (_TURNS,))
 SCALING = SpecOptions(
-    _import_transform("Scaling"),
+    partial(_import_struct, "Scaling"),
     (
         SpecOption(
             "tokens", "--tokens", "Multiply lengths and block size by this factor: 0.0625 makes 16 tokens of 256"
@@ -89,7 +86,7 @@ SCALING = SpecOptions(
     ),
 )
 LIMITS = SpecOptions(
-    _import_transform("Limits"),
+    partial(_import_struct, "Limits"),
     (
         SpecOption(
             "max_context_tokens", "--max-context", "Leave out turns with more tokens, after scaling (0 = none)", None, 0
@@ -98,7 +95,7 @@ LIMITS = SpecOptions(
     ),
 )
 ARRIVALS = SpecOptions(
-    _import_transform("Arrivals"),
+    partial(_import_struct, "Arrivals"),
     (
         SpecOption(
             "sessions_per_s", "--sessions-per-s", "Let sessions arrive at this rate (Poisson) instead of as recorded"
@@ -174,7 +171,7 @@ def convert(file: SourceArg, out: TargetArg, format: FormatOption = None, json: 
     """
     _check_target(file, out)
     with _progress(f"converting {file.name}") as watch:
-        facts, sessions = _opened(file, format, watch)
+        facts, sessions = _open_source(file, format, watch)
         change = _write(out, facts, facts, sessions, lambda taken: taken)
     _report_change(out, change, json)
 
@@ -200,7 +197,7 @@ def sample(
     belongs: Callable[[str], bool]
     if sampling.sessions is not None:
         with _progress(f"drawing from {file.name}") as watch:
-            _, everyone = _opened(file, format, watch)
+            _, everyone = _open_source(file, format, watch)
             names = (session.session for session in everyone)
             belongs = draw_names(names, sampling.sessions, sampling.seed).__contains__
     else:
@@ -210,7 +207,7 @@ def sample(
         return limit_sessions((one for one in sessions if belongs(one.session)), limits)
 
     with _progress(f"sampling {file.name}") as watch:
-        facts, everyone = _opened(file, format, watch)
+        facts, everyone = _open_source(file, format, watch)
         change = _write(out, facts, facts, everyone, select)
     _report_change(out, change, json)
 
@@ -234,7 +231,7 @@ def scale(
     scaling, limits = Scaling(**chosen(context, SCALING)), Limits(**chosen(context, LIMITS))
     arrivals = Arrivals(**chosen(context, ARRIVALS))
     with _progress(f"scaling {file.name}") as watch:
-        facts, sessions = _opened(file, format, watch)
+        facts, sessions = _open_source(file, format, watch)
 
         def change_sessions(recorded: Iterator[Session]) -> Iterable[Session]:
             limited = limit_sessions(scale_sessions(facts, recorded, scaling), limits)
@@ -275,18 +272,14 @@ def synth(
     _report_change(out, change, json)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Change:
-    """What came in, and what went out."""
+    """What went out, and what did not."""
 
+    written: Written
     block_tokens: int
-    sessions_in: int = 0
-    requests_in: int = 0
-    sessions: int = 0
-    requests: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
-    span_s: float = 0.0
+    left_out_sessions: int
+    left_out_requests: int
 
 
 def _write(
@@ -294,22 +287,22 @@ def _write(
     before: TraceFacts,
     after: TraceFacts,
     sessions: Iterator[Session],
-    changed: Callable[[Iterator[Session]], Iterable[Session]],
+    change_sessions: Callable[[Iterator[Session]], Iterable[Session]],
 ) -> _Change:
-    """Stream the sessions through `changed` into the file. Raises RunnerError where none is left."""
+    """Stream the sessions through `change_sessions` into the file. Raises RunnerError where none is left."""
     from runners.trace.formats import write_trace
 
-    change = _Change(after.block_tokens)
+    read: Counter[str] = Counter()
 
-    def counted() -> Iterator[Session]:
+    def count_read() -> Iterator[Session]:
         for session in sessions:
-            change.sessions_in += 1
-            change.requests_in += len(session.turns)
+            read["sessions"] += 1
+            read["requests"] += len(session.turns)
             yield session
 
-    def some() -> Iterator[Session]:
+    def require_some() -> Iterator[Session]:
         any_left = False
-        for session in changed(counted()):
+        for session in change_sessions(count_read()):
             any_left = True
             yield session
         if not any_left:
@@ -317,38 +310,29 @@ def _write(
                 f"nothing of {before.source} is left to write", remedy="keep more sessions, or allow longer prompts"
             )
 
-    written = write_trace(out, after, some())
-    for name in ("sessions", "requests", "input_tokens", "output_tokens", "span_s"):
-        setattr(change, name, getattr(written, name))
-    return change
+    written = write_trace(out, after, require_some())
+    left_out = (read["sessions"] - written.sessions, read["requests"] - written.requests)
+    return _Change(written, after.block_tokens, *left_out)
 
 
 def _report_change(out: Path, change: _Change, json: bool) -> None:
     if json:
-        row: dict[str, Any] = {
-            "file": str(out),
-            "sessions": change.sessions,
-            "requests": change.requests,
-            "input_tokens": change.input_tokens,
-            "output_tokens": change.output_tokens,
-            "span_s": change.span_s,
-            "block_tokens": change.block_tokens,
-            "left_out_sessions": change.sessions_in - change.sessions,
-            "left_out_requests": change.requests_in - change.requests,
-        }
-        output.print_json(row)
+        row = asdict(change)
+        output.print_json({"file": str(out), **row.pop("written"), **row})
         return
-    left_out = change.requests_in - change.requests
+    written = change.written
     output.err().print(
-        f"{out}: {change.requests} requests of {change.sessions} sessions, {change.input_tokens} input and "
-        f"{change.output_tokens} output tokens in blocks of {change.block_tokens}, {change.span_s:.1f} s"
-        + (f"; {left_out} requests left out" if left_out else ""),
+        f"{out}: {written.requests} requests of {written.sessions} sessions, {written.input_tokens} input and "
+        f"{written.output_tokens} output tokens in blocks of {change.block_tokens}, {written.span_s:.1f} s"
+        + (f"; {change.left_out_requests} requests left out" if change.left_out_requests else ""),
         markup=False,
         soft_wrap=True,
     )
 
 
-def _opened(file: Path, format: str | None, watch: Callable[[float], None]) -> tuple[TraceFacts, Iterator[Session]]:
+def _open_source(
+    file: Path, format: str | None, watch: Callable[[float], None]
+) -> tuple[TraceFacts, Iterator[Session]]:
     from runners.trace.formats import open_trace
 
     return open_trace(file, format, watch)
