@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from runners.errors import RunnerError
 from runners.trace.session import MAIN, Session, Trace, Turn, shared_hashes
-from runners.trace.session_rules import expected_hashes, session_fault
+from runners.trace.session_rules import expected_hashes
 from runners.trace.synth import synthesise_trace
 from runners.trace.transform import (
     Arrivals,
@@ -31,13 +31,6 @@ from tests.examples import examples
 from tests.runners.trace import files
 
 MADE = Trace(files.FACTS, files.sessions(20))
-
-
-def sound(trace: Trace) -> None:
-    assert trace.sessions[0].arrival_s == 0
-    arrivals = [session.arrival_s for session in trace.sessions]
-    assert all(one <= two for one, two in itertools.pairwise(arrivals))
-    assert not any(session_fault(trace.facts, session) for session in trace.sessions)
 
 
 @given(
@@ -60,7 +53,7 @@ def test_scaling_is_as_close_as_whole_tokens_allow() -> None:
     trace = synthesise_trace(60, 1)
     small = scale_trace(trace, 1 / 16)
     assert small.facts.block_tokens == 4
-    sound(small)
+    files.assert_sound(small)
     turns = [
         pair
         for one, two in zip(trace.sessions, small.sessions, strict=True)
@@ -75,7 +68,7 @@ def test_scaling_is_as_close_as_whole_tokens_allow() -> None:
 
 def test_equal_prompts_stay_equal_and_share_as_many_blocks() -> None:
     small = scale_trace(MADE, 0.3)
-    sound(small)
+    files.assert_sound(small)
     for one, two in zip(MADE.sessions, small.sessions, strict=True):
         for (a, b), (c, d) in zip(
             itertools.combinations(one.turns, 2), itertools.combinations(two.turns, 2), strict=True
@@ -93,7 +86,7 @@ def test_times_and_outputs_have_factors_of_their_own() -> None:
     ]
     assert [turn.output_tokens for turn in first] == [max(1, round(turn.output_tokens / 2)) for turn in before]
     assert [turn.input_tokens for turn in first] == [turn.input_tokens for turn in before]
-    sound(small)
+    files.assert_sound(small)
 
 
 def test_an_answer_of_none_stays_one_of_none() -> None:
@@ -111,7 +104,7 @@ def test_a_factor_that_cannot_be_is_refused(factor: float) -> None:
 
 def test_a_sample_keeps_whole_sessions_in_their_order_from_0() -> None:
     few = sample_trace(MADE, 5, seed=3)
-    sound(few)
+    files.assert_sound(few)
     assert len(few.sessions) == 5
     by_name = {session.session: session for session in MADE.sessions}
     shift_s = by_name[few.sessions[0].session].arrival_s
@@ -162,7 +155,7 @@ def test_limits_leave_out_and_keep_the_order_of_arrival() -> None:
     )
     late = Trace(MADE.facts, (first, *MADE.sessions[1:]))
     limited = limit_trace(late, Limits(100))
-    sound(limited)
+    files.assert_sound(limited)
     assert [session.session for session in limited.sessions[:3]] == ["session-1", "session-0", "session-2"]
     assert limited.sessions[0].arrival_s == 0
     assert limited.sessions[1].arrival_s == pytest.approx(0.5)
@@ -177,7 +170,7 @@ def test_any_chain_of_changes_gives_a_sound_trace(factor: float, most: int, turn
     scaled = scale_trace(sample_trace(MADE, 8, seed), factor, time=0.5)
     changed = limit_trace(scaled, Limits(most, turns))
     if changed.sessions:
-        sound(changed)
+        files.assert_sound(changed)
         assert all(
             turn.input_tokens + turn.output_tokens <= most for session in changed.sessions for turn in session.turns
         )
@@ -189,7 +182,7 @@ def test_sessions_can_be_given_arrivals() -> None:
         for number, session in enumerate(files.sessions(400))
     )
     spread = Trace(files.FACTS, tuple(redraw_arrivals(at_once, Arrivals(2.0, seed=1))))
-    sound(spread)
+    files.assert_sound(spread)
     assert spread.sessions[-1].arrival_s == pytest.approx(200, rel=0.15)
     gaps = [
         [two.arrival_s - one.arrival_s for one, two in itertools.pairwise(session.turns)] for session in spread.sessions
