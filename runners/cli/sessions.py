@@ -49,7 +49,7 @@ def session(
 
 
 @dataclass(frozen=True, slots=True)
-class RoutedTurn:
+class Turn:
     """One pick of the session. None = not measured, or not known."""
 
     seq: int
@@ -99,7 +99,7 @@ class Life:
     cell: str
     session: str
     stays: tuple[Stay, ...]
-    turns: tuple[RoutedTurn, ...]
+    turns: tuple[Turn, ...]
 
 
 def life(records: Sequence[DecisionRecord], name: str, session: str) -> Life:
@@ -116,9 +116,9 @@ def life(records: Sequence[DecisionRecord], name: str, session: str) -> Life:
     return Life(name, session, tuple(stays), turns)
 
 
-def _turn(record: DecisionRecord, start_ns: int) -> RoutedTurn:
+def _turn(record: DecisionRecord, start_ns: int) -> Turn:
     request, decision, outcome = record.request, record.decision, record.outcome
-    return RoutedTurn(
+    return Turn(
         seq=record.seq,
         turn=request.turn,
         at_s=(record.t_ns - start_ns) / 1e9,
@@ -164,7 +164,9 @@ def life_table(life: Life) -> RenderableType:
 
     from runners.cli.tables import table
 
-    way = " -> ".join(f"{stay.instance} ({stay.migration})" if stay.migration else stay.instance for stay in life.stays)
+    way = " -> ".join(
+        f"{stay.instance} ({stay.migration})" if stay.migration else stay.instance for stay in life.stays
+    )
     rows = table(">turn", ">at s", "instance", "decided by", ">prompt", ">cached", ">TTFT ms", "what was moved")
     for turn in life.turns:
         rows.add_row(*_cells(turn))
@@ -172,7 +174,7 @@ def life_table(life: Life) -> RenderableType:
     return Group(head, rows)
 
 
-def _cells(turn: RoutedTurn) -> tuple[str, ...]:
+def _cells(turn: Turn) -> tuple[str, ...]:
     from runners.cli.tables import number
 
     place = turn.instance or "nowhere"
@@ -188,7 +190,7 @@ def _cells(turn: RoutedTurn) -> tuple[str, ...]:
     )
 
 
-def _moved(turn: RoutedTurn) -> str:
+def _moved(turn: Turn) -> str:
     """The KV movement of a turn in words."""
     if turn.transfer is None:
         return f"from {turn.migrate_from}: {turn.migration}" if turn.migration else ""

@@ -161,7 +161,9 @@ def describe(
         from results.report.document import rich_tables
         from results.traces.tables import build_tables, headline_text, list_limits
 
-        output.out().print(rich_tables(headline_text(description), build_tables(description), list_limits(description)))
+        output.out().print(
+            rich_tables(headline_text(description), build_tables(description), list_limits(description))
+        )
 
 
 def convert(file: SourceArg, out: TargetArg, format: FormatOption = None, json: JsonOption = False) -> None:

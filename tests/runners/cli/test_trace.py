@@ -23,9 +23,9 @@ def tracon(*arguments: str | Path) -> Result:
 def data(*arguments: str | Path) -> dict[str, Any]:
     done = tracon(*arguments, "--json")
     assert done.exit_code == 0, done.output
-    document = json.loads(done.stdout)
-    assert isinstance(document, dict)
-    return document
+    described = json.loads(done.stdout)
+    assert isinstance(described, dict)
+    return described
 
 
 def refusal(*arguments: str | Path) -> RunnerError:
@@ -44,11 +44,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("format", list(FORMATS))
 def test_a_trace_of_any_format_is_described(format: str, made: dict[str, Path]) -> None:
-    document = data("describe", made[format])
+    described = data("describe", made[format])
     named = {"requests", "sessions", "input_tokens", "output_tokens", "input_output_ratio", "apc_bound_any"}
-    assert named | {"apc_bound_intra", "reuse", "skew", "lengths", "kv"} <= set(document)
-    assert document["facts"]["format"] == format
-    assert document["requests"] == read_trace(made[format]).requests
+    assert named | {"apc_bound_intra", "reuse", "skew", "lengths", "kv"} <= set(described)
+    assert described["facts"]["format"] == format
+    assert described["requests"] == read_trace(made[format]).requests
 
 
 def test_a_description_is_readable_too_and_draws_its_figures(made: dict[str, Path], tmp_path: Path) -> None:
