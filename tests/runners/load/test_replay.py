@@ -268,14 +268,6 @@ async def test_a_cut_before_it_has_begun_is_an_outcome_too(server: TruthServer, 
     assert stopped.stop_reason == "cancelled"
 
 
-def test_what_the_process_refuses_reaches_the_parent(server: TruthServer, tmp_path: Path) -> None:
-    spec = replay_spec(server.url(), trace_of(chain("a", 1)), tmp_path)
-    Path(spec.trace_path).write_text('{"tracon_trace": 1}\n')
-    with pytest.raises(LoadError, match=r"trace\.jsonl, line 1") as refused:
-        asyncio.run(run_replay(spec, lambda tick: None))
-    assert refused.value.exit_code == 2
-
-
 @pytest.mark.parametrize("changes", [{}, {"max_duration_s": 0.2, "drain_s": 0.1}, {"on_error": "end_session"}])
 def test_rows_are_complete_whatever_happens(changes: dict[str, Any], replay: Replay) -> None:
     """A turn each, in every way to end."""

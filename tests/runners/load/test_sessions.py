@@ -118,13 +118,6 @@ def test_the_limit_holds_sessions_back_and_drops_none() -> None:
     assert sessions.counts.delay_max_ns == sessions.delay_ns(5) == 40 * S + S // 10 - S // 2
 
 
-def test_after_a_failure_the_session_goes_on() -> None:
-    plan = plan_replay(trace_of(chain("a", 3, think_s=1.0)), [(0, 0)] * 3, Pace())
-    played, sessions = play(plan, failing=frozenset({0}))
-    assert played.due_ns == {0: 0, 1: 2 * S, 2: 4 * S}
-    assert (sessions.counts.done, sessions.counts.failed) == (1, 1)
-
-
 def test_or_it_is_ended_and_makes_room() -> None:
     trace = trace_of(chain("a", 4), chain("b", 1))
     played, sessions = play(plan_replay(trace, [(0, 0)] * 5, Pace()), failing=frozenset({1}), end=True, max_inflight=1)
