@@ -23,11 +23,11 @@ def body_preamble(model: str, output_tokens: int, evidence: str) -> bytes:
 
 
 class Bodies:
-    """Builds a slice per `advance`: first what is expected soon, then what comes later.
+    """Builds what is expected soon, then what comes later, a slice at a time.
 
     `preamble` and `pieces` give the parts of a body by its index: the head, and its prompt's ids as JSON numbers with
     commas between them. Bodies for later fill at most half of `budget_bytes`, so that the others find room. Memory is
-    at most the budget plus one body. A body that is not ready at its time is built in `take` and counted in `late`.
+    at most the budget plus one body. A body that is not ready at its time is built when it is taken, and is `late`.
     """
 
     def __init__(
@@ -46,22 +46,26 @@ class Bodies:
         self._parts: list[bytes] = []
         self._pieces: Iterator[bytes] = iter(())
 
-    def expect(self, index: int) -> None:
+    def expect_soon(self, index: int) -> None:
         """The request's time draws near; in the order of these calls."""
         self._later.pop(index, None)
-        if index not in self._ready and index != self._building:
+        if not self._is_begun(index):
             self._soon[index] = None
 
     def expect_later(self, index: int) -> None:
         """A body to build when nothing is expected sooner; in the order of these calls."""
-        self._later[index] = None
+        if index not in self._soon and not self._is_begun(index):
+            self._later[index] = None
 
-    def prepare(self, count: int) -> None:
+    def _is_begun(self, index: int) -> bool:
+        return index in self._ready or index == self._building
+
+    def build_first(self, count: int) -> None:
         """Build until this many are ready, or as many as the budget holds."""
-        while len(self._ready) < count and self.advance():
+        while len(self._ready) < count and self.build_slice():
             pass
 
-    def advance(self) -> bool:
+    def build_slice(self) -> bool:
         """One slice of work; False when nothing is left to build, or no room."""
         if self._building is None:
             index = self._take_next()
@@ -77,7 +81,7 @@ class Bodies:
             self._held += len(body)
         return True
 
-    def take(self, index: int) -> bytes:
+    def take_body(self, index: int) -> bytes:
         """The body of a request, once."""
         body = self._ready.pop(index, None)
         if body is not None:
@@ -87,10 +91,10 @@ class Bodies:
         if self._building == index:
             self._parts.extend(self._pieces)
             return self._finish()
-        self.forget(index)
+        self.drop_body(index)
         return self._join(index, list(self._pieces_of(index)))
 
-    def forget(self, index: int) -> None:
+    def drop_body(self, index: int) -> None:
         """The request will not be sent."""
         self._soon.pop(index, None)
         self._later.pop(index, None)

@@ -231,7 +231,7 @@ class Driver(ABC, Generic[Tick, Outcome]):
     def _build_ahead(self) -> None:
         self._building = None
         until_ns, more = perf_counter_ns() + self.build_ahead_ns, not self._closed.is_set()
-        while more and (more := self._bodies.advance()) and perf_counter_ns() < until_ns:
+        while more and (more := self._bodies.build_slice()) and perf_counter_ns() < until_ns:
             pass
         if more:
             self._build_ahead_soon()

@@ -82,7 +82,7 @@ class Cell(Driver[LoadTick, LoadOutcome]):
 
     def prepare(self) -> None:
         spec = self.spec
-        self._bodies.prepare(int((spec.warmup_s + spec.expected_window_s) * spec.rate_per_s) + 1)
+        self._bodies.build_first(int((spec.warmup_s + spec.expected_window_s) * spec.rate_per_s) + 1)
 
     def start(self) -> None:
         self._start_clock()
@@ -130,7 +130,7 @@ class Cell(Driver[LoadTick, LoadOutcome]):
             self._lateness_ns.append(now_ns - due_ns)
 
     def _send(self, index: int, due_ns: int, warmup: bool) -> int:
-        body = self._bodies.take(index)
+        body = self._bodies.take_body(index)
         stamps = None if self._chunks is None else array("q")
         exchange = Exchange(index, self, due_ns, warmup, self._inflight, stamps)
         self._count_send(self.spec.input_tokens)
@@ -138,7 +138,7 @@ class Cell(Driver[LoadTick, LoadOutcome]):
         return exchange.t_send_ns
 
     def _drop(self, index: int, due_ns: int, warmup: bool) -> None:
-        self._bodies.forget(index)
+        self._bodies.drop_body(index)
         self._dropped += 1
         self._recorder.add(_dropped(self.spec, index, due_ns, warmup, self._inflight))
 

@@ -107,5 +107,5 @@ def build_bodies(shape: BodyShape, count: int, *, budget_bytes: int = 128 << 20)
 
     bodies = Bodies(lambda index: preamble, pieces, budget_bytes=budget_bytes)
     for index in range(count):
-        bodies.expect(index)
+        bodies.expect_soon(index)
     return bodies

@@ -86,7 +86,7 @@ class Replay(Driver[ReplayTick, ReplayOutcome]):
         for session in self.plan.sessions:
             self._bodies.expect_later(session.first)
         until_ns = perf_counter_ns() + PREPARE_NS
-        while self._bodies.advance() and perf_counter_ns() < until_ns:
+        while self._bodies.build_slice() and perf_counter_ns() < until_ns:
             pass
 
     def start(self) -> None:
@@ -98,7 +98,7 @@ class Replay(Driver[ReplayTick, ReplayOutcome]):
     def finish(self) -> None:
         """Cut what is still in flight and record what was never sent; the replay is over."""
         super().finish()
-        for turn, due_ns in self._sessions.unsent(self.t_stop_ns):
+        for turn, due_ns in self._sessions.list_unsent(self.t_stop_ns):
             self.counts.cut += 1
             self._overdue += due_ns is not None
             self._record_unsent(turn, RequestStatus.CUT, due_ns, None)
@@ -115,7 +115,7 @@ class Replay(Driver[ReplayTick, ReplayOutcome]):
             if now_ns >= self._hard_stop_ns:
                 self.stop("hard_stop", self._hard_stop_ns)
                 return
-            next_turn = self._sessions.take(now_ns)
+            next_turn = self._sessions.take_due(now_ns)
             if next_turn is None:
                 self._wait()
                 return
@@ -140,15 +140,15 @@ class Replay(Driver[ReplayTick, ReplayOutcome]):
         # The exchange holds a number in flight at the send: for a replay that of sessions.
         active = self._sessions.counts.active
         exchange = Exchange(turn.index, self, due_ns, inflight_at_send=active)
-        body = self._bodies.take(turn.index)
+        body = self._bodies.take_body(turn.index)
         self._count_send(turn.recorded.input_tokens)
         self._inflight_max = max(self._inflight_max, self._inflight)
         self._client.send(exchange, self._name(turn), body, self._session_lines[turn.session])
         t_ns = exchange.t_send_ns
         if not self._t_first_send_ns:
             self._t_first_send_ns = t_ns
-        for index in self._sessions.sent(turn, t_ns):
-            self._bodies.expect(index)
+        for index in self._sessions.note_sent(turn, t_ns):
+            self._bodies.expect_soon(index)
         self._lateness_ns.append(t_ns - due_ns)
         self._late.add((t_ns, (t_ns - due_ns) / 1e9))
 
@@ -180,11 +180,11 @@ class Replay(Driver[ReplayTick, ReplayOutcome]):
     def _go_on(self, turn: PlannedTurn, exchange: Exchange) -> None:
         """What the end of a turn means for its session."""
         failed = exchange.status is RequestStatus.ERROR
-        for given_up in self._sessions.ended(turn, exchange.t_end_ns, failed=failed):
-            self._bodies.forget(given_up.index)
+        for given_up in self._sessions.note_ended(turn, exchange.t_end_ns, failed=failed):
+            self._bodies.drop_body(given_up.index)
             why = f"never sent: its session was ended when {self._name(turn)} failed"
             self._record_unsent(given_up, RequestStatus.DROPPED, None, why)
-        if self._sessions.over:
+        if self._sessions.is_over:
             self.stop("complete", exchange.t_end_ns)
 
     def _record_unsent(self, turn: PlannedTurn, status: RequestStatus, due_ns: int | None, why: str | None) -> None:

@@ -146,7 +146,7 @@ async def _repeat(
 def _send(client: LoadClient, bodies: Bodies, index: int, *, stamps: bool) -> Exchange:
     exchange = Exchange(index, _Ears(), perf_counter_ns(), stamps=array("q") if stamps else None)
     kind = "decode" if stamps else "prefill"
-    client.send(exchange, f"tracon-interference-{kind}-{index}", bodies.take(index))
+    client.send(exchange, f"tracon-interference-{kind}-{index}", bodies.take_body(index))
     return exchange
 
 
@@ -193,6 +193,6 @@ def _bodies(spec: InterferenceSpec) -> tuple[Bodies, Bodies]:
         shape(DECODE_CELL, spec.decode_prompt_tokens, spec.decode_tokens), spec.decodes * spec.repeats
     )
     prefills = build_bodies(shape(PREFILL_CELL, spec.prefill_tokens, 1), spec.repeats)
-    decodes.prepare(spec.decodes * spec.repeats)
-    prefills.prepare(spec.repeats)
+    decodes.build_first(spec.decodes * spec.repeats)
+    prefills.build_first(spec.repeats)
     return decodes, prefills

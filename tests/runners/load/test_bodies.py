@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from runners.load.bodies import Bodies, body_preamble
@@ -30,7 +30,7 @@ def bodies(*, budget_bytes: int = 1 << 20) -> Bodies:
 
 def built(made: Bodies) -> list[int]:
     """What is ready once nothing more is built, in the order of building."""
-    while made.advance():
+    while made.build_slice():
         pass
     return list(made._ready)
 
@@ -53,10 +53,10 @@ def test_what_is_expected_soon_is_built_before_what_comes_later() -> None:
     made = bodies()
     made.expect_later(0)
     made.expect_later(3)
-    made.expect(7)
+    made.expect_soon(7)
     assert built(made) == [7, 0, 3]
     for index in (7, 0, 3):
-        made.take(index)
+        made.take_body(index)
     assert made.late == 0
 
 
@@ -65,18 +65,18 @@ def test_bodies_for_later_leave_room_for_those_that_are_expected_soon() -> None:
     for index in (1, 3, 6, 9):
         made.expect_later(index)
     assert built(made) == [1, 3]
-    made.expect(6)
+    made.expect_soon(6)
     assert built(made) == [1, 3, 6]
 
 
 def test_a_body_that_was_not_ready_is_counted() -> None:
     made = bodies()
-    made.expect(0)
-    made.expect(1)
-    made.prepare(1)
-    made.take(0)
+    made.expect_soon(0)
+    made.expect_soon(1)
+    made.build_first(1)
+    made.take_body(0)
     assert made.late == 0
-    made.take(1)
+    made.take_body(1)
     assert made.late == 1
 
 
@@ -87,21 +87,22 @@ def test_a_body_that_was_not_ready_is_counted() -> None:
     ),
     budget=st.integers(0, 200),
 )
+@example(steps=[("soon", 0), ("later", 0), ("prepare", 2)], budget=50)
 @settings(max_examples=examples(80), deadline=None)
 def test_bodies_are_the_same_however_they_were_built_and_stay_in_their_budget(
     steps: list[tuple[str, int]], budget: int
 ) -> None:
     made, gone = bodies(budget_bytes=budget), set[int]()
-    changes = {"soon": made.expect, "later": made.expect_later, "forget": made.forget}
+    changes = {"soon": made.expect_soon, "later": made.expect_later, "forget": made.drop_body}
     for what, index in steps:
         if what == "build":
-            made.advance()
+            made.build_slice()
         elif what == "prepare":
-            made.prepare(index)
+            made.build_first(index)
         elif index in gone:
             continue
         elif what == "take":
-            assert json.loads(made.take(index)) == expected(index)
+            assert json.loads(made.take_body(index)) == expected(index)
         else:
             changes[what](index)
         if what in ("take", "forget"):

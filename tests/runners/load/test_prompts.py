@@ -70,10 +70,10 @@ def test_bodies_are_those_of_the_prompts_in_their_order() -> None:
         "m", output_tokens=8, input_tokens=2 * SLICE_TOKENS + 5, seed=5, cell_index=6, low=3, high=250, evidence="usage"
     )
     bodies = build_bodies(shape, 3)
-    bodies.prepare(2)
-    bodies.forget(0)
+    bodies.build_first(2)
+    bodies.drop_body(0)
     for index in (1, 2):
         ids = token_ids(seed=5, cell_index=6, index=index, count=shape.input_tokens, low=3, high=250)
-        body = json.loads(bodies.take(index))
+        body = json.loads(bodies.take_body(index))
         assert (body["prompt"], body["max_tokens"]) == (ids.tolist(), 8)
     assert bodies.late == 1
