@@ -90,8 +90,8 @@ def conversations() -> Trace:
     sessions = []
     for number in range(24):
         source = shared[int(draw.integers(3))]
-        kept = source[: int(draw.integers(2, len(source) + 1))]
-        hashes = (*kept, *(next(fresh) for _ in range(int(draw.integers(1, 6)))))
+        shared_hashes = source[: int(draw.integers(2, len(source) + 1))]
+        hashes = (*shared_hashes, *(next(fresh) for _ in range(int(draw.integers(1, 6)))))
         tokens = 80 * len(hashes) - int(draw.integers(0, 80))
         only = Turn(MAIN, 0, number * 0.1, None, tokens, 4, hashes)
         sessions.append(Session(str(number), (only,)))
