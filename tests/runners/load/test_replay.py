@@ -210,7 +210,7 @@ def test_ticks_say_what_was_seen_of_each_instance(replay: Replay) -> None:
 
 def test_nothing_has_to_be_built_at_its_time(replay: Replay) -> None:
     trace = trace_of(*(chain(f"s{number}", 5, think_s=0.0) for number in range(4)))
-    replayed = replay(trace, {"ttft_ms": 15, "itl_ms": 1})
+    replayed = replay(trace, {"ttft_ms": 150, "itl_ms": 1})
     assert replayed.outcome.late_bodies == 0
     assert replayed.outcome.wrong_length == 0
 
