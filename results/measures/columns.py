@@ -45,6 +45,11 @@ def floats(column: pa.ChunkedArray) -> Samples:
     return values
 
 
+def floats_or_nan(values: Iterable[float | None]) -> Samples:
+    """NaN for None."""
+    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+
+
 def words(column: pa.ChunkedArray) -> Words:
     """Texts; None for null."""
     return np.array(column.to_pylist(), dtype=object)

@@ -104,6 +104,16 @@ _ROUTING = (
         "refused migration", "sessions",
         "the session stays on a hot instance: it is in its cooldown, or no other instance is colder and has room",
     ),
+    Term("trigger rate", "%", "share of the requests that asked to migrate"),
+    Term(
+        "migration accuracy", "%",
+        "share of the served migrations whose target was not hot at any of the session's next turns, of those after "
+        "which that many turns were seen (judged)",
+    ),
+    Term(
+        "thrash rate", "%",
+        "share of the sessions that migrated which did so again within their cooldown; anything but 0 is a defect",
+    ),
     Term("cooldown", "s", "after a migration the session stays for this time (the policy's `cooldown_s`)"),
     Term(
         "quarantine", "s",
@@ -164,6 +174,11 @@ TERMS: Mapping[str, Term] = {term.name: term for terms in SECTIONS.values() for 
 def term(name: str) -> Term:
     """The term of that name; raises KeyError where there is none."""
     return TERMS[name]
+
+
+def define_terms(*names: str) -> str:
+    """`Name: its meaning.` of each, as a footnote. Raises KeyError where there is no such term."""
+    return " ".join(f"{name[0].upper()}{name[1:]}: {term(name).meaning}." for name in names)
 
 
 def glossary_page() -> str:

@@ -24,10 +24,10 @@ def _write(root: Path) -> RoutingAnalysis:
 
 
 def _report(analysis: RoutingAnalysis) -> ReportText:
-    from results.routing.report import limits, opening
-    from results.routing.tables import tables
+    from results.routing.report import describe_opening, list_limits
+    from results.routing.tables import build_tables
 
-    return ReportText(opening(analysis), tuple(tables(analysis)), tuple(limits(analysis)))
+    return ReportText(describe_opening(analysis), build_tables(analysis), list_limits(analysis))
 
 
 RESULTS = ExperimentResults(

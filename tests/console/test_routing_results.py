@@ -10,8 +10,8 @@ from textual.pilot import Pilot
 from console.findings import FIRST, WHOLE
 from console.panels.results import ResultsPanel
 from results.routing.analyse import analyse
-from results.routing.report import verdict
-from results.routing.tables import tables
+from results.routing.report import describe_verdict
+from results.routing.tables import build_tables
 from tests.console import demo
 from tests.console.conftest import NARROW, ROUTING_RUN, app_for, sees, settled, until
 from tests.results.routing.synthetic import Truth, World, write_run
@@ -33,14 +33,15 @@ def panel_of(pilot: Pilot[None]) -> ResultsPanel:
 
 async def test_each_table_of_the_report_is_a_section_and_can_be_saved(routed: Path) -> None:
     analysis = analyse(routed)
-    first, *others = tables(analysis)
+    first, *others = build_tables(analysis)
     async with app_for(routed).run_test(size=NARROW) as pilot:
         await settled(pilot)
         await pilot.press("6")
         panel = panel_of(pilot)
         await until(pilot, lambda: panel.analysis is not None, "no analysis")
         assert panel.section == FIRST
-        await until(pilot, lambda: verdict(analysis) in " ".join(" ".join(panel.table.text()).split()), "no verdict")
+        verdict = describe_verdict(analysis)
+        await until(pilot, lambda: verdict in " ".join(" ".join(panel.table.text()).split()), "no verdict")
         await pilot.press("e")
         await until(pilot, lambda: any((routed / "exports").glob(f"{FIRST}-*.csv")), "nothing was saved")
         for table in others[:3]:
