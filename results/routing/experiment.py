@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from results.experiment import ExperimentResults, ReportText
+from results.experiment import ExperimentResults
+from results.report.content import ReportText
 
 if TYPE_CHECKING:
     from results.routing.analyse import RoutingAnalysis
@@ -24,10 +25,9 @@ def _write(root: Path) -> RoutingAnalysis:
 
 
 def _report(analysis: RoutingAnalysis) -> ReportText:
-    from results.routing.report import describe_opening, list_limits
-    from results.routing.tables import build_tables
+    from results.routing.report import build_report
 
-    return ReportText(describe_opening(analysis), build_tables(analysis), list_limits(analysis))
+    return build_report(analysis)
 
 
 RESULTS = ExperimentResults(

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from results.report.content import ReportText
+from results.report.document import describe_engine
 from results.routing.analyse import RoutingAnalysis
 from results.routing.cautions import find_stalls, why_no_verdict
 from results.routing.metrics import metric_named
 from results.routing.pairs import Standing
+from results.routing.tables import build_tables
 from results.statistics.estimates import LEVEL
 from results.statistics.trials import MIN_PAIRED, SPREAD
+
+
+def build_report(analysis: RoutingAnalysis) -> ReportText:
+    return ReportText(describe_opening(analysis), build_tables(analysis), list_limits(analysis))
 
 
 def describe_opening(analysis: RoutingAnalysis) -> str:
     """What was measured, how to read the numbers, and what they say."""
     facts = analysis.facts
-    where = {"cpu": ", on a CPU build of the engine", "cuda": ", on a GPU"}.get(facts.engine_kind, "")
+    where = describe_engine(facts)
     few = why_no_verdict(analysis.trials)
     hold = f"the {LEVEL:.0%} {SPREAD}" if few else f"{LEVEL:.0%} intervals"
     sentences = [

@@ -10,19 +10,21 @@ from typing import Any
 import msgspec
 import pandas as pd
 
+from results.measures.summary import flatten_values
 from results.records.decisions import KvTransfer
 from results.records.layout import RunLayout
-from results.report.document import title
+from results.report.content import Report
+from results.report.document import report_title
 from results.report.judgements import VERDICTS_FORMAT
-from results.report.output import Outputs, Report, write_outputs
+from results.report.output import Outputs, write_outputs
 from results.routing.analyse import RoutingAnalysis, analyse
 from results.routing.figures import DRAWERS, build_figures
 from results.routing.migrations import MIGRATION_FIELDS
 from results.routing.moves import CellMigrations
 from results.routing.pairs import Pair
-from results.routing.report import describe_opening, list_limits
+from results.routing.report import build_report
 from results.routing.summary import RoutedSummary
-from results.routing.tables import FIGURES_BEFORE, build_tables
+from results.routing.tables import FIGURES_BEFORE
 from results.statistics.estimates import Estimate
 
 FORMAT = 1
@@ -46,13 +48,7 @@ def analyse_routing(root: Path) -> RoutingAnalysis:
         verdicts=build_verdicts(analysis),
         manifest=build_manifest(analysis),
         report=Report(
-            title(analysis.facts),
-            describe_opening(analysis),
-            build_tables(analysis),
-            build_figures(analysis),
-            list_limits(analysis),
-            FIGURES_BEFORE,
-            DRAWERS,
+            report_title(analysis.facts), build_report(analysis), build_figures(analysis), FIGURES_BEFORE, DRAWERS
         ),
         more=more,
     )
@@ -119,7 +115,7 @@ def build_cell_rows(analysis: RoutingAnalysis) -> pd.DataFrame:
 
 
 def _flat_cell(cell: RoutedSummary) -> dict[str, Any]:
-    row: dict[str, Any] = {
+    return {
         "cell": cell.cell,
         "label": cell.label,
         "policy": cell.policy,
@@ -128,12 +124,8 @@ def _flat_cell(cell: RoutedSummary) -> dict[str, Any]:
         "duration_s": cell.duration_s,
         "degraded": bool(cell.degraded),
         **cell.counts,
+        **flatten_values(cell.values),
     }
-    for name, estimate in cell.values.items():
-        row[name] = estimate.value
-        if name.startswith(("ttft_", "tpot_", "e2e_")):
-            row |= {f"{name}_low": estimate.low, f"{name}_high": estimate.high, f"{name}_n": estimate.n}
-    return row
 
 
 def _migrations_row(cell: CellMigrations) -> dict[str, Any]:

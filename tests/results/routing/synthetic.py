@@ -25,7 +25,7 @@ from results.records.decisions import (
 from results.records.layout import TrialLayout, sha256
 from results.records.schemas import RequestStatus
 from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TurnRecord
-from results.report.document import markdown
+from results.report.document import render_markdown
 from results.routing.analyse import RoutingAnalysis
 from results.routing.experiment import RESULTS
 from results.routing.load import LoadedCell, count_picks
@@ -287,8 +287,7 @@ def measured(world: World, truths: Sequence[Truth]) -> Measurements:
 
 def report_text(analysis: RoutingAnalysis) -> str:
     """What `tracon report` shows of it, as Markdown."""
-    report = RESULTS.report(analysis)
-    return markdown("", report.opening, report.tables, (), report.limits)
+    return render_markdown("", RESULTS.report(analysis))
 
 
 def write_run(root: Path, world: World, truths: Sequence[Truth], *, planned: Sequence[str] = ()) -> Path:
