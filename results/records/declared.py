@@ -21,7 +21,7 @@ from results.records.manifest import ManifestRow
 from results.records.migrations import MigrationStep
 from results.records.plan import CellPlan, RunPlan, StagePlan
 from results.records.preflight import PreflightCheck, PreflightRecord
-from results.records.samples import GpuSample, InterferenceRecord
+from results.records.samples import CounterSpan, GpuSample, InterferenceRecord, PromptCounters
 from results.records.schemas import CellRecord, EngineFault, MetricsRecord, RequestRecord, StepRecord
 from results.records.transfer_log import ProbeEvent, ProbeStatus
 from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TraceRecord, TurnRecord
@@ -104,6 +104,8 @@ DECLARED: tuple[Declared, ...] = (
     Declared(EngineSample, (f"{TRIAL}engines.jsonl",)),
     Declared(RoutingCell, (f"{TRIAL}cell.json",)),
     *_inside(RoutingCell, RoutedEngine),
+    Declared(CounterSpan, (f"{TRIAL}apc.json",)),
+    *_inside(CounterSpan, PromptCounters),
     Declared(InterferenceRecord, ("results/interference.jsonl", "results/interference/n<tokens>.jsonl")),
     Declared(decisions.DecisionRecord, DECISIONS),
     *_inside(
@@ -157,7 +159,6 @@ OTHER_FILES: tuple[OtherFile, ...] = (
     ),
     OtherFile("trace/trace.jsonl", "The trace that every cell of `routing` replays (docs/traces.md)."),
     OtherFile(f"{TRIAL}config.json", "What was asked for: policy, parameters, trace, replay, engines."),
-    OtherFile(f"{TRIAL}apc.json", "Per instance, the engine's counters of prompt and cached tokens before and after."),
     OtherFile(f"{TRIAL}metrics.summary.json", "The cell's numbers."),
     OtherFile(f"{TRIAL}breakdown.json", "Per instance: requests, tokens, TTFT, APC, decisions by reason."),
     OtherFile(f"{TRIAL}router.spec.json", "The router's options."),

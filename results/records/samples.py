@@ -1,8 +1,10 @@
-"""Rows that are sampled or repeated beside a cell: GPU use, and what a prefill does to the decodes beside it."""
+"""What is sampled or repeated beside a cell: GPU use, engine counters, what a prefill does to running decodes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +19,42 @@ class GpuSample:
     """Share of the last sample period with a kernel running."""
     memory_used_mib: float
     """Of the GPU's memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptCounters:
+    """Prompt tokens since the engine started; None = the engine has no such counter."""
+
+    prompt_tokens: float | None
+    """Of all prompts."""
+    cached_tokens: float | None
+    """Of these, the tokens that the prefix cache had."""
+    by_source: Mapping[str, float] = field(default_factory=dict)
+    """By where their KV came from, in vLLM's words."""
+
+
+@dataclass(frozen=True, slots=True)
+class CounterSpan:
+    """One instance's counters around a cell."""
+
+    before: PromptCounters | None
+    """Before the first request; None = that scrape failed."""
+    after: PromptCounters | None
+    """After the last request; None = that scrape failed."""
+
+    def gained(self, name: Literal["prompt_tokens", "cached_tokens"]) -> float | None:
+        """What that counter rose by; None where a scrape failed or the engine has no such counter."""
+        if self.before is None or self.after is None:
+            return None
+        before: float | None = getattr(self.before, name)
+        after: float | None = getattr(self.after, name)
+        return None if before is None or after is None else after - before
+
+    def gained_by_source(self) -> dict[str, float]:
+        if self.before is None or self.after is None:
+            return {}
+        before = self.before.by_source
+        return {source: value - before.get(source, 0.0) for source, value in self.after.by_source.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 GIB = 1 << 30
@@ -19,15 +19,8 @@ PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 TOP_SHARES = (0.01, 0.05, 0.10, 0.25, 0.50)
 
 
-@dataclass(frozen=True, slots=True)
-class Deployment:
-    name: str
-    decode_instances: int
-    """Instances that run decode requests."""
-
-
-DEPLOYMENTS = (Deployment("Combined 8C", 8), Deployment("4P+4D", 4), Deployment("6P+2D", 2))
-"""Eight GPUs, one instance each (specs/ear)."""
+DEPLOYMENTS: Mapping[str, int] = {"Combined 8C": 8, "4P+4D": 4, "6P+2D": 2}
+"""Instances that run decode requests, of eight GPUs with one instance each (specs/ear)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,23 +36,23 @@ class Spread:
     max: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reuse:
     """The origin of the reused input tokens. The three shares sum to 1."""
 
-    reused_tokens: float | None
+    reused_tokens: float | None = None
     """Input tokens whose whole prefix is in an earlier request of any session: the numerator of `apc_bound_any`."""
-    intra_session_share: float | None
+    intra_session_share: float | None = None
     """Share of blocks first used by the same session."""
-    cross_session_share: float | None
+    cross_session_share: float | None = None
     """Share of blocks first used by another session, and used by fewer than `shared_from` sessions."""
-    shared_prefix_share: float | None
+    shared_prefix_share: float | None = None
     """Share of blocks first used by another session, and used by at least `shared_from` sessions."""
     shared_from: int
-    distinct_blocks: float | None
-    followed_one_in: int
+    distinct_blocks: float | None = None
+    followed_one_in: int = 1
     """1: every number is exact. k: to stay within memory, one in k of the blocks not known to be common is sampled."""
-    standard_error: Mapping[str, float]
+    standard_error: Mapping[str, float] = field(default_factory=dict)
     """Of `apc_bound_any` and the shares, by name; empty where every number is exact."""
 
 

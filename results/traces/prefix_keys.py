@@ -39,7 +39,7 @@ def prefix_keys(hashes: Sequence[int]) -> Keys:
     """One key per hash, in order, never 0. Hashes count modulo 2^64."""
     keys = _as_words(hashes)
     keys += _position_words(keys.size)
-    _mix_bits(keys)
+    mix_bits(keys)
     np.cumsum(keys, out=keys)  # sums of well mixed words are as well mixed
     keys[keys == _EMPTY] = 1
     return keys
@@ -100,12 +100,13 @@ def _position_words_to(count: int) -> Keys:
     return places
 
 
-def _mix_bits(keys: Keys) -> None:
-    """SplitMix64's finaliser, in place."""
+def mix_bits(keys: Keys) -> Keys:
+    """SplitMix64's finaliser, a bijection on 64 bits: changes `keys`, and returns them."""
     for shift, factor in _MIX:
         keys ^= keys >> np.uint64(shift)
         keys *= np.uint64(factor)
     keys ^= keys >> np.uint64(31)
+    return keys
 
 
 class KeySet:

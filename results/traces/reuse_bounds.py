@@ -46,7 +46,7 @@ def bound_reuse(counted: TokenCounts, shared_from: int) -> Bounds:
         return Bounds(
             None,
             None,
-            Reuse(None, None, None, None, shared_from, None, 1, {}),
+            Reuse(shared_from=shared_from),
             dict.fromkeys((*unknown, *(f"reuse.{name}" for name in _SPLIT)), NO_HASHES),
         )
     if counted.across is None:
@@ -58,13 +58,8 @@ def _within_sessions(counted: TokenCounts, shared_from: int) -> Bounds:
     bound = counted.intra_tokens / counted.input_tokens
     reuse = Reuse(
         reused_tokens=float(counted.intra_tokens),
-        intra_session_share=None,
-        cross_session_share=None,
-        shared_prefix_share=None,
         shared_from=shared_from,
         distinct_blocks=float(counted.local_blocks),
-        followed_one_in=1,
-        standard_error={},
     )
     reasons = {f"reuse.{name}": LOCAL_HASHES for name in _SPLIT}
     reasons["apc_bound_any"] = f"{LOCAL_HASHES}, so this is the bound within sessions"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,6 @@ from results.traces.description import (
     PERCENTILES,
     TOP_SHARES,
     Capacity,
-    Deployment,
     KvFootprint,
     Skew,
     Spread,
@@ -57,10 +56,7 @@ def measure_skew(session_input_tokens: npt.NDArray[np.int64]) -> Skew:
 
 
 def measure_kv_footprint(
-    request_tokens: npt.NDArray[np.int64],
-    kv_pool_bytes: float,
-    bytes_per_token: float,
-    deployments: Sequence[Deployment] = DEPLOYMENTS,
+    request_tokens: npt.NDArray[np.int64], kv_pool_bytes: float, bytes_per_token: float
 ) -> KvFootprint:
     """Percentiles of the requests' KV, and the capacity for each. `request_tokens`: input + output per request."""
     if request_tokens.size == 0:
@@ -71,7 +67,7 @@ def measure_kv_footprint(
         bytes_per_token=bytes_per_token,
         mean_bytes=float(request_tokens.mean()) * bytes_per_token,
         capacity=tuple(
-            measure_capacity(percentile, float(size), kv_pool_bytes, deployments)
+            measure_capacity(percentile, float(size), kv_pool_bytes)
             for percentile, size in zip(PERCENTILES, sizes, strict=True)
             if size > 0
         ),
@@ -79,14 +75,12 @@ def measure_kv_footprint(
     )
 
 
-def measure_capacity(
-    percentile: float, footprint_bytes: float, kv_pool_bytes: float, deployments: Sequence[Deployment] = DEPLOYMENTS
-) -> Capacity:
+def measure_capacity(percentile: float, footprint_bytes: float, kv_pool_bytes: float) -> Capacity:
     """floor(pool / footprint), times the decode instances of each deployment (specs/ear)."""
     fit = math.floor(kv_pool_bytes / footprint_bytes + 1e-9)  # 38.4 GiB / 9.6 GiB is 4 in spite of rounding
     return Capacity(
         percentile=percentile,
         footprint_bytes=footprint_bytes,
         per_instance=fit,
-        concurrent={deployment.name: fit * deployment.decode_instances for deployment in deployments},
+        concurrent={name: fit * instances for name, instances in DEPLOYMENTS.items()},
     )

@@ -21,7 +21,7 @@ class SpecOption(NamedTuple):
 
     field: str
     flag: str
-    """`--name`, or `--name/--no-name` of a switch."""
+    """`--name`, `--name -n` with a short form, or `--name/--no-name` of a switch."""
     help: str
     """An imperative sentence without its full stop; the default is added."""
     metavar: str | None = None
@@ -99,7 +99,7 @@ def _make_parameter(group: SpecOptions, option: SpecOption, kind: object, defaul
         return value
 
     info = typer.Option(
-        option.flag,
+        *option.flag.split(),
         callback=note,
         expose_value=False,
         metavar=option.metavar,

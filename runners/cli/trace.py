@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from results.traces.description import BYTES_PER_TOKEN, GIB, KV_POOL_BYTES, SHARED_FROM
 from runners.cli import output
 from runners.cli.options import JsonOption
+from runners.cli.spec_options import SpecOption, SpecOptions, chosen, command_with
 from runners.errors import RunnerError
 
 if TYPE_CHECKING:
+    from runners.trace.formats import Written
     from runners.trace.session import Session, TraceFacts
 
 trace_app = typer.Typer(
@@ -51,15 +56,61 @@ FormatOption = Annotated[
     typer.Option("--format", "-f", help="`mooncake`, `bailian`, `agentic` or `tracon` (default: by its first line)."),
 ]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Random seed; the same seed gives the same trace.")]
-TurnsOption = Annotated[
-    int, typer.Option("--turns", min=0, help="Keep only the first N turns of each session (0 = all).")
-]
+_SEED = SpecOption("seed", "--seed", "Random seed; the same seed gives the same trace", minimum=0)
+_TURNS = SpecOption("turns", "--turns", "Keep only the first N turns of each session (0 = all)", minimum=0)
+
+
+def _import_struct(name: str) -> type:
+    """A struct of runners.trace.transform, which is imported once a command needs it."""
+    struct: type = getattr(importlib.import_module("runners.trace.transform"), name)
+    return struct
+
+
+SAMPLING = SpecOptions(
+    partial(_import_struct, "Sampling"),
+    (
+        SpecOption("sessions", "--sessions -n", "Keep this many sessions, chosen at random", minimum=1),
+        SpecOption("share", "--share", "Keep about this share of the sessions instead (0 to 1)"),
+        _SEED,
+    ),
+)
+TURN_LIMIT = SpecOptions(partial(_import_struct, "Limits"), (_TURNS,))
+SCALING = SpecOptions(
+    partial(_import_struct, "Scaling"),
+    (
+        SpecOption(
+            "tokens", "--tokens", "Multiply lengths and block size by this factor: 0.0625 makes 16 tokens of 256"
+        ),
+        SpecOption("output_tokens", "--output-tokens", "Multiply output lengths by this factor", default="as --tokens"),
+        SpecOption("time", "--time", "Multiply arrivals and think times by this factor: 0.1 is ten times as fast"),
+    ),
+)
+LIMITS = SpecOptions(
+    partial(_import_struct, "Limits"),
+    (
+        SpecOption(
+            "max_context_tokens", "--max-context", "Leave out turns with more tokens, after scaling (0 = none)", None, 0
+        ),
+        _TURNS,
+    ),
+)
+ARRIVALS = SpecOptions(
+    partial(_import_struct, "Arrivals"),
+    (
+        SpecOption(
+            "sessions_per_s", "--sessions-per-s", "Let sessions arrive at this rate (Poisson) instead of as recorded"
+        ),
+        _SEED,
+    ),
+)
 
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
-    for command in (describe, convert, sample, scale, synth):
+    for command in (describe, convert, synth):
         trace_app.command()(command)
+    trace_app.command(cls=command_with(SAMPLING, TURN_LIMIT))(sample)
+    trace_app.command(cls=command_with(SCALING, LIMITS, ARRIVALS))(scale)
     app.add_typer(trace_app, name="trace")
 
 
@@ -122,23 +173,15 @@ def convert(file: SourceArg, out: TargetArg, format: FormatOption = None, json: 
     """
     _check_target(file, out)
     with _progress(f"converting {file.name}") as watch:
-        facts, sessions = _opened(file, format, watch)
+        facts, sessions = _open_source(file, format, watch)
         change = _write(out, facts, facts, sessions, lambda taken: taken)
     _report_change(out, change, json)
 
 
 def sample(
+    context: typer.Context,
     file: SourceArg,
     out: TargetArg,
-    sessions: Annotated[
-        int | None, typer.Option("--sessions", "-n", min=1, help="Keep this many sessions, chosen at random.")
-    ] = None,
-    share: Annotated[
-        float | None,
-        typer.Option("--share", min=0.0, max=1.0, help="Keep about this share of the sessions instead (0 to 1)."),
-    ] = None,
-    seed: SeedOption = 1,
-    turns: TurnsOption = 0,
     format: FormatOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -149,59 +192,32 @@ def sample(
 
     Example: `tracon trace sample sessions.jsonl few.jsonl --sessions 20 --seed 7`
     """
-    from runners.trace.transform import draw_names, is_sampled, limit_sessions
+    from runners.trace.transform import Limits, Sampling, draw_names, is_sampled, limit_sessions
 
-    if (sessions is None) == (share is None):
-        raise RunnerError("say how many sessions to keep", remedy="give --sessions or --share, one of the two")
+    sampling, limits = Sampling(**chosen(context, SAMPLING)), Limits(**chosen(context, TURN_LIMIT))
     _check_target(file, out)
-    chosen: Callable[[str], bool]
-    if sessions is None:
-        wanted = share or 0.0
-
-        def chosen(name: str) -> bool:
-            return is_sampled(name, wanted, seed)
-    else:
+    belongs: Callable[[str], bool]
+    if sampling.sessions is not None:
         with _progress(f"drawing from {file.name}") as watch:
-            _, everyone = _opened(file, format, watch)
-            chosen = draw_names((session.session for session in everyone), sessions, seed).__contains__
+            _, everyone = _open_source(file, format, watch)
+            names = (session.session for session in everyone)
+            belongs = draw_names(names, sampling.sessions, sampling.seed).__contains__
+    else:
+        belongs = partial(is_sampled, share=sampling.share or 0.0, seed=sampling.seed)
+
+    def select(sessions: Iterator[Session]) -> Iterable[Session]:
+        return limit_sessions((one for one in sessions if belongs(one.session)), limits)
 
     with _progress(f"sampling {file.name}") as watch:
-        facts, everyone = _opened(file, format, watch)
-        change = _write(
-            out,
-            facts,
-            facts,
-            everyone,
-            lambda taken: limit_sessions((one for one in taken if chosen(one.session)), turns=turns),
-        )
+        facts, everyone = _open_source(file, format, watch)
+        change = _write(out, facts, facts, everyone, select)
     _report_change(out, change, json)
 
 
 def scale(
+    context: typer.Context,
     file: SourceArg,
     out: TargetArg,
-    tokens: Annotated[
-        float,
-        typer.Option("--tokens", help="Multiply lengths and block size by this factor: 0.0625 makes 16 tokens of 256."),
-    ] = 1.0,
-    output_tokens: Annotated[
-        float | None,
-        typer.Option("--output-tokens", help="Multiply output lengths by this factor (default: as --tokens)."),
-    ] = None,
-    time_factor: Annotated[
-        float,
-        typer.Option("--time", help="Multiply arrivals and think times by this factor: 0.1 is ten times as fast."),
-    ] = 1.0,
-    max_context: Annotated[
-        int,
-        typer.Option("--max-context", min=0, help="Leave out turns with more tokens, after scaling (0 = none)."),
-    ] = 0,
-    turns: TurnsOption = 0,
-    sessions_per_s: Annotated[
-        float | None,
-        typer.Option("--sessions-per-s", help="Let sessions arrive at this rate (Poisson) instead of as recorded."),
-    ] = None,
-    seed: SeedOption = 1,
     format: FormatOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -211,19 +227,19 @@ def scale(
 
     Example: `tracon trace scale sessions.jsonl small.jsonl --tokens 0.03125 --max-context 4000 --time 0.01`
     """
-    from runners.trace.transform import Scaling, limit_sessions, redraw_arrivals, scale_sessions
+    from runners.trace.transform import Arrivals, Limits, Scaling, limit_sessions, redraw_arrivals, scale_sessions
 
     _check_target(file, out)
-    scaling = Scaling(tokens, output_tokens, time_factor)
+    scaling, limits = Scaling(**chosen(context, SCALING)), Limits(**chosen(context, LIMITS))
+    arrivals = Arrivals(**chosen(context, ARRIVALS))
     with _progress(f"scaling {file.name}") as watch:
-        facts, sessions = _opened(file, format, watch)
+        facts, sessions = _open_source(file, format, watch)
 
-        def scaled(taken: Iterator[Session]) -> Iterable[Session]:
-            shorter = scale_sessions(facts, taken, scaling)
-            limited = limit_sessions(shorter, max_context_tokens=max_context, turns=turns)
-            return limited if sessions_per_s is None else redraw_arrivals(limited, sessions_per_s, seed)
+        def change_sessions(recorded: Iterator[Session]) -> Iterable[Session]:
+            limited = limit_sessions(scale_sessions(facts, recorded, scaling), limits)
+            return redraw_arrivals(limited, arrivals)
 
-        change = _write(out, facts, scaling.scale_facts(facts), sessions, scaled)
+        change = _write(out, facts, scaling.scale_facts(facts), sessions, change_sessions)
     _report_change(out, change, json)
 
 
@@ -258,18 +274,14 @@ def synth(
     _report_change(out, change, json)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Change:
-    """What came in, and what went out."""
+    """What went out, and what did not."""
 
+    written: Written
     block_tokens: int
-    sessions_in: int = 0
-    requests_in: int = 0
-    sessions: int = 0
-    requests: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
-    span_s: float = 0.0
+    left_out_sessions: int
+    left_out_requests: int
 
 
 def _write(
@@ -277,22 +289,22 @@ def _write(
     before: TraceFacts,
     after: TraceFacts,
     sessions: Iterator[Session],
-    changed: Callable[[Iterator[Session]], Iterable[Session]],
+    change_sessions: Callable[[Iterator[Session]], Iterable[Session]],
 ) -> _Change:
-    """Stream the sessions through `changed` into the file. Raises RunnerError where none is left."""
+    """Stream the sessions through `change_sessions` into the file. Raises RunnerError where none is left."""
     from runners.trace.formats import write_trace
 
-    change = _Change(after.block_tokens)
+    read: Counter[str] = Counter()
 
-    def counted() -> Iterator[Session]:
+    def count_read() -> Iterator[Session]:
         for session in sessions:
-            change.sessions_in += 1
-            change.requests_in += len(session.turns)
+            read["sessions"] += 1
+            read["requests"] += len(session.turns)
             yield session
 
-    def some() -> Iterator[Session]:
+    def require_some() -> Iterator[Session]:
         any_left = False
-        for session in changed(counted()):
+        for session in change_sessions(count_read()):
             any_left = True
             yield session
         if not any_left:
@@ -300,38 +312,29 @@ def _write(
                 f"nothing of {before.source} is left to write", remedy="keep more sessions, or allow longer prompts"
             )
 
-    written = write_trace(out, after, some())
-    for name in ("sessions", "requests", "input_tokens", "output_tokens", "span_s"):
-        setattr(change, name, getattr(written, name))
-    return change
+    written = write_trace(out, after, require_some())
+    left_out = (read["sessions"] - written.sessions, read["requests"] - written.requests)
+    return _Change(written, after.block_tokens, *left_out)
 
 
 def _report_change(out: Path, change: _Change, json: bool) -> None:
     if json:
-        row: dict[str, Any] = {
-            "file": str(out),
-            "sessions": change.sessions,
-            "requests": change.requests,
-            "input_tokens": change.input_tokens,
-            "output_tokens": change.output_tokens,
-            "span_s": change.span_s,
-            "block_tokens": change.block_tokens,
-            "left_out_sessions": change.sessions_in - change.sessions,
-            "left_out_requests": change.requests_in - change.requests,
-        }
-        output.print_json(row)
+        row = asdict(change)
+        output.print_json({"file": str(out), **row.pop("written"), **row})
         return
-    left_out = change.requests_in - change.requests
+    written = change.written
     output.err().print(
-        f"{out}: {change.requests} requests of {change.sessions} sessions, {change.input_tokens} input and "
-        f"{change.output_tokens} output tokens in blocks of {change.block_tokens}, {change.span_s:.1f} s"
-        + (f"; {left_out} requests left out" if left_out else ""),
+        f"{out}: {written.requests} requests of {written.sessions} sessions, {written.input_tokens} input and "
+        f"{written.output_tokens} output tokens in blocks of {change.block_tokens}, {written.span_s:.1f} s"
+        + (f"; {change.left_out_requests} requests left out" if change.left_out_requests else ""),
         markup=False,
         soft_wrap=True,
     )
 
 
-def _opened(file: Path, format: str | None, watch: Callable[[float], None]) -> tuple[TraceFacts, Iterator[Session]]:
+def _open_source(
+    file: Path, format: str | None, watch: Callable[[float], None]
+) -> tuple[TraceFacts, Iterator[Session]]:
     from runners.trace.formats import open_trace
 
     return open_trace(file, format, watch)

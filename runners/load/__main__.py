@@ -12,14 +12,14 @@ import signal
 import stat
 import sys
 from pathlib import Path
+from typing import Any
 
-import msgspec
 import uvloop
 
 from runners.errors import ExitCode, RunnerError
 from runners.load.openloop import run_cell
-from runners.load.replay_spec import ReplayLine, ReplaySpec, ReplayTick, load_replay_spec
-from runners.load.spec import LoadFailure, LoadLine, LoadTick, load_spec, to_json
+from runners.load.replay_spec import ReplayOutcome, ReplaySpec, ReplayTick
+from runners.load.spec import LoadFailure, LoadLine, LoadOutcome, LoadSpec, LoadTick, load_spec, to_json
 
 STDIN, STDOUT = 0, 1
 
@@ -34,25 +34,27 @@ def main(arguments: list[str]) -> int:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_run(Path(arguments[-1]), replay))
     except RunnerError as error:
-        _say(LoadLine(failure=LoadFailure(str(error), error.remedy, int(error.exit_code))))
+        _print_line(LoadLine(failure=LoadFailure(str(error), error.remedy, int(error.exit_code))))
         return int(error.exit_code)
 
 
 async def _run(path: Path, replay: bool) -> int:
     loop, cut = asyncio.get_running_loop(), asyncio.Event()
-    spec = load_replay_spec(path) if replay else load_spec(path)
+    spec = load_spec(path, ReplaySpec) if replay else load_spec(path, LoadSpec)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, cut.set)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the parent holds it back until now
     kind = os.fstat(STDIN).st_mode
     if stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind):
         loop.add_reader(STDIN, _end_with_parent)
+    outcome: LoadOutcome | ReplayOutcome
     if isinstance(spec, ReplaySpec):
-        from runners.load.closedloop import run_trace  # an open-loop cell starts without the trace readers
+        from runners.load.replay import run_trace  # an open-loop cell starts without the trace readers
 
-        _say(ReplayLine(outcome=await run_trace(spec, _say_replay_tick, cut)))
+        outcome = await run_trace(spec, _print_tick, cut)
     else:
-        _say(LoadLine(outcome=await run_cell(spec, _say_tick, cut)))
+        outcome = await run_cell(spec, _print_tick, cut)
+    _print_line(LoadLine(outcome=outcome))
     return ExitCode.DONE
 
 
@@ -62,19 +64,11 @@ def _end_with_parent() -> None:
         os._exit(ExitCode.INTERRUPTED)
 
 
-def _say_tick(tick: LoadTick) -> None:
-    _say_unless_full(LoadLine(tick=tick))
-
-
-def _say_replay_tick(tick: ReplayTick) -> None:
-    _say_unless_full(ReplayLine(tick=tick))
-
-
-def _say_unless_full(line: msgspec.Struct) -> None:
+def _print_tick(tick: LoadTick | ReplayTick) -> None:
     """A parent that stopped reading loses ticks and does not stall this loop; a line is below a pipe's atomic size."""
     os.set_blocking(STDOUT, False)
     try:
-        os.write(STDOUT, to_json(line) + b"\n")
+        os.write(STDOUT, to_json(LoadLine(tick=tick)) + b"\n")
     except BlockingIOError:
         pass
     except BrokenPipeError:
@@ -83,7 +77,7 @@ def _say_unless_full(line: msgspec.Struct) -> None:
         os.set_blocking(STDOUT, True)
 
 
-def _say(line: msgspec.Struct) -> None:
+def _print_line(line: LoadLine[Any, Any]) -> None:
     data = to_json(line) + b"\n"
     while data:
         data = data[os.write(STDOUT, data) :]

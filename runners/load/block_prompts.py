@@ -10,7 +10,7 @@ of a block is uniform, and so are the tokens behind the last hash, which belong 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
@@ -19,9 +19,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from results.traces.prefix_keys import Keys, mix_bits
 from runners.load.prompts import SLICE_TOKENS, identity_tokens
-
-Hashes = NDArray[np.uint64]
+from runners.trace.session import Turn
 
 _MASK = (1 << 64) - 1
 _GOLDEN = np.uint64(0x9E37_79B9_7F4A_7C15)
@@ -48,63 +48,49 @@ class BlockShape:
         return _key(self.seed, "block", session if self.hash_scope == "session" else "")
 
 
-@dataclass(frozen=True, slots=True)
-class TurnPrompt:
-    """Which prompt a turn sends."""
-
-    session: str
-    place: int
-    """Place of the turn in its session."""
-    input_tokens: int
-    hashes: Hashes
-
-
-def as_hashes(hashes: Sequence[int]) -> Hashes:
-    """Hashes as 64-bit numbers; one that is negative or longer is folded."""
-    if hashes and (min(hashes) < 0 or max(hashes) > _MASK):
-        hashes = [value if 0 <= value <= _MASK else _folded(str(value)) for value in hashes]
-    return np.array(hashes, dtype=np.uint64)
-
-
 def name_tokens(block_tokens: int, span: int) -> int:
     """Tokens at the beginning of a block that name its hash, for `span` token ids."""
     return min(block_tokens, identity_tokens(span))
 
 
-def prompt_ids(shape: BlockShape, prompt: TurnPrompt) -> NDArray[np.int64]:
-    """The whole prompt, exactly `input_tokens` ids."""
-    return np.array([token for piece in prompt_pieces(shape, prompt) for token in _ids_in(piece)], dtype=np.int64)
+def prompt_ids(shape: BlockShape, session: str, place: int, turn: Turn) -> NDArray[np.int64]:
+    """The whole prompt, exactly `input_tokens` ids; arguments as of `prompt_pieces`."""
+    pieces = prompt_pieces(shape, session, place, turn)
+    return np.array([token for piece in pieces for token in _ids_in(piece)], dtype=np.int64)
 
 
-def prompt_pieces(shape: BlockShape, prompt: TurnPrompt) -> Iterator[bytes]:
-    """The prompt as JSON numbers with commas between them, in pieces of at most SLICE_TOKENS ids (or one block)."""
-    key, size, left = shape.key(prompt.session), shape.block_tokens, prompt.input_tokens
+def prompt_pieces(shape: BlockShape, session: str, place: int, turn: Turn) -> Iterator[bytes]:
+    """The prompt of the turn at a place of its session, as JSON numbers with commas between them.
+
+    A piece has at most SLICE_TOKENS ids, or one block.
+    """
+    key, size, left = shape.key(session), shape.block_tokens, turn.input_tokens
     step = max(1, SLICE_TOKENS // size)
-    for first in range(0, len(prompt.hashes), step):
+    for first in range(0, len(turn.hashes), step):
         if left <= 0:
             return
-        names = prompt.hashes[first : first + step].tobytes()
-        whole = len(names) // 8 * size
+        hashes = turn.hashes[first : first + step]
+        whole = len(hashes) * size
         if left >= whole:
-            yield _shared_piece(key, names, size, shape.low, shape.high)
+            yield _shared_piece(key, hashes, size, shape.low, shape.high)
         else:  # a last block that is not full
-            yield _joined(_blocks(key, np.frombuffer(names, np.uint64), size, shape.low, shape.high).ravel()[:left])
+            yield _joined(_blocks(key, hashes, size, shape.low, shape.high).ravel()[:left])
         left -= whole
-    yield from _tail(shape, prompt, left)
+    yield from _tail(shape, session, place, left)
 
 
-def _tail(shape: BlockShape, prompt: TurnPrompt, count: int) -> Iterator[bytes]:
+def _tail(shape: BlockShape, session: str, place: int, count: int) -> Iterator[bytes]:
     """The tokens behind the last hash: no other turn has them."""
-    key = _key(shape.seed, "tail", prompt.session, str(prompt.place))
+    key = _key(shape.seed, "tail", session, str(place))
     for first in range(0, count, SLICE_TOKENS):
-        name = np.array([first // SLICE_TOKENS], dtype=np.uint64)
+        name = (first // SLICE_TOKENS,)
         yield _joined(_blocks(key, name, min(SLICE_TOKENS, count - first), shape.low, shape.high).ravel())
 
 
 @lru_cache(maxsize=_KEPT_SLICES)
-def _shared_piece(key: int, hashes: bytes, block_tokens: int, low: int, high: int) -> bytes:
+def _shared_piece(key: int, hashes: tuple[int, ...], block_tokens: int, low: int, high: int) -> bytes:
     """Whole blocks, serialised. Turns of a session begin alike, so most pieces are asked for many times."""
-    return _joined(_blocks(key, np.frombuffer(hashes, np.uint64), block_tokens, low, high).ravel())
+    return _joined(_blocks(key, hashes, block_tokens, low, high).ravel())
 
 
 def _joined(ids: NDArray[np.int64]) -> bytes:
@@ -115,28 +101,29 @@ def _ids_in(piece: bytes) -> list[int]:
     return msgspec.json.decode(b"[" + piece + b"]", type=list[int])
 
 
-def _blocks(key: int, hashes: Hashes, block_tokens: int, low: int, high: int) -> NDArray[np.int64]:
+def _blocks(key: int, hashes: tuple[int, ...], block_tokens: int, low: int, high: int) -> NDArray[np.int64]:
     """One row of `block_tokens` ids per hash."""
     span = high - low
-    start = _mixed(hashes ^ np.uint64(key))
+    names = np.array(hashes, dtype=np.uint64)
+    start = mix_bits(names ^ np.uint64(key))
     counters = start[:, None] + np.arange(1, block_tokens + 1, dtype=np.uint64) * _GOLDEN
     # Multiply-shift on the high half: as uniform as 32 bits allow, and the same for ever.
-    ids = ((_mixed(counters) >> np.uint64(32)) * np.uint64(span) >> np.uint64(32)).astype(np.int64)
+    ids = ((mix_bits(counters) >> np.uint64(32)) * np.uint64(span) >> np.uint64(32)).astype(np.int64)
     named = name_tokens(block_tokens, span)
-    value = _permuted(hashes, key, min(span**named, 1 << 64))
+    value = _permuted(names, key, min(span**named, 1 << 64))
     for place in range(named):
         ids[:, place] = (value % np.uint64(span)).astype(np.int64)
         value = value // np.uint64(span)
     return ids + low
 
 
-def _permuted(values: Hashes, key: int, size: int) -> Hashes:
+def _permuted(values: Keys, key: int, size: int) -> Keys:
     """A permutation of 0..size-1 chosen by the key: a Feistel network walked until it is back in range.
 
     The network permutes at most 4 x `size` numbers, so a walk takes fewer than four rounds on average, and it ends.
     """
     if size < 1 << 64:  # mixed, so that runs of neighbours do not meet other runs of them
-        folded = _mixed(values ^ np.uint64(key)) % np.uint64(size)
+        folded = mix_bits(values ^ np.uint64(key)) % np.uint64(size)
         values = np.where(values < np.uint64(size), values, folded)
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     walked = _feistel(values, key, half)
@@ -145,26 +132,16 @@ def _permuted(values: Hashes, key: int, size: int) -> Hashes:
     return walked
 
 
-def _feistel(values: Hashes, key: int, half: int) -> Hashes:
+def _feistel(values: Keys, key: int, half: int) -> Keys:
     mask, shift = np.uint64((1 << half) - 1), np.uint64(half)
     left, right = values >> shift, values & mask
     for number in range(_ROUNDS):
         round_key = np.uint64((key + number * 0xD1B5_4A32_D192_ED03) & _MASK)
-        left, right = right, left ^ (_mixed(right ^ round_key) >> np.uint64(7) & mask)
+        left, right = right, left ^ (mix_bits(right ^ round_key) >> np.uint64(7) & mask)
     return left << shift | right
-
-
-def _mixed(values: Hashes) -> Hashes:
-    """A bijection on 64 bits (the finaliser of SplitMix64), element by element."""
-    values = (values ^ values >> np.uint64(30)) * np.uint64(0xBF58_476D_1CE4_E5B9)
-    values = (values ^ values >> np.uint64(27)) * np.uint64(0x94D0_49BB_1331_11EB)
-    return values ^ values >> np.uint64(31)
 
 
 @lru_cache(maxsize=1024)
 def _key(seed: int, *parts: str) -> int:
-    return _folded("\0".join((str(seed), *parts)))
-
-
-def _folded(text: str) -> int:
+    text = "\0".join((str(seed), *parts))
     return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")

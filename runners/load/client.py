@@ -10,51 +10,20 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import cast
-from urllib.parse import urlsplit
 
 import httptools
 
 from runners.load.spec import LoadError
 from runners.load.stream import Exchange
+from runners.target import Target
 
 STALE_WITHIN_NS = 1_000_000_000
 """A pooled connection that dies later than this after the send was not stale: the server dropped the request."""
 CONNECT_TIMEOUT_S = 10.0
 INSTANCE_HEADER = b"x-tracon-instance"
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where requests go, resolved once so that no name lookup falls into the measurement."""
-
-    address: str
-    port: int
-    host: str
-    path: str
-    tls: bool
-
-    def head(self, request_id: str, length: int, more: str = "") -> bytes:
-        """The request's head, blank line included; `more` holds further header lines, each with its line end."""
-        return (
-            f"POST {self.path} HTTP/1.1\r\nhost: {self.host}\r\nuser-agent: tracon\r\naccept: text/event-stream\r\n"
-            f"content-type: application/json\r\nx-request-id: {request_id}\r\n{more}content-length: {length}\r\n\r\n"
-        ).encode("ascii")
-
-
-async def resolve(url: str) -> Target:
-    """The target of a base URL. Raises LoadError where its host has no address."""
-    parts = urlsplit(url)
-    host, tls = parts.hostname or "", parts.scheme == "https"
-    port = parts.port or (443 if tls else 80)
-    try:
-        addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise LoadError(f"{url}: host {host!r} has no address ({error})", remedy="Correct the engine's URL.") from error
-    address = str(addresses[0][4][0])
-    return Target(address, port, parts.netloc.rpartition("@")[2], parts.path.rstrip("/") + "/v1/completions", tls)
+HEADERS = b"user-agent: tracon\r\naccept: text/event-stream\r\ncontent-type: application/json\r\n"
 
 
 class Connection(asyncio.Protocol):
@@ -209,8 +178,9 @@ class LoadClient:
             ) from error
 
     def send(self, exchange: Exchange, request_id: str, body: bytes, more: str = "") -> None:
-        """Stamp and send; never waits. `more` as in Target.head."""
-        payload = self._target.head(request_id, len(body), more) + body
+        """Stamp and send; never waits. `more` holds further header lines, each with its line end."""
+        headers = b"%bx-request-id: %b\r\n%b" % (HEADERS, request_id.encode("ascii"), more.encode("ascii"))
+        payload = self._target.head("POST", b"/v1/completions", headers, len(body)) + body
         idle = self._idle
         while idle:
             connection = idle.pop()
@@ -296,7 +266,7 @@ class LoadClient:
 
     async def _connect(self) -> Connection:
         target = self._target
-        name = target.host.partition(":")[0] if self._tls else None
+        name = target.name if self._tls else None
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             _, connection = await asyncio.get_running_loop().create_connection(
                 lambda: self._connection(self), target.address, target.port, ssl=self._tls, server_hostname=name

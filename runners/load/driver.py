@@ -1,4 +1,4 @@
-"""The part of a running load that the open loop and a replay share.
+"""A running load: what the open loop and a replay share.
 
 Both send on the pacer's clock, follow every request to its end, build bodies in the gaps between sends, and close when
 they have enough, fail, or are cut. What to send next, and when, is the subclass's.
@@ -11,24 +11,35 @@ import time
 from abc import ABC, abstractmethod
 from array import array
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from time import perf_counter_ns
-from typing import Any, Protocol
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from results.records.schemas import RequestStatus
-from runners.load.client import LoadClient
-from runners.load.fidelity import Fidelity, WindowCounts, judge
+from runners.load.bodies import Bodies
+from runners.load.client import Connection, LoadClient
+from runners.load.fidelity import Fidelity, WindowCounts, judge_fidelity
 from runners.load.live import Latencies, RecentValues
 from runners.load.pacer import Pacer
+from runners.load.process_settings import disable_gc, run_at_once
 from runners.load.recorder import Recorder
 from runners.load.spec import LoadOptions
 from runners.load.stream import Exchange
+from runners.target import Target
 
 LEAD_NS = 50_000_000
 """From the end of all preparation to the first send."""
 BUILD_AHEAD_PERIOD_S = 0.001
+HOUSEKEEPING_S = 0.25
+TICKS_EVERY = 4
+"""A tick per this many rounds of housekeeping: 1 Hz."""
+
+Tick = TypeVar("Tick")
+Outcome = TypeVar("Outcome")
 
 
 @dataclass(slots=True)
@@ -43,31 +54,32 @@ class Counts:
     failures_in_a_row: int = 0
 
 
-class AheadBodies(Protocol):
-    """Request bodies that are built before their time."""
-
-    late: int
-
-    def advance(self) -> bool:
-        """Build one slice; whether there is more to build."""
-
-
-class Driver(ABC):
+class Driver(ABC, Generic[Tick, Outcome]):
     """One running load; the listener of all its requests."""
 
     build_ahead_ns = 0
     """How long one gap is used for building, one slice at least."""
+    connection: type[Connection] = Connection
 
-    def __init__(self, spec: LoadOptions, client: LoadClient, recorder: Recorder, bodies: AheadBodies) -> None:
+    def __init__(self, spec: LoadOptions, target: Target, bodies: Bodies) -> None:
+        """Raises LoadError where the file of requests cannot be written."""
+        self.counts = Counts()
         self.realtime = False
         self.stop_reason = ""
         self.t_start_ns = self.t_stop_ns = self.t_end_ns = 0
         self.t_start_unix_s = 0.0
         self._options = spec
-        self._client = client
-        self._recorder = recorder
-        self._ahead = bodies
-        self._pacer = Pacer(self._due)
+        self._client = LoadClient(
+            target,
+            spares=spec.spare_connections,
+            request_timeout_s=spec.request_timeout_s,
+            stall_timeout_s=spec.stall_timeout_s,
+            connection=self.connection,
+        )
+        self._recorder = Recorder(Path(spec.requests_path))
+        self._recorders = [self._recorder]
+        self._bodies = bodies
+        self._pacer = Pacer(self._send_due)
         self._inflight = 0
         self._pending_prefill = 0
         self._lateness_ns = array("q")
@@ -82,15 +94,20 @@ class Driver(ABC):
         self._cpu_begin_s: float | None = None
         self._cpu_s: float | None = None
 
-    @property
-    @abstractmethod
-    def counts(self) -> Counts: ...
-
-    async def closed(self) -> None:
-        await self._closed.wait()
-
-    async def drained(self) -> None:
-        await self._drained.wait()
+    async def run(self, on_tick: Callable[[Tick], None], cut: asyncio.Event) -> Outcome:
+        """Run the load in this process, on this event loop, and write its records; `cut` ends it early."""
+        try:
+            self.prepare()
+            await self._client.open()
+            with disable_gc(), run_at_once(self._options.realtime) as self.realtime:
+                self.start()
+                await self._follow(on_tick, cut)
+        finally:
+            self.finish()
+            await self._client.close()
+            for recorder in self._recorders:
+                await recorder.close()
+        return self.outcome()
 
     def stop(self, reason: str, t_ns: int) -> None:
         """Stop sending; the reason is the first caller's."""
@@ -131,7 +148,22 @@ class Driver(ABC):
 
     # the subclass's part
     @abstractmethod
-    def _due(self) -> None:
+    def prepare(self) -> None:
+        """Everything that can be made before the first send."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Fix the time of the first send and arm the clock."""
+
+    @abstractmethod
+    def tick(self, now_ns: int) -> Tick: ...
+
+    @abstractmethod
+    def outcome(self) -> Outcome:
+        """How it ended; only after `finish`."""
+
+    @abstractmethod
+    def _send_due(self) -> None:
         """The pacer fired: send whatever is due, or close."""
 
     @abstractmethod
@@ -142,10 +174,47 @@ class Driver(ABC):
     def _on_end(self, exchange: Exchange) -> None:
         """Record the request, and go on from its end."""
 
-    def _on_stop(self) -> None:  # noqa: B027 - most loads have nothing to add
+    def _on_stop(self) -> None:
         """Sending stops at `t_stop_ns`."""
 
     # shared steps
+    async def _follow(self, on_tick: Callable[[Tick], None], cut: asyncio.Event) -> None:
+        """Until the load is closed and drained, which may take `drain_s`, or is cut."""
+        watch = asyncio.create_task(self._keep_house(on_tick))
+        defect = _first_defect()
+        cutting = asyncio.create_task(cut.wait())
+        futures: list[asyncio.Future[Any]] = [watch, cutting, defect]
+        try:
+            for event, limit_s in ((self._closed, None), (self._drained, self._options.drain_s)):
+                futures.append(asyncio.create_task(event.wait()))
+                await asyncio.wait(
+                    (watch, cutting, defect, futures[-1]), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                for broken in (watch, defect):
+                    if broken.done():
+                        broken.result()
+                if cutting.done():
+                    return
+        finally:
+            asyncio.get_running_loop().set_exception_handler(None)
+            for future in futures:
+                future.cancel()
+            await asyncio.gather(*futures, return_exceptions=True)
+
+    async def _keep_house(self, on_tick: Callable[[Tick], None]) -> None:
+        """On absolute times: timeouts at 4 Hz; records, and what the operator sees, at 1 Hz."""
+        rounds = 0
+        while True:
+            rounds += 1
+            due_ns = self.t_start_ns + round(rounds * HOUSEKEEPING_S * 1e9)
+            await asyncio.sleep(max(0.0, (due_ns - perf_counter_ns()) / 1e9))
+            now_ns = perf_counter_ns()
+            self._client.sweep(now_ns)
+            if rounds % TICKS_EVERY == 0:
+                for recorder in self._recorders:
+                    recorder.flush()
+                on_tick(self.tick(now_ns))
+
     def _start_clock(self) -> None:
         self.t_start_ns = perf_counter_ns() + LEAD_NS
         self.t_start_unix_s = time.time() + LEAD_NS / 1e9
@@ -162,7 +231,7 @@ class Driver(ABC):
     def _build_ahead(self) -> None:
         self._building = None
         until_ns, more = perf_counter_ns() + self.build_ahead_ns, not self._closed.is_set()
-        while more and (more := self._ahead.advance()) and perf_counter_ns() < until_ns:
+        while more and (more := self._bodies.build_slice()) and perf_counter_ns() < until_ns:
             pass
         if more:
             self._build_ahead_soon()
@@ -192,11 +261,10 @@ class Driver(ABC):
         return (self._seen, self._seen_of[exchange.instance]) if exchange.instance else (self._seen,)
 
     def _judge(self, lateness_ns: np.ndarray[Any, np.dtype[np.int64]], window: WindowCounts) -> Fidelity:
-        return judge(lateness_ns, window, self._options.limits)
+        return judge_fidelity(lateness_ns, window, self._options.limits)
 
     def _tick_fields(self, now_ns: int) -> dict[str, Any]:
         """The fields of a LoadTick that every load has."""
-        ttft_p50, ttft_p90, tpot_p50, tpot_p90 = self._seen.p50_p90(now_ns)
         return {
             "t_ns": now_ns,
             "elapsed_s": max(0.0, (now_ns - self.t_start_ns) / 1e9),
@@ -205,10 +273,7 @@ class Driver(ABC):
             "failed": self.counts.failed,
             "inflight": self._inflight,
             "pending_prefill_tokens": self._pending_prefill,
-            "ttft_p50_s": ttft_p50,
-            "ttft_p90_s": ttft_p90,
-            "tpot_p50_s": tpot_p50,
-            "tpot_p90_s": tpot_p90,
+            **asdict(self._seen.summarise(now_ns)),
             "lateness_p99_s": self._late.quantiles(now_ns, 0.99)[0],
         }
 
@@ -226,6 +291,19 @@ class Driver(ABC):
             "cut": counts.cut,
             "retried": self._client.retried,
             "wrong_length": counts.wrong_length,
-            "late_bodies": self._ahead.late,
+            "late_bodies": self._bodies.late,
             "realtime": self.realtime,
         }
+
+
+def _first_defect() -> asyncio.Future[None]:
+    """Fails with the first exception that escapes a callback: a meter with a defect must not go on measuring."""
+    loop = asyncio.get_running_loop()
+    defect: asyncio.Future[None] = loop.create_future()
+
+    def keep(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if not defect.done():
+            defect.set_exception(context.get("exception") or RuntimeError(context["message"]))
+
+    loop.set_exception_handler(keep)
+    return defect

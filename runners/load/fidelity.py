@@ -48,7 +48,7 @@ class WindowCounts:
     cpu_s: float | None
 
 
-def judge(lateness_ns: NDArray[np.int64], counts: WindowCounts, limits: FidelityLimits) -> Fidelity:
+def judge_fidelity(lateness_ns: NDArray[np.int64], counts: WindowCounts, limits: FidelityLimits) -> Fidelity:
     """The verdict over the lateness of every arrival scheduled inside the window."""
     if not len(lateness_ns) or counts.scheduled == 0 or counts.window_s <= 0:
         reason = "no arrival fell into the measured window"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
+from results.records.live import LiveLatency
+
 LIVE_WINDOW_S = 5.0
 _HELD = 4096
 """Values kept at most: beyond that rate the window is shorter than LIVE_WINDOW_S."""
@@ -34,8 +36,5 @@ class Latencies:
     def __init__(self) -> None:
         self.ttft, self.tpot = RecentValues(), RecentValues()
 
-    def p50_p90(self, now_ns: int) -> tuple[float | None, float | None, float | None, float | None]:
-        """TTFT p50 and p90, TPOT p50 and p90; None where the window is empty."""
-        ttft_p50, ttft_p90 = self.ttft.quantiles(now_ns, 0.5, 0.9)
-        tpot_p50, tpot_p90 = self.tpot.quantiles(now_ns, 0.5, 0.9)
-        return ttft_p50, ttft_p90, tpot_p50, tpot_p90
+    def summarise(self, now_ns: int) -> LiveLatency:
+        return LiveLatency(*self.ttft.quantiles(now_ns, 0.5, 0.9), *self.tpot.quantiles(now_ns, 0.5, 0.9))

@@ -9,14 +9,25 @@ ones are; what is still open then is CUT.
 from __future__ import annotations
 
 import asyncio
+import time
+from array import array
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter_ns
 
-from runners.load.cell import Cell
-from runners.load.client import LoadClient, resolve
-from runners.load.meter import allow_connections, at_once, follow, quiet_gc
+import numpy as np
+
+from results.records.schemas import RequestRecord, RequestStatus
+from runners.load.driver import Driver
+from runners.load.fidelity import WindowCounts
+from runners.load.process_settings import allow_connections
+from runners.load.prompts import BodyShape, build_bodies
 from runners.load.recorder import Recorder
-from runners.load.spec import LoadOutcome, LoadSpec, LoadTick
+from runners.load.schedule import offsets_ns
+from runners.load.spec import LoadError, LoadOutcome, LoadSpec, LoadTick
+from runners.load.stream import Exchange, unsent_fields
+from runners.target import Target, resolve_target
 
 
 async def run_cell(spec: LoadSpec, on_tick: Callable[[LoadTick], None], cut: asyncio.Event) -> LoadOutcome:
@@ -25,23 +36,172 @@ async def run_cell(spec: LoadSpec, on_tick: Callable[[LoadTick], None], cut: asy
     `cut` ends it early: what is in flight is recorded as CUT. Raises LoadError where nothing can be measured.
     """
     allow_connections(spec.inflight_cap + spec.spare_connections, "lower inflight_cap")
-    client = LoadClient(
-        await resolve(spec.url),
-        spares=spec.spare_connections,
-        request_timeout_s=spec.request_timeout_s,
-        stall_timeout_s=spec.stall_timeout_s,
+    return await Cell(spec, await resolve_target(spec.url, LoadError)).run(on_tick, cut)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkStamps:
+    """A row of the chunks file."""
+
+    index: int
+    t_ns: list[int]
+    """One per chunk that carried a token."""
+
+
+class Cell(Driver[LoadTick, LoadOutcome]):
+    """One running cell."""
+
+    def __init__(self, spec: LoadSpec, target: Target) -> None:
+        self.spec = spec
+        self._offsets: list[int] = offsets_ns(
+            spec.arrival,
+            rate_per_s=spec.rate_per_s,
+            warmup_s=spec.warmup_s,
+            window_s=spec.expected_window_s,
+            horizon_s=spec.horizon_s,
+            seed=spec.seed,
+            cell_index=spec.cell_index,
+        ).tolist()
+        self._request_id = f"tracon-{spec.seed:x}-{spec.cell_index}-"
+        self._next = 0
+        """Index of the next arrival."""
+        self._completed_ns = array("q")
+        self.t_window_start_ns = 0
+        self._dropped = 0
+        self._completed_measured = 0
+        """Completions of requests due inside the window: what min_completed asks for."""
+        super().__init__(spec, target, build_bodies(body_shape(spec), len(self._offsets)))
+        self._chunks = Recorder(Path(spec.chunks_path)) if spec.chunks_path else None
+        if self._chunks is not None:
+            self._recorders.append(self._chunks)
+
+    @property
+    def t_window_end_ns(self) -> int:
+        """When sending stopped; 0 before."""
+        return max(self.t_stop_ns, self.t_window_start_ns) if self._closed.is_set() else 0
+
+    def prepare(self) -> None:
+        spec = self.spec
+        self._bodies.build_first(int((spec.warmup_s + spec.expected_window_s) * spec.rate_per_s) + 1)
+
+    def start(self) -> None:
+        self._start_clock()
+        self.t_window_start_ns = self.t_start_ns + round(self.spec.warmup_s * 1e9)
+        self._pacer.arm(self._arrival_ns(0))
+
+    # the clock
+    def _send_due(self) -> None:
+        """The pacer fired: handle every arrival whose time has come, or close the window."""
+        while not self._closed.is_set():
+            due_ns = self._arrival_ns(self._next)
+            if due_ns > perf_counter_ns():
+                self._pacer.arm(due_ns)
+                self._build_ahead_soon()
+                return
+            if self._enough(due_ns):
+                self.stop("complete", due_ns)
+            elif self._next >= len(self._offsets):
+                self.stop("hard_stop", due_ns)
+            else:
+                self._handle(self._next, due_ns)
+                self._next += 1
+
+    def _arrival_ns(self, index: int) -> int:
+        """Time of an arrival; after the last one, of the hard stop."""
+        if index < len(self._offsets):
+            return self.t_start_ns + self._offsets[index]
+        return self.t_start_ns + round(self.spec.horizon_s * 1e9)
+
+    def _enough(self, now_ns: int) -> bool:
+        long_enough = now_ns >= self.t_window_start_ns + round(self.spec.min_duration_s * 1e9)
+        return long_enough and self._completed_measured >= self.spec.min_completed
+
+    def _handle(self, index: int, due_ns: int) -> None:
+        warmup = due_ns < self.t_window_start_ns
+        if not warmup and self._cpu_begin_s is None:
+            self._cpu_begin_s = time.process_time()
+        if self._inflight >= self.spec.inflight_cap:
+            now_ns = perf_counter_ns()
+            self._drop(index, due_ns, warmup)
+        else:
+            now_ns = self._send(index, due_ns, warmup)
+        self._late.add((now_ns, (now_ns - due_ns) / 1e9))
+        if not warmup:
+            self._lateness_ns.append(now_ns - due_ns)
+
+    def _send(self, index: int, due_ns: int, warmup: bool) -> int:
+        body = self._bodies.take_body(index)
+        stamps = None if self._chunks is None else array("q")
+        exchange = Exchange(index, self, due_ns, warmup, self._inflight, stamps)
+        self._count_send(self.spec.input_tokens)
+        self._client.send(exchange, f"{self._request_id}{index}", body)
+        return exchange.t_send_ns
+
+    def _drop(self, index: int, due_ns: int, warmup: bool) -> None:
+        self._bodies.drop_body(index)
+        self._dropped += 1
+        self._recorder.add(_dropped(self.spec, index, due_ns, warmup, self._inflight))
+
+    def _requested(self, exchange: Exchange) -> tuple[int, int]:
+        return self.spec.input_tokens, self.spec.output_tokens
+
+    def _on_end(self, exchange: Exchange) -> None:
+        if exchange.status is RequestStatus.OK:
+            self._completed_measured += not exchange.warmup
+            self._completed_ns.append(exchange.t_end_ns)
+        self._recorder.add(exchange.record(self.spec.input_tokens, self.spec.output_tokens))
+        if self._chunks is not None and exchange.stamps is not None:
+            self._chunks.add(ChunkStamps(exchange.index, exchange.stamps.tolist()))
+
+    def tick(self, now_ns: int) -> LoadTick:
+        phase = "warmup" if now_ns < self.t_window_start_ns else "drain" if self._closed.is_set() else "measure"
+        return LoadTick(
+            **self._tick_fields(now_ns), phase=phase, fraction=self._fraction(now_ns), dropped=self._dropped
+        )
+
+    def outcome(self) -> LoadOutcome:
+        begin, end = self.t_window_start_ns - self.t_start_ns, self.t_window_end_ns - self.t_start_ns
+        scheduled = sum(1 for offset in self._offsets if begin <= offset < end)
+        lateness = np.array(self._lateness_ns, dtype=np.int64)[:scheduled]
+        due = np.array([offset for offset in self._offsets if begin <= offset < end][: len(lateness)], dtype=np.int64)
+        handled = int(np.count_nonzero(due + lateness <= end))
+        return LoadOutcome(
+            **self._outcome_fields(),
+            t_window_start_ns=self.t_window_start_ns,
+            t_window_end_ns=self.t_window_end_ns,
+            dropped=self._dropped,
+            completed_in_window=sum(self.t_window_start_ns <= t < self.t_window_end_ns for t in self._completed_ns),
+            fidelity=self._judge(lateness, WindowCounts(scheduled, handled, (end - begin) / 1e9, self._cpu_s)),
+        )
+
+    def _fraction(self, now_ns: int) -> float:
+        spec = self.spec
+        total_s = spec.warmup_s + spec.expected_window_s
+        elapsed_s = (now_ns - self.t_start_ns) / 1e9
+        done_s = min(elapsed_s, total_s)
+        if elapsed_s > spec.warmup_s and spec.min_completed:
+            share = min(1.0, self._completed_measured / spec.min_completed)
+            done_s = min(done_s, spec.warmup_s + share * spec.expected_window_s)
+        return min(1.0, max(0.0, done_s / total_s, elapsed_s / spec.horizon_s))
+
+
+def body_shape(spec: LoadSpec) -> BodyShape:
+    return BodyShape(
+        model=spec.model,
+        output_tokens=spec.output_tokens,
+        input_tokens=spec.input_tokens,
+        seed=spec.seed,
+        cell_index=spec.cell_index,
+        low=spec.vocab_low,
+        high=spec.vocab_high,
+        evidence=spec.token_evidence,
     )
-    recorders = [Recorder(Path(path)) for path in (spec.requests_path, spec.chunks_path) if path]
-    cell = Cell(spec, client, recorders[0], recorders[1] if spec.chunks_path else None)
-    try:
-        cell.prepare()
-        await client.open()
-        with quiet_gc(), at_once(spec.realtime) as cell.realtime:
-            cell.start()
-            await follow(cell, client, recorders, on_tick, cut, spec.drain_s)
-    finally:
-        cell.finish()
-        await client.close()
-        for recorder in recorders:
-            await recorder.close()
-    return cell.outcome()
+
+
+def _dropped(spec: LoadSpec, index: int, due_ns: int, warmup: bool, inflight: int) -> RequestRecord:
+    return RequestRecord(
+        **unsent_fields(index, RequestStatus.DROPPED, spec.input_tokens, spec.output_tokens),
+        warmup=warmup,
+        t_intended_ns=due_ns,
+        inflight_at_send=inflight,
+    )

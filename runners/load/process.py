@@ -13,13 +13,13 @@ from asyncio.subprocess import PIPE, Process
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from results.records.layout import spec_beside
-from runners.load.replay_spec import ReplayLine, ReplayOutcome, ReplaySpec, ReplayTick
-from runners.load.spec import LoadError, LoadFailure, LoadLine, LoadOutcome, LoadSpec, LoadTick, to_json
+from runners.load.replay_spec import ReplayOutcome, ReplaySpec, ReplayTick
+from runners.load.spec import LoadError, LoadLine, LoadOutcome, LoadSpec, LoadTick, to_json
 
 CUT_GRACE_S = 15.0
 """From the cut to the outcome: the records of what was in flight are still written."""
@@ -28,19 +28,6 @@ STDERR_LINES = 20
 
 Tick = TypeVar("Tick")
 Outcome = TypeVar("Outcome")
-TickOut = TypeVar("TickOut", covariant=True)
-OutcomeOut = TypeVar("OutcomeOut", covariant=True)
-
-
-class _Line(Protocol[TickOut, OutcomeOut]):
-    """A line that a load process says."""
-
-    @property
-    def tick(self) -> TickOut | None: ...
-    @property
-    def outcome(self) -> OutcomeOut | None: ...
-    @property
-    def failure(self) -> LoadFailure | None: ...
 
 
 async def run_load(
@@ -51,22 +38,24 @@ async def run_load(
     Setting `cut` ends the cell now, with an outcome (`cancelled`). Cancelling this coroutine ends the process at once,
     without one. Raises LoadError where nothing was measured.
     """
-    path = _write_spec(spec, spec.requests_path)
-    return await _run((str(path),), LoadLine, on_tick, cut or asyncio.Event())
+    return await _run(spec, LoadLine[LoadTick, LoadOutcome], on_tick, cut or asyncio.Event())
 
 
 async def run_replay(
     spec: ReplaySpec, on_tick: Callable[[ReplayTick], None], *, cut: asyncio.Event | None = None
 ) -> ReplayOutcome:
     """The same for a replay."""
-    path = _write_spec(spec, spec.requests_path)
-    return await _run(("replay", str(path)), ReplayLine, on_tick, cut or asyncio.Event())
+    return await _run(spec, LoadLine[ReplayTick, ReplayOutcome], on_tick, cut or asyncio.Event(), "replay")
 
 
 async def _run(
-    arguments: tuple[str, ...], kind: type[_Line[Tick, Outcome]], on_tick: Callable[[Tick], None], cut: asyncio.Event
+    spec: LoadSpec | ReplaySpec,
+    line_type: type[LoadLine[Tick, Outcome]],
+    on_tick: Callable[[Tick], None],
+    cut: asyncio.Event,
+    *mode: str,
 ) -> Outcome:
-    command = (sys.executable, "-m", "runners.load", *arguments)
+    command = (sys.executable, "-m", "runners.load", *mode, str(_write_spec(spec)))
     with _sigterm_held():
         process = await asyncio.create_subprocess_exec(
             *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True
@@ -75,7 +64,7 @@ async def _run(
     listening = asyncio.create_task(_keep_last(process, last_words))
     cutting = asyncio.create_task(_cut_on(process, cut))
     try:
-        line = await _read(process, kind, on_tick)
+        line = await _read(process, line_type, on_tick)
     finally:
         cutting.cancel()
         await _end(process)
@@ -92,8 +81,8 @@ async def _run(
     )
 
 
-def _write_spec(spec: LoadSpec | ReplaySpec, requests_path: str) -> Path:
-    path = spec_beside(Path(requests_path))
+def _write_spec(spec: LoadSpec | ReplaySpec) -> Path:
+    path = spec_beside(Path(spec.requests_path))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(to_json(spec))
@@ -104,12 +93,13 @@ def _write_spec(spec: LoadSpec | ReplaySpec, requests_path: str) -> Path:
 
 
 async def _read(
-    process: Process, kind: type[_Line[Tick, Outcome]], on_tick: Callable[[Tick], None]
-) -> _Line[Tick, Outcome] | None:
+    process: Process, line_type: type[LoadLine[Tick, Outcome]], on_tick: Callable[[Tick], None]
+) -> LoadLine[Tick, Outcome] | None:
     """Follow the ticks to the last line; None where there is none."""
     assert process.stdout is not None
+    decode = msgspec.json.Decoder(line_type).decode
     async for raw in process.stdout:
-        line = msgspec.json.decode(raw, type=kind)
+        line = decode(raw)
         if line.tick is None:
             return line
         on_tick(line.tick)

@@ -14,6 +14,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from runners.load.bodies import Bodies, body_preamble
+
 _DOMAIN = 0x70_726F_6D70_74  # "prompt": keeps this stream apart from the schedule's
 _MASK = (1 << 64) - 1
 
@@ -36,7 +38,7 @@ def identity_tokens(span: int) -> int:
     return count
 
 
-def identity(seed: int, cell_index: int, index: int, span: int) -> list[int]:
+def derive_identity(seed: int, cell_index: int, index: int, span: int) -> list[int]:
     """The prompt's first tokens, as digits below `span`; injective in (cell_index, index) for a fixed seed."""
     value = _mixed((cell_index << 32 | index) ^ _mixed(seed ^ 0x9E37_79B9_7F4A_7C15))
     digits = []
@@ -51,7 +53,7 @@ def token_slices(
 ) -> Iterator[NDArray[np.int64]]:
     """The prompt in consecutive slices of at most SLICE_TOKENS ids, low <= id < high, `count` in all."""
     span = high - low
-    head = identity(seed, cell_index, index, span)[:count]
+    head = derive_identity(seed, cell_index, index, span)[:count]
     raw = np.random.Philox(
         key=np.array([seed, _DOMAIN ^ cell_index], dtype=np.uint64), counter=np.array([0, index, 0, 0], dtype=np.uint64)
     )
@@ -87,94 +89,13 @@ class BodyShape(msgspec.Struct, frozen=True):
     evidence: str
     """`token_ids` or `usage`, see LoadSpec.token_evidence."""
 
-    def preamble(self) -> bytes:
-        """The body up to its prompt's opening bracket."""
-        return body_preamble(self.model, self.output_tokens, self.evidence)
 
+def build_bodies(shape: BodyShape, count: int, *, budget_bytes: int = 128 << 20) -> Bodies:
+    """The bodies of the first `count` requests of a cell, all of them expected in their order."""
+    preamble = body_preamble(shape.model, shape.output_tokens, shape.evidence)
 
-def body_preamble(model: str, output_tokens: int, evidence: str) -> bytes:
-    """A request's body up to its prompt's opening bracket; `evidence` as in LoadSpec.token_evidence."""
-    fields: dict[str, object] = {
-        "model": model,
-        "max_tokens": output_tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True, "continuous_usage_stats": evidence == "usage"},
-        "return_token_ids": evidence == "token_ids",
-    }
-    return msgspec.json.encode(fields)[:-1] + b',"prompt":['
-
-
-class Bodies:
-    """Request bodies ready before their time, in order, in bounded memory.
-
-    `prepare` builds what the cell surely needs, up to `budget_bytes`; the rest is built ahead, a slice per `advance`,
-    in gaps between sends. Memory is at most `budget_bytes` plus one body. A body that is not ready at its time is built
-    in `take` and counted in `late`.
-    """
-
-    def __init__(self, shape: BodyShape, count: int, *, budget_bytes: int = 128 << 20) -> None:
-        self.late = 0
-        self._shape = shape
-        self._count = count
-        self._budget = budget_bytes
-        self._preamble = shape.preamble()
-        self._ready: dict[int, bytes] = {}
-        self._held = 0
-        self._next = 0
-        """First index not yet built."""
-        self._parts: list[bytes] = []
-        self._slices: Iterator[NDArray[np.int64]] | None = None
-
-    def prepare(self, needed: int) -> None:
-        """Build the first `needed` bodies, or as many as the budget holds."""
-        while self._next < min(needed, self._count) and self.advance():
-            pass
-
-    def advance(self) -> bool:
-        """One slice of work; False when all is built or the budget is full."""
-        if self._next >= self._count or self._held >= self._budget:
-            return False
-        if self._slices is None:
-            self._slices = self._slices_of(self._next)
-        piece = next(self._slices, None)
-        if piece is not None:
-            self._parts.append(msgspec.json.encode(piece.tolist())[1:-1])
-            return True
-        body = b"".join((self._preamble, b",".join(self._parts), b"]}"))
-        self._ready[self._next] = body
-        self._held += len(body)
-        self._next += 1
-        self._parts, self._slices = [], None
-        return True
-
-    def take(self, index: int) -> bytes:
-        """The body of a request; each once, in ascending order."""
-        body = self._ready.pop(index, None)
-        if body is not None:
-            self._held -= len(body)
-            return body
-        self.late += 1
-        self._skip_to(index + 1)
-        pieces = (msgspec.json.encode(piece.tolist())[1:-1] for piece in self._slices_of(index))
-        return b"".join((self._preamble, b",".join(pieces), b"]}"))
-
-    def skip(self, index: int) -> None:
-        """The request will not be sent: forget its body."""
-        body = self._ready.pop(index, None)
-        if body is not None:
-            self._held -= len(body)
-        else:
-            self._skip_to(index + 1)
-
-    def _skip_to(self, index: int) -> None:
-        if index > self._next:
-            self._next, self._parts, self._slices = index, [], None
-
-    def _slices_of(self, index: int) -> Iterator[NDArray[np.int64]]:
-        shape = self._shape
-        return token_slices(
+    def pieces(index: int) -> Iterator[bytes]:
+        slices = token_slices(
             seed=shape.seed,
             cell_index=shape.cell_index,
             index=index,
@@ -182,3 +103,9 @@ class Bodies:
             low=shape.low,
             high=shape.high,
         )
+        return (msgspec.json.encode(ids.tolist())[1:-1] for ids in slices)
+
+    bodies = Bodies(lambda index: preamble, pieces, budget_bytes=budget_bytes)
+    for index in range(count):
+        bodies.expect_soon(index)
+    return bodies

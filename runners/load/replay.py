@@ -1,80 +1,95 @@
-"""A running replay: turns leave when what they wait for has ended and their pause is over, and every turn is recorded.
+"""A replay: the sessions of a trace arrive at their recorded times; each sends a turn when the one before has ended.
 
-The clock, the client and the verdict on the client are those of the open loop. Bodies are built ahead in the gaps
-between sends: those of the turns that come next in running sessions first, then those of sessions still to come.
+Every turn is recorded. Bodies are built ahead in the gaps between sends: those of the turns that come next in running
+sessions first, then those of sessions still to come.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
 from time import perf_counter_ns
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 
 from results.records.schemas import RequestStatus
-from runners.load.block_prompts import BlockShape
-from runners.load.client import LoadClient
-from runners.load.driver import Counts, Driver
+from results.records.turns import TurnRecord
+from runners.load.block_prompts import BlockShape, prompt_pieces
+from runners.load.bodies import Bodies, body_preamble
+from runners.load.client import RoutedConnection
+from runners.load.driver import Driver
 from runners.load.fidelity import WindowCounts
-from runners.load.recorder import Recorder
-from runners.load.replay_plan import PlannedTurn, ReplayPlan
+from runners.load.process_settings import allow_connections
+from runners.load.replay_plan import PlannedTurn, ReplayPlan, plan_replay
 from runners.load.replay_spec import AnsweredBy, ReplayOutcome, ReplaySpec, ReplayTick
-from runners.load.request_records import sent_record, unsent_record
 from runners.load.sessions import Sessions
-from runners.load.stream import Exchange
-from runners.load.turn_bodies import AskShape, TurnBodies
+from runners.load.spec import LoadError
+from runners.load.stream import Exchange, unsent_fields
+from runners.target import Target, resolve_target
+from runners.trace.formats import read_trace
+from runners.trace.reusable_tokens import count_reusable_tokens
 
 PREPARE_NS = 3_000_000_000
+BODIES_BUDGET_BYTES = 256 << 20
 _NEVER_NS = 1 << 62
 _AS_IS = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) != "%")
 
 
-@dataclass(slots=True)
-class TurnCounts(Counts):
-    """Since the replay began."""
+async def run_trace(spec: ReplaySpec, on_tick: Callable[[ReplayTick], None], cut: asyncio.Event) -> ReplayOutcome:
+    """Run the replay in this process, on this event loop, and write a TurnRecord for every turn of the trace.
 
-    overdue: int = 0
-    """Turns whose time had come when sending stopped and that had not been sent."""
-    inflight_max: int = 0
+    `cut` ends it early: what is in flight or was not sent is recorded as CUT. Raises LoadError where nothing can be
+    measured, TraceError where the trace is malformed.
+    """
+    plan, blocks = read_plan(spec)
+    wide = plan.estimate_width(spec.max_inflight_sessions)
+    allow_connections(wide + spec.spare_connections, "limit max_inflight_sessions")
+    return await Replay(spec, plan, blocks, await resolve_target(spec.url, LoadError)).run(on_tick, cut)
 
 
-class Replay(Driver):
+def read_plan(spec: ReplaySpec) -> tuple[ReplayPlan, BlockShape]:
+    """The plan of the spec's trace and the shape of its prompts. Raises LoadError where the trace holds no turn."""
+    trace = read_trace(Path(spec.trace_path))
+    if not trace.requests:
+        raise LoadError(f"{spec.trace_path} holds no turn", remedy="Give a trace with at least one request.")
+    blocks = BlockShape(spec.seed, trace.facts.block_tokens, trace.facts.hash_scope, spec.vocab_low, spec.vocab_high)
+    return plan_replay(trace, count_reusable_tokens(trace, spec.block_tokens), spec.pace), blocks
+
+
+class Replay(Driver[ReplayTick, ReplayOutcome]):
     """One running replay."""
 
     build_ahead_ns = 100_000
+    connection = RoutedConnection
 
-    def __init__(
-        self, spec: ReplaySpec, plan: ReplayPlan, blocks: BlockShape, client: LoadClient, recorder: Recorder
-    ) -> None:
+    def __init__(self, spec: ReplaySpec, plan: ReplayPlan, blocks: BlockShape, target: Target) -> None:
         self.spec = spec
         self.plan = plan
-        self._counts = TurnCounts()
+        self._blocks = blocks
         self._sessions = Sessions(
             plan, max_inflight=spec.max_inflight_sessions, end_on_error=spec.on_error == "end_session"
         )
-        self._bodies = TurnBodies(AskShape(spec.model, spec.token_evidence, blocks), plan.turns)
         self._session_lines = [session_line(session.session) for session in plan.sessions]
         self._request_id = f"tracon-{spec.seed:x}-"
         self._armed_ns = _NEVER_NS
         self._t_first_send_ns = self._t_last_end_ns = 0
-        super().__init__(spec, client, recorder, self._bodies)
-
-    @property
-    def counts(self) -> TurnCounts:
-        return self._counts
+        self._overdue = self._inflight_max = 0
+        super().__init__(spec, target, Bodies(self._preamble, self._pieces, budget_bytes=BODIES_BUDGET_BYTES))
 
     def prepare(self) -> None:
         """Build the bodies of the first sessions, as many as find room and time; the others follow between sends."""
         for session in self.plan.sessions:
             self._bodies.expect_later(session.first)
         until_ns = perf_counter_ns() + PREPARE_NS
-        while self._bodies.advance() and perf_counter_ns() < until_ns:
+        while self._bodies.build_slice() and perf_counter_ns() < until_ns:
             pass
 
     def start(self) -> None:
-        """Fix the time of the first session and arm the clock."""
         self._cpu_begin_s = time.process_time()
         self._start_clock()
         self._sessions.t_start_ns = self.t_start_ns
@@ -83,16 +98,16 @@ class Replay(Driver):
     def finish(self) -> None:
         """Cut what is still in flight and record what was never sent; the replay is over."""
         super().finish()
-        for turn, due_ns in self._sessions.unsent(self.t_stop_ns):
+        for turn, due_ns in self._sessions.list_unsent(self.t_stop_ns):
             self.counts.cut += 1
-            self.counts.overdue += due_ns is not None
+            self._overdue += due_ns is not None
             self._record_unsent(turn, RequestStatus.CUT, due_ns, None)
 
     def _on_stop(self) -> None:
         self._sessions.close()
 
     # the clock
-    def _due(self) -> None:
+    def _send_due(self) -> None:
         """The pacer fired: send every turn whose time has come, or close."""
         self._armed_ns = _NEVER_NS
         while not self._closed.is_set():
@@ -100,7 +115,7 @@ class Replay(Driver):
             if now_ns >= self._hard_stop_ns:
                 self.stop("hard_stop", self._hard_stop_ns)
                 return
-            next_turn = self._sessions.take(now_ns)
+            next_turn = self._sessions.take_due(now_ns)
             if next_turn is None:
                 self._wait()
                 return
@@ -124,16 +139,16 @@ class Replay(Driver):
     def _send(self, due_ns: int, turn: PlannedTurn) -> None:
         # The exchange holds a number in flight at the send: for a replay that of sessions.
         active = self._sessions.counts.active
-        exchange = Exchange(turn.index, self, t_intended_ns=due_ns, warmup=False, inflight=active)
-        body = self._bodies.take(turn.index)
-        self._count_send(turn.prompt.input_tokens)
-        self.counts.inflight_max = max(self.counts.inflight_max, self._inflight)
+        exchange = Exchange(turn.index, self, due_ns, inflight_at_send=active)
+        body = self._bodies.take_body(turn.index)
+        self._count_send(turn.recorded.input_tokens)
+        self._inflight_max = max(self._inflight_max, self._inflight)
         self._client.send(exchange, self._name(turn), body, self._session_lines[turn.session])
         t_ns = exchange.t_send_ns
         if not self._t_first_send_ns:
             self._t_first_send_ns = t_ns
-        for index in self._sessions.sent(turn, t_ns):
-            self._bodies.expect(index)
+        for index in self._sessions.note_sent(turn, t_ns):
+            self._bodies.expect_soon(index)
         self._lateness_ns.append(t_ns - due_ns)
         self._late.add((t_ns, (t_ns - due_ns) / 1e9))
 
@@ -142,13 +157,21 @@ class Replay(Driver):
 
     def _requested(self, exchange: Exchange) -> tuple[int, int]:
         turn = self.plan.turns[exchange.index]
-        return turn.prompt.input_tokens, turn.output_tokens
+        return turn.recorded.input_tokens, turn.output_tokens
 
     def _on_end(self, exchange: Exchange) -> None:
         turn = self.plan.turns[exchange.index]
         self._t_last_end_ns = max(self._t_last_end_ns, exchange.t_end_ns)
-        delay_s = self._sessions.delay_ns(turn.session) / 1e9
-        self._recorder.add(sent_record(turn, self._name(turn), exchange, delay_s))
+        self._recorder.add(
+            TurnRecord(
+                **exchange.sent_fields(*self._requested(exchange)),
+                **self._planned_fields(turn),
+                t_due_ns=exchange.t_intended_ns,
+                inflight_sessions=exchange.inflight_at_send,
+                instance=exchange.instance,
+                session_delay_s=self._sessions.delay_ns(turn.session) / 1e9,
+            )
+        )
         if exchange.status is not RequestStatus.CUT:
             self._go_on(turn, exchange)
         if not self._closed.is_set():
@@ -157,16 +180,40 @@ class Replay(Driver):
     def _go_on(self, turn: PlannedTurn, exchange: Exchange) -> None:
         """What the end of a turn means for its session."""
         failed = exchange.status is RequestStatus.ERROR
-        for given_up in self._sessions.ended(turn, exchange.t_end_ns, failed=failed):
-            self._bodies.forget(given_up.index)
+        for given_up in self._sessions.note_ended(turn, exchange.t_end_ns, failed=failed):
+            self._bodies.drop_body(given_up.index)
             why = f"never sent: its session was ended when {self._name(turn)} failed"
             self._record_unsent(given_up, RequestStatus.DROPPED, None, why)
-        if self._sessions.over:
+        if self._sessions.is_over:
             self.stop("complete", exchange.t_end_ns)
 
     def _record_unsent(self, turn: PlannedTurn, status: RequestStatus, due_ns: int | None, why: str | None) -> None:
-        active = self._sessions.counts.active
-        self._recorder.add(unsent_record(turn, self._name(turn), status, active, due_ns, why))
+        self._recorder.add(
+            TurnRecord(
+                **unsent_fields(turn.index, status, turn.recorded.input_tokens, turn.output_tokens, why),
+                **self._planned_fields(turn),
+                t_due_ns=due_ns,
+                inflight_sessions=self._sessions.counts.active,
+            )
+        )
+
+    def _planned_fields(self, turn: PlannedTurn) -> dict[str, Any]:
+        return {
+            "request": self._name(turn),
+            "session": self.plan.sessions[turn.session].session,
+            "agent": turn.recorded.agent,
+            "turn": turn.recorded.turn,
+            "reusable_any_tokens": turn.reusable_any_tokens,
+            "reusable_intra_tokens": turn.reusable_intra_tokens,
+        }
+
+    def _preamble(self, index: int) -> bytes:
+        return body_preamble(self.spec.model, self.plan.turns[index].output_tokens, self.spec.token_evidence)
+
+    def _pieces(self, index: int) -> Iterator[bytes]:
+        turn = self.plan.turns[index]
+        session = self.plan.sessions[turn.session]
+        return prompt_pieces(self._blocks, session.session, index - session.first, turn.recorded)
 
     def tick(self, now_ns: int) -> ReplayTick:
         counts, sessions, turns = self.counts, self._sessions, len(self.plan.turns)
@@ -183,17 +230,17 @@ class Replay(Driver):
             sessions=len(self.plan.sessions),
             trace_span_s=self.plan.trace_span_s if self.spec.think != "none" else 0.0,
             instances=tuple(
-                AnsweredBy(*seen.p50_p90(now_ns), instance=name) for name, seen in sorted(self._seen_of.items())
+                AnsweredBy(**asdict(seen.summarise(now_ns)), instance=name)
+                for name, seen in sorted(self._seen_of.items())
             ),
         )
 
     def outcome(self) -> ReplayOutcome:
-        """How it ended; only after `finish`."""
         plan, counts, sessions = self.plan, self.counts, self._sessions.counts
         wall_s = (self._t_last_end_ns - self._t_first_send_ns) / 1e9 if counts.sent else None
-        amplification, reason = amplified(wall_s, plan.trace_span_s, self.stop_reason)
+        amplification, reason = compute_amplification(wall_s, plan.trace_span_s, self.stop_reason)
         window = WindowCounts(
-            scheduled=counts.sent + counts.overdue,
+            scheduled=counts.sent + self._overdue,
             handled=counts.sent,
             window_s=(self.t_stop_ns - self.t_start_ns) / 1e9,
             cpu_s=self._cpu_s,
@@ -209,8 +256,8 @@ class Replay(Driver):
             sessions_delayed=sessions.delayed,
             session_delay_max_s=sessions.delay_max_ns / 1e9,
             inflight_sessions_max=sessions.active_max,
-            inflight_max=counts.inflight_max,
-            input_tokens=sum(turn.prompt.input_tokens for turn in plan.turns),
+            inflight_max=self._inflight_max,
+            input_tokens=sum(turn.recorded.input_tokens for turn in plan.turns),
             output_tokens=sum(turn.output_tokens for turn in plan.turns),
             reusable_any_tokens=sum(turn.reusable_any_tokens for turn in plan.turns),
             reusable_intra_tokens=sum(turn.reusable_intra_tokens for turn in plan.turns),
@@ -222,7 +269,9 @@ class Replay(Driver):
         )
 
 
-def amplified(wall_clock_s: float | None, trace_span_s: float, stop_reason: str) -> tuple[float | None, str]:
+def compute_amplification(
+    wall_clock_s: float | None, trace_span_s: float, stop_reason: str
+) -> tuple[float | None, str]:
     """wall clock / trace span, or None and why: a replay that was ended early has no wall clock of the whole trace."""
     if stop_reason != "complete" or wall_clock_s is None:
         return None, f"the replay was not completed ({stop_reason})"

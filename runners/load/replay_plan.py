@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from runners.load.block_prompts import TurnPrompt, as_hashes
 from runners.trace.session import Session, Trace, Turn
 
 THINKING = ("recorded", "gaps", "none")
@@ -42,10 +41,8 @@ class PlannedTurn:
     """Place among all turns of the replay."""
     session: int
     """Place among the sessions."""
-    agent: str
-    turn: int
-    output_tokens: int
-    prompt: TurnPrompt
+    recorded: Turn
+    """What the trace says of it: its agent, lengths and hashes."""
     waits: int
     """Turns that must have ended before it; 0 = it leaves `offset_ns` after its session began."""
     followers: tuple[int, ...]
@@ -56,6 +53,11 @@ class PlannedTurn:
     """Index of the turn from whose send the pause counts; FROM_END = it counts from the last end."""
     reusable_any_tokens: int
     reusable_intra_tokens: int
+
+    @property
+    def output_tokens(self) -> int:
+        """To ask for: an engine serves no answer of no token."""
+        return max(1, self.recorded.output_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ class ReplayPlan:
     turns: tuple[PlannedTurn, ...]
     trace_span_s: float
 
-    def widest(self, max_sessions: int) -> int:
+    def estimate_width(self, max_sessions: int) -> int:
         """Requests that may be in flight at once when `max_sessions` may (0 = all), estimated from their agents."""
         widths = sorted((session.agents for session in self.sessions), reverse=True)
         return sum(widths[: max_sessions or None])
@@ -97,10 +99,7 @@ class _Moment:
 
 
 def plan_replay(trace: Trace, reusable: Sequence[tuple[int, int]], pace: Pace) -> ReplayPlan:
-    """The plan of a trace; `reusable` holds (any, intra) tokens per turn, in the order of sessions and their turns.
-
-    A prompt or an output of no token becomes one of one token: an engine serves no less.
-    """
+    """The plan of a trace; `reusable` holds (any, intra) tokens per turn, in the order of sessions and their turns."""
     sessions: list[PlannedSession] = []
     turns: list[PlannedTurn] = []
     begin_s = min((session.arrival_s for session in trace.sessions), default=0.0)
@@ -131,10 +130,7 @@ def _planned(
             PlannedTurn(
                 index=first + number,
                 session=place,
-                agent=turn.agent,
-                turn=turn.turn,
-                output_tokens=max(1, turn.output_tokens),
-                prompt=TurnPrompt(session.session, number, max(1, turn.input_tokens), as_hashes(turn.hashes)),
+                recorded=turn,
                 waits=len(set(turn.after)),
                 followers=tuple(followers[number]),
                 offset_ns=round(moment.offset_s * 1e9),

@@ -6,22 +6,10 @@ As JSON, like the open loop's (`runners.load.spec`); times ending in `_ns` are `
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-
-import msgspec
 
 from results.records.live import LiveLatency
 from runners.load.replay_plan import THINKING, Pace
-from runners.load.spec import (
-    LoadFailure,
-    LoadOptions,
-    Outcome,
-    Rule,
-    Tick,
-    common_problems,
-    decode_spec,
-    refuse_problems,
-)
+from runners.load.spec import LoadOptions, Outcome, Rule, Tick, common_problems, refuse_problems
 
 ON_ERROR = ("continue", "end_session")
 
@@ -141,16 +129,3 @@ class ReplayOutcome(Outcome):
     @property
     def apc_bound_intra(self) -> float:
         return self.reusable_intra_tokens / max(1, self.input_tokens)
-
-
-class ReplayLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line of the replay process's standard output: exactly one of the three is set."""
-
-    tick: ReplayTick | None = None
-    outcome: ReplayOutcome | None = None
-    failure: LoadFailure | None = None
-
-
-def load_replay_spec(path: Path) -> ReplaySpec:
-    """The spec in a JSON file. Raises LoadError naming the file and the field that is wrong."""
-    return decode_spec(path, ReplaySpec)

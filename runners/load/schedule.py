@@ -43,7 +43,7 @@ def poisson_offsets_ns(
     return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)
 
 
-def stretches(warmup_s: float, window_s: float, horizon_s: float) -> tuple[float, ...]:
+def split_horizon(warmup_s: float, window_s: float, horizon_s: float) -> tuple[float, ...]:
     """The warm-up, then windows up to the horizon; their lengths add up to it."""
     lengths = [min(warmup_s, horizon_s)] if warmup_s > 0 else []
     rest = horizon_s - sum(lengths)
@@ -59,4 +59,4 @@ def offsets_ns(
     """Offsets of all arrivals from the start of the cell, ascending, none at or after `horizon_s`."""
     if arrival == "constant":
         return constant_offsets_ns(rate_per_s, horizon_s)
-    return poisson_offsets_ns(rate_per_s, stretches(warmup_s, window_s, horizon_s), seed, cell_index)
+    return poisson_offsets_ns(rate_per_s, split_horizon(warmup_s, window_s, horizon_s), seed, cell_index)

@@ -57,7 +57,7 @@ class Sessions:
         self._closed = False
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether every session is."""
         return self.counts.done == len(self._plan.sessions)
 
@@ -77,7 +77,7 @@ class Sessions:
             return arrival
         return self._due[0][0] if arrival is None else min(arrival, self._due[0][0])
 
-    def take(self, now_ns: int) -> tuple[int, PlannedTurn] | None:
+    def take_due(self, now_ns: int) -> tuple[int, PlannedTurn] | None:
         """A turn that is due by now, with its time, the earliest first; None = none is."""
         while self._arrived < len(self._plan.sessions) and self._arrival_ns(self._arrived) <= now_ns:
             self._arrive(self._arrived)
@@ -88,7 +88,7 @@ class Sessions:
                 return due_ns, self._plan.turns[index]
         return None
 
-    def sent(self, turn: PlannedTurn, t_ns: int) -> list[int]:
+    def note_sent(self, turn: PlannedTurn, t_ns: int) -> list[int]:
         """The turn has left; returns the turns that now wait for nothing unsent: the next ones of the session."""
         self._state[turn.index] = TurnState.SENT
         self._send_ns[turn.index] = t_ns
@@ -99,7 +99,7 @@ class Sessions:
                 ready.append(follower)
         return ready
 
-    def ended(self, turn: PlannedTurn, t_ns: int, *, failed: bool) -> list[PlannedTurn]:
+    def note_ended(self, turn: PlannedTurn, t_ns: int, *, failed: bool) -> list[PlannedTurn]:
         """The turn has ended; returns the turns that are given up because of it."""
         self._failed[turn.session] |= failed
         self._over(turn, t_ns)
@@ -115,7 +115,7 @@ class Sessions:
         """Nothing more will be sent."""
         self._closed = True
 
-    def unsent(self, now_ns: int) -> list[tuple[PlannedTurn, int | None]]:
+    def list_unsent(self, now_ns: int) -> list[tuple[PlannedTurn, int | None]]:
         """The turns that were never sent and not given up, each with its time if that had come by now."""
         due = {index: due_ns for due_ns, index in self._due if due_ns <= now_ns}
         return [(t, due.get(t.index)) for t in self._plan.turns if self._state[t.index] == TurnState.PENDING]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -23,6 +23,8 @@ SEED_LIMIT = 1 << 64
 CELL_INDEX_LIMIT = 1 << 32
 
 Spec = TypeVar("Spec")
+TickOf = TypeVar("TickOf")
+OutcomeOf = TypeVar("OutcomeOf")
 
 
 class LoadError(RunnerError):
@@ -246,11 +248,11 @@ class LoadFailure(msgspec.Struct, frozen=True):
     exit_code: int
 
 
-class LoadLine(msgspec.Struct, frozen=True, omit_defaults=True):
+class LoadLine(msgspec.Struct, Generic[TickOf, OutcomeOf], frozen=True, omit_defaults=True):
     """One line of the load process's standard output: exactly one of the three is set."""
 
-    tick: LoadTick | None = None
-    outcome: LoadOutcome | None = None
+    tick: TickOf | None = None
+    outcome: OutcomeOf | None = None
     failure: LoadFailure | None = None
 
 
@@ -259,12 +261,7 @@ def to_json(value: object) -> bytes:
     return msgspec.json.encode(value)
 
 
-def load_spec(path: Path) -> LoadSpec:
-    """The spec in a JSON file. Raises LoadError naming the file and the field that is wrong."""
-    return decode_spec(path, LoadSpec)
-
-
-def decode_spec(path: Path, kind: type[Spec]) -> Spec:
+def load_spec(path: Path, kind: type[Spec]) -> Spec:
     """A spec of that kind in a JSON file. Raises LoadError naming the file and the field that is wrong."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)

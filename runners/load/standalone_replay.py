@@ -18,7 +18,7 @@ from runners.errors import ExitCode, RunnerError
 from runners.load.process import run_replay
 from runners.load.replay_spec import ReplayOutcome, ReplaySpec, ReplayTick
 from runners.samplers.engine import MetricsSampler
-from runners.samplers.engine_counters import baseline_shape, span_of
+from runners.samplers.engine_counters import read_baseline_shape, read_span
 from runners.trace.formats import open_trace, write_trace
 from runners.trace.session import Session
 
@@ -169,13 +169,13 @@ def _block_tokens(wish: ReplayWish, scrapes: Path) -> tuple[int, str]:
     asked = wish.settings.get("block_tokens")
     if asked is not None:
         return int(asked), "asked for"
-    stated = baseline_shape(scrapes).block_tokens
+    stated = read_baseline_shape(scrapes).block_tokens
     return (DEFAULT_BLOCK_TOKENS, "assumed") if stated is None else (stated, "the engine")
 
 
 def _engine_apc(scrapes: Path) -> Estimate:
     """Cached over all prompt tokens by the counters of the server that was asked."""
-    span = span_of(scrapes)
+    span = read_span(scrapes)
     prompts, cached = span.gained("prompt_tokens"), span.gained("cached_tokens")
     if prompts is None or cached is None:
         return unknown("its /metrics holds no prompt counters: it is no engine, or could not be read")

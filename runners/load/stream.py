@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
@@ -59,73 +60,43 @@ class Listener(Protocol):
     def ended(self, exchange: Exchange) -> None: ...
 
 
+@dataclass(slots=True, eq=False)
 class Exchange:
     """One request in flight, then its outcome. It ends exactly once: complete, failed or cut."""
 
-    __slots__ = (
-        "_error_body",
-        "_ids_seen",
-        "_listener",
-        "_partial",
-        "cached_tokens",
-        "chunks",
-        "completion_tokens",
-        "done_marker",
-        "error",
-        "fault",
-        "finish_reason",
-        "http_status",
-        "index",
-        "inflight_at_send",
-        "instance",
-        "prompt_tokens",
-        "stamps",
-        "status",
-        "t_bytes_ns",
-        "t_end_ns",
-        "t_first_ns",
-        "t_intended_ns",
-        "t_last_ns",
-        "t_send_ns",
-        "tokens",
-        "warmup",
-    )
-
-    def __init__(
-        self, index: int, listener: Listener, *, t_intended_ns: int, warmup: bool, inflight: int, stamps: bool = False
-    ) -> None:
-        self.index = index
-        self.instance = ""
-        """The instance that answered, as the response's head says; empty = it does not say."""
-        self.t_intended_ns = t_intended_ns
-        self.warmup = warmup
-        self.inflight_at_send = inflight
-        self.status: RequestStatus | None = None
-        """None while in flight."""
-        self.t_send_ns = 0
-        self.t_bytes_ns = 0
-        """Last read that brought bytes of this response; 0 = none yet."""
-        self.t_first_ns = 0
-        self.t_last_ns = 0
-        self.t_end_ns = 0
-        self.chunks = 0
-        self.tokens = 0
-        """Counted from the chunks; a chunk without ids or a count is one."""
-        self.prompt_tokens: int | None = None
-        self.completion_tokens: int | None = None
-        self.cached_tokens: int | None = None
-        self.http_status: int | None = None
-        self.finish_reason: str | None = None
-        self.error: str | None = None
-        """What the engine or the connection said went wrong."""
-        self.fault = False
-        """The stream is garbage: nothing further in it can be trusted."""
-        self.done_marker = False
-        self.stamps: array[int] | None = array("q") if stamps else None
-        self._listener = listener
-        self._partial = b""
-        self._error_body = b""
-        self._ids_seen = False
+    index: int
+    listener: Listener
+    t_intended_ns: int
+    warmup: bool = False
+    inflight_at_send: int = 0
+    stamps: array[int] | None = None
+    """Of every chunk that carried a token; None = not wanted."""
+    instance: str = ""
+    """The instance that answered, as the response's head says; empty = it does not say."""
+    status: RequestStatus | None = None
+    """None while in flight."""
+    t_send_ns: int = 0
+    t_bytes_ns: int = 0
+    """Last read that brought bytes of this response; 0 = none yet."""
+    t_first_ns: int = 0
+    t_last_ns: int = 0
+    t_end_ns: int = 0
+    chunks: int = 0
+    tokens: int = 0
+    """Counted from the chunks; a chunk without ids or a count is one."""
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    http_status: int | None = None
+    finish_reason: str | None = None
+    error: str | None = None
+    """What the engine or the connection said went wrong."""
+    fault: bool = False
+    """The stream is garbage: nothing further in it can be trusted."""
+    done_marker: bool = False
+    _partial: bytes = b""
+    _error_body: bytes = b""
+    _ids_seen: bool = False
 
     def feed(self, body: bytes, t_ns: int) -> None:
         """Body bytes of the response, stamped when they were read."""
@@ -211,7 +182,7 @@ class Exchange:
             return
         self.status = status
         self.t_end_ns = t_ns
-        self._listener.ended(self)
+        self.listener.ended(self)
 
     def _received(self) -> str:
         return f"(after {self.chunks} token chunks)"
@@ -272,7 +243,7 @@ class Exchange:
             self.stamps.append(t_ns)
         if not self.t_first_ns:
             self.t_first_ns = t_ns
-            self._listener.first_token(self)
+            self.listener.first_token(self)
 
     def _keep(self, usage: _Usage) -> None:
         self.prompt_tokens = usage.prompt_tokens
@@ -284,6 +255,25 @@ class Exchange:
         if self.error is None:
             self.error = f"{what}: {data[:80].decode('utf-8', 'backslashreplace')!r} {self._received()}"
         self.fault = True
+
+
+def unsent_fields(
+    index: int, status: RequestStatus, input_tokens: int, output_tokens: int, why: str | None = None
+) -> dict[str, Any]:
+    """The fields of the SentRequest of a request that never left; `why` is its error."""
+    unmeasured = (
+        "t_send_ns", "t_first_token_ns", "t_last_token_ns", "t_end_ns", "prompt_tokens", "completion_tokens",
+        "cached_tokens",
+    )  # fmt: skip
+    return {
+        **dict.fromkeys(unmeasured),
+        "index": index,
+        "status": status,
+        "input_tokens": input_tokens,
+        "output_tokens": output_tokens,
+        "chunks": 0,
+        "error": why,
+    }
 
 
 def _has_text(choice: _Choice) -> bool:

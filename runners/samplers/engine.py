@@ -153,7 +153,7 @@ class MetricsSampler:
             error = f"{type(failed).__name__}: {failed}"
         except ValueError as failed:
             error = str(failed)
-        self.latest = gauges(t_ns, values)
+        self.latest = read_gauges(t_ns, values)
         record = MetricsRecord(t_ns=t_ns, t_unix_s=t_unix_s, moment=moment, values=values, error=error)
         try:
             self._file.write(msgspec.json.encode(record) + b"\n")
@@ -165,18 +165,18 @@ class MetricsSampler:
         return SamplerError(f"cannot write {self._path}: {error.strerror}", remedy=remedy)
 
 
-def gauges(t_ns: int, values: Mapping[str, float]) -> Gauges:
+def read_gauges(t_ns: int, values: Mapping[str, float]) -> Gauges:
     """The engine's gauges among the samples of one scrape; over several engines, the sum, and the fullest KV cache."""
 
-    def found(name: str) -> list[float]:
+    def samples(name: str) -> list[float]:
         return [value for key, value in values.items() if key == name or key.startswith(name + "{")]
 
-    running, waiting = found("vllm:num_requests_running"), found("vllm:num_requests_waiting")
+    running, waiting = samples("vllm:num_requests_running"), samples("vllm:num_requests_waiting")
     return Gauges(
         t_ns=t_ns,
         running=sum(running) if running else None,
         waiting=sum(waiting) if waiting else None,
-        kv_usage=max(found("vllm:kv_cache_usage_perc"), default=None),
+        kv_usage=max(samples("vllm:kv_cache_usage_perc"), default=None),
     )
 
 

@@ -14,15 +14,15 @@ MAIN = ""
 """The agent of a session's own turns; sub-agents have a name."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TraceFacts:
-    """The meaning of a trace's numbers. Every importer sets all fields and rejects a file that contradicts them."""
+    """The meaning of a trace's numbers; an importer rejects a file that contradicts them."""
 
-    format: str
+    format: str = "tracon"
     """`mooncake`, `bailian`, `agentic`, or `tracon` (the project's own)."""
     source: str
     """The file's name, without its folder."""
-    time_unit_s: float
+    time_unit_s: float = 1.0
     """One unit of the file's times, in seconds."""
     block_tokens: int
     """Tokens behind one hash."""
@@ -30,11 +30,11 @@ class TraceFacts:
     """Whether a partial last block has a hash (`ceil`) or not (`floor`)."""
     hash_scope: Literal["global", "session"]
     """Where equal hashes mean equal content: the whole trace, or one session with its sub-agents."""
-    hashes_chained: bool
+    hashes_chained: bool = True
     """True: a hash stands for its block and all before it. False: only equal leading hashes form a prefix."""
-    context_mode: Literal["self_contained"]
+    context_mode: Literal["self_contained"] = "self_contained"
     """Every prompt includes its history: a replay accumulates nothing."""
-    has_sessions: bool
+    has_sessions: bool = True
     """False: the file has no sessions; each request is a session of one turn."""
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Self, cast
 
-from runners.trace.errors import TraceError
+from runners.errors import RunnerError
 
 MAX_LINE_BYTES = 256 << 20
 """Longer lines are rejected, so that they do not fill the memory."""
@@ -28,6 +28,21 @@ _TAR = (257, b"ustar")
 _ENDINGS = (".json", ".jsonl")
 _PACKED = tuple(ending + packing for ending in _ENDINGS for packing in ("", ".gz", ".xz"))
 _DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, tarfile.TarError)
+
+
+class TraceError(RunnerError):
+    """A trace file violates its format: file, line and rule."""
+
+    def __init__(self, file: str, line: int, rule: str) -> None:
+        """`file`: its name; in an archive or a folder `archive/member`. `line`: from 1, where reading stopped."""
+        super().__init__(
+            f"{file}, line {line}: {rule}",
+            remedy="correct the file, or name its actual format with --format (docs/traces.md lists the rules)",
+        )
+        self.file = file
+        self.line = line
+        self.rule = rule
+
 
 OnProgress = Callable[[float], None]
 """Called from time to time with the share of the source that has been read, 0 to 1."""
@@ -68,6 +83,16 @@ def read_lines(document: Document) -> Iterator[tuple[int, bytes]]:
             raise TraceError(document.name, number, f"the line is longer than {MAX_LINE_BYTES >> 20} MiB")
         if not line.isspace():
             yield number, line
+
+
+def read_one_file(path: Path, kind: str, on_progress: OnProgress | None = None) -> Iterator[tuple[str, int, bytes]]:
+    """(file, number, line) of a trace that is one file; raises TraceError for a second one. `kind`: `a ... trace`."""
+    with closing(open_documents(path, on_progress)) as opened:
+        for count, document in enumerate(opened):
+            if count:
+                raise TraceError(document.name, 1, f"{kind} is one file, and this is the second")
+            for line, text in read_lines(document):
+                yield document.name, line, text
 
 
 def read_beginning(path: Path, size: int = 1 << 16) -> tuple[str, bytes]:

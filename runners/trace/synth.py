@@ -45,15 +45,7 @@ def open_synthetic(
         raise RunnerError(f"a seed cannot be {seed}", remedy="choose a number from 0 to 2^64 - 1")
     target = statistics_of(statistics)
     facts = TraceFacts(
-        format="tracon",
-        source=f"synth-{sessions}-{seed}",
-        time_unit_s=1.0,
-        block_tokens=target.block_tokens,
-        tail_rule="floor",
-        hash_scope="global",
-        hashes_chained=True,
-        context_mode="self_contained",
-        has_sessions=True,
+        source=f"synth-{sessions}-{seed}", block_tokens=target.block_tokens, tail_rule="floor", hash_scope="global"
     )
     return facts, _Generator(target, find_shapes(target, sessions), sessions, seed).generate_sessions()
 

@@ -21,6 +21,41 @@ _DOMAIN = 0x6172_7269_7661_6C73  # "arrivals": separates this stream of random n
 
 
 @dataclass(frozen=True, slots=True)
+class Sampling:
+    """Which sessions to keep: `sessions` of them or about `share` of them, one of the two."""
+
+    sessions: int | None = None
+    share: float | None = None
+    """0 to 1."""
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        if (self.sessions is None) == (self.share is None):
+            raise RunnerError("say how many sessions to keep", remedy="give --sessions or --share, one of the two")
+        if self.share is not None and not 0 <= self.share <= 1:
+            raise RunnerError(f"a share cannot be {self.share:g}", remedy="set it to a number from 0 to 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What is left out of a session; 0 = nothing."""
+
+    max_context_tokens: int = 0
+    """Turns whose prompt and answer are longer."""
+    turns: int = 0
+    """Turns after the first N."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """When sessions arrive."""
+
+    sessions_per_s: float | None = None
+    """None = as recorded."""
+    seed: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Scaling:
     """Factors on lengths and times."""
 
@@ -76,21 +111,16 @@ def scale_sessions(facts: TraceFacts, sessions: Iterable[Session], scaling: Scal
     return (scaling.scale_session(facts, session) for session in sessions)
 
 
-def limit_session(session: Session, *, max_context_tokens: int = 0, turns: int = 0) -> Session | None:
-    """Drop the turns whose prompt and answer exceed `max_context_tokens`, and those after the first `turns` turns.
-
-    0 = no limit. None where no turn remains.
-
-    A turn that waited for a dropped turn waits for the turns for which that one waited.
-    """
+def limit_session(session: Session, limits: Limits) -> Session | None:
+    """None where no turn remains. A turn that waited for a dropped one waits for what that one waited for."""
     waits: list[tuple[int, ...]] = []
     """Per original turn: the new indexes of the turns for which its successors wait."""
     numbers: defaultdict[str, int] = defaultdict(int)
     remaining: list[Turn] = []
     for index, turn in enumerate(session.turns):
         after = tuple(sorted({new for old in turn.after for new in waits[old]}))
-        too_long = max_context_tokens and turn.input_tokens + turn.output_tokens > max_context_tokens
-        if too_long or (turns and index >= turns):
+        too_long = 0 < limits.max_context_tokens < turn.input_tokens + turn.output_tokens
+        if too_long or 0 < limits.turns <= index:
             waits.append(after)
             continue
         waits.append((len(remaining),))
@@ -99,7 +129,7 @@ def limit_session(session: Session, *, max_context_tokens: int = 0, turns: int =
     return replace(session, turns=tuple(remaining)) if remaining else None
 
 
-def limit_sessions(sessions: Iterable[Session], *, max_context_tokens: int = 0, turns: int = 0) -> Iterator[Session]:
+def limit_sessions(sessions: Iterable[Session], limits: Limits) -> Iterator[Session]:
     """Limit every session; the result is in the order of the new arrivals, the first at 0.
 
     A session whose first turn is dropped arrives later: it waits in a heap for the sessions that now precede it.
@@ -110,7 +140,7 @@ def limit_sessions(sessions: Iterable[Session], *, max_context_tokens: int = 0, 
         for number, session in enumerate(sessions):
             while waiting and waiting[0][0] <= session.arrival_s:
                 yield heapq.heappop(waiting)[2]
-            rest = limit_session(session, max_context_tokens=max_context_tokens, turns=turns)
+            rest = limit_session(session, limits)
             if rest is not None:
                 heapq.heappush(waiting, (rest.arrival_s, number, rest))
         while waiting:
@@ -140,19 +170,23 @@ def rebase_sessions(sessions: Iterable[Session]) -> Iterator[Session]:
         yield _move_session(session, session.arrival_s - begin_s) if begin_s else session
 
 
-def redraw_arrivals(sessions: Iterable[Session], sessions_per_s: float, seed: int) -> Iterator[Session]:
+def redraw_arrivals(sessions: Iterable[Session], arrivals: Arrivals) -> Iterator[Session]:
     """Draw the arrivals of the sessions from a Poisson process, in their order; the times within a session stay.
 
     For traces without the begin of sessions. Raises RunnerError for a rate that is not positive.
     """
-    if not 0 < sessions_per_s < float("inf"):
-        raise RunnerError(f"{sessions_per_s:g} sessions per second cannot arrive", remedy="set the rate above 0")
-    raw = np.random.Philox(key=np.array([seed, _DOMAIN], dtype=np.uint64))
+    rate_per_s = arrivals.sessions_per_s
+    if rate_per_s is None:
+        yield from sessions
+        return
+    if not 0 < rate_per_s < float("inf"):
+        raise RunnerError(f"{rate_per_s:g} sessions per second cannot arrive", remedy="set the rate above 0")
+    raw = np.random.Philox(key=np.array([arrivals.seed, _DOMAIN], dtype=np.uint64))
     arrival_s = 0.0
     for index, session in enumerate(sessions):
         if index:
             uniform = ((int(raw.random_raw()) >> 11) + 1) * 2.0**-53
-            arrival_s -= float(np.log(uniform)) / sessions_per_s
+            arrival_s -= float(np.log(uniform)) / rate_per_s
         yield _move_session(session, arrival_s)
 
 
@@ -168,11 +202,9 @@ def sample_trace(trace: Trace, sessions: int, seed: int) -> Trace:
     return Trace(trace.facts, tuple(rebase_sessions(_select_sessions(trace.sessions, chosen))))
 
 
-def limit_trace(trace: Trace, *, max_context_tokens: int = 0, turns: int = 0) -> Trace:
+def limit_trace(trace: Trace, limits: Limits) -> Trace:
     """Apply `limit_session` to every session."""
-    return Trace(
-        trace.facts, tuple(limit_sessions(trace.sessions, max_context_tokens=max_context_tokens, turns=turns))
-    )
+    return Trace(trace.facts, tuple(limit_sessions(trace.sessions, limits)))
 
 
 def _select_sessions(sessions: Iterable[Session], names: Set[str]) -> Iterator[Session]:

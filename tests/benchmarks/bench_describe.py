@@ -36,7 +36,7 @@ BLOCK_TOKENS = 16
 HEADS, HEAD_BLOCKS = 2000, 20
 TURNS_PER_SESSION = 1.6
 SPAN_S = 7200.0
-FACTS = TraceFacts("tracon", "generated", 1.0, BLOCK_TOKENS, "floor", "global", True, "self_contained", True)
+FACTS = TraceFacts(source="generated", block_tokens=BLOCK_TOKENS, tail_rule="floor", hash_scope="global")
 
 
 @dataclass(frozen=True, slots=True)

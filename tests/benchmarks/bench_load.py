@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from launch.tiny_model import write_tiny_model
-from runners.load.spec import LoadLine, LoadSpec, to_json
+from runners.load.spec import LoadLine, LoadOutcome, LoadSpec, LoadTick, to_json
 from tests.servers.truth_server import Truth, TruthServer
 
 WARMUP_S = 1.0
@@ -49,7 +49,7 @@ COLUMNS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Reported:
     """What a client says about one request."""
 
     ttft_s: float
@@ -63,7 +63,7 @@ class Said:
 class Run:
     """One client, once."""
 
-    said: Mapping[int, Said]
+    reported: Mapping[int, Reported]
     """By index; requests of the measured window."""
     cpu_total_s: float
     """Of the process and its children, start-up included."""
@@ -77,7 +77,7 @@ Client = Callable[[LoadSpec, Path], Run]
 def tracon(spec: LoadSpec, folder: Path) -> Run:
     """The load process, as a campaign starts it."""
     output, cpu_s = _run([sys.executable, "-m", "runners.load", _write(spec, folder)], folder)
-    outcome = msgspec.json.decode(output.splitlines()[-1], type=LoadLine).outcome
+    outcome = msgspec.json.decode(output.splitlines()[-1], type=LoadLine[LoadTick, LoadOutcome]).outcome
     assert outcome is not None
     window = (outcome.t_window_start_ns, outcome.t_window_end_ns)
     share = outcome.fidelity.client_cpu_share
@@ -91,8 +91,8 @@ def tracon_without_priority(spec: LoadSpec, folder: Path) -> Run:
 
 def httpx_minimal(spec: LoadSpec, folder: Path) -> Run:
     output, cpu_s = _run([sys.executable, "-m", "tests.benchmarks.httpx_load", _write(spec, folder)], folder)
-    found = json.loads(output.splitlines()[-1])
-    return Run(_read(spec), cpu_s, (found["t_window_start_ns"], found["t_window_end_ns"]), found["cpu_s"])
+    window = json.loads(output.splitlines()[-1])
+    return Run(_read(spec), cpu_s, (window["t_window_start_ns"], window["t_window_end_ns"]), window["cpu_s"])
 
 
 class VllmBench:
@@ -103,11 +103,11 @@ class VllmBench:
         self._model = write_tiny_model(model)
 
     def __call__(self, spec: LoadSpec, folder: Path) -> Run:
-        found, cpu_s = self._bench(spec, folder, round(spec.rate_per_s * (WARMUP_S + spec.min_duration_s)))
+        result, cpu_s = self._bench(spec, folder, round(spec.rate_per_s * (WARMUP_S + spec.min_duration_s)))
         first = round(spec.rate_per_s * WARMUP_S)
-        rows = enumerate(zip(found["ttfts"], found["itls"], strict=True))
-        said = {index: Said(ttft, tuple(itls), None) for index, (ttft, itls) in rows if index >= first and itls}
-        return Run(said, cpu_s)
+        rows = enumerate(zip(result["ttfts"], result["itls"], strict=True))
+        reported = {index: Reported(ttft, tuple(itls), None) for index, (ttft, itls) in rows if index >= first and itls}
+        return Run(reported, cpu_s)
 
     def _bench(self, spec: LoadSpec, folder: Path, prompts: int) -> tuple[dict[str, Any], float]:
         start = (  # not the `vllm` command: the CPU build's distribution has another name, and it asks for its version
@@ -135,21 +135,21 @@ class VllmBench:
         flags = ("--ignore-eos", "--save-result", "--save-detailed", "--disable-tqdm")
         command = [self._python, "-c", start, *flags, *(part for pair in options.items() for part in pair)]
         _, cpu_s = _run(command, folder, {"HF_HUB_OFFLINE": "1", "VLLM_PLUGINS": ""})
-        found: dict[str, Any] = json.loads(result.read_bytes())
-        return found, cpu_s
+        measured: dict[str, Any] = json.loads(result.read_bytes())
+        return measured, cpu_s
 
 
 def figures(run: Run, truths: Mapping[int, Truth]) -> dict[str, float | None]:
     """What the client said against what happened, one value per column; None = the client does not tell."""
     ttft, gaps, read_late = [], [], []
-    for index, said in run.said.items():
+    for index, reported in run.reported.items():
         true_gaps = np.diff(truths[index].t_writes_ns) / 1e9
-        ttft.append(said.ttft_s - truths[index].ttft_s)
-        if said.t_first_ns is not None:
-            read_late.append((said.t_first_ns - truths[index].t_writes_ns[0]) / 1e9)
-        if len(true_gaps) == len(said.gaps_s):
-            gaps.extend(np.abs(np.array(said.gaps_s) - true_gaps).tolist())
-    late = [said.lateness_s for said in run.said.values() if said.lateness_s is not None]
+        ttft.append(reported.ttft_s - truths[index].ttft_s)
+        if reported.t_first_ns is not None:
+            read_late.append((reported.t_first_ns - truths[index].t_writes_ns[0]) / 1e9)
+        if len(true_gaps) == len(reported.gaps_s):
+            gaps.extend(np.abs(np.array(reported.gaps_s) - true_gaps).tolist())
+    late = [one.lateness_s for one in run.reported.values() if one.lateness_s is not None]
     writes = [t_ns for truth in truths.values() for t_ns in truth.t_writes_ns]
     begin, end = run.window_ns or (min(writes), max(writes) + 1)
     chunks = sum(begin <= t_ns < end for t_ns in writes)
@@ -169,11 +169,11 @@ def _quantile_us(values: list[float], level: float) -> float | None:
     return float(np.quantile(values, level)) * 1e6 if values else None
 
 
-def _read(spec: LoadSpec) -> dict[int, Said]:
+def _read(spec: LoadSpec) -> dict[int, Reported]:
     decode = msgspec.json.Decoder().decode_lines
     stamps = {row["index"]: row["t_ns"] for row in decode(Path(spec.chunks_path).read_bytes())}
     return {
-        row["index"]: Said(
+        row["index"]: Reported(
             (row["t_first_token_ns"] - row["t_send_ns"]) / 1e9,
             tuple((np.diff(stamps[row["index"]]) / 1e9).tolist()),
             (row["t_send_ns"] - row["t_intended_ns"]) / 1e9,
@@ -249,15 +249,15 @@ def table(rounds: Mapping[str, list[dict[str, float | None]]], title: str) -> Ta
     """Medians over the rounds, with the median ratio to Tracon of the same round."""
     drawn = Table("client", *COLUMNS.values(), title=title)
     ours = rounds["tracon"]
-    for name, found in rounds.items():
+    for name, rows in rounds.items():
         cells = []
         for column in COLUMNS:
-            values = [row[column] for row in found]
+            values = [row[column] for row in rows]
             pairs = [(value, own[column]) for value, own in zip(values, ours, strict=True)]
             known = [value for value in values if value is not None]
             ratios = [value / own for value, own in pairs if value is not None and own]
             text = f"{median(known):.3g}" if known else "-"
-            cells.append(text + (f" ({median(ratios):.2g}x)" if ratios and found is not ours else ""))
+            cells.append(text + (f" ({median(ratios):.2g}x)" if ratios and rows is not ours else ""))
         drawn.add_row(name, *cells)
     return drawn
 

@@ -17,8 +17,8 @@ from typing import Any
 import httpx
 import uvloop
 
-from runners.load.cell import body_shape
-from runners.load.prompts import Bodies
+from runners.load.openloop import body_shape
+from runners.load.prompts import build_bodies
 from runners.load.schedule import constant_offsets_ns
 from runners.load.spec import LoadSpec, load_spec
 
@@ -27,8 +27,8 @@ LEAD_NS = 50_000_000
 
 async def run(spec: LoadSpec) -> dict[str, Any]:
     offsets = constant_offsets_ns(spec.rate_per_s, spec.warmup_s + spec.min_duration_s).tolist()
-    bodies = Bodies(body_shape(spec), len(offsets))
-    bodies.prepare(len(offsets))
+    bodies = build_bodies(body_shape(spec), len(offsets))
+    bodies.build_first(len(offsets))
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(limits=limits, timeout=60.0, trust_env=False) as client:
         start_ns = perf_counter_ns() + LEAD_NS
@@ -41,7 +41,7 @@ async def run(spec: LoadSpec) -> dict[str, Any]:
                 await asyncio.sleep(max(0.0, (due_ns - perf_counter_ns()) / 1e9))
                 if not cpu_s and due_ns >= window_ns:
                     cpu_s = time.process_time()
-                tasks.append(requests.create_task(_request(client, spec, bodies.take(index), index, due_ns)))
+                tasks.append(requests.create_task(_request(client, spec, bodies.take_body(index), index, due_ns)))
             end_ns, cpu_s = perf_counter_ns(), time.process_time() - cpu_s
     _keep(spec, [task.result() for task in tasks], window_ns)
     return {"t_window_start_ns": window_ns, "t_window_end_ns": end_ns, "cpu_s": cpu_s}
@@ -73,7 +73,7 @@ async def _request(
 
 def main() -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        sys.stdout.write(json.dumps(runner.run(run(load_spec(Path(sys.argv[1]))))) + "\n")
+        sys.stdout.write(json.dumps(runner.run(run(load_spec(Path(sys.argv[1]), LoadSpec)))) + "\n")
 
 
 if __name__ == "__main__":

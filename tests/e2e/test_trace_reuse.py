@@ -60,7 +60,7 @@ def agentic() -> Trace:
     way. Hashes count from 1 in every session."""
     draw = np.random.default_rng(3)
     sessions = [Session(f"coding {number}", tuple(_coding(draw, number * 0.3))) for number in range(6)]
-    facts = TraceFacts("tracon", "agentic.jsonl", 1.0, 48, "floor", "session", True, "self_contained", True)
+    facts = TraceFacts(source="agentic.jsonl", block_tokens=48, tail_rule="floor", hash_scope="session")
     return Trace(facts, tuple(sessions))
 
 
@@ -90,12 +90,14 @@ def conversations() -> Trace:
     sessions = []
     for number in range(24):
         source = shared[int(draw.integers(3))]
-        kept = source[: int(draw.integers(2, len(source) + 1))]
-        hashes = (*kept, *(next(fresh) for _ in range(int(draw.integers(1, 6)))))
+        shared_hashes = source[: int(draw.integers(2, len(source) + 1))]
+        hashes = (*shared_hashes, *(next(fresh) for _ in range(int(draw.integers(1, 6)))))
         tokens = 80 * len(hashes) - int(draw.integers(0, 80))
         only = Turn(MAIN, 0, number * 0.1, None, tokens, 4, hashes)
         sessions.append(Session(str(number), (only,)))
-    facts = TraceFacts("tracon", "conversations.jsonl", 1.0, 80, "ceil", "global", True, "self_contained", False)
+    facts = TraceFacts(
+        source="conversations.jsonl", block_tokens=80, tail_rule="ceil", hash_scope="global", has_sessions=False
+    )
     return Trace(facts, tuple(sessions))
 
 

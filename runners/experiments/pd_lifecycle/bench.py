@@ -29,7 +29,7 @@ from runners.experiments.routing.transfers import endpoint_of, kv_bytes_per_toke
 from runners.load.prompts import token_ids
 from runners.router.server.process import RouterProcess
 from runners.router.spec import HealthRules, InstanceSpec, Limits, RouterSpec, TransferRules
-from runners.samplers.engine_counters import CacheShape, cache_shape
+from runners.samplers.engine_counters import CacheShape, parse_cache_shape
 from state.events import Noted
 from state.run import CellPlan
 
@@ -149,7 +149,7 @@ async def open_bench(grid: Grid, context: RunContext, cell: CellPlan, folder: Pa
         members = await stack.enter_async_context(engine_group(context.launcher, group))
         clients = [await stack.enter_async_context(http_client(member.engine.url)) for member in members]
         engines = [EngineCache(*each, model.served_name, timeout_s) for each in zip(SIDES, clients, strict=True)]
-        shapes = [cache_shape(await engine.read_metrics()) for engine in engines]
+        shapes = [parse_cache_shape(await engine.read_metrics()) for engine in engines]
         attempted = AttemptLayout(folder)
         decisions = attempted.decisions
         source = members[0].engine.spec.tiny_model or Path(model.source)

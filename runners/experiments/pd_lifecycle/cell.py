@@ -27,7 +27,7 @@ from runners.experiments.pd_lifecycle.evidence import SIDES, Evidence, verify_co
 from runners.experiments.pd_lifecycle.grid import Grid, shape_of
 from runners.experiments.pd_lifecycle.policy import COMBINED
 from runners.load.stream import Exchange
-from runners.samplers.engine_counters import counters
+from runners.samplers.engine_counters import parse_counters
 from state.events import CellProgressed, LifecycleMeasured
 from state.process import boot_id
 from state.run import CellPlan
@@ -215,7 +215,7 @@ class LifecycleCell:
         if self._bench.counted_by == "probe":
             return None
         _, page = await self._bench.caches.read_metrics()
-        tokens = counters(page).by_source.get(LOCAL)
+        tokens = parse_counters(page).by_source.get(LOCAL)
         return None if tokens is None else round(tokens)
 
     def _file_record(self, tried: Repetition) -> bool:

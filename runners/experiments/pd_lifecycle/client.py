@@ -10,9 +10,11 @@ from typing import Self
 
 import msgspec
 
-from runners.load.client import LoadClient, resolve
-from runners.load.prompts import body_preamble
+from runners.load.bodies import body_preamble
+from runners.load.client import LoadClient
+from runners.load.spec import LoadError
 from runners.load.stream import Exchange
+from runners.target import resolve_target
 
 SWEEP_S = 1.0
 EVIDENCE = "usage"
@@ -36,7 +38,10 @@ class OneAtATime:
 
     async def __aenter__(self) -> Self:
         self._client = LoadClient(
-            await resolve(self._url), spares=1, request_timeout_s=self._timeout_s, stall_timeout_s=self._timeout_s
+            await resolve_target(self._url, LoadError),
+            spares=1,
+            request_timeout_s=self._timeout_s,
+            stall_timeout_s=self._timeout_s,
         )
         await self._client.open()
         return self
@@ -50,7 +55,7 @@ class OneAtATime:
     async def send_request(self, request: str, body: bytes) -> Exchange:
         """Send and wait for the end; the exchange holds success or failure. A cancellation drops the request."""
         self._ended.clear()
-        exchange = Exchange(self._count, self, t_intended_ns=perf_counter_ns(), warmup=False, inflight=0)
+        exchange = Exchange(self._count, self, perf_counter_ns())
         self._count += 1
         self._client.send(exchange, request, body)
         try:

@@ -12,6 +12,7 @@ import msgspec
 
 from results.records.decisions import DecisionRecord
 from results.records.layout import TrialLayout, publish, sha256, write_indented_json
+from results.records.samples import CounterSpan
 from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TraceRecord, TurnRecord
 from results.routing.summary import summarise_cell
 from runners.campaign.context import RunContext
@@ -21,7 +22,7 @@ from runners.experiments.routing.grid import Grid, slug
 from runners.experiments.routing.transfers import movement_headline, movements
 from runners.load.replay_spec import ReplayOutcome
 from runners.router.spec import RouterOutcome
-from runners.samplers.engine_counters import CacheShape, Span, span_of
+from runners.samplers.engine_counters import CacheShape, read_span
 from runners.samplers.gpu import GpuUse
 from state.run import CellPlan
 
@@ -73,7 +74,7 @@ def put_in_place(
 ) -> dict[str, Any]:
     """From the attempt's folder to the cell's; returns the headline numbers."""
     written, layout = TrialLayout(folder), trial_layout(context, cell)
-    spans = {name: span_of(path) for name, path in replayed.scrapes.items()}
+    spans = {name: read_span(path) for name, path in replayed.scrapes.items()}
     turns, decisions = _read_rows(written.metrics, TurnRecord), _read_rows(written.decisions, DecisionRecord)
     record = _make_record(cell, attempt, grid, trace, replayed, spans)
     write_indented_json(written.config, _describe_config(cell, grid, trace, context))
@@ -115,7 +116,7 @@ def _make_record(
     grid: Grid,
     trace: TraceRecord,
     replayed: Replayed,
-    spans: Mapping[str, Span],
+    spans: Mapping[str, CounterSpan],
 ) -> RoutingCell:
     outcome, commit = replayed.replay, commit_of(_HERE)
     return RoutingCell(
@@ -171,7 +172,7 @@ def _router_facts(outcome: RouterOutcome) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if not name.startswith("t_") and name != "policy"}
 
 
-def _describe_engine(member: Member, shape: CacheShape, span: Span) -> RoutedEngine:
+def _describe_engine(member: Member, shape: CacheShape, span: CounterSpan) -> RoutedEngine:
     return RoutedEngine(
         instance=member.name,
         role=member.role,

@@ -23,16 +23,17 @@ from runners.experiments.routing.grid import Grid
 from runners.experiments.routing.plan import can_move, ports_per_instance
 from runners.experiments.routing.transfers import endpoint_of, kv_bytes_per_token
 from runners.experiments.routing.watch import Watch
-from runners.load.block_prompts import BlockShape, TurnPrompt, as_hashes, prompt_ids
+from runners.load.block_prompts import BlockShape, prompt_ids
 from runners.load.process import run_replay
 from runners.load.replay_spec import ReplaySpec, ReplayTick
 from runners.router.server.process import RouterProcess
 from runners.router.spec import InstanceSpec, Prewarm, RouterSpec, TransferRules
 from runners.samplers.engine import MetricsSampler
-from runners.samplers.engine_counters import CacheShape, baseline_shape
+from runners.samplers.engine_counters import CacheShape, read_baseline_shape
 from runners.samplers.gpu import GpuSampler
 from runners.trace.common_prefix import common_prefix
 from runners.trace.formats import read_trace
+from runners.trace.session import MAIN, Turn
 from state.run import CellPlan
 
 
@@ -79,7 +80,7 @@ async def _replay_trace(
             for member in members
         }
         gpu = await stack.enter_async_context(GpuSampler(written.gpu_util))
-        shapes = {member.name: baseline_shape(scrapes[member.name]) for member in members}
+        shapes = {member.name: read_baseline_shape(scrapes[member.name]) for member in members}
         watch = stack.enter_context(Watch(cell, members, samplers, written.engines, context.emit, cut))
         spec = _router_spec(cell, grid, members, shapes, folder, context)
         async with RouterProcess(spec, written.router_spec, watch.router_tick) as router:
@@ -155,8 +156,8 @@ def _choose_prewarm(cell: CellPlan, context: RunContext) -> Prewarm | None:
     shape = BlockShape(
         cell.params["replay_seed"], facts.block_tokens, facts.hash_scope, model.vocab_low, model.vocab_high
     )
-    prompt = TurnPrompt("", 0, len(hashes) * facts.block_tokens, as_hashes(hashes))
-    return Prewarm(model.served_name, tuple(prompt_ids(shape, prompt).tolist()))
+    prefix = Turn(MAIN, 0, 0.0, None, len(hashes) * facts.block_tokens, 1, hashes)
+    return Prewarm(model.served_name, tuple(prompt_ids(shape, "", 0, prefix).tolist()))
 
 
 def _replay_spec(

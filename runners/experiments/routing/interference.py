@@ -18,9 +18,12 @@ import numpy as np
 
 from results.records.samples import InterferenceRecord
 from runners.errors import CellFailed
-from runners.load.client import LoadClient, resolve
-from runners.load.prompts import Bodies, BodyShape
+from runners.load.bodies import Bodies
+from runners.load.client import LoadClient
+from runners.load.prompts import BodyShape, build_bodies
+from runners.load.spec import LoadError
 from runners.load.stream import Exchange
+from runners.target import resolve_target
 
 POLL_S = 0.02
 START_LIMIT_S = 60.0
@@ -74,7 +77,7 @@ async def measure_interference(
     """Every repeat, in order. Raises CellFailed where a request fails, LoadError where there is no server."""
     decodes, prefills = _build_bodies(spec)
     client = LoadClient(
-        await resolve(spec.url),
+        await resolve_target(spec.url, LoadError),
         spares=spec.decodes + 1,
         request_timeout_s=PREFILL_LIMIT_S,
         stall_timeout_s=PREFILL_LIMIT_S,
@@ -143,9 +146,9 @@ async def _measure_repeat(
 
 
 def _send_request(client: LoadClient, bodies: Bodies, index: int, *, stamps: bool) -> Exchange:
-    exchange = Exchange(index, _Ears(), t_intended_ns=perf_counter_ns(), warmup=False, inflight=0, stamps=stamps)
+    exchange = Exchange(index, _Ears(), perf_counter_ns(), stamps=array("q") if stamps else None)
     kind = "decode" if stamps else "prefill"
-    client.send(exchange, f"tracon-interference-{kind}-{index}", bodies.take(index))
+    client.send(exchange, f"tracon-interference-{kind}-{index}", bodies.take_body(index))
     return exchange
 
 
@@ -190,8 +193,10 @@ def _build_bodies(spec: InterferenceSpec) -> tuple[Bodies, Bodies]:
             evidence="token_ids",
         )
 
-    decodes = Bodies(shape(DECODE_CELL, spec.decode_prompt_tokens, spec.decode_tokens), spec.decodes * spec.repeats)
-    prefills = Bodies(shape(PREFILL_CELL, spec.prefill_tokens, 1), spec.repeats)
-    decodes.prepare(spec.decodes * spec.repeats)
-    prefills.prepare(spec.repeats)
+    decodes = build_bodies(
+        shape(DECODE_CELL, spec.decode_prompt_tokens, spec.decode_tokens), spec.decodes * spec.repeats
+    )
+    prefills = build_bodies(shape(PREFILL_CELL, spec.prefill_tokens, 1), spec.repeats)
+    decodes.build_first(spec.decodes * spec.repeats)
+    prefills.build_first(spec.repeats)
     return decodes, prefills

@@ -17,7 +17,7 @@ from runners.experiments.routing.grid import SYNTH, TraceChoice
 from runners.trace.formats import read_trace, write_trace
 from runners.trace.session import Trace
 from runners.trace.synth import synthesise_trace
-from runners.trace.transform import limit_trace, redraw_arrivals, sample_trace, scale_trace
+from runners.trace.transform import Arrivals, Limits, limit_trace, redraw_arrivals, sample_trace, scale_trace
 
 
 def prepare_trace(choice: TraceChoice, max_tokens: int, layout: RunLayout) -> TraceRecord:
@@ -29,9 +29,10 @@ def prepare_trace(choice: TraceChoice, max_tokens: int, layout: RunLayout) -> Tr
     if choice.tokens != 1.0 or choice.output_tokens is not None:
         trace = scale_trace(trace, choice.tokens, output_tokens=choice.output_tokens)
     wanted = sum(min(len(session.turns), choice.turns or len(session.turns)) for session in trace.sessions)
-    trace = limit_trace(trace, max_context_tokens=max_tokens, turns=choice.turns)
+    trace = limit_trace(trace, Limits(max_tokens, choice.turns))
     if choice.sessions_per_s:
-        trace = Trace(trace.facts, tuple(redraw_arrivals(trace.sessions, choice.sessions_per_s, choice.seed)))
+        arrivals = Arrivals(choice.sessions_per_s, choice.seed)
+        trace = Trace(trace.facts, tuple(redraw_arrivals(trace.sessions, arrivals)))
     if not trace.requests:
         raise CellFailed(f"no turn of the trace fits into {max_tokens} tokens: lower trace.tokens")
     path = layout.trace

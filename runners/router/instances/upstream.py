@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import socket
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
 from time import monotonic
-from urllib.parse import urlsplit
 
 from runners.router.failure import Failure
 from runners.router.instances.link import Caller, Link
 from runners.router.spec import RouterError
+from runners.target import Target, resolve_target
 
 IDLE_S = 4.0
 """Idle connections older than this are not used again: servers close theirs after 5 s, and the two would cross."""
@@ -21,36 +19,9 @@ OWN_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EADDRNOTAVAIL)
 """This process or machine is at its limit; the instance is not to blame."""
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where an instance listens, resolved once."""
-
-    address: str
-    port: int
-    host: str
-    """For the Host header."""
-    name: str
-    base: str
-    """Path before `/v1/...`."""
-    tls: bool
-
-    def head(self, method: str, path: bytes, headers: bytes, length: int) -> bytes:
-        """A request's head, blank line included; `headers`: whole lines."""
-        first = f"{method} {self.base}".encode() + path
-        return b"%b HTTP/1.1\r\nhost: %b\r\n%bcontent-length: %d\r\n\r\n" % (first, self.host.encode(), headers, length)
-
-
 async def resolve(url: str) -> Target:
     """The target of a base URL. Raises RouterError where its host has no address."""
-    parts = urlsplit(url)
-    host, tls = parts.hostname or "", parts.scheme == "https"
-    port = parts.port or (443 if tls else 80)
-    try:
-        addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise RouterError(f"{url}: host {host!r} has no address ({error})", remedy="Correct the URL.") from error
-    named = parts.netloc.rpartition("@")[2]
-    return Target(str(addresses[0][4][0]), port, named, host, parts.path.rstrip("/"), tls)
+    return await resolve_target(url, RouterError)
 
 
 class Pool:

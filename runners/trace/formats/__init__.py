@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from runners.errors import RunnerError
-from runners.trace.errors import TraceError
 from runners.trace.formats.agentic import open_agentic
 from runners.trace.formats.bailian import open_bailian
 from runners.trace.formats.mooncake import open_mooncake
 from runners.trace.formats.tracon import Written, open_tracon, write_trace
 from runners.trace.session import Session, Trace, TraceFacts
-from runners.trace.source import OnProgress, read_beginning
+from runners.trace.source import OnProgress, TraceError, read_beginning
 
 __all__ = ["FORMATS", "TraceError", "Written", "detect_format", "open_trace", "read_trace", "write_trace"]
 

@@ -16,12 +16,11 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from runners.trace.errors import TraceError
 from runners.trace.formats.agentic_turns import Entry, Fault, Placed, SubAgent, lay_out, order_turns
 from runners.trace.formats.decode import Count, Positive, decode_row
 from runners.trace.session import Session, TraceFacts, shared_hashes
 from runners.trace.session_rules import MAX_CHAINED_ID, START, Chain, hash_count_fault
-from runners.trace.source import Document, OnProgress, open_documents, read_lines
+from runners.trace.source import Document, OnProgress, TraceError, open_documents, read_lines
 
 
 class _Tokens(msgspec.Struct):
@@ -59,13 +58,9 @@ def open_agentic(path: Path, on_progress: OnProgress | None = None) -> tuple[Tra
     facts = TraceFacts(
         format="agentic",
         source=path.name,
-        time_unit_s=1.0,
         block_tokens=first[2].block_size,
         tail_rule="floor",
         hash_scope="global" if first[2].hash_id_scope == "global" else "session",
-        hashes_chained=True,
-        context_mode="self_contained",
-        has_sessions=True,
     )
     return facts, _convert_sessions(facts, itertools.chain((first,), rows))
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import tempfile
 from array import array
 from collections.abc import Iterator
-from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, BinaryIO
@@ -22,11 +21,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from runners.trace.errors import TraceError
 from runners.trace.formats.decode import Count, HashId, Positive, Seconds, decode_row
 from runners.trace.session import MAIN, Session, TraceFacts, Turn
 from runners.trace.session_rules import Chain, hash_count_fault
-from runners.trace.source import OnProgress, open_documents, read_lines
+from runners.trace.source import OnProgress, TraceError, read_one_file
 
 BLOCK_TOKENS = 16
 ROOT = -1
@@ -100,15 +98,11 @@ class _Index:
         """Check every line by itself, and write the text of all to `copy`."""
         facts = _build_facts(self._source, chained=True)
         offset = 0
-        with closing(open_documents(path, watch)) as opened:
-            for count, document in enumerate(opened):
-                if count:
-                    raise TraceError(document.name, 1, "a Bailian trace is one file, and this is the second")
-                self._file = document.name
-                for line, text in read_lines(document):
-                    row = decode_row(_DECODER, text, document.name, line)
-                    self._add_row(row, line, offset, hash_count_fault(facts, row.input_length, len(row.hash_ids)))
-                    offset += copy.write(text)
+        for file, line, text in read_one_file(path, "a Bailian trace", watch):
+            self._file = file
+            row = decode_row(_DECODER, text, file, line)
+            self._add_row(row, line, offset, hash_count_fault(facts, row.input_length, len(row.hash_ids)))
+            offset += copy.write(text)
         if not len(self):
             raise TraceError(self._file, 1, "the file has no requests")
 
@@ -182,11 +176,8 @@ def _build_facts(source: str, chained: bool) -> TraceFacts:
     return TraceFacts(
         format="bailian",
         source=source,
-        time_unit_s=1.0,
         block_tokens=BLOCK_TOKENS,
         tail_rule="ceil",
         hash_scope="global",
         hashes_chained=chained,
-        context_mode="self_contained",
-        has_sessions=True,
     )

@@ -7,8 +7,8 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from runners.trace.errors import TraceError
 from runners.trace.session_rules import MAX_HASH
+from runners.trace.source import TraceError
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]

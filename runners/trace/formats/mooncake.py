@@ -8,17 +8,15 @@ appearance. Fields of other tools (`session_id`, `delay`, `text_input`) change t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from runners.trace.errors import TraceError
 from runners.trace.formats.decode import Count, HashId, Positive, decode_row
 from runners.trace.session import MAIN, Session, TraceFacts, Turn
 from runners.trace.session_rules import Chain, hash_count_fault
-from runners.trace.source import OnProgress, open_documents, read_lines
+from runners.trace.source import OnProgress, TraceError, read_one_file
 
 BLOCK_TOKENS = 512
 TIME_UNIT_S = 0.001
@@ -40,8 +38,6 @@ def open_mooncake(path: Path, on_progress: OnProgress | None = None) -> tuple[Tr
         block_tokens=BLOCK_TOKENS,
         tail_rule="ceil",
         hash_scope="global",
-        hashes_chained=True,
-        context_mode="self_contained",
         has_sessions=False,
     )
     return facts, _read_sessions(path, facts, on_progress)
@@ -49,7 +45,9 @@ def open_mooncake(path: Path, on_progress: OnProgress | None = None) -> tuple[Tr
 
 def _read_sessions(path: Path, facts: TraceFacts, on_progress: OnProgress | None) -> Iterator[Session]:
     numbering, begin, latest = _Numbering(), None, 0
-    for index, (file, line, row) in enumerate(_read_rows(path, on_progress)):
+    decoder = msgspec.json.Decoder(_Row)
+    for index, (file, line, text) in enumerate(read_one_file(path, "a Mooncake trace", on_progress)):
+        row = decode_row(decoder, text, file, line)
         fault = hash_count_fault(facts, row.input_length, len(row.hash_ids)) or numbering.find_fault(row.hash_ids)
         if row.timestamp < latest:
             fault = fault or f"timestamp {row.timestamp} is before the previous one, {latest}"
@@ -69,16 +67,6 @@ def _read_sessions(path: Path, facts: TraceFacts, on_progress: OnProgress | None
         yield Session(str(index), (turn,))
     if begin is None:
         raise TraceError(path.name, 1, "the file has no requests")
-
-
-def _read_rows(path: Path, on_progress: OnProgress | None) -> Iterator[tuple[str, int, _Row]]:
-    decoder = msgspec.json.Decoder(_Row)
-    with closing(open_documents(path, on_progress)) as opened:
-        for count, document in enumerate(opened):
-            if count:
-                raise TraceError(document.name, 1, "a Mooncake trace is one file, and this is the second")
-            for line, text in read_lines(document):
-                yield document.name, line, decode_row(decoder, text, document.name, line)
 
 
 class _Numbering:

@@ -13,18 +13,17 @@ from __future__ import annotations
 import gzip
 import lzma
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, BinaryIO, Literal, cast
 
 import msgspec
 
-from runners.trace.errors import TraceError
 from runners.trace.formats.decode import Count, HashId, Positive, decode_row
 from runners.trace.session import MAIN, Session, TraceFacts, Turn, shared_hashes
 from runners.trace.session_rules import session_fault
-from runners.trace.source import OnProgress, open_documents, read_lines
+from runners.trace.source import OnProgress, TraceError, read_one_file
 
 VERSION = 1
 
@@ -82,7 +81,7 @@ class _Line(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
 
 def open_tracon(path: Path, on_progress: OnProgress | None = None) -> tuple[TraceFacts, Iterator[Session]]:
     """The facts as stated in the file, and its sessions; holds one at a time."""
-    lines = _read_lines(path, on_progress)
+    lines = read_one_file(path, "a trace", on_progress)
     head = next(lines, None)
     if head is None:
         raise TraceError(path.name, 1, "the file has no header")
@@ -92,14 +91,11 @@ def open_tracon(path: Path, on_progress: OnProgress | None = None) -> tuple[Trac
         raise TraceError(file, line, f"tracon_trace is {header.tracon_trace}; this Tracon reads {VERSION}")
     stated = header.facts
     facts = TraceFacts(
-        format="tracon",
         source=path.name,
-        time_unit_s=1.0,
         block_tokens=stated.block_tokens,
         tail_rule=stated.tail_rule,
         hash_scope=stated.hash_scope,
         hashes_chained=stated.hashes_chained,
-        context_mode="self_contained",
         has_sessions=stated.has_sessions,
     )
     return facts, _read_sessions(facts, file, line, lines)
@@ -163,15 +159,6 @@ class _Order:
         if not self._facts.has_sessions and len(session.turns) > 1:
             return f"session {session.session} has {len(session.turns)} turns, but has_sessions is false"
         return ""
-
-
-def _read_lines(path: Path, on_progress: OnProgress | None) -> Iterator[tuple[str, int, bytes]]:
-    with closing(open_documents(path, on_progress)) as opened:
-        for count, document in enumerate(opened):
-            if count:
-                raise TraceError(document.name, 1, "a trace is one file, and this is the second")
-            for line, text in read_lines(document):
-                yield document.name, line, text
 
 
 def _read_sessions(

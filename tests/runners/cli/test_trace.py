@@ -157,6 +157,7 @@ def test_what_makes_no_sense_is_refused_by_name(made: dict[str, Path], tmp_path:
     assert "is what is read" in str(refusal("convert", source, source))
     assert "how many sessions" in str(refusal("sample", source, out))
     assert "how many sessions" in str(refusal("sample", source, out, "--sessions", "2", "--share", "0.5"))
+    assert "a share cannot be 1.5" in str(refusal("sample", source, out, "--share", "1.5"))
     assert "nothing of tracon.jsonl is left" in str(refusal("scale", source, out, "--max-context", "5"))
     assert "factor on tokens cannot be" in str(refusal("scale", source, out, "--tokens", "0"))
     assert "no trace format" in str(refusal("describe", source, "--format", "csv"))

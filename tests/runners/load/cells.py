@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import uvloop
@@ -16,6 +16,9 @@ from results.records.schemas import RequestRecord, RequestStatus
 from runners.load.openloop import run_cell
 from runners.load.spec import LoadOutcome, LoadSpec, LoadTick
 from tests.servers.truth_server import Truth, TruthServer
+
+RATE_PER_S = 40.0
+INPUT_TOKENS = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +43,19 @@ class Measured:
         return {row.error or "" for row in self.rows if row.status is RequestStatus.ERROR}
 
 
+class Measure(Protocol):
+    """Measures a cell of `short_spec` with these changes on a truth server that serves so."""
+
+    def __call__(self, served: Mapping[str, float] = ..., *, cut_once_sent: bool = ..., **changes: Any) -> Measured: ...
+
+
 def short_spec(url: str, path: Path, **changes: Any) -> LoadSpec:
     """A cell of about a second: 40 requests per second, 12 output tokens."""
     spec = LoadSpec(
         url=url,
         model="m",
-        rate_per_s=40.0,
-        input_tokens=24,
+        rate_per_s=RATE_PER_S,
+        input_tokens=INPUT_TOKENS,
         output_tokens=12,
         requests_path=str(path / "requests.jsonl"),
         warmup_s=0.2,
@@ -67,7 +76,7 @@ def read_rows(path: str | Path) -> tuple[RequestRecord, ...]:
     return tuple(sorted(rows, key=lambda row: row.index))
 
 
-def measure(server: TruthServer, spec: LoadSpec, *, cut_once_sent: bool = False) -> Measured:
+def measure_on(server: TruthServer, spec: LoadSpec, *, cut_once_sent: bool = False) -> Measured:
     """Run the cell in this process on uvloop, as the load process does; cut it at the first tick that has sent any."""
     ticks: list[LoadTick] = []
 

@@ -11,8 +11,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runners.load.block_prompts import BlockShape, TurnPrompt, as_hashes, name_tokens, prompt_ids, prompt_pieces
+from runners.load.block_prompts import BlockShape, name_tokens, prompt_ids, prompt_pieces
 from runners.load.prompts import SLICE_TOKENS
+from runners.trace.session import MAIN, Turn
 from tests.examples import examples
 
 SEEDS = st.integers(0, 2**64 - 1)
@@ -24,8 +25,12 @@ def shape(block_tokens: int = 8, *, scope: str = "session", seed: int = 5, span:
     return BlockShape(seed, block_tokens, scope, low=3, high=3 + span)
 
 
-def prompt(hashes: list[int], input_tokens: int, *, session: str = "s", place: int = 0) -> TurnPrompt:
-    return TurnPrompt(session, place, input_tokens, as_hashes(hashes))
+def turn(hashes: list[int], input_tokens: int) -> Turn:
+    return Turn(MAIN, 0, 0.0, None, input_tokens, 1, tuple(hashes))
+
+
+def ids_of(shape: BlockShape, hashes: list[int], count: int, *, session: str = "s", place: int = 0) -> np.ndarray:
+    return prompt_ids(shape, session, place, turn(hashes, count))
 
 
 def shared(one: np.ndarray, other: np.ndarray) -> int:
@@ -51,11 +56,11 @@ def test_a_prompt_has_the_exact_length_and_only_allowed_tokens(
     full = len(hashes) * block_tokens
     count = full + tail if tail else max(1, full - missing % block_tokens)
     form = shape(block_tokens, span=span, seed=seed)
-    ids = prompt_ids(form, prompt(hashes, count))
+    ids = ids_of(form, hashes, count)
     assert len(ids) == count
     assert ids.min() >= 3
     assert ids.max() < 3 + span
-    pieces = list(prompt_pieces(form, prompt(hashes, count)))
+    pieces = list(prompt_pieces(form, "s", 0, turn(hashes, count)))
     assert json.loads(b"[" + b",".join(pieces) + b"]") == ids.tolist()
     assert max(len(json.loads(b"[" + piece + b"]")) for piece in pieces) <= max(SLICE_TOKENS, block_tokens)
 
@@ -75,10 +80,7 @@ def test_two_prompts_share_a_prefix_exactly_as_far_as_their_hashes_agree(
         other = [mine[0] ^ 1, *other[1:]]
     form = shape(block_tokens, seed=seed)
     one, two = ([*common, *own] for own in (mine, other))
-    ids = [
-        prompt_ids(form, prompt(hashes, len(hashes) * block_tokens, place=place))
-        for place, hashes in enumerate((one, two))
-    ]
+    ids = [ids_of(form, hashes, len(hashes) * block_tokens, place=place) for place, hashes in enumerate((one, two))]
     agreed = len(common) * block_tokens
     assert agreed <= shared(*ids) < agreed + name_tokens(block_tokens, 256)
 
@@ -87,7 +89,7 @@ def test_two_prompts_share_a_prefix_exactly_as_far_as_their_hashes_agree(
 @settings(max_examples=examples(40), deadline=None)
 def test_siblings_are_distinct_within_their_first_tokens(hashes: set[int], block_tokens: int, seed: int) -> None:
     form = shape(block_tokens, seed=seed)
-    heads = {tuple(prompt_ids(form, prompt([value], block_tokens))[:8]) for value in hashes}
+    heads = {tuple(ids_of(form, [value], block_tokens)[:8]) for value in hashes}
     assert len(heads) == len(hashes)
 
 
@@ -96,58 +98,49 @@ def test_blocks_too_short_for_64_bits_still_tell_small_hashes_apart() -> None:
     for span, block_tokens in ((256, 2), (256, 1), (100, 3), (2, 9)):
         form = shape(block_tokens, span=span)
         count = min(span**block_tokens, 3000)
-        blocks = {tuple(prompt_ids(form, prompt([value], block_tokens))) for value in range(count)}
+        blocks = {tuple(ids_of(form, [value], block_tokens)) for value in range(count)}
         assert len(blocks) == count
 
 
 def test_sessions_share_nothing_where_hashes_are_local_and_everything_where_they_are_global() -> None:
     hashes = [1, 2, 3]
-    local = [prompt_ids(shape(16), prompt(hashes, 48, session=name)) for name in "ab"]
+    local = [ids_of(shape(16), hashes, 48, session=name) for name in "ab"]
     assert shared(*local) < 8
-    everywhere = [prompt_ids(shape(16, scope="global"), prompt(hashes, 48, session=name)) for name in "ab"]
+    everywhere = [ids_of(shape(16, scope="global"), hashes, 48, session=name) for name in "ab"]
     assert shared(*everywhere) == 48
 
 
 def test_the_tokens_behind_the_last_hash_belong_to_one_turn() -> None:
     form = shape(16, scope="global")
-    turns = [prompt([1, 2], 32 + 2000, session=name, place=place) for name in "ab" for place in range(20)]
-    tails = [prompt_ids(form, one)[32:] for one in turns]
+    tails = [ids_of(form, [1, 2], 32 + 2000, session=name, place=place)[32:] for name in "ab" for place in range(20)]
     assert len({tuple(tail[:8]) for tail in tails}) == len(tails)
     assert len({tuple(tail[1024:1032]) for tail in tails}) == len(tails)
 
 
 def test_a_partial_last_block_is_the_beginning_of_the_whole_one() -> None:
     form = shape(64)
-    whole, part = (prompt_ids(form, prompt([1, 2], count)) for count in (128, 100))
+    whole, part = (ids_of(form, [1, 2], count) for count in (128, 100))
     assert shared(whole, part) == 100
 
 
 def test_tokens_are_uniform_behind_the_names() -> None:
-    ids = prompt_ids(shape(512, span=64), prompt(list(range(400)), 400 * 512)).reshape(400, 512)[:, 12:]
+    ids = ids_of(shape(512, span=64), list(range(400)), 400 * 512).reshape(400, 512)[:, 12:]
     counts = np.bincount(ids.ravel() - 3, minlength=64)
     assert counts.min() > 0.9 * counts.mean()
     assert counts.max() < 1.1 * counts.mean()
     assert abs(np.corrcoef(ids[:-1].ravel(), ids[1:].ravel())[0, 1]) < 0.01
 
 
-def test_a_hash_of_any_size_and_sign_has_a_block() -> None:
-    """Importers keep what the file says."""
-    values = [-1, 1, 2**64 - 1, 2**64, 2**70]
-    blocks = {tuple(prompt_ids(shape(8), prompt([value], 8))) for value in values}
-    assert len(blocks) == len(values)
-
-
 SCRIPT = """
 import json, sys
-from tests.runners.load.test_block_prompts import prompt, shape
-from runners.load.block_prompts import prompt_ids
-print(json.dumps(prompt_ids(shape(), prompt([7, 2**63 + 5, 9], 40, session="x", place=3)).tolist()))
+from tests.runners.load.test_block_prompts import ids_of, shape
+print(json.dumps(ids_of(shape(), [7, 2**63 + 5, 9], 40, session="x", place=3).tolist()))
 """
 
 
 def test_the_same_hash_is_the_same_tokens_in_another_process() -> None:
     """Whatever the process salts its own hashes with."""
-    mine = prompt_ids(shape(), prompt([7, 2**63 + 5, 9], 40, session="x", place=3)).tolist()
+    mine = ids_of(shape(), [7, 2**63 + 5, 9], 40, session="x", place=3).tolist()
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],
         env=os.environ | {"PYTHONHASHSEED": "4242"},
@@ -161,51 +154,13 @@ def test_the_same_hash_is_the_same_tokens_in_another_process() -> None:
 
 def test_the_same_hash_is_the_same_tokens_on_every_machine() -> None:
     """Pinned: a change here makes replays of different versions incomparable."""
-    ids = prompt_ids(shape(), prompt([7, 2**63 + 5, 9], 40, session="x", place=3))
+    ids = ids_of(shape(), [7, 2**63 + 5, 9], 40, session="x", place=3)
     assert ids.tolist() == PINNED
-    assert prompt_ids(shape(2, scope="global"), prompt([7, 11], 4)).tolist() == PINNED_SHORT
+    assert ids_of(shape(2, scope="global"), [7, 11], 4).tolist() == PINNED_SHORT
 
 
 PINNED = [
-    58,
-    22,
-    221,
-    40,
-    80,
-    139,
-    122,
-    16,
-    133,
-    176,
-    86,
-    76,
-    109,
-    10,
-    234,
-    152,
-    233,
-    254,
-    95,
-    134,
-    191,
-    54,
-    210,
-    8,
-    136,
-    11,
-    111,
-    59,
-    95,
-    234,
-    21,
-    240,
-    258,
-    184,
-    139,
-    47,
-    105,
-    221,
-    245,
-    100,
-]
+    58, 22, 221, 40, 80, 139, 122, 16, 133, 176, 86, 76, 109, 10, 234, 152, 233, 254, 95, 134,
+    191, 54, 210, 8, 136, 11, 111, 59, 95, 234, 21, 240, 258, 184, 139, 47, 105, 221, 245, 100,
+]  # fmt: skip
 PINNED_SHORT = [239, 51, 25, 190]

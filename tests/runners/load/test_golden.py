@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import pytest
 
 from results.records.schemas import RequestStatus
 from runners.load.prompts import token_ids
-from tests.runners.load.cells import assert_golden, measure, short_spec
+from tests.runners.load.cells import RATE_PER_S, Measure, assert_golden
 from tests.servers.truth_server import TruthServer
 
 
-def test_ttft_tpot_e2e_and_throughput_are_the_servers(server: TruthServer, tmp_path: Path) -> None:
-    spec = short_spec(server.url(ttft_ms=30, itl_ms=5), tmp_path, min_duration_s=1.5)
-    found = measure(server, spec)
-    assert_golden(found)
-    outcome = found.outcome
+def test_ttft_tpot_e2e_and_throughput_are_the_servers(measure: Measure) -> None:
+    cell = measure({"ttft_ms": 30, "itl_ms": 5}, min_duration_s=1.5)
+    assert_golden(cell)
+    outcome = cell.outcome
     begin, end = outcome.t_window_start_ns, outcome.t_window_end_ns
-    true = sum(begin <= truth.t_writes_ns[-1] < end for truth in found.truth.values()) / outcome.window_s
+    true = sum(begin <= truth.t_writes_ns[-1] < end for truth in cell.truth.values()) / outcome.window_s
     assert outcome.completed_in_window / outcome.window_s == pytest.approx(true, abs=2.5 / outcome.window_s)
-    assert true == pytest.approx(spec.rate_per_s, rel=0.25)
+    assert true == pytest.approx(RATE_PER_S, rel=0.25)
     assert outcome.wrong_length == 0
 
 
-def test_every_request_is_the_one_that_the_schedule_and_the_seed_fix(server: TruthServer, tmp_path: Path) -> None:
-    spec = short_spec(server.url(itl_ms=1), tmp_path, cell_index=3)
-    found = measure(server, spec)
-    assert [row.index for row in found.rows] == list(range(len(found.rows)))
-    for row in found.rows:
+def test_every_request_is_the_one_that_the_schedule_and_the_seed_fix(measure: Measure) -> None:
+    cell = measure(cell_index=3)
+    assert [row.index for row in cell.rows] == list(range(len(cell.rows)))
+    for row in cell.rows:
         expected = token_ids(seed=11, cell_index=3, index=row.index, count=24, low=0, high=256).tolist()
-        assert found.truth[row.index].prompt == expected
-        assert found.truth[row.index].max_tokens == 12
-        assert row.t_intended_ns - found.outcome.t_start_ns == round(row.index * 1e9 / 40)
+        assert cell.truth[row.index].prompt == expected
+        assert cell.truth[row.index].max_tokens == 12
+        assert row.t_intended_ns - cell.outcome.t_start_ns == round(row.index * 1e9 / 40)
         assert row.warmup == (row.index < 8)
         assert row.prompt_tokens == 24
         assert row.http_status == 200
@@ -56,35 +54,19 @@ def test_every_request_is_the_one_that_the_schedule_and_the_seed_fix(server: Tru
         pytest.param({"until_eof": 1}, id="a body that ends with its connection"),
     ],
 )
-def test_the_numbers_hold_however_the_stream_is_dressed(
-    scenario: dict[str, float], server: TruthServer, tmp_path: Path
-) -> None:
-    found = measure(server, short_spec(server.url(ttft_ms=20, itl_ms=3, **scenario), tmp_path))
-    assert found.outcome.failed == 0
-    assert found.outcome.completed == found.outcome.sent == len(found.truth)
-    assert_golden(found)
-    for row, truth in found.pairs():
+def test_the_numbers_hold_however_the_stream_is_dressed(scenario: dict[str, float], measure: Measure) -> None:
+    cell = measure({"ttft_ms": 20, "itl_ms": 3, **scenario})
+    assert cell.outcome.failed == 0
+    assert cell.outcome.completed == cell.outcome.sent == len(cell.truth)
+    assert_golden(cell)
+    for row, truth in cell.pairs():
         assert row.chunks == len(truth.t_writes_ns)
 
 
-def test_a_role_only_chunk_is_not_the_first_token(server: TruthServer, tmp_path: Path) -> None:
-    found = measure(server, short_spec(server.url(ttft_ms=80, role_ms=1, chat=1), tmp_path))
-    for row, _ in found.pairs():
-        assert row.t_first_token_ns is not None
-        assert row.t_send_ns is not None
-        assert row.t_first_token_ns - row.t_send_ns >= 79e6
-
-
-def test_one_token_has_no_tpot(server: TruthServer, tmp_path: Path) -> None:
-    found = measure(server, short_spec(server.url(), tmp_path, output_tokens=1))
-    assert {row.completion_tokens for row in found.ok} == {1}
-    assert all(row.t_first_token_ns == row.t_last_token_ns for row in found.ok)
-
-
-def test_an_engine_that_gives_another_length_is_counted(server: TruthServer, tmp_path: Path) -> None:
-    found = measure(server, short_spec(server.url(tokens=5), tmp_path))
-    assert found.outcome.wrong_length == found.outcome.completed > 0
-    assert {row.completion_tokens for row in found.ok} == {5}
+def test_an_engine_that_gives_another_length_is_counted(measure: Measure) -> None:
+    cell = measure({"tokens": 5})
+    assert cell.outcome.wrong_length == cell.outcome.completed > 0
+    assert {row.completion_tokens for row in cell.ok} == {5}
 
 
 @pytest.mark.parametrize(
@@ -105,13 +87,12 @@ def test_an_engine_that_gives_another_length_is_counted(server: TruthServer, tmp
     ],
 )
 def test_a_request_that_fails_becomes_a_record_that_says_why(
-    scenario: dict[str, float], words: str, server: TruthServer, tmp_path: Path
+    scenario: dict[str, float], words: str, measure: Measure
 ) -> None:
-    spec = short_spec(server.url(itl_ms=1, **scenario), tmp_path, min_completed=0, min_duration_s=0.3)
-    found = measure(server, spec)
-    assert found.outcome.failed == found.outcome.sent == len(found.rows) > 0
-    assert found.outcome.completed == 0
-    for row in found.rows:
+    cell = measure({"itl_ms": 1, **scenario}, min_completed=0, min_duration_s=0.3)
+    assert cell.outcome.failed == cell.outcome.sent == len(cell.rows) > 0
+    assert cell.outcome.completed == 0
+    for row in cell.rows:
         assert row.status is RequestStatus.ERROR
         assert words in (row.error or "")
         assert row.t_end_ns is not None
@@ -119,53 +100,56 @@ def test_a_request_that_fails_becomes_a_record_that_says_why(
         assert row.t_end_ns >= row.t_send_ns
 
 
-def test_what_came_before_a_drop_is_kept(server: TruthServer, tmp_path: Path) -> None:
-    spec = short_spec(server.url(itl_ms=1, drop_after=4), tmp_path, min_completed=0, min_duration_s=0.3)
-    for row in measure(server, spec).rows:
+def test_what_came_before_a_drop_is_kept(measure: Measure) -> None:
+    cell = measure({"itl_ms": 1, "drop_after": 4}, min_completed=0, min_duration_s=0.3)
+    for row in cell.rows:
         assert row.chunks == row.completion_tokens == 4
         assert row.t_first_token_ns is not None
         assert row.t_last_token_ns is not None
         assert row.t_first_token_ns <= row.t_last_token_ns
 
 
-def test_a_stalled_stream_ends_as_an_error(server: TruthServer, tmp_path: Path) -> None:
-    spec = short_spec(
-        server.url(itl_ms=1, stall_after=3), tmp_path, min_completed=0, min_duration_s=0.3, stall_timeout_s=0.4
-    )
-    found = measure(server, spec)
-    assert found.outcome.failed == found.outcome.sent > 0
-    assert found.errors() == {"the stream stalled: nothing came for 0.4 s (after 3 token chunks)"}
+@pytest.mark.parametrize(
+    ("served", "limits", "error"),
+    [
+        (
+            {"itl_ms": 1, "stall_after": 3},
+            {"stall_timeout_s": 0.4},
+            "the stream stalled: nothing came for 0.4 s (after 3 token chunks)",
+        ),
+        (
+            {"ttft_ms": 1e6},
+            {"request_timeout_s": 0.4, "stall_timeout_s": 9},
+            "timed out: not finished 0.4 s after the send",
+        ),
+    ],
+)
+def test_a_request_that_takes_too_long_ends_as_an_error(
+    served: dict[str, float], limits: dict[str, Any], error: str, measure: Measure
+) -> None:
+    cell = measure(served, min_completed=0, min_duration_s=0.3, **limits)
+    assert cell.outcome.failed == cell.outcome.sent > 0
+    assert all(one.startswith(error) for one in cell.errors())
 
 
-def test_a_request_that_never_gets_an_answer_times_out(server: TruthServer, tmp_path: Path) -> None:
-    spec = short_spec(
-        server.url(ttft_ms=1e6), tmp_path, min_completed=0, min_duration_s=0.3, request_timeout_s=0.4, stall_timeout_s=9
-    )
-    found = measure(server, spec)
-    assert found.outcome.failed == found.outcome.sent > 0
-    assert all("timed out" in error for error in found.errors())
-
-
-def test_a_stale_connection_is_tried_once_more_and_keeps_its_first_send(server: TruthServer, tmp_path: Path) -> None:
-    spec = short_spec(server.url(itl_ms=1, stale=1), tmp_path)
-    with_retries = measure(server, spec)
-    assert with_retries.outcome.failed == 0
-    assert with_retries.outcome.retried > 0
-    for row, truth in with_retries.pairs():  # of two arrivals, the truth kept is the second one's
+def test_a_stale_connection_is_tried_once_more_and_keeps_its_first_send(measure: Measure) -> None:
+    cell = measure({"itl_ms": 1, "stale": 1})
+    assert cell.outcome.failed == 0
+    assert cell.outcome.retried > 0
+    for row, truth in cell.pairs():  # of two arrivals, the truth kept is the second one's
         assert row.t_send_ns is not None
         assert row.t_send_ns <= truth.t_recv_ns
 
 
-def test_connections_are_reused(server: TruthServer, tmp_path: Path) -> None:
+def test_connections_are_reused(measure: Measure, server: TruthServer) -> None:
     before = server.connections()
-    found = measure(server, short_spec(server.url(itl_ms=1, ttft_ms=5), tmp_path, rate_per_s=20.0))
-    assert found.outcome.completed >= 10
+    cell = measure({"itl_ms": 1, "ttft_ms": 5}, rate_per_s=20.0)
+    assert cell.outcome.completed >= 10
     assert server.connections() - before <= 10  # the spares, those in use, and the two that ask the server
 
 
-def test_a_running_count_serves_where_ids_do_not(server: TruthServer, tmp_path: Path) -> None:
-    spec = short_spec(server.url(ids=0, itl_ms=2, running=1, per_chunk=3), tmp_path, token_evidence="usage")
-    found = measure(server, spec)
-    assert found.outcome.failed == 0
-    assert_golden(found)
-    assert {row.chunks for row in found.ok} == {4}
+def test_a_running_count_serves_where_ids_do_not(measure: Measure) -> None:
+    cell = measure({"ids": 0, "itl_ms": 2, "running": 1, "per_chunk": 3}, token_evidence="usage")
+    assert cell.outcome.failed == 0
+    assert_golden(cell)
+    assert {row.chunks for row in cell.ok} == {4}

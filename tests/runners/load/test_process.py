@@ -15,7 +15,7 @@ import pytest
 
 from results.records.schemas import RequestStatus
 from runners.load.process import run_load
-from runners.load.spec import LoadError, LoadTick, load_spec, to_json
+from runners.load.spec import LoadError, LoadSpec, LoadTick, load_spec, to_json
 from tests.runners.load.cells import Measured, assert_golden, read_rows, short_spec
 from tests.servers.truth_server import TruthServer
 
@@ -32,7 +32,7 @@ async def test_a_cell_in_its_own_process_measures_the_truth(server: TruthServer,
     outcome = await run_load(spec, ticks.append)
     assert outcome.stop_reason == "complete"
     assert ticks
-    assert load_spec(tmp_path / "requests.spec.json") == spec
+    assert load_spec(tmp_path / "requests.spec.json", LoadSpec) == spec
     assert_golden(Measured(outcome, read_rows(spec.requests_path), server.take(), tuple(ticks)))
     assert not children()
 
@@ -89,8 +89,9 @@ def test_the_load_ends_with_its_parent(server: TruthServer, tmp_path: Path) -> N
     script = (
         "import asyncio, sys, pathlib\n"
         "from runners.load.process import run_load\n"
-        "from runners.load.spec import load_spec\n"
-        "asyncio.run(run_load(load_spec(pathlib.Path(sys.argv[1])), lambda tick: print('tick', flush=True)))\n"
+        "from runners.load.spec import LoadSpec, load_spec\n"
+        "spec = load_spec(pathlib.Path(sys.argv[1]), LoadSpec)\n"
+        "asyncio.run(run_load(spec, lambda tick: print('tick', flush=True)))\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", script, str(spec_path)], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None

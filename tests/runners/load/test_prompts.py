@@ -6,19 +6,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runners.load.prompts import SLICE_TOKENS, Bodies, BodyShape, identity, identity_tokens, token_ids
+from runners.load.prompts import SLICE_TOKENS, BodyShape, build_bodies, derive_identity, identity_tokens, token_ids
 from tests.examples import examples
 
 SEEDS = st.integers(0, 2**64 - 1)
 CELLS = st.integers(0, 2**32 - 1)
 INDICES = st.integers(0, 2**32 - 1)
 SPANS = st.one_of(st.integers(2, 4096), st.just(151_643))
-
-
-def shape(input_tokens: int = 32, *, evidence: str = "token_ids") -> BodyShape:
-    return BodyShape(
-        model="m", output_tokens=8, input_tokens=input_tokens, seed=5, cell_index=6, low=3, high=250, evidence=evidence
-    )
 
 
 @given(
@@ -38,7 +32,7 @@ def test_a_prompt_has_the_exact_length_and_only_allowed_tokens(
 
 @given(seed=SEEDS, span=SPANS, names=st.sets(st.tuples(CELLS, INDICES), min_size=2, max_size=50))
 def test_no_two_prompts_of_a_seed_share_their_first_block(seed: int, span: int, names: set[tuple[int, int]]) -> None:
-    heads = {tuple(identity(seed, cell, index, span)) for cell, index in names}
+    heads = {tuple(derive_identity(seed, cell, index, span)) for cell, index in names}
     assert len(heads) == len(names)
 
 
@@ -71,49 +65,15 @@ PINNED_HEAD = [142, 204, 229, 210, 121, 255, 130, 199, 246, 227, 58, 36]
 PINNED_TAIL = [136, 84, 103, 174]
 
 
-def test_a_body_asks_for_exact_output_and_evidence_of_tokens() -> None:
-    body = json.loads(Bodies(shape(), 1).take(0))
-    assert body["prompt"] == token_ids(seed=5, cell_index=6, index=0, count=32, low=3, high=250).tolist()
-    assert body["max_tokens"] == 8
-    assert body["temperature"] == 0
-    assert body["ignore_eos"] is True
-    assert body["stream"] is True
-    assert body["stream_options"] == {"include_usage": True, "continuous_usage_stats": False}
-    assert body["return_token_ids"] is True
-    counted = json.loads(Bodies(shape(evidence="usage"), 1).take(0))
-    assert counted["stream_options"]["continuous_usage_stats"] is True
-    assert counted["return_token_ids"] is False
-
-
-@given(
-    budget=st.integers(0, 60_000),
-    prepared=st.integers(0, 12),
-    steps=st.lists(st.tuples(st.integers(0, 9), st.booleans()), min_size=12, max_size=12),
-)
-@settings(max_examples=examples(50))
-def test_bodies_are_the_same_however_they_were_built_and_stay_in_their_budget(
-    budget: int, prepared: int, steps: list[tuple[int, bool]]
-) -> None:
-    plain = shape(2 * SLICE_TOKENS + 5)
-    largest = len(Bodies(plain, 1).take(0)) + 200
-    bodies = Bodies(plain, len(steps), budget_bytes=budget)
-    bodies.prepare(prepared)
-    for index, (slices, sent) in enumerate(steps):
-        for _ in range(slices):
-            bodies.advance()
-        assert bodies._held <= budget + largest
-        if not sent:
-            bodies.skip(index)
-            continue
-        body = json.loads(bodies.take(index))
-        expected = token_ids(seed=5, cell_index=6, index=index, count=2 * SLICE_TOKENS + 5, low=3, high=250)
-        assert body["prompt"] == expected.tolist()
-
-
-def test_a_body_that_was_not_ready_is_counted() -> None:
-    bodies = Bodies(shape(), 3)
-    bodies.prepare(1)
-    bodies.take(0)
-    assert bodies.late == 0
-    bodies.take(1)
+def test_bodies_are_those_of_the_prompts_in_their_order() -> None:
+    shape = BodyShape(
+        "m", output_tokens=8, input_tokens=2 * SLICE_TOKENS + 5, seed=5, cell_index=6, low=3, high=250, evidence="usage"
+    )
+    bodies = build_bodies(shape, 3)
+    bodies.build_first(2)
+    bodies.drop_body(0)
+    for index in (1, 2):
+        ids = token_ids(seed=5, cell_index=6, index=index, count=shape.input_tokens, low=3, high=250)
+        body = json.loads(bodies.take_body(index))
+        assert (body["prompt"], body["max_tokens"]) == (ids.tolist(), 8)
     assert bodies.late == 1

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runners.load.schedule import constant_offsets_ns, offsets_ns, poisson_offsets_ns, stretches
+from runners.load.schedule import constant_offsets_ns, offsets_ns, poisson_offsets_ns, split_horizon
 
 RATES = st.floats(0.1, 300.0)
 HORIZONS = st.floats(0.5, 60.0)
@@ -33,7 +33,7 @@ def test_poisson_keeps_the_exact_rate_in_the_warmup_and_in_every_window(
     )
     assert np.all(np.diff(offsets) >= 0)
     assert len(offsets) == 0 or (offsets[0] >= 0 and offsets[-1] < horizon * 1e9)
-    edges = np.cumsum([0.0, *stretches(warmup, window, horizon)])
+    edges = np.cumsum([0.0, *split_horizon(warmup, window, horizon)])
     for begin, end in pairwise(edges):
         inside = np.count_nonzero((offsets >= begin * 1e9 - 1) & (offsets < end * 1e9 - 1))
         assert abs(inside - rate * (end - begin)) <= 1.001

@@ -22,7 +22,7 @@ SPEC = LoadSpec(
 def test_a_spec_survives_its_json(tmp_path: Path) -> None:
     path = tmp_path / "spec.json"
     path.write_bytes(to_json(SPEC))
-    assert load_spec(path) == SPEC
+    assert load_spec(path, LoadSpec) == SPEC
 
 
 @pytest.mark.parametrize(
@@ -48,9 +48,9 @@ def test_a_spec_file_that_is_none_is_refused_with_its_path(tmp_path: Path, text:
     path = tmp_path / "spec.json"
     path.write_text(text)
     with pytest.raises(LoadError, match=r"spec\.json"):
-        load_spec(path)
+        load_spec(path, LoadSpec)
     with pytest.raises(LoadError, match="nowhere"):
-        load_spec(tmp_path / "nowhere")
+        load_spec(tmp_path / "nowhere", LoadSpec)
 
 
 def test_the_expected_window_is_what_both_minima_need() -> None:

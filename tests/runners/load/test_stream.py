@@ -25,7 +25,7 @@ class Heard:
 
 
 def exchange(heard: Heard | None = None) -> Exchange:
-    made = Exchange(0, heard or Heard(), t_intended_ns=5, warmup=False, inflight=0)
+    made = Exchange(0, heard or Heard(), t_intended_ns=5)
     made.t_send_ns = 10
     made.http_status = 200
     return made

@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import uvloop
 
 from results.records.turns import TurnRecord
-from runners.load.closedloop import run_trace
+from runners.load.replay import run_trace
 from runners.load.replay_spec import ReplayOutcome, ReplaySpec, ReplayTick
 from runners.trace.formats import write_trace
 from runners.trace.session import MAIN, Session, Trace, TraceFacts, Turn
 from tests.servers.truth_server import Truth, TruthServer
 
-FACTS = TraceFacts(
-    format="tracon",
-    source="by-hand.jsonl",
-    time_unit_s=1.0,
-    block_tokens=8,
-    tail_rule="floor",
-    hash_scope="session",
-    hashes_chained=True,
-    context_mode="self_contained",
-    has_sessions=True,
-)
+FACTS = TraceFacts(source="by-hand.jsonl", block_tokens=8, tail_rule="floor", hash_scope="session")
 
 
 def turn(number: int, arrival_s: float, *, after: tuple[int, ...] = (), **changes: Any) -> Turn:
@@ -75,6 +65,14 @@ class Replayed:
         return [row for row in self.rows if row.session == session][place]
 
 
+class Replay(Protocol):
+    """Replays a trace with these changes of `replay_spec` on a truth server that serves so."""
+
+    def __call__(
+        self, trace: Trace, served: Mapping[str, float] = ..., *, cut_once_sent: int = ..., **changes: Any
+    ) -> Replayed: ...
+
+
 def replay_spec(url: str, trace: Trace, folder: Path, **changes: Any) -> ReplaySpec:
     """A replay of the trace, which is written into the folder."""
     path = folder / "trace.jsonl"
@@ -100,7 +98,7 @@ def read_turns(path: str | Path) -> tuple[TurnRecord, ...]:
     return tuple(sorted(rows, key=lambda row: row.index))
 
 
-def replay(server: TruthServer, spec: ReplaySpec, *, cut_once_sent: int = 0) -> Replayed:
+def replay_on(server: TruthServer, spec: ReplaySpec, *, cut_once_sent: int = 0) -> Replayed:
     """Replay in this process on uvloop, as the load process does; cut it at the first tick that has sent this many."""
     ticks: list[ReplayTick] = []
 
@@ -126,5 +124,5 @@ def seconds(later_ns: int | None, earlier_ns: int | None) -> float:
     return (later_ns - earlier_ns) / 1e9
 
 
-def prompts_of(found: Replayed) -> Sequence[list[int]]:
-    return [found.truth[row.index].prompt for row in found.rows]
+def prompts_of(replayed: Replayed) -> Sequence[list[int]]:
+    return [replayed.truth[row.index].prompt for row in replayed.rows]

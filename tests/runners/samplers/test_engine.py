@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from results.records.schemas import MetricsRecord
-from runners.samplers.engine import Gauges, MetricsSampler, MetricsText, SamplerError, StepTail, gauges
+from runners.samplers.engine import Gauges, MetricsSampler, MetricsText, SamplerError, StepTail, read_gauges
 from state.events import STEP_BUCKETS_US
 from tests.servers.truth_server import TruthServer
 
@@ -64,11 +64,11 @@ def test_a_second_engine_on_the_page_keeps_its_label_and_counts() -> None:
     values = MetricsText().values(PAGE + PAGE.replace('engine="0"', 'engine="1"').replace("process_", "other_"))
     assert values["vllm:num_requests_waiting"] == 3.0
     assert values['vllm:num_requests_waiting{engine="1",model_name="m"}'] == 3.0
-    assert gauges(1, values) == Gauges(t_ns=1, running=10.0, waiting=6.0, kv_usage=0.25)
+    assert read_gauges(1, values) == Gauges(t_ns=1, running=10.0, waiting=6.0, kv_usage=0.25)
 
 
 def test_a_gauge_that_is_not_there_is_not_zero() -> None:
-    assert gauges(1, {"vllm:num_requests_waiting_by_reason{}": 4.0}) == Gauges(t_ns=1)
+    assert read_gauges(1, {"vllm:num_requests_waiting_by_reason{}": 4.0}) == Gauges(t_ns=1)
 
 
 @pytest.mark.parametrize("page", ["<html>not found</html>", "vllm:x{a= 1", "vllm:x{} many"])

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
+import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from runners.trace.formats import write_trace
-from runners.trace.session import MAIN, Session, TraceFacts, Turn
+from runners.trace.session import MAIN, Session, Trace, TraceFacts, Turn
+from runners.trace.session_rules import session_fault
 
 Row = dict[str, Any]
 
@@ -158,17 +161,7 @@ def recorded(name: str, requests: list[Row]) -> Row:
     }
 
 
-FACTS = TraceFacts(
-    format="tracon",
-    source="made.jsonl",
-    time_unit_s=1.0,
-    block_tokens=16,
-    tail_rule="floor",
-    hash_scope="session",
-    hashes_chained=True,
-    context_mode="self_contained",
-    has_sessions=True,
-)
+FACTS = TraceFacts(source="made.jsonl", block_tokens=16, tail_rule="floor", hash_scope="session")
 
 
 def sessions(count: int = 3) -> tuple[Session, ...]:
@@ -187,6 +180,25 @@ def _session(number: int) -> Session:
             Turn(MAIN, 2, begin_s + 4.0, 0.5, 90, 6, (1, 2, 3, 4, 5), after=(2,)),
         ),
     )
+
+
+def tar_of(*members: tuple[str, bytes]) -> bytes:
+    """An archive of files."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for name, content in members:
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def assert_sound(trace: Trace) -> None:
+    """The rules of the internal form."""
+    arrivals = [session.arrival_s for session in trace.sessions]
+    assert arrivals[0] == 0
+    assert arrivals == sorted(arrivals)
+    assert not any(session_fault(trace.facts, session) for session in trace.sessions)
 
 
 def lines(rows: Sequence[Row]) -> bytes:

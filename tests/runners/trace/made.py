@@ -16,15 +16,11 @@ PARTIAL = 100
 
 def facts(**changes: Any) -> TraceFacts:
     fields: dict[str, Any] = {
-        "format": "tracon",
         "source": "made.jsonl",
-        "time_unit_s": 1.0,
         "block_tokens": BLOCK,
         "tail_rule": "ceil",
         "hash_scope": "global",
         "hashes_chained": False,
-        "context_mode": "self_contained",
-        "has_sessions": True,
     }
     return TraceFacts(**(fields | changes))
 

@@ -20,24 +20,24 @@ from tests.runners.trace.made import BLOCK, facts, session, trace, traces, turn
 MOONCAKE = Path(__file__).resolve().parents[4] / "shared" / "data" / "mooncake_conversation_trace.jsonl.xz"
 
 
-def described(found: Trace, **options: float) -> TraceDescription:
-    return describe_trace(found.facts, iter(found.sessions), **options)  # type: ignore[arg-type]
+def described(made: Trace, **options: float) -> TraceDescription:
+    return describe_trace(made.facts, iter(made.sessions), **options)  # type: ignore[arg-type]
 
 
-def by_hand(found: Trace, shared_from: int) -> dict[str, float]:
+def by_hand(made: Trace, shared_from: int) -> dict[str, float]:
     """Reused tokens, counted request by request with nothing but comparisons of prefixes."""
     order = sorted(
         (one.arrival_s, number, place)
-        for number, whole in enumerate(found.sessions)
+        for number, whole in enumerate(made.sessions)
         for place, one in enumerate(whole.turns)
     )
-    local = found.facts.hash_scope == "session"
+    local = made.facts.hash_scope == "session"
     first_user: dict[object, int] = {}
     users: dict[object, set[int]] = defaultdict(set)
     reused: list[tuple[object, int, int]] = []
     counts: dict[str, float] = {"any": 0, "intra": 0}
     for _, number, place in order:
-        one = found.sessions[number].turns[place]
+        one = made.sessions[number].turns[place]
         for end in range(1, len(one.hashes) + 1):
             key = (number if local else None, one.hashes[:end])
             tokens = min(end * BLOCK, one.input_tokens) - (end - 1) * BLOCK
@@ -55,20 +55,20 @@ def by_hand(found: Trace, shared_from: int) -> dict[str, float]:
 
 
 @given(traces())
-def test_reuse_agrees_with_counting_by_hand(found: Trace) -> None:
-    said, truth = described(found), by_hand(found, shared_from=3)
-    tokens = sum(one.input_tokens for whole in found.sessions for one in whole.turns)
-    assert said.input_tokens == tokens
-    if said.apc_bound_any is None:
-        assert not any(one.hashes for whole in found.sessions for one in whole.turns)
+def test_reuse_agrees_with_counting_by_hand(made: Trace) -> None:
+    description, truth = described(made), by_hand(made, shared_from=3)
+    tokens = sum(one.input_tokens for whole in made.sessions for one in whole.turns)
+    assert description.input_tokens == tokens
+    if description.apc_bound_any is None:
+        assert not any(one.hashes for whole in made.sessions for one in whole.turns)
         return
-    assert said.apc_bound_any == pytest.approx(truth["any"] / tokens)
-    assert said.apc_bound_intra == pytest.approx(truth["intra"] / tokens)
-    assert said.reuse.distinct_blocks == truth["blocks"]
+    assert description.apc_bound_any == pytest.approx(truth["any"] / tokens)
+    assert description.apc_bound_intra == pytest.approx(truth["intra"] / tokens)
+    assert description.reuse.distinct_blocks == truth["blocks"]
     for name in ("intra_session_share", "cross_session_share", "shared_prefix_share"):
-        share = getattr(said.reuse, name)
+        share = getattr(description.reuse, name)
         if share is None:
-            assert f"reuse.{name}" in said.reasons
+            assert f"reuse.{name}" in description.reasons
         else:
             assert share == pytest.approx(truth[name] / truth["any"])
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import gzip
-import io
-import itertools
 import json
 import lzma
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runners.trace.formats import FORMATS, TraceError, detect_format, read_trace
-from runners.trace.session import Trace
 from tests.examples import examples
 from tests.runners.trace import files
 from tests.runners.trace.files import Row
@@ -70,12 +66,7 @@ def flipped(text: bytes) -> bytes:
 
 
 def archive(text: bytes) -> bytes:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as archive_file:
-        entry = tarfile.TarInfo("inside.jsonl")
-        entry.size = len(text)
-        archive_file.addfile(entry, io.BytesIO(text))
-    return packed.getvalue()
+    return files.tar_of(("inside.jsonl", text))
 
 
 @pytest.mark.parametrize(
@@ -142,14 +133,8 @@ def test_a_syntax_fault_in_an_object_of_many_lines_has_its_own_line(tmp_path: Pa
 
 
 def two_sessions(second: Row) -> bytes:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as archived:
-        for name, content in (("a/one.json", files.agentic_session("one")), ("a/two.json", second)):
-            entry = tarfile.TarInfo(name)
-            text = json.dumps(content).encode()
-            entry.size = len(text)
-            archived.addfile(entry, io.BytesIO(text))
-    return packed.getvalue()
+    members = (("a/one.json", files.agentic_session("one")), ("a/two.json", second))
+    return files.tar_of(*((name, json.dumps(content).encode()) for name, content in members))
 
 
 @pytest.mark.parametrize("damage", ["header", "cut"])
@@ -180,11 +165,8 @@ def test_an_archive_of_two_is_no_trace_of_one_file(format: str, made: dict[str, 
 
 
 def test_an_archive_without_a_trace_is_refused(tmp_path: Path) -> None:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as archived:
-        archived.addfile(tarfile.TarInfo("readme.txt"), io.BytesIO())
     path = tmp_path / "empty.tar"
-    path.write_bytes(packed.getvalue())
+    path.write_bytes(files.tar_of(("readme.txt", b"")))
     assert "holds no file that ends in" in refusal(path, "agentic").rule
     (tmp_path / "folder").mkdir()
     assert "holds no file that ends in" in refusal(tmp_path / "folder", "agentic").rule
@@ -204,19 +186,10 @@ def test_whatever_bytes_change_a_file_is_read_or_refused(
     path.write_bytes(bytes(text))
     refused: TraceError | None = None
     try:
-        sound(read_trace(path, format))
+        files.assert_sound(read_trace(path, format))
     except TraceError as error:
         refused = error
     if refused is not None:
         assert refused.file == path.name
         assert 1 <= refused.line <= text.count(b"\n") + 1
         assert refused.rule
-
-
-def sound(trace: Trace) -> None:
-    from runners.trace.session_rules import session_fault
-
-    arrivals = [session.arrival_s for session in trace.sessions]
-    assert arrivals[0] == 0
-    assert all(one <= two for one, two in itertools.pairwise(arrivals))
-    assert not any(session_fault(trace.facts, session) for session in trace.sessions)

@@ -37,15 +37,15 @@ class Cache:
 
 
 @given(traces(), st.integers(1, 20))
-def test_it_is_what_a_cache_of_real_prompts_hits(found: Trace, block_tokens: int) -> None:
-    local = found.facts.hash_scope == "session"
-    everywhere, own = Cache(block_tokens), [Cache(block_tokens) for _ in found.sessions]
-    places = [(number, place) for number, one in enumerate(found.sessions) for place in range(len(one.turns))]
+def test_it_is_what_a_cache_of_real_prompts_hits(made: Trace, block_tokens: int) -> None:
+    local = made.facts.hash_scope == "session"
+    everywhere, own = Cache(block_tokens), [Cache(block_tokens) for _ in made.sessions]
+    places = [(number, place) for number, one in enumerate(made.sessions) for place in range(len(one.turns))]
     hits: dict[tuple[int, int], tuple[int, int]] = {}
-    for number, place in sorted(places, key=lambda at: (found.sessions[at[0]].turns[at[1]].arrival_s, *at)):
-        tokens = prompt(found.sessions[number].turns[place], number if local else None, (number, place))
+    for number, place in sorted(places, key=lambda at: (made.sessions[at[0]].turns[at[1]].arrival_s, *at)):
+        tokens = prompt(made.sessions[number].turns[place], number if local else None, (number, place))
         hits[number, place] = everywhere.serve(tokens), own[number].serve(tokens)
-    assert count_reusable_tokens(found, block_tokens) == [hits[at] for at in places]
+    assert count_reusable_tokens(made, block_tokens) == [hits[at] for at in places]
 
 
 def test_a_prompt_known_as_a_whole_still_computes_its_last_token() -> None:

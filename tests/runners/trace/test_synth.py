@@ -12,9 +12,9 @@ from results.traces.description import GIB, TraceDescription
 from runners.errors import RunnerError
 from runners.trace.describe import describe_trace
 from runners.trace.session import MAIN
-from runners.trace.session_rules import session_fault
 from runners.trace.synth import open_synthetic, synthesise_trace
 from runners.trace.workload_statistics import Statistics
+from tests.runners.trace import files
 
 DEFAULTS = Statistics()
 
@@ -56,7 +56,7 @@ def test_twenty_sessions_keep_what_so_few_can() -> None:
 @pytest.mark.parametrize(
     ("statistics", "measure", "expected"),
     [
-        ({"input_output_ratio": 20}, lambda found: found.input_output_ratio, 20),
+        ({"input_output_ratio": 20}, lambda made: made.input_output_ratio, 20),
         (
             {
                 "top_shares": [[0.1, 0.3], [0.5, 0.8]],
@@ -64,17 +64,21 @@ def test_twenty_sessions_keep_what_so_few_can() -> None:
                 "cross_share": 0.005,
                 "shared_prefix_share": 0.01,
             },
-            lambda found: next(row.input_share for row in found.skew.top if row.top_share == 0.1),
+            lambda made: next(row.input_share for row in made.skew.top if row.top_share == 0.1),
             0.3,
         ),
-        ({"kv_footprint_gib": [[50, 0.5], [99, 3.0]]}, lambda found: found.kv.capacity[0].footprint_bytes / GIB, 0.5),
-        ({"apc_bound_intra": 0.5, "apc_bound_any": 0.52}, lambda found: found.apc_bound_intra, 0.5),
+        (
+            {"kv_footprint_gib": [[50, 0.5], [99, 3.0]]},
+            lambda made: made.kv.capacity[0].footprint_bytes / GIB,
+            0.5,
+        ),
+        ({"apc_bound_intra": 0.5, "apc_bound_any": 0.52}, lambda made: made.apc_bound_intra, 0.5),
         (
             {"intra_share": 0.8, "cross_share": 0.15, "shared_prefix_share": 0.05},
-            lambda found: found.reuse.cross_session_share,
+            lambda made: made.reuse.cross_session_share,
             0.15,
         ),
-        ({"block_tokens": 256}, lambda found: found.apc_bound_intra, 0.796),
+        ({"block_tokens": 256}, lambda made: made.apc_bound_intra, 0.796),
     ],
 )
 def test_other_statistics_are_met_too(statistics: dict[str, Any], measure: Any, expected: float) -> None:  # noqa: ANN401
@@ -94,11 +98,8 @@ def test_the_random_numbers_are_those_of_every_machine() -> None:
 
 def test_sessions_are_sound_arrive_over_the_span_and_go_on_when_the_turn_before_has_ended() -> None:
     trace = synthesise_trace(100, 1, {"span_s": 60.0})
-    assert not any(session_fault(trace.facts, session) for session in trace.sessions)
-    arrivals = [session.arrival_s for session in trace.sessions]
-    assert arrivals[0] == 0
-    assert all(one <= two for one, two in itertools.pairwise(arrivals))
-    assert 50 < arrivals[-1] <= 60
+    files.assert_sound(trace)
+    assert 50 < trace.sessions[-1].arrival_s <= 60
     for session in trace.sessions:
         for one, two in itertools.pairwise(session.turns):
             assert two.agent == MAIN
@@ -129,7 +130,7 @@ def test_a_trace_of_any_size_is_a_stream() -> None:
 
 
 @pytest.mark.parametrize(
-    ("statistics", "said"),
+    ("statistics", "message"),
     [
         ({"ratio": 75}, "unknown field `ratio`"),
         ({"input_output_ratio": "many"}, "input_output_ratio"),
@@ -143,8 +144,8 @@ def test_a_trace_of_any_size_is_a_stream() -> None:
         ({"intra_share": 0.0, "cross_share": 1.0, "shared_prefix_share": 0.0}, "cannot share as much"),
     ],
 )
-def test_statistics_that_cannot_be_are_refused_by_name(statistics: dict[str, Any], said: str) -> None:
-    with pytest.raises(RunnerError, match=said) as refused:
+def test_statistics_that_cannot_be_are_refused_by_name(statistics: dict[str, Any], message: str) -> None:
+    with pytest.raises(RunnerError, match=message) as refused:
         open_synthetic(2000, 1, statistics)
     assert refused.value.remedy
 

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from runners.errors import RunnerError
 from runners.trace.session import MAIN, Session, Trace, Turn, shared_hashes
-from runners.trace.session_rules import expected_hashes, session_fault
+from runners.trace.session_rules import expected_hashes
 from runners.trace.synth import synthesise_trace
 from runners.trace.transform import (
+    Arrivals,
+    Limits,
     draw_names,
     is_sampled,
     limit_session,
@@ -29,13 +31,6 @@ from tests.examples import examples
 from tests.runners.trace import files
 
 MADE = Trace(files.FACTS, files.sessions(20))
-
-
-def sound(trace: Trace) -> None:
-    assert trace.sessions[0].arrival_s == 0
-    arrivals = [session.arrival_s for session in trace.sessions]
-    assert all(one <= two for one, two in itertools.pairwise(arrivals))
-    assert not any(session_fault(trace.facts, session) for session in trace.sessions)
 
 
 @given(
@@ -58,7 +53,7 @@ def test_scaling_is_as_close_as_whole_tokens_allow() -> None:
     trace = synthesise_trace(60, 1)
     small = scale_trace(trace, 1 / 16)
     assert small.facts.block_tokens == 4
-    sound(small)
+    files.assert_sound(small)
     turns = [
         pair
         for one, two in zip(trace.sessions, small.sessions, strict=True)
@@ -73,7 +68,7 @@ def test_scaling_is_as_close_as_whole_tokens_allow() -> None:
 
 def test_equal_prompts_stay_equal_and_share_as_many_blocks() -> None:
     small = scale_trace(MADE, 0.3)
-    sound(small)
+    files.assert_sound(small)
     for one, two in zip(MADE.sessions, small.sessions, strict=True):
         for (a, b), (c, d) in zip(
             itertools.combinations(one.turns, 2), itertools.combinations(two.turns, 2), strict=True
@@ -91,7 +86,7 @@ def test_times_and_outputs_have_factors_of_their_own() -> None:
     ]
     assert [turn.output_tokens for turn in first] == [max(1, round(turn.output_tokens / 2)) for turn in before]
     assert [turn.input_tokens for turn in first] == [turn.input_tokens for turn in before]
-    sound(small)
+    files.assert_sound(small)
 
 
 def test_an_answer_of_none_stays_one_of_none() -> None:
@@ -109,7 +104,7 @@ def test_a_factor_that_cannot_be_is_refused(factor: float) -> None:
 
 def test_a_sample_keeps_whole_sessions_in_their_order_from_0() -> None:
     few = sample_trace(MADE, 5, seed=3)
-    sound(few)
+    files.assert_sound(few)
     assert len(few.sessions) == 5
     by_name = {session.session: session for session in MADE.sessions}
     shift_s = by_name[few.sessions[0].session].arrival_s
@@ -140,18 +135,18 @@ def test_every_session_is_as_likely() -> None:
 
 def test_who_waited_for_a_turn_that_is_left_out_waits_for_what_that_waited_for() -> None:
     session = MADE.sessions[0]  # turn 2 waits for 0 and 1, turn 3 for 2
-    limited = limit_session(session, max_context_tokens=74)
+    limited = limit_session(session, Limits(74))
     assert limited is not None
     assert [(turn.agent, turn.turn, turn.after) for turn in limited.turns] == [(MAIN, 0, ()), ("helper", 0, (0,))]
     grown = replace(session, turns=(*session.turns[:2], replace(session.turns[2], output_tokens=500), session.turns[3]))
-    limited = limit_session(grown, max_context_tokens=200)
+    limited = limit_session(grown, Limits(200))
     assert limited is not None
     assert [(turn.agent, turn.turn, turn.after) for turn in limited.turns] == [
         (MAIN, 0, ()),
         ("helper", 0, (0,)),
         (MAIN, 1, (0, 1)),
     ]
-    assert limit_session(session, max_context_tokens=10) is None
+    assert limit_session(session, Limits(10)) is None
 
 
 def test_limits_leave_out_and_keep_the_order_of_arrival() -> None:
@@ -159,23 +154,23 @@ def test_limits_leave_out_and_keep_the_order_of_arrival() -> None:
         MADE.sessions[0], turns=(replace(MADE.sessions[0].turns[0], output_tokens=900), *MADE.sessions[0].turns[1:])
     )
     late = Trace(MADE.facts, (first, *MADE.sessions[1:]))
-    limited = limit_trace(late, max_context_tokens=100)
-    sound(limited)
+    limited = limit_trace(late, Limits(100))
+    files.assert_sound(limited)
     assert [session.session for session in limited.sessions[:3]] == ["session-1", "session-0", "session-2"]
     assert limited.sessions[0].arrival_s == 0
     assert limited.sessions[1].arrival_s == pytest.approx(0.5)
-    short = limit_trace(MADE, turns=2)
+    short = limit_trace(MADE, Limits(turns=2))
     assert [len(session.turns) for session in short.sessions] == [2] * 20
-    assert limit_trace(MADE, turns=0) == MADE
+    assert limit_trace(MADE, Limits(turns=0)) == MADE
 
 
 @given(factor=st.floats(0.05, 2), most=st.integers(10, 200), turns=st.integers(0, 5), seed=st.integers(0, 9))
 @settings(max_examples=examples(40), deadline=None)
 def test_any_chain_of_changes_gives_a_sound_trace(factor: float, most: int, turns: int, seed: int) -> None:
     scaled = scale_trace(sample_trace(MADE, 8, seed), factor, time=0.5)
-    changed = limit_trace(scaled, max_context_tokens=most, turns=turns)
+    changed = limit_trace(scaled, Limits(most, turns))
     if changed.sessions:
-        sound(changed)
+        files.assert_sound(changed)
         assert all(
             turn.input_tokens + turn.output_tokens <= most for session in changed.sessions for turn in session.turns
         )
@@ -186,15 +181,15 @@ def test_sessions_can_be_given_arrivals() -> None:
         replace(session, turns=tuple(replace(turn, arrival_s=turn.arrival_s - number) for turn in session.turns))
         for number, session in enumerate(files.sessions(400))
     )
-    spread = Trace(files.FACTS, tuple(redraw_arrivals(at_once, 2.0, seed=1)))
-    sound(spread)
+    spread = Trace(files.FACTS, tuple(redraw_arrivals(at_once, Arrivals(2.0, seed=1))))
+    files.assert_sound(spread)
     assert spread.sessions[-1].arrival_s == pytest.approx(200, rel=0.15)
     gaps = [
         [two.arrival_s - one.arrival_s for one, two in itertools.pairwise(session.turns)] for session in spread.sessions
     ]
     assert all(gap == pytest.approx([1.5, 1.0, 1.5]) for gap in gaps)
     with pytest.raises(RunnerError, match="cannot arrive"):
-        list(redraw_arrivals(at_once, 0.0, seed=1))
+        list(redraw_arrivals(at_once, Arrivals(0.0, seed=1)))
 
 
 def test_the_reuse_survives_down_to_a_model_of_few_tokens() -> None:

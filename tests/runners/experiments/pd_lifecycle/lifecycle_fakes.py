@@ -231,7 +231,7 @@ class FakeBench:
         return self._t_ns
 
     def _answered(self, asked: dict[str, Any], cached: int, t_send_ns: int, ttft_ns: int) -> Exchange:
-        exchange = Exchange(0, SilentListener(), t_intended_ns=t_send_ns, warmup=False, inflight=0)
+        exchange = Exchange(0, SilentListener(), t_intended_ns=t_send_ns)
         exchange.t_send_ns = t_send_ns
         exchange.t_first_ns = t_send_ns + ttft_ns
         exchange.t_last_ns = exchange.t_first_ns + (asked["max_tokens"] - 1) * MS

@@ -12,9 +12,8 @@ from results.records.layout import RunLayout
 from runners.errors import CellFailed
 from runners.experiments.routing.grid import TraceChoice
 from runners.experiments.routing.trace import prepare_trace, read_record
-from runners.load.block_prompts import BlockShape, TurnPrompt, as_hashes, prompt_ids
+from runners.load.block_prompts import BlockShape, prompt_ids
 from runners.trace.formats import read_trace
-from runners.trace.session import Session
 
 
 def test_the_generated_trace_is_the_same_every_time_and_changed_ones_are_noticed(tmp_path: Path) -> None:
@@ -41,18 +40,16 @@ def test_scaled_to_tiny_blocks_sessions_still_share_no_more_than_their_hashes_sa
     trace = read_trace(layout.trace)
     shape = BlockShape(1, record.block_tokens, trace.facts.hash_scope, 0, 256)
     assert record.block_tokens == 2
-    last = [(session, len(session.turns) - 1) for session in trace.sessions]
     prompts = [
-        (session.turns[place].hashes, prompt_ids(shape, as_prompt(session, place)).tolist()) for session, place in last
+        (
+            session.turns[-1].hashes,
+            prompt_ids(shape, session.session, len(session.turns) - 1, session.turns[-1]).tolist(),
+        )
+        for session in trace.sessions
     ]
     for (hashes, ids), (others, other_ids) in combinations(prompts, 2):
         shared = common(hashes, others) * record.block_tokens
         assert shared <= common(ids, other_ids) <= shared + 2 * record.block_tokens
-
-
-def as_prompt(session: Session, place: int) -> TurnPrompt:
-    turn = session.turns[place]
-    return TurnPrompt(session.session, place, turn.input_tokens, as_hashes(turn.hashes))
 
 
 def common(one: Sequence[int], two: Sequence[int]) -> int:

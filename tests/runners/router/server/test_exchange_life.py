@@ -14,7 +14,7 @@ from runners.router.facts import ClientMessage
 from runners.router.failure import Failure
 from runners.router.health import Health
 from runners.router.instances.link import Answer
-from runners.router.instances.upstream import Pool, Target
+from runners.router.instances.upstream import Pool
 from runners.router.ledger import Ledger, PendingOutcome
 from runners.router.metrics import Counts
 from runners.router.prefix_index import PrefixIndex
@@ -26,6 +26,7 @@ from runners.router.traffic import Traffic
 from runners.router.transfer.movement import Movement
 from runners.router.transfer.transfers import Transfers
 from runners.router.view import Cluster, Member, is_idle
+from runners.target import Target
 from tests.examples import examples
 from tests.runners.router.drivers import HeapDriver
 from tests.runners.router.fake_transfers import FakeMovement, FakeTransfers
@@ -124,9 +125,7 @@ class Life(RuleBasedStateMachine):
         self.cluster = Cluster(members, lambda: 0.0, self.bindings)
         self.pools = {name: FakePool(name) for name in NAMES}
         self.driver = HeapDriver()
-        health = Health(
-            self.cluster, HealthRules(), self.driver, lambda *_: None, lambda _: None, lambda _: None
-        )
+        health = Health(self.cluster, HealthRules(), self.driver, lambda *_: None, lambda _: None, lambda _: None)
         self.fake = FakeTransfers()
         indexes = {name: PrefixIndex(BLOCK) for name in NAMES}
         dispatcher = Dispatcher(
@@ -144,9 +143,7 @@ class Life(RuleBasedStateMachine):
         turn = self.traffic.dispatcher.count_arrival(session)
         request = Request(name, session, turn, tuple(range(blocks)), blocks * BLOCK + 1, 16)
         message = ClientMessage(b"/v1/completions", b"", b'{"prompt": [1]}')
-        exchange = Exchange(
-            self.traffic, cast(dict[str, Pool], self.pools), cast(Client, client), request, message
-        )
+        exchange = Exchange(self.traffic, cast(dict[str, Pool], self.pools), cast(Client, client), request, message)
         self.clients[exchange] = client
         exchange.start()
 
