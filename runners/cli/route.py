@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
+import runners.cli.output as output
 from results.records.decisions import Role
-from runners.cli import output
 from runners.cli.spec_options import SpecOption, SpecOptions, chosen, command_with
 from runners.errors import RunnerError
 
