@@ -14,8 +14,7 @@ from runners.cli.spec_options import SpecOption, SpecOptions, chosen, command_wi
 from runners.errors import RunnerError
 
 if TYPE_CHECKING:
-    from runners.router.sessions.binding_rules import BindingRules
-    from runners.router.spec import InstanceSpec, KvEndpoint, RouterLine, RouterSpec, TransferRules
+    from runners.router.spec import BindingRules, InstanceSpec, KvEndpoint, RouterLine, RouterSpec, TransferRules
 
 ROLES = get_args(Role)
 SHAPE = "[NAME=]URL[,SETTING=VALUE]"
@@ -35,7 +34,7 @@ def _transfer_rules() -> type[TransferRules]:
 
 
 def _binding_rules() -> type[BindingRules]:
-    from runners.router.sessions.binding_rules import BindingRules
+    from runners.router.spec import BindingRules
 
     return BindingRules
 

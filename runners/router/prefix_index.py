@@ -88,9 +88,7 @@ def block_keys(token_ids: Sequence[int], block_tokens: int) -> tuple[int, ...]:
     return byte_keys(array("I", token_ids).tobytes(), TOKEN_BYTES * block_tokens)
 
 
-def reblock_keys(
-    hashes: Sequence[int], hash_tokens: int, block_tokens: int, input_tokens: int
-) -> tuple[int, ...]:
+def reblock_keys(hashes: Sequence[int], hash_tokens: int, block_tokens: int, input_tokens: int) -> tuple[int, ...]:
     """A key per full block of `block_tokens` of a prompt that is known by its trace's hashes only.
 
     A hash stands for `hash_tokens` tokens, the last one maybe for fewer, and for all before it. Two prompts share a key

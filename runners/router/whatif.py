@@ -10,11 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from results.records.decisions import Decision, DecisionRecord, RoutedRequest
+from results.records.decisions import ClusterView, Decision, DecisionRecord, RoutedRequest
 from runners.router.policies import parameters_of
-from runners.router.policies.errors import PolicyError
-from runners.router.policies.policy import Policy
-from runners.router.policies.weighing import fault_of
+from runners.router.policies.policy import Policy, PolicyError
 from runners.router.why import why_not
 
 LIMITS = (
@@ -175,10 +173,22 @@ def _decide(policy: Policy, request: RoutedRequest, record: DecisionRecord, ahea
         made = policy.decide(request, cluster)
     except Exception as error:
         raise PolicyError(f"{where}: {type(error).__name__}: {error}", remedy="correct the policy") from error
-    fault = fault_of(made, cluster)
+    fault = _find_fault(made, cluster)
     if fault:
         raise PolicyError(f"{where}: {fault}", remedy="correct the policy")
     return made
+
+
+def _find_fault(made: Decision, cluster: ClusterView) -> str:
+    """What is wrong with a decision, for policies that are not ours; empty = it can be carried out."""
+    loads = {load.instance: load for load in cluster.instances}
+    for name in (made.instance, made.prefill, made.migrate_from):
+        if name and name not in loads:
+            return f"it names {name!r}, which is no instance"
+    for name in (made.instance, made.prefill):
+        if name and not loads[name].available:
+            return f"it picks {name}, which is not available ({loads[name].why_unavailable or 'no reason given'})"
+    return ""
 
 
 def _difference(record: DecisionRecord, made: Decision) -> Difference:

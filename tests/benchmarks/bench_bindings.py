@@ -36,11 +36,11 @@ from runners.router.dispatch import Dispatcher, Request
 from runners.router.ledger import Ledger
 from runners.router.metrics import Counts
 from runners.router.policies import make_policy
-from runners.router.server.event_loop import EventLoop
 from runners.router.server.log import DecisionLog
-from runners.router.sessions.binding_rules import BindingRules
+from runners.router.server.server import EventLoop
 from runners.router.sessions.bindings import Bindings
 from runners.router.sessions.shared_bindings import SharedBindings
+from runners.router.spec import BindingRules
 from runners.router.view import Cluster, Member
 from tests.servers.redis_server import RedisServer
 

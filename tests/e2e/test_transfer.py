@@ -25,7 +25,7 @@ from launch.local import LocalBackend
 from results.records.decisions import KvTransfer, RoutedRequest
 from runners.router.facts import ClientMessage
 from runners.router.instances.upstream import Pool, resolve
-from runners.router.server.event_loop import EventLoop
+from runners.router.server.server import EventLoop
 from runners.router.spec import TransferRules
 from runners.router.transfer.movement import Movement
 from runners.router.transfer.transfers import Transfers

@@ -40,9 +40,7 @@ class Fleet:
     `on_lost` is called once per outage; `on_recovered` at its end, and for an instance that was added.
     """
 
-    def __init__(
-        self, spec: RouterSpec, cluster: Cluster, driver: Driver, count_links: Callable[[int], None]
-    ) -> None:
+    def __init__(self, spec: RouterSpec, cluster: Cluster, driver: Driver, count_links: Callable[[int], None]) -> None:
         self.pools: dict[str, Pool] = {}
         self.indexes: dict[str, Index] = {}
         self.block_tokens = spec.block_tokens

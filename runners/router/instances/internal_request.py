@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from runners.router.failure import Failure
-from runners.router.instances.link import Answer, Link, whole_chunks
-from runners.router.instances.upstream import Pool
+from runners.router.instances.upstream import Answer, Link, Pool, whole_chunks
 
 BODY_LIMIT_BYTES = 8 << 20
 

@@ -14,8 +14,7 @@ from typing import Any
 
 import msgspec
 
-from runners.router.policies.errors import PolicyError
-from runners.router.policies.policy import Policy
+from runners.router.policies.policy import Policy, PolicyError
 from runners.router.policies.user_file import find_classes, load_class
 
 MODULES = (

@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from runners.router.policies.errors import PolicyError
-from runners.router.policies.policy import Policy
+from runners.router.policies.policy import Policy, PolicyError
 
 
 def load_class(path: str, wanted: str = "") -> type[Policy]:

@@ -7,18 +7,19 @@ import ipaddress
 import socket
 from collections import deque
 from collections.abc import Callable
+from http import HTTPStatus
 from time import monotonic
 from typing import NamedTuple, Protocol, cast
 
 import httptools
 import msgspec
 
-from runners.router.instances.link import HOP_BY_HOP
-from runners.router.server.response import STATUS_LINES
+from runners.router.instances.upstream import HOP_BY_HOP
 
 HEAD_LIMIT_BYTES = 64 << 10
 QUEUE_LIMIT = 16
 """Requests that a client may send ahead on one connection."""
+STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"transfer-encoding", b"expect", b"x-request-id"}
 
 

@@ -6,20 +6,56 @@ The instance's head is held back until its first body byte, so that everything b
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from time import monotonic
+
+import msgspec
 
 from runners.router.dispatch import Request
 from runners.router.facts import ClientMessage, Usage, pause_s
 from runners.router.failure import REFUSALS, Failure
-from runners.router.instances.link import Answer, Link
-from runners.router.instances.upstream import Pool
+from runners.router.instances.upstream import Answer, Link, Pool
 from runners.router.lifecycle import RequestLifecycle
-from runners.router.server.response import Client, last_event, response_head
+from runners.router.server.front import STATUS_LINES, ClientConnection
 from runners.router.traffic import Traffic
 
 TAIL_PIECES = 4
 """Last pieces of a body, in which its usage and its end are looked for."""
+
+
+class Arrival:
+    """From a request's last byte until `begin` is called with its turn; not if its client leaves first."""
+
+    __slots__ = ("_begin", "_client", "_traffic")
+
+    def __init__(self, traffic: Traffic, client: ClientConnection, begin: Callable[[int], None]) -> None:
+        self._traffic = traffic
+        self._client = client
+        self._begin = begin
+
+    def ask(self, session: str) -> None:
+        """Ask, and begin with the answer; at once where the table cannot be asked."""
+        self._traffic.arriving[self] = None
+        self._traffic.dispatcher.ask_arrival(session, self._begin_with)
+
+    def _begin_with(self, turn: int) -> None:
+        if self in self._traffic.arriving:
+            self._traffic.end_arrival(self)
+            self._begin(turn)
+
+    def pause(self) -> None:
+        """Nothing has been written yet."""
+
+    def resume(self) -> None:
+        """Nor was anything held back."""
+
+    def abandon(self) -> None:
+        """The client is gone."""
+        self._traffic.end_arrival(self)
+
+    def cut(self, why: str) -> None:
+        self._traffic.end_arrival(self)
+        self._client.refuse(503, why, "cut")
 
 
 class Exchange(RequestLifecycle):
@@ -28,7 +64,12 @@ class Exchange(RequestLifecycle):
     __slots__ = ("_answer", "_client", "_pool", "_pools", "_tail", "link")
 
     def __init__(
-        self, traffic: Traffic, pools: Mapping[str, Pool], client: Client, request: Request, message: ClientMessage
+        self,
+        traffic: Traffic,
+        pools: Mapping[str, Pool],
+        client: ClientConnection,
+        request: Request,
+        message: ClientMessage,
     ) -> None:
         super().__init__(traffic, request, message)
         self.link: Link | None = None
@@ -105,3 +146,30 @@ class Exchange(RequestLifecycle):
         self.t_paused_s, self.t_read_s = 0.0, monotonic()
         if self.link is not None:
             self.link.resume()
+
+
+def response_head(answer: Answer, instance: str, request: str, *, keep_alive: bool) -> bytes:
+    """The head that a client gets for an instance's `answer` to its `request`."""
+    lines = [STATUS_LINES.get(answer.status) or b"HTTP/1.1 %d \r\n" % answer.status]
+    named = False
+    for name, value in answer.headers:
+        named |= name == b"x-request-id"
+        lines.append(b"%b: %b\r\n" % (name, value))
+    lines.append(b"x-tracon-instance: %b\r\n" % instance.encode())
+    if not named:
+        lines.append(b"x-request-id: %b\r\n" % request.encode("latin-1"))
+    ends_with_it = not answer.chunked and not answer.sized
+    if ends_with_it or not keep_alive:
+        lines.append(b"connection: close\r\n")
+    lines.append(b"\r\n")
+    return b"".join(lines)
+
+
+def last_event(message: str, instance: str, tail: bytes, *, chunked: bool) -> bytes:
+    """The end of an event stream that cannot go on, with an event that says so; `tail`: what the client had last."""
+    error = {"message": message, "type": "instance_failed", "code": 502, "instance": instance}
+    event = b"data: " + msgspec.json.encode({"error": error}) + b"\n\n"
+    body = tail.removesuffix(b"\r\n") if chunked else tail
+    if body and not body.endswith((b"\n\n", b"\r\n\r\n", b"\r\r")):
+        event = b"\n\n" + event
+    return b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event) if chunked else event

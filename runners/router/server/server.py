@@ -22,13 +22,11 @@ from runners.router.ledger import Ledger
 from runners.router.metrics import Counts
 from runners.router.policies import may_migrate
 from runners.router.policies.policy import Policy
-from runners.router.server.arrival import Arrival
-from runners.router.server.event_loop import EventLoop
 from runners.router.server.front import ClientConnection, HttpRequest
 from runners.router.server.log import DecisionLog
 from runners.router.server.pages import Pages
 from runners.router.server.prewarm import prewarm
-from runners.router.server.proxy import Exchange
+from runners.router.server.proxy import Arrival, Exchange
 from runners.router.sessions.bindings import Bindings
 from runners.router.spec import RouterError, RouterOutcome, RouterReady, RouterSpec, RouterTick, TickInstance
 from runners.router.traffic import Traffic
@@ -49,6 +47,19 @@ END_GRACE_S = 0.5
 ROUTED = {"/v1/completions": False, "/v1/chat/completions": True}
 """Path -> whether it is a chat."""
 REQUEST_ID_LIMIT = 200
+
+
+class EventLoop:
+    """The live driver: clock and timers of the running loop. It may be made before the loop runs."""
+
+    now_ns = staticmethod(perf_counter_ns)
+    now_s = staticmethod(monotonic)
+
+    def call_soon(self, callback: Callable[[], None]) -> asyncio.Handle:
+        return asyncio.get_running_loop().call_soon(callback)
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(delay_s, callback)
 
 
 class Server:

@@ -18,8 +18,8 @@ from redis.asyncio import Connection, Redis
 from redis.exceptions import RedisError
 
 from runners.router.metrics import Counts
-from runners.router.sessions.binding_rules import PASSWORD, BindingRules
 from runners.router.sessions.redis_rows import SCRIPTS
+from runners.router.spec import PASSWORD, BindingRules
 
 CONNECT_S = 2.0
 DEAD_S = 5.0

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from uuid import uuid4
 
 from runners.router.metrics import Counts
-from runners.router.sessions.binding_rules import BindingRules
 from runners.router.sessions.bindings import Bindings, BindingVersion, MigrationClaim, Row
 from runners.router.sessions.redis_link import RedisLink
 from runners.router.sessions.redis_rows import Hint, Place, TableRow, read_row, script_argument
+from runners.router.spec import BindingRules
 
 REBALANCED_AT_ONCE = 500
 """Sessions moved by one call of a script: Redis does nothing else meanwhile."""

@@ -10,8 +10,7 @@ import msgspec
 from launch.transfer_request import TransferRefused, check_leg
 from runners.router.failure import REFUSALS
 from runners.router.instances.internal_request import InternalRequestFailed, fetch
-from runners.router.instances.link import Answer
-from runners.router.instances.upstream import Pool, resolve
+from runners.router.instances.upstream import Answer, Pool, resolve
 from runners.router.spec import InstanceSpec, RouterError
 from runners.router.transfer.counters import Counters, read_counters
 from runners.router.transfer.request_bodies import (

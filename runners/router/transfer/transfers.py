@@ -23,7 +23,6 @@ from runners.router.spec import InstanceSpec, TransferRules
 from runners.router.transfer.accounting import TransferAccounting, Uncounted
 from runners.router.transfer.counters import Attribution, TargetAnswer
 from runners.router.transfer.engines import Engines, StepFailed
-from runners.router.transfer.job import Done, Job, authorization_lines, request_headers
 from runners.router.transfer.move_rules import Admission, MoveRules, Purpose
 from runners.router.transfer.movement import NOT_SERVED, Movement
 from runners.router.transfer.request_bodies import (
@@ -36,7 +35,17 @@ from runners.router.transfer.request_bodies import (
     require_movable_prefix,
     require_one_prefill,
 )
-from runners.router.transfer.steps import PATH, free_blocks, pull_params, send_decode_request, send_prefill_request
+from runners.router.transfer.steps import (
+    PATH,
+    Done,
+    Job,
+    authorization_lines,
+    free_blocks,
+    pull_params,
+    request_headers,
+    send_decode_request,
+    send_prefill_request,
+)
 from runners.router.transfer.transports import TRANSPORTS
 
 CLOSE_S = 1.0
@@ -79,9 +88,7 @@ class Transfers:
         """Pairs (source, target) that are left alone: why."""
         return self.rules.pairs.quarantined()
 
-    def migrate(
-        self, request: RoutedRequest, source: str, target: str, message: ClientMessage, done: Done
-    ) -> Movement:
+    def migrate(self, request: RoutedRequest, source: str, target: str, message: ClientMessage, done: Done) -> Movement:
         """Move what `source` holds of the request's prompt to `target`; then `done` is called, never from here."""
         return self._start("migration", source, target, message, done, partial(self._migrate, request, message))
 

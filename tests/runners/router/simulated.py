@@ -222,9 +222,7 @@ class SimulatedWorld:
         facts = read_facts(body, BLOCK, chat=False)
         turn = self.traffic.dispatcher.count_arrival(session)
         name = f"r-{self.counts.requests - 1}"
-        request = SimulatedRequest(
-            self, Request(name, session, turn, facts.keys, facts.input_tokens, facts.max_tokens)
-        )
+        request = SimulatedRequest(self, Request(name, session, turn, facts.keys, facts.input_tokens, facts.max_tokens))
         self.requests[session] = request
         request.start()
 

@@ -10,7 +10,7 @@ import pytest
 from runners.errors import RunnerError
 from runners.router.decision_log import read_log, read_logs
 from runners.router.policies import POLICIES, make_policy
-from runners.router.policies.errors import PolicyError
+from runners.router.policies.policy import PolicyError
 from runners.router.whatif import what_if
 from tests.runners.router.logs import NEEDED, simulate, write_log
 

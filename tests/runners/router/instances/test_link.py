@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from runners.router.failure import Failure
 from runners.router.instances import upstream
 from runners.router.instances.internal_request import unchunked
-from runners.router.instances.link import Answer, Caller, Link, whole_chunks
-from runners.router.instances.upstream import resolve
+from runners.router.instances.upstream import Answer, Caller, Link, resolve, whole_chunks
 from tests.runners.router.routers import until
 
 BODIES = st.lists(st.binary(min_size=1, max_size=40), max_size=8)

@@ -10,7 +10,7 @@ import pytest
 from results.records.decisions import Decision, InstanceLoad, RoutedRequest
 from runners.router.policies import make_policy
 from runners.router.policies.ear import EAR
-from runners.router.policies.errors import PolicyError
+from runners.router.policies.policy import PolicyError
 from tests.runners.router.views import ask, load, view
 
 POLICY = EAR(hot_tokens=4000, cooldown_s=30)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from runners.router.policies import POLICIES, describe_policies, make_policy, parameters_of, policy_class
-from runners.router.policies.errors import PolicyError
 from runners.router.policies.kv_aware import KvAware
+from runners.router.policies.policy import PolicyError
 from runners.router.policies.unified import Unified
 from tests.runners.router.logs import NEEDED
 from tests.runners.router.views import ask, load, view

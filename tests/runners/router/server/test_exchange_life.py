@@ -13,13 +13,12 @@ from runners.router.dispatch import Dispatcher, Request
 from runners.router.facts import ClientMessage
 from runners.router.failure import Failure
 from runners.router.health import Health
-from runners.router.instances.link import Answer
-from runners.router.instances.upstream import Pool, Target
+from runners.router.instances.upstream import Answer, Pool, Target
 from runners.router.ledger import Ledger, PendingOutcome
 from runners.router.metrics import Counts
 from runners.router.prefix_index import PrefixIndex
+from runners.router.server.front import ClientConnection
 from runners.router.server.proxy import Exchange
-from runners.router.server.response import Client
 from runners.router.sessions.bindings import Bindings
 from runners.router.spec import HealthRules, Limits
 from runners.router.traffic import Traffic
@@ -124,9 +123,7 @@ class Life(RuleBasedStateMachine):
         self.cluster = Cluster(members, lambda: 0.0, self.bindings)
         self.pools = {name: FakePool(name) for name in NAMES}
         self.driver = HeapDriver()
-        health = Health(
-            self.cluster, HealthRules(), self.driver, lambda *_: None, lambda _: None, lambda _: None
-        )
+        health = Health(self.cluster, HealthRules(), self.driver, lambda *_: None, lambda _: None, lambda _: None)
         self.fake = FakeTransfers()
         indexes = {name: PrefixIndex(BLOCK) for name in NAMES}
         dispatcher = Dispatcher(
@@ -145,7 +142,7 @@ class Life(RuleBasedStateMachine):
         request = Request(name, session, turn, tuple(range(blocks)), blocks * BLOCK + 1, 16)
         message = ClientMessage(b"/v1/completions", b"", b'{"prompt": [1]}')
         exchange = Exchange(
-            self.traffic, cast(dict[str, Pool], self.pools), cast(Client, client), request, message
+            self.traffic, cast(dict[str, Pool], self.pools), cast(ClientConnection, client), request, message
         )
         self.clients[exchange] = client
         exchange.start()

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Callable
 from time import monotonic
 
 from runners.router.metrics import Counts
-from runners.router.sessions.binding_rules import BindingRules
 from runners.router.sessions.bindings import BindingVersion
 from runners.router.sessions.redis_rows import TableRow
 from runners.router.sessions.shared_bindings import Claim, SharedBindings
+from runners.router.spec import BindingRules
 
 NAMES = ("a", "b", "c")
 WAIT_S = 8.0

@@ -12,10 +12,9 @@ import httpx
 import pytest
 
 from runners.router.server.process import RouterProcess
-from runners.router.sessions.binding_rules import PASSWORD, BindingRules
 from runners.router.sessions.bindings import BindingVersion
 from runners.router.sessions.shared_bindings import Claim, SharedBindings
-from runners.router.spec import InstanceSpec, RouterSpec
+from runners.router.spec import PASSWORD, BindingRules, InstanceSpec, RouterSpec
 from tests.runners.router.fake_transfers import fake_transport
 from tests.runners.router.routers import Router, by, instances, router, until
 from tests.runners.router.test_migration import EAR, LONG, OWN, hot

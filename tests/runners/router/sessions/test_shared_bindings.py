@@ -9,9 +9,8 @@ from time import monotonic
 
 import pytest
 
-from runners.router.sessions.binding_rules import PASSWORD, BindingRules
 from runners.router.sessions.shared_bindings import PENDING_LOSSES
-from runners.router.spec import InstanceSpec, RouterError, RouterSpec
+from runners.router.spec import PASSWORD, BindingRules, InstanceSpec, RouterError, RouterSpec
 from tests.runners.router.routers import until
 from tests.runners.router.sessions.shared import sharing
 from tests.servers.redis_server import RedisServer
