@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from results.records.decisions import ClusterView, Decision, DecisionRecord, InstanceLoad, RoutedRequest
 from runners.router.driver import Driver
@@ -33,26 +33,6 @@ class Request(NamedTuple):
     keys: tuple[int, ...]
     input_tokens: int
     max_tokens: int
-
-
-class SharedTable(Protocol):
-    """Bindings that other routers have too."""
-
-    def version_of(self, session: str) -> BindingVersion: ...
-    def ask(self, session: str, then: Callable[[int], None]) -> None: ...
-    def claim(
-        self, session: str, instance: str, binding: BindingVersion, then: Callable[[bool], None]
-    ) -> MigrationClaim | None: ...
-    def commit_version(
-        self,
-        session: str,
-        instance: str,
-        now: float,
-        binding: BindingVersion,
-        *,
-        migrates: bool = False,
-        claim: MigrationClaim | None = None,
-    ) -> None: ...
 
 
 class Reservation:
@@ -88,7 +68,7 @@ class Reservation:
         self.record = record
         """The decision and its grounds, without an outcome."""
         self.binding = binding
-        """Of its session at the decision; None = it has no session, or no other router shares it."""
+        """Of its session at the decision; None = no other router shares it."""
         self.claim: MigrationClaim | None = None
         self._dispatcher = dispatcher
         self._counters = counters
@@ -156,12 +136,11 @@ class Dispatcher:
         block_tokens: int,
         driver: Driver,
         cut_off: Callable[[str, Iterable[str]], Mapping[str, str]] | None = None,
-        shared: SharedTable | None = None,
         min_move_tokens: int = 0,
     ) -> None:
         """`cut_off`: which instances no KV of an owner can be moved to, with reasons; None = the policy needs no such.
 
-        `shared`: the bindings, where other routers have them too. `min_move_tokens`: as in RoutedRequest.
+        `min_move_tokens`: as in RoutedRequest.
         """
         self.block_tokens = block_tokens
         self.driver = driver
@@ -172,7 +151,6 @@ class Dispatcher:
         self._indexes = indexes
         self._counts = counts
         self._cut_off = cut_off
-        self._shared = shared
         self._min_move_tokens = min_move_tokens
         self._complained = False
         self._seq = 0
@@ -184,9 +162,8 @@ class Dispatcher:
 
     def ask_arrival(self, session: str, then: Callable[[int], None]) -> None:
         """As `count_arrival`, for a session that other routers may know better; `then` gets its turn, maybe at once."""
-        assert self._shared is not None
         self._counts.requests += 1
-        self._shared.ask(session, then)
+        self._bindings.ask(session, then)
 
     def pick(self, request: Request, tried: tuple[str, ...] = ()) -> Reservation:
         """Decide and count. `note_sent` must follow before anything else happens: no other pick comes between."""
@@ -198,16 +175,15 @@ class Dispatcher:
         decide_us = (self.driver.now_ns() - t_ns) / 1e3
         record = DecisionRecord(self._seq, t_ns, decide_us, routed, view, decision)
         self._seq += 1
-        binding = self._shared.version_of(request.session) if self._shared is not None and request.session else None
-        return Reservation(self, record, counters, binding)
+        return Reservation(self, record, counters, self._bindings.version_of(request.session))
 
     def claim_migration(self, reservation: Reservation, then: Callable[[bool], None]) -> bool:
         """Ask whether this router may migrate the session; `then` gets the answer. False = no other router is asked."""
         decision, binding = reservation.record.decision, reservation.binding
-        if self._shared is None or binding is None or not (decision.migrate_from and decision.binds):
-            return False
         session = reservation.record.request.session
-        reservation.claim = self._shared.claim(session, decision.instance, binding, then)
+        if not (binding is not None and session and decision.migrate_from and decision.binds):
+            return False
+        reservation.claim = self._bindings.claim(session, decision.instance, binding, then)
         return reservation.claim is not None
 
     def note_sent(self, request: Request, reservation: Reservation) -> None:
@@ -227,20 +203,18 @@ class Dispatcher:
 
     def bind_session(self, reservation: Reservation) -> None:
         """Bind the session to the instance that has begun to answer its request with a 2xx."""
-        decision, session, binding = (
-            reservation.record.decision,
-            reservation.record.request.session,
-            reservation.binding,
-        )
-        migrates = bool(decision.migrate_from)
+        decision, session = reservation.record.decision, reservation.record.request.session
         if not (decision.binds and session):
             self._bindings.clear_refusals(session, decision.instance)
-        elif self._shared is None or binding is None:
-            self._bindings.commit(session, decision.instance, self.driver.now_s(), migrates=migrates)
-        else:
-            self._shared.commit_version(
-                session, decision.instance, self.driver.now_s(), binding, migrates=migrates, claim=reservation.claim
-            )
+            return
+        self._bindings.commit_version(
+            session,
+            decision.instance,
+            self.driver.now_s(),
+            reservation.binding,
+            migrates=bool(decision.migrate_from),
+            claim=reservation.claim,
+        )
 
     def note_refusal(self, session: str, instance: str, pause_s: float) -> None:
         """An instance did not admit a request (429 or 503); `pause_s`: how long it asked to be left alone."""

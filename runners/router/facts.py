@@ -9,12 +9,12 @@ by its bytes; the instance is the one to refuse it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import msgspec
 
-from runners.router.prefix_index import block_keys, byte_keys, reblock_keys
+from runners.router.prefix_index import block_keys, byte_keys
 
 BYTES_PER_TOKEN = 4
 COMPLETIONS_MAX_TOKENS = 16
@@ -86,18 +86,6 @@ def read_facts(body: bytes, block_tokens: int, *, chat: bool) -> Facts:
         count,
         limit if isinstance(limit, int) and limit >= 0 else default,
     )
-
-
-def facts_of_hashes(
-    session: str,
-    hashes: Sequence[int],
-    hash_tokens: int,
-    block_tokens: int,
-    input_tokens: int,
-    max_tokens: int,
-) -> Facts:
-    """The facts of a request whose prompt is known by its trace's hashes, in blocks of the engine's size."""
-    return Facts(session, reblock_keys(hashes, hash_tokens, block_tokens, input_tokens), input_tokens, max_tokens)
 
 
 def session_name(value: object) -> str:

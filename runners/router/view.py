@@ -5,7 +5,7 @@ Nothing here waits: `view`, a policy's `decide` and `reserve` in a row are one a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from results.records.decisions import ClusterView, Decision, InstanceLoad, Role, RoutedRequest
@@ -252,11 +252,6 @@ class Cluster:
         """Send it no new requests; those it has go on. Raises KeyError for an unknown one."""
         self._counters[instance].draining = True
 
-    def is_drained(self, instance: str) -> bool:
-        """It drains, has no request left, and retains nothing that another one is still to pull."""
-        counters = self._counters[instance]
-        return counters.draining and counters.num_requests == 0 and counters.kept_tokens == 0
-
     def remove(self, instance: str) -> tuple[str, ...]:
         """Forget it, its counters and its bindings; returns the sessions that lost their owner.
 
@@ -292,15 +287,3 @@ class Cluster:
 def _lacks(request: RoutedRequest, instance: str) -> int:
     """Prompt tokens that the instance would have to compute."""
     return max(0, request.input_tokens - request.cached_tokens.get(instance, 0))
-
-
-def is_idle(loads: Sequence[InstanceLoad]) -> bool:
-    """Whether every counter of every instance is back at zero."""
-    return not any(
-        load.num_requests
-        or load.pending_prefill_tokens
-        or load.ongoing_tokens
-        or load.ongoing_decode_tokens
-        or load.kept_tokens
-        for load in loads
-    )

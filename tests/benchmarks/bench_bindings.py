@@ -69,22 +69,19 @@ class Block:
 class Router:
     """The part of a router that the bindings are in."""
 
-    def __init__(self, bindings: Bindings, shared: SharedBindings | None, counts: Counts) -> None:
+    def __init__(self, bindings: Bindings, counts: Counts) -> None:
         self.bindings = bindings
         members = [Member(name, kv_capacity_tokens=1 << 40) for name in NAMES]
         cluster = Cluster(members, monotonic, bindings)
         ledger = Ledger(DecisionLog(""), counts, EventLoop())
-        self._dispatcher = Dispatcher(
-            make_policy("ear", EAR), cluster, bindings, {}, ledger, counts, 16, EventLoop(), None, shared
-        )
-        self._shared = shared
+        self._dispatcher = Dispatcher(make_policy("ear", EAR), cluster, bindings, {}, ledger, counts, 16, EventLoop())
 
     def begin(self, session: str, sent: Callable[[], None]) -> None:
         """One request; `sent` is called when it is on its way, its end comes in the next round of the loop."""
-        if self._shared is None:
-            self._pick(session, self._dispatcher.count_arrival(session), sent)
-        else:
+        if self.bindings.is_shared:
             self._dispatcher.ask_arrival(session, lambda turn: self._pick(session, turn, sent))
+        else:
+            self._pick(session, self._dispatcher.count_arrival(session), sent)
 
     def _pick(self, session: str, turn: int, sent: Callable[[], None]) -> None:
         request = Request("r", session, turn, (), 2000, 200)
@@ -134,7 +131,7 @@ async def measure(url: str, pid: int, rounds: int, requests: int, count: int) ->
     counts = Counts()
     shared = SharedBindings(BindingRules(url, wait_s=5.0), counts, lambda: NAMES, monotonic)
     await shared.start()
-    routers = {DICT: Router(Bindings(), None, Counts()), REDIS: Router(shared, shared, counts)}
+    routers = {DICT: Router(Bindings(), Counts()), REDIS: Router(shared, counts)}
     names = [str(UUID(int=random.getrandbits(128))) for _ in range(count)]
     found: dict[str, dict[str, list[Block]]] = {
         load: {kind: [] for kind in routers} for load in (ONE, f"{AT_ONCE} at once")
@@ -168,7 +165,7 @@ async def memory(redis_server: RedisServer) -> dict[str, float]:
         BindingRules(redis_server.url, prefix="m:", wait_s=60.0), Counts(), lambda: NAMES, monotonic, 2 * KEPT
     )
     await shared.start()
-    router = Router(shared, shared, shared._counts)
+    router = Router(shared, shared._counts)
     await block(router, names, AT_ONCE, psutil.Process())
     found["redis-server"] = (redis_server.memory_bytes() - before) / KEPT
     await shared.close()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from runners.router.driver import Driver
 from runners.router.health import Health
-from runners.router.instances.internal_request import InternalRequestFailed, fetch
+from runners.router.instances.internal_request import fetch_metrics
 from runners.router.instances.kv_events import EventIndex, KvEvents, ZmqWire
 from runners.router.instances.probes import Probes
 from runners.router.instances.upstream import Pool, resolve
@@ -40,20 +40,19 @@ class Fleet:
     `on_lost` is called once per outage; `on_recovered` at its end, and for an instance that was added.
     """
 
-    def __init__(self, spec: RouterSpec, cluster: Cluster, driver: Driver, count_links: Callable[[int], None]) -> None:
+    def __init__(self, spec: RouterSpec, cluster: Cluster, driver: Driver) -> None:
         self.pools: dict[str, Pool] = {}
         self.indexes: dict[str, Index] = {}
         self.block_tokens = spec.block_tokens
         self.specs: dict[str, InstanceSpec] = {}
-        self.on_lost: Callable[[str, str], None] = _ignore_outage
-        self.on_recovered: Callable[[str], None] = _ignore_recovery
+        self.on_lost: Callable[[str, str], None] = lambda instance, why: None
+        self.on_recovered: Callable[[str], None] = lambda instance: None
         self._probes = Probes(self.pools, spec.health)
         self.health = self._probes.health = Health(
             cluster, spec.health, driver, self._lose, self._recover, self._probes.probe_now
         )
         self._spec = spec
         self._cluster = cluster
-        self._count_links = count_links
         self._events: dict[str, KvEvents] = {}
         self._wires: dict[str, ZmqWire] = {}
         self._asking: set[asyncio.Task[None]] = set()
@@ -128,7 +127,7 @@ class Fleet:
 
     async def _connect(self, instance: InstanceSpec) -> CacheFacts:
         """Open its pool; ask its engine for what the spec leaves open."""
-        pool = Pool(await resolve(instance.url), self._spec.limits.connect_s, self._count_links)
+        pool = Pool(await resolve(instance.url), self._spec.limits.connect_s)
         self.pools[instance.instance] = pool
         self.specs[instance.instance] = instance
         if instance.block_tokens and instance.kv_capacity_tokens:
@@ -189,11 +188,8 @@ class Fleet:
 
 async def ask_cache(pool: Pool) -> CacheFacts:
     """What an engine's `/metrics` reports of its KV cache; nothing where it cannot be asked."""
-    try:
-        answer, page = await fetch(pool, b"/metrics", timeout_s=ASK_S)
-    except InternalRequestFailed:
-        return CacheFacts()
-    return cache_facts(page) if answer.status == 200 else CacheFacts()
+    page = await fetch_metrics(pool, ASK_S)
+    return CacheFacts() if page is None else cache_facts(page)
 
 
 def cache_facts(page: bytes) -> CacheFacts:
@@ -215,11 +211,3 @@ def _member(instance: InstanceSpec, facts: CacheFacts) -> Member:
     capacity = instance.kv_capacity_tokens or facts.capacity_tokens
     block = instance.block_tokens or facts.block_tokens or 1
     return Member(instance.instance, instance.url, instance.role, capacity, block)
-
-
-def _ignore_outage(instance: str, why: str) -> None:
-    """Before the router follows outages."""
-
-
-def _ignore_recovery(instance: str) -> None:
-    """Before the router follows recoveries."""

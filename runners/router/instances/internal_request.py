@@ -82,6 +82,15 @@ async def fetch(
     return request.answer, unchunked(data) if request.answer.chunked else data
 
 
+async def fetch_metrics(pool: Pool, timeout_s: float) -> bytes | None:
+    """An instance's page of metrics; None where it cannot be asked."""
+    try:
+        answer, page = await fetch(pool, b"/metrics", timeout_s=timeout_s)
+    except InternalRequestFailed:
+        return None
+    return page if answer.status == 200 else None
+
+
 def unchunked(data: bytes) -> bytes:
     """The content of a body that is whole HTTP chunks."""
     parts, position, end = [], 0, whole_chunks(data)

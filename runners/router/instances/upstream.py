@@ -10,7 +10,6 @@ import asyncio
 import errno
 import socket
 import ssl
-from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 from typing import NamedTuple, Protocol, cast
@@ -354,10 +353,9 @@ def _answer(status: int, headers: list[tuple[bytes, bytes]]) -> Answer:
 class Pool:
     """The connections to one instance. Idle ones are used again, the newest first."""
 
-    def __init__(self, target: Target, connect_s: float, count_links: Callable[[int], None]) -> None:
+    def __init__(self, target: Target, connect_s: float) -> None:
         self.target = target
         self._connect_s = connect_s
-        self._count_links = count_links
         self._tls = ssl.create_default_context() if target.tls else None
         self._idle: list[Link] = []
         self._links: set[Link] = set()
@@ -391,9 +389,7 @@ class Pool:
         self._idle.append(link)
 
     def forget(self, link: Link) -> None:
-        if link in self._links:
-            self._links.discard(link)
-            self._count_links(-1)
+        self._links.discard(link)
         if link in self._idle:
             self._idle.remove(link)
 
@@ -440,5 +436,4 @@ class Pool:
                 server_hostname=target.name if self._tls else None,
             )
         self._links.add(link)
-        self._count_links(+1)
         return link

@@ -73,7 +73,6 @@ class Server:
         self._on_tick = on_tick
         self._t_start_ns = perf_counter_ns()
         self._counts = Counts()
-        self._links = 0
         self._clients: set[ClientConnection] = set()
         self._limit = spec.limits.streams or _streams_possible()
         self._pages_open: set[asyncio.Task[None]] = set()
@@ -81,10 +80,10 @@ class Server:
         self._driver = EventLoop()
         self._ledger = Ledger(self._log, self._counts, self._driver)
         self._shared = self._shared_bindings(spec) if spec.bindings.redis_url else None
-        own = Bindings(spec.max_sessions, spec.session_ttl_s)
-        self._bindings = own if self._shared is None else self._shared
+        in_memory = Bindings(spec.max_sessions, spec.session_ttl_s)
+        self._bindings = in_memory if self._shared is None else self._shared
         self._cluster = Cluster((), monotonic, self._bindings)
-        self._fleet = Fleet(spec, self._cluster, self._driver, self._count_links)
+        self._fleet = Fleet(spec, self._cluster, self._driver)
         self._transfers: Transfers
         self._dispatcher: Dispatcher
         self._traffic: Traffic
@@ -99,11 +98,6 @@ class Server:
     def connections(self) -> int:
         """Client connections open."""
         return len(self._clients)
-
-    @property
-    def links(self) -> int:
-        """Connections open to instances."""
-        return self._links
 
     @property
     def records_lost(self) -> int:
@@ -137,7 +131,6 @@ class Server:
             fleet.block_tokens,
             self._driver,
             transfers.cut_off if may_migrate(self._policy) else None,
-            self._shared,
             spec.transfer.min_tokens,
         )
         self._traffic = Traffic(self._dispatcher, fleet.health, self._counts, spec.limits, transfers)
@@ -263,7 +256,7 @@ class Server:
         name = client_id.decode("latin-1") if 0 < len(client_id) <= REQUEST_ID_LIMIT else f"tracon-{uuid4().hex}"
         headers = request.forwarded() + b"x-request-id: %b\r\n" % name.encode("latin-1")
         message = ClientMessage(request.target, headers, request.body)
-        if self._shared is None or not session:
+        if not (self._bindings.is_shared and session):
             self._begin(connection, message, facts, session, name, dispatcher.count_arrival(session))
             return
         begin = partial(self._begin, connection, message, facts, session, name)
@@ -296,9 +289,6 @@ class Server:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             sys.stderr.write(f"a page of the router failed: {type(error).__name__}: {error}\n")
-
-    def _count_links(self, more: int) -> None:
-        self._links += more
 
     async def _beat(self) -> None:
         """Everything that depends on time passing."""

@@ -7,8 +7,9 @@ the request was sent there; until a first commit the session's owner is the inst
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+from uuid import uuid4
 
 _NONE: Mapping[str, int] = {}
 
@@ -20,14 +21,41 @@ class BindingVersion(NamedTuple):
     instance: str
 
 
-class MigrationClaim(Protocol):
-    """The right to migrate a session, where routers share their bindings."""
+class MigrationClaim:
+    """The right to migrate a session, which one request of one router has at a time where routers share bindings."""
 
-    token: str
-    held: bool
+    __slots__ = ("_give_up", "_then", "binding", "held", "instance", "session", "token")
 
-    def abandon(self) -> None: ...
-    def release(self) -> None: ...
+    def __init__(
+        self,
+        session: str,
+        instance: str,
+        binding: BindingVersion,
+        then: Callable[[bool], None],
+        give_up: Callable[[MigrationClaim], None],
+    ) -> None:
+        self.session = session
+        self.instance = instance
+        self.binding = binding
+        self.token = uuid4().hex
+        self.held = False
+        """It was granted, and the shared table has not ended it since."""
+        self._give_up = give_up
+        self._then: Callable[[bool], None] | None = then
+
+    def abandon(self) -> None:
+        """Stop waiting for the answer."""
+        self._then = None
+
+    def release(self) -> None:
+        """The request has ended. Where it was served, its commit has ended the claim."""
+        self._then = None
+        self._give_up(self)
+
+    def end_wait(self, granted: bool) -> None:
+        then, self._then = self._then, None
+        if then is not None:
+            then(granted)
 
 
 class Row:
@@ -79,6 +107,8 @@ class Bindings:
     """
 
     row_type: type[Row] = Row
+    is_shared = False
+    """Other routers have these bindings too: a request asks for its session before its pick."""
 
     def __init__(self, max_sessions: int = 100_000, ttl_s: float = 14_400.0) -> None:
         self.max_sessions = max_sessions
@@ -119,10 +149,6 @@ class Bindings:
     def assigned(self, instance: str) -> int:
         """Sessions ever bound there, those on their way included."""
         return self._committed[instance] + self._coming[instance]
-
-    def sessions_of(self, instance: str) -> tuple[str, ...]:
-        """The sessions that live there, the one unused for longest first."""
-        return tuple(name for name, row in self._sessions.items() if row.home == instance)
 
     def arrive(self, session: str, now: float) -> int:
         """Count a request of the session; returns its turn, 0-based. 0 for the empty session."""
@@ -178,6 +204,37 @@ class Bindings:
         elif row.stale and instance == row.left:
             return
         self._bind(row, instance)
+
+    def version_of(self, session: str) -> BindingVersion | None:
+        """What a pick sees of the session now; None = no other router can change it meanwhile."""
+        return None
+
+    def ask(self, session: str, then: Callable[[int], None]) -> None:
+        """`arrive`, where other routers may know the session better; `then` gets its turn, once, maybe at once."""
+        raise NotImplementedError("these bindings are no other router's")
+
+    def claim(
+        self, session: str, instance: str, binding: BindingVersion, then: Callable[[bool], None]
+    ) -> MigrationClaim | None:
+        """Ask for the right to migrate the session to `instance`; `then` gets the answer, once.
+
+        None = no other router can be asked: the right is granted. A claim lasts until it is released, which has to
+        happen.
+        """
+        return None
+
+    def commit_version(
+        self,
+        session: str,
+        instance: str,
+        now: float,
+        binding: BindingVersion | None,
+        *,
+        migrates: bool = False,
+        claim: MigrationClaim | None = None,
+    ) -> None:
+        """`commit`, unless the session has been bound elsewhere since the pick saw it as `binding`."""
+        self.commit(session, instance, now, migrates=migrates)
 
     def count_refusal(self, session: str, instance: str) -> None:
         """`instance` refused to admit the session. Call it where the refusal is seen, never by matching messages."""

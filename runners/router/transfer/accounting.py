@@ -34,9 +34,12 @@ class _Entry:
 
 @dataclass(slots=True)
 class TransferAccounting:
-    """The account of one target. `fetch` gets its counters; None = it could not be asked."""
+    """The account of one target. `fetch` gets its counters; None = it could not be asked.
 
-    fetch: Callable[[], Awaitable[Counters | None]]
+    Without `fetch` nothing is read: each transfer is settled at its end as not counted.
+    """
+
+    fetch: Callable[[], Awaitable[Counters | None]] | None
     now_s: Callable[[], float]
     counters: Counters | None = None
     """As last read when nothing was on its way there: the rise since then belongs to `_entries`."""
@@ -58,7 +61,7 @@ class TransferAccounting:
         """Read the counters before a transfer, where nothing is on its way there, and report what has come by then."""
         known = self.counters is not None and not self._unattributed and not self._entries
         fresh = known and self.now_s() - self._read_s < FRESH_S
-        if fresh or self._open or self._reading is not None:
+        if self.fetch is None or fresh or self._open or self._reading is not None:
             return
         begun = self._begun
         counters = await self.fetch()
@@ -87,6 +90,9 @@ class TransferAccounting:
         returned function is called. Where another transfer needs the counters first, they are read for both.
         """
         self._open -= 1
+        if self.fetch is None:
+            settle(NOT_COUNTED)
+            return lambda: None
         entry = _Entry(answer, settle, self.now_s(), None if streams else self.now_s())
         self._entries.append(entry)
         if not streams:
@@ -124,7 +130,7 @@ class TransferAccounting:
             while any(entry.due_s is not None for entry in self._entries):
                 if not self._open:
                     begun = self._begun
-                    counters = await self.fetch()
+                    counters = await self.fetch() if self.fetch is not None else None
                     if counters is not None and begun == self._begun and self._conclude(counters):
                         return
                 self._give_up()
@@ -165,36 +171,3 @@ class TransferAccounting:
         entries, self._entries = self._entries, []
         for entry, attribution in zip(entries, attributions, strict=True):
             entry.settle(attribution)
-
-
-class Uncounted:
-    """Replaces the account of a target where the rules say that nothing is counted: all is settled at once."""
-
-    quiet = True
-
-    async def refresh(self) -> None:
-        """Nothing is read."""
-
-    async def wait_until_quiet(self, limit_s: float) -> None:
-        """Nothing is waited for."""
-
-    def begin(self) -> None:
-        """Nothing is noted."""
-
-    def drop(self) -> None:
-        """Nothing is noted."""
-
-    def end(self, answer: TargetAnswer, settle: Settle, *, streams: bool = False) -> Callable[[], None]:
-        """The transfer completed; its size is not counted."""
-        settle(NOT_COUNTED)
-        return _do_nothing
-
-    def forget(self) -> None:
-        """Nothing is known."""
-
-    async def close(self, within_s: float) -> None:
-        """Nothing is waited for."""
-
-
-def _do_nothing() -> None:
-    """No counters are to be read."""

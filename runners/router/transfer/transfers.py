@@ -20,7 +20,7 @@ from runners.router.driver import Driver
 from runners.router.facts import ClientMessage
 from runners.router.instances.upstream import Pool
 from runners.router.spec import InstanceSpec, TransferRules
-from runners.router.transfer.accounting import TransferAccounting, Uncounted
+from runners.router.transfer.accounting import TransferAccounting
 from runners.router.transfer.counters import Attribution, TargetAnswer
 from runners.router.transfer.engines import Engines, StepFailed
 from runners.router.transfer.move_rules import Admission, MoveRules, Purpose
@@ -68,7 +68,7 @@ class Transfers:
         self._engines = Engines(pools, specs, rules.timeout_s)
         self._settings = rules
         self._driver = driver
-        self._accounts: dict[str, TransferAccounting | Uncounted] = {}
+        self._accounts: dict[str, TransferAccounting] = {}
         self._jobs: dict[Movement, Job] = {}
         self._background: set[asyncio.Task[None]] = set()
 
@@ -332,10 +332,10 @@ class Transfers:
         if retained is not None:
             self._run_in_background(free_blocks(self._engines, job, retained))
 
-    def _account(self, instance: str) -> TransferAccounting | Uncounted:
+    def _account(self, instance: str) -> TransferAccounting:
         if instance not in self._accounts:
-            counted = TransferAccounting(partial(self._engines.counters, instance), self._driver.now_s)
-            self._accounts[instance] = counted if self._settings.count else Uncounted()
+            fetch = partial(self._engines.counters, instance) if self._settings.count else None
+            self._accounts[instance] = TransferAccounting(fetch, self._driver.now_s)
         return self._accounts[instance]
 
     def _run_in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

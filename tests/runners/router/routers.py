@@ -17,7 +17,7 @@ from results.records.decisions import DecisionRecord
 from runners.router.policies import make_policy
 from runners.router.server.server import Server
 from runners.router.spec import HealthRules, InstanceSpec, Limits, RouterOutcome, RouterSpec, RouterTick
-from runners.router.view import is_idle
+from tests.runners.router.views import is_idle
 from tests.servers.backend import Backend
 
 SOON_S = 8.0

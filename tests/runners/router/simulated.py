@@ -174,7 +174,7 @@ class SimulatedWorld:
         self.ledger = Ledger(self.log, self.counts, self.driver)
         dispatcher = Dispatcher(
             make_policy(policy, parameters), self.cluster, self.bindings, self.indexes, self.ledger, self.counts, BLOCK,
-            self.driver, self.transfers.cut_off if policy == "ear" else None, None, TransferRules().min_tokens,
+            self.driver, self.transfers.cut_off if policy == "ear" else None, TransferRules().min_tokens,
         )  # fmt: skip
         self.traffic = Traffic(dispatcher, self.health, self.counts, limits, self.transfers)
         self.at_instances: dict[SimulatedRequest, str] = {}

@@ -259,7 +259,7 @@ async def _send_to_one_who_does_not_read() -> None:
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     target = await resolve(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-    pool = upstream.Pool(target, 2.0, lambda change: None)
+    pool = upstream.Pool(target, 2.0)
     taker = Taker()
     pool.send(taker, (b"head", bytes(32 << 20)))
     await until(lambda: taker.link is not None)

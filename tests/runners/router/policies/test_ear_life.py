@@ -14,9 +14,10 @@ from results.records.decisions import Decision, InstanceLoad, RoutedRequest
 from results.routing.migrations import migrations
 from runners.router.policies.ear import EAR
 from runners.router.sessions.bindings import Bindings
-from runners.router.view import Cluster, CounterReservation, Member, is_idle
+from runners.router.view import Cluster, CounterReservation, Member
 from tests.examples import examples
 from tests.runners.router.logs import simulate
+from tests.runners.router.views import is_idle
 
 COOLDOWN_S = 10.0
 HOT_TOKENS = 300

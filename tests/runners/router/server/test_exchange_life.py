@@ -24,10 +24,11 @@ from runners.router.spec import HealthRules, Limits
 from runners.router.traffic import Traffic
 from runners.router.transfer.movement import Movement
 from runners.router.transfer.transfers import Transfers
-from runners.router.view import Cluster, Member, is_idle
+from runners.router.view import Cluster, Member
 from tests.examples import examples
 from tests.runners.router.drivers import HeapDriver
 from tests.runners.router.fake_transfers import FakeMovement, FakeTransfers
+from tests.runners.router.views import is_idle
 
 NAMES = ("a", "b", "c")
 BLOCK = 4

@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from runners.router.server.process import RouterProcess
-from runners.router.sessions.bindings import BindingVersion
-from runners.router.sessions.shared_bindings import Claim, SharedBindings
+from runners.router.sessions.bindings import BindingVersion, MigrationClaim
+from runners.router.sessions.shared_bindings import SharedBindings
 from runners.router.spec import PASSWORD, BindingRules, InstanceSpec, RouterSpec
 from tests.runners.router.fake_transfers import fake_transport
 from tests.runners.router.routers import Router, by, instances, router, until
@@ -151,7 +151,7 @@ async def test_a_router_that_comes_second_with_a_migration_picks_again(
 
         def too_late(
             session: str, instance: str, binding: BindingVersion, then: Callable[[bool], None]
-        ) -> Claim | None:
+        ) -> MigrationClaim | None:
             row = f"tracon:s:{session}"
             redis_server.client().hset(row, items=["to", instance, "by", "another", "until", 1 << 60])
             return ask(session, instance, binding, then)

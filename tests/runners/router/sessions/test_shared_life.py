@@ -12,8 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from runners.router.sessions.bindings import BindingVersion
-from runners.router.sessions.shared_bindings import Claim
+from runners.router.sessions.bindings import BindingVersion, MigrationClaim
 from tests.examples import examples
 from tests.runners.router.sessions.shared import NAMES, Watched, sharing
 from tests.servers.redis_server import RedisServer
@@ -31,7 +30,7 @@ class Flight:
     instance: str
     binding: BindingVersion
     may_migrate: bool = False
-    claim: Claim | None = None
+    claim: MigrationClaim | None = None
     granted: bool | None = None
     """None = not answered, or not asked."""
 

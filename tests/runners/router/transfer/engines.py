@@ -252,7 +252,7 @@ async def bench(transport: str = "mooncake", **rules: Any) -> AsyncIterator[Benc
         Engine("h", world=world, transport=transport) as source,
         Engine("t", world=world, transport=transport) as target,
     ):
-        pools = {engine.name: Pool(await resolve(engine.url), 2.0, lambda change: None) for engine in (source, target)}
+        pools = {engine.name: Pool(await resolve(engine.url), 2.0) for engine in (source, target)}
         specs = {engine.name: engine.spec() for engine in (source, target)}
         made = Bench(source, target, None, specs, pools)  # type: ignore[arg-type]
         made.transfers = Transfers(pools, specs, TransferRules(**rules), SetClock(lambda: made.now_s))

@@ -379,7 +379,7 @@ async def test_of_an_instance_that_is_removed_nothing_is_waited_for_or_remembere
         assert on.transfers.quarantined() == {}
         await until(lambda: not on.transfers._jobs)
         assert len(on.transfers.rules.pairs) == 0
-        on.specs["t"], on.pools["t"] = endpoint, Pool(await resolve(on.target.url), 2.0, lambda change: None)
+        on.specs["t"], on.pools["t"] = endpoint, Pool(await resolve(on.target.url), 2.0)
         on.target.hang_target = False
         on.transfers.recover_instance("t")
         assert (await migrated(on)).transfer.status == "transferred", "no transfer blocks its turn"
