@@ -170,7 +170,7 @@ class Dispatcher:
         t_ns = self.driver.now_ns()
         routed = self._routed_request(request, tried)
         view = self._cluster.view()
-        decision = self._decide(routed, view)
+        decision = self._ask_policy(routed, view)
         counters = self._cluster.reserve(decision, routed) if decision.instance else None
         decide_us = (self.driver.now_ns() - t_ns) / 1e3
         record = DecisionRecord(self._seq, t_ns, decide_us, routed, view, decision)
@@ -198,7 +198,7 @@ class Dispatcher:
 
     def has_alternative(self, request: Request, tried: tuple[str, ...]) -> bool:
         """The policy would pick an instance that has not been tried, or have the request wait for one."""
-        decision = self._decide(self._routed_request(request, tried), self._cluster.view())
+        decision = self._ask_policy(self._routed_request(request, tried), self._cluster.view())
         return bool(decision.instance) or decision.reason.startswith(HOLD)
 
     def bind_session(self, reservation: Reservation) -> None:
@@ -250,7 +250,7 @@ class Dispatcher:
             min_move_tokens=self._min_move_tokens,
         )
 
-    def _decide(self, request: RoutedRequest, view: ClusterView) -> Decision:
+    def _ask_policy(self, request: RoutedRequest, view: ClusterView) -> Decision:
         """The policy's decision; where a user's policy fails, the instance with the fewest requests."""
         try:
             decision = self._policy.decide(request, view)

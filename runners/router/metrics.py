@@ -126,11 +126,13 @@ def metrics_page(
     from prometheus_client import CollectorRegistry, generate_latest
 
     registry = CollectorRegistry()
-    registry.register(_Page([*_totals(counts, streams, records_lost), *_gauges(view, sessions), *_histograms(counts)]))
+    registry.register(
+        _Page([*_make_totals(counts, streams, records_lost), *_make_gauges(view, sessions), *_make_histograms(counts)])
+    )
     return generate_latest(registry)
 
 
-def _totals(counts: Counts, streams: int, records_lost: int) -> Iterator[Metric]:
+def _make_totals(counts: Counts, streams: int, records_lost: int) -> Iterator[Metric]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     totals = (
@@ -161,7 +163,7 @@ def _totals(counts: Counts, streams: int, records_lost: int) -> Iterator[Metric]
     yield GaugeMetricFamily(PREFIX + "client_connections", "Client connections open.", value=streams)
 
 
-def _gauges(view: ClusterView, sessions: Mapping[str, int]) -> Iterator[Metric]:
+def _make_gauges(view: ClusterView, sessions: Mapping[str, int]) -> Iterator[Metric]:
     from prometheus_client.core import GaugeMetricFamily
 
     rows = (
@@ -183,7 +185,7 @@ def _gauges(view: ClusterView, sessions: Mapping[str, int]) -> Iterator[Metric]:
         yield family
 
 
-def _histograms(counts: Counts) -> Iterator[Metric]:
+def _make_histograms(counts: Counts) -> Iterator[Metric]:
     from prometheus_client.core import HistogramMetricFamily
 
     for name, text, histogram in (

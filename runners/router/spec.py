@@ -186,7 +186,7 @@ class RouterSpec:
     transfer: TransferRules = field(default_factory=TransferRules)
 
     def __post_init__(self) -> None:
-        for problem, remedy in _problems(self):
+        for problem, remedy in _find_problems(self):
             raise RouterError(f"router spec: {problem}", remedy=remedy)
 
 
@@ -259,7 +259,7 @@ def _url_problem(url: str) -> tuple[str, str] | None:
     return None if port is None or port else ("the URL of bindings has port 0", "the port that Redis listens on")
 
 
-def _problems(spec: RouterSpec) -> list[tuple[str, str]]:
+def _find_problems(spec: RouterSpec) -> list[tuple[str, str]]:
     names = [instance.instance for instance in spec.instances]
     twice = sorted({name for name in names if names.count(name) > 1})
     problems = [problem for instance in spec.instances if (problem := instance_problem(instance))]

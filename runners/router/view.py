@@ -149,13 +149,13 @@ class CounterReservation:
         tokens = request.input_tokens
         self.decision = decision
         self.request = request
-        self._lacks = _lacks(request, decision.instance)
+        self._lacks = _lacking_tokens(request, decision.instance)
         self._new_after_transfer = self._lacks
         """What is to be computed where the request is served once the KV that is on its way has arrived."""
         self._prefill: _Share | None = None
         new = self._lacks
         if decision.prefill and source is not None:
-            self._prefill = _Share(source, tokens, _lacks(request, decision.prefill), 0)
+            self._prefill = _Share(source, tokens, _lacking_tokens(request, decision.prefill), 0)
             self._new_after_transfer, new = min(1, self._lacks), 0
         elif source is not None:
             block = source.member.block_tokens
@@ -284,6 +284,6 @@ class Cluster:
         counters.member = replace(counters.member, kv_capacity_tokens=kv_capacity_tokens)
 
 
-def _lacks(request: RoutedRequest, instance: str) -> int:
+def _lacking_tokens(request: RoutedRequest, instance: str) -> int:
     """Prompt tokens that the instance would have to compute."""
     return max(0, request.input_tokens - request.cached_tokens.get(instance, 0))

@@ -127,9 +127,9 @@ def what_if(records: Sequence[DecisionRecord], policy: Policy, owners: Owners = 
     served: dict[str, str] = {}
     ahead = unowned = migrations = instead = 0
     for record in records:
-        request = _request(record, served, owners)
+        request = _with_owner(record, served, owners)
         unowned += request.turn > 0 and request.session != "" and not request.owner
-        made = _decide(policy, request, record, ahead)
+        made = _decide_again(policy, request, record, ahead)
         recorded = record.decision
         ahead += made.advances - recorded.advances
         same = (made.instance, made.prefill) == (recorded.instance, recorded.prefill)
@@ -141,7 +141,7 @@ def what_if(records: Sequence[DecisionRecord], policy: Policy, owners: Owners = 
         sums[0].add(record, recorded)
         sums[1].add(record, made)
         if not same:
-            differences.append(_difference(record, made))
+            differences.append(_describe_difference(record, made))
         if record.outcome is not None and record.outcome.status == "ok":
             served[request.session] = recorded.instance
     return WhatIf(
@@ -150,7 +150,7 @@ def what_if(records: Sequence[DecisionRecord], policy: Policy, owners: Owners = 
         recorded_policies=tuple(dict.fromkeys(record.decision.policy for record in records)),
         picks=len(records),
         agree=len(records) - len(differences),
-        reasons=_pairs(reasons),
+        reasons=_count_pairs(reasons),
         shares={name: (before[name], after[name]) for name in sorted({*before, *after})},
         recorded_met=sums[0].means(),
         instead_met=sums[1].means(),
@@ -160,13 +160,13 @@ def what_if(records: Sequence[DecisionRecord], policy: Policy, owners: Owners = 
     )
 
 
-def _request(record: DecisionRecord, served: dict[str, str], owners: Owners) -> RoutedRequest:
+def _with_owner(record: DecisionRecord, served: dict[str, str], owners: Owners) -> RoutedRequest:
     if owners == "recorded" or not record.request.session:
         return record.request
     return replace(record.request, owner=served.get(record.request.session, ""))
 
 
-def _decide(policy: Policy, request: RoutedRequest, record: DecisionRecord, ahead: int) -> Decision:
+def _decide_again(policy: Policy, request: RoutedRequest, record: DecisionRecord, ahead: int) -> Decision:
     cluster = replace(record.cluster, fallbacks=record.cluster.fallbacks + ahead)
     where = f"policy {policy.name} at pick {record.seq}"
     try:
@@ -191,7 +191,7 @@ def _find_fault(made: Decision, cluster: ClusterView) -> str:
     return ""
 
 
-def _difference(record: DecisionRecord, made: Decision) -> Difference:
+def _describe_difference(record: DecisionRecord, made: Decision) -> Difference:
     recorded, request = record.decision, record.request
     rival = next((one for one in made.candidates if one.instance == recorded.instance), None)
     return Difference(
@@ -207,7 +207,7 @@ def _difference(record: DecisionRecord, made: Decision) -> Difference:
     )
 
 
-def _pairs(reasons: Counter[tuple[str, str, bool]]) -> tuple[ReasonPair, ...]:
+def _count_pairs(reasons: Counter[tuple[str, str, bool]]) -> tuple[ReasonPair, ...]:
     keys = dict.fromkeys((recorded, instead) for recorded, instead, _ in reasons)
     pairs = (ReasonPair(a, b, reasons[a, b, True] + reasons[a, b, False], reasons[a, b, False]) for a, b in keys)
     return tuple(sorted(pairs, key=lambda pair: (-pair.picks, pair.recorded_reason, pair.instead_reason)))

@@ -143,7 +143,7 @@ class Link(asyncio.Protocol):
         """The socket has not taken all of the request yet."""
         self._messages = 0
         self._headers: list[tuple[bytes, bytes]] = []
-        self._reset()
+        self._reset_response()
 
     @property
     def usable(self) -> bool:
@@ -201,12 +201,12 @@ class Link(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._fail(Failure("protocol", f"malformed HTTP response: {error}"))
+            self._fail_caller(Failure("protocol", f"malformed HTTP response: {error}"))
             return
         if self._messages > 1:
-            self._fail(Failure("protocol", "bytes behind the end of the response"))
+            self._fail_caller(Failure("protocol", "bytes behind the end of the response"))
         elif self._answer is None:
-            self._gather(caller, data)
+            self._gather_head(caller, data)
         else:
             self._pass_on(caller, data)
 
@@ -248,14 +248,14 @@ class Link(asyncio.Protocol):
         else:
             self._complete, self._keep = True, self._parser.should_keep_alive()
 
-    def _reset(self) -> None:
+    def _reset_response(self) -> None:
         self._headers.clear()
         self._gathered = self._held = b""
         self._answer: Answer | None = None
         self._bytes_seen = self._complete = self._keep = self._in_chunk = self._guarded = self.torn = False
         self._messages = 0
 
-    def _gather(self, caller: Caller, data: bytes) -> None:
+    def _gather_head(self, caller: Caller, data: bytes) -> None:
         """Bytes of the head; once it is whole, ask the caller whether the response is wanted."""
         self._gathered += data
         while self._gathered.startswith(b"HTTP/1.1 1") and b"\r\n\r\n" in self._gathered:
@@ -263,7 +263,7 @@ class Link(asyncio.Protocol):
         head, end, body = self._gathered.partition(b"\r\n\r\n")
         if not end:
             if len(head) > HEAD_LIMIT_BYTES:
-                self._fail(Failure("protocol", f"a response head of more than {HEAD_LIMIT_BYTES} bytes"))
+                self._fail_caller(Failure("protocol", f"a response head of more than {HEAD_LIMIT_BYTES} bytes"))
             return
         self._gathered = b""
         self._answer = answer = _answer(self._parser.get_status_code(), self._headers)
@@ -281,11 +281,11 @@ class Link(asyncio.Protocol):
         self.payload = ()
         caller.body_received(data)
         if self._complete and self.caller is caller:
-            self._finish(caller)
+            self._finish_response(caller)
 
-    def _finish(self, caller: Caller) -> None:
+    def _finish_response(self, caller: Caller) -> None:
         self.caller, keep = None, self._keep
-        self._reset()
+        self._reset_response()
         if keep and self.usable:
             self.resume()
             self._pool.give_back(self)
@@ -307,7 +307,7 @@ class Link(asyncio.Protocol):
             return data
         return data[:cut]
 
-    def _fail(self, failure: Failure) -> None:
+    def _fail_caller(self, failure: Failure) -> None:
         caller = self.caller
         self.drop()
         if caller is not None:
@@ -408,7 +408,7 @@ class Pool:
 
     async def _connect_and_send(self, caller: Caller, payload: tuple[bytes, ...]) -> None:
         try:
-            link = await self._connect()
+            link = await self._open_link()
         except TimeoutError:
             failure = Failure("connect", f"no connection within {self._connect_s:g} s", dead=True)
         except OSError as error:
@@ -425,7 +425,7 @@ class Pool:
         if self._connecting.pop(caller, None) is not None:
             caller.request_failed(failure)
 
-    async def _connect(self) -> Link:
+    async def _open_link(self) -> Link:
         target = self.target
         async with asyncio.timeout(self._connect_s):
             _, link = await asyncio.get_running_loop().create_connection(

@@ -83,34 +83,34 @@ class EAR(WholePolicy, frozen=True, kw_only=True):
         """The owner, or the target of a migration, or (no owner that can be picked) the fewest pending tokens."""
         owner = may.get(request.owner)
         if owner is None:
-            return self._place(request, cluster, may)
+            return self._decide_cold(request, cluster, may)
         turn = _Turn(request, cluster, may, owner)
         return self._stay_or_move(turn) if self.affinity else self._place_or_move(turn)
 
     def _stay_or_move(self, turn: _Turn) -> Decision:
         """The warm path of 4.2, with the trigger of 4.3.1 before it."""
         gates = self._check_trigger(turn) if self.migration else ()
-        blocked = _blocked(gates)
+        blocked = _reason_to_stay(gates)
         if not gates or blocked:
-            return self._stay(turn, turn.may, blocked or "bound", gates)
-        unfit = _unfit(turn)
+            return self._decide_stay(turn, turn.may, blocked or "bound", gates)
+        unfit = _find_unfit(turn)
         gates = (*gates, _target_gate(turn, unfit))
-        if _blocked(gates):
-            return self._stay(turn, turn.may.without(unfit), _blocked(gates), gates)
-        return self._move(turn, unfit, gates)
+        if _reason_to_stay(gates):
+            return self._decide_stay(turn, turn.may.without(unfit), _reason_to_stay(gates), gates)
+        return self._decide_move(turn, unfit, gates)
 
     def _place_or_move(self, turn: _Turn) -> Decision:
         """Without affinity the turn leaves anyway; its KV comes along where the instance that has it is hot."""
         weighed = self._weigh_pending(turn.request, turn.cluster, turn.may)
         gates = self._check_trigger(turn) if self.migration and lowest(weighed).load is not turn.owner else ()
-        if gates and not _blocked(gates):
-            unfit = _unfit(turn)
+        if gates and not _reason_to_stay(gates):
+            unfit = _find_unfit(turn)
             gates = (*gates, _target_gate(turn, unfit))
-            if not _blocked(gates):
-                return self._move(turn, unfit, gates)
+            if not _reason_to_stay(gates):
+                return self._decide_move(turn, unfit, gates)
         return decision(self.name, turn.may, weighed, KEYS, "balanced", gates=gates, binds=True, advances=True)
 
-    def _place(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
+    def _decide_cold(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
         """The cold start of 4.2; also for a session whose instance cannot be picked: nothing can be moved from there,
         and no cooldown keeps it waiting."""
         reason, binds = "cold", True
@@ -121,12 +121,12 @@ class EAR(WholePolicy, frozen=True, kw_only=True):
         weighed = self._weigh_pending(request, cluster, may)
         return decision(self.name, may, weighed, KEYS, reason, binds=binds, advances=True)
 
-    def _stay(self, turn: _Turn, may: Pickable, reason: str, gates: tuple[Gate, ...]) -> Decision:
+    def _decide_stay(self, turn: _Turn, may: Pickable, reason: str, gates: tuple[Gate, ...]) -> Decision:
         weighed = self._weigh_pending(turn.request, turn.cluster, may)
         winner = next(one for one in weighed if one.load is turn.owner)
         return decision(self.name, may, weighed, KEYS, reason, winner=winner, gates=gates, binds=True)
 
-    def _move(self, turn: _Turn, unfit: Mapping[str, str], gates: tuple[Gate, ...]) -> Decision:
+    def _decide_move(self, turn: _Turn, unfit: Mapping[str, str], gates: tuple[Gate, ...]) -> Decision:
         """To the one with the fewest tokens pending (4.3.2); the binding follows when it has served the request."""
         owner = turn.owner
         hot = f"it is hot: {owner.pending_prefill_tokens} prompt tokens pending"
@@ -178,7 +178,7 @@ class EAR(WholePolicy, frozen=True, kw_only=True):
         )
 
 
-def _blocked(gates: tuple[Gate, ...]) -> str:
+def _reason_to_stay(gates: tuple[Gate, ...]) -> str:
     """The reason to stay that the first failed gate gives; empty = none failed."""
     failed = next((gate.name for gate in gates if not gate.passed), "")
     return STAYS[failed] if failed else ""
@@ -202,7 +202,7 @@ def _count_movable(request: RoutedRequest, owner: InstanceLoad, target: Instance
     return max(0, held - there)
 
 
-def _unfit(turn: _Turn) -> dict[str, str]:
+def _find_unfit(turn: _Turn) -> dict[str, str]:
     """The instances that are no target by section 4.3.2, the owner apart, each with its reason.
 
     Room that is not known is no room, and one that no KV can be moved to now would compute it all: a migration is never

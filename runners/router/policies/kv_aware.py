@@ -120,17 +120,19 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
         """The lex maximum; scores hold the negatives, so that the lowest wins as everywhere."""
         roomy = self._with_room(may)
         left = self._drop_refusing(request, roomy)
-        weighed = [self._weigh(request, load, index, left.loads, cluster) for index, load in enumerate(left.loads)]
+        weighed = [
+            self._weigh_instance(request, load, index, left.loads, cluster) for index, load in enumerate(left.loads)
+        ]
         keys = OVERLAP_FIRST if self.order == "overlap_first" else INFLIGHT_FIRST
         chosen = lowest(weighed).load.instance
-        reason = self._why(request, cluster, chosen, may, roomy, left)
+        reason = self._name_reason(request, cluster, chosen, may, roomy, left)
         made = decision(
             self.name,
             left,
             weighed,
             keys,
             reason,
-            gates=self._gates(request),
+            gates=self._check_refusals(request),
             binds=reason not in ("owner_paused", "backpressure"),
             advances=True,
         )
@@ -186,7 +188,7 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
         limit = max(self.migration_reject_threshold, min(counts.values()) + 1)
         return may.without({name: _describe_refusals(name, n) for name, n in counts.items() if n >= limit})
 
-    def _weigh(
+    def _weigh_instance(
         self,
         request: RoutedRequest,
         load: InstanceLoad,
@@ -244,14 +246,14 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
     def _count_sessions(self, load: InstanceLoad) -> int:
         return load.assigned if self.assigned == "cumulative" else load.active_sessions
 
-    def _gates(self, request: RoutedRequest) -> tuple[Gate, ...]:
+    def _check_refusals(self, request: RoutedRequest) -> tuple[Gate, ...]:
         count, limit = request.rejects.get(request.owner, 0), self.migration_reject_threshold
         if not (request.owner and limit):
             return ()
         text = f"{request.owner} refused this session {count} times in a row < {limit}"
         return (Gate("rejects", count, limit, count < limit, text),)
 
-    def _why(
+    def _name_reason(
         self,
         request: RoutedRequest,
         cluster: ClusterView,

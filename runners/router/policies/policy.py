@@ -73,7 +73,7 @@ def pickable(request: RoutedRequest, cluster: ClusterView, roles: Sequence[Role]
 
     Where everyone left is paused, pauses are ignored: a late answer is better than none.
     """
-    barred = {load.instance: _bar(request, load, roles) for load in cluster.instances}
+    barred = {load.instance: _why_barred(request, load, roles) for load in cluster.instances}
     loads = tuple(load for load in cluster.instances if not barred[load.instance])
     out = tuple(Candidate(name, (), ruled_out=why) for name, why in barred.items() if why)
     paused = {load.instance: f"paused for {load.paused_for_s:.2f} s" for load in loads if load.paused_for_s > 0}
@@ -100,7 +100,7 @@ class WholePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         raise NotImplementedError
 
 
-def _bar(request: RoutedRequest, load: InstanceLoad, roles: Sequence[Role]) -> str:
+def _why_barred(request: RoutedRequest, load: InstanceLoad, roles: Sequence[Role]) -> str:
     if load.instance in request.tried:
         return "failed this request already"
     if not load.available:
@@ -216,13 +216,13 @@ def tie_break(chosen: Weighed, weighed: Sequence[Weighed], keys: Sequence[str]) 
     tied = [one for one in weighed if one.score[0] == chosen.score[0]]
     if len(tied) < 2:
         return ""
-    shared = max(_agree(chosen.score, one.score) for one in tied if one is not chosen)
+    shared = max(_count_agreeing(chosen.score, one.score) for one in tied if one is not chosen)
     names = ", ".join(one.load.instance for one in tied)
     how = f"decided by {keys[shared]}" if shared < len(keys) else "the first by name was taken"
     return f"{names} are equal on {keys[0]} ({chosen.score[0]:g}); {how}"
 
 
-def _agree(one: Sequence[float], other: Sequence[float]) -> int:
+def _count_agreeing(one: Sequence[float], other: Sequence[float]) -> int:
     """Leading keys in which two scores are equal."""
     for position, (left, right) in enumerate(zip(one, other, strict=True)):
         if left != right:

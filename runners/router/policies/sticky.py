@@ -69,7 +69,7 @@ class Sticky(WholePolicy, frozen=True, kw_only=True):
         """The owner while it is up, else the next from the session's hash; without a session id as `load_only`."""
         if not request.session:
             return replace(LoadOnly().decide(request, cluster), policy=self.name, reason="no_session")
-        weighed = self._weigh(request, cluster, may)
+        weighed = self._weigh_order(request, cluster, may)
         owner = next((one for one in weighed if one.load.instance == request.owner), None) if self.rebind else None
         if owner is not None:
             return decision(self.name, may, weighed, KEYS, "bound", winner=owner, binds=True)
@@ -78,7 +78,7 @@ class Sticky(WholePolicy, frozen=True, kw_only=True):
         lost = self.rebind and request.owner != ""
         return decision(self.name, may, weighed, KEYS, "owner_down" if lost else "hashed", binds=True)
 
-    def _weigh(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> list[Weighed]:
+    def _weigh_order(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> list[Weighed]:
         members = [load for load in cluster.instances if load.role in WHOLE]
         order = placing_order(request.session, [load.instance for load in members], self.place, self.points)
         rank = {name: place for place, name in enumerate(order)}

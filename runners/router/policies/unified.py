@@ -86,25 +86,25 @@ class Unified(WholePolicy, frozen=True, kw_only=True):
     def _choose(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
         """Affinity if both gates pass, else argmin of (P x BS, new, BS, turn)."""
         owner = may.get(request.owner)
-        gates = self._gates(request, owner, may.loads) if request.owner else ()
+        gates = self._check_gates(request, owner, may.loads) if request.owner else ()
         cold = not request.owner
         if owner is not None and all(gate.passed for gate in gates):
-            weighed = self._weigh(request, may, cluster.fallbacks, cold=False)
+            weighed = self._weigh_keys(request, may, cluster.fallbacks, cold=False)
             winner = next(one for one in weighed if one.load is owner)
             return decision(self.name, may, weighed, KEYS, "affinity", winner=winner, gates=gates, binds=True)
         left = self._without_refused(may, owner, gates)
         return decision(
             self.name,
             left,
-            self._weigh(request, left, cluster.fallbacks, cold=cold),
+            self._weigh_keys(request, left, cluster.fallbacks, cold=cold),
             COLD_KEYS if cold and self.spread_cold else KEYS,
-            _why(request, owner, gates),
+            _name_fallback(request, owner, gates),
             gates=gates,
             binds=cold or (self.update_affinity and not owner_is_paused(request, cluster)),
             advances=True,
         )
 
-    def _gates(
+    def _check_gates(
         self, request: RoutedRequest, owner: InstanceLoad | None, loads: tuple[InstanceLoad, ...]
     ) -> tuple[Gate, ...]:
         if owner is None:
@@ -146,7 +146,7 @@ class Unified(WholePolicy, frozen=True, kw_only=True):
             return may.without({owner.instance: f"overloaded owner: not {failed['load']}"})
         return may
 
-    def _weigh(self, request: RoutedRequest, may: Pickable, counter: int, *, cold: bool) -> list[Weighed]:
+    def _weigh_keys(self, request: RoutedRequest, may: Pickable, counter: int, *, cold: bool) -> list[Weighed]:
         def score(load: InstanceLoad) -> tuple[float, ...]:
             work = work_by_batch(request, load, bs_offset=self.bs_offset, p_floor=self.p_floor)
             spread = (load.active_sessions,) if cold and self.spread_cold else ()
@@ -155,7 +155,7 @@ class Unified(WholePolicy, frozen=True, kw_only=True):
         return weigh(request, may.loads, score, "rr", counter)
 
 
-def _why(request: RoutedRequest, owner: InstanceLoad | None, gates: tuple[Gate, ...]) -> str:
+def _name_fallback(request: RoutedRequest, owner: InstanceLoad | None, gates: tuple[Gate, ...]) -> str:
     """Which gate sent the request to the fallback; the load gates weigh more, as they speak of the instance."""
     if not request.owner:
         return "cold"
@@ -192,7 +192,7 @@ class ApproachA(WholePolicy, frozen=True, kw_only=True):
             reason = "fallback_owner_down" if request.owner else "cold"
             binds = not owner_is_paused(request, cluster)
             return decision(self.name, may, weighed, keys, reason, binds=binds, advances=True)
-        gates = self._gates(owner, weighed)
+        gates = self._check_gates(owner, weighed)
         if all(gate.passed for gate in gates):
             return decision(self.name, may, weighed, keys, "affinity", winner=owner, gates=gates, binds=True)
         reason = "fallback_overload" if not gates[0].passed else "fallback_cost"
@@ -205,7 +205,7 @@ class ApproachA(WholePolicy, frozen=True, kw_only=True):
             "prefill_s": new_tokens(request, load) / self.prefill_throughput,
         }
 
-    def _gates(self, owner: Weighed, weighed: list[Weighed]) -> tuple[Gate, ...]:
+    def _check_gates(self, owner: Weighed, weighed: list[Weighed]) -> tuple[Gate, ...]:
         name, factor = owner.load.instance, self.overload_factor
         mean = sum(one.load.ongoing_tokens for one in weighed) / len(weighed)
         best, cost = min(one.score[0] for one in weighed), owner.score[0]

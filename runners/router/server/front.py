@@ -100,7 +100,7 @@ class ClientConnection(asyncio.Protocol):
         self.local = False
         """The client is on this machine."""
         self.t_read_s = monotonic()
-        self.write: Callable[[bytes], None] = _nowhere
+        self.write: Callable[[bytes], None] = _drop_data
         """The transport's own, without a step between."""
         self._service = service
         self._parser = httptools.HttpRequestParser(self)
@@ -108,7 +108,7 @@ class ClientConnection(asyncio.Protocol):
         self._queue: deque[HttpRequest] = deque()
         self._busy = False
         self._refused = False
-        self._clear()
+        self._clear_request()
 
     @property
     def idle(self) -> bool:
@@ -125,7 +125,7 @@ class ClientConnection(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         self.local = bool(peer) and ipaddress.ip_address(peer[0]).is_loopback
         if not self._service.admit(self):
-            self._reject(503, "the router holds as many connections as it may", "router_overloaded")
+            self._reject_client(503, "the router holds as many connections as it may", "router_overloaded")
 
     def data_received(self, data: bytes) -> None:
         self.t_read_s = monotonic()
@@ -136,14 +136,14 @@ class ClientConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self._reject(400, "the router speaks HTTP/1.1 only and upgrades to nothing", "bad_request")
+            self._reject_client(400, "the router speaks HTTP/1.1 only and upgrades to nothing", "bad_request")
         except httptools.HttpParserError as error:
-            self._reject(400, f"malformed HTTP request: {error}", "bad_request")
+            self._reject_client(400, f"malformed HTTP request: {error}", "bad_request")
         if self._in_head and self._head_bytes > HEAD_LIMIT_BYTES:
-            self._reject(431, f"a request head of more than {HEAD_LIMIT_BYTES} bytes", "bad_request")
+            self._reject_client(431, f"a request head of more than {HEAD_LIMIT_BYTES} bytes", "bad_request")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport, self.write = None, _nowhere
+        self._transport, self.write = None, _drop_data
         self._parser = _SPENT
         self._service.forget(self)
         in_flight, self.in_flight = self.in_flight, None
@@ -160,7 +160,7 @@ class ClientConnection(asyncio.Protocol):
 
     # httptools
     def on_message_begin(self) -> None:
-        self._clear()
+        self._clear_request()
 
     def on_url(self, url: bytes) -> None:
         self._path += url
@@ -195,13 +195,13 @@ class ClientConnection(asyncio.Protocol):
             parser.should_keep_alive(),
             parser.get_http_version(),
         )
-        self._clear()
+        self._clear_request()
         if len(self._queue) >= QUEUE_LIMIT:
-            self._reject(400, f"more than {QUEUE_LIMIT} requests sent ahead", "bad_request")
+            self._reject_client(400, f"more than {QUEUE_LIMIT} requests sent ahead", "bad_request")
             return
         self._queue.append(request)
         if not self._busy:
-            self._next()
+            self._serve_next()
 
     # what a service answers with
     def finish(self, *, keep: bool) -> None:
@@ -215,7 +215,7 @@ class ClientConnection(asyncio.Protocol):
             return
         self._busy = False
         if self._queue:
-            asyncio.get_running_loop().call_soon(self._next)
+            asyncio.get_running_loop().call_soon(self._serve_next)
 
     def abort(self) -> None:
         """The response cannot be made whole: cut the connection, so that the client sees it."""
@@ -246,7 +246,7 @@ class ClientConnection(asyncio.Protocol):
         """An error of the router's own, in the shape of the API."""
         self.reply_json(status, {"error": {"message": message, "type": kind, "code": status}}, headers)
 
-    def _next(self) -> None:
+    def _serve_next(self) -> None:
         if self._busy or not self._queue or self._transport is None:
             return
         request = self._queue.popleft()
@@ -254,7 +254,7 @@ class ClientConnection(asyncio.Protocol):
         self.keep_alive = request.keep_alive
         self._service.serve(self, request)
 
-    def _clear(self) -> None:
+    def _clear_request(self) -> None:
         self._path = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._body: list[bytes] = []
@@ -263,21 +263,21 @@ class ClientConnection(asyncio.Protocol):
 
     def _reject_body(self) -> None:
         limit = self._service.body_limit_bytes
-        self._reject(413, f"a request body of more than {limit} bytes", "bad_request")
+        self._reject_client(413, f"a request body of more than {limit} bytes", "bad_request")
 
-    def _reject(self, status: int, message: str, kind: str) -> None:
+    def _reject_client(self, status: int, message: str, kind: str) -> None:
         """The connection is good for nothing more: say why, once what is in flight has ended, and close."""
         if self._refused:
             return
         self._refused = True
-        self._clear()
+        self._clear_request()
         self.keep_alive = False
         if not self._busy:
             self._busy = True
             self.refuse(status, message, kind)
 
 
-def _nowhere(data: bytes) -> None:
+def _drop_data(data: bytes) -> None:
     """Where the writes of a connection go that is gone."""
 
 

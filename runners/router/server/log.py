@@ -77,14 +77,14 @@ class DecisionLog:
             lines, self._backlog = self._backlog, []
             self._backlog_bytes = 0
             try:
-                await asyncio.to_thread(_write, self._file, b"\n".join(lines) + b"\n")
+                await asyncio.to_thread(_write_data, self._file, b"\n".join(lines) + b"\n")
             except OSError as error:
                 self.error = error.strerror or str(error)
                 self.lost += len(lines)
         self._task = None
 
 
-def _write(file: int, data: bytes) -> None:
+def _write_data(file: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(file, view) :]

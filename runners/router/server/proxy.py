@@ -118,18 +118,18 @@ class Exchange(RequestLifecycle):
         if self._is_open:
             self._client.write(data)
         else:
-            self._open(data)
+            self._open_response(data)
 
     def response_ended(self, *, proven: bool) -> None:
         if not proven and self._answer.events and b"[DONE]" not in b"".join(self._tail):
             self.request_failed(Failure("closed", "connection closed mid-stream"))
             return
         if not self._is_open:  # a body of no bytes that ended with its connection
-            self._open(b"")
+            self._open_response(b"")
         self.complete()
         self._client.finish(keep=proven)
 
-    def _open(self, data: bytes) -> None:
+    def _open_response(self, data: bytes) -> None:
         self.start_response()
         head = response_head(self._answer, self.instance, self._request.request, keep_alive=self._client.keep_alive)
         self._client.write(head + data)

@@ -25,7 +25,7 @@ from runners.router.policies.policy import Policy
 from runners.router.server.front import ClientConnection, HttpRequest
 from runners.router.server.log import DecisionLog
 from runners.router.server.pages import Pages
-from runners.router.server.prewarm import prewarm
+from runners.router.server.prewarm import prewarm_fleet
 from runners.router.server.proxy import Arrival, Exchange
 from runners.router.sessions.bindings import Bindings
 from runners.router.spec import RouterError, RouterOutcome, RouterReady, RouterSpec, RouterTick, TickInstance
@@ -115,7 +115,7 @@ class Server:
         await fleet.start()
         if spec.prewarm is not None:
             try:
-                await prewarm(spec.prewarm, fleet, spec.limits.first_byte_s)
+                await prewarm_fleet(spec.prewarm, fleet, spec.limits.first_byte_s)
             except RouterError:
                 await fleet.close()
                 raise
@@ -144,7 +144,7 @@ class Server:
         except OSError as error:
             remedy = "Give another --port (0 = any free one), or end what listens there."
             raise RouterError(f"cannot listen on {spec.host}:{spec.port}: {error.strerror}", remedy=remedy) from error
-        self._beating = asyncio.create_task(self._beat())
+        self._beating = asyncio.create_task(self._keep_time())
         host, port = self._listening.sockets[0].getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         names = tuple(instance.instance for instance in spec.instances)
@@ -161,7 +161,7 @@ class Server:
             if client.idle:
                 client.abort()
         drain_s = self._spec.limits.drain_s if drain_s is None else drain_s
-        if not await self._drain(drain_s):
+        if not await self._drain_traffic(drain_s):
             self._counts.cut = self._traffic.cut("the router is shutting down")
             await asyncio.sleep(END_GRACE_S)
         if self._beating is not None:
@@ -184,7 +184,7 @@ class Server:
         if self._drained is not None:
             self._drained.set()
 
-    async def _drain(self, limit_s: float) -> bool:
+    async def _drain_traffic(self, limit_s: float) -> bool:
         """Wait until nothing is in flight; False = some still is after `limit_s`."""
         if self._traffic.is_idle:
             return True
@@ -242,9 +242,9 @@ class Server:
         elif request.version != "1.1":
             connection.refuse(505, "the router proxies HTTP/1.1 only", "bad_request")
         else:
-            self._route(connection, request, chat=chat)
+            self._route_request(connection, request, chat=chat)
 
-    def _route(self, connection: ClientConnection, request: HttpRequest, *, chat: bool) -> None:
+    def _route_request(self, connection: ClientConnection, request: HttpRequest, *, chat: bool) -> None:
         dispatcher = self._dispatcher
         facts = read_facts(request.body, dispatcher.block_tokens, chat=chat)
         session, client_id = facts.session, b""
@@ -257,13 +257,13 @@ class Server:
         headers = request.forwarded() + b"x-request-id: %b\r\n" % name.encode("latin-1")
         message = ClientMessage(request.target, headers, request.body)
         if not (self._bindings.is_shared and session):
-            self._begin(connection, message, facts, session, name, dispatcher.count_arrival(session))
+            self._begin_exchange(connection, message, facts, session, name, dispatcher.count_arrival(session))
             return
-        begin = partial(self._begin, connection, message, facts, session, name)
+        begin = partial(self._begin_exchange, connection, message, facts, session, name)
         connection.in_flight = arrival = Arrival(self._traffic, connection, begin)
         arrival.ask(session)
 
-    def _begin(
+    def _begin_exchange(
         self,
         connection: ClientConnection,
         message: ClientMessage,
@@ -290,16 +290,16 @@ class Server:
         if error is not None:
             sys.stderr.write(f"a page of the router failed: {type(error).__name__}: {error}\n")
 
-    async def _beat(self) -> None:
+    async def _keep_time(self) -> None:
         """Everything that depends on time passing."""
         while True:
             await asyncio.sleep(BEAT_S)
             try:
-                self._once(monotonic())
+                self._beat_once(monotonic())
             except Exception:  # noqa: BLE001  (the clock goes on: without it nothing ever times out)
                 sys.stderr.write(f"a beat of the router's clock failed:\n{traceback.format_exc()}")
 
-    def _once(self, now_s: float) -> None:
+    def _beat_once(self, now_s: float) -> None:
         limits, due = self._spec.limits, self._due
         self._traffic.sweep_waiting(now_s)
         self._fleet.follow_events()

@@ -154,7 +154,7 @@ class Bindings:
         """Count a request of the session; returns its turn, 0-based. 0 for the empty session."""
         if not session:
             return 0
-        row = self._touch(session, now)
+        row = self._touch_row(session, now)
         row.turns += 1
         return row.turns - 1
 
@@ -171,7 +171,7 @@ class Bindings:
         row.open[instance] = row.open.get(instance, 0) + 1
         if migrates:
             row.moving_to = instance
-        self._settle(row)
+        self._settle_row(row)
 
     def drop(self, session: str, instance: str, *, migrates: bool = False) -> None:
         """That request has ended, whatever came of it; `migrates` as it was expected."""
@@ -185,7 +185,7 @@ class Bindings:
             row.moving_to = ""
         if row.stale and instance == row.left:
             row.stale -= 1
-        self._settle(row)
+        self._settle_row(row)
 
     def commit(self, session: str, instance: str, now: float, *, migrates: bool = False) -> None:
         """`instance` has served the session: it is bound there, and the refusals that `instance` gave it are forgotten.
@@ -195,15 +195,15 @@ class Bindings:
         """
         if not session:
             return
-        row = self._touch(session, now)
+        row = self._touch_row(session, now)
         row.rejects.pop(instance, None)
         if migrates:
             row.moving_to, row.migrated_s = "", now
             if row.home != instance:
-                self._leave(row)
+                self._leave_home(row)
         elif row.stale and instance == row.left:
             return
-        self._bind(row, instance)
+        self._bind_row(row, instance)
 
     def version_of(self, session: str) -> BindingVersion | None:
         """What a pick sees of the session now; None = no other router can change it meanwhile."""
@@ -253,7 +253,7 @@ class Bindings:
         row = self._sessions.get(session)
         if row is not None:
             row.instance = ""
-            self._settle(row)
+            self._settle_row(row)
 
     def release_instance(self, instance: str) -> tuple[str, ...]:
         """The instance is gone with its KV: its sessions have no owner any more. Returns them."""
@@ -278,21 +278,21 @@ class Bindings:
                 break
             session = bound[max(giving, key=self._active.__getitem__)].pop()
             row = self._sessions[session]
-            self._leave(row)
-            self._bind(row, instance)
+            self._leave_home(row)
+            self._bind_row(row, instance)
             moved.append(session)
         return tuple(moved)
 
     def expire(self, now: float) -> int:
         """Forget the sessions unused for longer than `ttl_s`, those with open requests excepted; returns how many."""
         count = 0
-        for session, row in list(self._oldest(now)):
+        for session, row in list(self._expired_rows(now)):
             if not row.open:
-                self._forget(session)
+                self._forget_session(session)
                 count += 1
         return count
 
-    def _oldest(self, now: float) -> Sequence[tuple[str, Row]]:
+    def _expired_rows(self, now: float) -> Sequence[tuple[str, Row]]:
         oldest = []
         for session, row in self._sessions.items():
             if now - row.used_s <= self.ttl_s:
@@ -303,43 +303,43 @@ class Bindings:
     def _bound_to(self, instance: str) -> list[str]:
         return [name for name, row in self._sessions.items() if row.instance == instance]
 
-    def _touch(self, session: str, now: float) -> Row:
+    def _touch_row(self, session: str, now: float) -> Row:
         row = self._sessions.get(session)
         if row is None:
             self.expire(now)
             while len(self._sessions) >= self.max_sessions:
-                self._forget(next(iter(self._sessions)))
+                self._forget_session(next(iter(self._sessions)))
             row = self._sessions[session] = self.row_type()
         else:
             self._sessions.move_to_end(session)
         row.used_s = now
         return row
 
-    def _leave(self, row: Row) -> None:
+    def _leave_home(self, row: Row) -> None:
         """What is still open where it lives, or was on its way to, must not bring it back there."""
         row.left, row.stale = row.home, row.open.get(row.home, 0)
 
-    def _bind(self, row: Row, instance: str) -> None:
+    def _bind_row(self, row: Row, instance: str) -> None:
         if row.instance == instance:
             return
         row.instance = instance
         row.version += 1
         self._committed[instance] += 1
-        self._settle(row)
+        self._settle_row(row)
 
-    def _settle(self, row: Row) -> None:
+    def _settle_row(self, row: Row) -> None:
         """Bring the counts in line with where the session lives now."""
-        self._uncount(row)
+        self._uncount_row(row)
         row.home = row.instance or next(iter(row.open), "")
         row.coming = not row.instance
         if row.home:
             self._active[row.home] += 1
             self._coming[row.home] += row.coming
 
-    def _uncount(self, row: Row) -> None:
+    def _uncount_row(self, row: Row) -> None:
         if row.home:
             self._active[row.home] -= 1
             self._coming[row.home] -= row.coming
 
-    def _forget(self, session: str) -> None:
-        self._uncount(self._sessions.pop(session))
+    def _forget_session(self, session: str) -> None:
+        self._uncount_row(self._sessions.pop(session))

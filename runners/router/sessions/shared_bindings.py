@@ -95,7 +95,7 @@ class SharedBindings(Bindings):
         return self._places[instance].assigned + self._coming[instance]
 
     def moving_to(self, session: str) -> str:
-        row = self._row(session)
+        row = self._find_row(session)
         if row is None:
             return ""
         return row.moving_to or (row.elsewhere if self._clock() < row.elsewhere_until_s else "")
@@ -114,7 +114,7 @@ class SharedBindings(Bindings):
         waiting = [then]
 
         def answered(table_row: TableRow) -> None:
-            self._take(session, table_row)
+            self._take_row(session, table_row)
             if waiting:
                 waiting.pop()(table_row.turns - 1)
 
@@ -122,7 +122,7 @@ class SharedBindings(Bindings):
             if waiting:
                 waiting.pop()(self.arrive(session, self._clock()))
 
-        self._call("arrive", session, self._hint(session), answered, unanswered)
+        self._call_script("arrive", session, self._make_hint(session), answered, unanswered)
 
     def claim(
         self, session: str, instance: str, binding: BindingVersion, then: Callable[[bool], None]
@@ -133,7 +133,7 @@ class SharedBindings(Bindings):
             return None
         claim = MigrationClaim(session, instance, binding, then, self._give_up)
         self._claims[claim.token] = claim
-        self._renew(claim)
+        self._renew_claim(claim)
         return claim
 
     def commit_version(
@@ -147,14 +147,14 @@ class SharedBindings(Bindings):
         claim: MigrationClaim | None = None,
     ) -> None:
         assert binding is not None
-        row = self._row(session)
+        row = self._find_row(session)
         if row is not None and row.version != binding.version and row.instance != instance:
             row.rejects.pop(instance, None)
             self._counts.binding_failures["refused"] += 1
             return
         before = row.version if row is not None else 0
         super().commit(session, instance, now, migrates=migrates)
-        row = self._row(session)
+        row = self._find_row(session)
         assert row is not None
         if row.version == before:
             return
@@ -165,17 +165,17 @@ class SharedBindings(Bindings):
             self._claims.pop(token, None)
 
         def answered(table_row: TableRow) -> None:
-            self._take(session, table_row, anyhow=not table_row.granted)
+            self._take_row(session, table_row, anyhow=not table_row.granted)
             if not table_row.granted:
                 self._counts.binding_failures["refused"] += 1
 
-        self._call("commit", session, (instance, binding.version, binding.instance, migrates, token), answered)
+        self._call_script("commit", session, (instance, binding.version, binding.instance, migrates, token), answered)
 
     def release_instance(self, instance: str) -> tuple[str, ...]:
         gone = super().release_instance(instance)
         known = self._places.get(instance, NOWHERE)
         if self._link.up:
-            self._lose(instance, known)
+            self._report_loss(instance, known)
         else:
             self._queue_loss(instance, known)
         return gone
@@ -189,9 +189,9 @@ class SharedBindings(Bindings):
         def answered(table_row: TableRow) -> None:
             self._places.update(table_row.places)
             if not table_row.granted:
-                self._call("rebalance", "", (instance, names, REBALANCED_AT_ONCE), answered)
+                self._call_script("rebalance", "", (instance, names, REBALANCED_AT_ONCE), answered)
 
-        self._call("rebalance", "", (instance, names, REBALANCED_AT_ONCE), answered)
+        self._call_script("rebalance", "", (instance, names, REBALANCED_AT_ONCE), answered)
         return ()
 
     def look(self) -> None:
@@ -199,12 +199,12 @@ class SharedBindings(Bindings):
         for gone in self._places.keys() - set(self._names()):
             del self._places[gone]
         if self._link.prompt:
-            self._call("look", "", (), self._placed)
+            self._call_script("look", "", (), self._note_places)
             for claim in tuple(self._claims.values()):
-                self._renew(claim)
+                self._renew_claim(claim)
 
     # the table
-    def _call(
+    def _call_script(
         self,
         operation: str,
         session: str,
@@ -229,12 +229,12 @@ class SharedBindings(Bindings):
     def _connected(self) -> None:
         losses, self._pending_losses = self._pending_losses, {}
         for instance, known in losses.items():
-            self._lose(instance, known)
-        self._call("look", "", (), self._placed)
+            self._report_loss(instance, known)
+        self._call_script("look", "", (), self._note_places)
 
-    def _lose(self, instance: str, known: Place) -> None:
+    def _report_loss(self, instance: str, known: Place) -> None:
         values = (instance, known.epoch, self._life)
-        self._call("lose", "", values, self._placed, partial(self._queue_loss, instance, known))
+        self._call_script("lose", "", values, self._note_places, partial(self._queue_loss, instance, known))
 
     def _queue_loss(self, instance: str, known: Place) -> None:
         self._pending_losses[instance] = known
@@ -246,39 +246,39 @@ class SharedBindings(Bindings):
         asked = self._claims.pop(claim.token, None) is not None
         held, claim.held = claim.held, False
         if asked or held:  # no longer renewed where the session was bound elsewhere, but held all the same
-            self._call("unclaim", claim.session, (claim.token,), partial(self._take, claim.session))
+            self._call_script("unclaim", claim.session, (claim.token,), partial(self._take_row, claim.session))
 
-    def _renew(self, claim: MigrationClaim) -> None:
+    def _renew_claim(self, claim: MigrationClaim) -> None:
         def answered(table_row: TableRow) -> None:
             if not table_row.granted and self._claims.pop(claim.token, None) is not None:
                 self._counts.binding_failures["refused"] += 1
-                self._take(claim.session, table_row, anyhow=True)
+                self._take_row(claim.session, table_row, anyhow=True)
             claim.held = claim.held or (table_row.granted and claim.token in self._claims)
             claim.end_wait(table_row.granted)
 
         claim_us = round(self._rules.claim_s * 1e6)
         values = (claim.instance, claim.binding.version, claim.binding.instance, claim.token, claim_us)
-        self._call("claim", claim.session, values, answered, partial(claim.end_wait, True))
+        self._call_script("claim", claim.session, values, answered, partial(claim.end_wait, True))
 
     # the working copy
-    def _row(self, session: str) -> SharedRow | None:
+    def _find_row(self, session: str) -> SharedRow | None:
         row = self._sessions.get(session)
         assert row is None or isinstance(row, SharedRow)
         return row
 
-    def _hint(self, session: str) -> Hint:
-        row = self._row(session)
+    def _make_hint(self, session: str) -> Hint:
+        row = self._find_row(session)
         if row is None:
             return Hint()
         since_s = None if row.migrated_s is None else self._clock() - row.migrated_s
         since_us = -1 if since_s is None else round(since_s * 1e6)
         return Hint(row.instance, row.version, row.epoch, row.life, since_us, row.turns)
 
-    def _take(self, session: str, table_row: TableRow, *, anyhow: bool = False) -> None:
+    def _take_row(self, session: str, table_row: TableRow, *, anyhow: bool = False) -> None:
         """Bring the working copy in line with the table; `anyhow`: also where it thought to know better."""
-        self._placed(table_row)
+        self._note_places(table_row)
         now = self._clock()
-        row = self._touch(session, now)
+        row = self._touch_row(session, now)
         assert isinstance(row, SharedRow)
         row.turns = max(row.turns, table_row.turns)
         own = table_row.moving_by in self._claims
@@ -290,15 +290,15 @@ class SharedBindings(Bindings):
         if table_row.instance != row.instance:
             if table_row.instance:
                 if row.home != table_row.instance:
-                    self._leave(row)
-                self._bind(row, table_row.instance)
+                    self._leave_home(row)
+                self._bind_row(row, table_row.instance)
             else:
                 row.instance = ""
-                self._settle(row)
+                self._settle_row(row)
         row.version, row.life = table_row.version, table_row.life
         row.epoch = table_row.places.get(table_row.instance, NOWHERE).epoch
 
-    def _placed(self, table_row: TableRow) -> None:
+    def _note_places(self, table_row: TableRow) -> None:
         self._life = table_row.life
         self._places.update(table_row.places)
 

@@ -66,7 +66,7 @@ class TransferAccounting:
         begun = self._begun
         counters = await self.fetch()
         if counters is not None and not self._open and begun == self._begun:
-            self._conclude(counters)
+            self._conclude_reading(counters)
 
     async def wait_until_quiet(self, limit_s: float) -> None:
         """Wait for at most `limit_s` until what has come there is attributed."""
@@ -112,7 +112,7 @@ class TransferAccounting:
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
-        self._settle([Attribution(reason="the router ended first")] * len(self._entries))
+        self._settle_entries([Attribution(reason="the router ended first")] * len(self._entries))
 
     def _make_due(self, entry: _Entry) -> None:
         if entry.due_s is None:
@@ -122,23 +122,23 @@ class TransferAccounting:
 
     def _start_reading(self) -> None:
         if self._reading is None:
-            self._reading = asyncio.get_running_loop().create_task(self._read())
+            self._reading = asyncio.get_running_loop().create_task(self._read_until_settled())
 
-    async def _read(self) -> None:
+    async def _read_until_settled(self) -> None:
         """Read until all is settled, while nothing else is on its way there, whose tokens would be counted too."""
         try:
             while any(entry.due_s is not None for entry in self._entries):
                 if not self._open:
                     begun = self._begun
                     counters = await self.fetch() if self.fetch is not None else None
-                    if counters is not None and begun == self._begun and self._conclude(counters):
+                    if counters is not None and begun == self._begun and self._conclude_reading(counters):
                         return
                 self._give_up()
                 await asyncio.sleep(READ_AGAIN_S)
         finally:
             self._reading = None
 
-    def _conclude(self, counters: Counters) -> bool:
+    def _conclude_reading(self, counters: Counters) -> bool:
         """Settle all entries by these counters, unless they have not risen and still may."""
         before = self.counters
         expected = any(entry.answer.limit != 0 for entry in self._entries)
@@ -152,7 +152,7 @@ class TransferAccounting:
             attributions = [Attribution(reason=reason)] * len(self._entries)
         else:
             attributions = attribute(before, counters, [entry.answer for entry in self._entries])
-        self._settle(attributions)
+        self._settle_entries(attributions)
         self.counters, self._read_s, self._unattributed = counters, self.now_s(), False
         return True
 
@@ -167,7 +167,7 @@ class TransferAccounting:
                 Attribution(reason=f"for {SETTLE_S:g} s another transfer was on its way there, or no counters came")
             )
 
-    def _settle(self, attributions: list[Attribution]) -> None:
+    def _settle_entries(self, attributions: list[Attribution]) -> None:
         entries, self._entries = self._entries, []
         for entry, attribution in zip(entries, attributions, strict=True):
             entry.settle(attribution)

@@ -71,7 +71,7 @@ class Engines:
             check_leg(body, connector_part(endpoint), f"the {who}")
         except TransferRefused as error:
             raise StepFailed(f"not sent: {error}", strike=True) from error
-        answer, page = await self._post(instance, who, path, headers, msgspec.json.encode(body), sent)
+        answer, page = await self._post_body(instance, who, path, headers, msgspec.json.encode(body), sent)
         if answer.status != 200:
             raise _status_failure(who, answer.status, page)
         try:
@@ -81,7 +81,7 @@ class Engines:
 
     async def tokenize(self, instance: str, headers: bytes, asked: ClientRequest) -> tuple[int, ...]:
         """The prompt of a request in tokens, by the instance's tokenizer. Raises StepFailed."""
-        answer, page = await self._post(instance, "target's /tokenize", "/tokenize", headers, tokenize_body(asked))
+        answer, page = await self._post_body(instance, "target's /tokenize", "/tokenize", headers, tokenize_body(asked))
         if answer.status != 200:
             raise StepFailed(f"the target's /tokenize answers HTTP {answer.status}", strike=False)
         try:
@@ -138,7 +138,7 @@ class Engines:
         for pool in self._bootstraps.values():
             pool.close()
 
-    async def _post(
+    async def _post_body(
         self,
         instance: str,
         who: str,

@@ -126,7 +126,7 @@ class Movement:
             return
         if cached_tokens is not None:
             self._reported = TargetAnswer(prompt_tokens, cached_tokens)
-            self._divide()
+            self._divide_prompt()
         if self.on_answer_end is not None:
             self.on_answer_end()
 
@@ -167,10 +167,10 @@ class Movement:
             self.change(bytes=attribution.nixl_bytes, bytes_from="counter")
         elif external is not None and self.kv_bytes_per_token is not None and self.transfer.transport != "nixl":
             self.change(bytes=external * self.kv_bytes_per_token, bytes_from="tokens")
-        self._divide()
+        self._divide_prompt()
         self.settle()
 
-    def _divide(self) -> None:
+    def _divide_prompt(self) -> None:
         """Divide the rest of the prompt into what the target had in its cache and what it computed."""
         answer, external = self._counted, self.transfer.external_tokens
         if answer is None:

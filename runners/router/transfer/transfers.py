@@ -90,13 +90,15 @@ class Transfers:
 
     def migrate(self, request: RoutedRequest, source: str, target: str, message: ClientMessage, done: Done) -> Movement:
         """Move what `source` holds of the request's prompt to `target`; then `done` is called, never from here."""
-        return self._start("migration", source, target, message, done, partial(self._migrate, request, message))
+        return self._start_movement(
+            "migration", source, target, message, done, partial(self._run_migration, request, message)
+        )
 
     def hand_over(
         self, request: RoutedRequest, source: str, target: str, message: ClientMessage, done: Done
     ) -> Movement:
         """Have `source` compute the prompt; then `done` is called, and the movement's body is the decode request."""
-        return self._start("handover", source, target, message, done, partial(self._hand_over, message))
+        return self._start_movement("handover", source, target, message, done, partial(self._hand_over, message))
 
     def forget_process(self, instance: str) -> None:
         """Its process may be gone: ask again for what its engine reported."""
@@ -109,7 +111,7 @@ class Transfers:
         self.forget_process(instance)
         self.rules.pairs.allow_probe(instance)
         if self.rules.endpoint(instance) is not None:
-            self._run_in_background(self._account(instance).refresh())
+            self._run_in_background(self._account_of(instance).refresh())
 
     def remove_instance(self, instance: str) -> None:
         """Forget an instance that is removed from the router; no request waits for it."""
@@ -149,12 +151,12 @@ class Transfers:
             job.task.cancel()
         else:
             self._end_handover(job)
-            self._account(job.target).drop()
+            self._account_of(job.target).drop()
             self.rules.count_end(job.admission)
 
     def serve_handover(self, movement: Movement) -> None:
         job = self._end_handover(self._jobs[movement])
-        self._arrive(job, TargetAnswer(job.prompt_tokens, None), streams=True)
+        self._note_arrival(job, TargetAnswer(job.prompt_tokens, None), streams=True)
 
     def fail_handover(self, movement: Movement, *, strike: bool, freed: bool) -> None:
         job = self._end_handover(self._jobs[movement])
@@ -163,8 +165,8 @@ class Transfers:
         if strike:
             self._engines.forget(job.source)
         if not freed:
-            self._free(job)
-        self._account(job.target).drop()
+            self._free_source(job)
+        self._account_of(job.target).drop()
         movement.settle("the transfer failed")
 
     def _end_handover(self, job: Job) -> Job:
@@ -173,7 +175,7 @@ class Transfers:
         return job
 
     # beginning and end
-    def _start(
+    def _start_movement(
         self, purpose: Purpose, source: str, target: str, message: ClientMessage, done: Done,
         move: Callable[[Job], Awaitable[None]],
     ) -> Movement:  # fmt: skip
@@ -185,23 +187,23 @@ class Transfers:
         if endpoint is not None:
             movement.kv_bytes_per_token = endpoint.kv_bytes_per_token
         if why or endpoint is None:
-            self._refuse(movement, why)
-            self._driver.call_soon(partial(_finish, movement, done))
+            self._refuse_movement(movement, why)
+            self._driver.call_soon(partial(_finish_movement, movement, done))
             return movement
         admission = self.rules.admit(source, target, purpose)
         job = Job(movement, admission, TRANSPORTS[transport], endpoint, authorization_lines(message.headers), done)
         self._jobs[movement] = job
-        job.task = asyncio.get_running_loop().create_task(self._run(job, move))
+        job.task = asyncio.get_running_loop().create_task(self._run_job(job, move))
         job.task.add_done_callback(partial(self._end_cancelled, job))
         return movement
 
-    async def _run(self, job: Job, move: Callable[[Job], Awaitable[None]]) -> None:
+    async def _run_job(self, job: Job, move: Callable[[Job], Awaitable[None]]) -> None:
         movement, why, strike = job.movement, "", True
         try:
             async with asyncio.timeout(self._settings.timeout_s):
                 await move(job)
         except (Unneeded, Unfit) as error:
-            self._refuse(movement, str(error), "unneeded" if isinstance(error, Unneeded) else "refused")
+            self._refuse_movement(movement, str(error), "unneeded" if isinstance(error, Unneeded) else "refused")
             strike = False
         except StepFailed as error:
             why, strike = str(error), error.strike
@@ -215,28 +217,30 @@ class Transfers:
         if why:
             movement.change(reason=why, t_done_ns=self.now_ns())
             movement.settle("the transfer failed")
-            self._free(job)
+            self._free_source(job)
         if why or not strike:
             self.rules.count_end(job.admission, why=why if strike else None)
-        _finish(movement, job.done)
+        _finish_movement(movement, job.done)
 
     def _end_cancelled(self, job: Job, task: asyncio.Task[None]) -> None:
         """It was abandoned before its decode request, maybe before it began."""
         if task.cancelled():
             self._drop_job(job)
-            self._free(job)
+            self._free_source(job)
             self.rules.count_end(job.admission)
 
     def _drop_job(self, job: Job) -> None:
         self._jobs.pop(job.movement, None)
         self.rules.finish(job.admission)
 
-    def _refuse(self, movement: Movement, why: str, status: Literal["refused", "unneeded"] = "refused") -> None:
+    def _refuse_movement(
+        self, movement: Movement, why: str, status: Literal["refused", "unneeded"] = "refused"
+    ) -> None:
         movement.change(status=status, reason=why, t_done_ns=self.now_ns())
         movement.settle("nothing was transferred")
 
     # the two kinds
-    async def _migrate(self, request: RoutedRequest, message: ClientMessage, job: Job) -> None:
+    async def _run_migration(self, request: RoutedRequest, message: ClientMessage, job: Job) -> None:
         asked = read_request(message.path.decode("latin-1"), message.body)
         require_movable_prefix(asked)
         ids = asked.ids or await self._engines.tokenize(job.target, request_headers(job), asked)
@@ -247,11 +251,11 @@ class Transfers:
         if not self.rules.is_worth_moving(prefix):
             lacking = max(0, prefix.lacking_tokens)
             raise Unneeded(f"nothing to move: of {tokens} tokens the target lacks {lacking}")
-        async with self._turn(job.admission):
-            await self._retry(job, partial(self._move_prefix, job, asked, ids[:tokens]))
+        async with self._wait_turn(job.admission):
+            await self._retry_attempt(job, partial(self._move_prefix, job, asked, ids[:tokens]))
 
     async def _move_prefix(self, job: Job, asked: ClientRequest, prefix: tuple[int, ...]) -> None:
-        account, priority = self._account(job.target), self._settings.leg_priority
+        account, priority = self._account_of(job.target), self._settings.leg_priority
         reading = self._run_in_background(account.refresh())
         await send_prefill_request(self._engines, job, PATH, partial(prefix_body, asked, prefix, priority=priority))
         assert job.retained is not None
@@ -273,16 +277,16 @@ class Transfers:
             raise
         finally:
             job.pulling = False
-        self._arrive(job, TargetAnswer(len(prefix), answer.cached_tokens))
+        self._note_arrival(job, TargetAnswer(len(prefix), answer.cached_tokens))
 
     async def _hand_over(self, message: ClientMessage, job: Job) -> None:
         path = message.path.decode("latin-1")
         asked = read_request(path, message.body)
         require_one_prefill(asked)
-        account = self._account(job.target)
+        account = self._account_of(job.target)
         reading = self._run_in_background(account.refresh())
         body = partial(handover_prefill_body, asked)
-        await self._retry(job, partial(send_prefill_request, self._engines, job, path, body))
+        await self._retry_attempt(job, partial(send_prefill_request, self._engines, job, path, body))
         assert job.retained is not None
         await asyncio.wait((reading,), timeout=QUIET_S)
         movement = job.movement
@@ -292,7 +296,7 @@ class Transfers:
         movement.change(prefix_tokens=job.prompt_tokens or 0, reason=NOT_SERVED)
 
     @contextlib.asynccontextmanager
-    async def _turn(self, admission: Admission) -> AsyncIterator[None]:
+    async def _wait_turn(self, admission: Admission) -> AsyncIterator[None]:
         """Wait until no other migration runs to the same target."""
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.rules.take_turn(admission, partial(_set_ready, ready))
@@ -302,7 +306,7 @@ class Transfers:
         finally:
             self.rules.end_turn(admission)
 
-    async def _retry(self, job: Job, attempt: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def _retry_attempt(self, job: Job, attempt: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Try until it works, no further try can help, or the tries are used up. Raises StepFailed."""
         for number in range(1, self._settings.attempts + 1):
             job.movement.change(attempts=number, transfer=_new_id() if number > 1 else job.movement.transfer.transfer)
@@ -311,28 +315,28 @@ class Transfers:
                 return
             except StepFailed as error:
                 self._engines.forget(job.source)
-                self._free(job)
+                self._free_source(job)
                 if not error.retryable or number == self._settings.attempts or job.movement.over:
                     raise
 
-    def _arrive(self, job: Job, answer: TargetAnswer, *, streams: bool = False) -> None:
+    def _note_arrival(self, job: Job, answer: TargetAnswer, *, streams: bool = False) -> None:
         """The target has answered its decode request, or begins to (`streams`)."""
         job.movement.change(status="transferred", reason="", t_done_ns=self.now_ns())
         self.rules.count_end(job.admission, succeeded=True)
-        settle = partial(self._settle, job, answer)
-        job.movement.on_answer_end = self._account(job.target).end(answer, settle, streams=streams)
+        settle = partial(self._settle_movement, job, answer)
+        job.movement.on_answer_end = self._account_of(job.target).end(answer, settle, streams=streams)
 
-    def _settle(self, job: Job, answer: TargetAnswer, attribution: Attribution) -> None:
+    def _settle_movement(self, job: Job, answer: TargetAnswer, attribution: Attribution) -> None:
         job.movement.block_tokens = self._engines.block_tokens(job.target)
         job.movement.attribute(answer, attribution)
 
-    def _free(self, job: Job) -> None:
+    def _free_source(self, job: Job) -> None:
         """Have the source's blocks freed, in the background."""
         retained, job.retained = job.retained, None
         if retained is not None:
             self._run_in_background(free_blocks(self._engines, job, retained))
 
-    def _account(self, instance: str) -> TransferAccounting:
+    def _account_of(self, instance: str) -> TransferAccounting:
         if instance not in self._accounts:
             fetch = partial(self._engines.counters, instance) if self._settings.count else None
             self._accounts[instance] = TransferAccounting(fetch, self._driver.now_s)
@@ -354,7 +358,7 @@ def _set_ready(ready: asyncio.Future[None]) -> None:
         ready.set_result(None)
 
 
-def _finish(movement: Movement, done: Done) -> None:
+def _finish_movement(movement: Movement, done: Done) -> None:
     if not movement.over:
         movement.over = True
         done(movement)

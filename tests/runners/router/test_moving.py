@@ -14,7 +14,7 @@ from results.records.decisions import DecisionRecord, InstanceLoad, KvTransfer
 from runners.router.decision_log import read_log
 from runners.router.policies import make_policy
 from runners.router.whatif import what_if
-from tests.runners.router.fake_transfers import LEG, FakeMovement, FakeTransfers, fake_transport
+from tests.runners.router.fake_transfers import DECODE_BODY, FakeMovement, FakeTransfers, fake_transport
 from tests.runners.router.routers import SHORT, Router, by, events, instances, router, until
 from tests.runners.router.test_migration import EAR, OWN, hot
 from tests.servers.backend import Backend
@@ -375,7 +375,7 @@ async def test_a_handover_sends_the_decode_leg_and_counts_the_prompt_where_it_is
             assert [load_of(routed, name).pending_prefill_tokens for name in "ab"] == [0, 1], "its last token is left"
             assert [load_of(routed, name).num_requests for name in "ab"] == [0, 1], "the first has done its part"
             assert [load_of(routed, name).kept_tokens for name in "ab"] == [16, 0], "and keeps what it did"
-            assert both[1].seen[-1].body == LEG
+            assert both[1].seen[-1].body == DECODE_BODY
             assert both[1].seen[-1].headers["x-session-id"] == "s"
             assert movement.calls == []
             await both[1].kill()
@@ -418,7 +418,7 @@ async def test_a_decode_leg_that_fails_is_computed_there_and_speaks_against_the_
             movement.finish("transferred")
             answer = await asking
             assert (answer.status_code, by(answer)) == (200, "b")
-            assert [one.body == LEG for one in both[1].seen] == [True, False]
+            assert [one.body == DECODE_BODY for one in both[1].seen] == [True, False]
             assert movement.calls == ["failed: HTTP 500, a strike"]
             assert routed.available() == {"a", "b"}
         records = await routed.records(1)
@@ -486,7 +486,7 @@ async def test_a_decode_leg_that_is_not_admitted_speaks_against_nobody_and_nothi
 
 
 async def test_a_router_that_ends_before_the_decode_leg_is_served_strikes_nobody() -> None:
-    """The leg is dropped, and the engine that held it frees the source."""
+    """The request is dropped, and the engine that held it frees the source."""
     async with instances("a", "b") as both, router(both, "static_pd", parameters=PD) as routed:
         fake = fake_transport(routed)
         async with asked(routed, fake) as (asking, movement):
@@ -514,7 +514,7 @@ async def test_a_decode_leg_whose_source_is_lost_is_not_waited_for(how: str, tmp
                 both[0].health_hangs = True
             answer = await asking
             assert (answer.status_code, by(answer)) == (200, "b")
-            assert [one.body == LEG for one in both[1].seen] == [True, False]
+            assert [one.body == DECODE_BODY for one in both[1].seen] == [True, False]
             assert len(movement.calls) == 1
             assert movement.calls[0].startswith("failed: a is lost")
             assert movement.calls[0].endswith(", a strike, freed")

@@ -50,7 +50,7 @@ class Taker:
         self.ends.append(failure)
 
 
-class Pool:
+class Pool(upstream.Pool):
     """An owner that keeps what it is given."""
 
     def __init__(self) -> None:

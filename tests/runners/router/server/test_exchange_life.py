@@ -23,7 +23,6 @@ from runners.router.sessions.bindings import Bindings
 from runners.router.spec import HealthRules, Limits
 from runners.router.traffic import Traffic
 from runners.router.transfer.movement import Movement
-from runners.router.transfer.transfers import Transfers
 from runners.router.view import Cluster, Member
 from tests.examples import examples
 from tests.runners.router.drivers import HeapDriver
@@ -130,8 +129,7 @@ class Life(RuleBasedStateMachine):
         dispatcher = Dispatcher(
             Choosing(), self.cluster, self.bindings, indexes, cast(Ledger, self.notes), self.counts, BLOCK, self.driver
         )
-        transfers = cast(Transfers, self.fake)
-        self.traffic = Traffic(dispatcher, health, self.counts, Limits(first_byte_s=10.0), transfers)
+        self.traffic = Traffic(dispatcher, health, self.counts, Limits(first_byte_s=10.0), self.fake)
         self.clients: dict[Exchange, FakeClient] = {}
         self.answered: set[Exchange] = set()
 

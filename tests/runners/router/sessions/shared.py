@@ -27,7 +27,7 @@ class Watched(SharedBindings):
         """Commits that Redis granted: session, version that its pick saw, version after it, whether it migrated."""
         self.open = 0
 
-    def _call(
+    def _call_script(
         self,
         operation: str,
         session: str,
@@ -52,7 +52,7 @@ class Watched(SharedBindings):
             unanswered()
 
         self.open += 1
-        super()._call(operation, session, values, note_answer, note_silence)
+        super()._call_script(operation, session, values, note_answer, note_silence)
 
     async def turn(self, session: str) -> int:
         """Ask for a session as a request does; returns its turn."""

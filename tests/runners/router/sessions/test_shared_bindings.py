@@ -149,7 +149,7 @@ async def test_a_lost_cache_frees_all_its_sessions_for_all_routers_once(redis_se
         await a.settled()
         assert a.active("a") == 1
         late = b._places["a"]._replace(epoch=0)
-        b._lose("a", late)
+        b._report_loss("a", late)
         await b.settled()
         assert await a.turn("s0") == 2
         assert a.owner("s0") == "a", "a router that notices the same loss later removes nothing"
