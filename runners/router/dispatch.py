@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from results.records.decisions import ClusterView, Decision, DecisionRecord, InstanceLoad, RoutedRequest
@@ -35,46 +36,32 @@ class Request(NamedTuple):
     max_tokens: int
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Reservation:
     """What one decision holds of the counters until its outcome. It ends once, with one record."""
 
-    __slots__ = (
-        "_counters",
-        "_dispatcher",
-        "_ended",
-        "_t_dispatch_ns",
-        "_t_first_ns",
-        "binding",
-        "claim",
-        "instance",
-        "movement",
-        "record",
-        "source",
-    )
+    _dispatcher: Dispatcher
+    record: DecisionRecord
+    """The decision and its grounds, without an outcome."""
+    _counters: CounterReservation | None
+    binding: BindingVersion | None
+    """Of its session at the decision; None = no other router shares it."""
+    _t_dispatch_ns: int
+    movement: Movement | None = None
+    """The transfer of its KV; None = none is needed, or none is possible."""
+    claim: MigrationClaim | None = None
+    _t_first_ns: int = 0
+    _ended: bool = False
 
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        record: DecisionRecord,
-        counters: CounterReservation | None,
-        binding: BindingVersion | None,
-    ) -> None:
-        self.instance = record.decision.instance
+    @property
+    def instance(self) -> str:
         """Where the request goes; empty = nowhere."""
-        self.source = record.decision.prefill or record.decision.migrate_from
+        return self.record.decision.instance
+
+    @property
+    def source(self) -> str:
         """Where its KV is to come from; empty = it needs none."""
-        self.movement: Movement | None = None
-        """The transfer from there; None = none is needed, or none is possible."""
-        self.record = record
-        """The decision and its grounds, without an outcome."""
-        self.binding = binding
-        """Of its session at the decision; None = no other router shares it."""
-        self.claim: MigrationClaim | None = None
-        self._dispatcher = dispatcher
-        self._counters = counters
-        self._t_dispatch_ns = dispatcher.driver.now_ns()
-        self._t_first_ns = 0
-        self._ended = False
+        return self.record.decision.prefill or self.record.decision.migrate_from
 
     @property
     def reason(self) -> str:
@@ -175,7 +162,8 @@ class Dispatcher:
         decide_us = (self.driver.now_ns() - t_ns) / 1e3
         record = DecisionRecord(self._seq, t_ns, decide_us, routed, view, decision)
         self._seq += 1
-        return Reservation(self, record, counters, self._bindings.version_of(request.session))
+        binding = self._bindings.version_of(request.session)
+        return Reservation(self, record, counters, binding, self.driver.now_ns())
 
     def claim_migration(self, reservation: Reservation, then: Callable[[bool], None]) -> bool:
         """Ask whether this router may migrate the session; `then` gets the answer. False = no other router is asked."""

@@ -11,6 +11,7 @@ import contextlib
 import sys
 import traceback
 from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
 
 from runners.router.dispatch import HOLD, Request, Reservation
 from runners.router.facts import ClientMessage, Usage
@@ -22,48 +23,31 @@ BLAMELESS = ("refused", "own")
 """Kinds of failure that say nothing against a transfer: the instance is full, or this machine is."""
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class RequestLifecycle(ABC):
     """One request of a client, over as many instances as it takes. It ends once."""
 
-    __slots__ = (
-        "_has_lost_claim",
-        "_is_open",
-        "_message",
-        "_movement",
-        "_request",
-        "_reservation",
-        "_status",
-        "_traffic",
-        "_tried",
-        "is_handed_over",
-        "t_dispatch_s",
-        "t_held_s",
-        "t_paused_s",
-        "t_read_s",
-    )
-
-    def __init__(self, traffic: Traffic, request: Request, message: ClientMessage) -> None:
-        self.t_dispatch_s = 0.0
-        self.t_held_s = 0.0
-        """Since when no instance had room; 0 = one had at once."""
-        self.t_read_s = 0.0
-        """When the last bytes came from the instance."""
-        self.t_paused_s = 0.0
-        """Since when the client's buffers are full; 0 = they are not."""
-        self.is_handed_over = False
-        """The request on its way is the decode request of a handover, and its answer has not begun."""
-        self._traffic = traffic
-        self._request = request
-        self._message = message
-        self._tried: tuple[str, ...] = ()
-        self._reservation: Reservation
-        self._movement: Movement | None = None
-        """The transfer of this pick; None = it asked for none, or nothing can be moved here."""
-        self._has_lost_claim = False
-        """Another router came first with a migration of its session: this one does not try again."""
-        self._is_open = False
-        """The client has an answer, which is this instance's."""
-        self._status = 0
+    _traffic: Traffic
+    _request: Request
+    _message: ClientMessage
+    t_dispatch_s: float = 0.0
+    t_held_s: float = 0.0
+    """Since when no instance had room; 0 = one had at once."""
+    t_read_s: float = 0.0
+    """When the last bytes came from the instance."""
+    t_paused_s: float = 0.0
+    """Since when the client's buffers are full; 0 = they are not."""
+    is_handed_over: bool = False
+    """The request on its way is the decode request of a handover, and its answer has not begun."""
+    _tried: tuple[str, ...] = ()
+    _reservation: Reservation = field(init=False)
+    _movement: Movement | None = None
+    """The transfer of this pick; None = it asked for none, or nothing can be moved here."""
+    _has_lost_claim: bool = False
+    """Another router came first with a migration of its session: this one does not try again."""
+    _is_open: bool = False
+    """The client has an answer, which is this instance's."""
+    _status: int = 0
 
     @property
     def instance(self) -> str:

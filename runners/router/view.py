@@ -25,36 +25,22 @@ class Member:
     """Its KV block size: KV is moved from there in whole blocks."""
 
 
+@dataclass(eq=False, slots=True)
 class _Counters:
     """One instance's counters."""
 
-    __slots__ = (
-        "available",
-        "draining",
-        "kept_tokens",
-        "member",
-        "num_requests",
-        "ongoing_decode_tokens",
-        "ongoing_tokens",
-        "paused_until_s",
-        "pending_prefill_tokens",
-        "promised_tokens",
-        "why",
-    )
-
-    def __init__(self, member: Member) -> None:
-        self.member = member
-        self.available = True
-        self.why = ""
-        self.draining = False
-        self.paused_until_s = 0.0
-        self.num_requests = 0
-        self.pending_prefill_tokens = 0
-        self.ongoing_tokens = 0
-        self.ongoing_decode_tokens = 0
-        self.kept_tokens = 0
-        self.promised_tokens = 0
-        """Outputs of its open requests: their `max_tokens`."""
+    member: Member
+    available: bool = True
+    why: str = ""
+    draining: bool = False
+    paused_until_s: float = 0.0
+    num_requests: int = 0
+    pending_prefill_tokens: int = 0
+    ongoing_tokens: int = 0
+    ongoing_decode_tokens: int = 0
+    kept_tokens: int = 0
+    promised_tokens: int = 0
+    """Outputs of its open requests: their `max_tokens`."""
 
     def load(self, bindings: Bindings, now: float) -> InstanceLoad:
         capacity = self.member.kv_capacity_tokens

@@ -10,7 +10,7 @@ import asyncio
 import errno
 import socket
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import NamedTuple, Protocol, cast
 from urllib.parse import urlsplit
@@ -101,49 +101,36 @@ async def resolve(url: str) -> Target:
     return Target(str(addresses[0][4][0]), port, named, host, parts.path.rstrip("/"), tls)
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Link(asyncio.Protocol):
     """One connection to an instance: at most one request at a time."""
 
-    __slots__ = (
-        "_answer",
-        "_bytes_seen",
-        "_complete",
-        "_gathered",
-        "_guarded",
-        "_headers",
-        "_held",
-        "_in_chunk",
-        "_keep",
-        "_messages",
-        "_parser",
-        "_paused",
-        "_pool",
-        "_writing",
-        "caller",
-        "payload",
-        "pooled",
-        "t_idle_s",
-        "torn",
-        "transport",
-    )
+    _pool: Pool
+    transport: asyncio.Transport | None = None
+    caller: Caller | None = None
+    payload: tuple[bytes, ...] = ()
+    """What was sent, stored for one repeat until the response begins."""
+    pooled: bool = False
+    t_idle_s: float = 0.0
+    torn: bool = False
+    """Part of a chunk has been passed on: the stream cannot be ended properly any more."""
+    _parser: httptools.HttpResponseParser = field(init=False)
+    _paused: bool = False
+    _writing: bool = False
+    """The socket has not taken all of the request yet."""
+    _messages: int = 0
+    _headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    _gathered: bytes = b""
+    _held: bytes = b""
+    _answer: Answer | None = None
+    _bytes_seen: bool = False
+    _complete: bool = False
+    _keep: bool = False
+    _in_chunk: bool = False
+    _guarded: bool = False
 
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
+    def __post_init__(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
-        self.transport: asyncio.Transport | None = None
-        self.caller: Caller | None = None
-        self.payload: tuple[bytes, ...] = ()
-        """What was sent, stored for one repeat until the response begins."""
-        self.pooled = False
-        self.t_idle_s = 0.0
-        self.torn = False
-        """Part of a chunk has been passed on: the stream cannot be ended properly any more."""
-        self._paused = False
-        self._writing = False
-        """The socket has not taken all of the request yet."""
-        self._messages = 0
-        self._headers: list[tuple[bytes, bytes]] = []
-        self._reset_response()
 
     @property
     def usable(self) -> bool:
@@ -251,7 +238,7 @@ class Link(asyncio.Protocol):
     def _reset_response(self) -> None:
         self._headers.clear()
         self._gathered = self._held = b""
-        self._answer: Answer | None = None
+        self._answer = None
         self._bytes_seen = self._complete = self._keep = self._in_chunk = self._guarded = self.torn = False
         self._messages = 0
 

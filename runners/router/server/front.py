@@ -7,6 +7,7 @@ import ipaddress
 import socket
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from time import monotonic
 from typing import NamedTuple, Protocol, cast
@@ -21,6 +22,10 @@ QUEUE_LIMIT = 16
 """Requests that a client may send ahead on one connection."""
 STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"transfer-encoding", b"expect", b"x-request-id"}
+
+
+def _drop_data(data: bytes) -> None:
+    """Where the writes of a connection go that is gone."""
 
 
 class HttpRequest(NamedTuple):
@@ -71,44 +76,32 @@ class Service(Protocol):
     def serve(self, connection: ClientConnection, request: HttpRequest) -> None: ...
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class ClientConnection(asyncio.Protocol):
     """One client connection."""
 
-    __slots__ = (
-        "_body",
-        "_body_bytes",
-        "_busy",
-        "_head_bytes",
-        "_headers",
-        "_in_head",
-        "_parser",
-        "_path",
-        "_queue",
-        "_refused",
-        "_service",
-        "_transport",
-        "in_flight",
-        "keep_alive",
-        "local",
-        "t_read_s",
-        "write",
-    )
+    _service: Service
+    in_flight: InFlight | None = None
+    keep_alive: bool = True
+    local: bool = False
+    """The client is on this machine."""
+    t_read_s: float = field(default_factory=monotonic)
+    write: Callable[[bytes], None] = _drop_data
+    """The transport's own, without a step between."""
+    _parser: httptools.HttpRequestParser = field(init=False)
+    _transport: asyncio.Transport | None = None
+    _queue: deque[HttpRequest] = field(default_factory=deque)
+    _busy: bool = False
+    _refused: bool = False
+    _path: bytes = b""
+    _headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    _body: list[bytes] = field(default_factory=list)
+    _head_bytes: int = 0
+    _body_bytes: int = 0
+    _in_head: bool = True
 
-    def __init__(self, service: Service) -> None:
-        self.in_flight: InFlight | None = None
-        self.keep_alive = True
-        self.local = False
-        """The client is on this machine."""
-        self.t_read_s = monotonic()
-        self.write: Callable[[bytes], None] = _drop_data
-        """The transport's own, without a step between."""
-        self._service = service
+    def __post_init__(self) -> None:
         self._parser = httptools.HttpRequestParser(self)
-        self._transport: asyncio.Transport | None = None
-        self._queue: deque[HttpRequest] = deque()
-        self._busy = False
-        self._refused = False
-        self._clear_request()
 
     @property
     def idle(self) -> bool:
@@ -256,8 +249,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _clear_request(self) -> None:
         self._path = b""
-        self._headers: list[tuple[bytes, bytes]] = []
-        self._body: list[bytes] = []
+        self._headers, self._body = [], []
         self._head_bytes = self._body_bytes = 0
         self._in_head = True
 
@@ -275,10 +267,6 @@ class ClientConnection(asyncio.Protocol):
         if not self._busy:
             self._busy = True
             self.refuse(status, message, kind)
-
-
-def _drop_data(data: bytes) -> None:
-    """Where the writes of a connection go that is gone."""
 
 
 _SPENT = httptools.HttpRequestParser(object())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import uuid4
 
@@ -21,82 +22,58 @@ class BindingVersion(NamedTuple):
     instance: str
 
 
+@dataclass(eq=False, slots=True)
 class MigrationClaim:
     """The right to migrate a session, which one request of one router has at a time where routers share bindings."""
 
-    __slots__ = ("_give_up", "_then", "binding", "held", "instance", "session", "token")
-
-    def __init__(
-        self,
-        session: str,
-        instance: str,
-        binding: BindingVersion,
-        then: Callable[[bool], None],
-        give_up: Callable[[MigrationClaim], None],
-    ) -> None:
-        self.session = session
-        self.instance = instance
-        self.binding = binding
-        self.token = uuid4().hex
-        self.held = False
-        """It was granted, and the shared table has not ended it since."""
-        self._give_up = give_up
-        self._then: Callable[[bool], None] | None = then
+    session: str
+    instance: str
+    binding: BindingVersion
+    then: Callable[[bool], None] | None
+    give_up: Callable[[MigrationClaim], None]
+    token: str = field(default_factory=lambda: uuid4().hex)
+    held: bool = False
+    """It was granted, and the shared table has not ended it since."""
 
     def abandon(self) -> None:
         """Stop waiting for the answer."""
-        self._then = None
+        self.then = None
 
     def release(self) -> None:
         """The request has ended. Where it was served, its commit has ended the claim."""
-        self._then = None
-        self._give_up(self)
+        self.then = None
+        self.give_up(self)
 
     def end_wait(self, granted: bool) -> None:
-        then, self._then = self._then, None
+        then, self.then = self.then, None
         if then is not None:
             then(granted)
 
 
+@dataclass(eq=False, slots=True)
 class Row:
     """One session's row."""
 
-    __slots__ = (
-        "coming",
-        "home",
-        "instance",
-        "left",
-        "migrated_s",
-        "moving_to",
-        "open",
-        "rejects",
-        "stale",
-        "turns",
-        "used_s",
-        "version",
-    )
-
-    def __init__(self) -> None:
-        self.instance = ""
-        """Committed owner."""
-        self.home = ""
-        """What it is counted under: the committed owner, else where its request is on its way to."""
-        self.coming = False
-        """`home` is not committed yet."""
-        self.left = ""
-        """Instance that a rebalance or a migration took it from."""
-        self.stale = 0
-        """Requests that were open there at that moment: their commits must not undo the move."""
-        self.migrated_s: float | None = None
-        self.moving_to = ""
-        """Where a migrating request is on its way to; empty again once it has been served there, or has ended."""
-        self.open: dict[str, int] = {}
-        """Binding requests on their way or being served, by instance."""
-        self.rejects: dict[str, int] = {}
-        self.turns = 0
-        self.used_s = 0.0
-        self.version = 0
-        """Rises whenever it is bound to another instance."""
+    instance: str = ""
+    """Committed owner."""
+    home: str = ""
+    """What it is counted under: the committed owner, else where its request is on its way to."""
+    coming: bool = False
+    """`home` is not committed yet."""
+    left: str = ""
+    """Instance that a rebalance or a migration took it from."""
+    stale: int = 0
+    """Requests that were open there at that moment: their commits must not undo the move."""
+    migrated_s: float | None = None
+    moving_to: str = ""
+    """Where a migrating request is on its way to; empty again once it has been served there, or has ended."""
+    open: dict[str, int] = field(default_factory=dict)
+    """Binding requests on their way or being served, by instance."""
+    rejects: dict[str, int] = field(default_factory=dict)
+    turns: int = 0
+    used_s: float = 0.0
+    version: int = 0
+    """Rises whenever it is bound to another instance."""
 
 
 class Bindings:

@@ -9,6 +9,7 @@ higher one holds. Refusals, and requests that have not been served yet, are each
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from uuid import uuid4
 
@@ -25,20 +26,17 @@ PENDING_LOSSES = 1000
 NOWHERE = Place(0, 0, 0)
 
 
+@dataclass(eq=False, slots=True)
 class SharedRow(Row):
     """One session's row in the working copy."""
 
-    __slots__ = ("elsewhere", "elsewhere_until_s", "epoch", "life")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elsewhere = ""
-        """Where another router moves it to."""
-        self.elsewhere_until_s = 0.0
-        self.epoch = 0
-        """Of its instance, when it was bound."""
-        self.life = ""
-        """Of the table that the epoch is of."""
+    elsewhere: str = ""
+    """Where another router moves it to."""
+    elsewhere_until_s: float = 0.0
+    epoch: int = 0
+    """Of its instance, when it was bound."""
+    life: str = ""
+    """Of the table that the epoch is of."""
 
 
 class SharedBindings(Bindings):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from results.records.decisions import KvTransfer, RoutedRequest
@@ -46,47 +46,34 @@ class KvTransport(Protocol):
     ) -> Movement: ...
 
 
+@dataclass(eq=False, slots=True)
 class Movement:
     """KV on its way for one request."""
 
-    __slots__ = (
-        "_callbacks",
-        "_counted",
-        "_mover",
-        "_reported",
-        "block_tokens",
-        "body",
-        "closed",
-        "kv_bytes_per_token",
-        "on_answer_end",
-        "open",
-        "over",
-        "settled",
-        "transfer",
-    )
+    _mover: Mover
+    transfer: KvTransfer
+    """Its state, right at every moment."""
+    body: bytes
+    """What to send to the target: the client's body, in a handover with the parameters of the pull."""
+    over: bool = False
+    """The request may be sent, or will not be."""
+    open: bool = False
+    """A handover whose source is ready: the request is its decode request, and its outcome is not known."""
+    settled: bool = False
+    """`transfer` changes no more."""
+    closed: bool = False
+    """Abandoned: `transfer` keeps the state it had then."""
+    block_tokens: int | None = None
+    """Of the target."""
+    kv_bytes_per_token: int | None = None
+    on_answer_end: Callable[[], None] | None = None
+    """Handover: called when the target's answer has ended: its counters may be read from then on."""
+    _counted: TargetAnswer | None = None
+    _reported: TargetAnswer | None = None
+    _callbacks: list[Callable[[KvTransfer], None]] = field(default_factory=list)
 
-    def __init__(self, mover: Mover, transfer: KvTransfer, body: bytes) -> None:
-        self.transfer = replace(transfer, status="failed", reason=UNDER_WAY, t_begin_ns=mover.now_ns())
-        """Its state, right at every moment."""
-        self.body = body
-        """What to send to the target: the client's body, in a handover with the parameters of the pull."""
-        self.over = False
-        """The request may be sent, or will not be."""
-        self.open = False
-        """A handover whose source is ready: the request is its decode request, and its outcome is not known."""
-        self.settled = False
-        """`transfer` changes no more."""
-        self.closed = False
-        """Abandoned: `transfer` keeps the state it had then."""
-        self.block_tokens: int | None = None
-        """Of the target."""
-        self.kv_bytes_per_token: int | None = None
-        self.on_answer_end: Callable[[], None] | None = None
-        """Handover: called when the target's answer has ended: its counters may be read from then on."""
-        self._mover = mover
-        self._counted: TargetAnswer | None = None
-        self._reported: TargetAnswer | None = None
-        self._callbacks: list[Callable[[KvTransfer], None]] = []
+    def __post_init__(self) -> None:
+        self.change(status="failed", reason=UNDER_WAY, t_begin_ns=self.now_ns())
 
     def now_ns(self) -> int:
         return self._mover.now_ns()
