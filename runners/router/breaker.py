@@ -43,7 +43,6 @@ class Breaker:
         return self.state is BreakerState.CLOSED or (self.state is BreakerState.HALF_OPEN and not self.trial)
 
     def note_dispatch(self) -> Breaker:
-        """A request was sent there."""
         return replace(self, trial=True) if self.state is BreakerState.HALF_OPEN else self
 
     def note_success(self) -> Breaker:

@@ -75,7 +75,6 @@ def _read_cell(layout: TrialLayout) -> LoggedPicks:
 
 
 def _check_finished(layout: TrialLayout, name: str) -> Iterator[Gap]:
-    """Whether the log is the one that its cell was finished with."""
     try:
         cell = msgspec.json.decode(layout.cell.read_bytes(), type=RoutingCell)
     except FileNotFoundError:

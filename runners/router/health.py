@@ -51,7 +51,6 @@ class Health:
             self._cluster.set_available(instance, True)
 
     def forget(self, instance: str) -> None:
-        """The instance was removed."""
         self._breakers.pop(instance, None)
         self._down.pop(instance, None)
 

@@ -100,7 +100,7 @@ class RequestLifecycle(ABC):
         if not reservation.instance and reservation.reason.startswith(HOLD) and self._may_wait():
             self._hold_request(reservation)
             return
-        traffic.held.discard(self)
+        traffic.held.pop(self, None)
         if not reservation.instance:
             traffic.dispatcher.note_sent(self._request, reservation)
             why = f"no instance may take the request ({reservation.reason})"
@@ -123,7 +123,7 @@ class RequestLifecycle(ABC):
 
     def _hold_request(self, reservation: Reservation) -> None:
         """Wait behind those that are held already. Only the first such pick is recorded: later ones say the same."""
-        self._traffic.held.add(self)
+        self._traffic.held.setdefault(self)
         if not self.t_held_s:
             self.t_held_s = self._traffic.driver.now_s()
             self._traffic.dispatcher.note_sent(self._request, reservation)
@@ -183,7 +183,6 @@ class RequestLifecycle(ABC):
         self._recompute_kv()
 
     def _recompute_kv(self) -> None:
-        """Send the request as it came: the KV did not come."""
         self._traffic.moving.pop(self, None)
         self._traffic.waiting.pop(self, None)
         self._reservation.end_transfer(arrived=False)
@@ -255,7 +254,6 @@ class RequestLifecycle(ABC):
             traffic.health.note_failure(instance, Failure("status", f"HTTP {status}", status=status))
 
     def complete(self) -> None:
-        """The response is whole."""
         status = self._status
         error = "" if status < 400 else f"HTTP {status}"
         self._end_attempt("ok" if status < 400 else "client_error" if status < 500 else "error", error)
@@ -288,12 +286,10 @@ class RequestLifecycle(ABC):
         self._traffic.health.release_trial(instance)
 
     def drop_client(self, why: str) -> None:
-        """Stop waiting for the client."""
         self.abandon(why)
         self._abort_client()
 
     def fail_attempt(self, failure: Failure) -> None:
-        """Stop waiting for the instance."""
         self._withdraw_request(failure.text)
         self.request_failed(failure)
 

@@ -53,7 +53,6 @@ class MigrationFeed:
         self._served.append((t_ns, request, decision, movement))
 
     def add_failed(self, t_ns: int, request: RoutedRequest, decision: Decision, status: str, why: str) -> None:
-        """The request was not served at its target; `status` as in RoutedOutcome."""
         self._add_line(t_ns, request, decision, "failed", status, why)
 
     def take(self, *, last: bool = False) -> tuple[TickMigration, ...]:

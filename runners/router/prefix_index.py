@@ -74,7 +74,6 @@ class PrefixIndex:
                 del used[next(iter(used))]
 
     def clear(self) -> None:
-        """Hold nothing."""
         self._used.clear()
 
 

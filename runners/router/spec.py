@@ -397,7 +397,6 @@ class RouterLine(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def to_json(value: RouterSpec | RouterLine) -> bytes:
-    """One line of JSON, without the newline."""
     return msgspec.json.encode(value)
 
 

@@ -271,5 +271,4 @@ class Cluster:
 
 
 def _lacking_tokens(request: RoutedRequest, instance: str) -> int:
-    """Prompt tokens that the instance would have to compute."""
     return max(0, request.input_tokens - request.cached_tokens.get(instance, 0))

@@ -89,7 +89,6 @@ def _explain_session(record: DecisionRecord) -> Iterator[str]:
 
 
 def _explain_transfer(moved: KvTransfer) -> Iterator[str]:
-    """What was moved, what became of it, and where its time went."""
     what = f"Transfer {moved.transfer or '(no id)'} ({moved.purpose}, {moved.transport or 'no transport chosen'})"
     size = f"KV of {moved.prefix_tokens} tokens" if moved.prefix_tokens else "KV"
     kv = f"{size} from {moved.source} to {moved.target}"
@@ -114,7 +113,6 @@ def _explain_transfer(moved: KvTransfer) -> Iterator[str]:
 
 
 def _describe_timing(moved: KvTransfer) -> str:
-    """How long it took, and each of its two requests."""
     if not moved.t_done_ns:
         return ""
     requests = (

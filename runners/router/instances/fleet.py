@@ -114,7 +114,6 @@ class Fleet:
             self._close_events(instance)
 
     def follow_events(self) -> None:
-        """Apply the KV events that have come."""
         for events in self._events.values():
             for _ in range(POLLS_AT_ONCE):
                 if not events.poll():

@@ -92,7 +92,6 @@ async def fetch_metrics(pool: Pool, timeout_s: float) -> bytes | None:
 
 
 def unchunked(data: bytes) -> bytes:
-    """The content of a body that is whole HTTP chunks."""
     parts, position, end = [], 0, whole_chunks(data)
     while position < end:
         line_end = data.index(b"\r\n", position)

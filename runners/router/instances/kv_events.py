@@ -7,12 +7,15 @@ router computes for a prompt (`prefix_index`), and both kinds of index answer th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from runners.errors import RunnerError
 from runners.router.prefix_index import chained
+
+if TYPE_CHECKING:
+    import zmq
 
 Hash = int | bytes
 DEVICE = (None, "GPU")
@@ -83,12 +86,10 @@ class EventIndex:
         """Nothing: the engine's events will."""
 
     def clear(self) -> None:
-        """Hold nothing."""
         self._keys.clear()
         self._held.clear()
 
     def apply(self, event: KvEvent) -> None:
-        """Follow one event of the engine."""
         if isinstance(event, AllBlocksCleared):
             self.clear()
         elif event.medium in DEVICE:
@@ -177,7 +178,6 @@ class KvEvents:
         return self.messages - before
 
     def close(self) -> None:
-        """Close the sockets."""
         self._wire.close()
 
     def _take_message(self, number: int, payload: bytes) -> None:
@@ -265,16 +265,6 @@ class KvEvents:
 _DECODER: msgspec.msgpack.Decoder[_Batch] = msgspec.msgpack.Decoder(_Batch)
 
 
-class _Socket(Protocol):
-    """What is used of a ZMQ socket."""
-
-    def recv_multipart(self, flags: int) -> list[bytes]: ...
-
-    def send_multipart(self, msg_parts: Sequence[bytes], flags: int) -> object: ...
-
-    def close(self) -> None: ...
-
-
 class ZmqWire:
     """The engine's publisher over ZMQ. The router binds `endpoint`, the engine connects to it.
 
@@ -302,8 +292,8 @@ class ZmqWire:
         self.bound: str = live.getsockopt_string(zmq.LAST_ENDPOINT)
         self.fd = int(live.getsockopt(zmq.FD))
         """Becomes readable when messages come; then poll until nothing is left."""
-        self._live: _Socket = live
-        self._replay: _Socket | None = None
+        self._live: zmq.Socket[bytes] = live
+        self._replay: zmq.Socket[bytes] | None = None
         if replay_endpoint:
             replay = context.socket(zmq.DEALER)
             replay.setsockopt(zmq.LINGER, 0)
@@ -316,7 +306,6 @@ class ZmqWire:
         return None if parts is None or len(parts) != 3 else (int.from_bytes(parts[1], "big"), parts[2])
 
     def ask_replay(self, start: int) -> bool:
-        """Ask for messages from number `start` on."""
         if self._replay is None:
             return False
         try:
@@ -333,12 +322,11 @@ class ZmqWire:
         return int.from_bytes(parts[-2], "big", signed=True), parts[-1]
 
     def close(self) -> None:
-        """Close the sockets; the context stays open for others."""
         self._live.close()
         if self._replay is not None:
             self._replay.close()
 
-    def _receive_parts(self, socket: _Socket) -> list[bytes] | None:
+    def _receive_parts(self, socket: zmq.Socket[bytes]) -> list[bytes] | None:
         try:
             return socket.recv_multipart(self._now)
         except self._again:

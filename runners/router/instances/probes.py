@@ -38,7 +38,6 @@ class Probes:
             wake.set()
 
     def forget(self, instance: str) -> None:
-        """The instance was removed."""
         task = self._tasks.pop(instance, None)
         if task is not None:
             task.cancel()

@@ -137,7 +137,6 @@ class Link(asyncio.Protocol):
         return self.transport is not None and not self.transport.is_closing()
 
     def start(self, caller: Caller, payload: tuple[bytes, ...], *, pooled: bool) -> None:
-        """Send a request."""
         self.caller, self.payload, self.pooled = caller, payload, pooled
         caller.link = self
         if self.transport is not None:
@@ -364,7 +363,6 @@ class Pool:
         self._connecting[caller] = asyncio.get_running_loop().create_task(self._connect_and_send(caller, payload))
 
     def cancel(self, caller: Caller) -> None:
-        """Stop the caller's request."""
         task = self._connecting.pop(caller, None)
         if task is not None:
             task.cancel()
@@ -381,7 +379,6 @@ class Pool:
             self._idle.remove(link)
 
     def close_idle(self) -> None:
-        """Close connections that were idle for too long."""
         oldest_s = monotonic() - IDLE_S
         while self._idle and self._idle[0].t_idle_s < oldest_s:
             self._idle.pop(0).drop()

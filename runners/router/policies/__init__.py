@@ -106,7 +106,6 @@ def make_policy(name_or_path: str, parameters: Mapping[str, object]) -> Policy:
 
 
 def _require_parameters(cls: type[Policy], parameters: Mapping[str, object]) -> None:
-    """Name every parameter that is missing, with how to choose it."""
     missing = [one for one in describe(cls).parameters if one.required and one.name not in parameters]
     if missing:
         raise PolicyError(
@@ -126,7 +125,6 @@ def may_migrate(policy: Policy) -> bool:
 
 
 def describe_policies() -> tuple[PolicyInfo, ...]:
-    """All policies of this package."""
     return tuple(describe(policy) for policy in POLICIES.values())
 
 

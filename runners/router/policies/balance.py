@@ -27,7 +27,6 @@ class RoundRobin(WholePolicy, frozen=True, kw_only=True):
     source: ClassVar[str] = "specs/ear.md 5.1, baseline 1"
 
     def _choose(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
-        """The one whose turn it is, by the count of picks."""
         weighed = weigh(request, may.loads, lambda load: (), "rr", cluster.picks)
         return decision(self.name, may, weighed, ("turns_away",), "turn")
 
@@ -41,7 +40,6 @@ class LoadOnly(WholePolicy, frozen=True, kw_only=True):
     tie: Tie = "rr"
 
     def _choose(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
-        """argmin (requests, ongoing tokens)."""
         weighed = weigh(
             request,
             may.loads,
@@ -70,7 +68,6 @@ class LeastWork(WholePolicy, frozen=True, kw_only=True):
     ] = True
 
     def _choose(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
-        """argmin (pending prefill + new tokens, requests)."""
         cold = self.spread_cold and bool(request.session) and request.turn == 0
 
         def score(load: InstanceLoad) -> tuple[float, ...]:

@@ -41,7 +41,6 @@ class LMetric(WholePolicy, frozen=True, kw_only=True):
     bs_offset: BsOffset = 0
 
     def _choose(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
-        """argmin P x BS."""
         weighed = weigh(
             request,
             may.loads,

@@ -54,7 +54,6 @@ class Pickable:
     """Says so where pauses had to be ignored."""
 
     def get(self, instance: str) -> InstanceLoad | None:
-        """The instance of that name, if it may be picked."""
         return next((load for load in self.loads if load.instance == instance), None)
 
     def without(self, refused: Mapping[str, str]) -> Pickable:
@@ -172,7 +171,6 @@ def turn_key(tie: str, index: int, of: int, counter: int) -> int:
 
 
 def lowest(weighed: Sequence[Weighed]) -> Weighed:
-    """The lowest score; of equal ones the first."""
     return min(weighed, key=lambda one: one.score)
 
 
@@ -206,7 +204,6 @@ def decision(
 
 
 def nowhere(policy: str, may: Pickable, reason: str = "no_instance", gates: tuple[Gate, ...] = ()) -> Decision:
-    """The decision where no instance may be picked."""
     out = by_name([*(Candidate(load.instance, ()) for load in may.loads), *may.ruled_out])
     return Decision(policy, "", reason, out, gates=(*may.gates, *gates), binds=False)
 
@@ -231,5 +228,4 @@ def _count_agreeing(one: Sequence[float], other: Sequence[float]) -> int:
 
 
 def by_name(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
-    """In the order of their names, as the view has them."""
     return tuple(sorted(candidates, key=lambda one: one.instance))

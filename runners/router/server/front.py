@@ -105,7 +105,6 @@ class ClientConnection(asyncio.Protocol):
 
     @property
     def idle(self) -> bool:
-        """It waits for the client."""
         return not self._busy
 
     # asyncio.Protocol
@@ -198,7 +197,6 @@ class ClientConnection(asyncio.Protocol):
 
     # what a service answers with
     def finish(self, *, keep: bool) -> None:
-        """The response is whole."""
         self.in_flight = None
         if self._transport is None:
             return
@@ -217,7 +215,6 @@ class ClientConnection(asyncio.Protocol):
             self._transport.abort()
 
     def reply(self, status: int, body: bytes, content_type: str, headers: bytes = b"") -> None:
-        """A whole response of the router's own."""
         closing = not self.keep_alive or self._service.closing
         self.write(
             b"%bcontent-type: %b\r\n%b%bcontent-length: %d\r\n\r\n%b"

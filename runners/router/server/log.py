@@ -61,7 +61,6 @@ class DecisionLog:
             self._task = asyncio.create_task(self._flush_soon())
 
     async def close(self) -> None:
-        """Write the backlog and close the file."""
         self._closing.set()
         if self._task is not None:
             await asyncio.shield(self._task)

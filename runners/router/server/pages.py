@@ -65,7 +65,6 @@ class Pages:
         self._server = server
 
     async def answer(self, connection: ClientConnection, request: HttpRequest) -> None:
-        """Answer a request that is not routed by a policy."""
         path, method = request.path.rstrip("/") or "/", request.method
         try:
             if path == "/v1/models" and method == "GET":

@@ -134,7 +134,6 @@ class RouterProcess:
             self._last_words.append(raw.decode("utf-8", "backslashreplace").rstrip())
 
     async def _kill_process(self) -> None:
-        """See the process gone."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:

@@ -96,7 +96,6 @@ class Server:
 
     @property
     def connections(self) -> int:
-        """Client connections open."""
         return len(self._clients)
 
     @property
@@ -185,7 +184,6 @@ class Server:
             self._drained.set()
 
     async def _drain_traffic(self, limit_s: float) -> bool:
-        """Wait until nothing is in flight; False = some still is after `limit_s`."""
         if self._traffic.is_idle:
             return True
         self._drained = asyncio.Event()
@@ -196,7 +194,6 @@ class Server:
         return self._traffic.is_idle
 
     def tick(self) -> RouterTick:
-        """What is known now."""
         bindings, counts = self._bindings, self._counts
         self._ledger.settle()
         rows = tuple(

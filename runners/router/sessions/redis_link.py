@@ -177,7 +177,6 @@ class RedisLink:
 
 
 def _pack_call(shas: dict[str, bytes], call: _Call) -> bytes:
-    """EVALSHA with one key and one argument."""
     sha, key, argument = shas[call.operation], call.key, call.argument
     head = b"*5\r\n$7\r\nEVALSHA\r\n$%d\r\n%b\r\n$1\r\n1\r\n" % (len(sha), sha)
     return b"%b$%d\r\n%b\r\n$%d\r\n%b\r\n" % (head, len(key), key, len(argument), argument)

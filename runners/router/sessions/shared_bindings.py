@@ -78,7 +78,6 @@ class SharedBindings(Bindings):
 
     @property
     def shared(self) -> bool:
-        """Redis is connected."""
         return self._link.up
 
     def active(self, instance: str) -> int:

@@ -74,7 +74,6 @@ class TransferAccounting:
             await asyncio.wait((self._reading,), timeout=limit_s)
 
     def begin(self) -> None:
-        """A decode request is sent there."""
         self._open += 1
         self._begun += 1
 

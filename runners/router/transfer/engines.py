@@ -90,7 +90,6 @@ class Engines:
             raise StepFailed(f"the target: {error}", strike=False) from error
 
     async def counters(self, instance: str) -> Counters | None:
-        """Its counters; None where it cannot be asked."""
         pool = self._pools.get(instance)
         if pool is None:
             return None

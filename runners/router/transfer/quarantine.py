@@ -53,7 +53,6 @@ class Quarantine:
         return replace(self, probing=False) if probe else self
 
     def note_failure(self, now_s: float, why: str, *, probe: bool) -> Quarantine:
-        """A transfer has failed."""
         if self.times and not probe:
             return self
         counted = (*(at_s for at_s in self.failed_s if now_s - at_s <= self.rules.window_s), now_s)
@@ -96,14 +95,16 @@ class Pairs:
         self._store_state(source, target, before.begin())
         return before.times > 0
 
-    def note_success(self, source: str, target: str, *, probe: bool) -> None:
-        self._store_state(source, target, self._state_of(source, target).note_success(probe=probe))
-
-    def release_probe(self, source: str, target: str, *, probe: bool) -> None:
-        self._store_state(source, target, self._state_of(source, target).release_probe(probe=probe))
-
-    def note_failure(self, source: str, target: str, why: str, *, probe: bool) -> None:
-        self._store_state(source, target, self._state_of(source, target).note_failure(self._clock(), why, probe=probe))
+    def count_end(self, source: str, target: str, *, probe: bool, succeeded: bool, why: str | None) -> None:
+        """What a transfer's end says of the pair; neither `succeeded` nor a failure (`why`): nothing."""
+        state = self._state_of(source, target)
+        if succeeded:
+            state = state.note_success(probe=probe)
+        elif why is None:
+            state = state.release_probe(probe=probe)
+        else:
+            state = state.note_failure(self._clock(), why, probe=probe)
+        self._store_state(source, target, state)
 
     def allow_probe(self, instance: str) -> None:
         """It is another process now: its pairs may be probed at once."""

@@ -89,7 +89,6 @@ def require_one_prefill(asked: ClientRequest) -> None:
 
 
 def tokenize_body(asked: ClientRequest) -> bytes:
-    """The body of POST /tokenize, for a prompt that is not token ids."""
     names = TOKENIZED_CHAT if asked.chat else TOKENIZED_TEXT
     wanted = {name: asked.fields[name] for name in names if asked.fields.get(name) is not None}
     return msgspec.json.encode(wanted if asked.chat else {**wanted, "prompt": asked.fields["prompt"]})

@@ -58,7 +58,6 @@ class Job:
 
 
 def authorization_lines(headers: bytes) -> bytes:
-    """The lines of a request's head that authorize the client."""
     return b"".join(line for line in headers.splitlines(keepends=True) if line.lower().startswith(b"authorization:"))
 
 

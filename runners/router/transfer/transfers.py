@@ -297,7 +297,6 @@ class Transfers:
 
     @contextlib.asynccontextmanager
     async def _wait_turn(self, admission: Admission) -> AsyncIterator[None]:
-        """Wait until no other migration runs to the same target."""
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.rules.take_turn(admission, partial(_set_ready, ready))
         try:
@@ -331,7 +330,6 @@ class Transfers:
         job.movement.attribute(answer, attribution)
 
     def _free_source(self, job: Job) -> None:
-        """Have the source's blocks freed, in the background."""
         retained, job.retained = job.retained, None
         if retained is not None:
             self._run_in_background(free_blocks(self._engines, job, retained))
