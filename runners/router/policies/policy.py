@@ -72,17 +72,21 @@ def pickable(request: RoutedRequest, cluster: ClusterView, roles: Sequence[Role]
 
     Where everyone left is paused, pauses are ignored: a late answer is better than none.
     """
-    barred = {load.instance: _why_barred(request, load, roles) for load in cluster.instances}
-    loads = tuple(load for load in cluster.instances if not barred[load.instance])
-    out = tuple(Candidate(name, (), ruled_out=why) for name, why in barred.items() if why)
+    loads, out = [], []
+    for load in cluster.instances:
+        why = _why_barred(request, load, roles)
+        if why:
+            out.append(Candidate(load.instance, (), ruled_out=why))
+        else:
+            loads.append(load)
     paused = {load.instance: f"paused for {load.paused_for_s:.2f} s" for load in loads if load.paused_for_s > 0}
-    unpaused = Pickable(loads, out)
+    unpaused = Pickable(tuple(loads), tuple(out))
     if not paused:
         return unpaused
     if len(paused) < len(loads):
         return unpaused.without(paused)
     text = f"all {len(loads)} are paused: pauses are ignored"
-    return Pickable(loads, out, (Gate("one_not_paused", 0, 1, False, text),))
+    return Pickable(unpaused.loads, unpaused.ruled_out, (Gate("one_not_paused", 0, 1, False, text),))
 
 
 class WholePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -130,11 +134,11 @@ def weigh(
     """Each instance with its score, whose last key is the tie-break, and its terms, `terms` in addition to load's."""
     count = len(loads)
     weighed = []
-    for position, load in enumerate(loads):
+    for index, load in enumerate(loads):
         shown = load_terms(request, load)
         if terms is not None:
             shown.update(terms(load))
-        weighed.append(Weighed(load, (*score(load), turn_key(tie, position, count, counter)), shown))
+        weighed.append(Weighed(load, (*score(load), turn_key(tie, index, count, counter)), shown))
     return weighed
 
 
@@ -157,9 +161,10 @@ def cached_share(request: RoutedRequest, instance: str) -> float:
 
 def load_terms(request: RoutedRequest, load: InstanceLoad) -> dict[str, float]:
     """What most scores are made of."""
+    cached = request.cached_tokens.get(load.instance, 0)
     return {
-        "cached_tokens": request.cached_tokens.get(load.instance, 0),
-        "new_tokens": new_tokens(request, load),
+        "cached_tokens": cached,
+        "new_tokens": max(0, request.input_tokens - cached),
         "pending_prefill_tokens": load.pending_prefill_tokens,
         "num_requests": load.num_requests,
     }
