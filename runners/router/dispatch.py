@@ -142,6 +142,11 @@ class Dispatcher:
         self._complained = False
         self._seq = 0
 
+    @property
+    def asks_first(self) -> bool:
+        """Other routers may know a session better: `ask_arrival` takes the place of `count_arrival`."""
+        return self._bindings.is_shared
+
     def count_arrival(self, session: str) -> int:
         """Count a request of the session; returns its turn."""
         self._counts.requests += 1

@@ -1,4 +1,4 @@
-"""A live request: its lifecycle over HTTP connections, with the response passed on as it comes.
+"""Live requests: read, asked for, and their lifecycle over HTTP connections, each response passed on as it comes.
 
 The instance's head is held back until its first body byte, so that everything before that byte can still be retried.
 """
@@ -8,17 +8,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from time import monotonic
+from uuid import uuid4
 
 import msgspec
 
 from runners.router.dispatch import Request
-from runners.router.facts import ClientMessage, Usage, pause_s
+from runners.router.facts import ClientMessage, Usage, pause_s, read_facts, session_name
 from runners.router.failure import REFUSALS, Failure
 from runners.router.instances.upstream import Answer, Link, Pool
 from runners.router.lifecycle import RequestLifecycle
-from runners.router.server.front import STATUS_LINES, ClientConnection
+from runners.router.server.front import STATUS_LINES, ClientConnection, HttpRequest
 from runners.router.traffic import Traffic
 
+REQUEST_ID_LIMIT = 200
 TAIL_PIECES = 4
 """Last pieces of a body, in which its usage and its end are looked for."""
 
@@ -146,6 +148,38 @@ class Exchange(RequestLifecycle):
         self.t_paused_s, self.t_read_s = 0.0, monotonic()
         if self.link is not None:
             self.link.resume()
+
+
+class Proxy:
+    """Takes requests from client connections: each becomes an exchange, after its session was asked for."""
+
+    def __init__(self, traffic: Traffic, pools: Mapping[str, Pool]) -> None:
+        self._traffic = traffic
+        self._pools = pools
+
+    def route_request(self, connection: ClientConnection, request: HttpRequest, *, chat: bool) -> None:
+        dispatcher = self._traffic.dispatcher
+        facts = read_facts(request.body, dispatcher.block_tokens, chat=chat)
+        session, client_id = facts.session, b""
+        for header, value in request.headers:
+            if header == b"x-session-id":
+                session = session_name(value) or session
+            elif header == b"x-request-id":
+                client_id = value
+        name = client_id.decode("latin-1") if 0 < len(client_id) <= REQUEST_ID_LIMIT else f"tracon-{uuid4().hex}"
+        headers = request.forwarded() + b"x-request-id: %b\r\n" % name.encode("latin-1")
+        message = ClientMessage(request.target, headers, request.body)
+
+        def begin(turn: int) -> None:
+            routed = Request(name, session, turn, facts.keys, facts.input_tokens, facts.max_tokens)
+            connection.in_flight = exchange = Exchange(self._traffic, self._pools, connection, routed, message)
+            exchange.start()
+
+        if session and dispatcher.asks_first:
+            connection.in_flight = arrival = Arrival(self._traffic, connection, begin)
+            arrival.ask(session)
+        else:
+            begin(dispatcher.count_arrival(session))
 
 
 def response_head(answer: Answer, instance: str, request: str, *, keep_alive: bool) -> bytes:

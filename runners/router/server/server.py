@@ -10,13 +10,10 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from time import monotonic, perf_counter_ns
 from typing import TYPE_CHECKING
-from uuid import uuid4
 
-from runners.router.dispatch import Dispatcher, Request
-from runners.router.facts import ClientMessage, Facts, read_facts, session_name
+from runners.router.dispatch import Dispatcher
 from runners.router.instances.fleet import Fleet
 from runners.router.ledger import Ledger
 from runners.router.metrics import Counts
@@ -26,7 +23,7 @@ from runners.router.server.front import ClientConnection, HttpRequest
 from runners.router.server.log import DecisionLog
 from runners.router.server.pages import Pages
 from runners.router.server.prewarm import prewarm_fleet
-from runners.router.server.proxy import Arrival, Exchange
+from runners.router.server.proxy import Proxy
 from runners.router.sessions.bindings import Bindings
 from runners.router.spec import RouterError, RouterOutcome, RouterReady, RouterSpec, RouterTick, TickInstance
 from runners.router.traffic import Traffic
@@ -46,7 +43,6 @@ END_GRACE_S = 0.5
 """From the cut of what is in flight until its connections are closed."""
 ROUTED = {"/v1/completions": False, "/v1/chat/completions": True}
 """Path -> whether it is a chat."""
-REQUEST_ID_LIMIT = 200
 
 
 class EventLoop:
@@ -87,6 +83,7 @@ class Server:
         self._transfers: Transfers
         self._dispatcher: Dispatcher
         self._traffic: Traffic
+        self._proxy: Proxy
         self._pages: Pages
         self._beating: asyncio.Task[None] | None = None
         self._listening: asyncio.Server | None = None
@@ -134,6 +131,7 @@ class Server:
         )
         self._traffic = Traffic(self._dispatcher, fleet.health, self._counts, spec.limits, transfers)
         fleet.on_lost = self._traffic.lose_instance
+        self._proxy = Proxy(self._traffic, fleet.pools)
         self._pages = Pages(fleet, self._cluster, self._bindings, self._traffic, transfers, self)
         loop = asyncio.get_running_loop()
         try:
@@ -239,39 +237,7 @@ class Server:
         elif request.version != "1.1":
             connection.refuse(505, "the router proxies HTTP/1.1 only", "bad_request")
         else:
-            self._route_request(connection, request, chat=chat)
-
-    def _route_request(self, connection: ClientConnection, request: HttpRequest, *, chat: bool) -> None:
-        dispatcher = self._dispatcher
-        facts = read_facts(request.body, dispatcher.block_tokens, chat=chat)
-        session, client_id = facts.session, b""
-        for header, value in request.headers:
-            if header == b"x-session-id":
-                session = session_name(value) or session
-            elif header == b"x-request-id":
-                client_id = value
-        name = client_id.decode("latin-1") if 0 < len(client_id) <= REQUEST_ID_LIMIT else f"tracon-{uuid4().hex}"
-        headers = request.forwarded() + b"x-request-id: %b\r\n" % name.encode("latin-1")
-        message = ClientMessage(request.target, headers, request.body)
-        if not (self._bindings.is_shared and session):
-            self._begin_exchange(connection, message, facts, session, name, dispatcher.count_arrival(session))
-            return
-        begin = partial(self._begin_exchange, connection, message, facts, session, name)
-        connection.in_flight = arrival = Arrival(self._traffic, connection, begin)
-        arrival.ask(session)
-
-    def _begin_exchange(
-        self,
-        connection: ClientConnection,
-        message: ClientMessage,
-        facts: Facts,
-        session: str,
-        name: str,
-        turn: int,
-    ) -> None:
-        request = Request(name, session, turn, facts.keys, facts.input_tokens, facts.max_tokens)
-        connection.in_flight = exchange = Exchange(self._traffic, self._fleet.pools, connection, request, message)
-        exchange.start()
+            self._proxy.route_request(connection, request, chat=chat)
 
     def _shared_bindings(self, spec: RouterSpec) -> SharedBindings:
         from runners.router.sessions.shared_bindings import SharedBindings

@@ -40,8 +40,8 @@ class Router:
     async def post(self, session: str = "", *, path: str = "/v1/completions", **body: Any) -> httpx.Response:
         """One whole request, streamed by default."""
         headers = {"x-session-id": session} if session else {}
-        given = {"model": "m", "prompt": [1, 2, 3, 4, 5, 6, 7, 8], "max_tokens": 4, "stream": True, **body}
-        return await self.http.post(path, json=given, headers=headers)
+        payload = {"model": "m", "prompt": [1, 2, 3, 4, 5, 6, 7, 8], "max_tokens": 4, "stream": True, **body}
+        return await self.http.post(path, json=payload, headers=headers)
 
     def counters_are_zero(self) -> bool:
         return is_idle(self.server.cluster.view().instances)

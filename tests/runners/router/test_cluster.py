@@ -69,7 +69,7 @@ def test_with_pools_the_prompt_is_pending_where_it_is_computed() -> None:
     assert (at(cluster, "p").num_requests, at(cluster, "p").pending_prefill_tokens) == (0, 0)
     assert at(cluster, "d").pending_prefill_tokens == 1, "its last token"
     reservation.end_transfer(arrived=False)
-    assert at(cluster, "d").pending_prefill_tokens == 400, "the decode leg has failed: it computes"
+    assert at(cluster, "d").pending_prefill_tokens == 400, "the decode request has failed: it computes"
     assert at(cluster, "p").kept_tokens == 0
     reservation.end_prefill()
     assert at(cluster, "d").ongoing_decode_tokens == 1000

@@ -167,16 +167,16 @@ TestLifeWithoutAffinity = LifeWithoutAffinity.TestCase
 
 def test_the_microbenchmark_agrees_with_the_policy_about_its_log() -> None:
     records = simulate("ear", turns=8)
-    found = migrations(records, hot_tokens=150, cooldown_s=5.0)
-    assert found.thrash_rate.value == 0.0
-    assert found.asked == sum(record.decision.reason == "migrated" for record in records) > 5
+    measured = migrations(records, hot_tokens=150, cooldown_s=5.0)
+    assert measured.thrash_rate.value == 0.0
+    assert measured.asked == sum(record.decision.reason == "migrated" for record in records) > 5
     held = Counter(record.decision.reason for record in records)
-    assert found.refused == {
+    assert measured.refused == {
         gate: held[reason]
         for gate, reason in (("cooldown", "hot_cooldown"), ("one_at_a_time", "hot_moving"), ("target", "hot_no_target"))
         if held[reason]
     }
-    assert all((event.source_pending_tokens or 0) > 150 for event in found.events)
+    assert all((event.source_pending_tokens or 0) > 150 for event in measured.events)
 
 
 def test_a_session_whose_instance_stays_hot_migrates_once_in_a_cooldown() -> None:

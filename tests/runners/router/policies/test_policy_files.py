@@ -46,8 +46,8 @@ def test_every_policy_of_the_specifications_is_there_with_a_source() -> None:
         assert all(one.text and one.kind for one in info.parameters), info.name
         needed = NEEDED.get(info.name, {})
         assert {one.name for one in info.parameters if one.required} == set(needed)
-        given = {one.name: one.default for one in info.parameters} | dict(needed)
-        assert parameters_of(make_policy(info.name, needed)) == given
+        values = {one.name: one.default for one in info.parameters} | dict(needed)
+        assert parameters_of(make_policy(info.name, needed)) == values
 
 
 def test_parameters_may_be_text_as_the_command_line_has_them() -> None:

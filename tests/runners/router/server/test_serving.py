@@ -117,16 +117,6 @@ async def test_counters_follow_a_request_through_its_life() -> None:
         assert routed.counters_are_zero()
 
 
-async def test_ten_clients_at_once_each_get_their_own_answer() -> None:
-    async with instances("a", "b") as both, router(both) as routed:
-        for backend in both:
-            backend.tokens, backend.itl_s = 20, 0.002
-        answers = await asyncio.gather(*(routed.post(f"s{k}") for k in range(10)))
-        for answer in answers:
-            assert tokens(answer) == [f" {by(answer)}{k}" for k in range(20)]
-        assert {by(answer) for answer in answers} == {"a", "b"}
-
-
 async def test_a_hundred_streams_are_held_at_once() -> None:
     async with instances("a", "b") as both, router(both) as routed:
         gate = asyncio.Event()
@@ -141,7 +131,7 @@ async def test_a_hundred_streams_are_held_at_once() -> None:
             await until(lambda: sum(load.num_requests for load in routed.server.cluster.view().instances) == 100)
             gate.set()
             answers = await asyncio.gather(*asking)
-        assert all(len(tokens(answer)) == 3 for answer in answers)
+        assert all(tokens(answer) == [f" {by(answer)}{k}" for k in range(3)] for answer in answers)
         assert sum(by(answer) == "a" for answer in answers) == 50
 
 

@@ -224,9 +224,9 @@ async def test_while_redis_is_away_the_working_copy_decides_and_tells_it_afterwa
         assert b.since_migration_s("s", monotonic()) is not None
         await b.turn("t")
         assert b.owner("t") == "a"
-    said = capfd.readouterr().err
-    assert said.count("does not answer") == 2, "once for each router"
-    assert said.count("through Redis again") == 2
+    stderr = capfd.readouterr().err
+    assert stderr.count("does not answer") == 2, "once for each router"
+    assert stderr.count("through Redis again") == 2
     assert a._counts.binding_failures["away"] + a._counts.binding_failures["lost"] > 0
 
 
@@ -295,9 +295,9 @@ async def test_a_redis_that_refuses_the_password_or_is_not_there_stops_no_router
             assert a.shared
     async with sharing(server.url, 1) as (a,):
         assert await a.turn("s") == 0
-    said = capfd.readouterr().err
-    assert said.count("does not answer") == 2
-    assert "s3cret" not in said
+    stderr = capfd.readouterr().err
+    assert stderr.count("does not answer") == 2
+    assert "s3cret" not in stderr
 
 
 @pytest.mark.parametrize(
