@@ -17,6 +17,7 @@ from runners.router.dispatch import HOLD, Request, Reservation
 from runners.router.facts import ClientMessage, Usage
 from runners.router.failure import REFUSALS, Failure
 from runners.router.traffic import Traffic
+from runners.router.transfer.move_rules import Purpose
 from runners.router.transfer.movement import Movement
 
 BLAMELESS = ("refused", "own")
@@ -158,9 +159,9 @@ class RequestLifecycle(ABC):
             self._send_body(self._message.body)
             return
         self._wait_in_moving()
-        start = transfers.hand_over if decision.prefill else transfers.migrate
-        reservation.movement = self._movement = start(
-            request, reservation.source, decision.instance, self._message, self._end_transfer
+        purpose: Purpose = "handover" if decision.prefill else "migration"
+        reservation.movement = self._movement = transfers.start_movement(
+            purpose, request, reservation.source, decision.instance, self._message, self._end_transfer
         )
 
     def _end_transfer(self, movement: Movement) -> None:

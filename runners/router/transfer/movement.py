@@ -9,6 +9,7 @@ from typing import Protocol
 from results.records.decisions import KvTransfer, RoutedRequest
 from runners.router.facts import ClientMessage
 from runners.router.transfer.counters import Attribution, TargetAnswer
+from runners.router.transfer.move_rules import Purpose
 
 UNDER_WAY = "under way"
 NOT_SERVED = "the target has not begun to answer"
@@ -38,11 +39,14 @@ class KvTransport(Protocol):
 
     def cut_off(self, source: str, targets: Iterable[str]) -> Mapping[str, str]: ...
     def forget_process(self, instance: str) -> None: ...
-    def migrate(
-        self, request: RoutedRequest, source: str, target: str, message: ClientMessage, done: Callable[[Movement], None]
-    ) -> Movement: ...
-    def hand_over(
-        self, request: RoutedRequest, source: str, target: str, message: ClientMessage, done: Callable[[Movement], None]
+    def start_movement(
+        self,
+        purpose: Purpose,
+        request: RoutedRequest,
+        source: str,
+        target: str,
+        message: ClientMessage,
+        done: Callable[[Movement], None],
     ) -> Movement: ...
 
 

@@ -88,17 +88,32 @@ class Transfers:
         """Pairs (source, target) that are left alone: why."""
         return self.rules.pairs.quarantined()
 
-    def migrate(self, request: RoutedRequest, source: str, target: str, message: ClientMessage, done: Done) -> Movement:
-        """Move what `source` holds of the request's prompt to `target`; then `done` is called, never from here."""
-        return self._start_movement(
-            "migration", source, target, message, done, partial(self._run_migration, request, message)
-        )
-
-    def hand_over(
-        self, request: RoutedRequest, source: str, target: str, message: ClientMessage, done: Done
+    def start_movement(
+        self, purpose: Purpose, request: RoutedRequest, source: str, target: str, message: ClientMessage, done: Done
     ) -> Movement:
-        """Have `source` compute the prompt; then `done` is called, and the movement's body is the decode request."""
-        return self._start_movement("handover", source, target, message, done, partial(self._hand_over, message))
+        """Start a movement; then `done` is called, never from here.
+
+        Migration: move what `source` holds of the request's prompt to `target`. Handover: have `source` compute the
+        prompt; the movement's body is the decode request.
+        """
+        endpoint, why = self.rules.endpoint(source), self.rules.refusal(source, target)
+        transport = "" if endpoint is None else endpoint.transport
+        transfer = KvTransfer(_new_id(), purpose, transport, source, target, "failed")
+        movement = Movement(self, transfer, message.body)
+        movement.block_tokens = self._engines.block_tokens(target)
+        if endpoint is not None:
+            movement.kv_bytes_per_token = endpoint.kv_bytes_per_token
+        if why or endpoint is None:
+            self._refuse_movement(movement, why)
+            self._driver.call_soon(partial(_finish_movement, movement, done))
+            return movement
+        move = partial(self._run_migration, request) if purpose == "migration" else self._hand_over
+        admission = self.rules.admit(source, target, purpose)
+        job = Job(movement, admission, TRANSPORTS[transport], endpoint, authorization_lines(message.headers), done)
+        self._jobs[movement] = job
+        job.task = asyncio.get_running_loop().create_task(self._run_job(job, partial(move, message)))
+        job.task.add_done_callback(partial(self._end_cancelled, job))
+        return movement
 
     def forget_process(self, instance: str) -> None:
         """Its process may be gone: ask again for what its engine reported."""
@@ -175,28 +190,6 @@ class Transfers:
         return job
 
     # beginning and end
-    def _start_movement(
-        self, purpose: Purpose, source: str, target: str, message: ClientMessage, done: Done,
-        move: Callable[[Job], Awaitable[None]],
-    ) -> Movement:  # fmt: skip
-        endpoint, why = self.rules.endpoint(source), self.rules.refusal(source, target)
-        transport = "" if endpoint is None else endpoint.transport
-        transfer = KvTransfer(_new_id(), purpose, transport, source, target, "failed")
-        movement = Movement(self, transfer, message.body)
-        movement.block_tokens = self._engines.block_tokens(target)
-        if endpoint is not None:
-            movement.kv_bytes_per_token = endpoint.kv_bytes_per_token
-        if why or endpoint is None:
-            self._refuse_movement(movement, why)
-            self._driver.call_soon(partial(_finish_movement, movement, done))
-            return movement
-        admission = self.rules.admit(source, target, purpose)
-        job = Job(movement, admission, TRANSPORTS[transport], endpoint, authorization_lines(message.headers), done)
-        self._jobs[movement] = job
-        job.task = asyncio.get_running_loop().create_task(self._run_job(job, move))
-        job.task.add_done_callback(partial(self._end_cancelled, job))
-        return movement
-
     async def _run_job(self, job: Job, move: Callable[[Job], Awaitable[None]]) -> None:
         movement, why, strike = job.movement, "", True
         try:

@@ -9,6 +9,7 @@ from typing import Any, Literal, cast
 
 from results.records.decisions import KvTransfer, RoutedRequest
 from runners.router.facts import ClientMessage
+from runners.router.transfer.move_rules import Purpose
 from runners.router.transfer.movement import NOT_SERVED, Movement
 from runners.router.transfer.transfers import Transfers
 from tests.runners.router.routers import Router
@@ -71,15 +72,9 @@ class FakeTransfers:
     def quarantined(self) -> Mapping[tuple[str, str], str]:
         return {}
 
-    def migrate(self, *arguments: Any) -> Movement:
-        return self._begin("migration", *arguments)
-
-    def hand_over(self, *arguments: Any) -> Movement:
-        return self._begin("handover", *arguments)
-
-    def _begin(
+    def start_movement(
         self,
-        purpose: Literal["migration", "handover"],
+        purpose: Purpose,
         request: RoutedRequest,
         source: str,
         target: str,

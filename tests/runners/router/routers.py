@@ -43,6 +43,15 @@ class Router:
         payload = {"model": "m", "prompt": [1, 2, 3, 4, 5, 6, 7, 8], "max_tokens": 4, "stream": True, **body}
         return await self.http.post(path, json=payload, headers=headers)
 
+    @property
+    def address(self) -> tuple[str, int]:
+        host, port = self.url.removeprefix("http://").split(":")
+        return host, int(port)
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection of a client that writes HTTP itself."""
+        return await asyncio.open_connection(*self.address)
+
     def counters_are_zero(self) -> bool:
         return is_idle(self.server.cluster.view().instances)
 

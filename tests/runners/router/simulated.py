@@ -51,18 +51,14 @@ class SimulatedTransfers:
     def forget_process(self, instance: str) -> None:
         """Nothing is known of it."""
 
-    def migrate(
-        self, request: RoutedRequest, source: str, target: str, message: ClientMessage, done: Callable[[Movement], None]
-    ) -> Movement:
-        return self._start("migration", request, source, target, done)
-
-    def hand_over(
-        self, request: RoutedRequest, source: str, target: str, message: ClientMessage, done: Callable[[Movement], None]
-    ) -> Movement:
-        return self._start("handover", request, source, target, done)
-
-    def _start(
-        self, purpose: Purpose, request: RoutedRequest, source: str, target: str, done: Callable[[Movement], None]
+    def start_movement(
+        self,
+        purpose: Purpose,
+        request: RoutedRequest,
+        source: str,
+        target: str,
+        message: ClientMessage,
+        done: Callable[[Movement], None],
     ) -> Movement:
         assert not self.rules.refusal(source, target)
         movement = Movement(self, KvTransfer("sim", purpose, "mooncake", source, target, "failed"), b"")

@@ -163,12 +163,11 @@ async def test_a_slow_client_slows_the_instance_down_and_loses_nothing() -> None
     """Without back-pressure the router would have to hold all of it."""
     async with instances("a") as (a,), router([a]) as routed:
         a.tokens, a.padding = 400, "x" * 50_000
-        host, port = routed.url.removeprefix("http://").split(":")
         with socket.socket() as slow:
             slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             slow.setblocking(False)
             loop = asyncio.get_running_loop()
-            await loop.sock_connect(slow, (host, int(port)))
+            await loop.sock_connect(slow, routed.address)
             body = b'{"prompt":[1],"stream":true}'
             head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
             await loop.sock_sendall(slow, head % len(body) + body)
@@ -187,12 +186,11 @@ async def test_a_client_that_takes_nothing_is_dropped_in_time_and_one_that_says_
     limits = replace(SHORT, client_stall_s=0.4, client_idle_s=0.4)
     async with instances("a") as (a,), router([a], limits=limits) as routed:
         a.tokens, a.padding = 400, "x" * 50_000
-        host, port = routed.url.removeprefix("http://").split(":")
         with socket.socket() as stuck, socket.socket() as silent:
             stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             for client in (stuck, silent):
                 client.setblocking(False)
-                await asyncio.get_running_loop().sock_connect(client, (host, int(port)))
+                await asyncio.get_running_loop().sock_connect(client, routed.address)
             body = b'{"prompt":[1],"stream":true}'
             head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
             await asyncio.get_running_loop().sock_sendall(stuck, head + body)
@@ -232,8 +230,7 @@ async def test_a_pooled_connection_that_the_instance_closed_is_not_a_failure() -
 
 async def test_requests_sent_ahead_are_answered_in_order() -> None:
     async with instances("a", "b") as both, router(both, "round_robin") as routed:
-        host, port = routed.url.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
+        reader, writer = await routed.connect()
         one = (
             b'POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-request-id: r%d\r\ncontent-length: 14\r\n\r\n{"prompt":[1]}'
         )
@@ -251,13 +248,12 @@ async def test_what_the_router_cannot_serve_it_says(tmp_path: Path) -> None:
     async with instances("a") as (a,), router([a], limits=limits) as routed:
         assert (await routed.http.get("/nothing")).status_code == 404
         assert (await routed.post(prompt="x" * 2000)).status_code == 413
-        host, port = routed.url.removeprefix("http://").split(":")
         for sent, status in (
             (b"POST /v1/completions HTTP/1.0\r\ncontent-length: 2\r\n\r\n{}", b"505"),
             (b"nonsense\r\n\r\n", b"400"),
             (b"GET /health HTTP/1.1\r\nx: " + b"y" * 1_000_000 + b"\r\n\r\n", b"431"),
         ):
-            reader, writer = await asyncio.open_connection(host, int(port))
+            reader, writer = await routed.connect()
             writer.write(sent)
             assert (await reader.readline()).split()[1] == status
             writer.close()
@@ -266,8 +262,7 @@ async def test_what_the_router_cannot_serve_it_says(tmp_path: Path) -> None:
 
 async def test_a_large_upload_is_told_to_go_on() -> None:
     async with instances("a") as (a,), router([a]) as routed:
-        host, port = routed.url.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
+        reader, writer = await routed.connect()
         writer.write(
             b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ntransfer-encoding: chunked\r\n\r\n"
         )
@@ -281,10 +276,9 @@ async def test_a_large_upload_is_told_to_go_on() -> None:
 
 async def test_connections_beyond_the_limit_are_refused_and_the_others_live_on() -> None:
     async with instances("a") as (a,), router([a], limits=Limits(streams=2)) as routed:
-        host, port = routed.url.removeprefix("http://").split(":")
-        open_ones = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
+        open_ones = [await routed.connect() for _ in range(2)]
         await until(lambda: routed.server.connections == 2)
-        reader, writer = await asyncio.open_connection(host, int(port))
+        reader, writer = await routed.connect()
         assert b"503" in await reader.readline()
         writer.close()
         open_ones[0][1].write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")

@@ -29,7 +29,7 @@ def body(prompt: object = PROMPT, **fields: object) -> bytes:
 def begin(on: Bench, client_body: bytes, path: str = "/v1/completions") -> tuple[Movement, asyncio.Future[Movement]]:
     over: asyncio.Future[Movement] = asyncio.get_running_loop().create_future()
     message = ClientMessage(path.encode(), HEADERS, client_body)
-    return on.transfers.hand_over(REQUEST, "h", "t", message, over.set_result), over
+    return on.transfers.start_movement("handover", REQUEST, "h", "t", message, over.set_result), over
 
 
 async def handed_over(on: Bench, client_body: bytes | None = None, path: str = "/v1/completions") -> Movement:
@@ -102,7 +102,7 @@ async def test_a_chats_prefill_request_is_the_chat() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "why"),
+    ("client_body", "why"),
     [
         (body(n=2), "several answers"),
         (body(prompt_logprobs=1), "log probabilities"),

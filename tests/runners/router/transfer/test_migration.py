@@ -37,13 +37,18 @@ def body(prompt: object = PROMPT, **fields: object) -> bytes:
     return json.dumps({"model": "m", "prompt": prompt, "max_tokens": 8, "stream": True, **fields}).encode()
 
 
+def begin(on: Bench, request: RoutedRequest | None = None) -> Movement:
+    """A migration that no request waits for to its end."""
+    return on.transfers.start_movement("migration", request or asked(), "h", "t", completions(body()), _never)
+
+
 async def migrated(
     on: Bench, request: RoutedRequest | None = None, client_body: bytes | None = None, path: str = "/v1/completions"
 ) -> Movement:
     """A migration from h to t that is over, its counters read."""
     over: asyncio.Future[Movement] = asyncio.get_running_loop().create_future()
     message = ClientMessage(path.encode(), HEADERS, client_body or body())
-    movement = on.transfers.migrate(request or asked(), "h", "t", message, over.set_result)
+    movement = on.transfers.start_movement("migration", request or asked(), "h", "t", message, over.set_result)
     assert not over.done()
     assert not movement.over
     async with asyncio.timeout(SOON_S):
@@ -215,7 +220,7 @@ async def test_a_dead_target_or_source_is_found_out_at_once_and_not_tried_twice(
 async def test_a_client_that_leaves_during_the_prefill_request_has_it_dropped() -> None:
     async with bench(failures_to_quarantine=1) as on:
         on.source.hang_source = True
-        movement = on.transfers.migrate(asked(), "h", "t", completions(body()), _never)
+        movement = begin(on)
         await until(lambda: bool(on.source.transfer_requests))
         movement.abandon()
         movement.abandon()
@@ -228,8 +233,8 @@ async def test_a_client_that_leaves_during_the_prefill_request_has_it_dropped() 
 
 async def test_a_client_that_leaves_before_anything_was_sent_leaves_nothing() -> None:
     async with bench() as on:
-        on.transfers.migrate(asked(), "h", "t", completions(body()), _never).abandon()
-        refused = on.transfers.migrate(asked(0), "h", "t", completions(body()), _never)
+        begin(on).abandon()
+        refused = begin(on, asked(0))
         refused.abandon()
         await migrated(on)
         assert len(on.source.transfer_requests) == 1
@@ -239,7 +244,7 @@ async def test_a_client_that_leaves_before_anything_was_sent_leaves_nothing() ->
 async def test_a_client_that_leaves_between_the_requests_has_the_sources_blocks_freed(transport: str) -> None:
     async with bench(transport) as on:
         gate = on.target.metrics_gate = asyncio.Event()
-        movement = on.transfers.migrate(asked(), "h", "t", completions(body()), _never)
+        movement = begin(on)
         await until(lambda: movement.transfer.t_source_done_ns > 0)
         assert len(on.source.retained) == 1
         movement.abandon()
@@ -251,7 +256,7 @@ async def test_a_client_that_leaves_between_the_requests_has_the_sources_blocks_
 async def test_a_decode_request_on_its_way_is_ended_properly_though_its_client_left() -> None:
     async with bench() as on:
         on.target.gate = asyncio.Event()
-        movement = on.transfers.migrate(asked(), "h", "t", completions(body()), _never)
+        movement = begin(on)
         await until(lambda: bool(on.target.transfer_requests))
         movement.abandon()
         transfer = movement.transfer
@@ -265,7 +270,7 @@ async def test_a_decode_request_on_its_way_is_ended_properly_though_its_client_l
 async def test_a_decode_request_that_fails_after_its_client_left_is_not_tried_again() -> None:
     async with bench() as on:
         on.target.gate, on.source.forgets = asyncio.Event(), True
-        movement = on.transfers.migrate(asked(), "h", "t", completions(body()), _never)
+        movement = begin(on)
         await until(lambda: bool(on.target.transfer_requests))
         movement.abandon()
         on.target.gate.set()
@@ -279,7 +284,7 @@ async def test_transfers_to_one_target_are_made_one_at_a_time_and_told_apart() -
         done: list[Movement] = []
         prompts = [[*range(100 * n, 100 * n + len(PROMPT))] for n in range(1, 6)]
         movements = [
-            on.transfers.migrate(asked(held), "h", "t", completions(body(prompt)), done.append)
+            on.transfers.start_movement("migration", asked(held), "h", "t", completions(body(prompt)), done.append)
             for prompt, held in zip(prompts, (8, 12, 16, 20, 24), strict=True)
         ]
         await until(lambda: len(done) == 5)
@@ -297,9 +302,11 @@ async def test_a_transfer_that_only_waited_for_its_turn_speaks_against_nobody() 
         done: list[Movement] = []
         on.specs["h2"] = replace(on.specs["h"], instance="h2")
         early = replace(asked(held=20, tokens=25), cached_tokens={"h2": 20})
-        waiting = on.transfers.migrate(early, "h2", "t", completions(body("word " * 20)), done.append)
+        waiting = on.transfers.start_movement(
+            "migration", early, "h2", "t", completions(body("word " * 20)), done.append
+        )
         await until(lambda: bool(on.target.seen))
-        stuck = on.transfers.migrate(asked(), "h", "t", completions(body()), done.append)
+        stuck = on.transfers.start_movement("migration", asked(), "h", "t", completions(body()), done.append)
         await until(lambda: bool(on.target.transfer_requests))
         gate.set()
         await until(lambda: len(done) == 2)
@@ -370,7 +377,7 @@ async def test_of_an_instance_that_is_removed_nothing_is_waited_for_or_remembere
         assert on.transfers.rules.refusal("h", "t")
         on.target.target_status, on.target.hang_target = 200, True
         on.advance(1000.0)
-        movement = on.transfers.migrate(asked(), "h", "t", completions(body()), _never)
+        movement = begin(on)
         await until(lambda: movement.transfer.t_target_sent_ns > 0)
         movement.abandon()
         on.pools.pop("t").close()  # as the fleet does
@@ -393,7 +400,7 @@ async def test_a_target_for_which_sessions_queue_is_said_to_be_none(queue: int) 
         moving: list[Movement] = []
         for _ in range(queue + 1):
             assert on.transfers.cut_off("h", ["t"]) == {}, [move.transfer for move in moving]
-            moving.append(on.transfers.migrate(asked(), "h", "t", completions(body()), _never))
+            moving.append(begin(on))
         assert on.transfers.cut_off("h", ["t"]) == {"t": f"{queue + 1} sessions are on their way there"}
         assert on.transfers.cut_off("t", ["h"]) == {}
         assert on.transfers.rules.refusal("h", "t") == "", "one that was decided before may still go"
@@ -437,7 +444,7 @@ async def test_what_can_never_exchange_kv_is_said_and_not_tried() -> None:
 async def test_the_router_ends_with_transfers_on_their_way() -> None:
     async with bench() as on:
         on.source.hang_source = True
-        on.transfers.migrate(asked(), "h", "t", completions(body()), _never)
+        begin(on)
         await until(lambda: bool(on.source.transfer_requests))
         await on.transfers.close()
         await until(lambda: on.source.dropped == 1)
