@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from results.records.decisions import ClusterView, Decision, DecisionRecord, RoutedRequest
 from runners.router.policies import parameters_of
-from runners.router.policies.policy import Policy, PolicyError
+from runners.router.policies.policy import Policy, PolicyError, new_tokens
 from runners.router.why import why_not
 
 LIMITS = (
@@ -87,31 +87,6 @@ class WhatIf:
         return self.agree / self.picks if self.picks else None
 
 
-@dataclass(slots=True)
-class _Sums:
-    """Running sums of what was met."""
-
-    picks: int = 0
-    new_tokens: int = 0
-    pending: int = 0
-    requests: int = 0
-
-    def add(self, record: DecisionRecord, made: Decision) -> None:
-        name = made.prefill or made.instance
-        load = next((one for one in record.cluster.instances if one.instance == name), None)
-        if load is None:
-            return
-        self.picks += 1
-        self.new_tokens += max(0, record.request.input_tokens - record.request.cached_tokens.get(name, 0))
-        self.pending += load.pending_prefill_tokens
-        self.requests += load.num_requests
-
-    def means(self) -> Met:
-        if not self.picks:
-            return Met(None, None, None)
-        return Met(self.new_tokens / self.picks, self.pending / self.picks, self.requests / self.picks)
-
-
 def what_if(records: Sequence[DecisionRecord], policy: Policy, owners: Owners = "recorded") -> WhatIf:
     """Every pick of `records` (in their order) made again by `policy`.
 
@@ -123,7 +98,8 @@ def what_if(records: Sequence[DecisionRecord], policy: Policy, owners: Owners = 
     before: Counter[str] = Counter()
     after: Counter[str] = Counter()
     differences: list[Difference] = []
-    sums = _Sums(), _Sums()
+    recorded_rows: list[tuple[int, int, int]] = []
+    instead_rows: list[tuple[int, int, int]] = []
     served: dict[str, str] = {}
     ahead = unowned = migrations = instead = 0
     for record in records:
@@ -138,8 +114,8 @@ def what_if(records: Sequence[DecisionRecord], policy: Policy, owners: Owners = 
         reasons[recorded.reason, made.reason, same] += 1
         before[recorded.instance] += 1
         after[made.instance] += 1
-        sums[0].add(record, recorded)
-        sums[1].add(record, made)
+        recorded_rows += _meet(record, recorded)
+        instead_rows += _meet(record, made)
         if not same:
             differences.append(_describe_difference(record, made))
         if record.outcome is not None and record.outcome.status == "ok":
@@ -152,8 +128,8 @@ def what_if(records: Sequence[DecisionRecord], policy: Policy, owners: Owners = 
         agree=len(records) - len(differences),
         reasons=_count_pairs(reasons),
         shares={name: (before[name], after[name]) for name in sorted({*before, *after})},
-        recorded_met=sums[0].means(),
-        instead_met=sums[1].means(),
+        recorded_met=_mean_met(recorded_rows),
+        instead_met=_mean_met(instead_rows),
         migrations=(migrations, instead),
         unowned_turns=unowned,
         differences=tuple(differences),
@@ -177,6 +153,22 @@ def _decide_again(policy: Policy, request: RoutedRequest, record: DecisionRecord
     if fault:
         raise PolicyError(f"{where}: {fault}", remedy="correct the policy")
     return made
+
+
+def _meet(record: DecisionRecord, made: Decision) -> list[tuple[int, int, int]]:
+    """New tokens, tokens pending and requests where the request was sent; empty = nowhere."""
+    name, request = made.prefill or made.instance, record.request
+    return [
+        (new_tokens(request, load), load.pending_prefill_tokens, load.num_requests)
+        for load in record.cluster.instances
+        if load.instance == name
+    ]
+
+
+def _mean_met(rows: Sequence[tuple[int, int, int]]) -> Met:
+    if not rows:
+        return Met(None, None, None)
+    return Met(*(sum(column) / len(rows) for column in zip(*rows, strict=True)))
 
 
 def _find_fault(made: Decision, cluster: ClusterView) -> str:

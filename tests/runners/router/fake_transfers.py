@@ -30,7 +30,7 @@ class FakeMovement(Movement):
 
     def finish(self, status: Literal["transferred", "failed", "refused"], reason: str = "") -> None:
         """It is over. A handover whose source is ready stays open until its target says more."""
-        assert not self.over, "a transfer that was given up is not heard of again"
+        assert not self.over, "a transfer that was given up does not end again"
         self.over = True
         arrived = status == "transferred"
         self.change(status=status, reason=reason, t_done_ns=self.now_ns(), external_tokens=48 if arrived else None)

@@ -88,7 +88,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(instance=st.sampled_from("abc"), tokens=st.sampled_from((150, 310, 800, 1200)))
     def load(self, instance: str, tokens: int) -> None:
-        """Somebody else's request."""
+        """A request of another client."""
         request = RoutedRequest("other", "", 0, tokens, 50, 16, {})
         made = Decision("other", instance, "other", binds=False)
         self.flying.append(Flight(request, made, self.cluster.reserve(made, request), 0))

@@ -61,7 +61,7 @@ class Watched(SharedBindings):
         return await asked
 
     async def claimed(self, session: str, instance: str) -> tuple[MigrationClaim | None, bool]:
-        """Ask for a migration; returns the claim (None = nobody could be asked) and whether it was given."""
+        """Ask for a migration; returns the claim (None = Redis is away) and whether it was granted."""
         asked: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         made = self.claim(session, instance, self.version_of(session), asked.set_result)
         return made, made is None or await asked

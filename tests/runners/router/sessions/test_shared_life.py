@@ -136,7 +136,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(router=ROUTERS, instance=st.sampled_from(NAMES))
     def lose(self, router: int, instance: str) -> None:
-        """Its sessions have no owner, whoever is asked."""
+        """Its sessions have no owner, at either router."""
         self.settle()
         self._do(self.routers[router].release_instance, instance)
         self.settle()
@@ -201,7 +201,7 @@ class Life(RuleBasedStateMachine):
             self._do(flight.claim.release)
 
     def _do(self, what: object, *values: object, **named: object) -> None:
-        """In a running loop, which is not waited for: Redis hears of it some time later."""
+        """In a running loop, which is not waited for: Redis learns of it some time later."""
 
         async def now() -> None:
             assert callable(what)
