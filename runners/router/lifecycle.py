@@ -17,8 +17,7 @@ from runners.router.dispatch import HOLD, Request, Reservation
 from runners.router.facts import ClientMessage, Usage
 from runners.router.failure import REFUSALS, Failure
 from runners.router.traffic import Traffic
-from runners.router.transfer.move_rules import Purpose
-from runners.router.transfer.movement import Movement
+from runners.router.transfer.movement import Movement, MoveRequest
 
 BLAMELESS = ("refused", "own")
 """Kinds of failure that say nothing against a transfer: the instance is full, or this machine is."""
@@ -159,10 +158,14 @@ class RequestLifecycle(ABC):
             self._send_body(self._message.body)
             return
         self._wait_in_moving()
-        purpose: Purpose = "handover" if decision.prefill else "migration"
-        reservation.movement = self._movement = transfers.start_movement(
-            purpose, request, reservation.source, decision.instance, self._message, self._end_transfer
+        move = MoveRequest(
+            "handover" if decision.prefill else "migration",
+            request,
+            reservation.source,
+            decision.instance,
+            self._message,
         )
+        reservation.movement = self._movement = transfers.start_movement(move, self._end_transfer)
 
     def _end_transfer(self, movement: Movement) -> None:
         """The transfer has ended, well or not: the request goes on."""

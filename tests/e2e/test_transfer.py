@@ -27,7 +27,7 @@ from runners.router.facts import ClientMessage
 from runners.router.instances.upstream import Pool, resolve
 from runners.router.server.server import EventLoop
 from runners.router.spec import TransferRules
-from runners.router.transfer.movement import Movement
+from runners.router.transfer.movement import Movement, MoveRequest
 from runners.router.transfer.transfers import Transfers
 from tests.e2e.engine_pair import BLOCK, KEPT_S, KV_BYTES_PER_TOKEN, NAMES, PROFILE, Pair, draw
 
@@ -63,7 +63,9 @@ class Bench:
         request = replace(REQUEST, input_tokens=len(prompt), cached_tokens={"h": held, "t": at_target})
         body = json.dumps({"model": PROFILE.model.served_name, "prompt": prompt}).encode()
         message = ClientMessage(b"/v1/completions", HEADERS, body)
-        movement = self.transfers.start_movement("migration", request, "h", "t", message, lambda movement: over.set())
+        movement = self.transfers.start_movement(
+            MoveRequest("migration", request, "h", "t", message), lambda movement: over.set()
+        )
         return movement, over
 
     async def migrate(self, prompt: list[int], held: int = PREFIX, at_target: int = 0) -> KvTransfer:
@@ -178,7 +180,9 @@ async def test_a_chat_is_moved_in_the_targets_tokens(bench: Bench) -> None:
     over = asyncio.Event()
     request = replace(REQUEST, input_tokens=800, cached_tokens={"h": 600})
     message = ClientMessage(b"/v1/chat/completions", HEADERS, json.dumps(chat).encode())
-    movement = bench.transfers.start_movement("migration", request, "h", "t", message, lambda movement: over.set())
+    movement = bench.transfers.start_movement(
+        MoveRequest("migration", request, "h", "t", message), lambda movement: over.set()
+    )
     await over.wait()
     transfer = movement.transfer
     assert transfer.status == "transferred", transfer.reason

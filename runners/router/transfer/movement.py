@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from results.records.decisions import KvTransfer, RoutedRequest
 from runners.router.facts import ClientMessage
@@ -15,6 +15,16 @@ UNDER_WAY = "under way"
 NOT_SERVED = "the target has not begun to answer"
 LEFT = "the client left"
 NOT_REPORTED = "the target does not tell what it had cached (its engine needs --enable-prompt-tokens-details)"
+
+
+class MoveRequest(NamedTuple):
+    """KV that a pick asks for."""
+
+    purpose: Purpose
+    request: RoutedRequest
+    source: str
+    target: str
+    message: ClientMessage
 
 
 class Mover(Protocol):
@@ -39,15 +49,7 @@ class KvTransport(Protocol):
 
     def cut_off(self, source: str, targets: Iterable[str]) -> Mapping[str, str]: ...
     def forget_process(self, instance: str) -> None: ...
-    def start_movement(
-        self,
-        purpose: Purpose,
-        request: RoutedRequest,
-        source: str,
-        target: str,
-        message: ClientMessage,
-        done: Callable[[Movement], None],
-    ) -> Movement: ...
+    def start_movement(self, move: MoveRequest, done: Callable[[Movement], None]) -> Movement: ...
 
 
 @dataclass(eq=False, slots=True)

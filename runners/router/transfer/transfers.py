@@ -15,16 +15,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from functools import partial
 from typing import Any, Literal
 
-from results.records.decisions import KvTransfer, RoutedRequest
+from results.records.decisions import KvTransfer
 from runners.router.driver import Driver
-from runners.router.facts import ClientMessage
 from runners.router.instances.upstream import Pool
 from runners.router.spec import InstanceSpec, TransferRules
 from runners.router.transfer.accounting import TransferAccounting
 from runners.router.transfer.counters import Attribution, TargetAnswer
 from runners.router.transfer.engines import Engines, StepFailed
-from runners.router.transfer.move_rules import Admission, MoveRules, Purpose
-from runners.router.transfer.movement import NOT_SERVED, Movement
+from runners.router.transfer.move_rules import Admission, MoveRules
+from runners.router.transfer.movement import NOT_SERVED, Movement, MoveRequest
 from runners.router.transfer.request_bodies import (
     ClientRequest,
     Unfit,
@@ -88,17 +87,16 @@ class Transfers:
         """Pairs (source, target) that are left alone: why."""
         return self.rules.pairs.quarantined()
 
-    def start_movement(
-        self, purpose: Purpose, request: RoutedRequest, source: str, target: str, message: ClientMessage, done: Done
-    ) -> Movement:
+    def start_movement(self, move: MoveRequest, done: Done) -> Movement:
         """Start a movement; then `done` is called, never from here.
 
-        Migration: move what `source` holds of the request's prompt to `target`. Handover: have `source` compute the
-        prompt; the movement's body is the decode request.
+        Migration: move what the source holds of the request's prompt to the target. Handover: have the source compute
+        the prompt; the movement's body is the decode request.
         """
+        source, target, message = move.source, move.target, move.message
         endpoint, why = self.rules.endpoint(source), self.rules.refusal(source, target)
         transport = "" if endpoint is None else endpoint.transport
-        transfer = KvTransfer(_new_id(), purpose, transport, source, target, "failed")
+        transfer = KvTransfer(_new_id(), move.purpose, transport, source, target, "failed")
         movement = Movement(self, transfer, message.body)
         movement.block_tokens = self._engines.block_tokens(target)
         if endpoint is not None:
@@ -107,11 +105,11 @@ class Transfers:
             self._refuse_movement(movement, why)
             self._driver.call_soon(partial(_finish_movement, movement, done))
             return movement
-        move = partial(self._run_migration, request) if purpose == "migration" else self._hand_over
-        admission = self.rules.admit(source, target, purpose)
+        run = self._run_migration if move.purpose == "migration" else self._hand_over
+        admission = self.rules.admit(source, target, move.purpose)
         job = Job(movement, admission, TRANSPORTS[transport], endpoint, authorization_lines(message.headers), done)
         self._jobs[movement] = job
-        job.task = asyncio.get_running_loop().create_task(self._run_job(job, partial(move, message)))
+        job.task = asyncio.get_running_loop().create_task(self._run_job(job, partial(run, move)))
         job.task.add_done_callback(partial(self._end_cancelled, job))
         return movement
 
@@ -190,11 +188,11 @@ class Transfers:
         return job
 
     # beginning and end
-    async def _run_job(self, job: Job, move: Callable[[Job], Awaitable[None]]) -> None:
+    async def _run_job(self, job: Job, work: Callable[[Job], Awaitable[None]]) -> None:
         movement, why, strike = job.movement, "", True
         try:
             async with asyncio.timeout(self._settings.timeout_s):
-                await move(job)
+                await work(job)
         except (Unneeded, Unfit) as error:
             self._refuse_movement(movement, str(error), "unneeded" if isinstance(error, Unneeded) else "refused")
             strike = False
@@ -233,12 +231,12 @@ class Transfers:
         movement.settle("nothing was transferred")
 
     # the two kinds
-    async def _run_migration(self, request: RoutedRequest, message: ClientMessage, job: Job) -> None:
-        asked = read_request(message.path.decode("latin-1"), message.body)
+    async def _run_migration(self, move: MoveRequest, job: Job) -> None:
+        asked = read_request(move.message.path.decode("latin-1"), move.message.body)
         require_movable_prefix(asked)
         ids = asked.ids or await self._engines.tokenize(job.target, request_headers(job), asked)
         block = self._engines.block_tokens(job.source) or 1
-        prefix = self.rules.movable_prefix(request, job.source, job.target, len(ids), block)
+        prefix = self.rules.movable_prefix(move.request, job.source, job.target, len(ids), block)
         tokens = prefix.source_tokens
         job.movement.change(prefix_tokens=tokens)
         if not self.rules.is_worth_moving(prefix):
@@ -272,7 +270,8 @@ class Transfers:
             job.pulling = False
         self._note_arrival(job, TargetAnswer(len(prefix), answer.cached_tokens))
 
-    async def _hand_over(self, message: ClientMessage, job: Job) -> None:
+    async def _hand_over(self, move: MoveRequest, job: Job) -> None:
+        message = move.message
         path = message.path.decode("latin-1")
         asked = read_request(path, message.body)
         require_one_prefill(asked)

@@ -8,9 +8,7 @@ from time import perf_counter_ns
 from typing import Any, Literal, cast
 
 from results.records.decisions import KvTransfer, RoutedRequest
-from runners.router.facts import ClientMessage
-from runners.router.transfer.move_rules import Purpose
-from runners.router.transfer.movement import NOT_SERVED, Movement
+from runners.router.transfer.movement import NOT_SERVED, Movement, MoveRequest
 from runners.router.transfer.transfers import Transfers
 from tests.runners.router.routers import Router
 
@@ -72,17 +70,10 @@ class FakeTransfers:
     def quarantined(self) -> Mapping[tuple[str, str], str]:
         return {}
 
-    def start_movement(
-        self,
-        purpose: Purpose,
-        request: RoutedRequest,
-        source: str,
-        target: str,
-        message: ClientMessage,
-        done: Callable[[Movement], None],
-    ) -> Movement:
-        transfer = KvTransfer(f"t-{len(self.movements)}", purpose, "mooncake", source, target, "failed")
-        self.movements.append(FakeMovement(self, transfer, message.body, request, done))
+    def start_movement(self, move: MoveRequest, done: Callable[[Movement], None]) -> Movement:
+        name = f"t-{len(self.movements)}"
+        transfer = KvTransfer(name, move.purpose, "mooncake", move.source, move.target, "failed")
+        self.movements.append(FakeMovement(self, transfer, move.message.body, move.request, done))
         return self.movements[-1]
 
     def abandon(self, movement: Movement) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from results.records.decisions import RoutedRequest
 from runners.router.facts import ClientMessage
-from runners.router.transfer.movement import Movement
+from runners.router.transfer.movement import Movement, MoveRequest
 from tests.runners.router.routers import SOON_S, until
 from tests.runners.router.transfer.engines import BLOCK, Bench, bench
 
@@ -29,7 +29,7 @@ def body(prompt: object = PROMPT, **fields: object) -> bytes:
 def begin(on: Bench, client_body: bytes, path: str = "/v1/completions") -> tuple[Movement, asyncio.Future[Movement]]:
     over: asyncio.Future[Movement] = asyncio.get_running_loop().create_future()
     message = ClientMessage(path.encode(), HEADERS, client_body)
-    return on.transfers.start_movement("handover", REQUEST, "h", "t", message, over.set_result), over
+    return on.transfers.start_movement(MoveRequest("handover", REQUEST, "h", "t", message), over.set_result), over
 
 
 async def handed_over(on: Bench, client_body: bytes | None = None, path: str = "/v1/completions") -> Movement:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,17 +14,13 @@ import pytest
 from results.records.decisions import KvTransfer, RoutedRequest
 from runners.router.facts import ClientMessage
 from runners.router.instances.upstream import Pool, resolve
-from runners.router.transfer.movement import Movement
+from runners.router.transfer.movement import Movement, MoveRequest
 from tests.runners.router.routers import SOON_S, until
 from tests.runners.router.transfer.engines import BLOCK, Bench, bench
 
 PROMPT = tuple(range(100, 100 + 10 * BLOCK + 2))
 """Ten whole blocks, and two tokens of the next."""
 HEADERS = b"content-type: application/json\r\nauthorization: Bearer sesame\r\nx-session-id: s\r\n"
-
-
-def completions(body: bytes) -> ClientMessage:
-    return ClientMessage(b"/v1/completions", HEADERS, body)
 
 
 def asked(held: int = 9 * BLOCK, at_target: int = 0, tokens: int = len(PROMPT)) -> RoutedRequest:
@@ -37,9 +34,18 @@ def body(prompt: object = PROMPT, **fields: object) -> bytes:
     return json.dumps({"model": "m", "prompt": prompt, "max_tokens": 8, "stream": True, **fields}).encode()
 
 
-def begin(on: Bench, request: RoutedRequest | None = None) -> Movement:
-    """A migration that no request waits for to its end."""
-    return on.transfers.start_movement("migration", request or asked(), "h", "t", completions(body()), _never)
+def begin(
+    on: Bench,
+    request: RoutedRequest | None = None,
+    client_body: bytes | None = None,
+    done: Callable[[Movement], None] | None = None,
+    path: str = "/v1/completions",
+    source: str = "h",
+) -> Movement:
+    """A migration to t; without `done` no request waits for its end."""
+    message = ClientMessage(path.encode(), HEADERS, client_body or body())
+    move = MoveRequest("migration", request or asked(), source, "t", message)
+    return on.transfers.start_movement(move, done or _never)
 
 
 async def migrated(
@@ -48,7 +54,9 @@ async def migrated(
     """A migration from h to t that is over, its counters read."""
     over: asyncio.Future[Movement] = asyncio.get_running_loop().create_future()
     message = ClientMessage(path.encode(), HEADERS, client_body or body())
-    movement = on.transfers.start_movement("migration", request or asked(), "h", "t", message, over.set_result)
+    movement = on.transfers.start_movement(
+        MoveRequest("migration", request or asked(), "h", "t", message), over.set_result
+    )
     assert not over.done()
     assert not movement.over
     async with asyncio.timeout(SOON_S):
@@ -284,7 +292,7 @@ async def test_transfers_to_one_target_are_made_one_at_a_time_and_told_apart() -
         done: list[Movement] = []
         prompts = [[*range(100 * n, 100 * n + len(PROMPT))] for n in range(1, 6)]
         movements = [
-            on.transfers.start_movement("migration", asked(held), "h", "t", completions(body(prompt)), done.append)
+            begin(on, asked(held), body(prompt), done.append)
             for prompt, held in zip(prompts, (8, 12, 16, 20, 24), strict=True)
         ]
         await until(lambda: len(done) == 5)
@@ -302,11 +310,9 @@ async def test_a_transfer_that_only_waited_for_its_turn_speaks_against_nobody() 
         done: list[Movement] = []
         on.specs["h2"] = replace(on.specs["h"], instance="h2")
         early = replace(asked(held=20, tokens=25), cached_tokens={"h2": 20})
-        waiting = on.transfers.start_movement(
-            "migration", early, "h2", "t", completions(body("word " * 20)), done.append
-        )
+        waiting = begin(on, early, body("word " * 20), done.append, source="h2")
         await until(lambda: bool(on.target.seen))
-        stuck = on.transfers.start_movement("migration", asked(), "h", "t", completions(body()), done.append)
+        stuck = begin(on, done=done.append)
         await until(lambda: bool(on.target.transfer_requests))
         gate.set()
         await until(lambda: len(done) == 2)
