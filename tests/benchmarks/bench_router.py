@@ -279,13 +279,13 @@ def table(figures_by_scenario: dict[str, dict[str, list[Figures]]]) -> Table:
         for key in ("added_ttft_p50_us", "added_ttft_p99_us", "cpu_us_per_request", "cpu_us_per_chunk", "rss_mb"):
             ratio = made["ratio"] and made["ratio"][key]
             peer = made[PEER][key] if PEER in made else None
-            drawn.add_row(scenario, key, _said(made[OURS][key]), _said(peer), _said(ratio, "x"))
-        drawn.add_row(scenario, "direct: overhead_p50_us", _said(made[DIRECT]["overhead_p50_us"]), "", "")
-        drawn.add_row(scenario, "direct: overhead_p99_us", _said(made[DIRECT]["overhead_p99_us"]), "", "")
+            drawn.add_row(scenario, key, _show_spread(made[OURS][key]), _show_spread(peer), _show_spread(ratio, "x"))
+        drawn.add_row(scenario, "direct: overhead_p50_us", _show_spread(made[DIRECT]["overhead_p50_us"]), "", "")
+        drawn.add_row(scenario, "direct: overhead_p99_us", _show_spread(made[DIRECT]["overhead_p99_us"]), "", "")
     return drawn
 
 
-def _said(value: tuple[float, float, float] | None, unit: str = "") -> str:
+def _show_spread(value: tuple[float, float, float] | None, unit: str = "") -> str:
     return "-" if value is None else f"{value[0]:.3g}{unit} ({value[1]:.3g} to {value[2]:.3g})"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -347,3 +348,11 @@ async def test_an_engines_own_word_sets_block_size_and_capacity() -> None:
             assert load.kv_capacity_tokens == 1280
             await routed.post()
             assert routed.server._dispatcher.block_tokens == 128
+
+
+async def test_picks_are_counted_where_they_went() -> None:
+    async with instances("a", "b") as both, router(both) as routed:
+        served = Counter([by(await routed.post(prompt=f"number {n}", session_id=f"s{n}")) for n in range(6)])
+        tick = routed.server.tick()
+    assert {row.instance: row.picks for row in tick.instances} == {"a": served["a"], "b": served["b"]}
+    assert sum(row.picks for row in tick.instances) == sum(tick.decisions.values()) == 6
