@@ -40,8 +40,10 @@ test: check engine ## everything, real engines included
 	$(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder -m "not timing and not long"
 	$(BIN)/pytest -m "timing and not long"
 
+LONG := long or property or (fault and not engine)
 test-long: engine ## what CI leaves out: every property and every kill of the state file 20 times as often, the CUDA lock
-	TRACON_TEST_EXAMPLES=20 $(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder --timeout 3600 -m "long or property or (fault and not engine)"
+	TRACON_TEST_EXAMPLES=20 $(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder --timeout 3600 -m "($(LONG)) and not timing"
+	TRACON_TEST_EXAMPLES=20 $(BIN)/pytest --timeout 3600 -m "($(LONG)) and timing"
 
 lock: ## resolve requirements.lock again
 	$(BIN)/uv pip compile --quiet --universal --no-header --no-annotate --no-emit-index-url --no-emit-find-links --python-version 3.11 --extra dev pyproject.toml --output-file requirements.lock

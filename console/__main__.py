@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def main(argv: list[str] | None = None) -> int:
     """Open the console; returns the exit code."""
-    args = parser().parse_args(argv)
+    args = make_parser().parse_args(argv)
     if args.low_bandwidth:
         os.environ.setdefault("TEXTUAL_COLOR_SYSTEM", "standard")
     from console.app import TraconApp
@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     return app.return_code or 0
 
 
-def parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="tracon console", description="Watch and steer runs. Leaving the console never touches a run."
     )

@@ -12,7 +12,7 @@ from state.run import RunState
 RUN, RUNS, INSTANCE = "run", "runs", "instance"
 """The screens an action can belong to."""
 EVERYWHERE = (RUN, RUNS, INSTANCE)
-GROUPS = ("Steer the run", "Look", "Move", "Console")
+STEER, LOOK, MOVE, CONSOLE = GROUPS = ("Steer the run", "Look", "Move", "Console")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +29,17 @@ class Action:
     group: str
     screens: tuple[str, ...] = (RUN,)
     footer: bool = False
-    steers: bool = False
-    """It changes a run: `--read-only` takes it away."""
     question: str = ""
     """Asked before it is done, with Cancel focused; `{run}` stands for the run's name."""
     command: tuple[str, ...] = ()
     """The equal command line; names in braces are filled in."""
     method: str = ""
     """The Textual action, with its parameters, where it is not `id`."""
+
+    @property
+    def steers(self) -> bool:
+        """It changes a run: `--read-only` takes it away."""
+        return self.group == STEER
 
     @property
     def key(self) -> str:
@@ -62,10 +65,9 @@ ACTIONS: tuple[Action, ...] = (
         ("n",),
         "New run",
         "choose experiment, profile and preset, see the plan and its time, and start it as a process of its own",
-        GROUPS[0],
+        STEER,
         (RUNS,),
         footer=True,
-        steers=True,
         command=("tracon", "run", "{experiment}", "--profile", "{profile}", "--preset", "{preset}", "--detach"),
     ),
     Action(
@@ -73,99 +75,79 @@ ACTIONS: tuple[Action, ...] = (
         ("x",),
         "Actions",
         "every action on this run, each with the command line that does the same",
-        GROUPS[0],
+        STEER,
         footer=True,
-        steers=True,
     ),
     Action(
         "pause",
         ("p",),
         "Pause",
         "finish the running cell, then hold; engines are stopped while the run is paused",
-        GROUPS[0],
+        STEER,
         footer=True,
-        steers=True,
         command=("tracon", "pause", "{run}"),
+        method="steer('pause')",
     ),
     Action(
         "resume",
         ("r",),
         "Resume",
         "go on: a paused run at once, an interrupted one in a new process; finished cells are never repeated",
-        GROUPS[0],
+        STEER,
         footer=True,
-        steers=True,
         command=("tracon", "resume", "{run}", "--detach"),
+        method="steer('resume')",
     ),
     Action(
         "stop",
         ("t",),
         "Stop after cell",
         "finish the running cell, then end the run; it can be resumed",
-        GROUPS[0],
+        STEER,
         footer=True,
-        steers=True,
         question="Stop {run} after the running cell? It can be resumed later.",
         command=("tracon", "stop", "{run}"),
+        method="steer('stop')",
     ),
     Action(
         "stop_now",
         ("T",),
         "Stop now",
         "cut the running cell and end the run; a resume measures that cell again",
-        GROUPS[0],
-        steers=True,
+        STEER,
         question="Stop {run} now? The running cell is cut and will be measured again after a resume.",
         command=("tracon", "stop", "{run}", "--now"),
+        method="steer('stop_now')",
     ),
     Action(
         "skip",
         ("k",),
         "Skip",
         "leave out a cell, a config or a stage; asks which and why, and the reason goes into the manifest",
-        GROUPS[0],
-        steers=True,
+        STEER,
         command=("tracon", "skip", "{run}", "--{sort}", "{target}", "--reason", "{reason}"),
+        method="steer('skip')",
     ),
     Action(
         "retry",
         ("R",),
         "Retry failed",
         "put every failed cell back to pending and run it again",
-        GROUPS[0],
-        steers=True,
+        STEER,
         question="Run every failed cell of {run} again?",
         command=("tracon", "retry", "{run}"),
+        method="steer('retry')",
     ),
-    Action(
-        "section_before",
-        ("left",),
-        "Previous section",
-        "{previous}",
-        GROUPS[1],
-    ),
-    Action(
-        "section_after",
-        ("right",),
-        "Next section",
-        "{next}",
-        GROUPS[1],
-    ),
-    Action(
-        "export",
-        ("e",),
-        "Export",
-        "{exports}",
-        GROUPS[1],
-        command=("tracon", "report", "{run}", "--json"),
-    ),
-    Action("zoom", ("z",), "Zoom", "the focused panel alone, and back", GROUPS[1]),
+    Action("section_before", ("left",), "Previous section", "{previous}", LOOK, method="step_section(-1)"),
+    Action("section_after", ("right",), "Next section", "{next}", LOOK, method="step_section(1)"),
+    Action("export", ("e",), "Export", "{exports}", LOOK, command=("tracon", "report", "{run}", "--json")),
+    Action("zoom", ("z",), "Zoom", "the focused panel alone, and back", LOOK),
     Action(
         "freeze",
         ("space",),
         "Freeze",
         "hold tables and plots still; the header stays live and counts what came meanwhile",
-        GROUPS[1],
+        LOOK,
         (RUN, INSTANCE),
         footer=True,
     ),
@@ -174,23 +156,25 @@ ACTIONS: tuple[Action, ...] = (
         ("left_square_bracket",),
         "Shorter",
         "shorter time window: 60, 15, 5, 1 min",
-        GROUPS[1],
+        LOOK,
         (RUN, INSTANCE),
+        method="step_window(-1)",
     ),
     Action(
         "longer",
         ("right_square_bracket",),
         "Longer",
         "longer time window: 5, 15, 60 min, whole run",
-        GROUPS[1],
+        LOOK,
         (RUN, INSTANCE),
+        method="step_window(1)",
     ),
     Action(
         "filter",
         ("slash",),
         "Filter",
         "keep the rows that contain a text; ! in front keeps the others; esc clears",
-        GROUPS[1],
+        LOOK,
         EVERYWHERE,
         footer=True,
     ),
@@ -199,7 +183,7 @@ ACTIONS: tuple[Action, ...] = (
         ("f",),
         "Follow",
         "stay at the newest event and at the running cell; moving up turns it off",
-        GROUPS[1],
+        LOOK,
         (RUN, INSTANCE),
     ),
     Action(
@@ -207,30 +191,33 @@ ACTIONS: tuple[Action, ...] = (
         ("enter",),
         "Open",
         "what is under the cursor: a run, a cell's numbers, an instance, an event",
-        GROUPS[2],
+        MOVE,
         EVERYWHERE,
     ),
-    Action(
-        "back", ("escape",), "Back", "clear the filter, leave the zoom, the instance or the run", GROUPS[2], EVERYWHERE
-    ),
+    Action("back", ("escape",), "Back", "clear the filter, leave the zoom, the instance or the run", MOVE, EVERYWHERE),
     Action(
         "copy",
         ("y",),
         "Copy",
         "copy the command line that does what was last done here (in the menu: the highlighted one)",
-        GROUPS[3],
+        CONSOLE,
         EVERYWHERE,
         command=("tracon", "status", "{run}"),
     ),
     Action(
-        "screenshot", ("s",), "Screenshot", "save this screen as an SVG file in the run's folder", GROUPS[3], EVERYWHERE
+        "screenshot", ("s",), "Screenshot", "save this screen as an SVG file in the run's folder", CONSOLE, EVERYWHERE
     ),
-    Action("help", ("question_mark",), "Help", "keys, and what every number means", GROUPS[3], EVERYWHERE, footer=True),
-    Action("command_palette", ("ctrl+p",), "Palette", "find an action by name, choose a theme", GROUPS[3], EVERYWHERE),
-    Action("quit", ("q", "ctrl+c"), "Quit", "leave the console; the run goes on", GROUPS[3], EVERYWHERE, footer=True),
+    Action("help", ("question_mark",), "Help", "keys, and what every number means", CONSOLE, EVERYWHERE, footer=True),
+    Action("command_palette", ("ctrl+p",), "Palette", "find an action by name, choose a theme", CONSOLE, EVERYWHERE),
+    Action("quit", ("q", "ctrl+c"), "Quit", "leave the console; the run goes on", CONSOLE, EVERYWHERE, footer=True),
 )
 
 BY_ID = {action.id: action for action in ACTIONS}
+
+
+def is_steering(method: str) -> bool:
+    """Whether this Textual action changes a run."""
+    return method == "steer" or (method in BY_ID and BY_ID[method].steers)
 
 
 def why_not(action: str, state: RunState | None, live: bool) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from textual.actions import parse
 from textual.app import SystemCommand
 from textual.binding import Binding, BindingType
 from textual.filter import LineFilter
@@ -67,9 +68,11 @@ class TraconApp(Host):
         if not isinstance(screen, ConsoleScreen):
             return
         for action in keys.screen_actions(screen.NAME):
-            if action.id in ("open", "command_palette") or not screen.check_action(action.id, ()):
+            method = action.method or action.id
+            _, name, parameters = parse(method)
+            if action.id in ("open", "command_palette") or not screen.check_action(name, parameters):
                 continue
-            run = _runner(screen, action.method or action.id)
+            run = _runner(screen, method)
             yield SystemCommand(f"{action.label} ({action.key})", action.help, run)
 
     async def action_quit(self) -> None:

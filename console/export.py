@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Iterator
+from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from console.findings import PAGE, Report
+from console.findings import Report
+from results.report.chart import Chart
 
 if TYPE_CHECKING:
-    from results.connector_tax.analyse import Analysis
+    from results.report.table import Table
 
 
 def export_folders(folder: Path, read_only: bool) -> tuple[Path, ...]:
@@ -33,39 +36,23 @@ def save_export(data: bytes, name: str, folders: tuple[Path, ...]) -> Path:
     raise OSError("no folder to write to")
 
 
-def export_content(analysis: Analysis | Report, section: str) -> tuple[str, bytes]:
-    """The file's ending and what it holds: one of the files that the analysis writes, a table, or the report."""
-    if isinstance(analysis, Report):
-        return _of_report(analysis, section)
-    import msgspec
+def export_content(report: Report, section: str) -> tuple[str, bytes]:
+    """The file's ending and what it holds: a table or the points of a chart, else the whole report."""
+    part = report.sections.get(section)
+    if part is None:
+        from results.report.document import render_markdown
 
-    from results.connector_tax import write as files
-    from results.connector_tax.report import to_markdown
-
-    def pretty(value: object) -> bytes:
-        return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
-
-    if section == PAGE:
-        return "json", pretty(files.taxes_and_floor(analysis))
-    if section == "taxes":
-        return "csv", files.flat_taxes(analysis.taxes).to_csv(index=False).encode()
-    if section == "verdicts":
-        return "json", pretty(files.verdicts(analysis))
-    if section == "rates":
-        return "json", analysis.rates.to_json()
-    if section == "gaps":
-        return "json", pretty(analysis.gaps)
-    if section == "report":
-        return "md", to_markdown(analysis).encode()
-    return "csv", files.flat_cells(analysis).to_csv(index=False).encode()
-
-
-def _of_report(report: Report, section: str) -> tuple[str, bytes]:
-    table = report.sections.get(section)
-    if table is None:
-        from results.report.document import markdown
-
-        return "md", markdown("Report", report.head, report.tables, (), report.unsaid).encode()
+        return "md", render_markdown("Report", report.text).encode()
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows((table.columns, *table.rows))
+    csv.writer(text, lineterminator="\n").writerows(_list_rows(part))
     return "csv", text.getvalue().encode()
+
+
+def _list_rows(part: Table | Chart) -> Iterator[tuple[object, ...]]:
+    if isinstance(part, Chart):
+        yield ("name", part.x_name, part.y_name, "low", "high", "mark")
+        for line in part.lines:
+            yield from ((line.name, *astuple(point)) for point in line.points)
+    else:
+        yield part.columns
+        yield from part.rows

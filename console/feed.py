@@ -158,8 +158,13 @@ def _silent_tens(lease: LeaseState) -> int:
     return 0 if lease.age_s is None or lease.age_s < 3 * HEARTBEAT_S else int(lease.age_s // 10)
 
 
+def now_unix_s() -> float:
+    """The clock of everything that is shown."""
+    return time.time()
+
+
 def now_of(picture: Picture) -> float:
     """Unix seconds of the picture: now while a process runs the run (or when it was frozen), else its last event."""
     if picture.frozen_unix_s is not None:
         return picture.frozen_unix_s
-    return time.time() if picture.live else picture.view.last_t_unix_s
+    return now_unix_s() if picture.live else picture.view.last_t_unix_s

@@ -1,88 +1,87 @@
 """A run's results, computed from its folder in a thread of their own while Results is open.
 
-Importing what computes them takes a second or two, so only that thread does it: `results.connector_tax.analyse` and
-what stands on it (also `console.rows.results`) may be imported where there is a `Findings`, and not before.
+Importing what computes them takes a second or two, so only that thread does it.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from results.records.errors import ResultsError
 from results.registry import is_measured, results_named
+from results.report.chart import Chart
 from state.run import CELL_ENDED, CellState
 from state.view import RunView
 
 if TYPE_CHECKING:
-    from results.connector_tax.analyse import Analysis
+    from rich.console import RenderableType
+
+    from results.report.content import ReportText
     from results.report.table import Table
 
 EVERY_S = 10.0
 """Least time between the starts of two analyses."""
 NICENESS = 10
 """Of the thread: a run on the same host goes first."""
-ROUTING = "routing"
-LIFECYCLE = "pd-lifecycle"
-SECTIONED = "connector-tax"
-"""The experiment whose results have sections of their own here; every other one shows the tables of its report."""
 PAGE = "page"
-"""The section that has a connector-tax run on one page."""
-SECTIONS = {
-    PAGE: "Page",
-    "taxes": "Taxes",
-    "verdicts": "Verdicts",
-    "rates": "Rates",
-    "ttft": "TTFT",
-    "tpot": "TPOT",
-    "throughput": "Throughput",
-    "cells": "Cells",
-    "gaps": "Gaps",
-    "report": "Report",
-}
-"""The sections of a connector-tax run by name, with their labels, in order."""
-FIRST = "table-1"
-"""The section of a report's first table."""
+"""The section that has the run on one page, where its experiment has one."""
 WHOLE = "report"
-"""The section with the whole report, of any experiment."""
+"""The section with the whole report."""
 
 Progress = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The results of an experiment without sections of its own: the tables of its report."""
+    """What a run's experiment says of it."""
 
-    head: str
-    tables: tuple[Table, ...]
-    unsaid: tuple[str, ...]
-    """The report's limits."""
+    text: ReportText
+    charts: tuple[Chart, ...] = ()
+    page: Callable[[int], RenderableType] | None = None
+    """For this many columns."""
 
     @property
-    def sections(self) -> Mapping[str, Table]:
-        """A section per table."""
-        return {f"table-{number}": table for number, table in enumerate(self.tables, 1)}
+    def sections(self) -> Mapping[str, Table | Chart]:
+        """Every table, then every chart, by a name made of its title."""
+        named: dict[str, Table | Chart] = {}
+        parts: tuple[Table | Chart, ...] = (*self.text.tables, *self.charts)
+        for part in parts:
+            name = re.sub(r"[^a-z0-9]+", "-", part.title.lower()).strip("-")
+            named[name if name not in named else f"{name}-{len(named)}"] = part
+        return named
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
     """One analysis of the run's folder, or why there is none."""
 
-    analysis: Analysis | Report | None
+    report: Report | None
     made_unix_s: float
     trouble: str = ""
 
 
-def list_sections(analysis: Analysis | Report | None, experiment: str) -> Mapping[str, str]:
-    """The sections by name, with their labels; before the analysis, those that every run of the experiment has."""
-    if isinstance(analysis, Report):
-        return {name: table.title for name, table in analysis.sections.items()} | {WHOLE: SECTIONS[WHOLE]}
-    return {FIRST: "Tables", WHOLE: SECTIONS[WHOLE]} if experiment not in (SECTIONED, "") else SECTIONS
+def has_page(experiment: str) -> bool:
+    """Runs of this experiment can be shown on one page."""
+    try:
+        return results_named(experiment).page is not None
+    except ResultsError:
+        return False
+
+
+def list_sections(report: Report | None) -> Mapping[str, str]:
+    """The sections by name, with their labels."""
+    parts = {} if report is None else {name: part.title for name, part in report.sections.items()}
+    first = {PAGE: "Page"} if report is not None and report.page is not None else {}
+    return {**first, **parts, WHOLE: "Report"}
 
 
 def count_measured(view: RunView) -> int:
@@ -132,10 +131,10 @@ def analyse_folder(folder: Path, experiment: str) -> Findings:
     try:
         results = results_named(experiment)
         analysis = results.analyse(folder)
-        if results.name == SECTIONED:
-            return Findings(analysis, time.time())
         text = results.report(analysis)
-        return Findings(Report(text.opening, text.tables, text.limits), time.time())
+        charts = results.charts(analysis) if results.charts is not None else ()
+        page = partial(results.page, analysis, folder) if results.page is not None else None
+        return Findings(Report(text, charts, page), time.time())
     except Exception as error:  # noqa: BLE001 (a damaged folder shows its error in the panel; the console goes on)
         remedy = getattr(error, "remedy", "")
         return Findings(None, time.time(), f"{type(error).__name__}: {error}{f'. {remedy}' if remedy else ''}")

@@ -95,7 +95,7 @@ def moment(unix_s: float | None) -> str:
     return NOT_MEASURED if unix_s is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s))
 
 
-def bar(fraction: float, width: int, full: str = "━", empty: str = "─") -> tuple[str, str]:
+def bar(fraction: float, width: int, full: str, empty: str) -> tuple[str, str]:
     """The filled and the empty part of a progress bar; together `width` characters."""
     filled = round(max(0.0, min(1.0, fraction)) * width)
     return full * filled, empty * (width - filled)
@@ -103,14 +103,17 @@ def bar(fraction: float, width: int, full: str = "━", empty: str = "─") -> t
 
 def named(key: str, value: object) -> tuple[str, str]:
     """A named number as label and text, the unit by the name's ending: `ttft_p90_s` -> (`ttft p90`, `142 ms`)."""
+    ending, factor, unit = next((each for each in _ENDINGS if key.endswith(each[0])), ("", 1, ""))
+    label = key.replace("_", " ")
     if isinstance(value, bool):
-        return key.replace("_", " "), "yes" if value else "no"
-    if not isinstance(value, int | float) or isinstance(value, str):
-        return key.replace("_", " "), NOT_MEASURED if value is None else _plain(value)
-    for ending, factor, unit in _ENDINGS:
-        if key.endswith(ending):
-            return key.removesuffix(ending).replace("_", " "), f"{digits(value * factor)}{unit}"
-    return key.replace("_", " "), f"{value}" if isinstance(value, int) else digits(value)
+        return label, "yes" if value else "no"
+    if value is None:
+        return key.removesuffix(ending).replace("_", " "), NOT_MEASURED
+    if not isinstance(value, int | float):
+        return label, _plain(value)
+    if isinstance(value, int) and not ending:
+        return label, f"{value}"
+    return key.removesuffix(ending).replace("_", " "), f"{digits(value * factor)}{unit}"
 
 
 _ENDINGS = (

@@ -49,6 +49,10 @@ class Glyphs:
     """Between two facts on a line."""
     dash: str
 
+    def block(self, eighths: int, level: int) -> str:
+        """The character of a column of this height on the line `level` above its foot."""
+        return self.rise[max(0, min(8, eighths - 8 * level))]
+
     def sign(self, state: RunState | StageState | CellState | InstanceState | str) -> str:
         return self.signs.get(str(state), " ")
 
@@ -144,10 +148,10 @@ class PlainText(LineFilter):
     """Replaces what is not ASCII, wherever it comes from, with something as wide."""
 
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
-        return [Segment(plain(text), style, control) for text, style, control in segments]
+        return [Segment(to_ascii(text), style, control) for text, style, control in segments]
 
 
-def plain(text: str) -> str:
+def to_ascii(text: str) -> str:
     """The text in ASCII, in as many cells."""
     if text.isascii():
         return text

@@ -7,11 +7,9 @@ from dataclasses import replace
 
 from textual.binding import Binding
 
-from console.actions import ACTIONS, EVERYWHERE, GROUPS, KEY_NAMES, Action
+from console.actions import ACTIONS, BY_ID, EVERYWHERE, GROUPS, KEY_NAMES, LOOK, Action
 from console.panels.panel import PanelKind
 from console.panels.registry import panel_kinds
-
-LOOK = GROUPS[1]
 
 
 def all_actions() -> tuple[Action, ...]:
@@ -46,7 +44,7 @@ def screen_actions(screen: str) -> tuple[Action, ...]:
     return tuple(action for action in all_actions() if screen in action.screens)
 
 
-def bindings(actions: Iterable[Action]) -> list[Binding]:
+def make_bindings(actions: Iterable[Action]) -> list[Binding]:
     """The Textual bindings of these actions."""
     return [
         Binding(
@@ -64,12 +62,12 @@ def bindings(actions: Iterable[Action]) -> list[Binding]:
 
 
 def panel_bindings() -> list[Binding]:
-    return bindings(panel_action(kind) for kind in panel_kinds())
+    return make_bindings(panel_action(kind) for kind in panel_kinds())
 
 
 def fixed_bindings(screen: str) -> list[Binding]:
     """The keys of a screen that do not depend on which panels there are."""
-    return bindings(action for action in screen_actions(screen) if not action.method)
+    return make_bindings(action for action in screen_actions(screen) if action.id in BY_ID)
 
 
 def table_lines() -> list[str]:

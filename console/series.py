@@ -41,13 +41,15 @@ def window_text(window_s: float | None) -> str:
     return f"last {window_s / 60:.0f} min"
 
 
-def points(history: Iterable[tuple[float, _S]], value: Callable[[_S], float | None], since: float) -> tuple[Point, ...]:
+def measured_points(
+    history: Iterable[tuple[float, _S]], value: Callable[[_S], float | None], since: float
+) -> tuple[Point, ...]:
     """The measured values from `since` on; seconds without one are left out."""
     values = ((t, value(sample)) for t, sample in history if t >= since)
     return tuple((t, number) for t, number in values if number is not None)
 
 
-def thin(line: Sequence[Point], start: float, end: float, places: int) -> tuple[Point, ...]:
+def thin_line(line: Sequence[Point], start: float, end: float, places: int) -> tuple[Point, ...]:
     """At most one point per place along the axis: the highest, so that no peak is lost."""
     if len(line) <= places or end <= start:
         return tuple(line)
@@ -59,7 +61,7 @@ def thin(line: Sequence[Point], start: float, end: float, places: int) -> tuple[
     return tuple(highest.values())
 
 
-def gaps(line: Sequence[Point], limit_s: float = GAP_S) -> list[int]:
+def find_gaps(line: Sequence[Point], limit_s: float = GAP_S) -> list[int]:
     """Indices of points that are not joined to the one before."""
     return [i for i in range(1, len(line)) if line[i][0] - line[i - 1][0] > limit_s]
 

@@ -76,7 +76,7 @@ DAY = Theme(
 )
 
 
-def tones(variables: Mapping[str, str]) -> dict[str, Style]:
+def make_tones(variables: Mapping[str, str]) -> dict[str, Style]:
     """Foreground styles by tone name, from a theme's variables; themes without tones fill in from their colours."""
     text = _color(variables.get("foreground"), "#c8d3dd")
     back = _color(variables.get("background"), "#0f141a")
@@ -91,7 +91,8 @@ def tones(variables: Mapping[str, str]) -> dict[str, Style]:
     }
     styles = {name: Style(color=color.rich_color) for name, color in colors.items()}
     styles["bold"] = Style(color=text.rich_color, bold=True)
-    styles["head"] = Style(color=colors["dim"].rich_color)
+    cursor = _color(variables.get("block-cursor-background"), "#24435c")
+    styles["cursor"] = Style(bgcolor=cursor.rich_color)
     for index in range(SERIES):
         color = _color(variables.get(f"series-{index}"), NIGHT.variables[f"series-{index}"])
         styles[f"series-{index}"] = Style(color=color.rich_color)

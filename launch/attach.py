@@ -23,15 +23,8 @@ class AttachedInstance:
         self.name = name
         self.url = url.rstrip("/")
         self.model = model
-
-    @property
-    def pid(self) -> None:
-        return None
-
-    @property
-    def ports(self) -> Mapping[str, int]:
-        """Empty: which other ports it listens on is unknown."""
-        return {}
+        self.pid: int | None = None
+        self.ports: Mapping[str, int] = {}  # which other ports it listens on is unknown
 
     def alive(self) -> bool:
         """Whether it answers; blocks for at most a second."""

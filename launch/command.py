@@ -25,6 +25,8 @@ OWN_PYTHON = frozenset(
     {"PYTHONHOME", "PYTHONSAFEPATH", "PYTHONSTARTUP", "PYTHONHASHSEED", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV"}
 )
 """Settings of the launching process's interpreter that are none of the engine's."""
+PLACEMENT = frozenset({"OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"})
+"""A user's pinning of threads. With a thread count of the profile's every engine would be pinned to the same cores."""
 
 DEATH_ENV = {"PYTHONFAULTHANDLER": "1", "TRACON_NAME_DEATHS": "1"}
 """What makes an engine's death leave its stack and its signal in the log."""
@@ -109,9 +111,7 @@ def build_launch(
         profile=profile.name,
         launch=launch,
         argv=(
-            str(engine.python),
-            "-m",
-            SERVER_MODULE,
+            *(str(engine.python), "-m", SERVER_MODULE),
             *_build_arguments(profile, config, str(tiny or profile.model.source), port),
             *extra_args,
         ),
@@ -160,17 +160,8 @@ def _build_executor_env(profile: Profile) -> dict[str, str]:
 
 
 def _build_arguments(profile: Profile, config: ConnectorConfig, model: str, port: int) -> list[str]:
-    arguments = [
-        "--model",
-        model,
-        "--served-model-name",
-        profile.model.served_name,
-        "--host",
-        LOOPBACK,
-        "--port",
-        str(port),
-    ]
-    arguments += _build_engine_arguments(profile.engine)
+    arguments = ["--model", model, "--served-model-name", profile.model.served_name]
+    arguments += ["--host", LOOPBACK, "--port", str(port), *_build_engine_arguments(profile.engine)]
     if profile.launch.executor:
         arguments += ["--distributed-executor-backend", profile.launch.executor]
     transfer = config.kv_transfer_on(profile.engine.kind)
@@ -230,7 +221,8 @@ def unwritable(path: Path, error: OSError) -> Unwritable:
 def whole_env(added: Mapping[str, str], inherited: Mapping[str, str] | None = None) -> dict[str, str]:
     """An engine's whole environment: the launching process's without its own Python's settings, plus what is added."""
     base = os.environ if inherited is None else inherited
-    return {**{name: value for name, value in base.items() if name not in OWN_PYTHON}, **added}
+    left_out = OWN_PYTHON | (PLACEMENT if "OMP_NUM_THREADS" in added else set())
+    return {**{name: value for name, value in base.items() if name not in left_out}, **added}
 
 
 def _launch_config(spec: LaunchSpec) -> LaunchConfig:

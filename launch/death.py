@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -190,11 +191,15 @@ _STARVED = re.compile(r"^\[tracon\] (no Python thread ran for [\d.]+ s \(pid \d+
 _TIMEOUT = re.compile(r"^Timeout \((\d+):(\d\d):(\d\d)(?:\.\d+)?\)!$")
 
 
-def stalls_in(log: str) -> tuple[Stall, ...]:
-    """Every stall in the log, in its order."""
+def stalls_in(log: str, holds_returned: int = 0) -> tuple[tuple[Stall, ...], int]:
+    """Every stall in the log, in its order; then how many processes are still held, by the log.
+
+    A process whose threads cannot run leaves stacks after the limit, and a line with the length at the end: one stall.
+    `holds_returned`: of those that have not ended before this part of the log, and were returned without their length.
+    """
     lines = log.splitlines()
     stalls: list[Stall] = []
-    unended = False
+    holds: deque[int | None] = deque([None] * holds_returned)
     for index, line in enumerate(lines):
         stall, timeout, starved = _STALL.match(line), _TIMEOUT.match(line), _STARVED.match(line)
         if stall:
@@ -202,19 +207,15 @@ def stalls_in(log: str) -> tuple[Stall, ...]:
         elif timeout:
             seconds = int(timeout[1]) * 3600 + int(timeout[2]) * 60 + int(timeout[3])
             stacks = list(_parse_stacks(_cut_at_marker(lines[index + 1 : index + _STACK_LINES])))
-            frame = stacks[-1][1] if stacks else ""
-            stalls.append(Stall(f"no Python thread ran for {seconds} s", frame))
-            unended = True
+            holds.append(len(stalls))
+            stalls.append(Stall(f"no Python thread ran for {seconds} s", stacks[-1][1] if stacks else ""))
+        elif starved and not holds:
+            stalls.append(Stall(starved[1], ""))
         elif starved:
-            frame = stalls.pop().frame if unended else ""
-            stalls.append(Stall(starved[1], frame))
-            unended = False
-    return tuple(stalls)
-
-
-def waits_for_stacks(log: str) -> bool:
-    """Whether the log has a stall whose frame comes only with stacks that faulthandler may still be writing."""
-    return any(_TIMEOUT.match(line) for line in log.splitlines())
+            begun = holds.popleft()
+            if begun is not None:
+                stalls[begun] = Stall(starved[1], stalls[begun].frame)
+    return tuple(stalls), len(holds)
 
 
 def _cut_at_marker(lines: Sequence[str]) -> list[str]:

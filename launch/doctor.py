@@ -142,12 +142,8 @@ def _check_component(name: str, engine: Engine, import_error: str, lacking: Sequ
         names = ", ".join(library.soname for library in needed)
         return Row(what, MISSING, f"{version}, but it cannot load {names}", apt_remedy(needed))
     if import_error:
-        return Row(
-            what,
-            MISSING,
-            f"{version}, but its import fails: {import_error}",
-            f"see `{engine.python} -c 'import {name}'`",
-        )
+        remedy = f"see `{engine.python} -c 'import {name}'`"
+        return Row(what, MISSING, f"{version}, but its import fails: {import_error}", remedy)
     return Row(what, OK, version)
 
 
@@ -263,16 +259,11 @@ def _check_disk(what: str, folder: Path, needed_bytes: int) -> Row:
     free = shutil.disk_usage(there).free
     detail = f"{free / 1e9:.1f} GB free at {folder}"
     if not os.access(there, os.W_OK):
-        return Row(
-            what,
-            MISSING,
-            f"{detail}, but {there} cannot be written",
-            "choose another folder (TRACON_HOME, --workspace)",
-        )
+        remedy = "choose another folder (TRACON_HOME, --workspace)"
+        return Row(what, MISSING, f"{detail}, but {there} cannot be written", remedy)
     if free < needed_bytes:
-        return Row(
-            what, MISSING, f"{detail}, {needed_bytes / 1e9:.0f} GB needed", "free space, or choose another folder"
-        )
+        needed = f"{detail}, {needed_bytes / 1e9:.0f} GB needed"
+        return Row(what, MISSING, needed, "free space, or choose another folder")
     return Row(what, OK, detail)
 
 

@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -109,11 +109,9 @@ def find_engine(kind: str, engine_python: Path | None = None) -> Engine:
     root = home() / "engines" / f"{kind}-{lock_hash(kind)}"
     record = intact(root, kind)
     if record is None:
-        why = (
-            f"the {kind} engine environment {root} is damaged"
-            if root.exists()
-            else f"there is no {kind} engine environment"
-        )
+        why = f"there is no {kind} engine environment"
+        if root.exists():
+            why = f"the {kind} engine environment {root} is damaged"
         raise EngineMissing(why, remedy=f"run `tracon engine install {kind}`, or name one with --engine-python")
     return built(root, record)
 
@@ -149,18 +147,18 @@ def _find_site_packages(root: Path, record: EngineRecord) -> Path:
 def built(root: Path, record: EngineRecord) -> Engine:
     """The engine of an environment built here."""
     packages = _find_site_packages(root, record)
-    libraries = provide(record.kind, packages, root / "borrowed")
-    return Engine(
-        kind=record.kind,
-        python=root / "bin" / "python",
-        root=root,
-        site_packages=packages,
-        versions={"python": record.python, **record.versions},
-        env=library_env(libraries),
-        lacking=tuple(library.soname for library in libraries.lacking),
-        imports=record.imports,
-        managed=True,
-    )
+    versions = {"python": record.python, **record.versions}
+    engine = _make_engine(record.kind, root / "bin" / "python", root, packages, versions, root / "borrowed")
+    return replace(engine, imports=record.imports, managed=True)
+
+
+def _make_engine(
+    kind: str, python: Path, root: Path, packages: Path, versions: Mapping[str, str], borrowed: Path
+) -> Engine:
+    """Links borrowed libraries into `borrowed`."""
+    libraries = provide(kind, packages, borrowed)
+    lacking = tuple(library.soname for library in libraries.lacking)
+    return Engine(kind, python, root, packages, versions, env=library_env(libraries), lacking=lacking)
 
 
 def _open_existing(kind: str, engine_python: Path) -> Engine:
@@ -181,16 +179,8 @@ def _open_existing(kind: str, engine_python: Path) -> Engine:
         )
     packages = Path(description["site_packages"])
     own = home() / "libraries" / f"{kind}-{packages.as_posix().strip('/').replace('/', '_')}"
-    libraries = provide(kind, packages, own)
-    return Engine(
-        kind=kind,
-        python=python,
-        root=Path(description["prefix"]),
-        site_packages=packages,
-        versions={"python": description["python"], **description["versions"]},
-        env=library_env(libraries),
-        lacking=tuple(library.soname for library in libraries.lacking),
-    )
+    versions = {"python": description["python"], **description["versions"]}
+    return _make_engine(kind, python, Path(description["prefix"]), packages, versions, own)
 
 
 def inspect_python(python: Path) -> dict[str, Any]:

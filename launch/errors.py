@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
+from results.records.errors import Refusal
 
-class LaunchError(Exception):
-    """Base of all errors of this package: the message names the thing, `remedy` says what to do."""
 
-    exit_code: int = 2
-
-    def __init__(self, message: str, *, remedy: str = "", exit_code: int | None = None) -> None:
-        super().__init__(message)
-        self.remedy = remedy
-        if exit_code is not None:
-            self.exit_code = exit_code
+class LaunchError(Refusal):
+    """Base of all errors of this package."""
 
 
 class EngineMissing(LaunchError):

@@ -54,11 +54,7 @@ def read_host(root: Path = CGROUP_ROOT, own: Path = OWN_CGROUP) -> Host:
 
 def read_limits(root: Path = CGROUP_ROOT, own: Path = OWN_CGROUP) -> Limits:
     """The limits of this process's cgroups (v2, or the `cpu` and `memory` controllers of v1) and of their ancestors."""
-    try:
-        lines = [line.split(":", 2) for line in own.read_text().splitlines()]
-    except OSError:
-        return Limits()
-    paths = {name: path for _, controllers, path in lines for name in (controllers.split(",") or [""])}
+    paths = read_cgroups(own)
     quotas: list[float] = []
     rooms: list[tuple[int, int]] = []
     if "" in paths:
@@ -76,6 +72,15 @@ def read_limits(root: Path = CGROUP_ROOT, own: Path = OWN_CGROUP) -> Limits:
         memory_bytes=min((limit for limit, _ in rooms), default=None),
         memory_available_bytes=min((left for _, left in rooms), default=None),
     )
+
+
+def read_cgroups(own: Path = OWN_CGROUP) -> dict[str, str]:
+    """This process's cgroup by controller; version 2's has the name "". Empty where they cannot be read."""
+    try:
+        rows = [line.split(":", 2) for line in own.read_text().splitlines()]
+    except OSError:
+        return {}
+    return {name: row[2] for row in rows if len(row) == 3 for name in row[1].split(",")}
 
 
 def _list_ancestors(root: Path, path: str) -> Iterator[Path]:

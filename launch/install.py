@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -112,22 +113,15 @@ def run_plan(plan: InstallPlan, progress: Progress) -> dict[str, str]:
             libraries = provide(plan.kind, plan.site_packages, plan.partial / "borrowed")
             environ |= {**library_env(libraries), "PYTHONDONTWRITEBYTECODE": "1"}
         progress(number, len(plan.steps), step.title)
-        tell = _ProgressLines(progress, number, len(plan.steps))
-        output = run_step(step, environ, log, tell)
+        output = run_step(step, environ, log, partial(_tell_progress, progress, number, len(plan.steps)))
     verdict = next((line for line in reversed(output) if line.startswith(VERIFIED)), VERIFIED + "{}")
     imports: dict[str, str] = json.loads(verdict.removeprefix(VERIFIED))
     return imports
 
 
-class _ProgressLines:
-    """Passes on a step's progress lines."""
-
-    def __init__(self, progress: Progress, number: int, of: int) -> None:
-        self._progress, self._number, self._of = progress, number, of
-
-    def __call__(self, line: str) -> None:
-        if _TOLD.match(line):
-            self._progress(self._number, self._of, line)
+def _tell_progress(progress: Progress, number: int, of: int, line: str) -> None:
+    if _TOLD.match(line):
+        progress(number, of, line)
 
 
 def run_step(step: Step, environ: Mapping[str, str], log: Path, tell: Callable[[str], None]) -> deque[str]:
@@ -176,39 +170,22 @@ def _describe_failure(step: Step, code: int, lines: deque[str], log: Path) -> In
 
 
 _CAUSES: tuple[tuple[str, str, str], ...] = (
-    (
-        r"No space left on device|os error 28|ENOSPC|Disk quota exceeded",
-        "the disk is full",
-        "free space, or set TRACON_HOME (and UV_CACHE_DIR for the downloads) to a folder on a larger disk",
-    ),
-    (
-        r"python-build-standalone|No interpreter found",
-        f"no Python {PYTHON} was found, and none could be downloaded",
-        f"install Python {PYTHON} beside the one that runs Tracon, so that `python{PYTHON}` is on PATH: the engine's "
-        f"packages have wheels for {PYTHON} only",
-    ),
-    (
-        r"download\.pytorch\.org",
-        "the CPU build of torch could not be had from PyTorch's index",
-        "check the network and its proxy, or point PIP_FIND_LINKS at a folder that holds the torch wheel",
-    ),
-    (
-        r"dns error|failed to lookup address|error sending request|tcp connect|Connection refused|operation timed out"
-        r"|Network is unreachable|client error \(Connect\)",
-        "the package registry could not be reached",
-        "check the network and its proxy; a mirror of the registry is named with UV_DEFAULT_INDEX",
-    ),
-    (
-        r"Permission denied|os error 13|Read-only file system",
-        "a folder cannot be written",
-        "set TRACON_HOME (and UV_CACHE_DIR for the downloads) to folders you may write",
-    ),
-    (
-        r"cannot open shared object file",
-        "a shared library is missing",
-        "`tracon doctor` names the system package that has it",
-    ),
-)
+    (r"No space left on device|os error 28|ENOSPC|Disk quota exceeded", "the disk is full",
+     "free space, or set TRACON_HOME (and UV_CACHE_DIR for the downloads) to a folder on a larger disk"),
+    (r"python-build-standalone|No interpreter found", f"no Python {PYTHON} was found, and none could be downloaded",
+     f"install Python {PYTHON} beside the one that runs Tracon, so that `python{PYTHON}` is on PATH: the engine's "
+     f"packages have wheels for {PYTHON} only"),
+    (r"download\.pytorch\.org", "the CPU build of torch could not be had from PyTorch's index",
+     "check the network and its proxy, or point PIP_FIND_LINKS at a folder that holds the torch wheel"),
+    (r"dns error|failed to lookup address|error sending request|tcp connect|Connection refused|operation timed out"
+     r"|Network is unreachable|client error \(Connect\)", "the package registry could not be reached",
+     "check the network and its proxy; a mirror of the registry is named with UV_DEFAULT_INDEX"),
+    (r"Permission denied|os error 13|Read-only file system", "a folder cannot be written",
+     "set TRACON_HOME (and UV_CACHE_DIR for the downloads) to folders you may write"),
+    (r"cannot open shared object file", "a shared library is missing",
+     "`tracon doctor` names the system package that has it"),
+)  # fmt: skip
+"""What the output shows, the cause, the remedy."""
 
 
 def diagnose(output: str) -> tuple[str, str]:

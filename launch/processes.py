@@ -7,14 +7,14 @@ import os
 import signal
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
+
+from state.process import boot_id
 
 START_TOLERANCE_S = 2.0
 """psutil derives creation times from the boot time, which a clock adjustment moves a little between two readers."""
 KILL_TIMEOUT_S = 5.0
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +26,6 @@ class ProcessIdentity:
     process_start: float
     """Creation time, seconds since the epoch (psutil)."""
     boot_id: str
-
-
-def boot_id() -> str:
-    """A string that changes with every boot of this host."""
-    try:
-        return _BOOT_ID.read_text().strip()
-    except OSError:
-        return str(int(psutil.boot_time()))
 
 
 def identify(pid: int, pgid: int | None = None) -> ProcessIdentity:
@@ -86,13 +78,13 @@ def end_members(identity: ProcessIdentity, grace_s: float) -> tuple[int, ...]:
     deadline = time.monotonic() + grace_s
     while known and time.monotonic() < deadline:
         time.sleep(0.05)
-        known = {pid for pid in known if psutil.pid_exists(pid) and not _is_zombie(pid)} | set(members(identity))
+        known = {pid for pid in known if not _is_zombie(pid)} | set(members(identity))
     deadline = time.monotonic() + KILL_TIMEOUT_S
     while known and time.monotonic() < deadline:
         for pid in known:
             _send_signal(pid, signal.SIGKILL)
         time.sleep(0.02)
-        known = {pid for pid in known if psutil.pid_exists(pid) and not _is_zombie(pid)} | set(members(identity))
+        known = {pid for pid in known if not _is_zombie(pid)} | set(members(identity))
     return tuple(sorted(known))
 
 
@@ -102,6 +94,7 @@ def _send_signal(pid: int, signum: int) -> None:
 
 
 def _is_zombie(pid: int) -> bool:
+    """Also where the process is gone."""
     try:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

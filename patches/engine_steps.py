@@ -148,20 +148,6 @@ class EngineSteps:
         self.ring.fail(f"probe stopped at step {self.step_id}: {type(error).__name__}: {error}")
 
 
-def wrap_init(
-    original: Callable[..., None], engine: EngineSteps, watch: Callable[[Scheduler], None] = lambda scheduler: None
-) -> Callable[..., None]:
-    """`watch` is called with each scheduler, in the thread whose steps it schedules."""
-
-    @functools.wraps(original)
-    def __init__(self: Scheduler, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        engine.constructed(self)
-        watch(self)
-
-    return __init__
-
-
 def wrap_schedule(original: Callable[..., StepOutput], engine: EngineSteps) -> Callable[..., StepOutput]:
     @functools.wraps(original)
     def schedule(self: Scheduler, *args: Any, **kwargs: Any) -> StepOutput:

@@ -15,7 +15,7 @@ from time import perf_counter_ns as now
 from typing import Any, Protocol
 
 from . import hooks
-from .hooks import HookCheck, Method, Shape, replace_on_instance
+from .hooks import HookCheck, Method, Shape, replace_on_instance, surround
 from .transfer_log import Line, Report, TransferLog
 
 SCHEDULED, PREFILL_DONE, ALLOCATED = "scheduled", "prefill_done", "blocks_allocated"
@@ -170,15 +170,6 @@ def names(request: Request) -> dict[str, Any]:
     }
 
 
-def wrap_init(original: Callable[..., None], engine: EngineTransfers) -> Callable[..., None]:
-    @functools.wraps(original)
-    def __init__(self: object, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        engine.constructed()
-
-    return __init__
-
-
 def wrap_schedule(original: Callable[..., Output], engine: EngineTransfers) -> Callable[..., Output]:
     begins, report = engine.steps, engine.report
     sees_new = report.offers(SCHEDULED)
@@ -220,11 +211,13 @@ def watch_scheduler_connector(connector: object, engine: EngineTransfers) -> Non
     """Observe the scheduler's calls to this connector; a method that cannot be observed stays as it is."""
     engine.report.connector = type(connector).__name__
     finished = next((name for name in FINISHED if hasattr(connector, name)), FINISHED[-1])
+    note = engine.report.note
     for method, arguments, event, wrap in (
-        (finished, 2, PREFILL_DONE, _wrap_finished),
-        ("update_state_after_alloc", 3, ALLOCATED, _wrap_allocated),
-    ):
-        why = replace_on_instance(connector, method, arguments, functools.partial(wrap, engine))
+        (finished, 2, PREFILL_DONE, functools.partial(_wrap_finished, engine)),
+        ("update_state_after_alloc", 3, ALLOCATED,
+         surround(before=lambda *called: note(ALLOCATED, engine.allocated, *called, now()))),
+    ):  # fmt: skip
+        why = replace_on_instance(connector, method, arguments, wrap)
         if why is not None:
             engine.report.lose((event,), f"{engine.report.connector}.{method}: {why}")
 
@@ -238,12 +231,3 @@ def _wrap_finished(engine: EngineTransfers, original: Callable[..., Sequence[Any
         return result
 
     return request_finished
-
-
-def _wrap_allocated(engine: EngineTransfers, original: Callable[..., object]) -> Callable[..., object]:
-    @functools.wraps(original)
-    def update_state_after_alloc(request: Request, blocks: object, num_external_tokens: int) -> object:
-        engine.report.note(ALLOCATED, engine.allocated, request, blocks, num_external_tokens, now())
-        return original(request, blocks, num_external_tokens)
-
-    return update_state_after_alloc

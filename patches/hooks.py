@@ -6,6 +6,7 @@ have. Known from 0.18.1, 0.22.0, 0.26.0 (read) and 0.32.0 (run). A hook that doe
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
@@ -14,6 +15,9 @@ from types import ModuleType
 from typing import Any
 
 from . import __version__
+
+Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
+Note = Callable[..., object]
 
 TESTED_VERSIONS = frozenset({"0.32.0"})
 """vLLM releases the probe has been run in; any other whose hooks fit is used and marked `untested_version`."""
@@ -155,15 +159,18 @@ def load(module: str) -> ModuleType:
 
 def replace_on_class(hook: Method, check: HookCheck, wrap: Callable[[Any], Any], mark: str) -> None:
     """Put `wrap(original)` in the place of a class's method if it fits; once per `mark`, each probe has its own."""
-    if not check.fits(hook):
-        return
-    owner = getattr(load(hook.module), hook.owner)
-    original = getattr(owner, hook.method)
+    if check.fits(hook):
+        replace_once(getattr(load(hook.module), hook.owner), hook.method, wrap, mark)
+
+
+def replace_once(owner: object, name: str, wrap: Callable[[Any], Any], mark: str) -> None:
+    """Put `wrap(original)` in the place of a function of a class or module, unless that has been done."""
+    original = getattr(owner, name)
     if hasattr(original, mark):
         return
     wrapped = wrap(original)
     setattr(getattr(wrapped, "__func__", wrapped), mark, True)
-    setattr(owner, hook.method, wrapped)
+    setattr(owner, name, wrapped)
 
 
 def replace_on_instance(
@@ -183,6 +190,42 @@ def replace_on_instance(
     except (TypeError, ValueError, AttributeError) as error:
         return f"not replaceable, called with {arguments} arguments: {error}"
     return None
+
+
+def surround(before: Note | None = None, after: Note | None = None) -> Wrap:
+    """Wrap a method or coroutine method: `before(*arguments)` is called first, `after(result, *arguments)` last.
+
+    They get the arguments by position, however they were passed, and must not raise.
+    """
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(original)
+
+        def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+            arguments = signature.bind(*args, **kwargs).args if kwargs else args
+            if before is not None:
+                before(*arguments)
+            return arguments
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> object:
+            arguments = begin(args, kwargs)
+            result = original(*args, **kwargs)
+            if after is not None:
+                after(result, *arguments)
+            return result
+
+        @functools.wraps(original)
+        async def call_coroutine(*args: Any, **kwargs: Any) -> object:
+            arguments = begin(args, kwargs)
+            result = await original(*args, **kwargs)
+            if after is not None:
+                after(result, *arguments)
+            return result
+
+        return call_coroutine if inspect.iscoroutinefunction(original) else call
+
+    return wrap
 
 
 def method_misfit(owner: object, hook: Method) -> str | None:

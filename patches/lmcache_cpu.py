@@ -9,11 +9,12 @@ else is refused. What LMCache stores is therefore in this host's order and means
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, Self
+
+from .hooks import load, replace_once, surround
 
 CONNECTOR = "vllm.distributed.kv_transfer.kv_connector.v1.lmcache_connector"
 DEVICE_SIDE = "lmcache.v1.gpu_connector"
@@ -58,30 +59,20 @@ class Unsupported(RuntimeError):
 
 def supply_when_made() -> None:
     """Give LMCache its device side when vLLM makes the first LMCacheConnectorV1; until then LMCache is not imported."""
-    connector = importlib.import_module(CONNECTOR).LMCacheConnectorV1
-    original = connector.__init__
-    if hasattr(original, _MARK):
-        return
 
-    @functools.wraps(original)
-    def __init__(self: object, *args: Any, **kwargs: Any) -> None:
+    def supply_or_say(*_: object) -> None:
         try:
             supply()
         except Exception as error:  # noqa: BLE001 - LMCache then says itself that it runs degraded
             print(f"[tracon] no CPU side for LMCache: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        original(self, *args, **kwargs)
 
-    setattr(__init__, _MARK, True)
-    connector.__init__ = __init__
+    replace_once(load(CONNECTOR).LMCacheConnectorV1, "__init__", surround(before=supply_or_say), _MARK)
 
 
 def supply() -> None:
     """Put a BlockCopier where LMCache makes the device side of a vLLM worker on a CPU. Raises Unsupported."""
-    module: Any = importlib.import_module(DEVICE_SIDE)
-    original = module.CreateGPUConnector
-    if hasattr(original, _MARK):
-        return
-    names = tuple(inspect.signature(original).parameters)
+    module: Any = load(DEVICE_SIDE)
+    names = tuple(inspect.signature(module.CreateGPUConnector).parameters)
     if names[: len(_ASKED_FOR)] != _ASKED_FOR:
         raise Unsupported(f"CreateGPUConnector has the parameters ({', '.join(names)})")
     interface = module.GPUConnectorInterface
@@ -89,18 +80,17 @@ def supply() -> None:
     if unknown:
         raise Unsupported(f"LMCache asks its device side for {', '.join(unknown)}")
     interface.register(BlockCopier)
-    module.CreateGPUConnector = _wrap_connector_choice(original, module.EngineType.VLLM)
 
+    def wrap(original: Callable[..., object]) -> Callable[..., object]:
+        @functools.wraps(original)
+        def create(config: object, metadata: Metadata, engine: object, *args: Any, **kwargs: Any) -> object:
+            if engine is module.EngineType.VLLM and load("lmcache").torch_device_type == "cpu":
+                return BlockCopier.of(config, metadata)
+            return original(config, metadata, engine, *args, **kwargs)
 
-def _wrap_connector_choice(original: Callable[..., object], vllm: object) -> Callable[..., object]:
-    @functools.wraps(original)
-    def create(config: object, metadata: Metadata, engine: object, *args: Any, **kwargs: Any) -> object:
-        if engine is vllm and importlib.import_module("lmcache").torch_device_type == "cpu":
-            return BlockCopier.of(config, metadata)
-        return original(config, metadata, engine, *args, **kwargs)
+        return create
 
-    setattr(create, _MARK, True)
-    return create
+    replace_once(module, "CreateGPUConnector", wrap, _MARK)
 
 
 class BlockCopier:

@@ -12,8 +12,8 @@ from pathlib import Path
 from time import perf_counter_ns as now
 from typing import Any
 
-from .hooks import Method
-from .transfer_log import Line, Report, Wrap
+from .hooks import Method, Wrap, surround
+from .transfer_log import Line, Report
 
 WORKER = "MooncakeConnectorWorker"
 SEND_READY, LOAD_STARTED, PULL_SENT = "send_ready", "load_started", "pull_sent"
@@ -55,10 +55,21 @@ class MooncakeTransfers:
 
     def targets(self) -> tuple[tuple[object, tuple[Method, ...], tuple[Wrap, ...]], ...]:
         """What to replace: the instance, its methods, and a wrapper for each."""
+        note = self.report.note
         wraps = (
-            _wrap_record_send, _wrap_load, _wrap_pull, _wrap_send, _wrap_build, _wrap_write, _wrap_result, _wrap_failure
+            surround(after=lambda _, metadata: note(SEND_READY, self.ready, metadata, now())),
+            surround(before=lambda metadata: note(LOAD_STARTED, self.loading, metadata, now())),
+            surround(before=lambda _, pull_metas: note(PULL_SENT, self.pulling, pull_metas, now())),
+            surround(
+                before=lambda identity, sock, meta: note(METADATA, self.asked, meta, now()),
+                after=lambda _, identity, sock, meta: note(RESPONSE, self.asked, meta, now()),
+            ),
+            functools.partial(_wrap_build, self),
+            functools.partial(_wrap_write, self),
+            surround(after=lambda _, response, metas: note(RECEIVED, self.received, response, metas, now())),
+            surround(before=lambda metas, requests, why: note(RECEIVED, self.failed, requests, metas, why, now())),
         )
-        return ((self.worker, HOOKS, tuple(functools.partial(wrap, self) for wrap in wraps)),)
+        return ((self.worker, HOOKS, wraps),)
 
     def ready(self, metadata: Any, t_ns: int) -> list[Line]:  # noqa: ANN401 - MooncakeConnectorMetadata
         """P's worker knows the blocks of a finished prefill."""
@@ -187,47 +198,6 @@ def _count_blocks(groups: Sequence[Any]) -> int:
     return sum(1 if isinstance(group, int) else len(group) for group in groups)
 
 
-def _wrap_record_send(
-    side: MooncakeTransfers, original: Callable[..., Awaitable[Any]]
-) -> Callable[..., Awaitable[Any]]:
-    @functools.wraps(original)
-    async def record_send_reqs(metadata: object) -> object:
-        result = await original(metadata)
-        side.report.note(SEND_READY, side.ready, metadata, now())
-        return result
-
-    return record_send_reqs
-
-
-def _wrap_load(side: MooncakeTransfers, original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def start_load_kv(metadata: object) -> object:
-        side.report.note(LOAD_STARTED, side.loading, metadata, now())
-        return original(metadata)
-
-    return start_load_kv
-
-
-def _wrap_pull(side: MooncakeTransfers, original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    @functools.wraps(original)
-    async def receive_kv_from_single_worker(worker_addr: str, pull_metas: Mapping[str, Any]) -> object:
-        side.report.note(PULL_SENT, side.pulling, pull_metas, now())
-        return await original(worker_addr, pull_metas)
-
-    return receive_kv_from_single_worker
-
-
-def _wrap_send(side: MooncakeTransfers, original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    @functools.wraps(original)
-    async def send_kv_to_decode(identity: bytes, sock: object, meta: object) -> object:
-        side.report.note(METADATA, side.asked, meta, now())
-        result = await original(identity, sock, meta)
-        side.report.note(RESPONSE, side.asked, meta, now())
-        return result
-
-    return send_kv_to_decode
-
-
 def _wrap_build(side: MooncakeTransfers, original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     @functools.wraps(original)
     async def _build_transfer_params(
@@ -255,22 +225,3 @@ def _wrap_write(side: MooncakeTransfers, original: Callable[..., int]) -> Callab
             side.report.note(WRITE, side.written, src_ptrs, lengths, code, t5_ns, t6_ns, delay_ns)
 
     return _send_blocks
-
-
-def _wrap_result(side: MooncakeTransfers, original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def process_pulling_result(response: object, pull_metas: Mapping[str, Any]) -> object:
-        result = original(response, pull_metas)
-        side.report.note(RECEIVED, side.received, response, pull_metas, now())
-        return result
-
-    return process_pulling_result
-
-
-def _wrap_failure(side: MooncakeTransfers, original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def _handle_failed_recv(pull_metas: Mapping[str, Any], req_ids: Collection[str], reason: str) -> object:
-        side.report.note(RECEIVED, side.failed, req_ids, pull_metas, reason, now())
-        return original(pull_metas, req_ids, reason)
-
-    return _handle_failed_recv

@@ -10,9 +10,11 @@ import functools
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from . import hooks
+from .hooks import replace_once, surround
 
 DELAY_US = 1000
 """How long NIXL's progress thread may sleep in its poll; 0, as its Python agent sets it, spins on a core for ever."""
@@ -21,20 +23,15 @@ _MARK = "_tracon_calmed"
 
 def calm_when_made() -> None:
     """Change both as soon as vLLM looks up a NIXL connector; until then NIXL is not imported."""
-    factory: Any = importlib.import_module(hooks.FACTORY).KVConnectorFactory
-    original = factory.get_connector_class
-    if hasattr(original, _MARK):
-        return
 
-    @functools.wraps(original)
-    def get_connector_class(cls: object, *args: Any, **kwargs: Any) -> type:
-        connector: type = original(*args, **kwargs)
+    def calm(connector: type, *_: object) -> None:
         if ".nixl." in f"{connector.__module__}.":
             _guard_pin(connector)
-        return connector
 
-    setattr(get_connector_class, _MARK, True)
-    factory.get_connector_class = classmethod(get_connector_class)
+    def wrap(original: Any) -> object:  # noqa: ANN401 - a class method
+        return classmethod(surround(after=calm)(original.__func__))
+
+    replace_once(hooks.load(hooks.FACTORY).KVConnectorFactory, "get_connector_class", wrap, _MARK)
 
 
 def _guard_pin(connector: type) -> None:
@@ -67,16 +64,14 @@ def keep_cores(connector: type) -> None:
 
     With the engine's core in the same process that thread computes, and all engines of a host share that one core.
     """
-    made: Any = connector
-    original = made.__init__
-    if hasattr(original, _MARK):
-        return
 
-    @functools.wraps(original)
-    def __init__(self: object, *args: Any, **kwargs: Any) -> None:
-        cores = os.sched_getaffinity(0)
-        original(self, *args, **kwargs)
-        os.sched_setaffinity(0, cores)
+    def wrap(original: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(original)
+        def __init__(self: object, *args: Any, **kwargs: Any) -> None:
+            cores = os.sched_getaffinity(0)
+            original(self, *args, **kwargs)
+            os.sched_setaffinity(0, cores)
 
-    setattr(__init__, _MARK, True)
-    made.__init__ = __init__
+        return __init__
+
+    replace_once(connector, "__init__", wrap, _MARK)

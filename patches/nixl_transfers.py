@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from time import perf_counter_ns as now
 from typing import Any
 
-from .hooks import Method
-from .transfer_log import Line, Report, Wrap
+from .hooks import Method, Wrap, surround
+from .transfer_log import Line, Report
 
 WORKER, AGENT = "NixlPullConnectorWorker", "nixl_wrapper"
 SEND_READY, LOAD_STARTED, PULL_SENT = "send_ready", "load_started", "pull_sent"
@@ -77,11 +77,21 @@ class NixlTransfers:
     def targets(self) -> tuple[tuple[object, tuple[Method, ...], tuple[Wrap, ...]], ...]:
         """What to replace: the instance, its methods, and a wrapper for each."""
         agent = getattr(self.worker, AGENT, None)
-        worker_wraps = (_wrap_load, _wrap_read, _wrap_poll, _wrap_results)
-        return (
-            (self.worker, HOOKS, tuple(functools.partial(wrap, self) for wrap in worker_wraps)),
-            (agent, AGENT_HOOKS, tuple(functools.partial(wrap, self) for wrap in (_wrap_post, _wrap_telemetry))),
+        note = self.report.note
+        worker_wraps = (
+            surround(
+                before=lambda metadata: note(LOAD_STARTED, self.loading, metadata, now()),
+                after=lambda _, metadata: note(SEND_READY, self.ready, metadata, now()),
+            ),
+            functools.partial(_wrap_read, self),
+            surround(after=lambda ended, transfers: any(ended) and note(WRITE, self.polled, *ended, now())),
+            surround(after=lambda results: note(RECEIVED, self.received, results, now())),
         )
+        agent_wraps = (
+            surround(before=lambda handle, *_: note(WRITE, self.posted, handle, now())),
+            surround(after=lambda telemetry, handle: note(WRITE, self.note_telemetry, handle, telemetry)),
+        )
+        return ((self.worker, HOOKS, worker_wraps), (agent, AGENT_HOOKS, agent_wraps))
 
     def loading(self, metadata: Any, t_ns: int) -> list[Line]:  # noqa: ANN401 - NixlConnectorMetadata
         """D's worker knows of blocks to read."""
@@ -187,18 +197,6 @@ def _count_blocks(groups: Sequence[Any]) -> int:
     return sum(len(group) for group in groups)
 
 
-def _wrap_load(side: NixlTransfers, original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def start_load_kv(metadata: object) -> object:
-        t_ns = now()
-        side.report.note(LOAD_STARTED, side.loading, metadata, t_ns)
-        result = original(metadata)
-        side.report.note(SEND_READY, side.ready, metadata, now())
-        return result
-
-    return start_load_kv
-
-
 def _wrap_read(side: NixlTransfers, original: Callable[..., bool]) -> Callable[..., bool]:
     @functools.wraps(original)
     def _read_blocks(*args: Any, **kwargs: Any) -> bool:
@@ -218,45 +216,3 @@ def _parse_read_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[st
     arguments = dict(zip(_READ_BLOCKS, args, strict=False)) | dict(kwargs)
     blocks = _count_blocks(arguments["read_spec"].local_block_ids)
     return arguments["request_id"], arguments["remote_request_id"], blocks
-
-
-def _wrap_post(side: NixlTransfers, original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def transfer(handle: object, *args: Any, **kwargs: Any) -> object:
-        side.report.note(WRITE, side.posted, handle, now())
-        return original(handle, *args, **kwargs)
-
-    return transfer
-
-
-def _wrap_telemetry(side: NixlTransfers, original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def get_xfer_telemetry(handle: object) -> object:
-        telemetry = original(handle)
-        side.report.note(WRITE, side.note_telemetry, handle, telemetry)
-        return telemetry
-
-    return get_xfer_telemetry
-
-
-def _wrap_poll(
-    side: NixlTransfers, original: Callable[..., tuple[set[str], set[str]]]
-) -> Callable[..., tuple[set[str], set[str]]]:
-    @functools.wraps(original)
-    def _pop_done_transfers(transfers: object) -> tuple[set[str], set[str]]:
-        result = original(transfers)
-        if result[0] or result[1]:
-            side.report.note(WRITE, side.polled, *result, now())
-        return result
-
-    return _pop_done_transfers
-
-
-def _wrap_results(side: NixlTransfers, original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def get_transfer_results() -> object:
-        results = original()
-        side.report.note(RECEIVED, side.received, results, now())
-        return results
-
-    return get_transfer_results

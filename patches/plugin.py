@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 
 STEP_LOG_VARIABLE = "AGENTIC_STEP_LOG_PATH"
 """Turns the step probe on; `<dir>/engine_step.jsonl` puts the rings at `<dir>/engine_step.<role>.<pid>.ring`."""
@@ -23,62 +24,54 @@ def register() -> None:
     step_log = os.environ.get(STEP_LOG_VARIABLE)
     transfer_log = os.environ.get(TRANSFER_LOG_VARIABLE)
     if os.environ.get(NAME_DEATHS_VARIABLE) == "1":
-        _run_guarded("names of deaths", _name_deaths)
+        with _guard("names of deaths"):
+            from . import child_deaths, stalls
+
+            child_deaths.name_child_deaths()
+            stalls.claim_fault_handler()
     if os.environ.get(CPU_CONNECTORS_VARIABLE) == "1":
-        _run_guarded("AMX tiles", _request_amx)
-        _run_guarded("CPU connector shims", _adapt_connectors)
+        _make_fit_for_a_cpu()
     if os.environ.get(REPAIRS_VARIABLE) == "1":
-        _run_guarded("repair of MultiConnector's metrics", _repair_faults)
+        with _guard("repair of MultiConnector's metrics"):
+            from . import repairs
+
+            repairs.skip_unregistered_metrics()
     if step_log:
-        _run_guarded("step probe", lambda: _install_probe(step_log))
+        with _guard("step probe"):
+            from . import stalls, step_probe
+
+            reason = step_probe.install(step_log).timing_reason
+            if reason is not None:
+                _say(f"step timing off: {reason} (pid {os.getpid()})")
+            stalls.watch_each_worker()
     if transfer_log:
-        _run_guarded("transfer probe", lambda: _install_transfer_probe(transfer_log))
+        with _guard("transfer probe"):
+            from . import transfer_probe
+
+            for hook, why in transfer_probe.install(transfer_log).misfits.items():
+                _say(f"transfer probe lacks {hook}: {why} (pid {os.getpid()})")
 
 
-def _name_deaths() -> None:
-    from . import child_deaths, stalls
+def _make_fit_for_a_cpu() -> None:
+    from . import cpu_connectors, cpu_engine
 
-    child_deaths.name_child_deaths()
-    stalls.claim_fault_handler()
-
-
-def _request_amx() -> None:
-    from . import cpu_engine
-
-    cpu_engine.request_amx_here_and_in_forks()
-
-
-def _adapt_connectors() -> None:
-    from . import cpu_connectors
-
-    for name, outcome in cpu_connectors.apply().items():
-        if outcome.failed:
-            print(f"[tracon] CPU shim for {name} not applied: {outcome.detail}", file=sys.stderr, flush=True)
+    with _guard("AMX tiles"):
+        cpu_engine.request_amx_here_and_in_forks()
+    with _guard("run of the model before the first request"):
+        cpu_engine.warm_each_worker()
+    with _guard("CPU connector shims"):
+        for name, outcome in cpu_connectors.apply().items():
+            if outcome.failed:
+                _say(f"CPU shim for {name} not applied: {outcome.detail}")
 
 
-def _repair_faults() -> None:
-    from . import repairs
-
-    repairs.skip_unregistered_metrics()
-
-
-def _install_probe(step_log: str) -> None:
-    from . import step_probe
-
-    reason = step_probe.install(step_log).timing_reason
-    if reason is not None:
-        print(f"[tracon] step timing off: {reason} (pid {os.getpid()})", file=sys.stderr, flush=True)
-
-
-def _install_transfer_probe(folder: str) -> None:
-    from . import transfer_probe
-
-    for hook, why in transfer_probe.install(folder).misfits.items():
-        print(f"[tracon] transfer probe lacks {hook}: {why} (pid {os.getpid()})", file=sys.stderr, flush=True)
-
-
-def _run_guarded(what: str, action: Callable[[], None]) -> None:
+@contextlib.contextmanager
+def _guard(what: str) -> Iterator[None]:
     try:
-        action()
+        yield
     except Exception as error:  # noqa: BLE001 - whatever goes wrong in here, the engine must come up
-        print(f"[tracon] {what} off in pid {os.getpid()}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        _say(f"{what} off in pid {os.getpid()}: {type(error).__name__}: {error}")
+
+
+def _say(text: str) -> None:
+    print(f"[tracon] {text}", file=sys.stderr, flush=True)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from .hooks import replace_once
+
 MULTI_CONNECTOR = "vllm.distributed.kv_transfer.kv_connector.v1.multi_connector"
-_MARK = "_tracon_repaired"
 
 
 def skip_unregistered_metrics() -> None:
@@ -22,17 +23,17 @@ def skip_unregistered_metrics() -> None:
     MultiConnector ends the API server (vllm-project/vllm issue 43828, open in 0.32).
     """
     metrics: Any = importlib.import_module(MULTI_CONNECTOR).MultiKVConnectorPromMetrics
-    original = metrics.observe
-    if hasattr(original, _MARK):
-        return
-    names = tuple(inspect.signature(original).parameters)
+    names = tuple(inspect.signature(metrics.observe).parameters)
     if names != ("self", "transfer_stats_data", "engine_idx"):
         raise TypeError(f"MultiKVConnectorPromMetrics.observe has the parameters ({', '.join(names)})")
 
+    replace_once(metrics, "observe", _wrap_observe, "_tracon_repaired")
+
+
+def _wrap_observe(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def observe(self: Any, transfer_stats_data: Mapping[str, object], engine_idx: int = 0) -> None:  # noqa: ANN401
         registered = {name: data for name, data in transfer_stats_data.items() if name in self._prom_metrics}
         original(self, registered, engine_idx)
 
-    setattr(observe, _MARK, True)
-    metrics.observe = observe
+    return observe

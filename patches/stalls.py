@@ -1,5 +1,6 @@
 """A step that stalls leaves the stacks of all threads in the engine's log.
 
+In a process with a scheduler a step is the scheduler's; in a process that has a worker alone, what the worker executes.
 A daemon thread looks once a second whether the open step is still the same. After `limit_s` of the same step it writes
 one line that names the innermost frame, then every stack. It cannot run while a step holds the GIL: the C thread of
 faulthandler, which it re-arms each second, then writes "Timeout" and every stack.
@@ -9,17 +10,24 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
+
+from .hooks import replace_on_instance
+from .workers import change_each_worker
 
 LIMIT_VARIABLE = "TRACON_STALL_S"
 """Seconds after which a step counts as stalled; 0 turns the watch off."""
 LIMIT_S = 5.0
 POLL_S = 1.0
+STACKS_S = 0.1
+"""A stopped process wakes faulthandler's thread and ours together: how long ours lets the other one go first."""
 PACKAGES = "/site-packages/"
 MAX_STALLS = 20
 """Stalls per engine process whose stacks are written; the watch ends afterwards."""
@@ -38,6 +46,57 @@ def claim_fault_handler() -> None:
 def read_limit() -> float:
     """The limit in seconds. Raises ValueError where the variable is no number."""
     return float(os.environ.get(LIMIT_VARIABLE) or LIMIT_S)
+
+
+def begin_watch(open_step: Callable[[], int | None]) -> None:
+    """Watch this thread's steps unless the environment turns that off; never raises."""
+    try:
+        limit_s = read_limit()
+        if limit_s > 0:
+            StallWatch(open_step, limit_s).begin()
+    except Exception as error:  # noqa: BLE001 - the engine must come up
+        _write_line(f"stalled steps are not reported: {type(error).__name__}: {error} (pid {os.getpid()})")
+
+
+def watch_each_worker() -> None:
+    """Watch every worker that has a process of its own; beside a scheduler, the scheduler's steps cover it."""
+    change_each_worker(_watch_own_process, "_tracon_watched")
+
+
+def _watch_own_process(worker: Any) -> None:  # noqa: ANN401 - a class of vLLM's
+    parallel = getattr(worker, "parallel_config", None)
+    if getattr(parallel, "distributed_executor_backend", None) == "uni":
+        return
+    calls = WorkerCalls()
+    for method in ("execute_model", "sample_tokens"):
+        why = replace_on_instance(worker, method, 1, calls.wrap)
+        if why is not None:
+            _write_line(f"a stall in {method} is not reported: {why} (pid {os.getpid()})")
+
+
+class WorkerCalls:
+    """What a worker executes, one call after another; the first one begins the watch, in the thread that executes."""
+
+    def __init__(self) -> None:
+        self._begun = 0
+        self._running = False
+
+    def open_call(self) -> int | None:
+        return self._begun if self._running else None
+
+    def wrap(self, original: Callable[..., object]) -> Callable[..., object]:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> object:
+            if self._begun == 0:
+                begin_watch(self.open_call)
+            self._begun += 1
+            self._running = True
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._running = False
+
+        return call
 
 
 class StallWatch:
@@ -62,10 +121,13 @@ class StallWatch:
         try:
             while self.stalls < MAX_STALLS:
                 faulthandler.dump_traceback_later(self._limit_s, exit=False, file=2)
-                before = time.monotonic()
                 time.sleep(poll_s)
                 now = time.monotonic()
-                self.look(now, now - before if now - before > self._limit_s else 0.0)
+                gap_s = now - self._looked_s
+                if gap_s > self._limit_s:
+                    time.sleep(STACKS_S)
+                faulthandler.cancel_dump_traceback_later()  # waits for what it writes: its stacks come before our line
+                self.look(now, gap_s if gap_s > self._limit_s else 0.0)
             _write_line(f"{MAX_STALLS} steps stalled: further ones are not reported (pid {os.getpid()})")
         except Exception as error:  # noqa: BLE001 - a thread of the engine: it must end without a traceback
             _write_line(f"stalled steps are not reported: {type(error).__name__}: {error} (pid {os.getpid()})")

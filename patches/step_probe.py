@@ -7,15 +7,13 @@ a module path and MultiConnector alike. The step's id travels to the workers on 
 from __future__ import annotations
 
 import functools
-import os
-import sys
 from collections.abc import Callable
 from typing import Protocol
 
 from . import hooks
-from .engine_steps import EngineSteps, Scheduler, time_scheduler_connector, wrap_init, wrap_schedule, wrap_update
-from .hooks import HookCheck, check_hooks, replace_on_class
-from .stalls import StallWatch, read_limit
+from .engine_steps import EngineSteps, Scheduler, time_scheduler_connector, wrap_schedule, wrap_update
+from .hooks import HookCheck, check_hooks, replace_on_class, surround
+from .stalls import begin_watch
 from .worker_steps import WorkerSteps, time_worker_connector
 
 _MARK = "_tracon_wrapped"
@@ -32,10 +30,11 @@ def install(log_path: str) -> HookCheck:
     check = check_hooks()
     engine = EngineSteps(log_path, check)
 
-    def watch(scheduler: Scheduler) -> None:
-        watch_stalls(scheduler, engine)
+    def constructed(_: None, scheduler: Scheduler, *__: object) -> None:
+        engine.constructed(scheduler)
+        begin_watch(lambda: engine.open_step(scheduler))
 
-    replace_on_class(hooks.SCHEDULER_INIT, check, lambda original: wrap_init(original, engine, watch), _MARK)
+    replace_on_class(hooks.SCHEDULER_INIT, check, surround(after=constructed), _MARK)
     replace_on_class(hooks.SCHEDULE, check, lambda original: wrap_schedule(original, engine), _MARK)
     replace_on_class(hooks.UPDATE, check, lambda original: wrap_update(original, engine), _MARK)
     replace_on_class(
@@ -47,17 +46,6 @@ def install(log_path: str) -> HookCheck:
         _MARK,
     )
     return check
-
-
-def watch_stalls(scheduler: Scheduler, engine: EngineSteps) -> None:
-    """Report steps of this scheduler that stall, where the environment does not turn that off; never raises."""
-    try:
-        limit_s = read_limit()
-        if limit_s > 0:
-            StallWatch(lambda: engine.open_step(scheduler), limit_s).begin()
-    except Exception as error:  # noqa: BLE001 - the engine must come up
-        why = f"{type(error).__name__}: {error}"
-        print(f"[tracon] stalled steps are not reported: {why} (pid {os.getpid()})", file=sys.stderr, flush=True)
 
 
 def wrap_create_connector(

@@ -28,7 +28,6 @@ MAX_BYTES = 64 << 20
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 Line = Mapping[str, Any]
-Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class TransferLog:

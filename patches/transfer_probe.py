@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from . import engine_transfers, hooks, mooncake_transfers, nixl_transfers
-from .engine_transfers import EngineTransfers, watch_scheduler_connector, wrap_init, wrap_promote, wrap_schedule
-from .hooks import HookCheck, Method, check_hooks, method_misfit, replace_on_instance
+from .engine_transfers import EngineTransfers, watch_scheduler_connector, wrap_promote, wrap_schedule
+from .hooks import HookCheck, Method, Wrap, check_hooks, method_misfit, replace_on_instance, surround
 from .mooncake_transfers import MooncakeTransfers
 from .nixl_transfers import NixlTransfers
 from .step_probe import Role
-from .transfer_log import Report, TransferLog, Wrap
+from .transfer_log import Report, TransferLog
 
 WORKER_EVENTS = (
     "send_ready", "load_started", "pull_sent", "metadata_received", "write", "write_submit", "response_sent",
@@ -37,7 +37,7 @@ def install(folder: str) -> HookCheck:
     def wrap(hook: Method, make: Callable[[Any], Any]) -> None:
         hooks.replace_on_class(hook, check, make, _MARK)
 
-    wrap(engine_transfers.SCHEDULER_INIT, lambda original: wrap_init(original, engine))
+    wrap(engine_transfers.SCHEDULER_INIT, surround(after=lambda *_: engine.constructed()))
     wrap(engine_transfers.SCHEDULE, lambda original: wrap_schedule(original, engine))
     wrap(engine_transfers.PROMOTE, lambda original: wrap_promote(original, engine))
     wrap(

@@ -10,23 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from results.report.content import ReportText
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from results.records.layout import RunLayout
-    from results.report.table import Table
+    from results.report.chart import Chart
 
 Analysis = TypeVar("Analysis")
-
-
-@dataclass(frozen=True, slots=True)
-class ReportText:
-    """A report without its figures."""
-
-    opening: str
-    tables: tuple[Table, ...]
-    limits: tuple[str, ...]
-    """What its numbers do not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +47,8 @@ class ExperimentResults(Generic[Analysis]):
     report: Callable[[Analysis], ReportText]
     curves: Callable[[Analysis, int], RenderableType | None] | None = None
     """For a terminal of this many columns, below the report's tables; returns None where there is nothing to draw."""
+    charts: Callable[[Analysis], tuple[Chart, ...]] | None = None
+    """For the console, as sections of their own."""
     page: Callable[[Analysis, Path, int], RenderableType] | None = None
     """The result on one page, of the run in this folder, for a terminal of this many columns; shown when a run ends."""
     compare: Callable[[Path, Path], Compared] | None = None

@@ -12,7 +12,7 @@ from tests import house_counts
 
 ROW = re.compile(r"^\| `([\w/]+\.py)` \| [^|]+ \| ([^|]+) \|$", re.MULTILINE)
 BACK = re.compile(r"back in `([\w/]+\.py)`")
-MOST_MODULES = 27
+MOST_MODULES = 26
 """46 at e7ebcb5."""
 
 

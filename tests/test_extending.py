@@ -119,9 +119,9 @@ def test_a_run_of_it_is_listed_reported_and_shown_in_the_console(toy: str, tmp_p
     }
     compared = tracon("compare", str(folder), str(folder))
     assert "its configs are compared within it" in str(compared.exception)
-    analysis = analyse_folder(folder, NAME).analysis
-    assert isinstance(analysis, Report)
-    assert [table.title for table in analysis.sections.values()] == ["Engine starts"]
+    shown = analyse_folder(folder, NAME).report
+    assert isinstance(shown, Report)
+    assert [table.title for table in shown.sections.values()] == ["Engine starts"]
 
 
 def test_a_name_is_registered_once(toy: str) -> None:

@@ -131,7 +131,7 @@ MAY_NAME_FILES = {
     "results/records/rings.py",  # the ring's name is the probe's
     "results/report/figure_files.py",  # <stem>.csv in the folder of figures
     "results/pd_lifecycle/load.py",  # names the plan in a gap
-    "results/connector_tax/success_criteria.py",  # the same
+    "results/connector_tax/verdicts.py",  # the same
     "runners/standalone_engine.py",  # an engine that belongs to no run
     "runners/experiments/routing/transfers.py",  # the model's own config.json
 }

@@ -8,7 +8,7 @@ from pathlib import Path
 from console import format as say
 from console.feed import Picture
 from console.glyphs import TONES, Glyphs
-from console.panels.panel import Fact, Look, Opening, Panel, PanelKind, Place
+from console.panels.panel import Fact, Look, Opening, PanelKind, Place, TablePanel
 from console.widgets.table import Cell, Column, Row, Table, cell
 from state.view import FeedLine, RunView
 
@@ -67,19 +67,15 @@ def event_detail(view: RunView, key: str) -> list[Fact]:
     return [("time", say.moment(line.t_unix_s)), ("level", line.level), ("about", line.subject), ("text", line.text)]
 
 
-class EventsPanel(Panel):
+class EventsPanel(TablePanel):
     """The feed; with `about`, only the events about these subjects."""
 
     GROWS = True
+    EMPTY = "nothing has happened yet"
 
     def __init__(self, look: Look, run_folder: Path, *, id: str, about: frozenset[str] = frozenset()) -> None:
-        self._table = Table(empty="nothing has happened yet")
-        super().__init__(look, run_folder, self._table, id=id)
+        super().__init__(look, run_folder, id=id)
         self.about = about
-
-    @property
-    def table(self) -> Table:
-        return self._table
 
     def show(self, picture: Picture) -> None:
         width = self.table.room

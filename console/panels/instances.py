@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from console.feed import Picture
 from console.glossary import Entry
 from console.glyphs import Glyphs
-from console.panels.panel import Look, Opening, Panel, PanelKind, Place
-from console.rows.instances import instance_numbers, instance_state, is_current, ordered, tone_of
+from console.panels.panel import Opening, PanelKind, Place, TablePanel
+from console.rows.instances import instance_numbers, instance_state, is_current, order_instances, tone_of
 from console.widgets.table import Cell, Column, Row, Table, cell
 from results.report.terms import term
 from state.view import InstanceView, RunView
@@ -55,7 +53,7 @@ _PERCENTILES = (
 
 def instance_rows(picture: Picture, glyphs: Glyphs, columns: tuple[Column, ...]) -> tuple[Row, ...]:
     """Live instances first, then those that are gone, newest first."""
-    return tuple(instance_row(picture, instance, glyphs, columns) for instance in ordered(picture.view))
+    return tuple(instance_row(picture, instance, glyphs, columns) for instance in order_instances(picture.view))
 
 
 def instance_row(picture: Picture, instance: InstanceView, glyphs: Glyphs, columns: tuple[Column, ...]) -> Row:
@@ -70,16 +68,10 @@ def instance_row(picture: Picture, instance: InstanceView, glyphs: Glyphs, colum
     return Row(instance.instance, cells)
 
 
-class InstancesPanel(Panel):
+class InstancesPanel(TablePanel):
     """Enter opens an instance on its own screen."""
 
-    def __init__(self, look: Look, run_folder: Path, *, id: str) -> None:
-        self._table = Table(empty="no instance has been launched yet")
-        super().__init__(look, run_folder, self._table, id=id)
-
-    @property
-    def table(self) -> Table:
-        return self._table
+    EMPTY = "no instance has been launched yet"
 
     def show(self, picture: Picture) -> None:
         columns = instance_columns(self.table.room)

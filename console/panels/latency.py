@@ -9,7 +9,7 @@ from textual.containers import Horizontal, Vertical
 from console.feed import Picture, now_of
 from console.panels.panel import Look, Panel, PanelKind, Place
 from console.rows.instances import tone_of
-from console.series import Series, points, window_text
+from console.series import Series, measured_points, window_text
 from console.widgets.plot import Plot
 from state.events import InstanceSampled, RoutedLatency
 from state.view import InstanceView
@@ -75,7 +75,7 @@ def _line(
         value: float | None = getattr(sample, name)
         return None if value is None else value * 1e3
 
-    return points(history, milliseconds, start)
+    return measured_points(history, milliseconds, start)
 
 
 PANEL = PanelKind("latency", "3", "Latency", "TTFT and TPOT over time", LatencyPanel, Place.RIGHT)

@@ -10,23 +10,23 @@ from textual.containers import Horizontal, Vertical
 
 from console import format as say
 from console.feed import Picture
-from console.findings import LIFECYCLE
 from console.glossary import Entry
 from console.panels.panel import Fact, Look, Opening, Panel, PanelKind, Place
 from console.rows.waterfall import (
     RESIDUAL_LIMIT,
-    keyed,
-    latest,
-    legend,
-    phase,
+    find_phase,
+    key_requests,
+    latest_requests,
+    list_phases,
     share_text,
     waterfall_columns,
     waterfall_rows,
 )
 from console.widgets.lines import Lines
-from console.widgets.rate_plot import Curve, RatePlot, RatePoint
+from console.widgets.rate_plot import RatePlot
 from console.widgets.section_bar import SectionBar
 from console.widgets.table import Cell, Column, Row, Span, Table, cell
+from results.report.chart import Chart, Line, Point
 from results.report.terms import term
 from state.lifecycle import LifecycleView, MeasuredRequest, Overhead, bandwidths, counted, overheads, worst_residual
 from state.run import CellState
@@ -50,15 +50,15 @@ _PHASES_WATCHED = {
 
 def is_disaggregated(view: RunView) -> bool:
     """The run breaks requests down into phases."""
-    return view.lifecycle is not None or view.plan.experiment == LIFECYCLE
+    return view.lifecycle is not None or any(cell.kind == "lifecycle" for cell in view.plan.cells)
 
 
-def nothing(picture: Picture) -> str:
+def explain_absence(picture: Picture) -> str:
     """The text in place of requests."""
     return "no request of this run has been broken down" + (" yet" if picture.live else "")
 
 
-def head(picture: Picture, view: LifecycleView) -> Cell:
+def describe_requests(picture: Picture, view: LifecycleView) -> Cell:
     """Cells, requests that count, discarded ones, the worst residual, warm-ups."""
     own = [each for each in picture.view.cells.values() if each.cell in view.cells]
     stages = {each.plan.stage for each in own}
@@ -84,7 +84,7 @@ def request_facts(request: MeasuredRequest) -> list[Fact]:
         ("size", f"{size}; repetition {event.repetition}"),
         ("counts", f"no: {event.discarded}" if event.discarded else "no: a warm-up" if event.warmup else "yes"),
         *(
-            (phase(name, place).label, f"{say.digits(ms)} ms")
+            (find_phase(name, place).label, f"{say.digits(ms)} ms")
             for place, (name, ms) in enumerate(event.phases_ms.items())
         ),
     ]
@@ -99,13 +99,14 @@ def request_facts(request: MeasuredRequest) -> list[Fact]:
 # -- over all requests ------------------------------------------------------------------------------------------
 
 
-def bandwidth_curve(view: LifecycleView) -> tuple[Curve, ...]:
+def bandwidth_chart(view: LifecycleView) -> Chart:
     """Bandwidth of the write over the megabytes moved: median, least and most."""
     points = tuple(
-        RatePoint(float(f"{each.bytes / 1e6:.3g}"), each.median_gbps, each.low_gbps, each.high_gbps)
+        Point(float(f"{each.bytes / 1e6:.3g}"), each.median_gbps, each.low_gbps, each.high_gbps)
         for each in bandwidths(view)
     )
-    return (Curve("write, median and range", "series-1", points),) if points else ()
+    lines = (Line("write, median and range", points),) if points else ()
+    return Chart("Bandwidth", "MB moved", "Gbit/s over MB moved", lines)
 
 
 def overhead_columns(view: LifecycleView, width: int) -> tuple[Column, ...]:
@@ -204,7 +205,7 @@ class LifecyclePanel(Panel):
 
     def open_row(self, table: Table, key: str, picture: Picture) -> Opening | None:
         view = picture.view.lifecycle
-        request = None if view is None or table is self.overheads else dict(keyed(view.requests)).get(key)
+        request = None if view is None or table is self.overheads else dict(key_requests(view.requests)).get(key)
         return None if request is None else Opening("Request", request_facts(request))
 
     def follows_after(self, table: Table, *, at_end: bool) -> bool | None:
@@ -213,9 +214,9 @@ class LifecyclePanel(Panel):
     def show(self, picture: Picture) -> None:
         self._view = picture.view.lifecycle
         if self._view is None:
-            self._head.show_lines(((nothing(picture), "dim"),))
+            self._head.show_lines(((explain_absence(picture), "dim"),))
         else:
-            self._head.show_lines(head(picture, self._view))
+            self._head.show_lines(describe_requests(picture, self._view))
         self._draw()
 
     def _draw(self) -> None:
@@ -236,7 +237,7 @@ class LifecyclePanel(Panel):
             self._show_requests(view, width)
         if self._plot.display:
             self._plot.marker = self.look.marker
-            self._plot.show_curves(bandwidth_curve(view), "Gbit/s over MB moved")
+            self._plot.show_chart(bandwidth_chart(view), lambda _: "series-1")
         if self._cost.display:
             room = width // 2 if together else width
             columns = overhead_columns(view, room - 1)
@@ -244,8 +245,8 @@ class LifecyclePanel(Panel):
             self.overheads.show(columns, overhead_rows(view, columns))
 
     def _show_requests(self, view: LifecycleView, width: int) -> None:
-        requests = latest(view)
-        self._legend.show_lines(*legend(requests, self.look.marker, width))
+        requests = latest_requests(view)
+        self._legend.show_lines(*list_phases(requests, self.look.marker, width))
         columns = waterfall_columns(width - 1)
         made = waterfall_rows(requests, columns, width - 1, self.look.glyphs, self.look.marker)
         self._requests.show(columns, made)

@@ -10,9 +10,8 @@ from console.glossary import Entry
 from console.glyphs import Glyphs
 from console.panels.panel import Fact, Look, Opening, Panel, PanelKind, Place
 from console.pasts import Past
-from console.rows.instances import tone_of
-from console.rows.routing import is_current, is_routed, nothing, place_of
-from console.themes import SERIES
+from console.rows.instances import routed_tone
+from console.rows.routing import explain_absence, is_current, is_routed, place_of
 from console.widgets.lines import Lines
 from console.widgets.table import Cell, Column, Row, Span, Table, cell
 from console.widgets.timeline import Arrow, Band, Scene, Timeline, lines_for
@@ -38,7 +37,7 @@ SIGNS = {
 MARGIN_S = 1.0
 
 
-def outcome(migration: Migration) -> str:
+def name_outcome(migration: Migration) -> str:
     """The phase; of a finished migration, how the target served the request."""
     done = migration.phase == "done"
     return migration.reason if done and migration.reason in TONES else "transferred" if done else migration.phase
@@ -60,12 +59,18 @@ def cell_shown(picture: Picture) -> str:
     return routing.cell if routing is not None else ""
 
 
+def migrations_of(picture: Picture, cell_id: str) -> tuple[Migration, ...]:
+    """The cell's migrations and refusals that the view holds, oldest first."""
+    moved = picture.view.migrations
+    return () if moved is None else moved.of(cell_id)
+
+
 def counts_of(picture: Picture, cell_id: str) -> MigrationCounts:
     moved = picture.view.migrations
     return MigrationCounts(cell_id, 0) if moved is None else moved.counts_of(cell_id)
 
 
-def head(picture: Picture, cell_id: str) -> Cell:
+def describe_cell(picture: Picture, cell_id: str) -> Cell:
     """The cell, its policy, and the amount moved."""
     counts, past = counts_of(picture, cell_id), picture.pasts.get(cell_id)
     cells = cells_of(picture)
@@ -79,7 +84,7 @@ def head(picture: Picture, cell_id: str) -> Cell:
     )
 
 
-def ends(counts: MigrationCounts) -> Cell:
+def count_outcomes(counts: MigrationCounts) -> Cell:
     """Migrations by outcome, in the tones of their arrows, and refusals by reason."""
     done = counts.by_phase.get("done", {})
     recomputed, unneeded = done.get("recomputed", 0), done.get("unneeded", 0)
@@ -101,7 +106,7 @@ def ends(counts: MigrationCounts) -> Cell:
 # -- over time ------------------------------------------------------------------------------------------------------
 
 
-def scene(picture: Picture, cell_id: str, window_s: float | None) -> Scene:
+def build_scene(picture: Picture, cell_id: str, window_s: float | None) -> Scene:
     """The cell's instances over its time, and its migrations as arrows."""
     past = picture.pasts.get(cell_id)
     if past is None or not past.pending:
@@ -114,11 +119,9 @@ def scene(picture: Picture, cell_id: str, window_s: float | None) -> Scene:
     start = start if window_s is None else max(start, end - window_s)
     places = {name: place for place, name in enumerate(past.instances)}
     bands = tuple(Band(name, _tone(picture, past, name), _points(past, name, start)) for name in places)
-    moved = picture.view.migrations
-    rows = () if moved is None else moved.of(cell_id)
     arrows = tuple(
-        Arrow(row.t_unix_s, places[row.source], places[row.target], TONES[outcome(row)])
-        for row in rows
+        Arrow(row.t_unix_s, places[row.source], places[row.target], TONES[name_outcome(row)])
+        for row in migrations_of(picture, cell_id)
         if row.phase in ("started", "done", "failed") and row.source in places and row.target in places
     )
     return Scene(bands, arrows, start, end, past.step_s, _hot_above(picture, cell_id))
@@ -136,9 +139,7 @@ def _points(past: Past, name: str, start: float) -> tuple[tuple[float, float], .
 
 
 def _tone(picture: Picture, past: Past, name: str) -> str:
-    known = picture.view.instances.get(past.instances.get(name, name))
-    place = list(past.instances).index(name) if name in past.instances else 0
-    return f"series-{place % SERIES}" if known is None else tone_of(picture.view, known)
+    return routed_tone(picture.view, past.instances.get(name, name), list(past.instances).index(name))
 
 
 # -- the table ------------------------------------------------------------------------------------------------------
@@ -160,11 +161,10 @@ def migration_columns(width: int) -> tuple[Column, ...]:
 
 
 def migration_rows(picture: Picture, cell_id: str, shown: tuple[Column, ...], glyphs: Glyphs) -> tuple[Row, ...]:
-    """The cell's migrations and refusals that the view holds, oldest first."""
-    moved, past = picture.view.migrations, picture.pasts.get(cell_id)
+    past = picture.pasts.get(cell_id)
     made = []
-    for key, row in _keyed(() if moved is None else moved.of(cell_id)):
-        end = outcome(row)
+    for key, row in _keyed(migrations_of(picture, cell_id)):
+        end = name_outcome(row)
         cells = {
             "time": cell(say.clock(row.t_unix_s), "dim"),
             "session": cell(row.session),
@@ -174,7 +174,7 @@ def migration_rows(picture: Picture, cell_id: str, shown: tuple[Column, ...], gl
             "tokens": cell(_amount(row, say.tokens(row.external_tokens))),
             "bytes": cell(_amount(row, say.digits(None if row.bytes is None else row.bytes / 1e6))),
             "took": cell(_amount(row, say.short_ms(row.transfer_s))),
-            "why": cell(why(row), "dim"),
+            "why": cell(explain_reason(row), "dim"),
         }
         made.append(Row(key, tuple(cells[column.key] for column in shown), also=f"{row.migration} {row.reason}"))
     return tuple(made)
@@ -185,9 +185,9 @@ def _amount(row: Migration, text: str) -> str:
     return "" if row.phase == "refused" else text
 
 
-def why(row: Migration) -> str:
+def explain_reason(row: Migration) -> str:
     """The policy's reason in words."""
-    return row.text or (row.reason if outcome(row) != row.reason else "")
+    return row.text or (row.reason if name_outcome(row) != row.reason else "")
 
 
 def _way(picture: Picture, past: Past | None, row: Migration) -> Cell:
@@ -205,8 +205,7 @@ def _keyed(migrations: tuple[Migration, ...]) -> list[tuple[str, Migration]]:
 
 def migration_of(picture: Picture, cell_id: str, key: str) -> Migration | None:
     """The migration of a row; None where the view has dropped it."""
-    moved = picture.view.migrations
-    return dict(_keyed(() if moved is None else moved.of(cell_id))).get(key)
+    return dict(_keyed(migrations_of(picture, cell_id))).get(key)
 
 
 # -- one session ----------------------------------------------------------------------------------------------------
@@ -219,8 +218,8 @@ def migration_facts(row: Migration) -> list[Fact]:
         ("time", say.moment(row.t_unix_s)),
         ("session", f"{row.session}, turn {row.turn}"),
         ("way", f"{row.source} → {row.target}" if row.target else f"it stays at {row.source}"),
-        ("outcome", ": ".join(dict.fromkeys(part for part in (outcome(row), row.reason) if part))),
-        ("why", why(row) or say.NOT_MEASURED),
+        ("outcome", ": ".join(dict.fromkeys(part for part in (name_outcome(row), row.reason) if part))),
+        ("why", explain_reason(row) or say.NOT_MEASURED),
     ]
     if row.phase != "refused":
         facts += [
@@ -308,11 +307,11 @@ class MigrationsPanel(Panel):
         cell = self.cell
         self._ends.display = self.timeline.display = self._table.display = bool(cell)
         if not cell or not width:
-            self._head.show_lines(((nothing(picture), "dim"),))
+            self._head.show_lines(((explain_absence(picture), "dim"),))
             return
-        self._head.show_lines(head(picture, cell))
-        self._ends.show_lines(ends(counts_of(picture, cell)))
-        drawn = scene(picture, cell, self.look.window_s)
+        self._head.show_lines(describe_cell(picture, cell))
+        self._ends.show_lines(count_outcomes(counts_of(picture, cell)))
+        drawn = build_scene(picture, cell, self.look.window_s)
         room, bands = height - 2, max(1, len(drawn.bands))
         wanted = max(lines_for(bands, 1), int(SHARE * room))
         self.timeline.styles.height = max(3, min(wanted, lines_for(bands), room - TABLE_LEAST))
@@ -342,7 +341,7 @@ PANEL = PanelKind(
             "many failures, or one session that moves repeatedly: the threshold is too low",
         ),
         Entry(
-            "transfer",
+            "transfer (8)",
             term("transfer"),
             "engine counters, router's own stamps; – where they cannot say",
             "many ms per MB: see write bandwidth on Lifecycle",

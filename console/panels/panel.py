@@ -124,6 +124,21 @@ class Panel(Vertical):
         self.screen.set_focus(self.table)
 
 
+class TablePanel(Panel):
+    """A panel that is one table."""
+
+    EMPTY: ClassVar[str] = ""
+    """The text in place of rows."""
+
+    def __init__(self, look: Look, run_folder: Path, *, id: str) -> None:
+        self._table = Table(empty=self.EMPTY)
+        super().__init__(look, run_folder, self._table, id=id)
+
+    @property
+    def table(self) -> Table:
+        return self._table
+
+
 class Place(StrEnum):
     """Where a panel is on the dashboard."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,29 +13,22 @@ from textual.containers import VerticalScroll
 from textual.message import Message
 from textual.widgets import Static
 
+from console import format as say
 from console.export import export_content
 from console.feed import Picture
-from console.findings import FIRST, PAGE, SECTIONS, WHOLE, Analyst, Findings, Report, count_measured, list_sections
-from console.format import clock
+from console.findings import PAGE, Analyst, Findings, Report, count_measured, list_sections
 from console.panels.panel import Export, Look, Opening, Panel, PanelKind, Place
 from console.rows.instances import config_tone
 from console.widgets.rate_plot import RatePlot
 from console.widgets.section_bar import SectionBar
 from console.widgets.table import Table
+from results.report.chart import Chart
 
 if TYPE_CHECKING:
-    from console.rows.sections import Section
-    from console.widgets.rate_plot import Curve
-    from results.connector_tax.analyse import Analysis
+    from results.report.table import Table as ReportTable
 
-UNITS = {"ttft": "TTFT p90, ms", "tpot": "TPOT p90, ms per token", "throughput": "completed, req/s"}
-"""The curves by section, with what their values are."""
-BELOW_TAXES = "ttft"
-"""The curve that stands under the taxes where there is room."""
 PLOT_LINES = 11
 """A plot is not drawn beside a table with fewer lines than this."""
-TAX_LINES = 16
-"""Lines of the taxes, which scroll, that stay above their plot."""
 
 
 class ResultsPanel(Panel):
@@ -59,8 +52,8 @@ class ResultsPanel(Panel):
     def __init__(self, look: Look, run_folder: Path, *, id: str) -> None:
         self._bar = SectionBar()
         self._note = Static(id="results-note")
-        self._plot = RatePlot(empty="no cell of Phase A is measured yet")
-        self._table = Table()
+        self._plot = RatePlot(empty="nothing is measured yet")
+        self._table = Table(empty="none")
         self._text = Static(id="results-report")
         self._scroll = VerticalScroll(self._text)
         parts = (self._bar, self._note, self._table, self._plot, self._scroll)
@@ -68,17 +61,22 @@ class ResultsPanel(Panel):
         self._analyst = Analyst(run_folder, lambda findings: self.post_message(self.Analysed(findings)))
         self._findings: Findings | None = None
         self._drawn: tuple[object, ...] = ()
-        self._sections: Mapping[str, str] = SECTIONS
-        self.section = next(iter(SECTIONS))
+        self._sections = list_sections(None)
+        self._chosen = ""
 
     @property
     def table(self) -> Table:
         return self._table
 
     @property
-    def analysis(self) -> Analysis | Report | None:
+    def report(self) -> Report | None:
         """The newest analysis that succeeded."""
-        return self._findings.analysis if self._findings is not None else None
+        return self._findings.report if self._findings is not None else None
+
+    @property
+    def section(self) -> str:
+        """The open section: the first, until another is chosen."""
+        return self._chosen if self._chosen in self._sections else next(iter(self._sections))
 
     @property
     def busy(self) -> bool:
@@ -98,7 +96,7 @@ class ResultsPanel(Panel):
 
     def open(self, section: str) -> None:
         """Open a section at its beginning."""
-        self.section = section
+        self._chosen = section
         self._table.action_edge(0)
         self._scroll.scroll_home(animate=False)
 
@@ -116,46 +114,41 @@ class ResultsPanel(Panel):
         self.post_message(self.Redraw())
 
     def open_row(self, table: Table, key: str, picture: Picture) -> Opening | None:
-        analysis = self.analysis
-        if analysis is None or isinstance(analysis, Report):
+        part = self.report.sections.get(self.section) if self.report is not None else None
+        if self.report is None or part is None or isinstance(part, Chart):
             return None
-        from console.rows.result_detail import row_facts
+        from console.rows.report import row_facts, row_number
 
-        facts = row_facts(analysis, key)
-        return None if facts is None else Opening(*facts)
+        number = row_number(key)
+        if number is None:
+            return None
+        return Opening(part.rows[number][0] or part.title, row_facts(self.report.text.tables, part, number))
 
     def export(self) -> Export | None:
-        analysis, section = self.analysis, self.section
-        return None if analysis is None else Export(section, lambda: export_content(analysis, section))
+        report, section = self.report, self.section
+        return None if report is None else Export(section, lambda: export_content(report, section))
 
     def load(self, findings: Findings) -> None:
         """Keep this analysis, unless it failed and there is an older one."""
-        if findings.analysis is None and self.analysis is not None:
+        if findings.report is None and self.report is not None:
             self.border_subtitle = findings.trouble
             return
         self._findings = findings
-        self.border_subtitle = f"as of {clock(findings.made_unix_s)}"
+        self._sections = list_sections(self.report)
+        self.border_subtitle = f"as of {say.clock(findings.made_unix_s)}"
 
     def show(self, picture: Picture) -> None:
         self._analyst.look(picture.view)
-        self._sections = list_sections(self.analysis, picture.view.plan.experiment)
-        if self.section not in self._sections:
-            self.section = next(iter(self._sections))
         size = self.content_region.size
         key = (self._findings, self._analyst.busy, count_measured(picture.view) == 0, self.section, size, self.look)
         if key == self._drawn or not size.width:
             return
         self._drawn = key
         self._bar.show(self.section, self._sections)
-        analysis = self.analysis
-        if analysis is None:
-            self._say(self._why_nothing(picture))
-        elif isinstance(analysis, Report):
-            self._show_tables(analysis)
-        elif self.section == WHOLE:
-            self._show_report(analysis)
+        if self.report is None:
+            self._arrange(note=self._why_nothing(picture))
         else:
-            self._show_section(analysis, lambda config: config_tone(picture.view, config))
+            self._show_report(self.report, lambda name: config_tone(picture.view, name.partition(" (")[0]))
 
     def _why_nothing(self, picture: Picture) -> str:
         if self._findings is not None and self._findings.trouble:
@@ -164,78 +157,46 @@ class ResultsPanel(Panel):
             return "nothing is measured yet: the first numbers come once a cell is done"
         return "reading what is measured ..."
 
-    def _say(self, text: str) -> None:
-        self._arrange(note=text)
-
-    def _show_report(self, analysis: Analysis) -> None:
-        from results.connector_tax.report import terminal_tables
-
-        self._text.update(terminal_tables(analysis))
-        self._arrange(text=True)
-
-    def _show_tables(self, report: Report) -> None:
-        table = report.sections.get(self.section)
-        if table is None:
+    def _show_report(self, report: Report, tone_of: Callable[[str], str]) -> None:
+        part = report.sections.get(self.section)
+        if self.section == PAGE and report.page is not None:
+            self._text.update(report.page(self._width))
+            self._arrange(text=True)
+        elif part is None:
             from results.report.document import rich_tables
 
-            self._text.update(rich_tables(report.head, report.tables, report.unsaid))
+            self._text.update(rich_tables(report.text))
             self._arrange(text=True)
-            return
-        from console.rows.report import table_section
-
-        section = table_section(table, self._width, report.head if self.section == FIRST else "")
-        self._table.set_empty(section.empty)
-        self._table.show(section.columns, section.rows)
-        self._arrange(section.note, table=True)
+        elif isinstance(part, Chart):
+            self._show_chart(part, tone_of)
+        else:
+            is_first = report.text.tables[0] is part
+            self._show_table(part, tone_of, report.text.opening if is_first else "")
+            self._arrange(part.note, table=True)
 
     @property
     def _width(self) -> int:
         """Columns that a table has, or would have."""
         return self._table.room if self._table.display else self.content_region.width - 1
 
-    def _show_section(self, analysis: Analysis, tone: Callable[[str], str]) -> None:
-        from console.rows.measured import curves
+    def _show_table(self, table: ReportTable, tone_of: Callable[[str], str], paragraph: str = "") -> int:
+        """Returns the lines that it needs."""
+        from console.rows.report import table_section
 
-        curve = self.section if self.section in UNITS else BELOW_TAXES if self.section == "taxes" else ""
-        lines = curves(analysis, curve, tone) if curve else ()
-        section = self._section(analysis, lines, tone)
-        room = self.content_region.height - 1 - len(_lines(section.note, self.content_region.width))
-        needed = len(section.rows) + (2 if any(column.unit for column in section.columns) else 1)
-        spare = room - needed if self.section in UNITS else room - TAX_LINES
-        both = bool(lines) and spare >= PLOT_LINES
-        self._table.set_empty(section.empty)
+        section = table_section(table, self._width, tone_of, paragraph)
         self._table.show(section.columns, section.rows)
-        plot_only = self.section in UNITS and bool(lines) and not both
+        return len(section.rows) + (2 if any(column.unit for column in section.columns) else 1)
+
+    def _show_chart(self, chart: Chart, tone_of: Callable[[str], str]) -> None:
+        """The curves, and above them their numbers where there is room for both."""
+        from console.rows.report import chart_table
+
+        lines = self._show_table(chart_table(chart), tone_of) if chart.lines else 0
+        room = self.content_region.height - 1 - len(_wrap_note(chart.note, self.content_region.width))
+        both = 0 < lines <= room - PLOT_LINES
         self._plot.marker = self.look.marker
-        if lines and (both or plot_only):
-            self._plot.show_curves(lines, UNITS[curve], diagonal=curve == "throughput")
-        self._arrange(
-            section.note,
-            table=not plot_only,
-            plot=both or plot_only,
-            lines=min(needed, room - PLOT_LINES) if both else 0,
-        )
-
-    def _section(self, analysis: Analysis, lines: tuple[Curve, ...], tone: Callable[[str], str]) -> Section:
-        from console.rows import measured as rows_of_cells
-        from console.rows import results as rows
-
-        width = self._width
-        if self.section == PAGE:
-            from console.rows.page import page
-
-            return page(analysis, self.run_folder, width, self.look.glyphs, tone)
-        if self.section == "taxes":
-            return rows.tax_section(analysis, width, tone)
-        if self.section == "verdicts":
-            return rows.verdict_section(analysis, width, self.look.glyphs)
-        if self.section == "rates":
-            return rows.rate_section(analysis, width, tone)
-        if self.section == "cells":
-            return rows_of_cells.cell_section(analysis, width, tone)
-        if self.section == "gaps":
-            return rows_of_cells.gap_section(analysis, width)
-        return rows_of_cells.curve_section(lines, self.section, width, tone)
+        self._plot.show_chart(chart, tone_of)
+        self._arrange(chart.note, table=both, plot=True, lines=lines if both else 0)
 
     def _arrange(
         self, note: str = "", *, table: bool = False, plot: bool = False, text: bool = False, lines: int = 0
@@ -243,14 +204,14 @@ class ResultsPanel(Panel):
         """Show these parts; `lines`: of the table where the plot takes the rest, 0 = all there are."""
         ours = self.has_focus_within or (self.screen.focused is None and self.screen.is_current)
         self._note.display = bool(note)
-        self._note.update(Text("\n".join(_lines(note, self.content_region.width))))
+        self._note.update(Text("\n".join(_wrap_note(note, self.content_region.width))))
         self._table.display, self._plot.display, self._scroll.display = table, plot, text
         self._table.styles.height = lines or "1fr"
         if ours:
             self.focus_content()
 
 
-def _lines(note: str, width: int) -> list[str]:
+def _wrap_note(note: str, width: int) -> list[str]:
     return textwrap.wrap(note, max(20, width))
 
 
@@ -258,10 +219,10 @@ PANEL = PanelKind(
     "results",
     "6",
     "Results",
-    "what is measured so far: taxes, verdicts, rates, curves, cells, gaps, or the tables of the run's report",
+    "what is measured so far: the run on one page, every table of its report, curves, the whole report",
     ResultsPanel,
     Place.ALONE,
     command=("tracon", "report", "{run}"),
     steps_through="section",
-    exports="save the numbers of the open section as a CSV or JSON file in the run's folder",
+    exports="save the open table or curve as CSV, the page or the report as Markdown, in the run's folder",
 )

@@ -12,8 +12,9 @@ from console.feed import Picture
 from console.glossary import Entry
 from console.glyphs import Glyphs
 from console.panels.panel import Fact, Look, Opening, Panel, PanelKind, Place
-from console.rows.loads import color_of, load_columns, load_detail, load_rows, timed
-from console.rows.routing import age_s, engine_of, is_current, is_routed, is_running, nothing, place_of
+from console.rows.instances import routed_tone
+from console.rows.loads import has_ttft, load_columns, load_detail, load_rows
+from console.rows.routing import age_s, engine_of, explain_absence, is_current, is_routed, is_running, place_of
 from console.widgets.lines import Lines
 from console.widgets.table import Cell, Column, Row, Span, Table, cell
 from results.report.terms import term
@@ -39,7 +40,7 @@ WARNINGS = 3
 # -- head -----------------------------------------------------------------------------------------------------------
 
 
-def head(picture: Picture, routing: RoutingView) -> Cell:
+def describe_router(picture: Picture, routing: RoutingView) -> Cell:
     """Policy, age of the numbers, picks, sessions, TTFT, cell."""
     picks, current = sum(routing.latest.decisions.values()), is_current(picture, routing)
     return (
@@ -59,7 +60,7 @@ def _as_of(picture: Picture, routing: RoutingView) -> Span:
     return f"as of {say.clock(routing.latest_unix_s)}", "dim"
 
 
-def warnings(picture: Picture, routing: RoutingView, glyphs: Glyphs) -> tuple[Cell, ...]:
+def list_warnings(picture: Picture, routing: RoutingView, glyphs: Glyphs) -> tuple[Cell, ...]:
     """Alarms and instances that are not picked, a line each, at most `WARNINGS`."""
     if not is_current(picture, routing):
         return ()
@@ -118,8 +119,8 @@ def decision_columns(width: int) -> tuple[Column, ...]:
 
 def decision_rows(picture: Picture, routing: RoutingView, columns: tuple[Column, ...]) -> tuple[Row, ...]:
     """The decisions that the view holds, oldest first."""
-    colors = {load.instance: color_of(picture, place, load) for place, load in
-              enumerate(routing.latest.instances)}  # fmt: skip
+    colors = {load.instance: routed_tone(picture.view, engine_of(load), index)
+              for index, load in enumerate(routing.latest.instances)}  # fmt: skip
     rows = []
     for key, line in _keyed(routing):
         cells = {
@@ -197,15 +198,15 @@ class RoutingPanel(Panel):
         width, height = self.content_region.size
         self.loads.display = routing is not None
         if routing is None or not width:
-            self._head.show_lines(((nothing(picture), "dim"),))
+            self._head.show_lines(((explain_absence(picture), "dim"),))
             self._warnings.display = self._reason_line.display = self._lower.display = False
             return
-        lines = warnings(picture, routing, self.look.glyphs)
-        self._head.show_lines(head(picture, routing))
+        lines = list_warnings(picture, routing, self.look.glyphs)
+        self._head.show_lines(describe_router(picture, routing))
         self._warnings.show_lines(*lines)
         self._warnings.display = bool(lines)
         self._divide(height - 1 - len(lines), len(routing.latest.instances) + 2, width >= BESIDE)
-        columns = load_columns(width - 1, timed(picture, routing))
+        columns = load_columns(width - 1, has_ttft(picture, routing))
         self.loads.show(columns, load_rows(picture, routing, self.look.glyphs, columns))
         self._reason_line.show_lines(reason_line(routing))
         if self._lower.display:

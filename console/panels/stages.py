@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from console import format as say
 from console.feed import Picture
-from console.findings import ROUTING
 from console.glossary import Entry
 from console.glyphs import Glyphs
-from console.panels.panel import Fact, Look, Opening, Panel, PanelKind, Place
+from console.panels.panel import Fact, Opening, PanelKind, Place, TablePanel
 from console.rows.instances import config_tone
+from console.rows.routing import REPLAY, plans_replays
 from console.widgets.table import Cell, Column, Row, Table, cell
 from results.registry import is_measured
 from results.report.terms import term
@@ -39,10 +38,10 @@ REPLAY_NUMBERS = (
 NARROW_CELL_NUMBERS = (Column("ttft", "TTFT", 5, "p90"), Column("tpot", "TPOT", 5, "p90"))
 
 
-def stage_columns(width: int, experiment: str = "") -> tuple[Column, ...]:
+def stage_columns(width: int, *, replays: bool = False) -> tuple[Column, ...]:
     """State and name, then as many of a cell's numbers as fit beside 28 columns of name."""
     fixed = (Column("state", "state", 12, left=True), Column("name", "stage, cell", 13, left=True, flex=True))
-    numbers = [column for _, column in (REPLAY_NUMBERS if experiment == ROUTING else CELL_NUMBERS)]
+    numbers = [column for _, column in (REPLAY_NUMBERS if replays else CELL_NUMBERS)]
     while numbers and sum(column.width + 1 for column in numbers) > width - 13 - 28:
         numbers.pop()
     if len(numbers) < 2:
@@ -155,7 +154,7 @@ def cell_detail(view: CellView) -> list[Fact]:
         ("cell", view.cell),
         ("state", str(view.state) + (", degraded" if view.degraded else "")),
         ("config", view.plan.config or say.NOT_MEASURED),
-        ("policy" if view.plan.kind == "replay" else "load", view.plan.label),
+        ("policy" if view.plan.kind == REPLAY else "load", view.plan.label),
         ("attempts", ", ".join(f"{a.attempt} {a.state}{_spent(a.spent_s)}" for a in view.attempts) or "none yet"),
         ("estimated", say.duration(view.plan.estimated_s)),
         ("took", say.duration(view.observed_s)),
@@ -176,19 +175,13 @@ def _spent(seconds: float | None) -> str:
 # -- the panel ----------------------------------------------------------------------------------------------------
 
 
-class StagesPanel(Panel):
+class StagesPanel(TablePanel):
     """The tree; enter folds a stage or opens a cell."""
 
-    def __init__(self, look: Look, run_folder: Path, *, id: str) -> None:
-        self._table = Table(empty="no plan yet")
-        super().__init__(look, run_folder, self._table, id=id)
-
-    @property
-    def table(self) -> Table:
-        return self._table
+    EMPTY = "no plan yet"
 
     def show(self, picture: Picture) -> None:
-        columns = stage_columns(self.table.room, picture.view.plan.experiment)
+        columns = stage_columns(self.table.room, replays=plans_replays(picture.view))
         self.table.show(columns, stage_rows(picture, self.look.folded, self.look.glyphs, columns))
         running = picture.view.current_cells
         if self.look.follow and running:
@@ -215,12 +208,7 @@ PANEL = PanelKind(
     StagesPanel,
     Place.LEFT,
     entries=(
-        Entry(
-            "served",
-            term("effective throughput"),
-            "load client",
-            "below 95 % of the rate: the cell is saturated",
-        ),
+        Entry("served", term("effective throughput"), "load client", "below 95 % of the rate: the cell is saturated"),
         Entry("APC", term("APC"), "engine counters of the cell"),
         Entry("wall/span", term("replay amplification"), "replay client, trace"),
     ),

@@ -7,7 +7,7 @@ from pathlib import Path
 from console.feed import Picture
 from console.glossary import Entry
 from console.panels.panel import Look, Panel, PanelKind, Place
-from console.rows.instances import ordered, tone_of
+from console.rows.instances import order_instances, tone_of
 from console.widgets.histogram import Counts, Histogram
 from results.report.terms import term
 from state.view import InstanceView, RunView
@@ -15,7 +15,7 @@ from state.view import InstanceView, RunView
 HEADING = "Steps, share per bucket"
 
 
-def counts(view: RunView, instances: list[InstanceView]) -> tuple[Counts, ...]:
+def count_steps(view: RunView, instances: list[InstanceView]) -> tuple[Counts, ...]:
     """The step histograms of these instances."""
     return tuple(
         Counts(i.instance, tone_of(view, i), i.step_counts_total) for i in instances if sum(i.step_counts_total)
@@ -31,8 +31,8 @@ class StepsPanel(Panel):
         self.only = only
 
     def show(self, picture: Picture) -> None:
-        shown = [i for i in ordered(picture.view) if self.only in (None, i.instance)]
-        self._histogram.show(counts(picture.view, shown))
+        shown = [i for i in order_instances(picture.view) if self.only in (None, i.instance)]
+        self._histogram.show(count_steps(picture.view, shown))
 
 
 PANEL = PanelKind(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from console import format as say
 from console.feed import Picture, now_of
 from console.glyphs import Glyphs
 from console.themes import SERIES
 from console.widgets.table import Cell, cell
+from state.events import InstanceSampled
 from state.run import INSTANCE_ENDED, InstanceState
 from state.view import InstanceView, RunView
 
@@ -26,7 +29,13 @@ def tone_of(view: RunView, instance: InstanceView) -> str:
     return f"series-{list(view.instances).index(instance.instance) % SERIES}"
 
 
-def ordered(view: RunView) -> list[InstanceView]:
+def routed_tone(view: RunView, engine: str, index: int) -> str:
+    """An instance's colour by the name that the router's samples give its engine, else by its place there."""
+    known = view.instances.get(engine)
+    return f"series-{index % SERIES}" if known is None else tone_of(view, known)
+
+
+def order_instances(view: RunView) -> list[InstanceView]:
     live = list(view.live_instances)
     return live + [i for i in reversed(tuple(view.instances.values())) if i.state in INSTANCE_ENDED]
 
@@ -53,30 +62,24 @@ def is_current(picture: Picture, instance: InstanceView) -> bool:
 def instance_numbers(instance: InstanceView) -> dict[str, str]:
     """An instance's last numbers as text, by column."""
     last = instance.latest
-    if last is None:
-        return dict.fromkeys(_NUMBERS, say.NOT_MEASURED)
-    return {
-        "ttft_p50": say.ms(last.ttft_p50_s),
-        "ttft_p90": say.ms(last.ttft_p90_s),
-        "tpot_p50": say.ms(last.tpot_p50_s),
-        "tpot_p90": say.ms(last.tpot_p90_s),
-        "step_p50": say.us_as_ms(last.step_p50_us),
-        "step_p90": say.us_as_ms(last.step_p90_us),
-        "ttft": _pair(say.short_ms(last.ttft_p50_s), say.short_ms(last.ttft_p90_s)),
-        "tpot": _pair(say.ms(last.tpot_p50_s), say.ms(last.tpot_p90_s)),
-        "step": _pair(say.us_as_ms(last.step_p50_us), say.us_as_ms(last.step_p90_us)),
-        "running": say.whole(last.running),
-        "waiting": say.whole(last.waiting),
-        "pending": say.tokens(last.pending_prefill_tokens),
-        "kv": say.percent(last.kv_usage),
-    }
+    return {name: say.NOT_MEASURED if last is None else show(last) for name, show in _NUMBERS.items()}
 
 
-_NUMBERS = (
-    "ttft_p50", "ttft_p90", "tpot_p50", "tpot_p90", "step_p50", "step_p90", "ttft", "tpot", "step", "running",
-    "waiting",
-    "pending", "kv",
-)  # fmt: skip
+_NUMBERS: Mapping[str, Callable[[InstanceSampled], str]] = {
+    "ttft_p50": lambda last: say.ms(last.ttft_p50_s),
+    "ttft_p90": lambda last: say.ms(last.ttft_p90_s),
+    "tpot_p50": lambda last: say.ms(last.tpot_p50_s),
+    "tpot_p90": lambda last: say.ms(last.tpot_p90_s),
+    "step_p50": lambda last: say.us_as_ms(last.step_p50_us),
+    "step_p90": lambda last: say.us_as_ms(last.step_p90_us),
+    "ttft": lambda last: _pair(say.short_ms(last.ttft_p50_s), say.short_ms(last.ttft_p90_s)),
+    "tpot": lambda last: _pair(say.ms(last.tpot_p50_s), say.ms(last.tpot_p90_s)),
+    "step": lambda last: _pair(say.us_as_ms(last.step_p50_us), say.us_as_ms(last.step_p90_us)),
+    "running": lambda last: say.whole(last.running),
+    "waiting": lambda last: say.whole(last.waiting),
+    "pending": lambda last: say.tokens(last.pending_prefill_tokens),
+    "kv": lambda last: say.percent(last.kv_usage),
+}
 
 
 def _pair(first: str, second: str) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from console import format as say
 from console.feed import Picture
 from console.glyphs import Glyphs
-from console.rows.instances import tone_of
+from console.rows.instances import routed_tone
 from console.rows.routing import engine_of, is_current
-from console.themes import SERIES
 from console.widgets.table import Cell, Column, Row, cell
+from results.report.terms import term
 from state.events import RoutedLoad
 from state.routing import AlarmKind, LoadSample, RoutingView, alarms
 
@@ -20,7 +20,7 @@ NO_WORK = "_"
 """A second without pending prefill in the small curve; a second that was not sampled is blank."""
 
 
-def timed(picture: Picture, routing: RoutingView) -> bool:
+def has_ttft(picture: Picture, routing: RoutingView) -> bool:
     """The client reports which instance each answer came from."""
     return any(_ttft_s(picture, load) is not None for load in routing.latest.instances)
 
@@ -37,7 +37,7 @@ def load_columns(width: int, timed: bool = False) -> tuple[Column, ...]:
     ttft = (Column("ttft", "TTFT", 4, "p90"),) if timed else ()
     short = timed and not wide
     bar = Column("bar", "pending" if short else "pending prefill", 10 if short else 15, left=True)
-    past = (Column("past", "last minute", 28, left=True),) if wide else ()
+    past = (Column("past", "last minute", 23 if timed else 28, left=True),) if wide else ()
     return (
         Column("name", "instance", 12, left=True, flex=True),
         Column("state", "state", 24 if wide else 18, left=True),
@@ -64,7 +64,7 @@ def load_rows(picture: Picture, routing: RoutingView, glyphs: Glyphs, columns: t
     rows = []
     for place, load in enumerate(routing.latest.instances):
         mark = marks.get(load.instance)
-        color = color_of(picture, place, load)
+        color = routed_tone(picture.view, engine_of(load), place)
         cells = {
             "name": cell(load.instance, color),
             "state": _state(load, mark, glyphs) if current else cell(_state(load, mark, glyphs)[0][0], "dim"),
@@ -79,11 +79,6 @@ def load_rows(picture: Picture, routing: RoutingView, glyphs: Glyphs, columns: t
         }
         rows.append(Row(load.instance, tuple(cells[column.key] for column in columns)))
     return tuple(rows)
-
-
-def color_of(picture: Picture, place: int, load: RoutedLoad) -> str:
-    known = picture.view.instances.get(engine_of(load))
-    return f"series-{place % SERIES}" if known is None else tone_of(picture.view, known)
 
 
 def _state(load: RoutedLoad, mark: AlarmKind | None, glyphs: Glyphs) -> Cell:
@@ -133,9 +128,14 @@ def load_detail(routing: RoutingView, instance: str) -> list[tuple[str, str]]:
     return [
         ("state", "available" if load.available else f"not picked: {load.why}"),
         ("role", load.role),
-        ("BS", f"{load.num_requests} requests that have not ended"),
-        ("PP", f"{load.pending_prefill_tokens} uncached prompt tokens before their first token"),
-        ("OT", f"{load.ongoing_tokens} prompt tokens of requests that have not ended"),
-        ("sessions", f"{load.sessions} bound now"),
-        ("picks", f"{say.whole(load.picks)}, {say.percent(routing.shares[instance])} %"),
+        ("BS", _explained(f"{load.num_requests}", "router requests")),
+        ("PP", _explained(f"{load.pending_prefill_tokens}", "pending prefill tokens")),
+        ("OT", _explained(f"{load.ongoing_tokens}", "ongoing tokens")),
+        ("sessions", _explained(f"{load.sessions}", "bound sessions")),
+        ("picks", _explained(f"{say.whole(load.picks)}, {say.percent(routing.shares[instance])} %", "pick share")),
     ]
+
+
+def _explained(number: str, name: str) -> str:
+    """A number with what its term means."""
+    return f"{number}: {term(name).meaning}"

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from console.feed import Picture, now_of
-from console.findings import ROUTING
 from console.rows.instances import STALE_S
 from state.events import RoutedLoad
 from state.routing import RoutingView
 from state.run import CellState
 from state.view import RunView
 
+REPLAY = "replay"
+"""The kind of the cells whose requests go through a router."""
 _CELL_PARTS = 3
 """A cell that replays is named stage/policy/trial."""
 
 
 def is_routed(view: RunView) -> bool:
     """The run sends requests through a router."""
-    return view.routing is not None or view.plan.experiment == ROUTING
+    return view.routing is not None or plans_replays(view)
+
+
+def plans_replays(view: RunView) -> bool:
+    return any(cell.kind == REPLAY for cell in view.plan.cells)
 
 
 def is_current(picture: Picture, routing: RoutingView) -> bool:
@@ -39,9 +44,9 @@ def alarms_now(picture: Picture) -> tuple[str, ...]:
     return routing.alarms if routing is not None and is_current(picture, routing) else ()
 
 
-def nothing(picture: Picture) -> str:
+def explain_absence(picture: Picture) -> str:
     """The text in place of a router."""
-    if picture.view.plan.experiment == ROUTING:
+    if plans_replays(picture.view):
         return "no cell has been routed yet"
     return "no request of this run goes through a router"
 

@@ -10,7 +10,7 @@ from statistics import median
 from console import format as say
 from console.glyphs import Glyphs
 from console.themes import SERIES
-from console.widgets.table import Cell, Column, Row, Span, cell
+from console.widgets.table import Cell, Column, Row, Span, cell, flow_entries
 from state.events import LifecycleMeasured
 from state.lifecycle import LifecycleView, MeasuredRequest
 
@@ -52,17 +52,17 @@ PHASES: Mapping[str, Phase] = {
 its two parts."""
 
 
-def phase(name: str, place: int) -> Phase:
+def find_phase(name: str, place: int) -> Phase:
     """A phase by its name; an unknown one gets the tone of its position in the request."""
     return PHASES.get(name) or Phase(name.replace("_", " "), f"series-{place % SERIES}", name[:1] or "?")
 
 
-def latest(view: LifecycleView) -> tuple[MeasuredRequest, ...]:
+def latest_requests(view: LifecycleView) -> tuple[MeasuredRequest, ...]:
     """The requests that the waterfall shows."""
     return view.requests[-SHOWN:]
 
 
-def legend(requests: Sequence[MeasuredRequest], marker: str, width: int) -> tuple[Cell, ...]:
+def list_phases(requests: Sequence[MeasuredRequest], marker: str, width: int) -> tuple[Cell, ...]:
     """Every phase that occurs, with its median over those that count, on as many lines as it needs."""
     values_by_phase: dict[str, list[float]] = {}
     for request in requests:
@@ -70,24 +70,11 @@ def legend(requests: Sequence[MeasuredRequest], marker: str, width: int) -> tupl
             values_by_phase.setdefault(name, []).extend([ms] if ms is not None and request.counts else [])
     entries = []
     for place, (name, values) in enumerate(values_by_phase.items()):
-        each = phase(name, place)
+        each = find_phase(name, place)
         middle = say.digits(median(values)) if values else say.NOT_MEASURED
         sign = each.letter if marker == "letters" else BLOCK
         entries.append(((f"{sign} ", each.tone), (f"{each.label} ", ""), (f"{middle}  ", "dim")))
-    return _broken([((("median ms  ", "dim"),)), *entries] if entries else [], width)
-
-
-def _broken(entries: Sequence[Cell], width: int) -> tuple[Cell, ...]:
-    lines: list[list[Span]] = [[]]
-    room = width
-    for entry in entries:
-        length = sum(len(text) for text, _ in entry)
-        if length > room and lines[-1]:
-            lines.append([])
-            room = width
-        lines[-1] += entry
-        room -= length
-    return tuple(tuple(line) for line in lines)
+    return flow_entries([cell("median ms  ", "dim"), *entries] if entries else [], width)
 
 
 def waterfall_columns(width: int) -> tuple[Column, ...]:
@@ -125,7 +112,7 @@ def waterfall_rows(
     fixed = sum(column.width + 1 for column in shown if column.key != "phases")
     room, full_ms = max(1, width - fixed), span_ms(requests)
     made = []
-    for key, request in keyed(requests):
+    for key, request in key_requests(requests):
         event = request.event
         tone = "" if request.counts else "dim"
         cells = {
@@ -175,7 +162,7 @@ def _bar(request: MeasuredRequest, room: int, full_ms: float, marker: str) -> Ce
     ends = [round(sum_ms / full_ms * room) for sum_ms in accumulate(ms for _, _, ms in known)]
     spans: list[Span] = []
     for (place, name, _), begin, end in zip(known, (0, *ends), ends, strict=False):
-        each = phase(name, place)
+        each = find_phase(name, place)
         sign = each.letter if marker == "letters" else BLOCK
         spans.append((sign * (min(end, room) - min(begin, room)), each.tone))
     if ends[-1] > room:
@@ -186,6 +173,6 @@ def _bar(request: MeasuredRequest, room: int, full_ms: float, marker: str) -> Ce
     return tuple(span for span in spans if span[0])
 
 
-def keyed(requests: Iterable[MeasuredRequest]) -> list[tuple[str, MeasuredRequest]]:
+def key_requests(requests: Iterable[MeasuredRequest]) -> list[tuple[str, MeasuredRequest]]:
     """The requests with keys that stay the same while older ones fall out."""
     return [(f"{each.event.cell} {each.event.repetition} {each.t_unix_s!r}", each) for each in requests]

@@ -107,7 +107,6 @@ class ConsoleScreen(Screen[None]):
                 return
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        known = actions.BY_ID.get(action)
-        if known is not None and known.steers and self.tracon.options.read_only:
+        if self.tracon.options.read_only and actions.is_steering(action):
             return False
         return super().check_action(action, parameters)

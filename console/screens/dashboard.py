@@ -67,9 +67,6 @@ class DashboardScreen(SteeringScreen):
     def panel_around(self, widget: Widget) -> Panel:
         return next(each for each in widget.ancestors if isinstance(each, Panel))
 
-    def redraw(self) -> None:
-        """Draw what is seen, after a change of what or how to draw."""
-
     # -- arranging ----------------------------------------------------------------------------------------------
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from rich.text import Text
 from textual import on
@@ -17,14 +17,22 @@ from textual.widgets.option_list import Option
 
 from console.actions import Action, shell_text
 
-ESCAPE: list[BindingType] = [Binding("escape", "cancel", "Cancel", show=False)]
+Answer = TypeVar("Answer")
 
 
-class Confirm(ModalScreen[bool]):
+class Dialog(ModalScreen[Answer]):
+    """A window over the screen; escape closes it without an answer."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "Cancel", show=False)]
+
+    def action_cancel(self) -> None:
+        self.dismiss(None)
+
+
+class Confirm(Dialog[bool]):
     """Yes or no, with Cancel focused."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        *ESCAPE,
         Binding("left,up", "app.focus_previous", show=False),
         Binding("right,down", "app.focus_next", show=False),
     ]
@@ -50,9 +58,6 @@ class Confirm(ModalScreen[bool]):
     def answer(self, event: Button.Pressed) -> None:
         self.dismiss(event.button.id == "confirm")
 
-    def action_cancel(self) -> None:
-        self.dismiss(False)
-
 
 @dataclass(frozen=True, slots=True)
 class Offer:
@@ -63,11 +68,10 @@ class Offer:
     why_not: str
 
 
-class Menu(ModalScreen[str | None]):
+class Menu(Dialog[str]):
     """Every action on the run, with the equal command line of the highlighted one."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        *ESCAPE,
         Binding("x", "cancel", show=False),
         Binding("y", "copy", "Copy command", show=False),
     ]
@@ -111,14 +115,9 @@ class Menu(ModalScreen[str | None]):
         self.app.copy_to_clipboard(command)
         self.notify(command, title="copied")
 
-    def action_cancel(self) -> None:
-        self.dismiss(None)
 
-
-class Skip(ModalScreen[tuple[str, str] | None]):
+class Skip(Dialog[tuple[str, str]]):
     """Which cell, config or stage to leave out, and why."""
-
-    BINDINGS: ClassVar[list[BindingType]] = ESCAPE
 
     def __init__(self, run: str, targets: Sequence[tuple[str, str]]) -> None:
         super().__init__()
@@ -156,14 +155,11 @@ class Skip(ModalScreen[tuple[str, str] | None]):
             return
         self.dismiss((self._targets[index][0], self.query_one(Input).value.strip()))
 
-    def action_cancel(self) -> None:
-        self.dismiss(None)
 
-
-class Detail(ModalScreen[None]):
+class Detail(Dialog[None]):
     """Facts, one per line."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [*ESCAPE, Binding("enter,q", "cancel", show=False)]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter,q", "cancel", show=False)]
 
     def __init__(self, title: str, facts: Sequence[tuple[str, str]]) -> None:
         super().__init__()
@@ -178,6 +174,3 @@ class Detail(ModalScreen[None]):
                     yield Static(Text(label), classes="label")
                     yield Static(Text(text))
             yield Static(Text("esc closes"), classes="hint")
-
-    def action_cancel(self) -> None:
-        self.dismiss(None)

@@ -9,19 +9,19 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
-from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from console import keys
 from console.actions import GROUPS
 from console.panels.registry import help_entries
+from console.screens.dialogs import Dialog
 
 
-class Help(ModalScreen[None]):
+class Help(Dialog[None]):
     """Built from the key table and the numbers that the panels declare."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,q,question_mark", "close", "Close", show=False),
+        Binding("q,question_mark", "cancel", show=False),
         Binding("down,j", "down", show=False),
         Binding("up", "up", show=False),
     ]
@@ -69,9 +69,6 @@ class Help(ModalScreen[None]):
                 text.append(f" Watch: {entry.watch}.", style="italic")
             table.add_row(entry.label, text)
         return table
-
-    def action_close(self) -> None:
-        self.dismiss(None)
 
     def action_down(self) -> None:
         self.query_one("#help-text").scroll_down(animate=False)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -19,29 +17,23 @@ from console import actions, keys
 from console.feed import Picture
 from console.panels.events import EventsPanel, event_detail
 from console.panels.latency import LatencyPanel
-from console.panels.panel import Panel
 from console.panels.steps import HEADING, StepsPanel
 from console.rows.instances import instance_detail, instance_numbers
-from console.screens.base import ConsoleScreen
 from console.screens.dialogs import Detail
-from console.series import WINDOWS_S
+from console.screens.looking import LookingScreen
 from console.widgets.header import RunHeader
-from console.widgets.table import Span, Table
+from console.widgets.table import Table
 
 
-class InstanceScreen(ConsoleScreen):
+class InstanceScreen(LookingScreen):
     """Opened over the run's screen, which hands it every new picture."""
 
     NAME = actions.INSTANCE
     BINDINGS: ClassVar[list[BindingType]] = [*keys.fixed_bindings(actions.INSTANCE)]
 
     def __init__(self, instance: str, folder: Path, picture: Picture) -> None:
-        super().__init__()
+        super().__init__(folder, picture)
         self.instance = instance
-        self._folder = folder
-        self._picture = picture
-        self._frozen: Picture | None = None
-        self._panels: tuple[Panel, ...] = ()
         self._built = False
 
     def compose(self) -> ComposeResult:
@@ -49,7 +41,6 @@ class InstanceScreen(ConsoleScreen):
         steps = StepsPanel(look, self._folder, id="steps", only=self.instance)
         latency = LatencyPanel(look, self._folder, id="latency", only=self.instance)
         events = EventsPanel(look, self._folder, id="events", about=self._about())
-        self._panels = (steps, latency, events)
         yield RunHeader(glyphs=look.glyphs)
         with Vertical(id="body"):
             with Horizontal(id="facts-row"):
@@ -61,7 +52,7 @@ class InstanceScreen(ConsoleScreen):
         yield from self.compose_foot()
 
     def _about(self) -> frozenset[str]:
-        instance = self._picture.view.instances.get(self.instance)
+        instance = self.picture.view.instances.get(self.instance)
         own = {sample.cell for _, sample in instance.history} if instance is not None else set()
         return frozenset({self.instance, *own})
 
@@ -71,58 +62,29 @@ class InstanceScreen(ConsoleScreen):
         self.query_one("#steps", StepsPanel).border_title = HEADING
         self.query_one("#events", EventsPanel).border_title = "Its events"
         self.query_one("#events", EventsPanel).focus_content()
-        self.call_after_refresh(self.show, self._picture)
-
-    @property
-    def folder(self) -> Path:
-        return self._folder
+        self.call_after_refresh(self.redraw)
 
     def show(self, picture: Picture) -> None:
         """Draw the newest picture. One that comes while the screen is still being built is drawn when it is."""
-        self._picture = picture
+        self.picture = picture
         if not self._built:
             return
-        self.query_one(RunHeader).show(picture, self._badges())
-        drawn = self._frozen or picture
+        self.query_one(RunHeader).show(picture, self.frozen_badge())
+        drawn = self.shown_picture
         instance = drawn.view.instances.get(self.instance)
         if instance is None:
             return
         self.query_one("#facts", Static).update(_facts(drawn, self.instance))
         events = self.query_one("#events", EventsPanel)
         events.about = events.about | ({instance.latest.cell} if instance.latest is not None else set())
-        for panel in self._panels:
+        for panel in self.own_panels():
             panel.show(drawn)
 
-    def _badges(self) -> tuple[Span, ...]:
-        if self._frozen is None:
-            return ()
-        return ((f"FROZEN  +{self._picture.view.last_seq - self._frozen.view.last_seq} events  ", "warn"),)
+    def redraw(self) -> None:
+        self.show(self.picture)
 
     def on_resize(self) -> None:
-        self.call_after_refresh(self.show, self._picture)
-
-    def action_freeze(self) -> None:
-        self._frozen = None if self._frozen is not None else replace(self._picture, frozen_unix_s=time.time())
-        self.show(self._picture)
-
-    def action_shorter(self) -> None:
-        self._step_window(-1)
-
-    def action_longer(self) -> None:
-        self._step_window(1)
-
-    def _step_window(self, step: int) -> None:
-        place = max(0, min(WINDOWS_S.index(self.tracon.look.window_s) + step, len(WINDOWS_S) - 1))
-        self._look(window_s=WINDOWS_S[place])
-
-    def action_follow(self) -> None:
-        self._look(follow=not self.tracon.look.follow)
-
-    def _look(self, **changes: object) -> None:
-        self.tracon.look = replace(self.tracon.look, **changes)  # type: ignore[arg-type]
-        for panel in self._panels:
-            panel.look = self.tracon.look
-        self.show(self._picture)
+        self.call_after_refresh(self.redraw)
 
     def apply_filter(self, text: str) -> None:
         self.query_one("#events", EventsPanel).filter(text)
@@ -132,7 +94,7 @@ class InstanceScreen(ConsoleScreen):
 
     @on(Table.Chosen)
     def open_event(self, event: Table.Chosen) -> None:
-        self.app.push_screen(Detail("Event", event_detail(self._picture.view, event.key)))
+        self.app.push_screen(Detail("Event", event_detail(self.picture.view, event.key)))
 
     def action_back(self) -> None:
         if not self.clear_filter():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,13 +13,12 @@ from textual.message import Message
 
 from console import actions, export, keys
 from console.feed import Picture, RunFeed
-from console.findings import PAGE, SECTIONED, count_measured
+from console.findings import PAGE, count_measured, has_page
 from console.panels.panel import Export, Opening, Panel
 from console.panels.results import ResultsPanel
 from console.screens.dashboard import DashboardScreen
 from console.screens.dialogs import Detail
 from console.screens.instance import InstanceScreen
-from console.series import WINDOWS_S, window_text
 from console.widgets.table import Span, Table
 from state.run import RunState
 
@@ -41,7 +40,6 @@ class RunScreen(DashboardScreen):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self._frozen: Picture | None = None
         self._filtered = ""
         self._drawn_at: dict[str, float] = {}
         """When each panel was last drawn (monotonic seconds)."""
@@ -77,13 +75,13 @@ class RunScreen(DashboardScreen):
         if not before.loading and before.view.state not in ENDED and event.picture.view.state in ENDED:
             self._show_page()
         if loaded and not self.picture.live:
-            self._look(window_s=None)  # nothing new will come: show all there is
+            self.change_look(window_s=None)  # nothing new will come: show all there is
         elif loaded:
             self.redraw()
 
     def _show_page(self) -> None:
         """A run that ends while it is watched ends on its page, unless the operator looks at something else."""
-        if self.picture.view.plan.experiment != SECTIONED or not count_measured(self.picture.view):
+        if not has_page(self.picture.view.plan.experiment) or not count_measured(self.picture.view):
             return
         if self.is_current and self._frozen is None:
             panel = self.panel("results")
@@ -111,11 +109,6 @@ class RunScreen(DashboardScreen):
             if self.is_seen(name) and self._is_due(name):
                 panel.show(self.shown_picture)
 
-    @property
-    def shown_picture(self) -> Picture:
-        """The picture that panels show: the newest, or the frozen one."""
-        return self._frozen or self.picture
-
     def _draw_header(self) -> None:
         self._header.show(self.picture, self._badges(), self.folder.name)
 
@@ -134,9 +127,7 @@ class RunScreen(DashboardScreen):
         self.call_after_refresh(self._draw)
 
     def _badges(self) -> tuple[Span, ...]:
-        badges: list[Span] = []
-        if self._frozen is not None:
-            badges.append((f"FROZEN  +{self.picture.view.last_seq - self._frozen.view.last_seq} events  ", "warn"))
+        badges = list(self.frozen_badge())
         if not self.tracon.look.follow:
             badges.append(("not following  ", "dim"))
         if self.tracon.options.read_only:
@@ -159,16 +150,10 @@ class RunScreen(DashboardScreen):
         self.redraw()
 
     @on(Panel.LookChanged)
-    def change_look(self, event: Panel.LookChanged) -> None:
-        self._look(**event.changes)
+    def look_changed(self, event: Panel.LookChanged) -> None:
+        self.change_look(**event.changes)
 
-    def action_section_before(self) -> None:
-        self._step_section(-1)
-
-    def action_section_after(self) -> None:
-        self._step_section(1)
-
-    def _step_section(self, by: int) -> None:
+    def action_step_section(self, by: int) -> None:
         self.panel(self._current).step(by)
         self.redraw()
 
@@ -176,7 +161,7 @@ class RunScreen(DashboardScreen):
         kind = self._kinds[self._current]
         if action == "export" and not kind.exports:
             return False
-        if action in ("section_before", "section_after") and not kind.steps_through:
+        if action == "step_section" and not kind.steps_through:
             return False
         return super().check_action(action, parameters)
 
@@ -201,37 +186,12 @@ class RunScreen(DashboardScreen):
 
     # -- looking ------------------------------------------------------------------------------------------------
 
-    def action_freeze(self) -> None:
-        self._frozen = None if self._frozen is not None else replace(self.picture, frozen_unix_s=time.time())
-        self.redraw()
-
-    def _look(self, **changes: object) -> None:
-        look = replace(self.tracon.look, **changes)  # type: ignore[arg-type]
-        self.tracon.look = look
-        for panel in self._panels.values():
-            panel.look = look
-        self.redraw()
-
-    def action_shorter(self) -> None:
-        self._step_window(-1)
-
-    def action_longer(self) -> None:
-        self._step_window(1)
-
-    def _step_window(self, step: int) -> None:
-        place = WINDOWS_S.index(self.tracon.look.window_s) + step
-        self._look(window_s=WINDOWS_S[max(0, min(place, len(WINDOWS_S) - 1))])
-        self.notify(window_text(self.tracon.look.window_s), timeout=1.5)
-
-    def action_follow(self) -> None:
-        self._look(follow=not self.tracon.look.follow)
-
     @on(Table.Scrolled)
     def scrolled_manually(self, event: Table.Scrolled) -> None:
         """Stop following while the operator reads older lines, until the newest is reached again or `f`."""
         follow = self.panel_around(event.table).follows_after(event.table, at_end=event.at_end)
         if follow is not None and follow is not self.tracon.look.follow:
-            self._look(follow=follow)
+            self.change_look(follow=follow)
 
     def apply_filter(self, text: str) -> None:
         self.panel(self._filter_panel()).filter(text)

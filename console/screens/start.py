@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import ClassVar
 
 from rich.text import Text
 from textual import on
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Grid, Horizontal, Vertical
-from textual.screen import ModalScreen
 from textual.widgets import Button, Select, Static
 
 from console import actions, steer
-from console.format import duration
+from console import format as say
+from console.screens.dialogs import Dialog
 
 
-class Start(ModalScreen[tuple[str, ...] | None]):
+class Start(Dialog[tuple[str, ...]]):
     """Experiment, profile and preset, with the plan's size and time; returns the command that starts it."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "Cancel", show=False)]
 
     def __init__(self, workspace_words: tuple[str, ...]) -> None:
         super().__init__()
@@ -105,7 +101,7 @@ class Start(ModalScreen[tuple[str, ...] | None]):
             self.query_one("#plan", Static).update(Text(plan, style="red"))
             return
         configs = ", ".join(plan.configs)
-        size = f"{len(plan.cells)} cells in {len(plan.stages)} stages, about {duration(plan.estimated_s)}"
+        size = f"{len(plan.cells)} cells in {len(plan.stages)} stages, about {say.duration(plan.estimated_s)}"
         text = f"{size}\nconfigs: {configs}"
         self.query_one("#plan", Static).update(Text(text))
         self.query_one("#confirm", Button).disabled = False
@@ -120,9 +116,6 @@ class Start(ModalScreen[tuple[str, ...] | None]):
     def answer(self, event: Button.Pressed) -> None:
         chosen = self._chosen()
         self.dismiss(self._command(chosen) if event.button.id == "confirm" and chosen is not None else None)
-
-    def action_cancel(self) -> None:
-        self.dismiss(None)
 
 
 def _offer(select: Select[str], names: list[str], prefer: str = "") -> None:

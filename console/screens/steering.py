@@ -7,22 +7,16 @@ from pathlib import Path
 
 from console import actions, steer
 from console.feed import Picture
-from console.screens.base import ConsoleScreen
 from console.screens.dialogs import Confirm, Menu, Offer, Skip
+from console.screens.looking import LookingScreen
 from state.run import CellState
 
 
-class SteeringScreen(ConsoleScreen):
+class SteeringScreen(LookingScreen):
     """A screen about one run that can be steered from it."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self._folder = folder
-        self.picture = Picture()
-
-    @property
-    def folder(self) -> Path:
-        return self._folder
+        super().__init__(folder, Picture())
 
     def cursor_target(self) -> str:
         """What the cursor is on, as `stage:ID` or `cell:ID`; empty = nothing."""
@@ -33,10 +27,7 @@ class SteeringScreen(ConsoleScreen):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         allowed = super().check_action(action, parameters)
-        known = actions.BY_ID.get(action)
-        if allowed and known is not None and known.steers and action != "menu" and self._why_not(action):
-            return None
-        return allowed
+        return None if allowed and action == "steer" and self._why_not(str(parameters[0])) else allowed
 
     def _why_not(self, action: str) -> str:
         return actions.why_not(action, None if self.picture.loading else self.picture.view.state, self.picture.live)
@@ -54,27 +45,9 @@ class SteeringScreen(ConsoleScreen):
 
     def _menu_chosen(self, action: str | None) -> None:
         if action is not None:
-            self._steer(action)
+            self.action_steer(action)
 
-    def action_pause(self) -> None:
-        self._steer("pause")
-
-    def action_resume(self) -> None:
-        self._steer("resume")
-
-    def action_stop(self) -> None:
-        self._steer("stop")
-
-    def action_stop_now(self) -> None:
-        self._steer("stop_now")
-
-    def action_retry(self) -> None:
-        self._steer("retry")
-
-    def action_skip(self) -> None:
-        self._steer("skip")
-
-    def _steer(self, action: str) -> None:
+    def action_steer(self, action: str) -> None:
         """Carry out the action, after its question where it has one."""
         if action == "skip":
             self.app.push_screen(Skip(self._folder.name, self._skip_targets()), self._skip_chosen)

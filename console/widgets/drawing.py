@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from rich.segment import Segment
@@ -9,24 +10,34 @@ from rich.style import Style
 from textual.strip import Strip
 from textual.widget import Widget
 
-from console.themes import tones
+from console.glyphs import UNICODE, Glyphs
+from console.themes import make_tones
 
 
 class Drawing(Widget):
-    """Shows what `paint` returns until `content`, size or theme changes; where it returns nothing, the text `empty`."""
+    """Shows what `paint` returns until content, size or theme change; where that is nothing, the text `empty`."""
 
+    DEFAULT_CSS = """
+    Drawing { height: 1fr; width: 1fr; background: transparent; }
+    """
     LEAST: ClassVar[tuple[int, int]] = (1, 1)
     """Columns and lines that `paint` needs."""
 
-    def __init__(self, *, id: str | None = None, empty: str = "") -> None:
-        super().__init__(id=id)
+    def __init__(self, *, empty: str = "", glyphs: Glyphs = UNICODE) -> None:
+        super().__init__()
         self._empty = empty
+        self.glyphs = glyphs
+        self.marker = "braille"
+        """Of plots: `braille`, `hd` (quarter blocks) or `letters` (distinguishes lines without colour)."""
+        self._content: tuple[object, ...] = ()
         self._drawn: list[Strip] = []
         self._drawn_for: tuple[Any, ...] = ()
 
-    def content(self) -> tuple[object, ...]:
-        """What `paint` draws; a change of it draws again."""
-        raise NotImplementedError
+    def change_content(self, *content: object) -> None:
+        """Draw again where what `paint` draws has changed."""
+        if content != self._content:
+            self._content = content
+            self.refresh()
 
     def paint(self, styles: dict[str, Style], width: int, height: int) -> list[Strip]:
         """The lines; empty where there is nothing to draw."""
@@ -47,12 +58,22 @@ class Drawing(Widget):
         super().notify_style_update()
 
     def _draw(self) -> None:
-        key = (self.content(), self.size)
+        key = (self._content, self.glyphs, self.marker, self.size)
         if key == self._drawn_for:
             return
         self._drawn_for = key
-        styles = tones(self.app.theme_variables)
+        styles = make_tones(self.app.theme_variables)
         width, height = self.size
         fits = width >= self.LEAST[0] and height >= self.LEAST[1]
         drawn = self.paint(styles, width, height) if fits else []
         self._drawn = drawn or [Strip([Segment(self._empty, styles["dim"])]).adjust_cell_length(width)]
+
+
+def place_labels(labels: Iterable[tuple[int, str]], width: int | None = None) -> str:
+    """The labels at their columns, as many as fit without touching."""
+    line = ""
+    for column, label in labels:
+        apart = column >= len(line) + (1 if line else 0)
+        if apart and (width is None or column + len(label) <= width):
+            line = line.ljust(column) + label
+    return line

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 
 from rich.style import Style
 from rich.text import Text
 from textual.widgets import Static
 
+from console import feed
 from console import format as say
 from console.feed import Picture
 from console.glossary import Entry
 from console.glyphs import UNICODE, Glyphs
 from console.rows.routing import alarms_now
-from console.themes import tones
-from console.widgets.table import Span
+from console.themes import make_tones
+from console.widgets.table import Span, clip_spans, count_columns
 from results.report.terms import term
 from state.lease import HEARTBEAT_S, LeaseState
 from state.run import RunState
@@ -36,19 +36,19 @@ class RunHeader(Static):
     RunHeader { height: 3; padding: 0 1; }
     """
 
-    def __init__(self, *, id: str | None = None, glyphs: Glyphs = UNICODE) -> None:
-        super().__init__(id=id)
+    def __init__(self, *, glyphs: Glyphs = UNICODE) -> None:
+        super().__init__()
         self._glyphs = glyphs
         self._shown: tuple[object, ...] = ()
 
     def show(self, picture: Picture, badges: tuple[Span, ...] = (), name: str = "") -> None:
         """Draw the picture's header; `badges` are the screen's own."""
         width = max(20, self.size.width - 2)
-        content = (*header_lines(picture, badges, self._glyphs, width, time.time(), name), width, self.app.theme)
+        content = (*header_lines(picture, badges, self._glyphs, width, feed.now_unix_s(), name), width, self.app.theme)
         if content != self._shown:
             self._shown = content
-            styles = tones(self.app.theme_variables)
-            lines = [styled(line, styles) for line in content[:3]]  # type: ignore[arg-type]
+            styles = make_tones(self.app.theme_variables)
+            lines = [style_spans(line, styles) for line in content[:3]]  # type: ignore[arg-type]
             self.update(Text("\n").join(lines), layout=False)
 
 
@@ -61,8 +61,8 @@ def header_lines(
         return (((name, "bold"),), ((text, "bad" if picture.trouble else "dim"),), badges)
     return (
         _fitted(_identity(picture, glyphs, width), _standing(picture, glyphs), width),
-        _clipped(_progress(picture, glyphs, width, now_unix_s), width),
-        _clipped(_attention(picture, badges, glyphs), width),
+        clip_spans(tuple(_progress(picture, glyphs, width, now_unix_s)), width),
+        clip_spans(tuple(_attention(picture, badges, glyphs)), width),
     )
 
 
@@ -134,30 +134,13 @@ def _attention(picture: Picture, badges: tuple[Span, ...], glyphs: Glyphs) -> Li
     return parts
 
 
-def _length(line: Line) -> int:
-    return sum(len(text) for text, _ in line)
-
-
-def _clipped(line: Line, width: int) -> tuple[Span, ...]:
-    clipped: Line = []
-    room = width
-    for text, tone in line:
-        if len(text) > room:
-            clipped.append((text[: max(0, room - 1)] + "…", tone))
-            break
-        clipped.append((text, tone))
-        room -= len(text)
-    return tuple(clipped)
-
-
 def _fitted(left: Line, right: Line, width: int) -> tuple[Span, ...]:
     """Both ends of one line; the left one gives way."""
-    room = width - _length(right) - 2
-    clipped = _clipped(left, max(1, room))
-    return (*clipped, (" " * max(1, width - _length(list(clipped)) - _length(right)), ""), *right)
+    clipped = clip_spans(tuple(left), max(1, width - count_columns(right) - 2))
+    return (*clipped, (" " * max(1, width - count_columns(clipped) - count_columns(right)), ""), *right)
 
 
-def styled(line: Iterable[Span], styles: Mapping[str, Style]) -> Text:
+def style_spans(line: Iterable[Span], styles: Mapping[str, Style]) -> Text:
     """The line as rich text."""
     text = Text(no_wrap=True, overflow="ellipsis")
     for part, tone in line:

@@ -9,9 +9,8 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
 
-from console.format import digits, tokens
-from console.glyphs import UNICODE, Glyphs
-from console.widgets.drawing import Drawing
+from console import format as say
+from console.widgets.drawing import Drawing, place_labels
 from state.events import STEP_BUCKETS_US
 
 NAME_WIDTH = (12, 24)
@@ -30,23 +29,11 @@ class Counts:
 class Histogram(Drawing):
     """One band per instance: its name and count at the left, a column per bucket, bucket edges in ms below."""
 
-    DEFAULT_CSS = """
-    Histogram { height: 1fr; width: 1fr; background: transparent; }
-    """
-
-    def __init__(self, *, id: str | None = None, empty: str = "", glyphs: Glyphs = UNICODE) -> None:
-        super().__init__(id=id, empty=empty)
-        self._bands: tuple[Counts, ...] = ()
-        self._glyphs = glyphs
+    _bands: tuple[Counts, ...] = ()
 
     def show(self, bands: Sequence[Counts]) -> None:
-        content = tuple(bands)
-        if content != self._bands:
-            self._bands = content
-            self.refresh()
-
-    def content(self) -> tuple[object, ...]:
-        return self._bands
+        self._bands = tuple(bands)
+        self.change_content(self._bands)
 
     def paint(self, styles: dict[str, Style], width: int, height: int) -> list[Strip]:
         bands = [band for band in self._bands if sum(band.counts)]
@@ -61,7 +48,7 @@ class Histogram(Drawing):
         for band in bands:
             rows += self._band(band, (first, last), (size, tall), names, styles)
         axis = axis_labels(first, last, size)
-        rule = self._glyphs.rule * (size * (last - first + 1))
+        rule = self.glyphs.rule * (size * (last - first + 1))
         rows.append([Segment(" " * names), Segment(rule, styles["faint"])])
         rows.append([Segment("up to, ms".ljust(names), styles["dim"]), Segment(axis, styles["dim"])])
         return [Strip(row).adjust_cell_length(width) for row in rows]
@@ -73,7 +60,11 @@ class Histogram(Drawing):
         size, tall = column
         shown = band.counts[buckets[0] : buckets[1] + 1]
         top, total = max(shown), sum(band.counts)
-        labels = [(band.name, band.tone), (f"{tokens(total)} steps", "dim"), (f"peak {100 * top / total:.0f} %", "dim")]
+        labels = [
+            (band.name, band.tone),
+            (f"{say.tokens(total)} steps", "dim"),
+            (f"peak {100 * top / total:.0f} %", "dim"),
+        ]
         rows: list[list[Segment]] = []
         for line in range(tall):
             label, tone = labels[line] if line < len(labels) else ("", "")
@@ -84,7 +75,7 @@ class Histogram(Drawing):
     def _column(self, share: float, level: int, tall: int, size: int) -> str:
         """One bucket on one line: eighths of a cell; a bucket that holds anything shows at least one eighth."""
         eighths = max(round(share * tall * 8), 1 if share > 0 else 0)
-        sign = self._glyphs.rise[max(0, min(8, eighths - 8 * level))]
+        sign = self.glyphs.block(eighths, level)
         return sign * (size - 1) + " " if size > 1 else sign
 
 
@@ -96,17 +87,11 @@ def bucket_range(bands: Sequence[Counts]) -> tuple[int, int]:
 
 def axis_labels(first: int, last: int, size: int) -> str:
     """Upper bucket edges in ms, as many as fit without touching."""
-    line = ""
-    for index in range(first, last + 1):
-        edge = edge_text(index)
-        start = (index - first) * size
-        if start >= len(line) + (1 if line else 0):
-            line = line.ljust(start) + edge
-    return line
+    return place_labels(((index - first) * size, edge_text(index)) for index in range(first, last + 1))
 
 
 def edge_text(index: int) -> str:
     """A bucket's upper edge in ms; the last one has none."""
     if index >= len(STEP_BUCKETS_US):
-        return f">{digits(STEP_BUCKETS_US[-1] / 1e3)}"
+        return f">{say.digits(STEP_BUCKETS_US[-1] / 1e3)}"
     return f"{STEP_BUCKETS_US[index] / 1e3:g}"

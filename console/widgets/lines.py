@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from textual.widgets import Static
 
-from console.themes import tones
-from console.widgets.header import styled
+from console.themes import make_tones
+from console.widgets.header import style_spans
 from console.widgets.table import Cell
 
 
@@ -22,4 +22,4 @@ class Lines(Static):
             return
         self._shown = content
         spans = [span for number, line in enumerate(lines) for span in ((("\n", ""),) if number else ()) + line]
-        self.update(styled(spans, tones(self.app.theme_variables)))
+        self.update(style_spans(spans, make_tones(self.app.theme_variables)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -12,8 +12,8 @@ from rich.style import Style
 from rich.text import Text
 from textual.strip import Strip
 
-from console.format import digits
-from console.series import GAP_S, Axis, Series, gaps, thin, time_axis, value_axis
+from console import format as say
+from console.series import GAP_S, Axis, Series, find_gaps, thin_line, time_axis, value_axis
 from console.widgets.drawing import Drawing
 
 LETTERS = "abcdefghijklmnop"
@@ -22,30 +22,21 @@ LETTERS = "abcdefghijklmnop"
 class Plot(Drawing):
     """One quantity of several instances over clock time, with a legend line that gives the newest values."""
 
-    DEFAULT_CSS = """
-    Plot { height: 1fr; width: 1fr; background: transparent; }
-    """
-
     LEAST = (16, 4)
 
-    def __init__(self, *, id: str | None = None, empty: str = "", text: Callable[[float], str] = digits) -> None:
-        super().__init__(id=id, empty=empty)
-        self._lines: tuple[Series, ...] = ()
-        self._span = (0.0, 1.0)
-        self._text = text
-        self.marker = "braille"
-        """`braille`, `hd` (quarter blocks) or `letters` (distinguishes lines without colour)."""
+    _lines: tuple[Series, ...] = ()
+    _span = (0.0, 1.0)
+
+    def sign(self, index: int, colored: str) -> str:
+        """Of the line at this index: its letter, or `colored` where colour distinguishes the lines."""
+        return LETTERS[index % len(LETTERS)] if self.marker == "letters" else colored
 
     def show(self, lines: Sequence[Series], start: float, end: float) -> None:
         """Draw these lines from `start` to `end` (Unix seconds); nothing happens when nothing changed."""
-        content = tuple(lines)
-        moved = any(line.points for line in content) and (start, end) != self._span
-        if content != self._lines or moved:
-            self._lines, self._span = content, (start, end)
-            self.refresh()
-
-    def content(self) -> tuple[object, ...]:
-        return self._lines, self._span, self.marker
+        self._lines = tuple(lines)
+        if any(line.points for line in self._lines):
+            self._span = (start, end)
+        self.change_content(self._lines, self._span)
 
     def paint(self, styles: dict[str, Style], width: int, height: int) -> list[Strip]:
         """Legend and canvas; empty where there is nothing to draw."""
@@ -60,8 +51,8 @@ class Plot(Drawing):
         for index, line in reversed(list(enumerate(self._lines))):
             if not line.points:
                 continue
-            sign = LETTERS[index % len(LETTERS)] if self.marker == "letters" else "●"
-            value = self._text(line.points[-1][1])
+            sign = self.sign(index, "●")
+            value = say.digits(line.points[-1][1])
             room -= len(line.name) + len(value) + 5
             if room < -2:
                 break
@@ -77,31 +68,15 @@ class Plot(Drawing):
         top = max(value for line in self._lines for _, value in line.points)
         values = value_axis(top, height - 1)
         margin = max(len(label) for label in values.labels) + 1
-        lines = [
-            (place, line, thin(line.points, start, end, width - margin))
-            for place, line in enumerate(self._lines)
-            if line.points
-        ]
         times = time_axis(start, end, width - margin)
-        rows = _build(lines, styles, values, times, (width, height), self.marker)
+        canvas = Canvas((width, height))
+        for index, line in enumerate(self._lines):
+            if line.points:
+                points = thin_line(line.points, start, end, width - margin)
+                breaks = find_gaps(points, max(GAP_S, 2.5 * (times.upper - times.lower) / width))
+                canvas.line(points, self.sign(index, self.marker), styles[line.tone], breaks)
+        rows = canvas.rows(times, values, styles["dim"])
         return [Strip(row).adjust_cell_length(width) for row in rows]
-
-
-def _build(
-    lines: Sequence[tuple[int, Series, Sequence[tuple[float, float]]]],
-    styles: dict[str, Style],
-    values: Axis,
-    times: Axis,
-    size: tuple[int, int],
-    marker: str,
-) -> list[list[Segment]]:
-    """The plot as rows of segments."""
-    canvas = Canvas(size)
-    for index, line, kept in lines:
-        sign = LETTERS[index % len(LETTERS)] if marker == "letters" else marker
-        breaks = gaps(kept, max(GAP_S, 2.5 * (times.upper - times.lower) / size[0]))
-        canvas.line(kept, sign, styles[line.tone], breaks)
-    return canvas.rows(times, values, styles["dim"])
 
 
 class Canvas:

@@ -1,111 +1,79 @@
-"""A value of every config over the send rate: both axes logarithmic, error bars, marks for what is not clear."""
+"""A chart: both axes logarithmic, bars for intervals, marks for what is not clear."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 
 from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
 
 from console.series import Axis, Point
-from console.widgets.plot import LETTERS, Canvas, Plot
+from console.widgets.plot import Canvas, Plot
+from console.widgets.table import Cell, flow_entries
+from results.report.chart import Chart, Line
 
 SIGNS = {"": "●", "saturated": "x", "degraded": "o"}
 
 
-@dataclass(frozen=True, slots=True)
-class RatePoint:
-    """One measured value at one rate."""
-
-    rate_per_s: float
-    value: float
-    low: float | None = None
-    high: float | None = None
-    mark: str = ""
-    """`saturated`, `degraded`, or empty."""
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """One config's points, by rising rate."""
-
-    name: str
-    tone: str
-    points: tuple[RatePoint, ...]
-
-
 class RatePlot(Plot):
-    """Curves over the rate, with a legend of as many lines as it needs."""
+    """A chart, with a legend of as many lines as it needs."""
 
-    def __init__(self, *, id: str | None = None, empty: str = "") -> None:
-        super().__init__(id=id, empty=empty)
-        self._curves: tuple[Curve, ...] = ()
-        self._unit = ""
-        self._diagonal = False
+    _chart = Chart("", "", "", ())
+    _tones: tuple[str, ...] = ()
 
-    def show_curves(self, curves: Sequence[Curve], unit: str, diagonal: bool = False) -> None:
-        """Draw these; `unit` of the values, `diagonal` draws y = x too."""
-        wanted = (tuple(curves), unit, diagonal)
-        if wanted != (self._curves, self._unit, self._diagonal):
-            self._curves, self._unit, self._diagonal = wanted
-            self.refresh()
-
-    def content(self) -> tuple[object, ...]:
-        return self._curves, self._unit, self._diagonal, self.marker
+    def show_chart(self, chart: Chart, tone_of: Callable[[str], str]) -> None:
+        """Draw its lines, each in the tone of its name."""
+        self._chart, self._tones = chart, tuple(tone_of(line.name) for line in chart.lines)
+        self.change_content(self._chart, self._tones)
 
     def paint(self, styles: dict[str, Style], width: int, height: int) -> list[Strip]:
-        curves = [
-            replace(curve, points=tuple(p for p in curve.points if p.value > 0 and p.rate_per_s > 0))
-            for curve in self._curves
+        lines = [
+            Line(line.name, tuple(point for point in line.points if point.value > 0 and point.x > 0))
+            for line in self._chart.lines
         ]
-        if not any(curve.points for curve in curves):
+        if not any(line.points for line in lines):
             return []
-        legend = self._names(styles, width)
-        rows = self._rows(curves, styles, (width, max(4, height - len(legend))))
+        legend = self._legend_lines(styles, width)
+        rows = self._rows(lines, styles, (width, max(4, height - len(legend))))
         return [*legend, *(Strip(row).adjust_cell_length(width) for row in rows)]
 
-    def _names(self, styles: dict[str, Style], width: int) -> list[Strip]:
-        """The unit, then every config, on as many lines as they need."""
-        lines: list[list[Segment]] = [[Segment(f"{self._unit}  ", styles["dim"])]]
-        room = width - len(self._unit) - 2
-        for index, curve in enumerate(self._curves):
-            sign = LETTERS[index % len(LETTERS)] if self.marker == "letters" else "●"
-            if room < len(curve.name) + 2:
-                lines.append([])
-                room = width
-            lines[-1] += [Segment(f"{sign} ", styles[curve.tone]), Segment(f"{curve.name}  ", styles[""])]
-            room -= len(curve.name) + 4
+    def _legend_lines(self, styles: dict[str, Style], width: int) -> list[Strip]:
+        """What the values are, then every line's name."""
+        entries: list[Cell] = [((f"{self._chart.y_name}  ", "dim"),)]
+        for index, (line, tone) in enumerate(zip(self._chart.lines, self._tones, strict=True)):
+            entries.append(((f"{self.sign(index, '●')} ", tone), (f"{line.name}  ", "")))
+        lines = ([Segment(text, styles[tone]) for text, tone in line] for line in flow_entries(entries, width + 2))
         return [Strip(line).adjust_cell_length(width) for line in lines]
 
-    def _rows(self, curves: Sequence[Curve], styles: dict[str, Style], size: tuple[int, int]) -> list[list[Segment]]:
-        values = log_axis([v for c in curves for p in c.points for v in (p.value, p.low, p.high) if v], size[1])
-        rates = rate_axis([point.rate_per_s for curve in curves for point in curve.points])
+    def _rows(self, lines: Sequence[Line], styles: dict[str, Style], size: tuple[int, int]) -> list[list[Segment]]:
+        every = [point for line in lines for point in line.points]
+        values = log_axis([v for point in every for v in (point.value, point.low, point.high) if v], size[1])
+        rates = rate_axis([point.x for point in every])
         margin = max(len(label) for label in values.labels) + 2
         column = (rates.upper - rates.lower) / max(1, size[0] - margin)
         canvas = Canvas(size)
-        if self._diagonal:
+        if self._chart.diagonal:
             low, high = max(rates.lower, values.lower), min(rates.upper, values.upper)
             if low < high:
                 canvas.line([(low, low), (high, high)], self._stroke("."), styles["faint"])
         drawn = [
-            (place, curve, _positions(curve, column * (place - (len(curves) - 1) / 2)))
-            for place, curve in enumerate(curves)
-            if curve.points
+            (index, line, _positions(line, column * (index - (len(lines) - 1) / 2)), styles[self._tones[index]])
+            for index, line in enumerate(lines)
+            if line.points
         ]
-        for _, curve, points in drawn:
-            self._draw_lines(canvas, curve, points, styles[curve.tone])
-        for place, curve, points in drawn:
-            for at, point in zip(points, curve.points, strict=True):
-                canvas.dot(at, self._sign(place, point.mark), styles[curve.tone])
+        for _, line, points, style in drawn:
+            self._draw_line(canvas, line, points, style)
+        for index, line, points, style in drawn:
+            for at, point in zip(points, line.points, strict=True):
+                canvas.dot(at, self._point_sign(index, point.mark), style)
         return canvas.rows(rates, values, styles["dim"])
 
-    def _draw_lines(self, canvas: Canvas, curve: Curve, points: Sequence[Point], style: Style) -> None:
+    def _draw_line(self, canvas: Canvas, line: Line, points: Sequence[Point], style: Style) -> None:
         """The line, and an upright bar where a point has an interval."""
         canvas.line(points, self._stroke("."), style)
-        for (x, _), point in zip(points, curve.points, strict=True):
+        for (x, _), point in zip(points, line.points, strict=True):
             if point.low is not None and point.high is not None and 0 < point.low < point.high:
                 ends = [(x, math.log10(point.low)), (x, math.log10(point.high))]
                 canvas.line(ends, self._stroke("|"), style)
@@ -113,17 +81,15 @@ class RatePlot(Plot):
     def _stroke(self, letter: str) -> str:
         return letter if self.marker == "letters" else self.marker
 
-    def _sign(self, place: int, mark: str) -> str:
-        """Without colour a config's letter, as a capital where the point is not clear."""
-        if self.marker != "letters":
-            return SIGNS[mark]
-        letter = LETTERS[place % len(LETTERS)]
-        return letter.upper() if mark else letter
+    def _point_sign(self, index: int, mark: str) -> str:
+        """Without colour the line's letter, as a capital where the point is not clear."""
+        sign = self.sign(index, SIGNS[mark])
+        return sign.upper() if mark and self.marker == "letters" else sign
 
 
-def _positions(curve: Curve, aside: float) -> list[Point]:
-    """Where the points lie on the axes; configs stand beside each other so that their bars can be read."""
-    return [(math.log10(point.rate_per_s) + aside, math.log10(point.value)) for point in curve.points]
+def _positions(line: Line, aside: float) -> list[Point]:
+    """Where the points are on the axes; lines are set apart sideways so that their bars can be read."""
+    return [(math.log10(point.x) + aside, math.log10(point.value)) for point in line.points]
 
 
 def rate_axis(rates: Sequence[float]) -> Axis:

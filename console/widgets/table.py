@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,11 +15,13 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from console.themes import tones
+from console.themes import make_tones
 
 Span = tuple[str, str]
 """Text and the name of its tone."""
 Cell = tuple[Span, ...]
+GAP = 1
+"""Between two columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +88,15 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
             self.table = table
             self.at_end = at_end
 
-    def __init__(self, *, id: str | None = None, gap: int = 1, empty: str = "") -> None:
+    def __init__(self, *, id: str | None = None, empty: str = "") -> None:
         super().__init__(id=id)
         self.columns: tuple[Column, ...] = ()
         self.rows: tuple[Row, ...] = ()
         self._all: tuple[Row, ...] = ()
         self._filter = ""
-        self._gap = gap
         self._empty = empty
         self._cursor = 0
         self._styles: dict[str, Style] = {}
-        self._cursor_style = Style()
 
     @property
     def room(self) -> int:
@@ -110,12 +110,6 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
         changed = tuple(columns) != self.columns
         self.columns, self._all = tuple(columns), tuple(rows)
         self._swap(self._filtered(), changed)
-
-    def set_empty(self, text: str) -> None:
-        """The text in place of rows."""
-        if text != self._empty:
-            self._empty = text
-            self.refresh()
 
     def filter(self, text: str) -> None:
         """Keep rows whose text holds `text` (case ignored); a leading `!` keeps the others."""
@@ -185,7 +179,7 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
         if len(old.cells) != len(new.cells) or len(new.cells) != len(spans):
             return [Region(0, line, self.size.width, 1)]
         if any(
-            _length(before) > width or _length(after) > width
+            count_columns(before) > width or count_columns(after) > width
             for (_, width), before, after in zip(spans, old.cells, new.cells, strict=True)
         ):
             return [Region(0, line, self.size.width, 1)]
@@ -200,21 +194,18 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
 
     def _prepare(self) -> None:
         if not self._styles:
-            variables = self.app.theme_variables
-            self._styles = tones(variables)
-            back = variables.get("block-cursor-background", "blue")
-            self._cursor_style = Style(bgcolor=_bgcolor(back))
+            self._styles = make_tones(self.app.theme_variables)
 
     def _spans(self, width: int) -> list[tuple[int, int]]:
         """Where each column starts and how wide it is."""
-        fixed = sum(column.width for column in self.columns) + self._gap * max(0, len(self.columns) - 1)
+        fixed = sum(column.width for column in self.columns) + GAP * max(0, len(self.columns) - 1)
         flexible = [column for column in self.columns if column.flex]
         extra = max(0, width - fixed) // max(1, len(flexible))
         spans, x = [], 0
         for column in self.columns:
             size = column.width + (extra if column.flex else 0)
             spans.append((x, size))
-            x += size + self._gap
+            x += size + GAP
         return spans
 
     def render_line(self, y: int) -> Strip:
@@ -237,7 +228,7 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
         for column, (_, size) in zip(self.columns, self._spans(width), strict=True):
             text = (column.title, column.unit)[y]
             style = self._styles["bold" if y == 0 and column.title else "dim"] + Style(bold=False)
-            parts += [*_fit(((text, ""),), size, column.left, {"": style}), Segment(" " * self._gap)]
+            parts += [*_fit(((text, ""),), size, column.left, {"": style}), Segment(" " * GAP)]
         return Strip(parts).adjust_cell_length(width)
 
     def _line(self, row: Row, width: int, here: bool) -> Strip:
@@ -249,13 +240,16 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
             column, content, size = self.columns[index], row.cells[index], spans[index][1]
             index += 1
             while (
-                column.left and index < len(self.columns) and _length(content) > size and not _length(row.cells[index])
+                column.left
+                and index < len(self.columns)
+                and count_columns(content) > size
+                and not count_columns(row.cells[index])
             ):
-                size += self._gap + spans[index][1]  # long text runs on over empty cells
+                size += GAP + spans[index][1]  # long text runs on over empty cells
                 index += 1
-            parts += [*_fit(content, size, column.left, self._styles), Segment(" " * self._gap)]
+            parts += [*_fit(content, size, column.left, self._styles), Segment(" " * GAP)]
         strip = Strip(parts).adjust_cell_length(width)
-        return Strip(Segment.apply_style(strip, post_style=self._cursor_style)) if here else strip
+        return Strip(Segment.apply_style(strip, post_style=self._styles["cursor"])) if here else strip
 
     # -- keys and mouse -----------------------------------------------------------------------------------------
 
@@ -312,33 +306,38 @@ class Table(ScrollView, can_focus=True, inherit_bindings=False):
         self._go(self._cursor)  # the row under the cursor stays in view
 
 
-def _length(content: Cell) -> int:
+def count_columns(content: Iterable[Span]) -> int:
     return sum(len(text) for text, _ in content)
+
+
+def clip_spans(content: Cell, width: int) -> Cell:
+    """The text in at most `width` columns; what does not fit ends in `…`."""
+    if count_columns(content) <= width:
+        return content
+    spans: list[Span] = []
+    room = max(0, width - 1)
+    for text, tone in content:
+        spans.append((text[:room], tone))
+        room -= min(room, len(text))
+    return (*spans, ("…" if width > 0 else "", content[-1][1]))
+
+
+def flow_entries(entries: Iterable[Cell], width: int) -> tuple[Cell, ...]:
+    """The entries on as few lines as there is room for."""
+    lines: list[list[Span]] = [[]]
+    for entry in entries:
+        if lines[-1] and count_columns(lines[-1]) + count_columns(entry) > width:
+            lines.append([])
+        lines[-1] += entry
+    return tuple(map(tuple, lines))
 
 
 def _text(row: Row) -> str:
     return " ".join((*(text for content in row.cells for text, _ in content), row.also))
 
 
-def _bgcolor(value: str) -> str | None:
-    from textual.color import Color, ColorParseError
-
-    try:
-        return Color.parse(value).rgb and Color.parse(value).hex6
-    except ColorParseError:
-        return None
-
-
 def _fit(content: Cell, width: int, left: bool, styles: dict[str, Style]) -> list[Segment]:
     """The cell in exactly `width` columns; what does not fit ends in `…`."""
-    plain = _length(content)
-    parts: list[Segment] = []
-    if plain > width:
-        room = width - 1
-        for text, tone in content:
-            parts.append(Segment(text[:room], styles.get(tone)))
-            room -= min(room, len(text))
-        return [*parts, Segment("…" if width > 0 else "", styles.get(content[-1][1]))]
-    parts = [Segment(text, styles.get(tone)) for text, tone in content]
-    padding = Segment(" " * (width - plain))
+    parts = [Segment(text, styles.get(tone)) for text, tone in clip_spans(content, width)]
+    padding = Segment(" " * max(0, width - count_columns(content)))
     return [*parts, padding] if left else [padding, *parts]

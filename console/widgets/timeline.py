@@ -10,10 +10,10 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
 
-from console.format import tokens
-from console.glyphs import UNICODE, Glyphs
+from console import format as say
+from console.glyphs import Glyphs
 from console.series import Point, time_axis
-from console.widgets.drawing import Drawing
+from console.widgets.drawing import Drawing, place_labels
 
 NAME_WIDTH = (6, 14)
 """The least and the most columns for the names."""
@@ -67,30 +67,18 @@ HOT_TONE = "warn"
 class Timeline(Drawing):
     """A band per instance, as tall as there is room for; arrows stand in the lines between them."""
 
-    DEFAULT_CSS = """
-    Timeline { height: 1fr; width: 1fr; background: transparent; }
-    """
-
     LEAST = (1, 3)
 
-    def __init__(self, *, id: str | None = None, empty: str = "", glyphs: Glyphs = UNICODE) -> None:
-        super().__init__(id=id, empty=empty)
-        self._scene = Scene()
-        self.glyphs = glyphs
+    _scene = Scene()
 
     def show(self, scene: Scene) -> None:
-        """Draw this; nothing happens when nothing changed."""
-        if scene != self._scene:
-            self._scene = scene
-            self.refresh()
-
-    def content(self) -> tuple[object, ...]:
-        return self._scene, self.glyphs
+        self._scene = scene
+        self.change_content(scene)
 
     def paint(self, styles: dict[str, Style], width: int, height: int) -> list[Strip]:
         if not any(band.points for band in self._scene.bands):
             return []
-        lines = drawn(self._scene, width, height, self.glyphs)
+        lines = draw_scene(self._scene, width, height, self.glyphs)
         return [_strip(line, styles).adjust_cell_length(width) for line in lines]
 
 
@@ -99,7 +87,7 @@ def lines_for(bands: int, tall: int = TALLEST) -> int:
     return bands * tall + max(0, bands - 1) + 2
 
 
-def drawn(scene: Scene, width: int, height: int, glyphs: Glyphs) -> list[list[tuple[str, str]]]:
+def draw_scene(scene: Scene, width: int, height: int, glyphs: Glyphs) -> list[list[tuple[str, str]]]:
     """The lines, each as characters with their tones: the scale, the bands, the times. `height` is at least 3."""
     bands = scene.bands[: height - 2]
     names = min(NAME_WIDTH[1], max(NAME_WIDTH[0], *(len(band.name) + 1 for band in bands)))
@@ -153,7 +141,7 @@ def _sign(value: int | None, top: int, tall: int, level: int, glyphs: Glyphs) ->
     if not value or not top:
         return "_" if level == 0 else " "
     eighths = max(1, round(value / top * tall * 8))
-    return glyphs.rise[max(0, min(8, eighths - 8 * level))]
+    return glyphs.block(eighths, level)
 
 
 def _point(canvas: _Canvas, arrow: Arrow, column: int, first: list[int], tall: int, apart: bool) -> None:
@@ -176,25 +164,22 @@ def _labels(bands: Sequence[Band], first: Sequence[int], tall: int) -> dict[int,
     for band, line in zip(bands, first, strict=True):
         labels[line] = (band.name, band.tone)
         if tall > 1 and band.points:
-            labels[line + 1] = (tokens(band.points[-1][1]), "dim")
+            labels[line + 1] = (say.tokens(band.points[-1][1]), "dim")
     return labels
 
 
 def _scale(top: int, left_out: int, hot_above: float | None) -> list[tuple[str, str]]:
     more = f", {left_out} more instances have no room" if left_out else ""
-    hot = [(f", hot above {tokens(hot_above)}", HOT_TONE)] if hot_above is not None else []
-    return [(f"pending prefill, full height {tokens(top)} tokens", "dim"), *hot, (more, "dim")]
+    hot = [(f", hot above {say.tokens(hot_above)}", HOT_TONE)] if hot_above is not None else []
+    return [(f"pending prefill, full height {say.tokens(top)} tokens", "dim"), *hot, (more, "dim")]
 
 
 def _times(scene: Scene, columns: int) -> str:
     """Clock times under the columns they belong to, as many as fit without touching."""
     axis = time_axis(scene.start, scene.end, columns)
-    line = ""
-    for tick, label in zip(axis.ticks, axis.labels, strict=True):
-        at = int((tick - scene.start) / max(scene.end - scene.start, 1e-9) * columns)
-        if at >= len(line) + (1 if line else 0) and at + len(label) <= columns:
-            line = line.ljust(at) + label
-    return line
+    scale = columns / max(scene.end - scene.start, 1e-9)
+    return place_labels(((int((tick - scene.start) * scale), label)
+                         for tick, label in zip(axis.ticks, axis.labels, strict=True)), columns)  # fmt: skip
 
 
 def _strip(line: Sequence[tuple[str, str]], styles: Mapping[str, Style]) -> Strip:

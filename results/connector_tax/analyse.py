@@ -8,15 +8,30 @@ from pathlib import Path
 
 import msgspec
 
-from results.connector_tax.combined_taxes import Additivity, Amplification, Decomposition, Trend
+from results.connector_tax.combined_taxes import (
+    Additivity,
+    Amplification,
+    Decomposition,
+    Trend,
+    add_up_taxes,
+    amplify_taxes,
+    decompose_taxes,
+    follow_trends,
+)
 from results.connector_tax.manifest import manifest_rows
 from results.connector_tax.measurements import Measurements
 from results.connector_tax.tax import TaxRow, noise_floor, tax_table
-from results.connector_tax.verdicts import conclude, judge_success
-from results.measures.cells import request_samples, step_samples
-from results.measures.collect import Collected, collect
-from results.measures.drift import Drift, drifts
-from results.measures.saturation import REF_LOAD, REF_SAFE, ReferenceRates, judge_cells, reference_rates
+from results.connector_tax.verdicts import judge_hypotheses, judge_success
+from results.measures.cells import Collected, collect_cells, request_samples, step_samples
+from results.measures.drift import Drift, measure_drifts
+from results.measures.saturation import (
+    REF_LOAD,
+    REF_SAFE,
+    ReferenceRates,
+    describe_rate,
+    judge_cells,
+    reference_rates,
+)
 from results.measures.saturation_criteria import SPECIFIED, CellSaturation, Thresholds
 from results.measures.summary import CellSummary
 from results.records.engine_faults import engine_fault_gaps
@@ -31,8 +46,6 @@ from results.statistics.judgement import Judgement
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """All that is known of a run from its folder."""
-
     facts: RunFacts
     cells: tuple[CellSummary, ...]
     saturation: Mapping[str, CellSaturation]
@@ -67,17 +80,20 @@ def analyse(root: Path) -> Analysis:
         raise ResultsError(f"no run folder at {root}", remedy="name a run's folder, or see `tracon list`")
     facts, fact_gaps = run_facts(root)
     decisions, preflight_gaps = preflight_decisions(root)
-    collected = collect(root)
-    rates, rate_gaps = _rates(root, facts, collected.summaries)
+    collected = collect_cells(root)
+    rates, rate_gaps = _read_rates(root, facts, collected.summaries)
     manifest, manifest_gaps = manifest_rows(root, facts, decisions, collected.summaries)
     judged = judge_cells(collected.summaries, rates.thresholds)
     by_cell = {(judgement.cell, judgement.config): judgement for judgement in judged}
     file_gaps = [gap for layout in RunLayout(root).configs() for gap in missing_files(layout)]
     saturation = {cell.path: by_cell[cell.cell, cell.config] for cell in collected.summaries}
     measurements = Measurements(collected.summaries, _sample_reader(collected.paths))
-    found = conclude(measurements, rates)
+    decomposition, additivity = decompose_taxes(measurements, rates), add_up_taxes(measurements, rates)
+    lines = follow_trends(measurements)
+    verdicts = judge_hypotheses(measurements, rates, decomposition, additivity, lines)
+    kept_up = [cell for cell in collected.summaries if not cell.degraded]
     lacking = (*fact_gaps, *preflight_gaps, *manifest_gaps, *file_gaps, *collected.gaps)
-    unmeasured = _unmeasured(facts, decisions, collected, rates)
+    unmeasured = _find_unmeasured(facts, decisions, collected, rates)
     return Analysis(
         facts=facts,
         cells=collected.summaries,
@@ -88,17 +104,19 @@ def analyse(root: Path) -> Analysis:
         manifest=manifest,
         decisions=decisions,
         gaps=(*lacking, *rate_gaps, *unmeasured, *engine_fault_gaps(root)),
-        decomposition=found.decomposition,
-        additivity=found.additivity,
-        amplification=found.amplification,
-        trends=found.trends,
-        drift=drifts(cell for cell in collected.summaries if not cell.degraded and not saturation[cell.path].saturated),
-        verdicts=found.verdicts,
-        criteria=judge_success(found.verdicts, facts, manifest, decisions, collected.summaries, lacking, unmeasured),
+        decomposition=decomposition,
+        additivity=additivity,
+        amplification=amplify_taxes(measurements, rates),
+        trends=lines,
+        drift=measure_drifts(cell for cell in kept_up if not saturation[cell.path].saturated),
+        verdicts=verdicts,
+        criteria=judge_success(verdicts, facts, manifest, decisions, collected.summaries, lacking, unmeasured),
     )
 
 
-def _rates(root: Path, facts: RunFacts, summaries: Sequence[CellSummary]) -> tuple[ReferenceRates, tuple[Gap, ...]]:
+def _read_rates(
+    root: Path, facts: RunFacts, summaries: Sequence[CellSummary]
+) -> tuple[ReferenceRates, tuple[Gap, ...]]:
     """The rates the run chose, held against what its artifacts give now."""
     path = RunLayout(root).reference_rates
     thresholds = msgspec.convert(dict(facts.thresholds), Thresholds) if facts.thresholds else SPECIFIED
@@ -112,19 +130,16 @@ def _rates(root: Path, facts: RunFacts, summaries: Sequence[CellSummary]) -> tup
         now = reference_rates(summaries, thresholds=thresholds)
         return now, (Gap(path.name, f"{error}; the reference rates are those Phase A gives now"),)
     now = reference_rates(summaries, thresholds=written.thresholds)
+    rates = ((name, written.rate(name), now.rate(name)) for name in (REF_SAFE, REF_LOAD))
     differing = [
-        Gap(path.name, f"says {name} = {_rate(written.rate(name))}, but the cells now give {_rate(now.rate(name))}")
-        for name in (REF_SAFE, REF_LOAD)
-        if written.rate(name) != now.rate(name)
+        Gap(path.name, f"says {name} = {describe_rate(before)}, but the cells now give {describe_rate(after)}")
+        for name, before, after in rates
+        if before != after
     ]
     return written, tuple(differing)
 
 
-def _rate(value: float | None) -> str:
-    return "none" if value is None else f"{value:g} req/s"
-
-
-def _unmeasured(
+def _find_unmeasured(
     facts: RunFacts, decisions: Mapping[str, Decision], collected: Collected, rates: ReferenceRates
 ) -> tuple[Gap, ...]:
     """Planned cells without a record, one gap per config and phase; what was rightly not run is none."""

@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 
 from results.connector_tax.measurements import Load, Measurements
-from results.connector_tax.tax import RATIOS, Metric, connectors, minus, references, tax
+from results.connector_tax.tax import RATIOS, Metric, list_connectors, list_references, measure_tax, subtract
 from results.measures.saturation import REF_LOAD, REF_SAFE, ReferenceRates
 from results.measures.summary import Shape
 from results.statistics.estimates import LEVEL, Estimate, Samples, unknown
@@ -109,38 +109,38 @@ class Trend:
 def tax_at(measurements: Measurements, rates: ReferenceRates, reference: str, config: str, metric: Metric) -> Measured:
     """The config's tax at a reference rate, in the shape of Phase A."""
     load = reference_load(measurements, rates, reference)
-    return unmeasured(load) if isinstance(load, str) else tax(measurements, load, config, metric)
+    return unmeasured(load) if isinstance(load, str) else measure_tax(measurements, load, config, metric)
 
 
 def reference_load(measurements: Measurements, rates: ReferenceRates, reference: str) -> Load | str:
     """Phase A's load at `ref_safe` or `ref_load`, or why there is none."""
-    found = [load for load in measurements.loads if load.phase == "A" and reference in references(load, rates)]
-    if found:
-        return found[0]
+    matches = [load for load in measurements.loads if load.phase == "A" and reference in list_references(load, rates)]
+    if matches:
+        return matches[0]
     rate = rates.rate(reference)
     if rate is None:
         return f"there is no {reference}: {rates.reason_for(reference)}"
     return f"Phase A has no cell at {reference} ({rate:g} req/s)"
 
 
-def decompositions(measurements: Measurements, rates: ReferenceRates) -> tuple[Decomposition, ...]:
+def decompose_taxes(measurements: Measurements, rates: ReferenceRates) -> tuple[Decomposition, ...]:
     """Framework and implementation cost of every config but plain and noop_connector itself."""
     return tuple(
-        _decomposition(measurements, rates, config, metric)
-        for config in connectors(measurements, "A")
+        _decompose(measurements, rates, config, metric)
+        for config in list_connectors(measurements, "A")
         if config != FRAMEWORK
         for metric in RATIOS
     )
 
 
-def _decomposition(measurements: Measurements, rates: ReferenceRates, config: str, metric: Metric) -> Decomposition:
+def _decompose(measurements: Measurements, rates: ReferenceRates, config: str, metric: Metric) -> Decomposition:
     total, framework = (tax_at(measurements, rates, REF_SAFE, name, metric) for name in (config, FRAMEWORK))
     return Decomposition(
         config=config,
         metric=metric,
         total=estimate(total),
         framework=estimate(framework),
-        implementation=estimate(combine(minus, total, framework)),
+        implementation=estimate(combine(subtract, total, framework)),
         framework_share=share(framework, total, f"the tax of {config}"),
     )
 
@@ -148,24 +148,24 @@ def _decomposition(measurements: Measurements, rates: ReferenceRates, config: st
 def nixl_gap(measurements: Measurements, rates: ReferenceRates, metric: Metric) -> Estimate:
     """tax(mooncake_both) - tax(nixl_both) at ref_safe: 0.07 = 7 pp."""
     ours = (tax_at(measurements, rates, REF_SAFE, config, metric) for config in (MOONCAKE, NIXL))
-    return estimate(combine(minus, *ours))
+    return estimate(combine(subtract, *ours))
 
 
-def additivities(measurements: Measurements, rates: ReferenceRates) -> tuple[Additivity, ...]:
+def add_up_taxes(measurements: Measurements, rates: ReferenceRates) -> tuple[Additivity, ...]:
     """Whether the stacked connectors cost the sum of both; empty where none of the three was measured."""
     if not {MOONCAKE, LMCACHE, MULTI}.intersection(measurements.configs("A")):
         return ()
-    return tuple(_additivity(measurements, rates, metric) for metric in RATIOS)
+    return tuple(_add_up(measurements, rates, metric) for metric in RATIOS)
 
 
-def _additivity(measurements: Measurements, rates: ReferenceRates, metric: Metric) -> Additivity:
+def _add_up(measurements: Measurements, rates: ReferenceRates, metric: Metric) -> Additivity:
     mooncake, lmcache, multi = (
         tax_at(measurements, rates, REF_SAFE, config, metric) for config in (MOONCAKE, LMCACHE, MULTI)
     )
     total = combine(np.add, mooncake, lmcache)
-    excess = combine(minus, multi, total)
+    excess = combine(subtract, multi, total)
     relative = share(excess, multi, f"the tax of {MULTI}")
-    verdict, reason = additive(relative)
+    verdict, reason = judge_sum(relative)
     return Additivity(
         metric=metric,
         mooncake=estimate(mooncake),
@@ -179,12 +179,12 @@ def _additivity(measurements: Measurements, rates: ReferenceRates, metric: Metri
     )
 
 
-def additive(relative_excess: Estimate) -> tuple[Additive, str]:
+def judge_sum(relative_excess: Estimate) -> tuple[Additive, str]:
     """What the interval of (multi - sum) / multi says, and why it is undecided where it is."""
-    found = decisive(relative_excess)
-    low, high = found.low, found.high
+    bounds = decisive(relative_excess)
+    low, high = bounds.low, bounds.high
     if low is None or high is None:
-        return Additive.UNDECIDED, found.reason or "there is no interval"
+        return Additive.UNDECIDED, bounds.reason or "there is no interval"
     if low > ADDITIVE_WITHIN:
         return Additive.SUPER, ""
     if high < -ADDITIVE_WITHIN:
@@ -195,17 +195,17 @@ def additive(relative_excess: Estimate) -> tuple[Additive, str]:
     return Additive.UNDECIDED, f"the interval straddles {' and '.join(limits)}"
 
 
-def amplifications(measurements: Measurements, rates: ReferenceRates) -> tuple[Amplification, ...]:
+def amplify_taxes(measurements: Measurements, rates: ReferenceRates) -> tuple[Amplification, ...]:
     """tax(ref_load) - tax(ref_safe) of every config: in Phase A, and for each shape of Phase B'."""
     return tuple(
-        _amplification(measurements, config, safe, load, metric)
-        for safe, load, phase in _pairs(measurements, rates)
-        for config in connectors(measurements, phase)
+        _amplify(measurements, config, safe, load, metric)
+        for safe, load, phase in _pair_loads(measurements, rates)
+        for config in list_connectors(measurements, phase)
         for metric in RATIOS
     )
 
 
-def _pairs(measurements: Measurements, rates: ReferenceRates) -> Iterator[tuple[Load, Load, str]]:
+def _pair_loads(measurements: Measurements, rates: ReferenceRates) -> Iterator[tuple[Load, Load, str]]:
     """Loads of one shape at ref_safe and at ref_load, and the phase whose configs have both."""
     safe, load = (reference_load(measurements, rates, name) for name in (REF_SAFE, REF_LOAD))
     if isinstance(safe, Load) and isinstance(load, Load):
@@ -215,10 +215,10 @@ def _pairs(measurements: Measurements, rates: ReferenceRates) -> Iterator[tuple[
     yield from ((shapes[prime.shape], prime, "Bp") for prime in primes if prime.shape in shapes)
 
 
-def _amplification(measurements: Measurements, config: str, safe: Load, load: Load, metric: Metric) -> Amplification:
-    taxes = [tax(measurements, at, config, metric) for at in (safe, load)]
+def _amplify(measurements: Measurements, config: str, safe: Load, load: Load, metric: Metric) -> Amplification:
+    taxes = [measure_tax(measurements, at, config, metric) for at in (safe, load)]
     same = f"ref_load equals ref_safe ({safe.rate_per_s:g} req/s)"
-    found = estimate(combine(minus, taxes[1], taxes[0])) if safe != load else unknown(same)
+    added = estimate(combine(subtract, taxes[1], taxes[0])) if safe != load else unknown(same)
     return Amplification(
         config=config,
         shape=safe.shape,
@@ -226,9 +226,9 @@ def _amplification(measurements: Measurements, config: str, safe: Load, load: Lo
         metric=metric,
         safe=estimate(taxes[0]),
         load=estimate(taxes[1]),
-        amplification=found,
-        verdict=judged(found),
-        withheld=withheld(found),
+        amplification=added,
+        verdict=judged(added),
+        withheld=withheld(added),
     )
 
 
@@ -236,20 +236,20 @@ ALONG = (("input_tokens", "output_tokens", Metric.TTFT_P90), ("output_tokens", "
 """H5 and H6: along which length, at which other length, which tax."""
 
 
-def trends(measurements: Measurements) -> tuple[Trend, ...]:
+def follow_trends(measurements: Measurements) -> tuple[Trend, ...]:
     """Every config's TTFT tax along the input length and TPOT tax along the output length, in Phase B.
 
     One trend at each other length, and one of their mean; empty where Phase B has no two lengths.
     """
     loads = [load for load in measurements.loads if load.phase == "B"]
-    found: list[Trend] = []
+    rows: list[Trend] = []
     for along, across, metric in ALONG:
         lengths = sorted({getattr(load.shape, along) for load in loads})
         if len(lengths) < 2:
             continue
-        for config in connectors(measurements, "B"):
-            found.extend(_trends(_Line(config, metric, along, across, tuple(lengths)), measurements, loads))
-    return tuple(found)
+        for config in list_connectors(measurements, "B"):
+            rows.extend(_follow_lines(_Line(config, metric, along, across, tuple(lengths)), measurements, loads))
+    return tuple(rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +261,7 @@ class _Line:
     lengths: tuple[int, ...]
 
     def trend(self, at: int | None, taxes: Sequence[Measured]) -> Trend:
-        steps = [combine(minus, after, before) for before, after in pairwise(taxes)]
+        steps = [combine(subtract, after, before) for before, after in pairwise(taxes)]
         together = 1 - (1 - LEVEL) / len(steps)
         return Trend(
             config=self.config,
@@ -269,32 +269,32 @@ class _Line:
             along=self.along,
             at=at,
             lengths=self.lengths,
-            taxes=tuple(estimate(found) for found in taxes),
-            steps=tuple(estimate(found, together) for found in steps),
-            slope=estimate(combine(_slope(self.lengths), *taxes)),
+            taxes=tuple(estimate(measured) for measured in taxes),
+            steps=tuple(estimate(measured, together) for measured in steps),
+            slope=estimate(combine(_fit_slope(self.lengths), *taxes)),
         )
 
 
-def _trends(line: _Line, measurements: Measurements, loads: Sequence[Load]) -> Iterator[Trend]:
+def _follow_lines(line: _Line, measurements: Measurements, loads: Sequence[Load]) -> Iterator[Trend]:
     rows: dict[int, list[Measured]] = {}
     for at in sorted({getattr(load.shape, line.across) for load in loads}):
         there = {getattr(load.shape, line.along): load for load in loads if getattr(load.shape, line.across) == at}
         rows[at] = [
-            tax(measurements, there[length], line.config, line.metric)
+            measure_tax(measurements, there[length], line.config, line.metric)
             if length in there
             else unmeasured(f"{line.along} {length} was not measured at {line.across} {at}")
             for length in line.lengths
         ]
     for at, taxes in rows.items():
         yield line.trend(at, taxes)
-    yield line.trend(None, [combine(_mean, *column) for column in zip(*rows.values(), strict=True)])
+    yield line.trend(None, [combine(_average, *column) for column in zip(*rows.values(), strict=True)])
 
 
-def _mean(*parts: Samples) -> Samples:
+def _average(*parts: Samples) -> Samples:
     return np.asarray(np.mean(np.stack(parts), axis=0), dtype=np.float64)
 
 
-def _slope(lengths: Sequence[int]) -> Callable[..., Samples]:
+def _fit_slope(lengths: Sequence[int]) -> Callable[..., Samples]:
     """The least-squares slope of taxes over log2 of these lengths."""
     x = np.array([math.log2(length) for length in lengths])
     weights = (x - x.mean()) / np.square(x - x.mean()).sum()

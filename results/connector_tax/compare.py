@@ -17,11 +17,11 @@ from typing import Any
 import msgspec
 
 from results.connector_tax.analyse import Analysis, analyse
-from results.connector_tax.differences import Difference, differences
+from results.connector_tax.differences import Difference, list_differences
 from results.connector_tax.measurements import Load, Measurements
 from results.connector_tax.tax import RATIOS, Metric, TaxRow
 from results.measures.cells import request_samples
-from results.measures.saturation import REF_LOAD, REF_SAFE
+from results.measures.saturation import REF_LOAD, REF_SAFE, ReferenceRates
 from results.measures.summary import CellSummary, Shape
 from results.records.errors import ResultsError
 from results.records.run_folder import RunFacts
@@ -83,8 +83,6 @@ class RateChange:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two runs of one experiment."""
-
     first: RunFacts
     second: RunFacts
     latencies: tuple[LatencyChange, ...]
@@ -103,8 +101,8 @@ def compare_runs(first: Path, second: Path) -> Comparison:
     """
     ours, theirs = analyse(first), analyse(second)
     _require_same_experiment(ours.facts, theirs.facts)
-    mine, other = (_percentiles(analysis, root) for analysis, root in ((ours, first), (theirs, second)))
-    keys, other_keys = _cells(ours), _cells(theirs)
+    mine, other = (_read_percentiles(analysis, root) for analysis, root in ((ours, first), (theirs, second)))
+    keys, other_keys = _list_cells(ours), _list_cells(theirs)
     common = [key for key in keys if key in other_keys]
     if not common:
         raise ResultsError(
@@ -114,18 +112,20 @@ def compare_runs(first: Path, second: Path) -> Comparison:
     return Comparison(
         first=ours.facts,
         second=theirs.facts,
-        latencies=tuple(_latency(mine, other, config, load, value) for config, load in common for value in SERIES),
-        taxes=_taxes(ours, theirs),
-        rates=tuple(_rate(ours, theirs, name) for name in (REF_SAFE, REF_LOAD)),
-        differences=differences(first, second),
+        latencies=tuple(
+            _compare_latency(mine, other, config, load, value) for config, load in common for value in SERIES
+        ),
+        taxes=_compare_taxes(ours, theirs),
+        rates=tuple(_compare_rate(ours.rates, theirs.rates, name) for name in (REF_SAFE, REF_LOAD)),
+        differences=list_differences(first, second),
         only_first=tuple(_cell_text(*key) for key in keys if key not in other_keys),
         only_second=tuple(_cell_text(*key) for key in other_keys if key not in keys),
     )
 
 
-def to_json(found: Comparison) -> dict[str, Any]:
+def to_json(comparison: Comparison) -> dict[str, Any]:
     """The comparison as data; latencies in seconds, changes and taxes as fractions."""
-    whole: dict[str, Any] = msgspec.to_builtins(found)
+    whole: dict[str, Any] = msgspec.to_builtins(comparison)
     for side in ("first", "second"):
         whole[side] = {
             name: whole[side][name] for name in ("run", "experiment", "profile", "preset", "seed", "versions")
@@ -133,51 +133,38 @@ def to_json(found: Comparison) -> dict[str, Any]:
     return whole
 
 
-def difference(first: Estimate, second: Estimate) -> Estimate:
+def subtract_estimates(first: Estimate, second: Estimate) -> Estimate:
     """second - first of two independent estimates, with bounds where both have theirs; as few launches as the fewer."""
     if first.value is None or second.value is None:
-        return unknown("; ".join(_reasons(first, second)) or "not measured in both runs")
+        return unknown("; ".join(_list_reasons(first, second)) or "not measured in both runs")
     value, n = second.value - first.value, min(first.n, second.n)
     launches = min(first.launches, second.launches)
-    bounds = _mover(_bounds(first), _bounds(second))
-    if bounds is None:
-        why = "; ".join(_reasons(first, second)) or "a run gives no interval"
+    if first.low is None or first.high is None or second.low is None or second.high is None:
+        why = "; ".join(_list_reasons(first, second)) or "a run gives no interval"
         return Estimate(value, n=n, reason=why, launches=launches)
-    return Estimate(value, *bounds, n=n, launches=launches)
+    low = value - math.hypot(second.value - second.low, first.high - first.value)
+    high = value + math.hypot(second.high - second.value, first.value - first.low)
+    return Estimate(value, low, high, n, launches=launches)
 
 
-def change(first: Estimate, second: Estimate) -> Estimate:
+def compare_ratio(first: Estimate, second: Estimate) -> Estimate:
     """second / first - 1 of two independent positive estimates, with its interval where both have theirs."""
-    ours, theirs = _logarithm(first), _logarithm(second)
-    found = difference(ours, theirs)
-    value, low, high = (None if part is None else math.expm1(part) for part in (found.value, found.low, found.high))
-    return replace(found, value=value, low=low, high=high)
+    ours, theirs = _take_logarithm(first), _take_logarithm(second)
+    logs = subtract_estimates(ours, theirs)
+    value, low, high = (None if part is None else math.expm1(part) for part in (logs.value, logs.low, logs.high))
+    return replace(logs, value=value, low=low, high=high)
 
 
-def _logarithm(of: Estimate) -> Estimate:
+def _take_logarithm(of: Estimate) -> Estimate:
     if of.value is None or of.value <= 0:
         return unknown(of.reason or "the value is not positive", of.n)
     low, high = (math.log(bound) if bound is not None and bound > 0 else None for bound in (of.low, of.high))
     return replace(of, value=math.log(of.value), low=low, high=high)
 
 
-def _bounds(of: Estimate) -> tuple[float, float, float] | None:
-    return None if of.value is None or of.low is None or of.high is None else (of.value, of.low, of.high)
-
-
-def _mover(
-    first: tuple[float, float, float] | None, second: tuple[float, float, float] | None
-) -> tuple[float, float] | None:
-    """Bounds of second - first; each side is value, low, high."""
-    if first is None or second is None:
-        return None
-    (a, a_low, a_high), (b, b_low, b_high) = first, second
-    return b - a - math.hypot(b - b_low, a_high - a), b - a + math.hypot(b_high - b, a - a_low)
-
-
-def _reasons(first: Estimate, second: Estimate) -> list[str]:
+def _list_reasons(first: Estimate, second: Estimate) -> list[str]:
     named = (("first", first), ("second", second))
-    return [f"{which}: {found.reason}" for which, found in named if found.reason and _bounds(found) is None]
+    return [f"{which}: {one.reason}" for which, one in named if one.reason and None in (one.value, one.low, one.high)]
 
 
 def _require_same_experiment(first: RunFacts, second: RunFacts) -> None:
@@ -194,54 +181,47 @@ def _require_same_experiment(first: RunFacts, second: RunFacts) -> None:
         )
 
 
-def _percentiles(analysis: Analysis, root: Path) -> Measurements:
+def _read_percentiles(analysis: Analysis, root: Path) -> Measurements:
     def samples_of(cell: CellSummary) -> Mapping[str, Samples]:
         return request_samples(root / cell.path)
 
     return Measurements(analysis.cells, samples_of)
 
 
-def _cells(analysis: Analysis) -> dict[tuple[str, Load], None]:
-    found = {(cell.config, Load(cell.phase, cell.rate_per_s, cell.shape)) for cell in analysis.cells}
-    return dict.fromkeys(sorted(found, key=lambda key: (key[1].order, key[0])))
+def _list_cells(analysis: Analysis) -> dict[tuple[str, Load], None]:
+    keys = {(cell.config, Load(cell.phase, cell.rate_per_s, cell.shape)) for cell in analysis.cells}
+    return dict.fromkeys(sorted(keys, key=lambda key: (key[1].order, key[0])))
 
 
 def _cell_text(config: str, load: Load) -> str:
     return f"{config} at {load.rate_per_s:g} req/s, {load.shape} ({load.phase})"
 
 
-def _latency(ours: Measurements, theirs: Measurements, config: str, load: Load, value: str) -> LatencyChange:
+def _compare_latency(ours: Measurements, theirs: Measurements, config: str, load: Load, value: str) -> LatencyChange:
     first, second = (estimate(of.get(load, config, SERIES[value])) for of in (ours, theirs))
-    found = change(first, second)
-    return LatencyChange(config, load, value, first, second, found, judged(found), withheld(found, *_OF_RUN))
+    moved = compare_ratio(first, second)
+    return LatencyChange(config, load, value, first, second, moved, judged(moved), withheld(moved, *_OF_RUN))
 
 
-def _taxes(first: Analysis, second: Analysis) -> tuple[TaxChange, ...]:
+def _compare_taxes(first: Analysis, second: Analysis) -> tuple[TaxChange, ...]:
     """The latency taxes of either run, by reference, phase, shape and config."""
     ours, theirs = (
         {(row.reference, row.phase, row.shape, row.config, row.metric): row for row in of.taxes if row.metric in RATIOS}
         for of in (first, second)
     )
-    return tuple(_tax(key, ours.get(key), theirs.get(key)) for key in dict.fromkeys((*ours, *theirs)))
+    return tuple(_compare_tax(key, ours.get(key), theirs.get(key)) for key in dict.fromkeys((*ours, *theirs)))
 
 
-def _tax(key: tuple[str, str, Shape, str, Metric], first: TaxRow | None, second: TaxRow | None) -> TaxChange:
+def _compare_tax(key: tuple[str, str, Shape, str, Metric], first: TaxRow | None, second: TaxRow | None) -> TaxChange:
     absent = unknown("this run has no such tax")
     ours, theirs = (row.estimate if row is not None else absent for row in (first, second))
     rate, other_rate = (row.rate_per_s if row is not None else None for row in (first, second))
     if first is not None and second is not None and not math.isclose(first.rate_per_s, second.rate_per_s):
-        found = unknown(f"measured at {first.rate_per_s:g} and at {second.rate_per_s:g} req/s")
+        moved = unknown(f"measured at {first.rate_per_s:g} and at {second.rate_per_s:g} req/s")
     else:
-        found = difference(ours, theirs)
-    why = withheld(found, *_OF_RUN)
-    return TaxChange(*key, rate, other_rate, ours, theirs, found, judged(found), why)
+        moved = subtract_estimates(ours, theirs)
+    return TaxChange(*key, rate, other_rate, ours, theirs, moved, judged(moved), withheld(moved, *_OF_RUN))
 
 
-def _rate(first: Analysis, second: Analysis, name: str) -> RateChange:
-    return RateChange(
-        name,
-        first.rates.rate(name),
-        second.rates.rate(name),
-        first.rates.reason_for(name),
-        second.rates.reason_for(name),
-    )
+def _compare_rate(first: ReferenceRates, second: ReferenceRates, name: str) -> RateChange:
+    return RateChange(name, first.rate(name), second.rate(name), first.reason_for(name), second.reason_for(name))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from statistics import fmean
 
 import numpy as np
@@ -15,7 +15,7 @@ from results.connector_tax.analyse import Analysis
 from results.measures.saturation import REF_LOAD, REF_SAFE
 from results.measures.summary import CellSummary
 from results.report.figure import Figure, in_order
-from results.statistics.estimates import LEVEL, Samples
+from results.statistics.estimates import LEVEL, Estimate, Samples
 from results.statistics.trials import SPREAD
 
 StepsOf = Callable[[CellSummary], Mapping[str, Samples]]
@@ -32,26 +32,11 @@ _RANGE = "range of the trials"
 _SATURATED = "x marks a saturated cell, with the numbers of the criteria that fired in the strip below"
 
 
-@dataclass(frozen=True, slots=True)
-class _Point:
-    """What all trials of one config at one rate say about one value."""
-
-    value: float | None
-    low: float | None
-    high: float | None
-    n: int
-    trials: int
-    interval: str
-    """What low and high are."""
-
-
 def ttft_by_rate(analysis: Analysis) -> Figure:
-    """Figure 1."""
     return _latency_by_rate(analysis, 1, "TTFT p90", "ttft_p90_s")
 
 
 def tpot_by_rate(analysis: Analysis) -> Figure:
-    """Figure 2."""
     return _latency_by_rate(analysis, 2, "TPOT p90", "tpot_p90_s")
 
 
@@ -62,15 +47,14 @@ def _latency_by_rate(analysis: Analysis, number: int, name: str, value: str) -> 
     if table.empty or table[value].isna().all():
         return Figure(number, title, missing=_why_no_curve(analysis, cells, name))
     caption = (
-        f"{name} of requests due in the measured window, {_shapes(cells)}. {_bars(table)} {_SATURATED} "
-        f"({_criteria(analysis)}). Hollow marks are degraded cells: the client could not keep its schedule. Points at "
-        f"one rate are set apart sideways so that their bars can be read.{absent(analysis)}"
+        f"{name} of requests due in the measured window, {_shape_text(cells)}. {_bar_text(table)} {_SATURATED} "
+        f"({_limit_text(analysis)}). Hollow marks are degraded cells: the client could not keep its schedule. Points "
+        f"at one rate are set apart sideways so that their bars can be read.{name_absent(analysis)}"
     )
     return Figure(number, title, caption, table, _reference_lines(analysis))
 
 
 def throughput_by_rate(analysis: Analysis) -> Figure:
-    """Figure 3."""
     title = "Achieved by requested throughput, Phase A"
     cells = _phase_a(analysis)
     values = {"achieved_per_s": "effective_throughput_per_s", "ratio": "throughput_ratio"}
@@ -81,9 +65,9 @@ def throughput_by_rate(analysis: Analysis) -> Figure:
     table["saturation_rate_per_s"] = table["config"].map(knees)
     caption = (
         f"Completions that ended inside the measured window per second against the rate that was asked for, "
-        f"{_shapes(cells)}. On the dashed line y = x the engine keeps up. A ring marks a config's knee, its lowest "
-        f"saturated rate by any criterion ({_criteria(analysis)}). Below: the same as a ratio, with the threshold of "
-        f"criterion 1; configs are set apart sideways there.{absent(analysis)}"
+        f"{_shape_text(cells)}. On the dashed line y = x the engine keeps up. A ring marks a config's knee, its lowest "
+        f"saturated rate by any criterion ({_limit_text(analysis)}). Below: the same as a ratio, with the threshold of "
+        f"criterion 1; configs are set apart sideways there.{name_absent(analysis)}"
     )
     lines = _reference_lines(analysis) | {"threshold": analysis.rates.thresholds.throughput_ratio}
     return Figure(3, title, caption, table, lines)
@@ -105,16 +89,16 @@ def step_cdf(analysis: Analysis, steps_of: StepsOf) -> Figure:
     without = sorted({cell.config for cell in cells} - set(table["config"]), key=in_order)
     caption = (
         f"Share of the non-empty steps in the measured window that took at most this long, at {safe:g} req/s, "
-        f"{_shapes(cells)}; all trials together. Left: schedule entry to the end of update_from_output, the whole "
+        f"{_shape_text(cells)}; all trials together. Left: schedule entry to the end of update_from_output, the whole "
         "step, worker-side connector callbacks included. Right: Scheduler.schedule() alone, the specification's "
         "step_duration_us; worker-side callbacks do not run inside it. The slowest 0.5 % may lie beyond the axis."
         + (f" No step timing: {', '.join(without)}." if without else "")
-        + absent(analysis)
+        + name_absent(analysis)
     )
     return Figure(6, title, caption, table)
 
 
-def absent(analysis: Analysis) -> str:
+def name_absent(analysis: Analysis) -> str:
     """A sentence that names the configs of the plan that no figure can show, with the reason; or nothing."""
     lacking = [row for row in analysis.manifest if row.status != "ran"]
     if not lacking:
@@ -144,32 +128,32 @@ def _rate_rows(analysis: Analysis, cells: Sequence[CellSummary], values: Mapping
         counting = [cell for cell in trials if not cell.degraded] or trials
         points = {column: _over_trials(counting, value) for column, value in values.items()}
         main = points[first]
-        saturated, fired = _saturation(analysis, counting)
+        saturated, fired = _judge_trials(analysis, counting)
         rows.append(
             {"config": config, "rate_per_s": rate}
             | {column: point.value for column, point in points.items()}
             | {f"{first}_low": main.low, f"{first}_high": main.high}
-            | {"n": main.n, "trials": main.trials, "interval": main.interval}
+            | {"n": main.n, "trials": main.launches, "interval": main.basis}
             | {"saturated": saturated, "criteria_fired": ",".join(map(str, fired))}
             | {"degraded": counting[0].degraded}
         )
     return rows
 
 
-def _over_trials(cells: Sequence[CellSummary], value: str) -> _Point:
-    """One trial: its estimate. Several: the mean of theirs, and their range."""
-    found = [cell.estimate(value) for cell in cells]
-    measured = [estimate for estimate in found if estimate.value is not None]
+def _over_trials(cells: Sequence[CellSummary], value: str) -> Estimate:
+    """One trial: its estimate. Several: the mean of theirs, and their range. `basis`: what the bounds are."""
+    estimates = [cell.estimate(value) for cell in cells]
+    measured = [estimate for estimate in estimates if estimate.value is not None]
     if len(measured) < 2:
-        one = measured[0] if measured else found[0]
+        one = measured[0] if measured else estimates[0]
         kind = f"{LEVEL:.0%} {SPREAD}" if one.low is not None or one.high is not None else ""
-        return _Point(one.value, one.low, one.high, one.n, len(measured), kind)
+        return replace(one, basis=kind, launches=len(measured))
     values = [estimate.value for estimate in measured if estimate.value is not None]
     n = sum(estimate.n for estimate in measured)
-    return _Point(fmean(values), min(values), max(values), n, len(values), _RANGE)
+    return Estimate(fmean(values), min(values), max(values), n, basis=_RANGE, launches=len(values))
 
 
-def _saturation(analysis: Analysis, cells: Sequence[CellSummary]) -> tuple[bool | None, tuple[int, ...]]:
+def _judge_trials(analysis: Analysis, cells: Sequence[CellSummary]) -> tuple[bool | None, tuple[int, ...]]:
     """Saturated when at least half of the trials that could be judged are, and the criteria that fired then."""
     judged = [analysis.saturation[cell.path] for cell in cells]
     known = [judgement.saturated for judgement in judged if judgement.saturated is not None]
@@ -188,42 +172,37 @@ def _cdf_rows(cells: Sequence[CellSummary], steps_of: StepsOf) -> list[dict[str,
     for config in sorted(by_config, key=in_order):
         for series in CDF_SERIES:
             samples = np.concatenate([steps[series] for steps in by_config[config]])
-            if samples.size == 0:
+            n = samples.size
+            if n == 0:
                 continue
             shares = zip(CDF_POINTS, np.quantile(samples, CDF_POINTS), strict=True)
             rows += [
-                {
-                    "config": config,
-                    "series": series,
-                    "share": round(float(share), 4),
-                    "time_us": float(time_us),
-                    "n": samples.size,
-                }
-                for share, time_us in shares
+                {"config": config, "series": series, "share": round(float(share), 4), "time_us": float(us), "n": n}
+                for share, us in shares
             ]
     return rows
 
 
 def _why_untimed(cells: Sequence[CellSummary]) -> str:
-    said = dict.fromkeys(
+    reasons = dict.fromkeys(
         f"degraded: {cell.degraded}"
         if cell.degraded
         else str(cell.step_timing.get("reason") or "no steps in the window")
         for cell in cells
     )
-    return "; ".join(said)
+    return "; ".join(reasons)
 
 
 def _why_no_curve(analysis: Analysis, cells: Sequence[CellSummary], name: str) -> str:
-    return f"no cell of Phase A has a {name}" if cells else f"no cell of Phase A was measured.{absent(analysis)}"
+    return f"no cell of Phase A has a {name}" if cells else f"no cell of Phase A was measured.{name_absent(analysis)}"
 
 
-def _shapes(cells: Sequence[CellSummary]) -> str:
+def _shape_text(cells: Sequence[CellSummary]) -> str:
     shapes = sorted({cell.shape for cell in cells}, key=lambda shape: (shape.input_tokens, shape.output_tokens))
     return ", ".join(f"{shape.input_tokens} tokens in and {shape.output_tokens} out" for shape in shapes)
 
 
-def _bars(table: pd.DataFrame) -> str:
+def _bar_text(table: pd.DataFrame) -> str:
     kinds = [kind for kind in dict.fromkeys(table["interval"]) if kind]
     if not kinds:
         return "No bars: too few requests for a spread."
@@ -231,7 +210,7 @@ def _bars(table: pd.DataFrame) -> str:
     return f"Bars: {' or '.join(kinds)}{mean}."
 
 
-def _criteria(analysis: Analysis) -> str:
+def _limit_text(analysis: Analysis) -> str:
     limit = analysis.rates.thresholds
     return (
         f"1: throughput / rate < {limit.throughput_ratio:g}, 2: p50 of requests waiting > {limit.waiting_p50:g}, "
@@ -240,5 +219,5 @@ def _criteria(analysis: Analysis) -> str:
 
 
 def _reference_lines(analysis: Analysis) -> dict[str, float]:
-    found = {name: analysis.rates.rate(name) for name in (REF_SAFE, REF_LOAD)}
-    return {name: rate for name, rate in found.items() if rate is not None}
+    rates = {name: analysis.rates.rate(name) for name in (REF_SAFE, REF_LOAD)}
+    return {name: rate for name, rate in rates.items() if rate is not None}

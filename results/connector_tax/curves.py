@@ -29,22 +29,24 @@ def ttft_curves(analysis: Analysis, width: int) -> RenderableType | None:
     rates = sorted(set(drawn["rate_per_s"])) if len(drawn) else []
     if len(rates) < 2 or width < 40:
         return None
-    colors = {config: _rgb(pen.color) for config, pen in pens(dict.fromkeys(table["config"])).items()}
+    colors = {config: _parse_color(pen.color) for config, pen in pens(dict.fromkeys(table["config"])).items()}
     legend = Text("  ")
     for place, (config, color) in enumerate(colors.items()):
         legend.append(f"{LETTERS[place % 26]} {config}   ", style=f"rgb({color[0]},{color[1]},{color[2]})")
     legend.append("capital: saturated", style="default")
     title = Text("TTFT p90 (ms) by send rate (req/s), Phase A", style="bold")
-    return Group(title, Text.from_ansi(_canvas(drawn, rates, colors, width)), legend, Text())
+    return Group(title, Text.from_ansi(_draw_canvas(drawn, rates, colors, width)), legend, Text())
 
 
-def _rgb(color: str) -> tuple[int, int, int]:
+def _parse_color(color: str) -> tuple[int, int, int]:
     """`#d55e00` to its parts; black becomes grey, to be seen on a dark terminal too."""
     red, green, blue = (int(color[place : place + 2], 16) for place in (1, 3, 5))
     return (160, 160, 160) if red + green + blue == 0 else (red, green, blue)
 
 
-def _canvas(drawn: pd.DataFrame, rates: Sequence[float], colors: dict[str, tuple[int, int, int]], width: int) -> str:
+def _draw_canvas(
+    drawn: pd.DataFrame, rates: Sequence[float], colors: dict[str, tuple[int, int, int]], width: int
+) -> str:
     """plotext draws on its one module-level figure, so this is not re-entrant."""
     import plotext
 

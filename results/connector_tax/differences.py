@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,14 @@ _SHELL = re.compile(
 """Where a run was started from, not what it was."""
 
 
+class _Launch(msgspec.Struct, frozen=True):
+    started_by: str = ""
+    cwd: str = ""
+    ports: Mapping[str, int] = {}
+    argv: Sequence[str] = ()
+    env: Mapping[str, str] = {}
+
+
 @dataclass(frozen=True, slots=True)
 class Difference:
     """One thing that the two runs do not share; None = it does not say."""
@@ -38,29 +46,31 @@ class Difference:
     second: str | None
 
 
-def differences(first: Path, second: Path) -> tuple[Difference, ...]:
+def list_differences(first: Path, second: Path) -> tuple[Difference, ...]:
     """Of two run folders: plan by dotted key, then environment and launch of the configs that both have."""
-    found = [Difference("plan", what, *pair) for what, pair in _unlike(_plan(first), _plan(second))]
-    ours, theirs = _launches(first), _launches(second)
+    unlike = [Difference("plan", what, *pair) for what, pair in _find_unlike(_read_plan(first), _read_plan(second))]
+    ours, theirs = _read_launches(first), _read_launches(second)
     common = sorted(set(ours) & set(theirs))
     by_item: dict[tuple[str, str, str | None, str | None], list[str]] = defaultdict(list)
     for config in common:
-        for what, pair in _unlike(ours[config], theirs[config]):
+        for what, pair in _find_unlike(ours[config], theirs[config]):
             section, _, name = what.partition("/")
             by_item[section, name, *pair].append(config)
     for (section, name, before, after), configs in by_item.items():
         whose = "" if len(configs) == len(common) else f" ({', '.join(configs)})"
-        found.append(Difference(f"{section}{whose}", name, before, after))
-    return tuple(found)
+        unlike.append(Difference(f"{section}{whose}", name, before, after))
+    return tuple(unlike)
 
 
-def _unlike(first: Mapping[str, str], second: Mapping[str, str]) -> Iterator[tuple[str, tuple[str | None, str | None]]]:
+def _find_unlike(
+    first: Mapping[str, str], second: Mapping[str, str]
+) -> Iterator[tuple[str, tuple[str | None, str | None]]]:
     for key in dict.fromkeys((*first, *second)):
         if first.get(key) != second.get(key):
             yield key, (first.get(key), second.get(key))
 
 
-def _plan(root: Path) -> dict[str, str]:
+def _read_plan(root: Path) -> dict[str, str]:
     try:
         plan = msgspec.json.decode(RunLayout(root).plan.read_bytes())
     except (OSError, msgspec.DecodeError):  # a gap of the run's own analysis
@@ -68,60 +78,58 @@ def _plan(root: Path) -> dict[str, str]:
     if not isinstance(plan, dict):
         return {}
     chosen = {key: sorted(plan[key]) if key == "configs" else plan[key] for key in _PLAN if plan.get(key) is not None}
-    return {name.removeprefix("inputs."): text for name, text in _flat(chosen) if name.rsplit(".", 1)[-1] not in _TEXTS}
+    items = ((name, text) for name, text in _flatten(chosen) if name.rsplit(".", 1)[-1] not in _TEXTS)
+    return {name.removeprefix("inputs."): text for name, text in items}
 
 
-def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def _flatten(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     for key, inner in value.items():
         if isinstance(inner, Mapping):
-            yield from _flat(inner, f"{prefix}{key}.")
+            yield from _flatten(inner, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", inner if isinstance(inner, str) else msgspec.json.encode(inner).decode()
 
 
-def _launches(root: Path) -> dict[str, dict[str, str]]:
+def _read_launches(root: Path) -> dict[str, dict[str, str]]:
     """By config: `section/name` to what its folder says."""
-    found: dict[str, dict[str, str]] = {}
+    launches: dict[str, dict[str, str]] = {}
     for layout in RunLayout(root).configs():
         config = layout.root.name.partition("_")[2]
-        found[config] = {**_environment(layout), **_launch(layout)}
-    return found
+        launches[config] = {**_read_environment(layout), **_read_launch(layout)}
+    return launches
 
 
-def _environment(layout: ConfigLayout) -> dict[str, str]:
+def _read_environment(layout: ConfigLayout) -> dict[str, str]:
     """The lines of env.txt under their sections; packages by name."""
     try:
         text = layout.env_txt.read_text(encoding="utf-8", errors="replace")
     except OSError:  # a gap of the run's own analysis
         return {}
-    section, found = "environment", {}
+    section, captured = "environment", {}
     for line in text.splitlines():
         if line.startswith("[") and line.endswith("]"):
             section = line[1:-1]
         elif line.strip() and not _HOST_NOW.match(line):
             name, _, value = line.partition({"packages": "==", "environment": "="}.get(section, ":"))
-            found[f"{section}/{name.strip()}"] = value.strip()
-    return {name: value for name, value in found.items() if not _SHELL.match(name)}
+            captured[f"{section}/{name.strip()}"] = value.strip()
+    return {name: value for name, value in captured.items() if not _SHELL.match(name)}
 
 
-def _launch(layout: ConfigLayout) -> dict[str, str]:
+def _read_launch(layout: ConfigLayout) -> dict[str, str]:
     """Arguments and environment of the last launch, without what belongs to this run alone."""
     try:
-        said = msgspec.json.decode(layout.config_json.read_bytes())
+        launch = msgspec.json.decode(layout.config_json.read_bytes(), type=_Launch)
     except (OSError, msgspec.DecodeError):  # a gap of the run's own analysis
         return {}
-    if not isinstance(said, dict):
-        return {}
-    own = str(Path(said["cwd"]).parent.parent) if isinstance(said.get("cwd"), str) else "\0"
-    ports = {str(port) for port in said["ports"].values()} if isinstance(said.get("ports"), dict) else set()
-    found = {"launch/started_by": str(said.get("started_by", ""))}
-    argv = [str(word) for word in said.get("argv") or ()]
+    own = str(Path(launch.cwd).parent.parent) if launch.cwd else "\0"
+    ports = {str(port) for port in launch.ports.values()}
+    stated = {"launch/started_by": launch.started_by}
+    argv = launch.argv
     for place, word in enumerate(argv):
         if word.startswith("--"):
             value = argv[place + 1] if place + 1 < len(argv) and not argv[place + 1].startswith("--") else ""
-            found[f"launch/{word}"] = "(its port)" if value in ports else value.replace(own, "RUN")
-    environment = said.get("env")
-    for name, value in environment.items() if isinstance(environment, dict) else ():
+            stated[f"launch/{word}"] = "(its port)" if value in ports else value.replace(own, "RUN")
+    for name, value in launch.env.items():
         if name not in _LAUNCH_OWN:
-            found[f"launch/{name}"] = "(its port)" if str(value) in ports else str(value).replace(own, "RUN")
-    return found
+            stated[f"launch/{name}"] = "(its port)" if value in ports else value.replace(own, "RUN")
+    return stated

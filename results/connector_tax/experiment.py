@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from results.experiment import Compared, ExperimentResults, ReportText
+from results.experiment import Compared, ExperimentResults
+from results.report.content import ReportText
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from results.connector_tax.analyse import Analysis
+    from results.report.chart import Chart
 
 
 def _analyse(root: Path) -> Analysis:
@@ -26,10 +28,9 @@ def _write(root: Path) -> Analysis:
 
 
 def _report(analysis: Analysis) -> ReportText:
-    from results.connector_tax.report import limits, opening
-    from results.connector_tax.tables import tables
+    from results.connector_tax.report import build_report
 
-    return ReportText(opening(analysis), tuple(tables(analysis)), tuple(limits(analysis)))
+    return build_report(analysis)
 
 
 def _draw_curves(analysis: Analysis, width: int) -> RenderableType | None:
@@ -38,20 +39,24 @@ def _draw_curves(analysis: Analysis, width: int) -> RenderableType | None:
     return ttft_curves(analysis, width)
 
 
+def _build_charts(analysis: Analysis) -> tuple[Chart, ...]:
+    from results.connector_tax.charts import build_charts
+
+    return build_charts(analysis)
+
+
 def _render_page(analysis: Analysis, root: Path, width: int) -> RenderableType:
-    from results.connector_tax.page import page_of
-    from results.connector_tax.page_text import page_text
+    from results.connector_tax.page import page_of, page_text
 
     return page_text(page_of(analysis, root), width)
 
 
 def _compare(first: Path, second: Path) -> Compared:
     from results.connector_tax.compare import compare_runs, to_json
-    from results.connector_tax.compare_tables import comparison_limits, comparison_tables, headline
+    from results.connector_tax.compare_tables import describe_comparison
 
     changes = compare_runs(first, second)
-    text = ReportText(headline(changes), tuple(comparison_tables(changes)), tuple(comparison_limits(changes)))
-    return Compared(text, to_json(changes))
+    return Compared(describe_comparison(changes), to_json(changes))
 
 
 RESULTS = ExperimentResults(
@@ -62,6 +67,7 @@ RESULTS = ExperimentResults(
     write=_write,
     report=_report,
     curves=_draw_curves,
+    charts=_build_charts,
     page=_render_page,
     compare=_compare,
 )

@@ -1,24 +1,264 @@
-"""Figures 1 to 8 of specs/connector_tax, gathered from an analysis."""
+"""Figures 1 to 8 of specs/connector_tax, and the numbers of those of the substrate tax: 4, 5, 7 and 8."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from results.connector_tax import curve_figures as curves
-from results.connector_tax import tax_figures as taxes
 from results.connector_tax.analyse import Analysis
+from results.connector_tax.combined_taxes import (
+    ADDITIVE_WITHIN,
+    FRAMEWORK,
+    LMCACHE,
+    MOONCAKE,
+    MULTI,
+    Additivity,
+    Decomposition,
+)
+from results.connector_tax.curve_figures import name_absent, reference_text
+from results.connector_tax.tax import RATIOS, Metric, TaxRow
 from results.measures.cells import step_samples
+from results.measures.saturation import REF_LOAD, REF_SAFE
 from results.measures.step_durations import STEP_SERIES
 from results.measures.summary import CellSummary
+from results.records.baseline import BASELINE
 from results.records.errors import ArtifactError
-from results.report.figure import Figure
-from results.statistics.estimates import Samples
+from results.report.figure import Figure, in_order
+from results.statistics.estimates import LEVEL, Estimate, Samples, unknown
+from results.statistics.judgement import Verdict, judged
+from results.statistics.trials import MIN_PAIRED, SPREAD
+
+PARTS = (MOONCAKE, LMCACHE)
+WHOLE = MULTI
+SUM = " + ".join(PARTS)
 
 
-def figures(analysis: Analysis, root: Path) -> tuple[Figure, ...]:
+def _are_few(estimates: Iterable[Estimate]) -> bool:
+    """Whether all that were measured come from too few launches."""
+    return all(one.launches < MIN_PAIRED for one in estimates if one.value is not None)
+
+
+def _describe_bounds(estimates: Iterable[Estimate]) -> str:
+    """What the thin bars are: an interval, or the spread of too few launches."""
+    if _are_few(estimates):
+        return f"Bars span the {LEVEL:.0%} spread within the launch: fewer than {MIN_PAIRED} launches give no verdict."
+    return (
+        f"Bars span the {LEVEL:.0%} interval; a tax whose interval covers zero is marked n.d. (not distinguishable), "
+        f"one of fewer than {MIN_PAIRED} launches, whose bar is the spread within them, no verdict."
+    )
+
+
+def _few_text(rows: Iterable[TaxRow]) -> str:
+    why = next((row.withheld for row in rows if row.estimate.value is not None and row.withheld), "")
+    return f" No verdict: {why}." if why else ""
+
+
+def tax_bars(analysis: Analysis) -> Figure:
+    title = "Substrate tax at both reference rates, Phase A"
+    rows = [row for row in analysis.taxes if row.phase == "A" and row.metric in RATIOS]
+    table = _tax_table(rows)
+    if table.empty or table["tax"].isna().all():
+        return Figure(4, title, missing=_why_no_tax(analysis, rows))
+    saturated = {
+        (cell.config, cell.rate_per_s)
+        for cell in analysis.cells
+        if cell.phase == "A" and analysis.saturation[cell.path].saturated
+    }
+    table["saturated"] = [key in saturated for key in zip(table["config"], table["rate_per_s"], strict=True)]
+    bounds = _describe_bounds(row.estimate for row in rows)
+    rates = {analysis.rates.ref_safe_per_s, analysis.rates.ref_load_per_s}
+    same = " Both reference rates are the same here, so both bars are of the same cells." if len(rates) == 1 else ""
+    caption = (
+        f"TTFT p90 and TPOT p90 of each config over those of plain, minus one, at {reference_text(analysis, REF_SAFE)} "
+        f"and {reference_text(analysis, REF_LOAD)}. {bounds} The difference between the two bars is what queueing "
+        f"adds to the tax; s marks a config that is saturated at that rate, so that its bar holds its queue.{same}"
+        f"{name_absent(analysis)}"
+    )
+    return Figure(4, title, caption, table)
+
+
+def shape_heatmaps(analysis: Analysis) -> Figure:
+    title = "TTFT p90 tax by shape at ref_safe, Phase B"
+    rows = [row for row in analysis.taxes if row.phase == "B" and row.metric == Metric.TTFT_P90]
+    table = _tax_table(rows)
+    if table.empty or table["tax"].isna().all():
+        return Figure(5, title, missing=_why_no_tax(analysis, rows, "B"))
+    rates = " and ".join(f"{rate:g}" for rate in sorted(set(table["rate_per_s"])))
+    caption = (
+        f"TTFT p90 over that of plain at the same shape, minus one, at {rates} req/s. Darker is a higher tax; brackets "
+        "hold a tax that is not distinguishable from zero, a hatched field was not measured. The table beside has the "
+        "bounds."
+        f"{_few_text(rows)}{name_absent(analysis)}"
+    )
+    return Figure(5, title, caption, table)
+
+
+def decomposition_figure(analysis: Analysis) -> Figure:
+    """Figure 7: the latencies as the report decomposes them, and the engine step where it was timed."""
+    title = "Tax at ref_safe: the framework's part and the connector's own"
+    latencies = [split for split in analysis.decomposition if split.implementation.value is not None]
+    if not latencies:
+        reasons = [split.implementation.reason for split in analysis.decomposition if split.implementation.reason]
+        why = reasons[0] if reasons else _why_without(analysis, FRAMEWORK)
+        return Figure(7, title, missing=f"the framework's part is the tax of {FRAMEWORK}: {why}")
+    steps = _split_steps(analysis)
+    splits = sorted(latencies + steps, key=lambda split: (str(split.metric), in_order(split.config)))
+    table = pd.DataFrame([_split_row(split) for split in splits])
+    kind = SPREAD if _are_few(split.total for split in analysis.decomposition) else "interval"
+    caption = (
+        f"Framework = tax({FRAMEWORK}), whose hooks all do nothing; connector = tax(config) - tax({FRAMEWORK}), at "
+        f"{reference_text(analysis, REF_SAFE)}. The diamond is the config's whole tax with its {LEVEL:.0%} {kind}; a "
+        "part below zero is drawn below zero, apart from the other. The split assumes that the framework costs every "
+        f"config what it costs {FRAMEWORK}.{'' if steps else ' No panel of the engine step: no step timing.'}"
+        f"{name_absent(analysis)}"
+    )
+    return Figure(7, title, caption.strip(), table)
+
+
+def additivity_figure(analysis: Analysis) -> Figure:
+    title = "Do the taxes of stacked connectors add up? (H4, at ref_safe)"
+    sums = [row for row in analysis.additivity if None not in (row.total.value, row.multi.value)]
+    if not sums:
+        why = next((row.reason for row in analysis.additivity if row.reason), "") or _why_unsummed(analysis)
+        return Figure(8, title, missing=f"it needs the taxes of {', '.join(PARTS)} and {WHOLE}: {why}")
+    table = pd.DataFrame([line for row in sums for line in _sum_rows(row)])
+    outcome = "; ".join(f"{row.metric}: {row.verdict}{f' ({row.reason})' if row.reason else ''}" for row in sums)
+    caption = (
+        f"Taxes of {PARTS[0]}, of {PARTS[1]} and of both stacked in a MultiConnector, at "
+        f"{reference_text(analysis, REF_SAFE)}; the dashed stack is the sum of the first two. "
+        f"{_describe_bounds(row.multi for row in sums)} The shaded band is the measured tax of the stack "
+        f"+- {ADDITIVE_WITHIN:.0%} of itself: the specification calls a sum inside it linear. {outcome}."
+    )
+    return Figure(8, title, caption, table)
+
+
+def _split_row(split: Decomposition) -> dict[str, object]:
+    return {
+        "metric": str(split.metric),
+        "config": split.config,
+        "framework": split.framework.value,
+        "framework_low": split.framework.low,
+        "framework_high": split.framework.high,
+        "connector": split.implementation.value,
+        "connector_low": split.implementation.low,
+        "connector_high": split.implementation.high,
+        "tax": split.total.value,
+        "low": split.total.low,
+        "high": split.total.high,
+    }
+
+
+def _split_steps(analysis: Analysis) -> list[Decomposition]:
+    """The same of the whole engine step (us); none where noop_connector's steps were not timed."""
+    metric = Metric.ENGINE_STEP_P50
+    taxes = {
+        row.config: row.estimate
+        for row in analysis.taxes
+        if row.phase == "A" and row.reference == REF_SAFE and row.metric == metric
+    }
+    base = taxes.get(FRAMEWORK)
+    if base is None or base.value is None:
+        return []
+    return [
+        Decomposition(config, metric, whole, base, Estimate(whole.value - base.value), unknown("not computed"))
+        for config, whole in taxes.items()
+        if whole.value is not None and config != FRAMEWORK
+    ]
+
+
+def _sum_rows(row: Additivity) -> list[dict[str, object]]:
+    """The three measured taxes and the sum of two."""
+    measured = zip((*PARTS, SUM, WHOLE), (row.mooncake, row.lmcache, row.total, row.multi), strict=True)
+    return [
+        {
+            "metric": str(row.metric),
+            "config": config,
+            "tax": estimate.value,
+            "low": estimate.low,
+            "high": estimate.high,
+            "launches": estimate.launches,
+            "verdict": str(judged(estimate) or ""),
+            "relative_excess": row.relative_excess.value,
+            "additivity": str(row.verdict),
+        }
+        for config, estimate in measured
+    ]
+
+
+def _why_unsummed(analysis: Analysis) -> str:
+    """Why each of the three configs that has no tax at ref_safe has none."""
+    measured = {row.config for row in analysis.taxes if row.estimate.value is not None and row.reference == REF_SAFE}
+    lacking = (config for config in (*PARTS, WHOLE) if config not in measured)
+    return "; ".join(f"{config}: {_why_without(analysis, config)}" for config in lacking)
+
+
+def _tax_table(rows: Iterable[TaxRow]) -> pd.DataFrame:
+    ordered = sorted(
+        rows,
+        key=lambda row: (
+            row.reference != REF_SAFE,
+            str(row.metric),
+            in_order(row.config),
+            row.shape.input_tokens,
+            row.shape.output_tokens,
+        ),
+    )
+    return pd.DataFrame([_tax_row(row) for row in ordered])
+
+
+def _tax_row(row: TaxRow) -> dict[str, object]:
+    estimate = row.estimate
+    return {
+        "reference": row.reference,
+        "rate_per_s": row.rate_per_s,
+        "input_tokens": row.shape.input_tokens,
+        "output_tokens": row.shape.output_tokens,
+        "config": row.config,
+        "metric": str(row.metric),
+        "tax": estimate.value,
+        "low": estimate.low,
+        "high": estimate.high,
+        "n": estimate.n,
+        "launches": estimate.launches,
+        "verdict": "" if row.verdict is None else str(row.verdict),
+        "withheld": row.withheld,
+        "reason": estimate.reason or "",
+    }
+
+
+def _why_no_tax(analysis: Analysis, rows: Sequence[TaxRow], phase: str = "A") -> str:
+    reasons = dict.fromkeys(row.estimate.reason for row in rows if row.estimate.reason)
+    if reasons:
+        return "; ".join(map(str, reasons))
+    if not any(cell.config == BASELINE for cell in analysis.cells):
+        return f"{BASELINE} was not measured: there is nothing to compare with"
+    if not any(cell.phase == phase and cell.config != BASELINE for cell in analysis.cells):
+        return f"no cell of Phase {phase} was measured for a config other than {BASELINE}.{name_absent(analysis)}"
+    return f"{reference_text(analysis, REF_SAFE)}; {reference_text(analysis, REF_LOAD)}"
+
+
+def _why_without(analysis: Analysis, config: str) -> str:
+    decision = analysis.decisions.get(config)
+    if decision is not None and not decision.included:
+        return f"SKIP: {decision.reason}"
+    reasons = [row.estimate.reason for row in analysis.taxes if row.config == config and row.estimate.reason]
+    if reasons:
+        return str(reasons[0])
+    if analysis.rates.ref_safe_per_s is None:
+        return f"there is no ref_safe: {analysis.rates.ref_safe_reason}"
+    return "it was not measured"
+
+
+def is_distinguishable(verdict: str) -> bool:
+    """Whether a verdict of the table says that there is a difference."""
+    return verdict in (str(Verdict.HIGHER), str(Verdict.LOWER))
+
+
+def build_figures(analysis: Analysis, root: Path) -> tuple[Figure, ...]:
     """Figures 1 to 8 of the run folder `root`, those that cannot be drawn included; nothing is written."""
 
     def steps_of(cell: CellSummary) -> Mapping[str, Samples]:
@@ -31,9 +271,9 @@ def figures(analysis: Analysis, root: Path) -> tuple[Figure, ...]:
         curves.ttft_by_rate(analysis),
         curves.tpot_by_rate(analysis),
         curves.throughput_by_rate(analysis),
-        taxes.tax_bars(analysis),
-        taxes.shape_heatmaps(analysis),
+        tax_bars(analysis),
+        shape_heatmaps(analysis),
         curves.step_cdf(analysis, steps_of),
-        taxes.decomposition(analysis),
-        taxes.additivity(analysis),
+        decomposition_figure(analysis),
+        additivity_figure(analysis),
     )

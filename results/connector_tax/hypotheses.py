@@ -14,7 +14,7 @@ from results.connector_tax.combined_taxes import (
     Additivity,
     Decomposition,
     Trend,
-    additive,
+    judge_sum,
 )
 from results.statistics.estimates import Estimate, unknown
 from results.statistics.judgement import Judgement, Outcome, decisive, leave_undecided
@@ -23,6 +23,7 @@ TAX_AT_LEAST = 0.10
 """H1."""
 TAX_PRIOR = (0.25, 0.60)
 """H1: the trace replay's +45 % is accepted in here."""
+_PRIOR_RANGE = "[25%, 60%]"
 GAP_WITHIN = (0.05, 0.10)
 """H2: tax(mooncake_both) - tax(nixl_both); the trace replay had 7 pp."""
 _GAP_RANGE = "[5 pp, 10 pp]"
@@ -34,14 +35,14 @@ FLAT_BELOW = 0.01
 """H5, H6: growth per doubling of the length whose whole interval is below this is none; no limit is specified."""
 
 
-def substrate_tax(tax: Estimate) -> Judgement:
+def judge_tax(tax: Estimate) -> Judgement:
     """H1, from tax_ttft_p90(mooncake_both, ref_safe)."""
-    outcome, reason = _against(tax, TAX_AT_LEAST)
+    outcome, reason = _judge_against(tax, TAX_AT_LEAST)
     within = {
         True: "accepted: the interval lies in it",
         False: "revise the prior: the interval lies outside",
-        None: "undecided: " + _cannot(tax, *TAX_PRIOR),
-    }[inside(tax, TAX_PRIOR)]
+        None: "undecided: " + _why_undecided(tax, *TAX_PRIOR),
+    }[is_inside(tax, TAX_PRIOR)]
     return Judgement(
         name="H1",
         claim="The substrate tax persists at one instance under synthetic load.",
@@ -50,15 +51,14 @@ def substrate_tax(tax: Estimate) -> Judgement:
         outcome=outcome,
         quantity="tax_ttft_p90(mooncake_both) at ref_safe",
         measured=tax,
-        numbers={},
-        prior=f"+45% in the trace replay, accepted in {_range(TAX_PRIOR)}: {within}",
+        prior=f"+45% in the trace replay, accepted in {_PRIOR_RANGE}: {within}",
         reason=reason,
     )
 
 
-def nixl_gap(gap: Estimate, mooncake: Estimate, nixl: Estimate) -> Judgement:
+def judge_gap(gap: Estimate, mooncake: Estimate, nixl: Estimate) -> Judgement:
     """H2, from tax_ttft_p90(mooncake_both) - tax_ttft_p90(nixl_both) at ref_safe."""
-    held = inside(gap, GAP_WITHIN)
+    held = is_inside(gap, GAP_WITHIN)
     outcome = {True: Outcome.HOLDS, False: Outcome.FAILS, None: leave_undecided(gap)}[held]
     label = ""
     if held is False and gap.low is not None and gap.high is not None:
@@ -70,7 +70,7 @@ def nixl_gap(gap: Estimate, mooncake: Estimate, nixl: Estimate) -> Judgement:
     reason = {
         True: f"{gap.points()} lies in {_GAP_RANGE}",
         False: f"{gap.points()} lies outside {_GAP_RANGE}: {label}",
-        None: _cannot(gap, *GAP_WITHIN, shown=gap.points()),
+        None: _why_undecided(gap, *GAP_WITHIN, shown=gap.points()),
     }[held]
     agreement = {True: "agrees", False: "disagrees", None: "undecided"}[held]
     return Judgement(
@@ -88,17 +88,17 @@ def nixl_gap(gap: Estimate, mooncake: Estimate, nixl: Estimate) -> Judgement:
     )
 
 
-def framework_share(split: Decomposition | None) -> Judgement:
+def judge_framework(split: Decomposition | None) -> Judgement:
     """H3, from the decomposition of tax_ttft_p90(mooncake_both) at ref_safe; None where there is none."""
     none = unknown(f"{MOONCAKE} was not measured in Phase A")
     share, framework, total = (
         (split.framework_share, split.framework, split.total) if split is not None else (none, none, none)
     )
-    outcome, reason = _against(share, FRAMEWORK_BELOW)
+    outcome, reason = _judge_against(share, FRAMEWORK_BELOW)
     flipped = {Outcome.HOLDS: Outcome.FAILS, Outcome.FAILS: Outcome.HOLDS}.get(outcome, outcome)
     label = cost_label(share)
     if not label and outcome in (Outcome.HOLDS, Outcome.FAILS):
-        reason += f"; no label: {_cannot(share, IMPLEMENTATION_BELOW)}"
+        reason += f"; no label: {_why_undecided(share, IMPLEMENTATION_BELOW)}"
     return Judgement(
         name="H3",
         claim="The engine's connector framework is less than half of Mooncake's cost.",
@@ -126,11 +126,11 @@ def cost_label(share: Estimate) -> str:
     return "mixed" if share.low >= IMPLEMENTATION_BELOW and share.high < FRAMEWORK_BELOW else ""
 
 
-def additivity(found: Additivity | None) -> Judgement:
+def judge_additivity(stacked: Additivity | None) -> Judgement:
     """H4, from the additivity of tax_ttft_p90 at ref_safe; None where none of its configs was measured."""
     none = unknown("neither the stacked connectors nor their parts were measured in Phase A")
-    excess = found.relative_excess if found is not None else none
-    kind, why = additive(excess)
+    excess = stacked.relative_excess if stacked is not None else none
+    kind, why = judge_sum(excess)
     outcome = {Additive.LINEAR: Outcome.HOLDS, Additive.UNDECIDED: leave_undecided(excess)}.get(kind, Outcome.FAILS)
     meaning = {
         Additive.SUPER: ": the connectors interfere",
@@ -146,27 +146,27 @@ def additivity(found: Additivity | None) -> Judgement:
         quantity="(tax(multi) - sum of both) / tax(multi), of TTFT p90 at ref_safe",
         measured=excess,
         numbers={
-            "tax_ttft_p90(mooncake_both)": found.mooncake,
-            "tax_ttft_p90(lmcache_only)": found.lmcache,
-            "their sum": found.total,
-            "tax_ttft_p90(multi_mooncake_lmcache)": found.multi,
+            "tax_ttft_p90(mooncake_both)": stacked.mooncake,
+            "tax_ttft_p90(lmcache_only)": stacked.lmcache,
+            "their sum": stacked.total,
+            "tax_ttft_p90(multi_mooncake_lmcache)": stacked.multi,
         }
-        if found is not None
+        if stacked is not None
         else {},
         reason=why or f"{excess.percent()} is {kind}{meaning}",
     )
 
 
-def input_trend(trend: Trend | None) -> Judgement:
+def judge_input_trend(trend: Trend | None) -> Judgement:
     """H5, from mooncake_both's TTFT tax along the input length, the mean over output lengths."""
-    outcome, reason = _growth(trend)
+    outcome, reason = _judge_growth(trend)
     steps = [decisive(step) for step in trend.steps] if trend is not None else []
     fell = any(step.high is not None and step.high < 0 for step in steps)
     dipped = trend is not None and any(step.value is not None and step.value <= 0 for step in trend.steps)
     if fell:
-        outcome, reason = Outcome.FAILS, f"it falls from one length to the next: {_steps(trend)}"
+        outcome, reason = Outcome.FAILS, f"it falls from one length to the next: {_list_steps(trend)}"
     elif outcome == Outcome.HOLDS and dipped:
-        outcome, reason = Outcome.UNDECIDED, f"it grows, but perhaps not at every step: {_steps(trend)}"
+        outcome, reason = Outcome.UNDECIDED, f"it grows, but perhaps not at every step: {_list_steps(trend)}"
     return _trend_verdict(
         "H5",
         "The TTFT tax of mooncake_both grows monotonically with the input length.",
@@ -178,7 +178,7 @@ def input_trend(trend: Trend | None) -> Judgement:
     )
 
 
-def output_trend(trend: Trend | None) -> Judgement:
+def judge_output_trend(trend: Trend | None) -> Judgement:
     """H6, from mooncake_both's TPOT tax along the output length, the mean over input lengths."""
     return _trend_verdict(
         "H6",
@@ -186,7 +186,7 @@ def output_trend(trend: Trend | None) -> Judgement:
         f"The interval of the slope over log2(output tokens) lies above 0; fails where it lies below "
         f"{FLAT_BELOW * 100:g} pp per doubling.",
         trend,
-        *_growth(trend),
+        *_judge_growth(trend),
     )
 
 
@@ -212,7 +212,7 @@ def _trend_verdict(name: str, claim: str, rule: str, trend: Trend | None, outcom
 _NO_TREND = f"Phase B did not measure {MOONCAKE} at two lengths"
 
 
-def _growth(trend: Trend | None) -> tuple[Outcome, str]:
+def _judge_growth(trend: Trend | None) -> tuple[Outcome, str]:
     if trend is None:
         return Outcome.OPEN, _NO_TREND
     slope = decisive(trend.slope)
@@ -227,43 +227,39 @@ def _growth(trend: Trend | None) -> tuple[Outcome, str]:
     return Outcome.UNDECIDED, f"{slope.points()} per doubling covers zero"
 
 
-def _steps(trend: Trend | None) -> str:
+def _list_steps(trend: Trend | None) -> str:
     return "; ".join(step.points() for step in trend.steps) if trend is not None else ""
 
 
-def _against(found: Estimate, limit: float) -> tuple[Outcome, str]:
+def _judge_against(estimate: Estimate, limit: float) -> tuple[Outcome, str]:
     """HOLDS where the whole interval is at or above the limit, FAILS where it is below."""
-    bounds = decisive(found)
+    bounds = decisive(estimate)
     if bounds.low is None or bounds.high is None:
-        return leave_undecided(found), _cannot(found, limit)
+        return leave_undecided(estimate), _why_undecided(estimate, limit)
     if bounds.low >= limit:
-        return Outcome.HOLDS, f"{found.percent()} lies at or above {limit:.0%}"
+        return Outcome.HOLDS, f"{estimate.percent()} lies at or above {limit:.0%}"
     if bounds.high < limit:
-        return Outcome.FAILS, f"{found.percent()} lies below {limit:.0%}"
-    return Outcome.UNDECIDED, _cannot(found, limit)
+        return Outcome.FAILS, f"{estimate.percent()} lies below {limit:.0%}"
+    return Outcome.UNDECIDED, _why_undecided(estimate, limit)
 
 
-def inside(found: Estimate, limits: tuple[float, float]) -> bool | None:
+def is_inside(estimate: Estimate, limits: tuple[float, float]) -> bool | None:
     """Whether the interval lies in the range; False where all of it lies outside, None where it straddles a limit."""
-    found = decisive(found)
-    if found.low is None or found.high is None:
+    estimate = decisive(estimate)
+    if estimate.low is None or estimate.high is None:
         return None
     low, high = limits
-    if low <= found.low and found.high <= high:
+    if low <= estimate.low and estimate.high <= high:
         return True
-    return False if found.high < low or found.low > high else None
+    return False if estimate.high < low or estimate.low > high else None
 
 
-def _cannot(found: Estimate, *limits: float, shown: str = "") -> str:
+def _why_undecided(estimate: Estimate, *limits: float, shown: str = "") -> str:
     """Why this estimate, written as `shown`, decides nothing against these limits."""
-    shown, found = shown or found.percent(), decisive(found)
-    if found.value is None:
-        return found.reason or "it was not measured"
-    if found.low is None or found.high is None:
-        return f"{shown}: no verdict, {found.reason}"
-    crossed = [f"{limit:.0%}" for limit in limits if found.low <= limit <= found.high]
+    shown, estimate = shown or estimate.percent(), decisive(estimate)
+    if estimate.value is None:
+        return estimate.reason or "it was not measured"
+    if estimate.low is None or estimate.high is None:
+        return f"{shown}: no verdict, {estimate.reason}"
+    crossed = [f"{limit:.0%}" for limit in limits if estimate.low <= limit <= estimate.high]
     return f"{shown} straddles {' and '.join(crossed)}"
-
-
-def _range(limits: tuple[float, float]) -> str:
-    return f"[{limits[0]:.0%}, {limits[1]:.0%}]"

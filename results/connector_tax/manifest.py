@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 
 from results.measures.summary import CellSummary
@@ -26,19 +23,19 @@ def manifest_rows(
     launched: dict[str, ConfigFacts] = {}
     gaps: list[Gap] = []
     for layout in RunLayout(root).configs():
-        said = config_facts(layout)
-        gaps.extend(said.gaps)
-        layouts.setdefault(said.config, []).append(layout)
-        launched[said.config] = said
+        launch = config_facts(layout)
+        gaps.extend(launch.gaps)
+        layouts.setdefault(launch.config, []).append(layout)
+        launched[launch.config] = launch
     names = dict.fromkeys((*facts.configs, *decisions, *launched))
     rows = tuple(
-        _row(root, name, facts, decisions.get(name), launched.get(name), layouts.get(name, []), summaries)
+        _build_row(root, name, facts, decisions.get(name), launched.get(name), layouts.get(name, []), summaries)
         for name in sorted(names)
     )
     return rows, tuple(gaps)
 
 
-def _row(
+def _build_row(
     root: Path,
     config: str,
     facts: RunFacts,
@@ -48,9 +45,9 @@ def _row(
     summaries: Sequence[CellSummary],
 ) -> ManifestRow:
     done = [summary for summary in summaries if summary.config == config]
-    status, why = _status(decision, bool(done))
+    status, why = _judge_status(decision, bool(done))
     versions = {**facts.versions, **(launched.versions if launched else {})}
-    failed, dropped = _unfinished(root, config, facts, {summary.cell for summary in done})
+    failed, dropped = _count_unfinished(root, config, facts, {summary.cell for summary in done})
     timed, timing_reason = _step_timing(done)
     vllm, torch, mooncake, nixl, lmcache = (versions.get(name, "") for name in COMPONENTS)
     return ManifestRow(
@@ -75,7 +72,7 @@ def _row(
     )
 
 
-def _status(decision: Decision | None, ran: bool) -> tuple[str, str]:
+def _judge_status(decision: Decision | None, ran: bool) -> tuple[str, str]:
     if ran:
         return RAN, ""
     if decision is not None and not decision.included:
@@ -83,7 +80,7 @@ def _status(decision: Decision | None, ran: bool) -> tuple[str, str]:
     return NOT_RUN, "no cell was finished" if decision else "no pre-flight decision and no finished cell"
 
 
-def _unfinished(root: Path, config: str, facts: RunFacts, done: set[str]) -> tuple[int, int | None]:
+def _count_unfinished(root: Path, config: str, facts: RunFacts, done: set[str]) -> tuple[int, int | None]:
     """Planned cells without a record: those that were tried, those that were not."""
     open_cells = [cell.cell for cell in facts.cells if cell.config == config and cell.cell not in done]
     tried = sum(RunLayout(root).attempt(cell, 1).parent.is_dir() for cell in open_cells)
@@ -91,26 +88,8 @@ def _unfinished(root: Path, config: str, facts: RunFacts, done: set[str]) -> tup
 
 
 def _step_timing(done: Iterable[CellSummary]) -> tuple[bool | None, str]:
-    said = [summary.step_timing for summary in done]
-    if not said:
+    timings = [summary.step_timing for summary in done]
+    if not timings:
         return None, ""
-    reasons = dict.fromkeys(str(timing.get("reason")) for timing in said if not timing.get("available"))
+    reasons = dict.fromkeys(str(timing.get("reason")) for timing in timings if not timing.get("available"))
     return not reasons, "; ".join(reasons)
-
-
-def to_tsv(rows: Iterable[ManifestRow]) -> bytes:
-    """The rows under a header line; tabs and newlines inside a value become spaces."""
-    text = io.StringIO()
-    writer = csv.writer(text, delimiter="\t", lineterminator="\n", quoting=csv.QUOTE_NONE, quotechar=None)
-    columns = [column.name for column in fields(ManifestRow)]
-    writer.writerow(columns)
-    writer.writerows([_plain(getattr(row, name)) for name in columns] for row in rows)
-    return text.getvalue().encode()
-
-
-def _plain(value: object) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return " ".join(str(value).split())

@@ -56,13 +56,11 @@ class Measurements:
 
     @property
     def loads(self) -> tuple[Load, ...]:
-        """Every load that any config was measured at."""
         return tuple(sorted(self._cells, key=lambda load: load.order))
 
     def configs(self, phase: str) -> tuple[str, ...]:
-        """Every config that has a cell in the phase."""
-        found = {config for load, cells in self._cells.items() if load.phase == phase for config in cells}
-        return tuple(sorted(found))
+        names = {config for load, cells in self._cells.items() if load.phase == phase for config in cells}
+        return tuple(sorted(names))
 
     def get(self, load: Load, config: str, series: str) -> Measured:
         """The series' percentile in every trial of the config at this load whose client kept its schedule."""
@@ -83,16 +81,16 @@ class Measurements:
         if cell.path not in self._points:
             samples = self._samples_of(cell)
             seed = zlib.crc32(cell.cell.encode())  # a cell's own: the same draws again, and jointly for all its series
-            found = {
-                name: _trial(samples[name], p, seed)
+            trials = {
+                name: _make_trial(samples[name], p, seed)
                 for name, p in POINTS.items()
                 if name in samples and samples[name].size
             }
-            self._points[cell.path] = {name: trial for name, trial in found.items() if trial.value > 0}
+            self._points[cell.path] = {name: trial for name, trial in trials.items() if trial.value > 0}
         return self._points[cell.path]
 
 
-def _trial(samples: Samples, p: float, seed: int) -> Trial:
+def _make_trial(samples: Samples, p: float, seed: int) -> Trial:
     n = int(samples.size)
 
     @cache

@@ -1,13 +1,16 @@
 """A connector-tax run on one page: where it ran, the noise floor, each config's tax, the hypotheses, what to do next.
 
-The console and the command line draw the same page.
+The console draws the same page. For a terminal its lines are cut at the width, never folded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import textwrap
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from rich.text import Text
 
 from results.connector_tax.analyse import Analysis
 from results.connector_tax.tax import Metric, TaxRow
@@ -37,8 +40,6 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One config."""
-
     config: str
     ttft: Change
     tpot: Change
@@ -77,13 +78,13 @@ def page_of(analysis: Analysis, root: Path) -> Page:
     floor = [row for row in analysis.noise_floor if (row.phase, row.reference) == ("A", REF_SAFE)]
     configs = sorted({row.config for row in rows}, key=in_order)
     return Page(
-        host=_host(analysis),
-        load=_load(analysis, rows),
-        floor=_line(REPEAT, floor, judge=False) if floor else None,
-        taxes=tuple(_line(config, [row for row in rows if row.config == config]) for config in configs),
-        reading=_reading(rows, bool(floor)),
+        host=_describe_host(analysis),
+        load=_describe_load(analysis, rows),
+        floor=_build_line(REPEAT, floor, judge=False) if floor else None,
+        taxes=tuple(_build_line(config, [row for row in rows if row.config == config]) for config in configs),
+        reading=_explain_reading(rows, bool(floor)),
         hypotheses=tuple((verdict.name, str(verdict.outcome), verdict.reason) for verdict in analysis.verdicts),
-        trouble=_trouble(analysis),
+        trouble=_list_trouble(analysis),
         next_steps=_next_steps(analysis, root),
     )
 
@@ -98,7 +99,7 @@ def _next_steps(analysis: Analysis, root: Path) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _host(analysis: Analysis) -> str:
+def _describe_host(analysis: Analysis) -> str:
     facts = analysis.facts
     where = {"cpu": "CPU build of vLLM", "cuda": "GPU"}.get(facts.engine_kind, "engine not known")
     version = f" {facts.versions['vllm']}" if "vllm" in facts.versions else ""
@@ -106,7 +107,7 @@ def _host(analysis: Analysis) -> str:
     return f"{facts.label}: {where}{version}{host}"
 
 
-def _load(analysis: Analysis, rows: Iterable[TaxRow]) -> str:
+def _describe_load(analysis: Analysis, rows: Iterable[TaxRow]) -> str:
     row = next(iter(rows), None)
     launches = len({cell.trial for cell in analysis.cells})
     count = "one launch per config" if launches == 1 else f"{launches} launches per config"
@@ -117,41 +118,41 @@ def _load(analysis: Analysis, rows: Iterable[TaxRow]) -> str:
     return f"{cells}; at {row.rate_per_s:g} req/s, {tokens}"
 
 
-def _line(config: str, rows: Iterable[TaxRow], *, judge: bool = True) -> Line:
+def _build_line(config: str, rows: Iterable[TaxRow], *, judge: bool = True) -> Line:
     own = {row.metric: row for row in rows}
-    ttft, tpot = (_change(own.get(metric), judge) for metric in LATENCIES)
+    ttft, tpot = (_build_change(own.get(metric), judge) for metric in LATENCIES)
     callbacks = own.get(Metric.CALLBACK_P50)
-    return Line(config, ttft, tpot, _microseconds(callbacks.estimate) if callbacks else NOT_MEASURED)
+    return Line(config, ttft, tpot, _format_microseconds(callbacks.estimate) if callbacks else NOT_MEASURED)
 
 
-def _change(row: TaxRow | None, judge: bool) -> Change:
+def _build_change(row: TaxRow | None, judge: bool) -> Change:
     if row is None or row.estimate.value is None:
         return Change(NOT_MEASURED, "")
     word = "" if not judge else WORDS[row.verdict] if row.verdict is not None else NO_VERDICT
-    return Change(percent(row.estimate), word)
+    return Change(format_fraction(row.estimate), word)
 
 
-def percent(found: Estimate) -> str:
+def format_fraction(estimate: Estimate) -> str:
     """A fraction as `+12% [-4, +28]`; below 1 % with a decimal, so that a small one is not shown as none."""
-    if found.value is None:
+    if estimate.value is None:
         return NOT_MEASURED
-    value = f"{_signed(found.value)}%"
-    if found.low is None or found.high is None:
+    value = f"{_format_signed(estimate.value)}%"
+    if estimate.low is None or estimate.high is None:
         return value
-    return f"{value} [{_signed(found.low)}, {_signed(found.high)}]"
+    return f"{value} [{_format_signed(estimate.low)}, {_format_signed(estimate.high)}]"
 
 
-def _signed(fraction: float) -> str:
+def _format_signed(fraction: float) -> str:
     return f"{fraction * 100:+.0f}" if abs(fraction) >= 0.00995 else f"{fraction * 100:+.1f}"
 
 
-def _microseconds(found: Estimate) -> str:
-    if found.value is None:
+def _format_microseconds(estimate: Estimate) -> str:
+    if estimate.value is None:
         return NOT_MEASURED
-    return figure(found.value, 2 if abs(found.value) < 100 else 3)
+    return figure(estimate.value, 2 if abs(estimate.value) < 100 else 3)
 
 
-def _reading(rows: list[TaxRow], floored: bool) -> str:
+def _explain_reading(rows: list[TaxRow], floored: bool) -> str:
     latencies = [row for row in rows if row.metric in LATENCIES]
     judged = any(row.verdict is not None for row in latencies)
     why = next((row.withheld for row in latencies if row.withheld and row.estimate.value is not None), "")
@@ -161,7 +162,7 @@ def _reading(rows: list[TaxRow], floored: bool) -> str:
     return f"Brackets: {brackets}.{noise}{words}"
 
 
-def _trouble(analysis: Analysis) -> str:
+def _list_trouble(analysis: Analysis) -> str:
     parts = []
     if analysis.degraded:
         parts.append(f"{len(analysis.degraded)} degraded cells take no part")
@@ -173,3 +174,51 @@ def _trouble(analysis: Analysis) -> str:
     if not analysis.cells:
         parts.append("no cell was measured")
     return "; ".join(parts)
+
+
+WORD = 7
+"""Columns of a verdict's word."""
+TONES = {"higher": "yellow", "lower": "green", "holds": "green", "fails": "yellow"}
+
+
+def page_text(page: Page, width: int) -> Text:
+    """The page, no line longer than `width` but paths and commands, which stay whole to be copied."""
+    text = Text(no_wrap=False)
+    for line in _build_lines(page, width):
+        line.truncate(width, overflow="ellipsis")
+        text.append_text(line).append("\n")
+    for target, what in page.next_steps:
+        text.append(target, "bold").append(f"  {what}\n" if len(target) + len(what) + 2 <= width else "\n", "dim")
+    text.rstrip()
+    return text
+
+
+def _build_lines(page: Page, width: int) -> Iterator[Text]:
+    yield Text(page.host, "bold")
+    yield Text(page.load)
+    if page.trouble:
+        yield Text(page.trouble, "yellow")
+    lines = [*([page.floor] if page.floor is not None else []), *page.taxes]
+    if lines:
+        room = max(len(line.config) for line in lines) + 1
+        change = page.change_width
+        latency = change + WORD + 1
+        yield Text(f"{'against plain':<{room}}{'TTFT p90':<{latency}}{'TPOT p90':<{latency}}hooks us", "dim")
+        for line in lines:
+            yield _build_row(line, room, change, noise=line is page.floor)
+    for part in textwrap.wrap(page.reading, width):
+        yield Text(part, "dim")
+    for name, outcome, why in page.hypotheses:
+        yield Text(f"{name} ", "bold").append(f"{outcome:<10} ", TONES.get(outcome, "dim")).append(why)
+
+
+def _build_row(line: Line, room: int, change_width: int, *, noise: bool) -> Text:
+    text = Text(f"{line.config:<{room}}", "dim" if noise else "bold")
+    for change in (line.ttft, line.tpot):
+        _append_change(text, change, change_width, noise=noise)
+    return text.append("noise" if noise else f"{line.callbacks_us:>5}", "dim" if noise else "")
+
+
+def _append_change(text: Text, change: Change, width: int, *, noise: bool) -> None:
+    text.append(f"{change.text:<{width}} ", "dim" if noise else "")
+    text.append(f"{change.word:<{WORD}}", TONES.get(change.word, "dim"))

@@ -1,226 +1,227 @@
-"""The tables of a report, as text: what each says, whatever it is drawn on."""
+"""The tables of a connector-tax report."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from results.connector_tax import verdict_tables
 from results.connector_tax.analyse import Analysis
-from results.connector_tax.tax import RATIOS, Metric, TaxRow
-from results.measures.saturation import REF_LOAD, REF_SAFE, ConfigSaturation
+from results.connector_tax.combined_taxes import MOONCAKE, Additivity, Amplification, Decomposition, Trend
+from results.connector_tax.tax import RATIOS, TITLES, Metric, TaxRow
+from results.measures.drift import Drift
+from results.measures.saturation import REF_LOAD, REF_SAFE, ReferenceRates, describe_rate
 from results.measures.saturation_criteria import CellSaturation, Criterion
 from results.measures.summary import CellSummary
 from results.records.manifest import ManifestRow
+from results.report.judgements import judgement_table, rules_table
 from results.report.table import NOT_MEASURED, Column, Table, gap_table, make_table
+from results.report.terms import term
+from results.statistics.estimates import Estimate
 from results.statistics.trials import MIN_PAIRED
 
 FIGURES_BEFORE = "Phase A"
 """The figures stand between the conclusions and the tables of single cells, which begin with this title."""
+STEP_METRICS = (Metric.STEP_P50, Metric.ENGINE_STEP_P50, Metric.CALLBACK_P50, Metric.REMAINDER_P50)
 
 
-def tables(analysis: Analysis) -> tuple[Table, ...]:
+def build_tables(analysis: Analysis) -> tuple[Table, ...]:
     """Every table that has rows, in reading order."""
-    found = (
-        verdict_tables.verdicts(analysis),
-        verdict_tables.criteria(analysis),
-        _reference_rates(analysis),
+    candidates = (
+        *judgement_tables(analysis),
+        _reference_rates(analysis.rates),
         _noise_floor(analysis),
         _latency_taxes(analysis),
-        verdict_tables.decomposition(analysis),
-        verdict_tables.additivity(analysis),
-        verdict_tables.amplification(analysis),
+        *contrast_tables(analysis),
         _step_taxes(analysis),
         _shape_taxes(analysis),
-        verdict_tables.trends(analysis),
-        verdict_tables.drift(analysis),
-        _phase(analysis, "A", "Phase A: rate sweep"),
-        _saturation(analysis),
-        _phase(analysis, "B", "Phase B: shape sweep at ref_safe"),
-        _phase(analysis, "Bp", "Phase B': shapes at ref_load"),
+        *trend_tables(analysis),
+        _phase_table(analysis, "A", "Phase A: rate sweep"),
+        _saturation_table(analysis),
+        _phase_table(analysis, "B", "Phase B: shape sweep at ref_safe"),
+        _phase_table(analysis, "Bp", "Phase B': shapes at ref_load"),
         make_table("Configs", MANIFEST_COLUMNS, analysis.manifest),
-        _degraded(analysis),
+        make_table("Degraded cells", DEGRADED_COLUMNS, analysis.degraded, _DEGRADED_NOTE),
         gap_table(analysis.gaps),
-        verdict_tables.rules(analysis),
+        rules_table((*analysis.verdicts, *analysis.criteria)),
     )
-    return tuple(table for table in found if table.rows)
+    return tuple(table for table in candidates if table.rows)
 
 
-def _phase(analysis: Analysis, phase: str, title: str) -> Table:
+def _phase_table(analysis: Analysis, phase: str, title: str) -> Table:
     """What all cells share (the shape in Phase A, the rate in Phase B) stands in the title."""
     cells = sorted(
         (cell for cell in analysis.cells if cell.phase == phase),
         key=lambda cell: (cell.rate_per_s, cell.shape.input_tokens, cell.shape.output_tokens, cell.config, cell.trial),
     )
     rates, shapes = {cell.rate_per_s for cell in cells}, {cell.shape for cell in cells}
-    loads: list[tuple[str, Callable[[CellSummary], str]]] = []
+    loads: list[Column[CellSummary]] = []
     shared = []
     if len(rates) == 1:
         shared.append(f"{cells[0].rate_per_s:g} req/s")
     else:
-        loads.append(("req/s", lambda cell: f"{cell.rate_per_s:g}"))
+        loads.append(Column("req/s", lambda cell: cell.rate_per_s, form="g"))
     if len(shapes) == 1:
         shared.append(f"{cells[0].shape.input_tokens} tokens in, {cells[0].shape.output_tokens} out")
     else:
-        loads.append(("shape", lambda cell: str(cell.shape)))
-    columns = (
-        *(name for name, _ in loads), "config", "TTFT p90 ms", "TPOT p90 ms", "E2E p90 s", "throughput ratio",
-        "waiting p50", "step p50 us", "n", "marks",
-    )  # fmt: skip
-    rows = tuple((*(show(cell) for _, show in loads), *_cell_row(analysis, cell)) for cell in cells)
-    return Table(f"{title} ({', '.join(shared)})" if shared else title, columns, rows)
+        loads.append(Column("shape", lambda cell: str(cell.shape)))
+    columns = (*loads, *CELL_COLUMNS, Column("marks", lambda cell: _list_marks(analysis, cell)))
+    table = make_table(f"{title} ({', '.join(shared)})" if shared else title, columns, cells)
+    return replace(table, facts=tuple(_cell_facts(cell) for cell in cells))
 
 
-def _cell_row(analysis: Analysis, cell: CellSummary) -> tuple[str, ...]:
-    return (
-        cell.config,
-        cell.estimate("ttft_p90_s").text(scale=1e3),
-        cell.estimate("tpot_p90_s").text(scale=1e3),
-        _number(cell.value("e2e_p90_s"), ".3g"),
-        _number(cell.value("throughput_ratio"), ".3f"),
-        _number(cell.value("waiting_p50"), ".1f"),
-        _number(cell.value("engine_step_p50_us"), ".0f"),
-        _number(cell.counts["completed"], "d"),
-        _marks(analysis, cell),
+def _cell_facts(cell: CellSummary) -> tuple[tuple[str, str], ...]:
+    """Everything else that is measured of a cell."""
+    counts = ", ".join(f"{count} {name}" for name, count in cell.counts.items() if count is not None)
+    values = (
+        (name, value.text() if value.value is not None else f"{NOT_MEASURED} ({value.reason})")
+        for name, value in cell.values.items()
     )
+    return (("cell", cell.cell), ("degraded", cell.degraded), ("requests", counts), *values)
 
 
-def _marks(analysis: Analysis, cell: CellSummary) -> str:
-    found = []
+CELL_COLUMNS: tuple[Column[CellSummary], ...] = (
+    Column("config", lambda cell: cell.config),
+    Column("TTFT p90", lambda cell: cell.estimate("ttft_p90_s"), "ms", scale=1e3),
+    Column("TPOT p90", lambda cell: cell.estimate("tpot_p90_s"), "ms", scale=1e3),
+    Column("E2E p90", lambda cell: cell.value("e2e_p90_s"), "s", form=".3g"),
+    Column("throughput ratio", lambda cell: cell.value("throughput_ratio"), form=".3f"),
+    Column("waiting p50", lambda cell: cell.value("waiting_p50"), form=".1f"),
+    Column("step p50", lambda cell: cell.value("engine_step_p50_us"), "us", form=".0f"),
+    Column("n", lambda cell: cell.counts["completed"]),
+)
+
+
+def _list_marks(analysis: Analysis, cell: CellSummary) -> str:
+    marks = []
     judgement = analysis.saturation[cell.path]
     if judgement.saturated:
-        found.append(f"saturated ({', '.join(map(str, judgement.fired))})")
+        marks.append(f"saturated ({', '.join(map(str, judgement.fired))})")
     if cell.degraded:
-        found.append("DEGRADED")
+        marks.append("DEGRADED")
     if cell.stop_reason != "complete":
-        found.append(cell.stop_reason)
-    for name in ("failed", "dropped", "cut"):
-        if cell.counts[name]:
-            found.append(f"{cell.counts[name]} {name}")
+        marks.append(cell.stop_reason)
+    marks += [f"{cell.counts[name]} {name}" for name in ("failed", "dropped", "cut") if cell.counts[name]]
     if cell.value("prefix_cache_hit_tokens"):
-        found.append(f"{cell.value('prefix_cache_hit_tokens'):.0f} prefix-hit tokens")
-    return ", ".join(found)
+        marks.append(f"{cell.value('prefix_cache_hit_tokens'):.0f} prefix-hit tokens")
+    return ", ".join(marks)
 
 
-def _saturation(analysis: Analysis) -> Table:
-    by_config = {scan.config: scan for scan in analysis.rates.configs}
+def _saturation_table(analysis: Analysis) -> Table:
+    knees = {scan.config: scan.saturation_rate_per_s for scan in analysis.rates.configs}
     phase_a = {cell.path for cell in analysis.cells if cell.phase == "A"}
     judged = sorted(
         (judgement for path, judgement in analysis.saturation.items() if path in phase_a),
         key=lambda judgement: (judgement.config, judgement.rate_per_s, judgement.trial),
     )
     limit = analysis.rates.thresholds
-    columns = (
-        "config",
-        "req/s",
-        f"1: throughput/rate < {limit.throughput_ratio:g}",
-        f"2: waiting p50 > {limit.waiting_p50:g}",
-        f"3: TTFT p90 growth > {limit.ttft_p90_growth:g}",
-        "saturated",
-        "config saturates at",
+
+    def describe_knee(cell: CellSaturation) -> str:
+        knee = knees.get(cell.config)
+        return "above the grid" if knee is None else f"{knee:g} req/s"
+
+    columns: tuple[Column[CellSaturation], ...] = (
+        Column("config", lambda cell: cell.config),
+        Column("req/s", lambda cell: cell.rate_per_s, form="g"),
+        Column(f"1: throughput/rate < {limit.throughput_ratio:g}", lambda cell: _criterion_text(cell.criteria[0])),
+        Column(f"2: waiting p50 > {limit.waiting_p50:g}", lambda cell: _criterion_text(cell.criteria[1])),
+        Column(f"3: TTFT p90 growth > {limit.ttft_p90_growth:g}", lambda cell: _criterion_text(cell.criteria[2])),
+        Column("saturated", lambda cell: {True: "yes", False: "no", None: f"not known: {cell.reason}"}[cell.saturated]),
+        Column("config saturates at", describe_knee),
     )
-    rows = tuple(_saturation_row(judgement, by_config.get(judgement.config)) for judgement in judged)
-    return Table("Saturation", columns, rows, "A star marks the criterion that fired. Growth is against half the rate.")
+    note = "A star marks the criterion that fired. Growth is against half the rate."
+    return make_table("Saturation", columns, judged, note)
 
 
-def _saturation_row(judgement: CellSaturation, scan: ConfigSaturation | None) -> tuple[str, ...]:
-    verdict = {True: "yes", False: "no", None: f"not known: {judgement.reason}"}[judgement.saturated]
-    knee = scan.saturation_rate_per_s if scan is not None else None
-    return (
-        judgement.config,
-        f"{judgement.rate_per_s:g}",
-        *(_criterion(criterion) for criterion in judgement.criteria),
-        verdict,
-        f"{knee:g} req/s" if knee is not None else "above the grid",
-    )
-
-
-def _criterion(criterion: Criterion) -> str:
+def _criterion_text(criterion: Criterion) -> str:
     if criterion.measured is None:
         return NOT_MEASURED
     return f"{criterion.measured:.3g}{' *' if criterion.fired else ''}{' ?' if criterion.fired is None else ''}"
 
 
-def _reference_rates(analysis: Analysis) -> Table:
-    rates = analysis.rates
-    if not rates.rates_per_s:
-        return Table("Reference rates", (), ())
-    rows = tuple(
-        (name, "none" if rates.rate(name) is None else f"{rates.rate(name):g} req/s", rates.reason_for(name))
-        for name in (REF_SAFE, REF_LOAD)
+def _reference_rates(rates: ReferenceRates) -> Table:
+    columns: tuple[Column[str], ...] = (
+        Column("", lambda name: name),
+        Column("rate", lambda name: describe_rate(rates.rate(name))),
+        Column("limited by", rates.reason_for),
     )
-    return Table("Reference rates", ("", "rate", "limited by"), rows)
+    return make_table("Reference rates", columns, (REF_SAFE, REF_LOAD) if rates.rates_per_s else ())
 
 
 def _noise_floor(analysis: Analysis) -> Table:
     rows = [row for row in analysis.noise_floor if row.metric in RATIOS]
-    columns = ("reference", "req/s", "shape", "TTFT p90 vs plain", "TPOT p90 vs plain", "brackets")
-    lines = _by_config(rows, lambda row: (row.reference, f"{row.rate_per_s:g}", str(row.shape)), tuple(RATIOS))
     note = (
         "The same config measured twice, launch by launch: whatever differs here is noise. A tax that is no larger may "
         "be noise too, whatever its own interval says."
     )
-    return Table("Noise floor: plain against plain", columns, lines, note)
+    return _tax_table("Noise floor: plain against plain", (REFERENCE, RATE, SHAPE), rows, LATENCIES, note)
 
 
 def _latency_taxes(analysis: Analysis) -> Table:
     rows = [row for row in analysis.taxes if row.phase == "A" and row.metric in RATIOS]
-    columns = ("reference", "req/s", "config", "TTFT p90 vs plain", "TPOT p90 vs plain", "brackets")
-    lines = _by_config(rows, lambda row: (row.reference, f"{row.rate_per_s:g}", _name(analysis, row)), tuple(RATIOS))
-    return Table("Substrate tax (Phase A shape)", columns, lines, _withheld(rows))
+    config: Column[TaxRow] = Column("config", lambda row: _config_name(analysis, row))
+    return _tax_table("Substrate tax (Phase A shape)", (REFERENCE, RATE, config), rows, LATENCIES, _withheld_text(rows))
 
 
 def _shape_taxes(analysis: Analysis) -> Table:
     rows = [row for row in analysis.taxes if row.phase != "A" and row.metric in RATIOS]
-    columns = ("reference", "shape", "config", "TTFT p90 vs plain", "TPOT p90 vs plain", "brackets")
-    lines = _by_config(rows, lambda row: (row.reference, str(row.shape), row.config), tuple(RATIOS))
-    return Table("Tax by shape", columns, lines, _withheld(rows))
+    return _tax_table("Tax by shape", (REFERENCE, SHAPE, CONFIG), rows, LATENCIES, _withheld_text(rows))
 
 
-def _withheld(rows: Iterable[TaxRow]) -> str:
+def _step_taxes(analysis: Analysis) -> Table:
+    rows = [row for row in analysis.taxes if row.phase == "A" and row.metric in STEP_METRICS]
+    titles = ("tax_step", "tax_engine_step", "tax_callback", "remainder")
+    note = "p50 per engine step against plain, microseconds; remainder = tax_step - tax_callback."
+    note = f"{note} {_withheld_text(rows)}".strip()
+    return _tax_table("Step tax", (REFERENCE, RATE, CONFIG), rows, zip(STEP_METRICS, titles, strict=True), note)
+
+
+REFERENCE: Column[TaxRow] = Column("reference", lambda row: row.reference)
+RATE: Column[TaxRow] = Column("req/s", lambda row: row.rate_per_s, form="g")
+SHAPE: Column[TaxRow] = Column("shape", lambda row: str(row.shape))
+CONFIG: Column[TaxRow] = Column("config", lambda row: row.config)
+LATENCIES = ((Metric.TTFT_P90, "TTFT p90 vs plain"), (Metric.TPOT_P90, "TPOT p90 vs plain"))
+
+
+def _tax_table(
+    title: str, keys: Sequence[Column[TaxRow]], rows: Iterable[TaxRow], metrics: Iterable[tuple[Metric, str]], note: str
+) -> Table:
+    """One line per value of the keys, one column per metric, and what the brackets hold."""
+    lines: dict[tuple[str, ...], dict[Metric, TaxRow]] = {}
+    for row in rows:
+        lines.setdefault(tuple(key.show(row) for key in keys), {})[row.metric] = row
+    shown, titles = zip(*metrics, strict=True)
+    cells = tuple(
+        (
+            *key,
+            *(_show_tax(taxes[metric]) if metric in taxes else NOT_MEASURED for metric in shown),
+            _list_bases(taxes.values()),
+        )
+        for key, taxes in lines.items()
+    )
+    return Table(title, (*(key.heading for key in keys), *titles, "brackets"), cells, note)
+
+
+def _list_bases(rows: Iterable[TaxRow]) -> str:
+    return "; ".join(dict.fromkeys(row.estimate.basis or "" for row in rows)).strip("; ") or NOT_MEASURED
+
+
+def _withheld_text(rows: Iterable[TaxRow]) -> str:
     """Why taxes that were measured have no verdict, each reason once."""
     why = dict.fromkeys(row.withheld for row in rows if row.withheld and row.estimate.value is not None)
     return f"No verdict: {'; '.join(why)}." if why else ""
 
 
-def _step_taxes(analysis: Analysis) -> Table:
-    wanted = (Metric.STEP_P50, Metric.ENGINE_STEP_P50, Metric.CALLBACK_P50, Metric.REMAINDER_P50)
-    rows = [row for row in analysis.taxes if row.phase == "A" and row.metric in wanted]
-    columns = ("reference", "req/s", "config", "tax_step", "tax_engine_step", "tax_callback", "remainder", "brackets")
-    lines = _by_config(rows, lambda row: (row.reference, f"{row.rate_per_s:g}", row.config), wanted)
-    note = "p50 per engine step against plain, microseconds; remainder = tax_step - tax_callback."
-    note = f"{note} {_withheld(rows)}".strip()
-    return Table("Step tax", columns, lines, note)
-
-
-def _name(analysis: Analysis, row: TaxRow) -> str:
+def _config_name(analysis: Analysis, row: TaxRow) -> str:
     """The config, with a word where the tax includes its queue."""
     saturated = any(
-        judgement.saturated
+        analysis.saturation[cell.path].saturated
         for cell in analysis.cells
         if (cell.phase, cell.config, cell.rate_per_s) == (row.phase, row.config, row.rate_per_s)
-        for judgement in (analysis.saturation[cell.path],)
     )
     return f"{row.config} (saturated)" if saturated else row.config
 
 
-def _by_config(
-    rows: Iterable[TaxRow], key: Callable[[TaxRow], tuple[str, ...]], metrics: Sequence[Metric]
-) -> tuple[tuple[str, ...], ...]:
-    """One line per key, one column per metric, and what the brackets hold."""
-    lines: dict[tuple[str, ...], dict[Metric, TaxRow]] = {}
-    for row in rows:
-        lines.setdefault(key(row), {})[row.metric] = row
-    return tuple(
-        (
-            *name,
-            *(_tax(found[metric]) if metric in found else NOT_MEASURED for metric in metrics),
-            "; ".join(dict.fromkeys(row.estimate.basis or "" for row in found.values())).strip("; ") or NOT_MEASURED,
-        )
-        for name, found in lines.items()
-    )
-
-
-def _tax(row: TaxRow) -> str:
+def _show_tax(row: TaxRow) -> str:
     """The tax, its bounds, and its verdict; of a latency, that there is none."""
     if row.estimate.value is None:
         return f"{NOT_MEASURED} ({row.estimate.reason})"
@@ -234,7 +235,7 @@ def _tax(row: TaxRow) -> str:
     return f"{shown} no verdict"
 
 
-def _connectors(row: ManifestRow) -> str:
+def _connector_versions(row: ManifestRow) -> str:
     versions = (row.mooncake_version, row.nixl_version, row.lmcache_version)
     return " / ".join(version or NOT_MEASURED for version in versions)
 
@@ -248,7 +249,7 @@ def _step_timing(row: ManifestRow) -> str | None:
     return {True: "yes", False: f"no: {row.step_timing_reason}", None: None}[row.step_timing_available]
 
 
-def _engine(row: ManifestRow) -> str:
+def _engine_version(row: ManifestRow) -> str:
     commit = "" if row.vllm_sha.startswith("unknown") else row.vllm_sha[:12]
     return f"{row.vllm_version} {commit}".strip()
 
@@ -257,18 +258,104 @@ MANIFEST_COLUMNS: tuple[Column[ManifestRow], ...] = (
     Column("config", lambda row: row.config),
     Column("status", lambda row: row.status),
     Column("why", lambda row: row.skip_reason),
-    Column("vLLM", _engine),
-    Column("Mooncake / NIXL / LMCache", _connectors),
+    Column("vLLM", _engine_version),
+    Column("Mooncake / NIXL / LMCache", _connector_versions),
     Column("step timing", _step_timing),
     Column("cells done / failed / not tried", _cell_counts),
 )
+DEGRADED_COLUMNS: tuple[Column[CellSummary], ...] = (
+    Column("cell", lambda cell: cell.cell),
+    Column("why", lambda cell: cell.degraded),
+)
+_DEGRADED_NOTE = "The client fell behind in these cells: their latencies are its own, and no verdict uses them."
 
 
-def _degraded(analysis: Analysis) -> Table:
-    rows = tuple((cell.cell, cell.degraded) for cell in analysis.degraded)
-    note = "The client fell behind in these cells: their latencies are its own, and no verdict uses them."
-    return Table("Degraded cells", ("cell", "why"), rows, note)
+def judgement_tables(analysis: Analysis) -> tuple[Table, ...]:
+    note = "A spread within the launch does not hold what two launches differ by: no verdict rests on one."
+    return (
+        judgement_table("Hypotheses", "hypothesis", analysis.verdicts, note),
+        judgement_table("Success criteria", "criterion", analysis.criteria),
+    )
 
 
-def _number(value: float | None, form: str) -> str:
-    return NOT_MEASURED if value is None else format(value, form)
+def contrast_tables(analysis: Analysis) -> tuple[Table, ...]:
+    """What the taxes at the reference rates say together."""
+    parts = f"Framework = {term('framework cost').meaning}; implementation = {term('implementation cost').meaning}."
+    queueing = f"Difference = {term('amplification by load').meaning}."
+    return (
+        make_table("Decomposition at ref_safe", DECOMPOSITION_COLUMNS, analysis.decomposition, parts),
+        make_table("Additivity at ref_safe", ADDITIVITY_COLUMNS, analysis.additivity),
+        make_table("Amplification by load", AMPLIFICATION_COLUMNS, analysis.amplification, queueing),
+    )
+
+
+def trend_tables(analysis: Analysis) -> tuple[Table, ...]:
+    """Taxes along the lengths (every line of mooncake_both, the mean of the others), and drift over the run."""
+    shown = [row for row in analysis.trends if row.at is None or row.config == MOONCAKE]
+    slope = f"Slope: {term('slope of a tax').meaning}. Steps: from one length to the next, their bounds jointly."
+    drift = "A config against itself under the same load at another time: what moved is not the config's."
+    return (
+        make_table("Taxes along the lengths (Phase B)", TREND_COLUMNS, shown, slope),
+        make_table("Drift over the run", DRIFT_COLUMNS, analysis.drift if analysis.cells else (), drift),
+    )
+
+
+DECOMPOSITION_COLUMNS: tuple[Column[Decomposition], ...] = (
+    Column("config", lambda row: row.config),
+    Column("tax of", lambda row: TITLES[row.metric]),
+    Column("total", lambda row: row.total.percent()),
+    Column("framework", lambda row: row.framework.percent()),
+    Column("implementation", lambda row: row.implementation.points()),
+    Column("framework / total", lambda row: _with_reason(row.framework_share)),
+)
+ADDITIVITY_COLUMNS: tuple[Column[Additivity], ...] = (
+    Column("tax of", lambda row: TITLES[row.metric]),
+    Column("mooncake_both", lambda row: row.mooncake.percent()),
+    Column("lmcache_only", lambda row: row.lmcache.percent()),
+    Column("sum", lambda row: row.total.percent()),
+    Column("multi", lambda row: row.multi.percent()),
+    Column("(multi - sum) / multi", lambda row: row.relative_excess.percent()),
+    Column("verdict", lambda row: f"{row.verdict}: {row.reason}" if row.reason else str(row.verdict)),
+)
+AMPLIFICATION_COLUMNS: tuple[Column[Amplification], ...] = (
+    Column("config", lambda row: row.config),
+    Column("shape", lambda row: str(row.shape)),
+    Column("tax of", lambda row: TITLES[row.metric]),
+    Column("at ref_safe", lambda row: row.safe.percent()),
+    Column("at ref_load", lambda row: row.load.percent()),
+    Column("difference", lambda row: f"{row.amplification.points()} {row.verdict or f'(no verdict: {row.withheld})'}"),
+)
+
+
+def _line_name(row: Trend) -> str:
+    across = "output" if row.along == "input_tokens" else "input"
+    return f"mean over {across} lengths" if row.at is None else f"{across} {row.at}"
+
+
+def _line_taxes(row: Trend) -> str:
+    taxes = (NOT_MEASURED if tax.value is None else f"{tax.value:+.1%}" for tax in row.taxes)
+    return ", ".join(f"{length}: {tax}" for length, tax in zip(row.lengths, taxes, strict=True))
+
+
+TREND_COLUMNS: tuple[Column[Trend], ...] = (
+    Column("config", lambda row: row.config),
+    Column("tax of", lambda row: TITLES[row.metric]),
+    Column("along", lambda row: row.along),
+    Column("at", _line_name),
+    Column("per doubling", lambda row: row.slope.points()),
+    Column("taxes", _line_taxes),
+    Column("steps", lambda row: "; ".join(step.points() for step in row.steps)),
+)
+DRIFT_COLUMNS: tuple[Column[Drift], ...] = (
+    Column("median of", lambda row: {"ttft_p50_s": "TTFT", "tpot_p50_s": "TPOT"}[row.series]),
+    Column("change per hour", lambda row: row.slope_per_h.percent()),
+    Column("over", lambda row: None if row.span_h is None else f"{row.span_h:.2f} h"),
+    Column("verdict", lambda row: str(row.verdict)),
+    Column("why", lambda row: row.reason),
+)
+
+
+def _with_reason(estimate: Estimate) -> str:
+    """The estimate, or why there is none."""
+    without = estimate.low is None or estimate.high is None
+    return f"{estimate.percent()} ({estimate.reason})" if without and estimate.reason else estimate.percent()

@@ -33,6 +33,12 @@ class Metric(StrEnum):
     """tax_engine_step - tax_callback: what of the whole step the callbacks do not explain."""
 
 
+TITLES: Mapping[Metric, str] = {
+    Metric.TTFT_P90: "TTFT p90",
+    Metric.TPOT_P90: "TPOT p90",
+    Metric.ENGINE_STEP_P50: "engine step p50",
+}
+"""What is taxed, as tables and figures name it."""
 RATIOS: Mapping[Metric, str] = {Metric.TTFT_P90: "ttft_s", Metric.TPOT_P90: "tpot_s"}
 DIFFERENCES: Mapping[Metric, str] = {Metric.STEP_P50: "step_duration_us", Metric.ENGINE_STEP_P50: "engine_step_us"}
 CALLBACKS = "connector_total_us"
@@ -62,7 +68,7 @@ class TaxRow:
     """Why there is no verdict; empty where there is one, or nothing to compare with."""
 
 
-def connectors(measurements: Measurements, phase: str) -> tuple[str, ...]:
+def list_connectors(measurements: Measurements, phase: str) -> tuple[str, ...]:
     """The configs of a phase that have a tax: all but the baseline under either name."""
     return tuple(config for config in measurements.configs(phase) if config not in (BASELINE, REPEAT))
 
@@ -73,8 +79,8 @@ def noise_floor(measurements: Measurements, rates: ReferenceRates) -> tuple[TaxR
         row
         for load in measurements.loads
         if REPEAT in measurements.configs(load.phase)
-        for reference in references(load, rates)
-        for row in _rows(measurements, reference, load, REPEAT)
+        for reference in list_references(load, rates)
+        for row in _build_rows(measurements, reference, load, REPEAT)
         if row.metric in RATIOS or row.metric in DIFFERENCES
     )
 
@@ -88,25 +94,25 @@ def tax_table(measurements: Measurements, rates: ReferenceRates) -> tuple[TaxRow
     return tuple(
         row
         for load in measurements.loads
-        for reference in references(load, rates)
-        for config in connectors(measurements, load.phase)
-        for row in _rows(measurements, reference, load, config)
+        for reference in list_references(load, rates)
+        for config in list_connectors(measurements, load.phase)
+        for row in _build_rows(measurements, reference, load, config)
     )
 
 
-def tax(measurements: Measurements, load: Load, config: str, metric: Metric) -> Measured:
+def measure_tax(measurements: Measurements, load: Load, config: str, metric: Metric) -> Measured:
     """One tax of the config at this load, trial by trial: config and plain are compared inside a trial."""
     if metric == Metric.CALLBACK_P50:
         return measurements.get(load, config, CALLBACKS)
     if metric in REMAINDERS:
-        whole = tax(measurements, load, config, REMAINDERS[metric])
-        return combine(minus, whole, measurements.get(load, config, CALLBACKS))
+        whole = measure_tax(measurements, load, config, REMAINDERS[metric])
+        return combine(subtract, whole, measurements.get(load, config, CALLBACKS))
     series = RATIOS.get(metric) or DIFFERENCES[metric]
     ours, base = (measurements.get(load, name, series) for name in (config, BASELINE))
-    return combine(_growth if metric in RATIOS else minus, ours, base)
+    return combine(_relate if metric in RATIOS else subtract, ours, base)
 
 
-def references(load: Load, rates: ReferenceRates) -> tuple[str, ...]:
+def list_references(load: Load, rates: ReferenceRates) -> tuple[str, ...]:
     """Which reference rates this load stands for; Phase B was sent at ref_safe and B' at ref_load by definition."""
     if load.phase == "B":
         return (REF_SAFE,)
@@ -118,17 +124,17 @@ def references(load: Load, rates: ReferenceRates) -> tuple[str, ...]:
     )
 
 
-def minus(ours: Samples, theirs: Samples) -> Samples:
+def subtract(ours: Samples, theirs: Samples) -> Samples:
     """A difference, element by element."""
     return ours - theirs
 
 
-def _growth(ours: Samples, base: Samples) -> Samples:
+def _relate(ours: Samples, base: Samples) -> Samples:
     return ours / base - 1
 
 
-def _rows(measurements: Measurements, reference: str, load: Load, config: str) -> Iterator[TaxRow]:
+def _build_rows(measurements: Measurements, reference: str, load: Load, config: str) -> Iterator[TaxRow]:
     for metric in tuple(Metric) if load.phase == "A" else tuple(RATIOS):
-        found = estimate(tax(measurements, load, config, metric))
-        verdict, why = (None, "") if metric == Metric.CALLBACK_P50 else (judged(found), withheld(found))
-        yield TaxRow(reference, load.phase, load.rate_per_s, load.shape, config, metric, found, verdict, why)
+        cost = estimate(measure_tax(measurements, load, config, metric))
+        verdict, why = (None, "") if metric == Metric.CALLBACK_P50 else (judged(cost), withheld(cost))
+        yield TaxRow(reference, load.phase, load.rate_per_s, load.shape, config, metric, cost, verdict, why)

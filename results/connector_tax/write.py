@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,19 @@ import pandas as pd
 
 from results.connector_tax.analyse import Analysis, analyse
 from results.connector_tax.draw import DRAWERS
-from results.connector_tax.figures import figures
-from results.connector_tax.manifest import to_tsv
-from results.connector_tax.report import limits, opening
-from results.connector_tax.tables import FIGURES_BEFORE, tables
+from results.connector_tax.figures import build_figures
+from results.connector_tax.report import build_report
+from results.connector_tax.tables import FIGURES_BEFORE
 from results.connector_tax.tax import TaxRow
-from results.measures.summary import CellSummary
-from results.records.layout import RunLayout
-from results.report.document import title
+from results.measures.summary import CellSummary, flatten_values
+from results.records.layout import ConfigLayout, RunLayout
+from results.records.manifest import ManifestRow
+from results.report.content import Report
+from results.report.document import report_title
 from results.report.judgements import VERDICTS_FORMAT
-from results.report.output import Outputs, Report, write_outputs
+from results.report.output import Outputs, write_outputs
 
+_MANIFEST_FIELDS = [field.name for field in fields(ManifestRow)]
 FORMAT = 1
 """Version of aggregate.json, tax.json and summary.json."""
 
@@ -35,51 +38,45 @@ def analyse_run(root: Path) -> Analysis:
     analysis = analyse(root)
     layout = RunLayout(root)
     outputs = Outputs(
-        aggregate=aggregate(analysis),
+        aggregate=build_aggregate(analysis),
         rows=flat_cells(analysis),
-        verdicts=verdicts(analysis),
-        manifest=to_tsv(analysis.manifest),
+        verdicts=build_verdicts(analysis),
+        manifest=pd.DataFrame(analysis.manifest, columns=_MANIFEST_FIELDS, dtype=object),
         report=Report(
-            title(analysis.facts),
-            opening(analysis),
-            tables(analysis),
-            figures(analysis, root),
-            limits(analysis),
-            FIGURES_BEFORE,
-            DRAWERS,
+            report_title(analysis.facts), build_report(analysis), build_figures(analysis, root), FIGURES_BEFORE, DRAWERS
         ),
         more={
-            layout.tax_json: taxes_and_floor(analysis),
+            layout.tax_json: build_taxes(analysis),
             layout.tax_csv: flat_taxes(analysis.taxes),
-            **_summaries(analysis, layout),
+            **_build_summaries(analysis, layout),
         },
     )
     write_outputs(layout, outputs)
     return analysis
 
 
-def taxes_and_floor(analysis: Analysis) -> dict[str, Any]:
+def build_taxes(analysis: Analysis) -> dict[str, Any]:
     """`tax.json`; `noise_floor`: plain against plain, in the same form as the taxes and none of them."""
     rows = {"taxes": analysis.taxes, "noise_floor": analysis.noise_floor}
     return {"format": FORMAT, **{name: [_tax_row(row) for row in table] for name, table in rows.items()}}
 
 
-def _summaries(analysis: Analysis, layout: RunLayout) -> dict[Path, object]:
+def _build_summaries(analysis: Analysis, layout: RunLayout) -> dict[Path, object]:
     """Every config's `summary.json`: the rows of its cells."""
     return {
         folder.summary_json: {
             "format": FORMAT,
-            "cells": [
-                _cell_row(analysis, cell)
-                for cell in analysis.cells
-                if Path(cell.path).parent.name == folder.root.name
-            ],
+            "cells": [_cell_row(analysis, cell) for cell in analysis.cells if _is_below(cell, folder)],
         }
         for folder in layout.configs()
     }
 
 
-def aggregate(analysis: Analysis) -> dict[str, Any]:
+def _is_below(cell: CellSummary, folder: ConfigLayout) -> bool:
+    return Path(cell.path).parent.name == folder.root.name
+
+
+def build_aggregate(analysis: Analysis) -> dict[str, Any]:
     """`aggregate.json`: a row per cell, the saturation table with its criteria, the reference rates, the gaps."""
     return {
         "format": FORMAT,
@@ -104,7 +101,7 @@ def flat_cells(analysis: Analysis) -> pd.DataFrame:
 
 def _flat_cell(analysis: Analysis, cell: CellSummary) -> dict[str, Any]:
     judgement = analysis.saturation[cell.path]
-    row: dict[str, Any] = {
+    return {
         "cell": cell.cell,
         "config": cell.config,
         "phase": cell.phase,
@@ -119,15 +116,11 @@ def _flat_cell(analysis: Analysis, cell: CellSummary) -> dict[str, Any]:
         "criteria_fired": ",".join(map(str, judgement.fired)),
         "degraded": bool(cell.degraded),
         "step_timing_available": bool(cell.step_timing.get("available", False)),
+        **flatten_values(cell.values),
     }
-    for name, estimate in cell.values.items():
-        row[name] = estimate.value
-        if name.startswith(("ttft_", "tpot_", "e2e_")):
-            row |= {f"{name}_low": estimate.low, f"{name}_high": estimate.high, f"{name}_n": estimate.n}
-    return row
 
 
-def verdicts(analysis: Analysis) -> dict[str, Any]:
+def build_verdicts(analysis: Analysis) -> dict[str, Any]:
     """`verdicts.json`: hypotheses and success criteria, and the contrasts of taxes they rest on."""
     names = ("verdicts", "criteria", "decomposition", "additivity", "amplification", "trends", "drift")
     return {"format": VERDICTS_FORMAT, **{name: msgspec.to_builtins(getattr(analysis, name)) for name in names}}

@@ -1,7 +1,9 @@
-"""One cell's artifacts to its numbers: reads what lies beside the cell record and says what is missing."""
+"""The cells of a run to their numbers: reads what lies beside each cell record and says what is missing."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from results.measures.step_durations import (
 from results.measures.summary import LATENCIES, CellSummary, Shape
 from results.records.errors import ArtifactError
 from results.records.frames import Gap, artifact_name, read_cell, read_metrics, read_requests, read_steps
-from results.records.layout import beside_cell
+from results.records.layout import ConfigLayout, RunLayout, beside_cell
 from results.records.schemas import CellRecord
 from results.statistics.estimates import Samples
 
@@ -32,10 +34,10 @@ def analyse_cell(cell_json: Path) -> CellSummary:
 
     Raises ArtifactError where the record itself cannot be read.
     """
-    record = _record(cell_json)
-    requests, request_gaps = _requests(cell_json, record)
-    metrics, metric_gaps = _metrics(cell_json, record)
-    steps, step_gaps = _steps(cell_json, record)
+    record = _read_record(cell_json)
+    requests, request_gaps = _read_cell_requests(cell_json, record)
+    metrics, metric_gaps = _read_cell_metrics(cell_json, record)
+    steps, step_gaps = _read_cell_steps(cell_json, record)
     gaps = (*request_gaps, *metric_gaps, *step_gaps)
     load = record.load
     fidelity = dict(record.fidelity)
@@ -73,15 +75,15 @@ def request_samples(cell_json: Path) -> dict[str, Samples]:
 
     Empty arrays where they cannot be read. Raises ArtifactError as analyse_cell does.
     """
-    record = _record(cell_json)
-    frame, _ = _requests(cell_json, record)
+    record = _read_record(cell_json)
+    frame, _ = _read_cell_requests(cell_json, record)
     return {name: np.empty(0) for name in LATENCIES} if frame is None else latency_samples(frame, record)
 
 
 def step_samples(cell_json: Path) -> dict[str, Samples]:
     """The cell's step series (STEP_SERIES, us); empty arrays where not available. Raises ArtifactError."""
-    record = _record(cell_json)
-    frame, _ = _steps(cell_json, record)
+    record = _read_record(cell_json)
+    frame, _ = _read_cell_steps(cell_json, record)
     return {name: np.empty(0) for name in STEP_SERIES} if frame is None else step_series(frame, record)
 
 
@@ -110,7 +112,7 @@ def headline(summary: CellSummary) -> dict[str, Any]:
     }
 
 
-def _record(cell_json: Path) -> CellRecord:
+def _read_record(cell_json: Path) -> CellRecord:
     record = read_cell(cell_json)
     if isinstance(record, Gap):
         raise ArtifactError(
@@ -124,22 +126,59 @@ def _record(cell_json: Path) -> CellRecord:
     return record
 
 
-def _requests(cell_json: Path, record: CellRecord) -> tuple[pd.DataFrame | None, tuple[Gap, ...]]:
+def _read_cell_requests(cell_json: Path, record: CellRecord) -> tuple[pd.DataFrame | None, tuple[Gap, ...]]:
     path = beside_cell(cell_json, "requests")
     loaded = read_requests(path, record.checksums.get(path.name))
     return loaded.frame, loaded.gaps
 
 
-def _metrics(cell_json: Path, record: CellRecord) -> tuple[pd.DataFrame | None, tuple[Gap, ...]]:
+def _read_cell_metrics(cell_json: Path, record: CellRecord) -> tuple[pd.DataFrame | None, tuple[Gap, ...]]:
     path = beside_cell(cell_json, "metrics")
     loaded = read_metrics(path, SAMPLES, record.checksums.get(path.name))
     return loaded.frame, loaded.gaps
 
 
-def _steps(cell_json: Path, record: CellRecord) -> tuple[pd.DataFrame | None, tuple[Gap, ...]]:
+def _read_cell_steps(cell_json: Path, record: CellRecord) -> tuple[pd.DataFrame | None, tuple[Gap, ...]]:
     """The window's steps with connector_total_us. A cell that says it has no step timing has no gap here."""
     if not record.step_timing.get("available", False):
         return None, ()
     path = beside_cell(cell_json, "engine_step")
     loaded = read_steps(path, record.checksums.get(path.name), STEP_COLUMNS_READ)
     return (None if loaded.frame is None else steps_in_window(loaded.frame, record)), loaded.gaps
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """The cells of a run that could be read."""
+
+    summaries: tuple[CellSummary, ...]
+    paths: Mapping[str, Path]
+    """`CellSummary.path` to the cell record's file."""
+    gaps: tuple[Gap, ...]
+    """Records that could not be read, and everything the cells themselves lack."""
+
+
+def collect_cells(root: Path, phases: Collection[str] | None = None) -> Collected:
+    """Every finished cell below `root` (of these phases), by folder and file name. A bad cell is a gap."""
+    summaries: list[CellSummary] = []
+    paths: dict[str, Path] = {}
+    gaps: list[Gap] = []
+    for layout in RunLayout(root).configs():
+        for record in layout.cells(phases):
+            try:
+                summary = analyse_cell(record)
+            except ArtifactError as error:
+                gaps.append(Gap(artifact_name(record), f"cell is not counted: {error}"))
+                continue
+            summaries.append(summary)
+            paths[summary.path] = record
+            gaps.extend(summary.gaps)
+        gaps.extend(_find_orphans(layout, phases))
+    return Collected(tuple(summaries), paths, tuple(gaps))
+
+
+def _find_orphans(layout: ConfigLayout, phases: Collection[str] | None) -> Iterator[Gap]:
+    """Request records without the cell record that would make them count."""
+    for record in layout.cells_of_requests(phases):
+        if not record.exists():
+            yield Gap(artifact_name(record), "is missing while the cell's requests are there; the cell is not counted")

@@ -23,9 +23,7 @@ def metric_values(table: pa.Table) -> dict[str, Samples]:
 def metric_samples(table: pa.Table) -> dict[str, Samples]:
     """Every declared metric of the rows it applies to, in their order, NaN where a stamp of such a row is missing."""
     columns, status = read_columns(table), words(table["status"])
-    return {
-        name: metric.values(columns, status)[metric.applies(columns, status)] for name, metric in METRICS.items()
-    }
+    return {name: metric.values(columns, status)[metric.applies(columns, status)] for name, metric in METRICS.items()}
 
 
 def read_columns(table: pa.Table) -> dict[str, Column]:
@@ -43,6 +41,11 @@ def floats(column: pa.ChunkedArray) -> Samples:
     """NaN for null."""
     values: Samples = column.cast(pa.float64(), safe=False).to_numpy()
     return values
+
+
+def floats_or_nan(values: Iterable[float | None]) -> Samples:
+    """NaN for None."""
+    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
 def words(column: pa.ChunkedArray) -> Words:

@@ -52,20 +52,20 @@ class Drift:
     """What it rests on, or why it cannot be tested."""
 
 
-def drifts(summaries: Iterable[CellSummary]) -> tuple[Drift, ...]:
+def measure_drifts(summaries: Iterable[CellSummary]) -> tuple[Drift, ...]:
     """The drift of each of SERIES over these cells: leave out those that are degraded or saturated.
 
     A run with trials is judged by its repeated cells; a run without by the loads that two phases share.
     """
     cells = list(summaries)
-    return tuple(_drift(name, cells) for name in SERIES)
+    return tuple(_measure_drift(name, cells) for name in SERIES)
 
 
-def _drift(series: str, cells: Sequence[CellSummary]) -> Drift:
+def _measure_drift(series: str, cells: Sequence[CellSummary]) -> Drift:
     if len({cell.trial for cell in cells}) > 1:
-        groups, what = _repeats(series, cells, lambda cell: cell.phase), "cells repeated in trials"
+        groups, what = _group_repeats(series, cells, lambda cell: cell.phase), "cells repeated in trials"
     else:
-        groups, what = _repeats(series, cells, lambda cell: ""), _ACROSS
+        groups, what = _group_repeats(series, cells, lambda cell: ""), _ACROSS
     timed = {
         config: [[(cell.t_start_unix_s, cell.value(series) or 0.0) for cell in cells] for cells in repeats]
         for config, repeats in groups.items()
@@ -86,37 +86,37 @@ def drift_of(
     what: what repeats what; short: what too few of the configs have; kind: what a config is called.
     """
     used = [value for repeats in groups.values() for values in repeats for value in values]
-    pieces = [(config, *_slope(repeats)) for config, repeats in sorted(groups.items())]
+    pieces = [(config, *_fit_slope(repeats)) for config, repeats in sorted(groups.items())]
     pieces = [(config, slope, weight) for config, slope, weight in pieces if weight > 0]
     if len(pieces) < MIN_CONFIGS:
         why = f"{len(pieces)} of the {short}; it needs {MIN_CONFIGS}"
         return Drift(series, unknown(why, len(used)), None, DriftVerdict.NOT_TESTABLE, why)
     times = [at for at, _ in used]
     slopes, weights = (np.array(column) for column in list(zip(*pieces, strict=True))[1:])
-    found = _over_configs(slopes, weights, len(used), kind)
-    detected = found.low is not None and found.high is not None and not found.low <= 0 <= found.high
+    slope = _over_configs(slopes, weights, len(used), kind)
+    detected = slope.low is not None and slope.high is not None and not slope.low <= 0 <= slope.high
     verdict = DriftVerdict.DETECTED if detected else DriftVerdict.NOT_DETECTED
     reason = f"{len(used)} cells of {len(pieces)} {kind}, {what}"
-    return Drift(series, found, (max(times) - min(times)) / 3600, verdict, reason)
+    return Drift(series, slope, (max(times) - min(times)) / 3600, verdict, reason)
 
 
-def _repeats(
+def _group_repeats(
     series: str, cells: Sequence[CellSummary], kind: Callable[[CellSummary], str]
 ) -> dict[str, list[list[CellSummary]]]:
     """By config, the groups of cells that repeat one another, at least two in each."""
-    found: dict[tuple[str, str, float, str], list[CellSummary]] = defaultdict(list)
+    by_load: dict[tuple[str, str, float, str], list[CellSummary]] = defaultdict(list)
     for cell in cells:
         value = cell.value(series)
         if value is not None and value > 0:
-            found[cell.config, kind(cell), cell.rate_per_s, str(cell.shape)].append(cell)
+            by_load[cell.config, kind(cell), cell.rate_per_s, str(cell.shape)].append(cell)
     groups: dict[str, list[list[CellSummary]]] = defaultdict(list)
-    for (config, *_), repeats in found.items():
+    for (config, *_), repeats in by_load.items():
         if len(repeats) > 1:
             groups[config].append(repeats)
     return groups
 
 
-def _slope(groups: Sequence[Sequence[tuple[float, float]]]) -> tuple[float, float]:
+def _fit_slope(groups: Sequence[Sequence[tuple[float, float]]]) -> tuple[float, float]:
     """Slope of log(latency) per hour within the groups, and the sum of squared hours it rests on."""
     products = squares = 0.0
     for values in groups:

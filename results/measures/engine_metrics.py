@@ -31,15 +31,15 @@ def server_values(frame: pd.DataFrame | None, record: CellRecord) -> dict[str, E
         return dict.fromkeys((*gauges, *totals, *speeds), unknown("the /metrics samples cannot be read"))
     begin, end = record.t_window_start_ns, record.t_window_end_ns
     inside = frame[(frame["t_ns"] >= begin) & (frame["t_ns"] < end)]
-    around = _around(frame, begin, end)
+    around = _select_around(frame, begin, end)
     return {
-        **{name: _gauge(inside[sample], quantile) for name, (sample, quantile) in gauges.items()},
-        **{name: _increase(around, sample, per_second=False) for name, sample in totals.items()},
-        **{name: _increase(inside, sample, per_second=True) for name, sample in speeds.items()},
+        **{name: _estimate_gauge(inside[sample], quantile) for name, (sample, quantile) in gauges.items()},
+        **{name: _estimate_increase(around, sample, per_second=False) for name, sample in totals.items()},
+        **{name: _estimate_increase(inside, sample, per_second=True) for name, sample in speeds.items()},
     }
 
 
-def _around(frame: pd.DataFrame, begin: int, end: int) -> pd.DataFrame:
+def _select_around(frame: pd.DataFrame, begin: int, end: int) -> pd.DataFrame:
     """The window's scrapes with the one before and the one after, where there are such."""
     times = frame["t_ns"].to_numpy()
     first = max(int(np.searchsorted(times, begin, side="right")) - 1, 0)
@@ -47,14 +47,14 @@ def _around(frame: pd.DataFrame, begin: int, end: int) -> pd.DataFrame:
     return frame.iloc[first:last]
 
 
-def _gauge(series: pd.Series[Any], quantile: float) -> Estimate:
+def _estimate_gauge(series: pd.Series[Any], quantile: float) -> Estimate:
     samples = clean(series.to_numpy())
     if samples.size == 0:
         return unknown("no sample of it inside the measured window")
     return Estimate(float(np.quantile(samples, quantile)), n=int(samples.size))
 
 
-def _increase(frame: pd.DataFrame, sample: str, *, per_second: bool) -> Estimate:
+def _estimate_increase(frame: pd.DataFrame, sample: str, *, per_second: bool) -> Estimate:
     """Growth of a counter between the first and the last scrape that have it."""
     seen = frame[frame[sample].notna()]
     if len(seen) < 2:

@@ -15,7 +15,7 @@ from typing import Self
 
 import msgspec
 
-from results.measures.collect import collect
+from results.measures.cells import collect_cells
 from results.measures.saturation_criteria import CRITERIA, SPECIFIED, CellSaturation, Thresholds, judge
 from results.measures.summary import CellSummary
 from results.records.baseline import BASELINE
@@ -59,11 +59,9 @@ class ReferenceRates:
     cells: tuple[CellSaturation, ...] = field(default_factory=tuple)
 
     def reason_for(self, name: str) -> str:
-        """The reason behind `ref_safe` or `ref_load`."""
         return self.ref_safe_reason if name == REF_SAFE else self.ref_load_reason
 
     def rate(self, name: str) -> float | None:
-        """The rate called `ref_safe` or `ref_load`."""
         return self.ref_safe_per_s if name == REF_SAFE else self.ref_load_per_s
 
     def to_json(self) -> bytes:
@@ -88,7 +86,7 @@ def choose_reference_rates(root: Path, thresholds: Mapping[str, float] | None = 
     `thresholds`: throughput_ratio, waiting_p50, ttft_p90_growth; what is not given is as specified.
     """
     return reference_rates(
-        collect(root, phases=("A",)).summaries, thresholds=msgspec.convert(dict(thresholds or {}), Thresholds)
+        collect_cells(root, phases=("A",)).summaries, thresholds=msgspec.convert(dict(thresholds or {}), Thresholds)
     )
 
 
@@ -103,7 +101,7 @@ def reference_rates(
     cells = judge_cells([summary for summary in summaries if summary.phase == "A"], thresholds)
     rates = tuple(sorted({cell.rate_per_s for cell in cells}))
     names = tuple(configs) if configs is not None else tuple(dict.fromkeys(cell.config for cell in cells))
-    scanned = tuple(_scan(name, [cell for cell in cells if cell.config == name], rates) for name in names)
+    scanned = tuple(_scan_rates(name, [cell for cell in cells if cell.config == name], rates) for name in names)
     safe, safe_reason = _highest_clear(scanned, rates, "every config")
     load, load_reason = _highest_clear([scan for scan in scanned if scan.config == BASELINE], rates, BASELINE)
     return ReferenceRates(
@@ -118,13 +116,17 @@ def reference_rates(
     )
 
 
+def describe_rate(rate_per_s: float | None) -> str:
+    return "none" if rate_per_s is None else f"{rate_per_s:g} req/s"
+
+
 def judge_cells(summaries: Sequence[CellSummary], thresholds: Thresholds = SPECIFIED) -> tuple[CellSaturation, ...]:
     """Every cell judged, Phase A cells beside the same config's cell at half their rate; ordered by config and rate."""
     ordered = sorted(summaries, key=lambda s: (s.config, s.phase, s.rate_per_s, s.shape.input_tokens, s.trial, s.cell))
-    return tuple(judge(summary, _half(summary, ordered), thresholds) for summary in ordered)
+    return tuple(judge(summary, _find_half_rate(summary, ordered), thresholds) for summary in ordered)
 
 
-def _half(summary: CellSummary, others: Sequence[CellSummary]) -> CellSummary | None:
+def _find_half_rate(summary: CellSummary, others: Sequence[CellSummary]) -> CellSummary | None:
     """The same config, shape and trial at half the rate."""
     for other in others:
         same = (other.config, other.phase, other.shape, other.trial) == (
@@ -138,7 +140,7 @@ def _half(summary: CellSummary, others: Sequence[CellSummary]) -> CellSummary | 
     return None
 
 
-def _scan(config: str, cells: Sequence[CellSaturation], rates: Sequence[float]) -> ConfigSaturation:
+def _scan_rates(config: str, cells: Sequence[CellSaturation], rates: Sequence[float]) -> ConfigSaturation:
     by_rate: dict[float, list[CellSaturation]] = defaultdict(list)
     for cell in cells:
         by_rate[cell.rate_per_s].append(cell)
@@ -151,10 +153,10 @@ def _scan(config: str, cells: Sequence[CellSaturation], rates: Sequence[float]) 
         saturated = _of_trials(by_rate[rate])
         if saturated:
             fired = sorted({number for cell in by_rate[rate] for number in cell.fired})
-            return ConfigSaturation(config, not missing, rate, tuple(fired), tuple(clear), _incomplete(missing))
+            return ConfigSaturation(config, not missing, rate, tuple(fired), tuple(clear), _why_incomplete(missing))
         if saturated is False:
             clear.append(rate)
-    return ConfigSaturation(config, not missing, None, (), tuple(clear), _incomplete(missing))
+    return ConfigSaturation(config, not missing, None, (), tuple(clear), _why_incomplete(missing))
 
 
 def _of_trials(cells: Sequence[CellSaturation]) -> bool | None:
@@ -163,7 +165,7 @@ def _of_trials(cells: Sequence[CellSaturation]) -> bool | None:
     return sum(judged) * 2 >= len(judged) if judged else None
 
 
-def _incomplete(missing: Sequence[float]) -> str | None:
+def _why_incomplete(missing: Sequence[float]) -> str | None:
     return f"not measured at {', '.join(f'{rate:g}' for rate in missing)} req/s" if missing else None
 
 
@@ -176,11 +178,11 @@ def _highest_clear(scans: Sequence[ConfigSaturation], rates: Sequence[float], wh
         return None, f"{whom} did not complete Phase A{left_out}" if scans else f"{whom} was not measured in Phase A"
     clear = [rate for rate in rates if all(rate in voter.clear_rates_per_s for voter in voters)]
     if clear:
-        return clear[-1], f"{_limit(voters)}{left_out}"
-    return None, f"no rate of Phase A is clear for {whom}: {_limit(voters)}{left_out}"
+        return clear[-1], f"{_describe_limit(voters)}{left_out}"
+    return None, f"no rate of Phase A is clear for {whom}: {_describe_limit(voters)}{left_out}"
 
 
-def _limit(voters: Sequence[ConfigSaturation]) -> str:
+def _describe_limit(voters: Sequence[ConfigSaturation]) -> str:
     """Who saturates first, and by which criterion."""
     limited = [voter for voter in voters if voter.saturation_rate_per_s is not None]
     if not limited:

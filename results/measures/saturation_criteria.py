@@ -70,11 +70,11 @@ def judge(summary: CellSummary, half: CellSummary | None, thresholds: Thresholds
     A degraded cell is no evidence about the engine: its client sent less than was asked, so every criterion is open.
     """
     criteria = (
-        _throughput(summary, thresholds.throughput_ratio),
-        _queue(summary, thresholds.waiting_p50),
-        _growth(summary, half, thresholds.ttft_p90_growth),
+        _judge_throughput(summary, thresholds.throughput_ratio),
+        _judge_queue(summary, thresholds.waiting_p50),
+        _judge_growth(summary, half, thresholds.ttft_p90_growth),
     )
-    saturated, reason = _verdict(summary, criteria)
+    saturated, reason = _judge_criteria(summary, criteria)
     return CellSaturation(
         cell=summary.cell,
         config=summary.config,
@@ -86,7 +86,7 @@ def judge(summary: CellSummary, half: CellSummary | None, thresholds: Thresholds
     )
 
 
-def _verdict(summary: CellSummary, criteria: tuple[Criterion, ...]) -> tuple[bool | None, str | None]:
+def _judge_criteria(summary: CellSummary, criteria: tuple[Criterion, ...]) -> tuple[bool | None, str | None]:
     if summary.degraded:
         return None, f"degraded, so not evidence about the engine: {summary.degraded}"
     if any(criterion.fired for criterion in criteria):
@@ -97,35 +97,35 @@ def _verdict(summary: CellSummary, criteria: tuple[Criterion, ...]) -> tuple[boo
     return False, None
 
 
-def _throughput(summary: CellSummary, threshold: float) -> Criterion:
+def _judge_throughput(summary: CellSummary, threshold: float) -> Criterion:
     ratio = summary.estimate("throughput_ratio")
     fired = ratio.value < threshold if ratio.value is not None else None
-    return _criterion(THROUGHPUT, summary, ratio.value, threshold, fired, ratio.reason)
+    return _make_criterion(THROUGHPUT, summary, ratio.value, threshold, fired, ratio.reason)
 
 
-def _queue(summary: CellSummary, threshold: float) -> Criterion:
+def _judge_queue(summary: CellSummary, threshold: float) -> Criterion:
     waiting = summary.estimate("waiting_p50")
     fired = waiting.value > threshold if waiting.value is not None else None
-    return _criterion(QUEUE, summary, waiting.value, threshold, fired, waiting.reason)
+    return _make_criterion(QUEUE, summary, waiting.value, threshold, fired, waiting.reason)
 
 
-def _growth(summary: CellSummary, half: CellSummary | None, threshold: float) -> Criterion:
+def _judge_growth(summary: CellSummary, half: CellSummary | None, threshold: float) -> Criterion:
     if half is None:
         why = f"half the rate ({summary.rate_per_s / 2:g} req/s) was not measured"
-        return _criterion(GROWTH, summary, None, threshold, None, why)
+        return _make_criterion(GROWTH, summary, None, threshold, None, why)
     if half.degraded:
-        return _criterion(
+        return _make_criterion(
             GROWTH, summary, None, threshold, None, f"the cell at half the rate is degraded: {half.degraded}"
         )
     ours, theirs = summary.estimate("ttft_p90_s"), half.estimate("ttft_p90_s")
     if ours.value is None or theirs.value is None or theirs.value <= 0:
         why = f"{ours.reason}" if ours.value is None else f"at half the rate: {theirs.reason or 'TTFT p90 is zero'}"
-        return _criterion(GROWTH, summary, None, threshold, None, why)
+        return _make_criterion(GROWTH, summary, None, threshold, None, why)
     ratio = ours.value / theirs.value
-    return _criterion(GROWTH, summary, ratio, threshold, ratio > threshold, None)
+    return _make_criterion(GROWTH, summary, ratio, threshold, ratio > threshold, None)
 
 
-def _criterion(
+def _make_criterion(
     number: int, summary: CellSummary, measured: float | None, threshold: float, fired: bool | None, reason: str | None
 ) -> Criterion:
     if summary.degraded:

@@ -71,12 +71,12 @@ def cut_steps(rings_dir: Path, t0_ns: int, t1_ns: int, jsonl_path: Path) -> Step
     if not engines:
         return StepCut(available=False, reason=_why_nothing(rings_dir, mute, broken))
     workers, broken_workers = _read_role(rings_dir, "worker", t0_ns, t1_ns + _WORKER_SLACK_NS)
-    table, ratio = _join(engines, workers)
+    table, ratio = _join_rings(engines, workers)
     write_steps(table, jsonl_path)
     return StepCut(
         available=True,
         reason="; ".join((*broken, *broken_workers)) or None,
-        unavailable_fields=_unavailable(table, engines, workers, ratio),
+        unavailable_fields=_find_blind(table, engines, workers, ratio),
         records=table.num_rows,
         records_lost=sum(ring.lost for ring in engines),
         worker_join_ratio=ratio,
@@ -96,7 +96,7 @@ def _read_role(folder: Path, role: str, t0_ns: int, t1_ns: int) -> tuple[list[_R
 
 def _read_window(path: Path, t0_ns: int, t1_ns: int) -> _Ring:
     """Raises RingError."""
-    kept: list[Records] = []
+    chunks: list[Records] = []
     oldest: int | None = None
     with RingReader(path) as reader:
         clock = reader.header.index("t_ns")
@@ -106,10 +106,10 @@ def _read_window(path: Path, t0_ns: int, t1_ns: int) -> _Ring:
             if oldest is None and len(rows):
                 oldest = int(rows[0, clock])
             inside = (rows[:, clock] >= t0_ns) & (rows[:, clock] < t1_ns)
-            kept.append(rows[inside])
+            chunks.append(rows[inside])
         lost = reader.lost if oldest is not None and oldest > t0_ns else 0
         empty = np.empty((0, reader.header.columns), dtype=np.int64)
-        return _Ring(reader.header, np.concatenate(kept) if kept else empty, lost)
+        return _Ring(reader.header, np.concatenate(chunks) if chunks else empty, lost)
 
 
 def _why_nothing(folder: Path, mute: _Ring | None, broken: list[str]) -> str:
@@ -122,7 +122,7 @@ def _why_nothing(folder: Path, mute: _Ring | None, broken: list[str]) -> str:
     return "no engine step was recorded in the cell's window"
 
 
-def _join(engines: list[_Ring], workers: list[_Ring]) -> tuple[pa.Table, float | None]:
+def _join_rings(engines: list[_Ring], workers: list[_Ring]) -> tuple[pa.Table, float | None]:
     """One table over all engines in order of time, and the share of non-empty steps joined to a worker record."""
     parts = [_join_one(engine, workers, {other.header.pid for other in engines}) for engine in engines]
     table = pa.concat_tables([part for part, _, _ in parts])
@@ -146,20 +146,20 @@ def _join_one(
     """
     own = [worker for worker in workers if worker.header.pid == engine.header.pid]
     candidates = own or [worker for worker in workers if worker.header.pid not in engine_pids]
-    found = {name: np.full(len(engine.rows), np.nan) for name in WORKER_FIELDS_US}
+    slowest = {name: np.full(len(engine.rows), np.nan) for name in WORKER_FIELDS_US}
     hit = np.zeros(len(engine.rows), dtype=np.bool_)
     for worker in candidates:
-        at, matches = _match(engine, worker)
+        at, matches = _match_steps(engine, worker)
         hit |= matches
-        for name, values in found.items():
-            measured = _microseconds(worker.column(_in_ring(name)))
+        for name, values in slowest.items():
+            measured = _to_microseconds(worker.column(_in_ring(name)))
             values[matches] = np.fmax(values[matches], measured[at[matches]])
     tokens = _zero_missing(engine.column("prefill_tokens")) + _zero_missing(engine.column("decode_tokens"))
     callbacks = bool(hit.any()) or bool((engine.column("build_meta_ns") != MISSING).any())
-    return _table(engine, found), hit & (tokens > 0), callbacks
+    return _build_table(engine, slowest), hit & (tokens > 0), callbacks
 
 
-def _match(engine: _Ring, worker: _Ring) -> tuple[Column, npt.NDArray[np.bool_]]:
+def _match_steps(engine: _Ring, worker: _Ring) -> tuple[Column, npt.NDArray[np.bool_]]:
     """For each engine step: a row of the worker ring, and whether that row is of this very step."""
     if not len(worker.rows):
         return np.zeros(len(engine.rows), dtype=np.int64), np.zeros(len(engine.rows), dtype=np.bool_)
@@ -172,14 +172,14 @@ def _match(engine: _Ring, worker: _Ring) -> tuple[Column, npt.NDArray[np.bool_]]
     return at, (steps[place] == engine.column("step_id")) & (apart <= allowed)
 
 
-def _table(engine: _Ring, worker_us: Mapping[str, npt.NDArray[np.float64]]) -> pa.Table:
+def _build_table(engine: _Ring, worker_us: Mapping[str, npt.NDArray[np.float64]]) -> pa.Table:
     columns = [
         pa.array(engine.column("t_ns")),
         pa.array(engine.column("step_id")),
         pa.array(np.full(len(engine.rows), "engine")),
     ]
     for name in STEP_FIELDS_US:
-        values = worker_us[name] if name in worker_us else _microseconds(engine.column(_in_ring(name)))
+        values = worker_us[name] if name in worker_us else _to_microseconds(engine.column(_in_ring(name)))
         columns.append(pa.array(values, from_pandas=True))
     for name in STEP_COUNTS:
         counts = engine.column(name)
@@ -187,16 +187,16 @@ def _table(engine: _Ring, worker_us: Mapping[str, npt.NDArray[np.float64]]) -> p
     return pa.Table.from_arrays(columns, schema=pa.schema([pa.field(f.name, f.type) for f in STEP_SCHEMA]))
 
 
-def _unavailable(table: pa.Table, engines: list[_Ring], workers: list[_Ring], ratio: float | None) -> dict[str, str]:
+def _find_blind(table: pa.Table, engines: list[_Ring], workers: list[_Ring], ratio: float | None) -> dict[str, str]:
     """Every measured column that holds nothing, or nothing to be trusted, and why."""
-    said = {_in_table(name): why for ring in (*workers, *engines) for name, why in ring.header.unavailable.items()}
-    found: dict[str, str] = {}
+    reasons = {_in_table(name): why for ring in (*workers, *engines) for name, why in ring.header.unavailable.items()}
+    unavailable: dict[str, str] = {}
     for name in (*STEP_FIELDS_US, *STEP_COUNTS):
         if table[name].null_count == table.num_rows:
-            found[name] = said.get(name, "not recorded in this window")
+            unavailable[name] = reasons.get(name, "not recorded in this window")
         elif name in WORKER_FIELDS_US and ratio is not None and ratio < JOIN_RATIO:
-            found[name] = f"only {ratio:.1%} of the steps have a worker record (needs {JOIN_RATIO:.0%})"
-    return found
+            unavailable[name] = f"only {ratio:.1%} of the steps have a worker record (needs {JOIN_RATIO:.0%})"
+    return unavailable
 
 
 def write_steps(table: pa.Table, jsonl_path: Path) -> None:
@@ -223,7 +223,7 @@ def _json_lines(table: pa.Table) -> Iterator[bytes]:
         yield characters.slice(0, int(ends[len(lines)])).to_pybytes()
 
 
-def _microseconds(ns: Column) -> npt.NDArray[np.float64]:
+def _to_microseconds(ns: Column) -> npt.NDArray[np.float64]:
     return np.where(ns == MISSING, np.nan, ns / 1000)
 
 

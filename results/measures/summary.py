@@ -68,6 +68,16 @@ class CellSummary:
         return self.estimate(name).value
 
 
+def flatten_values(values: Mapping[str, Estimate]) -> dict[str, float | int | None]:
+    """The values as columns; latencies have `_low`, `_high` and `_n` columns beside them."""
+    row: dict[str, float | int | None] = {}
+    for name, estimate in values.items():
+        row[name] = estimate.value
+        if name.startswith(("ttft_", "tpot_", "e2e_")):
+            row |= {f"{name}_low": estimate.low, f"{name}_high": estimate.high, f"{name}_n": estimate.n}
+    return row
+
+
 def percentile_name(series: str, point: str) -> str:
     """`ttft_s`, `p90` -> `ttft_p90_s`: the unit stays last."""
     stem, _, unit = series.rpartition("_")

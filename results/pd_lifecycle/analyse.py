@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,13 +11,14 @@ from results.pd_lifecycle import verdicts
 from results.pd_lifecycle.clock_offsets import Step, align_clocks
 from results.pd_lifecycle.consistency import Check, RunDrift, find_size_mismatches, measure_drifts, run_checks
 from results.pd_lifecycle.cost_model import Costs, fit_costs
-from results.pd_lifecycle.link_bandwidth import Link, read_links
 from results.pd_lifecycle.load import (
     Discard,
     Failure,
+    Link,
     MeasuredCell,
     PlannedConfig,
     find_unmeasured,
+    read_links,
     read_plan,
     read_records,
 )
@@ -164,10 +166,11 @@ def recompute_durations(record: LifecycleRecord, clock: Clock, settings: Setting
 
 def _missing_phases(records: Sequence[LifecycleRecord]) -> list[Gap]:
     """One gap per missing phase and reason, over the counted requests."""
-    counts: dict[tuple[str, str], int] = {}
-    for record in records:
-        for name, value in record.phases_ms.items() if record.counted else ():
-            if value is None:
-                key = name, record.gaps.get(name, "not known")
-                counts[key] = counts.get(key, 0) + 1
+    counts = Counter(
+        (name, record.gaps.get(name, "not known"))
+        for record in records
+        if record.counted
+        for name, value in record.phases_ms.items()
+        if value is None
+    )
     return [Gap(name, f"{count} requests lack it: {why}") for (name, why), count in sorted(counts.items())]

@@ -13,7 +13,7 @@ from results.pd_lifecycle.overheads import SIGN_FIELD
 from results.records.lifecycle import HANDSHAKE, HANDSHAKE_PARTS, PHASES
 from results.report.figure import Figure
 from results.report.figure_files import Drawers
-from results.report.ink import pens, plain_ticks, sheet
+from results.report.ink import bar_lengths, legend_beside, pens, plain_ticks, sheet, title_sheet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,7 +57,7 @@ def draw_phases(figure: Figure) -> Drawing:
     order = sorted(range(len(labels)), key=lambda index: -_ORDER.index(labels[index]))
     grid[0][2].legend([handles[index] for index in order], [labels[index] for index in order],
                       loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2, handlelength=1.5)  # fmt: skip
-    drawing.suptitle(figure.title, x=0.01, ha="left", fontweight="bold", fontsize=9)
+    title_sheet(drawing, figure.title)
     return drawing
 
 
@@ -90,9 +90,8 @@ def draw_bandwidth(figure: Figure) -> Drawing:
     axes.plot(single["bytes"] / 1e6, single["gbps"], ".", color="#a0a0a0", markersize=4, label="transfer")
     rows = table[table["kind"] == figures.MEDIAN]
     value, low, high = (rows[name].to_numpy(dtype=np.float64) for name in ("gbps", "low", "high"))
-    below, above = (np.where(np.isfinite(side), side, 0).clip(0) for side in (value - low, high - value))
-    axes.errorbar(rows["bytes"] / 1e6, value, yerr=(below, above), fmt="o", color="black", markerfacecolor="white",
-                  capsize=2.5, elinewidth=1, label="median of an N")  # fmt: skip
+    axes.errorbar(rows["bytes"] / 1e6, value, yerr=bar_lengths(value, low, high), fmt="o", color="black",
+                  markerfacecolor="white", capsize=2.5, elinewidth=1, label="median of an N")  # fmt: skip
     model = table[table["kind"] == figures.MODEL]
     if len(model):
         axes.plot(model["bytes"] / 1e6, model["gbps"], color="#d55e00", label="cost model")
@@ -111,7 +110,7 @@ def draw_bandwidth(figure: Figure) -> Drawing:
     axes.set_xlabel("10^6 bytes of the transfer")
     axes.set_ylabel("bandwidth of the write (Gbit/s)")
     axes.set_title(figure.title, loc="left", fontweight="bold")
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2)
+    legend_beside(axes)
     return drawing
 
 
@@ -133,8 +132,8 @@ def draw_cost(figure: Figure) -> Drawing:
             plain_ticks(axes, "y", single["ms"].tolist())
         axes.set_xlabel("10^6 bytes of the transfer")
         axes.set_ylabel("rdma_transfer (ms)")
-    panels[1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2)
-    drawing.suptitle(figure.title, x=0.01, ha="left", fontweight="bold", fontsize=9)
+    legend_beside(panels[1])
+    title_sheet(drawing, figure.title)
     return drawing
 
 
@@ -183,7 +182,7 @@ def draw_volume(figure: Figure) -> Drawing:
     axes.set_xlabel("prior context C (tokens)")
     axes.set_ylabel("10^6 bytes of the transfer")
     axes.set_title(figure.title, loc="left", fontweight="bold")
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2)
+    legend_beside(axes)
     return drawing
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from results.experiment import ExperimentResults, ReportText
+from results.experiment import ExperimentResults
+from results.report.content import ReportText
 
 if TYPE_CHECKING:
     from results.pd_lifecycle.analyse import LifecycleAnalysis
@@ -24,10 +25,9 @@ def _write(root: Path) -> LifecycleAnalysis:
 
 
 def _report(analysis: LifecycleAnalysis) -> ReportText:
-    from results.pd_lifecycle.report import list_limits, opening_text
-    from results.pd_lifecycle.tables import build_tables
+    from results.pd_lifecycle.report import build_report
 
-    return ReportText(opening_text(analysis), tuple(build_tables(analysis)), tuple(list_limits(analysis)))
+    return build_report(analysis)
 
 
 RESULTS = ExperimentResults(

@@ -15,6 +15,7 @@ from results.pd_lifecycle.summary import values_of
 from results.pd_lifecycle.transfer_regression import transfers_of
 from results.records.lifecycle import HANDSHAKE, PHASES, LifecycleRecord, parts_of
 from results.report.figure import Figure
+from results.report.terms import term
 from results.statistics.estimates import LEVEL, Estimate
 
 BREAKDOWN, BANDWIDTH, COST, OVERHEAD, VOLUME = 1, 2, 3, 4, 5
@@ -94,8 +95,8 @@ def bandwidth_figure(analysis: LifecycleAnalysis) -> Figure:
     if knee.bytes.value is not None:
         lines["knee"] = knee.bytes.value
     caption = (
-        "Dots: single transfers, bytes over the time in which a write was in progress. Circles: their median for each "
-        f"N, with its {LEVEL:.0%} interval where there are enough. {_limit_text(knee)} {link_text(analysis)}"
+        f"Dots: single transfers, {term('write bandwidth').meaning}. Circles: their median for each N, with its "
+        f"{LEVEL:.0%} interval where there are enough. {_limit_text(knee)} {link_text(analysis)}"
     )
     columns = ["kind", "bytes", "gbps", "low", "high"]
     return Figure(BANDWIDTH, title, caption, pd.DataFrame(rows, columns=columns), lines)
@@ -169,7 +170,10 @@ def overhead_figure(analysis: LifecycleAnalysis) -> Figure:
         {
             "prior_context": cell.prior_context,
             "new_tokens": cell.new_tokens,
-            **_interval_columns("overhead_ms", cell.overhead_ms),
+            "overhead_ms": cell.overhead_ms.value,
+            "overhead_ms_low": cell.overhead_ms.low,
+            "overhead_ms_high": cell.overhead_ms.high,
+            "overhead_ms_n": cell.overhead_ms.n,
             "relative": cell.relative,
             "pdsep_ttft_ms": cell.pdsep_ttft_ms.value,
             "colo_ttft_ms": cell.colo_ttft_ms.value,
@@ -202,10 +206,6 @@ def _contour_text(table: pd.DataFrame) -> str:
 def _format_break_evens(analysis: LifecycleAnalysis) -> str:
     texts = [f"C={one.prior_context}: {one.text}" for one in analysis.break_evens]
     return f"{'; '.join(texts)}." if texts else ""
-
-
-def _interval_columns(name: str, estimate: Estimate) -> dict[str, object]:
-    return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high, f"{name}_n": estimate.n}
 
 
 def volume_figure(analysis: LifecycleAnalysis) -> Figure:

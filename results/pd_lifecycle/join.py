@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Literal
 
 from results.pd_lifecycle.clock_offsets import clock_of, exchange_of
 from results.pd_lifecycle.phases import break_down
@@ -25,25 +25,8 @@ from results.records.lifecycle import (
     TransferDetail,
     Verification,
 )
+from results.records.schemas import SentRequest
 from results.records.transfer_log import ProbeEvent, ProbeLog
-
-
-class Client(Protocol):
-    """The fields that a RequestRecord and a TurnRecord share."""
-
-    @property
-    def status(self) -> str: ...
-    @property
-    def t_send_ns(self) -> int | None: ...
-    @property
-    def t_first_token_ns(self) -> int | None: ...
-    @property
-    def t_last_token_ns(self) -> int | None: ...
-    @property
-    def completion_tokens(self) -> int | None: ...
-    @property
-    def error(self) -> str | None: ...
-
 
 _PREFILL = {
     "t2_p_schedule": "scheduled",
@@ -130,7 +113,7 @@ def join_request(
     *,
     repetition: int,
     warmup: bool,
-    client: Client,
+    client: SentRequest,
     decision: DecisionRecord | None,
     prefill: ProbeLog,
     decode: ProbeLog,
@@ -198,7 +181,7 @@ _CLIENT = {
 
 
 def _collect_stamps(
-    client: Client, decision: DecisionRecord | None, moved: KvTransfer | None, sides: tuple[_Side, _Side]
+    client: SentRequest, decision: DecisionRecord | None, moved: KvTransfer | None, sides: tuple[_Side, _Side]
 ) -> _Stamped:
     stamped = _Stamped()
     _put_router_stamps(stamped, decision, moved)
@@ -334,7 +317,7 @@ def _sum_known(values: Iterable[float | None]) -> float | None:
 
 def _why_not_counted(
     config: RequestConfig,
-    client: Client,
+    client: SentRequest,
     decision: DecisionRecord | None,
     moved: KvTransfer | None,
     verification: Verification,

@@ -1,4 +1,4 @@
-"""Reads the folder of a lifecycle run: its records, discarded measurements, and what is missing or damaged."""
+"""Reads the folder of a lifecycle run: records, discarded measurements, the link, and what is missing or damaged."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from results.pd_lifecycle.settings import DEFAULT, Settings
 from results.records.frames import Gap, artifact_name
 from results.records.layout import LifecycleLayout, RunLayout, sha256
 from results.records.lifecycle import LifecycleRecord, RequestConfig, labelled, read_lifecycle
+from results.statistics.estimates import figure
 
 CELL = "lifecycle"
 """`kind` of a measured cell in the plan."""
@@ -237,3 +238,50 @@ def find_unmeasured(
         for one in planned
         if one.config.key not in done
     )  # fmt: skip
+
+
+GIVEN, MEASURED = "given", "measured here"
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    gbps: float
+    source: str
+    """GIVEN or MEASURED."""
+    low: float | None = None
+    high: float | None = None
+    method: str = ""
+
+    @property
+    def text(self) -> str:
+        """`12.5 Gbit/s (given)`. The range over the rounds is no interval and has no brackets."""
+        spread = "" if self.low is None or self.high is None else f", {figure(self.low, 3)} to {figure(self.high, 3)}"
+        how = f": {self.method}" if self.method else ""
+        return f"{figure(self.gbps, 3)} Gbit/s ({self.source}{spread}{how})"
+
+
+class _File(msgspec.Struct, frozen=True, rename={"source": "from"}):
+    gbps: float | None = None
+    low: float | None = None
+    high: float | None = None
+    method: str = ""
+    source: str = ""
+    reason: str = ""
+
+
+def read_links(layout: LifecycleLayout, stated_gbps: float | None) -> tuple[tuple[Link, ...], str, tuple[Gap, ...]]:
+    """(known bandwidths, a stated one first; why measuring failed; a gap for an unreadable file)."""
+    stated = () if stated_gbps is None else (Link(stated_gbps, GIVEN),)
+    try:
+        content = msgspec.json.decode(layout.link.read_bytes(), type=_File)
+    except FileNotFoundError:
+        return stated, "", ()
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        return stated, "", (Gap(artifact_name(layout.link), f"cannot be read: {error}"),)
+    if content.gbps is None or content.gbps <= 0:
+        return stated, content.reason or "no reason given", ()
+    source = GIVEN if content.source == "given" else MEASURED
+    measured = Link(content.gbps, source, content.low, content.high, content.method)
+    if measured.source == GIVEN:
+        return stated or (measured,), "", ()
+    return (*stated, measured), "", ()

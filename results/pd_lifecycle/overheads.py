@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import msgspec
 
@@ -67,12 +67,12 @@ class BreakEven:
 
 def group_by_size(records: Sequence[LifecycleRecord]) -> tuple[tuple[LifecycleRecord, ...], ...]:
     """The counted records, grouped and sorted by (C, N)."""
-    groups: dict[tuple[int, int], list[LifecycleRecord]] = {}
-    for record in records:
-        if record.counted:
-            key = record.config.prior_context, record.config.current_new_tokens
-            groups.setdefault(key, []).append(record)
-    return tuple(tuple(groups[key]) for key in sorted(groups))
+    counted = sorted((record for record in records if record.counted), key=_size_of)
+    return tuple(tuple(own) for _, own in groupby(counted, key=_size_of))
+
+
+def _size_of(record: LifecycleRecord) -> tuple[int, int]:
+    return record.config.prior_context, record.config.current_new_tokens
 
 
 def measure_overheads(records: Sequence[LifecycleRecord]) -> tuple[OverheadCell, ...]:

@@ -113,13 +113,13 @@ def break_down(
     spans |= _split_handshake(measure_span, spans[HANDSHAKE], stamped[_T4], stamped["t3_p_prefill_done"])
     if half_step_ms is not None and spans["d_promotion"].ms is not None:
         spans["d_promotion"] = replace(spans["d_promotion"], ms=max(spans["d_promotion"].ms - half_step_ms, 0.0))
-    spans["ttft_overhead_vs_colo"] = _subtract(spans["ttft"], spans["p_prefill"], "p_prefill")
+    spans["ttft_overhead_vs_colo"] = _subtract_span(spans["ttft"], spans["p_prefill"], "p_prefill")
     for name, own, theirs in (
         ("pdsep_overhead", "client_ttft", colo.ttft_ms),
         ("pdsep_e2e_overhead", "client_e2e", colo.e2e_ms),
     ):
         baseline = _Span(theirs, gap=colo.reason or "the combined instance was not measured")
-        spans[name] = _subtract(spans[own], baseline, "colo")
+        spans[name] = _subtract_span(spans[own], baseline, "colo")
     parts = [spans[name] for name in PHASES]
     return Breakdown(
         breakdown_ms={name: spans[name].ms for name in BREAKDOWN},
@@ -156,7 +156,7 @@ def _split_handshake(
     return dict(zip(HANDSHAKE_PARTS, parts, strict=True))
 
 
-def _subtract(total: _Span, part: _Span, name: str) -> _Span:
+def _subtract_span(total: _Span, part: _Span, name: str) -> _Span:
     """total - part, which may be negative."""
     if total.ms is None:
         return total

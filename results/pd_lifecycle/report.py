@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from rich.console import RenderableType
-
 from results.pd_lifecycle.analyse import LifecycleAnalysis
 from results.pd_lifecycle.figures import half_step_text, link_text
 from results.pd_lifecycle.tables import build_tables
-from results.report.document import rich_tables
+from results.report.content import ReportText
+from results.report.document import describe_engine
 from results.statistics.estimates import LEVEL
 from results.statistics.trials import SPREAD
 
 
-def terminal_tables(analysis: LifecycleAnalysis) -> RenderableType:
-    return rich_tables(opening_text(analysis), build_tables(analysis), list_limits(analysis))
+def build_report(analysis: LifecycleAnalysis) -> ReportText:
+    return ReportText(describe_opening(analysis), build_tables(analysis), list_limits(analysis))
 
 
-def opening_text(analysis: LifecycleAnalysis) -> str:
+def describe_opening(analysis: LifecycleAnalysis) -> str:
     facts = analysis.facts
-    where = {"cpu": ", on a CPU build of the engine", "cuda": ", on a GPU"}.get(facts.engine_kind, "")
     transport = f" over {' and '.join(analysis.transports)}" if analysis.transports else ""
     outcomes = "; ".join(f"{one.claim.lower()}: {one.outcome}" for one in analysis.criteria)
     half_step = half_step_text(analysis)
+    measured = f"{facts.label}{describe_engine(facts)}{transport}"
     return (
-        f"Profile {facts.label}{where}{transport}: {len(analysis.counted)} requests of {len(analysis.configs)} "
+        f"Profile {measured}: {len(analysis.counted)} requests of {len(analysis.configs)} "
         f"configurations (C, N, O) count; also {sum(record.warmup for record in analysis.records)} warm-ups, "
         f"{len(analysis.discards)} discarded, gaps: {len(analysis.gaps)}. Brackets hold the {LEVEL:.0%} {SPREAD}; "
         f"`-` is a value that was not measured. {half_step}{' ' if half_step else ''}Criteria: {outcomes}."

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 import pandas as pd
@@ -47,22 +49,17 @@ class ConfigSummary:
 
 def summarise_configs(records: Sequence[LifecycleRecord], discards: Sequence[Discard]) -> tuple[ConfigSummary, ...]:
     """One row per configuration with a record, by C, N and O."""
-    groups: dict[tuple[int, int, int], list[LifecycleRecord]] = {}
-    for record in records:
-        groups.setdefault(record.config.key, []).append(record)
-    discarded = [one.config.key for one in discards]
-    return tuple(_summarise_config(groups[key], discarded.count(key)) for key in sorted(groups))
+    discarded = Counter(one.config.key for one in discards)
+    ordered = sorted(records, key=lambda record: record.config.key)
+    return tuple(
+        _summarise_config(tuple(own), discarded[key]) for key, own in groupby(ordered, key=lambda one: one.config.key)
+    )
 
 
 def _summarise_config(own: Sequence[LifecycleRecord], discarded: int) -> ConfigSummary:
     counted = [record for record in own if record.counted]
-    return ConfigSummary(
-        config=own[0].config,
-        counted=len(counted),
-        warmups=sum(record.warmup for record in own),
-        discarded=discarded,
-        values=values_of(counted),
-    )
+    warmups = sum(record.warmup for record in own)
+    return ConfigSummary(own[0].config, len(counted), warmups, discarded, values_of(counted))
 
 
 def values_of(counted: Sequence[LifecycleRecord]) -> dict[str, Estimate]:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+
 from results.pd_lifecycle.analyse import LifecycleAnalysis
-from results.pd_lifecycle.bandwidth_curve import Knee
+from results.pd_lifecycle.bandwidth_curve import BandwidthPoint, Knee
+from results.pd_lifecycle.consistency import Check, RunDrift
 from results.pd_lifecycle.cost_model import SLOW, CostModel, Spread
 from results.pd_lifecycle.figures import UNWEIGHTED, WEIGHTED, format_slope, half_step_text, link_text
 from results.pd_lifecycle.load import EngineLoad
-from results.pd_lifecycle.overhead_tables import break_even_table, format_or_reason, order_table, overhead_table
+from results.pd_lifecycle.overheads import BreakEven, OverheadCell
+from results.pd_lifecycle.pairs import COMBINED, OVERHEAD, TTFT, OrderEffect
 from results.pd_lifecycle.summary import ConfigSummary
+from results.pd_lifecycle.verdicts import LAUNCHES, MORE_LAUNCHES
+from results.pd_lifecycle.volumes import Volume
 from results.records.lifecycle import HANDSHAKE_PARTS, PHASES
 from results.report.judgements import judgement_table, rules_table
-from results.report.table import NOT_MEASURED, Table
+from results.report.table import NOT_MEASURED, Column, Table, gap_table, make_table
+from results.report.terms import term
 from results.statistics.estimates import Estimate, figure
+from results.statistics.judgement import few_launches
 
 FIGURES_BEFORE = "Phases"
 """Title of the first table after the figures, which separate conclusions from single configurations."""
@@ -21,30 +30,35 @@ FIGURES_BEFORE = "Phases"
 def build_tables(analysis: LifecycleAnalysis) -> tuple[Table, ...]:
     """Every table with rows, in reading order."""
     candidates = (
-        criteria_table(analysis),
+        judgement_table("Success criteria", "criterion", analysis.criteria, _CRITERIA_NOTE),
         cost_model_table(analysis),
         bandwidth_table(analysis),
         overhead_table(analysis),
-        break_even_table(analysis),
+        make_table("Break-even along N", BREAK_EVEN_COLUMNS, analysis.break_evens),
         order_table(analysis),
-        volume_table(analysis),
-        checks_table(analysis),
-        drift_table(analysis),
+        make_table("Bytes moved by prior context", VOLUME_COLUMNS, analysis.volumes, _VOLUME_NOTE),
+        make_table("Checks that do not follow from the definitions", CHECK_COLUMNS, analysis.checks, _CHECKS_NOTE),
+        make_table("Drift over the run", DRIFT_COLUMNS, analysis.drifts if analysis.counted else (), _DRIFT_NOTE),
         phases_table(analysis),
         totals_table(analysis),
         between_stamps_table(analysis),
         kv_caches_table(analysis),
         clocks_table(analysis),
         discards_table(analysis),
-        gaps_table(analysis),
+        gap_table(analysis.gaps),
         rules_table(analysis.criteria),
     )
     return tuple(table for table in candidates if table.rows)
 
 
-def criteria_table(analysis: LifecycleAnalysis) -> Table:
-    note = "Comparisons of times are decided from three launches of each engine on."
-    return judgement_table("Success criteria", "criterion", analysis.criteria, note)
+_CRITERIA_NOTE = "Comparisons of times are decided from three launches of each engine on."
+
+
+def format_or_reason(estimate: Estimate, digits: int = 3, scale: float = 1.0) -> str:
+    """The value with its interval, or `-` with the reason."""
+    if estimate.value is None:
+        return f"{NOT_MEASURED} ({estimate.reason})" if estimate.reason else NOT_MEASURED
+    return estimate.text(digits, scale)
 
 
 def cost_model_table(analysis: LifecycleAnalysis) -> Table:
@@ -54,22 +68,30 @@ def cost_model_table(analysis: LifecycleAnalysis) -> Table:
         UNWEIGHTED: fitted.ordinary,
         "weighted, with operations": fitted.with_operations,
     }
-    rows = tuple(_model_row(name, model) for name, model in models.items()) if analysis.counted else ()
     note = (
         "rdma_transfer_ms = alpha + beta x bytes (+ gamma x write operations). Intervals of the coefficients: HC3; of "
         "R^2: transfers resampled within each size. R^2 of the ordinary fit, not judged: "
         f"{_spread_text(fitted.spread)}."
     )
-    columns = ("fit", "alpha ms", "beta ms per 10^6 bytes", "gamma ms", "1 / beta Gbit/s", "R^2")
-    return Table("Cost model of the transfer", columns, rows, note)
+    return make_table("Cost model of the transfer", MODEL_COLUMNS, models.items() if analysis.counted else (), note)
 
 
-def _model_row(name: str, model: CostModel) -> tuple[str, ...]:
-    gamma = NOT_MEASURED if model.gamma_ms is None else format_or_reason(model.gamma_ms)
-    parts = (model.beta_ms_per_mb.text(3), gamma, format_or_reason(model.bandwidth_gbps), model.r2.text(4))
-    if model.alpha_ms.value is None:
-        parts = (NOT_MEASURED,) * 4
-    return (name, format_or_reason(model.alpha_ms), *parts)
+def _gamma_text(model: CostModel) -> str | None:
+    return None if model.gamma_ms is None else format_or_reason(model.gamma_ms)
+
+
+def _if_fitted(model: CostModel, text: str | None) -> str | None:
+    return None if model.alpha_ms.value is None else text
+
+
+MODEL_COLUMNS: tuple[Column[tuple[str, CostModel]], ...] = (
+    Column("fit", lambda row: row[0]),
+    Column("alpha ms", lambda row: format_or_reason(row[1].alpha_ms)),
+    Column("beta ms per 10^6 bytes", lambda row: _if_fitted(row[1], row[1].beta_ms_per_mb.text(3))),
+    Column("gamma ms", lambda row: _if_fitted(row[1], _gamma_text(row[1]))),
+    Column("1 / beta Gbit/s", lambda row: _if_fitted(row[1], format_or_reason(row[1].bandwidth_gbps))),
+    Column("R^2", lambda row: _if_fitted(row[1], row[1].r2.text(4))),
+)
 
 
 def _spread_text(spread: Spread) -> str:
@@ -82,25 +104,22 @@ def _spread_text(spread: Spread) -> str:
 
 
 def bandwidth_table(analysis: LifecycleAnalysis) -> Table:
-    fitted = analysis.costs
-    rows = tuple(
-        (
-            str(point.new_tokens),
-            f"{point.bytes / 1e6:.4g}",
-            _format_count(point.operations),
-            point.gbps.text(3),
-            _format_share(point.of_asymptote),
-            _format_share(point.of_link),
-            str(point.gbps.n),
-        )
-        for point in fitted.curve
-    )
     note = (
-        "Bandwidth: bytes over the time in which a write was in progress. Of link: of the first bandwidth named here. "
-        f"{_limit_text(fitted.knee)} {link_text(analysis)}"
+        f"Bandwidth: {term('write bandwidth').meaning}. Of link: of the first bandwidth named here. "
+        f"{_limit_text(analysis.costs.knee)} {link_text(analysis)}"
     )
-    columns = ("N", "10^6 bytes", "operations", "Gbit/s (median)", "of asymptote", "of link", "transfers")
-    return Table("Bandwidth by size", columns, rows, note)
+    return make_table("Bandwidth by size", BANDWIDTH_COLUMNS, analysis.costs.curve, note)
+
+
+BANDWIDTH_COLUMNS: tuple[Column[BandwidthPoint], ...] = (
+    Column("N", lambda row: row.new_tokens),
+    Column("10^6 bytes", lambda row: row.bytes / 1e6, form=".4g"),
+    Column("operations", lambda row: row.operations, form="g"),
+    Column("Gbit/s (median)", lambda row: row.gbps, digits=3),
+    Column("of asymptote", lambda row: row.of_asymptote, form=".1%"),
+    Column("of link", lambda row: row.of_link, form=".1%"),
+    Column("transfers", lambda row: row.gbps.n),
+)
 
 
 def _limit_text(knee: Knee) -> str:
@@ -114,120 +133,164 @@ def _limit_text(knee: Knee) -> str:
     )
 
 
-def _format_share(value: float | None) -> str:
-    return NOT_MEASURED if value is None else f"{value:.1%}"
-
-
-def checks_table(analysis: LifecycleAnalysis) -> Table:
-    rows = tuple((one.what, f"{one.agree} of {one.of}", one.text) for one in analysis.checks)
-    note = "The phases share their stamps and add up to E2E by definition; these checks compare independent sources."
-    return Table("Checks that do not follow from the definitions", ("check", "requests", ""), rows, note)
-
-
-def drift_table(analysis: LifecycleAnalysis) -> Table:
-    rows = tuple(
-        (
-            one.series,
-            one.over_run.percent(),
-            NOT_MEASURED if one.span_s is None else f"{one.span_s / 60:.3g}",
-            str(one.verdict),
-            one.reason,
-        )
-        for one in analysis.drifts
-    )
+def overhead_table(analysis: LifecycleAnalysis) -> Table:
     note = (
-        "Relative change from the begin of the run to its end; jackknife over the (C, N). Where the cells of a (C, N) "
-        "ran by rising output length, the change includes the effect of that on TTFT."
+        "Both TTFTs by the client's clock from its send; the difference pairs each repetition with the combined "
+        f"instance's, both orders weighted equally. {_route_text(analysis)}Slower and faster hold within these "
+        f"launches and are no verdict: {few_launches(LAUNCHES, 'engine', MORE_LAUNCHES)}. n.s.: sign not significant, "
+        f"all (C, N) tested (Holm). {_lengths_text(analysis)}"
     )
-    columns = ("", "over the run", "minutes", "", "rests on")
-    return Table("Drift over the run", columns, rows if analysis.counted else (), note)
+    return make_table("Overhead over a combined instance", OVERHEAD_COLUMNS, analysis.overheads, note)
 
 
-def volume_table(analysis: LifecycleAnalysis) -> Table:
-    rows = tuple(
-        (
-            str(one.new_tokens),
-            ", ".join(f"{context}: {moved:.0f}" for context, moved in one.bytes_by_context),
-            ", ".join(
-                f"{context}: {NOT_MEASURED if n is None else f'{n:g}'}" for context, n in one.operations_by_context
-            ),
-            f"{one.bytes_per_token:.1f}",
-            format_or_reason(one.slope) if one.slope.value is None else format_slope(one.slope),
-            NOT_MEASURED if one.block_bytes is None else f"{one.spread_bytes / one.block_bytes:.2f}",
-            _format_share(one.of_expected),
-        )
-        for one in analysis.volumes
+_SIGN_WORDS: Mapping[int | None, str] = {1: "slower", -1: "faster", None: "n.s."}
+OVERHEAD_COLUMNS: tuple[Column[OverheadCell], ...] = (
+    Column("C", lambda row: row.prior_context),
+    Column("N", lambda row: row.new_tokens),
+    Column("TTFT", lambda row: row.pdsep_ttft_ms, "ms", 3),
+    Column("combined TTFT", lambda row: row.colo_ttft_ms, "ms", 3),
+    Column("overhead", lambda row: format_or_reason(row.overhead_ms), "ms"),
+    Column("relative", lambda row: row.relative, form="+.1%"),
+    Column("within the launch", lambda row: _SIGN_WORDS[row.sign]),
+)
+BREAK_EVEN_COLUMNS: tuple[Column[BreakEven], ...] = (
+    Column("C", lambda row: row.prior_context),
+    Column("N", lambda row: row.new_tokens),
+    Column("within the launch", lambda row: row.text),
+)
+
+
+def _route_text(analysis: LifecycleAnalysis) -> str:
+    ways = {record.colo.through for record in analysis.counted if record.colo.ttft_ms is not None}
+    if ways == {"router"}:
+        return "The combined request goes through the same router. "
+    return "The combined request goes directly to the engine: the overhead includes the router. " if ways else ""
+
+
+def _lengths_text(analysis: LifecycleAnalysis) -> str:
+    known = [cell.lengths_f for cell in analysis.overheads if cell.lengths_f is not None]
+    if not known:
+        return "One output length, or one repetition: whether output lengths differ cannot be tested."
+    apart = [f"C={cell.prior_context} N={cell.new_tokens}" for cell in analysis.overheads if cell.lengths_differ]
+    own = f" Significantly different, intervals over the means of the lengths: {', '.join(apart)}." if apart else ""
+    return (
+        "Variance between output lengths over the variance within them, about 1 where they do not differ: mean "
+        f"{sum(known) / len(known):.2f}; the variances of the intervals are multiplied by it.{own}"
     )
+
+
+def order_table(analysis: LifecycleAnalysis) -> Table:
+    known = [one for one in analysis.order_effects if one.effect_ms.value is not None]
+    shown = known or analysis.order_effects[:1]
     note = (
-        "Medians. Of expected: median bytes over N times the KV bytes of a token by the model's configuration."
+        "Milliseconds; mean over the (C, N) with Student's t. It cancels in the tables above, which weight both orders "
+        "equally."
     )
-    columns = (
-        "N", "bytes by C", "operations by C", "bytes per new token", "bytes per token of C", "spread in blocks",
-        "of expected",
-    )  # fmt: skip
-    return Table("Bytes moved by prior context", columns, rows, note)
+    return make_table("Order effect", ORDER_COLUMNS, shown if analysis.overheads else (), note)
 
 
-def _format_count(count: float | None) -> str:
-    return NOT_MEASURED if count is None else f"{count:g}"
+_PAIRED_WORDS = {OVERHEAD: "overhead", TTFT: "client TTFT", COMBINED: "combined TTFT"}
+ORDER_COLUMNS: tuple[Column[OrderEffect], ...] = (
+    Column("", lambda row: f"order effect: combined first minus handover first, {_PAIRED_WORDS[row.name]}"),
+    Column("C", lambda row: "all" if row.prior_context is None else row.prior_context),
+    Column("ms", lambda row: format_or_reason(row.effect_ms)),
+    Column("(C, N)", lambda row: row.effect_ms.n),
+)
+
+
+def _bytes_by_context(volume: Volume) -> str:
+    return ", ".join(f"{context}: {moved:.0f}" for context, moved in volume.bytes_by_context)
+
+
+def _operations_by_context(volume: Volume) -> str:
+    return ", ".join(
+        f"{context}: {NOT_MEASURED if count is None else f'{count:g}'}"
+        for context, count in volume.operations_by_context
+    )
+
+
+def _slope_text(volume: Volume) -> str:
+    return format_or_reason(volume.slope) if volume.slope.value is None else format_slope(volume.slope)
+
+
+_VOLUME_NOTE = "Medians. Of expected: median bytes over N times the KV bytes of a token by the model's configuration."
+VOLUME_COLUMNS: tuple[Column[Volume], ...] = (
+    Column("N", lambda row: row.new_tokens),
+    Column("bytes by C", _bytes_by_context),
+    Column("operations by C", _operations_by_context),
+    Column("bytes per new token", lambda row: row.bytes_per_token, form=".1f"),
+    Column("bytes per token of C", _slope_text),
+    Column("spread in blocks", lambda row: row.spread_blocks, form=".2f"),
+    Column("of expected", lambda row: row.of_expected, form=".1%"),
+)
+_CHECKS_NOTE = (
+    "The phases share their stamps and add up to E2E by definition; these checks compare independent sources."
+)
+CHECK_COLUMNS: tuple[Column[Check], ...] = (
+    Column("check", lambda row: row.what),
+    Column("requests", lambda row: f"{row.agree} of {row.of}"),
+    Column("", lambda row: row.text),
+)
+_DRIFT_NOTE = (
+    "Relative change from the begin of the run to its end; jackknife over the (C, N). Where the cells of a (C, N) ran "
+    "by rising output length, the change includes the effect of that on TTFT."
+)
+DRIFT_COLUMNS: tuple[Column[RunDrift], ...] = (
+    Column("", lambda row: row.series),
+    Column("over the run", lambda row: row.over_run.percent()),
+    Column("minutes", lambda row: row.span_s, scale=1 / 60, form=".3g"),
+    Column("", lambda row: str(row.verdict)),
+    Column("rests on", lambda row: row.reason),
+)
+CONFIG_COLUMNS: tuple[Column[ConfigSummary], ...] = (
+    Column("C", lambda row: row.config.prior_context),
+    Column("N", lambda row: row.config.current_new_tokens),
+    Column("O", lambda row: row.config.output_length),
+)
+
+
+def _mean_column(name: str, heading: str = "", *, scale: float = 1.0, form: str = "") -> Column[ConfigSummary]:
+    """The mean of a value without its interval, which summary.csv has."""
+    return Column(heading or name, lambda row: row.value(name).value, digits=3, scale=scale, form=form)
+
+
+def _known_columns(analysis: LifecycleAnalysis, names: tuple[str, ...]) -> tuple[Column[ConfigSummary], ...]:
+    known = (name for name in names if any(row.value(name).value is not None for row in analysis.configs))
+    return tuple(_mean_column(name) for name in known)
 
 
 def phases_table(analysis: LifecycleAnalysis) -> Table:
-    names = [name for name in (*PHASES, *HANDSHAKE_PARTS) if _is_known(analysis, name)]
-    rows = tuple(
-        (*_config_cells(row), *(_format_mean(row.value(name)) for name in names), _count_cell(row))
-        for row in analysis.configs
-    )
+    phases = _known_columns(analysis, (*PHASES, *HANDSHAKE_PARTS))
     note = (
         "Milliseconds, means of the counted repetitions; results/lifecycle/summary.csv has their intervals. The first "
         "nine add up to E2E; metadata_wait (from the end of the prefill until the prefill instance receives the "
         "metadata of the decode instance) and zmq_after_metadata are the two parts of zmq_handshake. "
         f"{half_step_text(analysis)}"
     )
-    return Table(FIGURES_BEFORE, ("C", "N", "O", *names, "counted"), rows, note.strip())
+    columns = (*CONFIG_COLUMNS, *phases, Column("counted", _count_text))
+    return make_table(FIGURES_BEFORE, columns, analysis.configs, note.strip())
 
 
-def _is_known(analysis: LifecycleAnalysis, name: str) -> bool:
-    return any(row.value(name).value is not None for row in analysis.configs)
-
-
-def _config_cells(row: ConfigSummary) -> tuple[str, str, str]:
-    config = row.config
-    return str(config.prior_context), str(config.current_new_tokens), str(config.output_length)
-
-
-def _count_cell(row: ConfigSummary) -> str:
+def _count_text(row: ConfigSummary) -> str:
     discarded = f", {row.discarded} discarded" if row.discarded else ""
     return f"{row.counted} (+ {row.warmups} warm-up{discarded})"
 
 
 def totals_table(analysis: LifecycleAnalysis) -> Table:
     names = ("transfer_total", "ttft_overhead_vs_colo", "client_ttft", "colo_ttft", "pdsep_overhead", "e2e")
-    rows = tuple(
-        (
-            *_config_cells(row),
-            *(_format_mean(row.value(name)) for name in names),
-            _format_mean(row.value("bytes_gb"), 1e3),
-            _format_mean(row.value("bw_gbps")),
-            _format_residual(row.value("residual_share")),
-            _format_residual(row.value("client_residual_share")),
-        )
-        for row in analysis.configs
-    )
     note = (
         "Milliseconds. transfer_total = t7 - t3. ttft_overhead_vs_colo = t9 - t0 - p_prefill, the specification's "
         "estimate from this run alone; pdsep_overhead = client_ttft - colo_ttft, as measured. Residuals: shares of E2E."
     )
-    columns = ("C", "N", "O", *names, "10^6 bytes", "Gbit/s", "residual", "residual from the client's send")
-    return Table("Totals", columns, rows, note)
-
-
-def _format_mean(estimate: Estimate, scale: float = 1.0) -> str:
-    return NOT_MEASURED if estimate.value is None else figure(estimate.value * scale, 3)
-
-
-def _format_residual(estimate: Estimate) -> str:
-    return NOT_MEASURED if estimate.value is None else f"{estimate.value:.2%}"
+    columns = (
+        *CONFIG_COLUMNS,
+        *map(_mean_column, names),
+        _mean_column("bytes_gb", "10^6 bytes", scale=1e3),
+        _mean_column("bw_gbps", "Gbit/s"),
+        _mean_column("residual_share", "residual", form=".2%"),
+        _mean_column("client_residual_share", "residual from the client's send", form=".2%"),
+    )
+    return make_table("Totals", columns, analysis.configs, note)
 
 
 _BETWEEN = (
@@ -238,10 +301,10 @@ _BETWEEN = (
 
 def between_stamps_table(analysis: LifecycleAnalysis) -> Table:
     """Phases between the specification's stamps. They overlap and have no sum."""
-    names = [name for name in _BETWEEN if _is_known(analysis, name)]
-    rows = tuple((*_config_cells(row), *(_format_mean(row.value(name)) for name in names)) for row in analysis.configs)
+    phases = _known_columns(analysis, _BETWEEN)
     note = "Milliseconds. Parts of the phases above; with concurrent requests some end before the prefill does."
-    return Table("Between the stamps", ("C", "N", "O", *names), rows if names else (), note)
+    columns = (*CONFIG_COLUMNS, *phases)
+    return make_table("Between the stamps", columns, analysis.configs if phases else (), note)
 
 
 def kv_caches_table(analysis: LifecycleAnalysis) -> Table:
@@ -278,13 +341,6 @@ def clocks_table(analysis: LifecycleAnalysis) -> Table:
 
 
 def discards_table(analysis: LifecycleAnalysis) -> Table:
-    counts: dict[tuple[str, str], int] = {}
-    for one in analysis.discards:
-        key = one.config.label, one.reason
-        counts[key] = counts.get(key, 0) + 1
+    counts = Counter((one.config.label, one.reason) for one in analysis.discards)
     rows = tuple((label, str(count), reason) for (label, reason), count in sorted(counts.items()))
     return Table("Discarded measurements", ("configuration", "times", "why"), rows)
-
-
-def gaps_table(analysis: LifecycleAnalysis) -> Table:
-    return Table("Gaps", ("artifact", "what is wrong"), tuple((gap.artifact, gap.reason) for gap in analysis.gaps))

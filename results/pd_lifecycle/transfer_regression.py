@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy import special  # not scipy.stats, which takes two seconds to import
 
+from results.measures.columns import floats_or_nan
 from results.records.lifecycle import LifecycleRecord
 from results.statistics.estimates import DRAWS, LEVEL, Estimate, Ranks, Samples, resample
 
@@ -58,16 +58,12 @@ def transfers_of(records: Sequence[LifecycleRecord]) -> Transfers:
         bytes=np.array([row[1] for row in rows], dtype=np.float64),
         ms=np.array([row[2] for row in rows], dtype=np.float64),
         gbps=np.array([row[3] for row in rows], dtype=np.float64),
-        operations=_to_samples([record.transfer_detail.num_rdma_ops for record in counted]),
+        operations=floats_or_nan([record.transfer_detail.num_rdma_ops for record in counted]),
         size=np.array([sizes.index(record.config.current_new_tokens) for record in counted], dtype=np.int64),
         new_tokens=sizes,
         configuration=np.array([keys.index(record.config.key) for record in counted], dtype=np.int64),
-        run_delay_ms=_to_samples([record.counts.run_delay_us for record in counted]) / 1e3,
+        run_delay_ms=floats_or_nan([record.counts.run_delay_us for record in counted]) / 1e3,
     )
-
-
-def _to_samples(counts: Sequence[float | None]) -> Samples:
-    return np.array([math.nan if value is None else value for value in counts], dtype=np.float64)
 
 
 def design_of(columns: Sequence[Samples]) -> Samples:

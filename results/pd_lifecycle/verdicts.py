@@ -7,6 +7,7 @@ three launches of each engine, whatever the numbers within a launch are. Stamps 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -16,17 +17,13 @@ from results.pd_lifecycle.pairs import OVERHEAD, OrderEffect
 from results.pd_lifecycle.volumes import Volume
 from results.records.lifecycle import LifecycleRecord
 from results.statistics.estimates import Estimate, mean, unknown
-from results.statistics.judgement import Judgement, Outcome, few_launches, leave_undecided
+from results.statistics.judgement import Judgement, Outcome, few_launches, leave_undecided, list_some
 from results.statistics.trials import MIN_PAIRED
 
 RESIDUAL_BELOW = 0.05
 """1."""
 R2_ABOVE = 0.95
 """3."""
-_NAMED = 4
-"""Items that a reason names; it counts the others."""
-
-
 LAUNCHES = 1
 """Of the prefill, the decode and the combined engine, in one run of pd-lifecycle."""
 MORE_LAUNCHES = f"{MIN_PAIRED} launches of each would give a verdict, and a run of pd-lifecycle makes one"
@@ -79,14 +76,14 @@ def over_launches(within: Judgement, launches: int = LAUNCHES) -> Judgement:
 
 def _missing_phases(counted: Sequence[LifecycleRecord]) -> str:
     """The missing phases with their reasons, the most frequent first."""
-    counts: dict[str, int] = {}
-    for record in counted:
-        if record.residual_share is None:
-            for name, value in record.phases_ms.items():
-                if value is None:
-                    text = f"{name} ({record.gaps.get(name, 'unknown')})"
-                    counts[text] = counts.get(text, 0) + 1
-    return _list_some([text for text, _ in sorted(counts.items(), key=lambda item: -item[1])])
+    counts = Counter(
+        f"{name} ({record.gaps.get(name, 'unknown')})"
+        for record in counted
+        if record.residual_share is None
+        for name, value in record.phases_ms.items()
+        if value is None
+    )
+    return list_some([text for text, _ in counts.most_common()])
 
 
 def _format_percent(estimate: Estimate) -> str:
@@ -108,7 +105,7 @@ def judge_dominance(records: Sequence[LifecycleRecord], min_new_tokens: int) -> 
     if below:
         outcome = Outcome.FAILS
         share = f"{len(below)} of {len(excesses)} (C, N)"
-        reason = f"the transfer is shorter than the prefill at {share}: {_list_some(below)}"
+        reason = f"the transfer is shorter than the prefill at {share}: {list_some(below)}"
     elif excesses and len(above) == len(excesses):
         outcome, reason = Outcome.HOLDS, f"the transfer is longer than the prefill at all {len(excesses)} (C, N)"
     else:
@@ -116,7 +113,7 @@ def judge_dominance(records: Sequence[LifecycleRecord], min_new_tokens: int) -> 
         rest = [name for name in excesses if name not in above]
         reason = f"no (C, N) with N >= {min_new_tokens} was measured"
         if excesses:
-            reason = f"not significant at {_list_some(rest)}"
+            reason = f"not significant at {list_some(rest)}"
     decided = below or [name for name in excesses if name not in above] or above
     shown = excesses[decided[0]] if decided else unknown(reason)
     return Judgement(
@@ -192,23 +189,23 @@ def judge_increment(volumes: Sequence[Volume]) -> Judgement:
     differ = [one for one in comparable if one.block_bytes is not None and one.spread_bytes > one.block_bytes]
     wrong = [one for one in comparable if _off_by(one) > (one.block_bytes or 0.0)]
     unsized = [one for one in comparable if one.kv_bytes is None]
-    agreement = _list_some([_agreement_text(one) for one in comparable])
+    agreement = list_some([_agreement_text(one) for one in comparable])
     if not comparable:
         outcome, reason = Outcome.OPEN, "no N was measured at two values of C"
     elif differ:
-        outcome, reason = Outcome.FAILS, _list_some([_spread_text(one) for one in differ])
+        outcome, reason = Outcome.FAILS, list_some([_spread_text(one) for one in differ])
     elif wrong:
         outcome = Outcome.FAILS
-        ratios = _list_some([f"N={one.new_tokens}: {one.of_expected or 0.0:.1%}" for one in wrong])
+        ratios = list_some([f"N={one.new_tokens}: {one.of_expected or 0.0:.1%}" for one in wrong])
         reason = f"constant over C, but not the KV size of N new tokens by the model's configuration: {ratios} of it"
     elif blind:
         outcome = Outcome.UNDECIDED
-        reason = f"the bytes of a block are unknown at N = {_list_some([str(one.new_tokens) for one in blind])}"
+        reason = f"the bytes of a block are unknown at N = {list_some([str(one.new_tokens) for one in blind])}"
     elif unsized:
         outcome = Outcome.UNDECIDED
         reason = (
             "constant over C, size not checked: the KV bytes of a token by the model's configuration are unknown at "
-            f"N = {_list_some([str(one.new_tokens) for one in unsized])}; {agreement}"
+            f"N = {list_some([str(one.new_tokens) for one in unsized])}; {agreement}"
         )
     else:
         outcome = Outcome.HOLDS
@@ -234,21 +231,14 @@ def _off_by(one: Volume) -> float:
 
 
 def _spread_text(one: Volume) -> str:
-    blocks = one.spread_bytes / one.block_bytes if one.block_bytes else 0.0
-    return f"N={one.new_tokens}: from {_least_bytes(one):.0f} to {_most_bytes(one):.0f} bytes, {blocks:.1f} blocks"
+    moved = [count for _, count in one.bytes_by_context]
+    blocks = one.spread_blocks or 0.0
+    return f"N={one.new_tokens}: from {min(moved):.0f} to {max(moved):.0f} bytes, {blocks:.1f} blocks"
 
 
 def _agreement_text(one: Volume) -> str:
     expected = "" if one.of_expected is None else f" ({one.of_expected:.1%} of the model's)"
     return f"N={one.new_tokens}: {one.bytes_per_token:.0f} bytes per token{expected}, spread {one.spread_bytes:.0f}"
-
-
-def _least_bytes(one: Volume) -> float:
-    return min(count for _, count in one.bytes_by_context)
-
-
-def _most_bytes(one: Volume) -> float:
-    return max(count for _, count in one.bytes_by_context)
 
 
 def judge_overhead(
@@ -263,13 +253,13 @@ def judge_overhead(
         outcome, reason = Outcome.OPEN, _first_reason(cells)
     elif tangled:
         outcome = Outcome.FAILS
-        reason = f"no single threshold: {_list_some([f'C={one.prior_context}: {one.text}' for one in tangled])}"
+        reason = f"no single threshold: {list_some([f'C={one.prior_context}: {one.text}' for one in tangled])}"
     elif located:
         outcome = Outcome.HOLDS
-        reason = _list_some([f"C={one.prior_context}: {one.text}" for one in located])
+        reason = list_some([f"C={one.prior_context}: {one.text}" for one in located])
     elif decided and len({cell.sign for cell in decided}) > 1:
         outcome = Outcome.HOLDS
-        reason = _list_some([f"C={one.prior_context}: {one.text}" for one in break_evens])
+        reason = list_some([f"C={one.prior_context}: {one.text}" for one in break_evens])
     else:
         outcome = Outcome.UNDECIDED
         reason = _one_sign_text(cells, decided)
@@ -313,8 +303,3 @@ def _one_sign_text(cells: Sequence[OverheadCell], decided: Sequence[OverheadCell
         f"{word} than the combined instance at {len(decided)} of {len(cells)} (C, N), by {min(map(abs, values)):.3g} "
         f"to {max(map(abs, values)):.3g} ms, and nowhere significantly the opposite: no threshold in the measured range"
     )
-
-
-def _list_some(texts: Sequence[str]) -> str:
-    more = f"; and {len(texts) - _NAMED} more" if len(texts) > _NAMED else ""
-    return "; ".join(texts[:_NAMED]) + more

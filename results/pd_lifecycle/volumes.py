@@ -34,6 +34,10 @@ class Volume:
     operations_by_context: tuple[tuple[int, float | None], ...] = ()
     """(C, median number of write operations)."""
 
+    @property
+    def spread_blocks(self) -> float | None:
+        return None if self.block_bytes is None else self.spread_bytes / self.block_bytes
+
 
 def measure_volumes(records: Sequence[LifecycleRecord]) -> tuple[Volume, ...]:
     counted = [record for record in records if record.counted and record.transfer_detail.bytes_transferred]

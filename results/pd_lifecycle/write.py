@@ -11,14 +11,15 @@ import pandas as pd
 from results.pd_lifecycle.analyse import LifecycleAnalysis, analyse
 from results.pd_lifecycle.draw import DRAWERS
 from results.pd_lifecycle.figures import build_figures
-from results.pd_lifecycle.report import list_limits, opening_text
+from results.pd_lifecycle.report import build_report
 from results.pd_lifecycle.summary import build_summary_rows
-from results.pd_lifecycle.tables import FIGURES_BEFORE, build_tables
+from results.pd_lifecycle.tables import FIGURES_BEFORE
 from results.records.layout import LifecycleLayout, RunLayout
 from results.records.lifecycle import LifecycleRecord
-from results.report.document import title
+from results.report.content import Report
+from results.report.document import report_title
 from results.report.judgements import VERDICTS_FORMAT
-from results.report.output import Outputs, Report, write_outputs
+from results.report.output import Outputs, write_outputs
 
 FORMAT = 2
 """Version of aggregate.json."""
@@ -43,13 +44,7 @@ def analyse_lifecycle(root: Path) -> LifecycleAnalysis:
         verdicts=build_verdicts(analysis),
         manifest=build_manifest(analysis),
         report=Report(
-            title(analysis.facts),
-            opening_text(analysis),
-            build_tables(analysis),
-            build_figures(analysis),
-            list_limits(analysis),
-            FIGURES_BEFORE,
-            DRAWERS,
+            report_title(analysis.facts), build_report(analysis), build_figures(analysis), FIGURES_BEFORE, DRAWERS
         ),
         more={LifecycleLayout(root).summary_csv: summary},
     )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 
-class ResultsError(Exception):
-    """Base of what `results` refuses: the message names the thing, the remedy says what to do about it."""
+class Refusal(Exception):
+    """The message names the thing, the remedy says what to do about it."""
 
     exit_code: int = 2
 
@@ -13,6 +13,10 @@ class ResultsError(Exception):
         self.remedy = remedy
         if exit_code is not None:
             self.exit_code = exit_code
+
+
+class ResultsError(Refusal):
+    """Base of what `results` refuses."""
 
 
 class RingError(ResultsError):

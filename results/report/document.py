@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
@@ -12,38 +12,42 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from results.records.run_folder import RunFacts
+from results.report.content import ReportText
 from results.report.figure import Figure
 from results.report.table import Table
 
 
-def title(facts: RunFacts) -> str:
-    """What a run's report is called."""
+def report_title(facts: RunFacts) -> str:
     return f"{facts.experiment or 'Run'} {facts.run}"
 
 
-def markdown(name: str, head: str, shown: Iterable[Table], figures: Sequence[Figure], unsaid: Iterable[str]) -> str:
-    """A title, a paragraph, tables, figures, and what they do not say."""
-    lines = [f"# {name}", "", head, ""]
-    for table in shown:
+def describe_engine(facts: RunFacts) -> str:
+    """Which kind of engine was measured, to follow the run's label; empty where it is not known."""
+    return {"cpu": ", on a CPU build of the engine", "cuda": ", on a GPU"}.get(facts.engine_kind, "")
+
+
+def render_markdown(name: str, text: ReportText, figures: Iterable[Figure] = ()) -> str:
+    lines = [f"# {name}", "", text.opening, ""]
+    for table in text.tables:
         lines += [f"## {table.title}", "", *([table.note, ""] if table.note else []), *_markdown_table(table), ""]
-    if figures:
-        lines += ["## Figures", "", *(line for figure in figures for line in _markdown_figure(figure))]
-    lines += ["## What this does not say", "", *(f"- {line}" for line in unsaid)]
+    drawn = [line for figure in figures for line in _markdown_figure(figure)]
+    if drawn:
+        lines += ["## Figures", "", *drawn]
+    lines += ["## What this does not say", "", *(f"- {line}" for line in text.limits)]
     return "\n".join(lines) + "\n"
 
 
-def rich_tables(head: str, shown: Iterable[Table], unsaid: Iterable[str]) -> RenderableType:
-    """A paragraph, tables, and what they do not say, for a terminal."""
-    parts: list[RenderableType] = [Text(head), Text()]
-    for table in shown:
+def rich_tables(text: ReportText) -> RenderableType:
+    """The report's text for a terminal."""
+    parts: list[RenderableType] = [Text(text.opening), Text()]
+    for table in text.tables:
         parts += [rich_table(table), Text()]
     parts.append(Text("What this does not say", style="bold"))
-    parts += [Padding(Text(f"- {line}"), (0, 0, 0, 2)) for line in unsaid]
+    parts += [Padding(Text(f"- {line}"), (0, 0, 0, 2)) for line in text.limits]
     return Group(*parts)
 
 
 def rich_table(table: Table) -> RichTable:
-    """One table for a terminal."""
     drawn = RichTable(box=SIMPLE_HEAD, pad_edge=False, title_justify="left", caption_justify="left")
     drawn.title, drawn.title_style = escape(table.title), "bold"
     for number, column in enumerate(table.columns):

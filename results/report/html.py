@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from html import escape
 from string import Template
 
+from results.report.content import Report
 from results.report.figure import Figure
 from results.report.table import Table
 
@@ -51,71 +51,56 @@ $sections
 """)
 
 
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """What stands on a page."""
-
-    tables: Sequence[Table]
-    figures: Sequence[Figure]
-    drawn: Mapping[int, str]
-    """SVG text by figure number; a figure that is not in it is listed with its reason."""
-    before: str
-    """The figures stand before the first table whose title begins so."""
-
-
-def page(name: str, head: str, shown: Shown, unsaid: Iterable[str]) -> str:
-    """A page of a title, a paragraph, tables and figures, and what they do not say."""
-    found = shown.tables
-    first = next((place for place, table in enumerate(found) if table.title.startswith(shown.before)), len(found))
-    figures = "\n".join(_figure(figure, shown.drawn.get(figure.number)) for figure in shown.figures)
-    parts = [
-        *((table.title, _table(table)) for table in found[:first]),
-        ("Figures", figures),
-        *((table.title, _table(table)) for table in found[first:]),
-        ("What this does not say", _list(unsaid)),
-    ]
+def build_page(report: Report, drawn: Mapping[int, str]) -> str:
+    """`drawn`: SVG text by figure number; a figure that is not in it is listed with its reason."""
+    tables = [(table.title, _render_table(table)) for table in report.text.tables]
+    titles = [title for title, _ in tables]
+    first = next((index for index, title in enumerate(titles) if title.startswith(report.figures_before)), len(tables))
+    figures = "\n".join(_render_figure(figure, drawn.get(figure.number)) for figure in report.figures)
+    limits = _render_list(report.text.limits)
+    parts = [*tables[:first], ("Figures", figures), *tables[first:], ("What this does not say", limits)]
     sections = [
         f'<section id="s{number}"><h2>{escape(title)}</h2>\n{body}\n</section>'
         for number, (title, body) in enumerate(parts, 1)
     ]
     contents = [f'<li><a href="#s{number}">{escape(title)}</a></li>' for number, (title, _) in enumerate(parts, 1)]
     return _PAGE.substitute(
-        title=escape(name),
+        title=escape(report.title),
         style=_STYLE,
-        opening=escape(head),
+        opening=escape(report.text.opening),
         contents="\n".join(contents),
         sections="\n".join(sections),
     )
 
 
-def _figure(figure: Figure, svg: str | None) -> str:
+def _render_figure(figure: Figure, svg: str | None) -> str:
     name = f"<b>Figure {figure.label}. {escape(figure.title)}.</b>"
     if svg is None:
         return f'<p class="note">{name} Not drawn: {escape(figure.missing)}</p>'
     image = b64encode(svg.encode()).decode()  # as an image, so that the ids of several drawings cannot meet
-    rows = (tuple(map(_value, row)) for row in figure.table.itertuples(index=False, name=None))
+    rows = (tuple(map(_format_value, row)) for row in figure.table.itertuples(index=False, name=None))
     numbers = Table("", tuple(map(str, figure.table.columns)), tuple(rows))
     shown = f'<img alt="{escape(figure.title)}" src="data:image/svg+xml;base64,{image}">'
     return (
         f'<figure id="figure-{figure.label}">{shown}\n'
         f"<figcaption>{name} {escape(figure.caption)}</figcaption>\n"
-        f"<details><summary>Its numbers ({len(figure.table)} rows)</summary>{_table(numbers)}</details></figure>"
+        f"<details><summary>Its numbers ({len(figure.table)} rows)</summary>{_render_table(numbers)}</details></figure>"
     )
 
 
-def _value(value: object) -> str:
+def _format_value(value: object) -> str:
     """A number as the table beside a figure shows it; nothing where nothing was measured."""
     if value is None or value != value:
         return ""
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _table(table: Table) -> str:
+def _render_table(table: Table) -> str:
     head = "".join(f"<th>{escape(column)}</th>" for column in table.columns)
     body = "\n".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in table.rows)
     note = f'<p class="note">{escape(table.note)}</p>\n' if table.note else ""
     return f'{note}<div class="wide"><table><thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>'
 
 
-def _list(lines: Iterable[str]) -> str:
+def _render_list(lines: Iterable[str]) -> str:
     return "<ul>\n" + "\n".join(f"<li>{escape(line)}</li>" for line in lines) + "\n</ul>"

@@ -7,7 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from results.report.figure import CONFIGS
+from results.statistics.estimates import Samples
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,7 +52,6 @@ class Pen:
     dashes: Any
 
     def line(self) -> dict[str, Any]:
-        """Arguments of a line."""
         return {"color": self.color, "marker": self.marker, "linestyle": self.dashes}
 
 
@@ -88,6 +90,22 @@ def sheet(width: float, height: float) -> Drawing:
     from matplotlib.figure import Figure as Drawing
 
     return Drawing(figsize=(width, height), dpi=DPI, layout="constrained", facecolor="white")
+
+
+def title_sheet(drawing: Drawing, title: str) -> None:
+    """A title over all panels of the sheet."""
+    drawing.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=9)
+
+
+def legend_beside(axes: Axes) -> None:
+    """The legend to the right of the panel, level with its top."""
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2)
+
+
+def bar_lengths(value: Samples, low: Samples, high: Samples) -> tuple[Samples, Samples]:
+    """From each value down and up to its bounds; 0 where there is no bound."""
+    below, above = (np.where(np.isfinite(side), side, 0).clip(0) for side in (value - low, high - value))
+    return below, above
 
 
 def to_bytes(drawing: Drawing, form: str) -> bytes:

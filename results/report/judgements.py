@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from results.report.table import NOT_MEASURED, Table
-from results.statistics.judgement import Judgement
+from results.report.terms import term
+from results.statistics.judgement import Judgement, Outcome
 
 VERDICTS_FORMAT = 3
 """Version of verdicts.json: since 3 every rule is a Judgement."""
-LEGEND = (
-    "holds: the whole interval, or every count, agrees. fails: the whole of it contradicts. undecided: the numbers "
-    "allow both, or come from too few launches. open: there is no number to judge."
-)
+LEGEND = " ".join(f"{outcome}: {term(outcome).meaning}." for outcome in Outcome)
 
 
 def judgement_table(title: str, kind: str, judgements: Sequence[Judgement], note: str = "") -> Table:
@@ -31,7 +29,6 @@ def judgement_table(title: str, kind: str, judgements: Sequence[Judgement], note
 
 
 def rules_table(judgements: Sequence[Judgement]) -> Table:
-    """How each of them is decided."""
     rows = tuple((one.name, one.quantity or NOT_MEASURED, one.rule) for one in judgements)
     return Table("Rules", ("", "about", "rule"), rows)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,27 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from results.records.layout import RunLayout, write_atomic
-from results.report.document import markdown
-from results.report.figure import Figure
-from results.report.figure_files import Drawers, write_figures
-from results.report.html import Shown, page
-from results.report.table import Table
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """The parts of a run's report."""
-
-    title: str
-    opening: str
-    tables: Sequence[Table]
-    figures: Sequence[Figure]
-    """Those that cannot be drawn included."""
-    limits: Sequence[str]
-    """What its numbers do not say."""
-    figures_before: str
-    """On the page the figures precede the first table whose title begins with this."""
-    drawers: Drawers
+from results.report.content import Report
+from results.report.document import render_markdown
+from results.report.figure_files import write_figures
+from results.report.html import build_page
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +28,8 @@ class Outputs:
     rows: pd.DataFrame
     """`aggregate.csv` and `.parquet`: a row per cell, or per request."""
     verdicts: object
-    manifest: pd.DataFrame | bytes
-    """`MANIFEST.tsv`: a row per config, policy or configuration, or the file's bytes."""
+    manifest: pd.DataFrame
+    """`MANIFEST.tsv`: a row per config, policy or configuration."""
     report: Report
     more: Mapping[Path, object] = field(default_factory=dict)
     """Further files by path: a frame as the suffix says, anything else as JSON."""
@@ -63,8 +47,18 @@ def write_frame(path: Path, frame: pd.DataFrame) -> None:
         pq.write_table(pa.Table.from_pandas(frame, preserve_index=False), sink)
         write_atomic(path, sink.getvalue())
         return
-    separator = {".csv": ",", ".tsv": "\t"}[path.suffix]
-    write_atomic(path, frame.to_csv(index=False, sep=separator, lineterminator="\n").encode())
+    if path.suffix == ".tsv":
+        text = frame.map(_to_tsv_cell).to_csv(index=False, sep="\t", lineterminator="\n", quoting=csv.QUOTE_NONE)
+    else:
+        text = frame.to_csv(index=False, lineterminator="\n")
+    write_atomic(path, text.encode())
+
+
+def _to_tsv_cell(value: object) -> str:
+    """Tabs and newlines inside a value become spaces: no field is quoted."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "" if value is None else " ".join(str(value).split())
 
 
 def write_outputs(layout: RunLayout, outputs: Outputs) -> None:
@@ -73,10 +67,7 @@ def write_outputs(layout: RunLayout, outputs: Outputs) -> None:
     write_frame(layout.aggregate_csv, outputs.rows)
     write_frame(layout.aggregate_parquet, outputs.rows)
     write_json(layout.verdicts_json, outputs.verdicts)
-    if isinstance(outputs.manifest, bytes):
-        write_atomic(layout.manifest, outputs.manifest)
-    else:
-        write_frame(layout.manifest, outputs.manifest)
+    write_frame(layout.manifest, outputs.manifest)
     for path, value in outputs.more.items():
         if isinstance(value, pd.DataFrame):
             write_frame(path, value)
@@ -88,7 +79,5 @@ def write_outputs(layout: RunLayout, outputs: Outputs) -> None:
 def _write_report(layout: RunLayout, report: Report) -> None:
     """`figures/`, `report.md` and `report.html`."""
     drawn = write_figures(report.figures, layout.figures, report.drawers)
-    text = markdown(report.title, report.opening, report.tables, report.figures, report.limits)
-    write_atomic(layout.report_md, text.encode())
-    shown = Shown(report.tables, report.figures, drawn, report.figures_before)
-    write_atomic(layout.report_html, page(report.title, report.opening, shown, report.limits).encode())
+    write_atomic(layout.report_md, render_markdown(report.title, report.text, report.figures).encode())
+    write_atomic(layout.report_html, build_page(report, drawn).encode())

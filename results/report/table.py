@@ -22,6 +22,8 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
     """What to know before reading it."""
+    facts: tuple[tuple[tuple[str, str], ...], ...] = ()
+    """Per row what no column has, as label and text. The console shows it of the row that is opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,29 +39,30 @@ class Column(Generic[Row]):
     """Significant digits of a number with a fraction."""
     scale: float = 1.0
     """Factor from the value's unit to the shown one."""
+    form: str = ""
+    """How a number is formatted, such as `.1%`; empty = by `digits`."""
 
     @property
     def heading(self) -> str:
         return f"{self.name} {self.unit}".strip()
 
     def show(self, row: Row) -> str:
-        """The cell of this row."""
         value = self.value(row)
         if isinstance(value, Estimate):
             return value.text(self.digits, self.scale)
+        if self.form and isinstance(value, int | float):
+            return format(value * self.scale, self.form)
         if isinstance(value, float):
             return figure(value * self.scale, self.digits)
         return NOT_MEASURED if value is None else str(value)
 
 
 def make_table(title: str, columns: Sequence[Column[Row]], rows: Iterable[Row], note: str = "") -> Table:
-    """A table with a line per row."""
     headings = tuple(column.heading for column in columns)
     return Table(title, headings, tuple(tuple(column.show(row) for column in columns) for row in rows), note)
 
 
 def gap_table(gaps: Iterable[Gap]) -> Table:
-    """What is missing or damaged."""
     return make_table("Gaps", GAP_COLUMNS, gaps)
 
 

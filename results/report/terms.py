@@ -74,11 +74,25 @@ _TAX = (
     Term("saturated", "", "the cell's throughput ratio, queue or TTFT growth is beyond its limit"),
     Term("ref_safe", "req/s", "the highest rate at which no config is saturated"),
     Term("ref_load", "req/s", "the highest rate at which `plain` is not saturated"),
+    Term("framework cost", "%", "the tax of noop_connector"),
+    Term("implementation cost", "%", "the config's tax - the framework's"),
+    Term(
+        "amplification by load", "pp",
+        "tax(ref_load) - tax(ref_safe): what queueing adds to the cost of the steps themselves",
+    ),
+    Term("slope of a tax", "pp per doubling", "least squares over log2 of the length"),
     Term(
         "spread within the launch", "",
         "what varies inside one launch; it does not hold what two launches differ by, so no verdict rests on it",
     ),
 )  # fmt: skip
+
+_VERDICTS = (
+    Term("holds", "", "the whole interval, or every count, agrees"),
+    Term("fails", "", "the whole of it contradicts"),
+    Term("undecided", "", "the numbers allow both, or come from too few launches"),
+    Term("open", "", "there is no number to judge"),
+)
 
 _ROUTING = (
     Term("session", "sessions", "the turns of one conversation; each turn's prompt begins with the turns before it"),
@@ -103,6 +117,16 @@ _ROUTING = (
     Term(
         "refused migration", "sessions",
         "the session stays on a hot instance: it is in its cooldown, or no other instance is colder and has room",
+    ),
+    Term("trigger rate", "%", "share of the requests that asked to migrate"),
+    Term(
+        "migration accuracy", "%",
+        "share of the served migrations whose target was not hot at any of the session's next turns, of those after "
+        "which that many turns were seen (judged)",
+    ),
+    Term(
+        "thrash rate", "%",
+        "share of the sessions that migrated which did so again within their cooldown; anything but 0 is a defect",
     ),
     Term("cooldown", "s", "after a migration the session stays for this time (the policy's `cooldown_s`)"),
     Term(
@@ -139,7 +163,7 @@ _TRANSFER = (
     Term("first token phase", "ms", "from there to the first token"),
     Term("decode phase", "ms", "from the first token to the last"),
     Term("move", "ms", "from the end of the prefill on P to the notification on D that the KV is complete"),
-    Term("write bandwidth", "Gbit/s", "bytes moved over the duration of the write alone"),
+    Term("write bandwidth", "Gbit/s", "bytes over the time in which a write was in progress"),
     Term("residual", "%", "the part of a request's E2E, as the client measures it, that no phase explains"),
     Term(
         "disaggregation overhead", "ms",
@@ -153,6 +177,7 @@ SECTIONS: Mapping[str, tuple[Term, ...]] = {
     "Engine": _ENGINE,
     "Runs": _RUN,
     "Connector tax": _TAX,
+    "Verdicts": _VERDICTS,
     "Routing": _ROUTING,
     "Transfers and disaggregation": _TRANSFER,
 }
@@ -164,6 +189,11 @@ TERMS: Mapping[str, Term] = {term.name: term for terms in SECTIONS.values() for 
 def term(name: str) -> Term:
     """The term of that name; raises KeyError where there is none."""
     return TERMS[name]
+
+
+def define_terms(*names: str) -> str:
+    """`Name: its meaning.` of each, as a footnote. Raises KeyError where there is no such term."""
+    return " ".join(f"{name[0].upper()}{name[1:]}: {term(name).meaning}." for name in names)
 
 
 def glossary_page() -> str:

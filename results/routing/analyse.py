@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,33 +16,32 @@ from results.records.frames import Gap
 from results.records.layout import RunLayout
 from results.records.run_folder import RunFacts, run_facts
 from results.records.samples import InterferenceRecord
-from results.routing.arms import recomputing_arms
-from results.routing.coupling import Coupling, Curve, couplings, curve
+from results.routing import specification
+from results.routing.coupling import Coupling, Curve, fit_couplings, predict_curve
 from results.routing.decision_points import judge_decision_points
-from results.routing.floor_sessions import KV_AWARE
-from results.routing.interference import Interference, interferences, read_interference
-from results.routing.load import LoadedCell, collect
-from results.routing.load_floor import NO_FIX, LoadFloor, fix_of, load_floor
+from results.routing.floor_facts import KV_AWARE
+from results.routing.interference import Interference, read_interference, summarise_interference
+from results.routing.load import LoadedCell, load_cells
+from results.routing.load_floor import NO_FIX, LoadFloor, fix_of, measure_load_floor
 from results.routing.logs import facts_by_label, read_logs
 from results.routing.measure import Measurements, odd_gaps
-from results.routing.metrics import metrics
-from results.routing.moves import Moves, moves
-from results.routing.occupancy import Footprints, Occupancy, footprints, occupancies
+from results.routing.metrics import all_metrics
+from results.routing.moves import Moves, collect_moves
+from results.routing.occupancy import Footprints, Occupancy, compute_occupancies, measure_footprints
 from results.routing.pairs import (
     Pair,
     Standing,
     TurnPair,
+    compare_labels,
+    compare_turns,
     difference_of,
     order_of,
-    pairs,
-    standings,
-    turn_pairs,
+    rank_labels,
     value_of,
 )
-from results.routing.pools import Pool, pools
-from results.routing.specified_tables import PaperRow, Setting, ablation_rows, end_to_end_rows, sensitivity
-from results.routing.summary import RoutedSummary, summary_of
-from results.routing.verdicts import judge_claims
+from results.routing.pools import Pool, measure_pools
+from results.routing.recomputing import recomputing_arms
+from results.routing.summary import InstanceNumbers, RoutedSummary, summary_of
 from results.statistics.estimates import Estimate, unknown
 from results.statistics.judgement import Judgement
 
@@ -80,11 +79,11 @@ class RoutingAnalysis:
     decision_points: tuple[Judgement, ...]
     pools: tuple[Pool, ...]
     """KV in use and sources of prompt tokens, by label and role."""
-    paper: tuple[PaperRow, ...]
+    paper: tuple[specification.SpecifiedRow, ...]
     """The specification's table 5.2."""
-    ablation: tuple[PaperRow, ...]
+    ablation: tuple[specification.SpecifiedRow, ...]
     """Its table 5.3."""
-    settings: tuple[Setting, ...]
+    settings: tuple[specification.Setting, ...]
     """The grid of figure 9."""
     claims: tuple[Judgement, ...]
     planned: Mapping[str, int]
@@ -99,6 +98,22 @@ class RoutingAnalysis:
         """Cells whose client could not keep its schedule."""
         return tuple(cell for cell in self.cells if cell.degraded)
 
+    def counted(self, label: str) -> list[RoutedSummary]:
+        """A label's cells, without the degraded ones."""
+        return [cell for cell in self.cells if cell.label == label and not cell.degraded]
+
+    def mean_over_cells(self, label: str, name: str) -> float | None:
+        """A value of single cells, such as a bound that is not compared between policies."""
+        return mean_of_known(cell.estimate(name).value for cell in self.counted(label))
+
+    def instances(self, label: str) -> dict[str, list[InstanceNumbers]]:
+        """Each instance's numbers in the cells that count, by its name."""
+        by_name: dict[str, list[InstanceNumbers]] = {}
+        for cell in self.counted(label):
+            for instance in cell.instances:
+                by_name.setdefault(instance.instance, []).append(instance)
+        return by_name
+
     def value(self, label: str, metric: str) -> Estimate:
         """A label's metric; unknown where there is none."""
         return self.values.get(label, {}).get(metric, unknown("not measured"))
@@ -108,56 +123,61 @@ class RoutingAnalysis:
         return difference_of(self.pairs, first, second, metric)
 
 
+def mean_of_known(values: Iterable[float | None]) -> float | None:
+    """None where there is none."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
 def analyse(root: Path) -> RoutingAnalysis:
     """As analyse_routing, writing nothing but the Parquet copies. Raises ResultsError where `root` is no folder."""
     if not root.is_dir():
         raise ResultsError(f"no run folder at {root}", remedy="name a run's folder, or see `tracon list`")
     facts, fact_gaps = run_facts(root)
-    cells, cell_gaps = collect(root)
+    cells, cell_gaps = load_cells(root)
     rows, row_gaps = read_interference(root)
     summaries = tuple(summary_of(cell) for cell in cells)
     measurements = Measurements(cells, summaries)
-    labels = _ordered(summaries)
-    names = [label for label, _ in labels]
-    planned = _planned(root, "replay")
-    found = pairs(measurements, names)
-    loops = couplings(measurements, names)
-    predicted = curve(measurements, loops, {(cell.record.label, cell.record.trial): cell for cell in cells})
-    counted = [cell for cell in cells if not cell.degraded]
-    held = footprints(counted)
-    policies = dict(labels)
+    policies = _ordered_policies(summaries)
+    labels = tuple(policies)
+    planned = _read_plan(root)
+    pairs = compare_labels(measurements, labels)
+    couplings = fit_couplings(measurements, labels)
+    curve = predict_curve(measurements, couplings, {(cell.record.label, cell.record.trial): cell for cell in cells})
+    footprints = measure_footprints([cell for cell in cells if not cell.degraded])
     parameters = {summary.label: summary.parameters for summary in summaries}
     logs, log_gaps = read_logs(root, cells)
-    said = facts_by_label(logs, cells, policies, measurements)
-    moved, floor = moves(cells, logs, said, measurements), load_floor(policies, said, measurements)
+    log_facts = facts_by_label(logs, cells, labels, measurements)
+    moves = collect_moves(cells, logs, log_facts, measurements)
+    floor = measure_load_floor(policies, log_facts, measurements)
     moving = _moving_policies(cells, policies)
-    ablation = ablation_rows(moving, parameters)
+    ablation = specification.ablation_rows(moving, parameters)
     return RoutingAnalysis(
         facts=facts,
         cells=summaries,
-        labels=tuple(names),
+        labels=labels,
         policies=policies,
-        baseline=names[0] if names else "",
+        baseline=labels[0] if labels else "",
         trials=measurements.trials,
-        values=_values(measurements, names),
-        pairs=found,
-        turn_pairs=turn_pairs(measurements, names),
-        standings=standings(measurements, names, found),
-        couplings=loops,
-        curve=None if isinstance(predicted, str) else predicted,
-        curve_reason=predicted if isinstance(predicted, str) else predicted.reason,
-        footprints=held,
-        occupancies=occupancies(held),
-        interference=interferences(rows),
-        moves=moved,
+        values={label: {one.name: value_of(measurements, label, one) for one in all_metrics()} for label in labels},
+        pairs=pairs,
+        turn_pairs=compare_turns(measurements, labels),
+        standings=rank_labels(measurements, labels, pairs),
+        couplings=couplings,
+        curve=None if isinstance(curve, str) else curve,
+        curve_reason=curve if isinstance(curve, str) else curve.reason,
+        footprints=footprints,
+        occupancies=compute_occupancies(footprints),
+        interference=summarise_interference(rows),
+        moves=moves,
         floor=floor,
         decision_points=() if floor is None else judge_decision_points(floor),
-        pools=pools(cells, names),
-        paper=end_to_end_rows(moving, parameters, _even_pools(summaries)),
+        pools=measure_pools(cells, labels),
+        paper=specification.end_to_end_rows(moving, parameters, _even_pools(summaries)),
         ablation=ablation,
-        settings=sensitivity(moving, parameters),
-        claims=judge_claims(ablation, found, moved),
-        planned=_trials_by_label(planned),
+        settings=specification.threshold_settings(moving, parameters),
+        claims=specification.judge_claims(ablation, pairs, moves),
+        planned=Counter(cell.label for cell in planned if cell.kind == "replay"),
         trace=dict(cells[0].record.trace) if cells else {},
         replay=dict(cells[0].record.replay) if cells else {},
         gaps=(*fact_gaps, *cell_gaps, *row_gaps, *log_gaps, *_find_gaps(root, cells, planned, rows)),
@@ -170,53 +190,42 @@ def _moving_policies(cells: Sequence[LoadedCell], policies: Mapping[str, str]) -
     return {label: policy for label, policy in policies.items() if label not in computed_again}
 
 
-def _values(measurements: Measurements, labels: Sequence[str]) -> dict[str, dict[str, Estimate]]:
-    return {label: {measure.name: value_of(measurements, label, measure) for measure in metrics()} for label in labels}
-
-
 def _even_pools(summaries: Sequence[RoutedSummary]) -> set[str]:
     """Labels with as many instances that prefill as that decode."""
     roles = {summary.label: Counter(one.role for one in summary.instances) for summary in summaries}
     return {label for label, count in roles.items() if count["prefill"] == count["decode"] > 0}
 
 
-def _ordered(summaries: Sequence[RoutedSummary]) -> list[tuple[str, str]]:
+def _ordered_policies(summaries: Sequence[RoutedSummary]) -> dict[str, str]:
     """Labels to their policies; of kv_aware the plain one first, which the load floor's variants are set against."""
-    found = {summary.label: summary for summary in summaries}
 
-    def key(summary: RoutedSummary) -> tuple[int, bool, str]:
-        place, label = order_of(summary.label, summary.policy)
+    def order(summary: RoutedSummary) -> tuple[int, bool, str]:
+        position, label = order_of(summary.label, summary.policy)
         fixed = summary.policy == KV_AWARE and fix_of(summary.parameters) != NO_FIX
-        return place, fixed, label
+        return position, fixed, label
 
-    return [(one.label, one.policy) for one in sorted(found.values(), key=key)]
+    last_of_label = {summary.label: summary for summary in summaries}
+    return {summary.label: summary.policy for summary in sorted(last_of_label.values(), key=order)}
 
 
-@dataclass(frozen=True, slots=True)
-class _PlannedCell:
+class _PlannedCell(msgspec.Struct, frozen=True):
+    """The fields of a CellPlan that the results need."""
+
     cell: str
-    label: str
+    kind: str = ""
+    label: str = ""
 
 
-def _planned(root: Path, kind: str) -> tuple[_PlannedCell, ...]:
-    """The plan's cells of one kind; a plan that cannot be read is a gap of the run's facts."""
+class _Plan(msgspec.Struct, frozen=True):
+    cells: tuple[_PlannedCell, ...] = ()
+
+
+def _read_plan(root: Path) -> tuple[_PlannedCell, ...]:
+    """The plan's cells; a plan that cannot be read is a gap of the run's facts."""
     try:
-        plan = msgspec.json.decode(RunLayout(root).plan.read_bytes())
+        return msgspec.json.decode(RunLayout(root).plan.read_bytes(), type=_Plan).cells
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return ()
-    cells = plan.get("cells") if isinstance(plan, dict) else None
-    return tuple(
-        _PlannedCell(str(cell.get("cell", "")), str(cell.get("label", "")))
-        for cell in (cells if isinstance(cells, list) else [])
-        if isinstance(cell, dict) and cell.get("kind") == kind
-    )
-
-
-def _trials_by_label(planned: Sequence[_PlannedCell]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for cell in planned:
-        found[cell.label] = found.get(cell.label, 0) + 1
-    return found
 
 
 def _find_gaps(
@@ -226,21 +235,11 @@ def _find_gaps(
     rows: Sequence[InterferenceRecord],
 ) -> tuple[Gap, ...]:
     """What is missing of the plan, differs between cells of a trial, or was disturbed by an engine's death or stall."""
-    return (
-        *odd_gaps(cells),
-        *_unmeasured(planned, cells),
-        *_uninterfered(_planned(root, "interference"), rows),
-        *engine_fault_gaps(root),
+    measured = {cell.record.cell for cell in cells} | {f"interference/n{row.prefill_tokens}" for row in rows}
+    unmeasured = (
+        Gap(cell.cell, "not measured")
+        for kind in ("replay", "interference")
+        for cell in planned
+        if cell.kind == kind and cell.cell not in measured
     )
-
-
-def _unmeasured(planned: Sequence[_PlannedCell], cells: Sequence[LoadedCell]) -> list[Gap]:
-    """Planned cells without a record."""
-    done = {cell.record.cell for cell in cells}
-    return [Gap(cell.cell, "not measured") for cell in planned if cell.cell not in done]
-
-
-def _uninterfered(planned: Sequence[_PlannedCell], rows: Sequence[InterferenceRecord]) -> list[Gap]:
-    """Planned prefill lengths (`interference/n2048`) without a row."""
-    done = {f"n{row.prefill_tokens}" for row in rows}
-    return [Gap(cell.cell, "not measured") for cell in planned if cell.cell.rpartition("/")[2] not in done]
+    return (*odd_gaps(cells), *unmeasured, *engine_fault_gaps(root))

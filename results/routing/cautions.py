@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from results.routing.analyse import RoutingAnalysis
 from results.routing.summary import RoutedSummary
 from results.statistics.judgement import few_launches
 from results.statistics.trials import MIN_PAIRED
@@ -31,30 +32,47 @@ class Stall:
         return self.ttft_p90_s / statistics.median(self.others_s)
 
 
-def stalls(cells: Sequence[RoutedSummary]) -> tuple[Stall, ...]:
+def find_stalls(cells: Sequence[RoutedSummary]) -> tuple[Stall, ...]:
     """Cells more than STALLED times as slow as their policy's other trials, in the order given; degraded ones apart."""
     known = [
         (cell, value)
         for cell in cells
         if not cell.degraded and (value := cell.estimate("ttft_p90_s").value) is not None
     ]
-    found = []
+    stalls = []
     for cell, value in known:
         others = tuple(time for other, time in known if other.label == cell.label and other is not cell)
         if others and value > STALLED * statistics.median(others):
-            found.append(Stall(cell.label, cell.trial, cell.cell, value, others))
-    return tuple(found)
+            stalls.append(Stall(cell.label, cell.trial, cell.cell, value, others))
+    return tuple(stalls)
 
 
-def few_trials(trials: int) -> str:
+def why_no_verdict(trials: int) -> str:
     """Why a run with this many trials per policy calls no policy better than another; empty where it may."""
     if not 0 < trials < MIN_PAIRED:
         return ""
     return f"{few_launches(trials, 'policy').capitalize()}. No policy is called better than another."
 
 
-def short_labels(trials: Mapping[str, int]) -> tuple[str, ...]:
-    """Labels with fewer trials than a verdict needs, in a run where another has enough."""
-    if max(trials.values(), default=0) < MIN_PAIRED:
-        return ()
-    return tuple(label for label, count in trials.items() if count < MIN_PAIRED)
+def list_cautions(analysis: RoutingAnalysis) -> list[tuple[str, str]]:
+    """What, and why."""
+    cautions = []
+    if why_no_verdict(analysis.trials):
+        why = (
+            f"{analysis.trials} per policy: intervals hold what varies between sessions, not between launches. No "
+            "verdict, no p-value, and every claim that needs an interval stays undecided"
+        )
+        cautions.append(("trials", why))
+    counted = {label: len(analysis.counted(label)) for label in analysis.labels}
+    if max(counted.values(), default=0) >= MIN_PAIRED:
+        why = f"fewer than {MIN_PAIRED} trials that count: it is compared with no other policy"
+        cautions += [(label, why) for label, count in counted.items() if count < MIN_PAIRED]
+    for stall in find_stalls(analysis.cells):
+        others = ", ".join(f"{1e3 * time:.0f}" for time in stall.others_s)
+        why = (
+            f"stalled: TTFT p90 {1e3 * stall.ttft_p90_s:.0f} ms, {stall.times:.1f} times the median of the policy's "
+            f"other trials ({others} ms). It is in every mean and interval of {stall.label}: look at cell "
+            f"{stall.cell} before the policy is judged by them"
+        )
+        cautions.append((f"{stall.label}, trial {stall.trial}", why))
+    return cautions

@@ -3,133 +3,117 @@
 from __future__ import annotations
 
 from results.measures import latency
-from results.report.table import NOT_MEASURED, Table
+from results.report.table import NOT_MEASURED, Column, Table, make_table
+from results.routing import shown
 from results.routing.analyse import RoutingAnalysis
-from results.routing.cautions import few_trials, short_labels, stalls
-from results.routing.metrics import HEADLINE, metric
-from results.routing.pairs import Standing
-from results.routing.shown import difference, headed, ratio, shown
-from results.routing.summary import RoutedSummary
-from results.statistics.estimates import figure
-from results.statistics.trials import MIN_PAIRED
+from results.routing.cautions import list_cautions
+from results.routing.metrics import HEADLINE, metric_named
+from results.routing.pairs import Pair, Standing, TurnPair
+from results.statistics.estimates import Estimate, figure
+
+CAUTIONS: shown.TableKind[tuple[str, str]] = shown.TableKind(
+    "Read this first",
+    lambda analysis: list_cautions(analysis),
+    (
+        Column("what", lambda row: row[0]),
+        Column("why", lambda row: row[1]),
+    ),
+)
 
 
-def read_first(analysis: RoutingAnalysis) -> Table:
-    """What must be known before any number is read."""
-    rows = []
-    if few_trials(analysis.trials):
-        found = (
-            f"{analysis.trials} per policy: intervals hold what varies between sessions, not between launches. No "
-            "verdict, no p-value, and every claim that needs an interval stays undecided"
-        )
-        rows.append(("trials", found))
-    rows += [
-        (label, f"fewer than {MIN_PAIRED} trials that count: it is compared with no other policy")
-        for label in short_labels({name: len(_counted(analysis, name)) for name in analysis.labels})
-    ]
-    rows += [
-        (
-            f"{one.label}, trial {one.trial}",
-            f"stalled: TTFT p90 {1e3 * one.ttft_p90_s:.0f} ms, {one.times:.1f} times the median of the policy's other "
-            f"trials ({', '.join(f'{1e3 * time:.0f}' for time in one.others_s)} ms). It is in every mean and interval "
-            f"of {one.label}: look at cell {one.cell} before the policy is judged by them",
-        )
-        for one in stalls(analysis.cells)
-    ]
-    return Table("Read this first", ("what", "why"), tuple(rows))
+BEST_COLUMNS: tuple[Column[Standing], ...] = (
+    Column("metric", lambda row: metric_named(row.metric).heading),
+    Column("best", lambda row: row.best),
+    Column("value", lambda row: row.value.text(3, metric_named(row.metric).scale)),
+)
 
 
-def _counted(analysis: RoutingAnalysis, label: str) -> list[RoutedSummary]:
-    return [cell for cell in analysis.cells if cell.label == label and not cell.degraded]
+def best_values_table(analysis: RoutingAnalysis) -> Table:
 
+    def others(row: Standing) -> str:
+        scale = metric_named(row.metric).scale
+        values = [analysis.value(label, row.metric).value for label in analysis.labels if label != row.best]
+        known = [value * scale for value in values if value is not None]
+        return f"{figure(min(known), 3)} to {figure(max(known), 3)}" if known else NOT_MEASURED
 
-def best_values(analysis: RoutingAnalysis) -> Table:
-    """The best value of each metric beside the others', where there are too few trials to compare policies."""
-    rows = []
-    for row in analysis.standings:
-        measure = metric(row.metric)
-        found = [analysis.value(label, row.metric).value for label in analysis.labels if label != row.best]
-        known = [value * measure.scale for value in found if value is not None]
-        others = f"{figure(min(known), 3)} to {figure(max(known), 3)}" if known else NOT_MEASURED
-        rows.append((headed(measure), row.best, shown(row.value, measure), others))
     note = "No verdict: with so few trials it is not known how far two launches of one policy lie apart."
-    return Table("Best values", ("metric", "best", "value", "the others"), tuple(rows), note)
+    columns = (*BEST_COLUMNS, Column("the others", others))
+    return make_table("Best values", columns, analysis.standings, note)
 
 
-def winners(analysis: RoutingAnalysis) -> Table:
-    """Who is best on what, and of whom the intervals say so."""
-    rows = tuple(_winner(row) for row in analysis.standings)
-    note = (
-        "The best value, and what the interval of each other policy's ratio to it (of APC: difference) says, each by "
-        "itself. After Holm: what stays distinguishably worse when all comparisons of this table are corrected for."
-    )
-    columns = (
-        "metric", "best", "value", "distinguishably worse", "after Holm", "not distinguishable",
-        "no interval over trials", "interval",
-    )  # fmt: skip
-    return Table("Who wins what", columns, rows, note)
+WINNERS: shown.TableKind[Standing] = shown.TableKind(
+    "Who wins what",
+    lambda analysis: analysis.standings,
+    (
+        *BEST_COLUMNS,
+        Column("distinguishably worse", lambda row: ", ".join(row.behind) or None),
+        Column("after Holm", lambda row: ", ".join(row.corrected) or None),
+        Column("not distinguishable", lambda row: ", ".join(row.level) or None),
+        Column("no interval over trials", lambda row: ", ".join(row.untold) or None),
+        Column("interval", lambda row: row.basis or None),
+    ),
+    "The best value, and what the interval of each other policy's ratio to it (of APC: difference) says, each by "
+    "itself. After Holm: what stays distinguishably worse when all comparisons of this table are corrected for.",
+)
 
 
-def _winner(row: Standing) -> tuple[str, ...]:
-    measure = metric(row.metric)
-    groups = (", ".join(names) or NOT_MEASURED for names in (row.behind, row.corrected, row.level, row.untold))
-    return (headed(measure), row.best, shown(row.value, measure), *groups, row.basis or NOT_MEASURED)
+def _pairs_with_baseline(analysis: RoutingAnalysis) -> dict[tuple[str, str], Pair]:
+    """By the other label and the metric."""
+    return {(row.first, row.metric): row for row in analysis.pairs if row.second == analysis.baseline}
 
 
-def ratios(analysis: RoutingAnalysis) -> Table:
-    """Every policy's times over the baseline's."""
-    names = [name for name in HEADLINE if metric(name).is_time]
-    found = {(row.first, row.metric): row for row in analysis.pairs if row.second == analysis.baseline}
-    rows = []
-    for label in analysis.labels:
-        if label == analysis.baseline:
-            continue
-        pairs = [found.get((label, name)) for name in names]
-        bases = dict.fromkeys(one.ratio.basis for one in pairs if one is not None and one.ratio and one.ratio.basis)
-        rows.append((label, *(ratio(one) for one in pairs), "; ".join(bases) or NOT_MEASURED))
+def ratios_table(analysis: RoutingAnalysis) -> Table:
+    names = [name for name in HEADLINE if metric_named(name).is_time]
+    pairs = _pairs_with_baseline(analysis)
+
+    def ratio_column(name: str) -> Column[str]:
+        return Column(metric_named(name).title, lambda label: shown.format_ratio(pairs.get((label, name))))
+
+    def bases(label: str) -> str | None:
+        own = (pairs[label, name] for name in names if (label, name) in pairs)
+        return shown.join_bases(pair.ratio for pair in own if pair.ratio is not None)
+
     note = (
         "Inside a trial the policy's time over the baseline's, over the turns that both completed; geometric mean over "
         "the trials, its interval from the logarithms: below 1 is less. Policies are judged by these: one slow trial "
         "widens a ratio's interval far less than a difference's. n.d.: the interval covers 1."
     )
-    columns = ("policy", *(metric(name).title for name in names), "interval")
-    return Table(f"Against {analysis.baseline}, as ratios", columns, tuple(rows), note)
+    columns = (shown.POLICY, *map(ratio_column, names), Column("interval", bases))
+    return make_table(f"Against {analysis.baseline}, as ratios", columns, analysis.labels[1:], note)
 
 
-def against(analysis: RoutingAnalysis) -> Table:
-    """Every policy's difference to the baseline."""
-    others = [label for label in analysis.labels if label != analysis.baseline]
-    found = {(row.first, row.metric): row for row in analysis.pairs if row.second == analysis.baseline}
-    columns = ("policy", *(headed(metric(name)) for name in HEADLINE), "interval")
-    rows = []
-    for label in others:
-        pairs = {name: found.get((label, name)) for name in HEADLINE}
-        bases = dict.fromkeys(pair.difference.basis or "" for pair in pairs.values() if pair is not None)
-        differences = (
-            difference(None if pair is None else pair.difference, metric(name)) for name, pair in pairs.items()
-        )
-        rows.append((label, *differences, "; ".join(basis for basis in bases if basis) or NOT_MEASURED))
+def differences_table(analysis: RoutingAnalysis) -> Table:
+    pairs = _pairs_with_baseline(analysis)
+
+    def difference_of(label: str, name: str) -> Estimate | None:
+        return pairs[label, name].difference if (label, name) in pairs else None
+
+    def difference_column(name: str) -> Column[str]:
+        metric = metric_named(name)
+        return Column(metric.heading, lambda label: shown.format_difference(difference_of(label, name), metric))
+
+    def bases(label: str) -> str | None:
+        return shown.join_bases(one for name in HEADLINE if (one := difference_of(label, name)) is not None)
+
     note = (
         "Differences inside a trial (same sessions, same prompts), mean over trials: below zero is less. Latencies "
         "over the turns that both completed, and judged by their ratios above. n.d.: the interval covers zero. All "
         "pairs stand in pairs.csv."
     )
-    return Table(f"Against {analysis.baseline}", columns, tuple(rows), note)
+    columns = (shown.POLICY, *map(difference_column, HEADLINE), Column("interval", bases))
+    return make_table(f"Against {analysis.baseline}", columns, analysis.labels[1:], note)
 
 
-def turn_by_turn(analysis: RoutingAnalysis) -> Table:
-    """Each turn against itself under the baseline."""
-    rows = tuple(
-        (
-            row.first,
-            latency.METRICS[row.series].title,
-            row.median.text(3, 1e3),
-            row.faster.text(3, 100),
-            row.median.basis or row.median.reason or NOT_MEASURED,
-        )
-        for row in analysis.turn_pairs
-        if row.second == analysis.baseline
-    )
-    columns = ("policy", "of", "median difference (ms)", "turns served faster (%)", "interval")
+def turns_table(analysis: RoutingAnalysis) -> Table:
     note = "The same turn of the same session under both policies: the median of the differences is of single turns."
-    return Table(f"Turn by turn against {analysis.baseline}", columns, rows, note)
+    rows = [row for row in analysis.turn_pairs if row.second == analysis.baseline]
+    return make_table(f"Turn by turn against {analysis.baseline}", TURN_COLUMNS, rows, note)
+
+
+TURN_COLUMNS: tuple[Column[TurnPair], ...] = (
+    Column("policy", lambda row: row.first),
+    Column("of", lambda row: latency.METRICS[row.series].title),
+    Column("median difference (ms)", lambda row: row.median.text(3, 1e3)),
+    Column("turns served faster (%)", lambda row: row.faster.text(3, 100)),
+    Column("interval", lambda row: shown.basis_or_reason(row.median)),
+)

@@ -11,22 +11,20 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from results.measures.turns import SessionTimes, Turns, session_times
 from results.routing.load import LoadedCell
-from results.routing.measure import Measurements, interval, widest
-from results.routing.metrics import metric
+from results.routing.measure import Measurements, mean_interval, one_per_trial, widest_interval
+from results.routing.metrics import metric_named
 from results.statistics.estimates import Estimate, Ranks, Samples, unknown
-from results.statistics.trials import MIN_PAIRED, Measured, Trial, combine, unmeasured
+from results.statistics.trials import Measured, Trial, combine, unmeasured
 
 MIN_TURNS = 30
 """Fewer say nothing of a slope beside two covariates."""
 UNBOUNDED = "the loop gain may reach 1: no bound"
-_NEEDS_TRIALS = f"one number per trial: an interval needs {MIN_PAIRED} trials"
-_TERMS = ("arrivals_per_s", "turns", "service_s", "think_s", "concurrency")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,87 +137,87 @@ def fit_slope(turns: Turns, group: Ranks, weights: Callable[[], Samples | str]) 
 
 
 def _by_group(values: Samples, group: Ranks, groups: int) -> Samples:
-    found = np.zeros((groups, *values.shape[1:]))
-    np.add.at(found, group, values)
-    return found
+    sums = np.zeros((groups, *values.shape[1:]))
+    np.add.at(sums, group, values)
+    return sums
 
 
-def couplings(measurements: Measurements, labels: Sequence[str]) -> tuple[Coupling, ...]:
+def fit_couplings(measurements: Measurements, labels: Sequence[str]) -> tuple[Coupling, ...]:
     """The loop of every label, trial by trial."""
-    return tuple(_coupling(measurements, label) for label in labels)
+    return tuple(_fit_coupling(measurements, label) for label in labels)
 
 
-def _coupling(measurements: Measurements, label: str) -> Coupling:
+def _fit_coupling(measurements: Measurements, label: str) -> Coupling:
     loops: dict[int, Loop] = {}
     slopes: dict[int, Trial] = {}
     why: dict[str, None] = {}
     for trial, turns, group in measurements.turns(label):
         loop, slope = loop_of(turns), fit_slope(turns, group, measurements.weights)
-        for found in (loop, slope):
-            if isinstance(found, str):
-                why[found] = None
+        why |= dict.fromkeys(reason for reason in (loop, slope) if isinstance(reason, str))
         if isinstance(loop, Loop):
             loops[trial] = loop
         if isinstance(slope, Trial):
             slopes[trial] = slope
     reason = "; ".join(why) or ("" if loops else f"{label} has no turn records that count")
-    terms = [Measured({trial: _fixed(getattr(loop, name)) for trial, loop in loops.items()}, reason) for name in _TERMS]
+    names = [field.name for field in fields(Loop)]
+    terms = [
+        Measured({trial: _repeat_value(getattr(loop, name)) for trial, loop in loops.items()}, reason) for name in names
+    ]
     slope_s = Measured(slopes, reason) if slopes else unmeasured(reason)
-    loop_gain = widest(combine(_loop_gain, *terms[:2], slope_s))
-    gain = _gain(loop_gain)
+    loop_gain = widest_interval(combine(_compute_loop_gain, *terms, slope_s))
+    gain = _compute_gain(loop_gain)
     return Coupling(
         label=label,
-        **{name: _alone(term) for name, term in zip(_TERMS, terms, strict=True)},
-        slope_s=widest(slope_s),
+        **{name: _estimate_alone(term) for name, term in zip(names, terms, strict=True)},
+        slope_s=widest_interval(slope_s),
         loop_gain=loop_gain,
-        equilibrium=_settled(combine(_equilibrium, *terms, slope_s), gain),
+        equilibrium=_estimate_settled(combine(_compute_equilibrium, *terms, slope_s), gain),
         gain=gain,
-        sensitivity=_settled(combine(_sensitivity, *terms, slope_s), gain),
+        sensitivity=_estimate_settled(combine(_compute_sensitivity, *terms, slope_s), gain),
     )
 
 
-def _fixed(value: float) -> Trial:
-    """A number of a whole cell: beside a resampled slope it stands as it is."""
+def _repeat_value(value: float) -> Trial:
+    """A number of a whole cell: beside a resampled slope it stays as it is."""
     return Trial(value, 1, lambda: np.array([value]))
 
 
-def _alone(term: Measured) -> Estimate:
+def _estimate_alone(term: Measured) -> Estimate:
     """The same by itself: it was not resampled, so only trials give it an interval."""
-    trials = {number: replace(trial, draws=lambda: _NEEDS_TRIALS) for number, trial in term.trials.items()}
-    return interval(Measured(trials, term.reason))
+    trials = {number: one_per_trial(trial.value) for number, trial in term.trials.items()}
+    return mean_interval(Measured(trials, term.reason))
 
 
-def _settled(measured: Measured, gain: Estimate) -> Estimate:
+def _estimate_settled(measured: Measured, gain: Estimate) -> Estimate:
     """A number that only a loop with an equilibrium has, with no upper bound where the loop's gain has none."""
     if gain.value is None or not all(np.isfinite(trial.value) for trial in measured.trials.values()):
         return unknown(gain.reason or "a trial has no equilibrium")
-    found = widest(measured)
-    return found if gain.high is not None else replace(found, high=None, reason=gain.reason)
+    settled = widest_interval(measured)
+    return settled if gain.high is not None else replace(settled, high=None, reason=gain.reason)
 
 
-def _loop_gain(arrivals: Samples, turns: Samples, slope: Samples) -> Samples:
-    return arrivals * turns * slope
+def _compute_loop_gain(arrivals: Samples, turns: Samples, *others: Samples) -> Samples:
+    return arrivals * turns * others[-1]
 
 
-def _equilibrium(
+def _compute_equilibrium(
     arrivals: Samples, turns: Samples, service: Samples, think: Samples, at: Samples, slope: Samples
 ) -> Samples:
     """L* of W(L) = service + slope (L - at); NaN where the loop gain is 1 or more."""
     flow = arrivals * turns
-    rest = 1 - flow * slope
-    empty = service - slope * at
-    return np.where(rest > 0, flow * (empty + think) / np.where(rest > 0, rest, 1.0), np.nan)
+    return _divide_by_rest(flow * (service - slope * at + think), 1 - flow * slope)
 
 
-def _sensitivity(
-    arrivals: Samples, turns: Samples, service: Samples, think: Samples, at: Samples, slope: Samples
-) -> Samples:
-    rest = 1 - arrivals * turns * slope
-    found = _equilibrium(arrivals, turns, service, think, at, slope)
-    return np.where(rest > 0, found / np.where(rest > 0, rest, 1.0), np.nan)
+def _compute_sensitivity(*terms: Samples) -> Samples:
+    return _divide_by_rest(_compute_equilibrium(*terms), 1 - _compute_loop_gain(*terms))
 
 
-def _gain(loop_gain: Estimate) -> Estimate:
+def _divide_by_rest(top: Samples, rest: Samples) -> Samples:
+    """NaN where a loop gain leaves no rest above zero."""
+    return np.where(rest > 0, top / np.where(rest > 0, rest, 1.0), np.nan)
+
+
+def _compute_gain(loop_gain: Estimate) -> Estimate:
     """1 / (1 - g) with the bounds of g; g grows to it, so bounds stay bounds."""
     if loop_gain.value is None:
         return loop_gain
@@ -247,14 +245,14 @@ def predicted_wall_s(times: SessionTimes, slower: float, cap: int) -> float:
     return last
 
 
-def curve(
-    measurements: Measurements, found: Sequence[Coupling], cells: Mapping[tuple[str, int], LoadedCell]
+def predict_curve(
+    measurements: Measurements, couplings: Sequence[Coupling], cells: Mapping[tuple[str, int], LoadedCell]
 ) -> Curve | str:
     """The predictions from the policy with the fastest turns, over the range of all; or why there are none."""
-    amplification = metric("amplification")
+    amplification = metric_named("amplification")
     known = {
         row.label: row.service_s.value
-        for row in found
+        for row in couplings
         if row.service_s.value is not None and measurements.get(row.label, amplification).trials
     }
     if not known:
@@ -263,19 +261,19 @@ def curve(
     means = [mean for name in known for _, turns, _ in measurements.turns(name) if (mean := _mean_service_s(turns))]
     at = np.linspace(0.85 * min(means), 1.15 * max(means), 60)
     walls = [
-        _kinematic(turns, cells[label, trial], own, at)
+        _predict_amplification(turns, cells[label, trial], own, at)
         for trial, turns, _ in measurements.turns(label)
         if trial in measurements.get(label, amplification).trials and (own := _mean_service_s(turns))
     ]
     if not walls:
         return "no policy has both a service time and an amplification"
     kinematic = np.mean(np.stack(walls), axis=0)
-    row = next(row for row in found if row.label == label)
+    row = next(row for row in couplings if row.label == label)
     shape = specified_curve(row, at)
     if isinstance(shape, str):
         return Curve(label, at, kinematic, np.full(at.size, np.nan), shape)
     here = float(np.interp(known[label], at, shape))
-    base = interval(measurements.get(label, amplification)).value or 1.0
+    base = mean_interval(measurements.get(label, amplification)).value or 1.0
     return Curve(label, at, kinematic, base * shape / here, "")
 
 
@@ -284,7 +282,7 @@ def _mean_service_s(turns: Turns) -> float | None:
     return float(served.mean()) if served.size else None
 
 
-def _kinematic(turns: Turns, cell: LoadedCell, own: float, at: Samples) -> Samples:
+def _predict_amplification(turns: Turns, cell: LoadedCell, own: float, at: Samples) -> Samples:
     """Amplification of one cell at service times other than its own; what its wall clock holds beside is kept."""
     times = session_times(turns)
     replay = cell.record.replay
@@ -308,5 +306,4 @@ def specified_curve(row: Coupling, at: Samples) -> Samples | str:
         return f"the fitted slope ({slope:.3g} s per session) gives no feedback to draw"
     flow = arrivals * turns
     scaled = at / (empty + slope * flow * (at + think))
-    rest = 1 - flow * slope * scaled
-    return np.where(rest > 0, flow * at / np.where(rest > 0, rest, 1.0), np.nan)
+    return _divide_by_rest(flow * at, 1 - flow * slope * scaled)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from results.routing.floor_transport import TargetLegs, TimeoutPair
-from results.routing.load_floor import BONUS, NO_FIX, NON_TRIVIAL, TTFT_RATIO, FloorVariant, LoadFloor
+from results.routing.floor_facts import TargetLegs
+from results.routing.load_floor import BONUS, NO_FIX, NON_TRIVIAL, TTFT_RATIO, FloorVariant, LoadFloor, TimeoutPair
 from results.statistics.estimates import Estimate
 from results.statistics.judgement import Judgement, Outcome, Verdict, judged
 
@@ -28,19 +28,19 @@ DISTINGUISHED_BY = {
 """What distinguishes one shape from another: its name, and the verdicts that are better and worse."""
 
 
-def judge_decision_points(found: LoadFloor) -> tuple[Judgement, ...]:
+def judge_decision_points(floor: LoadFloor) -> tuple[Judgement, ...]:
     """Every decision point in the specification's order."""
     return tuple(
-        Judgement(name, claim, rule, *answer(found), prior=f"the specification's default: {default}")
+        Judgement(name, claim, rule, *answer(floor), prior=f"the specification's default: {default}")
         for name, claim, default, rule, answer in DECISION_POINTS
     )
 
 
-def _d1(found: LoadFloor) -> tuple[Outcome, str]:
-    reference, fixed = _reference(found), _bonuses(found)
+def _judge_d1(floor: LoadFloor) -> tuple[Outcome, str]:
+    reference, fixed = _find_reference(floor), _list_bonuses(floor)
     if reference is None or not fixed:
         return Outcome.OPEN, "it needs kv_aware with the bonus and without in one run"
-    text = "; ".join((*map(_failures, (reference, *fixed)), *_fallen(reference, fixed)))
+    text = "; ".join((*map(_describe_failures, (reference, *fixed)), *_describe_fall(reference, fixed)))
     fewer, more = Verdict.LOWER, Verdict.HIGHER
     lost, done = ([one.verdict(name) for one in fixed] for name in ("lost_share", "completed_share"))
     better, worse = fewer in lost or more in done, more in lost or fewer in done
@@ -51,7 +51,7 @@ def _d1(found: LoadFloor) -> tuple[Outcome, str]:
     return Outcome.UNDECIDED, f"not distinguishable: {text}" if not better else f"some better, some worse: {text}"
 
 
-def _fallen(reference: FloorVariant, fixed: Sequence[FloorVariant]) -> Iterator[str]:
+def _describe_fall(reference: FloorVariant, fixed: Sequence[FloorVariant]) -> Iterator[str]:
     """The best share of lost transfers against the reference's, beside the fall that the specification hopes for."""
     before = reference.values["lost_share"].value
     after = [share for one in fixed if (share := one.values["lost_share"].value) is not None]
@@ -60,22 +60,28 @@ def _fallen(reference: FloorVariant, fixed: Sequence[FloorVariant]) -> Iterator[
         yield f"at best {min(after) / before:.2g} of the lost share without it, {hoped} {FALL:.2g} (1054 -> < 100)"
 
 
-def _d2(found: LoadFloor) -> tuple[Outcome, str]:
-    if not found.transport.asked:
+def _judge_d2(floor: LoadFloor) -> tuple[Outcome, str]:
+    if not floor.transport.asked:
         return Outcome.OPEN, "no KV was moved in this run"
-    if not found.timeouts:
-        return Outcome.OPEN, f"it needs two policies that differ in transfer.timeout_s alone; {_all_legs(found)}"
-    judged_pairs = [_timeout(pair) for pair in found.timeouts]
+    if not floor.timeouts:
+        return (
+            Outcome.OPEN,
+            f"it needs two policies that differ in transfer.timeout_s alone; {_describe_all_legs(floor)}",
+        )
+    judged_pairs = [_judge_timeout(pair) for pair in floor.timeouts]
     outcomes = {outcome for outcome, _ in judged_pairs}
     outcome = next((one for one in (Outcome.HOLDS, Outcome.FAILS) if one in outcomes), Outcome.UNDECIDED)
     return outcome, "; ".join(text for _, text in judged_pairs)
 
 
-def _timeout(pair: TimeoutPair) -> tuple[Outcome, str]:
-    short, long = _legs(pair.short, pair.short_legs, pair.short_s), _legs(pair.long, pair.long_legs, pair.long_s)
+def _judge_timeout(pair: TimeoutPair) -> tuple[Outcome, str]:
+    short, long = (
+        _describe_legs(pair.short, pair.short_legs, pair.short_s),
+        _describe_legs(pair.long, pair.long_legs, pair.long_s),
+    )
     text = (
         f"{short}; {long}, {pair.over_short} of these took more than {pair.short_s:g} s; transfers failed or "
-        f"recomputed, longer - shorter timeout: {_points(pair.lost_share)}"
+        f"recomputed, longer - shorter timeout: {pair.lost_share.points()}"
     )
     verdict = judged(pair.lost_share)
     if verdict in (Verdict.LOWER, Verdict.HIGHER):
@@ -85,15 +91,15 @@ def _timeout(pair: TimeoutPair) -> tuple[Outcome, str]:
     return Outcome.UNDECIDED, text
 
 
-def _all_legs(found: LoadFloor) -> str:
-    own = [one.legs for one in found.variants]
+def _describe_all_legs(floor: LoadFloor) -> str:
+    own = [one.legs for one in floor.variants]
     longest = max((one.longest_s for one in own if one.longest_s is not None), default=None)
-    limits = sorted({one.rules.timeout_s for one in found.variants if one.rules.timeout_s is not None})
+    limits = sorted({one.rules.timeout_s for one in floor.variants if one.rules.timeout_s is not None})
     every = TargetLegs(sum(one.done for one in own), longest, sum(one.timed_out for one in own))
-    return _legs("all", every, *limits)
+    return _describe_legs("all", every, *limits)
 
 
-def _legs(label: str, legs: TargetLegs, *limits_s: float) -> str:
+def _describe_legs(label: str, legs: TargetLegs, *limits_s: float) -> str:
     limit = (
         f"at {', '.join(f'{one:g}' for one in limits_s)} s" if limits_s else "the limit is not in the cells' records"
     )
@@ -101,31 +107,33 @@ def _legs(label: str, legs: TargetLegs, *limits_s: float) -> str:
     return f"{label} ({limit}): {legs.done} target legs brought their KV{longest}, {legs.timed_out} timed out"
 
 
-def _d3(found: LoadFloor) -> tuple[Outcome, str]:
-    reference, fixed = _reference(found), _bonuses(found)
+def _judge_d3(floor: LoadFloor) -> tuple[Outcome, str]:
+    reference, fixed = _find_reference(floor), _list_bonuses(floor)
     if reference is None or not fixed:
         return Outcome.OPEN, "it needs kv_aware with the bonus and without in one run"
-    others = [one for one in found.compared if _is_alternative(one)]
-    text = "; ".join(_shape(one) for one in (reference, *fixed, *others))
-    if unknown := _uncounted((reference, *fixed)):
+    others = [one for one in floor.compared if _is_alternative(one)]
+    text = "; ".join(_describe_shape(one) for one in (reference, *fixed, *others))
+    if unknown := _name_uncounted((reference, *fixed)):
         return Outcome.OPEN, f"{unknown}: {text}"
     if all(one.spread is False for one in fixed):
         return Outcome.FAILS, f"some D stayed without a share worth the name under every bonus: {text}"
-    if all(_does(one) is False for one in fixed):
+    if all(_is_working(one) is False for one in fixed):
         return Outcome.FAILS, f"where it gave every D a share, it cost overlap: {text}"
-    works = sorted((one for one in fixed if _does(one)), key=lambda one: _bonus(one) != DEFAULT_K)
+    works = sorted((one for one in fixed if _is_working(one)), key=lambda one: _bonus_of(one) != DEFAULT_K)
     if reference.spread is not False or not works:
         why = "without the bonus no D stayed cold either" if reference.spread else "the intervals do not tell"
         return Outcome.UNDECIDED, f"{why}: {text}"
-    said = [_against_others(one, reference, others) for one in works]
-    answer, why = next((one for one in said if one[0] == Outcome.HOLDS), said[0])
-    return answer, f"{why}: {text}"
+    answers = [_compare_with_others(one, reference, others) for one in works]
+    outcome, why = next((answer for answer in answers if answer[0] == Outcome.HOLDS), answers[0])
+    return outcome, f"{why}: {text}"
 
 
-def _against_others(one: FloorVariant, reference: FloorVariant, others: Sequence[FloorVariant]) -> tuple[Outcome, str]:
+def _compare_with_others(
+    one: FloorVariant, reference: FloorVariant, others: Sequence[FloorVariant]
+) -> tuple[Outcome, str]:
     """A bonus that works: whether it is distinguishable from an alternative that works, and what it costs in TTFT."""
-    working = [other for other in others if _does(other)]
-    unclear = [other for other in others if _does(other) is None]
+    working = [other for other in others if _is_working(other)]
+    unclear = [other for other in others if _is_working(other) is None]
     ahead, behind, level = [], [], []
     for other in working:
         better, worse = _better_and_worse(one, other)
@@ -135,7 +143,7 @@ def _against_others(one: FloorVariant, reference: FloorVariant, others: Sequence
             behind.append(f"{other.label} (by {', '.join(worse)})")
         else:
             level.append(other.label)
-    slower = list(_slower(one, (reference, *working, *unclear)))
+    slower = list(_list_slower(one, (reference, *working, *unclear)))
     alone = bool(others) and not working and not unclear
     parts = [
         f"better than {', '.join(ahead)}" if ahead else "",
@@ -153,41 +161,41 @@ def _against_others(one: FloorVariant, reference: FloorVariant, others: Sequence
 
 def _better_and_worse(one: FloorVariant, other: FloorVariant) -> tuple[list[str], list[str]]:
     """By what the first is distinguishably better than the second, and worse."""
-    found = {name: one.verdict(name, other.label) for name in DISTINGUISHED_BY}
-    better, worse = (
-        [DISTINGUISHED_BY[name][0] for name, verdict in found.items() if verdict == DISTINGUISHED_BY[name][side]]
-        for side in (1, 2)
-    )
+    better, worse = list[str](), list[str]()
+    for quantity, (title, good, bad) in DISTINGUISHED_BY.items():
+        verdict = one.verdict(quantity, other.label)
+        better += [title] if verdict == good else []
+        worse += [title] if verdict == bad else []
     return better, worse
 
 
-def _slower(one: FloorVariant, others: Iterable[FloorVariant]) -> Iterator[str]:
+def _list_slower(one: FloorVariant, others: Iterable[FloorVariant]) -> Iterator[str]:
     """Whose TTFT p90 it misses by more than the interval of the ratio tells, also where that holds single launches."""
     for other in others:
-        found = one.against.get(other.label, {}).get(TTFT_RATIO)
-        if found is not None and (found.low or 0) > 1:
-            launches = "" if judged(found, none=1.0) else ", within launches"
-            yield f"{other.label} ({found.text(3)} times{launches})"
+        ratio = one.against.get(other.label, {}).get(TTFT_RATIO)
+        if ratio is not None and (ratio.low or 0) > 1:
+            launches = "" if judged(ratio, none=1.0) else ", within launches"
+            yield f"{other.label} ({ratio.text(3)} times{launches})"
 
 
-def _d4(found: LoadFloor) -> tuple[Outcome, str]:
-    refused = sum(one.rejects for one in found.variants)
-    moved = sum(one.reject_moves for one in found.variants)
-    held = sum(one.held for one in found.variants)
+def _judge_d4(floor: LoadFloor) -> tuple[Outcome, str]:
+    refused = sum(one.rejects for one in floor.variants)
+    moved = sum(one.reject_moves for one in floor.variants)
+    held = sum(one.held for one in floor.variants)
     text = f"{refused} picks of sessions that some instance had refused, {moved} sent elsewhere for it, {held} held"
     if not refused:
         return Outcome.OPEN, f"refusals are counted where they happen, and there was none: {text}"
     return (Outcome.HOLDS if moved else Outcome.UNDECIDED), text
 
 
-def _d5(found: LoadFloor) -> tuple[Outcome, str]:
-    forms = {form: [one for one in _bonuses(found) if _form(one) == form] for form in FORMS}
-    pairs = [(mean, most) for mean in forms["mean"] for most in forms["max"] if _bonus(mean) == _bonus(most)]
+def _judge_d5(floor: LoadFloor) -> tuple[Outcome, str]:
+    forms = {form: [one for one in _list_bonuses(floor) if _form_of(one) == form] for form in FORMS}
+    pairs = [(mean, most) for mean in forms["mean"] for most in forms["max"] if _bonus_of(mean) == _bonus_of(most)]
     if not pairs:
         return Outcome.OPEN, 'both forms at one K were not run: set floor_form = "max" beside "mean"'
     mean, most = pairs[0]
-    text = f"{_shape(mean)}; {_shape(most)}"
-    if unknown := _uncounted((mean, most)):
+    text = f"{_describe_shape(mean)}; {_describe_shape(most)}"
+    if unknown := _name_uncounted((mean, most)):
         return Outcome.OPEN, f"{unknown}: {text}"
     if mean.spread is None or most.spread is None:
         return Outcome.UNDECIDED, f"the intervals do not tell: {text}"
@@ -198,40 +206,39 @@ def _d5(found: LoadFloor) -> tuple[Outcome, str]:
     better, worse = _better_and_worse(mean, most)
     if bool(better) == bool(worse):
         return Outcome.UNDECIDED, f"both spread the sessions, and neither is distinguishably better: {text}"
-    said = f"both spread the sessions, and {(mean if better else most).label} is better by {', '.join(better or worse)}"
-    return (Outcome.HOLDS if better else Outcome.FAILS), f"{said}: {text}"
+    why = f"both spread the sessions, and {(mean if better else most).label} is better by {', '.join(better or worse)}"
+    return (Outcome.HOLDS if better else Outcome.FAILS), f"{why}: {text}"
 
 
-def _d6(found: LoadFloor) -> tuple[Outcome, str]:
-    grids = [[one for one in _bonuses(found) if _form(one) == form] for form in FORMS]
-    own = sorted(max(grids, key=lambda grid: len({_bonus(one) for one in grid})), key=_bonus)
-    tried = sorted({_bonus(one) for one in own})
+def _judge_d6(floor: LoadFloor) -> tuple[Outcome, str]:
+    grids = [[one for one in _list_bonuses(floor) if _form_of(one) == form] for form in FORMS]
+    own = sorted(max(grids, key=lambda grid: len({_bonus_of(one) for one in grid})), key=_bonus_of)
+    tried = sorted({_bonus_of(one) for one in own})
     if len(tried) < 2:
         only = f"only K = {tried[0]:g} was run" if tried else "no K was run"
-        return Outcome.OPEN, "; ".join((f"{only}: a grid of one form needs two or more", *map(_shape, own)))
-    text = "; ".join(_shape(one) for one in own)
-    if unknown := _uncounted(own):
+        return Outcome.OPEN, "; ".join((f"{only}: a grid of one form needs two or more", *map(_describe_shape, own)))
+    text = "; ".join(_describe_shape(one) for one in own)
+    if unknown := _name_uncounted(own):
         return Outcome.OPEN, f"{unknown}: {text}"
-    does = {works: sorted({_bonus(one) for one in own if _does(one) is works}) for works in (True, False, None)}
-    if not does[True] and not does[None]:
+    by_answer = {
+        works: sorted({_bonus_of(one) for one in own if _is_working(one) is works}) for works in (True, False, None)
+    }
+    if not by_answer[True] and not by_answer[None]:
         return Outcome.FAILS, f"no K of the grid spreads the sessions and keeps the overlap: {text}"
-    if DEFAULT_K not in tried:
-        answer = Outcome.OPEN
-    else:
-        works = next(works for works in (True, None, False) if DEFAULT_K in does[works])
-        answer = {True: Outcome.HOLDS, None: Outcome.UNDECIDED, False: Outcome.FAILS}[works]
-    listed = ", ".join(f"{k:g}" for k in does[True]) or "none"
+    outcomes = {True: Outcome.HOLDS, None: Outcome.UNDECIDED, False: Outcome.FAILS}
+    answer = next((outcomes[works] for works in outcomes if DEFAULT_K in by_answer[works]), Outcome.OPEN)
+    listed = ", ".join(f"{k:g}" for k in by_answer[True]) or "none"
     missing = "" if DEFAULT_K in tried else f"K = {DEFAULT_K:g} was not run; "
     return answer, f"{missing}K = {listed} of {', '.join(f'{k:g}' for k in tried)} do: {text}"
 
 
-def _d7(found: LoadFloor) -> tuple[Outcome, str]:
-    size = f"{found.sessions} sessions, {found.trials} {'trial' if found.trials == 1 else 'trials'}"
-    if _reference(found) is None or not _bonuses(found):
+def _judge_d7(floor: LoadFloor) -> tuple[Outcome, str]:
+    size = f"{floor.sessions} sessions, {floor.trials} {'trial' if floor.trials == 1 else 'trials'}"
+    if _find_reference(floor) is None or not _list_bonuses(floor):
         return Outcome.OPEN, f"{size}: no difference to kv_aware without a fix was measured"
-    if unknown := _uncounted(found.compared):
+    if unknown := _name_uncounted(floor.compared):
         return Outcome.OPEN, f"{size}: {unknown}"
-    named = [(one, name) for one in _bonuses(found) for name in DISTINGUISHED_BY if name != "lost_share"]
+    named = [(one, name) for one in _list_bonuses(floor) for name in DISTINGUISHED_BY if name != "lost_share"]
     count = sum(one.verdict(name) in (Verdict.HIGHER, Verdict.LOWER) for one, name in named)
     kinds = "direct to D, overlap kept, TTFT p90"
     text = f"{size}: {count} of {len(named)} differences ({kinds}) are distinguishable from none"
@@ -240,8 +247,8 @@ def _d7(found: LoadFloor) -> tuple[Outcome, str]:
     return Outcome.OPEN, f"{text}; whether twice the sessions decide the others needs a run with them"
 
 
-def _q1d(found: LoadFloor) -> tuple[Outcome, str]:
-    moved = found.transport
+def _judge_q1d(floor: LoadFloor) -> tuple[Outcome, str]:
+    moved = floor.transport
     if not moved.failed:
         return Outcome.OPEN, f"no transfer failed ({moved.asked} were asked for)"
     text = (
@@ -253,23 +260,22 @@ def _q1d(found: LoadFloor) -> tuple[Outcome, str]:
     return (Outcome.HOLDS if moved.pairs_recovered else Outcome.UNDECIDED), text
 
 
-def _does(one: FloorVariant) -> bool | None:
+def _is_working(one: FloorVariant) -> bool | None:
     """Whether it gives every D a share and keeps the overlap within OVERLAP_WITHIN; None: the intervals cross it."""
-    found = one.differences.get("overlap_kept")
-    keeps = None
-    if found is not None and found.low is not None and found.high is not None:
-        keeps = True if found.low >= -OVERLAP_WITHIN else False if found.high < -OVERLAP_WITHIN else None
-    if one.spread is False or keeps is False:
+    kept = one.differences.get("overlap_kept", Estimate(None))
+    keeps = kept.low is not None and kept.high is not None and kept.low >= -OVERLAP_WITHIN
+    costs = kept.low is not None and kept.high is not None and kept.high < -OVERLAP_WITHIN
+    if one.spread is False or costs:
         return False
     return True if one.spread and keeps else None
 
 
-def _reference(found: LoadFloor) -> FloorVariant | None:
-    return next((one for one in found.variants if one.label == found.reference), None)
+def _find_reference(floor: LoadFloor) -> FloorVariant | None:
+    return next((one for one in floor.variants if one.label == floor.reference), None)
 
 
-def _bonuses(found: LoadFloor) -> list[FloorVariant]:
-    return [one for one in found.compared if one.parameters.get(BONUS)]
+def _list_bonuses(floor: LoadFloor) -> list[FloorVariant]:
+    return [one for one in floor.compared if one.parameters.get(BONUS)]
 
 
 def _is_alternative(one: FloorVariant) -> bool:
@@ -278,16 +284,16 @@ def _is_alternative(one: FloorVariant) -> bool:
     return one.fix != NO_FIX and all(part.startswith("Q2.") and not part.startswith("Q2.B") for part in parts)
 
 
-def _bonus(one: FloorVariant) -> float:
+def _bonus_of(one: FloorVariant) -> float:
     value = one.parameters.get(BONUS)
     return float(value) if isinstance(value, int | float) else 0.0
 
 
-def _form(one: FloorVariant) -> object:
+def _form_of(one: FloorVariant) -> object:
     return one.parameters.get("floor_form", FORMS[0])
 
 
-def _uncounted(variants: Iterable[FloorVariant]) -> str:
+def _name_uncounted(variants: Iterable[FloorVariant]) -> str:
     """Whose overlap kept is not known; empty where all of it is."""
     lacking = [f"{one.label} {one.counted} of {one.served}" for one in variants if not one.is_counted]
     if not lacking:
@@ -295,34 +301,28 @@ def _uncounted(variants: Iterable[FloorVariant]) -> str:
     return f"the overlap kept is not known, as tokens were counted of too few requests ({', '.join(lacking)})"
 
 
-def _failures(one: FloorVariant) -> str:
+def _describe_failures(one: FloorVariant) -> str:
     lost = f", {one.lost_transfers} of {one.transfers} transfers failed or recomputed" if one.transfers else ""
-    share = f" ({_percent(one.values['lost_share'])})" if one.transfers else ""
+    share = f" ({_format_percent(one.values['lost_share'])})" if one.transfers else ""
     return f"{one.label}: {one.failed_turns} of {one.turns} turns failed{lost}{share}"
 
 
-def _shape(one: FloorVariant) -> str:
-    return f"{one.label}: {', '.join(_numbers(one))}"
+def _describe_shape(one: FloorVariant) -> str:
+    return f"{one.label}: {', '.join(_list_numbers(one))}"
 
 
-def _numbers(one: FloorVariant) -> Iterator[str]:
+def _list_numbers(one: FloorVariant) -> Iterator[str]:
     even = 1 / one.instances
-    least = _percent(one.values["least_share"])
+    least = _format_percent(one.values["least_share"])
     yield f"smallest share of the sessions {least} (even {even:.0%}, asked {NON_TRIVIAL * even:.0%})"
-    mark = {Verdict.HIGHER: " (higher)", Verdict.LOWER: " (lower)", Verdict.NOT_DISTINGUISHABLE: " (n.d.)"}
+    mark = {Verdict.HIGHER: " (higher)", Verdict.LOWER: " (lower)", Verdict.NOT_DISTINGUISHABLE: " (n.d.)", None: ""}
     for name in ("direct_rate", "overlap_kept"):
-        verdict = one.verdict(name)
-        yield f"{DISTINGUISHED_BY[name][0]} {_percent(one.values[name])}{'' if verdict is None else mark[verdict]}"
-    ttft, verdict = one.values["ttft_p90_s"], one.verdict(TTFT_RATIO)
-    yield f"TTFT p90 {ttft.text(3, 1e3)} ms{'' if verdict is None else mark[verdict]}"
+        yield f"{DISTINGUISHED_BY[name][0]} {_format_percent(one.values[name])}{mark[one.verdict(name)]}"
+    yield f"TTFT p90 {one.values['ttft_p90_s'].text(3, 1e3)} ms{mark[one.verdict(TTFT_RATIO)]}"
 
 
-def _percent(found: Estimate) -> str:
-    return "-" if found.value is None else f"{found.value:.1%}"
-
-
-def _points(found: Estimate) -> str:
-    return "-" if found.value is None else found.points()
+def _format_percent(share: Estimate) -> str:
+    return "-" if share.value is None else f"{share.value:.1%}"
 
 
 DECISION_POINTS: tuple[tuple[str, str, str, str, Callable[[LoadFloor], tuple[Outcome, str]]], ...] = (
@@ -332,7 +332,7 @@ DECISION_POINTS: tuple[tuple[str, str, str, str, Callable[[LoadFloor], tuple[Out
         "yes",
         "with the bonus distinguishably fewer transfers are lost or more turns completed than without, and neither is "
         "worse; fails for the opposite",
-        _d1,
+        _judge_d1,
     ),
     (
         "D2",
@@ -340,7 +340,7 @@ DECISION_POINTS: tuple[tuple[str, str, str, str, Callable[[LoadFloor], tuple[Out
         "yes",
         "of two policies that differ in transfer.timeout_s alone, the longer distinguishably loses fewer transfers; "
         "fails where it loses more",
-        _d2,
+        _judge_d2,
     ),
     (
         "D3",
@@ -348,14 +348,14 @@ DECISION_POINTS: tuple[tuple[str, str, str, str, Callable[[LoadFloor], tuple[Out
         "Q2.B",
         f"the bonus gives every D a share and keeps the overlap within {OVERLAP_WITHIN:.0%}, kv_aware without it does "
         "not, the alternatives are distinguishably worse or do not work, and TTFT p90 is not worse",
-        _d3,
+        _judge_d3,
     ),
     (
         "D4",
         "Admission refusals are counted where they happen (Q2.G).",
         "yes",
         "a pick was sent elsewhere because of a counted refusal",
-        _d4,
+        _judge_d4,
     ),
     (
         "D5",
@@ -363,28 +363,28 @@ DECISION_POINTS: tuple[tuple[str, str, str, str, Callable[[LoadFloor], tuple[Out
         "defer",
         "at one K the form with the mean spreads the sessions and the other does not, or it is distinguishably better; "
         "fails for the opposite",
-        _d5,
+        _judge_d5,
     ),
     (
         "D6",
         f"K = {DEFAULT_K:g} is reasonable.",
         "try 200 first",
         f"K = {DEFAULT_K:g}, of two or more K of one form, spreads the sessions and keeps the overlap",
-        _d6,
+        _judge_d6,
     ),
     (
         "D7",
         "This many sessions are enough.",
         "the same subset",
         "every difference to kv_aware without a fix is distinguishable from none",
-        _d7,
+        _judge_d7,
     ),
     (
         "Q1.D",
         "A pair is closed after several failures in a window, and probed again.",
         "avoid for now",
         "transfers failed without closing a pair, or a quarantined pair moved KV again",
-        _q1d,
+        _judge_q1d,
     ),
 )
 """Name, claim, the specification's default, the rule, and what applies it: the outcome and its reason."""

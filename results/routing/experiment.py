@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from results.experiment import ExperimentResults, ReportText
+from results.experiment import ExperimentResults
+from results.report.content import ReportText
 
 if TYPE_CHECKING:
     from results.routing.analyse import RoutingAnalysis
@@ -24,10 +25,9 @@ def _write(root: Path) -> RoutingAnalysis:
 
 
 def _report(analysis: RoutingAnalysis) -> ReportText:
-    from results.routing.report import limits, opening
-    from results.routing.tables import tables
+    from results.routing.report import build_report
 
-    return ReportText(opening(analysis), tuple(tables(analysis)), tuple(limits(analysis)))
+    return build_report(analysis)
 
 
 RESULTS = ExperimentResults(

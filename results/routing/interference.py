@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-import numpy as np
-
-from results.records.frames import Gap, artifact_name, verified_bytes
+from results.records.frames import Gap
 from results.records.layout import RunLayout
 from results.records.samples import InterferenceRecord
+from results.routing.load import read_rows
 from results.statistics.estimates import Estimate, mean, unknown
 
 
@@ -39,24 +37,18 @@ def read_interference(root: Path) -> tuple[tuple[InterferenceRecord, ...], tuple
     path = RunLayout(root).interference
     if not path.is_file():
         return (), ()
-    raw = verified_bytes(path)
-    if isinstance(raw, Gap):
-        return (), (raw,)
-    try:
-        return tuple(msgspec.json.Decoder(InterferenceRecord).decode_lines(raw)), ()
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        return (), (Gap(artifact_name(path), f"is damaged: {error}"),)
+    return read_rows(path, InterferenceRecord)
 
 
-def interferences(rows: Sequence[InterferenceRecord]) -> tuple[Interference, ...]:
+def summarise_interference(rows: Sequence[InterferenceRecord]) -> tuple[Interference, ...]:
     """By prefill length and number of decodes."""
     groups: dict[tuple[int, int], list[InterferenceRecord]] = defaultdict(list)
     for row in rows:
         groups[row.decodes, row.prefill_tokens].append(row)
-    return tuple(_interference(*key, groups[key]) for key in sorted(groups))
+    return tuple(_summarise_repeats(*key, groups[key]) for key in sorted(groups))
 
 
-def _interference(decodes: int, prefill_tokens: int, rows: Sequence[InterferenceRecord]) -> Interference:
+def _summarise_repeats(decodes: int, prefill_tokens: int, rows: Sequence[InterferenceRecord]) -> Interference:
     ratios = [
         row.tpot_during_s / row.tpot_before_s for row in rows if row.tpot_during_s is not None and row.tpot_before_s
     ]
@@ -65,14 +57,14 @@ def _interference(decodes: int, prefill_tokens: int, rows: Sequence[Interference
         prefill_tokens=prefill_tokens,
         decodes=decodes,
         repeats=len(rows),
-        before_s=_mean([row.tpot_before_s for row in rows]),
-        during_s=_mean([row.tpot_during_s for row in rows]),
-        after_s=_mean([row.tpot_after_s for row in rows]),
-        slowdown=_mean(ratios),
-        worst_gap_s=max(worst) if worst else None,
+        before_s=_mean_of_repeats(row.tpot_before_s for row in rows),
+        during_s=_mean_of_repeats(row.tpot_during_s for row in rows),
+        after_s=_mean_of_repeats(row.tpot_after_s for row in rows),
+        slowdown=_mean_of_repeats(ratios),
+        worst_gap_s=max(worst, default=None),
     )
 
 
-def _mean(values: Sequence[float | None]) -> Estimate:
-    known = np.array([value for value in values if value is not None], dtype=np.float64)
-    return mean(known) if known.size else unknown("no repeat measured it")
+def _mean_of_repeats(values: Iterable[float | None]) -> Estimate:
+    known = [value for value in values if value is not None]
+    return mean(known) if known else unknown("no repeat measured it")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -63,25 +63,7 @@ class LoadedCell:
         return str(fidelity.get("reason") or "the client fell behind")
 
 
-class _Decision(msgspec.Struct, frozen=True):
-    instance: str
-    reason: str
-    migrate_from: str = ""
-
-
-class _Outcome(msgspec.Struct, frozen=True):
-    status: str
-    transfer: KvTransfer | None = None
-
-
-class _Pick(msgspec.Struct, frozen=True):
-    """The few fields of a DecisionRecord that are counted; its views would be most of the work of reading it."""
-
-    decision: _Decision
-    outcome: _Outcome | None = None
-
-
-def collect(root: Path) -> tuple[tuple[LoadedCell, ...], tuple[Gap, ...]]:
+def load_cells(root: Path) -> tuple[tuple[LoadedCell, ...], tuple[Gap, ...]]:
     """Every finished cell below `root` in the order it was measured, and all that is wrong. A bad cell is a gap."""
     cells: list[LoadedCell] = []
     gaps: list[Gap] = []
@@ -97,12 +79,11 @@ def collect(root: Path) -> tuple[tuple[LoadedCell, ...], tuple[Gap, ...]]:
 
 def load_cell(layout: TrialLayout) -> LoadedCell | Gap:
     """The cell in this folder; one whose record cannot be read is not counted, and says why."""
-    record = _record(layout.cell)
+    record = _read_record(layout.cell)
     if isinstance(record, Gap):
         return record
-    turns, turn_gaps = _turns(layout, record)
-    picks, pick_gaps = _picks(layout, record)
-    turns = own_cache(turns, picks)
+    turns, turn_gaps = _read_turns(layout, record)
+    picks, pick_gaps = _read_picks(layout, record)
     samples, sample_gaps = read_rows(layout.engines, EngineSample, record)
     missing = [
         Gap(artifact_name(path), "is missing")
@@ -110,7 +91,7 @@ def load_cell(layout: TrialLayout) -> LoadedCell | Gap:
         if not path.is_file()
     ]
     gaps = (*turn_gaps, *pick_gaps, *sample_gaps, *missing)
-    return LoadedCell(record, turns, picks, samples, artifact_name(layout.cell), gaps)
+    return LoadedCell(record, own_cache(turns, picks), picks, samples, artifact_name(layout.cell), gaps)
 
 
 def own_cache(turns: Turns | None, picks: PickCounts | None) -> Turns | None:
@@ -120,7 +101,7 @@ def own_cache(turns: Turns | None, picks: PickCounts | None) -> Turns | None:
     return turns.without("cached_tokens")
 
 
-def count_picks(picks: Iterable[DecisionRecord | _Pick]) -> PickCounts:
+def count_picks(picks: Iterable[DecisionRecord]) -> PickCounts:
     """Picks by reason, by instance, and by how they ended."""
     reasons: Counter[str] = Counter()
     statuses: Counter[str] = Counter()
@@ -138,11 +119,11 @@ def count_picks(picks: Iterable[DecisionRecord | _Pick]) -> PickCounts:
             leg_tokens += leg_tokens_of(outcome.transfer)
     return PickCounts(
         picks=reasons.total(),
-        reasons=_by_name(reasons),
-        by_instance={instance: _by_name(by_instance[instance]) for instance in sorted(by_instance)},
-        statuses=_by_name(statuses),
+        reasons=_sort_by_name(reasons),
+        by_instance={instance: _sort_by_name(by_instance[instance]) for instance in sorted(by_instance)},
+        statuses=_sort_by_name(statuses),
         migrations=migrations,
-        transfers=_by_name(transfers),
+        transfers=_sort_by_name(transfers),
         leg_tokens=leg_tokens,
     )
 
@@ -157,18 +138,23 @@ def leg_tokens_of(transfer: KvTransfer) -> int:
     return transfer.prefix_tokens * (source + target)
 
 
-def _by_name(counts: Mapping[str, int]) -> dict[str, int]:
+def _sort_by_name(counts: Mapping[str, int]) -> dict[str, int]:
     return dict(sorted(counts.items()))
 
 
-def _record(path: Path) -> RoutingCell | Gap:
+def number_or_none(value: object) -> float | None:
+    """Of a parameter or a record's field; a truth value is no number."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _read_record(path: Path) -> RoutingCell | Gap:
     if not path.exists():
         return Gap(artifact_name(path), "is missing: the cell was not finished and is not counted")
     record = read_record(path, RoutingCell, CELL_VERSION)
     return replace(record, reason=f"{record.reason}; the cell is not counted") if isinstance(record, Gap) else record
 
 
-def _turns(layout: TrialLayout, record: RoutingCell) -> tuple[Turns | None, tuple[Gap, ...]]:
+def _read_turns(layout: TrialLayout, record: RoutingCell) -> tuple[Turns | None, tuple[Gap, ...]]:
     loaded = read_table(layout.metrics, TURN_SCHEMA, record.checksums.get(layout.metrics.name))
     if isinstance(loaded, Gap):
         return None, (loaded,)
@@ -180,9 +166,9 @@ def _turns(layout: TrialLayout, record: RoutingCell) -> tuple[Turns | None, tupl
     return turns, gaps
 
 
-def _picks(layout: TrialLayout, record: RoutingCell) -> tuple[PickCounts | None, tuple[Gap, ...]]:
+def _read_picks(layout: TrialLayout, record: RoutingCell) -> tuple[PickCounts | None, tuple[Gap, ...]]:
     """From `breakdown.json`, which is counted from the decision log when the cell ends; else from the log itself."""
-    gaps = tuple(_altered(layout.decisions, record))
+    gaps = _find_altered(layout.decisions, record)
     try:
         breakdown = msgspec.json.decode(layout.breakdown.read_bytes(), type=dict[str, Any])
         return msgspec.convert(breakdown["picks"], PickCounts), gaps
@@ -191,26 +177,29 @@ def _picks(layout: TrialLayout, record: RoutingCell) -> tuple[PickCounts | None,
         own = () if absent else (Gap(artifact_name(layout.breakdown), "is damaged; counted from the decision log"),)
     if gaps:
         return None, (*gaps, *own)
-    picks, row_gaps = read_rows(layout.decisions, _Pick, record)
+    picks, row_gaps = read_rows(layout.decisions, DecisionRecord, record)
     return (None if row_gaps else count_picks(picks)), (*own, *row_gaps)
 
 
-def _altered(path: Path, record: RoutingCell) -> Iterator[Gap]:
-    """A file that is gone, or is not the one that its cell was finished with."""
-    checksum = record.checksums.get(path.name)
+def _find_altered(path: Path, record: RoutingCell) -> tuple[Gap, ...]:
+    """A file that is gone, or is not the one that its cell was finished with; it is not read into memory."""
     try:
-        if checksum is not None and sha256(path) != checksum:
-            yield Gap(artifact_name(path), "differs from the checksum its cell was finished with")
-        elif not path.is_file():
-            yield Gap(artifact_name(path), "is missing")
-    except FileNotFoundError:
-        yield Gap(artifact_name(path), "is missing")
+        if not path.is_file():
+            why = "is missing"
+        elif record.checksums.get(path.name) in (None, sha256(path)):
+            return ()
+        else:
+            why = "differs from the checksum its cell was finished with"
     except OSError as error:
-        yield Gap(artifact_name(path), f"cannot be read: {error.strerror}")
+        why = f"cannot be read: {error.strerror}"
+    return (Gap(artifact_name(path), why),)
 
 
-def read_rows(path: Path, kind: type[_Row], record: RoutingCell) -> tuple[tuple[_Row, ...], tuple[Gap, ...]]:
-    raw = verified_bytes(path, record.checksums.get(path.name))
+def read_rows(
+    path: Path, kind: type[_Row], record: RoutingCell | None = None
+) -> tuple[tuple[_Row, ...], tuple[Gap, ...]]:
+    """The rows of a JSON lines file; `record`: of the cell that it was finished with."""
+    raw = verified_bytes(path, None if record is None else record.checksums.get(path.name))
     if isinstance(raw, Gap):
         return (), (raw,)
     try:

@@ -13,23 +13,20 @@ from itertools import combinations
 
 import numpy as np
 
-from results.routing.by_session import once, over_trials, ratio
-from results.routing.floor_sessions import KV_AWARE, FloorFacts
-from results.routing.floor_transport import (
-    Rules,
-    TargetLegs,
-    TimeoutPair,
-    TransportFacts,
-    is_lost,
-    leg_times,
-    target_legs,
-    transport_facts,
-)
+from results.measures.columns import floats_or_nan
+from results.routing import floor_facts
 from results.routing.logs import LogFacts
-from results.routing.measure import Measurements, interval, level_interval, ratio_interval
-from results.routing.metrics import metric
-from results.routing.transfers import Moved, enough_counted, partly
-from results.statistics.estimates import Estimate, Samples
+from results.routing.measure import (
+    Measurements,
+    level_interval,
+    mean_interval,
+    one_per_trial,
+    over_trials,
+    ratio_interval,
+)
+from results.routing.metrics import metric_named
+from results.routing.transfers import Moved, is_enough, withhold_interval
+from results.statistics.estimates import Estimate
 from results.statistics.judgement import Verdict, judged
 from results.statistics.trials import Measured, Trial, combine
 
@@ -70,7 +67,7 @@ class FloorVariant:
     """To the reference, inside each trial, and the ratio TTFT_RATIO; empty where this is it, or there is none."""
     against: Mapping[str, Mapping[str, Estimate]]
     """The same to each other label under the same rules of transfer; of labels with the bonus alone."""
-    rules: Rules
+    rules: floor_facts.Rules
     served: int
     """Requests with a session that were served."""
     counted: int
@@ -80,20 +77,20 @@ class FloorVariant:
     """Turns that were not completed."""
     transfers: int
     lost_transfers: int
-    legs: TargetLegs
+    legs: floor_facts.TargetLegs
     rejects: int
     reject_moves: int
     held: int
 
     def verdict(self, name: str, other: str = "") -> Verdict | None:
         """What the interval of that difference or ratio says, to the reference or to the label `other`."""
-        found = (self.against.get(other, {}) if other else self.differences).get(name)
-        return None if found is None else judged(found, none=1.0 if name == TTFT_RATIO else 0.0)
+        difference = (self.against.get(other, {}) if other else self.differences).get(name)
+        return None if difference is None else judged(difference, none=1.0 if name == TTFT_RATIO else 0.0)
 
     @property
     def is_counted(self) -> bool:
         """Whether the overlap kept is known of enough requests to represent all."""
-        return enough_counted(self.counted, self.served)
+        return is_enough(self.counted, self.served)
 
     @property
     def spread(self) -> bool | None:
@@ -109,13 +106,29 @@ class FloorVariant:
 
 
 @dataclass(frozen=True, slots=True)
+class TimeoutPair:
+    """Two labels that differ in their transfers' timeout alone."""
+
+    short: str
+    long: str
+    short_s: float
+    long_s: float
+    short_legs: floor_facts.TargetLegs
+    long_legs: floor_facts.TargetLegs
+    over_short: int
+    """Of the long one's that brought the KV: those that took longer than the short timeout."""
+    lost_share: Estimate
+    """Share of the transfers that were lost, long - short, inside each trial."""
+
+
+@dataclass(frozen=True, slots=True)
 class LoadFloor:
     """The section of the report."""
 
     reference: str
     """The label without any fix; empty = it was not run."""
     variants: tuple[FloorVariant, ...]
-    transport: TransportFacts
+    transport: floor_facts.TransportFacts
     timeouts: tuple[TimeoutPair, ...]
     sessions: int
     trials: int
@@ -124,7 +137,7 @@ class LoadFloor:
     def compared(self) -> tuple[FloorVariant, ...]:
         """The labels whose KV moves by the same rules as the reference's; without one, by those of most labels."""
         rules = next((one.rules for one in self.variants if one.label == self.reference), None)
-        rules = _usual([one.rules for one in self.variants]) if rules is None else rules
+        rules = _usual_rules([one.rules for one in self.variants]) if rules is None else rules
         return tuple(one for one in self.variants if one.rules == rules)
 
 
@@ -132,7 +145,7 @@ def fix_of(parameters: Mapping[str, object]) -> str:
     """Which fixes of the specification's tables these parameters of kv_aware switch on."""
     bonus = parameters.get(BONUS)
     discount = str(parameters.get("overlap_discount", "off"))
-    found = [
+    fixes = [
         f"Q2.B K={bonus} ({parameters.get('floor_form', 'mean')})" if bonus else "",
         "Q2.A" if parameters.get("cold_bonus") else "",
         "Q2.C" if parameters.get("order") == "inflight_first" else "",
@@ -142,205 +155,194 @@ def fix_of(parameters: Mapping[str, object]) -> str:
         "without Q2.G" if parameters.get("migration_reject_threshold") == 0 else "",
         "Q1.E" if parameters.get("backpressure_above") is not None else "",
     ]
-    return " + ".join(part for part in found if part) or NO_FIX
+    return " + ".join(fix for fix in fixes if fix) or NO_FIX
 
 
-def load_floor(
+@dataclass(frozen=True, slots=True)
+class _Label:
+    """One label of kv_aware as it was run."""
+
+    label: str
+    fix: str
+    parameters: Mapping[str, object]
+    logs: Mapping[int, LogFacts]
+    """By trial."""
+    rules: floor_facts.Rules
+    measured: Mapping[str, Measured]
+    """OF_LOGS."""
+
+    @property
+    def floors(self) -> dict[int, floor_facts.FloorFacts]:
+        return {trial: log.floor for trial, log in self.logs.items() if log.floor is not None}
+
+    @property
+    def moved(self) -> list[Moved]:
+        return [one for log in self.logs.values() for one in log.moved]
+
+    @property
+    def counted(self) -> tuple[int, int]:
+        """Requests of which is known what the D found in its own cache; and all that were served."""
+        sessions = [session for floor in self.floors.values() for session in floor.sessions]
+        return sum(one.counted for one in sessions), sum(one.requests for one in sessions)
+
+
+def measure_load_floor(
     policies: Mapping[str, str],
     facts: Mapping[str, Mapping[int, LogFacts]],
     measurements: Measurements,
 ) -> LoadFloor | None:
     """Of the run with these labels (to their policies' names) and logs; None where no kv_aware cell has any fix."""
-    labels = [label for label, policy in policies.items() if policy == KV_AWARE and measurements.cells(label)]
-    given = {label: next(iter(measurements.cells(label).values())).parameters for label in labels}
-    fixes = {label: fix_of(parameters) for label, parameters in given.items()}
-    if not set(fixes.values()) - {NO_FIX}:
+    names = [
+        label for label, policy in policies.items() if policy == floor_facts.KV_AWARE and measurements.cells(label)
+    ]
+    labels = [_read_label(name, facts.get(name, {}), measurements) for name in names]
+    if all(one.fix == NO_FIX for one in labels):
         return None
-    logs = {label: {t: one for t, one in facts.get(label, {}).items() if one.floor} for label in labels}
-    rules = {label: _rules(logs[label]) for label in labels}
-    usual = _usual(list(rules.values()))
-    plain = [label for label in labels if fixes[label] == NO_FIX]
-    reference = next((label for label in plain if rules[label] == usual), plain[0] if plain else "")
-    own = {label: _measured(logs[label], measurements) for label in labels}
-
-    def differences(label: str, other: str) -> dict[str, Estimate]:
-        return _differences(label, other, own, logs, measurements)
-
-    found = []
-    for label in sorted(labels, key=lambda label: label != reference):
-        others = [one for one in labels if one != label and rules[one] == rules[label]]
-        found.append(
-            _variant(
-                label,
-                fixes[label],
-                given[label],
-                logs[label],
-                own[label],
+    usual = _usual_rules([one.rules for one in labels])
+    plain = [one for one in labels if one.fix == NO_FIX]
+    reference = next((one for one in plain if one.rules == usual), plain[0] if plain else None)
+    variants = []
+    for own in sorted(labels, key=lambda one: one is not reference):
+        others = [one for one in labels if one is not own and one.rules == own.rules and own.parameters.get(BONUS)]
+        to_reference = [] if reference is None or own is reference else [reference]
+        variants.append(
+            _measure_variant(
+                own,
                 measurements,
-                differences=differences(label, reference) if reference and label != reference else {},
-                against={one: differences(label, one) for one in others} if given[label].get(BONUS) else {},
+                differences=next((_measure_differences(own, one, measurements) for one in to_reference), {}),
+                against={one.label: _measure_differences(own, one, measurements) for one in others},
             )
         )
     return LoadFloor(
-        reference=reference,
-        variants=tuple(found),
-        transport=transport_facts([log.moved for logs in facts.values() for log in logs.values()]),
-        timeouts=_timeouts(labels, given, rules, logs, own),
+        reference="" if reference is None else reference.label,
+        variants=tuple(variants),
+        transport=floor_facts.transport_facts([log.moved for logs in facts.values() for log in logs.values()]),
+        timeouts=tuple(pair for one, other in combinations(labels, 2) if (pair := _timeout_pair(one, other))),
         sessions=measurements.sessions,
         trials=measurements.trials,
     )
 
 
-def _usual(rules: Sequence[Rules]) -> Rules:
+def _read_label(label: str, facts: Mapping[int, LogFacts], measurements: Measurements) -> _Label:
+    parameters = next(iter(measurements.cells(label).values())).parameters
+    logs = {trial: log for trial, log in facts.items() if log.floor}
+    rules = next((log.floor.rules for log in logs.values() if log.floor), floor_facts.Rules(None, None, ""))
+    return _Label(label, fix_of(parameters), parameters, logs, rules, _measure_logs(logs, measurements))
+
+
+def _usual_rules(rules: Sequence[floor_facts.Rules]) -> floor_facts.Rules:
     """Those of most labels; of as many, the first."""
     return Counter(rules).most_common(1)[0][0]
 
 
-def _rules(logs: Mapping[int, LogFacts]) -> Rules:
-    found = (one.floor.rules for one in logs.values() if one.floor is not None)
-    return next(found, Rules(None, None, ""))
+def _timeout_pair(one: _Label, other: _Label) -> TimeoutPair | None:
+    """None where the labels differ in more than the timeout of their transfers, or not in it."""
+    times = one.rules.timeout_s, other.rules.timeout_s
+    if one.parameters != other.parameters or times[0] is None or times[1] is None or one.rules.moves_kv is False:
+        return None
+    if one.rules != replace(other.rules, timeout_s=times[0]) or times[0] == times[1]:
+        return None
+    short, long = (one, other) if times[0] < times[1] else (other, one)
+    short_s = min(times[0], times[1])
+    return TimeoutPair(
+        short=short.label,
+        long=long.label,
+        short_s=short_s,
+        long_s=max(times[0], times[1]),
+        short_legs=floor_facts.summarise_legs(short.moved),
+        long_legs=floor_facts.summarise_legs(long.moved),
+        over_short=sum(seconds > short_s for seconds in floor_facts.leg_times(long.moved)),
+        lost_share=mean_interval(combine(np.subtract, long.measured["lost_share"], short.measured["lost_share"])),
+    )
 
 
-def _timeouts(
-    labels: Sequence[str],
-    given: Mapping[str, Mapping[str, object]],
-    rules: Mapping[str, Rules],
-    logs: Mapping[str, Mapping[int, LogFacts]],
-    own: Mapping[str, Mapping[str, Measured]],
-) -> tuple[TimeoutPair, ...]:
-    """Every two labels that differ in the timeout of their transfers alone."""
-    found = []
-    for one, other in combinations(labels, 2):
-        times = rules[one].timeout_s, rules[other].timeout_s
-        if given[one] != given[other] or None in times or rules[one].moves_kv is False:
-            continue
-        if rules[one] != replace(rules[other], timeout_s=times[0]) or times[0] == times[1]:
-            continue
-        (short_s, short), (long_s, long) = sorted(((times[0] or 0.0, one), (times[1] or 0.0, other)))
-        moved = {label: [row for log in logs[label].values() for row in log.moved] for label in (short, long)}
-        found.append(
-            TimeoutPair(
-                short=short,
-                long=long,
-                short_s=short_s,
-                long_s=long_s,
-                short_legs=target_legs(moved[short]),
-                long_legs=target_legs(moved[long]),
-                over_short=sum(seconds > short_s for seconds in leg_times(moved[long])),
-                lost_share=interval(combine(np.subtract, own[long]["lost_share"], own[short]["lost_share"])),
-            )
-        )
-    return tuple(found)
-
-
-def _variant(
-    label: str,
-    fix: str,
-    parameters: Mapping[str, object],
-    logs: Mapping[int, LogFacts],
-    own: Mapping[str, Measured],
+def _measure_variant(
+    own: _Label,
     measurements: Measurements,
     *,
     differences: Mapping[str, Estimate],
     against: Mapping[str, Mapping[str, Estimate]],
 ) -> FloorVariant:
-    cells = measurements.cells(label)
-    floors = {trial: one.floor for trial, one in logs.items() if one.floor is not None}
-    moved = [one for log in logs.values() for one in log.moved]
-    names = next((tuple(one.placed) for one in floors.values()), ())
+    cells, floors = measurements.cells(own.label), own.floors
+    names = next((tuple(floor.placed) for floor in floors.values()), ())
     turns, completed = (sum(cell.counts.get(name) or 0 for cell in cells.values()) for name in ("turns", "completed"))
-    counted, served = _counted(logs)
-    values = {name: level_interval(own[name], most=OF_LOGS[name]) for name in OF_LOGS}
-    values["overlap_kept"] = partly(values["overlap_kept"], counted, served)
-    values |= {name: level_interval(measurements.get(label, metric(name))) for name in OF_TURNS}
+    counted, served = own.counted
+    values = {name: level_interval(own.measured[name], most=OF_LOGS[name]) for name in OF_LOGS}
+    values["overlap_kept"] = withhold_interval(values["overlap_kept"], counted, served)
+    values |= {name: level_interval(measurements.get(own.label, metric_named(name))) for name in OF_TURNS}
     return FloorVariant(
-        label=label,
-        fix=fix,
-        parameters=parameters,
+        label=own.label,
+        fix=own.fix,
+        parameters=own.parameters,
         instances=max(len(names), 1),
-        shares={
-            name: level_interval(
-                over_trials(
-                    {t: once(_share(one, name), sum(one.placed.values())) for t, one in floors.items()}, NO_LOG
-                ),
-                most=1.0,
-            )
-            for name in names
-        },
+        shares={name: _share_of_sessions(floors, name) for name in names},
         values=values,
         differences=differences,
         against=against,
-        rules=_rules(logs),
+        rules=own.rules,
         served=served,
         counted=counted,
         turns=turns,
         failed_turns=turns - completed,
-        transfers=len(moved),
-        lost_transfers=sum(is_lost(one.transfer) for one in moved),
-        legs=target_legs(moved),
-        rejects=sum(one.rejects for one in floors.values()),
-        reject_moves=sum(one.reject_moves for one in floors.values()),
-        held=sum(one.held for one in floors.values()),
+        transfers=len(own.moved),
+        lost_transfers=sum(floor_facts.is_lost(one.transfer) for one in own.moved),
+        legs=floor_facts.summarise_legs(own.moved),
+        rejects=sum(floor.rejects for floor in floors.values()),
+        reject_moves=sum(floor.reject_moves for floor in floors.values()),
+        held=sum(floor.held for floor in floors.values()),
     )
 
 
-def _counted(logs: Mapping[int, LogFacts]) -> tuple[int, int]:
-    """Requests of which is known what the D found in its own cache; and all that were served."""
-    sessions = [session for log in logs.values() if log.floor is not None for session in log.floor.sessions]
-    return sum(one.counted for one in sessions), sum(one.requests for one in sessions)
+def _share_of_sessions(floors: Mapping[int, floor_facts.FloorFacts], instance: str) -> Estimate:
+    shares = {trial: _placed_share(floor, lambda placed: placed.get(instance, 0)) for trial, floor in floors.items()}
+    return level_interval(over_trials(shares, NO_LOG), most=1.0)
 
 
-def _measured(logs: Mapping[int, LogFacts], measurements: Measurements) -> dict[str, Measured]:
-    def over(compute: Callable[[LogFacts, FloorFacts], Trial | None], why: str = NO_LOG) -> Measured:
-        known = {trial: (log, log.floor) for trial, log in logs.items() if log.floor is not None}
-        return over_trials({trial: compute(*one) for trial, one in known.items()}, why)
+def _placed_share(floor: floor_facts.FloorFacts, choose: Callable[[Mapping[str, int]], int]) -> Trial | None:
+    """Of the sessions whose first request was served; None where none was."""
+    total = sum(floor.placed.values())
+    return one_per_trial(choose(floor.placed) / total, total) if total else None
+
+
+def _measure_logs(logs: Mapping[int, LogFacts], measurements: Measurements) -> dict[str, Measured]:
+    floors = {trial: log.floor for trial, log in logs.items() if log.floor is not None}
+    lost = {trial: _lost_share(log.moved, measurements) for trial, log in logs.items()}
 
     def of_sessions(top: str, bottom: str) -> Measured:
-        return over(lambda _log, one: _ratio(one, top, bottom, measurements))
+        return over_trials(
+            {trial: _ratio_of_sessions(floor, top, bottom, measurements) for trial, floor in floors.items()}, NO_LOG
+        )
 
     return {
-        "least_share": over(lambda _log, one: _least(one)),
+        "least_share": over_trials(
+            {trial: _placed_share(floor, lambda placed: min(placed.values())) for trial, floor in floors.items()},
+            NO_LOG,
+        ),
         "direct_rate": of_sessions("direct", "requests"),
         "overlap_kept": of_sessions("served_tokens", "counted_best_tokens"),
         "overlap_chosen": of_sessions("chosen_tokens", "best_tokens"),
-        "lost_share": over(lambda log, _one: _lost(log.moved, measurements), NO_TRANSFER if logs else NO_LOG),
+        "lost_share": over_trials(lost, NO_TRANSFER if logs else NO_LOG),
     }
 
 
-def _lost(moved: Sequence[Moved], measurements: Measurements) -> Trial | None:
-    lost = np.array([is_lost(one.transfer) for one in moved], dtype=np.float64)
-    return ratio([one.session for one in moved], lost, np.ones(len(moved)), measurements)
+def _lost_share(moved: Sequence[Moved], measurements: Measurements) -> Trial | None:
+    lost = floats_or_nan(floor_facts.is_lost(one.transfer) for one in moved)
+    return measurements.mean_of_rows([one.session for one in moved], lost)
 
 
-def _ratio(one: FloorFacts, top: str, bottom: str, measurements: Measurements) -> Trial | None:
-    names = [session.session for session in one.sessions]
-    above, below = (_column(one, name) for name in (top, bottom))
-    return ratio(names, above, below, measurements)
+def _ratio_of_sessions(
+    floor: floor_facts.FloorFacts, top: str, bottom: str, measurements: Measurements
+) -> Trial | None:
+    above, below = (floats_or_nan(getattr(session, name) for session in floor.sessions) for name in (top, bottom))
+    return measurements.ratio_of_rows([session.session for session in floor.sessions], above, below)
 
 
-def _column(one: FloorFacts, name: str) -> Samples:
-    return np.array([getattr(session, name) for session in one.sessions], dtype=np.float64)
-
-
-def _least(one: FloorFacts) -> Trial | None:
-    shares = [share for name in one.placed if (share := _share(one, name)) is not None]
-    return once(min(shares, default=None), sum(one.placed.values()))
-
-
-def _share(one: FloorFacts, name: str) -> float | None:
-    total = sum(one.placed.values())
-    return one.placed.get(name, 0) / total if total else None
-
-
-def _differences(
-    first: str,
-    second: str,
-    own: Mapping[str, Mapping[str, Measured]],
-    logs: Mapping[str, Mapping[int, LogFacts]],
-    measurements: Measurements,
-) -> dict[str, Estimate]:
-    found = {name: interval(combine(np.subtract, own[first][name], own[second][name])) for name in OF_LOGS}
+def _measure_differences(first: _Label, second: _Label, measurements: Measurements) -> dict[str, Estimate]:
+    differences = {
+        name: mean_interval(combine(np.subtract, first.measured[name], second.measured[name])) for name in OF_LOGS
+    }
     for label in (first, second):
-        found["overlap_kept"] = partly(found["overlap_kept"], *_counted(logs[label]))
-    found |= {name: interval(measurements.difference(first, second, metric(name))) for name in OF_TURNS}
-    return found | {TTFT_RATIO: ratio_interval(measurements.log_ratio(first, second, metric("ttft_p90_s")))}
+        differences["overlap_kept"] = withhold_interval(differences["overlap_kept"], *label.counted)
+    labels = first.label, second.label
+    differences |= {name: mean_interval(measurements.difference(*labels, metric_named(name))) for name in OF_TURNS}
+    return differences | {TTFT_RATIO: ratio_interval(measurements.log_ratio(*labels, metric_named("ttft_p90_s")))}

@@ -1,26 +1,39 @@
 """What the decision logs of a run say beyond counts: migrations, KV movements, the data of figure 10.
 
-A log holds the whole cluster at every pick, so one cell's is read at a time, and only what is computed of it is kept.
+A log holds the whole cluster at every pick, so one cell's is read at a time; what is computed of it is retained, and of
+the picks themselves those that migrate a session.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from results.records.decisions import DecisionRecord
 from results.records.frames import Gap, artifact_name
 from results.records.layout import TrialLayout
-from results.records.turns import RoutingCell
-from results.routing.floor_sessions import KV_AWARE, FloorFacts, floor_facts
-from results.routing.load import LoadedCell, read_rows
+from results.records.turns import EngineSample, RoutingCell
+from results.routing.floor_facts import KV_AWARE, FloorFacts, floor_facts
+from results.routing.load import LoadedCell, number_or_none, read_rows
 from results.routing.measure import Measurements
-from results.routing.migrations import Migrations, migrations
-from results.routing.recomputing import Brought, Prefill, brought, prefills
-from results.routing.timeline import Timeline, timeline
+from results.routing.migrations import Migrations, find_migrations
+from results.routing.recomputing import Brought, Prefill, find_brought, find_prefills
 from results.routing.transfer_counts import counted_by_logs, read_transfer_logs
-from results.routing.transfers import Moved, moved
+from results.routing.transfers import Moved, list_moved
+from results.statistics.estimates import Samples
+
+
+@dataclass(frozen=True, slots=True)
+class PendingSeries:
+    """Prompt tokens pending at one instance, as the router counted them. Seconds count from the log's first pick."""
+
+    instance: str
+    t_s: Samples
+    tokens: Samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +46,8 @@ class LogFacts:
     """Prompt tokens that came by transfer, as the counters of all instances say over the cell; None = not all do."""
     prefills: tuple[Prefill, ...]
     brought: tuple[Brought, ...]
-    timeline: Timeline | None
-    """None where nothing migrated."""
+    pending: tuple[PendingSeries, ...]
+    """By instance name; empty where nothing migrated."""
     floor: FloorFacts | None
     """Of kv_aware alone."""
 
@@ -44,67 +57,82 @@ def read_logs(root: Path, cells: Sequence[LoadedCell]) -> tuple[dict[str, LogFac
 
     Where a log cannot be read, a gap if loading the cell did not find it.
     """
-    found: dict[str, LogFacts] = {}
+    facts: dict[str, LogFacts] = {}
     gaps: list[Gap] = []
     for cell in cells:
-        if not _tells(cell):
+        if not _may_move_or_spread(cell):
             continue
         layout = TrialLayout((root / cell.path).parent)
-        records, wrong = read_rows(layout.decisions, DecisionRecord, cell.record)
-        gaps += [gap for gap in wrong if gap.artifact not in {one.artifact for one in cell.gaps}]
-        if not wrong:
-            if cell.picks is not None and cell.picks.transfers:
-                logs, damaged = read_transfer_logs(layout, cell.record)
-                records, differing = counted_by_logs(records, logs, cell.record, artifact_name(layout.decisions))
-                gaps += [*damaged, *differing]
-            found[cell.path] = log_facts(cell, records)
-    return found, tuple(gaps)
+        records, damaged = read_rows(layout.decisions, DecisionRecord, cell.record)
+        gaps += [gap for gap in damaged if gap.artifact not in {known.artifact for known in cell.gaps}]
+        if damaged:
+            continue
+        if cell.picks is not None and cell.picks.transfers:
+            logs, log_gaps = read_transfer_logs(layout, cell.record)
+            records, differing = counted_by_logs(records, logs, cell.record, artifact_name(layout.decisions))
+            gaps += [*log_gaps, *differing]
+        facts[cell.path] = log_facts(cell, records)
+    return facts, tuple(gaps)
+
+
+def _may_move_or_spread(cell: LoadedCell) -> bool:
+    picks, record = cell.picks, cell.record
+    moves = picks is not None and bool(picks.migrations or picks.transfers)
+    return moves or record.policy == KV_AWARE or "hot_tokens" in record.parameters
 
 
 def facts_by_label(
     logs: Mapping[str, LogFacts], cells: Sequence[LoadedCell], labels: Iterable[str], measurements: Measurements
 ) -> dict[str, dict[int, LogFacts]]:
     """Label to trial, of the cells that count; a label without any is there, and empty."""
-    found: dict[str, dict[int, LogFacts]] = {label: {} for label in labels}
-    counted = {one.path for label in found for one in measurements.cells(label).values()}
+    facts: dict[str, dict[int, LogFacts]] = {label: {} for label in labels}
+    counted = {cell.path for label in facts for cell in measurements.cells(label).values()}
     for cell in cells:
         if cell.path in logs and cell.path in counted:
-            found[cell.record.label][cell.record.trial] = logs[cell.path]
-    return found
-
-
-def _tells(cell: LoadedCell) -> bool:
-    picks, record = cell.picks, cell.record
-    moves = picks is not None and bool(picks.migrations or picks.transfers)
-    return moves or record.policy == KV_AWARE or "hot_tokens" in record.parameters
+            facts[cell.record.label][cell.record.trial] = logs[cell.path]
+    return facts
 
 
 def log_facts(cell: LoadedCell, records: Sequence[DecisionRecord]) -> LogFacts:
     """Of one cell with this log."""
     parameters = cell.record.parameters
-    moves = migrations(records, _whole(parameters, "hot_tokens"), _number(parameters, "cooldown_s"))
+    hot_tokens = number_or_none(parameters.get("hot_tokens"))
+    cooldown_s = number_or_none(parameters.get("cooldown_s"))
+    migrations = find_migrations(records, None if hot_tokens is None else int(hot_tokens), cooldown_s)
     return LogFacts(
-        migrations=moves,
-        moved=moved(records),
-        external_total_tokens=external_total(cell.record),
-        prefills=prefills(records) if moves.events else (),
-        brought=brought(records),
-        timeline=timeline(records, cell.samples) if moves.events else None,
+        migrations=migrations,
+        moved=list_moved(records),
+        external_total_tokens=_external_total(cell.record),
+        prefills=find_prefills(records) if migrations.events else (),
+        brought=find_brought(records),
+        pending=pending_series(records, cell.samples) if migrations.events else (),
         floor=floor_facts(cell.record, records) if cell.record.policy == KV_AWARE else None,
     )
 
 
-def external_total(cell: RoutingCell) -> float | None:
+def _external_total(cell: RoutingCell) -> float | None:
     """What the engines counted as having come by transfer over the cell; None where one does not say."""
     own = [engine.prompt_tokens_by_source.get("external_kv_transfer") for engine in cell.engines]
     return None if not own or None in own else sum(count or 0.0 for count in own)
 
 
-def _number(parameters: Mapping[str, object], name: str) -> float | None:
-    value = parameters.get(name)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _whole(parameters: Mapping[str, object], name: str) -> int | None:
-    value = _number(parameters, name)
-    return None if value is None else int(value)
+def pending_series(
+    records: Sequence[DecisionRecord], samples: Iterable[EngineSample] = ()
+) -> tuple[PendingSeries, ...]:
+    """From the view of every pick and, between picks, from the 1 Hz `samples` of the same cell."""
+    points: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for record in records:
+        for load in record.cluster.instances:
+            points[load.instance].append((record.t_ns, load.pending_prefill_tokens))
+    for sample in samples:
+        if sample.pending_prefill_tokens is not None:
+            points[sample.instance].append((sample.t_ns, sample.pending_prefill_tokens))
+    t0_ns = min(records, key=lambda record: record.seq).t_ns if records else 0
+    return tuple(
+        PendingSeries(
+            name,
+            np.array([(t_ns - t0_ns) / 1e9 for t_ns, _ in sorted(points[name])], dtype=np.float64),
+            np.array([tokens for _, tokens in sorted(points[name])], dtype=np.float64),
+        )
+        for name in sorted(points)
+    )

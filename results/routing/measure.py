@@ -9,22 +9,28 @@ of the run, so that what a long session costs everywhere is drawn once for both 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from urllib.parse import unquote
 
 import numpy as np
 
+from results.measures.replay import UNREADABLE
 from results.measures.turns import Mask, Turns
 from results.records.frames import Gap
 from results.routing.load import LoadedCell
-from results.routing.metrics import Metric
-from results.routing.points import fewest, has, means, point_value, quantile_of, replicates
+from results.routing.metrics import (
+    Metric,
+    fewest_samples,
+    replicate_metric,
+    replicate_ratios,
+    turns_with,
+    value_over_turns,
+)
 from results.routing.summary import RoutedSummary
 from results.statistics.estimates import (
     DRAWS,
-    LEVEL,
     Estimate,
     Ranks,
     Samples,
@@ -33,7 +39,7 @@ from results.statistics.estimates import (
     too_small,
     weighted_quantiles,
 )
-from results.statistics.trials import MIN_PAIRED, Measured, Trial, combine, estimate, resampled, unmeasured
+from results.statistics.trials import MIN_PAIRED, Draws, Measured, Trial, combine, estimate, resampled, unmeasured
 
 MIN_SESSIONS = 8
 """Fewer cannot be resampled: the draws would be a handful of values."""
@@ -42,6 +48,9 @@ MAX_GROUPS = 1024
 RESAMPLED = "sessions resampled"
 """How the `basis` of an interval begins that fewer than three trials gave."""
 _SEED = 20260101
+
+Replicates = Callable[[Ranks, Samples], Samples]
+"""From the rows' groups of sessions and the weights of the groups (draws x groups) to a value per draw."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +62,12 @@ class _Cell:
 
 
 class Measurements:
-    """The measured cells of a run by label and trial; those whose client fell behind are kept out, with the reason."""
+    """The measured cells of a run by label and trial; those whose client fell behind are left out, with the reason."""
 
     def __init__(self, cells: Sequence[LoadedCell], summaries: Sequence[RoutedSummary]) -> None:
         names = sorted({str(name) for cell in cells if cell.turns is not None for name in cell.turns.session})
         per_group = max(-(-len(names) // MAX_GROUPS), 1)
-        self._group = {name: place // per_group for place, name in enumerate(names)}
+        self._group = {name: index // per_group for index, name in enumerate(names)}
         self.sessions = len(names)
         self._why: dict[str, dict[str, None]] = {}
         self._cells: dict[str, dict[int, _Cell]] = {}
@@ -69,22 +78,15 @@ class Measurements:
             if why:
                 self._why.setdefault(summary.label, {})[f"trial {summary.trial} is {why}"] = None
                 continue
-            trials[summary.trial] = _Cell(summary, cell.turns, self._groups_of(cell.turns))
+            sessions = () if cell.turns is None else cell.turns.session
+            group = np.array([self._group[str(name)] for name in sessions], dtype=np.int64)
+            trials[summary.trial] = _Cell(summary, cell.turns, group)
         self._memory: dict[tuple[str, int, str, bytes], Samples] = {}
-
-    def _groups_of(self, turns: Turns | None) -> Ranks:
-        found = () if turns is None else (self._group[str(name)] for name in turns.session)
-        return np.fromiter(found, dtype=np.int64)
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Every label that has a cell, in the order of their names."""
-        return tuple(sorted(self._cells))
 
     @property
     def trials(self) -> int:
         """The most trials that any policy has."""
-        return max((len(found) for found in self._cells.values()), default=0)
+        return max((len(trials) for trials in self._cells.values()), default=0)
 
     def cells(self, label: str) -> Mapping[int, RoutedSummary]:
         """The label's cells that count, by trial."""
@@ -98,18 +100,15 @@ class Measurements:
 
     def get(self, label: str, metric: Metric) -> Measured:
         """The metric in every trial of the label."""
-        found: dict[int, Trial] = {}
-        why = dict(self._why.get(label, {}))
-        for trial, cell in self._cells.get(label, {}).items():
-            if metric.series and cell.turns is not None:
-                one = self._of_turns(cell, metric, np.ones(cell.turns.index.size, dtype=np.bool_))
-            else:
-                one = _of_cell(cell.summary, metric)
-            if isinstance(one, str):
-                why[one] = None
-            else:
-                found[trial] = one
-        return Measured(found, "; ".join(why) or ("" if found else f"{label} was not measured"))
+
+        def measure(trial: int) -> Trial | str:
+            cell = self._cells[label][trial]
+            if not metric.series or cell.turns is None:
+                return _of_cell(cell.summary, metric)
+            return self._of_turns(cell, metric, np.ones(cell.turns.index.size, dtype=np.bool_))
+
+        measured = _try_trials(self._cells.get(label, {}), self._why.get(label, {}), measure)
+        return measured if measured.trials or measured.reason else unmeasured(f"{label} was not measured")
 
     def difference(self, first: str, second: str, metric: Metric) -> Measured:
         """first - second in every trial that has both; of latencies, over the turns that both completed."""
@@ -126,8 +125,13 @@ class Measurements:
         def compare(trial: int) -> Trial | str:
             mine, other = self._cells[first][trial], self._cells[second][trial]
             ours, theirs = self._common(mine, other, metric)
-            pair = self._of_turns(mine, metric, ours), self._of_turns(other, metric, theirs)
-            return _of_both(compute, *pair)
+            trials = [self._of_turns(mine, metric, ours), self._of_turns(other, metric, theirs)]
+            for reason in trials:
+                if isinstance(reason, str):
+                    return reason
+            sides = (Measured({trial: one}) for one in trials if isinstance(one, Trial))
+            compared = combine(compute, *sides).trials[trial]
+            return compared if math.isfinite(compared.value) else "a time of zero has no ratio"
 
         return self._by_trial(first, second, compare)
 
@@ -138,17 +142,18 @@ class Measurements:
         def compare(trial: int) -> Trial | str:
             mine, other = self._cells[first][trial], self._cells[second][trial]
             if mine.turns is None or other.turns is None:
-                return "the turn records cannot be read"
-            ours, theirs = self._common(mine, other, Metric("", "", "s", False, series, "mean"))
+                return UNREADABLE
+            ours, theirs = self._common(mine, other, _mean_of(series))
             change = mine.turns.series(series)[ours] - other.turns.series(series)[theirs]
             group = mine.group[ours]
             if not change.size:
                 return "no turn was completed by both"
             if of == "median":
-                draws = self._drawn(lambda weights: weighted_quantiles(change, 0.5, group, weights))
+                draws = self._draws(lambda weights: weighted_quantiles(change, 0.5, group, weights))
                 return Trial(float(np.median(change)), change.size, draws)
             faster = (change < 0).astype(np.float64)
-            return Trial(float(faster.mean()), change.size, self._drawn(lambda weights: means(faster, group, weights)))
+            draws = self._draws(lambda weights: replicate_ratios(faster, np.ones(faster.size), group, weights))
+            return Trial(float(faster.mean()), change.size, draws)
 
         return self._by_trial(first, second, compare)
 
@@ -157,22 +162,12 @@ class Measurements:
         both = lost = 0
         for trial in self._shared(first, second):
             mine, other = self._cells[first][trial], self._cells[second][trial]
-            ours, theirs = self._common(mine, other, Metric("", "", "s", False, series, "mean"))
+            ours, theirs = self._common(mine, other, _mean_of(series))
             both += int(ours.sum())
-            lost += sum(
-                int(np.isfinite(cell.turns.series(series)).sum()) - int(used.sum())
-                for cell, used in ((mine, ours), (other, theirs))
-                if cell.turns is not None
-            )
+            for cell, used in ((mine, ours), (other, theirs)):
+                if cell.turns is not None:
+                    lost += int(np.isfinite(cell.turns.series(series)).sum()) - int(used.sum())
         return both, lost
-
-    def groups(self, sessions: Sequence[str]) -> Ranks | str:
-        """The group of each of these sessions, as headers name them; or why they cannot be resampled."""
-        found = [self._group.get(unquote(name)) for name in sessions]
-        strange = found.count(None)
-        if strange:
-            return f"{strange} of {len(found)} are of sessions that the turn records do not name"
-        return np.array(found, dtype=np.int64)
 
     def weights(self) -> Samples | str:
         """Multiplicities of each group of sessions (draws x groups), or why sessions cannot be resampled."""
@@ -184,12 +179,50 @@ class Measurements:
     def _weights(self) -> Samples:
         return resample(max(self._group.values()) + 1, DRAWS, np.random.default_rng(_SEED))
 
-    def _drawn(self, replicates: Callable[[Samples], Samples]) -> Callable[[], Samples | str]:
+    def _draws(self, replicate: Callable[[Samples], Samples]) -> Draws:
         def draws() -> Samples | str:
             weights = self.weights()
-            return weights if isinstance(weights, str) else replicates(weights)
+            return weights if isinstance(weights, str) else replicate(weights)
 
         return draws
+
+    def replicate_rows(self, sessions: Sequence[str], replicates: Replicates) -> Draws:
+        """Draws of a Trial whose rows, such as picks of a decision log, are of these sessions as headers name them."""
+
+        def draws() -> Samples | str:
+            group = [self._group.get(unquote(name)) for name in sessions]
+            if self.sessions >= MIN_SESSIONS and None in group:
+                strange = group.count(None)
+                return f"{strange} of {len(group)} are of sessions that the turn records do not name"
+            return self._draws(lambda weights: replicates(np.array(group, dtype=np.int64), weights))()
+
+        return draws
+
+    def ratio_of_rows(self, sessions: Sequence[str], top: Samples, bottom: Samples) -> Trial | None:
+        """sum(top) / sum(bottom) over the rows that have both, None where that is nothing. A mean where bottom is 1."""
+        known = np.isfinite(top) & np.isfinite(bottom)
+        above, below = top[known], bottom[known]
+        if not below.sum() > 0:
+            return None
+        own = [name for name, has_both in zip(sessions, known, strict=True) if has_both]
+        draws = self.replicate_rows(own, lambda group, weights: replicate_ratios(above, below, group, weights))
+        return Trial(float(above.sum() / below.sum()), int(known.sum()), draws)
+
+    def mean_of_rows(self, sessions: Sequence[str], values: Samples) -> Trial | None:
+        """Over the rows that have a value; None where none has."""
+        return self.ratio_of_rows(sessions, values, np.ones(values.size))
+
+    def quantile_of_rows(self, sessions: Sequence[str], values: Samples, p: float) -> Trial | None:
+        """The p-quantile of the rows that have a value; None where none has."""
+        known = np.isfinite(values)
+        own = [name for name, has_value in zip(sessions, known, strict=True) if has_value]
+        measured = values[known]
+        if not measured.size:
+            return None
+        draws = self.replicate_rows(own, lambda group, weights: weighted_quantiles(measured, p, group, weights))
+        if measured.size < samples_needed(p):
+            return Trial(float(np.quantile(measured, p)), int(measured.size), lambda: too_small(int(measured.size), p))
+        return Trial(float(np.quantile(measured, p)), int(measured.size), draws)
 
     def _shared(self, first: str, second: str) -> list[int]:
         return sorted(set(self._cells.get(first, {})) & set(self._cells.get(second, {})))
@@ -199,20 +232,13 @@ class Measurements:
         why = dict.fromkeys(reason for name in (first, second) for reason in self._why.get(name, {}))
         if not shared:
             return unmeasured("; ".join(why) or f"no trial has both {first} and {second}")
-        found: dict[int, Trial] = {}
-        for trial in shared:
-            one = compute(trial)
-            if isinstance(one, str):
-                why[one] = None
-            else:
-                found[trial] = one
-        return Measured(found, "; ".join(why))
+        return _try_trials(shared, why, compute)
 
     def _common(self, mine: _Cell, other: _Cell, metric: Metric) -> tuple[Mask, Mask]:
         """Which turns of each are also in the other, by index; none where the records of one cannot be read."""
         if mine.turns is None or other.turns is None:
             return np.zeros(mine.group.size, dtype=np.bool_), np.zeros(other.group.size, dtype=np.bool_)
-        ours, theirs = has(mine.turns, metric), has(other.turns, metric)
+        ours, theirs = turns_with(metric, mine.turns), turns_with(metric, other.turns)
         if np.array_equal(mine.turns.index, other.turns.index):
             return ours & theirs, ours & theirs
         common = np.intersect1d(mine.turns.index[ours], other.turns.index[theirs], assume_unique=True)
@@ -221,12 +247,12 @@ class Measurements:
     def _of_turns(self, cell: _Cell, metric: Metric, where: Mask) -> Trial | str:
         """The metric over some of a cell's turns."""
         if cell.turns is None:
-            return "the turn records cannot be read"
-        used = where & has(cell.turns, metric)
+            return UNREADABLE
+        used = where & turns_with(metric, cell.turns)
         n = int(used.sum())
         if not n:
             return f"no turn of {cell.summary.label} has a {metric.title}"
-        point, behind = quantile_of(metric), fewest(cell.turns, metric, used)
+        behind = fewest_samples(metric, cell.turns, used)
         key = (cell.summary.label, cell.summary.trial, metric.name, np.packbits(used).tobytes())
         turns, group = cell.turns, cell.group
 
@@ -234,54 +260,61 @@ class Measurements:
             weights = self.weights()
             if isinstance(weights, str):
                 return weights
-            if point and behind < samples_needed(point):
-                return too_small(behind, point)
+            if metric.quantile and behind < samples_needed(metric.quantile):
+                return too_small(behind, metric.quantile)
             if key not in self._memory:
-                self._memory[key] = replicates(turns, metric, used, group, weights)
+                self._memory[key] = replicate_metric(metric, turns, used, group, weights)
             return self._memory[key]
 
-        return Trial(point_value(turns, metric, used), n, draws)
+        return Trial(value_over_turns(metric, turns, used), n, draws)
+
+
+def _mean_of(series: str) -> Metric:
+    return Metric("", "", "s", False, series, "mean")
+
+
+def _try_trials(trials: Iterable[int], why: Mapping[str, None], compute: Callable[[int], Trial | str]) -> Measured:
+    """The trials that have the number; `why` and the reasons of the others are its reason."""
+    computed = {trial: compute(trial) for trial in trials}
+    reasons = dict.fromkeys((*why, *(reason for reason in computed.values() if isinstance(reason, str))))
+    known = {trial: number for trial, number in computed.items() if isinstance(number, Trial)}
+    return Measured(known, "; ".join(reasons))
 
 
 def _of_cell(summary: RoutedSummary, metric: Metric) -> Trial | str:
-    found = summary.estimate(metric.name)
-    if found.value is None:
-        return f"{summary.label}, trial {summary.trial}: {found.reason or 'not measured'}"
-    return Trial(found.value, max(found.n, 1), lambda: f"one number per trial: an interval needs {MIN_PAIRED} trials")
+    estimated = summary.estimate(metric.name)
+    if estimated.value is None:
+        return f"{summary.label}, trial {summary.trial}: {estimated.reason or 'not measured'}"
+    return one_per_trial(estimated.value, max(estimated.n, 1))
+
+
+def one_per_trial(value: float, n: int = 1) -> Trial:
+    """A number that a whole cell has one of."""
+    return Trial(value, n, lambda: f"one number per trial: an interval needs {MIN_PAIRED} trials")
+
+
+def over_trials(by_trial: Mapping[int, Trial | None], why: str) -> Measured:
+    """The trials that have the number; `why` none has."""
+    known = {trial: number for trial, number in by_trial.items() if number is not None}
+    return Measured(known) if known else unmeasured(why)
 
 
 def log_of_ratio(ours: Samples, theirs: Samples) -> Samples:
     """log(ours / theirs); NaN where one of them is not above zero."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = np.log(ours / theirs)
-    return np.asarray(np.where(np.isfinite(found), found, np.nan), dtype=np.float64)
-
-
-def _of_both(compute: Callable[..., Samples], ours: Trial | str, theirs: Trial | str) -> Trial | str:
-    if isinstance(ours, str) or isinstance(theirs, str):
-        return ours if isinstance(ours, str) else str(theirs)
-    value = float(compute(np.array([ours.value]), np.array([theirs.value]))[0])
-    if not math.isfinite(value):
-        return "a time of zero has no ratio"
-
-    def draws() -> Samples | str:
-        mine, other = ours.draws(), theirs.draws()
-        if isinstance(mine, str) or isinstance(other, str):
-            return mine if isinstance(mine, str) else str(other)
-        return compute(mine, other)
-
-    return Trial(value, min(ours.n, theirs.n), draws)
+        logarithms = np.log(ours / theirs)
+    return np.asarray(np.where(np.isfinite(logarithms), logarithms, np.nan), dtype=np.float64)
 
 
 def odd_cells(cells: Sequence[LoadedCell]) -> dict[str, str]:
     """Cells that did not replay what the first cell of their trial did: nothing can be paired with them."""
     first: dict[int, tuple[object, object]] = {}
-    found: dict[str, str] = {}
+    odd: dict[str, str] = {}
     for cell in cells:
         sent = cell.record.trace.get("sha256"), cell.record.seed
         if first.setdefault(cell.record.trial, sent) != sent:
-            found[cell.path] = "of another trace or seed than the trial's first cell"
-    return found
+            odd[cell.path] = "of another trace or seed than the trial's first cell"
+    return odd
 
 
 def odd_gaps(cells: Sequence[LoadedCell]) -> tuple[Gap, ...]:
@@ -289,10 +322,10 @@ def odd_gaps(cells: Sequence[LoadedCell]) -> tuple[Gap, ...]:
     return tuple(Gap(path, f"is {why}; it is not compared") for path, why in odd_cells(cells).items())
 
 
-def interval(measured: Measured, level: float = LEVEL) -> Estimate:
+def mean_interval(measured: Measured) -> Estimate:
     """The mean over the trials with its interval; `basis` says what the interval covers."""
-    found = estimate(measured, level)
-    return found if found.low is None else replace(found, basis=basis(measured))
+    mean = estimate(measured)
+    return mean if mean.low is None else replace(mean, basis=_describe_basis(measured))
 
 
 def ratio_interval(measured: Measured) -> Estimate:
@@ -300,41 +333,40 @@ def ratio_interval(measured: Measured) -> Estimate:
 
     One slow trial widens the interval of a ratio far less than that of a difference. Source: docs/analysis.md.
     """
-    found = interval(measured)
-    value, low, high = (None if part is None else math.exp(part) for part in (found.value, found.low, found.high))
-    return replace(found, value=value, low=low, high=high)
+    mean = mean_interval(measured)
+    value, low, high = (None if part is None else math.exp(part) for part in (mean.value, mean.low, mean.high))
+    return replace(mean, value=value, low=low, high=high)
 
 
 def level_interval(measured: Measured, most: float = math.inf) -> Estimate:
     """As `interval`, of what cannot be below 0 or above `most`: 1 for a share of a whole."""
-    found = interval(measured)
-    if found.low is None or found.high is None:
-        return found
-    return replace(found, low=max(found.low, 0.0), high=min(found.high, most))
+    mean = mean_interval(measured)
+    if mean.low is None or mean.high is None:
+        return mean
+    return replace(mean, low=max(mean.low, 0.0), high=min(mean.high, most))
 
 
-def widest(measured: Measured) -> Estimate:
+def widest_interval(measured: Measured) -> Estimate:
     """As `interval`, for a number that the choice of sessions shifts in every trial alike, such as a fitted slope.
 
     From three trials on it reaches as far as the wider of both intervals on each side.
     """
-    found = interval(measured)
+    mean = mean_interval(measured)
     if len(measured.trials) < MIN_PAIRED:
-        return found
-    both = [found, resampled(measured)]
-    lows, highs = ([bound for one in both if (bound := getattr(one, side)) is not None] for side in ("low", "high"))
-    if len(lows) < len(both) or len(highs) < len(both):
-        return found
-    covered = f"the wider of {basis(measured)} and {_by_sessions(measured)}"
-    return replace(found, low=min(lows), high=max(highs), basis=covered)
+        return mean
+    by_sessions = resampled(measured)
+    if mean.low is None or mean.high is None or by_sessions.low is None or by_sessions.high is None:
+        return mean
+    covered = f"the wider of {_describe_basis(measured)} and {_describe_resampling(measured)}"
+    return replace(mean, low=min(mean.low, by_sessions.low), high=max(mean.high, by_sessions.high), basis=covered)
 
 
-def basis(measured: Measured) -> str:
+def _describe_basis(measured: Measured) -> str:
     """What the interval covers."""
     count = len(measured.trials)
-    return f"over {count} trials" if count >= MIN_PAIRED else _by_sessions(measured)
+    return f"over {count} trials" if count >= MIN_PAIRED else _describe_resampling(measured)
 
 
-def _by_sessions(measured: Measured) -> str:
+def _describe_resampling(measured: Measured) -> str:
     count = len(measured.trials)
     return f"{RESAMPLED}, {count} {'trial' if count == 1 else 'trials'}"

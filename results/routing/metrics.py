@@ -1,12 +1,20 @@
-"""What policies are compared by (specs/ear section 5.1), each with its unit and the direction in which it is better."""
+"""What policies are compared by (specs/ear section 5.1): each metric with its unit and the direction in which it is
+better, its value over some of a cell's turns, and its replicates under resampled sessions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from results.measures import latency
 from results.measures.summary import POINTS, percentile_name
+from results.measures.turns import Mask, Turns
+from results.statistics.estimates import Ranks, Samples, weighted_quantiles
+
+WORKER_POINT = 0.9
+"""Of each instance's TTFT, before the median and the maximum over instances."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +38,15 @@ class Metric:
         return self.unit in ("s", "ms", "x")
 
     @property
+    def is_of_instances(self) -> bool:
+        return self.point in ("median", "max")
+
+    @property
+    def quantile(self) -> float:
+        """The quantile whose interval it needs samples for; 0 = any number will do."""
+        return WORKER_POINT if self.is_of_instances else POINTS.get(self.point, 0.0)
+
+    @property
     def scale(self) -> float:
         """From the value to what is shown."""
         return {"ms": 1e3, "share": 100.0}.get(self.unit, 1.0)
@@ -38,8 +55,13 @@ class Metric:
     def shown_unit(self) -> str:
         return {"share": "%", "x": ""}.get(self.unit, self.unit)
 
+    @property
+    def heading(self) -> str:
+        """Of its column in a table."""
+        return f"{self.title} {self.shown_unit}".strip()
 
-def _latencies() -> Iterable[Metric]:
+
+def _latency_metrics() -> Iterable[Metric]:
     for series, of in latency.METRICS.items():
         for point in ("mean", *POINTS):
             title = f"{of.title} {point}"
@@ -62,11 +84,76 @@ HEADLINE = (
 """What the specification claims its policy wins: the five dimensions of contribution C3, and the medians beside."""
 
 
-def metrics() -> tuple[Metric, ...]:
+def all_metrics() -> tuple[Metric, ...]:
     """Every metric that a difference of policies is computed of: those of the declared request metrics first."""
-    return (*_latencies(), *_OF_CELLS)
+    return (*_latency_metrics(), *_OF_CELLS)
 
 
-def metric(name: str) -> Metric:
-    """The metric called `name`. Raises KeyError."""
-    return {known.name: known for known in metrics()}[name]
+def metric_named(name: str) -> Metric:
+    """Raises KeyError."""
+    return {metric.name: metric for metric in all_metrics()}[name]
+
+
+def turns_with(metric: Metric, turns: Turns) -> Mask:
+    """Turns that have what the metric needs."""
+    has_value = np.isfinite(turns.series(metric.series))
+    if metric.point == "ratio":
+        has_value &= np.isfinite(turns.prompt_tokens) & turns.completed
+    if metric.is_of_instances:
+        has_value &= turns.instance != ""
+    return np.asarray(has_value, dtype=np.bool_)
+
+
+def fewest_samples(metric: Metric, turns: Turns, used: Mask) -> int:
+    """Samples behind the metric's quantile; of several instances, the fewest."""
+    if not metric.is_of_instances:
+        return int(used.sum())
+    return int(np.unique(turns.instance[used].astype(str), return_counts=True)[1].min())
+
+
+def value_over_turns(metric: Metric, turns: Turns, used: Mask) -> float:
+    """The metric of these turns, of which there is at least one."""
+    values = turns.series(metric.series)[used]
+    if metric.point == "mean":
+        return float(values.mean())
+    if metric.point == "ratio":
+        return float(values.sum() / turns.prompt_tokens[used].sum())
+    if metric.point in POINTS:
+        return float(np.quantile(values, POINTS[metric.point]))
+    instances = turns.instance[used]
+    p90 = [float(np.quantile(values[instances == one], WORKER_POINT)) for one in sorted(set(instances))]
+    return float(np.median(p90) if metric.point == "median" else max(p90))
+
+
+def replicate_metric(metric: Metric, turns: Turns, used: Mask, group: Ranks, weights: Samples) -> Samples:
+    """The same with the sessions of each draw (`weights`: draws x groups)."""
+    values, groups = turns.series(metric.series)[used], group[used]
+    if metric.point == "mean":
+        return replicate_ratios(values, np.ones(values.size), groups, weights)
+    if metric.point == "ratio":
+        return replicate_ratios(values, turns.prompt_tokens[used], groups, weights)
+    if metric.point in POINTS:
+        return weighted_quantiles(values, POINTS[metric.point], groups, weights)
+    instances = turns.instance[used]
+    masks = [instances == one for one in sorted(set(instances))]
+    each = np.stack([weighted_quantiles(values[mask], WORKER_POINT, groups[mask], weights) for mask in masks])
+    served = np.isfinite(each)
+    over = np.where(served, each, -np.inf).max(axis=0) if metric.point == "max" else _median_columns(each)
+    return np.asarray(np.where(served.any(axis=0), over, np.nan), dtype=np.float64)
+
+
+def _median_columns(columns: Samples) -> Samples:
+    """Of each column's finite values; NaN where there is none."""
+    ordered = np.sort(columns, axis=0)  # NaN last
+    n = np.isfinite(columns).sum(axis=0)
+    at = np.arange(columns.shape[1])
+    low, high = (ordered[np.maximum(rank, 0), at] for rank in ((n - 1) // 2, n // 2 - (n == 0)))
+    return np.asarray((low + high) / 2, dtype=np.float64)
+
+
+def replicate_ratios(top: Samples, bottom: Samples, group: Ranks, weights: Samples) -> Samples:
+    """Sum of `top` over sum of `bottom` in each draw: the mean of `top` where `bottom` is 1."""
+    groups = weights.shape[1]
+    above, below = (weights @ np.bincount(group, weights=part, minlength=groups) for part in (top, bottom))
+    quotients: Samples = np.divide(above, below, out=np.full(above.size, np.nan), where=below > 0)
+    return quotients

@@ -1,20 +1,35 @@
-"""The numbers of the figures about sessions that move: f7, f9 and f10 of specs/ear."""
+"""The figures about sessions that move, what they draw and how: f7, f9 and f10 of specs/ear."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from results.report.figure import Figure
+from results.report.ink import sheet
 from results.routing.analyse import RoutingAnalysis
-from results.routing.cautions import few_trials
+from results.routing.cautions import why_no_verdict
+from results.routing.load import number_or_none
+from results.routing.logs import PendingSeries
+from results.routing.marks import QUIET, FigureData, FigureKind, draw_panel, has_values, name_rows, title_sheet
+from results.routing.metrics import metric_named
 from results.routing.moves import CellMigrations
-from results.routing.shown import bars, numbers
-from results.routing.timeline import heat
+from results.routing.shown import describe_bars, estimate_columns
+from results.statistics.estimates import Samples
+from results.statistics.estimates import figure as digits
 
-ABLATION, SENSITIVITY, TIMELINE = 8, 10, 11
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Drawing
+    from matplotlib.patches import Patch
+
+Dashes = tuple[float, tuple[float, ...]]
+
 OF_ABLATION = ("apc", "ttft_p50_s", "ttft_p90_s", "worker_ttft_p90_median_s", "worker_ttft_p90_max_s")
 OF_SENSITIVITY = ("ttft_p90_s", "trigger_rate", "accuracy", "thrash_rate")
 BINS = 120
@@ -23,46 +38,71 @@ PANELS = 6
 """Policies that figure 10 shows at most."""
 HEAT, ARROW = "heat", "arrow"
 """What a row of figure 10 is."""
+_RATES = {"trigger_rate": "trigger rate (%)", "accuracy": "accuracy (%)", "thrash_rate": "thrash rate (%)"}
+_COUNTED = ("accuracy", "thrash_rate")
+"""Rates of a handful of migrations: each with its n."""
+_ARROWS: Mapping[str, tuple[Dashes, str]] = {
+    "transferred": ((0.0, ()), "#d55e00"),
+    "recomputed": ((0.0, (3.0, 2.0)), "#0072b2"),
+    "unneeded": ((0.0, (1.0, 1.0)), "#009e73"),
+}
+_LOST = QUIET
+"""Of arrows whose migration failed, or of which it is not known what came: crossed out."""
+_HOT = "#cc79a7"
+_UNSEEN: Mapping[str, Any] = {"facecolor": "white", "edgecolor": "#c8c8c8", "hatch": "////", "linewidth": 0.0}
 
 
-def ablation(analysis: RoutingAnalysis) -> Figure:
+def collect_ablation(analysis: RoutingAnalysis) -> FigureData | str:
     """f7."""
-    title = "EAR and its parts"
     run = [row for row in analysis.ablation if row.label]
     if len(run) < 2:
         lacking = ", ".join(row.name for row in analysis.ablation if not row.label)
-        return Figure(ABLATION, title, name="7", missing=f"not in this run: {lacking}")
+        return f"not in this run: {lacking}"
     rows = [
-        {"variant": row.name, "label": row.label, "metric": name} | numbers(analysis.value(row.label, name))
+        {"variant": row.name, "label": row.label, "metric": name} | estimate_columns(analysis.value(row.label, name))
         for name in OF_ABLATION
         for row in run
     ]
     table = pd.DataFrame(rows)
-    if table["value"].isna().all():
-        return Figure(ABLATION, title, name="7", missing="no cell of these policies counts")
+    if not has_values(table):
+        return "no cell of these policies counts"
     caption = (
         "EAR without migration (sessions stay whatever is pending), without affinity (every turn is placed as a new "
-        f"one, KV moved from a hot instance), and whole. {bars(table)}Measured as: "
+        f"one, KV moved from a hot instance), and whole. {describe_bars(table)}Measured as: "
         f"{'; '.join(f'{row.name}: {row.label}' for row in run)}."
     )
-    return Figure(ABLATION, title, caption, table, name="7")
+    return FigureData(table, caption)
 
 
-def sensitivity(analysis: RoutingAnalysis) -> Figure:
+def draw_ablation(figure: Figure) -> Drawing:
+    """A panel per metric, a row in it per variant."""
+    table = figure.table
+    variants = list(dict.fromkeys(table["variant"]))
+    names = list(dict.fromkeys(table["metric"]))
+    drawing = sheet(11.5, 1.2 + 0.3 * len(variants))
+    line = drawing.subplots(1, len(names), sharey=True, squeeze=False)[0]
+    for axes, name in zip(line, names, strict=True):
+        metric = metric_named(name)
+        rows = table[table["metric"] == name].set_index("variant")
+        draw_panel(axes, rows, variants, metric.title, metric.shown_unit, metric.scale)
+    name_rows(line[0], variants)
+    title_sheet(drawing, figure)
+    return drawing
+
+
+def collect_sensitivity(analysis: RoutingAnalysis) -> FigureData | str:
     """f9, of the two thresholds."""
-    title = "EAR by its thresholds"
     if not analysis.settings:
-        why = "it needs EAR with at least two values of hot_tokens or cooldown_s in one run"
-        return Figure(SENSITIVITY, title, name="9", missing=why)
-    moved = {row.label: row.values for row in analysis.moves.migrations}
-    rows = []
-    for name in OF_SENSITIVITY:
-        for one in analysis.settings:
-            found = moved[one.label].get(name) or analysis.value(one.label, name)
-            own = {"metric": name, "hot_tokens": one.hot_tokens, "cooldown_s": one.cooldown_s, "label": one.label}
-            rows.append(own | numbers(found))
+        return "it needs EAR with at least two values of hot_tokens or cooldown_s in one run"
+    rates = {row.label: row.values for row in analysis.moves.migrations}
+    rows = [
+        {"metric": name, "hot_tokens": one.hot_tokens, "cooldown_s": one.cooldown_s, "label": one.label}
+        | estimate_columns(rates[one.label].get(name) or analysis.value(one.label, name))
+        for name in OF_SENSITIVITY
+        for one in analysis.settings
+    ]
     table = pd.DataFrame(rows)
-    few = few_trials(analysis.trials)
+    few = why_no_verdict(analysis.trials)
     calm = not (table[table["metric"] == "thrash_rate"]["value"] > 0).any()
     gate = (
         "It is 0 by construction: EAR's cooldown gate refuses such a migration, so it checks the gate and says nothing "
@@ -73,50 +113,86 @@ def sensitivity(analysis: RoutingAnalysis) -> Figure:
     caption = (
         "Means over the trials, each with its interval. Trigger rate: requests that asked to migrate. Accuracy: served "
         "migrations whose target stayed cool, of n. Thrash rate: of n sessions that migrated, those that did again "
-        f"within their cooldown. {gate}`-`: not measured, or nothing migrated. {bars(table)}{few}"
+        f"within their cooldown. {gate}`-`: not measured, or nothing migrated. {describe_bars(table)}{few}"
     )
-    return Figure(SENSITIVITY, title, caption, table, name="9")
+    return FigureData(table, caption)
 
 
-def migration_timeline(analysis: RoutingAnalysis) -> Figure:
+def draw_sensitivity(figure: Figure) -> Drawing:
+    """A heat map per metric, T_hot upwards, T_cool to the right, each cell with its value and interval."""
+    table = figure.table
+    names = list(dict.fromkeys(table["metric"]))
+    hot, cool = (sorted(set(table[axis])) for axis in ("hot_tokens", "cooldown_s"))
+    drawing = sheet(3.1 * len(names), 1.6 + 0.6 * len(hot))
+    for axes, name in zip(drawing.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+        rows = table[table["metric"] == name]
+        scale = 100.0 if name in _RATES else metric_named(name).scale
+        values, low, high = (_grid_values(rows, column, hot, cool) * scale for column in ("value", "low", "high"))
+        _draw_map(axes, values, (low, high), _grid_values(rows, "n", hot, cool) if name in _COUNTED else None)
+        by_gate = ", 0 by construction" if name == "thrash_rate" and not (values > 0).any() else ""
+        title = _RATES.get(name) or f"{metric_named(name).title} ({metric_named(name).shown_unit})"
+        axes.set_title(f"{title}{by_gate}", loc="left")
+        axes.set_xticks(range(len(cool)), [f"{value:g}" for value in cool])
+        axes.set_yticks(range(len(hot)), [f"{value:g}" for value in hot])
+        axes.set_xlabel("cooldown (s)")
+    drawing.axes[0].set_ylabel("hot above (pending tokens)")
+    title_sheet(drawing, figure)
+    return drawing
+
+
+def _grid_values(rows: pd.DataFrame, column: str, hot: Sequence[float], cool: Sequence[float]) -> Samples:
+    """A column over the grid, T_hot by T_cool; NaN where there is none."""
+    grid = rows.pivot_table(index="hot_tokens", columns="cooldown_s", values=column, dropna=False)
+    return grid.reindex(index=list(hot), columns=list(cool)).to_numpy(dtype=np.float64)
+
+
+def _draw_map(axes: Axes, values: Samples, bounds: tuple[Samples, Samples], counts: Samples | None) -> None:
+    """Each cell with its value, its interval, and what it was counted of."""
+    known = values[np.isfinite(values)]
+    low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
+    axes.imshow(values, cmap="Greys", vmin=low, vmax=high + 0.6 * max(high - low, 1e-12), aspect="auto", origin="lower")
+    axes.grid(visible=False)
+    for place, value in np.ndenumerate(values):
+        lines = [digits(float(value), 3) if np.isfinite(value) else "-"]
+        span = [float(side[place]) for side in bounds]
+        if np.isfinite(value) and np.isfinite(span).all():
+            lines.append(f"[{digits(span[0], 3)}, {digits(span[1], 3)}]")
+        if np.isfinite(value) and counts is not None:
+            lines.append(f"n = {counts[place]:.0f}")
+        axes.annotate("\n".join(lines), (place[1], place[0]), ha="center", va="center", fontsize=7)
+
+
+def collect_timeline(analysis: RoutingAnalysis) -> FigureData | str:
     """f10."""
-    title = "Prompt tokens pending at each instance, and migrations"
-    found = analysis.moves.shown()
-    if not found:
+    cells = analysis.moves.shown()
+    if not cells:
         why = dict.fromkeys(row.why_none for row in analysis.moves.migrations if row.trials and row.why_none)
-        return Figure(TIMELINE, title, name="10", missing="; ".join(why) or "no policy of this run migrates")
-    most = sorted(found, key=lambda cell: -len(cell.found.events))[:PANELS]
-    shown = [cell for cell in found if cell in most]
-    hot = {cell.label: _hot_tokens(cell.parameters) for cell in analysis.cells}
+        return "; ".join(why) or "no policy of this run migrates"
+    most = sorted(cells, key=lambda cell: -len(cell.migrations.events))[:PANELS]
+    shown = [cell for cell in cells if cell in most]
+    hot = {cell.label: number_or_none(cell.parameters.get("hot_tokens")) for cell in analysis.cells}
     table = pd.DataFrame([row for cell in shown for row in _timeline_rows(cell, hot.get(cell.label))])
     left_out = (
-        f" {len(found) - len(shown)} policies with fewer migrations are left out." if len(found) > len(shown) else ""
+        f" {len(cells) - len(shown)} policies with fewer migrations are left out." if len(cells) > len(shown) else ""
     )
     caption = (
         "Of each policy that migrated sessions, the trial with the most migrations: "
-        f"{'; '.join(f'{cell.label}, trial {cell.trial} ({len(cell.found.events)})' for cell in shown)}. "
+        f"{'; '.join(f'{cell.label}, trial {cell.trial} ({len(cell.migrations.events)})' for cell in shown)}. "
         "Shade: the most prompt tokens pending in that stretch of time, by the router's counters at every pick and at "
         "1 Hz; white: nothing pending; hatched: not seen. Framed: hot, more than the policy's T_hot pending. Arrows: "
         "from source to target at the pick, by what became of the session's KV; unneeded: nothing was lacking there."
         f"{left_out}"
     )
-    return Figure(TIMELINE, title, caption, table, name="10")
-
-
-def _hot_tokens(parameters: Mapping[str, object]) -> float | None:
-    found = parameters.get("hot_tokens")
-    return float(found) if isinstance(found, int | float) and not isinstance(found, bool) else None
+    return FigureData(table, caption)
 
 
 def _timeline_rows(cell: CellMigrations, hot_tokens: float | None) -> Iterator[dict[str, object]]:
     """`hot`: whether more was pending than the policy's threshold; None where either is not known."""
-    if cell.timeline is None:
-        return
-    ends = [float(series.t_s[-1]) for series in cell.timeline.series if series.t_s.size]
-    edges = np.linspace(0.0, max([*ends, *(arrow.t_s for arrow in cell.timeline.arrows), 1e-3]) * (1 + 1e-9), BINS + 1)
-    grid = heat(cell.timeline, edges)
+    ends = [float(series.t_s[-1]) for series in cell.pending if series.t_s.size]
+    picks = [event.t_s for event in cell.migrations.events]
+    edges = np.linspace(0.0, max([*ends, *picks, 1e-3]) * (1 + 1e-9), BINS + 1)
     own = {"label": cell.label, "trial": cell.trial}
-    for series, row in zip(cell.timeline.series, grid, strict=True):
+    for series, row in zip(cell.pending, bin_pending(cell.pending, edges), strict=True):
         for begin, end, tokens in zip(edges, edges[1:], row, strict=False):
             yield own | {
                 "kind": HEAT,
@@ -127,12 +203,109 @@ def _timeline_rows(cell: CellMigrations, hot_tokens: float | None) -> Iterator[d
                 "hot_tokens": hot_tokens,
                 "hot": None if hot_tokens is None or not np.isfinite(tokens) else bool(tokens > hot_tokens),
             }
-    for arrow in cell.timeline.arrows:
+    for event in cell.migrations.events:
         yield own | {
             "kind": ARROW,
-            "instance": arrow.source,
-            "target": arrow.target,
-            "t_s": arrow.t_s,
-            "session": arrow.session,
-            "outcome": arrow.outcome,
+            "instance": event.pick.decision.migrate_from,
+            "target": event.pick.decision.instance,
+            "t_s": event.t_s,
+            "session": event.session,
+            "outcome": event.outcome,
         }
+
+
+def bin_pending(pending: Sequence[PendingSeries], edges_s: Samples) -> Samples:
+    """The most tokens pending between each two of `edges_s`, instances x bins; NaN where nothing was seen."""
+    grid = np.full((len(pending), max(len(edges_s) - 1, 0)), np.nan)
+    for row, series in zip(grid, pending, strict=True):
+        bins = np.searchsorted(edges_s, series.t_s, side="right") - 1
+        inside = (bins >= 0) & (bins < row.size)
+        np.fmax.at(row, bins[inside], series.tokens[inside])
+    return grid
+
+
+def draw_timeline(figure: Figure) -> Drawing:
+    """A panel per policy, a row per instance, hot stretches framed, arrows from source to target."""
+    table = figure.table
+    labels = list(dict.fromkeys(table["label"]))
+    heat = table[table["kind"] == HEAT]
+    lines = [heat[heat["label"] == label]["instance"].nunique() for label in labels]
+    drawing = sheet(10, 1.0 + sum(0.8 + 0.42 * count for count in lines))
+    panels = drawing.subplots(len(labels), 1, squeeze=False, height_ratios=[1.0 + count for count in lines])
+    most = float(np.nanmax(heat["pending_tokens"].to_numpy(dtype=np.float64), initial=1.0))
+    for axes, label in zip(panels[:, 0], labels, strict=True):
+        _draw_cell(axes, table[table["label"] == label], most)
+    shade = drawing.colorbar(panels[0, 0].collections[0], ax=list(panels[:, 0]), fraction=0.03, pad=0.01)
+    shade.set_label("prompt tokens pending")
+    panels[-1, 0].set_xlabel("time since the first pick (s)")
+    keys = _legend_keys(table)
+    drawing.legend(handles=keys, loc="outside lower left", ncols=len(keys), fontsize=7.5, handlelength=2.6)
+    title_sheet(drawing, figure)
+    return drawing
+
+
+def _draw_cell(axes: Axes, rows: pd.DataFrame, most: float) -> None:
+    heat, arrows = (rows[rows["kind"] == kind] for kind in (HEAT, ARROW))
+    grid = heat.pivot_table(index="instance", columns="t_s", values="pending_tokens", dropna=False, sort=True)
+    edges = np.append(grid.columns.to_numpy(dtype=np.float64), float(heat["end_s"].max()))
+    names = list(grid.index)
+    at = {name: place for place, name in enumerate(names)}
+    values = grid.to_numpy(dtype=np.float64)
+    axes.patch.set(**_UNSEEN)  # shows where the mesh has no value
+    axes.pcolormesh(edges, np.arange(len(names) + 1) - 0.5, values, cmap="Greys", vmin=0, vmax=most, rasterized=True)
+    hot_tokens = float(heat["hot_tokens"].iloc[0]) if heat["hot_tokens"].notna().any() else None
+    for place, row in enumerate(values):
+        for first, end in _find_runs(row > hot_tokens) if hot_tokens is not None else ():
+            axes.add_patch(_make_frame(edges[first], place - 0.46, edges[end] - edges[first]))
+    for source, target, t_s, outcome in arrows[["instance", "target", "t_s", "outcome"]].itertuples(index=False):
+        if source not in at or target not in at:
+            continue
+        dashes, color = _ARROWS.get(str(outcome), ((0.0, ()), _LOST))
+        look = {"arrowstyle": "->", "color": color, "linestyle": dashes, "linewidth": 1.1}
+        axes.annotate("", (t_s, at[target]), xytext=(t_s, at[source]), arrowprops=look)
+        if outcome not in _ARROWS:
+            axes.plot([t_s], [(at[source] + at[target]) / 2], "x", color=color, markersize=6)
+    name_rows(axes, names)
+    axes.grid(visible=False)
+    threshold = "" if hot_tokens is None else f": hot above {hot_tokens:g} tokens"
+    axes.set_title(f"{rows['label'].iloc[0]}, trial {rows['trial'].iloc[0]}{threshold}", loc="left", fontsize=8)
+
+
+def _find_runs(where: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """First place and end of each stretch that is True."""
+    steps = np.flatnonzero(np.diff(np.concatenate(([False], where, [False])).astype(np.int8)))
+    return [(int(first), int(end)) for first, end in zip(steps[::2], steps[1::2], strict=True)]
+
+
+def _make_frame(left: float, bottom: float, width: float) -> Patch:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle((left, bottom), width, 0.92, fill=False, edgecolor=_HOT, linewidth=1.3, zorder=3)
+
+
+def _legend_keys(table: pd.DataFrame) -> list[Artist]:
+    """What the marks of figure 10 mean: of arrows, those that are in it."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    heat, ends = table[table["kind"] == HEAT], set(table["outcome"].dropna())
+    keys: list[Artist] = [
+        Line2D([], [], color=color, linestyle=dashes, linewidth=1.1, label=f"KV {name}")
+        for name, (dashes, color) in _ARROWS.items()
+        if name in ends
+    ]
+    if ends - set(_ARROWS):
+        lost = ", ".join(sorted(ends - set(_ARROWS)))
+        keys.append(Line2D([], [], color=_LOST, marker="x", linewidth=1.1, label=lost))
+    if heat["hot"].eq(True).any():
+        keys.append(Patch(fill=False, edgecolor=_HOT, linewidth=1.3, label="hot"))
+    if heat["pending_tokens"].isna().any():
+        keys.append(Patch(**_UNSEEN, label="not seen"))
+    return keys
+
+
+ABLATION = FigureKind(8, "7", "EAR and its parts", collect_ablation, draw_ablation)
+SENSITIVITY = FigureKind(10, "9", "EAR by its thresholds", collect_sensitivity, draw_sensitivity)
+TIMELINE = FigureKind(
+    11, "10", "Prompt tokens pending at each instance, and migrations", collect_timeline, draw_timeline
+)

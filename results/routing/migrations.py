@@ -1,21 +1,24 @@
-"""What a cell's migrations were and what they cost, from its decision log: specs/ear.md 5.6.
+"""What migrations were and what they cost (specs/ear.md 5.6): of one cell from its decision log, and of a policy.
 
-Pure functions of decision records. A migration is a pick with `migrate_from`; it counts as served where the target
-began to answer well, which is when the session's binding moved. The trigger rate of one cell carries no interval: the
-requests of one session are not independent. What varies between trials is in results/routing/policy_migrations.py.
+A migration is a pick with `migrate_from`; it counts as served where the target began to answer well, which is when the
+session's binding moved. The rates of one cell carry no interval over sessions: the requests of one session are not
+independent. Of a policy, from three trials on an interval holds what varies between trials; with fewer it resamples
+sessions.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-import numpy as np
-
-from results.records.decisions import DecisionRecord, KvTransfer, transfer_s
+from results.measures.columns import floats_or_nan
+from results.records.decisions import DecisionRecord, KvTransfer
+from results.records.decisions import transfer_s as seconds_of_transfer
+from results.routing.measure import Measurements, level_interval, mean_interval, over_trials
 from results.statistics.estimates import Estimate, Samples, mean, proportion, unknown
+from results.statistics.trials import Trial
 
 TURNS_AFTER = 3
 """k of the accuracy, which the specification leaves open: the next turns of the session that are looked at.
@@ -28,40 +31,37 @@ MIN_COSTED = 5
 TURNS_LEFT = (0, 1, 2, 5, 10, 20)
 """First turns-left of each row of the cost table."""
 NO_THRESHOLD = "the policy states no {}"
-COSTS = ("lost_tokens", "transfer_s", "ttft_s")
+POOLED = ("accuracy", "accuracy_next", "thrash_rate")
+"""Rates of the trials' cases together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Migration:
     """One pick that wanted its session moved. Seconds count from the log's first pick."""
 
-    request: str
-    session: str
-    turn: int
+    pick: DecisionRecord
     t_s: float
-    source: str
-    target: str
-    outcome: str
-    """`transferred`, `recomputed`, `unneeded` or `failed` as in RoutedOutcome; `unknown`: the router ended first."""
     moved_s: float | None
     """When the target began to answer, and the binding moved; None = it was not served."""
-    source_pending_tokens: int | None
-    """Prompt tokens pending there at the pick; None = it was not in the view."""
-    target_pending_tokens: int | None
-    context_tokens: int
-    """Prompt tokens of the request."""
-    lost_tokens: int | None
-    """What it cost: prompt tokens that the source held by the index and the target had to compute (by the engine's
-    count of cached tokens, else the index). None = it was not served."""
-    ttft_s: float | None
     turns_left: int
     """Turns of the session that were picked after it had moved, to the end of the log."""
     stayed_cool: bool | None
     """The target was not hot at any of the next k turns; None = it was not served, or not all of them were seen."""
     next_cool: bool | None
     """The same of the very next turn."""
-    transfer: KvTransfer | None
-    """The movement of its KV; None = the router has no transport, or it ended first."""
+
+    @property
+    def session(self) -> str:
+        return self.pick.request.session
+
+    @property
+    def outcome(self) -> str:
+        """`transferred`, `recomputed`, `unneeded`, `failed` as in RoutedOutcome; `unknown`: the router ended first."""
+        return (self.pick.outcome.migration if self.pick.outcome else "") or "unknown"
+
+    @property
+    def ttft_s(self) -> float | None:
+        return None if self.pick.outcome is None else self.pick.outcome.ttft_s
 
     @property
     def waited_s(self) -> float | None:
@@ -69,9 +69,48 @@ class Migration:
         return None if self.moved_s is None else self.moved_s - self.t_s
 
     @property
+    def transfer(self) -> KvTransfer | None:
+        """The movement of its KV; None = the router has no transport, or it ended first."""
+        return None if self.pick.outcome is None else self.pick.outcome.transfer
+
+    @property
     def transfer_s(self) -> float | None:
         """Of a transfer that ended well."""
-        return None if self.transfer is None else transfer_s(self.transfer)
+        return None if self.transfer is None else seconds_of_transfer(self.transfer)
+
+    @property
+    def lost_tokens(self) -> int | None:
+        """What it cost: prompt tokens that the source held by the index and the target had to compute (by the engine's
+        count of cached tokens, else the index). None = it was not served."""
+        if self.moved_s is None:
+            return None
+        cached, decision = self.pick.request.cached_tokens, self.pick.decision
+        counted = None if self.pick.outcome is None else self.pick.outcome.cached_tokens
+        had = cached.get(decision.instance, 0) if counted is None else counted
+        return max(0, cached.get(decision.migrate_from, 0) - had)
+
+
+MIGRATION_FIELDS: Mapping[str, Callable[[Migration], object]] = {
+    "request": lambda one: one.pick.request.request,
+    "session": lambda one: one.session,
+    "turn": lambda one: one.pick.request.turn,
+    "t_s": lambda one: one.t_s,
+    "source": lambda one: one.pick.decision.migrate_from,
+    "target": lambda one: one.pick.decision.instance,
+    "outcome": lambda one: one.outcome,
+    "moved_s": lambda one: one.moved_s,
+    "source_pending_tokens": lambda one: pending_at(one.pick, one.pick.decision.migrate_from),
+    "target_pending_tokens": lambda one: pending_at(one.pick, one.pick.decision.instance),
+    "context_tokens": lambda one: one.pick.request.input_tokens,
+    "lost_tokens": lambda one: one.lost_tokens,
+    "ttft_s": lambda one: one.ttft_s,
+    "turns_left": lambda one: one.turns_left,
+    "stayed_cool": lambda one: one.stayed_cool,
+    "next_cool": lambda one: one.next_cool,
+    "transfer_s": lambda one: one.transfer_s,
+}
+"""Columns of migrations.csv. Pending: prompt tokens at the pick, None = the instance was not in the view. Context:
+prompt tokens of the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,95 +161,107 @@ class Migrations:
     events: tuple[Migration, ...]
     """In the order of the picks."""
     costs: tuple[CostRow, ...]
+    """What served migrations cost against the turns that were left to pay for it; rows without any are left out."""
 
 
-def migrations(
+@dataclass(frozen=True, slots=True)
+class PolicyMigrations:
+    """The migrations of one label, over the trials that count."""
+
+    label: str
+    trials: int
+    requests: int
+    asked: int
+    outcomes: Mapping[str, int]
+    refused: Mapping[str, int]
+    """Picks for a session of a hot instance that did not migrate, by the gate that failed."""
+    values: Mapping[str, Estimate]
+    """trigger_rate, accuracy, accuracy_next, thrash_rate (shares; all but the first of the migrations or sessions of
+    all trials, n of them, with exact binomial intervals); waited_transferred_s, waited_recomputed_s: from the pick to
+    the first byte of migrations that went so."""
+    costs: tuple[CostRow, ...]
+    """Of all trials together."""
+    thrashed: tuple[str, ...]
+    """Sessions that migrated again within their cooldown."""
+    why_none: str
+    """Why there is no migration; empty where there is one."""
+
+
+def find_migrations(
     records: Sequence[DecisionRecord],
     hot_tokens: int | None,
     cooldown_s: float | None,
-    turns_after: int = TURNS_AFTER,
 ) -> Migrations:
     """All numbers of one cell; `records` in any order. The thresholds are those of its policy (T_hot, T_cool).
 
     None = the policy has no such threshold: what it is needed for is unknown.
     """
     log = sorted(records, key=lambda record: record.seq)
-    t0_ns = log[0].t_ns if log else 0
-    turns = _turns(log)
-    events = tuple(_event(record, t0_ns, turns, hot_tokens, turns_after) for record in log if wants_to_move(record))
+    turns = _first_picks(log)
+    events = tuple(
+        _read_migration(record, log[0].t_ns, turns.get(record.request.session, ()), hot_tokens)
+        for record in log
+        if record.decision.migrate_from and record.decision.instance
+    )
     requests = Counter(dict((record.request.request, record.request.session) for record in log).values())
-    thrashed = {} if cooldown_s is None else _thrashed(events, cooldown_s)
-    asked = len({event.request for event in events})
+    thrashed = {} if cooldown_s is None else _thrashed_sessions(events, cooldown_s)
+    asked = len({event.pick.request.request for event in events})
+    not_followed = NO_THRESHOLD.format("T_hot")
+    if hot_tokens is not None:
+        not_followed = "no served migration was followed by {} of its session"
+    no_thrash = "no session migrated" if cooldown_s is not None else NO_THRESHOLD.format("T_cool")
     return Migrations(
         requests=dict(sorted(requests.items())),
         asked=asked,
         outcomes=dict(sorted(Counter(event.outcome for event in events).items())),
-        refused=dict(sorted(_refused(log).items())),
-        trigger_rate=_share(asked, requests.total(), "no requests"),
-        accuracy=accuracy([event.stayed_cool for event in events], _no_accuracy(hot_tokens, f"{turns_after} turns")),
-        accuracy_next=accuracy([event.next_cool for event in events], _no_accuracy(hot_tokens, "a turn")),
-        thrash_rate=thrash_rate(
-            thrashed.values(), "no session migrated" if cooldown_s is not None else NO_THRESHOLD.format("T_cool")
-        ),
+        refused=dict(sorted(_count_refusals(log).items())),
+        trigger_rate=Estimate(asked / requests.total(), n=requests.total()) if requests else unknown("no requests"),
+        accuracy=_share_of_known((event.stayed_cool for event in events), not_followed.format(f"{TURNS_AFTER} turns")),
+        accuracy_next=_share_of_known((event.next_cool for event in events), not_followed.format("a turn")),
+        thrash_rate=_share_of_known(thrashed.values(), no_thrash),
         thrashed=thrashed,
-        turns_after=turns_after,
+        turns_after=TURNS_AFTER,
         events=events,
-        costs=costs(events),
+        costs=_cost_rows(events),
     )
 
 
-def costs(events: Iterable[Migration], first: Sequence[int] = TURNS_LEFT) -> tuple[CostRow, ...]:
-    """What served migrations cost against the turns that were left to pay for it; rows without any are left out."""
-    served = [event for event in events if event.moved_s is not None]
-    rows = []
-    for low, end in zip(first, (*first[1:], None), strict=True):
-        own = [event for event in served if event.turns_left >= low and (end is None or event.turns_left < end)]
-        if own:
-            rows.append(_cost_row(own, low, end))
-    return tuple(rows)
+def _first_picks(log: Sequence[DecisionRecord]) -> Mapping[str, list[DecisionRecord]]:
+    """Per session the first pick of each of its requests, in order."""
+    turns: dict[str, list[DecisionRecord]] = defaultdict(list)
+    seen: set[tuple[str, str]] = set()
+    for record in log:
+        request = record.request
+        if request.session and (request.session, request.request) not in seen:
+            seen.add((request.session, request.request))
+            turns[request.session].append(record)
+    return turns
 
 
-def _cost_row(own: Sequence[Migration], low: int, end: int | None) -> CostRow:
-    again = [event.outcome == "recomputed" for event in own]
-    lost, took_s, ttft_s = (_floats(getattr(event, name) for event in own) for name in COSTS)
-    lost = np.where(again, lost, np.nan)
-    left = np.array([event.turns_left for event in own], dtype=np.float64)
-    some = left > 0
-    none = unknown("no turns were left")
-    return CostRow(
-        turns_left=f"{low}+" if end is None else str(low) if end == low + 1 else f"{low}-{end - 1}",
-        migrations=len(own),
-        recomputed=sum(again),
-        lost_tokens=_cost(lost),
-        lost_per_turn_left=_cost(lost[some] / left[some]) if some.any() else none,
-        ttft_s=_cost(ttft_s),
-        transfer_s=_cost(took_s),
-        transfer_per_turn_left_s=_cost(took_s[some] / left[some]) if some.any() else none,
+def _read_migration(
+    record: DecisionRecord,
+    t0_ns: int,
+    turns: Sequence[DecisionRecord],
+    hot_tokens: int | None,
+) -> Migration:
+    """`turns` of its session."""
+    served_ns = moved_ns(record)
+    later = [] if served_ns is None else [turn for turn in turns if turn.t_ns > served_ns]
+    pending = [pending_at(turn, record.decision.instance) for turn in later[:TURNS_AFTER]]
+    return Migration(
+        pick=record,
+        t_s=(record.t_ns - t0_ns) / 1e9,
+        moved_s=None if served_ns is None else (served_ns - t0_ns) / 1e9,
+        turns_left=len(later),
+        stayed_cool=_stayed_cool(pending, hot_tokens, TURNS_AFTER),
+        next_cool=_stayed_cool(pending[:1], hot_tokens, 1),
     )
 
 
-def _cost(values: Samples) -> Estimate:
-    """The mean of what cannot be below zero."""
-    found = mean(values)
-    if found.low is None:
-        return found
-    if found.n < MIN_COSTED:
-        return Estimate(found.value, n=found.n, reason=f"{found.n} have no interval (needs {MIN_COSTED})")
-    return replace(found, low=max(found.low, 0.0))
-
-
-def _floats(values: Iterable[float | None]) -> Samples:
-    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
-
-
-def wants_to_move(record: DecisionRecord) -> bool:
-    """Whether the pick is a migration."""
-    return bool(record.decision.migrate_from and record.decision.instance)
-
-
-def outcome_of(record: DecisionRecord) -> str:
-    """What came of a pick that wanted to migrate, in one word."""
-    return "unknown" if record.outcome is None else record.outcome.migration or "unknown"
+def _stayed_cool(pending: Sequence[int | None], hot_tokens: int | None, turns: int) -> bool | None:
+    if hot_tokens is None or len(pending) < turns or None in pending:
+        return None
+    return all(tokens <= hot_tokens for tokens in pending if tokens is not None)
 
 
 def moved_ns(record: DecisionRecord) -> int | None:
@@ -222,101 +273,22 @@ def moved_ns(record: DecisionRecord) -> int | None:
     return record.t_ns + round(record.decide_us * 1e3 + outcome.ttft_s * 1e9)
 
 
-def _turns(log: Sequence[DecisionRecord]) -> Mapping[str, list[DecisionRecord]]:
-    """Per session the first pick of each of its requests, in order."""
-    found: dict[str, list[DecisionRecord]] = defaultdict(list)
-    seen: set[tuple[str, str]] = set()
-    for record in log:
-        request = record.request
-        if request.session and (request.session, request.request) not in seen:
-            seen.add((request.session, request.request))
-            found[request.session].append(record)
-    return found
-
-
-def _event(
-    record: DecisionRecord,
-    t0_ns: int,
-    turns: Mapping[str, list[DecisionRecord]],
-    hot_tokens: int | None,
-    turns_after: int,
-) -> Migration:
-    request, made, outcome = record.request, record.decision, record.outcome
-    served_ns = moved_ns(record)
-    later = [] if served_ns is None else [one for one in turns.get(request.session, ()) if one.t_ns > served_ns]
-    return Migration(
-        request=request.request,
-        session=request.session,
-        turn=request.turn,
-        t_s=(record.t_ns - t0_ns) / 1e9,
-        source=made.migrate_from,
-        target=made.instance,
-        outcome=outcome_of(record),
-        moved_s=None if served_ns is None else (served_ns - t0_ns) / 1e9,
-        source_pending_tokens=pending_at(record, made.migrate_from),
-        target_pending_tokens=pending_at(record, made.instance),
-        context_tokens=request.input_tokens,
-        lost_tokens=None if served_ns is None else _lost(record),
-        ttft_s=None if outcome is None else outcome.ttft_s,
-        turns_left=len(later),
-        stayed_cool=_stayed_cool(later[:turns_after], made.instance, hot_tokens, turns_after),
-        next_cool=_stayed_cool(later[:1], made.instance, hot_tokens, 1),
-        transfer=None if outcome is None else outcome.transfer,
-    )
-
-
-def _stayed_cool(later: Sequence[DecisionRecord], target: str, hot_tokens: int | None, turns_after: int) -> bool | None:
-    pending = [pending_at(record, target) for record in later]
-    if hot_tokens is None or len(pending) < turns_after or None in pending:
-        return None
-    return all(tokens <= hot_tokens for tokens in pending if tokens is not None)
-
-
-def _lost(record: DecisionRecord) -> int:
-    cached, outcome = record.request.cached_tokens, record.outcome
-    counted = None if outcome is None else outcome.cached_tokens
-    had = cached.get(record.decision.instance, 0) if counted is None else counted
-    return max(0, cached.get(record.decision.migrate_from, 0) - had)
-
-
 def pending_at(record: DecisionRecord, instance: str) -> int | None:
     """Prompt tokens pending at an instance at a pick; None = it was not in the view."""
     loads = record.cluster.instances
     return next((load.pending_prefill_tokens for load in loads if load.instance == instance), None)
 
 
-def _refused(log: Iterable[DecisionRecord]) -> Counter[str]:
-    found: Counter[str] = Counter()
+def _count_refusals(log: Iterable[DecisionRecord]) -> Counter[str]:
+    refused: Counter[str] = Counter()
     for record in log:
         gates = record.decision.gates
         if not record.decision.migrate_from and any(gate.name == "hot" and gate.passed for gate in gates):
-            found[next((gate.name for gate in gates if not gate.passed), "none")] += 1
-    return found
+            refused[next((gate.name for gate in gates if not gate.passed), "none")] += 1
+    return refused
 
 
-def _share(part: int, whole: int, reason: str) -> Estimate:
-    return Estimate(part / whole, n=whole) if whole else unknown(reason)
-
-
-def accuracy(cool: Iterable[bool | None], reason: str) -> Estimate:
-    """Share of the migrations that were judged; `reason`: why none was."""
-    judged = [one for one in cool if one is not None]
-    return proportion(sum(judged), len(judged), reason)
-
-
-def thrash_rate(again: Iterable[bool], reason: str) -> Estimate:
-    """Share of the sessions that migrated; `reason`: why there is none."""
-    known = list(again)
-    return proportion(sum(known), len(known), reason)
-
-
-def _no_accuracy(hot_tokens: int | None, turns: str) -> str:
-    if hot_tokens is None:
-        return NO_THRESHOLD.format("T_hot")
-    return f"no served migration was followed by {turns} of its session"
-
-
-def _thrashed(events: Iterable[Migration], cooldown_s: float) -> dict[str, bool]:
+def _thrashed_sessions(events: Iterable[Migration], cooldown_s: float) -> dict[str, bool]:
     moves: dict[str, list[float]] = defaultdict(list)
     for event in events:
         if event.moved_s is not None:
@@ -325,3 +297,129 @@ def _thrashed(events: Iterable[Migration], cooldown_s: float) -> dict[str, bool]
         session: any(later - earlier < cooldown_s for earlier, later in pairwise(sorted(times)))
         for session, times in moves.items()
     }
+
+
+def _share_of_known(flags: Iterable[bool | None], reason: str) -> Estimate:
+    """`reason`: why none is known."""
+    known = [flag for flag in flags if flag is not None]
+    return proportion(sum(known), len(known), reason)
+
+
+def _cost_rows(events: Iterable[Migration]) -> tuple[CostRow, ...]:
+    served = [event for event in events if event.moved_s is not None]
+    rows = []
+    for low, end in zip(TURNS_LEFT, (*TURNS_LEFT[1:], None), strict=True):
+        own = [event for event in served if event.turns_left >= low and (end is None or event.turns_left < end)]
+        if own:
+            rows.append(_cost_row(own, low, end))
+    return tuple(rows)
+
+
+def _cost_row(own: Sequence[Migration], low: int, end: int | None) -> CostRow:
+    recomputed = [event for event in own if event.outcome == "recomputed"]
+    lost = floats_or_nan(event.lost_tokens if event.outcome == "recomputed" else None for event in own)
+    took_s = floats_or_nan(event.transfer_s for event in own)
+    left = floats_or_nan(event.turns_left for event in own)
+    name = str(low) if end == low + 1 else f"{low}-{(end or 0) - 1}"
+    none_left = unknown("no turns were left")
+    return CostRow(
+        turns_left=f"{low}+" if end is None else name,
+        migrations=len(own),
+        recomputed=len(recomputed),
+        lost_tokens=_mean_cost(lost),
+        lost_per_turn_left=_mean_cost(lost / left) if low else none_left,
+        ttft_s=_mean_cost(floats_or_nan(event.ttft_s for event in own)),
+        transfer_s=_mean_cost(took_s),
+        transfer_per_turn_left_s=_mean_cost(took_s / left) if low else none_left,
+    )
+
+
+def _mean_cost(values: Samples) -> Estimate:
+    """The mean of what cannot be below zero."""
+    cost = mean(values)
+    if cost.low is None:
+        return cost
+    if cost.n < MIN_COSTED:
+        return Estimate(cost.value, n=cost.n, reason=f"{cost.n} have no interval (needs {MIN_COSTED})")
+    return replace(cost, low=max(cost.low, 0.0))
+
+
+def summarise_migrations(
+    label: str, by_trial: Mapping[int, Migrations], parameters: Mapping[str, object], measurements: Measurements
+) -> PolicyMigrations:
+    """Of one label."""
+    cells = by_trial.values()
+    events = [event for cell in cells for event in cell.events]
+    thrashed = (session for cell in cells for session, again in cell.thrashed.items() if again)
+    return PolicyMigrations(
+        label=label,
+        trials=len(by_trial),
+        requests=sum(sum(cell.requests.values()) for cell in cells),
+        asked=sum(cell.asked for cell in cells),
+        outcomes=_sum_counts(cell.outcomes for cell in cells),
+        refused=_sum_counts(cell.refused for cell in cells),
+        values=_measure_rates(by_trial, measurements),
+        costs=_cost_rows(events),
+        thrashed=tuple(dict.fromkeys(thrashed)),
+        why_none="" if events else _why_none(by_trial, parameters),
+    )
+
+
+def _measure_rates(by_trial: Mapping[int, Migrations], measurements: Measurements) -> dict[str, Estimate]:
+    first = next(iter(by_trial.values()), None)
+    why = {name: "no log" if first is None else getattr(first, name).reason or "" for name in POOLED}
+    events = [event for cell in by_trial.values() for event in cell.events]
+    thrashed = (again for cell in by_trial.values() for again in cell.thrashed.values())
+    triggered = {trial: _trigger_rate(cell, measurements) for trial, cell in by_trial.items()}
+    return {
+        "trigger_rate": level_interval(over_trials(triggered, "no requests"), most=1.0),
+        "accuracy": _share_of_known((event.stayed_cool for event in events), why["accuracy"]),
+        "accuracy_next": _share_of_known((event.next_cool for event in events), why["accuracy_next"]),
+        "thrash_rate": _share_of_known(thrashed, why["thrash_rate"]),
+        **{f"waited_{name}_s": _waited_s(by_trial, name, measurements) for name in ("transferred", "recomputed")},
+    }
+
+
+def _trigger_rate(cell: Migrations, measurements: Measurements) -> Trial | None:
+    asked = Counter(dict((event.pick.request.request, event.session) for event in cell.events).values())
+    top = floats_or_nan(asked[session] for session in cell.requests)
+    return measurements.ratio_of_rows(list(cell.requests), top, floats_or_nan(cell.requests.values()))
+
+
+def _waited_s(by_trial: Mapping[int, Migrations], outcome: str, measurements: Measurements) -> Estimate:
+    waited = {
+        trial: mean_wait([event for event in cell.events if event.outcome == outcome], measurements)
+        for trial, cell in by_trial.items()
+    }
+    return mean_interval(over_trials(waited, f"no migration was {outcome}"))
+
+
+def mean_wait(events: Sequence[Migration], measurements: Measurements) -> Trial | None:
+    """From the pick to the first byte, of those that were served; None where none was."""
+    waited_s = floats_or_nan(event.waited_s for event in events)
+    return measurements.mean_of_rows([event.session for event in events], waited_s)
+
+
+def _why_none(by_trial: Mapping[int, Migrations], parameters: Mapping[str, object]) -> str:
+    if "hot_tokens" not in parameters:
+        return "the policy does not migrate"
+    if parameters.get("migration") is False:
+        return "migration is switched off"
+    if not by_trial:
+        return "no decision log of a cell that counts can be read"
+    refused = _sum_counts(cell.refused for cell in by_trial.values())
+    if not refused:
+        return f"no session's instance had more than {parameters['hot_tokens']} prompt tokens pending (T_hot) at a pick"
+    return f"every time that a session's instance was hot it stayed: {format_counts(refused)}"
+
+
+def format_counts(counts: Mapping[str, int]) -> str:
+    """`a 3, b 1`, the most frequent first."""
+    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _sum_counts(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for part in parts:
+        total.update(part)
+    return dict(sorted(total.items()))

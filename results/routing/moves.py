@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from results.routing.arms import against_arm, recomputing_arms
 from results.routing.load import LoadedCell
-from results.routing.logs import LogFacts
+from results.routing.logs import LogFacts, PendingSeries
 from results.routing.measure import Measurements
-from results.routing.migrations import Migrations
-from results.routing.policy_migrations import (
-    PolicyMigrations,
-    PolicyTransfers,
-    policy_migrations,
-    policy_transfers,
+from results.routing.migrations import Migrations, PolicyMigrations, summarise_migrations
+from results.routing.recomputing import (
+    AgainstRecomputing,
+    compare_with_arm,
+    compare_with_recomputing,
+    recomputing_arms,
 )
-from results.routing.recomputing import AgainstRecomputing, against_recomputing
-from results.routing.timeline import Timeline
+from results.routing.transfers import PolicyTransfers, summarise_transfers
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +25,8 @@ class CellMigrations:
     cell: str
     label: str
     trial: int
-    found: Migrations
-    timeline: Timeline | None
+    migrations: Migrations
+    pending: tuple[PendingSeries, ...]
     counts: bool
     """Its numbers are among those of the policy; else its client fell behind, or it replayed another trace."""
 
@@ -45,23 +43,15 @@ class Moves:
 
     def shown(self) -> tuple[CellMigrations, ...]:
         """Of each label with migrations, the cell that figure 10 shows: of those that count, the one with the most."""
+        ranked = sorted(self.cells, key=lambda cell: (cell.counts, len(cell.migrations.events)), reverse=True)
         best: dict[str, CellMigrations] = {}
-        for cell in self.cells:
-            one = best.get(cell.label)
-            if cell.timeline is not None and (one is None or _rank(cell) > _rank(one)):
-                best[cell.label] = cell
+        for cell in ranked:
+            if cell.migrations.events:
+                best.setdefault(cell.label, cell)
         return tuple(best[row.label] for row in self.migrations if row.label in best)
 
 
-def _migrates(found: Mapping[str, Mapping[int, Migrations]], label: str) -> bool:
-    return any(one.events for one in found.get(label, {}).values())
-
-
-def _rank(cell: CellMigrations) -> tuple[bool, int]:
-    return cell.counts, len(cell.found.events)
-
-
-def moves(
+def collect_moves(
     cells: Sequence[LoadedCell],
     logs: Mapping[str, LogFacts],
     facts: Mapping[str, Mapping[int, LogFacts]],
@@ -69,33 +59,39 @@ def moves(
 ) -> Moves:
     """Of these cells; `logs` by their paths, `facts` of those that count: label to trial, in the order of tables."""
     parameters = {cell.record.label: cell.record.parameters for cell in cells}
-    counted = {found.path for label in facts for found in measurements.cells(label).values()}
-    moved = {label: {t: one.migrations for t, one in own.items()} for label, own in facts.items()}
+    counted = {cell.path for label in facts for cell in measurements.cells(label).values()}
+    migrations = {label: {trial: log.migrations for trial, log in own.items()} for label, own in facts.items()}
+    migrating = {label for label, own in migrations.items() if any(cell.events for cell in own.values())}
     arms = {
-        label: against_arm(label, other, moved, measurements)
+        label: compare_with_arm(label, other, migrations, measurements)
         for label, other in recomputing_arms(cell.record for cell in cells).items()
-        if _migrates(moved, label) and _migrates(moved, other)
+        if {label, other} <= migrating
     }
-    compared = (
-        against_recomputing(
-            label, {t: (one.prefills, one.brought) for t, one in own.items()}, measurements, arms.get(label)
-        )
-        for label, own in facts.items()
-    )
+    transfers: list[PolicyTransfers] = []
+    recomputing: list[AgainstRecomputing] = []
+    for label, own in facts.items():
+        moved = {trial: log.moved for trial, log in own.items()}
+        totals = {trial: log.external_total_tokens for trial, log in own.items()}
+        transfers += summarise_transfers(label, moved, totals, measurements)
+        turns = {trial: (log.prefills, log.brought) for trial, log in own.items()}
+        row = compare_with_recomputing(label, turns, measurements, arms.get(label))
+        recomputing += [] if row is None else [row]
     return Moves(
         cells=tuple(
             CellMigrations(
                 cell.record.cell,
                 cell.record.label,
                 cell.record.trial,
-                logs[cell.path].migrations,
-                logs[cell.path].timeline,
+                log.migrations,
+                log.pending,
                 cell.path in counted,
             )
             for cell in cells
-            if cell.path in logs and ("hot_tokens" in cell.record.parameters or logs[cell.path].migrations.events)
+            if (log := logs.get(cell.path)) and ("hot_tokens" in cell.record.parameters or log.migrations.events)
         ),
-        migrations=tuple(policy_migrations(label, facts[label], parameters[label], measurements) for label in facts),
-        transfers=tuple(row for label, own in facts.items() for row in policy_transfers(label, own, measurements)),
-        recomputing=tuple(row for row in compared if row is not None),
+        migrations=tuple(
+            summarise_migrations(label, own, parameters[label], measurements) for label, own in migrations.items()
+        ),
+        transfers=tuple(transfers),
+        recomputing=tuple(recomputing),
     )

@@ -58,16 +58,16 @@ class Occupancy:
     """Requests of this footprint that all decode pools hold at once."""
 
 
-def footprints(cells: Sequence[LoadedCell]) -> Footprints:
+def measure_footprints(cells: Sequence[LoadedCell]) -> Footprints:
     """Of all cells that count."""
     read = [(cell, cell.turns) for cell in cells if cell.turns is not None]
     if not read:
         none = {name: unknown("no turn records") for name in FOOTPRINT_POINTS}
         return Footprints(none, None, None, None, None, "no turn records can be read")
-    held = np.concatenate([_tokens(turns) for _, turns in read])
+    held = np.concatenate([_held_tokens(turns) for _, turns in read])
     points = percentiles(held, tuple(FOOTPRINT_POINTS.values()))
-    loads = [found for _, turns in read if (found := _decodes(turns)) is not None]
-    pool = _pool(cells)
+    loads = [load for _, turns in read if (load := _decodes_at_once(turns)) is not None]
+    pool = _kv_capacity(cells)
     why = [
         *(["an instance's KV capacity is not known"] if pool is None else []),
         *(["no turn got past its first token"] if not loads else []),
@@ -82,45 +82,47 @@ def footprints(cells: Sequence[LoadedCell]) -> Footprints:
     )
 
 
-def occupancies(found: Footprints, points: int = 40) -> tuple[Occupancy, ...]:
+def compute_occupancies(footprints: Footprints, points: int = 40) -> tuple[Occupancy, ...]:
     """Every deployment at the footprints' percentiles and along a curve beyond them; empty where a term is missing."""
-    if found.pool_tokens is None or found.decodes_mean is None or found.decodes_p90 is None:
+    if footprints.pool_tokens is None or footprints.decodes_mean is None or footprints.decodes_p90 is None:
         return ()
-    marks = [(name, held.value) for name, held in found.tokens.items() if held.value]
+    marks = [(name, held.value) for name, held in footprints.tokens.items() if held.value]
     if not marks:
         return ()
     sizes = [size for _, size in marks]
-    walled = WALL * DEPLOYMENTS["4P+4D"] * found.pool_tokens / found.decodes_p90 if found.decodes_p90 else 0.0
+    walled = (
+        WALL * DEPLOYMENTS["4P+4D"] * footprints.pool_tokens / footprints.decodes_p90 if footprints.decodes_p90 else 0.0
+    )
     farthest = max(4 * max(sizes), 1.2 * walled)  # as far as the wall, wherever this run stands
     along = [("", float(size)) for size in np.geomspace(min(sizes) / 4, farthest, points)]
     return tuple(
-        _occupancy(deployment, share, point, size, found)
+        _compute_occupancy(deployment, share, point, size, footprints)
         for deployment, share in DEPLOYMENTS.items()
         for point, size in (*marks, *along)
     )
 
 
-def _occupancy(deployment: str, share: float, point: str, size: float, found: Footprints) -> Occupancy:
-    pool = share * (found.pool_tokens or 0.0)
+def _compute_occupancy(deployment: str, share: float, point: str, size: float, footprints: Footprints) -> Occupancy:
+    pool = share * (footprints.pool_tokens or 0.0)
     return Occupancy(
         deployment=deployment,
         decode_share=share,
         point=point,
         footprint_tokens=size,
-        mean=(found.decodes_mean or 0.0) * size / pool,
-        p90=(found.decodes_p90 or 0.0) * size / pool,
+        mean=(footprints.decodes_mean or 0.0) * size / pool,
+        p90=(footprints.decodes_p90 or 0.0) * size / pool,
         fit_per_pool=int(pool // size),
     )
 
 
-def _tokens(turns: Turns) -> Samples:
+def _held_tokens(turns: Turns) -> Samples:
     """Prompt as counted (as asked where the engine did not say) + output."""
     done = turns.completed
     prompts = np.where(np.isfinite(turns.prompt_tokens), turns.prompt_tokens, turns.input_tokens)
     return np.asarray((prompts + turns.output_tokens)[done], dtype=np.float64)
 
 
-def _decodes(turns: Turns) -> tuple[float, float] | None:
+def _decodes_at_once(turns: Turns) -> tuple[float, float] | None:
     """Mean and p90 over time of the requests past their first token, while any request was in flight."""
     counts, lengths_s = in_flight_over_time(turns.first_s, turns.end_s)
     busy = in_flight_over_time(turns.send_s, turns.end_s)
@@ -136,7 +138,7 @@ def _decodes(turns: Turns) -> tuple[float, float] | None:
     return mean, float(numbers[order][int(np.searchsorted(passed, 0.9))])
 
 
-def _pool(cells: Sequence[LoadedCell]) -> float | None:
+def _kv_capacity(cells: Sequence[LoadedCell]) -> float | None:
     """KV capacity of one cell's instances: all cells of a run have the same engines."""
     for cell in cells:
         sizes = [engine.kv_capacity_tokens for engine in cell.record.engines]

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
 from results.measures import latency
-from results.routing.measure import (
-    Measurements,
-    interval,
-    level_interval,
-    ratio_interval,
-)
-from results.routing.metrics import HEADLINE, Metric, metric, metrics
+from results.routing.measure import Measurements, level_interval, mean_interval, ratio_interval
+from results.routing.metrics import HEADLINE, Metric, all_metrics, metric_named
 from results.statistics.estimates import LEVEL, Estimate, holm, unknown
 from results.statistics.judgement import Verdict, judged
 from results.statistics.trials import MIN_PAIRED, p_value
@@ -56,7 +51,6 @@ class Pair:
 
     def turned(self) -> Pair:
         """The same of second against first, but for `relative` and `second_value`, which are of the other one."""
-        ratio = self.ratio
         opposite = {Verdict.HIGHER: Verdict.LOWER, Verdict.LOWER: Verdict.HIGHER}
         return replace(
             self,
@@ -64,12 +58,18 @@ class Pair:
             second=self.first,
             second_value=unknown("not of this pair"),
             relative=None,
-            difference=negated(self.difference),
-            ratio=None if ratio is None else inverted(ratio),
+            difference=_turn_estimate(self.difference, lambda value: -value),
+            ratio=None if self.ratio is None else _turn_estimate(self.ratio, lambda value: 1 / value),
             verdict=None if self.verdict is None else opposite.get(self.verdict, self.verdict),
             higher_in=self.lower_in,
             lower_in=self.higher_in,
         )
+
+
+def _turn_estimate(estimate: Estimate, turn: Callable[[float], float]) -> Estimate:
+    """`turn` makes a low bound a high one."""
+    value, low, high = (None if part is None else turn(part) for part in (estimate.value, estimate.high, estimate.low))
+    return replace(estimate, value=value, low=low, high=high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,74 +115,63 @@ def order_of(label: str, policy: str) -> tuple[int, str]:
     return (ORDER.index(policy) if policy in ORDER else len(ORDER)), label
 
 
-def value_of(measurements: Measurements, label: str, measure: Metric) -> Estimate:
+def value_of(measurements: Measurements, label: str, metric: Metric) -> Estimate:
     """The metric of one label: the mean over its trials, with its interval."""
-    found = measurements.get(label, measure)
-    return level_interval(found, most=1.0 if measure.unit == "share" else math.inf)
+    return level_interval(measurements.get(label, metric), most=1.0 if metric.unit == "share" else math.inf)
 
 
-def pairs(measurements: Measurements, labels: Sequence[str]) -> tuple[Pair, ...]:
+def compare_labels(measurements: Measurements, labels: Sequence[str]) -> tuple[Pair, ...]:
     """Every metric of every two labels, the later one in `labels` against the earlier."""
     return tuple(
-        pair(measurements, second, first, measure) for first, second in combinations(labels, 2) for measure in metrics()
+        compare_two(measurements, second, first, metric)
+        for first, second in combinations(labels, 2)
+        for metric in all_metrics()
     )
 
 
-def pair(measurements: Measurements, first: str, second: str, measure: Metric) -> Pair:
+def compare_two(measurements: Measurements, first: str, second: str, metric: Metric) -> Pair:
     """One metric of two labels."""
-    measured = measurements.difference(first, second, measure)
-    difference = interval(measured)
+    measured = measurements.difference(first, second, metric)
+    difference = mean_interval(measured)
     tested, ratio, verdict = measured, None, judged(difference)
-    if measure.is_time:
-        tested = measurements.log_ratio(first, second, measure)
+    if metric.is_time:
+        tested = measurements.log_ratio(first, second, metric)
         ratio = ratio_interval(tested)
         verdict = judged(ratio, 1.0)
-    base = value_of(measurements, second, measure)
+    base = value_of(measurements, second, metric)
     common: tuple[int | None, int | None] = (None, None)
-    if measure.series in latency.METRICS:
-        common = measurements.common_turns(first, second, measure.series)
+    if metric.series in latency.METRICS:
+        common = measurements.common_turns(first, second, metric.series)
     relative = difference.value / base.value if difference.value is not None and base.value else None
     p = p_value(tested) if len(tested.trials) >= MIN_PAIRED else None
     above, below = (sum(sign * one.value > 0 for one in tested.trials.values()) for sign in (1, -1))
-    return Pair(measure.name, first, second, difference, base, relative, verdict, *common, p, ratio, above, below)
+    return Pair(metric.name, first, second, difference, base, relative, verdict, *common, p, ratio, above, below)
 
 
-def pair_of(found: Sequence[Pair], first: str, second: str, name: str) -> Pair | None:
+def pair_of(pairs: Sequence[Pair], first: str, second: str, name: str) -> Pair | None:
     """A metric of first against second, whichever way round the pair was formed; None where there is none."""
-    for row in found:
+    for row in pairs:
         if row.metric == name and {row.first, row.second} == {first, second} and first != second:
             return row if row.first == first else row.turned()
     return None
 
 
-def difference_of(found: Sequence[Pair], first: str, second: str, name: str) -> Estimate:
+def difference_of(pairs: Sequence[Pair], first: str, second: str, name: str) -> Estimate:
     """first - second of a metric, whichever way round the pair was formed; unknown where there is none."""
     if not first or not second:
         return unknown("one of the two was not run")
-    row = pair_of(found, first, second, name)
+    row = pair_of(pairs, first, second, name)
     return unknown("the two were not compared") if row is None else row.difference
 
 
-def negated(found: Estimate) -> Estimate:
-    """The estimate of the opposite difference."""
-    value, low, high = (None if part is None else -part for part in (found.value, found.high, found.low))
-    return replace(found, value=value, low=low, high=high)
-
-
-def inverted(found: Estimate) -> Estimate:
-    """The estimate of the opposite ratio."""
-    value, low, high = (None if part is None else 1 / part for part in (found.value, found.high, found.low))
-    return replace(found, value=value, low=low, high=high)
-
-
-def turn_pairs(measurements: Measurements, labels: Sequence[str]) -> tuple[TurnPair, ...]:
+def compare_turns(measurements: Measurements, labels: Sequence[str]) -> tuple[TurnPair, ...]:
     """Every latency of every two labels, turn by turn."""
     return tuple(
         TurnPair(
             series,
             second,
             first,
-            interval(measurements.turn_by_turn(second, first, series, "median")),
+            mean_interval(measurements.turn_by_turn(second, first, series, "median")),
             level_interval(measurements.turn_by_turn(second, first, series, "faster"), most=1.0),
         )
         for first, second in combinations(labels, 2)
@@ -190,15 +179,15 @@ def turn_pairs(measurements: Measurements, labels: Sequence[str]) -> tuple[TurnP
     )
 
 
-def standings(measurements: Measurements, labels: Sequence[str], found: Sequence[Pair]) -> tuple[Standing, ...]:
+def rank_labels(measurements: Measurements, labels: Sequence[str], pairs: Sequence[Pair]) -> tuple[Standing, ...]:
     """Who is best on each of HEADLINE; a metric that no policy has is left out."""
-    rows = (_standing(measurements, labels, found, metric(name)) for name in HEADLINE)
-    return corrected([row for row in rows if row is not None], found)
+    rows = (_rank_by_metric(measurements, labels, pairs, metric_named(name)) for name in HEADLINE)
+    return correct_standings([row for row in rows if row is not None], pairs)
 
 
-def corrected(rows: Sequence[Standing], found: Sequence[Pair]) -> tuple[Standing, ...]:
-    """The rows with what stands after Holm's correction over every comparison to a best value."""
-    known = {(row.metric, frozenset((row.first, row.second))): row.p_value for row in found}
+def correct_standings(rows: Sequence[Standing], pairs: Sequence[Pair]) -> tuple[Standing, ...]:
+    """The rows with what remains after Holm's correction over every comparison to a best value."""
+    known = {(row.metric, frozenset((row.first, row.second))): row.p_value for row in pairs}
     tested = {
         (row.metric, label): p
         for row in rows
@@ -212,33 +201,26 @@ def corrected(rows: Sequence[Standing], found: Sequence[Pair]) -> tuple[Standing
     )
 
 
-def _standing(
-    measurements: Measurements, labels: Sequence[str], found: Sequence[Pair], measure: Metric
+def _rank_by_metric(
+    measurements: Measurements, labels: Sequence[str], pairs: Sequence[Pair], metric: Metric
 ) -> Standing | None:
-    values = {label: value_of(measurements, label, measure) for label in labels}
-    known = {label: found.value for label, found in values.items() if found.value is not None}
+    values = {label: value_of(measurements, label, metric) for label in labels}
+    known = {label: estimate.value for label, estimate in values.items() if estimate.value is not None}
     if not known:
         return None
-    sign = -1 if measure.higher_is_better else 1
+    sign = -1 if metric.higher_is_better else 1
     best = min(known, key=lambda label: sign * known[label])  # the first of equals, in the order of labels
     worse = Verdict.HIGHER if sign > 0 else Verdict.LOWER
-    sorted_out: dict[str, list[str]] = {"behind": [], "level": [], "untold": []}
+    behind, level, untold = list[str](), list[str](), list[str]()
     bases: dict[str, None] = {}
     for label in labels:
         if label == best:
             continue
-        compared = _against(found, measure, label, best)
-        place = "untold" if compared is None else "behind" if compared[0] == worse else "level"
-        sorted_out[place].append(label)
-        if compared is not None:
-            bases[compared[1]] = None
-    groups = {name: tuple(names) for name, names in sorted_out.items()}
-    return Standing(measure.name, best, values[best], **groups, basis="; ".join(bases))
-
-
-def _against(found: Sequence[Pair], measure: Metric, label: str, best: str) -> tuple[Verdict, str] | None:
-    """What the interval of label against best says, and what it covers."""
-    row = pair_of(found, label, best, measure.name)
-    if row is None or row.verdict is None:
-        return None
-    return row.verdict, row.difference.basis or ""
+        row = pair_of(pairs, label, best, metric.name)
+        if row is None or row.verdict is None:
+            untold.append(label)
+            continue
+        (behind if row.verdict == worse else level).append(label)
+        bases[row.difference.basis or ""] = None
+    basis = "; ".join(bases)
+    return Standing(metric.name, best, values[best], tuple(behind), tuple(level), tuple(untold), basis)

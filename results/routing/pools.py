@@ -14,12 +14,10 @@ from functools import partial
 import numpy as np
 
 from results.records.turns import RoutedEngine
-from results.routing.by_session import once, over_trials
 from results.routing.load import LoadedCell
-from results.routing.measure import level_interval
+from results.routing.measure import level_interval, one_per_trial, over_trials
 from results.routing.occupancy import WALL
 from results.statistics.estimates import Estimate, Samples
-from results.statistics.trials import Trial
 
 SOURCES = {
     "local_hit_share": "local_cache_hit",
@@ -46,84 +44,84 @@ class Pool:
     tokens; prompt_tokens, external_tokens per cell."""
 
 
-def pools(cells: Sequence[LoadedCell], labels: Sequence[str]) -> tuple[Pool, ...]:
+def measure_pools(cells: Sequence[LoadedCell], labels: Sequence[str]) -> tuple[Pool, ...]:
     """Of every label, in the order of `labels`; cells whose client fell behind are left out."""
-    found = []
+    pools = []
     for label in labels:
         own = {cell.record.trial: cell for cell in cells if cell.record.label == label and not cell.degraded}
-        first = next(iter(own.values()), None)
-        if first is None:
-            continue
-        roles = dict.fromkeys(engine.role for engine in first.record.engines)
-        found += [_pool(label, role, deployment(first.record.engines), own) for role in sorted(roles, reverse=True)]
-    return tuple(found)
+        if own:
+            engines = next(iter(own.values())).record.engines
+            pools += [_measure_pool(label, role, engines, own) for role in sorted({one.role for one in engines})[::-1]]
+    return tuple(pools)
 
 
-def deployment(engines: Sequence[RoutedEngine]) -> str:
+def name_deployment(engines: Sequence[RoutedEngine]) -> str:
     """`1P+1D`, or `combined`."""
     prefill, decode = (sum(engine.role == role for engine in engines) for role in ("prefill", "decode"))
     return f"{prefill}P+{decode}D" if prefill or decode else "combined"
 
 
-def _pool(label: str, role: str, name: str, cells: Mapping[int, LoadedCell]) -> Pool:
-    def over(compute: Callable[[LoadedCell], Trial | None], why: str, most: float = 1.0) -> Estimate:
-        return level_interval(over_trials({trial: compute(cell) for trial, cell in cells.items()}, why), most)
+def _measure_pool(label: str, role: str, engines: Sequence[RoutedEngine], cells: Mapping[int, LoadedCell]) -> Pool:
+    used = {trial: used_together(cell, role) for trial, cell in cells.items()}
+    single = {
+        trial: np.array([float(share >= WALL) for _, _, share in _used_samples(cell, role)])
+        for trial, cell in cells.items()
+    }
+    counts = {trial: _token_counts(cell, role) for trial, cell in cells.items()}
 
-    def of_use(compute: Callable[[Samples], float]) -> Callable[[LoadedCell], Trial | None]:
-        def computed(cell: LoadedCell) -> Trial | None:
-            used = in_use(cell, role)
-            return once(compute(used), int(used.size)) if used.size else None
+    def of_samples(samples: Mapping[int, Samples], compute: Callable[[Samples], float]) -> Estimate:
+        by_trial = {
+            trial: one_per_trial(float(compute(own)), int(own.size)) for trial, own in samples.items() if own.size
+        }
+        return level_interval(over_trials(by_trial, NO_SAMPLE), 1.0)
 
-        return computed
+    def of_tokens(compute: Callable[[Mapping[str, float | None]], float | None], most: float) -> Estimate:
+        values = {trial: compute(own) for trial, own in counts.items()}
+        by_trial = {trial: one_per_trial(value) for trial, value in values.items() if value is not None}
+        return level_interval(over_trials(by_trial, NO_SOURCE), most)
 
     values = {
-        "kv_mean": over(of_use(lambda used: float(used.mean())), NO_SAMPLE),
-        "kv_p90": over(of_use(lambda used: float(np.quantile(used, 0.9))), NO_SAMPLE),
-        "kv_max": over(of_use(lambda used: float(used.max())), NO_SAMPLE),
-        "over_wall_share": over(lambda cell: _over_wall(cell, role), NO_SAMPLE),
-        "prompt_tokens": over(lambda cell: once(_counted(cell, role, "prompt_tokens")), NO_SOURCE, math.inf),
-        "external_tokens": over(lambda cell: once(_counted(cell, role, "external_kv_transfer")), NO_SOURCE, math.inf),
+        "kv_mean": of_samples(used, np.mean),
+        "kv_p90": of_samples(used, lambda own: np.quantile(own, 0.9)),
+        "kv_max": of_samples(used, np.max),
+        "over_wall_share": of_samples(single, np.mean),
+        "prompt_tokens": of_tokens(lambda own: own["prompt_tokens"], math.inf),
+        "external_tokens": of_tokens(lambda own: own["external_kv_transfer"], math.inf),
+        **{share: of_tokens(partial(_share_of_source, source=source), 1.0) for share, source in SOURCES.items()},
     }
-    values |= {share: over(partial(_share, role=role, source=source), NO_SOURCE) for share, source in SOURCES.items()}
-    engines = next(iter(cells.values())).record.engines
-    return Pool(label, role, name, sum(engine.role == role for engine in engines), values)
+    return Pool(label, role, name_deployment(engines), sum(engine.role == role for engine in engines), values)
 
 
-def in_use(cell: LoadedCell, role: str) -> Samples:
+def _used_samples(cell: LoadedCell, role: str) -> list[tuple[int, str, float]]:
+    """Of the role's instances while the replay ran: second, instance, and its share of KV in use."""
+    record = cell.record
+    names = {engine.instance for engine in record.engines if engine.role == role}
+    return [
+        (round((row.t_ns - record.t_start_ns) / 1e9), row.instance, row.kv_usage)
+        for row in cell.samples
+        if row.instance in names and row.kv_usage is not None and record.t_start_ns <= row.t_ns <= record.t_end_ns
+    ]
+
+
+def used_together(cell: LoadedCell, role: str) -> Samples:
     """Share of the pool's KV in use, one value per second of the replay at which all of its instances said it."""
-    names = {engine.instance for engine in cell.record.engines if engine.role == role}
+    instances = sum(engine.role == role for engine in cell.record.engines)
     at: dict[int, dict[str, float]] = {}
-    for row in cell.samples:
-        if row.instance in names and row.kv_usage is not None and _during(cell, row.t_ns):
-            at.setdefault(round((row.t_ns - cell.record.t_start_ns) / 1e9), {})[row.instance] = row.kv_usage
-    whole = [float(np.mean(list(found.values()))) for _, found in sorted(at.items()) if len(found) == len(names)]
+    for second, instance, share in _used_samples(cell, role):
+        at.setdefault(second, {})[instance] = share
+    whole = [float(np.mean(list(own.values()))) for _, own in sorted(at.items()) if len(own) == instances]
     return np.array(whole, dtype=np.float64)
 
 
-def _during(cell: LoadedCell, t_ns: int) -> bool:
-    return cell.record.t_start_ns <= t_ns <= cell.record.t_end_ns
-
-
-def _over_wall(cell: LoadedCell, role: str) -> Trial | None:
-    names = {engine.instance for engine in cell.record.engines if engine.role == role}
-    used = [
-        row.kv_usage >= WALL
-        for row in cell.samples
-        if row.instance in names and row.kv_usage is not None and _during(cell, row.t_ns)
-    ]
-    return once(sum(used) / len(used), len(used)) if used else None
-
-
-def _counted(cell: LoadedCell, role: str, name: str) -> float | None:
-    """Summed over the pool; None where one instance's counter was not read."""
+def _token_counts(cell: LoadedCell, role: str) -> dict[str, float | None]:
+    """Summed over the pool, by source and in all; None where one instance's counter was not read."""
     own = [engine for engine in cell.record.engines if engine.role == role]
-    counts = [
-        engine.prompt_tokens if name == "prompt_tokens" else engine.prompt_tokens_by_source.get(name) for engine in own
-    ]
-    return None if None in counts else sum(count or 0.0 for count in counts)
+    counts = {source: [engine.prompt_tokens_by_source.get(source) for engine in own] for source in SOURCES.values()}
+    counts["prompt_tokens"] = [engine.prompt_tokens for engine in own]
+    return {name: None if None in each else sum(count or 0.0 for count in each) for name, each in counts.items()}
 
 
-def _share(cell: LoadedCell, *, role: str, source: str) -> Trial | None:
-    part, whole = _counted(cell, role, source), [_counted(cell, role, name) for name in SOURCES.values()]
-    total = None if None in whole else sum(count or 0.0 for count in whole)
-    return once(part / total) if part is not None and total else None
+def _share_of_source(counts: Mapping[str, float | None], *, source: str) -> float | None:
+    known = [counts[name] for name in SOURCES.values()]
+    total = sum(count or 0.0 for count in known)
+    return None if None in known or not total else (counts[source] or 0.0) / total

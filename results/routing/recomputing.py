@@ -1,29 +1,36 @@
 """Was moving KV the faster way? Migrated turns against what the same turns would have taken without the KV.
 
-What computing takes is fitted in the same cell, by least squares over the turns that were served without a transfer:
-time from the pick to the first byte = base + computed prompt tokens x a + prompt tokens pending at the instance x b.
-The second is held beside because sessions migrate when much is pending: the queue must not be taken for the computing.
-A fit carries a verdict only where it explains the turns it was made of and most migrated turns lie within them; its
-error widens the interval. Where the run has an arm that computes what the other one moves (results/routing/arms.py),
-that decides. Pure functions of decision records.
+Where a run has two arms of one policy, one that moves KV and one whose targets compute it again, those decide. The arms
+have equal policies, parameters, pools and rules of transfer, so a trial of both is a pair. Which turns migrate is
+decided by each arm's own load: the migrated turns of both are not the same turns, but were chosen by the same rule. All
+that were served count, whatever became of their transfer.
+
+Else what computing takes is fitted in the same cell, by least squares over the turns that were served without a
+transfer: time from the pick to the first byte = base + computed prompt tokens x a + prompt tokens pending at the
+instance x b. The second is held beside because sessions migrate when much is pending: the queue must not be taken for
+the computing. A fit carries a verdict only where it explains the turns it was made of and most migrated turns lie
+within them; its error widens the interval. Pure functions of decision records.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from results.measures.columns import floats_or_nan
 from results.records.decisions import DecisionRecord, transfer_s
-from results.routing.arms import AgainstArm
-from results.routing.by_session import over_trials, replicated
-from results.routing.measure import Measurements, interval
-from results.routing.migrations import pending_at
+from results.records.turns import RoutingCell
+from results.routing.measure import Measurements, log_of_ratio, mean_interval, over_trials, ratio_interval
+from results.routing.metrics import metric_named
+from results.routing.migrations import Migrations, mean_wait, pending_at
 from results.statistics.estimates import Estimate, Ranks, Samples
 from results.statistics.judgement import Verdict, judged
-from results.statistics.trials import Trial
+from results.statistics.trials import Draws, Trial, combine
 
+MOVES_KV = "moves_kv"
+"""In a cell's `router`: whether its instances could hand KV over."""
 MIN_FIT = 30
 """Fewer turns say nothing of a time per token beside what was pending."""
 MIN_R2 = 0.5
@@ -82,6 +89,26 @@ class Fit:
 
 
 @dataclass(frozen=True, slots=True)
+class AgainstArm:
+    """The migrated turns of a label whose KV moves, against those of the arm that computes it again."""
+
+    other: str
+    """The label of that arm."""
+    migrated: int
+    """Migrated turns that were served, over all trials."""
+    other_migrated: int
+    with_kv_s: Estimate
+    """From the pick to the first byte, mean."""
+    without_kv_s: Estimate
+    ratio: Estimate
+    """The first over the second inside a trial; geometric mean over the trials."""
+    every_turn: Estimate
+    """The same of the mean TTFT of all turns that both arms completed: the very same turns."""
+    verdict: Verdict | None
+    """Of `ratio`."""
+
+
+@dataclass(frozen=True, slots=True)
 class AgainstRecomputing:
     """The migrated turns of one label, over its trials: means over the turns whose tokens were counted."""
 
@@ -109,24 +136,67 @@ class AgainstRecomputing:
 NAMES = ("prefill_s_per_token", "compute_s", "transfer_s", "with_kv_s", "without_kv_s", "difference_s")
 
 
-def prefills(records: Iterable[DecisionRecord]) -> tuple[Prefill, ...]:
-    """The turns that tell what computing a prompt token takes in this cell."""
-    found = []
+def recomputing_arms(records: Iterable[RoutingCell]) -> dict[str, str]:
+    """The labels whose KV moves, to the label of the arm that differs in nothing else and moves none."""
+    known: dict[bool, dict[str, str]] = {True: {}, False: {}}
     for record in records:
-        outcome, made = record.outcome, record.decision
-        if outcome is None or outcome.status != "ok" or outcome.transfer is not None or made.prefill:
+        moves = record.router.get(MOVES_KV)
+        if isinstance(moves, bool):
+            known[moves].setdefault(_common_to_arms(record), record.label)
+    return {label: known[False][common] for common, label in known[True].items() if common in known[False]}
+
+
+def _common_to_arms(record: RoutingCell) -> str:
+    roles = sorted(engine.role for engine in record.engines)
+    transfer = record.router.get("transfer") or {}
+    return repr((record.policy, sorted(record.parameters.items()), roles, sorted(transfer.items())))
+
+
+def compare_with_arm(
+    label: str,
+    other: str,
+    migrations: Mapping[str, Mapping[int, Migrations]],
+    measurements: Measurements,
+) -> AgainstArm:
+    """Of two labels; `migrations` by label and trial."""
+    ours, theirs = (
+        over_trials(
+            {trial: mean_wait(cell.events, measurements) for trial, cell in migrations.get(name, {}).items()},
+            f"no migrated turn of {name} was served",
+        )
+        for name in (label, other)
+    )
+    ratio = ratio_interval(combine(log_of_ratio, ours, theirs))
+    return AgainstArm(
+        other=other,
+        migrated=sum(one.n for one in ours.trials.values()),
+        other_migrated=sum(one.n for one in theirs.trials.values()),
+        with_kv_s=mean_interval(ours),
+        without_kv_s=mean_interval(theirs),
+        ratio=ratio,
+        every_turn=ratio_interval(measurements.log_ratio(label, other, metric_named("ttft_mean_s"))),
+        verdict=judged(ratio, 1.0),
+    )
+
+
+def find_prefills(records: Iterable[DecisionRecord]) -> tuple[Prefill, ...]:
+    """The turns that tell what computing a prompt token takes in this cell."""
+    turns = []
+    for record in records:
+        outcome, decision = record.outcome, record.decision
+        if outcome is None or outcome.status != "ok" or outcome.transfer is not None or decision.prefill:
             continue
-        pending = pending_at(record, made.instance)
+        pending = pending_at(record, decision.instance)
         if None in (outcome.ttft_s, outcome.prompt_tokens, outcome.cached_tokens, pending):
             continue
         computed = (outcome.prompt_tokens or 0) - (outcome.cached_tokens or 0)
-        found.append(Prefill(record.request.session, computed, pending or 0, outcome.ttft_s or 0.0))
-    return tuple(found)
+        turns.append(Prefill(record.request.session, computed, pending or 0, outcome.ttft_s or 0.0))
+    return tuple(turns)
 
 
-def brought(records: Iterable[DecisionRecord]) -> tuple[Brought, ...]:
+def find_brought(records: Iterable[DecisionRecord]) -> tuple[Brought, ...]:
     """The migrated turns whose transfer's time and tokens are known."""
-    found = []
+    turns = []
     for record in records:
         outcome = record.outcome
         if outcome is None or outcome.transfer is None or outcome.transfer.purpose != "migration":
@@ -136,12 +206,12 @@ def brought(records: Iterable[DecisionRecord]) -> tuple[Brought, ...]:
         if not came or None in (took, pending, outcome.ttft_s, outcome.prompt_tokens, outcome.cached_tokens):
             continue
         uncached = (outcome.prompt_tokens or 0) - max((outcome.cached_tokens or 0) - came, 0)
-        one = Brought(record.request.session, came, took or 0.0, uncached, pending or 0, outcome.ttft_s or 0.0)
-        found.append(one)
-    return tuple(found)
+        session, ttft_s = record.request.session, outcome.ttft_s or 0.0
+        turns.append(Brought(session, came, took or 0.0, uncached, pending or 0, ttft_s))
+    return tuple(turns)
 
 
-def against_recomputing(
+def compare_with_recomputing(
     label: str,
     cells: Mapping[int, tuple[Sequence[Prefill], Sequence[Brought]]],
     measurements: Measurements,
@@ -152,45 +222,45 @@ def against_recomputing(
     own = {trial: cell for trial, cell in cells.items() if cell[1]}
     if not own and arm is None:
         return None
-    found = {trial: compared(*cell, measurements) for trial, cell in own.items()}
-    why = "; ".join(dict.fromkeys(one for one in found.values() if isinstance(one, str)))
+    computed = {trial: fit_times(*cell, measurements) for trial, cell in own.items()}
+    why = "; ".join(dict.fromkeys(reason for reason in computed.values() if isinstance(reason, str)))
     why = why or "no migration brought KV whose tokens are counted"
+    fitted = {trial: times for trial, times in computed.items() if not isinstance(times, str)}
     values = {
-        name: interval(over_trials({t: None if isinstance(one, str) else one[name] for t, one in found.items()}, why))
-        for name in NAMES
+        name: mean_interval(over_trials({trial: times[name] for trial, times in fitted.items()}, why)) for name in NAMES
     }
-    fits = tuple(fit_of(*own[trial]) for trial, one in found.items() if not isinstance(one, str))
-    values["difference_s"] = _widened(values["difference_s"], fits)
-    held = withheld(fits)
-    verdict = None if held else judged(values["difference_s"])
-    return AgainstRecomputing(label, **values, verdict=verdict, fits=fits, withheld=held, arm=arm)
+    fits = tuple(describe_fit(*own[trial]) for trial in fitted)
+    values["difference_s"] = _widen_by_error(values["difference_s"], fits)
+    withheld = why_withheld(fits)
+    verdict = None if withheld else judged(values["difference_s"])
+    return AgainstRecomputing(label, **values, verdict=verdict, fits=fits, withheld=withheld, arm=arm)
 
 
-def _widened(found: Estimate, fits: Sequence[Fit]) -> Estimate:
+def _widen_by_error(difference: Estimate, fits: Sequence[Fit]) -> Estimate:
     """By what the fits leave of a turn: one that misses turns it has seen may miss all the migrated ones as far."""
-    if found.low is None or found.high is None or not fits:
-        return found
+    if difference.low is None or difference.high is None or not fits:
+        return difference
     error_s = float(np.mean([fit.error_s for fit in fits]))
-    return replace(found, low=found.low - error_s, high=found.high + error_s)
+    return replace(difference, low=difference.low - error_s, high=difference.high + error_s)
 
 
-def withheld(fits: Sequence[Fit]) -> str:
+def why_withheld(fits: Sequence[Fit]) -> str:
     """Why these fits carry no verdict; empty where they may."""
     if not fits:
         return ""
-    found = []
+    reasons = []
     least = min(fit.r2 for fit in fits)
     if least < MIN_R2:
-        found.append(f"the fit explains {least:.0%} of the variance (needs {MIN_R2:.0%})")
+        reasons.append(f"the fit explains {least:.0%} of the variance (needs {MIN_R2:.0%})")
     beyond, moved = sum(fit.beyond for fit in fits), sum(fit.moved for fit in fits)
     if beyond > MAX_BEYOND * moved:
-        found.append(f"{beyond} of {moved} migrated turns lie beyond the turns it was fitted to")
-    return "; ".join(found)
+        reasons.append(f"{beyond} of {moved} migrated turns lie beyond the turns it was fitted to")
+    return "; ".join(reasons)
 
 
-def fit_of(computed: Sequence[Prefill], moved: Sequence[Brought]) -> Fit:
-    """Of one cell with MIN_FIT turns or more; the same least squares as `compared`."""
-    tokens, pending, took_s = (_column(computed, name) for name in ("computed_tokens", "pending_tokens", "ttft_s"))
+def describe_fit(computed: Sequence[Prefill], moved: Sequence[Brought]) -> Fit:
+    """Of one cell with MIN_FIT turns or more; the same least squares as `fit_times`."""
+    tokens, pending, took_s = (_column_of(computed, name) for name in ("computed_tokens", "pending_tokens", "ttft_s"))
     terms = np.column_stack([np.ones(tokens.size), tokens, pending])
     left = took_s - terms @ np.linalg.lstsq(terms, took_s, rcond=None)[0]
     spread = float(((took_s - took_s.mean()) ** 2).sum())
@@ -207,32 +277,31 @@ def fit_of(computed: Sequence[Prefill], moved: Sequence[Brought]) -> Fit:
     )
 
 
-def compared(
+def fit_times(
     computed: Sequence[Prefill], moved: Sequence[Brought], measurements: Measurements
 ) -> Mapping[str, Trial] | str:
     """NAMES of one cell; or why nothing can be said."""
     if len(computed) < MIN_FIT:
         return f"{len(computed)} turns were served without KV from elsewhere (needs {MIN_FIT})"
-    whole = _numbers(computed, moved, np.zeros(len(computed) + len(moved), dtype=np.int64), np.ones((1, 1)))
+    whole = _fit_draws(computed, moved, np.zeros(len(computed) + len(moved), dtype=np.int64), np.ones((1, 1)))
     if not np.isfinite(whole["prefill_s_per_token"][0]):
         return "turns that computed more tokens did not take longer: there is no time per token"
     sessions = [*(one.session for one in computed), *(one.session for one in moved)]
 
-    def drawn(name: str) -> Callable[[], Samples | str]:
-        def replicates(group: Ranks, weights: Samples) -> Samples:
-            return _numbers(computed, moved, group, weights)[name]
+    def draws_of(name: str) -> Draws:
+        return measurements.replicate_rows(
+            sessions, lambda group, weights: _fit_draws(computed, moved, group, weights)[name]
+        )
 
-        return replicated(sessions, measurements, replicates)
-
-    return {name: Trial(float(whole[name][0]), len(moved), drawn(name)) for name in NAMES}
+    return {name: Trial(float(whole[name][0]), len(moved), draws_of(name)) for name in NAMES}
 
 
-def _numbers(
+def _fit_draws(
     computed: Sequence[Prefill], moved: Sequence[Brought], group: Ranks, weights: Samples
 ) -> Mapping[str, Samples]:
     """NAMES in each draw of the groups; NaN where a draw tells no time per token above 0, or has no migrated turn."""
     first, second = group[: len(computed)], group[len(computed) :]
-    tokens, pending, took_s = (_column(computed, name) for name in ("computed_tokens", "pending_tokens", "ttft_s"))
+    tokens, pending, took_s = (_column_of(computed, name) for name in ("computed_tokens", "pending_tokens", "ttft_s"))
     middle = float(tokens.mean()), float(pending.mean()), float(took_s.mean())  # squares of large numbers lose digits
     x, p, y = tokens - middle[0], pending - middle[1], took_s - middle[2]
 
@@ -251,7 +320,7 @@ def _numbers(
         per_pending = np.where(pp > 0, (py - per_token * xp) / pp, 0.0)
         count = summed(np.ones(len(moved)), second)
         came, spent, uncached, waiting, seen = (
-            summed(_column(moved, name), second) / count
+            summed(_column_of(moved, name), second) / count
             for name in ("external_tokens", "transfer_s", "uncached_tokens", "pending_tokens", "ttft_s")
         )
         base = middle[2] + sy - per_token * (sx + middle[0]) - per_pending * (sp + middle[1])
@@ -266,5 +335,5 @@ def _numbers(
     }
 
 
-def _column(rows: Sequence[Prefill] | Sequence[Brought], name: str) -> Samples:
-    return np.array([getattr(row, name) for row in rows], dtype=np.float64)
+def _column_of(rows: Sequence[Prefill] | Sequence[Brought], name: str) -> Samples:
+    return floats_or_nan(getattr(row, name) for row in rows)

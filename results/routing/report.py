@@ -2,67 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from rich.console import RenderableType
-
-from results.report.document import markdown, rich_tables, title
-from results.report.figure import Figure
+from results.report.content import ReportText
+from results.report.document import describe_engine
 from results.routing.analyse import RoutingAnalysis
-from results.routing.cautions import few_trials, stalls
-from results.routing.metrics import metric
+from results.routing.cautions import find_stalls, why_no_verdict
+from results.routing.metrics import metric_named
 from results.routing.pairs import Standing
-from results.routing.shown import shown
-from results.routing.tables import tables
+from results.routing.tables import build_tables
 from results.statistics.estimates import LEVEL
 from results.statistics.trials import MIN_PAIRED, SPREAD
 
 
-def to_markdown(analysis: RoutingAnalysis, figures: Sequence[Figure] = ()) -> str:
-    """`report.md`: the same analysis gives the same text. Links `figures`, as they lie in the run's `figures/`."""
-    return markdown(title(analysis.facts), opening(analysis), tables(analysis), figures, limits(analysis))
+def build_report(analysis: RoutingAnalysis) -> ReportText:
+    return ReportText(describe_opening(analysis), build_tables(analysis), list_limits(analysis))
 
 
-def terminal_tables(analysis: RoutingAnalysis) -> RenderableType:
-    """The same for a terminal."""
-    return rich_tables(opening(analysis), tables(analysis), limits(analysis))
-
-
-def opening(analysis: RoutingAnalysis) -> str:
+def describe_opening(analysis: RoutingAnalysis) -> str:
     """What was measured, how to read the numbers, and what they say."""
     facts = analysis.facts
-    where = {"cpu": ", on a CPU build of the engine", "cuda": ", on a GPU"}.get(facts.engine_kind, "")
-    few = few_trials(analysis.trials)
+    where = describe_engine(facts)
+    few = why_no_verdict(analysis.trials)
     hold = f"the {LEVEL:.0%} {SPREAD}" if few else f"{LEVEL:.0%} intervals"
-    return (
-        f"{few + ' ' if few else ''}Profile {facts.label}{where}: {len(analysis.labels)} policies, {analysis.trials} "
+    sentences = [
+        few,
+        f"Profile {facts.label}{where}: {len(analysis.labels)} policies, {analysis.trials} "
         f"{'trial' if analysis.trials == 1 else 'trials'} each at most, {len(analysis.cells)} cells, degraded: "
-        f"{len(analysis.degraded)}, gaps: {len(analysis.gaps)}. {_trace(analysis)}Brackets hold {hold}; "
-        f"`?` is a bound that too few samples allow, `-` a value that was not measured.{_findings(analysis)}"
-    )
+        f"{len(analysis.degraded)}, gaps: {len(analysis.gaps)}.",
+        _describe_trace(analysis),
+        f"Brackets hold {hold}; `?` is a bound that too few samples allow, `-` a value that was not measured.",
+        "" if few else describe_verdict(analysis),
+        _name_stalls(analysis),
+    ]
+    return " ".join(sentence for sentence in sentences if sentence)
 
 
-def _findings(analysis: RoutingAnalysis) -> str:
-    found = [] if few_trials(analysis.trials) else [verdict(analysis)]
-    odd = stalls(analysis.cells)
-    if odd:
-        named = ", ".join(f"{one.label} in trial {one.trial}" for one in odd)
-        found.append(f"Stalled, see `Read this first`: {named}.")
-    return "".join(f" {text}" for text in found)
+def _name_stalls(analysis: RoutingAnalysis) -> str:
+    named = ", ".join(f"{stall.label} in trial {stall.trial}" for stall in find_stalls(analysis.cells))
+    return f"Stalled, see `Read this first`: {named}." if named else ""
 
 
-def _trace(analysis: RoutingAnalysis) -> str:
-    said = analysis.trace
-    if not said:
+def _describe_trace(analysis: RoutingAnalysis) -> str:
+    trace = analysis.trace
+    if not trace:
         return ""
-    name = f"{said.get('file') or 'a generated trace'} ({said.get('format') or 'format not stated'})"
-    sizes = ", ".join(f"{said[key]} {key.replace('_', ' ')}" for key in ("sessions", "requests") if said.get(key))
-    return f"Trace {name}: {sizes or 'sizes not stated'}. "
+    name = f"{trace.get('file') or 'a generated trace'} ({trace.get('format') or 'format not stated'})"
+    sizes = ", ".join(f"{trace[key]} {key}" for key in ("sessions", "requests") if trace.get(key))
+    return f"Trace {name}: {sizes or 'sizes not stated'}."
 
 
-def verdict(analysis: RoutingAnalysis) -> str:
+def describe_verdict(analysis: RoutingAnalysis) -> str:
     """Which policy wins, said no more strongly than the intervals allow: with fewer than three trials, none."""
-    few = few_trials(analysis.trials)
+    few = why_no_verdict(analysis.trials)
     if few:
         return few
     comparisons = sum(len(row.behind) + len(row.level) for row in analysis.standings)
@@ -70,78 +60,79 @@ def verdict(analysis: RoutingAnalysis) -> str:
         return "Nothing can be compared."
     alone = [row for row in analysis.standings if row.alone]
     by_chance = comparisons * (1 - LEVEL)
-    behind, kept = (sum(len(getattr(row, name)) for row in analysis.standings) for name in ("behind", "corrected"))
+    behind = sum(len(row.behind) for row in analysis.standings)
+    corrected = sum(len(row.corrected) for row in analysis.standings)
     chance = (
         f" {comparisons} comparisons at {LEVEL:.0%} each: about {by_chance:.1f} find a difference by chance alone; of "
-        f"the {behind} found, {kept} stand after Holm's correction."
+        f"the {behind} found, {corrected} stand after Holm's correction."
     )
     if not alone:
         return (
             "No policy is distinguishably better than all others on any headline metric: "
-            f"{'; '.join(_leader(row) for row in analysis.standings)}.{chance}"
+            f"{'; '.join(_name_leader(row) for row in analysis.standings)}.{chance}"
         )
     wins: dict[str, list[str]] = {}
     for row in alone:
-        wins.setdefault(row.best, []).append(metric(row.metric).title)
+        wins.setdefault(row.best, []).append(metric_named(row.metric).title)
     named = "; ".join(f"{label} on {', '.join(names)}" for label, names in wins.items())
     open_rows = [row for row in analysis.standings if not row.alone]
-    rest = f" Undecided: {'; '.join(_leader(row) for row in open_rows)}." if open_rows else ""
+    rest = f" Undecided: {'; '.join(_name_leader(row) for row in open_rows)}." if open_rows else ""
     return f"Distinguishably better than every other policy: {named}.{rest}{chance}"
 
 
-def _leader(row: Standing) -> str:
-    measure = metric(row.metric)
+def _name_leader(row: Standing) -> str:
+    metric = metric_named(row.metric)
     beside = (*row.level, *row.untold)
     others = len(beside) + len(row.behind)
     shared = f", not distinguishable from {len(beside)} of {others} others" if beside else ", the only one"
-    value = f"{shown(row.value, measure)} {measure.shown_unit}".strip()
-    return f"{measure.title} {row.best} ({value}{shared})"
+    value = f"{row.value.text(3, metric.scale)} {metric.shown_unit}".strip()
+    return f"{metric.title} {row.best} ({value}{shared})"
 
 
-def limits(analysis: RoutingAnalysis) -> tuple[str, ...]:
+def list_limits(analysis: RoutingAnalysis) -> tuple[str, ...]:
     """What these numbers do not say: part of every report."""
-    found = []
+    limits = []
     if analysis.facts.engine_kind == "cpu":
-        found.append(
+        limits.append(
             "This is a CPU build of the engine with the profile's model, and instances, router and client share its "
             "cores: the sizes say nothing about a GPU, and instances slow one another whatever the policy does."
         )
     if analysis.trials < MIN_PAIRED:
-        found.append(
+        limits.append(
             f"Fewer than {MIN_PAIRED} trials: the brackets hold the spread of resampled sessions, the same in every "
             "cell: what varies between sessions, not what varies between launches or over time. Neighbouring sessions "
             "that queue behind one another are taken as independent. Numbers of whole cells (APC, amplification) have "
             "no brackets."
         )
     else:
-        found.append(
+        limits.append(
             f"Intervals over {analysis.trials} trials hold what varies between launches and over the run, not between "
             "traces: every trial replays the same sessions."
         )
-    found.append(
+    limits.append(
         "Latencies of a comparison are over the turns that both policies completed; what a policy failed to serve "
         "shows in `completed` alone. They are judged by their ratio: the interval is of the logarithms, trial by trial."
     )
-    found.append(
+    limits.append(
         "W_turn(L) is fitted from how a cell's own concurrency varied; turns at busy times differ in more than the "
         "tokens that are held, so the slope is an association. Figure 8's dashed curve is scaled through one policy."
     )
     if any((cell.counts.get("failed") or 0) + (cell.counts.get("cut") or 0) for cell in analysis.cells):
-        found.append("Some turns failed or were cut: wall clock and latencies leave out what they would have taken.")
+        limits.append("Some turns failed or were cut: wall clock and latencies leave out what they would have taken.")
     blind = [cell.gpu_reason for cell in analysis.cells if cell.gpu_utilisation is None]
     unseen = dict.fromkeys(reason for reason in blind if reason)
     if unseen:
-        found.append(f"GPU utilisation was not measured: {'; '.join(unseen)}.")
+        limits.append(f"GPU utilisation was not measured: {'; '.join(unseen)}.")
     if analysis.occupancies:
-        found.append(
+        limits.append(
             "Decode pools: computed for deployments that were not run, from the concurrency of those that were."
         )
     if analysis.moves.transfers:
-        found.append(
+        limits.append(
             "What a transfer took holds its waits: for the source, for its turn at the target, in the target's queue. "
             "Tokens of transfers that overlapped at a target are known from its transfer log alone. What a "
             "migration spares the other sessions of a hot instance shows in the policies' latencies alone."
         )
     if len(analysis.labels) < 2:
-        found.append("Fewer than two policies were measured: there is nothing to compare.")
-    return (*analysis.facts.host_notes, *found)
+        limits.append("Fewer than two policies were measured: there is nothing to compare.")
+    return (*analysis.facts.host_notes, *limits)

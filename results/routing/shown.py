@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import pandas as pd
 
-from results.report.table import NOT_MEASURED
+from results.report.table import NOT_MEASURED, Column, Table, make_table
+from results.routing.analyse import RoutingAnalysis
 from results.routing.measure import RESAMPLED
-from results.routing.metrics import Metric
+from results.routing.metrics import Metric, metric_named
 from results.routing.pairs import Pair
 from results.statistics.estimates import LEVEL, Estimate
 from results.statistics.judgement import judged
@@ -17,68 +20,106 @@ ND = " n.d."
 WITHIN = " (within launches)"
 """Marks of a difference: not distinguishable; distinguishable within one or two launches, which is no verdict."""
 
-
-def headed(measure: Metric) -> str:
-    """A metric as a column's head, with its unit."""
-    return f"{measure.title} {measure.shown_unit}".strip()
+Row = TypeVar("Row")
 
 
-def shown(found: Estimate, measure: Metric) -> str:
-    """A value in the metric's unit, with its interval."""
-    return found.text(3, measure.scale)
+@dataclass(frozen=True, slots=True)
+class TableKind(Generic[Row]):
+    """A table whose title, columns and note are the same in every report."""
+
+    title: str
+    rows: Callable[[RoutingAnalysis], Iterable[Row]]
+    columns: tuple[Column[Row], ...]
+    note: str = ""
+
+    def build(self, analysis: RoutingAnalysis) -> Table:
+        return make_table(self.title, self.columns, self.rows(analysis), self.note)
 
 
-def difference(found: Estimate | None, measure: Metric) -> str:
-    """A difference in the metric's unit, marked where it is not distinguishable from none."""
-    if found is None or found.value is None:
+POLICY: Column[str] = Column("policy", str)
+"""Of a table with a row per label."""
+
+
+def metric_column(analysis: RoutingAnalysis, name: str, heading: str = "") -> Column[str]:
+    """A metric of each label, with its interval; `heading`: if not the metric's own."""
+    metric = metric_named(name)
+    return Column(heading or metric.heading, lambda label: analysis.value(label, name), digits=3, scale=metric.scale)
+
+
+def percent_column(name: str, value: Callable[[Row], Estimate]) -> Column[Row]:
+    return Column(name, value, "%", 3, 100)
+
+
+def ms_column(name: str, value: Callable[[Row], Estimate]) -> Column[Row]:
+    return Column(name, value, "ms", 3, 1e3)
+
+
+def table_with_cut_note(title: str, columns: Sequence[Column[Row]], rows: Sequence[Row], note: str = "") -> Table:
+    """As `make_table`; the note says where one of its intervals was cut at zero."""
+    values = (column.value(row) for row in rows for column in columns)
+    note += note_cut(value for value in values if isinstance(value, Estimate))
+    return make_table(title, columns, rows, note.strip())
+
+
+def note_cut(estimates: Iterable[Estimate]) -> str:
+    """What a table's note says where one of its intervals was cut at zero; else empty."""
+    for one in estimates:
+        if one.low == 0 and one.value and not (one.basis or RESAMPLED).startswith(RESAMPLED):
+            return " A lower bound of 0 is cut there: Student's t over so few trials reaches below it."
+    return ""
+
+
+def basis_or_reason(estimate: Estimate) -> str | None:
+    """What its interval holds, or why there is none."""
+    return estimate.basis or estimate.reason or None
+
+
+def join_bases(estimates: Iterable[Estimate]) -> str | None:
+    return "; ".join(dict.fromkeys(one.basis for one in estimates if one.basis)) or None
+
+
+def format_difference(difference: Estimate | None, metric: Metric) -> str:
+    """In the metric's unit, marked where it is not distinguishable from none."""
+    if difference is None or difference.value is None:
         return NOT_MEASURED
-    digits = ".2f" if measure.unit == "x" else ".1f" if measure.unit in ("share", "ms") else ".3f"
-    text = f"{found.value * measure.scale:+{digits}}"
-    if found.low is not None and found.high is not None:
-        text += f" [{found.low * measure.scale:+{digits}}, {found.high * measure.scale:+{digits}}]"
-    return text + mark(found, 0.0)
+    digits = {"x": ".2f", "share": ".1f", "ms": ".1f"}.get(metric.unit, ".3f")
+    text = f"{difference.value * metric.scale:+{digits}}"
+    if difference.low is not None and difference.high is not None:
+        text += f" [{difference.low * metric.scale:+{digits}}, {difference.high * metric.scale:+{digits}}]"
+    return text + mark_interval(difference, 0.0)
 
 
-def ratio(pair: Pair | None) -> str:
+def format_ratio(pair: Pair | None) -> str:
     """A ratio of times, marked as a difference is; also where all trials agree although 1 is inside."""
-    found = None if pair is None else pair.ratio
-    if pair is None or found is None or found.value is None:
+    if pair is None or pair.ratio is None or pair.ratio.value is None:
         return NOT_MEASURED
     trials = pair.higher_in + pair.lower_in
-    agreed = "higher" if pair.higher_in == trials else "lower" if pair.lower_in == trials else ""
-    sign = mark(found, 1.0)
-    return found.text(3) + sign + (f", {agreed} in all {trials}" if sign == ND and agreed and trials > 1 else "")
+    mark = mark_interval(pair.ratio, 1.0)
+    text = pair.ratio.text(3) + mark
+    for side, count in (("higher", pair.higher_in), ("lower", pair.lower_in)):
+        if mark == ND and count == trials > 1:
+            text += f", {side} in all {trials}"
+    return text
 
 
-def mark(found: Estimate, none: float) -> str:
+def mark_interval(estimate: Estimate, none: float) -> str:
     """What to hold of an interval around no difference (`none`)."""
-    if found.low is None or found.high is None:
+    if estimate.low is None or estimate.high is None:
         return " (no interval)"
-    if found.low <= none <= found.high:
+    if estimate.low <= none <= estimate.high:
         return ND
-    return WITHIN if judged(found, none) is None else ""
+    return WITHIN if judged(estimate, none) is None else ""
 
 
-def cut(found: Iterable[Estimate]) -> str:
-    """What a table's note says where one of its intervals was cut at zero; else empty."""
-    reached = any(one.low == 0 and one.value and not (one.basis or RESAMPLED).startswith(RESAMPLED) for one in found)
-    return " A lower bound of 0 is cut there: Student's t over so few trials reaches below it." if reached else ""
-
-
-def numbers(found: Estimate) -> dict[str, object]:
+def estimate_columns(estimate: Estimate) -> dict[str, object]:
     """An estimate as columns of the table beside a figure."""
     return {
-        "value": found.value, "low": found.low, "high": found.high, "n": found.n, "basis": found.basis or "",
-        "reason": found.reason or "",
+        "value": estimate.value, "low": estimate.low, "high": estimate.high, "n": estimate.n,
+        "basis": estimate.basis or "", "reason": estimate.reason or "",
     }  # fmt: skip
 
 
-def bars(table: pd.DataFrame) -> str:
+def describe_bars(table: pd.DataFrame) -> str:
     """What a caption says of the intervals in that table."""
     kinds = [kind for kind in dict.fromkeys(table["basis"].fillna("")) if kind]
     return f"Bars: {LEVEL:.0%} intervals ({'; '.join(kinds)}). " if kinds else "No bars: no interval. "
-
-
-def reaching_zero(table: pd.DataFrame) -> str:
-    """What a caption says where an interval in that table was cut at zero; else empty."""
-    return "A bar that reaches the left edge was cut at 0. " if (table["low"] == 0).any() else ""

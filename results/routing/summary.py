@@ -14,7 +14,7 @@ from results.measures.turns import Turns, session_times, turn_table, turns_of
 from results.records.decisions import DecisionRecord
 from results.records.schemas import RequestStatus
 from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TurnRecord
-from results.routing.load import LoadedCell, PickCounts, count_picks, own_cache
+from results.routing.load import LoadedCell, PickCounts, count_picks, number_or_none, own_cache
 from results.statistics.estimates import Estimate, percentiles, unknown
 
 FORMAT = 1
@@ -71,7 +71,7 @@ class RoutedSummary:
         return self.values.get(name, unknown("not measured in this cell"))
 
 
-def summarise(
+def summarise_cell(
     turns: Sequence[TurnRecord],
     decisions: Sequence[DecisionRecord],
     cell: RoutingCell,
@@ -92,7 +92,7 @@ def summarise(
 def summary_of(cell: LoadedCell) -> RoutedSummary:
     """All numbers of a loaded cell; what is missing is null with a reason."""
     record, turns, picks = cell.record, cell.turns, cell.picks
-    instances = tuple(_instance(engine, turns, picks, cell.samples) for engine in record.engines)
+    instances = tuple(_instance_numbers(engine, turns, picks, cell.samples) for engine in record.engines)
     return RoutedSummary(
         cell=record.cell,
         label=record.label,
@@ -101,12 +101,12 @@ def summary_of(cell: LoadedCell) -> RoutedSummary:
         trial=record.trial,
         place=record.place,
         attempt=record.attempt,
-        counts=_counts(turns, picks, record),
+        counts=_count_turns(turns, picks, record),
         values={
             **latency_numbers(turns),
-            **_caching(turns, picks, record),
-            **_workers(instances),
-            **_coupling(turns, record),
+            **_measure_caching(turns, picks, record),
+            **_measure_workers(instances),
+            **_measure_coupling(turns, record),
         },
         instances=instances,
         reasons={} if picks is None else picks.reasons,
@@ -120,7 +120,7 @@ def summary_of(cell: LoadedCell) -> RoutedSummary:
     )
 
 
-def _counts(turns: Turns | None, picks: PickCounts | None, record: RoutingCell) -> dict[str, int | None]:
+def _count_turns(turns: Turns | None, picks: PickCounts | None, record: RoutingCell) -> dict[str, int | None]:
     counts: dict[str, int | None] = dict.fromkeys(("turns", "completed", "failed", "dropped", "cut", "sessions"))
     if turns is not None:
         counts |= {
@@ -139,7 +139,7 @@ def _counts(turns: Turns | None, picks: PickCounts | None, record: RoutingCell) 
     return counts
 
 
-def _caching(turns: Turns | None, picks: PickCounts | None, record: RoutingCell) -> dict[str, Estimate]:
+def _measure_caching(turns: Turns | None, picks: PickCounts | None, record: RoutingCell) -> dict[str, Estimate]:
     """APC by the engines' counters and by the responses, the bounds of the completed turns, and APC over its bound."""
     why = unknown(UNREADABLE)
     apc = engines_apc(record.engines) if picks is None or not picks.leg_tokens else moved_apc(record.engines, picks)
@@ -186,11 +186,14 @@ def moved_apc(engines: Sequence[RoutedEngine], picks: PickCounts) -> Estimate:
     return Estimate(max(1 - sum(tokens or 0.0 for tokens in computed) / prompts, 0.0))
 
 
-def _instance(
+def _instance_numbers(
     engine: RoutedEngine, turns: Turns | None, picks: PickCounts | None, samples: Sequence[EngineSample]
 ) -> InstanceNumbers:
     reasons = {} if picks is None else picks.by_instance.get(engine.instance, {})
-    own = {"apc": engines_apc((engine,)), **_sampled([row for row in samples if row.instance == engine.instance])}
+    own = {
+        "apc": engines_apc((engine,)),
+        **_summarise_samples([row for row in samples if row.instance == engine.instance]),
+    }
     if turns is None:
         values = dict.fromkeys(("ttft_p50_s", "ttft_p90_s", "apc_usage"), unknown(UNREADABLE))
         return InstanceNumbers(engine.instance, engine.role, None, None, None, {**values, **own}, reasons)
@@ -207,7 +210,7 @@ def _instance(
     )
 
 
-def _sampled(rows: Sequence[EngineSample]) -> dict[str, Estimate]:
+def _summarise_samples(rows: Sequence[EngineSample]) -> dict[str, Estimate]:
     """What an instance's 1 Hz samples say."""
     usage = [row.kv_usage for row in rows if row.kv_usage is not None]
     waiting = [row.waiting for row in rows if row.waiting is not None]
@@ -218,7 +221,7 @@ def _sampled(rows: Sequence[EngineSample]) -> dict[str, Estimate]:
     }
 
 
-def _workers(instances: Sequence[InstanceNumbers]) -> dict[str, Estimate]:
+def _measure_workers(instances: Sequence[InstanceNumbers]) -> dict[str, Estimate]:
     """The per-instance TTFT p90 as (median, max) over the instances that served: never as a ratio (specs/ear, 3.3)."""
     served = [p90 for one in instances if (p90 := one.values["ttft_p90_s"]).value is not None]
     if not served:
@@ -234,11 +237,14 @@ def _workers(instances: Sequence[InstanceNumbers]) -> dict[str, Estimate]:
     }
 
 
-def _coupling(turns: Turns | None, record: RoutingCell) -> dict[str, Estimate]:
+def _measure_coupling(turns: Turns | None, record: RoutingCell) -> dict[str, Estimate]:
     """How long the replay took against its trace, and how many sessions were in the system meanwhile."""
-    wall, span = (_number(record.replay.get(name)) for name in ("wall_clock_s", "trace_span_s"))
-    values = {"wall_clock_s": _known(wall, "not stated"), "trace_span_s": _known(span, "not stated")}
-    values["amplification"] = amplification(record.replay)
+    wall, span = (number_or_none(record.replay.get(name)) for name in ("wall_clock_s", "trace_span_s"))
+    values = {
+        "wall_clock_s": _known_or_reason(wall, "not stated"),
+        "trace_span_s": _known_or_reason(span, "not stated"),
+    }
+    values["amplification"] = amplification_of(record.replay)
     if turns is None:
         lacking = (*_INFLIGHT, "concurrency", "completed_share", "turns_per_s")
         return values | dict.fromkeys(lacking, unknown(UNREADABLE))
@@ -251,7 +257,7 @@ def _coupling(turns: Turns | None, record: RoutingCell) -> dict[str, Estimate]:
         if observed > 0
         else unknown("no session was served")
     )
-    values |= _inflight(turns)
+    values |= _count_inflight(turns)
     values["completed_share"] = Estimate(completed / total, n=total) if total else unknown("the trace has no turn")
     values["turns_per_s"] = Estimate(completed / wall, n=completed) if wall else unknown("no wall clock is stated")
     return values
@@ -260,7 +266,7 @@ def _coupling(turns: Turns | None, record: RoutingCell) -> dict[str, Estimate]:
 _INFLIGHT = ("inflight_sessions_mean", "inflight_sessions_p10", "inflight_sessions_p90")
 
 
-def _inflight(turns: Turns) -> dict[str, Estimate]:
+def _count_inflight(turns: Turns) -> dict[str, Estimate]:
     """Sessions in the system at the sends of the turns."""
     seen = turns.inflight_sessions[np.isfinite(turns.inflight_sessions)]
     if not seen.size:
@@ -269,20 +275,16 @@ def _inflight(turns: Turns) -> dict[str, Estimate]:
     return {name: Estimate(float(value), n=int(seen.size)) for name, value in zip(_INFLIGHT, values, strict=True)}
 
 
-def amplification(replay: Mapping[str, Any]) -> Estimate:
+def amplification_of(replay: Mapping[str, Any]) -> Estimate:
     """Wall clock over trace span; unknown where the replay was cut before its last turn had ended."""
-    cut = _number(replay.get("cut"))
+    cut = number_or_none(replay.get("cut"))
     if cut:
         return unknown(f"the replay was cut with {cut:g} turns in flight or still to come")
-    wall, span = (_number(replay.get(name)) for name in ("wall_clock_s", "trace_span_s"))
+    wall, span = (number_or_none(replay.get(name)) for name in ("wall_clock_s", "trace_span_s"))
     if wall is None or span is None:
         return unknown("the replay states no wall clock or no trace span")
     return Estimate(wall / span) if span > 0 else unknown("the trace spans no time")
 
 
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _known(value: float | None, why: str) -> Estimate:
+def _known_or_reason(value: float | None, why: str) -> Estimate:
     return unknown(why) if value is None else Estimate(value)

@@ -2,274 +2,256 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from results.measures import latency
 from results.measures.summary import POINTS, percentile_name
 from results.report.table import NOT_MEASURED, Column, Table, gap_table, make_table
-from results.routing import comparison_tables, floor_tables, migration_tables, recomputing_tables
-from results.routing.analyse import RoutingAnalysis
-from results.routing.cautions import few_trials
+from results.routing import comparison_tables, floor_tables, migration_tables, transfer_tables
+from results.routing.analyse import RoutingAnalysis, mean_of_known
+from results.routing.cautions import why_no_verdict
 from results.routing.coupling import Coupling
 from results.routing.interference import Interference
-from results.routing.metrics import HEADLINE, metric
+from results.routing.metrics import HEADLINE, metric_named
 from results.routing.occupancy import DEPLOYMENTS
-from results.routing.shown import cut, headed, shown
-from results.routing.summary import RoutedSummary
+from results.routing.shown import POLICY, TableKind, metric_column, ms_column, table_with_cut_note
+from results.routing.summary import InstanceNumbers, RoutedSummary
 from results.statistics.estimates import Estimate
 
 FIGURES_BEFORE = "Cells"
 """The figures stand between the comparisons and the tables of single cells, which begin with this title."""
 
 
-def tables(analysis: RoutingAnalysis) -> tuple[Table, ...]:
+def build_tables(analysis: RoutingAnalysis) -> tuple[Table, ...]:
     """Every table that has rows, in reading order."""
-    found = (
-        comparison_tables.read_first(analysis),
-        comparison_tables.best_values(analysis) if few_trials(analysis.trials) else comparison_tables.winners(analysis),
-        end_to_end(analysis),
-        migration_tables.paper(analysis),
-        migration_tables.ablation(analysis),
-        migration_tables.claims(analysis),
-        comparison_tables.ratios(analysis),
-        comparison_tables.against(analysis),
-        comparison_tables.turn_by_turn(analysis),
-        *(latencies(analysis, series) for series in latency.METRICS),
-        caching(analysis),
-        workers(analysis),
-        decisions(analysis),
-        migration_tables.migrations(analysis),
-        migration_tables.transfers(analysis),
-        migration_tables.brought(analysis),
-        recomputing_tables.arms(analysis),
-        recomputing_tables.fitted(analysis),
-        migration_tables.costs(analysis),
-        migration_tables.pools(analysis),
-        floor_tables.answers(analysis),
-        floor_tables.variants(analysis),
-        coupling(analysis),
-        occupancy(analysis),
-        interference(analysis),
-        cells(analysis),
-        migration_tables.by_trial(analysis),
-        degraded(analysis),
-        gap_table(analysis.gaps),
+    few = why_no_verdict(analysis.trials)
+    builders: tuple[Callable[[RoutingAnalysis], Table], ...] = (
+        comparison_tables.CAUTIONS.build,
+        comparison_tables.best_values_table if few else comparison_tables.WINNERS.build,
+        end_to_end_table,
+        migration_tables.schedulers_table,
+        migration_tables.ablation_table,
+        migration_tables.claims_table,
+        comparison_tables.ratios_table,
+        comparison_tables.differences_table,
+        comparison_tables.turns_table,
+        *(partial(latency_table, series=series) for series in latency.METRICS),
+        caching_table,
+        INSTANCES.build,
+        decisions_table,
+        migration_tables.MIGRATIONS.build,
+        transfer_tables.transfers_table,
+        transfer_tables.BROUGHT.build,
+        transfer_tables.ARMS.build,
+        transfer_tables.fitted_table,
+        migration_tables.COSTS.build,
+        transfer_tables.POOLS.build,
+        floor_tables.decision_points_table,
+        floor_tables.variants_table,
+        COUPLING.build,
+        occupancy_table,
+        INTERFERENCE.build,
+        CELLS.build,
+        migration_tables.TRIALS.build,
+        DEGRADED.build,
     )
-    return tuple(table for table in found if table.rows)
+    tables = (*(build(analysis) for build in builders), gap_table(analysis.gaps))
+    return tuple(table for table in tables if table.rows)
 
 
-def end_to_end(analysis: RoutingAnalysis) -> Table:
+def end_to_end_table(analysis: RoutingAnalysis) -> Table:
     """The specification's table of baselines."""
-    measures = [metric(name) for name in (*HEADLINE, "completed_share")]
-    columns = ("policy", *map(headed, measures), "trials")
-    rows = tuple(
-        (label, *(shown(analysis.value(label, one.name), one) for one in measures), _trials(analysis, label))
-        for label in analysis.labels
-    )
+
+    def trials(label: str) -> str:
+        done = sum(cell.label == label for cell in analysis.cells)
+        planned = analysis.planned.get(label, done)
+        return str(done) if planned == done else f"{done} of {planned}"
+
     note = "Means over the trials. APC by the engines' own counters; instances as (median, max), never as a ratio."
-    note += cut(analysis.value(label, one.name) for label in analysis.labels for one in measures)
-    return Table("End to end", columns, rows, note)
+    metrics = (metric_column(analysis, name) for name in (*HEADLINE, "completed_share"))
+    columns = (POLICY, *metrics, Column("trials", trials))
+    return table_with_cut_note("End to end", columns, analysis.labels, note)
 
 
-def _trials(analysis: RoutingAnalysis, label: str) -> str:
-    done = sum(cell.label == label for cell in analysis.cells)
-    planned = analysis.planned.get(label)
-    return f"{done} of {planned}" if planned is not None and planned != done else str(done)
+def latency_table(analysis: RoutingAnalysis, series: str) -> Table:
+    points = (metric_column(analysis, percentile_name(series, point), point) for point in ("mean", *POINTS))
+    unit = metric_named(percentile_name(series, "mean")).shown_unit
+    title = f"{latency.METRICS[series].title} ({unit})"
+    return table_with_cut_note(title, (POLICY, *points), analysis.labels)
 
 
-def latencies(analysis: RoutingAnalysis, series: str) -> Table:
-    """Mean and percentiles of one latency."""
-    names = [percentile_name(series, point) for point in ("mean", *POINTS)]
-    unit = metric(names[0]).shown_unit
-    rows = tuple(
-        (label, *(shown(analysis.value(label, name), metric(name)) for name in names)) for label in analysis.labels
-    )
-    note = cut(analysis.value(label, name) for label in analysis.labels for name in names).strip()
-    return Table(f"{latency.METRICS[series].title} ({unit})", ("policy", "mean", *POINTS), rows, note)
-
-
-def caching(analysis: RoutingAnalysis) -> Table:
+def caching_table(analysis: RoutingAnalysis) -> Table:
     """APC against what the trace allows."""
-    names = ("apc", "apc_usage", "apc_bound_any", "apc_bound_intra", "apc_of_bound")
-    rows = []
-    for label in analysis.labels:
-        counted = [cell for cell in analysis.cells if cell.label == label and not cell.degraded]
-        bounds = [_mean_text(counted, name) for name in names[2:]]
-        rows.append((label, *(shown(analysis.value(label, name), metric(name)) for name in names[:2]), *bounds))
+
+    def bound_column(heading: str, name: str) -> Column[str]:
+        def bound(label: str) -> str | None:
+            mean = analysis.mean_over_cells(label, name)
+            return None if mean is None else f"{100 * mean:.1f}"
+
+        return Column(heading, bound, "%")
+
     note = "Bounds: an endless cache in one place, over the turns that were completed, at the engine's block size."
     columns = (
-        "policy",
-        "APC %",
-        "as responses say %",
-        "bound, any %",
-        "bound, own session %",
-        "of its bound %",
+        POLICY,
+        metric_column(analysis, "apc"),
+        metric_column(analysis, "apc_usage", "as responses say %"),
+        bound_column("bound, any", "apc_bound_any"),
+        bound_column("bound, own session", "apc_bound_intra"),
+        bound_column("of its bound", "apc_of_bound"),
     )
-    return Table("Prefix cache", columns, tuple(rows), note)
+    return make_table("Prefix cache", columns, analysis.labels, note)
 
 
-def _mean_text(counted: list[RoutedSummary], name: str) -> str:
-    found = [value for cell in counted if (value := cell.estimate(name).value) is not None]
-    return f"{100 * sum(found) / len(found):.1f}" if found else NOT_MEASURED
+InstanceRow = tuple[str, Sequence[InstanceNumbers]]
+"""A label, and one of its instances in each of its cells."""
 
 
-def workers(analysis: RoutingAnalysis) -> Table:
-    """Every instance of every policy, mean over the trials."""
-    rows = []
-    for label in analysis.labels:
-        counted = [cell for cell in analysis.cells if cell.label == label and not cell.degraded]
-        for name in dict.fromkeys(one.instance for cell in counted for one in cell.instances):
-            ones = [one for cell in counted for one in cell.instances if one.instance == name]
-            rows.append(
-                (
-                    label,
-                    name,
-                    ones[0].role,
-                    _mean([one.turns for one in ones], ".0f"),
-                    _mean([one.sessions for one in ones], ".1f"),
-                    _mean([one.values["ttft_p90_s"].value for one in ones], ".1f", 1e3),
-                    _mean([one.values["apc"].value for one in ones], ".1f", 100),
-                    _mean([one.values["kv_usage_max"].value for one in ones], ".1f", 100),
-                    _mean([one.values["waiting_p90"].value for one in ones], ".1f"),
-                )
-            )
-    columns = (
-        "policy", "instance", "role", "turns", "sessions seen", "TTFT p90 ms", "APC %", "KV used, max %", "waiting p90",
-    )  # fmt: skip
-    return Table("Instances", columns, tuple(rows), "Means over the trials; KV and queue from samples at 1 Hz.")
+def _mean_text(values: Iterable[float | None], form: str, scale: float = 1.0) -> str | None:
+    mean = mean_of_known(None if value is None else scale * value for value in values)
+    return None if mean is None else format(mean, form)
 
 
-def _mean(values: Sequence[float | None], form: str, scale: float = 1.0) -> str:
-    """The mean of those that were measured."""
-    known = [scale * value for value in values if value is not None]
-    return format(sum(known) / len(known), form) if known else NOT_MEASURED
+def _instance_column(name: str, value: str, scale: float = 1.0) -> Column[InstanceRow]:
+    return Column(name, lambda row: _mean_text((one.values[value].value for one in row[1]), ".1f", scale))
 
 
-def decisions(analysis: RoutingAnalysis) -> Table:
-    """Why the router picked as it did."""
-    rows = []
-    for label in analysis.labels:
-        own = [cell for cell in analysis.cells if cell.label == label]
-        reasons: dict[str, int] = {}
-        for cell in own:
-            for reason, count in cell.reasons.items():
-                reasons[reason] = reasons.get(reason, 0) + count
-        picks = sum(reasons.values())
-        counted = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
-        rows.append(
-            (
-                label,
-                str(picks) if picks else NOT_MEASURED,
-                ", ".join(f"{reason} {count / picks:.0%}" for reason, count in counted) or NOT_MEASURED,
-                _sum(own, "retried"),
-                _sum(own, "migrations"),
-            )
-        )
-    return Table("Decisions", ("policy", "picks", "reasons", "retried", "migrations asked for"), tuple(rows))
-
-
-def _sum(own: list[RoutedSummary], name: str) -> str:
-    known = [count for cell in own if (count := cell.counts.get(name)) is not None]
-    return str(sum(known)) if known else NOT_MEASURED
-
-
-def coupling(analysis: RoutingAnalysis) -> Table:
-    """The loop of every policy."""
-    note = (
-        "L = Lambda N (W + T). W': ms per turn that one more session in the system adds, fitted inside the cells; gain "
-        "= 1 / (1 - Lambda N W'), how often the loop returns a small slow-down; L* x gain: sessions that it adds."
-    )
-    return make_table("Dispatch coupling", COUPLING_COLUMNS, analysis.couplings, note)
-
-
-def _with_reason(estimate: Estimate) -> str:
-    return f"{NOT_MEASURED} ({estimate.reason})" if estimate.value is None and estimate.reason else estimate.text(3)
-
-
-COUPLING_COLUMNS: tuple[Column[Coupling], ...] = (
-    Column("policy", lambda row: row.label),
-    Column("Lambda", lambda row: row.arrivals_per_s, "/s", 3),
-    Column("N", lambda row: row.turns, digits=3),
-    Column("W", lambda row: row.service_s, "s", 3),
-    Column("T", lambda row: row.think_s, "s", 3),
-    Column("L", lambda row: row.concurrency, digits=3),
-    Column("W'", lambda row: row.slope_s, "ms", 3, 1e3),
-    Column("Lambda N W'", lambda row: row.loop_gain, digits=3),
-    Column("L*", lambda row: _with_reason(row.equilibrium)),
-    Column("gain", lambda row: _with_reason(row.gain)),
-    Column("L* x gain", lambda row: _with_reason(row.sensitivity)),
+INSTANCES: TableKind[InstanceRow] = TableKind(
+    "Instances",
+    lambda analysis: ((label, own) for label in analysis.labels for own in analysis.instances(label).values()),
+    (
+        Column("policy", lambda row: row[0]),
+        Column("instance", lambda row: row[1][0].instance),
+        Column("role", lambda row: row[1][0].role),
+        Column("turns", lambda row: _mean_text((one.turns for one in row[1]), ".0f")),
+        Column("sessions seen", lambda row: _mean_text((one.sessions for one in row[1]), ".1f")),
+        _instance_column("TTFT p90 ms", "ttft_p90_s", 1e3),
+        _instance_column("APC %", "apc", 100),
+        _instance_column("KV used, max %", "kv_usage_max", 100),
+        _instance_column("waiting p90", "waiting_p90"),
+    ),
+    "Means over the trials; KV and queue from samples at 1 Hz.",
 )
 
 
-def occupancy(analysis: RoutingAnalysis) -> Table:
+def decisions_table(analysis: RoutingAnalysis) -> Table:
+    cells = {label: [cell for cell in analysis.cells if cell.label == label] for label in analysis.labels}
+    reasons = {label: sum((Counter(cell.reasons) for cell in own), Counter[str]()) for label, own in cells.items()}
+
+    def shares(label: str) -> str | None:
+        counted = sorted(reasons[label].items(), key=lambda item: (-item[1], item[0]))
+        return ", ".join(f"{reason} {count / reasons[label].total():.0%}" for reason, count in counted) or None
+
+    def sum_counts(label: str, name: str) -> int | None:
+        known = [count for cell in cells[label] if (count := cell.counts.get(name)) is not None]
+        return sum(known) if known else None
+
+    columns: tuple[Column[str], ...] = (
+        POLICY,
+        Column("picks", lambda label: reasons[label].total() or None),
+        Column("reasons", shares),
+        Column("retried", lambda label: sum_counts(label, "retried")),
+        Column("migrations asked for", lambda label: sum_counts(label, "migrations")),
+    )
+    return make_table("Decisions", columns, analysis.labels)
+
+
+def _value_or_reason(estimate: Estimate) -> str:
+    return f"{NOT_MEASURED} ({estimate.reason})" if estimate.value is None and estimate.reason else estimate.text(3)
+
+
+COUPLING: TableKind[Coupling] = TableKind(
+    "Dispatch coupling",
+    lambda analysis: analysis.couplings,
+    (
+        Column("policy", lambda row: row.label),
+        Column("Lambda", lambda row: row.arrivals_per_s, "/s", 3),
+        Column("N", lambda row: row.turns, digits=3),
+        Column("W", lambda row: row.service_s, "s", 3),
+        Column("T", lambda row: row.think_s, "s", 3),
+        Column("L", lambda row: row.concurrency, digits=3),
+        ms_column("W'", lambda row: row.slope_s),
+        Column("Lambda N W'", lambda row: row.loop_gain, digits=3),
+        Column("L*", lambda row: _value_or_reason(row.equilibrium)),
+        Column("gain", lambda row: _value_or_reason(row.gain)),
+        Column("L* x gain", lambda row: _value_or_reason(row.sensitivity)),
+    ),
+    "L = Lambda N (W + T). W': ms per turn that one more session in the system adds, fitted inside the cells; gain "
+    "= 1 / (1 - Lambda N W'), how often the loop returns a small slow-down; L* x gain: sessions that it adds.",
+)
+
+
+def occupancy_table(analysis: RoutingAnalysis) -> Table:
     """What decode pools would hold at the percentiles of the footprints."""
     at = {(row.deployment, row.point): row for row in analysis.occupancies if row.point}
-    points = list(dict.fromkeys(point for _, point in at))
-    rows = tuple(
-        (
-            point,
-            f"{at[next(iter(DEPLOYMENTS)), point].footprint_tokens:.0f}",
-            *(f"{at[name, point].p90:.0%} (fits {at[name, point].fit_per_pool})" for name in DEPLOYMENTS),
-        )
-        for point in points
+
+    def deployment_column(name: str) -> Column[str]:
+        return Column(name, lambda point: f"{at[name, point].p90:.0%} (fits {at[name, point].fit_per_pool})")
+
+    first = next(iter(DEPLOYMENTS))
+    columns: tuple[Column[str], ...] = (
+        Column("footprint", str),
+        Column("tokens", lambda point: f"{at[first, point].footprint_tokens:.0f}"),
+        *map(deployment_column, DEPLOYMENTS),
     )
-    columns = ("footprint", "tokens", *DEPLOYMENTS)
     note = (
         "Share of the decode pools held by the decodes passed a tenth of the time, if each were of this footprint; and "
         "how many fit. Computed from this run's concurrency and KV capacity; no KV was moved."
     )
-    return Table("Decode pools by footprint", columns, rows, note)
+    return make_table("Decode pools by footprint", columns, dict.fromkeys(point for _, point in at), note)
 
 
-def interference(analysis: RoutingAnalysis) -> Table:
-    """Prefill beside decodes."""
-    note = "Means over repeats; during: while the prefill runs."
-    return make_table("A prefill beside decodes", INTERFERENCE_COLUMNS, analysis.interference, note)
+INTERFERENCE: TableKind[Interference] = TableKind(
+    "A prefill beside decodes",
+    lambda analysis: analysis.interference,
+    (
+        Column("prefill tokens", lambda row: row.prefill_tokens),
+        Column("decodes", lambda row: row.decodes),
+        ms_column("TPOT before", lambda row: row.before_s),
+        ms_column("TPOT during", lambda row: row.during_s),
+        Column("during / before", lambda row: row.slowdown, digits=3),
+        Column("longest gap", lambda row: None if row.worst_gap_s is None else f"{1e3 * row.worst_gap_s:.1f}", "ms"),
+        Column("repeats", lambda row: row.repeats),
+    ),
+    "Means over repeats; during: while the prefill runs.",
+)
 
-
-INTERFERENCE_COLUMNS: tuple[Column[Interference], ...] = (
-    Column("prefill tokens", lambda row: str(row.prefill_tokens)),
-    Column("decodes", lambda row: str(row.decodes)),
-    Column("TPOT before", lambda row: row.before_s, "ms", 3, 1e3),
-    Column("TPOT during", lambda row: row.during_s, "ms", 3, 1e3),
-    Column("during / before", lambda row: row.slowdown, digits=3),
-    Column("longest gap", lambda row: None if row.worst_gap_s is None else f"{1e3 * row.worst_gap_s:.1f}", "ms"),
-    Column("repeats", lambda row: str(row.repeats)),
+DEGRADED: TableKind[RoutedSummary] = TableKind(
+    "Degraded cells",
+    lambda analysis: analysis.degraded,
+    (
+        Column("cell", lambda cell: cell.cell),
+        Column("why", lambda cell: cell.degraded),
+    ),
+    "The client fell behind in these cells: their latencies are its own, and no comparison uses them.",
 )
 
 
-def cells(analysis: RoutingAnalysis) -> Table:
-    """Every cell."""
-    return make_table(FIGURES_BEFORE, CELL_COLUMNS, analysis.cells)
-
-
-def _turns(cell: RoutedSummary) -> str | None:
+def _turns_text(cell: RoutedSummary) -> str | None:
     turns = cell.counts.get("turns")
     return None if turns is None else f"{cell.counts.get('completed')} of {turns}"
 
 
-def _marks(cell: RoutedSummary) -> str:
-    found = ["DEGRADED"] if cell.degraded else []
-    found += [f"{cell.counts[name]} {name}" for name in ("failed", "dropped", "cut") if cell.counts.get(name)]
-    return ", ".join(found)
+def _marks_text(cell: RoutedSummary) -> str:
+    marks = ["DEGRADED"] if cell.degraded else []
+    marks += [f"{cell.counts[name]} {name}" for name in ("failed", "dropped", "cut") if cell.counts.get(name)]
+    return ", ".join(marks)
 
 
-def degraded(analysis: RoutingAnalysis) -> Table:
-    """Cells whose client fell behind."""
-    rows = tuple((cell.cell, cell.degraded) for cell in analysis.degraded)
-    note = "The client fell behind in these cells: their latencies are its own, and no comparison uses them."
-    return Table("Degraded cells", ("cell", "why"), rows, note)
-
-
-CELL_COLUMNS: tuple[Column[RoutedSummary], ...] = (
-    Column("policy", lambda cell: cell.label),
-    Column("trial", lambda cell: str(cell.trial)),
-    Column("place", lambda cell: str(cell.place)),
-    Column("turns", _turns),
-    Column("TTFT p90", lambda cell: cell.estimate("ttft_p90_s"), "ms", scale=1e3),
-    Column("E2E p90", lambda cell: cell.estimate("e2e_p90_s"), "s"),
-    Column("APC", lambda cell: cell.estimate("apc"), "%", 3, 100),
-    Column("wall", lambda cell: cell.estimate("wall_clock_s"), "s"),
-    Column("amplification", lambda cell: cell.estimate("amplification"), digits=3),
-    Column("marks", lambda cell: _marks(cell)),
+CELLS: TableKind[RoutedSummary] = TableKind(
+    FIGURES_BEFORE,
+    lambda analysis: analysis.cells,
+    (
+        Column("policy", lambda cell: cell.label),
+        Column("trial", lambda cell: cell.trial),
+        Column("place", lambda cell: cell.place),
+        Column("turns", _turns_text),
+        Column("TTFT p90", lambda cell: cell.estimate("ttft_p90_s"), "ms", scale=1e3),
+        Column("E2E p90", lambda cell: cell.estimate("e2e_p90_s"), "s"),
+        Column("APC", lambda cell: cell.estimate("apc"), "%", 3, 100),
+        Column("wall", lambda cell: cell.estimate("wall_clock_s"), "s"),
+        Column("amplification", lambda cell: cell.estimate("amplification"), digits=3),
+        Column("marks", _marks_text),
+    ),
 )

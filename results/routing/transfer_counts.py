@@ -48,25 +48,21 @@ class Logged:
 
 def read_transfer_logs(layout: TrialLayout, record: RoutingCell) -> tuple[dict[str, ProbeLog], tuple[Gap, ...]]:
     """The transfer log of each of the cell's instances that wrote one; a damaged or missing one is a gap."""
-    found: dict[str, ProbeLog] = {}
+    logs: dict[str, ProbeLog] = {}
     gaps: list[Gap] = []
     known = {layout.root / name: checksum for name, checksum in record.checksums.items()}
     for engine in record.engines:
         paths = {*layout.transfer_logs(engine.instance), *(path for path in known if path.parent != layout.root)}
         paths = {path for path in paths if layout.instance_of(path) == engine.instance}
-        wrong = [
-            raw
-            for path in sorted(paths)
-            if isinstance(raw := verified_bytes(path, known.get(path)), Gap)
-        ]
-        logs = [] if wrong else [read_probe(one) for one in sorted({path.parent for path in paths})]
-        gaps += [*wrong, *(gap for log in logs for gap in log.gaps)]
-        if logs:
-            found[engine.instance] = ProbeLog(
-                tuple(sorted((event for log in logs for event in log.events), key=lambda event: event.t_ns)),
-                tuple(status for log in logs for status in log.statuses),
+        wrong = [raw for path in sorted(paths) if isinstance(raw := verified_bytes(path, known.get(path)), Gap)]
+        launches = [] if wrong else [read_probe(one) for one in sorted({path.parent for path in paths})]
+        gaps += [*wrong, *(gap for log in launches for gap in log.gaps)]
+        if launches:
+            logs[engine.instance] = ProbeLog(
+                tuple(sorted((event for log in launches for event in log.events), key=lambda event: event.t_ns)),
+                tuple(status for log in launches for status in log.statuses),
             )
-    return found, tuple(gaps)
+    return logs, tuple(gaps)
 
 
 def counted_by_logs(
@@ -87,16 +83,17 @@ def counted_by_logs(
         if record.outcome is None or moved is None or moved.status != "transferred" or moved.target not in books:
             completed.append(record)
             continue
-        logged = _logged(moved, books)
+        logged = _read_transfer(moved, books)
         if logged is None:
-            filled = _left(moved)
+            filled = _mark_unlogged(moved)
         elif moved.external_tokens is None:
-            filled = _filled(moved, logged, blocks.get(moved.target))
+            filled = _fill_counts(moved, logged, blocks.get(moved.target))
         else:
             both += 1
-            filled = moved if _agree(moved, logged) else _filled(moved, logged, blocks.get(moved.target))
+            filled = moved if _counts_agree(moved, logged) else _fill_counts(moved, logged, blocks.get(moved.target))
             if filled is not moved:
-                differing.append(f"{moved.transfer}: {_tokens(moved)} by the counters, {_tokens(logged)} by the log")
+                ours, theirs = _describe_tokens(moved), _describe_tokens(logged)
+                differing.append(f"{moved.transfer}: {ours} by the counters, {theirs} by the log")
         completed.append(replace(record, outcome=replace(record.outcome, transfer=filled)))
     if not differing:
         return tuple(completed), ()
@@ -104,23 +101,23 @@ def counted_by_logs(
     return tuple(completed), (Gap(artifact, f"{text}; {differing[0]}"),)
 
 
-def _agree(moved: KvTransfer, logged: Logged) -> bool:
+def _counts_agree(moved: KvTransfer, logged: Logged) -> bool:
     pairs = (moved.external_tokens, logged.external_tokens), (moved.local_tokens, logged.local_tokens)
     return all(ours == theirs for ours, theirs in pairs if ours is not None and theirs is not None)
 
 
-def _tokens(one: KvTransfer | Logged) -> str:
+def _describe_tokens(one: KvTransfer | Logged) -> str:
     return f"{one.external_tokens} tokens came and {one.local_tokens} were there"
 
 
-def _left(moved: KvTransfer) -> KvTransfer:
+def _mark_unlogged(moved: KvTransfer) -> KvTransfer:
     """A transfer of which the target's log says nothing."""
     if moved.external_tokens is not None:
         return moved
     return replace(moved, counted_reason="; ".join(part for part in (moved.counted_reason, NOT_LOGGED) if part))
 
 
-def _filled(moved: KvTransfer, logged: Logged, block_tokens: int | None) -> KvTransfer:
+def _fill_counts(moved: KvTransfer, logged: Logged, block_tokens: int | None) -> KvTransfer:
     external = logged.external_tokens
     holds = moved.bytes is not None and (moved.bytes_from == "counter" or moved.external_tokens == external)
     wrote = "" if logged.bytes is None else LOG
@@ -145,14 +142,14 @@ class _Book:
         self._of: dict[str, list[ProbeEvent]] = defaultdict(list)
         for event in log.events:
             if event.event in KINDS:
-                for name in _names(event):
+                for name in _possible_ids(event):
                     self._of[name].append(event)
 
     def of(self, transfer: str, kind: str) -> list[ProbeEvent]:
         return [event for event in self._of.get(transfer, ()) if event.event == kind]
 
 
-def _names(event: ProbeEvent) -> frozenset[str]:
+def _possible_ids(event: ProbeEvent) -> frozenset[str]:
     """What may be its transfer's id: engines make their requests' ids from the client's, `cmpl-NAME-0-1a2b3c4d`."""
     parts = [text.split("-") for text in (event.request, event.remote_request) if text]
     return event.carries | {
@@ -160,7 +157,7 @@ def _names(event: ProbeEvent) -> frozenset[str]:
     }
 
 
-def _logged(moved: KvTransfer, books: Mapping[str, _Book]) -> Logged | None:
+def _read_transfer(moved: KvTransfer, books: Mapping[str, _Book]) -> Logged | None:
     book = books[moved.target]
     allocated = next(iter(book.of(moved.transfer, ALLOCATED)), None)
     scheduled = next((event for event in book.of(moved.transfer, SCHEDULED) if event.leg == DECODE), None)
@@ -176,10 +173,10 @@ def _logged(moved: KvTransfer, books: Mapping[str, _Book]) -> Logged | None:
             return None
         external = max(promoted.num_computed - local, 0)
     prompt = next((event.prompt_tokens for event in (allocated, scheduled) if event and event.prompt_tokens), None)
-    return Logged(external, local, prompt, _written(moved, books) if external else 0)
+    return Logged(external, local, prompt, _sum_written(moved, books) if external else 0)
 
 
-def _written(moved: KvTransfer, books: Mapping[str, _Book]) -> int | None:
+def _sum_written(moved: KvTransfer, books: Mapping[str, _Book]) -> int | None:
     """Bytes of the copies that served this transfer alone; Mooncake's source writes, NIXL's target reads."""
     own = [
         event

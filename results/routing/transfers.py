@@ -1,15 +1,23 @@
-"""KV movements of a cell as rows. Pure functions of decision records."""
+"""KV movements of a cell as rows, and of every policy over its trials. Pure functions of decision records."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from results.measures.columns import floats_or_nan
 from results.records.decisions import DecisionRecord, KvTransfer, transfer_s
-from results.statistics.estimates import Estimate
+from results.routing.measure import Measurements, level_interval, one_per_trial, over_trials
+from results.statistics.estimates import Estimate, Samples, unknown
+from results.statistics.trials import Trial
 
 COUNTED_SHARE = 0.9
 """Where the tokens of fewer were counted, those that were are no sample of all: it was chance, or load, that chose."""
+NONE_MOVED = "no KV was moved"
+NO_TOTAL = "the engines' totals are not known, or are of several purposes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +56,61 @@ class Moved:
         return None if cached is None else max(self.transfer.prefix_tokens - cached, 0)
 
 
-def moved(records: Iterable[DecisionRecord]) -> tuple[Moved, ...]:
+def _between_s(begin_ns: int, end_ns: int) -> float | None:
+    return (end_ns - begin_ns) / 1e9 if begin_ns and end_ns else None
+
+
+Value = Callable[[Moved], float | None]
+
+POINTS = {"transfer_p50_s": 0.50, "transfer_p90_s": 0.90, "transfer_p99_s": 0.99}
+MEANS: Mapping[str, Value] = {
+    "transfer_mean_s": lambda one: one.transfer_s,
+    "wait_mean_s": lambda one: one.wait_s,
+    "source_leg_mean_s": lambda one: one.source_leg_s,
+    "target_leg_mean_s": lambda one: one.target_leg_s,
+    "prefix_tokens_mean": lambda one: one.transfer.prefix_tokens,
+    "external_tokens_mean": lambda one: one.transfer.external_tokens,
+    "local_tokens_mean": lambda one: one.transfer.local_tokens,
+    "computed_tokens_mean": lambda one: one.transfer.computed_tokens,
+    "bytes_mean": lambda one: one.transfer.bytes,
+}
+RATIOS: Mapping[str, tuple[Value, Value]] = {
+    "external_share": (lambda one: one.transfer.external_tokens, lambda one: one.transfer.prefix_tokens),
+    "source_computed_share": (lambda one: one.source_computed_tokens, lambda one: one.transfer.prefix_tokens),
+    "bandwidth_bytes_per_s": (lambda one: one.transfer.bytes, lambda one: one.target_leg_s),
+}
+SHARES = ("external_share", "source_computed_share")
+"""Those of RATIOS that cannot be above 1."""
+OF_COUNTED = (
+    "external_tokens_mean", "local_tokens_mean", "computed_tokens_mean", "bytes_mean", "external_share",
+    "bandwidth_bytes_per_s",
+)  # fmt: skip
+"""What is known only of transfers whose tokens were counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyTransfers:
+    """The KV movements of one label and purpose, over the trials that count."""
+
+    label: str
+    purpose: str
+    """`migration` or `handover`."""
+    asked: int
+    statuses: Mapping[str, int]
+    reasons: Mapping[str, int]
+    """Of those that were not transferred."""
+    transports: tuple[str, ...]
+    counted: int
+    """Of the transferred ones, those whose tokens are known."""
+    uncounted: Mapping[str, int]
+    """Why tokens of transfers are not known."""
+    values: Mapping[str, Estimate]
+    """MEANS, POINTS and RATIOS of the transferred ones (OF_COUNTED: of those counted, without an interval where they
+    cannot stand for all); transfer_max_s; external_total_mean: what all engines say came by transfer over a cell, for
+    each of them."""
+
+
+def list_moved(records: Iterable[DecisionRecord]) -> tuple[Moved, ...]:
     """Every movement in the log, in its order."""
     return tuple(
         Moved(record.request.session, record.outcome.transfer)
@@ -57,17 +119,98 @@ def moved(records: Iterable[DecisionRecord]) -> tuple[Moved, ...]:
     )
 
 
-def enough_counted(counted: int, whole: int) -> bool:
+def summarise_transfers(
+    label: str,
+    moved: Mapping[int, Sequence[Moved]],
+    totals: Mapping[int, float | None],
+    measurements: Measurements,
+) -> tuple[PolicyTransfers, ...]:
+    """Of one label: a row per purpose. `moved` and the tokens that all engines say came by transfer, by trial."""
+    purposes = sorted({one.transfer.purpose for own in moved.values() for one in own})
+    rows = []
+    for purpose in purposes:
+        own = {trial: [row for row in every if row.transfer.purpose == purpose] for trial, every in moved.items()}
+        rows.append(_summarise_purpose(label, purpose, own, totals if len(purposes) == 1 else {}, measurements))
+    return tuple(rows)
+
+
+def _summarise_purpose(
+    label: str,
+    purpose: str,
+    moved: Mapping[int, Sequence[Moved]],
+    totals: Mapping[int, float | None],
+    measurements: Measurements,
+) -> PolicyTransfers:
+    asked = [one for own in moved.values() for one in own]
+    done = {trial: [one for one in own if one.transfer.status == "transferred"] for trial, own in moved.items()}
+    transferred = [one for own in done.values() for one in own]
+    uncounted = [one.transfer for one in transferred if one.transfer.external_tokens is None]
+    counted = len(transferred) - len(uncounted)
+    per_transfer = {
+        trial: one_per_trial(total / len(own))
+        for trial, own in done.items()
+        if own and (total := totals.get(trial)) is not None
+    }
+    times = [took for one in transferred if (took := one.transfer_s) is not None]
+    values = _measure_transfers(done, measurements)
+    values |= {name: withhold_interval(values[name], counted, len(transferred)) for name in OF_COUNTED}
+    values["external_total_mean"] = level_interval(over_trials(per_transfer, NO_TOTAL))
+    values["transfer_max_s"] = Estimate(max(times), n=len(times)) if times else unknown(NONE_MOVED)
+    return PolicyTransfers(
+        label=label,
+        purpose=purpose,
+        asked=len(asked),
+        statuses=dict(sorted(Counter(one.transfer.status for one in asked).items())),
+        reasons=_count_reasons(one.transfer.reason for one in asked if one.transfer.status != "transferred"),
+        transports=tuple(sorted({one.transfer.transport for one in asked if one.transfer.transport})),
+        counted=counted,
+        uncounted=_count_reasons(one.counted_reason for one in uncounted),
+        values=values,
+    )
+
+
+def _measure_transfers(done: Mapping[int, Sequence[Moved]], measurements: Measurements) -> dict[str, Estimate]:
+    sessions = {trial: [one.session for one in own] for trial, own in done.items()}
+
+    def over(compute: Callable[[int], Trial | None], most: float = math.inf) -> Estimate:
+        return level_interval(over_trials({trial: compute(trial) for trial in done}, NONE_MOVED), most)
+
+    def column(trial: int, value: Value) -> Samples:
+        return floats_or_nan(value(one) for one in done[trial])
+
+    def mean(value: Value) -> Estimate:
+        return over(lambda trial: measurements.mean_of_rows(sessions[trial], column(trial, value)))
+
+    def ratio(top: Value, bottom: Value, most: float) -> Estimate:
+        return over(
+            lambda trial: measurements.ratio_of_rows(sessions[trial], column(trial, top), column(trial, bottom)), most
+        )
+
+    def quantile(p: float) -> Estimate:
+        return over(
+            lambda trial: measurements.quantile_of_rows(sessions[trial], column(trial, MEANS["transfer_mean_s"]), p)
+        )
+
+    return {
+        **{name: mean(value) for name, value in MEANS.items()},
+        **{name: ratio(*terms, 1.0 if name in SHARES else math.inf) for name, terms in RATIOS.items()},
+        **{name: quantile(p) for name, p in POINTS.items()},
+    }
+
+
+def _count_reasons(reasons: Iterable[str]) -> dict[str, int]:
+    """Without their numbers, so that equal ones can be counted; the most frequent first."""
+    plain = (re.sub(r"\d[\d.]*", "N", reason) or "no reason was given" for reason in reasons)
+    return dict(Counter(plain).most_common())
+
+
+def is_enough(counted: int, whole: int) -> bool:
     """Whether numbers of those that were counted may stand for all."""
     return not whole or counted >= COUNTED_SHARE * whole
 
 
-def partly(found: Estimate, counted: int, whole: int) -> Estimate:
+def withhold_interval(estimate: Estimate, counted: int, whole: int) -> Estimate:
     """A number of those that were counted: without an interval where they cannot stand for all."""
-    if found.value is None or enough_counted(counted, whole):
-        return found
-    return replace(found, low=None, high=None, reason=f"only {counted} of {whole} were counted", basis=None)
-
-
-def _between_s(begin_ns: int, end_ns: int) -> float | None:
-    return (end_ns - begin_ns) / 1e9 if begin_ns and end_ns else None
+    if estimate.value is None or is_enough(counted, whole):
+        return estimate
+    return replace(estimate, low=None, high=None, reason=f"only {counted} of {whole} were counted", basis=None)

@@ -10,19 +10,22 @@ from typing import Any
 import msgspec
 import pandas as pd
 
+from results.measures.summary import flatten_values
 from results.records.decisions import KvTransfer
 from results.records.layout import RunLayout
-from results.report.document import title
+from results.report.content import Report
+from results.report.document import report_title
 from results.report.judgements import VERDICTS_FORMAT
-from results.report.output import Outputs, Report, write_outputs
+from results.report.output import Outputs, write_outputs
 from results.routing.analyse import RoutingAnalysis, analyse
-from results.routing.draw import DRAWERS
-from results.routing.figures import figures
-from results.routing.migrations import Migration
+from results.routing.figures import DRAWERS, build_figures
+from results.routing.migrations import MIGRATION_FIELDS
 from results.routing.moves import CellMigrations
-from results.routing.report import limits, opening
+from results.routing.pairs import Pair
+from results.routing.report import build_report
 from results.routing.summary import RoutedSummary
-from results.routing.tables import FIGURES_BEFORE, tables
+from results.routing.tables import FIGURES_BEFORE
+from results.statistics.estimates import Estimate
 
 FORMAT = 1
 """Version of aggregate.json and pairs.json."""
@@ -36,22 +39,16 @@ def analyse_routing(root: Path) -> RoutingAnalysis:
     """
     analysis = analyse(root)
     layout = RunLayout(root)
-    more: dict[Path, object] = {layout.pairs_json: compared(analysis), layout.pairs_csv: flat_pairs(analysis)}
+    more: dict[Path, object] = {layout.pairs_json: build_pairs(analysis), layout.pairs_csv: build_pair_rows(analysis)}
     if analysis.moves.cells:
-        more[layout.migrations_csv] = flat_migrations(analysis)
+        more[layout.migrations_csv] = build_migration_rows(analysis)
     outputs = Outputs(
-        aggregate=aggregate(analysis),
-        rows=flat_cells(analysis),
-        verdicts=verdicts(analysis),
-        manifest=manifest(analysis),
+        aggregate=build_aggregate(analysis),
+        rows=build_cell_rows(analysis),
+        verdicts=build_verdicts(analysis),
+        manifest=build_manifest(analysis),
         report=Report(
-            title(analysis.facts),
-            opening(analysis),
-            tables(analysis),
-            figures(analysis),
-            limits(analysis),
-            FIGURES_BEFORE,
-            DRAWERS,
+            report_title(analysis.facts), build_report(analysis), build_figures(analysis), FIGURES_BEFORE, DRAWERS
         ),
         more=more,
     )
@@ -59,7 +56,7 @@ def analyse_routing(root: Path) -> RoutingAnalysis:
     return analysis
 
 
-def aggregate(analysis: RoutingAnalysis) -> dict[str, Any]:
+def build_aggregate(analysis: RoutingAnalysis) -> dict[str, Any]:
     """`aggregate.json`: a row per cell, each policy's numbers over its trials, and the gaps."""
     return {
         "format": FORMAT,
@@ -89,7 +86,7 @@ def aggregate(analysis: RoutingAnalysis) -> dict[str, Any]:
     }
 
 
-def compared(analysis: RoutingAnalysis) -> dict[str, Any]:
+def build_pairs(analysis: RoutingAnalysis) -> dict[str, Any]:
     """`pairs.json`: every metric of every two policies, and every latency of them turn by turn."""
     return {
         "format": FORMAT,
@@ -98,7 +95,7 @@ def compared(analysis: RoutingAnalysis) -> dict[str, Any]:
     }
 
 
-def verdicts(analysis: RoutingAnalysis) -> dict[str, Any]:
+def build_verdicts(analysis: RoutingAnalysis) -> dict[str, Any]:
     """`verdicts.json`: who wins what, the specifications' claims and decision points, the loop of every policy, what
     decode pools would hold."""
     return {
@@ -112,13 +109,13 @@ def verdicts(analysis: RoutingAnalysis) -> dict[str, Any]:
     }
 
 
-def flat_cells(analysis: RoutingAnalysis) -> pd.DataFrame:
+def build_cell_rows(analysis: RoutingAnalysis) -> pd.DataFrame:
     """`aggregate.{csv,parquet}`: one row per cell; latencies have `_low`, `_high` and `_n` columns beside them."""
     return pd.DataFrame([_flat_cell(cell) for cell in analysis.cells])
 
 
 def _flat_cell(cell: RoutedSummary) -> dict[str, Any]:
-    row: dict[str, Any] = {
+    return {
         "cell": cell.cell,
         "label": cell.label,
         "policy": cell.policy,
@@ -127,64 +124,60 @@ def _flat_cell(cell: RoutedSummary) -> dict[str, Any]:
         "duration_s": cell.duration_s,
         "degraded": bool(cell.degraded),
         **cell.counts,
+        **flatten_values(cell.values),
     }
-    for name, estimate in cell.values.items():
-        row[name] = estimate.value
-        if name.startswith(("ttft_", "tpot_", "e2e_")):
-            row |= {f"{name}_low": estimate.low, f"{name}_high": estimate.high, f"{name}_n": estimate.n}
-    return row
 
 
 def _migrations_row(cell: CellMigrations) -> dict[str, Any]:
-    """One cell's numbers, without its single migrations: those stand in migrations.csv."""
-    own: dict[str, Any] = msgspec.to_builtins(cell.found)
-    skipped = ("events", "requests", "thrashed")
-    row = {"cell": cell.cell, "label": cell.label, "trial": cell.trial, "counts": cell.counts}
-    row["requests"] = sum(cell.found.requests.values())
-    return row | {name: value for name, value in own.items() if name not in skipped}
+    """One cell's numbers, without its single migrations: those are rows of migrations.csv."""
+    own = {field.name: getattr(cell.migrations, field.name) for field in fields(cell.migrations)}
+    for name in ("events", "thrashed"):
+        del own[name]
+    own["requests"] = sum(cell.migrations.requests.values())
+    named = {"cell": cell.cell, "label": cell.label, "trial": cell.trial, "counts": cell.counts}
+    return named | {name: msgspec.to_builtins(value) for name, value in own.items()}
 
 
-def flat_migrations(analysis: RoutingAnalysis) -> pd.DataFrame:
+def build_migration_rows(analysis: RoutingAnalysis) -> pd.DataFrame:
     """`migrations.csv`: one row per migration that was asked for, its transfer's fields beside."""
-    names = [field.name for field in fields(Migration) if field.name != "transfer"]
-    moved = [field.name for field in fields(KvTransfer)]
+    of_transfer = [field.name for field in fields(KvTransfer)]
     rows = [
-        [cell.label, cell.trial, *(getattr(one, name) for name in names), one.transfer_s]
-        + [None if one.transfer is None else getattr(one.transfer, name) for name in moved]
+        [cell.label, cell.trial, *(value(one) for value in MIGRATION_FIELDS.values())]
+        + [getattr(one.transfer, name, None) for name in of_transfer]
         for cell in analysis.moves.cells
-        for one in cell.found.events
+        for one in cell.migrations.events
     ]
-    columns = ["label", "trial", *names, "transfer_s", *(f"kv_{name}" for name in moved)]
+    columns = ["label", "trial", *MIGRATION_FIELDS, *(f"kv_{name}" for name in of_transfer)]
     return pd.DataFrame(rows, columns=columns, dtype=object)  # integers beside nothing stay integers
 
 
-def flat_pairs(analysis: RoutingAnalysis) -> pd.DataFrame:
+def build_pair_rows(analysis: RoutingAnalysis) -> pd.DataFrame:
     """`pairs.csv`: one row per metric and two policies."""
-    return pd.DataFrame(
-        [
-            {
-                "metric": row.metric,
-                "first": row.first,
-                "second": row.second,
-                **msgspec.to_builtins(row.difference),
-                "second_value": row.second_value.value,
-                "relative": row.relative,
-                "ratio": None if row.ratio is None else row.ratio.value,
-                "ratio_low": None if row.ratio is None else row.ratio.low,
-                "ratio_high": None if row.ratio is None else row.ratio.high,
-                "trials_higher": row.higher_in,
-                "trials_lower": row.lower_in,
-                "verdict": None if row.verdict is None else str(row.verdict),
-                "p_value": row.p_value,
-                "common_turns": row.common_turns,
-                "lost_turns": row.lost_turns,
-            }
-            for row in analysis.pairs
-        ]
-    )
+    return pd.DataFrame([_pair_row(row) for row in analysis.pairs])
 
 
-def manifest(analysis: RoutingAnalysis) -> pd.DataFrame:
+def _pair_row(row: Pair) -> dict[str, Any]:
+    ratio = row.ratio or Estimate(None)
+    return {
+        "metric": row.metric,
+        "first": row.first,
+        "second": row.second,
+        **msgspec.to_builtins(row.difference),
+        "second_value": row.second_value.value,
+        "relative": row.relative,
+        "ratio": ratio.value,
+        "ratio_low": ratio.low,
+        "ratio_high": ratio.high,
+        "trials_higher": row.higher_in,
+        "trials_lower": row.lower_in,
+        "verdict": None if row.verdict is None else str(row.verdict),
+        "p_value": row.p_value,
+        "common_turns": row.common_turns,
+        "lost_turns": row.lost_turns,
+    }
+
+
+def build_manifest(analysis: RoutingAnalysis) -> pd.DataFrame:
     """`MANIFEST.tsv`: a row per policy of the plan or of a result folder; an empty field is not known."""
     labels = dict.fromkeys((*analysis.planned, *analysis.labels))
     return pd.DataFrame([_manifest_row(analysis, label) for label in sorted(labels)], dtype=str)
@@ -202,7 +195,7 @@ def _manifest_row(analysis: RoutingAnalysis, label: str) -> dict[str, str]:
         "trials_planned": "" if planned is None else str(planned),
         "trials_degraded": str(sum(bool(cell.degraded) for cell in cells)),
         "result_directories": "; ".join(str(Path(cell.path).parent) for cell in cells),
-        "git_commit": _joined(cell.git_commit or "" for cell in cells),
+        "git_commit": _join_known(cell.git_commit or "" for cell in cells),
         "trace": str(analysis.trace.get("file") or ""),
         "trace_sha256": str(analysis.trace.get("sha256") or ""),
         "engine_versions": "; ".join(f"{name} {version}" for name, version in sorted(analysis.facts.versions.items())),
@@ -210,5 +203,5 @@ def _manifest_row(analysis: RoutingAnalysis, label: str) -> dict[str, str]:
     return {name: " ".join(value.split()) for name, value in row.items()}
 
 
-def _joined(values: Iterable[str]) -> str:
+def _join_known(values: Iterable[str]) -> str:
     return "; ".join(dict.fromkeys(value for value in values if value))

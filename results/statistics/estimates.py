@@ -78,19 +78,18 @@ def figure(value: float, digits: int = 4) -> str:
 
 
 def unknown(reason: str, n: int = 0) -> Estimate:
-    """An estimate that could not be made."""
     return Estimate(value=None, n=n, reason=reason)
 
 
 def holm(p_values: Sequence[float]) -> tuple[float, ...]:
     """Each p-value corrected for all of them being tested (Holm, 1979): below a level, the difference stands at it."""
     order = np.argsort(np.asarray(p_values, dtype=np.float64), kind="stable")
-    found = np.ones(order.size)
+    corrected = np.ones(order.size)
     least = 0.0
     for rank, place in enumerate(order):
         least = max(least, min(1.0, (order.size - rank) * p_values[place]))
-        found[place] = least
-    return tuple(float(value) for value in found)
+        corrected[place] = least
+    return tuple(float(value) for value in corrected)
 
 
 def clean(values: npt.ArrayLike) -> Samples:
@@ -109,8 +108,8 @@ def percentiles(values: npt.ArrayLike, points: Sequence[float], *, level: float 
     ordered = np.sort(clean(values))
     if ordered.size == 0:
         return tuple(unknown("no samples") for _ in points)
-    found = np.quantile(ordered, points)
-    return tuple(_with_interval(ordered, p, float(value), level) for p, value in zip(points, found, strict=True))
+    values_at = np.quantile(ordered, points)
+    return tuple(_with_interval(ordered, p, float(value), level) for p, value in zip(points, values_at, strict=True))
 
 
 def _with_interval(ordered: Samples, p: float, value: float, level: float) -> Estimate:
@@ -143,7 +142,6 @@ def samples_needed(p: float, level: float = LEVEL) -> int:
 
 
 def too_small(n: int, p: float, level: float = LEVEL) -> str:
-    """Why a bound is missing."""
     return f"{n} samples are too few for a {level:.0%} interval of p{p * 100:g} (needs {samples_needed(p, level)})"
 
 
@@ -204,8 +202,8 @@ def weighted_quantiles(values: Samples, p: float, group: Ranks, weights: Samples
     ordered = np.sort(values)
     below = _at_rank(ordered, edges, cumulative, np.floor(position))
     above = _at_rank(ordered, edges, cumulative, np.ceil(position))
-    found = below + (above - below) * (position - np.floor(position))
-    return np.asarray(np.where(empty, np.nan, found), dtype=np.float64)
+    quantiles = below + (above - below) * (position - np.floor(position))
+    return np.asarray(np.where(empty, np.nan, quantiles), dtype=np.float64)
 
 
 def _group_counts(values: Samples, p: float, group: Ranks, groups: int) -> tuple[Ranks, Samples]:
@@ -223,8 +221,8 @@ def _at_rank(ordered: Samples, edges: Ranks, cumulative: Samples, rank: Samples)
     rows = np.arange(bins.size)
     before = np.where(bins > 0, cumulative[rows, bins - 1], 0.0)
     share = (rank - before) / (cumulative[rows, bins] - before)
-    found: Samples = ordered[(edges[bins] + share * np.diff(edges)[bins]).astype(np.int64)]
-    return found
+    values: Samples = ordered[(edges[bins] + share * np.diff(edges)[bins]).astype(np.int64)]
+    return values
 
 
 def _rank_bins(n: int, p: float) -> Ranks:

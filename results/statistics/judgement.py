@@ -7,7 +7,7 @@ pass the gate.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -43,8 +43,6 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """One rule applied to numbers."""
-
     name: str
     """Short and unique among its kind: `H1`, `3`, `D5`, `no thrashing: ear`."""
     claim: str
@@ -66,6 +64,12 @@ class Judgement:
     """What the specification expects or chooses by default, and how the run compares; may be empty."""
 
 
+def list_some(texts: Sequence[str], most: int = 4) -> str:
+    """The first ones, and how many more there are."""
+    more = f"; and {len(texts) - most} more" if len(texts) > most else ""
+    return "; ".join(texts[:most]) + more
+
+
 def leave_undecided(measured: Estimate) -> Outcome:
     """OPEN where there is no number, UNDECIDED where there is one that does not decide."""
     return Outcome.OPEN if measured.value is None else Outcome.UNDECIDED
@@ -79,31 +83,31 @@ def few_launches(launches: int, of: str = "config", remedy: str = TRIALS_REMEDY)
     return f"{count} per {of}: two launches of one {of} differ too; {remedy}"
 
 
-def withheld(found: Estimate, of: str = "config", remedy: str = TRIALS_REMEDY) -> str:
+def withheld(estimate: Estimate, of: str = "config", remedy: str = TRIALS_REMEDY) -> str:
     """Why no verdict may rest on this estimate; empty where one may."""
-    if found.value is None:
-        return found.reason or "not measured"
-    few = few_launches(found.launches, of, remedy)
+    if estimate.value is None:
+        return estimate.reason or "not measured"
+    few = few_launches(estimate.launches, of, remedy)
     if few:
-        return f"{few} ({found.reason})" if found.reason else few
-    if found.low is None or found.high is None:
-        return found.reason or "there is no interval"
+        return f"{few} ({estimate.reason})" if estimate.reason else few
+    if estimate.low is None or estimate.high is None:
+        return estimate.reason or "there is no interval"
     return ""
 
 
-def decisive(found: Estimate) -> Estimate:
+def decisive(estimate: Estimate) -> Estimate:
     """The estimate as a rule may use it: without bounds, and with the reason, where no verdict may rest on it."""
-    why = withheld(found)
-    return replace(found, low=None, high=None, reason=why) if why else found
+    why = withheld(estimate)
+    return replace(estimate, low=None, high=None, reason=why) if why else estimate
 
 
-def judged(found: Estimate, none: float = 0.0) -> Verdict | None:
+def judged(estimate: Estimate, none: float = 0.0) -> Verdict | None:
     """What the interval says of the value against `none`: 0 for a difference, 1 for a ratio.
 
     None where `withheld` gives a reason.
     """
-    if withheld(found) or found.low is None or found.high is None:
+    if withheld(estimate) or estimate.low is None or estimate.high is None:
         return None
-    if found.low > none:
+    if estimate.low > none:
         return Verdict.HIGHER
-    return Verdict.LOWER if found.high < none else Verdict.NOT_DISTINGUISHABLE
+    return Verdict.LOWER if estimate.high < none else Verdict.NOT_DISTINGUISHABLE

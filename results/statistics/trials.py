@@ -30,8 +30,6 @@ Draws = Callable[[], Samples | str]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One number in one trial."""
-
     value: float
     n: int
     """Samples behind it; of several cells, the fewest."""
@@ -41,15 +39,12 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One number, once per trial."""
-
     trials: Mapping[int, Trial]
     reason: str = ""
     """Why it has no trial, or lacks one."""
 
 
 def unmeasured(reason: str) -> Measured:
-    """A number that no trial has."""
     return Measured({}, reason)
 
 
@@ -74,7 +69,7 @@ def combine(compute: Callable[..., Samples], *parts: Measured) -> Measured:
 def _combined(compute: Callable[..., Samples], parts: list[Trial]) -> Trial:
     def draws() -> Samples | str:
         drawn = [part.draws() for part in parts]
-        why = [found for found in drawn if isinstance(found, str)]
+        why = [part for part in drawn if isinstance(part, str)]
         return why[0] if why else compute(*drawn)
 
     value = compute(*(np.array([part.value]) for part in parts))
@@ -174,9 +169,9 @@ def _samples(measured: Measured) -> int:
 
 def _mean_draws(measured: Measured) -> Samples | str:
     """Replicates of the mean over the trials, or why there are none."""
-    found = [trial.draws() for trial in measured.trials.values()]
-    why = [draws for draws in found if isinstance(draws, str)]
-    return why[0] if why else np.mean(np.stack([draws for draws in found if not isinstance(draws, str)]), axis=0)
+    drawn = [trial.draws() for trial in measured.trials.values()]
+    why = [draws for draws in drawn if isinstance(draws, str)]
+    return why[0] if why else np.mean(np.stack([draws for draws in drawn if not isinstance(draws, str)]), axis=0)
 
 
 def _t(n: int, level: float) -> float:

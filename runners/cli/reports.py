@@ -15,7 +15,8 @@ from runners.errors import RunnerError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from results.experiment import ReportText
+    from results.report.content import ReportText
+
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
@@ -109,4 +110,4 @@ def render_text(text: ReportText) -> RenderableType:
     """For a terminal: the opening, the tables, and what they do not say."""
     from results.report.document import rich_tables
 
-    return rich_tables(text.opening, text.tables, text.limits)
+    return rich_tables(text)

@@ -107,12 +107,12 @@ def describe(
     if json:
         output.print_json(description)
     else:
+        from results.report.content import ReportText
         from results.report.document import rich_tables
         from results.traces.tables import build_tables, headline_text, list_limits
 
-        output.out().print(
-            rich_tables(headline_text(description), build_tables(description), list_limits(description))
-        )
+        text = ReportText(headline_text(description), build_tables(description), list_limits(description))
+        output.out().print(rich_tables(text))
 
 
 def convert(file: SourceArg, out: TargetArg, format: FormatOption = None, json: JsonOption = False) -> None:

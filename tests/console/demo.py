@@ -1,22 +1,14 @@
-"""A run folder that looks like a real one, made through the state API alone: no engine is started.
-
-`python -m tests.console.demo FOLDER` writes a run in the middle of its work and then goes on writing, one second per
-second, holding the run's lease and answering requests, so that the console can be looked at and steered.
-`--finished` writes a run that has ended, and returns; `--routing` and `--lifecycle` make it a run of that experiment.
-"""
+"""Run folders that look like real ones, made through the state API alone: no engine is started."""
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from state import lease, requests
 from state.events import (
     STEP_BUCKETS_US,
     CellChanged,
@@ -222,16 +214,15 @@ def write(
     folder: Path,
     *,
     seconds: float | None = None,
-    ends_at: float | None = None,
     tale: Tale = CONNECTOR_TAX,
     dates: Dates | None = None,
 ) -> Clock:
-    """A journal of the first `seconds` of the tale (None = all); its last event lies at `ends_at` (None = now)."""
+    """A journal of the first `seconds` of the tale (None = all) that ends now."""
     dates = dates or Dates()
     events = list(tale.story(4711))
     total = sum(wait for wait, _ in events)
     length = total if seconds is None else min(seconds, total)
-    clock = Clock((time.time() if ends_at is None else ends_at) - length - 2.0)
+    clock = Clock(time.time() - length - 2.0)
     with RunStore.create(folder, folder.name, tale.plan(), "0.1.0", clock=clock) as store:
         clock.now += 2.0
         passed = 0.0
@@ -242,44 +233,3 @@ def write(
             clock.now += wait
             store.append(*dates.put(batch, clock.now))
     return clock
-
-
-def play(folder: Path, seconds: float, tale: Tale = CONNECTOR_TAX) -> None:
-    """Go on from `seconds` into the tale in real time, as a run process would."""
-    dates = Dates()
-    write(folder, seconds=seconds, tale=tale, dates=dates)
-    with RunStore.open(folder) as store, lease.acquire(store) as held:
-        passed = 0.0
-        for wait, batch in tale.story(4711):
-            passed += wait
-            if passed <= seconds:
-                continue
-            time.sleep(wait)
-            held.heartbeat()
-            for request in requests.pending(store):
-                requests.answer(store, request.request, True, "after the running cell")
-                if request.action in ("stop", "stop_now"):
-                    store.append(RunChanged(RunState.INTERRUPTED, request.reason or "stopped by the operator"))
-                    return
-            store.append(*dates.put(batch, time.time()))
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--seconds", type=float, default=420.0)
-    parser.add_argument("--finished", action="store_true")
-    parser.add_argument("--routing", action="store_const", dest="tale", const=ROUTING, default=CONNECTOR_TAX)
-    parser.add_argument("--lifecycle", action="store_const", dest="tale", const=LIFECYCLE)
-    args = parser.parse_args()
-    tale = args.tale
-    args.folder.mkdir(parents=True, exist_ok=True)
-    if args.finished:
-        write(args.folder, tale=tale)
-    else:
-        play(args.folder, args.seconds, tale)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,4 @@
-"""A lifecycle run that looks like a real one: requests of several sizes, broken down into phases.
-
-Used by `tests.console.demo --lifecycle` and by the tests of the Lifecycle panel.
-"""
+"""A lifecycle run that looks like a real one: requests of several sizes, broken down into phases."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A routing run that looks like a real one: four policies, four engines, sessions that stick, and that migrate.
-
-Used by `tests.console.demo --routing` and by the tests of the Routing panel.
-"""
+"""A routing run that looks like a real one: four policies, four engines, sessions that stick, and that migrate."""
 
 from __future__ import annotations
 

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 from console import actions, glossary, keys
-from console.panels.registry import help_entries
+from console.panels.registry import help_entries, panel_kinds
+from console.widgets.header import HEADER_ENTRIES
 
 PAGE = Path(__file__).parents[2] / "docs" / "console.md"
 BEGIN, END = "<!-- {}: made from the code by `python -m tests.console.test_docs` -->", "<!-- end of {} -->"
@@ -37,8 +38,10 @@ def test_every_action_is_complete() -> None:
     assert len({action.id for action in keys.all_actions()}) == len(keys.all_actions())
 
 
-def test_the_issue_s_keys_exist() -> None:
-    assert {"start", "pause", "stop", "resume", "skip", "help"} <= set(actions.BY_ID)
+def test_a_label_names_one_number_only() -> None:
+    entries = [*(entry for kind in panel_kinds() for entry in kind.entries), *HEADER_ENTRIES]
+    terms = {entry.label: entry.term for entry in entries}
+    assert [(each.label, each.term) for each in entries if terms[each.label] != each.term] == []
 
 
 def write() -> None:

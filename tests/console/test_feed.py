@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import queue
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,11 +16,20 @@ from state.view import HISTORY_SAMPLES, InstanceView
 LIMIT_S = 10.0
 
 
-def test_every_tick_is_one_picture_and_nothing_new_is_no_picture(dead_run: Path) -> None:
+@contextmanager
+def feeding(run: Path) -> Iterator[queue.Queue[Picture]]:
+    """The pictures of a feed that runs."""
     pictures: queue.Queue[Picture] = queue.Queue()
-    feed = RunFeed(dead_run, pictures.put, tick_s=0.05)
+    feed = RunFeed(run, pictures.put, tick_s=0.05)
     feed.start()
     try:
+        yield pictures
+    finally:
+        feed.stop()
+
+
+def test_every_tick_is_one_picture_and_nothing_new_is_no_picture(dead_run: Path) -> None:
+    with feeding(dead_run) as pictures:
         first = pictures.get(timeout=LIMIT_S)
         assert not first.loading
         with RunStore.open(dead_run) as store:
@@ -27,37 +38,23 @@ def test_every_tick_is_one_picture_and_nothing_new_is_no_picture(dead_run: Path)
         second = pictures.get(timeout=LIMIT_S)
         assert second.view.last_seq == first.view.last_seq + 2
         assert pictures.empty()
-    finally:
-        feed.stop()
 
 
 def test_a_folder_without_a_run_is_reported_and_tried_again(dead_run: Path, tmp_path: Path) -> None:
-    pictures: queue.Queue[Picture] = queue.Queue()
     away = dead_run.rename(tmp_path / "away")
-    feed = RunFeed(dead_run, pictures.put, tick_s=0.05)
-    feed.start()
-    try:
-        lost = pictures.get(timeout=LIMIT_S)
-        assert "holds no run" in lost.trouble
+    with feeding(dead_run) as pictures:
+        assert "holds no run" in pictures.get(timeout=LIMIT_S).trouble
         away.rename(dead_run)
-        picture = pictures.get(timeout=LIMIT_S)
-        assert picture.view.run
-    finally:
-        feed.stop()
+        assert pictures.get(timeout=LIMIT_S).view.run
 
 
 def test_a_long_journal_gives_signs_of_life(dead_run: Path) -> None:
     with RunStore.open(dead_run) as store:
         store.append(*(Noted("info", "a", str(i)) for i in range(12_000)))
-    pictures: queue.Queue[Picture] = queue.Queue()
-    feed = RunFeed(dead_run, pictures.put)
-    feed.start()
-    try:
+    with feeding(dead_run) as pictures:
         seen = [pictures.get(timeout=LIMIT_S)]
         while seen[-1].loading:
             seen.append(pictures.get(timeout=LIMIT_S))
-    finally:
-        feed.stop()
     assert [picture.folded for picture in seen[:-1]] == [5_000, 10_000]
 
 
@@ -67,9 +64,9 @@ def test_what_the_view_forgets_is_kept_thinned_with_its_worst_second() -> None:
     samples = [InstanceSampled("p-1", "c", ttft_p90_s=1.0 if i == 37 else 0.1) for i in range(seconds)]
     for i, sample in enumerate(samples):
         trails.add(1_000_000.0 + i, sample)
-    kept = trails.frozen()["p-1"]
-    assert len(kept) <= seconds / TRAIL_STEP_S + 1
-    assert (1_000_037.0, samples[37]) in kept
+    thinned = trails.frozen()["p-1"]
+    assert len(thinned) <= seconds / TRAIL_STEP_S + 1
+    assert (1_000_037.0, samples[37]) in thinned
 
 
 def test_the_history_joins_the_trail_to_the_view(dead_run: Path) -> None:

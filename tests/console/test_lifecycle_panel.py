@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,57 +12,30 @@ from hypothesis import strategies as st
 from textual.pilot import Pilot
 
 from console import format as say
-from console.findings import FIRST, WHOLE, list_sections
 from console.glyphs import UNICODE
 from console.panels import lifecycle as rows
 from console.panels.lifecycle import LifecyclePanel
 from console.rows import waterfall
 from console.screens.dialogs import Detail
-from console.widgets.table import Cell
 from results.records.lifecycle import HANDSHAKE_PARTS, parts_of
 from results.records.lifecycle import PHASES as RECORDED
-from state import lease
 from state.events import LifecycleMeasured
 from state.lifecycle import LifecycleView, MeasuredRequest, bandwidths, overheads
 from state.status import to_json
 from state.store import RunStore
-from state.view import RunView
-from tests.console import demo
-from tests.console.conftest import NARROW, WIDE, app_for, sees, settled, shown, until
-
-RUN = "20260302-121314-pd-lifecycle-cpu-tiny"
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A run in the middle of its sweep, and one that ended."""
-    made = {name: tmp_path_factory.mktemp(name) / RUN for name in ("middle", "ended")}
-    demo.write(made["middle"], seconds=90, tale=demo.LIFECYCLE)
-    demo.write(made["ended"], tale=demo.LIFECYCLE)
-    return made
+from tests.console.conftest import NARROW, picture_of, press_and_see, sees, shown, text, until, watching
 
 
 @pytest.fixture
-def live(folders: dict[str, Path], tmp_path: Path) -> Iterator[Path]:
-    folder = Path(shutil.copytree(folders["middle"], tmp_path / RUN))
-    with RunStore.open(folder) as store, lease.acquire(store):
-        yield folder
+def live(live_lifecycle: Path) -> Path:
+    return live_lifecycle
 
 
 @pytest.fixture(scope="module")
-def run_view(folders: dict[str, Path]) -> RunView:
-    with RunStore.open(folders["ended"], read_only=True) as store:
-        return store.view()
-
-
-@pytest.fixture(scope="module")
-def view(run_view: RunView) -> LifecycleView:
-    assert run_view.lifecycle is not None
-    return run_view.lifecycle
-
-
-def text(content: Cell) -> str:
-    return "".join(part for part, _ in content)
+def view(made: Callable[[str], Path]) -> LifecycleView:
+    lifecycle = picture_of(made("measured")).view.lifecycle
+    assert lifecycle is not None
+    return lifecycle
 
 
 def panel_of(pilot: Pilot[None]) -> LifecyclePanel:
@@ -71,19 +43,6 @@ def panel_of(pilot: Pilot[None]) -> LifecyclePanel:
 
 
 # -- rows -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("width", [57, 79, 100, 119, 200])
-@pytest.mark.parametrize("marker", ["braille", "letters"])
-def test_every_bar_fits_its_column(view: LifecycleView, width: int, marker: str) -> None:
-    columns = waterfall.waterfall_columns(width)
-    room = width - sum(column.width + 1 for column in columns if column.key != "phases")
-    made = waterfall.waterfall_rows(waterfall.latest(view), columns, width, UNICODE, marker)
-    place = [column.key for column in columns].index("phases")
-    assert len(made) == min(waterfall.SHOWN, len(view.requests))
-    assert all(len(row.cells) == len(columns) for row in made)
-    assert all(len(text(row.cells[place])) <= max(room, 1) for row in made)
-    assert len({row.key for row in made}) == len(made)
 
 
 def one(**phases: float | None) -> MeasuredRequest:
@@ -135,7 +94,7 @@ def test_requests_that_do_not_count_are_marked(view: LifecycleView) -> None:
     requests = view.requests
     made = waterfall.waterfall_rows(requests, columns, 119, UNICODE, "braille")
     marks = {row.key: text(row.cells[place]) for row in made}
-    for key, request in waterfall.keyed(requests):
+    for key, request in waterfall.key_requests(requests):
         event = request.event
         wanted = "✗" if event.discarded else "w" if event.warmup else ""
         assert marks[key] == wanted
@@ -143,13 +102,13 @@ def test_requests_that_do_not_count_are_marked(view: LifecycleView) -> None:
 
 
 def test_the_legend_gives_the_medians_of_what_counts(view: LifecycleView) -> None:
-    counting = [each for each in waterfall.latest(view) if each.counts]
+    counting = [each for each in waterfall.latest_requests(view) if each.counts]
     prefills = sorted(each.event.phases_ms["p_prefill"] or 0.0 for each in counting)
     middle = (prefills[(len(prefills) - 1) // 2] + prefills[len(prefills) // 2]) / 2
-    legend = " ".join(text(line) for line in waterfall.legend(waterfall.latest(view), "braille", 80))
+    legend = " ".join(text(line) for line in waterfall.list_phases(waterfall.latest_requests(view), "braille", 80))
     assert f"prefill {say.digits(middle)} " in legend
     assert all(waterfall.PHASES[name].label in legend for name in counting[0].event.phases_ms)
-    assert all(len(text(line)) <= 80 for line in waterfall.legend(waterfall.latest(view), "letters", 80))
+    assert all(len(text(line)) <= 80 for line in waterfall.list_phases(waterfall.latest_requests(view), "letters", 80))
 
 
 def test_every_phase_of_the_records_has_a_name_and_a_colour_of_its_own() -> None:
@@ -170,7 +129,7 @@ def test_a_request_shows_every_phase_and_every_gap() -> None:
 
 
 def test_bandwidth_and_overhead_are_the_view_s(view: LifecycleView) -> None:
-    (curve,) = rows.bandwidth_curve(view)
+    (curve,) = rows.bandwidth_chart(view).lines
     assert [point.value for point in curve.points] == [each.median_gbps for each in bandwidths(view)]
     columns = rows.overhead_columns(view, 79)
     made = rows.overhead_rows(view, columns)
@@ -181,15 +140,14 @@ def test_bandwidth_and_overhead_are_the_view_s(view: LifecycleView) -> None:
         assert cell_text == f"{'+' if each.overhead_ms > 0 else ''}{say.digits(each.overhead_ms)}"
     assert "faster nowhere" in rows.overhead_note(view)
     assert rows.overhead_note(LifecycleView()).startswith("no size was measured")
-    assert rows.bandwidth_curve(LifecycleView()) == ()
+    assert rows.bandwidth_chart(LifecycleView()).lines == ()
 
 
 # -- on the screen --------------------------------------------------------------------------------------------------
 
 
 async def test_at_80x24_waterfall_bandwidth_and_overhead_are_sections(live: Path) -> None:
-    async with app_for(live).run_test(size=NARROW) as pilot:
-        await settled(pilot)
+    async with watching(live, NARROW) as pilot:
         await pilot.press("9")
         for part in ("9 Lifecycle", "of 27 cells", "warm-up", "median ms", "prefill", "from arrival on", "TTFT", "E2E"):
             await sees(pilot, part)
@@ -202,27 +160,23 @@ async def test_at_80x24_waterfall_bandwidth_and_overhead_are_sections(live: Path
         await sees(pilot, "from arrival on")
 
 
-async def test_with_room_all_three_are_seen_at_once(folders: dict[str, Path]) -> None:
-    async with app_for(folders["ended"]).run_test(size=WIDE) as pilot:
-        await settled(pilot)
+async def test_with_room_all_three_are_seen_at_once(made: Callable[[str], Path]) -> None:
+    async with watching(made("measured")) as pilot:
         await pilot.press("9", "z")
         for part in ("27 of 27 cells", "from arrival on", "Gbit/s over MB moved", "TTFT disaggregated minus", "N 512"):
             await sees(pilot, part)
 
 
 async def test_on_the_dashboard_it_stands_where_the_steps_were(live: Path) -> None:
-    async with app_for(live).run_test(size=WIDE) as pilot:
-        await settled(pilot)
+    async with watching(live) as pilot:
         for part in ("1 Stages", "2 Instances", "5 Events", "9 Lifecycle", "of 27 cells"):
             await sees(pilot, part)
         assert "4 Steps" not in "\n".join(shown(pilot.app))
 
 
 async def test_a_request_opens_and_requests_are_filtered(live: Path) -> None:
-    async with app_for(live).run_test(size=NARROW) as pilot:
-        await settled(pilot)
-        await pilot.press("9")
-        await sees(pilot, "from arrival on")
+    async with watching(live, NARROW) as pilot:
+        await press_and_see(pilot, "9", "from arrival on")
         panel = panel_of(pilot)
         await pilot.press("slash", *"!warm-up", "enter", "end", "enter")
         await until(pilot, lambda: isinstance(pilot.app.screen, Detail), "nothing opened")
@@ -234,44 +188,20 @@ async def test_a_request_opens_and_requests_are_filtered(live: Path) -> None:
 
 
 async def test_a_new_request_is_seen_as_it_comes(live: Path) -> None:
-    async with app_for(live).run_test(size=NARROW) as pilot:
-        await settled(pilot)
-        await pilot.press("9")
-        await sees(pilot, "from arrival on")
+    async with watching(live, NARROW) as pilot:
+        await press_and_see(pilot, "9", "from arrival on")
         with RunStore.open(live) as store:
             cell = store.view().current_cells[0].cell
             store.append(LifecycleMeasured(cell, 77, 333, 5, 4, phases_ms={"p_prefill": 9.0}, e2e_ms=54_321.0))
         await sees(pilot, "54321")
 
 
-async def test_it_shows_what_status_json_says(folders: dict[str, Path]) -> None:
-    with RunStore.open(folders["ended"], read_only=True) as store:
+async def test_it_shows_what_status_json_says(made: Callable[[str], Path]) -> None:
+    with RunStore.open(made("measured"), read_only=True) as store:
         known = to_json(store.view(), 0.0)["lifecycle"]
     counted = sum(each["counted"] for each in known["cells"])
     discarded = sum(each["discarded"] for each in known["cells"])
-    async with app_for(folders["ended"]).run_test(size=NARROW) as pilot:
-        await settled(pilot)
+    async with watching(made("measured"), NARROW) as pilot:
         await pilot.press("9")
         await sees(pilot, f"{counted} requests  {discarded} discarded")
         await sees(pilot, f"residual ≤ {say.digits(known['worst_residual_share'] * 100)} %")
-
-
-async def test_in_ascii_phases_are_letters(live: Path) -> None:
-    async with app_for(live, ascii=True).run_test(size=NARROW) as pilot:
-        await settled(pilot)
-        await pilot.press("9")
-        await sees(pilot, "p prefill")
-        await sees(pilot, "pppp")
-        screen = "\n".join(shown(pilot.app))
-    assert screen.isascii(), {character for character in screen if not character.isascii()}
-
-
-async def test_another_run_has_none_and_says_so(live_run: Path) -> None:
-    async with app_for(live_run).run_test(size=NARROW) as pilot:
-        await settled(pilot)
-        await pilot.press("9")
-        await sees(pilot, "no request of this run has been broken down")
-
-
-def test_results_of_a_lifecycle_run_are_its_report_s_tables() -> None:
-    assert list(list_sections(None, "pd-lifecycle")) == [FIRST, WHOLE]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,52 +22,26 @@ from console.pasts import PAST_SAMPLES, Pasts
 from console.rows import loads
 from console.screens.dialogs import Detail
 from console.screens.run import RunScreen
-from console.widgets.table import Cell
-from console.widgets.timeline import HOT_TONE, Arrow, Band, Scene, drawn, lines_for
-from state import lease
+from console.widgets.timeline import HOT_TONE, Arrow, Band, Scene, draw_scene, lines_for
 from state.events import MigrationChanged, RoutedLoad, RouterSampled
 from state.lease import LeaseState
 from state.migrations import migrations_after
 from state.status import to_json
 from state.store import RunStore
-from state.view import EMPTY, fold
-from tests.console import demo
-from tests.console.conftest import NARROW, ROUTING_RUN, WIDE, app_for, sees, settled, shown, until
+from tests.console.conftest import NARROW, WIDE, picture_of, press_and_see, sees, shown, text, until, watching
 from tests.examples import examples
 
 EAR = "trials/ear/t0"
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A run in the middle of the cell whose policy migrates, its last tick ahead so that it stays new; an ended one."""
-    made = {name: tmp_path_factory.mktemp(name) / ROUTING_RUN for name in ("middle", "ended")}
-    demo.write(made["middle"], seconds=258, ends_at=time.time() + 120, tale=demo.ROUTING)
-    demo.write(made["ended"], tale=demo.ROUTING)
-    return made
-
-
 @pytest.fixture
-def live(folders: dict[str, Path]) -> Iterator[Path]:
-    with RunStore.open(folders["middle"]) as store, lease.acquire(store):
-        yield folders["middle"]
+def live(live_migrating: Path) -> Path:
+    return live_migrating
 
 
 @pytest.fixture(scope="module")
-def picture(folders: dict[str, Path]) -> Picture:
-    view, pasts = EMPTY, Pasts()
-    with RunStore.open(folders["ended"], read_only=True) as store:
-        for recorded in store.events():
-            view = fold(view, recorded)
-            if isinstance(recorded.event, RouterSampled):
-                pasts.add(recorded.t_unix_s, recorded.event, view.cells[recorded.event.cell].attempt)
-            if view.routing is not None:
-                pasts.remember(view.routing)
-    return Picture(view, LeaseState("none"), pasts=pasts.frozen(), loading=False)
-
-
-def text(content: Cell) -> str:
-    return "".join(part for part, _ in content)
+def picture(made: Callable[[str], Path]) -> Picture:
+    return picture_of(made("routed"), LeaseState("none"))
 
 
 def panel_of(pilot: Pilot[None]) -> MigrationsPanel:
@@ -75,35 +49,23 @@ def panel_of(pilot: Pilot[None]) -> MigrationsPanel:
 
 
 async def opened(pilot: Pilot[None]) -> MigrationsPanel:
-    await settled(pilot)
-    await pilot.press("8")
-    await sees(pilot, "from → to")
+    await press_and_see(pilot, "8", "from → to")
     return panel_of(pilot)
 
 
 # -- rows -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("width", [57, 79, 110, 119, 200])
-def test_columns_fit_and_every_row_fills_them(picture: Picture, width: int) -> None:
-    columns = rows.migration_columns(width)
-    made = rows.migration_rows(picture, EAR, columns, UNICODE)
-    assert sum(column.width + 1 for column in columns) - 1 <= max(width, 79)
-    assert made
-    assert all(len(row.cells) == len(columns) for row in made)
-    assert len({row.key for row in made}) == len(made)
-
-
 def test_every_row_says_what_came_of_it_and_what_was_moved(picture: Picture) -> None:
     columns = rows.migration_columns(119)
     keys = [column.key for column in columns]
     assert picture.view.migrations is not None
-    kept = picture.view.migrations.of(EAR)
-    assert {rows.outcome(row) for row in kept} >= {"transferred", "recomputed", "failed", "refused"}
-    for row, made in zip(kept, rows.migration_rows(picture, EAR, columns, UNICODE), strict=True):
+    migrations = picture.view.migrations.of(EAR)
+    assert {rows.name_outcome(row) for row in migrations} >= {"transferred", "recomputed", "failed", "refused"}
+    for row, made in zip(migrations, rows.migration_rows(picture, EAR, columns, UNICODE), strict=True):
         cells = dict(zip(keys, (text(content) for content in made.cells), strict=True))
         assert cells["session"] == row.session
-        assert rows.outcome(row) in cells["phase"]
+        assert rows.name_outcome(row) in cells["phase"]
         if row.phase == "refused":
             assert cells["way"] == f"{row.source} stays"
             assert (cells["tokens"], cells["bytes"], cells["took"]) == ("", "", "")
@@ -115,27 +77,16 @@ def test_every_row_says_what_came_of_it_and_what_was_moved(picture: Picture) -> 
     assert rows.migration_of(picture, EAR, "unknown") is None
 
 
-def test_the_head_counts_what_the_view_counts(picture: Picture) -> None:
-    counts = rows.counts_of(picture, EAR)
-    head, ends = text(rows.head(picture, EAR)), text(rows.ends(counts))
-    assert f"{counts.of('started')} migrations  {counts.of('refused')} refused" in head
-    assert say.data(counts.bytes) in head
-    done = counts.by_phase["done"]
-    assert f"{done['transferred']} transferred" in ends
-    assert f"{done['recomputed']} recomputed" in ends
-    assert f"migration_cooldown {counts.by_phase['refused']['migration_cooldown']}" in ends
-
-
 def test_what_needed_no_kv_is_counted_apart() -> None:
     moved = None
     for number, reason in enumerate(("transferred", "unneeded", "unneeded", "recomputed")):
         done = MigrationChanged(f"r{number}", "s", number, "e0", "e1", "done", reason, cell=EAR, t_unix_s=1.0)
         moved = migrations_after(moved, done, 1)
     assert moved is not None
-    assert text(rows.ends(moved.counts_of(EAR))).split("  ")[:3] == [
+    assert text(rows.count_outcomes(moved.counts_of(EAR))).split("  ")[:3] == [
         "▼ 1 transferred", "▼ 2 unneeded", "▼ 1 recomputed",
     ]  # fmt: skip
-    assert {rows.outcome(row) for row in moved.of(EAR)} == {"transferred", "unneeded", "recomputed"}
+    assert {rows.name_outcome(row) for row in moved.of(EAR)} == {"transferred", "unneeded", "recomputed"}
 
 
 def test_what_is_under_way_is_neither_done_nor_failed(picture: Picture) -> None:
@@ -144,24 +95,18 @@ def test_what_is_under_way_is_neither_done_nor_failed(picture: Picture) -> None:
     changed = replace(picture, view=replace(picture.view, migrations=moved))
     (row,) = rows.migration_rows(changed, EAR, rows.migration_columns(119), UNICODE)
     assert "▶ started" in text(row.cells[4])
-    assert text(rows.ends(moved.counts_of(EAR))).strip() == "▼ 1 under way"
+    assert text(rows.count_outcomes(moved.counts_of(EAR))).strip() == "▼ 1 under way"
 
 
 def test_a_session_s_stays_are_listed(picture: Picture) -> None:
     assert picture.view.migrations is not None
-    moved = next(row for row in picture.view.migrations.of(EAR) if rows.outcome(row) == "transferred")
+    moved = next(row for row in picture.view.migrations.of(EAR) if rows.name_outcome(row) == "transferred")
     facts = [fact for _, fact in rows.life_facts(picture, EAR, moved.session)]
     assert len(facts) >= 2
     assert any(fact.startswith(f"{moved.target} ") and "migrated" in fact for fact in facts)
     assert "since then" in facts[-1]
     assert all("since then" not in fact for fact in facts[:-1])
     assert rows.life_facts(picture, EAR, "unknown") == [("its instances", "none of its picks is stored")]
-
-
-def test_without_a_choice_the_last_cell_with_a_migration_is_shown(picture: Picture) -> None:
-    assert rows.cell_shown(picture) == "trials/ear/t1"
-    assert len(rows.cells_of(picture)) == 8
-    assert rows.cell_shown(Picture(loading=False)) == ""
 
 
 # -- the past of each cell ------------------------------------------------------------------------------------------
@@ -200,7 +145,7 @@ BANDS = (Band("e0", "series-0", FLAT), Band("e1", "series-1", FLAT), Band("e2", 
 
 
 def lines(scene: Scene, width: int, height: int) -> list[str]:
-    return [text(tuple(line)) for line in drawn(scene, width, height, UNICODE)]
+    return [text(tuple(line)) for line in draw_scene(scene, width, height, UNICODE)]
 
 
 def test_an_arrow_goes_from_the_instance_left_to_the_one_reached() -> None:
@@ -241,24 +186,24 @@ def test_a_second_that_was_not_sampled_is_blank_and_one_without_work_is_not() ->
 def test_an_instance_above_the_policys_threshold_is_marked_hot_and_the_threshold_is_said() -> None:
     band = Band("e0", "series-0", ((0.0, 1000.0), (20.0, 1001.0), (40.0, 2000.0)))
     scene = Scene((band,), (), 0, 60, 20, hot_above=1000)
-    head, line = drawn(scene, 66, 3, UNICODE)[:2]
+    head, line = draw_scene(scene, 66, 3, UNICODE)[:2]
     tones = [tone for _, tone in line[1:]]
     assert tones[0] == "series-0"  # at the threshold it is not above it
     assert tones[20:60] == [HOT_TONE] * 40
     assert "hot above 1.00k" in text(tuple(head))
     assert HOT_TONE in {tone for _, tone in head}
-    cold = drawn(replace(scene, hot_above=None), 66, 3, UNICODE)
+    cold = draw_scene(replace(scene, hot_above=None), 66, 3, UNICODE)
     assert HOT_TONE not in {tone for line in cold for _, tone in line}
 
 
 def test_the_threshold_is_that_of_the_cells_policy(picture: Picture) -> None:
     cell = rows.cell_shown(picture)
-    assert rows.scene(picture, cell, None).hot_above is None  # the plan states none
+    assert rows.build_scene(picture, cell, None).hot_above is None  # the plan states none
     view = picture.view.cells[cell]
     plan = replace(view.plan, params={**view.plan.params, "parameters": {"hot_tokens": 1500}})
     cells = {**picture.view.cells, cell: replace(view, plan=plan)}
     planned = replace(picture, view=replace(picture.view, cells=cells))
-    assert rows.scene(planned, cell, None).hot_above == 1500
+    assert rows.build_scene(planned, cell, None).hot_above == 1500
 
 
 # -- on the screen --------------------------------------------------------------------------------------------------
@@ -266,7 +211,7 @@ def test_the_threshold_is_that_of_the_cells_policy(picture: Picture) -> None:
 
 @pytest.mark.parametrize("size", [NARROW, WIDE])
 async def test_it_shows_instances_arrows_counts_and_the_table(live: Path, size: tuple[int, int]) -> None:
-    async with app_for(live).run_test(size=size) as pilot:
+    async with watching(live, size) as pilot:
         panel = await opened(pilot)
         for part in ("ear", EAR, "migrations", "refused", "transferred", "pending prefill, full height", "e0", "e3",
                      "session", "phase", "why"):  # fmt: skip
@@ -285,14 +230,16 @@ async def test_the_numbers_are_those_of_status_json(live: Path) -> None:
     with RunStore.open(live, read_only=True) as store:
         known = to_json(store.view(), time.time())["migrations"]
     (counts,) = (each for each in known["cells"] if each["cell"] == EAR)
-    async with app_for(live).run_test(size=WIDE) as pilot:
+    async with watching(live) as pilot:
         await opened(pilot)
         await sees(pilot, f"{counts['started']} migrations  {counts['refused']} refused")
-        await sees(pilot, f"{counts['reasons']['done']['transferred']} transferred")
+        for outcome in ("transferred", "recomputed"):
+            await sees(pilot, f"{counts['reasons']['done'][outcome]} {outcome}")
+        await sees(pilot, f"migration_cooldown {counts['reasons']['refused']['migration_cooldown']}")
 
 
 async def test_a_migration_opens_with_the_life_of_its_session(live: Path) -> None:
-    async with app_for(live).run_test(size=NARROW) as pilot:
+    async with watching(live, NARROW) as pilot:
         panel = await opened(pilot)
         await pilot.press("slash", *"transferred", "enter")
         session = text(panel.table.rows[-1].cells[1])
@@ -304,8 +251,8 @@ async def test_a_migration_opens_with_the_life_of_its_session(live: Path) -> Non
         assert f"tracon session {live.name} {session} --cell ear/trial_0" in pilot.app.clipboard
 
 
-async def test_a_finished_run_is_looked_at_cell_by_cell(folders: dict[str, Path]) -> None:
-    async with app_for(folders["ended"]).run_test(size=WIDE) as pilot:
+async def test_a_finished_run_is_looked_at_cell_by_cell(made: Callable[[str], Path]) -> None:
+    async with watching(made("routed")) as pilot:
         await opened(pilot)
         await sees(pilot, "trials/ear/t1  8 of 8")
         await pilot.press("left")
@@ -315,28 +262,9 @@ async def test_a_finished_run_is_looked_at_cell_by_cell(folders: dict[str, Path]
         await sees(pilot, "trials/lmetric/t0  1 of 8")
 
 
-async def test_in_ascii_nothing_else_is_shown(live: Path) -> None:
-    async with app_for(live, ascii=True).run_test(size=NARROW) as pilot:
-        await settled(pilot)
-        await pilot.press("8")
-        await sees(pilot, "from > to")
-        screen = "\n".join(shown(pilot.app))
-    assert screen.isascii(), {character for character in screen if not character.isascii()}
-
-
-async def test_a_run_without_a_router_says_so(live_run: Path) -> None:
-    async with app_for(live_run).run_test(size=NARROW) as pilot:
-        await settled(pilot)
-        assert "Migrations" not in "\n".join(shown(pilot.app)), "no tab for what the run does not have"
-        await pilot.press("8")
-        await sees(pilot, "no request of this run goes through a router")
-        await sees(pilot, "8 Migrations")
-
-
 @pytest.mark.parametrize("width", [80, 100, 120, 200])
 async def test_the_tabs_fit(live: Path, width: int) -> None:
-    async with app_for(live).run_test(size=(width, 24)) as pilot:
-        await settled(pilot)
+    async with watching(live, (width, 24)) as pilot:
         await pilot.press("8")
         await sees(pilot, "8 Migrations")
         tabs = shown(pilot.app)[3]
@@ -345,7 +273,7 @@ async def test_the_tabs_fit(live: Path, width: int) -> None:
 
 
 async def test_frozen_it_stands_still(live: Path) -> None:
-    async with app_for(live).run_test(size=NARROW) as pilot:
+    async with watching(live, NARROW) as pilot:
         panel = await opened(pilot)
         before = len(panel.table.rows)
         await pilot.press("space")
@@ -363,8 +291,7 @@ async def test_frozen_it_stands_still(live: Path) -> None:
 
 
 async def test_the_ttft_of_an_instance_stands_on_routing_where_it_is_measured(live: Path) -> None:
-    async with app_for(live).run_test(size=NARROW) as pilot:
-        await settled(pilot)
+    async with watching(live, NARROW) as pilot:
         await pilot.press("7")
         await sees(pilot, "TTFT")
         assert isinstance(pilot.app.screen, RunScreen)
@@ -380,9 +307,9 @@ async def test_the_ttft_of_an_instance_stands_on_routing_where_it_is_measured(li
 
 def test_without_a_measurement_there_is_no_column(picture: Picture) -> None:
     assert picture.view.routing is not None
-    assert loads.timed(picture, picture.view.routing)
+    assert loads.has_ttft(picture, picture.view.routing)
     unmeasured = replace(picture, view=replace(picture.view, instances={}))
-    assert not loads.timed(unmeasured, picture.view.routing)
+    assert not loads.has_ttft(unmeasured, picture.view.routing)
     assert [column.key for column in loads.load_columns(79)].count("ttft") == 0
     made = loads.load_columns(79, timed=True)
     assert sum(column.width + 1 for column in made) - 1 <= 79

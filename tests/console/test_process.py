@@ -27,15 +27,6 @@ LIMIT_S = 30.0
 LEAVE_ALTERNATE_SCREEN = b"\x1b[?1049l"
 
 
-def test_the_console_does_not_reach_what_does_the_work() -> None:
-    code = (
-        "import sys, console.__main__, console.app; "
-        "print([m for m in sys.modules if m.split('.')[0] in ('runners', 'launch', 'patches')])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert done.stdout.strip() == "[]"
-
-
 class Terminal:
     """A console on a pseudo-terminal."""
 
@@ -174,21 +165,3 @@ def test_a_run_that_is_not_there_is_bad_usage(tmp_path: Path, capsys: pytest.Cap
 def test_without_a_terminal_it_says_what_to_use_instead(live_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(live_run)]) == 2
     assert "tracon watch" in capsys.readouterr().err
-
-
-def test_a_screenshot_needs_no_terminal(ended_run: Path, tmp_path: Path) -> None:
-    file = tmp_path / "console.svg"
-    command = [
-        sys.executable,
-        "-m",
-        "console",
-        str(ended_run),
-        "--screenshot",
-        str(file),
-        "--size",
-        "100x30",
-        "--press",
-        "2",
-    ]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=120, stdin=subprocess.DEVNULL)
-    assert "mooncake_both" in file.read_text(encoding="utf-8")

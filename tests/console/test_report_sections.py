@@ -1,44 +1,45 @@
-"""Results of an experiment whose sections are the tables of its report."""
+"""Tables, charts and sections of a report, whatever its experiment."""
 
 from __future__ import annotations
 
 import csv
 import io
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from console.export import export_content
-from console.findings import FIRST, SECTIONS, WHOLE, Report, list_sections
-from console.rows.report import table_section
-from console.rows.sections import Section
-from console.widgets.section_bar import labels
+from console.findings import PAGE, WHOLE, Report, list_sections
+from console.rows.report import Section, chart_table, row_facts, row_number, table_section
+from console.widgets.section_bar import label_sections
+from results.report.chart import Chart, Line, Point
+from results.report.content import ReportText
 from results.report.table import Table
 
 TABLES = (
     Table("Policies", ("policy", "TTFT p90, ms"), (("lmetric", "412"), ("sticky, 2", '1"9'))),
     Table("Differences", ("policy", "verdict"), (("sticky", "slower"),), note="paired by turn"),
 )
-REPORT = Report("Two policies.", TABLES, ("nothing about a GPU",))
+CURVES = Chart("TTFT", "req/s", "TTFT p90, ms", (Line("plain", (Point(2.0, 20.0, 18.0, 22.0), Point(4.0, 41.5))),))
+REPORT = Report(ReportText("Two policies.", TABLES, ("nothing about a GPU",)), (CURVES,))
 
 
-def test_every_table_is_a_section_and_the_whole_report_the_last() -> None:
-    assert list(list_sections(REPORT, "routing").items()) == [
-        ("table-1", "Policies"), ("table-2", "Differences"), (WHOLE, "Report")
-    ]  # fmt: skip
+def test_the_page_every_table_every_chart_and_the_whole_report_are_sections() -> None:
+    parts = {"policies": "Policies", "differences": "Differences", "ttft": "TTFT", WHOLE: "Report"}
+    assert dict(list_sections(REPORT)) == parts
+    paged = Report(REPORT.text, (CURVES,), page=lambda width: "")
+    assert list(list_sections(paged)) == [PAGE, *parts]
+    twice = Report(ReportText("", (TABLES[0], TABLES[0]), ()))
+    assert len(twice.sections) == 2
 
 
-def test_the_section_that_is_open_before_the_analysis_is_there_after_it() -> None:
-    before = list_sections(None, "routing")
-    assert next(iter(before)) == FIRST in list_sections(REPORT, "routing")
-    assert WHOLE in before
-    assert list_sections(None, "connector-tax") is SECTIONS
-
-
-def test_a_table_is_saved_as_csv_and_the_report_as_markdown() -> None:
-    ending, data = export_content(REPORT, "table-1")
+def test_a_table_and_a_chart_are_saved_as_csv_and_the_report_as_markdown() -> None:
+    ending, data = export_content(REPORT, "policies")
     assert ending == "csv"
     assert [tuple(row) for row in csv.reader(io.StringIO(data.decode()))] == [TABLES[0].columns, *TABLES[0].rows]
+    ending, data = export_content(REPORT, "ttft")
+    assert (ending, data.decode().splitlines()[1:]) == ("csv", ["plain,2.0,20.0,18.0,22.0,", "plain,4.0,41.5,,,"])
     ending, data = export_content(REPORT, WHOLE)
     assert ending == "md"
     for part in ("Two policies.", "## Policies", "## Differences", "paired by turn", "nothing about a GPU"):
@@ -51,13 +52,18 @@ titles = st.dictionaries(st.text(min_size=1, max_size=6), st.text(min_size=1, ma
 @given(titles, st.integers(20, 200), st.data())
 def test_the_open_section_is_always_named(sections: dict[str, str], width: int, data: st.DataObject) -> None:
     section = data.draw(st.sampled_from(sorted(sections)))
-    shown = labels(sections, section, width)
-    assert list(shown) == list(sections)
+    shown = label_sections(sections, section, width)
     assert shown[section] == sections[section]
     if sum(len(label) + 2 for label in sections.values()) <= width:
         assert dict(shown) == sections
     else:
-        assert all(shown[name] == str(n) for n, name in enumerate(sections, 1) if name != section)
+        numbers = {name: str(n) for n, name in enumerate(sections, 1)}
+        assert all(shown[name] == numbers[name] for name in shown if name != section)
+        assert len(shown) == 1 or sum(len(label) + 2 for label in shown.values()) <= width
+
+
+def laid_out(table: Table, width: int, paragraph: str = "") -> Section:
+    return table_section(table, width, lambda name: "series-0" if name == "plain" else "", paragraph)
 
 
 def lines(section: Section) -> list[str]:
@@ -65,8 +71,12 @@ def lines(section: Section) -> list[str]:
 
 
 def test_a_table_that_fits_stands_as_it_is() -> None:
-    section = table_section(TABLES[0], 60)
-    assert [(column.title, column.unit) for column in section.columns] == [("policy", ""), ("TTFT", "p90, ms")]
+    section = laid_out(TABLES[0], 60)
+    assert [(column.title, column.unit) for column in section.columns] == [
+        ("policy", ""),
+        ("TTFT", "p90, ms"),
+        ("", ""),
+    ]
     assert lines(section) == ["lmetric  412", 'sticky, 2  1"9']
 
 
@@ -78,7 +88,7 @@ WIDE_TABLE = Table(
 
 
 def test_one_that_does_not_fit_compares_policies_column_by_column() -> None:
-    assert lines(table_section(WIDE_TABLE, 38)) == [
+    assert lines(laid_out(WIDE_TABLE, 38)) == [
         "TTFT p90 ms",
         "lmetric  183 [174, 191]",
         "sticky  378 [360, 391]",
@@ -89,28 +99,51 @@ def test_one_that_does_not_fit_compares_policies_column_by_column() -> None:
     ]
 
 
-def test_rows_of_one_name_and_pairs_with_a_long_text_become_one_block_each() -> None:
-    twice = Table("Instances", ("policy", "instance", "TTFT"), (("a", "e0", "1" * 30), ("a", "e1", "2")))
-    assert lines(table_section(twice, 40)) == [
-        "a",
-        "instance  e0",
-        "TTFT  " + "1" * 30,
-        "",
-        "a",
-        "instance  e1",
-        "TTFT  2",
+def test_what_has_no_room_in_other_tables_stands_beneath_its_row() -> None:
+    taxes = Table(
+        "Taxes",
+        ("reference", "config", "TTFT vs plain", "why", "none"),
+        (("ref_safe", "plain", "+12% [-4, +28] higher", "it is " + "very " * 12 + "short", ""),),
+    )
+    section = laid_out(taxes, 38)
+    assert lines(section) == [
+        "ref_safe  plain",
+        "  TTFT vs plain  +12% [-4, +28] higher",
+        "  why  it is very very very very very",
+        "    very very very very very very very",
+        "    short",
     ]
-    gaps = Table("Gaps", ("artifact", "what is wrong"), (("trial_0/cell.json", "it is " + "very " * 12 + "short"),))
-    section = table_section(gaps, 40)
-    assert lines(section)[0] == "trial_0/cell.json"
-    assert all(len(line) <= 42 for line in lines(section))
-    assert " ".join(" ".join(lines(section)).split()).endswith("very short")
+    assert [tone for row in section.rows[:2] for content in row.cells for _, tone in content] == [
+        "", "series-0", "", "", "dim", "warn"
+    ]  # fmt: skip
+    assert {row_number(row.key) for row in section.rows} == {0}
+    named = Table("Checks", ("check", "n"), (("what was counted twice, by two clocks", "7"),))
+    assert lines(laid_out(named, 30)) == ["what was counted twice, by two", "clocks", "  n  7"]
 
 
-def test_the_paragraph_stands_below_and_an_empty_table_says_so() -> None:
-    assert lines(table_section(TABLES[0], 60, "Two policies."))[-2:] == ["", "Two policies."]
-    empty = table_section(Table("Degraded cells", ("cell", "why"), ()), 60, "words")
-    assert (empty.rows, empty.empty) == ((), "none")
+def test_the_paragraph_stands_below_and_an_empty_table_has_no_rows() -> None:
+    section = laid_out(TABLES[0], 60, "Two policies.")
+    assert lines(section)[-2:] == ["", "Two policies."]
+    assert row_number(section.rows[-1].key) is None
+    assert laid_out(Table("Degraded cells", ("cell", "why"), ()), 60, "words").rows == ()
+
+
+def test_a_row_opens_with_all_that_is_known_of_its_name() -> None:
+    verdicts = Table("Hypotheses", ("", "outcome"), (("H1", "holds"), ("H2", "open")), facts=((("n", "3"),), ()))
+    rules = Table("Rules", ("", "about", "rule"), (("H1", "TTFT", "above 0"), ("H2", "TPOT", "above 5")))
+    facts = row_facts((verdicts, rules), verdicts, 0)
+    wanted = [("", "H1"), ("outcome", "holds"), ("n", "3"), ("Rules", ""), ("about", "TTFT"), ("rule", "above 0")]
+    assert facts == wanted
+    repeated = Table("Cells", ("", "n"), (("H1", "1"), ("H1", "2")))
+    assert row_facts((verdicts, repeated), repeated, 1) == [("", "H1"), ("n", "2")]
+
+
+@pytest.mark.parametrize(("mark", "text"), [("", "41.5"), ("saturated", "41.5 x"), ("degraded", "41.5 o")])
+def test_a_chart_has_its_points_as_a_table(mark: str, text: str) -> None:
+    chart = Chart("TTFT", "req/s", "ms", (*CURVES.lines, Line("nixl", (Point(4.0, 41.5, mark=mark),))), "how to read")
+    table = chart_table(chart)
+    assert table.columns == ("", "2 req/s", "4 req/s")
+    assert table.rows == (("plain", "20.0", "41.5"), ("nixl", "-", text))
 
 
 cells = st.text(st.characters(codec="ascii", exclude_categories=["C"]), max_size=60)
@@ -119,7 +152,7 @@ cells = st.text(st.characters(codec="ascii", exclude_categories=["C"]), max_size
 @given(st.integers(2, 5).flatmap(lambda n: st.lists(st.tuples(*[cells] * n), max_size=5)), st.integers(40, 120))
 def test_every_row_has_a_cell_for_every_column(rows: list[tuple[str, ...]], width: int) -> None:
     titles = tuple(f"column {n}" for n in range(len(rows[0]) if rows else 2))
-    section = table_section(Table("T", titles, tuple(rows)), width)
+    section = laid_out(Table("T", titles, tuple(rows)), width)
     assert sum(column.width + 1 for column in section.columns) - 1 <= width
     assert all(len(row.cells) == len(section.columns) for row in section.rows)
     assert len({row.key for row in section.rows}) == len(section.rows)

@@ -1,4 +1,4 @@
-"""The Results panel: the numbers of `tracon report`, during a run and after it."""
+"""The Results panel: the tables of `tracon report` for every experiment, during a run and after it."""
 
 from __future__ import annotations
 
@@ -15,21 +15,37 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from console.findings import EVERY_S, SECTIONS, Analyst, Findings
+from console.findings import EVERY_S, WHOLE, Analyst, Findings, analyse_folder, list_sections
 from console.panels.results import ResultsPanel
-from console.rows.results import signed_percent
 from console.widgets.rate_plot import log_axis, rate_axis
+from results.connector_tax.analyse import analyse
+from results.connector_tax.curve_figures import ttft_by_rate
 from results.connector_tax.write import analyse_run
 from state.events import RunChanged
 from state.run import CellState, RunState
 from state.store import RunStore
 from tests.console import demo
-from tests.console.conftest import NARROW, RUN, WIDE, app_for, sees, settled, shown, until
-from tests.results.connector_tax.synthetic import Behaviour, write_run
-from tests.results.connector_tax.synthetic import Run as Truth
+from tests.console.conftest import (
+    LIFECYCLE_RUN,
+    NARROW,
+    ROUTING_RUN,
+    RUN,
+    WIDE,
+    press_and_see,
+    sees,
+    shown,
+    until,
+    watching,
+)
+from tests.results.connector_tax.synthetic import Behaviour
+from tests.results.connector_tax.synthetic import Run as TaxTruth
+from tests.results.connector_tax.synthetic import write_run as write_taxes
+from tests.results.pd_lifecycle import synthetic as lifecycle
+from tests.results.routing import synthetic as routing
 
 ROOT = Path(__file__).parents[2]
 CALLBACKS = (5.0, 3.0, 8.0)
+TAXES = "substrate-tax-phase-a-shape"
 
 
 @pytest.fixture(scope="session")
@@ -42,7 +58,7 @@ def analysed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "mooncake_both": Behaviour(ttft_p50_s=0.300, knee_per_s=8.0, callbacks_us=CALLBACKS),
         "noop_connector": Behaviour(ttft_p50_s=0.200, knee_per_s=8.0, callbacks_us=CALLBACKS),
     }
-    write_run(folder, Truth(configs, requests=120, steps=60, skipped={"nixl_both": "no RDMA device on this host"}))
+    write_taxes(folder, TaxTruth(configs, requests=120, steps=60, skipped={"nixl_both": "no RDMA device on this host"}))
     analyse_run(folder)
     return folder
 
@@ -52,37 +68,71 @@ def measured_run(analysed: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(analysed, tmp_path / "ws" / RUN))
 
 
+@pytest.fixture(scope="module")
+def finished(analysed: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A finished run of each experiment."""
+    root = tmp_path_factory.mktemp("ws")
+    routed, measured = root / ROUTING_RUN, root / LIFECYCLE_RUN
+    demo.write(routed, tale=demo.ROUTING)
+    world = routing.World(sessions=6, turns=3, trials=2)
+    routing.write_run(routed, world, (routing.Truth("lmetric", ttft_s=0.1), routing.Truth("sticky", ttft_s=0.2)))
+    demo.write(measured, tale=demo.LIFECYCLE)
+    cells = tuple(lifecycle.grid(lifecycle.Truth(), sizes=(512, 8192), lengths=(32,)))
+    lifecycle.write_run(measured, cells, analysis={"link_gbps": 12.5})
+    return {"connector-tax": analysed, "routing": routed, "pd-lifecycle": measured}
+
+
 def panel_of(pilot: Pilot[None]) -> ResultsPanel:
     return pilot.app.screen.query_one(ResultsPanel)
 
 
-async def opened(pilot: Pilot[None], section: str = "taxes") -> ResultsPanel:
-    """The panel with its analysis done, at this section."""
-    await settled(pilot)
-    await pilot.press("6")
+async def opened(pilot: Pilot[None], section: str = "") -> ResultsPanel:
+    """The panel with its analysis done, at this section (empty = the first)."""
+    await press_and_see(pilot, "6")
     panel = panel_of(pilot)
-    await until(pilot, lambda: panel.analysis is not None, "no analysis")
-    for _ in range(list(SECTIONS).index(section)):
-        await pilot.press("right")
-    assert panel.section == section
-    await pilot.pause(0.1)
+    await until(pilot, lambda: panel.report is not None, "no analysis")
+    await open_section(pilot, section or panel.section)
     return panel
+
+
+async def open_section(pilot: Pilot[None], section: str) -> None:
+    panel = panel_of(pilot)
+    panel.open(section)
+    panel.post_message(panel.Redraw())
+    await sees(pilot, f" {list_sections(panel.report)[section]} ")
+
+
+@pytest.mark.parametrize("experiment", ["connector-tax", "routing", "pd-lifecycle"])
+async def test_each_table_of_the_report_is_a_section_and_nothing_is_cut_off(
+    finished: dict[str, Path], experiment: str
+) -> None:
+    report = analyse_folder(finished[experiment], experiment).report
+    assert report is not None
+    async with watching(finished[experiment], NARROW) as pilot:
+        panel = await opened(pilot, next(iter(report.sections)))
+        await until(pilot, lambda: report.text.opening in " ".join(" ".join(panel.table.text()).split()), "no opening")
+        for table in report.text.tables[:3]:
+            await sees(pilot, table.title)
+            assert not any("…" in line for line in panel.table.text()), table.title
+            await pilot.press("right")
+        await open_section(pilot, WHOLE)
+        await sees(pilot, "Profile cpu-tiny")
 
 
 @pytest.mark.parametrize("size", [NARROW, WIDE])
 async def test_taxes_are_those_of_tax_json(measured_run: Path, size: tuple[int, int]) -> None:
     taxes = json.loads((measured_run / "tax.json").read_bytes())["taxes"]
-    async with app_for(measured_run).run_test(size=size) as pilot:
-        panel = await opened(pilot)
-        await sees(pilot, "ref_safe  4 req/s")
+    async with watching(measured_run, size) as pilot:
+        panel = await opened(pilot, TAXES)
+        await sees(pilot, "ref_safe")
         lines = panel.table.text()
-    wanted = [tax for tax in taxes if tax["metric"] in ("tax_ttft_p90", "tax_tpot_p90")]
+    wanted = [tax for tax in taxes if tax["metric"] in ("tax_ttft_p90", "tax_tpot_p90") and tax["phase"] == "A"]
     assert wanted
     for tax in wanted:
-        row = f"{tax['config']}.*{re.escape(signed_percent(tax['value']))} .*{tax['verdict'] or 'no verdict'}"
-        assert any(re.search(row, line) for line in lines), (tax, lines)
+        value = re.escape(f"{tax['value']:+.1%}")
+        row = f"{tax['config']}.*{value} .*{tax['verdict'] or 'no verdict'}"
+        assert re.search(row, " ".join(lines)), (tax, lines)
     assert all(len(line) <= size[0] for line in lines)
-    assert not any("…" in line for line in lines), "nothing is cut off"
 
 
 @pytest.mark.parametrize("size", [NARROW, WIDE])
@@ -90,108 +140,94 @@ async def test_taxes_are_those_of_tax_json(measured_run: Path, size: tuple[int, 
     ("section", "parts"),
     [
         ("page", ["cpu-tiny (demo)", "mooncake_both", "none", "H1", "undecided", "report.html", "tracon report"]),
-        ("verdicts", ["H1", "no verdict, one launch per config", "The substrate tax persists"]),
-        ("rates", ["ref_safe  4 req/s", "ref_load  4 req/s", "saturated at 8 req/s", "at 8", "ok"]),
+        ("hypotheses", ["H1", "no verdict, one launch per config", "The substrate tax persists"]),
+        ("reference-rates", ["ref_safe 4 req/s", "ref_load 4 req/s", "saturated at 8 req/s"]),
         ("ttft", ["TTFT p90, ms, over the send rate", "┤", "mooncake_both", "x"]),
         ("tpot", ["TPOT p90, ms per token", "┤"]),
         ("throughput", ["Completed, req/s", "┤"]),
-        ("cells", ["Phase A  2 req/s  4096x256 tokens", "plain", "served"]),
-        ("gaps", ["Configs that did not run", "nixl_both", "no RDMA device on this host"]),
+        ("configs", ["nixl_both", "no RDMA device on this host"]),
         ("report", ["Hypotheses"]),
     ],
 )
-async def test_each_section_is_readable(
+async def test_each_kind_of_section_is_readable(
     measured_run: Path, size: tuple[int, int], section: str, parts: list[str]
 ) -> None:
-    async with app_for(measured_run).run_test(size=size) as pilot:
+    async with watching(measured_run, size) as pilot:
         await opened(pilot, section)
         for part in parts:
             await sees(pilot, part)
         assert len(shown(pilot.app)) == size[1]
 
 
-async def test_the_criterion_that_fired_stands_under_its_rate(measured_run: Path) -> None:
-    cells = json.loads((measured_run / "aggregate.json").read_bytes())["cells"]
-    fired = {c["rate_per_s"]: c["saturation"]["fired"] for c in cells if c["config"] == "mooncake_both"}
-    async with app_for(measured_run).run_test(size=WIDE) as pilot:
-        panel = await opened(pilot, "rates")
-        row = next(line for line in panel.table.text() if line.startswith("mooncake_both"))
-    expected = [",".join(map(str, fired[rate])) or "ok" for rate in (2.0, 4.0, 8.0)]
-    assert row.split()[-3:] == expected
-    assert expected[-1] != "ok"
-
-
-async def test_enter_tells_everything_about_a_verdict_and_a_cell(measured_run: Path) -> None:
-    async with app_for(measured_run).run_test(size=WIDE) as pilot:
-        panel = await opened(pilot, "verdicts")
-        panel.table.move_to("verdict H1")
-        await pilot.press("enter")
-        await sees(pilot, "prior")
-        await pilot.press("escape", "right", "right", "right", "right", "right")
-        assert panel.section == "cells"
-        await pilot.pause(0.1)
+async def test_enter_opens_a_verdict_with_its_rule_and_a_cell_with_all_its_numbers(measured_run: Path) -> None:
+    async with watching(measured_run) as pilot:
+        panel = await opened(pilot, "hypotheses")
         await pilot.press("down", "enter")
+        for part in ("prior", "Rules", "about"):
+            await sees(pilot, part)
+        await pilot.press("escape")
+        await open_section(pilot, next(name for name in list_sections(panel.report) if name.startswith("phase-a")))
+        await sees(pilot, "waiting")
+        await pilot.press("enter")
         await sees(pilot, "ttft_p99_s")
 
 
-async def test_export_saves_what_tax_csv_says(measured_run: Path) -> None:
-    async with app_for(measured_run).run_test(size=NARROW) as pilot:
-        await opened(pilot)
+async def test_export_saves_the_open_table(measured_run: Path) -> None:
+    async with watching(measured_run, NARROW) as pilot:
+        panel = await opened(pilot, TAXES)
+        assert panel.report is not None
+        table = panel.report.sections[TAXES]
         await pilot.press("e")
-        await until(pilot, lambda: any((measured_run / "exports").glob("taxes-*.csv")), "nothing was saved")
-    (file,) = (measured_run / "exports").glob("taxes-*.csv")
-    with file.open() as ours, (measured_run / "tax.csv").open() as theirs:
-        assert list(csv.reader(ours)) == list(csv.reader(theirs))
+        await until(pilot, lambda: any((measured_run / "exports").glob(f"{TAXES}-*.csv")), "nothing was saved")
+    (file,) = (measured_run / "exports").glob(f"{TAXES}-*.csv")
+    with file.open() as lines:
+        assert [tuple(row) for row in csv.reader(lines)] == [table.columns, *table.rows]  # type: ignore[union-attr]
 
 
 async def test_read_only_saves_nothing_in_the_run(
     measured_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    async with app_for(measured_run, read_only=True).run_test(size=NARROW) as pilot:
-        await opened(pilot)
+    async with watching(measured_run, NARROW, read_only=True) as pilot:
+        await opened(pilot, TAXES)
         await pilot.press("e")
-        await until(pilot, lambda: any(tmp_path.glob("taxes-*.csv")), "nothing was saved")
+        await until(pilot, lambda: any(tmp_path.glob(f"{TAXES}-*.csv")), "nothing was saved")
     assert not (measured_run / "exports").exists()
 
 
 async def test_a_filter_keeps_the_rows_of_one_config(measured_run: Path) -> None:
-    async with app_for(measured_run).run_test(size=NARROW) as pilot:
-        panel = await opened(pilot)
-        await pilot.press("slash", *"noop", "enter")
+    async with watching(measured_run, NARROW) as pilot:
+        panel = await opened(pilot, TAXES)
+        await pilot.press("slash", *"mooncake", "enter")
         assert panel.table.rows
-        assert all("noop_connector" in row.key for row in panel.table.rows)
+        assert not any("noop_connector" in line for line in panel.table.text())
 
 
 async def test_while_nothing_is_measured_it_says_so(tmp_path: Path) -> None:
     folder = tmp_path / RUN
     demo.write(folder, seconds=5)
-    async with app_for(folder).run_test(size=NARROW) as pilot:
-        await settled(pilot)
+    async with watching(folder, NARROW) as pilot:
         await pilot.press("6")
         await sees(pilot, "nothing is measured yet")
 
 
 async def test_a_run_without_artifacts_says_what_is_missing(ended_run: Path) -> None:
-    async with app_for(ended_run).run_test(size=NARROW) as pilot:
+    async with watching(ended_run, NARROW) as pilot:
         await opened(pilot)
-        await sees(pilot, "none: plain was not measured")
-        await pilot.press("left", "left", "left")
         await sees(pilot, "plan.json")
 
 
 async def test_a_run_that_ends_while_it_is_watched_ends_on_its_page(live_run: Path) -> None:
-    async with app_for(live_run).run_test(size=NARROW) as pilot:
-        await settled(pilot)
+    async with watching(live_run, NARROW) as pilot:
         await sees(pilot, "▶ running")
         with RunStore.open(live_run) as store:
             store.append(RunChanged(RunState.DONE))
-        await sees(pilot, "Page  Taxes")
+        await sees(pilot, "Page  ")
         assert panel_of(pilot).section == "page"
 
 
 async def test_in_ascii_curves_are_letters(measured_run: Path) -> None:
-    async with app_for(measured_run, ascii=True).run_test(size=WIDE) as pilot:
+    async with watching(measured_run, ascii=True) as pilot:
         await opened(pilot, "ttft")
         await sees(pilot, "a plain")
         text = "\n".join(shown(pilot.app))
@@ -246,16 +282,22 @@ def test_opening_the_console_imports_nothing_that_analyses() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_a_screenshot_of_the_results_keeps_its_spaces(measured_run: Path, tmp_path: Path) -> None:
+def test_a_screenshot_needs_no_terminal_and_keeps_its_spaces(measured_run: Path, tmp_path: Path) -> None:
     file = tmp_path / "results.svg"
     command = [sys.executable, "-m", "console", str(measured_run), "--screenshot", str(file)]
-    command += ["--press", "6,right,right"]
+    command += ["--press", "6,right"]
     subprocess.run(command, cwd=ROOT, check=True, timeout=120, stdin=subprocess.DEVNULL)
     svg = file.read_text(encoding="utf-8")
     assert "undecided" in svg
     texts = re.findall(r"<text [^>]*>", svg)
     assert texts
     assert all('xml:space="preserve"' in text for text in texts)
+
+
+def test_a_folder_without_records_is_reported_not_raised(tmp_path: Path) -> None:
+    findings = analyse_folder(tmp_path / "nowhere", "pd-lifecycle")
+    assert findings.report is None
+    assert findings.trouble
 
 
 def test_axes_hold_every_value_and_label_what_was_measured() -> None:
@@ -265,3 +307,14 @@ def test_axes_hold_every_value_and_label_what_was_measured() -> None:
     assert 2 <= len(axis.labels) <= 12
     assert rate_axis([8.0, 2.0, 4.0, 4.0]).labels == ("2", "4", "8")
     assert rate_axis([4.0]).lower < rate_axis([4.0]).upper
+
+
+def test_a_chart_has_the_numbers_of_the_figure(measured_run: Path) -> None:
+    report = analyse_folder(measured_run, "connector-tax").report
+    assert report is not None
+    table = ttft_by_rate(analyse(measured_run)).table
+    points = [(line.name, point.x, point.value, point.mark) for line in report.charts[0].lines for point in line.points]
+    marks = ["saturated" if saturated is True else "" for saturated in table["saturated"]]
+    values = table["ttft_p90_s"] * 1e3
+    assert points == list(zip(table["config"], table["rate_per_s"], values, marks, strict=True))
+    assert "saturated" in marks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,33 +21,19 @@ from console.rows.instances import STALE_S
 from console.screens.dialogs import Detail
 from console.screens.instance import InstanceScreen
 from console.screens.run import RunScreen
-from console.widgets.table import Cell, Row
+from results.report.terms import term
 from state.lease import LeaseState
 from state.routing import RoutingView
 from state.status import to_json
 from state.store import RunStore
-from tests.console import demo
-from tests.console.conftest import NARROW, ROUTING_RUN, WIDE, app_for, sees, settled, shown, until
+from tests.console.conftest import NARROW, WIDE, picture_of, press_and_see, sees, shown, text, texts, until, watching
 
-LIVE = LeaseState("live", 4711, "here", 0.5)
 AGED_S = STALE_S + 5
 
 
-def text(content: Cell) -> str:
-    return "".join(part for part, _ in content)
-
-
-def texts(row: Row) -> list[str]:
-    return [text(content) for content in row.cells]
-
-
 @pytest.fixture(scope="module")
-def picture(tmp_path_factory: pytest.TempPathFactory) -> Picture:
-    folder = tmp_path_factory.mktemp("ws") / ROUTING_RUN
-    demo.write(folder, seconds=120, tale=demo.ROUTING)
-    with RunStore.open(folder, read_only=True) as store:
-        view = store.view()
-    return Picture(view, LIVE, loading=False, frozen_unix_s=view.last_t_unix_s)
+def picture(made: Callable[[str], Path]) -> Picture:
+    return picture_of(made("routing"))
 
 
 def routing_of(picture: Picture) -> RoutingView:
@@ -59,40 +46,11 @@ def panel_of(pilot: Pilot[None]) -> RoutingPanel:
 
 
 async def opened(pilot: Pilot[None]) -> RoutingPanel:
-    await settled(pilot)
-    await pilot.press("7")
-    await sees(pilot, "PP")
+    await press_and_see(pilot, "7", "PP")
     return panel_of(pilot)
 
 
 # -- rows -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("width", [57, 79, 109, 110, 119, 200])
-def test_columns_fit_and_every_row_fills_them(picture: Picture, width: int) -> None:
-    routing = routing_of(picture)
-    for columns, made in (
-        (loads.load_columns(width), loads.load_rows(picture, routing, UNICODE, loads.load_columns(width))),
-        (rows.decision_columns(width), rows.decision_rows(picture, routing, rows.decision_columns(width))),
-    ):
-        assert sum(column.width + 1 for column in columns) - 1 <= max(width, 79)
-        assert made
-        assert all(len(row.cells) == len(columns) for row in made)
-
-
-def test_an_instance_is_shown_with_what_the_router_knows_of_it(picture: Picture) -> None:
-    routing = routing_of(picture)
-    columns = loads.load_columns(79)
-    keys = [column.key for column in columns]
-    picks = sum(load.picks or 0 for load in routing.latest.instances)
-    for load, row in zip(routing.latest.instances, loads.load_rows(picture, routing, UNICODE, columns), strict=True):
-        shown = dict(zip(keys, texts(row), strict=True))
-        assert row.key == shown["name"] == load.instance
-        assert shown["requests"] == str(load.num_requests)
-        assert shown["pending"] == say.tokens(load.pending_prefill_tokens)
-        assert shown["ongoing"] == say.tokens(load.ongoing_tokens)
-        assert shown["sessions"] == str(load.sessions)
-        assert shown["share"] == f"{100 * (load.picks or 0) / picks:.0f}"
 
 
 def test_the_bar_is_full_where_the_most_is_pending_and_empty_where_nothing_is(picture: Picture) -> None:
@@ -121,7 +79,7 @@ def test_the_past_minute_tells_a_second_without_work_from_one_not_seen(picture: 
 
 def test_hot_and_never_rebalanced_instances_are_named_and_marked(picture: Picture) -> None:
     routing = routing_of(picture)
-    lines = [text(line) for line in rows.warnings(picture, routing, UNICODE)]
+    lines = [text(line) for line in rows.list_warnings(picture, routing, UNICODE)]
     assert any(line.startswith("! hot: e2 has ") for line in lines)
     assert any(line.startswith("! never rebalanced: e3 ") for line in lines)
     marked = {row.key: texts(row)[1] for row in loads.load_rows(picture, routing, UNICODE, loads.load_columns(119))}
@@ -134,7 +92,7 @@ def test_an_instance_that_is_not_picked_says_why(picture: Picture) -> None:
     out = replace(first, available=False, why="no answer for 5 s")
     latest = replace(routing.latest, instances=(out, *others))
     changed = replace(routing, latest=latest, history=())
-    (line,) = rows.warnings(picture, changed, ASCII)
+    (line,) = rows.list_warnings(picture, changed, ASCII)
     assert text(line) == "x e0 is not picked: no answer for 5 s"
     assert texts(loads.load_rows(picture, changed, ASCII, loads.load_columns(119))[0])[1] == "x no answer for 5 s"
 
@@ -142,16 +100,16 @@ def test_an_instance_that_is_not_picked_says_why(picture: Picture) -> None:
 def test_many_warnings_are_counted(picture: Picture) -> None:
     routing = routing_of(picture)
     changed = replace(routing, history=(), latest=replace(routing.latest, alarms=tuple("abcdef")))
-    lines = [text(line) for line in rows.warnings(picture, changed, UNICODE)]
+    lines = [text(line) for line in rows.list_warnings(picture, changed, UNICODE)]
     assert lines == ["! a", "! b", "and 4 more"]
 
 
 def test_old_numbers_warn_of_nothing_but_of_their_age(picture: Picture) -> None:
     routing = routing_of(picture)
     late = replace(picture, frozen_unix_s=routing.latest_unix_s + AGED_S)
-    assert rows.warnings(late, routing, UNICODE) == ()
+    assert rows.list_warnings(late, routing, UNICODE) == ()
     assert router.alarms_now(late) == ()
-    assert "no sample from the router for 8s" in text(rows.head(late, routing))
+    assert "no sample from the router for 8s" in text(rows.describe_router(late, routing))
     assert routing.alarms
     assert router.alarms_now(picture) == routing.alarms
 
@@ -160,7 +118,7 @@ def test_after_the_cell_its_numbers_are_those_of_a_past_moment(picture: Picture)
     routing = routing_of(picture)
     gone = replace(picture, lease=LeaseState("none"))
     assert router.alarms_now(gone) == ()
-    assert f"as of {say.clock(routing.latest_unix_s)}" in text(rows.head(gone, routing))
+    assert f"as of {say.clock(routing.latest_unix_s)}" in text(rows.describe_router(gone, routing))
 
 
 def test_reasons_are_ordered_by_their_picks_and_add_up(picture: Picture) -> None:
@@ -188,7 +146,7 @@ def test_a_pick_that_went_nowhere_says_so(picture: Picture) -> None:
 
 @pytest.mark.parametrize("size", [NARROW, WIDE])
 async def test_it_shows_instances_reasons_decisions_and_alarms(live_routing: Path, size: tuple[int, int]) -> None:
-    async with app_for(live_routing).run_test(size=size) as pilot:
+    async with watching(live_routing, size) as pilot:
         panel = await opened(pilot)
         if size == WIDE:
             await pilot.press("z")
@@ -206,7 +164,7 @@ async def test_it_shows_instances_reasons_decisions_and_alarms(live_routing: Pat
 async def test_the_numbers_are_those_of_status_json(live_routing: Path) -> None:
     with RunStore.open(live_routing, read_only=True) as store:
         known = to_json(store.view(), time.time())["routing"]
-    async with app_for(live_routing).run_test(size=WIDE) as pilot:
+    async with watching(live_routing) as pilot:
         panel = await opened(pilot)
         lines = panel.loads.text()
         screen = "\n".join(shown(pilot.app))
@@ -225,8 +183,7 @@ async def test_the_numbers_are_those_of_status_json(live_routing: Path) -> None:
 
 
 async def test_on_the_dashboard_of_a_routing_run_it_stands_where_the_steps_were(live_routing: Path) -> None:
-    async with app_for(live_routing).run_test(size=WIDE) as pilot:
-        await settled(pilot)
+    async with watching(live_routing) as pilot:
         for part in ("1 Stages", "2 Instances", "3 TTFT p90, ms", "5 Events", "7 Routing", "sessions bound"):
             await sees(pilot, part)
         await sees(pilot, "┤")  # what the client saw, where no instance measures it
@@ -238,7 +195,7 @@ async def test_on_the_dashboard_of_a_routing_run_it_stands_where_the_steps_were(
 
 
 async def test_decisions_and_instances_can_be_reached_filtered_and_opened(live_routing: Path) -> None:
-    async with app_for(live_routing).run_test(size=NARROW) as pilot:
+    async with watching(live_routing, NARROW) as pilot:
         panel = await opened(pilot)
         last = panel.table.rows[-1]
         await pilot.press("enter")
@@ -258,8 +215,7 @@ async def test_decisions_and_instances_can_be_reached_filtered_and_opened(live_r
 
 
 async def test_an_alarm_is_seen_from_every_panel(live_routing: Path) -> None:
-    async with app_for(live_routing).run_test(size=NARROW) as pilot:
-        await settled(pilot)
+    async with watching(live_routing, NARROW) as pilot:
         for key in "15":
             await pilot.press(key)
             await until(pilot, lambda: "hot: e2" in shown(pilot.app)[2], "the header says nothing")
@@ -268,31 +224,12 @@ async def test_an_alarm_is_seen_from_every_panel(live_routing: Path) -> None:
 def test_an_instance_that_the_run_did_not_launch_shows_what_the_router_knows(picture: Picture) -> None:
     facts = dict(loads.load_detail(routing_of(picture), "e2"))
     assert facts["state"] == "available"
-    assert "uncached prompt tokens" in facts["PP"]
+    assert facts["PP"].endswith(term("pending prefill tokens").meaning)
     assert dict(loads.load_detail(routing_of(picture), "e9")) == {"instance": "the router has removed it"}
 
 
-async def test_in_ascii_nothing_else_is_shown(live_routing: Path) -> None:
-    async with app_for(live_routing, ascii=True).run_test(size=NARROW) as pilot:
-        await opened(pilot)
-        await sees(pilot, "! hot")
-        screen = "\n".join(shown(pilot.app))
-    assert screen.isascii(), {character for character in screen if not character.isascii()}
-
-
-async def test_a_run_without_a_router_says_so_and_keeps_its_steps(live_run: Path) -> None:
-    async with app_for(live_run).run_test(size=WIDE) as pilot:
-        await settled(pilot)
-        await sees(pilot, "4 Steps")
-        await pilot.press("7")
-        await sees(pilot, "no request of this run goes through a router")
-        await pilot.press("escape")
-        await sees(pilot, "4 Steps")
-
-
 async def test_finished_cells_show_the_numbers_of_routing(live_routing: Path) -> None:
-    async with app_for(live_routing).run_test(size=NARROW) as pilot:
-        await settled(pilot)
+    async with watching(live_routing, NARROW) as pilot:
         assert isinstance(pilot.app.screen, RunScreen)
         await sees(pilot, "lmetric")
         with RunStore.open(live_routing, read_only=True) as store:

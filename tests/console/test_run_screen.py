@@ -14,13 +14,12 @@ from console.screens.run import RunScreen
 from state.events import Noted
 from state.status import to_json
 from state.store import RunStore
-from tests.console.conftest import NARROW, RUN, WIDE, app_for, sees, settled, shown, until
+from tests.console.conftest import NARROW, RUN, WIDE, sees, shown, until, watching
 
 
 @pytest.mark.parametrize("size", [NARROW, WIDE])
 async def test_the_header_names_the_run_and_tells_how_it_stands(live_run: Path, size: tuple[int, int]) -> None:
-    async with app_for(live_run).run_test(size=size) as pilot:
-        await settled(pilot)
+    async with watching(live_run, size) as pilot:
         first, second, _ = shown(pilot.app)[:3]
     assert RUN in first
     assert "running" in first
@@ -30,8 +29,7 @@ async def test_the_header_names_the_run_and_tells_how_it_stands(live_run: Path, 
 
 
 async def test_the_dashboard_shows_everything_at_once(live_run: Path) -> None:
-    async with app_for(live_run).run_test(size=WIDE) as pilot:
-        await settled(pilot)
+    async with watching(live_run) as pilot:
         await sees(pilot, "TTFT p90, ms")
         text = "\n".join(shown(pilot.app))
     for part in ("1 Stages", "2 Instances", "3 TTFT p90, ms", "3 TPOT p90, ms per token", "4 Steps", "5 Events"):
@@ -49,12 +47,11 @@ async def test_the_dashboard_shows_everything_at_once(live_run: Path) -> None:
         ("3", ["TTFT p90, ms", "TPOT p90, ms per token", "┤", "┬"]),
         ("4", ["up to, ms", "steps", "█"]),
         ("5", ["phase-a", "running"]),
-        ("6", ["Taxes", "Verdicts", "← →"]),
+        ("6", ["Page", "no cell was measured", "← →"]),
     ],
 )
 async def test_at_80x24_each_key_opens_its_panel(live_run: Path, key: str, parts: list[str]) -> None:
-    async with app_for(live_run).run_test(size=NARROW) as pilot:
-        await settled(pilot)
+    async with watching(live_run, NARROW) as pilot:
         await pilot.press(key)
         for part in parts:
             await sees(pilot, part)
@@ -67,8 +64,7 @@ async def test_the_numbers_are_those_of_status_json(ended_run: Path) -> None:
     with RunStore.open(ended_run, read_only=True) as store:
         view = store.view()
     status = to_json(view, time.time())
-    async with app_for(ended_run).run_test(size=(200, 50)) as pilot:
-        await settled(pilot)
+    async with watching(ended_run, (200, 50)) as pilot:
         await pilot.press("2", "z")
         await sees(pilot, "nixl_both-12")
         lines = shown(pilot.app)
@@ -96,8 +92,7 @@ async def test_the_numbers_are_those_of_status_json(ended_run: Path) -> None:
 async def test_the_header_numbers_are_those_of_status_json(ended_run: Path) -> None:
     with RunStore.open(ended_run, read_only=True) as store:
         status = to_json(store.view(), time.time())
-    async with app_for(ended_run).run_test(size=WIDE) as pilot:
-        await settled(pilot)
+    async with watching(ended_run) as pilot:
         lines = shown(pilot.app)
     progress = status["progress"]
     assert "✗ failed" in lines[0]
@@ -110,8 +105,7 @@ async def test_the_header_numbers_are_those_of_status_json(ended_run: Path) -> N
 async def test_a_finished_cell_shows_its_headline_and_its_detail_on_enter(ended_run: Path) -> None:
     with RunStore.open(ended_run, read_only=True) as store:
         cell = next(c for c in to_json(store.view(), 0)["cells"] if c["cell"] == "phase-a/plain/r8")
-    async with app_for(ended_run).run_test(size=(140, 50)) as pilot:
-        await settled(pilot)
+    async with watching(ended_run, (140, 50)) as pilot:
         await sees(pilot, "8 req/s")
         table = pilot.app.screen.panel("stages").table  # type: ignore[attr-defined]
         row = next(line for line in table.text() if "8 req/s" in line)
@@ -125,8 +119,7 @@ async def test_a_finished_cell_shows_its_headline_and_its_detail_on_enter(ended_
 
 
 async def test_a_failed_cell_says_why_and_a_degraded_one_too(ended_run: Path) -> None:
-    async with app_for(ended_run).run_test(size=(160, 60)) as pilot:
-        await settled(pilot)
+    async with watching(ended_run, (160, 60)) as pilot:
         await pilot.press("z")
         await pilot.pause()
         text = "\n".join(pilot.app.screen.panel("stages").table.text())  # type: ignore[attr-defined]
@@ -137,16 +130,14 @@ async def test_a_failed_cell_says_why_and_a_degraded_one_too(ended_run: Path) ->
 
 
 async def test_a_run_whose_process_died_says_so_and_how_to_go_on(dead_run: Path) -> None:
-    async with app_for(dead_run).run_test(size=WIDE) as pilot:
-        await settled(pilot)
+    async with watching(dead_run) as pilot:
         lines = shown(pilot.app)
     assert "no process" in lines[0]
     assert "no process works on this run: r resumes it" in lines[2]
 
 
 async def test_freeze_holds_the_panels_and_counts_what_comes(live_run: Path) -> None:
-    async with app_for(live_run).run_test(size=WIDE) as pilot:
-        await settled(pilot)
+    async with watching(live_run) as pilot:
         await pilot.press("space")
         await sees(pilot, "FROZEN  +0 events")
         with RunStore.open(live_run) as store:
@@ -159,17 +150,8 @@ async def test_freeze_holds_the_panels_and_counts_what_comes(live_run: Path) -> 
         assert "FROZEN" not in "\n".join(shown(pilot.app))
 
 
-async def test_new_events_appear_without_a_key(live_run: Path) -> None:
-    async with app_for(live_run).run_test(size=WIDE) as pilot:
-        await settled(pilot)
-        with RunStore.open(live_run) as store:
-            store.append(Noted("error", "plain-5", "it hiccuped"))
-        await sees(pilot, "it hiccuped")
-
-
 async def test_filter_keeps_matching_rows_and_escape_brings_all_back(live_run: Path) -> None:
-    async with app_for(live_run).run_test(size=NARROW) as pilot:
-        await settled(pilot)
+    async with watching(live_run, NARROW) as pilot:
         await pilot.press("2", "slash", *"mooncake", "enter")
         await sees(pilot, "mooncake_both-2")
         table = pilot.app.screen.panel("instances").table  # type: ignore[attr-defined]
@@ -181,16 +163,14 @@ async def test_filter_keeps_matching_rows_and_escape_brings_all_back(live_run: P
 
 
 async def test_a_filter_finds_cells_by_their_config(live_run: Path) -> None:
-    async with app_for(live_run).run_test(size=NARROW) as pilot:
-        await settled(pilot)
+    async with watching(live_run, NARROW) as pilot:
         await pilot.press("slash", *"phase-a/plain", "enter")
         table = pilot.app.screen.panel("stages").table  # type: ignore[attr-defined]
         assert [row.key for row in table.rows] == [f"cell:phase-a/plain/r{rate}" for rate in (2, 4, 8, 12, 16)]
 
 
 async def test_the_time_window_steps_through_its_sizes(live_run: Path) -> None:
-    async with app_for(live_run).run_test(size=WIDE) as pilot:
-        await settled(pilot)
+    async with watching(live_run) as pilot:
         for key, text in (
             ("left_square_bracket", "last 1 min"),
             ("left_square_bracket", "last 1 min"),
@@ -203,22 +183,28 @@ async def test_the_time_window_steps_through_its_sizes(live_run: Path) -> None:
             await sees(pilot, text)
 
 
-async def test_enter_on_an_instance_opens_it_and_escape_returns(live_run: Path) -> None:
-    async with app_for(live_run).run_test(size=WIDE) as pilot:
-        await settled(pilot)
+@pytest.mark.parametrize(
+    ("size", "parts"),
+    [
+        (WIDE, ["http://127.0.0.1:", "fork_server/uni", "requests", "Steps, share per bucket", "p50"]),
+        (NARROW, ["┤", "up to, ms", "Its events"]),
+    ],
+)
+async def test_enter_on_an_instance_opens_it_and_escape_returns(
+    live_run: Path, size: tuple[int, int], parts: list[str]
+) -> None:
+    async with watching(live_run, size) as pilot:
         await pilot.press("2", "enter")
         await sees(pilot, "TTFT p50, p90, ms")
         assert isinstance(pilot.app.screen, InstanceScreen)
-        name = pilot.app.screen.instance
-        for part in (name, "http://127.0.0.1:", "fork_server/uni", "requests", "Steps, share per bucket", "p50"):
+        for part in (pilot.app.screen.instance, *parts):
             await sees(pilot, part)
         await pilot.press("escape")
         await sees(pilot, "2 Instances")
 
 
 async def test_a_picture_that_comes_while_an_instance_is_being_opened_waits_for_it(live_run: Path) -> None:
-    async with app_for(live_run).run_test(size=WIDE) as pilot:
-        await settled(pilot)
+    async with watching(live_run) as pilot:
         run = pilot.app.screen
         assert isinstance(run, RunScreen)
         opened = InstanceScreen(next(iter(run.picture.view.instances)), run.folder, run.picture)
@@ -227,34 +213,16 @@ async def test_a_picture_that_comes_while_an_instance_is_being_opened_waits_for_
         await sees(pilot, opened.instance)
 
 
-async def test_an_instance_has_its_plots_at_80x24_too(live_run: Path) -> None:
-    async with app_for(live_run).run_test(size=NARROW) as pilot:
-        await settled(pilot)
-        await pilot.press("2", "enter")
-        for part in ("TTFT p50, p90, ms", "┤", "up to, ms", "Its events"):
-            await sees(pilot, part)
-
-
 async def test_zoom_shows_one_panel_alone_and_back(live_run: Path) -> None:
-    async with app_for(live_run).run_test(size=WIDE) as pilot:
-        await settled(pilot)
+    async with watching(live_run) as pilot:
         await pilot.press("5", "z")
         await until(pilot, lambda: "4 Steps, share" not in "\n".join(shown(pilot.app)), "the other panels stayed")
         await pilot.press("z")
         await sees(pilot, "4 Steps, share")
 
 
-async def test_ascii_shows_nothing_else(live_run: Path) -> None:
-    async with app_for(live_run, ascii=True).run_test(size=WIDE) as pilot:
-        await settled(pilot)
-        await sees(pilot, "> running")
-        text = "\n".join(shown(pilot.app))
-    assert text.isascii(), {character for character in text if not character.isascii()}
-
-
 async def test_help_explains_every_key_and_number(live_run: Path) -> None:
-    async with app_for(live_run).run_test(size=(120, 120)) as pilot:
-        await settled(pilot)
+    async with watching(live_run, (120, 120)) as pilot:
         await pilot.press("question_mark")
         for part in ("Stop after cell", "Freeze", "TTFT p50, p90", "vllm:num_requests_waiting", "step histogram"):
             await sees(pilot, part)

@@ -8,15 +8,14 @@ from pathlib import Path
 from console.screens.run import RunScreen
 from console.screens.runs import RunsScreen
 from console.widgets.table import Table
-from tests.console.conftest import NARROW, RUN, app_for, sees, settled, shown, until
+from tests.console.conftest import NARROW, RUN, sees, shown, until, watching
 
 
 async def test_every_run_is_listed_with_its_state_and_enter_attaches(live_run: Path) -> None:
     broken = live_run.parent / "20260101-000000-connector-tax-cpu-tiny"
     broken.mkdir()
     (broken / "state.sqlite").write_bytes(b"this is no database")
-    async with app_for(None, workspace=live_run.parent).run_test(size=NARROW) as pilot:
-        await settled(pilot)
+    async with watching(None, NARROW, workspace=live_run.parent) as pilot:
         await sees(pilot, RUN)
         row = next(line for line in shown(pilot.app) if RUN in line)
         assert "running" in row
@@ -34,8 +33,7 @@ async def test_an_unreadable_run_says_why_and_is_not_opened(tmp_path: Path) -> N
     broken = tmp_path / RUN
     broken.mkdir()
     (broken / "state.sqlite").write_bytes(b"this is no database")
-    async with app_for(None, workspace=tmp_path).run_test(size=NARROW, notifications=True) as pilot:
-        await settled(pilot)
+    async with watching(None, NARROW, workspace=tmp_path, notifications=True) as pilot:
         await sees(pilot, "unreadable")
         await pilot.press("enter")
         await sees(pilot, "cannot be read")
@@ -43,21 +41,18 @@ async def test_an_unreadable_run_says_why_and_is_not_opened(tmp_path: Path) -> N
 
 
 async def test_a_run_whose_process_is_gone_is_marked(dead_run: Path) -> None:
-    async with app_for(None, workspace=dead_run.parent).run_test(size=NARROW) as pilot:
-        await settled(pilot)
+    async with watching(None, NARROW, workspace=dead_run.parent) as pilot:
         await sees(pilot, "gone")
 
 
 async def test_an_empty_workspace_says_how_to_begin(tmp_path: Path) -> None:
-    async with app_for(None, workspace=tmp_path).run_test(size=NARROW) as pilot:
-        await settled(pilot)
+    async with watching(None, NARROW, workspace=tmp_path) as pilot:
         await sees(pilot, "no runs yet: n starts one")
 
 
 async def test_new_runs_appear_by_themselves(ended_run: Path) -> None:
     other = ended_run.parent / RUN.replace("20260302", "20260303")
-    async with app_for(None, workspace=ended_run.parent).run_test(size=NARROW) as pilot:
-        await settled(pilot)
+    async with watching(None, NARROW, workspace=ended_run.parent) as pilot:
         await sees(pilot, RUN)
         shutil.copytree(ended_run, other)
         await until(

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from console.feed import Picture
 from console.glyphs import UNICODE
 from console.panels.stages import stage_columns, stage_rows
@@ -60,10 +58,3 @@ def test_repeated_trials_are_drawn_phases(tmp_path: Path) -> None:
     names = ["".join(part for part, _ in row.cells[1]) for row in heads]
     assert names == ["plain  trial 0", "nixl_both  trial 0", "nixl_both  trial 1", "plain  trial 1"]
     assert len({row.key for row in heads}) == 4
-
-
-@pytest.mark.parametrize("width", [38, 50, 78, 120])
-def test_every_row_has_a_cell_for_every_column(tmp_path: Path, width: int) -> None:
-    columns = stage_columns(width)
-    assert sum(column.width + 1 for column in columns) - 1 <= width
-    assert all(len(row.cells) == len(columns) for row in rows(tmp_path, demo.plan(), width=width))

@@ -17,12 +17,11 @@ from console.screens.run import RunScreen
 from console.screens.start import Start
 from runners.cli import app as cli
 from state.run import RunState
-from tests.console.conftest import NARROW, RUN, WIDE, app_for, asked, sees, settled, shown, until
+from tests.console.conftest import NARROW, RUN, asked, sees, shown, until, watching
 
 
 async def test_pause_is_a_request_in_the_journal(live_run: Path) -> None:
-    async with app_for(live_run).run_test(size=WIDE) as pilot:
-        await settled(pilot)
+    async with watching(live_run) as pilot:
         await pilot.press("p")
         await until(pilot, lambda: bool(asked(live_run)), "no request")
         await sees(pilot, "pausing")
@@ -33,8 +32,7 @@ async def test_pause_is_a_request_in_the_journal(live_run: Path) -> None:
 
 @pytest.mark.parametrize(("key", "action"), [("t", "stop"), ("T", "stop_now"), ("R", "retry")])
 async def test_what_cannot_be_taken_back_asks_first_with_cancel_focused(live_run: Path, key: str, action: str) -> None:
-    async with app_for(live_run).run_test(size=NARROW) as pilot:
-        await settled(pilot)
+    async with watching(live_run, NARROW) as pilot:
         await pilot.press(key)
         await until(pilot, lambda: isinstance(pilot.app.screen, Confirm), "no question")
         assert RUN in "".join(shown(pilot.app))
@@ -50,8 +48,7 @@ async def test_what_cannot_be_taken_back_asks_first_with_cancel_focused(live_run
 
 
 async def test_escape_is_cancel(live_run: Path) -> None:
-    async with app_for(live_run).run_test(size=NARROW) as pilot:
-        await settled(pilot)
+    async with watching(live_run, NARROW) as pilot:
         for key in ("T", "k", "x"):
             await pilot.press(key)
             await until(pilot, lambda: not isinstance(pilot.app.screen, RunScreen), "no dialog")
@@ -61,8 +58,7 @@ async def test_escape_is_cancel(live_run: Path) -> None:
 
 
 async def test_skip_asks_what_and_why(live_run: Path) -> None:
-    async with app_for(live_run).run_test(size=WIDE) as pilot:
-        await settled(pilot)
+    async with watching(live_run) as pilot:
         await pilot.press("k")
         await until(pilot, lambda: isinstance(pilot.app.screen, Skip), "no dialog")
         options = pilot.app.screen.query_one(OptionList)
@@ -75,8 +71,7 @@ async def test_skip_asks_what_and_why(live_run: Path) -> None:
 
 
 async def test_the_menu_offers_what_makes_sense_and_copies_commands(live_run: Path) -> None:
-    async with app_for(live_run).run_test(size=WIDE) as pilot:
-        await settled(pilot)
+    async with watching(live_run) as pilot:
         await pilot.press("x")
         await until(pilot, lambda: isinstance(pilot.app.screen, Menu), "no menu")
         await sees(pilot, "the run is running")
@@ -88,8 +83,7 @@ async def test_the_menu_offers_what_makes_sense_and_copies_commands(live_run: Pa
 
 
 async def test_y_copies_the_command_of_what_was_done_last(live_run: Path) -> None:
-    async with app_for(live_run).run_test(size=WIDE) as pilot:
-        await settled(pilot)
+    async with watching(live_run) as pilot:
         await pilot.press("y")
         assert pilot.app.clipboard == f"tracon status {RUN} --workspace {live_run.parent}"
         await pilot.press("p")
@@ -106,8 +100,7 @@ async def test_a_dead_run_is_resumed_by_the_command_line(dead_run: Path, monkeyp
         return steer.Result(True, "done")
 
     monkeypatch.setattr(steer, "run_tracon", tracon)
-    async with app_for(dead_run).run_test(size=WIDE) as pilot:
-        await settled(pilot)
+    async with watching(dead_run) as pilot:
         await pilot.press("p", "t")  # there is no process to pause or stop
         await pilot.press("r")
         await until(pilot, lambda: bool(ran), "no command")
@@ -116,8 +109,7 @@ async def test_a_dead_run_is_resumed_by_the_command_line(dead_run: Path, monkeyp
 
 
 async def test_read_only_has_no_key_that_changes_a_run(live_run: Path) -> None:
-    async with app_for(live_run, read_only=True).run_test(size=WIDE) as pilot:
-        await settled(pilot)
+    async with watching(live_run, read_only=True) as pilot:
         await sees(pilot, "read-only")
         footer = shown(pilot.app)[-1]
         for word in ("Pause", "Stop", "Resume", "Actions"):
@@ -136,8 +128,7 @@ async def test_read_only_has_no_key_that_changes_a_run(live_run: Path) -> None:
 async def test_a_refusal_is_shown(live_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused = steer.Result(False, "no process runs it. `tracon resume` starts one")
     monkeypatch.setattr(steer, "submit_request", lambda *_: refused)
-    async with app_for(live_run).run_test(size=WIDE, notifications=True) as pilot:
-        await settled(pilot)
+    async with watching(live_run, notifications=True) as pilot:
         await pilot.press("p")
         await sees(pilot, "no process runs it")
 
@@ -155,8 +146,7 @@ async def test_a_run_is_started_from_the_list(ended_run: Path, monkeypatch: pyte
     monkeypatch.setattr(steer, "preview_plan", lambda *_: plan)
     monkeypatch.setattr(steer, "run_tracon", tracon)
     workspace = ended_run.parent
-    async with app_for(None, workspace=workspace).run_test(size=WIDE) as pilot:
-        await settled(pilot)
+    async with watching(None, workspace=workspace) as pilot:
         await pilot.press("n")
         await until(pilot, lambda: isinstance(pilot.app.screen, Start), "no dialog")
         await sees(pilot, "3 min 16 s")

@@ -13,25 +13,17 @@ from console.app import TraconApp
 from console.feed import Picture
 from console.glossary import Entry
 from console.panels import registry
-from console.panels.panel import Look, Opening, Panel, PanelKind, Place
+from console.panels.panel import Opening, PanelKind, Place, TablePanel
 from console.screens.dialogs import Detail
 from console.widgets.table import Column, Row, Table, cell
 from results.report.terms import Term, term
-from tests.console.conftest import NARROW, WIDE, app_for, sees, settled, shown
+from tests.console.conftest import NARROW, sees, shown, watching
 
 TOYS = Term("toys", "toys", "wooden toys on the bench")
 
 
-class ToyPanel(Panel):
+class ToyPanel(TablePanel):
     """A row per cell of the plan."""
-
-    def __init__(self, look: Look, run_folder: Path, *, id: str) -> None:
-        self._table = Table()
-        super().__init__(look, run_folder, self._table, id=id)
-
-    @property
-    def table(self) -> Table:
-        return self._table
 
     def show(self, picture: Picture) -> None:
         cells = picture.view.cells
@@ -62,8 +54,7 @@ def toy() -> Iterator[PanelKind]:
 
 
 async def test_its_key_opens_it_and_enter_its_row(live_run: Path, toy: PanelKind) -> None:
-    async with app_for(live_run).run_test(size=NARROW) as pilot:
-        await settled(pilot)
+    async with watching(live_run, NARROW) as pilot:
         assert "0" in shown(pilot.app)[3], "the line of tabs names it"
         await pilot.press("0")
         await sees(pilot, "toy 1")
@@ -81,8 +72,7 @@ async def test_its_key_opens_it_and_enter_its_row(live_run: Path, toy: PanelKind
 
 
 async def test_it_is_on_the_dashboard(live_run: Path, toy: PanelKind) -> None:
-    async with app_for(live_run).run_test(size=WIDE) as pilot:
-        await settled(pilot)
+    async with watching(live_run) as pilot:
         await sees(pilot, "0 Toys")
         await sees(pilot, "toy 1")
         assert not pilot.app.screen.query_one("#steps").display, "of the run's own panels the last one is shown"

@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 import psutil
 
-from launch import patching
 from launch.command import build_launch
-from launch.environment import find_engine
+from launch.environment import Engine, find_engine
 from launch.host import read_limits
 from launch.instance import Instance
 from launch.local import LocalBackend
+from launch.patching import PatchUse
 from launch.profile import Profile, load_config
 from results.records.layout import ConfigLayout
 from runners.cli import place_caches
@@ -41,11 +41,12 @@ def profile_without_avx512() -> Profile:
     return msgspec.structs.replace(PROFILE, engine=engine)
 
 
-async def drive(folder: Path) -> dict[str, Any]:
+async def drive(folder: Path, engine_python: Path | None) -> dict[str, Any]:
     """Ask a plain engine, move a prefix between two by Mooncake; what was seen of each."""
     place_caches()
-    profile, engine = profile_without_avx512(), find_engine("cpu")
-    patching.apply(engine)
+    profile, engine = profile_without_avx512(), find_engine("cpu", engine_python)
+    patches = PatchUse(engine)
+    patches.apply()
     async with LocalBackend(profile, engine) as backend:
         pair = Pair(backend, engine, folder, kv_tokens=16384, profile=profile)
         await pair.ready("mooncake")
@@ -56,7 +57,7 @@ async def drive(folder: Path) -> dict[str, Any]:
         async with transport(pair) as bench:
             transfer = await bench.migrate(asked)
         there = await pair.complete("t", asked, **fields)
-        plain = await start_plain(backend, profile, folder / "plain")
+        plain = await start_plain(backend, profile, engine, folder / "plain")
         pair.running["plain"] = plain
         alone = await pair.complete("plain", asked, **fields)
         instances = {name: pair.running[name] for name in (*NAMES, "plain")}
@@ -65,17 +66,19 @@ async def drive(folder: Path) -> dict[str, Any]:
             "answers": [answer["choices"][0]["token_ids"] for answer in (here, there, alone)],
             "kernels": {name: sorted(kernels(instance)) for name, instance in instances.items()},
             "caches": [environment_of(instance)["XDG_CACHE_HOME"] for instance in instances.values()],
+            "users": [psutil.Process(instance.pid).uids().effective for instance in instances.values()],
             "capabilities": [capabilities(instance) for instance in instances.values()],
+            "patches": patches.revert().reason,
             "limits": asdict(read_limits()),
             "cores": {name: len(os.sched_getaffinity(instance.pid)) for name, instance in instances.items()},
         }
 
 
-async def start_plain(backend: LocalBackend, profile: Profile, folder: Path) -> Instance:
-    config, engine = load_config("plain"), find_engine("cpu")
+async def start_plain(backend: LocalBackend, profile: Profile, engine: Engine, folder: Path) -> Instance:
     spec = build_launch(
-        profile, config, engine, instance="plain", port=own_port(23_500, 2), layout=ConfigLayout(folder), launch=1
-    )
+        profile, load_config("plain"), engine,
+        instance="plain", port=own_port(23_500, 2), layout=ConfigLayout(folder), launch=1,
+    )  # fmt: skip
     instance = await backend.start(spec, ignore_start)
     await instance.wait_ready(READY_S)
     return instance
@@ -102,4 +105,4 @@ def kernels(instance: Instance) -> set[str]:
 if __name__ == "__main__":
     scratch = Path(sys.argv[1])
     scratch.mkdir()
-    print(json.dumps(asyncio.run(drive(scratch))))
+    print(json.dumps(asyncio.run(drive(scratch, Path(sys.argv[2]) if len(sys.argv) > 2 else None))))

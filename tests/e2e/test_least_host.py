@@ -8,7 +8,7 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,30 +16,48 @@ from typing import Any
 import psutil
 import pytest
 
+from launch import patching
+from launch.environment import find_engine
 from launch.environment import home as tracon_home
+from launch.patching import NOT_WRITABLE
 from tests.cgroups import Cgroup, limited_cgroup
 from tests.e2e.least_host import PREFIX
-from tests.unprivileged import drop_capabilities
+from tests.unprivileged import UID, OtherUser, another_user, drop_capabilities
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(280)]
 
 
+REPOSITORY = Path(__file__).resolve().parents[2]
+LEASE = """
+import os
+from pathlib import Path
+from state.lease import acquire, lease_state
+from state.store import RunStore
+from tests.state.plans import a_run
+folder = Path(os.environ["TRACON_WORKSPACE"], "20260101-000000-other-user")
+with a_run(folder) as store:
+    with acquire(store) as lease:
+        lease.heartbeat()
+        assert lease_state(store).live
+    assert not lease_state(store).live
+"""
 MEMORY_BYTES = psutil.virtual_memory().total * 3 // 4 // 2**20 * 2**20
 CORES = 0.9
 
 
-def become_least(cgroup: Cgroup) -> None:
+def become_least(cgroup: Cgroup, lose_rights: Callable[[], None]) -> None:
     """For `preexec_fn`: what the driver and its engines may use."""
     cgroup.join()
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    drop_capabilities()
+    lose_rights()
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("least")
-    (made / "home").mkdir(mode=0o500)
-    return made
+def user() -> Iterator[OtherUser]:
+    engine = find_engine("cpu")
+    patching.apply(engine)
+    with another_user(engine.root) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -49,18 +67,28 @@ def cgroup() -> Iterator[Cgroup]:
 
 
 @pytest.fixture(scope="module")
-def seen(folder: Path, cgroup: Cgroup) -> dict[str, Any]:
-    """What the driver reports, of three engines started once for all tests of this file."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("XDG_")}
+def seen(user: OtherUser, cgroup: Cgroup, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the driver reports, of three engines started once for all tests of this file.
+
+    Where there is no other user here, the driver keeps this test's user and loses root's rights.
+    """
+    if user.reason:
+        folder = tmp_path_factory.mktemp("least")
+        (folder / "home").mkdir(mode=0o500)
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("XDG_")}
+        environ = {**kept, "HOME": str(folder / "home"), "TRACON_HOME": str(tracon_home())}
+        python, arguments, lose_rights = Path(sys.executable), [], drop_capabilities
+    else:
+        folder, environ, python = user.folder, user.environ(), user.python
+        arguments, lose_rights = [str(user.engine_python)], user.become
     done = subprocess.run(
-        [sys.executable, "-m", "tests.e2e.least_host", str(folder / "engines")],
-        env={**environ, "HOME": str(folder / "home"), "TRACON_HOME": str(tracon_home())},
-        cwd=Path(__file__).resolve().parents[2],
-        capture_output=True, text=True, timeout=270, umask=0o077, preexec_fn=partial(become_least, cgroup),
+        [python, "-m", "tests.e2e.least_host", str(folder / "engines"), *arguments], env=environ,
+        cwd=REPOSITORY, capture_output=True, text=True, timeout=270, umask=0o077,
+        preexec_fn=partial(become_least, cgroup, lose_rights),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return report
+    return {**report, "folder": folder, "caches_home": environ["TRACON_HOME"]}
 
 
 def test_without_avx512_and_amx_engines_answer_and_move_kv_with_the_avx2_kernels(seen: dict[str, Any]) -> None:
@@ -89,13 +117,43 @@ def test_no_right_of_root_is_needed(seen: dict[str, Any]) -> None:
     assert seen["capabilities"] == [0, 0, 0]
 
 
-def test_nothing_is_written_into_a_read_only_home(seen: dict[str, Any], folder: Path) -> None:
-    assert seen["caches"] == [str(tracon_home() / "caches" / "cache")] * 3
-    assert not list((folder / "home").iterdir())
+def test_a_user_who_may_only_read_the_engine_runs_it_and_leaves_its_patches(
+    seen: dict[str, Any], user: OtherUser
+) -> None:
+    if user.reason:
+        pytest.skip(user.reason)
+    assert seen["users"] == [UID] * 3
+    assert seen["patches"].startswith(NOT_WRITABLE)
+    assert (user.folder / "tracon" / "models" / "tiny-qwen3" / "model.safetensors").stat().st_uid == UID
 
 
-def test_under_a_strict_umask_the_owner_reads_everything(seen: dict[str, Any], folder: Path) -> None:
+def test_a_user_who_may_only_read_the_engine_asks_the_doctor_and_runs_a_run(user: OtherUser) -> None:
+    if user.reason:
+        pytest.skip(user.reason)
+
+    def run(*arguments: str) -> str:
+        done = subprocess.run(
+            [user.python, *arguments], env=user.environ(TRACON_WORKSPACE=str(user.folder / "runs")),
+            preexec_fn=user.become, cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    report = json.loads(run("-m", "runners.cli", "doctor", "--json", "--engine-python", str(user.engine_python)))
+    states = {row["what"]: row["state"] for row in report["rows"]}
+    assert [states[what] for what in ("engine", "patches", "disk for engines", "disk for runs")] == ["ok"] * 4
+    assert all(config["ok"] for config in report["configs"])
+    run("-c", LEASE)
+    assert "20260101-000000-other-user" in run("-m", "runners.cli", "list", "--json")
+
+
+def test_nothing_is_written_into_a_read_only_home(seen: dict[str, Any]) -> None:
+    assert seen["caches"] == [str(Path(seen["caches_home"]) / "caches" / "cache")] * 3
+    assert not list((seen["folder"] / "home").iterdir())
+
+
+def test_under_a_strict_umask_the_owner_reads_everything(seen: dict[str, Any]) -> None:
     assert seen["answers"]
-    files = [path for path in (folder / "engines").rglob("*") if path.is_file()]
+    files = [path for path in (seen["folder"] / "engines").rglob("*") if path.is_file()]
     assert any(path.suffix == ".jsonl" for path in files)
     assert not [path for path in files if stat.S_IMODE(path.stat().st_mode) & 0o477 != 0o400]

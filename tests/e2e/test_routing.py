@@ -16,7 +16,7 @@ import pytest
 
 from results.records.decisions import DecisionRecord, KvTransfer
 from results.records.layout import RunLayout, is_complete, trial_layouts
-from results.routing.load import collect
+from results.routing.load import load_cells
 from state.events import CellChanged, MigrationChanged, RouterSampled
 from state.run import CellState, RunState
 from state.store import RunStore
@@ -83,7 +83,7 @@ def test_every_cell_is_measured_once_and_nothing_stays(folder: Path) -> None:
 
 
 def test_every_cell_has_its_artifacts_whole(folder: Path) -> None:
-    cells, gaps = collect(folder)
+    cells, gaps = load_cells(folder)
     assert {cell.record.label for cell in cells} == POLICIES
     assert gaps == ()
     for layout in trial_layouts(folder):
@@ -96,7 +96,7 @@ def test_every_cell_has_its_artifacts_whole(folder: Path) -> None:
 
 
 def test_all_policies_replayed_the_same_turns(folder: Path) -> None:
-    cells, _ = collect(folder)
+    cells, _ = load_cells(folder)
     seen = set()
     for cell in cells:
         assert cell.turns is not None
@@ -107,14 +107,14 @@ def test_all_policies_replayed_the_same_turns(folder: Path) -> None:
 
 
 def test_the_engines_saw_the_traces_reuse_and_no_more_than_it(folder: Path) -> None:
-    cells, _ = collect(folder)
+    cells, _ = load_cells(folder)
     apc = {cell.record.label: hit_share(cell.record.engines) for cell in cells}
     bound = cells[0].record.trace["apc_bound_any"]
     assert 0.5 * bound < apc["unified"] <= bound + 0.01, "the others' engines also saw the legs of what they moved"
 
 
 def transfers(folder: Path, label: str) -> list[KvTransfer]:
-    cells, _ = collect(folder)
+    cells, _ = load_cells(folder)
     path = next(folder / Path(cell.path).parent / "decisions.jsonl" for cell in cells if cell.record.label == label)
     records = msgspec.json.Decoder(DecisionRecord).decode_lines(path.read_bytes())
     return [record.outcome.transfer for record in records if record.outcome and record.outcome.transfer]
@@ -122,7 +122,7 @@ def transfers(folder: Path, label: str) -> list[KvTransfer]:
 
 def came_from_elsewhere(folder: Path, label: str) -> float:
     """Prompt tokens that the cell's engines say they took from another one."""
-    cells, _ = collect(folder)
+    cells, _ = load_cells(folder)
     engines = next(cell.record.engines for cell in cells if cell.record.label == label)
     return sum(engine.prompt_tokens_by_source["external_kv_transfer"] for engine in engines)
 
@@ -145,7 +145,7 @@ def test_kv_moved_and_the_engines_say_so_too(folder: Path, label: str, purpose: 
 def test_the_engines_log_of_what_moved_lies_with_the_cell(folder: Path) -> None:
     done = [move for move in transfers(folder, "EAR") if move.status == "transferred" and move.external_tokens]
     assert done
-    cells, _ = collect(folder)
+    cells, _ = load_cells(folder)
     cell = next(cell for cell in cells if cell.record.label == "EAR")
     root = folder / Path(cell.path).parent
     logs = [root / name for name in cell.record.checksums if Path(name).name.startswith("transfer.")]
@@ -159,7 +159,7 @@ def test_the_engines_log_of_what_moved_lies_with_the_cell(folder: Path) -> None:
 
 
 def test_nobody_was_left_without_an_answer_by_a_movement(folder: Path) -> None:
-    cells, _ = collect(folder)
+    cells, _ = load_cells(folder)
     for cell in cells:
         assert cell.turns is not None
         assert cell.record.replay["completed"] == cell.record.replay["turns"], cell.record.label

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -42,3 +43,9 @@ async def started(spec: LaunchSpec) -> AsyncIterator[Instance]:
     """The launch, running; ended afterwards."""
     async with LocalBackend(PROFILE, ENGINE) as backend:
         yield await backend.start(spec, ignore_start)
+
+
+def pid_with_model(log: str) -> int:
+    """The process of an engine that runs the model."""
+    (pid,) = set(re.findall(r"pid=(\d+)\).*Starting to load model", log))
+    return int(pid)

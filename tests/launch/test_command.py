@@ -9,61 +9,51 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from launch.command import LaunchSpec, Unwritable, build_launch, ports_needed, whole_env, write_launch
 from launch.environment import Engine
-from launch.profile import config_names, load_config, load_profile, profile_names
+from launch.profile import Profile, config_names, load_config, load_profile, profile_names
 from results.records.layout import ConfigLayout
 
 SECRET = "hf_" + "x" * 30
 
 
-def spec_of(folder: Path, config: str = "plain", profile: str = "cpu-tiny", launch: int = 1) -> LaunchSpec:
-    settings = load_profile(profile)
+def spec_of(
+    folder: Path, config: str = "plain", profile: str | Profile = "cpu-tiny", launch: int = 1, **options: Any
+) -> LaunchSpec:
+    settings = load_profile(profile) if isinstance(profile, str) else profile
     engine = Engine(
         kind=settings.engine.kind, python=Path(sys.executable), root=folder, site_packages=folder, versions={},
         env={"LD_LIBRARY_PATH": "/somewhere/lib"},
     )  # fmt: skip
     return build_launch(
-        settings,
-        load_config(config),
-        engine,
-        instance=f"{config}-{launch}",
-        port=18123,
-        layout=ConfigLayout(folder),
-        launch=launch,
-    )
+        settings, load_config(config), engine,
+        instance=f"{config}-{launch}", port=18123, layout=ConfigLayout(folder), launch=launch, **options,
+    )  # fmt: skip
+
+
+def with_engine(**changes: Any) -> Profile:
+    """The CPU profile with other settings of its engine."""
+    profile = load_profile("cpu-tiny")
+    return msgspec.structs.replace(profile, engine=msgspec.structs.replace(profile.engine, **changes))
 
 
 @pytest.mark.parametrize("config", config_names())
 def test_what_proofs_need_of_an_engine_is_never_given_to_a_measured_one(tmp_path: Path, config: str) -> None:
-    settings, profile = load_config(config), load_profile("cpu-tiny")
-    engine = Engine(kind="cpu", python=Path(sys.executable), root=tmp_path, site_packages=tmp_path, versions={})
-    measured, proven = (
-        build_launch(
-            profile, settings, engine,
-            instance="one", port=18123, layout=ConfigLayout(tmp_path), launch=1, preflight=preflight,
-        )
-        for preflight in (False, True)
-    )  # fmt: skip
+    measured, proven = (spec_of(tmp_path, config, preflight=preflight) for preflight in (False, True))
     assert proven.argv == measured.argv
-    assert {name: value for name, value in proven.env.items() if name not in measured.env} == settings.preflight.env
+    assert {name: value for name, value in proven.env.items() if name not in measured.env} == (
+        load_config(config).preflight.env
+    )
     assert not set(measured.env) & {"VLLM_SERVER_DEV_MODE", "TRACON_REPAIRS"}
 
 
 def test_the_transfer_log_is_written_beside_the_rings_of_launches_that_ask_for_it(tmp_path: Path) -> None:
-    profile = load_profile("cpu-tiny")
-    engine = Engine(kind="cpu", python=Path(sys.executable), root=tmp_path, site_packages=tmp_path, versions={})
-    without, logged = (
-        build_launch(
-            profile, load_config("mooncake_both"), engine,
-            instance="one", port=18123, layout=ConfigLayout(tmp_path), launch=2, transfer_log=transfer_log,
-        )
-        for transfer_log in (False, True)
-    )  # fmt: skip
+    without, logged = (spec_of(tmp_path, "mooncake_both", launch=2, transfer_log=log) for log in (False, True))
     assert "TRACON_TRANSFER_LOG" not in without.env
     assert {name: value for name, value in logged.env.items() if name not in without.env} == {
         "TRACON_TRANSFER_LOG": str(logged.rings)
@@ -71,15 +61,8 @@ def test_the_transfer_log_is_written_beside_the_rings_of_launches_that_ask_for_i
 
 
 def test_a_profile_cannot_let_a_cpu_engine_compile(tmp_path: Path) -> None:
-    settings = load_profile("cpu-tiny")
-    own = msgspec.structs.replace(
-        settings.engine, enforce_eager=False, env={"TORCHDYNAMO_DISABLE": "0", "TORCH_COMPILE_DISABLE": "0"}
-    )
-    engine = Engine(kind="cpu", python=Path(sys.executable), root=tmp_path, site_packages=tmp_path, versions={})
-    spec = build_launch(
-        msgspec.structs.replace(settings, engine=own), load_config("plain"), engine,
-        instance="one", port=18123, layout=ConfigLayout(tmp_path), launch=1,
-    )  # fmt: skip
+    compiling = {"TORCHDYNAMO_DISABLE": "0", "TORCH_COMPILE_DISABLE": "0"}
+    spec = spec_of(tmp_path, profile=with_engine(enforce_eager=False, env=compiling))
     assert "--enforce-eager" not in spec.argv
     assert (spec.env["TORCHDYNAMO_DISABLE"], spec.env["TORCH_COMPILE_DISABLE"]) == ("1", "1")
 
@@ -89,12 +72,8 @@ def option(spec: LaunchSpec, name: str) -> str:
 
 
 def test_a_cell_may_give_its_engines_a_block_size_arguments_and_variables(tmp_path: Path) -> None:
-    settings = load_profile("cpu-tiny")
-    smaller = msgspec.structs.replace(settings, engine=msgspec.structs.replace(settings.engine, block_size=32))
-    engine = Engine(kind="cpu", python=Path(sys.executable), root=tmp_path, site_packages=tmp_path, versions={})
-    spec = build_launch(
-        smaller, load_config("plain"), engine,
-        instance="e0-1", port=18123, layout=ConfigLayout(tmp_path), launch=1,
+    spec = spec_of(
+        tmp_path, profile=with_engine(block_size=32),
         extra_args=("--kv-events-config", "{}"), extra_env={"CUDA_VISIBLE_DEVICES": "3"},
     )  # fmt: skip
     assert option(spec, "--block-size") == "32"
@@ -208,6 +187,38 @@ def test_a_folder_that_cannot_be_written_is_an_error_with_a_remedy(tmp_path: Pat
 def test_the_engine_does_not_inherit_the_settings_of_our_own_python() -> None:
     env = whole_env({"A": "1"}, {"PATH": "/bin", "PYTHONHOME": "/ours", "VIRTUAL_ENV": "/ours", "A": "0"})
     assert env == {"PATH": "/bin", "A": "1"}
+
+
+@pytest.mark.parametrize(
+    ("online", "usable"),
+    [
+        ({0}, {0}),
+        (set(range(4)), set(range(4))),
+        (set(range(64)), {5, 63}),
+        ({*range(0, 32), *range(40, 96)}, {*range(0, 32), *range(40, 96)}),
+    ],
+    ids=["1 core", "4 cores", "2 of 64 cores", "2 sockets with cores 32 to 39 offline"],
+)
+@pytest.mark.parametrize("config", ["plain", "nixl_both"])
+def test_an_engine_gets_one_thread_and_every_core_of_any_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: str, online: set[int], usable: set[int]
+) -> None:
+    """Two engines of a comparison must compute alike: no thread count follows from the host, and none is pinned."""
+    here = spec_of(tmp_path, config)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("the affinity is the user's")
+
+    monkeypatch.setattr(os, "cpu_count", lambda: len(online))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: usable)
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    assert spec_of(tmp_path, config) == here
+    inherited = {"OMP_NUM_THREADS": "64", "OMP_PLACES": "{0:64}", "OMP_PROC_BIND": "true", "GOMP_CPU_AFFINITY": "0-63"}
+    env = whole_env(here.env, inherited)
+    assert (env["OMP_NUM_THREADS"], env["VLLM_CPU_OMP_THREADS_BIND"]) == ("1", "nobind")
+    assert not env.keys() & {"OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"}
+    with_threads = whole_env({"A": "1"}, inherited)
+    assert with_threads["OMP_PROC_BIND"] == "true", "an engine of a profile without a thread count keeps the user's"
 
 
 def test_a_profile_of_another_model_writes_no_tiny_model(tmp_path: Path) -> None:

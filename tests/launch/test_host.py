@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import stat
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -127,8 +130,56 @@ def test_caches_leave_a_home_folder_that_cannot_be_written(tmp_path: Path) -> No
         "XDG_CACHE_HOME": str(tmp_path / "caches" / "cache"),
         "TRITON_CACHE_DIR": str(tmp_path / "caches" / "triton"),
     }
-    nowhere = cache_env({}, home, home / "caches")
-    assert f"tracon-caches-{os.getuid()}" in nowhere["XDG_CACHE_HOME"]
+
+
+NAME = f"tracon-caches-{os.getuid()}"
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "t"))
+    (tmp_path / "t").mkdir()
+    (tmp_path / "home").touch()
+    return tmp_path / "t"
+
+
+def caches_without_a_home(temporary: Path) -> Path:
+    """Where the caches go when neither the home folder nor TRACON_HOME can be written."""
+    home = temporary.with_name("home")
+    return Path(cache_env({}, home, home / "caches")["XDG_CACHE_HOME"]).parent
+
+
+def test_caches_without_any_other_place_share_one_private_folder(temporary: Path) -> None:
+    assert caches_without_a_home(temporary) == caches_without_a_home(temporary) == temporary / NAME
+    assert stat.S_IMODE((temporary / NAME).stat().st_mode) == 0o700
+
+
+def link_elsewhere(folder: Path) -> None:
+    folder.with_name("elsewhere").mkdir()
+    folder.symlink_to("elsewhere")
+
+
+def open_to_others(folder: Path) -> None:
+    folder.mkdir()
+    folder.chmod(0o777)
+
+
+def give_away(folder: Path) -> None:
+    folder.mkdir(mode=0o755)
+    try:
+        os.chown(folder, 65534, 65534)
+    except PermissionError:
+        pytest.skip("only root can make another user's folder")
+
+
+@pytest.mark.parametrize("prepare", [Path.touch, link_elsewhere, open_to_others, give_away])
+def test_caches_never_go_into_a_folder_that_others_may_write(temporary: Path, prepare: Callable[[Path], None]) -> None:
+    prepare(temporary / NAME)
+    before = sorted(temporary.iterdir())
+    (made,) = {caches_without_a_home(temporary)} - set(before)
+    assert made.name.startswith(f"{NAME}-")
+    assert (made.stat().st_uid, stat.S_IMODE(made.stat().st_mode)) == (os.getuid(), 0o700)
+    assert not list((temporary / "elsewhere").glob("*"))
 
 
 def test_downloaded_models_stay_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

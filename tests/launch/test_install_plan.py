@@ -13,10 +13,10 @@ from launch.install_plan import (
     LOCKS,
     TORCH_CPU_INDEX,
     find_links,
+    find_torch_wheel,
     install_environ,
     install_plan,
     locked_versions,
-    torch_origin,
 )
 
 WHEEL = "torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl"
@@ -119,7 +119,7 @@ def test_find_links_takes_several_entries_of_both_variables(tmp_path: Path) -> N
 
 def test_a_wheel_with_an_escaped_name_fits(tmp_path: Path) -> None:
     (tmp_path / WHEEL.replace("+", "%2B")).touch()
-    assert torch_origin([str(tmp_path)], "2.13.0+cpu").local is not None
+    assert find_torch_wheel([str(tmp_path)], "2.13.0+cpu") is not None
 
 
 def test_the_commands_do_not_inherit_the_callers_python() -> None:

@@ -17,12 +17,13 @@ import psutil
 import pytest
 
 from launch.attach import AttachedInstance
-from launch.death import cause, diagnose
+from launch.death import cause, describe_stall, diagnose
 from launch.errors import LaunchError
-from launch.instance import CrashedAtStart, ReadyTimeout, end_leftover
+from launch.instance import HOLD_CALLS, CrashedAtStart, ReadyTimeout, end_leftover
 from launch.local import LocalBackend
 from launch.ports import LOOPBACK, PortTaken, free_port, is_free
-from launch.processes import ProcessIdentity, boot_id, identify, is_same, members
+from launch.processes import ProcessIdentity, identify, is_same, members
+from state.process import boot_id
 from tests.launch.engines import ENGINE, PROFILE, ignore_start, program, started
 from tests.launch.programs import CHILD_DIES, STUBBORN, pids_noted, running, wait_until
 
@@ -149,12 +150,31 @@ async def test_a_stall_is_read_once_and_only_when_its_line_is_whole(tmp_path: Pa
             log.flush()
             assert [stall.frame for stall in instance.read_stalls()] == ["/x/core.py:1 in step"]
             assert instance.read_stalls(last=True) == ()
-            log.write("Timeout (0:00:05)!\nThread 0x1 (most recent call first):\n")
-            log.flush()
-            assert instance.read_stalls() == (), "the stacks are still being written"
-            log.write('  File "/x/core.py", line 2 in wait\n\n')
-            log.flush()
-            assert [stall.frame for stall in instance.read_stalls()] == ["/x/core.py:2 in wait"]
+
+
+HELD = 'Timeout (0:00:05)!\nThread 0x1 (most recent call first):\n  File "/x/core.py", line 2 in wait\n\n'
+ENDED = "[tracon] no Python thread ran for 8.1 s (pid 9)\n"
+
+
+async def test_a_process_that_was_held_up_across_two_calls_is_one_stall(tmp_path: Path) -> None:
+    async with started(program(tmp_path, "import time; time.sleep(600)")) as instance:
+        with instance.spec.stderr.open("a") as log:
+
+            def read(text: str, *, last: bool = False) -> list[str]:
+                log.write(text)
+                log.flush()
+                return [describe_stall(stall) for stall in instance.read_stalls(last=last)]
+
+            whole = "no Python thread ran for 8.1 s (pid 9): last Python frame /x/core.py:2 in wait"
+            unended = "no Python thread ran for 5 s: last Python frame /x/core.py:2 in wait"
+            assert read(HELD) == []
+            assert read(ENDED) == [whole]
+            waited = [read(HELD if call == 0 else "") for call in range(HOLD_CALLS + 1)]
+            assert waited == [*([[]] * HOLD_CALLS), [unended]]
+            assert read("") == []
+            assert read(ENDED) == [], "it has been returned"
+            assert read(HELD + ENDED) == [whole]
+            assert read(HELD, last=True) == [unended]
 
 
 async def test_the_log_of_an_earlier_launch_is_not_taken_for_this_one(tmp_path: Path) -> None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
+import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
@@ -20,7 +25,7 @@ from launch.patching import PatchUse
 from launch.preflight import verify
 from launch.profile import load_config, load_profile
 from results.records.layout import ConfigLayout
-from tests.launch.engines import ignore_start
+from tests.launch.engines import ignore_start, pid_with_model
 from tests.launch.programs import running, wait_until
 from tests.ports import own_port
 
@@ -61,14 +66,9 @@ async def test_plain_starts_by_fork_server_serves_and_passes_pre_flight(tmp_path
     async with LocalBackend(profile, engine) as backend:
         for launch in (1, 2):
             spec = build_launch(
-                profile,
-                config,
-                engine,
-                instance=f"plain-{launch}",
-                port=own_port(22_000, 2),
-                layout=layout,
-                launch=launch,
-            )
+                profile, config, engine,
+                instance=f"plain-{launch}", port=own_port(22_000, 2), layout=layout, launch=launch,
+            )  # fmt: skip
             write_launch(spec, layout)
             instance = await backend.start(spec, ignore_start)
             await instance.wait_ready(START_S)
@@ -81,48 +81,62 @@ async def test_plain_starts_by_fork_server_serves_and_passes_pre_flight(tmp_path
             assert report.exit_code == 0, instance.tail(60)
 
 
-async def test_a_signal_to_the_engine_process_of_a_serving_engine_is_named_with_its_frame(tmp_path: Path) -> None:
-    profile, engine = load_profile("cpu-tiny"), find_engine("cpu")
+STALL_S = 1.0
+
+
+@pytest.mark.parametrize(("number", "executor"), [(signal.SIGSEGV, "uni"), (signal.SIGKILL, "mp")])
+async def test_what_stops_the_processes_of_a_serving_engine_is_named(
+    tmp_path: Path, number: signal.Signals, executor: str
+) -> None:
+    """First the process with the model is held up, then a signal ends the engine process."""
+    base, engine = load_profile("cpu-tiny"), find_engine("cpu")
+    profile = msgspec.structs.replace(base, launch=msgspec.structs.replace(base.launch, executor=executor))
     patches = PatchUse(engine)
     patches.apply()
     try:
         async with LocalBackend(profile, engine) as backend:
-            for launch, number in enumerate((signal.SIGSEGV, signal.SIGKILL), 1):
-                layout = ConfigLayout(tmp_path / str(launch))
-                spec = build_launch(
-                    profile,
-                    load_config("plain"),
-                    engine,
-                    instance=f"plain-{launch}",
-                    port=own_port(22_000, 2),
-                    layout=layout,
-                    launch=launch,
-                )
-                write_launch(spec, layout)
-                instance = await backend.start(spec, ignore_start)
-                await instance.wait_ready(START_S)
-                async with http_client(instance.url) as client:
-                    body = {"model": instance.model, "prompt": [1, 2, 3], "max_tokens": 4}
-                    answer = await client.post("/v1/completions", json=body, timeout=START_S)
-                assert answer.status_code == 200
-                assert await instance.find_death() is None
-                (core,) = psutil.Process(instance.pid).children()
-                core.send_signal(number)
-                for _ in range(200):
-                    if death := await instance.find_death():
-                        break
-                    await asyncio.sleep(0.1)
-                assert death is not None
-                assert (death.ended_by, death.process, death.pid) == (number.name, "EngineCore", core.pid)
-                if number is signal.SIGSEGV:
-                    assert "vllm/v1/engine/core.py" in death.frame
-                else:
-                    assert "OOM killer" in death.kernel
-                assert number.name in await instance.explain_death()
-                assert death.last_lines
-                await instance.stop(profile.launch.stop_grace_s, 0.0)
+            spec = build_launch(
+                profile, load_config("plain"), engine,
+                instance="plain-1", port=own_port(22_000, 2), layout=ConfigLayout(tmp_path), launch=1,
+                extra_env={"TRACON_STALL_S": str(STALL_S)},
+            )  # fmt: skip
+            instance = await backend.start(spec, ignore_start)
+            await instance.wait_ready(START_S)
+            async with http_client(instance.url) as client:
+                body = {"model": instance.model, "prompt": [1, 2, 3], "max_tokens": 4}
+                answer = await client.post("/v1/completions", json=body, timeout=START_S)
+            assert answer.status_code == 200
+            assert instance.read_stalls() == ()
+            (core,) = psutil.Process(instance.pid).children()
+            with_model = psutil.Process(pid_with_model(instance.log()))
+            assert with_model.pid in {child.pid for child in core.children()} if executor == "mp" else {core.pid}
+            with_model.suspend()
+            await asyncio.sleep(2 * STALL_S)
+            with_model.resume()
+            (stall,) = await wait_for(instance.read_stalls)
+            assert re.fullmatch(rf"no Python thread ran for [\d.]+ s \(pid {with_model.pid}\)", stall.text)
+            assert stall.frame
+            assert await instance.find_death() is None
+            core.send_signal(number)
+            death = await wait_for(instance.find_death)
+            assert (death.ended_by, death.process, death.pid) == (number.name, "EngineCore", core.pid)
+            if number is signal.SIGSEGV:
+                assert "vllm/v1/engine/core.py" in death.frame
+            else:
+                assert "OOM killer" in death.kernel
+            assert number.name in await instance.explain_death()
+            assert death.last_lines
     finally:
         patches.revert()
+
+
+async def wait_for(ask: Callable[[], Any]) -> Any:  # noqa: ANN401 - whatever `ask` returns once it is not empty
+    for _ in range(200):
+        answer = ask()
+        if answer := await answer if inspect.isawaitable(answer) else answer:
+            return answer
+        await asyncio.sleep(0.1)
+    raise AssertionError(f"{ask} returned nothing")
 
 
 @pytest.mark.fault

@@ -12,6 +12,7 @@ from typing import Any
 SCHEDULER_MODULE = "vllm.v1.core.sched.scheduler"
 OUTPUT_MODULE = "vllm.v1.core.sched.output"
 FACTORY_MODULE = "vllm.distributed.kv_transfer.kv_connector.factory"
+WORKER_MODULE = "vllm.v1.worker.worker_base"
 
 
 class Role(enum.Enum):
@@ -155,6 +156,16 @@ def make_factory(connector: Callable[[], Any]) -> type:
     return KVConnectorFactory
 
 
+def make_worker_base() -> type:
+    """A fresh WorkerBase class, to be derived from."""
+
+    class WorkerBase:
+        def __init__(self, vllm_config: object, rank: int = 0) -> None:
+            self.parallel_config = getattr(vllm_config, "parallel_config", None)
+
+    return WorkerBase
+
+
 def modules(
     scheduler: type,
     factory: type,
@@ -168,6 +179,7 @@ def modules(
         SCHEDULER_MODULE: {"Scheduler": scheduler},
         OUTPUT_MODULE: {"SchedulerOutput": output, "CachedRequestData": cached, "NewRequestData": NewRequestData},
         FACTORY_MODULE: {"KVConnectorFactory": factory},
+        WORKER_MODULE: {"WorkerBase": make_worker_base()},
     }
     made = {name: ModuleType(name) for name in content}
     for name, names in content.items():

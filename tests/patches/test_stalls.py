@@ -50,9 +50,32 @@ time.sleep(0.8)
 """
 
 
-def run(how: str, folder: Path, limit_s: float | str = LIMIT_S) -> str:
+WORKER = """
+import sys, time
+from types import SimpleNamespace
+from patches import stalls
+from tests.patches import fake_vllm
+modules = fake_vllm.modules(fake_vllm.make_scheduler(), fake_vllm.make_factory(fake_vllm.Connector))
+sys.modules.update(modules)
+class Worker(modules[fake_vllm.WORKER_MODULE].WorkerBase):
+    def execute_model(self, scheduler_output):
+        time.sleep(scheduler_output)
+    def sample_tokens(self, grammar_output):
+        time.sleep(grammar_output)
+stalls.watch_each_worker()
+stalls.watch_each_worker()
+worker = Worker(SimpleNamespace(parallel_config=SimpleNamespace(distributed_executor_backend=sys.argv[1])))
+time.sleep(1.5)
+worker.execute_model(0.0)
+worker.sample_tokens(1.5)
+time.sleep(1.5)
+worker.execute_model(1.5)
+"""
+
+
+def run(how: str, folder: Path, limit_s: float | str = LIMIT_S, program: str = PROGRAM) -> str:
     done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", PROGRAM, how, str(folder / "engine_step.jsonl")],
+        [sys.executable, "-X", "faulthandler", "-c", program, how, str(folder / "engine_step.jsonl")],
         cwd=ROOT, env={"TRACON_STALL_S": str(limit_s), "PATH": ""}, capture_output=True, text=True, check=True,
         timeout=60,
     )  # fmt: skip
@@ -91,3 +114,10 @@ def test_an_engine_that_is_idle_or_at_work_reports_nothing(tmp_path: Path, how: 
 def test_zero_turns_the_watch_off_and_a_wrong_limit_leaves_the_engine_running(tmp_path: Path) -> None:
     assert run("sleeps", tmp_path, 0) == ""
     assert run("works", tmp_path, "soon").startswith("[tracon] stalled steps are not reported: ValueError")
+
+
+def test_a_worker_in_a_process_of_its_own_is_watched_while_it_executes(tmp_path: Path) -> None:
+    log = run("mp", tmp_path, program=WORKER)
+    stalled = re.findall(r"has run for 0.6 s, <string>:\d+ in (\w+) \(step (\d)", log)
+    assert stalled == [("sample_tokens", "2"), ("execute_model", "3")]
+    assert run("uni", tmp_path, program=WORKER) == "", "the scheduler's watch covers it"

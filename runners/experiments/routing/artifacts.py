@@ -13,7 +13,7 @@ import msgspec
 from results.records.decisions import DecisionRecord
 from results.records.layout import TrialLayout, publish, sha256, write_atomic
 from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TurnRecord
-from results.routing.summary import summarise
+from results.routing.summary import summarise_cell
 from runners.campaign.context import RunContext
 from runners.campaign.engine_group import Member
 from runners.campaign.provenance import commit_of
@@ -82,7 +82,7 @@ def put_in_place(
     measured = (written.config, written.metrics, written.decisions, written.engines, written.apc, written.gpu_util)
     logs = written.transfer_logs()
     record = replace(record, checksums={str(path.relative_to(folder)): sha256(path) for path in (*measured, *logs)})
-    summary, breakdown = summarise(turns, decisions, record, _rows(written.engines, EngineSample))
+    summary, breakdown = summarise_cell(turns, decisions, record, _rows(written.engines, EngineSample))
     summary["movements"] = movements(decisions)
     _write(written.summary, summary)
     _write(written.breakdown, breakdown)

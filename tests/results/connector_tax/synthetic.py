@@ -15,10 +15,14 @@ import numpy.typing as npt
 import pyarrow as pa
 from scipy import stats
 
+from results.connector_tax.analyse import Analysis, analyse
+from results.connector_tax.report import build_report
 from results.measures.step_records import write_steps
 from results.records.frames import STEP_SCHEMA
 from results.records.layout import ConfigLayout, RunLayout, sha256
 from results.records.schemas import CellRecord, MetricsRecord, RequestRecord, RequestStatus
+from results.report.document import render_markdown
+from results.report.figure import Figure
 
 SIGMA = 0.25
 Z90 = float(stats.norm.ppf(0.9))
@@ -311,6 +315,18 @@ def write_run(root: Path, run: Run) -> RunLayout:
     layout.preflight_status.write_bytes(msgspec.json.encode(gates))
     layout.plan.write_bytes(msgspec.json.encode(_plan(run, loads)))
     return layout
+
+
+def write_measured_run(root: Path, run: Run) -> RunLayout:
+    """The same with the reference rates that its Phase A gives."""
+    layout = write_run(root, run)
+    layout.reference_rates.write_bytes(analyse(root).rates.to_json())
+    return layout
+
+
+def report_text(analysis: Analysis, figures: Sequence[Figure] = ()) -> str:
+    """`report.md`."""
+    return render_markdown("Run", build_report(analysis), figures)
 
 
 def run_cells(run: Run) -> Iterator[Cell]:

@@ -14,13 +14,13 @@ from results.connector_tax.combined_taxes import (
     Amplification,
     Decomposition,
     Trend,
-    additive,
-    additivities,
-    amplifications,
-    decompositions,
+    add_up_taxes,
+    amplify_taxes,
+    decompose_taxes,
+    follow_trends,
+    judge_sum,
     nixl_gap,
     reference_load,
-    trends,
 )
 from results.connector_tax.measurements import Measurements
 from results.connector_tax.tax import Metric
@@ -51,7 +51,7 @@ def ttft_of(rows: Iterable[_Row]) -> _Row:
 @pytest.mark.parametrize("trials", [(0,), (0, 1, 2, 3)])
 def test_framework_and_implementation_make_up_the_tax(trials: Sequence[int]) -> None:
     taxes = {"noop_connector": 0.10, "mooncake_both": 0.45}
-    rows = [ttft_of(decompositions(at_safe(taxes, seed, trials), RATES)) for seed in SEEDS]
+    rows = [ttft_of(decompose_taxes(at_safe(taxes, seed, trials), RATES)) for seed in SEEDS]
     assert as_promised(covers(row.total, 0.45) for row in rows)
     assert as_promised(covers(row.framework, 0.10) for row in rows)
     assert as_promised(covers(row.implementation, 0.35) for row in rows)
@@ -68,13 +68,13 @@ def test_plains_noise_is_in_both_parts_and_drawn_once() -> None:
         Truth("noop_connector", 0.1, sigma=0.01),
         Truth("mooncake_both", 0.2, sigma=0.01),
     ]
-    row = ttft_of(decompositions(measurements(noisy), RATES))
+    row = ttft_of(decompose_taxes(measurements(noisy), RATES))
     widths = [high - low for low, high in map(bounds, (row.total, row.implementation))]
     assert widths[1] < widths[0] / 4
 
 
 def test_without_the_framework_the_total_stands_alone() -> None:
-    row = ttft_of(decompositions(at_safe({"mooncake_both": 0.45}), RATES))
+    row = ttft_of(decompose_taxes(at_safe({"mooncake_both": 0.45}), RATES))
     assert row.total.value == pytest.approx(0.45, abs=0.1)
     for lacking in (row.framework, row.implementation, row.framework_share):
         assert (lacking.value, lacking.reason) == (None, "noop_connector was not measured at this load")
@@ -84,7 +84,7 @@ def test_without_the_framework_the_total_stands_alone() -> None:
 @pytest.mark.parametrize("trials", [range(4), range(6)])
 def test_a_known_non_additivity_is_found(multi: float, verdict: Additive, trials: Sequence[int]) -> None:
     taxes = {"mooncake_both": 0.25, "lmcache_only": 0.15, "multi_mooncake_lmcache": multi}
-    rows = [ttft_of(additivities(at_safe(taxes, seed, trials), RATES)) for seed in SEEDS]
+    rows = [ttft_of(add_up_taxes(at_safe(taxes, seed, trials), RATES)) for seed in SEEDS]
     assert as_promised(covers(row.total, 0.40) for row in rows)
     assert as_promised(covers(row.excess, multi - 0.40) for row in rows)
     assert as_promised(covers(row.relative_excess, (multi - 0.40) / multi) for row in rows)
@@ -94,17 +94,17 @@ def test_a_known_non_additivity_is_found(multi: float, verdict: Additive, trials
 
 
 def test_additivity_near_its_limit_is_undecided_and_says_which() -> None:
-    assert additive(Estimate(0.3, 0.2, 0.4, launches=3)) == (Additive.UNDECIDED, "the interval straddles +30%")
+    assert judge_sum(Estimate(0.3, 0.2, 0.4, launches=3)) == (Additive.UNDECIDED, "the interval straddles +30%")
     wide = Estimate(0.0, -0.5, 0.5, launches=3)
-    assert additive(wide) == (Additive.UNDECIDED, "the interval straddles -30% and +30%")
-    assert additive(Estimate(0.1, None, None, reason="9 samples", launches=3)) == (Additive.UNDECIDED, "9 samples")
+    assert judge_sum(wide) == (Additive.UNDECIDED, "the interval straddles -30% and +30%")
+    assert judge_sum(Estimate(0.1, None, None, reason="9 samples", launches=3)) == (Additive.UNDECIDED, "9 samples")
 
 
 def test_a_missing_part_of_the_sum_is_named() -> None:
-    row = ttft_of(additivities(at_safe({"mooncake_both": 0.25}), RATES))
+    row = ttft_of(add_up_taxes(at_safe({"mooncake_both": 0.25}), RATES))
     assert row.verdict == Additive.UNDECIDED
     assert row.reason == "multi_mooncake_lmcache was not measured at this load"
-    assert additivities(at_safe({"nixl_both": 0.25}), RATES) == ()
+    assert add_up_taxes(at_safe({"nixl_both": 0.25}), RATES) == ()
 
 
 def test_the_gap_between_mooncake_and_nixl_is_found() -> None:
@@ -122,7 +122,7 @@ def test_what_queueing_adds_is_found_per_config_and_shape() -> None:
     ]  # fmt: skip
     truths = [replace(truth, trials=range(4)) for truth in once]
     runs = [
-        {row.phases: row for row in amplifications(measurements(truths, seed), RATES) if row.metric == TTFT}
+        {row.phases: row for row in amplify_taxes(measurements(truths, seed), RATES) if row.metric == TTFT}
         for seed in SEEDS
     ]
     assert as_promised(covers(rows["A", "A"].amplification, 0.8) for rows in runs)
@@ -134,7 +134,7 @@ def test_what_queueing_adds_is_found_per_config_and_shape() -> None:
 
 def test_one_rate_for_both_references_amplifies_nothing_that_could_be_told() -> None:
     rates = ReferenceRates(4.0, 4.0, "", "")
-    row = ttft_of(amplifications(at_safe({"nixl_both": 0.1}), rates))
+    row = ttft_of(amplify_taxes(at_safe({"nixl_both": 0.1}), rates))
     assert (row.amplification.value, row.verdict) == (None, None)
     assert row.amplification.reason == "ref_load equals ref_safe (4 req/s)"
 
@@ -159,7 +159,7 @@ def line(rows: Sequence[Trend], along: str, at: int | None) -> Trend:
 
 @pytest.mark.parametrize("slope", [0.0, 0.08, -0.03])
 def test_a_known_slope_is_found_along_both_lengths(slope: float) -> None:
-    runs = [trends(measurements(grid(slope, trials=range(4)), seed)) for seed in SEEDS]
+    runs = [follow_trends(measurements(grid(slope, trials=range(4)), seed)) for seed in SEEDS]
     for along, metric in (("input_tokens", TTFT), ("output_tokens", Metric.TPOT_P90)):
         means = [line(rows, along, None) for rows in runs]
         assert {mean.metric for mean in means} == {metric}
@@ -172,27 +172,27 @@ def test_a_known_slope_is_found_along_both_lengths(slope: float) -> None:
 
 
 def test_steps_hold_together_and_so_reach_further() -> None:
-    row = line(trends(measurements(grid(0.08))), "input_tokens", None)
+    row = line(follow_trends(measurements(grid(0.08))), "input_tokens", None)
     alone = bounds(row.slope)
     widths = [high - low for low, high in map(bounds, row.steps)]
     assert min(widths) > (alone[1] - alone[0])
 
 
 def test_a_missing_shape_leaves_its_lines_unknown_with_its_name() -> None:
-    rows = trends(measurements(grid(0.08, missing=Shape(1024, 64))))
+    rows = follow_trends(measurements(grid(0.08, missing=Shape(1024, 64))))
     assert line(rows, "input_tokens", 64).slope.reason == "mooncake_both was not measured at this load"
     assert line(rows, "input_tokens", None).slope.value is None
     assert line(rows, "input_tokens", 128).slope.value == pytest.approx(0.08, abs=0.03)
 
 
 def test_one_length_is_no_trend() -> None:
-    assert trends(measurements([Truth("plain", phase="B"), Truth("mooncake_both", phase="B")])) == ()
+    assert follow_trends(measurements([Truth("plain", phase="B"), Truth("mooncake_both", phase="B")])) == ()
 
 
 def test_without_a_reference_rate_its_reason_stands() -> None:
     rates = ReferenceRates(None, None, "no rate is clear", "plain was not measured")
     assert reference_load(at_safe({}), rates, REF_SAFE) == "there is no ref_safe: no rate is clear"
-    row = ttft_of(decompositions(at_safe({"nixl_both": 0.3}), rates))
+    row = ttft_of(decompose_taxes(at_safe({"nixl_both": 0.3}), rates))
     assert (row.total.value, row.total.reason) == (None, "there is no ref_safe: no rate is clear")
     lost = ReferenceRates(2.0, 2.0, "", "")
     assert reference_load(at_safe({}), lost, REF_SAFE) == "Phase A has no cell at ref_safe (2 req/s)"
@@ -200,6 +200,6 @@ def test_without_a_reference_rate_its_reason_stands() -> None:
 
 def test_a_degraded_side_is_no_number() -> None:
     truths = [Truth("plain"), Truth("mooncake_both", 0.4, degraded={0: "client fell behind"})]
-    row = ttft_of(decompositions(measurements(truths), RATES))
+    row = ttft_of(decompose_taxes(measurements(truths), RATES))
     assert row.total.value is None
     assert row.total.reason == "mooncake_both is degraded at this load: client fell behind"

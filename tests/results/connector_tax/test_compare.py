@@ -13,14 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from results.connector_tax.compare import Comparison, change, compare_runs, difference, to_json
-from results.connector_tax.compare_tables import comparison_limits, comparison_tables, headline
+from results.connector_tax.compare import Comparison, compare_ratio, compare_runs, subtract_estimates, to_json
+from results.connector_tax.compare_tables import describe_comparison
 from results.connector_tax.tax import Metric
 from results.records.errors import ResultsError
 from results.records.layout import RunLayout
 from results.statistics.estimates import Estimate, bootstrap_quantiles
 from results.statistics.judgement import Verdict
 from tests.results.connector_tax.synthetic import DATE, Behaviour, Run, write_run
+from tests.results.statistics.in_memory import covers
 
 FIRST = Run(
     configs={"plain": Behaviour(), "mooncake_both": Behaviour(0.25)},
@@ -42,12 +43,12 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def found(roots: tuple[Path, Path]) -> Comparison:
+def comparison(roots: tuple[Path, Path]) -> Comparison:
     return compare_runs(*roots)
 
 
-def test_a_known_change_is_found_and_nothing_else_is_called_a_change(found: Comparison) -> None:
-    ttft = {(row.config, row.load.rate_per_s): row for row in found.latencies if row.value == "ttft_p90_s"}
+def test_a_known_change_is_found_and_nothing_else_is_called_a_change(comparison: Comparison) -> None:
+    ttft = {(row.config, row.load.rate_per_s): row for row in comparison.latencies if row.value == "ttft_p90_s"}
     assert set(ttft) == {(config, rate) for config in ("plain", "mooncake_both") for rate in (1.0, 2.0)}
     for (config, _), row in ttft.items():
         truth = 0.35 / 0.25 - 1 if config == "mooncake_both" else 0.0
@@ -62,19 +63,20 @@ def test_fewer_than_three_launches_on_one_side_call_nothing_higher_or_lower(
     roots: tuple[Path, Path], tmp_path: Path, trials: int
 ) -> None:
     write_run(tmp_path / "few", replace(SECOND, trials=trials))
-    found = compare_runs(roots[0], tmp_path / "few")
-    assert {row.verdict for row in found.latencies} | {row.verdict for row in found.taxes} == {None}
-    assert all("runs made with `--trials 3` give a verdict" in row.withheld for row in found.latencies)
-    assert "no verdict" in headline(found)
-    assert any("spread within the launch" in line for line in comparison_limits(found))
-    text = str([table.rows for table in comparison_tables(found)])
+    few = compare_runs(roots[0], tmp_path / "few")
+    assert {row.verdict for row in few.latencies} | {row.verdict for row in few.taxes} == {None}
+    assert all("runs made with `--trials 3` give a verdict" in row.withheld for row in few.latencies)
+    report = describe_comparison(few)
+    assert "no verdict" in report.opening
+    assert any("spread within the launch" in line for line in report.limits)
+    text = str([table.rows for table in report.tables])
     assert "higher" not in text
     assert "lower" not in text
     assert "spread: no verdict" in text
 
 
-def test_taxes_stand_side_by_side_with_their_difference(found: Comparison) -> None:
-    (row,) = [row for row in found.taxes if row.metric == Metric.TTFT_P90 and row.reference == "ref_safe"]
+def test_taxes_stand_side_by_side_with_their_difference(comparison: Comparison) -> None:
+    (row,) = [row for row in comparison.taxes if row.metric == Metric.TTFT_P90 and row.reference == "ref_safe"]
     assert (row.first_rate_per_s, row.second_rate_per_s) == (2.0, 2.0)
     assert row.first.value is not None
     assert row.second.value is not None
@@ -86,19 +88,19 @@ def test_taxes_stand_side_by_side_with_their_difference(found: Comparison) -> No
 def test_a_tax_at_another_rate_is_shown_without_a_difference(roots: tuple[Path, Path], tmp_path: Path) -> None:
     other = replace(SECOND, configs={"plain": Behaviour(), "mooncake_both": Behaviour(0.35, knee_per_s=2)})
     write_run(tmp_path / "knee", other)
-    found = compare_runs(roots[0], tmp_path / "knee")
-    rows = [row for row in found.taxes if row.reference == "ref_safe" and row.metric == Metric.TTFT_P90]
+    comparison = compare_runs(roots[0], tmp_path / "knee")
+    rows = [row for row in comparison.taxes if row.reference == "ref_safe" and row.metric == Metric.TTFT_P90]
     assert [row.difference.reason for row in rows] == ["measured at 2 and at 1 req/s"]
-    (safe, _) = found.rates
+    (safe, _) = comparison.rates
     assert (safe.first_per_s, safe.second_per_s) == (2.0, 1.0)
     assert "mooncake_both" in safe.second_reason
 
 
 def test_cells_of_one_run_only_are_named(roots: tuple[Path, Path], tmp_path: Path) -> None:
     write_run(tmp_path / "more", replace(SECOND, rates_per_s=(1, 2, 4)))
-    found = compare_runs(roots[0], tmp_path / "more")
-    assert found.only_first == ()
-    assert "plain at 4 req/s, 4096x256 (A)" in found.only_second
+    comparison = compare_runs(roots[0], tmp_path / "more")
+    assert comparison.only_first == ()
+    assert "plain at 4 req/s, 4096x256 (A)" in comparison.only_second
 
 
 def test_what_differed_is_said_and_what_belongs_to_the_run_alone_is_not(
@@ -132,10 +134,10 @@ def test_what_differed_is_said_and_what_belongs_to_the_run_alone_is_not(
 
 
 def test_the_same_run_twice_has_no_difference(roots: tuple[Path, Path]) -> None:
-    found = compare_runs(roots[0], roots[0])
-    assert found.differences == ()
-    assert {row.verdict for row in found.latencies} == {Verdict.NOT_DISTINGUISHABLE}
-    assert {row.change.value for row in found.latencies} == {0.0}
+    comparison = compare_runs(roots[0], roots[0])
+    assert comparison.differences == ()
+    assert {row.verdict for row in comparison.latencies} == {Verdict.NOT_DISTINGUISHABLE}
+    assert {row.change.value for row in comparison.latencies} == {0.0}
 
 
 def test_other_experiments_and_runs_without_a_plan_are_refused(roots: tuple[Path, Path], tmp_path: Path) -> None:
@@ -157,17 +159,18 @@ def test_runs_that_share_no_cell_are_refused(roots: tuple[Path, Path], tmp_path:
         compare_runs(roots[0], tmp_path / "faster")
 
 
-def test_the_tables_and_the_json_say_the_same(found: Comparison) -> None:
-    tables = {table.title: table for table in comparison_tables(found)}
+def test_the_tables_and_the_json_say_the_same(comparison: Comparison) -> None:
+    report = describe_comparison(comparison)
+    tables = {table.title: table for table in report.tables}
     assert set(tables) == {"Reference rates", "Taxes", "Latencies", "What differed"}
-    assert len(tables["Latencies"].rows) == len(found.latencies)
+    assert len(tables["Latencies"].rows) == len(comparison.latencies)
     for table in tables.values():
         assert {len(row) for row in table.rows} == {len(table.columns)}
-    assert "first = monday" in headline(found)
-    assert not any("spread within the launch" in line for line in comparison_limits(found))
-    data = json.loads(msgspec.json.encode(to_json(found)))
+    assert "first = monday" in report.opening
+    assert not any("spread within the launch" in line for line in report.limits)
+    data = json.loads(msgspec.json.encode(to_json(comparison)))
     assert (data["first"]["run"], data["second"]["run"]) == ("monday", "tuesday")
-    assert [row["change"]["value"] for row in data["latencies"]] == [row.change.value for row in found.latencies]
+    assert [row["change"]["value"] for row in data["latencies"]] == [row.change.value for row in comparison.latencies]
 
 
 positive = st.floats(0.01, 100)
@@ -183,16 +186,14 @@ def test_an_interval_of_a_difference_holds_it_and_turns_with_it(
     a: float, b: float, a_low: float, a_high: float, b_low: float, b_high: float
 ) -> None:
     first, second = around(a, a_low, a_high), around(b, b_low, b_high)
-    for compare in (difference, change):
+    for compare in (subtract_estimates, compare_ratio):
         there, back = compare(first, second), compare(second, first)
         assert there.value is not None
-        assert there.low is not None
-        assert there.high is not None
-        assert there.low <= there.value <= there.high
-        turned = -back.value if compare is difference else 1 / (1 + back.value) - 1  # type: ignore[operator]
+        assert covers(there, there.value)
+        turned = -back.value if compare is subtract_estimates else 1 / (1 + back.value) - 1  # type: ignore[operator]
         assert math.isclose(there.value, turned, rel_tol=1e-6, abs_tol=1e-9)
     exact = Estimate(a, a, a, n=1)
-    assert difference(exact, second).low == pytest.approx(second.low - a if second.low is not None else None)
+    assert subtract_estimates(exact, second).low == pytest.approx(second.low - a if second.low is not None else None)
 
 
 def test_intervals_of_a_change_hold_the_truth_as_often_as_they_say() -> None:
@@ -203,13 +204,13 @@ def test_intervals_of_a_change_hold_the_truth_as_often_as_they_say() -> None:
         low, high = np.quantile(bootstrap_quantiles(samples, 0.9, 400, rng), (0.025, 0.975))
         return Estimate(float(np.quantile(samples, 0.9)), float(low), float(high), 200)
 
-    found = [change(measured(), measured()) for _ in range(200)]
-    held = sum(of.low is not None and of.high is not None and of.low <= 0 <= of.high for of in found)
-    assert 0.90 <= held / len(found) <= 0.99
+    changes = [compare_ratio(measured(), measured()) for _ in range(200)]
+    held = sum(of.low is not None and of.high is not None and of.low <= 0 <= of.high for of in changes)
+    assert 0.90 <= held / len(changes) <= 0.99
 
 
 def test_without_an_interval_on_one_side_there_is_none() -> None:
-    found = difference(Estimate(1.0, reason="20 samples are too few"), Estimate(2.0, 1.9, 2.1))
-    assert (found.value, found.low, found.high) == (1.0, None, None)
-    assert found.reason == "first: 20 samples are too few"
-    assert change(Estimate(None, reason="gone"), Estimate(2.0, 1.9, 2.1)).value is None
+    moved = subtract_estimates(Estimate(1.0, reason="20 samples are too few"), Estimate(2.0, 1.9, 2.1))
+    assert (moved.value, moved.low, moved.high) == (1.0, None, None)
+    assert moved.reason == "first: 20 samples are too few"
+    assert compare_ratio(Estimate(None, reason="gone"), Estimate(2.0, 1.9, 2.1)).value is None

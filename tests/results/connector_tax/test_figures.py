@@ -6,21 +6,28 @@ import io
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from xml.etree import ElementTree
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from results.connector_tax.analyse import Analysis, analyse
 from results.connector_tax.draw import DRAWERS
-from results.connector_tax.figures import figures
+from results.connector_tax.figures import build_figures
 from results.connector_tax.write import analyse_run
 from results.records.layout import RunLayout
 from results.report.figure import CONFIGS, Figure
 from results.report.figure_files import draw, write_figures
 from results.report.ink import pens
-from tests.results.connector_tax.synthetic import DATE, Behaviour, Cell, Load, Run, write_cell, write_run
+from tests.results.connector_tax.synthetic import (
+    DATE,
+    Behaviour,
+    Cell,
+    Load,
+    Run,
+    write_cell,
+    write_measured_run,
+    write_run,
+)
 
 MOONCAKE = Behaviour(0.29, 0.0125, 4.0, engine_step_us=1700, callbacks_us=(1.7, 152.0, 3.1))
 RUN = Run(
@@ -44,9 +51,7 @@ NAMES = [f"figure_{number}" for number in range(1, 9)]
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("runs") / "20260131-120000-connector-tax-cpu-tiny"
-    layout = write_run(root, RUN)
-    layout.reference_rates.write_bytes(analyse(root).rates.to_json())
-    return root
+    return write_measured_run(root, RUN).root
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +61,7 @@ def analysis(original: Path) -> Analysis:
 
 @pytest.fixture(scope="module")
 def drawn(original: Path, analysis: Analysis) -> dict[int, Figure]:
-    return {figure.number: figure for figure in figures(analysis, original)}
+    return {figure.number: figure for figure in build_figures(analysis, original)}
 
 
 @pytest.fixture
@@ -65,46 +70,13 @@ def root(original: Path, tmp_path: Path) -> Path:
 
 
 def _figure(root: Path, number: int) -> Figure:
-    return {figure.number: figure for figure in figures(analyse(root), root)}[number]
-
-
-def test_a_whole_run_gives_all_eight_as_png_svg_and_numbers(root: Path) -> None:
-    analyse_run(root)
-    folder = RunLayout(root).figures
-    assert {path.name for path in folder.iterdir()} == {
-        f"{name}.{form}" for name in NAMES for form in ("png", "svg", "csv")
-    }
-    for name in NAMES:
-        assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-        assert ElementTree.parse(folder / f"{name}.svg").getroot().tag == "{http://www.w3.org/2000/svg}svg"
-        assert len(pd.read_csv(folder / f"{name}.csv"))
-
-
-def test_the_same_figure_gives_the_same_bytes(drawn: dict[int, Figure]) -> None:
-    for number in (1, 7):
-        assert draw(drawn[number], DRAWERS) == draw(drawn[number], DRAWERS)
+    return {figure.number: figure for figure in build_figures(analyse(root), root)}[number]
 
 
 def test_no_image_names_a_day_or_a_version(drawn: dict[int, Figure]) -> None:
     for image in draw(drawn[4], DRAWERS).values():
         assert b"dc:date" not in image
         assert b"atplotlib version" not in image
-
-
-def test_the_numbers_beside_are_those_of_the_analysis(drawn: dict[int, Figure], analysis: Analysis) -> None:
-    curve = {(row["config"], row["rate_per_s"]): row for row in drawn[1].table.to_dict("records")}
-    for cell in (cell for cell in analysis.cells if cell.phase == "A"):
-        estimate = cell.estimate("ttft_p90_s")
-        row = curve[cell.config, cell.rate_per_s]
-        assert (row["ttft_p90_s"], row["ttft_p90_s_low"], row["ttft_p90_s_high"]) == (
-            estimate.value,
-            estimate.low,
-            estimate.high,
-        )
-        assert row["saturated"] == analysis.saturation[cell.path].saturated
-    taxes = {(row.reference, row.config, row.metric): row.estimate.value for row in analysis.taxes if row.phase == "A"}
-    for row in drawn[4].table.to_dict("records"):
-        assert row["tax"] == taxes[row["reference"], row["config"], row["metric"]]
 
 
 def test_a_saturated_point_names_its_criteria(drawn: dict[int, Figure]) -> None:
@@ -143,7 +115,7 @@ def test_a_config_that_did_not_run_is_named_in_the_captions(drawn: dict[int, Fig
 
 def test_without_step_timing_only_the_figure_of_steps_is_missing(tmp_path: Path) -> None:
     write_run(tmp_path, replace(RUN, steps=0))
-    found = figures(analyse(tmp_path), tmp_path)
+    found = build_figures(analyse(tmp_path), tmp_path)
     missing = {figure.number: figure.missing for figure in found if figure.missing}
     assert missing == {6: "no step timing at 2 req/s: no probe"}
     assert "no step timing" in found[6].caption
@@ -161,12 +133,6 @@ def test_a_figure_that_lacks_its_config_says_so(tmp_path: Path, config: str, num
         assert f"Figure {number}." in (tmp_path / report).read_text()
     with pytest.raises(ValueError, match="cannot be drawn"):
         draw(figure, DRAWERS)
-
-
-def test_a_run_without_anything_lists_every_figure_with_a_reason(tmp_path: Path) -> None:
-    found = figures(analyse(tmp_path), tmp_path)
-    assert [figure.number for figure in found] == list(range(1, 9))
-    assert all(figure.missing for figure in found)
 
 
 def test_what_can_no_longer_be_drawn_does_not_stay(tmp_path: Path, drawn: dict[int, Figure]) -> None:
@@ -225,7 +191,7 @@ def test_a_negative_tax_and_one_that_dwarfs_the_rest_can_be_drawn(tmp_path: Path
         "multi_mooncake_lmcache": Behaviour(0.18),
     }
     write_run(tmp_path, replace(RUN, configs=configs))
-    for figure in figures(analyse(tmp_path), tmp_path):
+    for figure in build_figures(analyse(tmp_path), tmp_path):
         if not figure.missing:
             assert draw(figure, DRAWERS)["png"]
 

@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 
 from results.connector_tax.analyse import Analysis
-from results.connector_tax.page import page_of, percent
-from results.connector_tax.page_text import page_text
-from results.connector_tax.report import to_markdown
+from results.connector_tax.page import format_fraction, page_of, page_text
 from results.connector_tax.write import analyse_run
 from results.records.baseline import BASELINE, REPEAT
 from results.statistics.estimates import Estimate
-from tests.results.connector_tax.synthetic import Behaviour, Run, write_run
+from tests.results.connector_tax.synthetic import Behaviour, Run, report_text, write_run
 
 DEMO = Run(
     configs={
@@ -61,7 +59,7 @@ def test_plain_twice_is_the_noise_floor_and_no_connectors_tax(
     written = json.loads((roots[3] / "tax.json").read_bytes())
     assert REPEAT not in {row["config"] for row in written["taxes"]}
     assert {row["config"] for row in written["noise_floor"]} == {REPEAT}
-    assert "## Noise floor: plain against plain" in to_markdown(analysis)
+    assert "## Noise floor: plain against plain" in report_text(analysis)
     page = page_of(analysis, roots[3])
     assert page.floor is not None
     assert (page.floor.ttft.word, page.floor.tpot.word) == ("", "")
@@ -117,4 +115,4 @@ def test_a_page_of_nothing_says_so(tmp_path: Path) -> None:
     ],
 )
 def test_a_fraction_in_few_characters(found: Estimate, text: str) -> None:
-    assert percent(found) == text
+    assert format_fraction(found) == text

@@ -12,7 +12,17 @@ from results.connector_tax.tax import Metric, TaxRow
 from results.records.layout import RunLayout
 from results.statistics.estimates import Estimate
 from results.statistics.judgement import Verdict, judged
-from tests.results.connector_tax.synthetic import DATE, Behaviour, Cell, Load, Run, write_cell, write_run
+from tests.results.connector_tax.synthetic import (
+    DATE,
+    Behaviour,
+    Cell,
+    Load,
+    Run,
+    write_cell,
+    write_measured_run,
+    write_run,
+)
+from tests.results.statistics.in_memory import covers
 
 PLAIN = Behaviour(step_us=40, engine_step_us=1500)
 MOONCAKE = Behaviour(
@@ -27,9 +37,7 @@ def analysis(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
     root = tmp_path_factory.mktemp("run")
     configs = {"plain": PLAIN, "mooncake_both": MOONCAKE, "noop_connector": SAME}
     shapes = ((512, 64), (4096, 64))
-    write_run(
-        root, Run(configs, (2, 4, 8), shapes, ref_safe_per_s=4.0, requests=400, steps=3000, trials=3, seed=2)
-    )
+    write_run(root, Run(configs, (2, 4, 8), shapes, ref_safe_per_s=4.0, requests=400, steps=3000, trials=3, seed=2))
     return analyse(root)
 
 
@@ -44,27 +52,21 @@ def _row(analysis: Analysis, config: str, metric: Metric, **where: object) -> Ta
     return row
 
 
-def _covers(row: TaxRow, truth: float) -> bool:
-    assert row.estimate.low is not None
-    assert row.estimate.high is not None
-    return row.estimate.low <= truth <= row.estimate.high
-
-
 def test_the_reference_rates_are_those_of_the_knees(analysis: Analysis) -> None:
     assert (analysis.rates.ref_safe_per_s, analysis.rates.ref_load_per_s) == (4.0, 8.0)
 
 
 def test_known_latency_taxes_lie_in_their_intervals(analysis: Analysis) -> None:
     ttft = _row(analysis, "mooncake_both", Metric.TTFT_P90)
-    assert _covers(ttft, 0.45)
+    assert covers(ttft.estimate, 0.45)
     assert ttft.verdict == Verdict.HIGHER
     assert ttft.estimate.n == 3 * 400
-    assert _covers(_row(analysis, "mooncake_both", Metric.TPOT_P90), 0.25)
+    assert covers(_row(analysis, "mooncake_both", Metric.TPOT_P90).estimate, 0.25)
 
 
 def test_no_tax_is_not_distinguishable(analysis: Analysis) -> None:
     row = _row(analysis, "noop_connector", Metric.TTFT_P90)
-    assert _covers(row, 0.0)
+    assert covers(row.estimate, 0.0)
     assert row.verdict == Verdict.NOT_DISTINGUISHABLE
     assert str(row.verdict) == "not distinguishable"
 
@@ -95,7 +97,7 @@ def test_both_references_are_quoted_and_the_loaded_one_is_worse(analysis: Analys
 def test_every_shape_of_phase_b_has_its_tax(analysis: Analysis) -> None:
     for shape in ("512x64", "4096x64"):
         row = _row(analysis, "mooncake_both", Metric.TTFT_P90, phase="B", shape=shape)
-        assert _covers(row, 0.45)
+        assert covers(row.estimate, 0.45)
         assert row.reference == "ref_safe"
     steps = [row for row in analysis.taxes if row.phase == "B" and row.metric not in (Metric.TTFT_P90, Metric.TPOT_P90)]
     assert steps == []
@@ -111,8 +113,9 @@ def _without(layout: RunLayout, config: str, stem: str) -> None:
 
 
 def test_a_missing_side_is_null_with_its_name(tmp_path: Path) -> None:
-    layout = write_run(tmp_path, Run({"plain": PLAIN, "nixl_both": PLAIN, "mooncake_both": PLAIN}, (1, 2), steps=0))
-    layout.reference_rates.write_bytes(analyse(tmp_path).rates.to_json())
+    layout = write_measured_run(
+        tmp_path, Run({"plain": PLAIN, "nixl_both": PLAIN, "mooncake_both": PLAIN}, (1, 2), steps=0)
+    )
     _without(layout, "nixl_both", "r2")
     row = _row(analyse(tmp_path), "nixl_both", Metric.TTFT_P90)
     assert row.estimate.value is None
@@ -124,8 +127,7 @@ def test_a_missing_side_is_null_with_its_name(tmp_path: Path) -> None:
 
 
 def test_a_degraded_side_is_not_a_tax(tmp_path: Path) -> None:
-    layout = write_run(tmp_path, Run({"plain": PLAIN, "nixl_both": PLAIN}, (1, 2), steps=0))
-    layout.reference_rates.write_bytes(analyse(tmp_path).rates.to_json())
+    layout = write_measured_run(tmp_path, Run({"plain": PLAIN, "nixl_both": PLAIN}, (1, 2), steps=0))
     write_cell(layout.config(DATE, "plain"), Cell("plain", PLAIN, Load(2.0), steps=0, degraded="slow client"))
     row = _row(analyse(tmp_path), "nixl_both", Metric.TTFT_P90)
     assert row.estimate.value is None

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from results.connector_tax import hypotheses, success_criteria
-from results.connector_tax.combined_taxes import Additive, Additivity, Decomposition, Trend, additive
+from results.connector_tax import hypotheses as rules
+from results.connector_tax import verdicts as criteria
+from results.connector_tax.combined_taxes import Additive, Additivity, Decomposition, Trend, judge_sum
 from results.connector_tax.manifest import NOT_RUN, RAN, SKIP
 from results.connector_tax.tax import Metric
 from results.records.frames import Gap
@@ -35,7 +36,7 @@ def split(share: Estimate, framework: Estimate | None = None) -> Decomposition:
 
 def stacked(relative_excess: Estimate, multi: Estimate | None = None) -> Additivity:
     tax = about(0.1, 0.2)
-    verdict, reason = additive(relative_excess)
+    verdict, reason = judge_sum(relative_excess)
     return Additivity(Metric.TTFT_P90, tax, tax, tax, multi or tax, tax, relative_excess, verdict, reason)
 
 
@@ -55,56 +56,56 @@ def trend(slope: Estimate, *steps: Estimate, tax: Estimate | None = None) -> Tre
 
 def h2(gap: Estimate) -> Judgement:
     tax = about(0.3, 0.5)
-    return hypotheses.nixl_gap(gap, tax, tax if gap.value is not None else gap)
+    return rules.judge_gap(gap, tax, tax if gap.value is not None else gap)
 
 
 UP, FLAT, DOWN = about(0.02, 0.04), about(-0.001, 0.005), about(-0.04, -0.02)
 
 HYPOTHESES: list[tuple[Judgement, Outcome, str, str]] = [
     # verdict, outcome, label, a part of the reason
-    (hypotheses.substrate_tax(about(0.30, 0.50)), HOLDS, "", "lies at or above 10%"),
-    (hypotheses.substrate_tax(about(0.10, 0.20)), HOLDS, "", "lies at or above 10%"),
-    (hypotheses.substrate_tax(about(0.01, 0.09)), FAILS, "", "lies below 10%"),
-    (hypotheses.substrate_tax(about(0.05, 0.20)), UNDECIDED, "", "+12.5% [+5.0%, +20.0%] straddles 10%"),
-    (hypotheses.substrate_tax(FEW), UNDECIDED, "", "+30.0%: no verdict, 20 samples are too few"),
-    (hypotheses.substrate_tax(unknown("plain is degraded at this load: slow")), OPEN, "", "plain is degraded"),
+    (rules.judge_tax(about(0.30, 0.50)), HOLDS, "", "lies at or above 10%"),
+    (rules.judge_tax(about(0.10, 0.20)), HOLDS, "", "lies at or above 10%"),
+    (rules.judge_tax(about(0.01, 0.09)), FAILS, "", "lies below 10%"),
+    (rules.judge_tax(about(0.05, 0.20)), UNDECIDED, "", "+12.5% [+5.0%, +20.0%] straddles 10%"),
+    (rules.judge_tax(FEW), UNDECIDED, "", "+30.0%: no verdict, 20 samples are too few"),
+    (rules.judge_tax(unknown("plain is degraded at this load: slow")), OPEN, "", "plain is degraded"),
     (h2(about(0.06, 0.08)), HOLDS, "", "+7.0 pp [+6.0, +8.0] lies in [5 pp, 10 pp]"),
     (h2(about(0.01, 0.03)), FAILS, "the gap is smaller", "lies outside"),
     (h2(about(-0.05, -0.01)), FAILS, "the gap is inverted", "lies outside"),
     (h2(about(0.12, 0.14)), FAILS, "the gap is larger", "lies outside"),
     (h2(about(0.04, 0.08)), UNDECIDED, "", "straddles 5%"),
     (h2(MISSING), OPEN, "", "nixl_both was not measured"),
-    (hypotheses.framework_share(split(about(0.1, 0.2))), HOLDS, "implementation-cost-dominated", "lies below 50%"),
-    (hypotheses.framework_share(split(about(0.35, 0.45))), HOLDS, "mixed", "lies below 50%"),
+    (rules.judge_framework(split(about(0.1, 0.2))), HOLDS, "implementation-cost-dominated", "lies below 50%"),
+    (rules.judge_framework(split(about(0.35, 0.45))), HOLDS, "mixed", "lies below 50%"),
     (
-        hypotheses.framework_share(split(about(0.2, 0.4))),
+        rules.judge_framework(split(about(0.2, 0.4))),
         HOLDS,
         "",
         "no label: +30.0% [+20.0%, +40.0%] straddles 30%",
     ),
-    (hypotheses.framework_share(split(about(0.5, 0.9))), FAILS, "framework-cost-dominated", "lies at or above 50%"),
-    (hypotheses.framework_share(split(about(0.4, 0.6))), UNDECIDED, "", "straddles 50%"),
-    (hypotheses.framework_share(split(unknown("a share of nothing"))), OPEN, "", "a share of nothing"),
-    (hypotheses.framework_share(None), OPEN, "", "mooncake_both was not measured in Phase A"),
-    (hypotheses.additivity(stacked(about(-0.2, 0.2))), HOLDS, "linear", "is linear"),
-    (hypotheses.additivity(stacked(about(0.4, 0.6))), FAILS, "super-additive", "the connectors interfere"),
-    (hypotheses.additivity(stacked(about(-0.6, -0.4))), FAILS, "sub-additive", "they share a cost"),
-    (hypotheses.additivity(stacked(about(0.2, 0.4))), UNDECIDED, "", "the interval straddles +30%"),
-    (hypotheses.additivity(None), OPEN, "", "were measured in Phase A"),
-    (hypotheses.input_trend(trend(UP, about(0.1, 0.2), about(-0.1, 0.2))), HOLDS, "", "it grows by +3.0 pp"),
-    (hypotheses.input_trend(trend(UP, about(0.1, 0.2), about(-0.2, 0.1))), UNDECIDED, "", "perhaps not at every step"),
-    (hypotheses.input_trend(trend(UP, about(0.1, 0.4), DOWN)), FAILS, "", "it falls from one length to the next"),
-    (hypotheses.input_trend(trend(DOWN)), FAILS, "", "it falls: -3.0 pp"),
-    (hypotheses.input_trend(trend(FLAT)), FAILS, "", "it is flat"),
-    (hypotheses.input_trend(trend(about(-0.01, 0.05))), UNDECIDED, "", "covers zero"),
-    (hypotheses.input_trend(trend(unknown("mooncake_both was not measured"))), OPEN, "", "was not measured"),
-    (hypotheses.input_trend(None), OPEN, "", "Phase B did not measure mooncake_both at two lengths"),
-    (hypotheses.output_trend(trend(UP)), HOLDS, "", "it grows by +3.0 pp [+2.0, +4.0] per doubling"),
-    (hypotheses.output_trend(trend(UP, DOWN)), HOLDS, "", "it grows"),
-    (hypotheses.output_trend(trend(DOWN)), FAILS, "", "it falls"),
-    (hypotheses.output_trend(trend(FLAT)), FAILS, "", "it is flat"),
-    (hypotheses.output_trend(trend(about(-0.01, 0.05))), UNDECIDED, "", "covers zero"),
-    (hypotheses.output_trend(None), OPEN, "", "Phase B did not measure"),
+    (rules.judge_framework(split(about(0.5, 0.9))), FAILS, "framework-cost-dominated", "lies at or above 50%"),
+    (rules.judge_framework(split(about(0.4, 0.6))), UNDECIDED, "", "straddles 50%"),
+    (rules.judge_framework(split(unknown("a share of nothing"))), OPEN, "", "a share of nothing"),
+    (rules.judge_framework(None), OPEN, "", "mooncake_both was not measured in Phase A"),
+    (rules.judge_additivity(stacked(about(-0.2, 0.2))), HOLDS, "linear", "is linear"),
+    (rules.judge_additivity(stacked(about(0.4, 0.6))), FAILS, "super-additive", "the connectors interfere"),
+    (rules.judge_additivity(stacked(about(-0.6, -0.4))), FAILS, "sub-additive", "they share a cost"),
+    (rules.judge_additivity(stacked(about(0.2, 0.4))), UNDECIDED, "", "the interval straddles +30%"),
+    (rules.judge_additivity(None), OPEN, "", "were measured in Phase A"),
+    (rules.judge_input_trend(trend(UP, about(0.1, 0.2), about(-0.1, 0.2))), HOLDS, "", "it grows by +3.0 pp"),
+    (rules.judge_input_trend(trend(UP, about(0.1, 0.2), about(-0.2, 0.1))), UNDECIDED, "", "perhaps not at every step"),
+    (rules.judge_input_trend(trend(UP, about(0.1, 0.4), DOWN)), FAILS, "", "it falls from one length to the next"),
+    (rules.judge_input_trend(trend(DOWN)), FAILS, "", "it falls: -3.0 pp"),
+    (rules.judge_input_trend(trend(FLAT)), FAILS, "", "it is flat"),
+    (rules.judge_input_trend(trend(about(-0.01, 0.05))), UNDECIDED, "", "covers zero"),
+    (rules.judge_input_trend(trend(unknown("mooncake_both was not measured"))), OPEN, "", "was not measured"),
+    (rules.judge_input_trend(None), OPEN, "", "Phase B did not measure mooncake_both at two lengths"),
+    (rules.judge_output_trend(trend(UP)), HOLDS, "", "it grows by +3.0 pp [+2.0, +4.0] per doubling"),
+    (rules.judge_output_trend(trend(UP, DOWN)), HOLDS, "", "it grows"),
+    (rules.judge_output_trend(trend(DOWN)), FAILS, "", "it falls"),
+    (rules.judge_output_trend(trend(FLAT)), FAILS, "", "it is flat"),
+    (rules.judge_output_trend(trend(about(-0.01, 0.05))), UNDECIDED, "", "covers zero"),
+    (rules.judge_output_trend(None), OPEN, "", "Phase B did not measure"),
 ]
 
 
@@ -131,7 +132,7 @@ def test_every_hypothesis_is_seen_in_every_outcome() -> None:
     ],
 )
 def test_the_prior_of_the_trace_replay_is_accepted_or_revised(tax: Estimate, says: str) -> None:
-    assert hypotheses.substrate_tax(tax).prior == f"+45% in the trace replay, accepted in [25%, 60%]: {says}"
+    assert rules.judge_tax(tax).prior == f"+45% in the trace replay, accepted in [25%, 60%]: {says}"
 
 
 @given(st.floats(-1, 1), st.floats(0, 1), st.floats(0.001, 1))
@@ -142,11 +143,11 @@ def test_a_narrower_interval_around_the_same_value_never_changes_a_verdict(
     wide = Estimate(value, value - width, value + width, 200, launches=3)
     narrow = Estimate(value, value - width * less, value + width * less, 200, launches=3)
     judges: list[Callable[[Estimate], Judgement]] = [
-        hypotheses.substrate_tax,
+        rules.judge_tax,
         h2,
-        lambda found: hypotheses.framework_share(split(found)),
-        lambda found: hypotheses.additivity(stacked(found)),
-        lambda found: hypotheses.output_trend(trend(found)),
+        lambda estimate: rules.judge_framework(split(estimate)),
+        lambda estimate: rules.judge_additivity(stacked(estimate)),
+        lambda estimate: rules.judge_output_trend(trend(estimate)),
     ]
     for judge in judges:
         before, after = judge(wide).outcome, judge(narrow).outcome
@@ -168,42 +169,42 @@ def artifacts(
 ) -> Judgement:
     everyone = rows or (row("plain"), row("lmcache_only", SKIP, reason))
     decisions = {"plain": Decision(True, ""), "lmcache_only": Decision(False, reason)}
-    return success_criteria.artifacts_present(everyone, decisions, gaps, planned)
+    return criteria.artifacts_present(everyone, decisions, gaps, planned)
 
 
-GOOD_H5, GOOD_H6 = hypotheses.input_trend(trend(UP)), hypotheses.output_trend(trend(about(-0.01, 0.05)))
+GOOD_H5, GOOD_H6 = rules.judge_input_trend(trend(UP)), rules.judge_output_trend(trend(about(-0.01, 0.05)))
 
 CRITERIA: list[tuple[Judgement, Outcome, str]] = [
-    (success_criteria.tax_reported(hypotheses.substrate_tax(about(0.3, 0.5))), HOLDS, "prior +45%"),
-    (success_criteria.tax_reported(hypotheses.substrate_tax(about(0.05, 0.2))), HOLDS, "revise the prior"),
-    (success_criteria.tax_reported(hypotheses.substrate_tax(FEW)), UNDECIDED, "too few"),
-    (success_criteria.tax_reported(hypotheses.substrate_tax(MISSING)), FAILS, "not measured"),
-    (success_criteria.gap_reported(h2(about(0.06, 0.08))), HOLDS, "agrees"),
-    (success_criteria.gap_reported(h2(about(-0.06, -0.02))), HOLDS, "disagrees"),
-    (success_criteria.gap_reported(h2(FEW)), UNDECIDED, "too few"),
-    (success_criteria.gap_reported(h2(MISSING)), FAILS, "nixl_both was not measured"),
-    (success_criteria.cost_labelled(hypotheses.framework_share(split(about(0.1, 0.2)))), HOLDS, "implementation-cost"),
-    (success_criteria.cost_labelled(hypotheses.framework_share(split(about(0.2, 0.4)))), UNDECIDED, "no label"),
-    (success_criteria.cost_labelled(hypotheses.framework_share(split(unknown("of nothing")))), UNDECIDED, "of nothing"),
-    (success_criteria.cost_labelled(hypotheses.framework_share(split(MISSING, MISSING))), FAILS, "not measured"),
-    (success_criteria.additivity_decided(hypotheses.additivity(stacked(about(-0.1, 0.1)))), HOLDS, "linear"),
-    (success_criteria.additivity_decided(hypotheses.additivity(stacked(about(0.5, 0.6)))), HOLDS, "super-additive"),
-    (success_criteria.additivity_decided(hypotheses.additivity(stacked(about(0.2, 0.4)))), UNDECIDED, "straddles +30%"),
-    (success_criteria.additivity_decided(hypotheses.additivity(stacked(MISSING, MISSING))), FAILS, "not measured"),
-    (success_criteria.additivity_decided(hypotheses.additivity(None)), FAILS, "measured in Phase A"),
-    (success_criteria.trends_reported(GOOD_H5, GOOD_H6), HOLDS, "H6: +2.0 pp [-1.0, +5.0] per doubling covers zero"),
-    (success_criteria.trends_reported(GOOD_H5, hypotheses.output_trend(trend(FEW))), UNDECIDED, "H6: 20 samples"),
-    (success_criteria.trends_reported(GOOD_H5, hypotheses.output_trend(None)), FAILS, "H6: Phase B did not measure"),
+    (criteria.tax_reported(rules.judge_tax(about(0.3, 0.5))), HOLDS, "prior +45%"),
+    (criteria.tax_reported(rules.judge_tax(about(0.05, 0.2))), HOLDS, "revise the prior"),
+    (criteria.tax_reported(rules.judge_tax(FEW)), UNDECIDED, "too few"),
+    (criteria.tax_reported(rules.judge_tax(MISSING)), FAILS, "not measured"),
+    (criteria.gap_reported(h2(about(0.06, 0.08))), HOLDS, "agrees"),
+    (criteria.gap_reported(h2(about(-0.06, -0.02))), HOLDS, "disagrees"),
+    (criteria.gap_reported(h2(FEW)), UNDECIDED, "too few"),
+    (criteria.gap_reported(h2(MISSING)), FAILS, "nixl_both was not measured"),
+    (criteria.cost_labelled(rules.judge_framework(split(about(0.1, 0.2)))), HOLDS, "implementation-cost"),
+    (criteria.cost_labelled(rules.judge_framework(split(about(0.2, 0.4)))), UNDECIDED, "no label"),
+    (criteria.cost_labelled(rules.judge_framework(split(unknown("of nothing")))), UNDECIDED, "of nothing"),
+    (criteria.cost_labelled(rules.judge_framework(split(MISSING, MISSING))), FAILS, "not measured"),
+    (criteria.additivity_decided(rules.judge_additivity(stacked(about(-0.1, 0.1)))), HOLDS, "linear"),
+    (criteria.additivity_decided(rules.judge_additivity(stacked(about(0.5, 0.6)))), HOLDS, "super-additive"),
+    (criteria.additivity_decided(rules.judge_additivity(stacked(about(0.2, 0.4)))), UNDECIDED, "straddles +30%"),
+    (criteria.additivity_decided(rules.judge_additivity(stacked(MISSING, MISSING))), FAILS, "not measured"),
+    (criteria.additivity_decided(rules.judge_additivity(None)), FAILS, "measured in Phase A"),
+    (criteria.trends_reported(GOOD_H5, GOOD_H6), HOLDS, "H6: +2.0 pp [-1.0, +5.0] per doubling covers zero"),
+    (criteria.trends_reported(GOOD_H5, rules.judge_output_trend(trend(FEW))), UNDECIDED, "H6: 20 samples"),
+    (criteria.trends_reported(GOOD_H5, rules.judge_output_trend(None)), FAILS, "H6: Phase B did not measure"),
     (artifacts(), HOLDS, "1 configs ran and lack nothing; 1 were skipped, each with its reason"),
     (artifacts(Gap("results/20260131_plain/env.txt", "is missing")), FAILS, "plain/env.txt is missing"),
     (artifacts(rows=(row("plain"), row("nixl_both", NOT_RUN))), FAILS, "nixl_both did not run"),
     (artifacts(reason=""), FAILS, "lmcache_only was skipped without a reason"),
     (artifacts(planned=False), OPEN, "the plan cannot be read"),
-    (success_criteria.wall_clock(Estimate(5.0), 1, whole=True), HOLDS, "5.00 h a pass"),
-    (success_criteria.wall_clock(Estimate(15.0), 3, whole=True), HOLDS, "5.00 h a pass"),
-    (success_criteria.wall_clock(Estimate(6.5), 1, whole=True), FAILS, "6.50 h a pass"),
-    (success_criteria.wall_clock(Estimate(2.0), 1, whole=False), UNDECIDED, "not every planned cell was measured"),
-    (success_criteria.wall_clock(unknown("no cell was measured"), 1, whole=False), OPEN, "no cell was measured"),
+    (criteria.wall_clock(Estimate(5.0), 1, whole=True), HOLDS, "5.00 h a pass"),
+    (criteria.wall_clock(Estimate(15.0), 3, whole=True), HOLDS, "5.00 h a pass"),
+    (criteria.wall_clock(Estimate(6.5), 1, whole=True), FAILS, "6.50 h a pass"),
+    (criteria.wall_clock(Estimate(2.0), 1, whole=False), UNDECIDED, "not every planned cell was measured"),
+    (criteria.wall_clock(unknown("no cell was measured"), 1, whole=False), OPEN, "no cell was measured"),
 ]
 
 
@@ -216,14 +217,14 @@ def test_success_is_judged_by_what_can_be_told(criterion: Judgement, outcome: Ou
 
 def test_every_criterion_is_seen_to_hold_to_fail_and_without_an_answer() -> None:
     without = {"6": OPEN}
-    assert {(found.name, outcome) for found, outcome, _ in CRITERIA} - {("7", OPEN)} == {
+    assert {(criterion.name, outcome) for criterion, outcome, _ in CRITERIA} - {("7", OPEN)} == {
         (name, outcome) for name in "1234567" for outcome in (HOLDS, FAILS, without.get(name, UNDECIDED))
     }
 
 
 def test_many_things_that_lack_are_counted() -> None:
-    found = artifacts(*(Gap(f"results/x/{number}", "is missing") for number in range(9)))
-    assert found.reason.endswith("; and 6 more")
+    judgement = artifacts(*(Gap(f"results/x/{number}", "is missing") for number in range(9)))
+    assert judgement.reason.endswith("; and 6 more")
 
 
 def test_additive_words_are_the_specifications() -> None:

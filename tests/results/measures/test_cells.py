@@ -18,6 +18,7 @@ from results.records.errors import ArtifactError
 from results.records.layout import ConfigLayout, sha256
 from results.records.schemas import RequestRecord, RequestStatus
 from tests.results.connector_tax.synthetic import Behaviour, Cell, Load, request_records, write_cell
+from tests.results.statistics.in_memory import covers
 
 CONNECTOR = Behaviour(callbacks_us=(1.5, 150.0, 3.0))
 
@@ -29,13 +30,6 @@ def folder(tmp_path: Path) -> ConfigLayout:
 
 def _analyse(folder: ConfigLayout, cell: Cell) -> CellSummary:
     return analyse_cell(write_cell(folder, cell))
-
-
-def _covers(summary: CellSummary, name: str, truth: float) -> bool:
-    estimate = summary.estimate(name)
-    assert estimate.low is not None
-    assert estimate.high is not None
-    return estimate.low <= truth <= estimate.high
 
 
 def _rewrite(path: Path, records: list[RequestRecord]) -> None:
@@ -54,10 +48,10 @@ def _edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 def test_the_true_latencies_lie_in_their_intervals(folder: ConfigLayout) -> None:
     truth = Behaviour(ttft_p50_s=0.2, tpot_p50_s=0.01)
     summary = _analyse(folder, Cell("plain", truth, Load(requests=1000, rate_per_s=20)))
-    assert _covers(summary, "ttft_p50_s", 0.2)
-    assert _covers(summary, "ttft_p90_s", truth.ttft_p90_s)
-    assert _covers(summary, "tpot_p50_s", 0.01)
-    assert _covers(summary, "e2e_p50_s", 0.2 + 255 * 0.01)
+    assert covers(summary.estimate("ttft_p50_s"), 0.2)
+    assert covers(summary.estimate("ttft_p90_s"), truth.ttft_p90_s)
+    assert covers(summary.estimate("tpot_p50_s"), 0.01)
+    assert covers(summary.estimate("e2e_p50_s"), 0.2 + 255 * 0.01)
     assert summary.estimate("ttft_p90_s").n == 1000
     assert summary.gaps == ()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from results.measures.drift import Drift, DriftVerdict, drifts
+from results.measures.drift import Drift, DriftVerdict, measure_drifts
 from results.measures.summary import CellSummary
 from tests.results.statistics.in_memory import SEEDS, Truth, as_promised, covers, summary
 
@@ -36,7 +36,7 @@ def run(
 
 
 def ttft(cells: list[CellSummary]) -> Drift:
-    found = {row.series: row for row in drifts(cells)}
+    found = {row.series: row for row in measure_drifts(cells)}
     assert set(found) == {"ttft_p50_s", "tpot_p50_s"}
     return found["ttft_p50_s"]
 

@@ -147,10 +147,6 @@ def test_hc3_equals_its_definition() -> None:
     assert (slope.high - slope.low) / 2 == pytest.approx(t * math.sqrt(covariance[1, 1]), rel=1e-5)
 
 
-def test_one_request_makes_no_line() -> None:
-    assert transfers_of([seen(Truth(), RequestConfig(0, 512, 1)).record()]).n == 1
-
-
 def test_a_limit_that_the_medians_exceed_is_none() -> None:
     base = _transfers(9, noise=0.01, per_size=40)
     assert _fit(base).knee.asymptote_gbps.value is not None

@@ -141,16 +141,20 @@ def test_a_failed_write_has_no_end_and_no_bytes() -> None:
     assert record.transfer_detail.effective_bw_gbps is None
 
 
-def test_blocks_that_did_not_come_are_no_signal() -> None:
+@pytest.mark.parametrize(
+    ("side", "kind", "fields", "stamp", "why"),
+    [
+        ("decode", "received", {}, "t7_d_recv_signal", "the decode instance reports that the blocks did not arrive"),
+        ("prefill", "prefill_done", {"status": "FINISHED_STOPPED"}, "t3_p_prefill_done",
+         "the prefill instance had nothing to send: FINISHED_STOPPED"),
+    ],
+)  # fmt: skip
+def test_an_event_that_reports_a_failure_is_no_stamp(
+    side: str, kind: str, fields: dict[str, str], stamp: str, why: str
+) -> None:
     one = seen(QUIET, CONFIG)
-    record = one.record(decode=_changed(one.decode, "received", ok=False))
-    assert record.gaps["t7_d_recv_signal"] == "the decode instance reports that the blocks did not arrive"
-
-
-def test_a_prefill_that_ended_early_sends_nothing() -> None:
-    one = seen(QUIET, CONFIG)
-    record = one.record(prefill=_changed(one.prefill, "prefill_done", ok=False, status="FINISHED_STOPPED"))
-    assert "FINISHED_STOPPED" in record.gaps["t3_p_prefill_done"]
+    record = one.record(**{side: _changed(getattr(one, side), kind, ok=False, **fields)})
+    assert record.gaps[stamp] == why
 
 
 def test_one_write_for_several_transfers_gives_none_of_them_its_bytes() -> None:

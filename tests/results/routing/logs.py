@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from results.records.decisions import (
     ClusterView,
@@ -14,8 +16,10 @@ from results.records.decisions import (
     RoutedOutcome,
     RoutedRequest,
 )
+from results.routing.logs import LogFacts, log_facts
+from results.routing.measure import Measurements
+from tests.results.routing.synthetic import T0_NS, Truth, World, loaded, measurements_of
 
-T0_NS = 5_000_000_000_000_000_123  # beyond what a float64 can hold to the nanosecond
 HOT = 1000
 COOLDOWN_S = 10.0
 
@@ -95,3 +99,17 @@ def moved(
         t_target_sent_ns=begin + step,
         t_done_ns=begin + 4 * step,
     )
+
+
+def facts_of_logs(
+    world: World, policy: str, logs: Mapping[str, Sequence[Log]], fields: Callable[[str], Mapping[str, Any]]
+) -> tuple[dict[str, dict[int, LogFacts]], Measurements]:
+    """A run whose labels have these logs, one per trial; `fields` of a label's cell records."""
+    facts: dict[str, dict[int, LogFacts]] = {label: {} for label in logs}
+    cells = []
+    for label, own in logs.items():
+        for trial, log in enumerate(own):
+            cell = loaded(world, Truth(label, policy), trial)
+            cells.append(replace(cell, record=replace(cell.record, **fields(label)), path=f"{label}{trial}"))
+            facts[label][trial] = log_facts(cells[-1], log.records)
+    return facts, measurements_of(cells)

@@ -25,9 +25,12 @@ from results.records.decisions import (
 from results.records.layout import TrialLayout, sha256
 from results.records.schemas import RequestStatus
 from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TurnRecord
+from results.report.document import render_markdown
+from results.routing.analyse import RoutingAnalysis
+from results.routing.experiment import RESULTS
 from results.routing.load import LoadedCell, count_picks
 from results.routing.measure import Measurements
-from results.routing.summary import summarise, summary_of
+from results.routing.summary import summarise_cell, summary_of
 
 T0_NS = 5_000_000_000_000_000_123  # beyond what a float64 can hold to the nanosecond
 BLOCK = 16
@@ -273,10 +276,18 @@ def loaded(world: World, truth: Truth, trial: int = 0, place: int = 0) -> Loaded
     return LoadedCell(record, turns_of(turn_table(turns), T0_NS), picks, (), f"{record.cell}/cell.json")
 
 
+def measurements_of(cells: Sequence[LoadedCell]) -> Measurements:
+    return Measurements(cells, [summary_of(cell) for cell in cells])
+
+
 def measured(world: World, truths: Sequence[Truth]) -> Measurements:
     """The measurements of every policy in every trial of the world."""
-    cells = [loaded(world, truth, trial) for trial in range(world.trials) for truth in truths]
-    return Measurements(cells, [summary_of(cell) for cell in cells])
+    return measurements_of([loaded(world, truth, trial) for trial in range(world.trials) for truth in truths])
+
+
+def report_text(analysis: RoutingAnalysis) -> str:
+    """What `tracon report` shows of it, as Markdown."""
+    return render_markdown("", RESULTS.report(analysis))
 
 
 def write_run(root: Path, world: World, truths: Sequence[Truth], *, planned: Sequence[str] = ()) -> Path:
@@ -338,7 +349,7 @@ def write_cell(root: Path, world: World, truth: Truth, trial: int, place: int = 
     layout.config.write_text("{}")
     layout.apc.write_text("{}")
     layout.gpu_util.write_text("t_unix_s,gpu,utilisation\n# no GPU on this host\n")
-    summary, breakdown = summarise(turns, picks, record)
+    summary, breakdown = summarise_cell(turns, picks, record)
     layout.summary.write_bytes(msgspec.json.encode(summary))
     layout.breakdown.write_bytes(msgspec.json.encode(breakdown))
     checksums = {path.name: sha256(path) for path in (layout.metrics, layout.decisions, layout.engines)}

@@ -13,9 +13,9 @@ from results.measures.turns import SessionTimes, turn_table, turns_of
 from results.routing.coupling import (
     Coupling,
     Curve,
-    couplings,
-    curve,
+    fit_couplings,
     loop_of,
+    predict_curve,
     predicted_wall_s,
     specified_curve,
 )
@@ -29,7 +29,7 @@ COUPLED = Truth("unified", slope_s=0.02)
 
 
 def _loop(world: World, *truths: Truth) -> tuple[Coupling, ...]:
-    return couplings(measured(world, truths), [truth.label for truth in truths])
+    return fit_couplings(measured(world, truths), [truth.label for truth in truths])
 
 
 @pytest.mark.parametrize("trials", [1, 3])
@@ -162,8 +162,8 @@ def test_the_prediction_passes_through_the_policy_it_starts_from() -> None:
     truths = (Truth("round_robin", ttft_s=0.5, slope_s=0.02), COUPLED)
     found = measured(world, truths)
     cells = {(truth.label, trial): loaded(world, truth, trial) for truth in truths for trial in range(3)}
-    rows = couplings(found, ["round_robin", "unified"])
-    predicted = curve(found, rows, cells)
+    rows = fit_couplings(found, ["round_robin", "unified"])
+    predicted = predict_curve(found, rows, cells)
     assert isinstance(predicted, Curve)
     assert predicted.label == "unified"
     own = np.mean([cells["unified", trial].record.replay["amplification"] for trial in range(3)])

@@ -9,10 +9,9 @@ import pandas as pd
 import pytest
 
 from results.report.figure import Figure
-from results.routing.draw import draw_latencies
 from results.routing.marks import WIDE
-from results.routing.migration_draw import draw_sensitivity, draw_timeline
-from results.routing.migration_figures import ARROW, HEAT
+from results.routing.migration_figures import ARROW, HEAT, draw_sensitivity, draw_timeline
+from results.routing.policy_figures import draw_latencies
 
 
 def latencies(*values: tuple[float, float, float]) -> Figure:

@@ -10,19 +10,16 @@ import pytest
 
 from results.records.turns import RoutedEngine
 from results.routing.decision_points import judge_decision_points
-from results.routing.floor_sessions import SessionFacts, floor_facts
-from results.routing.floor_transport import Rules, TargetLegs, TransportFacts, transport_facts
-from results.routing.load_floor import NO_FIX, TTFT_RATIO, FloorVariant, LoadFloor, fix_of, load_floor
-from results.routing.logs import LogFacts, log_facts
-from results.routing.measure import Measurements
-from results.routing.summary import summary_of
+from results.routing.floor_facts import Rules, SessionFacts, TargetLegs, TransportFacts, floor_facts, transport_facts
+from results.routing.load_floor import NO_FIX, TTFT_RATIO, FloorVariant, LoadFloor, fix_of, measure_load_floor
 from results.routing.transfers import Moved
 from results.statistics.estimates import Estimate
 from results.statistics.judgement import Judgement, Outcome
-from tests.results.routing.logs import Log, moved
-from tests.results.routing.synthetic import Truth, World, cell_record, loaded, records
+from tests.results.routing.logs import Log, facts_of_logs, moved
+from tests.results.routing.synthetic import Truth, World, cell_record, records
 
 WORLD = World(sessions=10, turns=2, trials=3, instances=3)
+BONUS = {"load_floor_bonus": 200}
 
 
 def engine(name: str, role: str) -> RoutedEngine:
@@ -67,7 +64,7 @@ def test_a_pick_whose_tokens_nobody_counted_is_in_neither_sum() -> None:
     [
         ({}, NO_FIX),
         ({"sticky_bonus": 5, "load_floor_bonus": 0, "overlap_discount": "off"}, NO_FIX),
-        ({"load_floor_bonus": 200}, "Q2.B K=200 (mean)"),
+        (BONUS, "Q2.B K=200 (mean)"),
         ({"load_floor_bonus": 50, "floor_form": "max"}, "Q2.B K=50 (max)"),
         ({"cold_bonus": 9}, "Q2.A"),
         ({"order": "inflight_first"}, "Q2.C"),
@@ -106,69 +103,73 @@ def rules(timeout_s: float, **others: Any) -> Mapping[str, Any]:
     return {"moves_kv": True, "transfer": {"timeout_s": timeout_s, "attempts": 2, **others}}
 
 
-def floor_of(
-    variants: Mapping[str, tuple[Mapping[str, Any], Log]], routers: Mapping[str, Mapping[str, Any]] | None = None
+Variant = tuple[Mapping[str, Any], Log]
+"""Parameters of a label, and the log of each of its trials."""
+
+
+def measured_floor(
+    variants: Mapping[str, Variant], routers: Mapping[str, Mapping[str, Any]] | None = None
 ) -> LoadFloor | None:
     """A run of these labels, three trials of the same log each; `routers`: what their cells say of the router."""
-    facts: dict[str, dict[int, LogFacts]] = {}
-    cells = []
-    for label, (parameters, log) in variants.items():
-        for trial in range(WORLD.trials):
-            cell = loaded(WORLD, Truth(label, "kv_aware"), trial)
-            engines = tuple(engine(name, "both") for name in "abc")
-            router = (routers or {}).get(label, {})
-            record = replace(cell.record, parameters=parameters, engines=engines, router=router)
-            cell = replace(cell, record=record, path=f"{label}{trial}")
-            facts.setdefault(label, {})[trial] = log_facts(cell, log.records)
-            cells.append(cell)
-    measurements = Measurements(cells, [summary_of(cell) for cell in cells])
-    return load_floor(dict.fromkeys(variants, "kv_aware"), facts, measurements)
+    engines = tuple(engine(name, "both") for name in "abc")
+    facts, measurements = facts_of_logs(
+        WORLD,
+        "kv_aware",
+        {label: [log] * WORLD.trials for label, (_, log) in variants.items()},
+        lambda label: {
+            "parameters": variants[label][0], "engines": engines, "router": (routers or {}).get(label, {}),
+        },
+    )  # fmt: skip
+    return measure_load_floor(dict.fromkeys(variants, "kv_aware"), facts, measurements)
 
 
-def answered(found: LoadFloor) -> dict[str, Judgement]:
-    return {one.name: one for one in judge_decision_points(found)}
+def floor_of(variants: Mapping[str, Variant], routers: Mapping[str, Mapping[str, Any]] | None = None) -> LoadFloor:
+    floor = measured_floor(variants, routers)
+    assert floor is not None
+    return floor
 
 
-def test_the_bonus_that_brings_a_cold_d_its_share_is_the_right_shape() -> None:
-    found = floor_of({
-        "plain": ({}, spread((5, 5, 0), 0.9)),
-        "bonus": ({"load_floor_bonus": 200}, spread((4, 3, 3), 0.9)),
-    })  # fmt: skip
-    assert found is not None
-    assert found.reference == "plain"
-    bonus = next(one for one in found.variants if one.label == "bonus")
+def answered(floor: LoadFloor) -> dict[str, Judgement]:
+    return {one.name: one for one in judge_decision_points(floor)}
+
+
+PLAIN: Variant = ({}, spread((5, 5, 0), 0.9))
+"""A run without any fix, one D of which stays cold."""
+
+
+def test_what_a_bonus_changes_is_measured() -> None:
+    floor = floor_of({"plain": PLAIN, "bonus": (BONUS, spread((4, 3, 3), 0.9))})
+    assert floor.reference == "plain"
+    bonus = next(one for one in floor.variants if one.label == "bonus")
     assert bonus.values["least_share"].value == pytest.approx(0.3)
     assert bonus.values["direct_rate"].value == 0.5
     assert bonus.values["overlap_kept"].value == pytest.approx(0.9)
     assert bonus.differences["least_share"].value == pytest.approx(0.3)
     assert [share.value for share in bonus.shares.values()] == pytest.approx([0.4, 0.3, 0.3])
-    said = answered(found)
-    assert said["D3"].outcome == Outcome.UNDECIDED
-    assert said["D3"].reason.startswith("bonus works; none of the alternatives (Q2.A, C, D, E, F) was run")
-    assert "smallest share of the sessions 30.0% (even 33%" in said["D3"].reason
+    assert "smallest share of the sessions 30.0% (even 33%" in answered(floor)["D3"].reason
+    assert measured_floor({"plain": PLAIN}) is None, "without any fix there is no section"
 
 
-def test_it_is_the_right_shape_where_it_keeps_more_than_another_that_works() -> None:
-    found = floor_of({
-        "plain": ({}, spread((5, 5, 0), 0.9)),
-        "bonus": ({"load_floor_bonus": 200}, spread((4, 3, 3), 0.9)),
-        "cold": ({"cold_bonus": 200}, spread((4, 3, 3), 0.87)),
-    })  # fmt: skip
-    assert found is not None
-    said = answered(found)["D3"]
-    assert said.outcome == Outcome.HOLDS
-    assert said.reason.startswith("bonus works; better than cold (by overlap kept)")
-
-
-def test_it_is_the_right_shape_where_no_other_works() -> None:
-    found = floor_of({
-        "plain": ({}, spread((5, 5, 0), 0.9)),
-        "bonus": ({"load_floor_bonus": 200}, spread((4, 3, 3), 0.9)),
-        "material": ({"min_overlap_share": 0.3}, spread((5, 5, 0), 0.9)),
-    })  # fmt: skip
-    assert found is not None
-    assert answered(found)["D3"].outcome == Outcome.HOLDS
-    assert "no alternative works" in answered(found)["D3"].reason
+@pytest.mark.parametrize(
+    ("plain", "bonus", "other", "outcome", "why"),
+    [
+        (PLAIN, ((4, 3, 3), 0.9), {}, Outcome.UNDECIDED, "bonus works; none of the alternatives (Q2.A, C, D, E, F)"),
+        (PLAIN, ((4, 3, 3), 0.9), {"cold": ({"cold_bonus": 200}, spread((4, 3, 3), 0.87))}, Outcome.HOLDS,
+         "bonus works; better than cold (by overlap kept)"),
+        (PLAIN, ((4, 3, 3), 0.9), {"material": ({"min_overlap_share": 0.3}, PLAIN[1])}, Outcome.HOLDS,
+         "no alternative works"),
+        (PLAIN, ((5, 5, 0), 0.9), {}, Outcome.FAILS, "some D stayed without a share worth the name"),
+        (PLAIN, ((4, 3, 3), 0.2), {}, Outcome.FAILS, "cost overlap"),
+        (({}, spread((10, 0, 0), 1.0)), ((4, 3, 3), 0.97), {}, Outcome.UNDECIDED, "overlap kept 97.0% (lower)"),
+        (({}, spread((4, 3, 3), 0.9)), ((4, 3, 3), 0.9), {}, Outcome.UNDECIDED, "no D stayed cold either"),
+    ],
+)  # fmt: skip
+def test_the_bonus_is_the_right_shape_where_it_brings_a_cold_d_its_share_and_no_other_does_as_well(
+    plain: Variant, bonus: tuple[tuple[int, int, int], float], other: Mapping[str, Variant], outcome: Outcome, why: str
+) -> None:
+    found = answered(floor_of({"plain": plain, "bonus": (BONUS, spread(*bonus)), **other}))["D3"]
+    assert found.outcome == outcome
+    assert why in found.reason
 
 
 def test_alternatives_that_do_the_same_and_a_ttft_that_is_worse_leave_it_undecided() -> None:
@@ -181,7 +182,7 @@ def test_alternatives_that_do_the_same_and_a_ttft_that_is_worse_leave_it_undecid
 
     def asked(to_plain: Mapping[str, Estimate], to_other: Mapping[str, Estimate]) -> Judgement:
         against = {"plain": to_plain, "A": to_other}
-        bonus = variant("B", parameters={"load_floor_bonus": 200}, against=against, **shares(EVEN, SAME))
+        bonus = variant("B", parameters=BONUS, against=against, **shares(EVEN, SAME))
         return answered(run_of(plain, bonus, other))["D3"]
 
     level = asked(same, same)
@@ -202,13 +203,12 @@ def test_where_too_few_requests_were_counted_the_questions_about_overlap_are_ope
 
     for count, known in ((2, True), (3, False)):
         found = floor_of({
-            "plain": ({}, spread((5, 5, 0), 0.9)),
-            "bonus": ({"load_floor_bonus": 200}, uncounted(count)),
+            "plain": PLAIN,
+            "bonus": (BONUS, uncounted(count)),
             "50": ({"load_floor_bonus": 50}, uncounted(count)),
             "max": ({"load_floor_bonus": 200, "floor_form": "max"}, uncounted(count)),
             "cold": ({"cold_bonus": 200}, spread((4, 3, 3), 0.8)),
         })  # fmt: skip
-        assert found is not None
         bonus = next(one for one in found.variants if one.label == "bonus")
         assert (bonus.counted, bonus.served, bonus.is_counted) == (60, 60 + 3 * count, known)
         assert bonus.values["overlap_kept"].value == pytest.approx(0.9), "what was not counted is no zero"
@@ -218,42 +218,8 @@ def test_where_too_few_requests_were_counted_the_questions_about_overlap_are_ope
         assert {answered(found)[point].outcome for point in open_points} <= {Outcome.OPEN}
 
 
-def test_a_bonus_that_leaves_a_d_cold_or_costs_overlap_is_not() -> None:
-    cold = floor_of({"plain": ({}, spread((5, 5, 0), 0.9)), "bonus": ({"load_floor_bonus": 2}, spread((5, 5, 0), 0.9))})
-    assert cold is not None
-    assert answered(cold)["D3"].outcome == Outcome.FAILS
-    dear = floor_of(
-        {"plain": ({}, spread((5, 5, 0), 0.9)), "bonus": ({"load_floor_bonus": 900}, spread((4, 3, 3), 0.2))}
-    )
-    assert dear is not None
-    assert answered(dear)["D3"].outcome == Outcome.FAILS
-    assert "cost overlap" in answered(dear)["D3"].reason
-
-
-def test_a_little_less_overlap_is_no_cost() -> None:
-    found = floor_of({
-        "plain": ({}, spread((10, 0, 0), 1.0)), "bonus": ({"load_floor_bonus": 200}, spread((4, 3, 3), 0.97)),
-    })  # fmt: skip
-    assert found is not None
-    assert answered(found)["D3"].reason.startswith("bonus works")
-    assert "overlap kept 97.0% (lower)" in answered(found)["D3"].reason
-
-
-def test_where_nothing_was_cold_the_question_stays_undecided() -> None:
-    found = floor_of(
-        {"plain": ({}, spread((4, 3, 3), 0.9)), "bonus": ({"load_floor_bonus": 200}, spread((4, 3, 3), 0.9))}
-    )
-    assert found is not None
-    assert answered(found)["D3"].outcome == Outcome.UNDECIDED
-
-
-def test_without_any_fix_there_is_no_section() -> None:
-    assert floor_of({"plain": ({}, spread((5, 5, 0), 0.9))}) is None
-
-
 def test_what_was_not_run_is_open_and_says_what_is_missing() -> None:
-    found = floor_of({"bonus": ({"load_floor_bonus": 200}, spread((4, 3, 3), 0.9))})
-    assert found is not None
+    found = floor_of({"bonus": (BONUS, spread((4, 3, 3), 0.9))})
     said = answered(found)
     assert {point for point, one in said.items() if one.outcome == Outcome.OPEN} == {
         "D1", "D2", "D3", "D4", "D5", "D6", "D7", "Q1.D",
@@ -264,12 +230,11 @@ def test_what_was_not_run_is_open_and_says_what_is_missing() -> None:
 
 def test_both_forms_and_a_grid_of_k_are_compared_where_they_were_run() -> None:
     found = floor_of({
-        "plain": ({}, spread((5, 5, 0), 0.9)),
+        "plain": PLAIN,
         "mean 50": ({"load_floor_bonus": 50}, spread((5, 5, 0), 0.9)),
-        "mean 200": ({"load_floor_bonus": 200}, spread((4, 3, 3), 0.9)),
+        "mean 200": (BONUS, spread((4, 3, 3), 0.9)),
         "max 200": ({"load_floor_bonus": 200, "floor_form": "max"}, spread((5, 4, 1), 0.9)),
     })  # fmt: skip
-    assert found is not None
     said = answered(found)
     assert said["D5"].outcome == Outcome.HOLDS
     assert said["D6"].outcome == Outcome.HOLDS
@@ -328,7 +293,7 @@ def test_what_the_intervals_do_not_tell_is_neither_yes_nor_no(
 ) -> None:
     found = run_of(
         variant("plain", **shares(COLD, None)),
-        variant("200", parameters={"load_floor_bonus": 200}, **shares(least, kept)),
+        variant("200", parameters=BONUS, **shares(least, kept)),
         variant("9", parameters={"load_floor_bonus": 9}, **shares(COLD, SAME)),
     )
     assert (answered(found)["D3"].outcome, answered(found)["D6"].outcome) == (d3, d6)
@@ -337,7 +302,7 @@ def test_what_the_intervals_do_not_tell_is_neither_yes_nor_no(
 def test_a_form_whose_shares_are_not_known_is_no_worse_form() -> None:
     found = run_of(
         variant("plain", **shares(COLD, None)),
-        variant("mean", parameters={"load_floor_bonus": 200}, **shares(EVEN, SAME)),
+        variant("mean", parameters=BONUS, **shares(EVEN, SAME)),
         variant("max", parameters={"load_floor_bonus": 200, "floor_form": "max"}, **shares(UNKNOWN, SAME)),
     )
     assert answered(found)["D5"].outcome == Outcome.UNDECIDED
@@ -352,7 +317,7 @@ def test_a_form_whose_shares_are_not_known_is_no_worse_form() -> None:
     ],
 )
 def test_of_two_forms_that_spread_the_one_that_costs_less_is_better(ratio: Estimate, answer: Outcome | None) -> None:
-    mean = variant("mean", parameters={"load_floor_bonus": 200}, against={"max": {TTFT_RATIO: ratio}},
+    mean = variant("mean", parameters=BONUS, against={"max": {TTFT_RATIO: ratio}},
                    **shares(EVEN, SAME))  # fmt: skip
     most = variant("max", parameters={"load_floor_bonus": 200, "floor_form": "max"}, **shares(EVEN, SAME))
     said = answered(run_of(variant("plain", **shares(COLD, None)), mean, most))["D5"]
@@ -362,7 +327,6 @@ def test_of_two_forms_that_spread_the_one_that_costs_less_is_better(ratio: Estim
 
 def test_more_cached_than_the_index_knew_lies_within_its_own_interval() -> None:
     found = floor_of({"plain": ({}, spread((5, 5, 0), 1.2)), "bonus": ({"load_floor_bonus": 2}, spread((5, 5, 0), 1))})
-    assert found is not None
     kept = found.variants[0].values["overlap_kept"]
     assert kept.value == pytest.approx(1.2)
     assert kept.high == pytest.approx(1.2)
@@ -370,7 +334,7 @@ def test_more_cached_than_the_index_knew_lies_within_its_own_interval() -> None:
 
 def test_failures_are_what_the_first_question_is_about() -> None:
     more = Estimate(0.3, 0.2, 0.4, launches=3)
-    bonus = {"parameters": {"load_floor_bonus": 200}, "differences": {"completed_share": more}}
+    bonus = {"parameters": BONUS, "differences": {"completed_share": more}}
     helped = run_of(variant("plain", failed_turns=30), variant("bonus", **bonus))
     assert answered(helped)["D1"].outcome == Outcome.HOLDS
     same = {**bonus, "differences": {"completed_share": Estimate(0.0, -0.1, 0.1, launches=3)}}
@@ -390,8 +354,7 @@ def test_a_handover_that_failed_counts_although_its_turn_completed(before: int, 
     def log(lost: int) -> Log:
         return with_handovers(with_handovers(spread((4, 3, 3), 0.9), "failed", lost), "transferred", 10 - lost)
 
-    found = floor_of({"plain": ({}, log(before)), "bonus": ({"load_floor_bonus": 200}, log(after))})
-    assert found is not None
+    found = floor_of({"plain": ({}, log(before)), "bonus": (BONUS, log(after))})
     plain = found.variants[0]
     assert (plain.failed_turns, plain.lost_transfers, plain.transfers) == (0, 3 * before, 30)
     said = answered(found)["D1"]
@@ -429,10 +392,9 @@ def test_failures_and_quarantines_answer_the_window() -> None:
 
 def of_timeouts(short: Log, long: Log, **others: Any) -> LoadFloor:
     found = floor_of(
-        {"bonus": ({"load_floor_bonus": 200}, spread((4, 3, 3), 0.9)), "plain": ({}, short), "patient": ({}, long)},
+        {"bonus": (BONUS, spread((4, 3, 3), 0.9)), "plain": ({}, short), "patient": ({}, long)},
         {"bonus": rules(4), "plain": rules(4), "patient": rules(15, **others)},
     )
-    assert found is not None
     return found
 
 
@@ -468,7 +430,6 @@ def test_only_the_target_leg_is_held_against_the_timeout() -> None:
 def test_without_such_arms_the_timeout_is_open_and_says_this_runs_own() -> None:
     log = with_handovers(spread((5, 5, 0), 0.9), "transferred", 10)
     found = floor_of({"plain": ({}, log), "b": ({"load_floor_bonus": 9}, log)}, {"plain": rules(4), "b": rules(4)})
-    assert found is not None
     said = answered(found)["D2"]
     assert said.outcome == Outcome.OPEN
     assert "differ in transfer.timeout_s alone; all (at 4 s): 60 target legs" in said.reason

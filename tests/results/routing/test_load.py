@@ -16,11 +16,10 @@ from results.records.frames import TURN_SCHEMA, Gap, read_table
 from results.records.layout import TrialLayout
 from results.records.turns import TurnRecord
 from results.routing.analyse import analyse
-from results.routing.figures import figures
-from results.routing.load import collect, load_cell
-from results.routing.report import to_markdown
+from results.routing.figures import build_figures
+from results.routing.load import load_cell, load_cells
 from results.routing.summary import summary_of
-from tests.results.routing.synthetic import Truth, World, records, write_interference, write_run
+from tests.results.routing.synthetic import Truth, World, records, report_text, write_interference, write_run
 
 WORLD = World(sessions=6, turns=4, trials=2)
 POLICIES = (Truth("round_robin"), Truth("unified", ttft_s=0.15))
@@ -89,7 +88,7 @@ def test_every_field_of_a_turn_is_kept(root: Path) -> None:
 
 def test_a_cell_that_was_not_finished_is_not_counted(root: Path) -> None:
     (root / CELL / "cell.json").unlink()
-    assert len(collect(root)[0]) == 3
+    assert len(load_cells(root)[0]) == 3
     assert _gaps(root)["trials/unified/t1"] == "not measured"
 
 
@@ -189,4 +188,5 @@ def test_whatever_came_of_a_cell_can_be_analysed(
         _rewrite(root / cell, turns=turns, record=record)
     analysis = analyse(root)
     assert len(analysis.cells) == 4
-    assert to_markdown(analysis, figures(analysis))
+    assert report_text(analysis)
+    assert build_figures(analysis)

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from results.records.decisions import ClusterView, Gate
 from results.records.turns import EngineSample
-from results.routing.migrations import costs, migrations
-from results.routing.timeline import heat, timeline
-from tests.results.routing.logs import COOLDOWN_S, HOT, T0_NS, Log
+from results.routing.logs import pending_series
+from results.routing.migration_figures import bin_pending
+from results.routing.migrations import find_migrations
+from tests.results.routing.logs import COOLDOWN_S, HOT, Log
+from tests.results.routing.synthetic import T0_NS
 
 
 def gate(name: str, *, passed: bool) -> Gate:
@@ -27,7 +29,7 @@ def test_the_trigger_rate_is_of_requests_and_not_of_picks() -> None:
     log.pick(7, "s0", "b", source="a", status="failed", request="again", ttft_s=None)
     log.pick(7.1, "s0", "c", source="a", request="again")
     log.pick(8, "s1", "b", source="a")
-    found = migrations(log.records, HOT, COOLDOWN_S)
+    found = find_migrations(log.records, HOT, COOLDOWN_S)
     assert (sum(found.requests.values()), found.asked) == (8, 2)
     assert found.trigger_rate.value == pytest.approx(2 / 8)
     assert found.outcomes == {"failed": 1, "recomputed": 2}
@@ -42,7 +44,7 @@ def test_refusals_are_counted_by_the_gate_that_failed() -> None:
     log.pick(2, "s", "a", gates=(hot, gate("cooldown", passed=True), gate("target", passed=False)))
     log.pick(3, "s", "a", gates=(hot, gate("cooldown", passed=True), gate("target", passed=False)))
     log.pick(4, "s", "b", source="a", gates=(hot,))
-    assert migrations(log.records, HOT, COOLDOWN_S).refused == {"cooldown": 1, "target": 2}
+    assert find_migrations(log.records, HOT, COOLDOWN_S).refused == {"cooldown": 1, "target": 2}
 
 
 def followed(pending_after: list[int], *, move_s: float = 0.0) -> Log:
@@ -62,7 +64,7 @@ def followed(pending_after: list[int], *, move_s: float = 0.0) -> Log:
 def test_a_migration_was_right_if_its_target_was_not_hot_at_the_next_turns(
     pending: list[int], cool: bool | None
 ) -> None:
-    (event,) = migrations(followed(pending).records, HOT, COOLDOWN_S, turns_after=3).events
+    (event,) = find_migrations(followed(pending).records, HOT, COOLDOWN_S).events
     assert event.stayed_cool is cool
     assert event.turns_left == len(pending)
 
@@ -73,14 +75,14 @@ def test_accuracy_is_of_the_migrations_whose_next_turns_were_seen() -> None:
         for record in followed(later).records:
             request = replace(record.request, session=session, request=f"{session}{record.request.request}")
             log.records.append(replace(record, seq=len(log.records), request=request))
-    found = migrations(log.records, HOT, COOLDOWN_S)
+    found = find_migrations(log.records, HOT, COOLDOWN_S)
     assert (found.accuracy.value, found.accuracy.n) == (0.5, 2)
     assert found.accuracy_next.value == pytest.approx(2 / 3), "the very next turn alone"
     assert found.accuracy_next.n == 3
-    none = migrations(followed([]).records, HOT, COOLDOWN_S).accuracy
+    none = find_migrations(followed([]).records, HOT, COOLDOWN_S).accuracy
     assert none.value is None
     assert "followed by 3 turns" in (none.reason or "")
-    assert "followed by a turn" in (migrations(followed([]).records, HOT, COOLDOWN_S).accuracy_next.reason or "")
+    assert "followed by a turn" in (find_migrations(followed([]).records, HOT, COOLDOWN_S).accuracy_next.reason or "")
 
 
 def test_five_that_stayed_cool_of_five_leave_room_for_doubt() -> None:
@@ -89,7 +91,7 @@ def test_five_that_stayed_cool_of_five_leave_room_for_doubt() -> None:
         log.pick(10 * place, f"s{place}", "b", source="a")
         for turn in range(3):
             log.pick(10 * place + 1 + turn, f"s{place}", "b")
-    found = migrations(log.records, HOT, COOLDOWN_S)
+    found = find_migrations(log.records, HOT, COOLDOWN_S)
     assert (found.accuracy.value, found.accuracy.n, found.accuracy.high) == (1.0, 5, 1.0)
     assert found.accuracy.low == pytest.approx(0.025 ** (1 / 5)), "Clopper and Pearson of 5 of 5"
     assert (found.thrash_rate.value, found.thrash_rate.low) == (0.0, 0.0)
@@ -99,7 +101,7 @@ def test_five_that_stayed_cool_of_five_leave_room_for_doubt() -> None:
 def test_a_turn_that_was_in_flight_when_the_session_moved_is_not_one_of_the_next() -> None:
     log = followed([HOT + 1, 0, 0, 0])
     log.records[1] = replace(log.records[1], t_ns=log.records[0].t_ns + 200_000_000)  # the target answers after 0.5 s
-    (event,) = migrations(log.records, HOT, COOLDOWN_S).events
+    (event,) = find_migrations(log.records, HOT, COOLDOWN_S).events
     assert (event.stayed_cool, event.turns_left) == (True, 3)
 
 
@@ -107,7 +109,7 @@ def test_a_target_that_is_gone_cannot_be_judged() -> None:
     log = followed([0, 0, 0])
     last = log.records[-1]
     log.records[-1] = replace(last, cluster=ClusterView(last.cluster.instances[:1], 0))
-    (event,) = migrations(log.records, HOT, COOLDOWN_S).events
+    (event,) = find_migrations(log.records, HOT, COOLDOWN_S).events
     assert event.stayed_cool is None
 
 
@@ -116,7 +118,7 @@ def test_thrashing_is_a_session_that_migrates_again_within_the_cooldown() -> Non
     for session, times in (("calm", (0.0, 10.0, 20.0)), ("once", (3.0,)), ("thrashes", (4.0, 13.9))):
         for place, t_s in enumerate(times):
             log.pick(t_s, session, "ab"[place % 2], source="ba"[place % 2])
-    found = migrations(log.records, HOT, COOLDOWN_S).thrash_rate
+    found = find_migrations(log.records, HOT, COOLDOWN_S).thrash_rate
     assert found.value == pytest.approx(1 / 3)
     assert found.n == 3
 
@@ -125,7 +127,7 @@ def test_a_migration_that_failed_is_no_thrashing() -> None:
     log = Log()
     log.pick(0, "s", "b", source="a", status="failed", ttft_s=None)
     log.pick(1, "s", "b", source="a")
-    found = migrations(log.records, HOT, COOLDOWN_S).thrash_rate
+    found = find_migrations(log.records, HOT, COOLDOWN_S).thrash_rate
     assert (found.value, found.n) == (0.0, 1)
 
 
@@ -134,7 +136,7 @@ def test_no_thrashing_means_at_most_one_migration_in_each_cooldown(times: list[f
     log = Log()
     for t_s in sorted(times):
         log.pick(t_s, "s", "b", source="a")
-    found = migrations(log.records, HOT, cooldown_s).thrash_rate
+    found = find_migrations(log.records, HOT, cooldown_s).thrash_rate
     if not times:
         assert (found.value, found.reason) == (None, "no session migrated")
     elif found.value == 0:
@@ -147,7 +149,7 @@ def test_the_cost_is_what_the_source_held_and_the_target_had_to_compute() -> Non
     log.pick(1, "t", "b", source="a", cached={"a": 1600, "b": 320})
     log.pick(2, "u", "b", source="a", cached={"b": 320})
     log.pick(3, "v", "b", source="a", status="failed", ttft_s=None, cached={"a": 1600})
-    found = [event.lost_tokens for event in migrations(log.records, HOT, COOLDOWN_S).events]
+    found = [event.lost_tokens for event in find_migrations(log.records, HOT, COOLDOWN_S).events]
     assert found == [1440, 1280, 0, None], "by the engine's count, by the index, nothing to lose, not served"
 
 
@@ -157,7 +159,7 @@ def test_costs_stand_against_the_turns_that_are_left_to_pay_for_them() -> None:
         log.pick(0, session, "b", source="a", cached={"a": held}, counted=0)
         for place in range(left):
             log.pick(1 + place, session, "b")
-    rows = {row.turns_left: row for row in migrations(log.records, HOT, COOLDOWN_S).costs}
+    rows = {row.turns_left: row for row in find_migrations(log.records, HOT, COOLDOWN_S).costs}
     assert {name: row.migrations for name, row in rows.items()} == {"0": 1, "2-4": 2, "20+": 1}
     assert rows["0"].lost_tokens.value == 1600
     assert (rows["0"].lost_per_turn_left.value, rows["0"].lost_per_turn_left.reason) == (None, "no turns were left")
@@ -165,7 +167,7 @@ def test_costs_stand_against_the_turns_that_are_left_to_pay_for_them() -> None:
     assert rows["2-4"].lost_per_turn_left.value == pytest.approx((900 / 3 + 400 / 4) / 2)
     assert rows["20+"].lost_per_turn_left.value == 100
     assert rows["20+"].ttft_s.value == 0.5
-    assert costs(()) == ()
+    assert find_migrations([], HOT, COOLDOWN_S).costs == ()
 
 
 def test_only_what_was_recomputed_is_cost_of_recomputing() -> None:
@@ -174,7 +176,7 @@ def test_only_what_was_recomputed_is_cost_of_recomputing() -> None:
         [("recomputed", 1600), ("unneeded", 320), ("transferred", 64), ("recomputed", 800)]
     ):
         log.pick(place, f"s{place}", "b", source="a", status=status, cached={"a": held}, counted=0)
-    found = migrations(log.records, HOT, COOLDOWN_S)
+    found = find_migrations(log.records, HOT, COOLDOWN_S)
     assert found.outcomes == {"recomputed": 2, "transferred": 1, "unneeded": 1}
     assert [event.moved_s is not None for event in found.events] == [True] * 4, "all four moved their session"
     (row,) = found.costs
@@ -186,7 +188,7 @@ def test_a_cost_has_an_interval_from_five_on_and_none_below_zero(held: list[int]
     log = Log()
     for place, tokens in enumerate(held):
         log.pick(place, f"s{place}", "b", source="a", cached={"a": tokens}, counted=0)
-    (row,) = migrations(log.records, HOT, COOLDOWN_S).costs
+    (row,) = find_migrations(log.records, HOT, COOLDOWN_S).costs
     lost = row.lost_tokens
     mean = float(np.mean(held))
     assert lost.value == pytest.approx(mean)
@@ -198,23 +200,23 @@ def test_a_cost_has_an_interval_from_five_on_and_none_below_zero(held: list[int]
 def test_a_log_without_migrations_or_without_anything_has_reasons_and_no_numbers() -> None:
     log = Log()
     log.pick(0, "s", "a")
-    found = migrations(log.records, HOT, COOLDOWN_S)
+    found = find_migrations(log.records, HOT, COOLDOWN_S)
     assert (found.trigger_rate.value, found.thrash_rate.value) == (0.0, None)
-    empty = migrations([], HOT, COOLDOWN_S)
+    empty = find_migrations([], HOT, COOLDOWN_S)
     assert (empty.trigger_rate.value, empty.trigger_rate.reason) == (None, "no requests")
-    assert timeline([]).series == ()
+    assert pending_series([]) == ()
 
 
 def test_a_router_that_ended_first_leaves_an_unknown_outcome() -> None:
     log = Log()
     log.pick(0, "s", "b", source="a")
     log.records[0] = replace(log.records[0], outcome=None)
-    found = migrations(log.records, HOT, COOLDOWN_S)
+    found = find_migrations(log.records, HOT, COOLDOWN_S)
     assert found.outcomes == {"unknown": 1}
     assert found.thrash_rate.value is None
 
 
-def test_figure_10_has_what_was_pending_at_each_instance_and_an_arrow_for_each_migration() -> None:
+def test_figure_10_has_what_was_pending_at_each_instance() -> None:
     log = Log()
     log.pick(0, "s", "a")
     log.pending["a"] = 1500
@@ -224,13 +226,11 @@ def test_figure_10_has_what_was_pending_at_each_instance_and_an_arrow_for_each_m
         EngineSample(T0_NS + 1_000_000_000, "a", 1.0, 0.0, 0.1, 700, 2),
         EngineSample(T0_NS + 1_000_000_000, "b", None, None, None, None, None),
     ]
-    found = timeline(log.records, samples)
-    assert [one.instance for one in found.series] == ["a", "b", "c"]
-    assert found.series[0].t_s.tolist() == [0.0, 1.0, 2.25, 2.5]
-    assert found.series[0].tokens.tolist() == [0, 700, 1500, 1500]
-    assert found.series[1].t_s.tolist() == [0.0, 2.25, 2.5]
-    arrows = [(one.t_s, one.source, one.target, one.session, one.outcome) for one in found.arrows]
-    assert arrows == [(2.25, "a", "b", "s", "recomputed"), (2.5, "a", "c", "t", "failed")]
+    first, second, third = pending_series(log.records, samples)
+    assert [one.instance for one in (first, second, third)] == ["a", "b", "c"]
+    assert first.t_s.tolist() == [0.0, 1.0, 2.25, 2.5]
+    assert first.tokens.tolist() == [0, 700, 1500, 1500]
+    assert second.t_s.tolist() == [0.0, 2.25, 2.5]
 
 
 def test_its_cells_hold_the_most_that_was_pending_and_nothing_where_nothing_was_seen() -> None:
@@ -238,7 +238,7 @@ def test_its_cells_hold_the_most_that_was_pending_and_nothing_where_nothing_was_
     for t_s, tokens in ((0.0, 5), (0.5, 9), (0.9, 7), (2.5, 3), (9.0, 8)):
         log.pending["a"] = tokens
         log.pick(t_s, "s", "a")
-    grid = heat(timeline(log.records), np.array([0.0, 1.0, 2.0, 3.0]))
+    grid = bin_pending(pending_series(log.records), np.array([0.0, 1.0, 2.0, 3.0]))
     assert grid.shape == (3, 3)
     np.testing.assert_array_equal(grid[0], [9, np.nan, 3])
     np.testing.assert_array_equal(grid[1], [0, np.nan, 0])
@@ -246,4 +246,4 @@ def test_its_cells_hold_the_most_that_was_pending_and_nothing_where_nothing_was_
 
 def test_the_order_of_the_rows_does_not_matter() -> None:
     log = followed([0, 5, HOT + 1])
-    assert migrations(log.records[::-1], HOT, COOLDOWN_S) == migrations(log.records, HOT, COOLDOWN_S)
+    assert find_migrations(log.records[::-1], HOT, COOLDOWN_S) == find_migrations(log.records, HOT, COOLDOWN_S)

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from results.records.decisions import Gate
-from results.routing.logs import LogFacts, log_facts
+from results.records.turns import RoutedEngine
+from results.routing.logs import LogFacts
 from results.routing.measure import Measurements
-from results.routing.policy_migrations import policy_migrations, policy_transfers
-from results.routing.recomputing import against_recomputing
-from results.routing.summary import summary_of
-from tests.results.routing.logs import Log, moved
-from tests.results.routing.synthetic import Truth, World, loaded
+from results.routing.migrations import PolicyMigrations, summarise_migrations
+from results.routing.recomputing import compare_with_recomputing
+from results.routing.transfers import PolicyTransfers, summarise_transfers
+from tests.results.routing.logs import Log, facts_of_logs, moved
+from tests.results.routing.synthetic import World
 
 PARAMETERS: Mapping[str, Any] = {"hot_tokens": 1000, "cooldown_s": 10.0}
 PER_TOKEN_S = 1e-4
@@ -37,49 +38,39 @@ def log_of(took_s: float = 0.1, recomputed: int = 0) -> Log:
     for number in range(SESSIONS):
         begin_s = 50.0 + number
         whole = number < SESSIONS - recomputed
-        status = "transferred" if whole else "recomputed"
-        sent = moved(
-            "a",
-            "b",
-            begin_s=begin_s,
-            took_s=took_s,
-            status="transferred" if whole else "failed",
-            reason="no answer within 120 s",
-        )
+        sent = moved("a", "b", begin_s=begin_s, took_s=took_s, status="transferred" if whole else "failed",
+                     reason="no answer within 120 s")  # fmt: skip
         log.pick(
-            begin_s,
-            f"s{number:03d}",
-            "b",
-            source="a",
-            status=status,
-            cached={"a": 1600},
-            counted=1600 if whole else 0,
-            transfer=sent,
-            ttft_s=took_s + 0.03 if whole else 0.35,
-        )
+            begin_s, f"s{number:03d}", "b", source="a", status="transferred" if whole else "recomputed",
+            cached={"a": 1600}, counted=1600 if whole else 0, transfer=sent, ttft_s=took_s + 0.03 if whole else 0.35,
+        )  # fmt: skip
     return log
 
 
 def facts_of(*logs: Log) -> tuple[dict[int, LogFacts], Measurements]:
     """A trial per log."""
     world = World(sessions=SESSIONS, turns=2, trials=len(logs))
-    cells = [loaded(world, Truth("ear"), trial) for trial in range(len(logs))]
-    cells = [replace(cell, record=replace(cell.record, parameters=PARAMETERS)) for cell in cells]
-    measurements = Measurements(cells, [summary_of(cell) for cell in cells])
-    return {
-        trial: log_facts(cell, log.records) for trial, (cell, log) in enumerate(zip(cells, logs, strict=True))
-    }, measurements
+    facts, measurements = facts_of_logs(world, "ear", {"ear": logs}, lambda _: {"parameters": PARAMETERS})
+    return facts["ear"], measurements
+
+
+def transfers_of(facts: Mapping[int, LogFacts], measurements: Measurements) -> tuple[PolicyTransfers, ...]:
+    moved = {trial: log.moved for trial, log in facts.items()}
+    totals = {trial: log.external_total_tokens for trial, log in facts.items()}
+    return summarise_transfers("ear", moved, totals, measurements)
+
+
+def migrations_of(
+    facts: Mapping[int, LogFacts], measurements: Measurements, parameters: Mapping[str, Any] = PARAMETERS
+) -> PolicyMigrations:
+    return summarise_migrations("ear", {t: log.migrations for t, log in facts.items()}, parameters, measurements)
 
 
 def test_the_numbers_of_a_transfer_come_out_of_the_log() -> None:
     facts, measurements = facts_of(log_of(), log_of(), log_of())
-    (row,) = policy_transfers("ear", facts, measurements)
-    assert (row.purpose, row.asked, row.statuses, row.transports) == (
-        "migration",
-        36,
-        {"transferred": 36},
-        ("mooncake",),
-    )
+    (row,) = transfers_of(facts, measurements)
+    assert (row.purpose, row.asked, row.statuses) == ("migration", 36, {"transferred": 36})
+    assert row.transports == ("mooncake",)
     expected = {
         "transfer_mean_s": 0.1, "transfer_p50_s": 0.1, "transfer_max_s": 0.1, "source_leg_mean_s": 0.025,
         "target_leg_mean_s": 0.075, "prefix_tokens_mean": 1600, "external_tokens_mean": 1600, "local_tokens_mean": 0,
@@ -94,7 +85,7 @@ def test_what_the_source_had_lost_and_what_the_target_had_are_told_apart() -> No
     log = Log()
     log.pick(0, "s000", "b", source="a", transfer=moved("a", "b", prefix=1600, external=1200, source_cached=400))
     facts, measurements = facts_of(log)
-    (row,) = policy_transfers("ear", facts, measurements)
+    (row,) = transfers_of(facts, measurements)
     assert row.values["source_computed_share"].value == 0.75
     assert row.values["external_share"].value == 0.75
     assert row.values["local_tokens_mean"].value == 400
@@ -102,23 +93,23 @@ def test_what_the_source_had_lost_and_what_the_target_had_are_told_apart() -> No
 
 def test_three_trials_give_an_interval_over_trials_and_one_resamples_sessions() -> None:
     facts, measurements = facts_of(log_of(0.1), log_of(0.2), log_of(0.3))
-    found = policy_transfers("ear", facts, measurements)[0].values["transfer_mean_s"]
+    found = transfers_of(facts, measurements)[0].values["transfer_mean_s"]
     assert found.value == pytest.approx(0.2)
     assert found.basis == "over 3 trials"
     assert found.low == 0.0  # 0.2 - 4.30 * 0.1 / sqrt(3), which a time cannot be
     assert found.high == pytest.approx(0.2 + 4.3027 * 0.1 / np.sqrt(3), rel=1e-4)
     facts, measurements = facts_of(log_of(recomputed=3))
-    rate = policy_migrations("ear", facts, PARAMETERS, measurements).values["trigger_rate"]
+    rate = migrations_of(facts, measurements).values["trigger_rate"]
     assert (rate.value, rate.low, rate.high) == (0.25, 0.25, 0.25)  # a quarter of every session's requests
     assert rate.basis == "sessions resampled, 1 trial"
 
 
 def test_outcomes_and_reasons_are_counted_without_their_numbers() -> None:
     facts, measurements = facts_of(log_of(recomputed=3), log_of(recomputed=1), log_of())
-    row = policy_migrations("ear", facts, PARAMETERS, measurements)
+    row = migrations_of(facts, measurements)
     assert (row.requests, row.asked, row.outcomes) == (144, 36, {"recomputed": 4, "transferred": 32})
     assert row.why_none == ""
-    (sent,) = policy_transfers("ear", facts, measurements)
+    (sent,) = transfers_of(facts, measurements)
     assert sent.statuses == {"failed": 4, "transferred": 32}
     assert sent.reasons == {"no answer within N s": 4}
     assert row.values["waited_transferred_s"].value == pytest.approx(0.13)  # the transfer included
@@ -130,18 +121,18 @@ def test_tokens_that_were_not_counted_are_unknown_and_say_why() -> None:
     lost = replace(moved("a", "b", external=None), counted_reason="3000 tokens came, more than its 1600")
     log.pick(0, "s000", "b", source="a", transfer=lost)
     facts, measurements = facts_of(log)
-    (row,) = policy_transfers("ear", facts, measurements)
+    (row,) = transfers_of(facts, measurements)
     assert row.values["external_tokens_mean"].value is None
     assert row.values["transfer_mean_s"].value == pytest.approx(0.2)
     assert row.uncounted == {"N tokens came, more than its N": 1}
-    assert against_recomputing("ear", {0: (facts[0].prefills, facts[0].brought)}, measurements) is None
+    assert compare_with_recomputing("ear", {0: (facts[0].prefills, facts[0].brought)}, measurements) is None
 
 
 def test_sessions_that_the_turns_do_not_name_are_not_resampled() -> None:
     log = log_of()
     log.records = [replace(one, request=replace(one.request, session="x" + one.request.session)) for one in log.records]
     facts, measurements = facts_of(log)
-    found = policy_transfers("ear", facts, measurements)[0].values["transfer_mean_s"]
+    found = transfers_of(facts, measurements)[0].values["transfer_mean_s"]
     assert found.value == pytest.approx(0.1)
     assert found.low is None
     assert "the turn records do not name" in (found.reason or "")
@@ -149,7 +140,9 @@ def test_sessions_that_the_turns_do_not_name_are_not_resampled() -> None:
 
 def test_a_session_id_that_a_header_cannot_hold_is_known_again() -> None:
     _, measurements = facts_of(log_of())
-    assert not isinstance(measurements.groups(["s00%30", "s000"]), str)
+    draws = measurements.replicate_rows(["s00%30", "s000"], lambda group, _weights: group.astype(float))()
+    assert not isinstance(draws, str)
+    assert draws[0] == draws[1]
 
 
 @pytest.mark.parametrize(
@@ -169,7 +162,7 @@ def test_a_cell_without_migrations_says_why(parameters: Mapping[str, Any], gates
     log = Log()
     log.pick(0, "s000", "a", gates=gates)
     facts, measurements = facts_of(log)
-    row = policy_migrations("ear", facts, parameters, measurements)
+    row = migrations_of(facts, measurements, parameters)
     assert (row.why_none, row.asked) == (why, 0)
 
 
@@ -179,6 +172,50 @@ def test_thrashing_names_its_sessions() -> None:
     log.pick(5, "s000", "a", source="b")
     log.pick(5, "s001", "a", source="b")
     facts, measurements = facts_of(log)
-    row = policy_migrations("ear", facts, PARAMETERS, measurements)
+    row = migrations_of(facts, measurements)
     assert row.thrashed == ("s000",)
     assert row.values["thrash_rate"].value == 0.5
+
+
+HANDED = 10
+HANDOVERS = World(sessions=HANDED, turns=2, trials=3)
+
+
+def engine(name: str, external: float | None) -> RoutedEngine:
+    sources = {} if external is None else {"external_kv_transfer": external}
+    return RoutedEngine(name, "both", "", None, "spawn", 16, None, None, None, sources)
+
+
+def row_of(counted: int, *, totals: tuple[float | None, ...] = (0.0, 8000.0), also: str = "") -> PolicyTransfers:
+    """Ten handovers in each of three trials: five of 400 tokens, five of 1600; the largest `counted` were counted."""
+    log = Log()
+    for place in range(HANDED):
+        tokens = 1600 if place < 5 else 400
+        sent = moved("a", "b", purpose="handover", prefix=tokens, external=tokens if place < counted else None)
+        log.pick(place, f"s{place:03d}", "b", prefill="a", transfer=sent)
+    if also:
+        log.pick(50, "s000", "b", source="a", transfer=moved("a", "b", purpose=also))
+    engines = tuple(engine(f"e{place}", total) for place, total in enumerate(totals))
+    logs = {"static_pd": [log] * HANDOVERS.trials}
+    facts, measurements = facts_of_logs(HANDOVERS, "static_pd", logs, lambda _: {"engines": engines})
+    return transfers_of(facts["static_pd"], measurements)[0]
+
+
+def test_where_few_were_counted_they_have_no_interval_and_the_engines_totals_stand_beside() -> None:
+    row = row_of(counted=5)
+    assert (row.counted, row.statuses) == (15, {"transferred": 30})
+    external = row.values["external_tokens_mean"]
+    assert (external.value, external.low, external.reason) == (1600, None, "only 15 of 30 were counted")
+    assert row.values["prefix_tokens_mean"].value == 1000, "what was to be moved is known of all"
+    assert row.values["prefix_tokens_mean"].low == pytest.approx(1000)
+    assert row.values["external_total_mean"].value == 800
+
+
+def test_where_nearly_all_were_counted_their_means_have_intervals() -> None:
+    assert row_of(counted=9).values["external_tokens_mean"].low is not None
+    assert row_of(counted=8).values["external_tokens_mean"].low is None
+
+
+def test_totals_are_of_one_purpose_and_of_all_engines_or_of_none() -> None:
+    for row in (row_of(9, totals=(0.0, None)), row_of(9, also="migration")):
+        assert row.values["external_total_mean"].value is None

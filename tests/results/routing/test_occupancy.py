@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from results.routing.interference import interferences, read_interference
-from results.routing.occupancy import Footprints, footprints, occupancies
+from results.routing.interference import read_interference, summarise_interference
+from results.routing.occupancy import Footprints, compute_occupancies, measure_footprints
 from results.statistics.estimates import Estimate
 from tests.results.routing.synthetic import Truth, World, loaded, write_interference
 from tests.results.statistics.in_memory import bounds
@@ -17,12 +17,12 @@ WORLD = World(sessions=4, turns=5, gap_s=100.0, turn_sigma=0.0, session_sigma=0.
 
 
 def _at(found: Footprints) -> dict[tuple[str, str], float]:
-    return {(row.deployment, row.point): row.p90 for row in occupancies(found) if row.point}
+    return {(row.deployment, row.point): row.p90 for row in compute_occupancies(found) if row.point}
 
 
 def test_a_lone_session_decodes_as_long_as_it_is_not_in_prefill() -> None:
     """0.2 s of prefill and 0.16 s of decoding, one request at a time."""
-    found = footprints([loaded(WORLD, Truth("a"))])
+    found = measure_footprints([loaded(WORLD, Truth("a"))])
     assert found.decodes_mean == pytest.approx(0.16 / 0.36)
     assert found.decodes_p90 == 1
     assert found.pool_tokens == 80_000
@@ -30,7 +30,7 @@ def test_a_lone_session_decodes_as_long_as_it_is_not_in_prefill() -> None:
 
 
 def test_fewer_decode_instances_are_as_much_fuller() -> None:
-    at = _at(footprints([loaded(WORLD, Truth("a"))]))
+    at = _at(measure_footprints([loaded(WORLD, Truth("a"))]))
     assert at["4P+4D", "p90"] == pytest.approx(2 * at["combined 8C", "p90"])
     assert at["6P+2D", "p90"] == pytest.approx(4 * at["combined 8C", "p90"])
 
@@ -40,16 +40,16 @@ def test_the_specifications_case() -> None:
     per_token = 98_304 / 2**30
     pools = 8 * int(38.4 / per_token)
     held = Footprints({"p99": Estimate(float(int(11.5 / per_token)))}, None, float(pools), 24.0, 24.0, "")
-    rows = {row.deployment: row for row in occupancies(held) if row.point}
+    rows = {row.deployment: row for row in compute_occupancies(held) if row.point}
     assert rows["combined 8C"].p90 == pytest.approx(24 * 11.5 / (8 * 38.4), rel=1e-3)
     assert rows["4P+4D"].p90 > 1  # half the pools do not hold them
 
 
 def test_an_unknown_capacity_is_a_reason() -> None:
-    found = footprints([loaded(replace(WORLD, capacity_tokens=None), Truth("a"))])
-    assert occupancies(found) == ()
+    found = measure_footprints([loaded(replace(WORLD, capacity_tokens=None), Truth("a"))])
+    assert compute_occupancies(found) == ()
     assert found.reason == "an instance's KV capacity is not known"
-    assert footprints([]).reason == "no turn records can be read"
+    assert measure_footprints([]).reason == "no turn records can be read"
 
 
 def test_a_known_slowdown_is_found(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_a_known_slowdown_is_found(tmp_path: Path) -> None:
     write_interference(tmp_path, {512: 1.5, 8192: 66.0})
     rows, gaps = read_interference(tmp_path)
     assert gaps == ()
-    found = {row.prefill_tokens: row for row in interferences(rows)}
+    found = {row.prefill_tokens: row for row in summarise_interference(rows)}
     assert found[8192].slowdown.value == pytest.approx(66.0)
     low, high = bounds(found[8192].before_s)
     assert low < 0.0102 < high
@@ -71,7 +71,7 @@ def test_a_repeat_that_was_not_measured_is_left_out(tmp_path: Path) -> None:
         '{"instance": "e0", "prefill_tokens": 64, "decodes": 2, "tpot_before_s": 0.01, "tpot_during_s": 0.02}\n'
         '{"instance": "e0", "prefill_tokens": 64, "decodes": 2, "tpot_before_s": null, "tpot_during_s": null}\n'
     )
-    (row,) = interferences(read_interference(tmp_path)[0])
+    (row,) = summarise_interference(read_interference(tmp_path)[0])
     assert (row.repeats, row.slowdown.n, row.slowdown.value) == (2, 1, 2.0)
 
 

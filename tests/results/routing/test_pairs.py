@@ -10,19 +10,29 @@ import pytest
 
 from results.measures.turns import turn_table, turns_of
 from results.routing.load import LoadedCell
-from results.routing.measure import MIN_SESSIONS, Measurements, interval, odd_gaps, ratio_interval
-from results.routing.metrics import HEADLINE, Metric, metric, metrics
-from results.routing.pairs import Pair, Standing, corrected, order_of, pair, pair_of, pairs, standings, turn_pairs
-from results.routing.shown import difference, ratio
+from results.routing.measure import MIN_SESSIONS, Measurements, mean_interval, odd_gaps, ratio_interval
+from results.routing.metrics import HEADLINE, Metric, all_metrics, metric_named
+from results.routing.pairs import (
+    Pair,
+    Standing,
+    compare_labels,
+    compare_turns,
+    compare_two,
+    correct_standings,
+    order_of,
+    pair_of,
+    rank_labels,
+)
+from results.routing.shown import format_difference, format_ratio
 from results.routing.summary import summary_of
 from results.statistics.estimates import Estimate
 from results.statistics.judgement import Verdict
-from tests.results.routing.synthetic import T0_NS, Truth, World, loaded, measured, records
+from tests.results.routing.synthetic import T0_NS, Truth, World, loaded, measured, measurements_of, records
 from tests.results.statistics.in_memory import SEEDS, as_promised, bounds, covers
 
 WORLD = World(sessions=24, turns=4)
 FAST, SLOW = Truth("round_robin"), Truth("unified", ttft_s=0.3)
-MEAN = metric("ttft_mean_s")
+MEAN = metric_named("ttft_mean_s")
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +56,7 @@ def test_a_known_difference_lies_in_its_interval_as_often_as_promised(trials: in
     hits = []
     for seed in SEEDS:
         world = replace(WORLD, trials=trials, seed=seed)
-        hits.append(covers(interval(_of(world).difference("unified", "round_robin", MEAN)), _expected(world)))
+        hits.append(covers(mean_interval(_of(world).difference("unified", "round_robin", MEAN)), _expected(world)))
     assert as_promised(hits)
 
 
@@ -58,7 +68,7 @@ def test_only_trials_hold_what_varies_between_launches() -> None:
         for seed in SEEDS:
             world = replace(WORLD, sessions=12, trials=trials, seed=seed, launch_sigma=0.2)
             truth = _expected(world) * float(np.exp(0.02))
-            found.append(covers(interval(_of(world).difference("unified", "round_robin", MEAN)), truth))
+            found.append(covers(mean_interval(_of(world).difference("unified", "round_robin", MEAN)), truth))
         return found
 
     assert not as_promised(estimate_of(1))
@@ -71,21 +81,23 @@ def test_an_interval_says_what_it_covers() -> None:
         (2, "sessions resampled, 2 trials"),
         (3, "over 3 trials"),
     ):
-        assert interval(_of(replace(WORLD, trials=trials)).difference("unified", "round_robin", MEAN)).basis == basis
+        assert (
+            mean_interval(_of(replace(WORLD, trials=trials)).difference("unified", "round_robin", MEAN)).basis == basis
+        )
 
 
 def test_pairing_takes_out_what_sessions_cost_everywhere() -> None:
     """Sessions differ by a factor of two; the difference of two policies on the same sessions hardly varies."""
     found = _of(replace(WORLD, trials=1, session_sigma=0.7))
-    low, high = bounds(interval(found.difference("unified", "round_robin", MEAN)))
-    alone = [bounds(interval(found.get(label, MEAN))) for label in ("unified", "round_robin")]
+    low, high = bounds(mean_interval(found.difference("unified", "round_robin", MEAN)))
+    alone = [bounds(mean_interval(found.get(label, MEAN))) for label in ("unified", "round_robin")]
     assert high - low < 0.5 * sum(above - below for below, above in alone)
 
 
-@pytest.mark.parametrize("measure", metrics(), ids=lambda measure: measure.name)
+@pytest.mark.parametrize("measure", all_metrics(), ids=lambda measure: measure.name)
 def test_a_difference_turned_round_is_its_negative(three: Measurements, measure: Metric) -> None:
     one, other = (
-        interval(three.difference(*labels, measure))
+        mean_interval(three.difference(*labels, measure))
         for labels in (("unified", "round_robin"), ("round_robin", "unified"))
     )
     assert one.value is not None
@@ -98,17 +110,20 @@ def test_the_same_policy_twice_is_not_distinguishable() -> None:
     for seed in SEEDS:
         found = _of(replace(WORLD, seed=seed), FAST, Truth("load_only"))
         hits.append(
-            pair(found, "load_only", "round_robin", metric("ttft_p90_s")).verdict == Verdict.NOT_DISTINGUISHABLE
+            compare_two(found, "load_only", "round_robin", metric_named("ttft_p90_s")).verdict
+            == Verdict.NOT_DISTINGUISHABLE
         )
     assert as_promised(hits)
 
 
 def test_a_number_of_whole_cells_has_an_interval_from_trials_alone() -> None:
-    one = interval(_of(replace(WORLD, trials=1)).difference("unified", "round_robin", metric("amplification")))
+    one = mean_interval(
+        _of(replace(WORLD, trials=1)).difference("unified", "round_robin", metric_named("amplification"))
+    )
     assert one.value is not None
     assert one.low is None
     assert "needs 3 trials" in (one.reason or "")
-    bounds(interval(_of(WORLD).difference("unified", "round_robin", metric("amplification"))))
+    bounds(mean_interval(_of(WORLD).difference("unified", "round_robin", metric_named("amplification"))))
 
 
 def slowed(factors: Sequence[float]) -> Measurements:
@@ -117,12 +132,12 @@ def slowed(factors: Sequence[float]) -> Measurements:
     cells = [loaded(world, FAST, trial) for trial in range(len(factors))]
     for trial, factor in enumerate(factors):
         cells.append(loaded(world, replace(SLOW, ttft_s=FAST.ttft_s * factor), trial))
-    return Measurements(cells, [summary_of(cell) for cell in cells])
+    return measurements_of(cells)
 
 
 def test_times_are_judged_by_their_ratio_which_one_slow_launch_does_not_hide() -> None:
     """Three, four and eight times as slow: every launch says so, and the interval of the difference covers zero."""
-    row = pair(slowed((3.0, 4.0, 8.0)), "unified", "round_robin", MEAN)
+    row = compare_two(slowed((3.0, 4.0, 8.0)), "unified", "round_robin", MEAN)
     assert bounds(row.difference)[0] < 0
     assert row.ratio is not None
     assert row.ratio.value == pytest.approx((3 * 4 * 8) ** (1 / 3), rel=0.05)
@@ -130,15 +145,15 @@ def test_times_are_judged_by_their_ratio_which_one_slow_launch_does_not_hide() -
     assert (row.verdict, row.higher_in, row.lower_in) == (Verdict.HIGHER, 3, 0)
     assert row.p_value is not None
     assert row.p_value < 0.05
-    assert ratio(row).startswith("4.")
+    assert format_ratio(row).startswith("4.")
 
 
 def test_three_launches_that_agree_and_differ_widely_are_not_told_and_said_to_agree() -> None:
     """As far apart as these, three launches tell no ratio either: that all agree is said, and is no verdict."""
-    row = pair(slowed((17.0, 6.0, 129.0)), "unified", "round_robin", MEAN)
+    row = compare_two(slowed((17.0, 6.0, 129.0)), "unified", "round_robin", MEAN)
     assert row.verdict == Verdict.NOT_DISTINGUISHABLE
-    assert ratio(row).endswith(" n.d., higher in all 3")
-    assert ratio(row.turned()).endswith(" n.d., lower in all 3")
+    assert format_ratio(row).endswith(" n.d., higher in all 3")
+    assert format_ratio(row.turned()).endswith(" n.d., lower in all 3")
 
 
 def test_a_known_ratio_lies_in_its_interval_as_often_as_promised() -> None:
@@ -151,10 +166,10 @@ def test_a_known_ratio_lies_in_its_interval_as_often_as_promised() -> None:
 
 
 def test_a_pair_turned_round_says_the_same(three: Measurements) -> None:
-    found = pairs(three, ["round_robin", "unified"])
-    for measure in metrics():
+    found = compare_labels(three, ["round_robin", "unified"])
+    for measure in all_metrics():
         turned = pair_of(found, "round_robin", "unified", measure.name)
-        again = pair(three, "round_robin", "unified", measure)
+        again = compare_two(three, "round_robin", "unified", measure)
         assert turned is not None
         assert turned.verdict == again.verdict
         assert (turned.higher_in, turned.lower_in) == (again.higher_in, again.lower_in)
@@ -166,18 +181,18 @@ def test_a_pair_turned_round_says_the_same(three: Measurements) -> None:
 @pytest.mark.parametrize("trials", [1, 2])
 def test_within_a_launch_or_two_no_policy_is_told_from_another(trials: int) -> None:
     found = _of(replace(WORLD, trials=trials))
-    row = pair(found, "unified", "round_robin", MEAN)
+    row = compare_two(found, "unified", "round_robin", MEAN)
     assert bounds(row.difference)[0] > 0  # the sessions of these launches leave no doubt
     assert (row.verdict, row.p_value) == (None, None)
-    assert "(within launches)" in difference(row.difference, MEAN)
+    assert "(within launches)" in format_difference(row.difference, MEAN)
     names = ["round_robin", "unified"]
-    for standing in standings(found, names, pairs(found, names)):
+    for standing in rank_labels(found, names, compare_labels(found, names)):
         assert (standing.behind, standing.corrected, standing.alone) == ((), (), False)
 
 
 def test_few_sessions_are_not_resampled() -> None:
     world = replace(WORLD, sessions=MIN_SESSIONS - 1, trials=1)
-    found = interval(_of(world).difference("unified", "round_robin", MEAN))
+    found = mean_interval(_of(world).difference("unified", "round_robin", MEAN))
     assert found.low is None
     assert "too few to resample" in (found.reason or "")
 
@@ -186,7 +201,7 @@ def test_turns_that_one_policy_failed_are_in_neither_side() -> None:
     slow_turns = frozenset(range(24))
     failing = replace(SLOW, failed=slow_turns)
     one = replace(WORLD, trials=1)
-    row = pair(_of(one, FAST, failing), "unified", "round_robin", MEAN)
+    row = compare_two(_of(one, FAST, failing), "unified", "round_robin", MEAN)
     assert (row.common_turns, row.lost_turns) == (96 - 24, 24)
     ours, theirs = loaded(one, failing).turns, loaded(one, FAST).turns
     assert ours is not None
@@ -206,10 +221,10 @@ def test_records_that_lack_turns_are_paired_by_index() -> None:
 
 def test_a_degraded_cell_takes_no_part_and_is_the_reason() -> None:
     late = replace(SLOW, degraded={0: "the client was late"})
-    found = interval(_of(replace(WORLD, trials=1), FAST, late).difference("unified", "round_robin", MEAN))
+    found = mean_interval(_of(replace(WORLD, trials=1), FAST, late).difference("unified", "round_robin", MEAN))
     assert found.value is None
     assert "the client was late" in (found.reason or "")
-    assert interval(_of(WORLD, FAST, late).difference("unified", "round_robin", MEAN)).basis == (
+    assert mean_interval(_of(WORLD, FAST, late).difference("unified", "round_robin", MEAN)).basis == (
         "sessions resampled, 2 trials"
     )
 
@@ -226,7 +241,9 @@ def test_cells_of_another_trace_or_seed_are_not_paired() -> None:
 
 def test_turn_by_turn_says_how_many_turns_were_faster() -> None:
     row = next(
-        row for row in turn_pairs(_of(replace(WORLD, trials=1)), ["round_robin", "unified"]) if row.series == "ttft_s"
+        row
+        for row in compare_turns(_of(replace(WORLD, trials=1)), ["round_robin", "unified"])
+        if row.series == "ttft_s"
     )
     assert (row.first, row.second) == ("unified", "round_robin")
     assert row.median.value is not None
@@ -241,13 +258,13 @@ def test_who_wins_is_told_only_where_all_others_are_distinguishably_worse() -> N
     third = Truth("sticky", ttft_s=0.302)
     names = ["round_robin", "sticky", "unified"]
     found = _of(WORLD, FAST, SLOW, third)
-    standing = {row.metric: row for row in standings(found, names, pairs(found, names))}
+    standing = {row.metric: row for row in rank_labels(found, names, compare_labels(found, names))}
     assert set(standing) == set(HEADLINE)
     p50 = standing["ttft_p50_s"]
     assert (p50.best, p50.alone, p50.behind) == ("round_robin", True, ("sticky", "unified"))
     assert not standing["tpot_p90_s"].alone  # all three decode alike
     without = _of(WORLD, SLOW, third)
-    two = standings(without, ["sticky", "unified"], pairs(without, ["sticky", "unified"]))
+    two = rank_labels(without, ["sticky", "unified"], compare_labels(without, ["sticky", "unified"]))
     assert not next(row for row in two if row.metric == "ttft_p50_s").alone
 
 
@@ -258,7 +275,7 @@ def test_a_difference_that_many_comparisons_may_find_by_chance_is_not_kept() -> 
         return Pair("apc", label, "best", found, Estimate(1.0), None, Verdict.HIGHER, None, None, p)
 
     row = Standing("apc", "best", Estimate(1.0), ("near", "far"), ("level",), ("untold",), "over 3 trials")
-    kept = corrected([row], [pair_of("near", 0.03), pair_of("far", 0.001), pair_of("level", 0.5)])
+    kept = correct_standings([row], [pair_of("near", 0.03), pair_of("far", 0.001), pair_of("level", 0.5)])
     assert kept[0].corrected == ("far",)
 
 
@@ -266,7 +283,7 @@ def test_more_cache_hits_win_although_they_are_the_higher_number() -> None:
     better = Truth("unified", hit_share=0.99)
     found = _of(WORLD, Truth("round_robin", hit_share=0.5), better)
     names = ["round_robin", "unified"]
-    apc = next(row for row in standings(found, names, pairs(found, names)) if row.metric == "apc")
+    apc = next(row for row in rank_labels(found, names, compare_labels(found, names)) if row.metric == "apc")
     assert apc.best == "unified"
 
 

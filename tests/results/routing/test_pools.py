@@ -9,7 +9,7 @@ import pytest
 from results.records.decisions import DecisionRecord, KvTransfer
 from results.records.turns import EngineSample, RoutedEngine
 from results.routing.load import LoadedCell, count_picks, own_cache
-from results.routing.pools import deployment, pools
+from results.routing.pools import measure_pools
 from results.routing.summary import moved_apc, summary_of
 from tests.results.routing.logs import Log, moved
 from tests.results.routing.synthetic import T0_NS, Truth, World, loaded
@@ -46,7 +46,7 @@ def cell(trial: int = 0, usage: tuple[tuple[float, float], ...] = ((0.2, 0.4), (
 
 
 def test_the_decode_pool_is_as_full_as_its_instances_said() -> None:
-    found = {row.role: row for row in pools([cell()], ["static_pd"])}
+    found = {row.role: row for row in measure_pools([cell()], ["static_pd"])}
     decode = found["decode"]
     assert (decode.deployment, decode.instances) == ("1P+2D", 2)
     assert decode.values["kv_mean"].value == pytest.approx((0.3 + 0.95) / 2)
@@ -59,16 +59,9 @@ def test_the_decode_pool_is_as_full_as_its_instances_said() -> None:
     assert found["prefill"].values["kv_mean"].reason == "no sample of this pool states its KV in use"
 
 
-def test_three_trials_give_an_interval() -> None:
-    cells = [cell(trial, ((0.1 * (trial + 1),) * 2,)) for trial in range(3)]
-    found = next(row for row in pools(cells, ["static_pd"]) if row.role == "decode").values["kv_mean"]
-    assert found.value == pytest.approx(0.2)
-    assert found.basis == "over 3 trials"
-
-
 def test_the_interval_of_a_share_ends_at_the_whole() -> None:
     cells = [cell(trial, ((used, used),)) for trial, used in enumerate((0.5, 0.95, 1.0))]
-    values = next(row for row in pools(cells, ["static_pd"]) if row.role == "decode").values
+    values = next(row for row in measure_pools(cells, ["static_pd"]) if row.role == "decode").values
     assert [values[name].high for name in ("kv_mean", "kv_p90", "kv_max", "over_wall_share")] == [1.0] * 4
     assert (values["prompt_tokens"].high or 0.0) > 1.0
 
@@ -76,14 +69,10 @@ def test_the_interval_of_a_share_ends_at_the_whole() -> None:
 def test_an_engine_that_does_not_count_leaves_its_pool_unknown() -> None:
     whole = cell()
     engines = (*ENGINES[:2], replace(ENGINES[2], prompt_tokens_by_source={}))
-    found = pools([replace(whole, record=replace(whole.record, engines=engines))], ["static_pd"])
+    found = measure_pools([replace(whole, record=replace(whole.record, engines=engines))], ["static_pd"])
     decode = next(row for row in found if row.role == "decode")
     assert decode.values["external_share"].value is None
     assert decode.values["prompt_tokens"].value == 1000
-
-
-def test_engines_that_do_both_are_one_combined_pool() -> None:
-    assert deployment((engine("a", "both", 0, 0, 0),)) == "combined"
 
 
 def _log(*transfers: KvTransfer) -> list[DecisionRecord]:

@@ -9,25 +9,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from results.routing.arms import AgainstArm, against_arm, recomputing_arms
-from results.routing.logs import log_facts
-from results.routing.measure import Measurements
-from results.routing.migrations import Migrations
 from results.routing.recomputing import (
     MIN_FIT,
+    AgainstArm,
     AgainstRecomputing,
     Brought,
     Prefill,
-    against_recomputing,
-    brought,
-    compared,
-    fit_of,
-    prefills,
-    withheld,
+    compare_with_arm,
+    compare_with_recomputing,
+    describe_fit,
+    find_brought,
+    find_prefills,
+    fit_times,
+    recomputing_arms,
+    why_withheld,
 )
-from results.routing.summary import summary_of
 from results.statistics.judgement import Verdict
-from tests.results.routing.logs import Log, moved
+from tests.results.routing.logs import Log, facts_of_logs, moved
 from tests.results.routing.synthetic import Truth, World, loaded
 from tests.results.routing.test_moves import PARAMETERS, PER_TOKEN_S, SESSIONS, facts_of, log_of
 
@@ -67,7 +65,7 @@ def test_what_the_target_had_pending_counts_on_both_sides() -> None:
 def _against(*logs: Log) -> AgainstRecomputing:
     facts, measurements = facts_of(*logs)
     cells = {trial: (one.prefills, one.brought) for trial, one in facts.items()}
-    row = against_recomputing("ear", cells, measurements)
+    row = compare_with_recomputing("ear", cells, measurements)
     assert row is not None
     return row
 
@@ -79,10 +77,10 @@ def test_turns_with_kv_from_elsewhere_do_not_tell_what_computing_takes() -> None
     log.pick(1, "s000", "b", counted=0, prefill="a", transfer=moved("a", "b", purpose="handover"))
     log.pick(2, "s000", "b", source="a", counted=1600, transfer=moved("a", "b"))
     log.pick(3, "s000", "a")  # the response did not say what was cached
-    assert prefills(log.records) == (Prefill("s000", 1500, 70, 0.5),)
-    assert brought(log.records) == (Brought("s000", 1600, 0.2, 2000, 0, 0.5),)
+    assert find_prefills(log.records) == (Prefill("s000", 1500, 70, 0.5),)
+    assert find_brought(log.records) == (Brought("s000", 1600, 0.2, 2000, 0, 0.5),)
     _, measurements = facts_of(log_of())
-    assert "needs" in str(compared(prefills(log.records), brought(log.records), measurements))
+    assert "needs" in str(fit_times(find_prefills(log.records), find_brought(log.records), measurements))
 
 
 def test_what_was_pending_is_not_taken_for_what_was_computed() -> None:
@@ -91,7 +89,7 @@ def test_what_was_pending_is_not_taken_for_what_was_computed() -> None:
     came = (Brought("s000", 1600, 0.2, 2000, 0, 0.5),)
 
     def per_token(turns: list[Prefill]) -> float:
-        found = compared(turns, came, measurements)
+        found = fit_times(turns, came, measurements)
         assert not isinstance(found, str), found
         return found["prefill_s_per_token"].value
 
@@ -102,7 +100,7 @@ def test_what_was_pending_is_not_taken_for_what_was_computed() -> None:
     falling = [Prefill("s000", 100 * place, 0, 50.0 - place) for place in range(MIN_FIT)]
     equal = [Prefill("s000", 100, 0, 0.1 * place) for place in range(MIN_FIT)]
     for flat in (falling, equal):
-        assert "did not take longer" in str(compared(flat, came, measurements))
+        assert "did not take longer" in str(fit_times(flat, came, measurements))
 
 
 def noisy(sigma_s: float, prompts: int = 2400) -> list[Prefill]:
@@ -115,30 +113,30 @@ def noisy(sigma_s: float, prompts: int = 2400) -> list[Prefill]:
 
 def test_the_fit_says_how_much_it_explains_and_by_how_much_it_misses() -> None:
     came = (Brought("s000", 1600, 0.2, 2000, 0, 0.5),)
-    good, poor = fit_of(noisy(0.02), came), fit_of(noisy(0.2), came)
+    good, poor = describe_fit(noisy(0.02), came), describe_fit(noisy(0.2), came)
     spread = PER_TOKEN_S * 2300 / np.sqrt(12)  # of evenly spread tokens
     assert good.error_s == pytest.approx(0.02, rel=0.1)
     assert good.r2 == pytest.approx(1 / (1 + (0.02 / spread) ** 2), abs=0.02)
     assert poor.error_s == pytest.approx(0.2, rel=0.1)
     assert poor.r2 < 0.2
-    assert withheld([good]) == ""
-    assert "of the variance" in withheld([good, poor])
+    assert why_withheld([good]) == ""
+    assert "of the variance" in why_withheld([good, poor])
 
 
 def test_a_fit_that_is_stretched_beyond_its_turns_carries_no_verdict() -> None:
     inside, outside = Brought("s000", 1600, 0.2, 2000, 0, 0.5), Brought("s000", 9000, 0.2, 9000, 0, 0.5)
     queued = replace(inside, pending_tokens=5000)
-    fit = fit_of(noisy(0.02), (inside, outside, queued))
+    fit = describe_fit(noisy(0.02), (inside, outside, queued))
     assert (fit.moved, fit.beyond) == (3, 2)
     assert fit.computed_tokens == pytest.approx(0.95 * 2300 + 100, abs=2)
-    assert withheld([fit]) == "2 of 3 migrated turns lie beyond the turns it was fitted to"
-    assert withheld([fit_of(noisy(0.02), (inside, inside, outside))]) == ""
+    assert why_withheld([fit]) == "2 of 3 migrated turns lie beyond the turns it was fitted to"
+    assert why_withheld([describe_fit(noisy(0.02), (inside, inside, outside))]) == ""
 
 
 def test_three_trials_of_a_poor_fit_show_their_numbers_and_no_verdict() -> None:
     _, measurements = facts_of(log_of())
     came = tuple(Brought(f"s{n:03d}", 1600, 0.2, 2000, 0, 0.9) for n in range(5))
-    row = against_recomputing("ear", dict.fromkeys(range(3), (noisy(0.3), came)), measurements)
+    row = compare_with_recomputing("ear", dict.fromkeys(range(3), (noisy(0.3), came)), measurements)
     assert row is not None
     assert row.difference_s.value is not None
     assert row.difference_s.low is not None
@@ -153,19 +151,16 @@ ARM = {"moves_kv": True, "transfer": {"timeout_s": 4.0}}
 def arms_of(with_kv_s: float, without_kv_s: float, trials: int) -> AgainstArm:
     """Two labels, whose migrated turns wait this long, in launches that differ by a tenth."""
     world = World(sessions=SESSIONS, turns=2, trials=trials)
-    found: dict[str, dict[int, Migrations]] = {"ear": {}, "again": {}}
-    cells = []
+    logs: dict[str, list[Log]] = {"ear": [], "again": []}
     for label, took_s in (("ear", with_kv_s), ("again", without_kv_s)):
         for trial in range(trials):
-            cell = loaded(world, Truth(label, "ear"), trial)
-            cells.append(replace(cell, record=replace(cell.record, parameters=PARAMETERS)))
-            log = Log()
+            logs[label].append(Log())
             for number in range(SESSIONS):
                 launch = 1 + 0.1 * trial  # of both arms alike
-                log.pick(number, f"s{number:03d}", "b", source="a", ttft_s=took_s * launch)
-            found[label][trial] = log_facts(cells[-1], log.records).migrations
-    measurements = Measurements(cells, [summary_of(cell) for cell in cells])
-    return against_arm("ear", "again", found, measurements)
+                logs[label][trial].pick(number, f"s{number:03d}", "b", source="a", ttft_s=took_s * launch)
+    facts, measurements = facts_of_logs(world, "ear", logs, lambda _: {"parameters": PARAMETERS})
+    migrations = {label: {trial: log.migrations for trial, log in own.items()} for label, own in facts.items()}
+    return compare_with_arm("ear", "again", migrations, measurements)
 
 
 def test_arms_are_compared_inside_their_trials() -> None:
@@ -204,8 +199,8 @@ def test_an_arm_differs_in_nothing_but_whether_kv_moves(
 def test_the_arm_stands_where_no_transfer_was_counted() -> None:
     row = arms_of(0.2, 0.3, trials=3)
     _, measurements = facts_of(log_of())
-    assert against_recomputing("ear", {0: ((), ())}, measurements) is None
-    found = against_recomputing("ear", {0: ((), ())}, measurements, row)
+    assert compare_with_recomputing("ear", {0: ((), ())}, measurements) is None
+    found = compare_with_recomputing("ear", {0: ((), ())}, measurements, row)
     assert found is not None
     assert found.arm is row
     assert "no migration brought KV" in (found.difference_s.reason or "")

@@ -13,7 +13,14 @@ from results.measures.turns import in_flight_over_time, session_times, turn_tabl
 from results.records.schemas import RequestStatus
 from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TurnRecord
 from results.routing.load import LoadedCell
-from results.routing.summary import InstanceNumbers, RoutedSummary, amplification, engines_apc, summarise, summary_of
+from results.routing.summary import (
+    InstanceNumbers,
+    RoutedSummary,
+    amplification_of,
+    engines_apc,
+    summarise_cell,
+    summary_of,
+)
 from tests.examples import examples
 from tests.results.routing.synthetic import T0_NS, Truth, World, cell_record, decisions, records
 
@@ -71,7 +78,7 @@ def test_samples_tell_how_full_an_instance_was_and_how_long_its_queue() -> None:
     rows = [EngineSample(place, "e0", 1.0, float(place), place / 10, 0, 1) for place in range(5)]
     rows.append(EngineSample(9, "e0", None, None, None, None, None))  # a scrape that failed
     turns = _turns()
-    _, breakdown = summarise(turns, (), cell_record(WORLD, TRUTH, 0, turns), rows)
+    _, breakdown = summarise_cell(turns, (), cell_record(WORLD, TRUTH, 0, turns), rows)
     values = {one["instance"]: one["values"] for one in breakdown["instances"]}
     assert (values["e0"]["kv_usage_max"]["value"], values["e0"]["waiting_p90"]["value"]) == (0.4, pytest.approx(3.6))
     assert values["e1"]["kv_usage_max"]["value"] is None
@@ -109,7 +116,7 @@ def test_a_turn_cut_after_its_first_token_has_a_ttft_and_no_more() -> None:
 def test_amplification_is_wall_clock_over_span_or_says_why_not(
     replay: dict[str, float], value: float | None, reason: str | None
 ) -> None:
-    found = amplification(replay)
+    found = amplification_of(replay)
     assert found.value == value
     assert (found.reason is None) if reason is None else (reason in (found.reason or ""))
 
@@ -123,7 +130,7 @@ def test_without_turns_nothing_is_zero() -> None:
 
 def test_what_a_cell_writes_counts_decisions_by_reason_and_instance() -> None:
     turns = _turns()
-    summary, breakdown = summarise(turns, decisions(turns, "unified"), cell_record(WORLD, TRUTH, 0, turns))
+    summary, breakdown = summarise_cell(turns, decisions(turns, "unified"), cell_record(WORLD, TRUTH, 0, turns))
     assert summary["counts"]["picks"] == 24
     assert breakdown["picks"]["reasons"] == {"affinity": 18, "cold": 6}
     assert breakdown["picks"]["by_instance"]["e0"] == {"affinity": 9, "cold": 3}

@@ -17,7 +17,7 @@ from results.records.decisions import DecisionRecord, KvTransfer
 from results.records.layout import TrialLayout, sha256
 from results.records.transfer_log import ProbeEvent, ProbeLog, ProbeStatus
 from results.records.turns import RoutedEngine, RoutingCell
-from results.routing.load import collect, count_picks
+from results.routing.load import count_picks, load_cells
 from results.routing.logs import read_logs
 from results.routing.transfer_counts import NOT_LOGGED, counted_by_logs, read_transfer_logs
 from tests.results.routing.logs import Log, moved
@@ -219,7 +219,7 @@ def test_a_cell_on_disk_is_counted_by_its_own_logs(tmp_path: Path) -> None:
     checksums = {str(path.relative_to(layout.root)): sha256(path) for path in paths}
     layout.cell.write_bytes(msgspec.json.encode(replace(record, checksums=checksums)))
 
-    cells, gaps = collect(root)
+    cells, gaps = load_cells(root)
     facts, more = read_logs(root, cells)
     assert (gaps, more) == ((), ())
     (found,) = facts.values()

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from results.routing.arms import AgainstArm
-from results.routing.metrics import metric
+from results.routing.metrics import metric_named
+from results.routing.migrations import PolicyMigrations
 from results.routing.moves import Moves
 from results.routing.pairs import Pair
-from results.routing.policy_migrations import PolicyMigrations
-from results.routing.recomputing import AgainstRecomputing
-from results.routing.specified_tables import (
+from results.routing.recomputing import AgainstArm, AgainstRecomputing
+from results.routing.specification import (
     AFFINITY_ONLY,
     FULL,
     MIGRATION_ONLY,
@@ -23,9 +22,9 @@ from results.routing.specified_tables import (
     ablation_rows,
     ear_part,
     end_to_end_rows,
-    sensitivity,
+    judge_claims,
+    threshold_settings,
 )
-from results.routing.verdicts import judge_claims
 from results.statistics.estimates import Estimate
 from results.statistics.judgement import Outcome, Verdict, judged
 
@@ -87,15 +86,15 @@ def test_a_grid_is_of_settings_that_differ_in_the_thresholds_alone() -> None:
         "other": {"hot_tokens": 300, "cooldown_s": 1, "tie": "name"},
         "stays": STAYS,
     }
-    found = sensitivity(dict.fromkeys(parameters, "ear"), parameters)
+    found = threshold_settings(dict.fromkeys(parameters, "ear"), parameters)
     assert found == (Setting(100, 1, "b"), Setting(200, 1, "a"))
-    assert sensitivity({"a": "ear"}, parameters) == ()
+    assert threshold_settings({"a": "ear"}, parameters) == ()
 
 
-def pair(name: str, first: str, second: str, low: float, high: float) -> Pair:
+def compare_two(name: str, first: str, second: str, low: float, high: float) -> Pair:
     """One whose interval is over trials; of times, of their ratio."""
     found = Estimate((low + high) / 2, low, high, basis="over 3 trials", launches=3)
-    times = metric(name).is_time
+    times = metric_named(name).is_time
     ratio = replace(found, value=math.exp((low + high) / 2), low=math.exp(low), high=math.exp(high))
     return Pair(
         name, first, second, found, Estimate(1.0), None, judged(found), None, None, ratio=ratio if times else None
@@ -119,18 +118,18 @@ def judged_claims(pairs: list[Pair], found: Moves) -> dict[str, Outcome]:
 
 def test_the_ablation_is_supported_where_the_intervals_say_so_whichever_way_a_pair_stands() -> None:
     pairs = [
-        pair("apc", "ear", "stays", -0.02, 0.01),  # stays - ear lies in [-0.01, 0.02]
-        pair("worker_ttft_p90_median_s", "ear", "stays", -0.5, -0.1),
-        pair("apc", "leaves", "ear", -0.4, -0.2),
+        compare_two("apc", "ear", "stays", -0.02, 0.01),  # stays - ear lies in [-0.01, 0.02]
+        compare_two("worker_ttft_p90_median_s", "ear", "stays", -0.5, -0.1),
+        compare_two("apc", "leaves", "ear", -0.4, -0.2),
     ]
     assert set(judged_claims(pairs, moves()).values()) == {Outcome.HOLDS}
 
 
 def test_it_is_refuted_or_undecided_where_they_say_that() -> None:
     pairs = [
-        pair("apc", "stays", "ear", -0.30, -0.20),
-        pair("worker_ttft_p90_median_s", "stays", "ear", -0.5, -0.1),
-        pair("apc", "leaves", "ear", -0.4, 0.2),
+        compare_two("apc", "stays", "ear", -0.30, -0.20),
+        compare_two("worker_ttft_p90_median_s", "stays", "ear", -0.5, -0.1),
+        compare_two("apc", "leaves", "ear", -0.4, 0.2),
     ]
     assert list(judged_claims(pairs, moves()).values()) == [Outcome.FAILS, Outcome.FAILS, Outcome.UNDECIDED]
     assert set(judged_claims([], moves()).values()) == {Outcome.OPEN}
@@ -151,7 +150,7 @@ def test_one_session_that_thrashes_refutes_that_none_does() -> None:
 
 
 def test_one_launch_judges_no_claim() -> None:
-    found = replace(pair("apc", "stays", "ear", -0.30, -0.20).difference, launches=1)
+    found = replace(compare_two("apc", "stays", "ear", -0.30, -0.20).difference, launches=1)
     within = Pair("apc", "stays", "ear", found, Estimate(1.0), None, judged(found), None, None)
     assert list(judged_claims([within], moves()).values()) == [Outcome.UNDECIDED, Outcome.OPEN, Outcome.OPEN]
 

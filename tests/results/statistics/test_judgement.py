@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from results.connector_tax.combined_taxes import Additive, additive
-from results.connector_tax.hypotheses import cost_label, inside
+from results.connector_tax.combined_taxes import Additive, judge_sum
+from results.connector_tax.hypotheses import cost_label, is_inside
 from results.pd_lifecycle import verdicts as lifecycle
 from results.statistics.estimates import Estimate, unknown
 from results.statistics.judgement import Judgement, Outcome, Verdict, decisive, few_launches, judged, withheld
@@ -24,9 +24,9 @@ def test_fewer_than_three_launches_never_give_a_verdict(value: float, width: flo
     assert judged(found, none) is None
     assert "`--trials 3` gives a verdict" in withheld(found)
     assert (decisive(found).low, decisive(found).high) == (None, None)
-    assert additive(found)[0] is Additive.UNDECIDED
+    assert judge_sum(found)[0] is Additive.UNDECIDED
     assert cost_label(found) == ""
-    assert inside(found, (value - 2 * width, value + 2 * width)) is None
+    assert is_inside(found, (value - 2 * width, value + 2 * width)) is None
 
 
 @given(finite, widths, st.integers(3, 9), finite)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from results.connector_tax.analyse import analyse
 from results.connector_tax.curves import ttft_curves
+from results.registry import results_of
+from runners.cli.reports import render_ending
 from tests.e2e.cli import data, tracon
 from tests.results.connector_tax.synthetic import Behaviour, Run, write_run
 
@@ -31,10 +34,10 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_compare_prints_both_runs_and_the_same_as_data(workspace: Path) -> None:
     runs = [str(path) for path in sorted(workspace.iterdir())]
-    shown = tracon("compare", *runs, workspace=workspace)
-    assert shown.returncode == 0, shown.stderr
+    compared = tracon("compare", *runs, workspace=workspace)
+    assert compared.returncode == 0, compared.stderr
     for part in ("first = 20260131", "Latencies", "What differed", "What this does not say", "no verdict"):
-        assert part in shown.stdout
+        assert part in compared.stdout
     found = data(tracon("compare", *runs, "--json", workspace=workspace))
     assert found["first"]["run"] == "20260131-120000-connector-tax-cpu-tiny"
     assert len(found["latencies"]) == 12
@@ -52,13 +55,35 @@ def test_compare_refuses_what_cannot_be_compared(workspace: Path, tmp_path: Path
 def test_the_curves_fit_and_name_every_config(workspace: Path, width: int) -> None:
     curves = ttft_curves(analyse(next(workspace.iterdir())), width)
     assert curves is not None
-    out = io.StringIO()
-    Console(file=out, width=width, no_color=True).print(curves)
-    shown = out.getvalue()
-    assert max(len(line) for line in shown.splitlines()) <= width
+    text = shown(curves, width)
+    assert max(len(line) for line in text.splitlines()) <= width
     for part in ("TTFT p90 (ms)", "a plain", "b mooncake_both", "┤", " 4 "):
-        assert part in shown
-    assert "B" in shown, "mooncake_both is saturated at the last rate"
+        assert part in text
+    assert "B" in text, "mooncake_both is saturated at the last rate"
+
+
+def shown(content: RenderableType, width: int = 80) -> str:
+    out = io.StringIO()
+    Console(file=out, width=width, no_color=True).print(content)
+    return out.getvalue()
+
+
+def test_a_run_ends_with_its_page_and_what_to_do_next(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    folder = next(workspace.iterdir())
+    ending = shown(render_ending(folder))
+    assert max(len(line) for line in ending.splitlines()) <= 80
+    unwrapped = ending.replace("\n", "")
+    for part in ("against plain", "mooncake_both", "report.html", f"tracon report {folder.name}"):
+        assert part in unwrapped
+    assert "Reference rates" not in ending, "the report's tables are more than a screen"
+
+
+def test_an_experiment_without_a_page_ends_with_its_tables(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = next(workspace.iterdir())
+    without_page = replace(results_of(folder), page=None)
+    monkeypatch.setattr("results.registry.results_of", lambda _: without_page)
+    assert "Reference rates" in shown(render_ending(folder))
 
 
 def test_there_are_no_curves_without_rates(workspace: Path, tmp_path: Path) -> None:
@@ -69,7 +94,7 @@ def test_there_are_no_curves_without_rates(workspace: Path, tmp_path: Path) -> N
 
 
 def test_a_report_in_a_pipe_has_no_curves(workspace: Path) -> None:
-    shown = tracon("report", str(next(workspace.iterdir())), workspace=workspace)
-    assert shown.returncode == 0, shown.stderr
-    assert "Reference rates" in shown.stdout
-    assert "capital: saturated" not in shown.stdout
+    report = tracon("report", str(next(workspace.iterdir())), workspace=workspace)
+    assert report.returncode == 0, report.stderr
+    assert "Reference rates" in report.stdout
+    assert "capital: saturated" not in report.stdout

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from results.records.decisions import Decision, InstanceLoad, RoutedRequest
-from results.routing.migrations import migrations
+from results.routing.migrations import find_migrations, pending_at
 from runners.router.policies.ear import EAR
 from runners.router.sessions.bindings import Bindings
 from runners.router.view import Cluster, CounterReservation, Member
@@ -167,7 +167,7 @@ TestLifeWithoutAffinity = LifeWithoutAffinity.TestCase
 
 def test_the_microbenchmark_agrees_with_the_policy_about_its_log() -> None:
     records = simulate("ear", turns=8)
-    measured = migrations(records, hot_tokens=150, cooldown_s=5.0)
+    measured = find_migrations(records, hot_tokens=150, cooldown_s=5.0)
     assert measured.thrash_rate.value == 0.0
     assert measured.asked == sum(record.decision.reason == "migrated" for record in records) > 5
     held = Counter(record.decision.reason for record in records)
@@ -176,7 +176,7 @@ def test_the_microbenchmark_agrees_with_the_policy_about_its_log() -> None:
         for gate, reason in (("cooldown", "hot_cooldown"), ("one_at_a_time", "hot_moving"), ("target", "hot_no_target"))
         if held[reason]
     }
-    assert all((event.source_pending_tokens or 0) > 150 for event in measured.events)
+    assert all((pending_at(event.pick, event.pick.decision.migrate_from) or 0) > 150 for event in measured.events)
 
 
 def test_a_session_whose_instance_stays_hot_migrates_once_in_a_cooldown() -> None:

@@ -1,0 +1,35 @@
+"""What a report holds, before it is written in any form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from results.report.figure import Figure
+    from results.report.figure_files import Drawers
+    from results.report.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class ReportText:
+    """A report without its figures."""
+
+    opening: str
+    tables: tuple[Table, ...]
+    limits: tuple[str, ...]
+    """What its numbers do not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The parts of a run's report."""
+
+    title: str
+    text: ReportText
+    figures: Sequence[Figure]
+    """Those that cannot be drawn included."""
+    figures_before: str
+    """On the page the figures precede the first table whose title begins with this."""
+    drawers: Drawers

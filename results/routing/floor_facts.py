@@ -1,0 +1,211 @@
+"""What specs/load_floor.md asks of one cell or of all transfers: who got which sessions, what became of the overlap,
+how transfers ended, and how long their target legs took.
+
+Pure functions of decision records. "D" is an instance that decodes: of role `decode` in pools, else every one. A target
+leg lasts from its sending to the KV at the target (handover: to its first byte), with the target's queue: what a
+transfer timeout bounds. "Lost" is a transfer that failed or was refused: its target computed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from results.records.decisions import DecisionRecord, KvTransfer
+from results.records.turns import RoutingCell
+from results.routing.load import number_or_none
+from results.routing.transfers import Moved
+
+KV_AWARE = "kv_aware"
+"""The policy of that specification."""
+QUARANTINED = "quarantin"
+"""In the reason of a transfer that its pair's quarantine refused, and of a pair that is cut off."""
+LOST = frozenset({"failed", "refused"})
+"""How a transfer ends whose target computes what was to come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How a cell's router may move KV."""
+
+    moves_kv: bool | None
+    """None = the cell does not say."""
+    timeout_s: float | None
+    """Of a transfer; None = the cell does not say."""
+    others: str
+    """The other rules as they were given."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFacts:
+    """The served requests of one session."""
+
+    session: str
+    requests: int
+    direct: int
+    """Served by the D that the session was bound to, from its own cache: no prefill elsewhere and no transfer, and some
+    of the prompt was cached."""
+    best_tokens: int
+    """Prompt tokens that the D with the most held at each pick, by the router's index; summed."""
+    chosen_tokens: int
+    """The same of the D that was picked."""
+    counted: int
+    """Of the requests, those of which is known what the D found in its own cache."""
+    counted_best_tokens: int
+    """`best_tokens` of these alone."""
+    served_tokens: int
+    """Prompt tokens that the D found in its own cache at these, as its responses say (not what was handed over)."""
+
+
+@dataclass(frozen=True, slots=True)
+class FloorFacts:
+    """One cell."""
+
+    placed: Mapping[str, int]
+    """Per D: sessions whose first request it served."""
+    sessions: tuple[SessionFacts, ...]
+    reject_moves: int
+    """Picks that left the session's D because it had refused the session too often."""
+    rejects: int
+    """Picks of sessions that some instance had refused before."""
+    held: int
+    """Picks that found no room."""
+    rules: Rules
+    """How the cell's KV may move."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransportFacts:
+    """All transfers of a run, whatever the policy."""
+
+    asked: int
+    transferred: int
+    failed: int
+    quarantined: int
+    """Refused because their pair was in quarantine."""
+    pairs_quarantined: int
+    pairs_recovered: int
+    """Of these, pairs with a transfer that went well after one was refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetLegs:
+    """The target legs of one label's transfers."""
+
+    done: int
+    """Those that brought the KV."""
+    longest_s: float | None
+    timed_out: int
+
+
+def floor_facts(cell: RoutingCell, records: Sequence[DecisionRecord]) -> FloorFacts:
+    """Of one cell; `records` in any order."""
+    log = sorted(records, key=lambda record: record.seq)
+    decodes = tuple(engine.instance for engine in cell.engines if engine.role != "prefill")
+    placed = Counter({name: 0 for name in decodes})
+    by_session: dict[str, list[DecisionRecord]] = {}
+    for record in log:
+        session = record.request.session
+        if not session or record.outcome is None or record.outcome.status != "ok":
+            continue
+        if session not in by_session:
+            placed[record.decision.instance] += 1
+        by_session.setdefault(session, []).append(record)
+    return FloorFacts(
+        placed=dict(sorted(placed.items())),
+        sessions=tuple(_session_facts(name, own, decodes) for name, own in sorted(by_session.items())),
+        reject_moves=sum(record.decision.reason == "reject_migration" for record in log),
+        rejects=sum(bool(record.request.rejects) for record in log),
+        held=sum(record.outcome is not None and record.outcome.status == "held" for record in log),
+        rules=read_rules(cell),
+    )
+
+
+def _session_facts(name: str, own: Sequence[DecisionRecord], decodes: Sequence[str]) -> SessionFacts:
+    direct = best = chosen = counted = counted_best = served = 0
+    for record in own:
+        held = {instance: record.request.cached_tokens.get(instance, 0) for instance in decodes}
+        most, picked, tokens = max(held.values(), default=0), record.decision.instance, _own_tokens(record)
+        best += most
+        chosen += held.get(picked, 0)
+        if tokens is not None:
+            counted += 1
+            counted_best += most
+            served += tokens
+        moved = record.outcome is not None and record.outcome.transfer is not None
+        direct += picked == record.request.owner and not record.decision.prefill and not moved and bool(tokens)
+    return SessionFacts(name, len(own), direct, best, chosen, counted, counted_best, served)
+
+
+def _own_tokens(record: DecisionRecord) -> int | None:
+    """What the instance found in its own cache; by the index where no response said it.
+
+    None: KV was handed over, and the tokens that came were not counted.
+    """
+    outcome = record.outcome
+    if outcome is not None and outcome.transfer is not None and outcome.transfer.status == "transferred":
+        return outcome.transfer.local_tokens
+    if outcome is not None and outcome.cached_tokens is not None:
+        return outcome.cached_tokens
+    return record.request.cached_tokens.get(record.decision.instance, 0)
+
+
+def read_rules(cell: RoutingCell) -> Rules:
+    """By the cell's own record."""
+    moves, transfer = cell.router.get("moves_kv"), cell.router.get("transfer")
+    rules = dict(transfer) if isinstance(transfer, Mapping) else {}
+    timeout_s = rules.pop("timeout_s", None)
+    return Rules(
+        moves_kv=moves if isinstance(moves, bool) else None,
+        timeout_s=number_or_none(timeout_s),
+        others=", ".join(f"{name}={value}" for name, value in sorted(rules.items())),
+    )
+
+
+def is_lost(transfer: KvTransfer) -> bool:
+    """Whether the target had to compute what was to come."""
+    return transfer.status in LOST
+
+
+def summarise_legs(moved: Sequence[Moved]) -> TargetLegs:
+    """Of these transfers."""
+    took = leg_times(moved)
+    timed_out = sum(
+        one.transfer.status == "failed" and bool(one.transfer.t_target_sent_ns) and _timed_out(one.transfer.reason)
+        for one in moved
+    )
+    return TargetLegs(len(took), max(took, default=None), timed_out)
+
+
+def leg_times(moved: Sequence[Moved]) -> list[float]:
+    """Seconds of each target leg that brought the KV."""
+    return [seconds for one in moved if (seconds := one.target_leg_s) is not None]
+
+
+def transport_facts(logs: Sequence[Sequence[Moved]]) -> TransportFacts:
+    """Of these cells' transfers, each cell's in the order of its log."""
+    every = [one.transfer for log in logs for one in log]
+    quarantined = recovered = 0
+    for log in logs:
+        closed: dict[tuple[str, str], bool] = {}
+        for one in (one.transfer for one in log):
+            pair = one.source, one.target
+            if one.status == "refused" and QUARANTINED in one.reason:
+                closed.setdefault(pair, False)
+            elif one.status == "transferred" and pair in closed:
+                closed[pair] = True
+        quarantined, recovered = quarantined + len(closed), recovered + sum(closed.values())
+    return TransportFacts(
+        asked=len(every),
+        transferred=sum(one.status == "transferred" for one in every),
+        failed=sum(one.status == "failed" for one in every),
+        quarantined=sum(one.status == "refused" and QUARANTINED in one.reason for one in every),
+        pairs_quarantined=quarantined,
+        pairs_recovered=recovered,
+    )
+
+
+def _timed_out(reason: str) -> bool:
+    return re.search(r"within [\d.]+ s", reason) is not None  # `not done within 120 s`

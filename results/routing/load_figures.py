@@ -1,0 +1,331 @@
+"""The figures about load, what they draw and how: decode pools, interference, the loop (f4b, f4d, f8 of specs/ear)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from results.report.figure import Figure
+from results.report.ink import Pen, pens, plain_ticks, shares, sheet
+from results.routing import marks
+from results.routing.analyse import RoutingAnalysis
+from results.routing.occupancy import DEPLOYMENTS, WALL
+from results.statistics.estimates import LEVEL
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Drawing
+
+Dashes = str | tuple[float, tuple[float, ...]]
+
+MEASURED = "measured"
+"""A row of figure 4b that is no model."""
+CELL, FIT, LITTLE, KINEMATIC, SPECIFIED = "cell", "fit", "little", "kinematic", "specified"
+"""What a row of figure 8 is."""
+_LOOKS = {"combined 8C": ("-", "#000000"), "4P+4D": ((0, (5, 2)), "#0072b2"), "6P+2D": ((0, (1, 1)), "#d55e00")}
+
+
+def collect_occupancy(analysis: RoutingAnalysis) -> marks.FigureData | str:
+    """f4b."""
+    footprints = analysis.footprints
+    if not analysis.occupancies:
+        return footprints.reason or "no turn was completed"
+    rows: list[dict[str, object]] = [
+        {
+            "deployment": row.deployment,
+            "decode_share": row.decode_share,
+            "point": row.point,
+            "footprint_tokens": row.footprint_tokens,
+            "occupancy_mean": row.mean,
+            "occupancy_p90": row.p90,
+            "fit_in_all_pools": row.fit_per_pool,
+        }
+        for row in analysis.occupancies
+    ]
+    measured = list(_measured_pools(analysis))
+    beside = (
+        "Circles: decode pools that this run had, by the engines' own KV in use, the p90 over the samples and down to "
+        "the mean, at the mean footprint. "
+        if measured
+        else ""
+    )
+    caption = (
+        f"What the decoding requests of this run (mean {footprints.decodes_mean:.2f} at once, "
+        f"{footprints.decodes_p90:.0f} or more a tenth of the time; mean over all cells) would take of the KV pools "
+        "that decode, if each held this many tokens and only a share of the "
+        f"{footprints.pool_tokens:.0f} tokens of KV was there for decoding: all of it, half "
+        "(4P+4D), a quarter (6P+2D). Lines: the number passed a tenth of the time; bands reach down to the mean. "
+        f"Dotted: the percentiles of this trace's footprints, and the wall at {WALL:.0%}. {beside}Lines are computed "
+        "from measured concurrency: no KV was moved for them."
+    )
+    return marks.FigureData(pd.DataFrame([*rows, *measured]), caption, {"wall": WALL})
+
+
+def _measured_pools(analysis: RoutingAnalysis) -> Iterator[dict[str, object]]:
+    for pool in analysis.pools:
+        mean, high = (pool.values[f"kv_{point}"].value for point in ("mean", "p90"))
+        if pool.role == "decode" and mean is not None and high is not None:
+            yield {
+                "deployment": f"{pool.label}, measured",
+                "decode_share": None,
+                "point": MEASURED,
+                "footprint_tokens": analysis.footprints.mean_tokens,
+                "occupancy_mean": mean,
+                "occupancy_p90": high,
+                "fit_in_all_pools": None,
+            }
+
+
+def draw_occupancy(figure: Figure) -> Drawing:
+    """A line per deployment over the footprint."""
+    table = figure.table
+    drawing = sheet(7.5, 4.2)
+    axes = drawing.subplots()
+    for deployment in DEPLOYMENTS:
+        rows = table[table["deployment"] == deployment].sort_values("footprint_tokens", kind="stable")
+        dashes, color = _LOOKS[deployment]
+        size = rows["footprint_tokens"].to_numpy(dtype=np.float64)
+        low, high = (rows[name].to_numpy(dtype=np.float64) for name in ("occupancy_mean", "occupancy_p90"))
+        axes.fill_between(size, low, high, color=color, alpha=0.12, linewidth=0)
+        axes.plot(size, high, linestyle=dashes, color=color, label=deployment)
+    measured = table[table["point"] == MEASURED]
+    for name, pen in pens(measured["deployment"]).items():
+        rows = measured[measured["deployment"] == name]
+        high = rows["occupancy_p90"].to_numpy(dtype=np.float64)
+        down = np.maximum(high - rows["occupancy_mean"].to_numpy(dtype=np.float64), 0)
+        axes.errorbar(rows["footprint_tokens"], high, yerr=(down, np.zeros_like(down)), fmt="o", color=pen.color,
+                      markerfacecolor="white", capsize=2, label=name)  # fmt: skip
+    _mark_footprints(axes, table)
+    axes.axhline(figure.lines["wall"], color="black", linestyle=":", linewidth=1)
+    plain_ticks(axes, "x", table["footprint_tokens"])
+    axes.set_yscale("log")
+    axes.minorticks_off()
+    shares(axes.yaxis)
+    axes.annotate(f"{figure.lines['wall']:.0%}", (0, figure.lines["wall"]), xycoords=("axes fraction", "data"),
+                  xytext=(3, 3), textcoords="offset points", fontsize=7.5, color=marks.QUIET)  # fmt: skip
+    axes.set_xlabel("footprint of a request (tokens)")
+    axes.set_ylabel("share of the decode pools")
+    axes.set_title(figure.title, loc="left", fontweight="bold", pad=16)
+    marks.add_legend_beside(axes)
+    return drawing
+
+
+def _mark_footprints(axes: Axes, table: pd.DataFrame) -> None:
+    """Percentiles of the footprints; those too near each other share a name."""
+    percentiles = table[(table["point"] != "") & (table["deployment"] == next(iter(DEPLOYMENTS)))]
+    wide = float(table["footprint_tokens"].max() / table["footprint_tokens"].min()) ** 0.13  # the width of a name
+    named: dict[float, list[str]] = {}
+    for point, tokens in zip(percentiles["point"], percentiles["footprint_tokens"].tolist(), strict=True):
+        near = next((other for other in named if tokens < wide * other), tokens)
+        named.setdefault(near, []).append(str(point))
+        axes.axvline(tokens, color="#a0a0a0", linestyle=":", linewidth=1)
+    for tokens, points in named.items():
+        axes.annotate(", ".join(points), (tokens, 1), xycoords=("data", "axes fraction"), xytext=(0, 2), fontsize=7.5,
+                      textcoords="offset points", ha="center", color=marks.QUIET)  # fmt: skip
+
+
+def collect_interference(analysis: RoutingAnalysis) -> marks.FigureData | str:
+    """f4d."""
+    rows = [
+        {
+            "prefill_tokens": row.prefill_tokens,
+            "decodes": row.decodes,
+            "repeats": row.repeats,
+            "tpot_before_s": row.before_s.value,
+            "tpot_during_s": row.during_s.value,
+            "tpot_after_s": row.after_s.value,
+            "slowdown": row.slowdown.value,
+            "slowdown_low": row.slowdown.low,
+            "slowdown_high": row.slowdown.high,
+            "worst_gap_s": row.worst_gap_s,
+        }
+        for row in analysis.interference
+        if row.slowdown.value is not None
+    ]
+    if not rows:
+        return "no repeat has a time before and during" if analysis.interference else "it was not measured in this run"
+    caption = (
+        "Left: time per token before a prompt of this many tokens joins the same instance and while it runs (gaps "
+        "between tokens that overlap its time from send to first token), means over repeats. Right: their ratio, with "
+        f"the {LEVEL:.0%} interval over repeats: it depends on how small a decode step is beside a prefill step here."
+    )
+    return marks.FigureData(pd.DataFrame(rows), caption)
+
+
+def draw_interference(figure: Figure) -> Drawing:
+    """Times on the left, their ratio on the right, a line per number of decodes."""
+    table = figure.table
+    drawing = sheet(9.5, 3.8)
+    times, ratio = drawing.subplots(1, 2)
+    lengths = sorted(set(table["prefill_tokens"]))
+    for name, pen in pens(f"{number} decodes" for number in sorted(set(table["decodes"]))).items():
+        rows = table[table["decodes"] == int(name.split()[0])].sort_values("prefill_tokens", kind="stable")
+        size = rows["prefill_tokens"].to_numpy(dtype=np.float64)
+        times.plot(size, rows["tpot_before_s"] * 1e3, color=pen.color, marker=pen.marker, markerfacecolor="white",
+                   linestyle=":", label=f"{name}, before")  # fmt: skip
+        times.plot(size, rows["tpot_during_s"] * 1e3, color=pen.color, marker=pen.marker, label=f"{name}, during")
+        value = rows["slowdown"].to_numpy(dtype=np.float64)
+        below, above = marks.error_lengths(value, rows, ("slowdown_low", "slowdown_high"))
+        ratio.errorbar(size, value, yerr=(below, above), color=pen.color, marker=pen.marker, capsize=2, elinewidth=0.9)
+    for axes, values in ((times, table[["tpot_before_s", "tpot_during_s"]].to_numpy().ravel() * 1e3), (ratio, [])):
+        if len(lengths) > 1:
+            axes.set_xscale("log", base=2)
+        axes.set_xticks(lengths, [f"{length:g}" for length in lengths])
+        axes.minorticks_off()
+        plain_ticks(axes, "y", [float(value) for value in values if np.isfinite(value)])
+        axes.set_xlabel("tokens of the joining prefill")
+    ratio.axhline(1, color="#808080", linestyle="--", linewidth=1)
+    ratio.set_ylim(bottom=0)
+    times.set_ylabel("time per token of the decodes (ms)")
+    ratio.set_ylabel("during / before")
+    times.legend(loc="upper left")
+    marks.title_sheet(drawing, figure)
+    return drawing
+
+
+def collect_coupling(analysis: RoutingAnalysis) -> marks.FigureData | str:
+    """f8."""
+    rows = [*_cell_points(analysis), *_fit_rows(analysis), *_curve_rows(analysis)]
+    table = pd.DataFrame(
+        rows, columns=["kind", "label", "trial", "sessions", "service_s", "low", "high", "amplification"]
+    )
+    if table.empty or not (table["kind"] == CELL).any():
+        return marks.why_missing(analysis, "e2e_mean_s")
+    caption = (
+        "Left: mean service time of a turn (TTFT + decoding) over the mean number of sessions in the system at its "
+        "send, a mark per cell; lines: W_turn(L) as fitted inside the cells of a policy (input and output tokens "
+        "held), over the middle 80 % of its L, shaded for the fastest one: its slope's interval; dotted: Little's law "
+        f"with that policy's arrivals, turns and think time. {_describe_predictions(analysis)}"
+    )
+    return marks.FigureData(table, caption, {"the trace's own time": 1.0})
+
+
+def _describe_predictions(analysis: RoutingAnalysis) -> str:
+    if analysis.curve is None:
+        return f"Right: the same cells by their amplification; no prediction: {analysis.curve_reason}."
+    dashed = (
+        f"No dashed curve: {analysis.curve_reason}."
+        if analysis.curve_reason
+        else "Dashed: L*/(1 - Lambda N W'(L*)) of its fitted loop, scaled to pass through its amplification."
+    )
+    return (
+        "Right: the same cells by their amplification. Solid: what the sessions of "
+        f"{analysis.curve.label} would take if its turns took this long and nothing else changed. {dashed}"
+    )
+
+
+def _cell_points(analysis: RoutingAnalysis) -> Iterator[dict[str, object]]:
+    for cell in sorted(analysis.cells, key=lambda cell: (analysis.labels.index(cell.label), cell.trial)):
+        service = cell.estimate("e2e_mean_s").value
+        if cell.degraded or service is None:
+            continue
+        yield {
+            "label": cell.label,
+            "trial": cell.trial,
+            "kind": CELL,
+            "sessions": cell.estimate("inflight_sessions_mean").value,
+            "service_s": service,
+            "amplification": cell.estimate("amplification").value,
+        }
+
+
+def _fit_rows(analysis: RoutingAnalysis) -> Iterator[dict[str, object]]:
+    for row in analysis.couplings:
+        service, at = row.service_s.value, row.concurrency.value
+        ends = [analysis.mean_over_cells(row.label, f"inflight_sessions_{end}") for end in ("p10", "mean", "p90")]
+        if service is None or at is None or row.slope_s.value is None:
+            continue
+        for sessions in (end for end in ends if end is not None):
+            away = sessions - at
+            bounds = [service + slope * away for slope in (row.slope_s.low, row.slope_s.high) if slope is not None]
+            yield {
+                "label": row.label,
+                "trial": None,
+                "kind": FIT,
+                "sessions": sessions,
+                "service_s": service + row.slope_s.value * away,
+                "low": min(bounds) if len(bounds) == 2 else None,
+                "high": max(bounds) if len(bounds) == 2 else None,
+            }
+
+
+def _curve_rows(analysis: RoutingAnalysis) -> Iterator[dict[str, object]]:
+    predicted = analysis.curve
+    if predicted is None:
+        return
+    row = next(row for row in analysis.couplings if row.label == predicted.label)
+    arrivals, turns, think = (float(term.value or 0.0) for term in (row.arrivals_per_s, row.turns, row.think_s))
+    own = {"label": predicted.label, "trial": None}
+    triples = zip(predicted.service_s, predicted.kinematic, predicted.specified, strict=True)
+    for service, kinematic, specified in triples:
+        yield own | {"kind": LITTLE, "sessions": arrivals * turns * (service + think), "service_s": float(service)}
+        yield own | {"kind": KINEMATIC, "service_s": float(service), "amplification": float(kinematic)}
+        if specified == specified:
+            yield own | {"kind": SPECIFIED, "service_s": float(service), "amplification": float(specified)}
+
+
+def draw_coupling(figure: Figure) -> Drawing:
+    """W over L with the fits on the left, amplification over W with the predictions on the right."""
+    table = figure.table
+    drawing = sheet(11, 4.4)
+    left, right = drawing.subplots(1, 2)
+    cells = table[table["kind"] == CELL]
+    starts = set(table[table["kind"] == KINEMATIC]["label"])
+    for label, pen in pens(dict.fromkeys(cells["label"])).items():
+        rows = cells[cells["label"] == label]
+        _plot_cells(left, rows, "sessions", "service_s", pen, label)
+        fit = table[(table["kind"] == FIT) & (table["label"] == label)]
+        left.plot(fit["sessions"], fit["service_s"], color=pen.color, linewidth=1.1)
+        if label in starts:
+            low, high = (fit[side].to_numpy(dtype=np.float64) for side in ("low", "high"))
+            left.fill_between(fit["sessions"].to_numpy(dtype=np.float64), low, high, color=pen.color, alpha=0.1)
+        _plot_cells(right, rows, "service_s", "amplification", pen, label)
+    _plot_prediction(left, table, LITTLE, "sessions", "service_s", (0, (1, 2)))
+    _plot_prediction(right, table, KINEMATIC, "service_s", "amplification", "-")
+    _plot_prediction(right, table, SPECIFIED, "service_s", "amplification", (0, (5, 3)))
+    for value in figure.lines.values():
+        right.axhline(value, color="#808080", linestyle="--", linewidth=1)
+    _show_all_cells(left, cells["sessions"], cells["service_s"])
+    _show_all_cells(right, cells["service_s"], cells["amplification"])
+    left.set_xlabel("sessions in the system (mean at send)")
+    left.set_ylabel("W_turn (s)")
+    right.set_xlabel("W_turn (s)")
+    right.set_ylabel("wall clock / trace span")
+    marks.add_legend_beside(right)
+    marks.title_sheet(drawing, figure)
+    return drawing
+
+
+def _plot_cells(axes: Axes, rows: pd.DataFrame, x: str, y: str, pen: Pen, label: str) -> None:
+    axes.plot(rows[x], rows[y], pen.marker, color=pen.color, markerfacecolor="white", markeredgewidth=1.4, label=label)
+
+
+def _plot_prediction(axes: Axes, table: pd.DataFrame, kind: str, x: str, y: str, dashes: Dashes) -> None:
+    rows = table[table["kind"] == kind]
+    if len(rows):
+        axes.plot(rows[x], rows[y], color="#808080", linestyle=dashes, linewidth=1.3, zorder=1)
+
+
+def _show_all_cells(axes: Axes, across: pd.Series[float], up: pd.Series[float]) -> None:
+    """Axes that show every cell with room beside; what is predicted far away may leave the panel."""
+    for values, setter in ((across, axes.set_xlim), (up, axes.set_ylim)):
+        known = values.to_numpy(dtype=np.float64)
+        known = known[np.isfinite(known)]
+        if known.size:
+            low, high = float(known.min()), float(known.max())
+            room = max(0.15 * (high - low), 0.05 * high, 1e-9)
+            setter(max(low - room, 0), high + room)
+
+
+OCCUPANCY = marks.FigureKind(
+    3, "4b", "Decode pools against the footprint of a request", collect_occupancy, draw_occupancy
+)
+INTERFERENCE = marks.FigureKind(
+    5, "4d", "TPOT of running decodes while a prefill joins", collect_interference, draw_interference
+)
+COUPLING = marks.FigureKind(
+    9, "8", "Dispatch coupling: turns, sessions and wall clock", collect_coupling, draw_coupling
+)

@@ -1,0 +1,109 @@
+"""What holds for every panel: rows that fit, ASCII that is ASCII, and a text where there is nothing to show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from console.feed import Picture
+from console.glyphs import UNICODE
+from console.panels import instances, migrations, routing, stages
+from console.rows import loads, waterfall
+from console.widgets.table import Column, Row
+from tests.console.conftest import NARROW, picture_of, press_and_see, shown, watching
+
+Laid = tuple[Sequence[Column], Sequence[Row]]
+LEAST = 79
+"""Columns of the narrowest table: screens have at least 80."""
+
+
+def lay_out_stages(picture: Picture, width: int) -> Laid:
+    columns = stages.stage_columns(width)
+    return columns, stages.stage_rows(picture, frozenset(), UNICODE, columns)
+
+
+def lay_out_instances(picture: Picture, width: int) -> Laid:
+    columns = instances.instance_columns(width)
+    return columns, instances.instance_rows(picture, UNICODE, columns)
+
+
+def lay_out_loads(picture: Picture, width: int) -> Laid:
+    assert picture.view.routing is not None
+    columns = loads.load_columns(width, timed=width % 2 == 0)
+    return columns, loads.load_rows(picture, picture.view.routing, UNICODE, columns)
+
+
+def lay_out_decisions(picture: Picture, width: int) -> Laid:
+    assert picture.view.routing is not None
+    columns = routing.decision_columns(width)
+    return columns, routing.decision_rows(picture, picture.view.routing, columns)
+
+
+def lay_out_migrations(picture: Picture, width: int) -> Laid:
+    columns = migrations.migration_columns(width)
+    return columns, migrations.migration_rows(picture, "trials/ear/t0", columns, UNICODE)
+
+
+def lay_out_requests(picture: Picture, width: int) -> Laid:
+    assert picture.view.lifecycle is not None
+    columns = waterfall.waterfall_columns(width)
+    requests = waterfall.latest_requests(picture.view.lifecycle)
+    assert len(requests) == min(waterfall.SHOWN, len(picture.view.lifecycle.requests))
+    return columns, waterfall.waterfall_rows(requests, columns, width, UNICODE, "letters")
+
+
+@pytest.mark.parametrize("width", [LEAST, 100, 109, 110, 119, 200])
+@pytest.mark.parametrize(
+    ("run", "lay_out"),
+    [
+        ("middle", lay_out_stages),
+        ("middle", lay_out_instances),
+        ("routing", lay_out_loads),
+        ("routing", lay_out_decisions),
+        ("routed", lay_out_migrations),
+        ("measured", lay_out_requests),
+    ],
+)
+def test_columns_fit_and_every_row_fills_them(
+    made: Callable[[str], Path], run: str, lay_out: Callable[[Picture, int], Laid], width: int
+) -> None:
+    columns, rows = lay_out(picture_of(made(run)), width)
+    assert sum(column.width + 1 for column in columns) - 1 <= width
+    assert rows
+    assert all(len(row.cells) == len(columns) for row in rows)
+    assert len({row.key for row in rows}) == len(rows)
+
+
+@pytest.mark.parametrize(
+    ("run", "key", "parts"),
+    [
+        ("live_run", "1", ["> running"]),
+        ("live_routing", "7", ["PP", "! hot"]),
+        ("live_migrating", "8", ["from > to"]),
+        ("live_lifecycle", "9", ["p prefill", "pppp"]),
+    ],
+)
+async def test_in_ascii_nothing_else_is_shown(
+    request: pytest.FixtureRequest, run: str, key: str, parts: list[str]
+) -> None:
+    async with watching(request.getfixturevalue(run), NARROW, ascii=True) as pilot:
+        await press_and_see(pilot, key, *parts)
+        screen = "\n".join(shown(pilot.app))
+    assert screen.isascii(), {character for character in screen if not character.isascii()}
+
+
+@pytest.mark.parametrize(
+    ("key", "title", "why"),
+    [
+        ("7", "Routing", "no request of this run goes through a router"),
+        ("8", "Migrations", "no request of this run goes through a router"),
+        ("9", "Lifecycle", "no request of this run has been broken down"),
+    ],
+)
+async def test_a_run_without_what_a_panel_shows_says_so(live_run: Path, key: str, title: str, why: str) -> None:
+    async with watching(live_run, NARROW) as pilot:
+        await press_and_see(pilot, "1", "1 Stages")
+        assert title not in "\n".join(shown(pilot.app)), "no tab for what the run does not have"
+        await press_and_see(pilot, key, why, f"{key} {title}")
