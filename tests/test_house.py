@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import house_counts
+
 ROOT = Path(__file__).resolve().parent.parent
 MAY_IMPORT = {
     "console": {"state", "results"},
@@ -58,32 +60,6 @@ def test_patches_need_nothing_but_the_standard_library_to_be_imported() -> None:
         assert names <= allowed | lazily_imported_with, f"{path.name} imports {names - allowed}"
 
 
-def module_imports(package: str) -> dict[str, set[str]]:
-    """Every module of a package with those of the package that it imports, imports inside functions counted."""
-    paths = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-        for path in (ROOT / package).rglob("*.py")
-    }
-    graph: dict[str, set[str]] = {module: set() for module in paths}
-    for module, path in paths.items():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-                names = {f"{node.module}.{alias.name}" for alias in node.names}
-                graph[module] |= {name if name in paths else node.module for name in names} & set(paths)
-            elif isinstance(node, ast.Import):
-                graph[module] |= {alias.name for alias in node.names} & set(paths)
-    return graph
-
-
-def import_circle(graph: dict[str, set[str]]) -> list[str]:
-    """The modules of one import circle; empty where there is none."""
-    left = {module: set(imported) for module, imported in graph.items()}
-    while leaves := [module for module, imported in left.items() if not imported & set(left)]:
-        for module in leaves:
-            del left[module]
-    return sorted(left)
-
-
 def named_imports() -> dict[str, set[str]]:
     """What the registries import by name, which no import statement shows."""
     from console.panels.registry import MODULES as PANELS
@@ -95,20 +71,23 @@ def named_imports() -> dict[str, set[str]]:
     }
 
 
-@pytest.mark.parametrize("package", sorted(MAY_IMPORT))
-def test_no_import_runs_in_a_circle(package: str) -> None:
-    graph = module_imports(package)
+@pytest.fixture(scope="module")
+def graph() -> dict[str, set[str]]:
+    """Every module of ours with those that it imports: inside functions, for type checkers and by name too."""
+    imported = house_counts.import_graph(house_counts.read_modules(ROOT))
     for registry, modules in named_imports().items():
-        if registry in graph:
-            assert modules <= set(graph)
-            graph[registry] |= modules
-    assert import_circle(graph) == []
+        assert modules <= set(imported)
+        imported[registry] |= modules
+    return imported
 
 
-def test_a_circle_is_noticed() -> None:
-    graph = module_imports("state")
-    graph["state.run"].add("state.store")
-    assert {"state.run", "state.store"} <= set(import_circle(graph))
+def test_no_import_runs_in_a_circle(graph: dict[str, set[str]]) -> None:
+    assert house_counts.circles(graph) == []
+
+
+def test_a_circle_is_noticed(graph: dict[str, set[str]]) -> None:
+    closed = {**graph, "state.run": graph["state.run"] | {"state.store"}}
+    assert [group for group in house_counts.circles(closed) if {"state.run", "state.store"} <= set(group)]
 
 
 @pytest.mark.parametrize(

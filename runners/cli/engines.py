@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from runners.cli import output
+import runners.cli.output as output
 from runners.cli.options import JsonOption, ProfileOption, PythonOption, WorkspaceOption
 from runners.errors import ExitCode
 

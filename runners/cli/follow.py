@@ -12,8 +12,8 @@ import msgspec
 import psutil
 from rich.live import Live
 
+import runners.cli.output as output
 from runners.campaign.exit_code import exit_code
-from runners.cli import output
 from runners.cli.tables import feed_text, progress_line, progress_panel
 from state.events import Recorded
 from state.feed import FeedLine

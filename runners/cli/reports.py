@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from runners.cli import output
+import runners.cli.output as output
 from runners.cli.folders import artifacts_of
 from runners.cli.options import JsonOption, RunArg, RunsArg, WorkspaceOption
 from runners.errors import RunnerError

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 
+import runners.cli.output as output
 from results.records.decisions import Role
-from runners.cli import output
 from runners.cli.options import read_pairs
 from runners.cli.spec_options import SpecOption, SpecOptions, chosen, command_with
 from runners.errors import RunnerError
 
 if TYPE_CHECKING:
-    from runners.router.sessions.binding_rules import BindingRules
-    from runners.router.spec import InstanceSpec, KvEndpoint, RouterLine, RouterSpec, TransferRules
+    from runners.router.spec import BindingRules, InstanceSpec, KvEndpoint, RouterLine, RouterSpec, TransferRules
 
 ROLES = get_args(Role)
 SHAPE = "[NAME=]URL[,SETTING=VALUE]"
@@ -36,7 +35,7 @@ def _transfer_rules() -> type[TransferRules]:
 
 
 def _binding_rules() -> type[BindingRules]:
-    from runners.router.sessions.binding_rules import BindingRules
+    from runners.router.spec import BindingRules
 
     return BindingRules
 

@@ -27,18 +27,18 @@ class Lines:
         self._rest = b""
         """The rest of a line that a full pipe took in part."""
 
-    def say(self, line: RouterLine) -> None:
+    def write_line(self, line: RouterLine) -> None:
         """Write a line; a tick is dropped where the pipe is full."""
         try:
             if line.tick is None:
                 _write_all(self._rest + to_json(line) + b"\n")
                 self._rest = b""
             else:
-                self._try(line)
+                self._try_write(line)
         except BrokenPipeError:  # the parent is gone: the end of standard input will tell why
             self._rest = b""
 
-    def _try(self, line: RouterLine) -> None:
+    def _try_write(self, line: RouterLine) -> None:
         os.set_blocking(STDOUT, False)
         try:
             data = self._rest or to_json(line) + b"\n"
@@ -56,9 +56,9 @@ def main(arguments: list[str]) -> int:
         return ExitCode.BAD_INPUT
     lines = Lines()
     try:
-        serve(router_spec(Path(arguments[0])), lines.say, _end_with_parent)
+        serve(router_spec(Path(arguments[0])), lines.write_line, _end_with_parent)
     except RunnerError as error:
-        lines.say(RouterLine(failure=RouterFailure(str(error), error.remedy, int(error.exit_code))))
+        lines.write_line(RouterLine(failure=RouterFailure(str(error), error.remedy, int(error.exit_code))))
         return int(error.exit_code)
     return ExitCode.DONE
 

@@ -43,7 +43,6 @@ class Breaker:
         return self.state is BreakerState.CLOSED or (self.state is BreakerState.HALF_OPEN and not self.trial)
 
     def note_dispatch(self) -> Breaker:
-        """A request was sent there."""
         return replace(self, trial=True) if self.state is BreakerState.HALF_OPEN else self
 
     def note_success(self) -> Breaker:
@@ -63,7 +62,7 @@ class Breaker:
         failures = self.failures + 1
         if self.state is BreakerState.CLOSED and not dead and failures < self.rules.failures_to_open:
             return replace(self, failures=failures, why=why)
-        return self._open(now_s, why)
+        return self._open_breaker(now_s, why)
 
     def note_probe(self, now_s: float, why: str, *, refused: bool = False) -> Breaker:
         """A probe came back; `why` is empty where /health said 200. `refused`: nothing listens there."""
@@ -76,10 +75,10 @@ class Breaker:
         if self.state is BreakerState.OPEN:
             return replace(self, silent_probes=silent, why=why)
         if refused or silent >= self.rules.unhealthy_after:
-            return replace(self._open(now_s, why), silent_probes=silent)
+            return replace(self._open_breaker(now_s, why), silent_probes=silent)
         return replace(self, silent_probes=silent)
 
-    def _open(self, now_s: float, why: str) -> Breaker:
+    def _open_breaker(self, now_s: float, why: str) -> Breaker:
         opened = self.opened + 1
         held_s = min(self.rules.open_max_s, self.rules.open_s * 2.0 ** min(opened - 1, 30))
         return Breaker(self.rules, BreakerState.OPEN, opened=opened, until_s=now_s + held_s, why=why)

@@ -34,9 +34,9 @@ def read_logs(run: Path, cell: str = "") -> tuple[LoggedPicks, ...]:
     if run.is_file():
         return (read_log(run, run.name),)
     layouts = trial_layouts(run)
-    logs = tuple(_of_cell(layout) for layout in layouts if cell in _name(layout))
+    logs = tuple(_read_cell(layout) for layout in layouts if cell in _cell_name(layout))
     if not logs:
-        names = ", ".join(_name(layout) for layout in layouts[:6]) or "none"
+        names = ", ".join(_cell_name(layout) for layout in layouts[:6]) or "none"
         wanted = f" whose name contains {cell!r}" if cell else ""
         raise RunnerError(
             f"{run.name} has no decision log{wanted}",
@@ -51,7 +51,7 @@ def read_log(path: Path, name: str) -> LoggedPicks:
     records: list[DecisionRecord] = []
     damaged: list[tuple[int, str]] = []
     try:
-        for number, line in _lines(path):
+        for number, line in _read_lines(path):
             try:
                 records.append(decoder.decode(line))
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -60,22 +60,21 @@ def read_log(path: Path, name: str) -> LoggedPicks:
     except OSError as error:
         return LoggedPicks(name, (), (Gap(name, f"cannot be read: {error.strerror}"),))
     records.sort(key=lambda record: record.seq)
-    gaps = [*_damage(name, damaged), *_missing(name, [record.seq for record in records])]
+    gaps = [*_describe_damage(name, damaged), *_find_missing(name, [record.seq for record in records])]
     if not records and not damaged:
         gaps.append(Gap(name, "is empty"))
     return LoggedPicks(name, tuple(records), tuple(gaps))
 
 
-def _of_cell(layout: TrialLayout) -> LoggedPicks:
-    name = _name(layout)
+def _read_cell(layout: TrialLayout) -> LoggedPicks:
+    name = _cell_name(layout)
     if not layout.decisions.exists():
         return LoggedPicks(name, (), (Gap(f"{name}/{layout.decisions.name}", "is missing"),))
     log = read_log(layout.decisions, f"{name}/{layout.decisions.name}")
-    return LoggedPicks(name, log.records, (*log.gaps, *_unfinished(layout, name)))
+    return LoggedPicks(name, log.records, (*log.gaps, *_check_finished(layout, name)))
 
 
-def _unfinished(layout: TrialLayout, name: str) -> Iterator[Gap]:
-    """Whether the log is the one that its cell was finished with."""
+def _check_finished(layout: TrialLayout, name: str) -> Iterator[Gap]:
     try:
         cell = msgspec.json.decode(layout.cell.read_bytes(), type=RoutingCell)
     except FileNotFoundError:
@@ -89,18 +88,18 @@ def _unfinished(layout: TrialLayout, name: str) -> Iterator[Gap]:
         yield Gap(f"{name}/{layout.decisions.name}", "differs from the checksum its cell was finished with")
 
 
-def _name(layout: TrialLayout) -> str:
+def _cell_name(layout: TrialLayout) -> str:
     return f"{layout.root.parent.name}/{layout.root.name}"
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+def _read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
                 yield number, line
 
 
-def _damage(name: str, damaged: Sequence[tuple[int, str]]) -> Iterator[Gap]:
+def _describe_damage(name: str, damaged: Sequence[tuple[int, str]]) -> Iterator[Gap]:
     """At most three lines by number, the rest as a count."""
     for number, why in damaged[:3]:
         yield Gap(name, f"line {number} {why}" if why == "is cut short" else f"line {number} is damaged: {why}")
@@ -108,7 +107,7 @@ def _damage(name: str, damaged: Sequence[tuple[int, str]]) -> Iterator[Gap]:
         yield Gap(name, f"{len(damaged) - 3} more lines are damaged, the last is {damaged[-1][0]}")
 
 
-def _missing(name: str, seqs: Sequence[int]) -> Iterator[Gap]:
+def _find_missing(name: str, seqs: Sequence[int]) -> Iterator[Gap]:
     """Picks are numbered from 0 without holes; the end of a log that was cut cannot be seen from it."""
     if not seqs:
         return

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from results.records.decisions import ClusterView, Decision, DecisionRecord, InstanceLoad, RoutedRequest
 from runners.router.driver import Driver
@@ -35,66 +36,32 @@ class Request(NamedTuple):
     max_tokens: int
 
 
-class SharedTable(Protocol):
-    """Bindings that other routers have too."""
-
-    def version_of(self, session: str) -> BindingVersion: ...
-    def ask(self, session: str, then: Callable[[int], None]) -> None: ...
-    def claim(
-        self, session: str, instance: str, binding: BindingVersion, then: Callable[[bool], None]
-    ) -> MigrationClaim | None: ...
-    def commit_version(
-        self,
-        session: str,
-        instance: str,
-        now: float,
-        binding: BindingVersion,
-        *,
-        migrates: bool = False,
-        claim: MigrationClaim | None = None,
-    ) -> None: ...
-
-
+@dataclass(eq=False, repr=False, slots=True)
 class Reservation:
     """What one decision holds of the counters until its outcome. It ends once, with one record."""
 
-    __slots__ = (
-        "_counters",
-        "_dispatcher",
-        "_ended",
-        "_t_dispatch_ns",
-        "_t_first_ns",
-        "binding",
-        "claim",
-        "instance",
-        "movement",
-        "record",
-        "source",
-    )
+    _dispatcher: Dispatcher
+    record: DecisionRecord
+    """The decision and its grounds, without an outcome."""
+    _counters: CounterReservation | None
+    binding: BindingVersion | None
+    """Of its session at the decision; None = no other router shares it."""
+    _t_dispatch_ns: int
+    movement: Movement | None = None
+    """The transfer of its KV; None = none is needed, or none is possible."""
+    claim: MigrationClaim | None = None
+    _t_first_ns: int = 0
+    _ended: bool = False
 
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        record: DecisionRecord,
-        counters: CounterReservation | None,
-        binding: BindingVersion | None,
-    ) -> None:
-        self.instance = record.decision.instance
+    @property
+    def instance(self) -> str:
         """Where the request goes; empty = nowhere."""
-        self.source = record.decision.prefill or record.decision.migrate_from
+        return self.record.decision.instance
+
+    @property
+    def source(self) -> str:
         """Where its KV is to come from; empty = it needs none."""
-        self.movement: Movement | None = None
-        """The transfer from there; None = none is needed, or none is possible."""
-        self.record = record
-        """The decision and its grounds, without an outcome."""
-        self.binding = binding
-        """Of its session at the decision; None = it has no session, or no other router shares it."""
-        self.claim: MigrationClaim | None = None
-        self._dispatcher = dispatcher
-        self._counters = counters
-        self._t_dispatch_ns = dispatcher.driver.now_ns()
-        self._t_first_ns = 0
-        self._ended = False
+        return self.record.decision.prefill or self.record.decision.migrate_from
 
     @property
     def reason(self) -> str:
@@ -156,12 +123,11 @@ class Dispatcher:
         block_tokens: int,
         driver: Driver,
         cut_off: Callable[[str, Iterable[str]], Mapping[str, str]] | None = None,
-        shared: SharedTable | None = None,
         min_move_tokens: int = 0,
     ) -> None:
         """`cut_off`: which instances no KV of an owner can be moved to, with reasons; None = the policy needs no such.
 
-        `shared`: the bindings, where other routers have them too. `min_move_tokens`: as in RoutedRequest.
+        `min_move_tokens`: as in RoutedRequest.
         """
         self.block_tokens = block_tokens
         self.driver = driver
@@ -172,10 +138,14 @@ class Dispatcher:
         self._indexes = indexes
         self._counts = counts
         self._cut_off = cut_off
-        self._shared = shared
         self._min_move_tokens = min_move_tokens
         self._complained = False
         self._seq = 0
+
+    @property
+    def asks_first(self) -> bool:
+        """Other routers may know a session better: `ask_arrival` takes the place of `count_arrival`."""
+        return self._bindings.is_shared
 
     def count_arrival(self, session: str) -> int:
         """Count a request of the session; returns its turn."""
@@ -184,30 +154,29 @@ class Dispatcher:
 
     def ask_arrival(self, session: str, then: Callable[[int], None]) -> None:
         """As `count_arrival`, for a session that other routers may know better; `then` gets its turn, maybe at once."""
-        assert self._shared is not None
         self._counts.requests += 1
-        self._shared.ask(session, then)
+        self._bindings.ask(session, then)
 
     def pick(self, request: Request, tried: tuple[str, ...] = ()) -> Reservation:
         """Decide and count. `note_sent` must follow before anything else happens: no other pick comes between."""
         t_ns = self.driver.now_ns()
         routed = self._routed_request(request, tried)
         view = self._cluster.view()
-        decision = self._decide(routed, view)
+        decision = self._ask_policy(routed, view)
         counters = self._cluster.reserve(decision, routed) if decision.instance else None
         decide_us = (self.driver.now_ns() - t_ns) / 1e3
         record = DecisionRecord(self._seq, t_ns, decide_us, routed, view, decision)
         self._seq += 1
-        binding = self._shared.version_of(request.session) if self._shared is not None and request.session else None
-        return Reservation(self, record, counters, binding)
+        binding = self._bindings.version_of(request.session)
+        return Reservation(self, record, counters, binding, self.driver.now_ns())
 
     def claim_migration(self, reservation: Reservation, then: Callable[[bool], None]) -> bool:
         """Ask whether this router may migrate the session; `then` gets the answer. False = no other router is asked."""
         decision, binding = reservation.record.decision, reservation.binding
-        if self._shared is None or binding is None or not (decision.migrate_from and decision.binds):
-            return False
         session = reservation.record.request.session
-        reservation.claim = self._shared.claim(session, decision.instance, binding, then)
+        if not (binding is not None and session and decision.migrate_from and decision.binds):
+            return False
+        reservation.claim = self._bindings.claim(session, decision.instance, binding, then)
         return reservation.claim is not None
 
     def note_sent(self, request: Request, reservation: Reservation) -> None:
@@ -222,25 +191,23 @@ class Dispatcher:
 
     def has_alternative(self, request: Request, tried: tuple[str, ...]) -> bool:
         """The policy would pick an instance that has not been tried, or have the request wait for one."""
-        decision = self._decide(self._routed_request(request, tried), self._cluster.view())
+        decision = self._ask_policy(self._routed_request(request, tried), self._cluster.view())
         return bool(decision.instance) or decision.reason.startswith(HOLD)
 
     def bind_session(self, reservation: Reservation) -> None:
         """Bind the session to the instance that has begun to answer its request with a 2xx."""
-        decision, session, binding = (
-            reservation.record.decision,
-            reservation.record.request.session,
-            reservation.binding,
-        )
-        migrates = bool(decision.migrate_from)
+        decision, session = reservation.record.decision, reservation.record.request.session
         if not (decision.binds and session):
             self._bindings.clear_refusals(session, decision.instance)
-        elif self._shared is None or binding is None:
-            self._bindings.commit(session, decision.instance, self.driver.now_s(), migrates=migrates)
-        else:
-            self._shared.commit_version(
-                session, decision.instance, self.driver.now_s(), binding, migrates=migrates, claim=reservation.claim
-            )
+            return
+        self._bindings.commit_version(
+            session,
+            decision.instance,
+            self.driver.now_s(),
+            reservation.binding,
+            migrates=bool(decision.migrate_from),
+            claim=reservation.claim,
+        )
 
     def note_refusal(self, session: str, instance: str, pause_s: float) -> None:
         """An instance did not admit a request (429 or 503); `pause_s`: how long it asked to be left alone."""
@@ -276,7 +243,7 @@ class Dispatcher:
             min_move_tokens=self._min_move_tokens,
         )
 
-    def _decide(self, request: RoutedRequest, view: ClusterView) -> Decision:
+    def _ask_policy(self, request: RoutedRequest, view: ClusterView) -> Decision:
         """The policy's decision; where a user's policy fails, the instance with the fewest requests."""
         try:
             decision = self._policy.decide(request, view)

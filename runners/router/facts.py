@@ -9,12 +9,12 @@ by its bytes; the instance is the one to refuse it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import msgspec
 
-from runners.router.prefix_index import block_keys, byte_keys, reblock_keys
+from runners.router.prefix_index import block_keys, byte_keys
 
 BYTES_PER_TOKEN = 4
 COMPLETIONS_MAX_TOKENS = 16
@@ -75,9 +75,9 @@ def read_facts(body: bytes, block_tokens: int, *, chat: bool) -> Facts:
     except (msgspec.DecodeError, UnicodeDecodeError):
         return Facts("", (), -(-len(body) // BYTES_PER_TOKEN), 0)
     if chat:
-        keys, count = _text(bytes(read.tools) + bytes(read.messages)[:-1], block_tokens)
+        keys, count = _read_text(bytes(read.tools) + bytes(read.messages)[:-1], block_tokens)
     else:
-        keys, count = _prompt(bytes(read.prompt), block_tokens)
+        keys, count = _read_prompt(bytes(read.prompt), block_tokens)
     default = 0 if chat else COMPLETIONS_MAX_TOKENS
     limit = read.max_completion_tokens if read.max_completion_tokens is not None else read.max_tokens
     return Facts(
@@ -86,18 +86,6 @@ def read_facts(body: bytes, block_tokens: int, *, chat: bool) -> Facts:
         count,
         limit if isinstance(limit, int) and limit >= 0 else default,
     )
-
-
-def facts_of_hashes(
-    session: str,
-    hashes: Sequence[int],
-    hash_tokens: int,
-    block_tokens: int,
-    input_tokens: int,
-    max_tokens: int,
-) -> Facts:
-    """The facts of a request whose prompt is known by its trace's hashes, in blocks of the engine's size."""
-    return Facts(session, reblock_keys(hashes, hash_tokens, block_tokens, input_tokens), input_tokens, max_tokens)
 
 
 def session_name(value: object) -> str:
@@ -109,33 +97,33 @@ def session_name(value: object) -> str:
     return value.strip()[:SESSION_LIMIT] if isinstance(value, str) else ""
 
 
-def _prompt(prompt: bytes, block_tokens: int) -> tuple[tuple[int, ...], int]:
+def _read_prompt(prompt: bytes, block_tokens: int) -> tuple[tuple[int, ...], int]:
     if not prompt.startswith(b"["):
-        return _text(prompt[1:-1], block_tokens)
+        return _read_text(prompt[1:-1], block_tokens)
     try:
         ids = _read_ids(prompt)
     except msgspec.DecodeError:
-        return _prompts(prompt, block_tokens)
-    return _keys(ids, block_tokens), len(ids)
+        return _read_prompts(prompt, block_tokens)
+    return _key_ids(ids, block_tokens), len(ids)
 
 
-def _prompts(prompt: bytes, block_tokens: int) -> tuple[tuple[int, ...], int]:
+def _read_prompts(prompt: bytes, block_tokens: int) -> tuple[tuple[int, ...], int]:
     """Several prompts in one request: the first one's prefix, the length of all."""
     try:
         many = _read_many(prompt)
     except msgspec.DecodeError:
-        return _text(prompt[1:-1], block_tokens)
-    return _keys(many[0] if many else [], block_tokens), sum(len(ids) for ids in many)
+        return _read_text(prompt[1:-1], block_tokens)
+    return _key_ids(many[0] if many else [], block_tokens), sum(len(ids) for ids in many)
 
 
-def _keys(ids: list[int], block_tokens: int) -> tuple[int, ...]:
+def _key_ids(ids: list[int], block_tokens: int) -> tuple[int, ...]:
     try:
         return block_keys(ids, block_tokens)
     except OverflowError:  # no token id is that large: the instance will refuse it
         return ()
 
 
-def _text(text: bytes, block_tokens: int) -> tuple[tuple[int, ...], int]:
+def _read_text(text: bytes, block_tokens: int) -> tuple[tuple[int, ...], int]:
     return byte_keys(text, BYTES_PER_TOKEN * block_tokens), -(-len(text) // BYTES_PER_TOKEN)
 
 
@@ -152,7 +140,7 @@ def read_usage(text: bytes) -> Usage:
         return Usage()
     details = usage.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    return Usage(_count(usage.get("prompt_tokens")), _count(cached), _count(usage.get("completion_tokens")))
+    return Usage(_as_count(usage.get("prompt_tokens")), _as_count(cached), _as_count(usage.get("completion_tokens")))
 
 
 def pause_s(headers: Iterable[tuple[bytes, bytes]], *, refusal: bool) -> float:
@@ -165,5 +153,5 @@ def pause_s(headers: Iterable[tuple[bytes, bytes]], *, refusal: bool) -> float:
     return 0.0
 
 
-def _count(value: object) -> int | None:
+def _as_count(value: object) -> int | None:
     return value if isinstance(value, int) else None

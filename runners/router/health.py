@@ -45,25 +45,24 @@ class Health:
         """Begin with an instance after its first probe; `why` as in `note_probe`, None = it could not be asked."""
         self._breakers[instance] = Breaker(self._rules)
         if why:
-            self._set(instance, Breaker(self._rules, BreakerState.OPEN, why=why))
+            self._set_breaker(instance, Breaker(self._rules, BreakerState.OPEN, why=why))
             self._down[instance] = True
         else:
             self._cluster.set_available(instance, True)
 
     def forget(self, instance: str) -> None:
-        """The instance was removed."""
         self._breakers.pop(instance, None)
         self._down.pop(instance, None)
 
     def note_dispatch(self, instance: str) -> None:
-        self._step(instance, Breaker.note_dispatch)
+        self._step_breaker(instance, Breaker.note_dispatch)
 
     def note_success(self, instance: str) -> None:
-        self._step(instance, Breaker.note_success)
+        self._step_breaker(instance, Breaker.note_success)
 
     def release_trial(self, instance: str) -> None:
         """A request ended there and says nothing about it: a 4xx, or its client left."""
-        self._step(instance, Breaker.release_trial)
+        self._step_breaker(instance, Breaker.release_trial)
 
     def note_failure(self, instance: str, failure: Failure) -> None:
         """A request failed there. A probe follows at once, so that one request is enough to detect a dead process.
@@ -76,7 +75,7 @@ class Health:
         breaker = self._breakers.get(instance)
         if breaker is None or failure.kind == "own":
             return
-        self._set(instance, breaker.note_failure(self._driver.now_s(), failure.text, dead=failure.dead))
+        self._set_breaker(instance, breaker.note_failure(self._driver.now_s(), failure.text, dead=failure.dead))
         if failure.dead:
             self._report_lost(instance, failure.text, gone=failure.gone)
         self.probe_now(instance)
@@ -84,19 +83,19 @@ class Health:
     def note_probe(self, instance: str, why: str, *, gone: bool) -> None:
         """A probe has ended; `why` it failed, empty = it did not. `gone`: nothing listens there."""
         breaker = self._breakers[instance].note_probe(self._driver.now_s(), why, refused=gone)
-        self._set(instance, breaker)
+        self._set_breaker(instance, breaker)
         if not why and instance in self._down:
             del self._down[instance]
             self._on_recovered(instance)
         elif why and (gone or breaker.silent_probes >= self._rules.unhealthy_after):
             self._report_lost(instance, why, gone=gone)
 
-    def _step(self, instance: str, step: Callable[[Breaker], Breaker]) -> None:
+    def _step_breaker(self, instance: str, step: Callable[[Breaker], Breaker]) -> None:
         breaker = self._breakers.get(instance)
         if breaker is not None:
-            self._set(instance, step(breaker))
+            self._set_breaker(instance, step(breaker))
 
-    def _set(self, instance: str, breaker: Breaker) -> None:
+    def _set_breaker(self, instance: str, breaker: Breaker) -> None:
         before = self._breakers[instance]
         if breaker is before:
             return

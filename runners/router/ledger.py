@@ -76,7 +76,6 @@ class Ledger:
         return self._log.is_open
 
     def add_decision(self, record: DecisionRecord) -> None:
-        """A request was sent, or could be sent nowhere."""
         self._decisions.append(record)
         self._latest.append(record)
         if self._timer is None:

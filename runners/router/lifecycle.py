@@ -11,59 +11,43 @@ import contextlib
 import sys
 import traceback
 from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
 
 from runners.router.dispatch import HOLD, Request, Reservation
 from runners.router.facts import ClientMessage, Usage
 from runners.router.failure import REFUSALS, Failure
 from runners.router.traffic import Traffic
-from runners.router.transfer.movement import Movement
+from runners.router.transfer.movement import Movement, MoveRequest
 
 BLAMELESS = ("refused", "own")
 """Kinds of failure that say nothing against a transfer: the instance is full, or this machine is."""
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class RequestLifecycle(ABC):
     """One request of a client, over as many instances as it takes. It ends once."""
 
-    __slots__ = (
-        "_has_lost_claim",
-        "_is_open",
-        "_message",
-        "_movement",
-        "_request",
-        "_reservation",
-        "_status",
-        "_traffic",
-        "_tried",
-        "is_handed_over",
-        "t_dispatch_s",
-        "t_held_s",
-        "t_paused_s",
-        "t_read_s",
-    )
-
-    def __init__(self, traffic: Traffic, request: Request, message: ClientMessage) -> None:
-        self.t_dispatch_s = 0.0
-        self.t_held_s = 0.0
-        """Since when no instance had room; 0 = one had at once."""
-        self.t_read_s = 0.0
-        """When the last bytes came from the instance."""
-        self.t_paused_s = 0.0
-        """Since when the client's buffers are full; 0 = they are not."""
-        self.is_handed_over = False
-        """The request on its way is the decode request of a handover, and its answer has not begun."""
-        self._traffic = traffic
-        self._request = request
-        self._message = message
-        self._tried: tuple[str, ...] = ()
-        self._reservation: Reservation
-        self._movement: Movement | None = None
-        """The transfer of this pick; None = it asked for none, or nothing can be moved here."""
-        self._has_lost_claim = False
-        """Another router came first with a migration of its session: this one does not try again."""
-        self._is_open = False
-        """The client has an answer, which is this instance's."""
-        self._status = 0
+    _traffic: Traffic
+    _request: Request
+    _message: ClientMessage
+    t_dispatch_s: float = 0.0
+    t_held_s: float = 0.0
+    """Since when no instance had room; 0 = one had at once."""
+    t_read_s: float = 0.0
+    """When the last bytes came from the instance."""
+    t_paused_s: float = 0.0
+    """Since when the client's buffers are full; 0 = they are not."""
+    is_handed_over: bool = False
+    """The request on its way is the decode request of a handover, and its answer has not begun."""
+    _tried: tuple[str, ...] = ()
+    _reservation: Reservation = field(init=False)
+    _movement: Movement | None = None
+    """The transfer of this pick; None = it asked for none, or nothing can be moved here."""
+    _has_lost_claim: bool = False
+    """Another router came first with a migration of its session: this one does not try again."""
+    _is_open: bool = False
+    """The client has an answer, which is this instance's."""
+    _status: int = 0
 
     @property
     def instance(self) -> str:
@@ -103,20 +87,20 @@ class RequestLifecycle(ABC):
     def start(self) -> None:
         """Pick an instance and send the request there; one that is held starts again. A defect is answered by a 500."""
         try:
-            self._start()
+            self._start_attempt()
         except Exception as error:  # noqa: BLE001  (its client is to get an answer, and the log the error)
             sys.stderr.write(f"a request could not be routed:\n{traceback.format_exc()}")
             with contextlib.suppress(Exception):
                 self.abandon("a defect of the router")
             self._refuse_client(500, f"{type(error).__name__}: {error}", "router_defect")
 
-    def _start(self) -> None:
+    def _start_attempt(self) -> None:
         traffic = self._traffic
         self._reservation = reservation = traffic.dispatcher.pick(self._request, self._tried)
         if not reservation.instance and reservation.reason.startswith(HOLD) and self._may_wait():
-            self._hold(reservation)
+            self._hold_request(reservation)
             return
-        traffic.held.discard(self)
+        traffic.held.pop(self, None)
         if not reservation.instance:
             traffic.dispatcher.note_sent(self._request, reservation)
             why = f"no instance may take the request ({reservation.reason})"
@@ -124,7 +108,7 @@ class RequestLifecycle(ABC):
             self._refuse_client(503, why, "no_instance", b"retry-after: 1\r\n")
             return
         if not reservation.source:
-            self._send(self._message.body)
+            self._send_body(self._message.body)
         elif self._has_lost_claim or not traffic.dispatcher.claim_migration(reservation, self._end_claim):
             self._start_transfer()
         else:
@@ -137,15 +121,15 @@ class RequestLifecycle(ABC):
         held_s = self._traffic.driver.now_s() - self.t_held_s if self.t_held_s else 0.0
         return self._traffic.in_flight and held_s <= self._traffic.limits.first_byte_s
 
-    def _hold(self, reservation: Reservation) -> None:
+    def _hold_request(self, reservation: Reservation) -> None:
         """Wait behind those that are held already. Only the first such pick is recorded: later ones say the same."""
-        self._traffic.held.add(self)
+        self._traffic.held.setdefault(self)
         if not self.t_held_s:
             self.t_held_s = self._traffic.driver.now_s()
             self._traffic.dispatcher.note_sent(self._request, reservation)
             reservation.end("held", error=f"held: {reservation.reason}")
 
-    def _send(self, body: bytes) -> None:
+    def _send_body(self, body: bytes) -> None:
         self.t_dispatch_s = self.t_read_s = self._traffic.driver.now_s()
         self._traffic.waiting[self] = None
         self._send_request(body)
@@ -171,13 +155,17 @@ class RequestLifecycle(ABC):
         decision, request = reservation.record.decision, reservation.record.request
         if not transfers.configured or (self._has_lost_claim and decision.migrate_from):
             reservation.end_transfer(arrived=False)
-            self._send(self._message.body)
+            self._send_body(self._message.body)
             return
         self._wait_in_moving()
-        start = transfers.hand_over if decision.prefill else transfers.migrate
-        reservation.movement = self._movement = start(
-            request, reservation.source, decision.instance, self._message, self._end_transfer
+        move = MoveRequest(
+            "handover" if decision.prefill else "migration",
+            request,
+            reservation.source,
+            decision.instance,
+            self._message,
         )
+        reservation.movement = self._movement = transfers.start_movement(move, self._end_transfer)
 
     def _end_transfer(self, movement: Movement) -> None:
         """The transfer has ended, well or not: the request goes on."""
@@ -190,21 +178,20 @@ class RequestLifecycle(ABC):
             traffic.health.probe_now(self.source)
         del traffic.moving[self]
         self._reservation.end_transfer(arrived=arrived)
-        self._send(movement.body)
+        self._send_body(movement.body)
 
     def give_up_transfer(self, why: str) -> None:
         """Stop waiting for the transfer: the instance computes what it lacks."""
-        self._withdraw(why)
+        self._withdraw_request(why)
         self._fail_handover(why, strike=True, freed=True)
-        self._recompute()
+        self._recompute_kv()
 
-    def _recompute(self) -> None:
-        """Send the request as it came: the KV did not come."""
+    def _recompute_kv(self) -> None:
         self._traffic.moving.pop(self, None)
         self._traffic.waiting.pop(self, None)
         self._reservation.end_transfer(arrived=False)
         self._traffic.offer_room()
-        self._send(self._message.body)
+        self._send_body(self._message.body)
 
     def _fail_handover(self, why: str, *, strike: bool, freed: bool) -> None:
         """A decode request that is on its way was not served; flags as in `Movement.fail_handover`."""
@@ -212,7 +199,7 @@ class RequestLifecycle(ABC):
             self.is_handed_over = False
             self._movement.fail_handover(why, strike=strike, freed=freed)
 
-    def _withdraw(self, why: str) -> None:
+    def _withdraw_request(self, why: str) -> None:
         """Stop the transfer, the claim or the request at the instance, whichever is on its way."""
         if self not in self._traffic.moving:
             self._cancel_request()
@@ -241,11 +228,11 @@ class RequestLifecycle(ABC):
             return True
         if self.is_handed_over and status not in REFUSALS:
             self._fail_handover(f"HTTP {status}", strike=True, freed=False)
-            self._recompute()
+            self._recompute_kv()
             return False
         if not self._may_retry():
             return True
-        self._retry(Failure("refused" if status in REFUSALS else "status", f"HTTP {status}", status=status))
+        self._retry_elsewhere(Failure("refused" if status in REFUSALS else "status", f"HTTP {status}", status=status))
         return False
 
     def start_response(self) -> None:
@@ -271,7 +258,6 @@ class RequestLifecycle(ABC):
             traffic.health.note_failure(instance, Failure("status", f"HTTP {status}", status=status))
 
     def complete(self) -> None:
-        """The response is whole."""
         status = self._status
         error = "" if status < 400 else f"HTTP {status}"
         self._end_attempt("ok" if status < 400 else "client_error" if status < 500 else "error", error)
@@ -286,9 +272,9 @@ class RequestLifecycle(ABC):
             self._break_off(f"instance {instance} failed in the middle of the response: {failure.text}")
         elif self.is_handed_over and failure.kind == "timeout":
             self._fail_handover(failure.text, strike=True, freed=True)
-            self._recompute()
+            self._recompute_kv()
         elif failure.kind != "own" and self._may_retry():
-            self._retry(failure)
+            self._retry_elsewhere(failure)
         else:
             self._fail_for_good(failure)
 
@@ -298,19 +284,17 @@ class RequestLifecycle(ABC):
         if self in self._traffic.held:
             self._end_attempt("aborted", why)
             return
-        self._withdraw(why)
+        self._withdraw_request(why)
         instance = self.instance
         self._end_attempt("aborted", why)
         self._traffic.health.release_trial(instance)
 
     def drop_client(self, why: str) -> None:
-        """Stop waiting for the client."""
         self.abandon(why)
         self._abort_client()
 
     def fail_attempt(self, failure: Failure) -> None:
-        """Stop waiting for the instance."""
-        self._withdraw(failure.text)
+        self._withdraw_request(failure.text)
         self.request_failed(failure)
 
     def cut(self, why: str, *, elsewhere: bool) -> None:
@@ -318,14 +302,14 @@ class RequestLifecycle(ABC):
         if self in self._traffic.held:
             self._refuse_cut(why)
             return
-        self._withdraw(why)
+        self._withdraw_request(why)
         instance = self.instance
         if self._is_open:
             self._end_attempt("error", why)
             self._break_off(why)
         elif elsewhere and self._may_retry():
             self._fail_handover(why, strike=False, freed=True)
-            self._retry(Failure("down", why))
+            self._retry_elsewhere(Failure("down", why))
         else:
             self._refuse_cut(why)
         self._traffic.health.release_trial(instance)
@@ -340,7 +324,7 @@ class RequestLifecycle(ABC):
         traffic = self._traffic
         return len(tried) < traffic.limits.attempts and traffic.dispatcher.has_alternative(self._request, tried)
 
-    def _retry(self, failure: Failure) -> None:
+    def _retry_elsewhere(self, failure: Failure) -> None:
         """Count what failed, and pick another instance."""
         traffic, instance = self._traffic, self.instance
         traffic.counts.failures[instance, failure.kind] += 1

@@ -6,7 +6,7 @@ from array import array
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from results.records.decisions import ClusterView, KvTransfer, transfer_s
 
@@ -19,6 +19,8 @@ TRIP_BUCKETS_S = (5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2, 0.5)
 DECIDE_TIMES = 1 << 17
 """Latest decision times that percentiles are of."""
 PREFIX = "tracon_router_"
+TRANSFERRED_TEXT = "Tokens that targets took from transfers, by their own count."
+DISAGREED_TEXT = "Times that the shared table was not asked, or did not agree."
 
 
 class Histogram:
@@ -124,66 +126,44 @@ def metrics_page(
     from prometheus_client import CollectorRegistry, generate_latest
 
     registry = CollectorRegistry()
-    registry.register(_Page([*_totals(counts, streams, records_lost), *_gauges(view, sessions), *_histograms(counts)]))
+    registry.register(
+        _Page([*_make_totals(counts, streams, records_lost), *_make_gauges(view, sessions), *_make_histograms(counts)])
+    )
     return generate_latest(registry)
 
 
-def _totals(counts: Counts, streams: int, records_lost: int) -> Iterator[Metric]:
+def _make_totals(counts: Counts, streams: int, records_lost: int) -> Iterator[Metric]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    for name, text, value in (
+    totals = (
         ("requests", "Requests that came to be routed.", counts.requests),
         ("picks", "Decisions made, repeated ones included.", counts.picks),
         ("retries", "Decisions repeated because an instance failed before the first byte.", counts.retries),
         ("policy_errors", "Picks where the policy failed and the fewest requests decided.", counts.policy_errors),
         ("records_lost", "Decision records that could not be written.", records_lost),
-    ):
-        yield CounterMetricFamily(PREFIX + name, text, value=value)
-    outcomes = CounterMetricFamily(PREFIX + "outcomes", "Ends of attempts.", labels=["instance", "status"])
-    for (instance, status), value in counts.outcomes.items():
-        outcomes.add_metric([instance, status], value)
-    yield outcomes
-    decisions = CounterMetricFamily(PREFIX + "decisions", "Picks by what decided.", labels=["reason"])
-    for reason, value in counts.decisions.items():
-        decisions.add_metric([reason], value)
-    yield decisions
-    migrations = CounterMetricFamily(PREFIX + "migrations", "Migrations by what came of them.", labels=["status"])
-    for status, value in counts.migrations.items():
-        migrations.add_metric([status], value)
-    yield migrations
-    transfers = CounterMetricFamily(PREFIX + "transfers", "KV transfers asked for.", labels=["purpose", "status"])
-    for (purpose, status), value in counts.transfers.items():
-        transfers.add_metric([purpose, status], value)
-    yield transfers
-    for name, text, value in (
-        (
-            "transferred_tokens",
-            "Tokens that targets took from transfers, by their own count.",
-            counts.transferred_tokens,
-        ),
+        ("transferred_tokens", TRANSFERRED_TEXT, counts.transferred_tokens),
         ("transferred_bytes", "Bytes of KV moved, where they are known.", counts.transferred_bytes),
-    ):
+    )
+    for name, text, value in totals:
         yield CounterMetricFamily(PREFIX + name, text, value=value)
-    trips = CounterMetricFamily(
-        PREFIX + "bindings_round_trips", "Answers of the table that routers share.", labels=["operation"]
+    labelled: tuple[tuple[str, str, tuple[str, ...], Counter[Any]], ...] = (
+        ("outcomes", "Ends of attempts.", ("instance", "status"), counts.outcomes),
+        ("decisions", "Picks by what decided.", ("reason",), counts.decisions),
+        ("migrations", "Migrations by what came of them.", ("status",), counts.migrations),
+        ("transfers", "KV transfers asked for.", ("purpose", "status"), counts.transfers),
+        ("bindings_round_trips", "Answers of the table that routers share.", ("operation",), counts.binding_trips),
+        ("bindings_failures", DISAGREED_TEXT, ("kind",), counts.binding_failures),
+        ("failures", "Failed attempts by kind.", ("instance", "kind"), counts.failures),
     )
-    for operation, value in counts.binding_trips.items():
-        trips.add_metric([operation], value)
-    yield trips
-    missed = CounterMetricFamily(
-        PREFIX + "bindings_failures", "Times that the shared table was not asked, or did not agree.", labels=["kind"]
-    )
-    for kind, value in counts.binding_failures.items():
-        missed.add_metric([kind], value)
-    yield missed
-    failures = CounterMetricFamily(PREFIX + "failures", "Failed attempts by kind.", labels=["instance", "kind"])
-    for (instance, kind), value in counts.failures.items():
-        failures.add_metric([instance, kind], value)
-    yield failures
+    for name, text, labels, counter in labelled:
+        family = CounterMetricFamily(PREFIX + name, text, labels=labels)
+        for key, value in counter.items():
+            family.add_metric([key] if isinstance(key, str) else key, value)
+        yield family
     yield GaugeMetricFamily(PREFIX + "client_connections", "Client connections open.", value=streams)
 
 
-def _gauges(view: ClusterView, sessions: Mapping[str, int]) -> Iterator[Metric]:
+def _make_gauges(view: ClusterView, sessions: Mapping[str, int]) -> Iterator[Metric]:
     from prometheus_client.core import GaugeMetricFamily
 
     rows = (
@@ -205,7 +185,7 @@ def _gauges(view: ClusterView, sessions: Mapping[str, int]) -> Iterator[Metric]:
         yield family
 
 
-def _histograms(counts: Counts) -> Iterator[Metric]:
+def _make_histograms(counts: Counts) -> Iterator[Metric]:
     from prometheus_client.core import HistogramMetricFamily
 
     for name, text, histogram in (

@@ -33,7 +33,7 @@ class MigrationFeed:
         """A pick that migrates its session, or leaves it at its hot instance."""
         hot = next((gate for gate in decision.gates if gate.name == "hot" and gate.passed), None)
         if decision.migrate_from and decision.instance:
-            self._add(t_ns, request, decision, "started", decision.reason, hot.text if hot else "")
+            self._add_line(t_ns, request, decision, "started", decision.reason, hot.text if hot else "")
             return
         failed = next((gate for gate in decision.gates if not gate.passed), None)
         if hot is None or failed is None or (request.session, decision.reason) in self._refused:
@@ -53,8 +53,7 @@ class MigrationFeed:
         self._served.append((t_ns, request, decision, movement))
 
     def add_failed(self, t_ns: int, request: RoutedRequest, decision: Decision, status: str, why: str) -> None:
-        """The request was not served at its target; `status` as in RoutedOutcome."""
-        self._add(t_ns, request, decision, "failed", status, why)
+        self._add_line(t_ns, request, decision, "failed", status, why)
 
     def take(self, *, last: bool = False) -> tuple[TickMigration, ...]:
         """The lines since the last call, oldest first, at most AT_ONCE. `last`: nothing is waited for."""
@@ -76,14 +75,14 @@ class MigrationFeed:
 
     def _add_done(self, t_ns: int, request: RoutedRequest, decision: Decision, transfer: KvTransfer | None) -> None:
         if transfer is None:
-            self._add(t_ns, request, decision, "done", "recomputed", NOT_ASKED)
+            self._add_line(t_ns, request, decision, "done", "recomputed", NOT_ASKED)
         elif transfer.status == "transferred":
-            self._add(t_ns, request, decision, "done", "transferred", transfer.counted_reason, transfer)
+            self._add_line(t_ns, request, decision, "done", "transferred", transfer.counted_reason, transfer)
         else:
             how = "unneeded" if transfer.status == "unneeded" else "recomputed"
-            self._add(t_ns, request, decision, "done", how, transfer.reason)
+            self._add_line(t_ns, request, decision, "done", how, transfer.reason)
 
-    def _add(
+    def _add_line(
         self,
         t_ns: int,
         request: RoutedRequest,

@@ -14,7 +14,6 @@ from typing import Protocol
 
 KEY_BYTES = 8
 TOKEN_BYTES = array("I").itemsize
-HASH_MASK = (1 << 64) - 1
 
 
 class Index(Protocol):
@@ -75,7 +74,6 @@ class PrefixIndex:
                 del used[next(iter(used))]
 
     def clear(self) -> None:
-        """Hold nothing."""
         self._used.clear()
 
 
@@ -86,26 +84,6 @@ def block_keys(token_ids: Sequence[int], block_tokens: int) -> tuple[int, ...]:
     below 0 or beyond 32 bits.
     """
     return byte_keys(array("I", token_ids).tobytes(), TOKEN_BYTES * block_tokens)
-
-
-def reblock_keys(
-    hashes: Sequence[int], hash_tokens: int, block_tokens: int, input_tokens: int
-) -> tuple[int, ...]:
-    """A key per full block of `block_tokens` of a prompt that is known by its trace's hashes only.
-
-    A hash stands for `hash_tokens` tokens, the last one maybe for fewer, and for all before it. Two prompts share a key
-    where all the hashes of the block and of what is before it are equal. Raises ValueError for too few hashes.
-    """
-    if len(hashes) * hash_tokens < input_tokens:
-        raise ValueError(f"{len(hashes)} hashes of {hash_tokens} tokens do not cover {input_tokens} tokens")
-    keys = []
-    parent = b""
-    for start in range(0, input_tokens - block_tokens + 1, block_tokens):
-        covered = hashes[start // hash_tokens : -(-(start + block_tokens) // hash_tokens)]
-        content = array("Q", [start % hash_tokens, *(value & HASH_MASK for value in covered)]).tobytes()
-        parent = blake2b(parent + content, digest_size=KEY_BYTES).digest()
-        keys.append(int.from_bytes(parent, "little"))
-    return tuple(keys)
 
 
 def byte_keys(data: bytes, block_bytes: int) -> tuple[int, ...]:

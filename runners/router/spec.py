@@ -16,12 +16,14 @@ import msgspec
 from results.records.decisions import Role
 from results.records.migrations import TickMigration
 from runners.errors import RunnerError
-from runners.router.sessions.binding_rules import BindingRules, binding_problem
 
 INDEXES = ("approximate", "events")
 TRANSPORTS = ("mooncake", "nixl")
 KV_ROLES = ("kv_both", "kv_producer", "kv_consumer")
 INSTANCE_NAME_LIMIT = 64
+PASSWORD = "TRACON_REDIS_PASSWORD"
+"""Environment variable: the password is never part of a URL, and so of no spec, log or list of processes."""
+TABLE_SCHEMES = ("redis", "rediss", "unix")
 LATEST = 20
 """Picks that a tick names."""
 
@@ -143,6 +145,20 @@ class Prewarm:
 
 
 @dataclass(frozen=True, slots=True)
+class BindingRules:
+    """The table of sessions, and how long it is waited for (specs/ear.md 4.4)."""
+
+    redis_url: str = ""
+    """`redis://[USER@]HOST:PORT/DB`, `rediss://` with TLS, or `unix:///PATH`; empty = this router's memory alone."""
+    prefix: str = "tracon:"
+    """Of all keys: routers with one prefix share their sessions."""
+    wait_s: float = 0.05
+    """A request waits for Redis this long at most; then this router's own copy decides."""
+    claim_s: float = 30.0
+    """A session stays claimed for a migration this long after its router's last renewal."""
+
+
+@dataclass(frozen=True, slots=True)
 class RouterSpec:
     """One router: where it listens, its instances, how it decides."""
 
@@ -170,7 +186,7 @@ class RouterSpec:
     transfer: TransferRules = field(default_factory=TransferRules)
 
     def __post_init__(self) -> None:
-        for problem, remedy in _problems(self):
+        for problem, remedy in _find_problems(self):
             raise RouterError(f"router spec: {problem}", remedy=remedy)
 
 
@@ -212,7 +228,38 @@ def _transfer_problem(spec: InstanceSpec, transfer: KvEndpoint) -> tuple[str, st
     return None
 
 
-def _problems(spec: RouterSpec) -> list[tuple[str, str]]:
+def _binding_problem(rules: BindingRules) -> tuple[str, str] | None:
+    """What is wrong with the rules, and what they have to be; None = nothing. Contains no secret."""
+    if min(rules.wait_s, rules.claim_s) <= 0 or not rules.prefix:
+        return "bindings.wait_s or claim_s is not above 0, or the prefix is empty", "seconds above 0 and a prefix"
+    return _url_problem(rules.redis_url) if rules.redis_url else None
+
+
+def _url_problem(url: str) -> tuple[str, str] | None:
+    try:
+        parts = urlsplit(url)
+        port, secret = parts.port, parts.password is not None
+    except ValueError:
+        return "the URL of bindings cannot be read", "redis://HOST:PORT/DB"
+    if secret:
+        return (
+            "the URL of bindings carries a password",
+            f"the URL without it, redis://[USER@]HOST:PORT/DB, and the password in the environment as {PASSWORD}",
+        )
+    if parts.query or parts.fragment:
+        return "the URL of bindings has a query", "redis://[USER@]HOST:PORT/DB and nothing behind it"
+    if parts.scheme not in TABLE_SCHEMES or not (parts.path if parts.scheme == "unix" else parts.hostname):
+        return (
+            f"the URL of bindings has scheme {parts.scheme!r} or no place",
+            "redis://HOST:PORT/DB, rediss://HOST:PORT/DB (TLS) or unix:///PATH",
+        )
+    database = parts.path.strip("/")
+    if parts.scheme != "unix" and database and not database.isdigit():
+        return f"the URL of bindings names the database {database!r}", "a number, as in redis://127.0.0.1:6379/0"
+    return None if port is None or port else ("the URL of bindings has port 0", "the port that Redis listens on")
+
+
+def _find_problems(spec: RouterSpec) -> list[tuple[str, str]]:
     names = [instance.instance for instance in spec.instances]
     twice = sorted({name for name in names if names.count(name) > 1})
     problems = [problem for instance in spec.instances if (problem := instance_problem(instance))]
@@ -244,7 +291,7 @@ def _problems(spec: RouterSpec) -> list[tuple[str, str]]:
         ),
         (moves.queue >= 0, "transfer.queue is below 0", "at least 0"),
     )
-    table = binding_problem(spec.bindings)
+    table = _binding_problem(spec.bindings)
     problems += [table] if table is not None else []
     problems += [(problem, remedy) for holds, problem, remedy in rules if not holds]
     return [(problem, f"Give {remedy}.") for problem, remedy in problems]
@@ -350,7 +397,6 @@ class RouterLine(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def to_json(value: RouterSpec | RouterLine) -> bytes:
-    """One line of JSON, without the newline."""
     return msgspec.json.encode(value)
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from runners.router.dispatch import Dispatcher
-from runners.router.driver import Driver
 from runners.router.failure import Failure
 from runners.router.health import Health
 from runners.router.metrics import Counts
@@ -39,45 +38,6 @@ class InFlight(Protocol):
     def cut(self, why: str, *, elsewhere: bool) -> None: ...
 
 
-class HeldQueue:
-    """Requests that no instance has room for, in the order in which they came. Each offer starts the first again."""
-
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
-        self._requests: dict[InFlight, None] = {}
-        self._offering = False
-
-    def __len__(self) -> int:
-        return len(self._requests)
-
-    def __contains__(self, request: InFlight) -> bool:
-        return request in self._requests
-
-    def __iter__(self) -> Iterator[InFlight]:
-        return iter(self._requests)
-
-    def add(self, request: InFlight) -> None:
-        """Wait behind those that are held; one that is held already keeps its turn."""
-        self._requests.setdefault(request)
-
-    def discard(self, request: InFlight) -> None:
-        self._requests.pop(request, None)
-
-    def offer_soon(self, then: Callable[[], None]) -> None:
-        """Some instance may have room: `offer` soon, when the claim of what has just ended is released."""
-        if self._requests and not self._offering:
-            self._offering = True
-            self._driver.call_soon(then)
-
-    def offer(self) -> None:
-        """Start those that are held, the first one first, until one has to be held again."""
-        self._offering = False
-        for request in tuple(self._requests):
-            request.start()
-            if request in self._requests:
-                break
-
-
 class Traffic:
     """Requests in flight, and what they share."""
 
@@ -101,8 +61,9 @@ class Traffic:
         self.waiting: dict[InFlight, None] = {}
         """Without a body byte yet, in the order of their dispatch."""
         self.streaming: dict[InFlight, None] = {}
-        self.held = HeldQueue(self.driver)
-        """Not sent yet: the policy found no room."""
+        self.held: dict[InFlight, None] = {}
+        """Not sent yet: the policy saw no room. In the order in which they came; one that is held again keeps it."""
+        self._offering = False
         self._on_idle: Callable[[], None] | None = None
 
     @property
@@ -120,25 +81,29 @@ class Traffic:
         self._check_idle_soon()
 
     def end_attempt(self, request: InFlight) -> None:
-        """A request (or an attempt of one) has ended."""
         self.waiting.pop(request, None)
         self.moving.pop(request, None)
         self.streaming.pop(request, None)
-        self.held.discard(request)
+        self.held.pop(request, None)
         self.offer_room()
         self._check_idle_soon()
 
     def offer_room(self) -> None:
-        """Some instance may have room now: soon start what is held."""
-        self.held.offer_soon(self.serve_held)
+        """Some instance may have room: start what is held soon, when the claim of what has just ended is released."""
+        if self.held and not self._offering:
+            self._offering = True
+            self.driver.call_soon(self.serve_held)
 
     def serve_held(self) -> None:
-        """Start those that are held, before all others."""
-        self.held.offer()
+        """Start those that are held, before all others and the first one first, until one has to be held again."""
+        self._offering = False
+        for request in tuple(self.held):
+            request.start()
+            if request in self.held:
+                break
         self._check_idle()
 
     def notify_idle(self, callback: Callable[[], None]) -> None:
-        """Call it as soon as nothing is in flight, held or arriving."""
         self._on_idle = callback
 
     def _check_idle_soon(self) -> None:

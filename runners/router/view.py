@@ -5,7 +5,7 @@ Nothing here waits: `view`, a policy's `decide` and `reserve` in a row are one a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from results.records.decisions import ClusterView, Decision, InstanceLoad, Role, RoutedRequest
@@ -25,36 +25,22 @@ class Member:
     """Its KV block size: KV is moved from there in whole blocks."""
 
 
+@dataclass(eq=False, slots=True)
 class _Counters:
     """One instance's counters."""
 
-    __slots__ = (
-        "available",
-        "draining",
-        "kept_tokens",
-        "member",
-        "num_requests",
-        "ongoing_decode_tokens",
-        "ongoing_tokens",
-        "paused_until_s",
-        "pending_prefill_tokens",
-        "promised_tokens",
-        "why",
-    )
-
-    def __init__(self, member: Member) -> None:
-        self.member = member
-        self.available = True
-        self.why = ""
-        self.draining = False
-        self.paused_until_s = 0.0
-        self.num_requests = 0
-        self.pending_prefill_tokens = 0
-        self.ongoing_tokens = 0
-        self.ongoing_decode_tokens = 0
-        self.kept_tokens = 0
-        self.promised_tokens = 0
-        """Outputs of its open requests: their `max_tokens`."""
+    member: Member
+    available: bool = True
+    why: str = ""
+    draining: bool = False
+    paused_until_s: float = 0.0
+    num_requests: int = 0
+    pending_prefill_tokens: int = 0
+    ongoing_tokens: int = 0
+    ongoing_decode_tokens: int = 0
+    kept_tokens: int = 0
+    promised_tokens: int = 0
+    """Outputs of its open requests: their `max_tokens`."""
 
     def load(self, bindings: Bindings, now: float) -> InstanceLoad:
         capacity = self.member.kv_capacity_tokens
@@ -149,13 +135,13 @@ class CounterReservation:
         tokens = request.input_tokens
         self.decision = decision
         self.request = request
-        self._lacks = _lacks(request, decision.instance)
+        self._lacks = _lacking_tokens(request, decision.instance)
         self._new_after_transfer = self._lacks
         """What is to be computed where the request is served once the KV that is on its way has arrived."""
         self._prefill: _Share | None = None
         new = self._lacks
         if decision.prefill and source is not None:
-            self._prefill = _Share(source, tokens, _lacks(request, decision.prefill), 0)
+            self._prefill = _Share(source, tokens, _lacking_tokens(request, decision.prefill), 0)
             self._new_after_transfer, new = min(1, self._lacks), 0
         elif source is not None:
             block = source.member.block_tokens
@@ -252,11 +238,6 @@ class Cluster:
         """Send it no new requests; those it has go on. Raises KeyError for an unknown one."""
         self._counters[instance].draining = True
 
-    def is_drained(self, instance: str) -> bool:
-        """It drains, has no request left, and retains nothing that another one is still to pull."""
-        counters = self._counters[instance]
-        return counters.draining and counters.num_requests == 0 and counters.kept_tokens == 0
-
     def remove(self, instance: str) -> tuple[str, ...]:
         """Forget it, its counters and its bindings; returns the sessions that lost their owner.
 
@@ -289,18 +270,5 @@ class Cluster:
         counters.member = replace(counters.member, kv_capacity_tokens=kv_capacity_tokens)
 
 
-def _lacks(request: RoutedRequest, instance: str) -> int:
-    """Prompt tokens that the instance would have to compute."""
+def _lacking_tokens(request: RoutedRequest, instance: str) -> int:
     return max(0, request.input_tokens - request.cached_tokens.get(instance, 0))
-
-
-def is_idle(loads: Sequence[InstanceLoad]) -> bool:
-    """Whether every counter of every instance is back at zero."""
-    return not any(
-        load.num_requests
-        or load.pending_prefill_tokens
-        or load.ongoing_tokens
-        or load.ongoing_decode_tokens
-        or load.kept_tokens
-        for load in loads
-    )

@@ -10,11 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from results.records.decisions import Decision, DecisionRecord, RoutedRequest
+from results.records.decisions import ClusterView, Decision, DecisionRecord, RoutedRequest
 from runners.router.policies import parameters_of
-from runners.router.policies.errors import PolicyError
-from runners.router.policies.policy import Policy
-from runners.router.policies.weighing import fault_of
+from runners.router.policies.policy import Policy, PolicyError, new_tokens
 from runners.router.why import why_not
 
 LIMITS = (
@@ -89,31 +87,6 @@ class WhatIf:
         return self.agree / self.picks if self.picks else None
 
 
-@dataclass(slots=True)
-class _Sums:
-    """Running sums of what was met."""
-
-    picks: int = 0
-    new_tokens: int = 0
-    pending: int = 0
-    requests: int = 0
-
-    def add(self, record: DecisionRecord, made: Decision) -> None:
-        name = made.prefill or made.instance
-        load = next((one for one in record.cluster.instances if one.instance == name), None)
-        if load is None:
-            return
-        self.picks += 1
-        self.new_tokens += max(0, record.request.input_tokens - record.request.cached_tokens.get(name, 0))
-        self.pending += load.pending_prefill_tokens
-        self.requests += load.num_requests
-
-    def means(self) -> Met:
-        if not self.picks:
-            return Met(None, None, None)
-        return Met(self.new_tokens / self.picks, self.pending / self.picks, self.requests / self.picks)
-
-
 def what_if(records: Sequence[DecisionRecord], policy: Policy, owners: Owners = "recorded") -> WhatIf:
     """Every pick of `records` (in their order) made again by `policy`.
 
@@ -125,13 +98,14 @@ def what_if(records: Sequence[DecisionRecord], policy: Policy, owners: Owners = 
     before: Counter[str] = Counter()
     after: Counter[str] = Counter()
     differences: list[Difference] = []
-    sums = _Sums(), _Sums()
+    recorded_rows: list[tuple[int, int, int]] = []
+    instead_rows: list[tuple[int, int, int]] = []
     served: dict[str, str] = {}
     ahead = unowned = migrations = instead = 0
     for record in records:
-        request = _request(record, served, owners)
+        request = _with_owner(record, served, owners)
         unowned += request.turn > 0 and request.session != "" and not request.owner
-        made = _decide(policy, request, record, ahead)
+        made = _decide_again(policy, request, record, ahead)
         recorded = record.decision
         ahead += made.advances - recorded.advances
         same = (made.instance, made.prefill) == (recorded.instance, recorded.prefill)
@@ -140,10 +114,10 @@ def what_if(records: Sequence[DecisionRecord], policy: Policy, owners: Owners = 
         reasons[recorded.reason, made.reason, same] += 1
         before[recorded.instance] += 1
         after[made.instance] += 1
-        sums[0].add(record, recorded)
-        sums[1].add(record, made)
+        recorded_rows += _meet(record, recorded)
+        instead_rows += _meet(record, made)
         if not same:
-            differences.append(_difference(record, made))
+            differences.append(_describe_difference(record, made))
         if record.outcome is not None and record.outcome.status == "ok":
             served[request.session] = recorded.instance
     return WhatIf(
@@ -152,36 +126,64 @@ def what_if(records: Sequence[DecisionRecord], policy: Policy, owners: Owners = 
         recorded_policies=tuple(dict.fromkeys(record.decision.policy for record in records)),
         picks=len(records),
         agree=len(records) - len(differences),
-        reasons=_pairs(reasons),
+        reasons=_count_pairs(reasons),
         shares={name: (before[name], after[name]) for name in sorted({*before, *after})},
-        recorded_met=sums[0].means(),
-        instead_met=sums[1].means(),
+        recorded_met=_mean_met(recorded_rows),
+        instead_met=_mean_met(instead_rows),
         migrations=(migrations, instead),
         unowned_turns=unowned,
         differences=tuple(differences),
     )
 
 
-def _request(record: DecisionRecord, served: dict[str, str], owners: Owners) -> RoutedRequest:
+def _with_owner(record: DecisionRecord, served: dict[str, str], owners: Owners) -> RoutedRequest:
     if owners == "recorded" or not record.request.session:
         return record.request
     return replace(record.request, owner=served.get(record.request.session, ""))
 
 
-def _decide(policy: Policy, request: RoutedRequest, record: DecisionRecord, ahead: int) -> Decision:
+def _decide_again(policy: Policy, request: RoutedRequest, record: DecisionRecord, ahead: int) -> Decision:
     cluster = replace(record.cluster, fallbacks=record.cluster.fallbacks + ahead)
     where = f"policy {policy.name} at pick {record.seq}"
     try:
         made = policy.decide(request, cluster)
     except Exception as error:
         raise PolicyError(f"{where}: {type(error).__name__}: {error}", remedy="correct the policy") from error
-    fault = fault_of(made, cluster)
+    fault = _find_fault(made, cluster)
     if fault:
         raise PolicyError(f"{where}: {fault}", remedy="correct the policy")
     return made
 
 
-def _difference(record: DecisionRecord, made: Decision) -> Difference:
+def _meet(record: DecisionRecord, made: Decision) -> list[tuple[int, int, int]]:
+    """New tokens, tokens pending and requests where the request was sent; empty = nowhere."""
+    name, request = made.prefill or made.instance, record.request
+    return [
+        (new_tokens(request, load), load.pending_prefill_tokens, load.num_requests)
+        for load in record.cluster.instances
+        if load.instance == name
+    ]
+
+
+def _mean_met(rows: Sequence[tuple[int, int, int]]) -> Met:
+    if not rows:
+        return Met(None, None, None)
+    return Met(*(sum(column) / len(rows) for column in zip(*rows, strict=True)))
+
+
+def _find_fault(made: Decision, cluster: ClusterView) -> str:
+    """What is wrong with a decision, for policies that are not ours; empty = it can be carried out."""
+    loads = {load.instance: load for load in cluster.instances}
+    for name in (made.instance, made.prefill, made.migrate_from):
+        if name and name not in loads:
+            return f"it names {name!r}, which is no instance"
+    for name in (made.instance, made.prefill):
+        if name and not loads[name].available:
+            return f"it picks {name}, which is not available ({loads[name].why_unavailable or 'no reason given'})"
+    return ""
+
+
+def _describe_difference(record: DecisionRecord, made: Decision) -> Difference:
     recorded, request = record.decision, record.request
     rival = next((one for one in made.candidates if one.instance == recorded.instance), None)
     return Difference(
@@ -197,7 +199,7 @@ def _difference(record: DecisionRecord, made: Decision) -> Difference:
     )
 
 
-def _pairs(reasons: Counter[tuple[str, str, bool]]) -> tuple[ReasonPair, ...]:
+def _count_pairs(reasons: Counter[tuple[str, str, bool]]) -> tuple[ReasonPair, ...]:
     keys = dict.fromkeys((recorded, instead) for recorded, instead, _ in reasons)
     pairs = (ReasonPair(a, b, reasons[a, b, True] + reasons[a, b, False], reasons[a, b, False]) for a, b in keys)
     return tuple(sorted(pairs, key=lambda pair: (-pair.picks, pair.recorded_reason, pair.instead_reason)))

@@ -21,7 +21,7 @@ def explain(records: Sequence[DecisionRecord]) -> list[str]:
     for index, record in enumerate(records):
         if index:
             lines += ["", "It was picked again:"]
-        lines += _pick(record)
+        lines += _explain_pick(record)
     return lines
 
 
@@ -31,7 +31,7 @@ def why_not(candidate: Candidate, decision: Decision) -> str:
         return f"ruled out: {candidate.ruled_out}"
     if not decision.instance:
         return "nothing was picked"
-    chosen = next((one for one in decision.candidates if one.instance == _rival(candidate, decision)), None)
+    chosen = next((one for one in decision.candidates if one.instance == _find_rival(candidate, decision)), None)
     if chosen is None or not candidate.score or not chosen.score:
         return "it was not weighed"
     place = next((n for n, (a, b) in enumerate(zip(candidate.score, chosen.score, strict=False)) if a != b), None)
@@ -45,12 +45,12 @@ def why_not(candidate: Candidate, decision: Decision) -> str:
     return f"equal before it, then {against}" if place else against
 
 
-def _rival(candidate: Candidate, decision: Decision) -> str:
+def _find_rival(candidate: Candidate, decision: Decision) -> str:
     """The picked instance of the candidate's own pool."""
     return decision.prefill if decision.prefill and candidate.terms.get("prefills") else decision.instance
 
 
-def _pick(record: DecisionRecord) -> Iterator[str]:
+def _explain_pick(record: DecisionRecord) -> Iterator[str]:
     request, made = record.request, record.decision
     who = f"session {request.session}, turn {request.turn}" if request.session else "no session"
     where = f"went to {made.instance}" if made.instance else "went nowhere"
@@ -60,23 +60,23 @@ def _pick(record: DecisionRecord) -> Iterator[str]:
         f"tokens) {where}{prefilled}."
     )
     yield f"Policy {made.policy}, reason `{made.reason}`: {REASONS.get(made.reason, 'a reason of its own')}."
-    yield from _session(record)
+    yield from _explain_session(record)
     for gate in made.gates:
         yield f"Gate {gate.name} {'passed' if gate.passed else 'failed'}: {gate.text}."
     if made.keys:
         keys = ", then ".join(SCORE_KEYS.get(key, key) for key in made.keys)
         yield f"Lowest score wins, compared from left to right: {keys}."
     for candidate in made.candidates:
-        yield _candidate(candidate, made)
+        yield _explain_candidate(candidate, made)
     if made.tie_break:
         yield f"Tie: {made.tie_break}."
     yield f"Pick {record.seq}, decided in {record.decide_us:.0f} us."
     if record.outcome is not None and record.outcome.transfer is not None:
-        yield from _transfer(record.outcome.transfer)
-    yield _outcome(record.outcome, record)
+        yield from _explain_transfer(record.outcome.transfer)
+    yield _explain_outcome(record.outcome, record)
 
 
-def _session(record: DecisionRecord) -> Iterator[str]:
+def _explain_session(record: DecisionRecord) -> Iterator[str]:
     request, made = record.request, record.decision
     if request.owner:
         since = request.since_migration_s
@@ -88,8 +88,7 @@ def _session(record: DecisionRecord) -> Iterator[str]:
         yield f"Tried before: {', '.join(request.tried)}."
 
 
-def _transfer(moved: KvTransfer) -> Iterator[str]:
-    """What was moved, what became of it, and where its time went."""
+def _explain_transfer(moved: KvTransfer) -> Iterator[str]:
     what = f"Transfer {moved.transfer or '(no id)'} ({moved.purpose}, {moved.transport or 'no transport chosen'})"
     size = f"KV of {moved.prefix_tokens} tokens" if moved.prefix_tokens else "KV"
     kv = f"{size} from {moved.source} to {moved.target}"
@@ -99,7 +98,7 @@ def _transfer(moved: KvTransfer) -> Iterator[str]:
         return
     tries = f" after {moved.attempts} tries" if moved.attempts > 1 else ""
     failed = f"failed{tries}: {moved.reason}"
-    yield f"{what}: {kv} {'was moved' + tries if moved.status == 'transferred' else failed}{_timing(moved)}."
+    yield f"{what}: {kv} {'was moved' + tries if moved.status == 'transferred' else failed}{_describe_timing(moved)}."
     parts = (
         ("from the transfer", moved.external_tokens),
         ("in its own cache", moved.local_tokens),
@@ -113,8 +112,7 @@ def _transfer(moved: KvTransfer) -> Iterator[str]:
         yield f"Not all of it could be counted: {moved.counted_reason}."
 
 
-def _timing(moved: KvTransfer) -> str:
-    """How long it took, and each of its two requests."""
+def _describe_timing(moved: KvTransfer) -> str:
     if not moved.t_done_ns:
         return ""
     requests = (
@@ -126,7 +124,7 @@ def _timing(moved: KvTransfer) -> str:
     return f"{whole} ({', '.join(shown)})" if shown else whole
 
 
-def _candidate(candidate: Candidate, made: Decision) -> str:
+def _explain_candidate(candidate: Candidate, made: Decision) -> str:
     terms = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in candidate.terms.items())
     score = f" score ({', '.join(f'{value:g}' for value in candidate.score)})" if candidate.score else ""
     shown = f"{score} [{terms}]" if terms else score
@@ -137,7 +135,7 @@ def _candidate(candidate: Candidate, made: Decision) -> str:
     return f"  {candidate.instance}: not picked: {why_not(candidate, made)};{shown}".rstrip(";")
 
 
-def _outcome(outcome: RoutedOutcome | None, record: DecisionRecord) -> str:
+def _explain_outcome(outcome: RoutedOutcome | None, record: DecisionRecord) -> str:
     if outcome is None:
         return "Outcome: not known, the router ended first."
     parts = [outcome.status if outcome.http_status is None else f"{outcome.status} (HTTP {outcome.http_status})"]

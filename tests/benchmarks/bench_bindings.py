@@ -36,11 +36,11 @@ from runners.router.dispatch import Dispatcher, Request
 from runners.router.ledger import Ledger
 from runners.router.metrics import Counts
 from runners.router.policies import make_policy
-from runners.router.server.event_loop import EventLoop
 from runners.router.server.log import DecisionLog
-from runners.router.sessions.binding_rules import BindingRules
+from runners.router.server.server import EventLoop
 from runners.router.sessions.bindings import Bindings
 from runners.router.sessions.shared_bindings import SharedBindings
+from runners.router.spec import BindingRules
 from runners.router.view import Cluster, Member
 from tests.servers.redis_server import RedisServer
 
@@ -69,22 +69,19 @@ class Block:
 class Router:
     """The part of a router that the bindings are in."""
 
-    def __init__(self, bindings: Bindings, shared: SharedBindings | None, counts: Counts) -> None:
+    def __init__(self, bindings: Bindings, counts: Counts) -> None:
         self.bindings = bindings
         members = [Member(name, kv_capacity_tokens=1 << 40) for name in NAMES]
         cluster = Cluster(members, monotonic, bindings)
         ledger = Ledger(DecisionLog(""), counts, EventLoop())
-        self._dispatcher = Dispatcher(
-            make_policy("ear", EAR), cluster, bindings, {}, ledger, counts, 16, EventLoop(), None, shared
-        )
-        self._shared = shared
+        self._dispatcher = Dispatcher(make_policy("ear", EAR), cluster, bindings, {}, ledger, counts, 16, EventLoop())
 
     def begin(self, session: str, sent: Callable[[], None]) -> None:
         """One request; `sent` is called when it is on its way, its end comes in the next round of the loop."""
-        if self._shared is None:
-            self._pick(session, self._dispatcher.count_arrival(session), sent)
-        else:
+        if self.bindings.is_shared:
             self._dispatcher.ask_arrival(session, lambda turn: self._pick(session, turn, sent))
+        else:
+            self._pick(session, self._dispatcher.count_arrival(session), sent)
 
     def _pick(self, session: str, turn: int, sent: Callable[[], None]) -> None:
         request = Request("r", session, turn, (), 2000, 200)
@@ -134,45 +131,45 @@ async def measure(url: str, pid: int, rounds: int, requests: int, count: int) ->
     counts = Counts()
     shared = SharedBindings(BindingRules(url, wait_s=5.0), counts, lambda: NAMES, monotonic)
     await shared.start()
-    routers = {DICT: Router(Bindings(), None, Counts()), REDIS: Router(shared, shared, counts)}
+    routers = {DICT: Router(Bindings(), Counts()), REDIS: Router(shared, counts)}
     names = [str(UUID(int=random.getrandbits(128))) for _ in range(count)]
-    found: dict[str, dict[str, list[Block]]] = {
+    figures: dict[str, dict[str, list[Block]]] = {
         load: {kind: [] for kind in routers} for load in (ONE, f"{AT_ONCE} at once")
     }
     for kind in routers:  # every session is known, and the caches are warm
         await block(routers[kind], names, AT_ONCE, server)
     for number in range(rounds):
         asked = random.choices(names, k=requests)
-        for load, at_once in zip(found, (1, AT_ONCE), strict=True):
+        for load, at_once in zip(figures, (1, AT_ONCE), strict=True):
             for kind in (DICT, REDIS) if number % 2 else (REDIS, DICT):
-                found[load][kind].append(await block(routers[kind], asked, at_once, server))
+                figures[load][kind].append(await block(routers[kind], asked, at_once, server))
     assert not counts.binding_failures, counts.binding_failures
     await shared.close()
-    return found
+    return figures
 
 
 async def memory(redis_server: RedisServer) -> dict[str, float]:
     """Bytes of one session among KEPT, by where they are."""
     names = [str(UUID(int=random.getrandbits(128))) for _ in range(KEPT)]
     before = redis_server.memory_bytes()
-    found = {}
+    figures = {}
     own = Bindings(2 * KEPT)
     tracemalloc.start()
     start, _ = tracemalloc.get_traced_memory()
     for place, name in enumerate(names):
         own.arrive(name, 0.0)
         own.commit(name, NAMES[place % 4], 0.0)
-    found["dict"] = (tracemalloc.get_traced_memory()[0] - start) / KEPT
+    figures["dict"] = (tracemalloc.get_traced_memory()[0] - start) / KEPT
     tracemalloc.stop()
     shared = SharedBindings(
         BindingRules(redis_server.url, prefix="m:", wait_s=60.0), Counts(), lambda: NAMES, monotonic, 2 * KEPT
     )
     await shared.start()
-    router = Router(shared, shared, shared._counts)
+    router = Router(shared, shared._counts)
     await block(router, names, AT_ONCE, psutil.Process())
-    found["redis-server"] = (redis_server.memory_bytes() - before) / KEPT
+    figures["redis-server"] = (redis_server.memory_bytes() - before) / KEPT
     await shared.close()
-    return found
+    return figures
 
 
 def _cpu_s(process: psutil.Process) -> float:
@@ -184,7 +181,7 @@ def _spread(values: list[float], digits: int = 0) -> str:
     return f"{median(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
 
 
-def show(found: dict[str, dict[str, list[Block]]], memory_bytes: dict[str, float]) -> None:
+def show(figures: dict[str, dict[str, list[Block]]], memory_bytes: dict[str, float]) -> None:
     """The tables, medians with lowest and highest round."""
     rows = (
         ("arrival to sent p50, us", "p50_us"),
@@ -194,7 +191,7 @@ def show(found: dict[str, dict[str, list[Block]]], memory_bytes: dict[str, float
         ("requests/s", "requests_per_s"),
     )
     table = Table("load", "measure", "dict", "Redis", "ratio", "difference")
-    for load, kinds in found.items():
+    for load, kinds in figures.items():
         for title, field in rows:
             own, other = ([getattr(one, field) for one in kinds[kind]] for kind in (DICT, REDIS))
             pairs = list(zip(own, other, strict=True))
@@ -215,25 +212,25 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=3000)
     parser.add_argument("--sessions", type=int, default=10_000)
     parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
+    options = parser.parse_args()
     with (
         tempfile.TemporaryDirectory() as folder,
         RedisServer(Path(folder)) as server,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        found = runner.run(measure(server.url, server.pid, given.rounds, given.requests, given.sessions))
+        figures = runner.run(measure(server.url, server.pid, options.rounds, options.requests, options.sessions))
         memory_bytes = runner.run(memory(server))
-    if given.json:
+    if options.json:
         rows: dict[str, Any] = {
             load: {
                 kind: [{name: getattr(one, name) for name in Block.__slots__} for one in blocks]
                 for kind, blocks in kinds.items()
             }
-            for load, kinds in found.items()
+            for load, kinds in figures.items()
         }
         print(json.dumps({"loads": rows, "memory_bytes_per_session": memory_bytes}))
     else:
-        show(found, memory_bytes)
+        show(figures, memory_bytes)
 
 
 if __name__ == "__main__":

@@ -212,7 +212,7 @@ def _rss_mb(target: Target) -> float:
 
 def bench(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, list[Figures]]]:
     """Scenario -> target -> figures of every round."""
-    found: dict[str, dict[str, list[Figures]]] = {}
+    figures_by_scenario: dict[str, dict[str, list[Figures]]] = {}
     place = 0
     with TruthServer() as one, TruthServer() as two:
         for scenario in (scenario for scenario in SCENARIOS if options.only in scenario.name):
@@ -222,7 +222,7 @@ def bench(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, list
                 targets = [Target(DIRECT, urls[0], ()), stack.enter_context(our_router(urls, folder))]
                 if options.vllm_router:
                     targets.append(stack.enter_context(peer_router(options.vllm_router, urls, folder)))
-                rounds = found.setdefault(scenario.name, {target.name: [] for target in targets})
+                rounds = figures_by_scenario.setdefault(scenario.name, {target.name: [] for target in targets})
                 for number in range(options.rounds):
                     for turn in range(len(targets)):
                         target = targets[(number + turn) % len(targets)]
@@ -230,7 +230,7 @@ def bench(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, list
                         figures = measure(target, scenario, options.seconds, place, [one, two], folder)
                         rounds[target.name].append(figures)
                     sys.stderr.write(f"{scenario.name}: round {number + 1} of {options.rounds}\n")
-    return found
+    return figures_by_scenario
 
 
 def summary(rounds: dict[str, list[Figures]]) -> dict[str, Any]:
@@ -270,22 +270,22 @@ def spread(values: list[float]) -> tuple[float, float, float] | None:
     return (median(values), min(values), max(values)) if values else None
 
 
-def table(found: dict[str, dict[str, list[Figures]]]) -> Table:
+def table(figures_by_scenario: dict[str, dict[str, list[Figures]]]) -> Table:
     drawn = Table(
         "scenario", "measure", OURS, PEER, f"{OURS} / {PEER}", title="median (lowest to highest) over the rounds"
     )
-    for scenario, rounds in found.items():
+    for scenario, rounds in figures_by_scenario.items():
         made = summary(rounds)
         for key in ("added_ttft_p50_us", "added_ttft_p99_us", "cpu_us_per_request", "cpu_us_per_chunk", "rss_mb"):
             ratio = made["ratio"] and made["ratio"][key]
             peer = made[PEER][key] if PEER in made else None
-            drawn.add_row(scenario, key, _said(made[OURS][key]), _said(peer), _said(ratio, "x"))
-        drawn.add_row(scenario, "direct: overhead_p50_us", _said(made[DIRECT]["overhead_p50_us"]), "", "")
-        drawn.add_row(scenario, "direct: overhead_p99_us", _said(made[DIRECT]["overhead_p99_us"]), "", "")
+            drawn.add_row(scenario, key, _show_spread(made[OURS][key]), _show_spread(peer), _show_spread(ratio, "x"))
+        drawn.add_row(scenario, "direct: overhead_p50_us", _show_spread(made[DIRECT]["overhead_p50_us"]), "", "")
+        drawn.add_row(scenario, "direct: overhead_p99_us", _show_spread(made[DIRECT]["overhead_p99_us"]), "", "")
     return drawn
 
 
-def _said(value: tuple[float, float, float] | None, unit: str = "") -> str:
+def _show_spread(value: tuple[float, float, float] | None, unit: str = "") -> str:
     return "-" if value is None else f"{value[0]:.3g}{unit} ({value[1]:.3g} to {value[2]:.3g})"
 
 
@@ -328,22 +328,22 @@ def main() -> None:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        found = bench(options, folder) if options.rounds else {}
+        figures_by_scenario = bench(options, folder) if options.rounds else {}
         held = streams(options.streams, folder, lambda text: print(text, file=sys.stderr)) if options.streams else []
     reason = "" if options.vllm_router else "no vllm-router: give --vllm-router or VLLM_ROUTER"
     made = {
         "load_average": os.getloadavg(),
         "realtime": options.realtime,
         "peer_missing": reason or None,
-        "scenarios": {name: summary(rounds) for name, rounds in found.items()},
+        "scenarios": {name: summary(rounds) for name, rounds in figures_by_scenario.items()},
         "streams": held,
     }
     if options.json:
         print(json.dumps(made, indent=2))
         return
     console = Console(width=150)
-    if found:
-        console.print(table(found))
+    if figures_by_scenario:
+        console.print(table(figures_by_scenario))
     if reason:
         console.print(reason)
     for row in held:

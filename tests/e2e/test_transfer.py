@@ -25,9 +25,9 @@ from launch.local import LocalBackend
 from results.records.decisions import KvTransfer, RoutedRequest
 from runners.router.facts import ClientMessage
 from runners.router.instances.upstream import Pool, resolve
-from runners.router.server.event_loop import EventLoop
+from runners.router.server.server import EventLoop
 from runners.router.spec import TransferRules
-from runners.router.transfer.movement import Movement
+from runners.router.transfer.movement import Movement, MoveRequest
 from runners.router.transfer.transfers import Transfers
 from tests.e2e.engine_pair import BLOCK, KEPT_S, KV_BYTES_PER_TOKEN, NAMES, PROFILE, Pair, draw
 
@@ -63,7 +63,9 @@ class Bench:
         request = replace(REQUEST, input_tokens=len(prompt), cached_tokens={"h": held, "t": at_target})
         body = json.dumps({"model": PROFILE.model.served_name, "prompt": prompt}).encode()
         message = ClientMessage(b"/v1/completions", HEADERS, body)
-        movement = self.transfers.migrate(request, "h", "t", message, lambda movement: over.set())
+        movement = self.transfers.start_movement(
+            MoveRequest("migration", request, "h", "t", message), lambda movement: over.set()
+        )
         return movement, over
 
     async def migrate(self, prompt: list[int], held: int = PREFIX, at_target: int = 0) -> KvTransfer:
@@ -105,7 +107,7 @@ async def bench(pair: Pair) -> AsyncIterator[Bench]:
 @contextlib.asynccontextmanager
 async def transport(pair: Pair, timeout_s: float = 60.0, leg_priority: int | None = -1) -> AsyncIterator[Bench]:
     specs = {name: pair.member(name) for name in NAMES}
-    pools = {name: Pool(await resolve(spec.url), 3.0, lambda change: None) for name, spec in specs.items()}
+    pools = {name: Pool(await resolve(spec.url), 3.0) for name, spec in specs.items()}
     transfers = Transfers(pools, specs, TransferRules(timeout_s=timeout_s, leg_priority=leg_priority), EventLoop())
     try:
         yield Bench(pair, transfers)
@@ -178,7 +180,9 @@ async def test_a_chat_is_moved_in_the_targets_tokens(bench: Bench) -> None:
     over = asyncio.Event()
     request = replace(REQUEST, input_tokens=800, cached_tokens={"h": 600})
     message = ClientMessage(b"/v1/chat/completions", HEADERS, json.dumps(chat).encode())
-    movement = bench.transfers.migrate(request, "h", "t", message, lambda movement: over.set())
+    movement = bench.transfers.start_movement(
+        MoveRequest("migration", request, "h", "t", message), lambda movement: over.set()
+    )
     await over.wait()
     transfer = movement.transfer
     assert transfer.status == "transferred", transfer.reason

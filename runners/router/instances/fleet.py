@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from runners.router.driver import Driver
 from runners.router.health import Health
-from runners.router.instances.internal_request import InternalRequestFailed, fetch
+from runners.router.instances.internal_request import fetch_metrics
 from runners.router.instances.kv_events import EventIndex, KvEvents, ZmqWire
 from runners.router.instances.probes import Probes
 from runners.router.instances.upstream import Pool, resolve
@@ -40,29 +40,26 @@ class Fleet:
     `on_lost` is called once per outage; `on_recovered` at its end, and for an instance that was added.
     """
 
-    def __init__(
-        self, spec: RouterSpec, cluster: Cluster, driver: Driver, count_links: Callable[[int], None]
-    ) -> None:
+    def __init__(self, spec: RouterSpec, cluster: Cluster, driver: Driver) -> None:
         self.pools: dict[str, Pool] = {}
         self.indexes: dict[str, Index] = {}
         self.block_tokens = spec.block_tokens
         self.specs: dict[str, InstanceSpec] = {}
-        self.on_lost: Callable[[str, str], None] = _ignore_outage
-        self.on_recovered: Callable[[str], None] = _ignore_recovery
+        self.on_lost: Callable[[str, str], None] = lambda instance, why: None
+        self.on_recovered: Callable[[str], None] = lambda instance: None
         self._probes = Probes(self.pools, spec.health)
         self.health = self._probes.health = Health(
-            cluster, spec.health, driver, self._lose, self._recover, self._probes.probe_now
+            cluster, spec.health, driver, self._lose_instance, self._recover_instance, self._probes.probe_now
         )
         self._spec = spec
         self._cluster = cluster
-        self._count_links = count_links
         self._events: dict[str, KvEvents] = {}
         self._wires: dict[str, ZmqWire] = {}
         self._asking: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Add the instances of the spec. Raises RouterError."""
-        facts = await asyncio.gather(*(self._connect(instance) for instance in self._spec.instances))
+        facts = await asyncio.gather(*(self._connect_instance(instance) for instance in self._spec.instances))
         if not self.block_tokens:
             sizes = [instance.block_tokens for instance in self._spec.instances if instance.block_tokens]
             sizes += [fact.block_tokens for fact in facts if fact.block_tokens]
@@ -84,22 +81,22 @@ class Fleet:
                     remedy="Remove that one first, or give the new one another name.",
                 )
             try:
-                self._cluster.add(_member(instance, CacheFacts()))  # takes it back where it drains
+                self._cluster.add(_make_member(instance, CacheFacts()))  # takes it back where it drains
             except ValueError as error:
                 raise RouterError(str(error), remedy="It may be picked; nothing is to be done.") from error
             return
         if self._spec.index == "events" and not instance.kv_events:
             raise RouterError(f"instance {instance.instance} has no kv_events endpoint", remedy="Give it one.")
-        await self._add_member(instance, await self._connect(instance))
+        await self._add_member(instance, await self._connect_instance(instance))
 
     def drain(self, instance: str) -> None:
         """Send it no new requests. Raises RouterError for an unknown one."""
-        self._known(instance)
+        self._require_known(instance)
         self._cluster.drain(instance)
 
     def remove(self, instance: str) -> None:
         """Forget it; nothing may be in flight there. Raises RouterError for an unknown one."""
-        self._known(instance)
+        self._require_known(instance)
         self._probes.forget(instance)
         self._cluster.remove(instance)
         self.indexes.pop(instance, None)
@@ -117,20 +114,19 @@ class Fleet:
             self._close_events(instance)
 
     def follow_events(self) -> None:
-        """Apply the KV events that have come."""
         for events in self._events.values():
             for _ in range(POLLS_AT_ONCE):
                 if not events.poll():
                     break
 
-    def _known(self, instance: str) -> None:
+    def _require_known(self, instance: str) -> None:
         if instance not in self.specs:
             names = ", ".join(sorted(self.specs)) or "none"
             raise RouterError(f"there is no instance {instance!r}", remedy=f"There are: {names}.")
 
-    async def _connect(self, instance: InstanceSpec) -> CacheFacts:
+    async def _connect_instance(self, instance: InstanceSpec) -> CacheFacts:
         """Open its pool; ask its engine for what the spec leaves open."""
-        pool = Pool(await resolve(instance.url), self._spec.limits.connect_s, self._count_links)
+        pool = Pool(await resolve(instance.url), self._spec.limits.connect_s)
         self.pools[instance.instance] = pool
         self.specs[instance.instance] = instance
         if instance.block_tokens and instance.kv_capacity_tokens:
@@ -139,14 +135,14 @@ class Fleet:
 
     async def _add_member(self, instance: InstanceSpec, facts: CacheFacts) -> None:
         name = instance.instance
-        member = _member(instance, facts)
-        self.indexes[name] = self._index(instance, member.kv_capacity_tokens)
+        member = _make_member(instance, facts)
+        self.indexes[name] = self._make_index(instance, member.kv_capacity_tokens)
         self._cluster.add(member)
         self._cluster.set_available(name, False, "not probed yet")
         await self._probes.watch(name)
         self.on_recovered(name)
 
-    def _index(self, instance: InstanceSpec, capacity_tokens: int | None) -> Index:
+    def _make_index(self, instance: InstanceSpec, capacity_tokens: int | None) -> Index:
         if self._spec.index == "approximate":
             blocks = None if capacity_tokens is None else max(1, capacity_tokens // self.block_tokens)
             return PrefixIndex(self.block_tokens, blocks)
@@ -165,7 +161,7 @@ class Fleet:
         if events is not None:
             events.close()
 
-    def _lose(self, instance: str, why: str, gone: bool) -> None:
+    def _lose_instance(self, instance: str, why: str, gone: bool) -> None:
         """Where nothing listens any more the cache is lost, and so are the sessions' reasons to return."""
         if gone:
             if instance in self.indexes:
@@ -173,7 +169,7 @@ class Fleet:
             self._cluster.bindings.release_instance(instance)
         self.on_lost(instance, why)
 
-    def _recover(self, instance: str) -> None:
+    def _recover_instance(self, instance: str) -> None:
         """Follow a recovery: it may be another process, with another cache."""
         self.on_recovered(instance)
         spec = self.specs.get(instance)
@@ -186,42 +182,31 @@ class Fleet:
         facts = await ask_cache(self.pools[instance.instance])
         if facts.capacity_tokens is not None and instance.instance in self.specs:
             self._cluster.set_capacity(instance.instance, facts.capacity_tokens)
-            self.indexes[instance.instance] = self._index(instance, facts.capacity_tokens)
+            self.indexes[instance.instance] = self._make_index(instance, facts.capacity_tokens)
 
 
 async def ask_cache(pool: Pool) -> CacheFacts:
     """What an engine's `/metrics` reports of its KV cache; nothing where it cannot be asked."""
-    try:
-        answer, page = await fetch(pool, b"/metrics", timeout_s=ASK_S)
-    except InternalRequestFailed:
-        return CacheFacts()
-    return cache_facts(page) if answer.status == 200 else CacheFacts()
+    page = await fetch_metrics(pool, ASK_S)
+    return CacheFacts() if page is None else cache_facts(page)
 
 
 def cache_facts(page: bytes) -> CacheFacts:
     """The facts in a page of vLLM's metrics (`vllm:cache_config_info`); of several engines, the first."""
     line = _CACHE_CONFIG.search(page)
     labels = dict(_LABEL.findall(line[1])) if line else {}
-    block, blocks = _number(labels.get(b"block_size")), _number(labels.get(b"num_gpu_blocks"))
-    capacity = _number(labels.get(b"kv_cache_size_tokens"))
+    block, blocks = _read_number(labels.get(b"block_size")), _read_number(labels.get(b"num_gpu_blocks"))
+    capacity = _read_number(labels.get(b"kv_cache_size_tokens"))
     if capacity is None and block and blocks:
         capacity = block * blocks
     return CacheFacts(block or None, capacity or None)
 
 
-def _number(text: bytes | None) -> int | None:
+def _read_number(text: bytes | None) -> int | None:
     return int(text) if text is not None and text.isdigit() else None
 
 
-def _member(instance: InstanceSpec, facts: CacheFacts) -> Member:
+def _make_member(instance: InstanceSpec, facts: CacheFacts) -> Member:
     capacity = instance.kv_capacity_tokens or facts.capacity_tokens
     block = instance.block_tokens or facts.block_tokens or 1
     return Member(instance.instance, instance.url, instance.role, capacity, block)
-
-
-def _ignore_outage(instance: str, why: str) -> None:
-    """Before the router follows outages."""
-
-
-def _ignore_recovery(instance: str) -> None:
-    """Before the router follows recoveries."""

@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from runners.router.failure import Failure
-from runners.router.instances.link import Answer, Link, whole_chunks
-from runners.router.instances.upstream import Pool
+from runners.router.instances.upstream import Answer, Link, Pool, whole_chunks
 
 BODY_LIMIT_BYTES = 8 << 20
 
@@ -83,8 +82,16 @@ async def fetch(
     return request.answer, unchunked(data) if request.answer.chunked else data
 
 
+async def fetch_metrics(pool: Pool, timeout_s: float) -> bytes | None:
+    """An instance's page of metrics; None where it cannot be asked."""
+    try:
+        answer, page = await fetch(pool, b"/metrics", timeout_s=timeout_s)
+    except InternalRequestFailed:
+        return None
+    return page if answer.status == 200 else None
+
+
 def unchunked(data: bytes) -> bytes:
-    """The content of a body that is whole HTTP chunks."""
     parts, position, end = [], 0, whole_chunks(data)
     while position < end:
         line_end = data.index(b"\r\n", position)

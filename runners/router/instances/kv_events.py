@@ -7,12 +7,15 @@ router computes for a prompt (`prefix_index`), and both kinds of index answer th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from runners.errors import RunnerError
 from runners.router.prefix_index import chained
+
+if TYPE_CHECKING:
+    import zmq
 
 Hash = int | bytes
 DEVICE = (None, "GPU")
@@ -83,22 +86,20 @@ class EventIndex:
         """Nothing: the engine's events will."""
 
     def clear(self) -> None:
-        """Hold nothing."""
         self._keys.clear()
         self._held.clear()
 
     def apply(self, event: KvEvent) -> None:
-        """Follow one event of the engine."""
         if isinstance(event, AllBlocksCleared):
             self.clear()
         elif event.medium in DEVICE:
             if isinstance(event, BlockStored):
-                self._store(event)
+                self._store_blocks(event)
             else:
                 for name in event.block_hashes:
-                    self._remove(name)
+                    self._remove_block(name)
 
-    def _store(self, event: BlockStored) -> None:
+    def _store_blocks(self, event: BlockStored) -> None:
         parent = None if event.parent_block_hash is None else self._keys.get(event.parent_block_hash)
         lost = event.parent_block_hash is not None and parent is None
         size = event.block_size
@@ -111,7 +112,7 @@ class EventIndex:
                 self._keys[name] = parent
                 self._held[parent] = self._held.get(parent, 0) + 1
 
-    def _remove(self, name: Hash) -> None:
+    def _remove_block(self, name: Hash) -> None:
         key = self._keys.pop(name, None)
         if key is None:
             return
@@ -171,21 +172,20 @@ class KvEvents:
             message = self._wire.receive()
             if message is None:
                 break
-            self._take(*message)
+            self._take_message(*message)
         if self._replay_until_s is not None:
             self._follow_replay(limit)
         return self.messages - before
 
     def close(self) -> None:
-        """Close the sockets."""
         self._wire.close()
 
-    def _take(self, number: int, payload: bytes) -> None:
+    def _take_message(self, number: int, payload: bytes) -> None:
         self.messages += 1
         if self._replay_until_s is not None:
             self._waiting[number] = payload
         elif number == self._next:
-            self._apply(number, payload)
+            self._apply_message(number, payload)
         elif number < self._next:
             self._again(number, payload)
         else:
@@ -201,13 +201,13 @@ class KvEvents:
 
         A new process counts from 0 again, and its messages are younger than all before; its cache is empty.
         """
-        batch = self._read(payload)
+        batch = self._read_batch(payload)
         if batch is None or batch.ts <= self._last_ts:
             return
         self.index.clear()
         self._next = 0
         self.messages -= 1
-        self._take(number, payload)
+        self._take_message(number, payload)
 
     def _follow_replay(self, limit: int) -> None:
         for _ in range(limit):
@@ -234,7 +234,7 @@ class KvEvents:
                 return
             payload = self._waiting.pop(number)
             if number == self._next:
-                self._apply(number, payload)
+                self._apply_message(number, payload)
 
     def _give_up(self) -> None:
         """Start again, empty, from what has come after the last hole: what came before it may be gone by now."""
@@ -242,12 +242,12 @@ class KvEvents:
         for number in sorted(self._waiting):
             if number != self._next:
                 self.index.clear()
-            self._apply(number, self._waiting[number])
+            self._apply_message(number, self._waiting[number])
         self._waiting.clear()
 
-    def _apply(self, number: int, payload: bytes) -> None:
+    def _apply_message(self, number: int, payload: bytes) -> None:
         self._next = number + 1
-        batch = self._read(payload)
+        batch = self._read_batch(payload)
         if batch is None:
             self.damaged += 1
             return
@@ -255,7 +255,7 @@ class KvEvents:
         for event in batch.events:
             self.index.apply(event)
 
-    def _read(self, payload: bytes) -> _Batch | None:
+    def _read_batch(self, payload: bytes) -> _Batch | None:
         try:
             return _DECODER.decode(payload)
         except msgspec.DecodeError:  # a message of another form is one of these too
@@ -263,16 +263,6 @@ class KvEvents:
 
 
 _DECODER: msgspec.msgpack.Decoder[_Batch] = msgspec.msgpack.Decoder(_Batch)
-
-
-class _Socket(Protocol):
-    """What is used of a ZMQ socket."""
-
-    def recv_multipart(self, flags: int) -> list[bytes]: ...
-
-    def send_multipart(self, msg_parts: Sequence[bytes], flags: int) -> object: ...
-
-    def close(self) -> None: ...
 
 
 class ZmqWire:
@@ -302,8 +292,8 @@ class ZmqWire:
         self.bound: str = live.getsockopt_string(zmq.LAST_ENDPOINT)
         self.fd = int(live.getsockopt(zmq.FD))
         """Becomes readable when messages come; then poll until nothing is left."""
-        self._live: _Socket = live
-        self._replay: _Socket | None = None
+        self._live: zmq.Socket[bytes] = live
+        self._replay: zmq.Socket[bytes] | None = None
         if replay_endpoint:
             replay = context.socket(zmq.DEALER)
             replay.setsockopt(zmq.LINGER, 0)
@@ -312,11 +302,10 @@ class ZmqWire:
 
     def receive(self) -> tuple[int, bytes] | None:
         """The next live message: frames are topic, number (8 bytes, big-endian), payload."""
-        parts = self._parts(self._live)
+        parts = self._receive_parts(self._live)
         return None if parts is None or len(parts) != 3 else (int.from_bytes(parts[1], "big"), parts[2])
 
     def ask_replay(self, start: int) -> bool:
-        """Ask for messages from number `start` on."""
         if self._replay is None:
             return False
         try:
@@ -327,18 +316,17 @@ class ZmqWire:
 
     def replayed(self) -> tuple[int, bytes] | None:
         """The next replayed message: frames are empty, (topic,) number, payload."""
-        parts = self._parts(self._replay) if self._replay is not None else None
+        parts = self._receive_parts(self._replay) if self._replay is not None else None
         if parts is None or len(parts) < 3:
             return None
         return int.from_bytes(parts[-2], "big", signed=True), parts[-1]
 
     def close(self) -> None:
-        """Close the sockets; the context stays open for others."""
         self._live.close()
         if self._replay is not None:
             self._replay.close()
 
-    def _parts(self, socket: _Socket) -> list[bytes] | None:
+    def _receive_parts(self, socket: zmq.Socket[bytes]) -> list[bytes] | None:
         try:
             return socket.recv_multipart(self._now)
         except self._again:

@@ -28,9 +28,9 @@ class Probes:
     async def watch(self, instance: str) -> None:
         """Probe a new instance once, then at intervals. It may be picked after a probe that succeeds."""
         self._wake[instance] = asyncio.Event()
-        why, _ = await self._ask(instance)
+        why, _ = await self._ask_health(instance)
         self.health.add(instance, why)
-        self._tasks[instance] = asyncio.create_task(self._watch(instance))
+        self._tasks[instance] = asyncio.create_task(self._watch_instance(instance))
 
     def probe_now(self, instance: str) -> None:
         wake = self._wake.get(instance)
@@ -38,7 +38,6 @@ class Probes:
             wake.set()
 
     def forget(self, instance: str) -> None:
-        """The instance was removed."""
         task = self._tasks.pop(instance, None)
         if task is not None:
             task.cancel()
@@ -51,7 +50,7 @@ class Probes:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _watch(self, instance: str) -> None:
+    async def _watch_instance(self, instance: str) -> None:
         wake = self._wake[instance]
         while True:
             is_open = self.health.state(instance) is BreakerState.OPEN
@@ -61,13 +60,13 @@ class Probes:
                     await wake.wait()
             wake.clear()
             try:
-                why, gone = await self._ask(instance)
+                why, gone = await self._ask_health(instance)
                 if why is not None:
                     self.health.note_probe(instance, why, gone=gone)
             except Exception:  # noqa: BLE001  (an instance that is not probed any more never comes back)
                 sys.stderr.write(f"a probe of {instance} failed:\n{traceback.format_exc()}")
 
-    async def _ask(self, instance: str) -> tuple[str | None, bool]:
+    async def _ask_health(self, instance: str) -> tuple[str | None, bool]:
         """Why a probe failed (empty = it did not; None = this process could not ask), and whether nothing listens."""
         try:
             answer, _ = await fetch(self._pools[instance], b"/health", timeout_s=self._rules.probe_timeout_s)

@@ -1,15 +1,22 @@
-"""Where an instance listens, and the pooled connections to it."""
+"""The connections to an instance, pooled: a request out, and its response to the caller, as it comes.
+
+A response's head is parsed; its body is passed on byte for byte, framing included. Of an event stream only whole HTTP
+chunks are passed on, so that a stream whose instance dies can still be ended with an event that says so.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import socket
 import ssl
-from collections.abc import Callable
+from dataclasses import dataclass, field
 from time import monotonic
+from typing import NamedTuple, Protocol, cast
+
+import httptools
 
 from runners.router.failure import Failure
-from runners.router.instances.link import Caller, Link
 from runners.router.spec import RouterError
 from runners.target import Target, resolve_target
 
@@ -17,6 +24,49 @@ IDLE_S = 4.0
 """Idle connections older than this are not used again: servers close theirs after 5 s, and the two would cross."""
 OWN_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EADDRNOTAVAIL)
 """This process or machine is at its limit; the instance is not to blame."""
+HEAD_LIMIT_BYTES = 64 << 10
+HELD_LIMIT_BYTES = 256 << 10
+"""A chunk longer than this is passed on in pieces; its stream can then only be cut, not ended properly."""
+HOP_BY_HOP = frozenset(
+    b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer upgrade".split()
+)
+
+
+class Answer(NamedTuple):
+    """The head of an instance's response."""
+
+    status: int
+    headers: tuple[tuple[bytes, bytes], ...]
+    """Hop-by-hop headers left out."""
+    chunked: bool
+    sized: bool
+    """It says its length; where it is neither chunked nor sized, the body ends with the connection."""
+    events: bool
+    """An event stream, not compressed."""
+
+
+class Caller(Protocol):
+    """The sender of a request, who takes its response."""
+
+    t_read_s: float
+    """Last read that brought bytes; `time.monotonic()`."""
+    link: Link | None
+    """The connection it has; set when the request is sent."""
+
+    def note_sent(self) -> None:
+        """The request's last byte has been handed to the socket; again where it is repeated on a fresh connection."""
+
+    def head_received(self, answer: Answer) -> bool:
+        """The head came. False: the response is not wanted, its connection is dropped."""
+
+    def body_received(self, data: bytes) -> None:
+        """The next bytes of the body, at least one (or none, once, where it is empty)."""
+
+    def response_ended(self, *, proven: bool) -> None:
+        """The response is whole. Not `proven`: it ended with its connection, as one cut short would."""
+
+    def request_failed(self, failure: Failure) -> None:
+        """It will not be whole; the connection is gone."""
 
 
 async def resolve(url: str) -> Target:
@@ -24,13 +74,247 @@ async def resolve(url: str) -> Target:
     return await resolve_target(url, RouterError)
 
 
+@dataclass(eq=False, repr=False, slots=True)
+class Link(asyncio.Protocol):
+    """One connection to an instance: at most one request at a time."""
+
+    _pool: Pool
+    transport: asyncio.Transport | None = None
+    caller: Caller | None = None
+    payload: tuple[bytes, ...] = ()
+    """What was sent, stored for one repeat until the response begins."""
+    pooled: bool = False
+    t_idle_s: float = 0.0
+    torn: bool = False
+    """Part of a chunk has been passed on: the stream cannot be ended properly any more."""
+    _parser: httptools.HttpResponseParser = field(init=False)
+    _paused: bool = False
+    _writing: bool = False
+    """The socket has not taken all of the request yet."""
+    _messages: int = 0
+    _headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    _gathered: bytes = b""
+    _held: bytes = b""
+    _answer: Answer | None = None
+    _bytes_seen: bool = False
+    _complete: bool = False
+    _keep: bool = False
+    _in_chunk: bool = False
+    _guarded: bool = False
+
+    def __post_init__(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+
+    @property
+    def usable(self) -> bool:
+        return self.transport is not None and not self.transport.is_closing()
+
+    def start(self, caller: Caller, payload: tuple[bytes, ...], *, pooled: bool) -> None:
+        self.caller, self.payload, self.pooled = caller, payload, pooled
+        caller.link = self
+        if self.transport is not None:
+            self.transport.writelines(payload)
+            if not self._writing:
+                caller.note_sent()
+
+    def pause(self) -> None:
+        """Take nothing from the instance for now: the client is slower."""
+        if self.transport is not None and self.usable and not self._paused:
+            self._paused = True
+            self.transport.pause_reading()
+
+    def resume(self) -> None:
+        if self.transport is not None and self.usable and self._paused:
+            self.transport.resume_reading()
+        self._paused = False
+
+    def drop(self) -> None:
+        """Close at once, so that the instance drops the request too; its caller is not notified."""
+        self.caller, self.payload = None, ()
+        if self.transport is not None:
+            self.transport.abort()
+
+    # asyncio.Protocol
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's own class derives from nothing of asyncio
+        self.transport.set_write_buffer_limits(0)  # so that it says when all has been written
+        connected = transport.get_extra_info("socket")
+        if connected is not None:
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def pause_writing(self) -> None:
+        self._writing = True
+
+    def resume_writing(self) -> None:
+        self._writing = False
+        if self.caller is not None:
+            self.caller.note_sent()
+
+    def data_received(self, data: bytes) -> None:
+        caller = self.caller
+        if caller is None:  # bytes that belong to no request: the framing is lost
+            self.drop()
+            return
+        caller.t_read_s = monotonic()
+        self._bytes_seen = True
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._fail_caller(Failure("protocol", f"malformed HTTP response: {error}"))
+            return
+        if self._messages > 1:
+            self._fail_caller(Failure("protocol", "bytes behind the end of the response"))
+        elif self._answer is None:
+            self._gather_head(caller, data)
+        else:
+            self._pass_on(caller, data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None
+        self._parser = _SPENT
+        self._pool.forget(self)
+        caller, payload = self.caller, self.payload
+        self.caller, self.payload = None, ()
+        if caller is None:
+            return
+        answer = self._answer
+        if answer is not None and not answer.chunked and not answer.sized and exc is None:
+            caller.response_ended(proven=False)
+        elif payload and self.pooled and not self._bytes_seen:
+            self._pool.send_again(caller, payload)
+        else:
+            why = f" ({exc})" if exc is not None else ""
+            when = "mid-response" if self._bytes_seen else "before any byte of the response"
+            caller.request_failed(Failure("closed", f"connection closed {when}{why}"))
+
+    # httptools
+    def on_message_begin(self) -> None:
+        self._messages += 1
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name.lower(), value))
+
+    def on_chunk_header(self) -> None:
+        self._in_chunk = True
+
+    def on_chunk_complete(self) -> None:
+        self._in_chunk = False
+
+    def on_message_complete(self) -> None:
+        if self._parser.get_status_code() < 200:  # 100 Continue: the response is still to come
+            self._messages -= 1
+            self._headers.clear()
+        else:
+            self._complete, self._keep = True, self._parser.should_keep_alive()
+
+    def _reset_response(self) -> None:
+        self._headers.clear()
+        self._gathered = self._held = b""
+        self._answer = None
+        self._bytes_seen = self._complete = self._keep = self._in_chunk = self._guarded = self.torn = False
+        self._messages = 0
+
+    def _gather_head(self, caller: Caller, data: bytes) -> None:
+        """Bytes of the head; once it is whole, ask the caller whether the response is wanted."""
+        self._gathered += data
+        while self._gathered.startswith(b"HTTP/1.1 1") and b"\r\n\r\n" in self._gathered:
+            self._gathered = self._gathered.partition(b"\r\n\r\n")[2]
+        head, end, body = self._gathered.partition(b"\r\n\r\n")
+        if not end:
+            if len(head) > HEAD_LIMIT_BYTES:
+                self._fail_caller(Failure("protocol", f"a response head of more than {HEAD_LIMIT_BYTES} bytes"))
+            return
+        self._gathered = b""
+        self._answer = answer = _answer(self._parser.get_status_code(), self._headers)
+        self._guarded = answer.chunked and answer.events
+        if not caller.head_received(answer):
+            self.drop()
+        elif body or self._complete:
+            self._pass_on(caller, body)
+
+    def _pass_on(self, caller: Caller, data: bytes) -> None:
+        if self._guarded:
+            data = self._whole_chunks(data)
+            if not data:
+                return
+        self.payload = ()
+        caller.body_received(data)
+        if self._complete and self.caller is caller:
+            self._finish_response(caller)
+
+    def _finish_response(self, caller: Caller) -> None:
+        self.caller, keep = None, self._keep
+        self._reset_response()
+        if keep and self.usable:
+            self.resume()
+            self._pool.give_back(self)
+        else:
+            self.drop()
+        caller.response_ended(proven=True)
+
+    def _whole_chunks(self, data: bytes) -> bytes:
+        """What may go to the client now: up to the end of the last whole chunk. The rest waits for more."""
+        if self._held:
+            data = self._held + data
+        if self._complete or self.torn or (not self._in_chunk and data.endswith(b"\r\n")):
+            self._held = b""
+            return data
+        cut = whole_chunks(data)
+        self._held = data[cut:]
+        if len(self._held) > HELD_LIMIT_BYTES:
+            self.torn, self._held = True, b""
+            return data
+        return data[:cut]
+
+    def _fail_caller(self, failure: Failure) -> None:
+        caller = self.caller
+        self.drop()
+        if caller is not None:
+            caller.request_failed(failure)
+
+
+_SPENT = httptools.HttpResponseParser(object())
+"""Takes the place of a dead connection's parser, which refers back to it: such cycles would pile up."""
+
+
+def whole_chunks(data: bytes) -> int:
+    """Length of the whole HTTP chunks that `data` begins with; it begins at a chunk's size."""
+    position = 0
+    while True:
+        line_end = data.find(b"\r\n", position)
+        if line_end < 0:
+            return position
+        end = line_end + 4 + int(data[position:line_end].partition(b";")[0], 16)
+        if end > len(data):
+            return position
+        position = end
+
+
+def _answer(status: int, headers: list[tuple[bytes, bytes]]) -> Answer:
+    forwarded = []
+    chunked, sized, events, plain = False, status in (204, 304), False, True
+    for header in headers:
+        name, value = header
+        if name in HOP_BY_HOP:
+            continue
+        forwarded.append(header)
+        if name == b"transfer-encoding":
+            chunked = b"chunked" in value.lower()
+        elif name == b"content-length":
+            sized = True
+        elif name == b"content-type":
+            events = value.lower().startswith(b"text/event-stream")
+        elif name == b"content-encoding":
+            plain = False
+    return Answer(status, tuple(forwarded), chunked, sized, events and plain)
+
+
 class Pool:
     """The connections to one instance. Idle ones are used again, the newest first."""
 
-    def __init__(self, target: Target, connect_s: float, count_links: Callable[[int], None]) -> None:
+    def __init__(self, target: Target, connect_s: float) -> None:
         self.target = target
         self._connect_s = connect_s
-        self._count_links = count_links
         self._tls = ssl.create_default_context() if target.tls else None
         self._idle: list[Link] = []
         self._links: set[Link] = set()
@@ -52,7 +336,6 @@ class Pool:
         self._connecting[caller] = asyncio.get_running_loop().create_task(self._connect_and_send(caller, payload))
 
     def cancel(self, caller: Caller) -> None:
-        """Stop the caller's request."""
         task = self._connecting.pop(caller, None)
         if task is not None:
             task.cancel()
@@ -64,14 +347,11 @@ class Pool:
         self._idle.append(link)
 
     def forget(self, link: Link) -> None:
-        if link in self._links:
-            self._links.discard(link)
-            self._count_links(-1)
+        self._links.discard(link)
         if link in self._idle:
             self._idle.remove(link)
 
     def close_idle(self) -> None:
-        """Close connections that were idle for too long."""
         oldest_s = monotonic() - IDLE_S
         while self._idle and self._idle[0].t_idle_s < oldest_s:
             self._idle.pop(0).drop()
@@ -85,7 +365,7 @@ class Pool:
 
     async def _connect_and_send(self, caller: Caller, payload: tuple[bytes, ...]) -> None:
         try:
-            link = await self._connect()
+            link = await self._open_link()
         except TimeoutError:
             failure = Failure("connect", f"no connection within {self._connect_s:g} s", dead=True)
         except OSError as error:
@@ -102,7 +382,7 @@ class Pool:
         if self._connecting.pop(caller, None) is not None:
             caller.request_failed(failure)
 
-    async def _connect(self) -> Link:
+    async def _open_link(self) -> Link:
         target = self.target
         async with asyncio.timeout(self._connect_s):
             _, link = await asyncio.get_running_loop().create_connection(
@@ -113,5 +393,4 @@ class Pool:
                 server_hostname=target.name if self._tls else None,
             )
         self._links.add(link)
-        self._count_links(+1)
         return link

@@ -14,8 +14,7 @@ from typing import Any
 
 import msgspec
 
-from runners.router.policies.errors import PolicyError
-from runners.router.policies.policy import Policy
+from runners.router.policies.policy import Policy, PolicyError
 from runners.router.policies.user_file import find_classes, load_class
 
 MODULES = (
@@ -95,7 +94,7 @@ def make_policy(name_or_path: str, parameters: Mapping[str, object]) -> Policy:
             hint = f"did you mean `{near[0]}`? " if near else ""
             has = f"it has {', '.join(known)}" if known else "it has none"
             raise PolicyError(f"policy {cls.name} has no parameter {name!r}", remedy=hint + has)
-    _require(cls, parameters)
+    _require_parameters(cls, parameters)
     try:
         if _has_fields(cls):
             return msgspec.convert(dict(parameters), cls, strict=False)
@@ -106,8 +105,7 @@ def make_policy(name_or_path: str, parameters: Mapping[str, object]) -> Policy:
         ) from error
 
 
-def _require(cls: type[Policy], parameters: Mapping[str, object]) -> None:
-    """Name every parameter that is missing, with how to choose it."""
+def _require_parameters(cls: type[Policy], parameters: Mapping[str, object]) -> None:
     missing = [one for one in describe(cls).parameters if one.required and one.name not in parameters]
     if missing:
         raise PolicyError(
@@ -127,17 +125,16 @@ def may_migrate(policy: Policy) -> bool:
 
 
 def describe_policies() -> tuple[PolicyInfo, ...]:
-    """All policies of this package."""
     return tuple(describe(policy) for policy in POLICIES.values())
 
 
 def describe(cls: type[Policy]) -> PolicyInfo:
     """What a policy is and which parameters it takes."""
     summary = (inspect.getdoc(cls) or "").split("\n\n")[0].replace("\n", " ")
-    return PolicyInfo(cls.name, summary, cls.source, _parameters(cls))
+    return PolicyInfo(cls.name, summary, cls.source, _describe_parameters(cls))
 
 
-def _parameters(cls: type[Policy]) -> tuple[ParameterInfo, ...]:
+def _describe_parameters(cls: type[Policy]) -> tuple[ParameterInfo, ...]:
     if not _has_fields(cls):  # a user's plain class: its signature is all there is
         return tuple(
             ParameterInfo(name, "", None if required else field.default, "", required)
@@ -148,7 +145,7 @@ def _parameters(cls: type[Policy]) -> tuple[ParameterInfo, ...]:
     schema = msgspec.json.schema(cls)["$defs"][cls.__name__]
     required = schema.get("required", ())
     return tuple(
-        ParameterInfo(name, _kind(field), field.get("default"), field.get("description", ""), name in required)
+        ParameterInfo(name, _describe_kind(field), field.get("default"), field.get("description", ""), name in required)
         for name, field in schema["properties"].items()
     )
 
@@ -158,10 +155,10 @@ def _has_fields(cls: type[Policy]) -> bool:
     return hasattr(cls, "__struct_fields__") or hasattr(cls, "__dataclass_fields__")
 
 
-def _kind(field: Mapping[str, Any]) -> str:
+def _describe_kind(field: Mapping[str, Any]) -> str:
     """A JSON schema's type in words."""
     if "anyOf" in field:
-        return " or ".join(_kind(one) for one in field["anyOf"])
+        return " or ".join(_describe_kind(one) for one in field["anyOf"])
     if "enum" in field:
         return " | ".join(str(value) for value in field["enum"])
     limits = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}

@@ -7,17 +7,8 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from results.records.decisions import ClusterView, Decision, RoutedRequest
-from runners.router.policies.weighing import (
-    Tie,
-    Weighed,
-    decision,
-    load_terms,
-    new_tokens,
-    nowhere,
-    pickable,
-    turn_key,
-)
+from results.records.decisions import ClusterView, Decision, InstanceLoad, RoutedRequest
+from runners.router.policies.policy import Pickable, Tie, WholePolicy, decision, new_tokens, weigh
 
 REASONS: Mapping[str, str] = {
     "turn": "it was its turn",
@@ -29,26 +20,18 @@ SCORE_KEYS: Mapping[str, str] = {
 }
 
 
-class RoundRobin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RoundRobin(WholePolicy, frozen=True, kw_only=True):
     """The next instance in turn, by name, among those that are up: the `load-balance` baseline."""
 
     name: ClassVar[str] = "round_robin"
     source: ClassVar[str] = "specs/ear.md 5.1, baseline 1"
 
-    def decide(self, request: RoutedRequest, cluster: ClusterView) -> Decision:
-        """The one whose turn it is, by the count of picks."""
-        may = pickable(request, cluster)
-        if not may.loads:
-            return nowhere(self.name, may)
-        of = len(may.loads)
-        weighed = [
-            Weighed(load, (turn_key("rr", place, of, cluster.picks),), load_terms(request, load))
-            for place, load in enumerate(may.loads)
-        ]
+    def _choose(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
+        weighed = weigh(request, may.loads, lambda load: (), "rr", cluster.picks)
         return decision(self.name, may, weighed, ("turns_away",), "turn")
 
 
-class LoadOnly(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LoadOnly(WholePolicy, frozen=True, kw_only=True):
     """The fewest requests, then the fewest tokens under way; knows neither caches nor sessions."""
 
     name: ClassVar[str] = "load_only"
@@ -56,25 +39,20 @@ class LoadOnly(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     tie: Tie = "rr"
 
-    def decide(self, request: RoutedRequest, cluster: ClusterView) -> Decision:
-        """argmin (requests, ongoing tokens)."""
-        may = pickable(request, cluster)
-        if not may.loads:
-            return nowhere(self.name, may)
-        of = len(may.loads)
-        weighed = [
-            Weighed(
-                load,
-                (load.num_requests, load.ongoing_tokens, turn_key(self.tie, place, of, cluster.fallbacks)),
-                load_terms(request, load) | {"ongoing_tokens": load.ongoing_tokens},
-            )
-            for place, load in enumerate(may.loads)
-        ]
+    def _choose(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
+        weighed = weigh(
+            request,
+            may.loads,
+            lambda load: (load.num_requests, load.ongoing_tokens),
+            self.tie,
+            cluster.fallbacks,
+            lambda load: {"ongoing_tokens": load.ongoing_tokens},
+        )
         keys = ("num_requests", "ongoing_tokens", "turns_away")
         return decision(self.name, may, weighed, keys, "least_load", advances=True)
 
 
-class LeastWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LeastWork(WholePolicy, frozen=True, kw_only=True):
     """The fewest prompt tokens left to compute, this request's own included, then the fewest requests."""
 
     name: ClassVar[str] = "leastwork"
@@ -89,23 +67,13 @@ class LeastWork(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         ),
     ] = True
 
-    def decide(self, request: RoutedRequest, cluster: ClusterView) -> Decision:
-        """argmin (pending prefill + new tokens, requests)."""
-        may = pickable(request, cluster)
-        if not may.loads:
-            return nowhere(self.name, may)
-        of, cold = len(may.loads), self.spread_cold and bool(request.session) and request.turn == 0
-        weighed = [
-            Weighed(
-                load,
-                (
-                    load.pending_prefill_tokens + (request.input_tokens if cold else new_tokens(request, load)),
-                    load.num_requests,
-                    turn_key(self.tie, place, of, cluster.fallbacks),
-                ),
-                load_terms(request, load),
-            )
-            for place, load in enumerate(may.loads)
-        ]
+    def _choose(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
+        cold = self.spread_cold and bool(request.session) and request.turn == 0
+
+        def score(load: InstanceLoad) -> tuple[float, ...]:
+            own = request.input_tokens if cold else new_tokens(request, load)
+            return load.pending_prefill_tokens + own, load.num_requests
+
+        weighed = weigh(request, may.loads, score, self.tie, cluster.fallbacks)
         keys = ("prefill_work_tokens", "num_requests", "turns_away")
         return decision(self.name, may, weighed, keys, "least_work", advances=True)

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, NamedTuple
 
 import msgspec
 
 from results.records.decisions import ClusterView, Decision, Gate, InstanceLoad, RoutedRequest
-from runners.router.policies.weighing import (
+from runners.router.policies.policy import (
     Pickable,
     Tie,
     Weighed,
+    WholePolicy,
     decision,
-    load_terms,
     lowest,
-    nowhere,
     owner_is_paused,
-    pickable,
-    turn_key,
+    weigh,
 )
 
 REASONS: Mapping[str, str] = {
@@ -41,7 +39,16 @@ STAYS = {
 """What a session stays for, by the gate that failed."""
 
 
-class EAR(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _Turn(NamedTuple):
+    """A later turn of a session whose instance can be picked."""
+
+    request: RoutedRequest
+    cluster: ClusterView
+    may: Pickable
+    owner: InstanceLoad
+
+
+class EAR(WholePolicy, frozen=True, kw_only=True):
     """The session's instance, unless it is hot: then the least busy one with room, and the session's KV moves there."""
 
     name: ClassVar[str] = "ear"
@@ -72,46 +79,38 @@ class EAR(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = True
     tie: Tie = "rr"
 
-    def decide(self, request: RoutedRequest, cluster: ClusterView) -> Decision:
+    def _choose(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
         """The owner, or the target of a migration, or (no owner that can be picked) the fewest pending tokens."""
-        may = pickable(request, cluster)
-        if not may.loads:
-            return nowhere(self.name, may)
         owner = may.get(request.owner)
         if owner is None:
-            return self._place(request, cluster, may)
-        if self.affinity:
-            return self._stay_or_move(request, cluster, may, owner)
-        return self._place_or_move(request, cluster, may, owner)
+            return self._decide_cold(request, cluster, may)
+        turn = _Turn(request, cluster, may, owner)
+        return self._stay_or_move(turn) if self.affinity else self._place_or_move(turn)
 
-    def _stay_or_move(
-        self, request: RoutedRequest, cluster: ClusterView, may: Pickable, owner: InstanceLoad
-    ) -> Decision:
+    def _stay_or_move(self, turn: _Turn) -> Decision:
         """The warm path of 4.2, with the trigger of 4.3.1 before it."""
-        gates = self._trigger(request, may, owner) if self.migration else ()
-        blocked = _blocked(gates)
+        gates = self._check_trigger(turn) if self.migration else ()
+        blocked = _reason_to_stay(gates)
         if not gates or blocked:
-            return self._stay(request, cluster, may, owner, blocked or "bound", gates)
-        unfit = _unfit(request, may, owner)
-        gates = (*gates, _target(request, may, owner, unfit))
-        if _blocked(gates):
-            return self._stay(request, cluster, may.without(unfit), owner, _blocked(gates), gates)
-        return self._move(request, cluster, may.without(unfit), owner, gates)
+            return self._decide_stay(turn, turn.may, blocked or "bound", gates)
+        unfit = _find_unfit(turn)
+        gates = (*gates, _target_gate(turn, unfit))
+        if _reason_to_stay(gates):
+            return self._decide_stay(turn, turn.may.without(unfit), _reason_to_stay(gates), gates)
+        return self._decide_move(turn, unfit, gates)
 
-    def _place_or_move(
-        self, request: RoutedRequest, cluster: ClusterView, may: Pickable, owner: InstanceLoad
-    ) -> Decision:
+    def _place_or_move(self, turn: _Turn) -> Decision:
         """Without affinity the turn leaves anyway; its KV comes along where the instance that has it is hot."""
-        weighed = self._weigh(request, cluster, may)
-        gates = self._trigger(request, may, owner) if self.migration and lowest(weighed).load is not owner else ()
-        if gates and not _blocked(gates):
-            unfit = _unfit(request, may, owner)
-            gates = (*gates, _target(request, may, owner, unfit))
-            if not _blocked(gates):
-                return self._move(request, cluster, may.without(unfit), owner, gates)
-        return decision(self.name, may, weighed, KEYS, "balanced", gates=gates, binds=True, advances=True)
+        weighed = self._weigh_pending(turn.request, turn.cluster, turn.may)
+        gates = self._check_trigger(turn) if self.migration and lowest(weighed).load is not turn.owner else ()
+        if gates and not _reason_to_stay(gates):
+            unfit = _find_unfit(turn)
+            gates = (*gates, _target_gate(turn, unfit))
+            if not _reason_to_stay(gates):
+                return self._decide_move(turn, unfit, gates)
+        return decision(self.name, turn.may, weighed, KEYS, "balanced", gates=gates, binds=True, advances=True)
 
-    def _place(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
+    def _decide_cold(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
         """The cold start of 4.2; also for a session whose instance cannot be picked: nothing can be moved from there,
         and no cooldown keeps it waiting."""
         reason, binds = "cold", True
@@ -119,36 +118,23 @@ class EAR(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             reason, binds = "owner_paused", False
         elif request.owner:
             reason = "fallback_owner_down"
-        weighed = self._weigh(request, cluster, may)
+        weighed = self._weigh_pending(request, cluster, may)
         return decision(self.name, may, weighed, KEYS, reason, binds=binds, advances=True)
 
-    def _stay(
-        self,
-        request: RoutedRequest,
-        cluster: ClusterView,
-        may: Pickable,
-        owner: InstanceLoad,
-        reason: str,
-        gates: tuple[Gate, ...],
-    ) -> Decision:
-        weighed = self._weigh(request, cluster, may)
-        winner = next(one for one in weighed if one.load is owner)
+    def _decide_stay(self, turn: _Turn, may: Pickable, reason: str, gates: tuple[Gate, ...]) -> Decision:
+        weighed = self._weigh_pending(turn.request, turn.cluster, may)
+        winner = next(one for one in weighed if one.load is turn.owner)
         return decision(self.name, may, weighed, KEYS, reason, winner=winner, gates=gates, binds=True)
 
-    def _move(
-        self,
-        request: RoutedRequest,
-        cluster: ClusterView,
-        may: Pickable,
-        owner: InstanceLoad,
-        gates: tuple[Gate, ...],
-    ) -> Decision:
+    def _decide_move(self, turn: _Turn, unfit: Mapping[str, str], gates: tuple[Gate, ...]) -> Decision:
         """To the one with the fewest tokens pending (4.3.2); the binding follows when it has served the request."""
-        targets = may.without({owner.instance: f"it is hot: {owner.pending_prefill_tokens} prompt tokens pending"})
+        owner = turn.owner
+        hot = f"it is hot: {owner.pending_prefill_tokens} prompt tokens pending"
+        targets = turn.may.without(unfit).without({owner.instance: hot})
         return decision(
             self.name,
             targets,
-            self._weigh(request, cluster, targets),
+            self._weigh_pending(turn.request, turn.cluster, targets),
             KEYS,
             "migrated",
             gates=gates,
@@ -157,19 +143,14 @@ class EAR(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             migrate_from=owner.instance,
         )
 
-    def _weigh(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> list[Weighed]:
-        of = len(may.loads)
-        return [
-            Weighed(
-                load,
-                (load.pending_prefill_tokens, turn_key(self.tie, place, of, cluster.fallbacks)),
-                load_terms(request, load) | _room(load),
-            )
-            for place, load in enumerate(may.loads)
-        ]
+    def _weigh_pending(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> list[Weighed]:
+        return weigh(
+            request, may.loads, lambda load: (load.pending_prefill_tokens,), self.tie, cluster.fallbacks, _free_kv
+        )
 
-    def _trigger(self, request: RoutedRequest, may: Pickable, owner: InstanceLoad) -> tuple[Gate, ...]:
+    def _check_trigger(self, turn: _Turn) -> tuple[Gate, ...]:
         """Section 4.3.1, one migration of a session at a time, and KV to move; the later gates only where it is hot."""
+        request, owner = turn.request, turn.owner
         pending, since = owner.pending_prefill_tokens, request.since_migration_s
         hot = Gate(
             "hot",
@@ -193,20 +174,20 @@ class EAR(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
                 not moving,
                 f"no other request of the session is being migrated{moving and f' (one is, to {moving})'}",
             ),
-            *_enough_kv(request, may, owner),
+            *_kv_gate(turn),
         )
 
 
-def _blocked(gates: tuple[Gate, ...]) -> str:
+def _reason_to_stay(gates: tuple[Gate, ...]) -> str:
     """The reason to stay that the first failed gate gives; empty = none failed."""
     failed = next((gate.name for gate in gates if not gate.passed), "")
     return STAYS[failed] if failed else ""
 
 
-def _enough_kv(request: RoutedRequest, may: Pickable, owner: InstanceLoad) -> tuple[Gate, ...]:
+def _kv_gate(turn: _Turn) -> tuple[Gate, ...]:
     """Whether a migration would move any KV; no gate without another instance, or without a minimum."""
-    least = request.min_move_tokens
-    lacking = [_movable(request, owner, load) for load in may.loads if load is not owner]
+    least, owner = turn.request.min_move_tokens, turn.owner
+    lacking = [_count_movable(turn.request, owner, load) for load in turn.may.loads if load is not owner]
     if not (least and lacking):
         return ()
     most = max(lacking)
@@ -214,29 +195,30 @@ def _enough_kv(request: RoutedRequest, may: Pickable, owner: InstanceLoad) -> tu
     return (Gate("kv", most, least, most >= least, text),)
 
 
-def _movable(request: RoutedRequest, owner: InstanceLoad, target: InstanceLoad) -> int:
+def _count_movable(request: RoutedRequest, owner: InstanceLoad, target: InstanceLoad) -> int:
     """Prompt tokens in whole blocks that the owner holds and the target lacks, by the index."""
     block = max(1, request.block_tokens)
     held, there = (request.cached_tokens.get(load.instance, 0) // block * block for load in (owner, target))
     return max(0, held - there)
 
 
-def _unfit(request: RoutedRequest, may: Pickable, owner: InstanceLoad) -> dict[str, str]:
+def _find_unfit(turn: _Turn) -> dict[str, str]:
     """The instances that are no target by section 4.3.2, the owner apart, each with its reason.
 
     Room that is not known is no room, and one that no KV can be moved to now would compute it all: a migration is never
     necessary.
     """
-    need = _context(request)
+    request, owner = turn.request, turn.owner
+    need = _needed_tokens(request)
     limit = owner.pending_prefill_tokens
     unfit = {}
-    for load in may.loads:
+    for load in turn.may.loads:
         pending, free = load.pending_prefill_tokens, load.free_kv_tokens
         if load is owner:
             continue
         if load.instance in request.cut_off:
             unfit[load.instance] = f"no KV can be moved there: {request.cut_off[load.instance]}"
-        elif (movable := _movable(request, owner, load)) < request.min_move_tokens:
+        elif (movable := _count_movable(request, owner, load)) < request.min_move_tokens:
             unfit[load.instance] = f"no KV to move: it lacks {movable} tokens of what {owner.instance} holds"
         elif pending >= limit:
             unfit[load.instance] = f"not less busy than {owner.instance}: {pending} tokens pending against {limit}"
@@ -247,17 +229,18 @@ def _unfit(request: RoutedRequest, may: Pickable, owner: InstanceLoad) -> dict[s
     return unfit
 
 
-def _target(request: RoutedRequest, may: Pickable, owner: InstanceLoad, unfit: dict[str, str]) -> Gate:
-    count = len(may.loads) - 1 - len(unfit)
-    less_busy = f"less busy than {owner.instance}" + (", can be sent its KV" if request.cut_off else "")
-    text = f"{count} instances are {less_busy} and have room for {_context(request)} KV tokens >= 1"
+def _target_gate(turn: _Turn, unfit: Mapping[str, str]) -> Gate:
+    request = turn.request
+    count = len(turn.may.loads) - 1 - len(unfit)
+    less_busy = f"less busy than {turn.owner.instance}" + (", can be sent its KV" if request.cut_off else "")
+    text = f"{count} instances are {less_busy} and have room for {_needed_tokens(request)} KV tokens >= 1"
     return Gate("target", count, 1, count > 0, text)
 
 
-def _context(request: RoutedRequest) -> int:
+def _needed_tokens(request: RoutedRequest) -> int:
     """KV tokens that the session needs where this request is served: its context and all it may add to it."""
     return request.input_tokens + request.max_tokens
 
 
-def _room(load: InstanceLoad) -> dict[str, float]:
+def _free_kv(load: InstanceLoad) -> dict[str, float]:
     return {} if load.free_kv_tokens is None else {"free_kv_tokens": load.free_kv_tokens}

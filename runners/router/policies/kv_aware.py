@@ -9,16 +9,16 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 
 from results.records.decisions import Candidate, ClusterView, Decision, Gate, InstanceLoad, RoutedRequest
-from runners.router.policies.weighing import (
+from runners.router.policies.policy import (
     Pickable,
     Tie,
     Weighed,
+    WholePolicy,
     by_name,
     by_prefill_work,
     cached_share,
     decision,
     lowest,
-    nowhere,
     owner_is_paused,
     pickable,
     turn_key,
@@ -41,7 +41,7 @@ OVERLAP_FIRST = ("minus_overlap_and_bonuses", "minus_sticky", "inflight", "assig
 INFLIGHT_FIRST = ("inflight", "minus_overlap_and_bonuses", "minus_sticky", "assigned", "turns_away")
 
 
-class KvAware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class KvAware(WholePolicy, frozen=True, kw_only=True):
     """The highest (overlap in blocks + bonuses, sticky, -inflight, -assigned), compared from left to right.
 
     With prefill instances it chooses among those that decode; the prompt is computed by the prefill instance with the
@@ -116,24 +116,23 @@ class KvAware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ] = 0.5
     tie: Tie = "rr"
 
-    def decide(self, request: RoutedRequest, cluster: ClusterView) -> Decision:
+    def _choose(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
         """The lex maximum; scores hold the negatives, so that the lowest wins as everywhere."""
-        may = pickable(request, cluster)
-        if not may.loads:
-            return nowhere(self.name, may)
         roomy = self._with_room(may)
-        left = self._admitting(request, roomy)
-        weighed = [self._weigh(request, load, place, left.loads, cluster) for place, load in enumerate(left.loads)]
+        left = self._drop_refusing(request, roomy)
+        weighed = [
+            self._weigh_instance(request, load, index, left.loads, cluster) for index, load in enumerate(left.loads)
+        ]
         keys = OVERLAP_FIRST if self.order == "overlap_first" else INFLIGHT_FIRST
         chosen = lowest(weighed).load.instance
-        reason = self._why(request, cluster, chosen, may, roomy, left)
+        reason = self._name_reason(request, cluster, chosen, may, roomy, left)
         made = decision(
             self.name,
             left,
             weighed,
             keys,
             reason,
-            gates=self._gates(request),
+            gates=self._check_refusals(request),
             binds=reason not in ("owner_paused", "backpressure"),
             advances=True,
         )
@@ -181,30 +180,30 @@ class KvAware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         }
         return may.without(full) if len(full) < len(may.loads) else may
 
-    def _admitting(self, request: RoutedRequest, may: Pickable) -> Pickable:
+    def _drop_refusing(self, request: RoutedRequest, may: Pickable) -> Pickable:
         """Without instances that refused the session too often; where all did, those with the fewest refusals."""
         if not self.migration_reject_threshold:
             return may
         counts = {load.instance: request.rejects.get(load.instance, 0) for load in may.loads}
         limit = max(self.migration_reject_threshold, min(counts.values()) + 1)
-        return may.without({name: _refusals(name, n) for name, n in counts.items() if n >= limit})
+        return may.without({name: _describe_refusals(name, n) for name, n in counts.items() if n >= limit})
 
-    def _weigh(
+    def _weigh_instance(
         self,
         request: RoutedRequest,
         load: InstanceLoad,
-        place: int,
+        index: int,
         loads: tuple[InstanceLoad, ...],
         cluster: ClusterView,
     ) -> Weighed:
         sticky = int(load.instance == request.owner)
         blocks = request.cached_tokens.get(load.instance, 0) // request.block_tokens
-        overlap = self._counted_overlap(request, blocks) * self._worth(load, loads)
+        overlap = self._counted_overlap(request, blocks) * self._weigh_block(load, loads)
         floor = self._floor_bonus(load, loads) if self._gets_floor(request, sticky) else 0
-        cold = self.cold_bonus if not sticky and self._sessions(load) == 0 else 0
+        cold = self.cold_bonus if not sticky and self._count_sessions(load) == 0 else 0
         value = overlap + self.sticky_bonus * sticky + floor + cold
-        turn = turn_key(self.tie, place, len(loads), cluster.fallbacks)
-        rest = (-sticky, load.num_requests, self._sessions(load), turn)
+        turn = turn_key(self.tie, index, len(loads), cluster.fallbacks)
+        rest = (-sticky, load.num_requests, self._count_sessions(load), turn)
         score = (-value, *rest) if self.order == "overlap_first" else (rest[1], -value, rest[0], rest[2], turn)
         terms = {
             "overlap_blocks": blocks,
@@ -213,7 +212,7 @@ class KvAware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             "floor_bonus": floor,
             "cold_bonus": cold,
             "num_requests": load.num_requests,
-            "assigned": self._sessions(load),
+            "assigned": self._count_sessions(load),
         }
         return Weighed(load, score, terms)
 
@@ -225,7 +224,7 @@ class KvAware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         )
         return blocks if material else 0
 
-    def _worth(self, load: InstanceLoad, loads: tuple[InstanceLoad, ...]) -> float:
+    def _weigh_block(self, load: InstanceLoad, loads: tuple[InstanceLoad, ...]) -> float:
         """Q2.D: what a block there is worth, 1 on an idle instance and never below 0."""
         if self.overlap_discount == "off":
             return 1
@@ -237,24 +236,24 @@ class KvAware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def _floor_bonus(self, load: InstanceLoad, loads: tuple[InstanceLoad, ...]) -> int:
         """Q2.B in blocks, cut to a whole number as in the specification's sketch."""
-        counts = [self._sessions(other) for other in loads]
+        counts = [self._count_sessions(other) for other in loads]
         if self.floor_form == "max":
             most = max(1, *counts)
-            return int(self.load_floor_bonus * (most - self._sessions(load)) / most)
+            return int(self.load_floor_bonus * (most - self._count_sessions(load)) / most)
         mean = sum(counts) / len(counts)
-        return int(self.load_floor_bonus * max(0.0, mean - self._sessions(load)) / max(1.0, mean))
+        return int(self.load_floor_bonus * max(0.0, mean - self._count_sessions(load)) / max(1.0, mean))
 
-    def _sessions(self, load: InstanceLoad) -> int:
+    def _count_sessions(self, load: InstanceLoad) -> int:
         return load.assigned if self.assigned == "cumulative" else load.active_sessions
 
-    def _gates(self, request: RoutedRequest) -> tuple[Gate, ...]:
+    def _check_refusals(self, request: RoutedRequest) -> tuple[Gate, ...]:
         count, limit = request.rejects.get(request.owner, 0), self.migration_reject_threshold
         if not (request.owner and limit):
             return ()
         text = f"{request.owner} refused this session {count} times in a row < {limit}"
         return (Gate("rejects", count, limit, count < limit, text),)
 
-    def _why(
+    def _name_reason(
         self,
         request: RoutedRequest,
         cluster: ClusterView,
@@ -274,7 +273,7 @@ class KvAware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return "left_owner" if left.get(owner) else "reject_migration"
 
 
-def _refusals(name: str, count: int) -> str:
+def _describe_refusals(name: str, count: int) -> str:
     return f"{name} refused this session {count} times in a row"
 
 

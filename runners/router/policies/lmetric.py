@@ -8,17 +8,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 
 from results.records.decisions import ClusterView, Decision, InstanceLoad, RoutedRequest
-from runners.router.policies.weighing import (
-    Tie,
-    Weighed,
-    cached_share,
-    decision,
-    load_terms,
-    new_tokens,
-    nowhere,
-    pickable,
-    turn_key,
-)
+from runners.router.policies.policy import Pickable, Tie, WholePolicy, cached_share, decision, new_tokens, weigh
 
 REASONS: Mapping[str, str] = {
     "lowest_score": "it had the lowest score",
@@ -41,7 +31,7 @@ def work_by_batch(request: RoutedRequest, load: InstanceLoad, *, bs_offset: int 
     return work * (load.num_requests + bs_offset)
 
 
-class LMetric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LMetric(WholePolicy, frozen=True, kw_only=True):
     """The lowest (pending prefill + new tokens) x requests; never reads or writes a session's affinity."""
 
     name: ClassVar[str] = "lmetric"
@@ -50,28 +40,19 @@ class LMetric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     tie: Tie = "rr"
     bs_offset: BsOffset = 0
 
-    def decide(self, request: RoutedRequest, cluster: ClusterView) -> Decision:
-        """argmin P x BS."""
-        may = pickable(request, cluster)
-        if not may.loads:
-            return nowhere(self.name, may)
-        of = len(may.loads)
-        weighed = [
-            Weighed(
-                load,
-                (
-                    work_by_batch(request, load, bs_offset=self.bs_offset),
-                    turn_key(self.tie, place, of, cluster.fallbacks),
-                ),
-                load_terms(request, load),
-            )
-            for place, load in enumerate(may.loads)
-        ]
+    def _choose(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
+        weighed = weigh(
+            request,
+            may.loads,
+            lambda load: (work_by_batch(request, load, bs_offset=self.bs_offset),),
+            self.tie,
+            cluster.fallbacks,
+        )
         keys = ("work_x_requests", "turns_away")
         return decision(self.name, may, weighed, keys, "lowest_score", advances=True)
 
 
-class KvLinear(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class KvLinear(WholePolicy, frozen=True, kw_only=True):
     """Cache share against load in one sum (the `kvcache-aware + load-balance` baseline); the highest wins."""
 
     name: ClassVar[str] = "kv_linear"
@@ -88,24 +69,21 @@ class KvLinear(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     beta: Annotated[float, msgspec.Meta(ge=0, description="weight of the load in `pr1035`")] = 1.0
     tie: Tie = "rr"
 
-    def decide(self, request: RoutedRequest, cluster: ClusterView) -> Decision:
+    def _choose(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
         """argmax of the sum; scores hold its negative, so that the lowest wins as everywhere."""
-        may = pickable(request, cluster)
-        if not may.loads:
-            return nowhere(self.name, may)
         counts = [load.num_requests for load in may.loads]
-        weighed = [
-            Weighed(
-                load,
-                (-self._sum(request, load, counts), turn_key(self.tie, place, len(counts), cluster.fallbacks)),
-                load_terms(request, load) | {"cached_share": cached_share(request, load.instance)},
-            )
-            for place, load in enumerate(may.loads)
-        ]
+        weighed = weigh(
+            request,
+            may.loads,
+            lambda load: (-self._sum_terms(request, load, counts),),
+            self.tie,
+            cluster.fallbacks,
+            lambda load: {"cached_share": cached_share(request, load.instance)},
+        )
         keys = ("load_less_cache", "turns_away")
         return decision(self.name, may, weighed, keys, "lowest_score", advances=True)
 
-    def _sum(self, request: RoutedRequest, load: InstanceLoad, counts: list[int]) -> float:
+    def _sum_terms(self, request: RoutedRequest, load: InstanceLoad, counts: list[int]) -> float:
         share = cached_share(request, load.instance)
         if self.form == "mix":
             return self.w * share - (1 - self.w) * load.num_requests / max(1, *counts)

@@ -25,12 +25,12 @@ SHARED_SCORE_KEYS: Mapping[str, str] = {
 }
 
 
-def _merge(shared: Mapping[str, str], attribute: str) -> Iterator[tuple[str, str]]:
+def _merge_words(shared: Mapping[str, str], attribute: str) -> Iterator[tuple[str, str]]:
     yield from shared.items()
     for module in MODULES:
         yield from getattr(import_module(f"runners.router.policies.{module}"), attribute, {}).items()
 
 
-REASONS: Mapping[str, str] = dict(_merge(SHARED_REASONS, "REASONS"))
+REASONS: Mapping[str, str] = dict(_merge_words(SHARED_REASONS, "REASONS"))
 """A decision without an instance whose reason begins with `wait_` may be made again later; any other is final."""
-SCORE_KEYS: Mapping[str, str] = dict(_merge(SHARED_SCORE_KEYS, "SCORE_KEYS"))
+SCORE_KEYS: Mapping[str, str] = dict(_merge_words(SHARED_SCORE_KEYS, "SCORE_KEYS"))

@@ -13,17 +13,16 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 
 from results.records.decisions import Candidate, ClusterView, Decision, Gate, InstanceLoad, RoutedRequest
-from runners.router.policies.weighing import (
+from runners.router.policies.policy import (
     Pickable,
     Weighed,
     by_name,
     by_prefill_work,
-    load_terms,
     lowest,
     nowhere,
     pickable,
     tie_break,
-    turn_key,
+    weigh,
 )
 
 REASONS: Mapping[str, str] = {
@@ -55,9 +54,7 @@ class StaticPD(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     prefill_count: Annotated[
         int,
-        msgspec.Meta(
-            ge=0, description="the first N instances by name prefill; 0 = those with that role do"
-        ),
+        msgspec.Meta(ge=0, description="the first N instances by name prefill; 0 = those with that role do"),
     ] = 0
     on_full: Annotated[
         Literal["wait", "reject"],
@@ -77,18 +74,18 @@ class StaticPD(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if not second or not names:
             return nowhere(self.name, may, "no_decode_instance" if names else "no_prefill_instance")
         need = request.input_tokens + request.max_tokens
-        decode_gate, may = _room("fits", second, need, may)
+        decode_gate, may = _check_room("fits", second, need, may)
         if not decode_gate.passed:
             return nowhere(self.name, may, f"{self.on_full}_decode_kv", (decode_gate,))
         gates = [decode_gate]
         if first:
-            prefill_gate, may = _room("prompt_fits", first, request.input_tokens + 1, may)
+            prefill_gate, may = _check_room("prompt_fits", first, request.input_tokens + 1, may)
             gates.append(prefill_gate)
             if not prefill_gate.passed:
                 return nowhere(self.name, may, f"{self.on_full}_prefill_kv", tuple(gates))
         left = set(may.loads)
         prefills = by_prefill_work(request, [load for load in first if load in left], cluster.fallbacks)
-        decodes = _by_room(request, [load for load in second if load in left], cluster.fallbacks)
+        decodes = _weigh_by_room(request, [load for load in second if load in left], cluster.fallbacks)
         prefill, decode = lowest(prefills) if prefills else None, lowest(decodes)
         weighed = (Candidate(one.load.instance, one.score, one.terms) for one in (*prefills, *decodes))
         ties = (tie_break(prefill, prefills, KEYS) if prefill else "", tie_break(decode, decodes, KEYS))
@@ -111,7 +108,7 @@ class StaticPD(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return roles or {load.instance for load in cluster.instances[: self.prefill_count]}
 
 
-def _room(name: str, pool: Sequence[InstanceLoad], need: int, may: Pickable) -> tuple[Gate, Pickable]:
+def _check_room(name: str, pool: Sequence[InstanceLoad], need: int, may: Pickable) -> tuple[Gate, Pickable]:
     """Whether an instance of a pool has room for this many KV tokens, and the pool without those that have none.
 
     An instance whose capacity is not known is taken to have room.
@@ -126,18 +123,14 @@ def _room(name: str, pool: Sequence[InstanceLoad], need: int, may: Pickable) -> 
     return gate, may.without(small)
 
 
-def _by_room(request: RoutedRequest, loads: Sequence[InstanceLoad], counter: int) -> list[Weighed]:
+def _weigh_by_room(request: RoutedRequest, loads: Sequence[InstanceLoad], counter: int) -> list[Weighed]:
     """Most free KV first; by tokens under way where a capacity is not known, as free room cannot be compared then."""
     known = all(load.free_kv_tokens is not None for load in loads)
-    return [
-        Weighed(
-            load,
-            (
-                -(load.free_kv_tokens or 0) if known else load.ongoing_tokens,
-                load.num_requests,
-                turn_key("rr", place, len(loads), counter),
-            ),
-            load_terms(request, load) | {"ongoing_tokens": load.ongoing_tokens, "prefills": 0},
-        )
-        for place, load in enumerate(loads)
-    ]
+
+    def score(load: InstanceLoad) -> tuple[float, ...]:
+        return -(load.free_kv_tokens or 0) if known else load.ongoing_tokens, load.num_requests
+
+    def terms(load: InstanceLoad) -> Mapping[str, float]:
+        return {"ongoing_tokens": load.ongoing_tokens, "prefills": 0}
+
+    return weigh(request, loads, score, "rr", counter, terms)

@@ -14,15 +14,14 @@ import msgspec
 
 from results.records.decisions import ClusterView, Decision, RoutedRequest
 from runners.router.policies.balance import LoadOnly
-from runners.router.policies.weighing import (
+from runners.router.policies.policy import (
     WHOLE,
     Pickable,
     Weighed,
+    WholePolicy,
     decision,
     load_terms,
-    nowhere,
     owner_is_paused,
-    pickable,
 )
 
 REASONS: Mapping[str, str] = {
@@ -39,7 +38,7 @@ SCORE_KEYS: Mapping[str, str] = {
 KEYS = ("over_bound", "places_from_its_hash")
 
 
-class Sticky(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Sticky(WholePolicy, frozen=True, kw_only=True):
     """A session's instance never changes while it is up; the first one comes from a hash of the session's id."""
 
     name: ClassVar[str] = "sticky"
@@ -66,14 +65,11 @@ class Sticky(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = True
 
-    def decide(self, request: RoutedRequest, cluster: ClusterView) -> Decision:
+    def _choose(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
         """The owner while it is up, else the next from the session's hash; without a session id as `load_only`."""
-        may = pickable(request, cluster)
-        if not may.loads:
-            return nowhere(self.name, may)
         if not request.session:
             return replace(LoadOnly().decide(request, cluster), policy=self.name, reason="no_session")
-        weighed = self._weigh(request, cluster, may)
+        weighed = self._weigh_order(request, cluster, may)
         owner = next((one for one in weighed if one.load.instance == request.owner), None) if self.rebind else None
         if owner is not None:
             return decision(self.name, may, weighed, KEYS, "bound", winner=owner, binds=True)
@@ -82,7 +78,7 @@ class Sticky(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         lost = self.rebind and request.owner != ""
         return decision(self.name, may, weighed, KEYS, "owner_down" if lost else "hashed", binds=True)
 
-    def _weigh(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> list[Weighed]:
+    def _weigh_order(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> list[Weighed]:
         members = [load for load in cluster.instances if load.role in WHOLE]
         order = placing_order(request.session, [load.instance for load in members], self.place, self.points)
         rank = {name: place for place, name in enumerate(order)}
@@ -102,10 +98,10 @@ class Sticky(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 def placing_order(session: str, names: Sequence[str], place: str, points: int) -> list[str]:
     """All instances in the order in which the session would take them; the same in every process."""
     if place == "modulo":
-        start = _hash(session) % len(names)
+        start = _hash_text(session) % len(names)
         return [*names[start:], *names[:start]]
-    ring = _ring(tuple(names), points)
-    start = bisect_right(ring, (_hash(session), len(names)))
+    ring = _make_ring(tuple(names), points)
+    start = bisect_right(ring, (_hash_text(session), len(names)))
     order: dict[str, None] = {}
     for step in range(len(ring)):
         order[names[ring[(start + step) % len(ring)][1]]] = None
@@ -115,11 +111,11 @@ def placing_order(session: str, names: Sequence[str], place: str, points: int) -
 
 
 @lru_cache(maxsize=64)
-def _ring(names: tuple[str, ...], points: int) -> tuple[tuple[int, int], ...]:
+def _make_ring(names: tuple[str, ...], points: int) -> tuple[tuple[int, int], ...]:
     """Points of all instances in order; a pure function of its arguments, kept because it takes milliseconds."""
-    marks = ((_hash(f"{name}#{point}"), place) for place, name in enumerate(names) for point in range(points))
+    marks = ((_hash_text(f"{name}#{point}"), place) for place, name in enumerate(names) for point in range(points))
     return tuple(sorted(marks))
 
 
-def _hash(text: str) -> int:
+def _hash_text(text: str) -> int:
     return int.from_bytes(blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "little")

@@ -9,17 +9,15 @@ import msgspec
 
 from results.records.decisions import ClusterView, Decision, Gate, InstanceLoad, RoutedRequest
 from runners.router.policies.lmetric import BsOffset, work_by_batch
-from runners.router.policies.weighing import (
+from runners.router.policies.policy import (
     Pickable,
     Weighed,
+    WholePolicy,
     cached_share,
     decision,
-    load_terms,
     new_tokens,
-    nowhere,
     owner_is_paused,
-    pickable,
-    turn_key,
+    weigh,
 )
 
 REASONS: Mapping[str, str] = {
@@ -38,7 +36,7 @@ COLD_KEYS = ("work_x_requests", "active_sessions", "new_tokens", "num_requests",
 Factor = Annotated[float, msgspec.Meta(gt=0, description="an owner may have this many times the mean")]
 
 
-class Unified(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Unified(WholePolicy, frozen=True, kw_only=True):
     """The session's owner if it holds enough of the prompt and is not overloaded; else LMetric with four keys."""
 
     name: ClassVar[str] = "unified"
@@ -85,31 +83,28 @@ class Unified(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     )
     rdma_overhead_s: Annotated[float, msgspec.Meta(description="accepted, not used (an input of approach_a)")] = 0.0
 
-    def decide(self, request: RoutedRequest, cluster: ClusterView) -> Decision:
+    def _choose(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
         """Affinity if both gates pass, else argmin of (P x BS, new, BS, turn)."""
-        may = pickable(request, cluster)
-        if not may.loads:
-            return nowhere(self.name, may)
         owner = may.get(request.owner)
-        gates = self._gates(request, owner, may.loads) if request.owner else ()
+        gates = self._check_gates(request, owner, may.loads) if request.owner else ()
         cold = not request.owner
         if owner is not None and all(gate.passed for gate in gates):
-            weighed = self._weigh(request, may, cluster.fallbacks, cold=False)
+            weighed = self._weigh_keys(request, may, cluster.fallbacks, cold=False)
             winner = next(one for one in weighed if one.load is owner)
             return decision(self.name, may, weighed, KEYS, "affinity", winner=winner, gates=gates, binds=True)
         left = self._without_refused(may, owner, gates)
         return decision(
             self.name,
             left,
-            self._weigh(request, left, cluster.fallbacks, cold=cold),
+            self._weigh_keys(request, left, cluster.fallbacks, cold=cold),
             COLD_KEYS if cold and self.spread_cold else KEYS,
-            _why(request, owner, gates),
+            _name_fallback(request, owner, gates),
             gates=gates,
             binds=cold or (self.update_affinity and not owner_is_paused(request, cluster)),
             advances=True,
         )
 
-    def _gates(
+    def _check_gates(
         self, request: RoutedRequest, owner: InstanceLoad | None, loads: tuple[InstanceLoad, ...]
     ) -> tuple[Gate, ...]:
         if owner is None:
@@ -151,18 +146,16 @@ class Unified(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             return may.without({owner.instance: f"overloaded owner: not {failed['load']}"})
         return may
 
-    def _weigh(self, request: RoutedRequest, may: Pickable, counter: int, *, cold: bool) -> list[Weighed]:
-        weighed = []
-        for place, load in enumerate(may.loads):
+    def _weigh_keys(self, request: RoutedRequest, may: Pickable, counter: int, *, cold: bool) -> list[Weighed]:
+        def score(load: InstanceLoad) -> tuple[float, ...]:
             work = work_by_batch(request, load, bs_offset=self.bs_offset, p_floor=self.p_floor)
             spread = (load.active_sessions,) if cold and self.spread_cold else ()
-            turn = turn_key("rr", place, len(may.loads), counter)
-            score = (work, *spread, new_tokens(request, load), load.num_requests, turn)
-            weighed.append(Weighed(load, score, load_terms(request, load)))
-        return weighed
+            return work, *spread, new_tokens(request, load), load.num_requests
+
+        return weigh(request, may.loads, score, "rr", counter)
 
 
-def _why(request: RoutedRequest, owner: InstanceLoad | None, gates: tuple[Gate, ...]) -> str:
+def _name_fallback(request: RoutedRequest, owner: InstanceLoad | None, gates: tuple[Gate, ...]) -> str:
     """Which gate sent the request to the fallback; the load gates weigh more, as they speak of the instance."""
     if not request.owner:
         return "cold"
@@ -172,7 +165,7 @@ def _why(request: RoutedRequest, owner: InstanceLoad | None, gates: tuple[Gate, 
     return "fallback_overload" if failed & {"load", "ceiling"} else "fallback_low_cache"
 
 
-class ApproachA(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ApproachA(WholePolicy, frozen=True, kw_only=True):
     """Retired, kept as a baseline: an additive cost in seconds, with gates for the session's owner."""
 
     name: ClassVar[str] = "approach_a"
@@ -183,36 +176,36 @@ class ApproachA(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     overload_factor: Factor = 2.0
     tie: Annotated[Literal["rr", "first"], msgspec.Meta(description="equal costs, as in lmetric")] = "rr"
 
-    def decide(self, request: RoutedRequest, cluster: ClusterView) -> Decision:
+    def _choose(self, request: RoutedRequest, cluster: ClusterView, may: Pickable) -> Decision:
         """The owner if it has no more than its share of tokens and costs no more than the best by the factor."""
-        may = pickable(request, cluster)
-        if not may.loads:
-            return nowhere(self.name, may)
-        weighed = [self._weigh(request, load, place, may, cluster) for place, load in enumerate(may.loads)]
+        weighed = weigh(
+            request,
+            may.loads,
+            lambda load: (sum(self._cost_parts(request, load).values()),),
+            self.tie,
+            cluster.fallbacks,
+            lambda load: self._cost_parts(request, load),
+        )
         keys = ("cost_s", "turns_away")
         owner = next((one for one in weighed if one.load.instance == request.owner), None)
         if owner is None:
             reason = "fallback_owner_down" if request.owner else "cold"
             binds = not owner_is_paused(request, cluster)
             return decision(self.name, may, weighed, keys, reason, binds=binds, advances=True)
-        gates = self._gates(owner, weighed)
+        gates = self._check_gates(owner, weighed)
         if all(gate.passed for gate in gates):
             return decision(self.name, may, weighed, keys, "affinity", winner=owner, gates=gates, binds=True)
         reason = "fallback_overload" if not gates[0].passed else "fallback_cost"
         return decision(self.name, may, weighed, keys, reason, gates=gates, binds=True, advances=True)
 
-    def _weigh(
-        self, request: RoutedRequest, load: InstanceLoad, place: int, may: Pickable, cluster: ClusterView
-    ) -> Weighed:
-        parts = {
+    def _cost_parts(self, request: RoutedRequest, load: InstanceLoad) -> dict[str, float]:
+        return {
             "contention_s": load.num_requests * self.decode_iteration_s,
             "queue_s": load.pending_prefill_tokens / self.prefill_throughput,
             "prefill_s": new_tokens(request, load) / self.prefill_throughput,
         }
-        turn = turn_key(self.tie, place, len(may.loads), cluster.fallbacks)
-        return Weighed(load, (sum(parts.values()), turn), load_terms(request, load) | parts)
 
-    def _gates(self, owner: Weighed, weighed: list[Weighed]) -> tuple[Gate, ...]:
+    def _check_gates(self, owner: Weighed, weighed: list[Weighed]) -> tuple[Gate, ...]:
         name, factor = owner.load.instance, self.overload_factor
         mean = sum(one.load.ongoing_tokens for one in weighed) / len(weighed)
         best, cost = min(one.score[0] for one in weighed), owner.score[0]

@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from runners.router.policies.errors import PolicyError
-from runners.router.policies.policy import Policy
+from runners.router.policies.policy import Policy, PolicyError
 
 
 def load_class(path: str, wanted: str = "") -> type[Policy]:
@@ -18,7 +17,7 @@ def load_class(path: str, wanted: str = "") -> type[Policy]:
     A policy class has `name` (text), `source` (text) and `decide(request, cluster)`. Raises PolicyError naming the file
     and what is wrong with it.
     """
-    classes = find_classes(_run(Path(path)))
+    classes = find_classes(_run_file(Path(path)))
     if wanted and wanted not in classes:
         raise PolicyError(f"{path} has no policy class {wanted!r}", remedy=f"it has {', '.join(classes) or 'none'}")
     if not wanted and len(classes) != 1:
@@ -42,7 +41,7 @@ def find_classes(module: ModuleType) -> dict[str, type[Policy]]:
     }
 
 
-def _run(path: Path) -> ModuleType:
+def _run_file(path: Path) -> ModuleType:
     try:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     except OSError as error:

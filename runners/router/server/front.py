@@ -7,19 +7,25 @@ import ipaddress
 import socket
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from http import HTTPStatus
 from time import monotonic
 from typing import NamedTuple, Protocol, cast
 
 import httptools
 import msgspec
 
-from runners.router.instances.link import HOP_BY_HOP
-from runners.router.server.response import STATUS_LINES
+from runners.router.instances.upstream import HOP_BY_HOP
 
 HEAD_LIMIT_BYTES = 64 << 10
 QUEUE_LIMIT = 16
 """Requests that a client may send ahead on one connection."""
+STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"transfer-encoding", b"expect", b"x-request-id"}
+
+
+def _drop_data(data: bytes) -> None:
+    """Where the writes of a connection go that is gone."""
 
 
 class HttpRequest(NamedTuple):
@@ -70,48 +76,35 @@ class Service(Protocol):
     def serve(self, connection: ClientConnection, request: HttpRequest) -> None: ...
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class ClientConnection(asyncio.Protocol):
     """One client connection."""
 
-    __slots__ = (
-        "_body",
-        "_body_bytes",
-        "_busy",
-        "_head_bytes",
-        "_headers",
-        "_in_head",
-        "_parser",
-        "_path",
-        "_queue",
-        "_refused",
-        "_service",
-        "_transport",
-        "in_flight",
-        "keep_alive",
-        "local",
-        "t_read_s",
-        "write",
-    )
+    _service: Service
+    in_flight: InFlight | None = None
+    keep_alive: bool = True
+    local: bool = False
+    """The client is on this machine."""
+    t_read_s: float = field(default_factory=monotonic)
+    write: Callable[[bytes], None] = _drop_data
+    """The transport's own, without a step between."""
+    _parser: httptools.HttpRequestParser = field(init=False)
+    _transport: asyncio.Transport | None = None
+    _queue: deque[HttpRequest] = field(default_factory=deque)
+    _busy: bool = False
+    _refused: bool = False
+    _path: bytes = b""
+    _headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    _body: list[bytes] = field(default_factory=list)
+    _head_bytes: int = 0
+    _body_bytes: int = 0
+    _in_head: bool = True
 
-    def __init__(self, service: Service) -> None:
-        self.in_flight: InFlight | None = None
-        self.keep_alive = True
-        self.local = False
-        """The client is on this machine."""
-        self.t_read_s = monotonic()
-        self.write: Callable[[bytes], None] = _nowhere
-        """The transport's own, without a step between."""
-        self._service = service
+    def __post_init__(self) -> None:
         self._parser = httptools.HttpRequestParser(self)
-        self._transport: asyncio.Transport | None = None
-        self._queue: deque[HttpRequest] = deque()
-        self._busy = False
-        self._refused = False
-        self._clear()
 
     @property
     def idle(self) -> bool:
-        """It waits for the client."""
         return not self._busy
 
     # asyncio.Protocol
@@ -124,7 +117,7 @@ class ClientConnection(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         self.local = bool(peer) and ipaddress.ip_address(peer[0]).is_loopback
         if not self._service.admit(self):
-            self._reject(503, "the router holds as many connections as it may", "router_overloaded")
+            self._reject_client(503, "the router holds as many connections as it may", "router_overloaded")
 
     def data_received(self, data: bytes) -> None:
         self.t_read_s = monotonic()
@@ -135,14 +128,14 @@ class ClientConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self._reject(400, "the router speaks HTTP/1.1 only and upgrades to nothing", "bad_request")
+            self._reject_client(400, "the router speaks HTTP/1.1 only and upgrades to nothing", "bad_request")
         except httptools.HttpParserError as error:
-            self._reject(400, f"malformed HTTP request: {error}", "bad_request")
+            self._reject_client(400, f"malformed HTTP request: {error}", "bad_request")
         if self._in_head and self._head_bytes > HEAD_LIMIT_BYTES:
-            self._reject(431, f"a request head of more than {HEAD_LIMIT_BYTES} bytes", "bad_request")
+            self._reject_client(431, f"a request head of more than {HEAD_LIMIT_BYTES} bytes", "bad_request")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport, self.write = None, _nowhere
+        self._transport, self.write = None, _drop_data
         self._parser = _SPENT
         self._service.forget(self)
         in_flight, self.in_flight = self.in_flight, None
@@ -159,7 +152,7 @@ class ClientConnection(asyncio.Protocol):
 
     # httptools
     def on_message_begin(self) -> None:
-        self._clear()
+        self._clear_request()
 
     def on_url(self, url: bytes) -> None:
         self._path += url
@@ -194,17 +187,16 @@ class ClientConnection(asyncio.Protocol):
             parser.should_keep_alive(),
             parser.get_http_version(),
         )
-        self._clear()
+        self._clear_request()
         if len(self._queue) >= QUEUE_LIMIT:
-            self._reject(400, f"more than {QUEUE_LIMIT} requests sent ahead", "bad_request")
+            self._reject_client(400, f"more than {QUEUE_LIMIT} requests sent ahead", "bad_request")
             return
         self._queue.append(request)
         if not self._busy:
-            self._next()
+            self._serve_next()
 
     # what a service answers with
     def finish(self, *, keep: bool) -> None:
-        """The response is whole."""
         self.in_flight = None
         if self._transport is None:
             return
@@ -214,7 +206,7 @@ class ClientConnection(asyncio.Protocol):
             return
         self._busy = False
         if self._queue:
-            asyncio.get_running_loop().call_soon(self._next)
+            asyncio.get_running_loop().call_soon(self._serve_next)
 
     def abort(self) -> None:
         """The response cannot be made whole: cut the connection, so that the client sees it."""
@@ -223,7 +215,6 @@ class ClientConnection(asyncio.Protocol):
             self._transport.abort()
 
     def reply(self, status: int, body: bytes, content_type: str, headers: bytes = b"") -> None:
-        """A whole response of the router's own."""
         closing = not self.keep_alive or self._service.closing
         self.write(
             b"%bcontent-type: %b\r\n%b%bcontent-length: %d\r\n\r\n%b"
@@ -245,7 +236,7 @@ class ClientConnection(asyncio.Protocol):
         """An error of the router's own, in the shape of the API."""
         self.reply_json(status, {"error": {"message": message, "type": kind, "code": status}}, headers)
 
-    def _next(self) -> None:
+    def _serve_next(self) -> None:
         if self._busy or not self._queue or self._transport is None:
             return
         request = self._queue.popleft()
@@ -253,31 +244,26 @@ class ClientConnection(asyncio.Protocol):
         self.keep_alive = request.keep_alive
         self._service.serve(self, request)
 
-    def _clear(self) -> None:
+    def _clear_request(self) -> None:
         self._path = b""
-        self._headers: list[tuple[bytes, bytes]] = []
-        self._body: list[bytes] = []
+        self._headers, self._body = [], []
         self._head_bytes = self._body_bytes = 0
         self._in_head = True
 
     def _reject_body(self) -> None:
         limit = self._service.body_limit_bytes
-        self._reject(413, f"a request body of more than {limit} bytes", "bad_request")
+        self._reject_client(413, f"a request body of more than {limit} bytes", "bad_request")
 
-    def _reject(self, status: int, message: str, kind: str) -> None:
+    def _reject_client(self, status: int, message: str, kind: str) -> None:
         """The connection is good for nothing more: say why, once what is in flight has ended, and close."""
         if self._refused:
             return
         self._refused = True
-        self._clear()
+        self._clear_request()
         self.keep_alive = False
         if not self._busy:
             self._busy = True
             self.refuse(status, message, kind)
-
-
-def _nowhere(data: bytes) -> None:
-    """Where the writes of a connection go that is gone."""
 
 
 _SPENT = httptools.HttpRequestParser(object())

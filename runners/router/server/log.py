@@ -61,7 +61,6 @@ class DecisionLog:
             self._task = asyncio.create_task(self._flush_soon())
 
     async def close(self) -> None:
-        """Write the backlog and close the file."""
         self._closing.set()
         if self._task is not None:
             await asyncio.shield(self._task)
@@ -77,14 +76,14 @@ class DecisionLog:
             lines, self._backlog = self._backlog, []
             self._backlog_bytes = 0
             try:
-                await asyncio.to_thread(_write, self._file, b"\n".join(lines) + b"\n")
+                await asyncio.to_thread(_write_data, self._file, b"\n".join(lines) + b"\n")
             except OSError as error:
                 self.error = error.strerror or str(error)
                 self.lost += len(lines)
         self._task = None
 
 
-def _write(file: int, data: bytes) -> None:
+def _write_data(file: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(file, view) :]

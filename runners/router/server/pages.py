@@ -65,17 +65,16 @@ class Pages:
         self._server = server
 
     async def answer(self, connection: ClientConnection, request: HttpRequest) -> None:
-        """Answer a request that is not routed by a policy."""
         path, method = request.path.rstrip("/") or "/", request.method
         try:
             if path == "/v1/models" and method == "GET":
-                await self._models(connection, request)
+                await self._answer_models(connection, request)
             elif path == "/health" and method == "GET":
-                self._health(connection)
+                self._answer_health(connection)
             elif path == "/metrics" and method == "GET":
-                connection.reply(200, self._metrics(), TEXT)
+                connection.reply(200, self._make_metrics(), TEXT)
             elif path == ADMIN or path.startswith(ADMIN + "/"):
-                await self._admin(connection, request, path.removeprefix(ADMIN).strip("/"))
+                await self._answer_admin(connection, request, path.removeprefix(ADMIN).strip("/"))
             else:
                 connection.refuse(404, f"the router has no {method} {path}", "not_found")
         except RouterError as error:
@@ -84,7 +83,7 @@ class Pages:
             connection.refuse(500, f"{type(error).__name__}: {error}", "router_defect")
             raise
 
-    async def _models(self, connection: ClientConnection, request: HttpRequest) -> None:
+    async def _answer_models(self, connection: ClientConnection, request: HttpRequest) -> None:
         """Whatever an instance says; the one with the fewest requests first."""
         may = sorted((load.num_requests, load.instance) for load in self._cluster.view().instances if load.available)
         why = "no instance may be asked"
@@ -103,7 +102,7 @@ class Pages:
             return
         connection.refuse(503, why, "no_instance", b"retry-after: 1\r\n")
 
-    def _health(self, connection: ClientConnection) -> None:
+    def _answer_health(self, connection: ClientConnection) -> None:
         loads = self._cluster.view().instances
         up = [load.instance for load in loads if load.available]
         down = {load.instance: load.why_unavailable for load in loads if not load.available}
@@ -111,13 +110,13 @@ class Pages:
         status = "ok" if well else "closing" if self._server.closing else "no instance"
         connection.reply_json(200 if well else 503, {"status": status, "available": up, "unavailable": down})
 
-    def _metrics(self) -> bytes:
+    def _make_metrics(self) -> bytes:
         self._traffic.dispatcher.ledger.settle()
         view = self._cluster.view()
         sessions = {load.instance: self._bindings.active(load.instance) for load in view.instances}
         return metrics_page(self._traffic.counts, view, sessions, self._server.connections, self._server.records_lost)
 
-    async def _admin(self, connection: ClientConnection, request: HttpRequest, rest: str) -> None:
+    async def _answer_admin(self, connection: ClientConnection, request: HttpRequest, rest: str) -> None:
         if not connection.local:
             connection.refuse(403, "the operator's pages answer clients on this machine only", "forbidden")
             return
@@ -126,20 +125,20 @@ class Pages:
         if asked == ("GET", False, ""):
             pass
         elif asked == ("POST", False, ""):
-            if not await self._add(connection, request.body):
+            if not await self._add_instance(connection, request.body):
                 return
         elif asked == ("POST", True, "drain"):
             self._fleet.drain(name)
         elif asked == ("POST", True, "resume"):
-            await self._resume(name)
+            await self._resume_instance(name)
         elif asked == ("DELETE", True, ""):
-            self._remove(name, now="now=1" in request.query.split("&"))
+            self._remove_instance(name, now="now=1" in request.query.split("&"))
         else:
             connection.refuse(404, f"the router has no {request.method} {request.path}", "not_found")
             return
-        connection.reply_json(200, self._instances())
+        connection.reply_json(200, self._list_instances())
 
-    async def _add(self, connection: ClientConnection, body: bytes) -> bool:
+    async def _add_instance(self, connection: ClientConnection, body: bytes) -> bool:
         try:
             instance = msgspec.json.decode(body, type=InstanceSpec)
         except msgspec.DecodeError as error:
@@ -148,14 +147,14 @@ class Pages:
         await self._fleet.add(instance)
         return True
 
-    async def _resume(self, name: str) -> None:
+    async def _resume_instance(self, name: str) -> None:
         instance = self._fleet.specs.get(name)
         if instance is None:
             self._fleet.drain(name)  # refuses, naming those that there are
         else:
             await self._fleet.add(instance)
 
-    def _remove(self, name: str, *, now: bool) -> None:
+    def _remove_instance(self, name: str, *, now: bool) -> None:
         open_requests = {load.instance: load.num_requests for load in self._cluster.view().instances}.get(name, 0)
         if open_requests and not now:
             raise RouterError(
@@ -168,7 +167,7 @@ class Pages:
         self._fleet.remove(name)
         self._transfers.remove_instance(name)
 
-    def _instances(self) -> dict[str, object]:
+    def _list_instances(self) -> dict[str, object]:
         row: Callable[[str], str] = self._fleet.health.state
         return {
             "instances": [

@@ -14,20 +14,20 @@ from runners.router.spec import Prewarm, RouterError
 _HEADERS = b"content-type: application/json\r\n"
 
 
-async def prewarm(wanted: Prewarm, fleet: Fleet, timeout_s: float) -> None:
+async def prewarm_fleet(wanted: Prewarm, fleet: Fleet, timeout_s: float) -> None:
     """Send the prompt to every instance, all at once, and insert it into every index.
 
     Raises RouterError naming the instance that did not compute it.
     """
     asked = {"model": wanted.model, "prompt": wanted.token_ids, "max_tokens": 1, "temperature": 0}
     body = msgspec.json.encode(asked)
-    await asyncio.gather(*(_compute(fleet, instance, body, timeout_s) for instance in fleet.specs))
+    await asyncio.gather(*(_compute_prompt(fleet, instance, body, timeout_s) for instance in fleet.specs))
     keys = block_keys(wanted.token_ids, fleet.block_tokens)
     for index in fleet.indexes.values():
         index.insert(keys)
 
 
-async def _compute(fleet: Fleet, instance: str, body: bytes, timeout_s: float) -> None:
+async def _compute_prompt(fleet: Fleet, instance: str, body: bytes, timeout_s: float) -> None:
     remedy = "See that it is up and takes a prompt of that length, or leave prewarm out."
     try:
         answer, text = await fetch(

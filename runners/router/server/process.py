@@ -58,7 +58,7 @@ class RouterProcess:
         return self._process.returncode is None
 
     async def __aenter__(self) -> Self:
-        _write(self._spec, self._spec_path)
+        _write_spec(self._spec, self._spec_path)
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -73,17 +73,17 @@ class RouterProcess:
         self._listening = asyncio.create_task(self._keep_last())
         try:
             async with asyncio.timeout(READY_WITHIN_S):
-                line = await self._read()
+                line = await self._read_line()
         except TimeoutError:
             line = RouterLine()
         except BaseException:
-            await self._kill()
+            await self._kill_process()
             raise
         if line.ready is None:
-            await self._kill()
-            raise self._failed(line, "it did not get ready")
+            await self._kill_process()
+            raise self._make_error(line, "it did not get ready")
         self.ready = line.ready
-        self._following = asyncio.create_task(self._follow())
+        self._following = asyncio.create_task(self._follow_lines())
         return self
 
     async def __aexit__(
@@ -92,7 +92,7 @@ class RouterProcess:
         if self._outcome is None and not self._following.done():
             with contextlib.suppress(RouterError):
                 await self.end(0.0 if error is not None else None)
-        await self._kill()
+        await self._kill_process()
 
     async def end(self, drain_s: float | None = None) -> RouterOutcome:
         """Stop it: what is in flight may finish for at most `drain_s` (None = its spec's limit). Once is enough."""
@@ -109,20 +109,20 @@ class RouterProcess:
         except TimeoutError:
             line = RouterLine()
         if line.end is None:
-            raise self._failed(line, "it ended without an account of itself")
+            raise self._make_error(line, "it ended without an account of itself")
         self._outcome = line.end
-        await self._kill()
+        await self._kill_process()
         return line.end
 
-    async def _read(self) -> RouterLine:
+    async def _read_line(self) -> RouterLine:
         assert self._process.stdout is not None
         raw = await self._process.stdout.readline()
         return msgspec.json.decode(raw, type=RouterLine) if raw else RouterLine()
 
-    async def _follow(self) -> RouterLine:
+    async def _follow_lines(self) -> RouterLine:
         """Ticks to the callback; returns the last line, an empty one where it died without."""
         while True:
-            line = await self._read()
+            line = await self._read_line()
             if line.tick is None:
                 return line
             self.latest = line.tick
@@ -133,8 +133,7 @@ class RouterProcess:
         async for raw in self._process.stderr:
             self._last_words.append(raw.decode("utf-8", "backslashreplace").rstrip())
 
-    async def _kill(self) -> None:
-        """See the process gone."""
+    async def _kill_process(self) -> None:
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:
@@ -149,7 +148,7 @@ class RouterProcess:
         finally:
             self._listening.cancel()
 
-    def _failed(self, line: RouterLine, what: str) -> RouterError:
+    def _make_error(self, line: RouterLine, what: str) -> RouterError:
         if line.failure is not None:
             return RouterError(line.failure.message, remedy=line.failure.remedy, exit_code=line.failure.exit_code)
         tail = "\n".join(self._last_words) or "(it wrote nothing to stderr)"
@@ -160,7 +159,7 @@ class RouterProcess:
         )
 
 
-def _write(spec: RouterSpec, path: Path) -> None:
+def _write_spec(spec: RouterSpec, path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(to_json(spec))

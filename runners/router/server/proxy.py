@@ -1,4 +1,4 @@
-"""A live request: its lifecycle over HTTP connections, with the response passed on as it comes.
+"""Live requests: read, asked for, and their lifecycle over HTTP connections, each response passed on as it comes.
 
 The instance's head is held back until its first body byte, so that everything before that byte can still be retried.
 """
@@ -6,20 +6,58 @@ The instance's head is held back until its first body byte, so that everything b
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from time import monotonic
+from uuid import uuid4
+
+import msgspec
 
 from runners.router.dispatch import Request
-from runners.router.facts import ClientMessage, Usage, pause_s
+from runners.router.facts import ClientMessage, Usage, pause_s, read_facts, session_name
 from runners.router.failure import REFUSALS, Failure
-from runners.router.instances.link import Answer, Link
-from runners.router.instances.upstream import Pool
+from runners.router.instances.upstream import Answer, Link, Pool
 from runners.router.lifecycle import RequestLifecycle
-from runners.router.server.response import Client, last_event, response_head
+from runners.router.server.front import STATUS_LINES, ClientConnection, HttpRequest
 from runners.router.traffic import Traffic
 
+REQUEST_ID_LIMIT = 200
 TAIL_PIECES = 4
 """Last pieces of a body, in which its usage and its end are looked for."""
+
+
+class Arrival:
+    """From a request's last byte until `begin` is called with its turn; not if its client leaves first."""
+
+    __slots__ = ("_begin", "_client", "_traffic")
+
+    def __init__(self, traffic: Traffic, client: ClientConnection, begin: Callable[[int], None]) -> None:
+        self._traffic = traffic
+        self._client = client
+        self._begin = begin
+
+    def ask(self, session: str) -> None:
+        """Ask, and begin with the answer; at once where the table cannot be asked."""
+        self._traffic.arriving[self] = None
+        self._traffic.dispatcher.ask_arrival(session, self._begin_with)
+
+    def _begin_with(self, turn: int) -> None:
+        if self in self._traffic.arriving:
+            self._traffic.end_arrival(self)
+            self._begin(turn)
+
+    def pause(self) -> None:
+        """Nothing has been written yet."""
+
+    def resume(self) -> None:
+        """Nor was anything held back."""
+
+    def abandon(self) -> None:
+        """The client is gone."""
+        self._traffic.end_arrival(self)
+
+    def cut(self, why: str) -> None:
+        self._traffic.end_arrival(self)
+        self._client.refuse(503, why, "cut")
 
 
 class Exchange(RequestLifecycle):
@@ -28,7 +66,12 @@ class Exchange(RequestLifecycle):
     __slots__ = ("_answer", "_client", "_pool", "_pools", "_tail", "link")
 
     def __init__(
-        self, traffic: Traffic, pools: Mapping[str, Pool], client: Client, request: Request, message: ClientMessage
+        self,
+        traffic: Traffic,
+        pools: Mapping[str, Pool],
+        client: ClientConnection,
+        request: Request,
+        message: ClientMessage,
     ) -> None:
         super().__init__(traffic, request, message)
         self.link: Link | None = None
@@ -77,18 +120,18 @@ class Exchange(RequestLifecycle):
         if self._is_open:
             self._client.write(data)
         else:
-            self._open(data)
+            self._open_response(data)
 
     def response_ended(self, *, proven: bool) -> None:
         if not proven and self._answer.events and b"[DONE]" not in b"".join(self._tail):
             self.request_failed(Failure("closed", "connection closed mid-stream"))
             return
         if not self._is_open:  # a body of no bytes that ended with its connection
-            self._open(b"")
+            self._open_response(b"")
         self.complete()
         self._client.finish(keep=proven)
 
-    def _open(self, data: bytes) -> None:
+    def _open_response(self, data: bytes) -> None:
         self.start_response()
         head = response_head(self._answer, self.instance, self._request.request, keep_alive=self._client.keep_alive)
         self._client.write(head + data)
@@ -105,3 +148,62 @@ class Exchange(RequestLifecycle):
         self.t_paused_s, self.t_read_s = 0.0, monotonic()
         if self.link is not None:
             self.link.resume()
+
+
+class Proxy:
+    """Takes requests from client connections: each becomes an exchange, after its session was asked for."""
+
+    def __init__(self, traffic: Traffic, pools: Mapping[str, Pool]) -> None:
+        self._traffic = traffic
+        self._pools = pools
+
+    def route_request(self, connection: ClientConnection, request: HttpRequest, *, chat: bool) -> None:
+        dispatcher = self._traffic.dispatcher
+        facts = read_facts(request.body, dispatcher.block_tokens, chat=chat)
+        session, client_id = facts.session, b""
+        for header, value in request.headers:
+            if header == b"x-session-id":
+                session = session_name(value) or session
+            elif header == b"x-request-id":
+                client_id = value
+        name = client_id.decode("latin-1") if 0 < len(client_id) <= REQUEST_ID_LIMIT else f"tracon-{uuid4().hex}"
+        headers = request.forwarded() + b"x-request-id: %b\r\n" % name.encode("latin-1")
+        message = ClientMessage(request.target, headers, request.body)
+
+        def begin(turn: int) -> None:
+            routed = Request(name, session, turn, facts.keys, facts.input_tokens, facts.max_tokens)
+            connection.in_flight = exchange = Exchange(self._traffic, self._pools, connection, routed, message)
+            exchange.start()
+
+        if session and dispatcher.asks_first:
+            connection.in_flight = arrival = Arrival(self._traffic, connection, begin)
+            arrival.ask(session)
+        else:
+            begin(dispatcher.count_arrival(session))
+
+
+def response_head(answer: Answer, instance: str, request: str, *, keep_alive: bool) -> bytes:
+    """The head that a client gets for an instance's `answer` to its `request`."""
+    lines = [STATUS_LINES.get(answer.status) or b"HTTP/1.1 %d \r\n" % answer.status]
+    named = False
+    for name, value in answer.headers:
+        named |= name == b"x-request-id"
+        lines.append(b"%b: %b\r\n" % (name, value))
+    lines.append(b"x-tracon-instance: %b\r\n" % instance.encode())
+    if not named:
+        lines.append(b"x-request-id: %b\r\n" % request.encode("latin-1"))
+    ends_with_it = not answer.chunked and not answer.sized
+    if ends_with_it or not keep_alive:
+        lines.append(b"connection: close\r\n")
+    lines.append(b"\r\n")
+    return b"".join(lines)
+
+
+def last_event(message: str, instance: str, tail: bytes, *, chunked: bool) -> bytes:
+    """The end of an event stream that cannot go on, with an event that says so; `tail`: what the client had last."""
+    error = {"message": message, "type": "instance_failed", "code": 502, "instance": instance}
+    event = b"data: " + msgspec.json.encode({"error": error}) + b"\n\n"
+    body = tail.removesuffix(b"\r\n") if chunked else tail
+    if body and not body.endswith((b"\n\n", b"\r\n\r\n", b"\r\r")):
+        event = b"\n\n" + event
+    return b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event) if chunked else event

@@ -26,10 +26,10 @@ def serve(
     """
     policy = make_policy(spec.policy, spec.parameters)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(Server(spec, policy, lambda tick: _tick(say, tick)), say, on_loop))
+        return runner.run(_serve_until_stopped(Server(spec, policy, lambda tick: _say_tick(say, tick)), say, on_loop))
 
 
-async def _serve(
+async def _serve_until_stopped(
     server: Server, say: Callable[[RouterLine], None], on_loop: Callable[[asyncio.Event], None]
 ) -> RouterOutcome:
     loop, stop, now = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
@@ -59,5 +59,5 @@ async def _serve(
     return outcome
 
 
-def _tick(say: Callable[[RouterLine], None], tick: RouterTick) -> None:
+def _say_tick(say: Callable[[RouterLine], None], tick: RouterTick) -> None:
     say(RouterLine(tick=tick))

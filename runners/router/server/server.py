@@ -10,25 +10,20 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from time import monotonic, perf_counter_ns
 from typing import TYPE_CHECKING
-from uuid import uuid4
 
-from runners.router.dispatch import Dispatcher, Request
-from runners.router.facts import ClientMessage, Facts, read_facts, session_name
+from runners.router.dispatch import Dispatcher
 from runners.router.instances.fleet import Fleet
 from runners.router.ledger import Ledger
 from runners.router.metrics import Counts
 from runners.router.policies import may_migrate
 from runners.router.policies.policy import Policy
-from runners.router.server.arrival import Arrival
-from runners.router.server.event_loop import EventLoop
 from runners.router.server.front import ClientConnection, HttpRequest
 from runners.router.server.log import DecisionLog
 from runners.router.server.pages import Pages
-from runners.router.server.prewarm import prewarm
-from runners.router.server.proxy import Exchange
+from runners.router.server.prewarm import prewarm_fleet
+from runners.router.server.proxy import Proxy
 from runners.router.sessions.bindings import Bindings
 from runners.router.spec import RouterError, RouterOutcome, RouterReady, RouterSpec, RouterTick, TickInstance
 from runners.router.traffic import Traffic
@@ -48,7 +43,19 @@ END_GRACE_S = 0.5
 """From the cut of what is in flight until its connections are closed."""
 ROUTED = {"/v1/completions": False, "/v1/chat/completions": True}
 """Path -> whether it is a chat."""
-REQUEST_ID_LIMIT = 200
+
+
+class EventLoop:
+    """The live driver: clock and timers of the running loop. It may be made before the loop runs."""
+
+    now_ns = staticmethod(perf_counter_ns)
+    now_s = staticmethod(monotonic)
+
+    def call_soon(self, callback: Callable[[], None]) -> asyncio.Handle:
+        return asyncio.get_running_loop().call_soon(callback)
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(delay_s, callback)
 
 
 class Server:
@@ -62,7 +69,6 @@ class Server:
         self._on_tick = on_tick
         self._t_start_ns = perf_counter_ns()
         self._counts = Counts()
-        self._links = 0
         self._clients: set[ClientConnection] = set()
         self._limit = spec.limits.streams or _streams_possible()
         self._pages_open: set[asyncio.Task[None]] = set()
@@ -70,13 +76,14 @@ class Server:
         self._driver = EventLoop()
         self._ledger = Ledger(self._log, self._counts, self._driver)
         self._shared = self._shared_bindings(spec) if spec.bindings.redis_url else None
-        own = Bindings(spec.max_sessions, spec.session_ttl_s)
-        self._bindings = own if self._shared is None else self._shared
+        in_memory = Bindings(spec.max_sessions, spec.session_ttl_s)
+        self._bindings = in_memory if self._shared is None else self._shared
         self._cluster = Cluster((), monotonic, self._bindings)
-        self._fleet = Fleet(spec, self._cluster, self._driver, self._count_links)
+        self._fleet = Fleet(spec, self._cluster, self._driver)
         self._transfers: Transfers
         self._dispatcher: Dispatcher
         self._traffic: Traffic
+        self._proxy: Proxy
         self._pages: Pages
         self._beating: asyncio.Task[None] | None = None
         self._listening: asyncio.Server | None = None
@@ -86,13 +93,7 @@ class Server:
 
     @property
     def connections(self) -> int:
-        """Client connections open."""
         return len(self._clients)
-
-    @property
-    def links(self) -> int:
-        """Connections open to instances."""
-        return self._links
 
     @property
     def records_lost(self) -> int:
@@ -110,7 +111,7 @@ class Server:
         await fleet.start()
         if spec.prewarm is not None:
             try:
-                await prewarm(spec.prewarm, fleet, spec.limits.first_byte_s)
+                await prewarm_fleet(spec.prewarm, fleet, spec.limits.first_byte_s)
             except RouterError:
                 await fleet.close()
                 raise
@@ -126,11 +127,11 @@ class Server:
             fleet.block_tokens,
             self._driver,
             transfers.cut_off if may_migrate(self._policy) else None,
-            self._shared,
             spec.transfer.min_tokens,
         )
         self._traffic = Traffic(self._dispatcher, fleet.health, self._counts, spec.limits, transfers)
         fleet.on_lost = self._traffic.lose_instance
+        self._proxy = Proxy(self._traffic, fleet.pools)
         self._pages = Pages(fleet, self._cluster, self._bindings, self._traffic, transfers, self)
         loop = asyncio.get_running_loop()
         try:
@@ -140,7 +141,7 @@ class Server:
         except OSError as error:
             remedy = "Give another --port (0 = any free one), or end what listens there."
             raise RouterError(f"cannot listen on {spec.host}:{spec.port}: {error.strerror}", remedy=remedy) from error
-        self._beating = asyncio.create_task(self._beat())
+        self._beating = asyncio.create_task(self._keep_time())
         host, port = self._listening.sockets[0].getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         names = tuple(instance.instance for instance in spec.instances)
@@ -157,7 +158,7 @@ class Server:
             if client.idle:
                 client.abort()
         drain_s = self._spec.limits.drain_s if drain_s is None else drain_s
-        if not await self._drain(drain_s):
+        if not await self._drain_traffic(drain_s):
             self._counts.cut = self._traffic.cut("the router is shutting down")
             await asyncio.sleep(END_GRACE_S)
         if self._beating is not None:
@@ -180,8 +181,7 @@ class Server:
         if self._drained is not None:
             self._drained.set()
 
-    async def _drain(self, limit_s: float) -> bool:
-        """Wait until nothing is in flight; False = some still is after `limit_s`."""
+    async def _drain_traffic(self, limit_s: float) -> bool:
         if self._traffic.is_idle:
             return True
         self._drained = asyncio.Event()
@@ -192,7 +192,6 @@ class Server:
         return self._traffic.is_idle
 
     def tick(self) -> RouterTick:
-        """What is known now."""
         bindings, counts = self._bindings, self._counts
         self._ledger.settle()
         rows = tuple(
@@ -238,39 +237,7 @@ class Server:
         elif request.version != "1.1":
             connection.refuse(505, "the router proxies HTTP/1.1 only", "bad_request")
         else:
-            self._route(connection, request, chat=chat)
-
-    def _route(self, connection: ClientConnection, request: HttpRequest, *, chat: bool) -> None:
-        dispatcher = self._dispatcher
-        facts = read_facts(request.body, dispatcher.block_tokens, chat=chat)
-        session, client_id = facts.session, b""
-        for header, value in request.headers:
-            if header == b"x-session-id":
-                session = session_name(value) or session
-            elif header == b"x-request-id":
-                client_id = value
-        name = client_id.decode("latin-1") if 0 < len(client_id) <= REQUEST_ID_LIMIT else f"tracon-{uuid4().hex}"
-        headers = request.forwarded() + b"x-request-id: %b\r\n" % name.encode("latin-1")
-        message = ClientMessage(request.target, headers, request.body)
-        if self._shared is None or not session:
-            self._begin(connection, message, facts, session, name, dispatcher.count_arrival(session))
-            return
-        begin = partial(self._begin, connection, message, facts, session, name)
-        connection.in_flight = arrival = Arrival(self._traffic, connection, begin)
-        arrival.ask(session)
-
-    def _begin(
-        self,
-        connection: ClientConnection,
-        message: ClientMessage,
-        facts: Facts,
-        session: str,
-        name: str,
-        turn: int,
-    ) -> None:
-        request = Request(name, session, turn, facts.keys, facts.input_tokens, facts.max_tokens)
-        connection.in_flight = exchange = Exchange(self._traffic, self._fleet.pools, connection, request, message)
-        exchange.start()
+            self._proxy.route_request(connection, request, chat=chat)
 
     def _shared_bindings(self, spec: RouterSpec) -> SharedBindings:
         from runners.router.sessions.shared_bindings import SharedBindings
@@ -286,19 +253,16 @@ class Server:
         if error is not None:
             sys.stderr.write(f"a page of the router failed: {type(error).__name__}: {error}\n")
 
-    def _count_links(self, more: int) -> None:
-        self._links += more
-
-    async def _beat(self) -> None:
+    async def _keep_time(self) -> None:
         """Everything that depends on time passing."""
         while True:
             await asyncio.sleep(BEAT_S)
             try:
-                self._once(monotonic())
+                self._beat_once(monotonic())
             except Exception:  # noqa: BLE001  (the clock goes on: without it nothing ever times out)
                 sys.stderr.write(f"a beat of the router's clock failed:\n{traceback.format_exc()}")
 
-    def _once(self, now_s: float) -> None:
+    def _beat_once(self, now_s: float) -> None:
         limits, due = self._spec.limits, self._due
         self._traffic.sweep_waiting(now_s)
         self._fleet.follow_events()

@@ -7,8 +7,10 @@ the request was sent there; until a first commit the session's owner is the inst
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+from uuid import uuid4
 
 _NONE: Mapping[str, int] = {}
 
@@ -20,55 +22,58 @@ class BindingVersion(NamedTuple):
     instance: str
 
 
-class MigrationClaim(Protocol):
-    """The right to migrate a session, where routers share their bindings."""
+@dataclass(eq=False, slots=True)
+class MigrationClaim:
+    """The right to migrate a session, which one request of one router has at a time where routers share bindings."""
 
-    token: str
-    held: bool
+    session: str
+    instance: str
+    binding: BindingVersion
+    then: Callable[[bool], None] | None
+    give_up: Callable[[MigrationClaim], None]
+    token: str = field(default_factory=lambda: uuid4().hex)
+    held: bool = False
+    """It was granted, and the shared table has not ended it since."""
 
-    def abandon(self) -> None: ...
-    def release(self) -> None: ...
+    def abandon(self) -> None:
+        """Stop waiting for the answer."""
+        self.then = None
+
+    def release(self) -> None:
+        """The request has ended. Where it was served, its commit has ended the claim."""
+        self.then = None
+        self.give_up(self)
+
+    def end_wait(self, granted: bool) -> None:
+        then, self.then = self.then, None
+        if then is not None:
+            then(granted)
 
 
+@dataclass(eq=False, slots=True)
 class Row:
     """One session's row."""
 
-    __slots__ = (
-        "coming",
-        "home",
-        "instance",
-        "left",
-        "migrated_s",
-        "moving_to",
-        "open",
-        "rejects",
-        "stale",
-        "turns",
-        "used_s",
-        "version",
-    )
-
-    def __init__(self) -> None:
-        self.instance = ""
-        """Committed owner."""
-        self.home = ""
-        """What it is counted under: the committed owner, else where its request is on its way to."""
-        self.coming = False
-        """`home` is not committed yet."""
-        self.left = ""
-        """Instance that a rebalance or a migration took it from."""
-        self.stale = 0
-        """Requests that were open there at that moment: their commits must not undo the move."""
-        self.migrated_s: float | None = None
-        self.moving_to = ""
-        """Where a migrating request is on its way to; empty again once it has been served there, or has ended."""
-        self.open: dict[str, int] = {}
-        """Binding requests on their way or being served, by instance."""
-        self.rejects: dict[str, int] = {}
-        self.turns = 0
-        self.used_s = 0.0
-        self.version = 0
-        """Rises whenever it is bound to another instance."""
+    instance: str = ""
+    """Committed owner."""
+    home: str = ""
+    """What it is counted under: the committed owner, else where its request is on its way to."""
+    coming: bool = False
+    """`home` is not committed yet."""
+    left: str = ""
+    """Instance that a rebalance or a migration took it from."""
+    stale: int = 0
+    """Requests that were open there at that moment: their commits must not undo the move."""
+    migrated_s: float | None = None
+    moving_to: str = ""
+    """Where a migrating request is on its way to; empty again once it has been served there, or has ended."""
+    open: dict[str, int] = field(default_factory=dict)
+    """Binding requests on their way or being served, by instance."""
+    rejects: dict[str, int] = field(default_factory=dict)
+    turns: int = 0
+    used_s: float = 0.0
+    version: int = 0
+    """Rises whenever it is bound to another instance."""
 
 
 class Bindings:
@@ -79,6 +84,8 @@ class Bindings:
     """
 
     row_type: type[Row] = Row
+    is_shared = False
+    """Other routers have these bindings too: a request asks for its session before its pick."""
 
     def __init__(self, max_sessions: int = 100_000, ttl_s: float = 14_400.0) -> None:
         self.max_sessions = max_sessions
@@ -120,15 +127,11 @@ class Bindings:
         """Sessions ever bound there, those on their way included."""
         return self._committed[instance] + self._coming[instance]
 
-    def sessions_of(self, instance: str) -> tuple[str, ...]:
-        """The sessions that live there, the one unused for longest first."""
-        return tuple(name for name, row in self._sessions.items() if row.home == instance)
-
     def arrive(self, session: str, now: float) -> int:
         """Count a request of the session; returns its turn, 0-based. 0 for the empty session."""
         if not session:
             return 0
-        row = self._touch(session, now)
+        row = self._touch_row(session, now)
         row.turns += 1
         return row.turns - 1
 
@@ -145,7 +148,7 @@ class Bindings:
         row.open[instance] = row.open.get(instance, 0) + 1
         if migrates:
             row.moving_to = instance
-        self._settle(row)
+        self._settle_row(row)
 
     def drop(self, session: str, instance: str, *, migrates: bool = False) -> None:
         """That request has ended, whatever came of it; `migrates` as it was expected."""
@@ -159,7 +162,7 @@ class Bindings:
             row.moving_to = ""
         if row.stale and instance == row.left:
             row.stale -= 1
-        self._settle(row)
+        self._settle_row(row)
 
     def commit(self, session: str, instance: str, now: float, *, migrates: bool = False) -> None:
         """`instance` has served the session: it is bound there, and the refusals that `instance` gave it are forgotten.
@@ -169,15 +172,46 @@ class Bindings:
         """
         if not session:
             return
-        row = self._touch(session, now)
+        row = self._touch_row(session, now)
         row.rejects.pop(instance, None)
         if migrates:
             row.moving_to, row.migrated_s = "", now
             if row.home != instance:
-                self._leave(row)
+                self._leave_home(row)
         elif row.stale and instance == row.left:
             return
-        self._bind(row, instance)
+        self._bind_row(row, instance)
+
+    def version_of(self, session: str) -> BindingVersion | None:
+        """What a pick sees of the session now; None = no other router can change it meanwhile."""
+        return None
+
+    def ask(self, session: str, then: Callable[[int], None]) -> None:
+        """`arrive`, where other routers may know the session better; `then` gets its turn, once, maybe at once."""
+        raise NotImplementedError("these bindings are no other router's")
+
+    def claim(
+        self, session: str, instance: str, binding: BindingVersion, then: Callable[[bool], None]
+    ) -> MigrationClaim | None:
+        """Ask for the right to migrate the session to `instance`; `then` gets the answer, once.
+
+        None = no other router can be asked: the right is granted. A claim lasts until it is released, which has to
+        happen.
+        """
+        return None
+
+    def commit_version(
+        self,
+        session: str,
+        instance: str,
+        now: float,
+        binding: BindingVersion | None,
+        *,
+        migrates: bool = False,
+        claim: MigrationClaim | None = None,
+    ) -> None:
+        """`commit`, unless the session has been bound elsewhere since the pick saw it as `binding`."""
+        self.commit(session, instance, now, migrates=migrates)
 
     def count_refusal(self, session: str, instance: str) -> None:
         """`instance` refused to admit the session. Call it where the refusal is seen, never by matching messages."""
@@ -196,7 +230,7 @@ class Bindings:
         row = self._sessions.get(session)
         if row is not None:
             row.instance = ""
-            self._settle(row)
+            self._settle_row(row)
 
     def release_instance(self, instance: str) -> tuple[str, ...]:
         """The instance is gone with its KV: its sessions have no owner any more. Returns them."""
@@ -221,21 +255,21 @@ class Bindings:
                 break
             session = bound[max(giving, key=self._active.__getitem__)].pop()
             row = self._sessions[session]
-            self._leave(row)
-            self._bind(row, instance)
+            self._leave_home(row)
+            self._bind_row(row, instance)
             moved.append(session)
         return tuple(moved)
 
     def expire(self, now: float) -> int:
         """Forget the sessions unused for longer than `ttl_s`, those with open requests excepted; returns how many."""
         count = 0
-        for session, row in list(self._oldest(now)):
+        for session, row in list(self._expired_rows(now)):
             if not row.open:
-                self._forget(session)
+                self._forget_session(session)
                 count += 1
         return count
 
-    def _oldest(self, now: float) -> Sequence[tuple[str, Row]]:
+    def _expired_rows(self, now: float) -> Sequence[tuple[str, Row]]:
         oldest = []
         for session, row in self._sessions.items():
             if now - row.used_s <= self.ttl_s:
@@ -246,43 +280,43 @@ class Bindings:
     def _bound_to(self, instance: str) -> list[str]:
         return [name for name, row in self._sessions.items() if row.instance == instance]
 
-    def _touch(self, session: str, now: float) -> Row:
+    def _touch_row(self, session: str, now: float) -> Row:
         row = self._sessions.get(session)
         if row is None:
             self.expire(now)
             while len(self._sessions) >= self.max_sessions:
-                self._forget(next(iter(self._sessions)))
+                self._forget_session(next(iter(self._sessions)))
             row = self._sessions[session] = self.row_type()
         else:
             self._sessions.move_to_end(session)
         row.used_s = now
         return row
 
-    def _leave(self, row: Row) -> None:
+    def _leave_home(self, row: Row) -> None:
         """What is still open where it lives, or was on its way to, must not bring it back there."""
         row.left, row.stale = row.home, row.open.get(row.home, 0)
 
-    def _bind(self, row: Row, instance: str) -> None:
+    def _bind_row(self, row: Row, instance: str) -> None:
         if row.instance == instance:
             return
         row.instance = instance
         row.version += 1
         self._committed[instance] += 1
-        self._settle(row)
+        self._settle_row(row)
 
-    def _settle(self, row: Row) -> None:
+    def _settle_row(self, row: Row) -> None:
         """Bring the counts in line with where the session lives now."""
-        self._uncount(row)
+        self._uncount_row(row)
         row.home = row.instance or next(iter(row.open), "")
         row.coming = not row.instance
         if row.home:
             self._active[row.home] += 1
             self._coming[row.home] += row.coming
 
-    def _uncount(self, row: Row) -> None:
+    def _uncount_row(self, row: Row) -> None:
         if row.home:
             self._active[row.home] -= 1
             self._coming[row.home] -= row.coming
 
-    def _forget(self, session: str) -> None:
-        self._uncount(self._sessions.pop(session))
+    def _forget_session(self, session: str) -> None:
+        self._uncount_row(self._sessions.pop(session))

@@ -18,8 +18,8 @@ from redis.asyncio import Connection, Redis
 from redis.exceptions import RedisError
 
 from runners.router.metrics import Counts
-from runners.router.sessions.binding_rules import PASSWORD, BindingRules
 from runners.router.sessions.redis_rows import SCRIPTS
+from runners.router.spec import PASSWORD, BindingRules
 
 CONNECT_S = 2.0
 DEAD_S = 5.0
@@ -74,7 +74,7 @@ class RedisLink:
 
     async def start(self) -> None:
         """Try to connect once; what does not succeed goes on in the background."""
-        self._running = asyncio.create_task(self._run())
+        self._running = asyncio.create_task(self._keep_connected())
         await self._tried.wait()
 
     async def close(self) -> None:
@@ -87,7 +87,7 @@ class RedisLink:
                     await asyncio.sleep(0.001)
         self._running.cancel()
         await asyncio.gather(self._running, return_exceptions=True)
-        self._fall("")
+        self._note_outage("")
         await self._redis.aclose()
 
     def call(self, operation: str, key: bytes, argument: bytes, answered: Callable[[bytes | None], None]) -> None:
@@ -99,16 +99,16 @@ class RedisLink:
         self._queue.append(_Call(operation, key, argument, answered))
         self._wake.set()
 
-    async def _run(self) -> None:
+    async def _keep_connected(self) -> None:
         """Connect, serve calls until that fails, and again."""
         while True:
             connection = self._redis.connection_pool.make_connection()  # type: ignore[no-untyped-call]
             try:
                 async with asyncio.timeout(CONNECT_S):
-                    await self._connect(connection)
-                await self._serve(connection)
+                    await self._load_scripts(connection)
+                await self._serve_calls(connection)
             except (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
-                self._fall(f"{type(error).__name__}: {error}")
+                self._note_outage(f"{type(error).__name__}: {error}")
             finally:
                 with contextlib.suppress(RedisError, OSError):
                     await connection.disconnect(nowait=True)
@@ -116,7 +116,7 @@ class RedisLink:
             await asyncio.sleep(self._pause_s)
             self._pause_s = min(AGAIN_MAX_S, self._pause_s * 2)
 
-    async def _connect(self, connection: Connection) -> None:
+    async def _load_scripts(self, connection: Connection) -> None:
         await connection.connect()  # type: ignore[no-untyped-call]
         for name, text in SCRIPTS.items():
             await connection.send_command("SCRIPT", "LOAD", text)
@@ -125,19 +125,19 @@ class RedisLink:
         self._tried.set()
         self._connected()
 
-    async def _serve(self, connection: Connection) -> None:
+    async def _serve_calls(self, connection: Connection) -> None:
         loop = asyncio.get_running_loop()
         while True:
             await self._wake.wait()
             self._sent, self._queue = self._queue[:CALLS_AT_ONCE], self._queue[CALLS_AT_ONCE:]
             if not self._queue:
                 self._wake.clear()
-            overdue = loop.call_later(self._rules.wait_s, self._overdue)
+            overdue = loop.call_later(self._rules.wait_s, self._stop_waiting)
             t_s = perf_counter()
             try:
                 async with asyncio.timeout(DEAD_S):
-                    await connection.send_packed_command([_packed(self._shas, call) for call in self._sent])
-                    await self._answers(connection, t_s)
+                    await connection.send_packed_command([_pack_call(self._shas, call) for call in self._sent])
+                    await self._read_answers(connection, t_s)
             finally:
                 overdue.cancel()
             self._late, self._pause_s = False, AGAIN_S
@@ -145,7 +145,7 @@ class RedisLink:
                 self._reported = False
                 sys.stderr.write("the bindings are shared through Redis again\n")
 
-    async def _answers(self, connection: Connection, t_s: float) -> None:
+    async def _read_answers(self, connection: Connection, t_s: float) -> None:
         loop = asyncio.get_running_loop()
         while self._sent:
             answer = await connection.read_response()
@@ -154,12 +154,12 @@ class RedisLink:
             self._counts.binding_trip.add(perf_counter() - t_s)
             loop.call_soon(call.answered, answer)  # what it fails with is not the connection's
 
-    def _overdue(self) -> None:
+    def _stop_waiting(self) -> None:
         """Stop waiting for open calls, and for new ones until one is answered."""
         self._late = True
         self._give_up("timeout", (*self._sent, *self._queue))
 
-    def _fall(self, why: str) -> None:
+    def _note_outage(self, why: str) -> None:
         """Redis is away: what is open will not be answered."""
         self._up = self._late = False
         if why and not self._reported:
@@ -176,8 +176,7 @@ class RedisLink:
             loop.call_soon(call.answered, None)
 
 
-def _packed(shas: dict[str, bytes], call: _Call) -> bytes:
-    """EVALSHA with one key and one argument."""
+def _pack_call(shas: dict[str, bytes], call: _Call) -> bytes:
     sha, key, argument = shas[call.operation], call.key, call.argument
     head = b"*5\r\n$7\r\nEVALSHA\r\n$%d\r\n%b\r\n$1\r\n1\r\n" % (len(sha), sha)
     return b"%b$%d\r\n%b\r\n$%d\r\n%b\r\n" % (head, len(key), key, len(argument), argument)

@@ -9,13 +9,15 @@ higher one holds. Refusals, and requests that have not been served yet, are each
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from uuid import uuid4
 
 from runners.router.metrics import Counts
-from runners.router.sessions.binding_rules import BindingRules
 from runners.router.sessions.bindings import Bindings, BindingVersion, MigrationClaim, Row
 from runners.router.sessions.redis_link import RedisLink
 from runners.router.sessions.redis_rows import Hint, Place, TableRow, read_row, script_argument
+from runners.router.spec import BindingRules
 
 REBALANCED_AT_ONCE = 500
 """Sessions moved by one call of a script: Redis does nothing else meanwhile."""
@@ -24,63 +26,24 @@ PENDING_LOSSES = 1000
 NOWHERE = Place(0, 0, 0)
 
 
+@dataclass(eq=False, slots=True)
 class SharedRow(Row):
     """One session's row in the working copy."""
 
-    __slots__ = ("elsewhere", "elsewhere_until_s", "epoch", "life")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elsewhere = ""
-        """Where another router moves it to."""
-        self.elsewhere_until_s = 0.0
-        self.epoch = 0
-        """Of its instance, when it was bound."""
-        self.life = ""
-        """Of the table that the epoch is of."""
-
-
-class Claim:
-    """The right to migrate a session, which one request of one router has at a time."""
-
-    __slots__ = ("_bindings", "_then", "binding", "held", "instance", "session", "token")
-
-    def __init__(
-        self,
-        bindings: SharedBindings,
-        session: str,
-        instance: str,
-        binding: BindingVersion,
-        then: Callable[[bool], None],
-    ) -> None:
-        self.session = session
-        self.instance = instance
-        self.binding = binding
-        self.token = uuid4().hex
-        self.held = False
-        """It was granted, and Redis has not ended it since."""
-        self._bindings = bindings
-        self._then: Callable[[bool], None] | None = then
-
-    def abandon(self) -> None:
-        """Stop waiting for the answer."""
-        self._then = None
-
-    def release(self) -> None:
-        """The request has ended. Where it was served, its commit has ended the claim."""
-        self._then = None
-        self._bindings.give_up(self)
-
-    def answered(self, granted: bool) -> None:
-        then, self._then = self._then, None
-        if then is not None:
-            then(granted)
+    elsewhere: str = ""
+    """Where another router moves it to."""
+    elsewhere_until_s: float = 0.0
+    epoch: int = 0
+    """Of its instance, when it was bound."""
+    life: str = ""
+    """Of the table that the epoch is of."""
 
 
 class SharedBindings(Bindings):
     """The table of sessions as one of several routers sees it; `names`: the instances that it counts sessions of."""
 
     row_type = SharedRow
+    is_shared = True
 
     def __init__(
         self,
@@ -100,7 +63,7 @@ class SharedBindings(Bindings):
         self._life = ""
         self._life_to_be = uuid4().hex
         self._places: dict[str, Place] = {}
-        self._claims: dict[str, Claim] = {}
+        self._claims: dict[str, MigrationClaim] = {}
         self._pending_losses: dict[str, Place] = {}
         """Instances lost while Redis was away: reported to it before anything else."""
 
@@ -115,7 +78,6 @@ class SharedBindings(Bindings):
 
     @property
     def shared(self) -> bool:
-        """Redis is connected."""
         return self._link.up
 
     def active(self, instance: str) -> int:
@@ -130,7 +92,7 @@ class SharedBindings(Bindings):
         return self._places[instance].assigned + self._coming[instance]
 
     def moving_to(self, session: str) -> str:
-        row = self._row(session)
+        row = self._find_row(session)
         if row is None:
             return ""
         return row.moving_to or (row.elsewhere if self._clock() < row.elsewhere_until_s else "")
@@ -141,60 +103,55 @@ class SharedBindings(Bindings):
         return BindingVersion(row.version, row.instance) if row else BindingVersion(0, "")
 
     def ask(self, session: str, then: Callable[[int], None]) -> None:
-        """Count a request of the session and see where it lives. `then` gets its turn, once; at once without Redis."""
+        """Count a request of the session and see where it lives; at once without Redis."""
         if not self._link.prompt:
             self._counts.binding_failures["away"] += 1
             then(self.arrive(session, self._clock()))
             return
         waiting = [then]
 
-        def answered(table_row: TableRow | None) -> None:
-            if table_row is not None:
-                self._take(session, table_row)
+        def answered(table_row: TableRow) -> None:
+            self._take_row(session, table_row)
             if waiting:
-                waiting.pop()(table_row.turns - 1 if table_row is not None else self.arrive(session, self._clock()))
+                waiting.pop()(table_row.turns - 1)
 
-        self._call("arrive", session, self._hint(session), answered)
+        def unanswered() -> None:
+            if waiting:
+                waiting.pop()(self.arrive(session, self._clock()))
 
-    def claim(self, session: str, instance: str, binding: BindingVersion, then: Callable[[bool], None]) -> Claim | None:
-        """Ask for the right to migrate the session to `instance`; `then` gets the answer, once.
+        self._call_script("arrive", session, self._make_hint(session), answered, unanswered)
 
-        None = Redis is away: the right is granted. A claim lasts until it is released, which has to happen.
-        """
+    def claim(
+        self, session: str, instance: str, binding: BindingVersion, then: Callable[[bool], None]
+    ) -> MigrationClaim | None:
+        """None = Redis is away: the right is granted."""
         if not self._link.prompt:
             self._counts.binding_failures["away"] += 1
             return None
-        made = Claim(self, session, instance, binding, then)
-        self._claims[made.token] = made
-        self._renew(made)
-        return made
-
-    def give_up(self, claim: Claim) -> None:
-        """The session may be migrated by others."""
-        asked = self._claims.pop(claim.token, None) is not None
-        held, claim.held = claim.held, False
-        if asked or held:  # no longer renewed where the session was bound elsewhere, but held all the same
-            self._call("unclaim", claim.session, (claim.token,), self._taker(claim.session))
+        claim = MigrationClaim(session, instance, binding, then, self._give_up)
+        self._claims[claim.token] = claim
+        self._renew_claim(claim)
+        return claim
 
     def commit_version(
         self,
         session: str,
         instance: str,
         now: float,
-        binding: BindingVersion,
+        binding: BindingVersion | None,
         *,
         migrates: bool = False,
         claim: MigrationClaim | None = None,
     ) -> None:
-        """`commit`, unless the session has been bound elsewhere since the pick saw it."""
-        row = self._row(session)
+        assert binding is not None
+        row = self._find_row(session)
         if row is not None and row.version != binding.version and row.instance != instance:
             row.rejects.pop(instance, None)
             self._counts.binding_failures["refused"] += 1
             return
         before = row.version if row is not None else 0
         super().commit(session, instance, now, migrates=migrates)
-        row = self._row(session)
+        row = self._find_row(session)
         assert row is not None
         if row.version == before:
             return
@@ -204,20 +161,18 @@ class SharedBindings(Bindings):
             token, claim.held = claim.token, False
             self._claims.pop(token, None)
 
-        def answered(table_row: TableRow | None) -> None:
-            if table_row is None:
-                return
-            self._take(session, table_row, anyhow=not table_row.granted)
+        def answered(table_row: TableRow) -> None:
+            self._take_row(session, table_row, anyhow=not table_row.granted)
             if not table_row.granted:
                 self._counts.binding_failures["refused"] += 1
 
-        self._call("commit", session, (instance, binding.version, binding.instance, migrates, token), answered)
+        self._call_script("commit", session, (instance, binding.version, binding.instance, migrates, token), answered)
 
     def release_instance(self, instance: str) -> tuple[str, ...]:
         gone = super().release_instance(instance)
         known = self._places.get(instance, NOWHERE)
         if self._link.up:
-            self._lose(instance, known)
+            self._report_loss(instance, known)
         else:
             self._queue_loss(instance, known)
         return gone
@@ -228,13 +183,12 @@ class SharedBindings(Bindings):
             return super().rebalance(instance, among)
         names = tuple(sorted({*among, instance}))
 
-        def answered(table_row: TableRow | None) -> None:
-            if table_row is not None:
-                self._places.update(table_row.places)
-                if not table_row.granted:
-                    self._call("rebalance", "", (instance, names, REBALANCED_AT_ONCE), answered)
+        def answered(table_row: TableRow) -> None:
+            self._places.update(table_row.places)
+            if not table_row.granted:
+                self._call_script("rebalance", "", (instance, names, REBALANCED_AT_ONCE), answered)
 
-        self._call("rebalance", "", (instance, names, REBALANCED_AT_ONCE), answered)
+        self._call_script("rebalance", "", (instance, names, REBALANCED_AT_ONCE), answered)
         return ()
 
     def look(self) -> None:
@@ -242,83 +196,86 @@ class SharedBindings(Bindings):
         for gone in self._places.keys() - set(self._names()):
             del self._places[gone]
         if self._link.prompt:
-            self._call("look", "", (), self._placed)
+            self._call_script("look", "", (), self._note_places)
             for claim in tuple(self._claims.values()):
-                self._renew(claim)
+                self._renew_claim(claim)
 
     # the table
-    def _call(
-        self, operation: str, session: str, values: tuple[object, ...], answered: Callable[[TableRow | None], None]
+    def _call_script(
+        self,
+        operation: str,
+        session: str,
+        values: tuple[object, ...],
+        answered: Callable[[TableRow], None],
+        unanswered: Callable[[], None] = lambda: None,
     ) -> None:
+        """Run a script. `unanswered` is called when it is not waited for any longer; its answer may still come."""
         names = self._names()
         rules = self._rules
         argument = script_argument(rules.prefix, self.ttl_s, names, self._life_to_be, *values)
         key = f"{rules.prefix}s:{session}".encode("utf-8", "surrogatepass")
-        self._link.call(
-            operation, key, argument, lambda answer: answered(None if answer is None else read_row(answer, names))
-        )
+
+        def receive(answer: bytes | None) -> None:
+            if answer is None:
+                unanswered()
+            else:
+                answered(read_row(answer, names))
+
+        self._link.call(operation, key, argument, receive)
 
     def _connected(self) -> None:
         losses, self._pending_losses = self._pending_losses, {}
         for instance, known in losses.items():
-            self._lose(instance, known)
-        self._call("look", "", (), self._placed)
+            self._report_loss(instance, known)
+        self._call_script("look", "", (), self._note_places)
 
-    def _lose(self, instance: str, known: Place) -> None:
-        def answered(table_row: TableRow | None) -> None:
-            if table_row is None:
-                self._queue_loss(instance, known)
-            else:
-                self._placed(table_row)
-
-        self._call("lose", "", (instance, known.epoch, self._life), answered)
+    def _report_loss(self, instance: str, known: Place) -> None:
+        values = (instance, known.epoch, self._life)
+        self._call_script("lose", "", values, self._note_places, partial(self._queue_loss, instance, known))
 
     def _queue_loss(self, instance: str, known: Place) -> None:
         self._pending_losses[instance] = known
         if len(self._pending_losses) > PENDING_LOSSES:
             del self._pending_losses[next(iter(self._pending_losses))]
 
-    def _renew(self, claim: Claim) -> None:
-        def answered(table_row: TableRow | None) -> None:
-            if table_row is None:
-                claim.answered(True)
-                return
+    def _give_up(self, claim: MigrationClaim) -> None:
+        """The session may be migrated by others."""
+        asked = self._claims.pop(claim.token, None) is not None
+        held, claim.held = claim.held, False
+        if asked or held:  # no longer renewed where the session was bound elsewhere, but held all the same
+            self._call_script("unclaim", claim.session, (claim.token,), partial(self._take_row, claim.session))
+
+    def _renew_claim(self, claim: MigrationClaim) -> None:
+        def answered(table_row: TableRow) -> None:
             if not table_row.granted and self._claims.pop(claim.token, None) is not None:
                 self._counts.binding_failures["refused"] += 1
-                self._take(claim.session, table_row, anyhow=True)
+                self._take_row(claim.session, table_row, anyhow=True)
             claim.held = claim.held or (table_row.granted and claim.token in self._claims)
-            claim.answered(table_row.granted)
+            claim.end_wait(table_row.granted)
 
         claim_us = round(self._rules.claim_s * 1e6)
         values = (claim.instance, claim.binding.version, claim.binding.instance, claim.token, claim_us)
-        self._call("claim", claim.session, values, answered)
+        self._call_script("claim", claim.session, values, answered, partial(claim.end_wait, True))
 
     # the working copy
-    def _row(self, session: str) -> SharedRow | None:
+    def _find_row(self, session: str) -> SharedRow | None:
         row = self._sessions.get(session)
         assert row is None or isinstance(row, SharedRow)
         return row
 
-    def _hint(self, session: str) -> Hint:
-        row = self._row(session)
+    def _make_hint(self, session: str) -> Hint:
+        row = self._find_row(session)
         if row is None:
             return Hint()
         since_s = None if row.migrated_s is None else self._clock() - row.migrated_s
         since_us = -1 if since_s is None else round(since_s * 1e6)
         return Hint(row.instance, row.version, row.epoch, row.life, since_us, row.turns)
 
-    def _taker(self, session: str) -> Callable[[TableRow | None], None]:
-        def answered(table_row: TableRow | None) -> None:
-            if table_row is not None:
-                self._take(session, table_row)
-
-        return answered
-
-    def _take(self, session: str, table_row: TableRow, *, anyhow: bool = False) -> None:
+    def _take_row(self, session: str, table_row: TableRow, *, anyhow: bool = False) -> None:
         """Bring the working copy in line with the table; `anyhow`: also where it thought to know better."""
-        self._placed(table_row)
+        self._note_places(table_row)
         now = self._clock()
-        row = self._touch(session, now)
+        row = self._touch_row(session, now)
         assert isinstance(row, SharedRow)
         row.turns = max(row.turns, table_row.turns)
         own = table_row.moving_by in self._claims
@@ -330,18 +287,17 @@ class SharedBindings(Bindings):
         if table_row.instance != row.instance:
             if table_row.instance:
                 if row.home != table_row.instance:
-                    self._leave(row)
-                self._bind(row, table_row.instance)
+                    self._leave_home(row)
+                self._bind_row(row, table_row.instance)
             else:
                 row.instance = ""
-                self._settle(row)
+                self._settle_row(row)
         row.version, row.life = table_row.version, table_row.life
         row.epoch = table_row.places.get(table_row.instance, NOWHERE).epoch
 
-    def _placed(self, table_row: TableRow | None) -> None:
-        if table_row is not None:
-            self._life = table_row.life
-            self._places.update(table_row.places)
+    def _note_places(self, table_row: TableRow) -> None:
+        self._life = table_row.life
+        self._places.update(table_row.places)
 
     def _move_place(self, row: SharedRow, source: str, target: str) -> None:
         """Count a session where it was just bound, until the table says so."""

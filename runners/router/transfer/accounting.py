@@ -34,9 +34,12 @@ class _Entry:
 
 @dataclass(slots=True)
 class TransferAccounting:
-    """The account of one target. `fetch` gets its counters; None = it could not be asked."""
+    """The account of one target. `fetch` gets its counters; None = it could not be asked.
 
-    fetch: Callable[[], Awaitable[Counters | None]]
+    Without `fetch` nothing is read: each transfer is settled at its end as not counted.
+    """
+
+    fetch: Callable[[], Awaitable[Counters | None]] | None
     now_s: Callable[[], float]
     counters: Counters | None = None
     """As last read when nothing was on its way there: the rise since then belongs to `_entries`."""
@@ -58,12 +61,12 @@ class TransferAccounting:
         """Read the counters before a transfer, where nothing is on its way there, and report what has come by then."""
         known = self.counters is not None and not self._unattributed and not self._entries
         fresh = known and self.now_s() - self._read_s < FRESH_S
-        if fresh or self._open or self._reading is not None:
+        if self.fetch is None or fresh or self._open or self._reading is not None:
             return
         begun = self._begun
         counters = await self.fetch()
         if counters is not None and not self._open and begun == self._begun:
-            self._conclude(counters)
+            self._conclude_reading(counters)
 
     async def wait_until_quiet(self, limit_s: float) -> None:
         """Wait for at most `limit_s` until what has come there is attributed."""
@@ -71,7 +74,6 @@ class TransferAccounting:
             await asyncio.wait((self._reading,), timeout=limit_s)
 
     def begin(self) -> None:
-        """A decode request is sent there."""
         self._open += 1
         self._begun += 1
 
@@ -87,6 +89,9 @@ class TransferAccounting:
         returned function is called. Where another transfer needs the counters first, they are read for both.
         """
         self._open -= 1
+        if self.fetch is None:
+            settle(NOT_COUNTED)
+            return lambda: None
         entry = _Entry(answer, settle, self.now_s(), None if streams else self.now_s())
         self._entries.append(entry)
         if not streams:
@@ -106,7 +111,7 @@ class TransferAccounting:
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
-        self._settle([Attribution(reason="the router ended first")] * len(self._entries))
+        self._settle_entries([Attribution(reason="the router ended first")] * len(self._entries))
 
     def _make_due(self, entry: _Entry) -> None:
         if entry.due_s is None:
@@ -116,23 +121,23 @@ class TransferAccounting:
 
     def _start_reading(self) -> None:
         if self._reading is None:
-            self._reading = asyncio.get_running_loop().create_task(self._read())
+            self._reading = asyncio.get_running_loop().create_task(self._read_until_settled())
 
-    async def _read(self) -> None:
+    async def _read_until_settled(self) -> None:
         """Read until all is settled, while nothing else is on its way there, whose tokens would be counted too."""
         try:
             while any(entry.due_s is not None for entry in self._entries):
                 if not self._open:
                     begun = self._begun
-                    counters = await self.fetch()
-                    if counters is not None and begun == self._begun and self._conclude(counters):
+                    counters = await self.fetch() if self.fetch is not None else None
+                    if counters is not None and begun == self._begun and self._conclude_reading(counters):
                         return
                 self._give_up()
                 await asyncio.sleep(READ_AGAIN_S)
         finally:
             self._reading = None
 
-    def _conclude(self, counters: Counters) -> bool:
+    def _conclude_reading(self, counters: Counters) -> bool:
         """Settle all entries by these counters, unless they have not risen and still may."""
         before = self.counters
         expected = any(entry.answer.limit != 0 for entry in self._entries)
@@ -146,7 +151,7 @@ class TransferAccounting:
             attributions = [Attribution(reason=reason)] * len(self._entries)
         else:
             attributions = attribute(before, counters, [entry.answer for entry in self._entries])
-        self._settle(attributions)
+        self._settle_entries(attributions)
         self.counters, self._read_s, self._unattributed = counters, self.now_s(), False
         return True
 
@@ -161,40 +166,7 @@ class TransferAccounting:
                 Attribution(reason=f"for {SETTLE_S:g} s another transfer was on its way there, or no counters came")
             )
 
-    def _settle(self, attributions: list[Attribution]) -> None:
+    def _settle_entries(self, attributions: list[Attribution]) -> None:
         entries, self._entries = self._entries, []
         for entry, attribution in zip(entries, attributions, strict=True):
             entry.settle(attribution)
-
-
-class Uncounted:
-    """Replaces the account of a target where the rules say that nothing is counted: all is settled at once."""
-
-    quiet = True
-
-    async def refresh(self) -> None:
-        """Nothing is read."""
-
-    async def wait_until_quiet(self, limit_s: float) -> None:
-        """Nothing is waited for."""
-
-    def begin(self) -> None:
-        """Nothing is noted."""
-
-    def drop(self) -> None:
-        """Nothing is noted."""
-
-    def end(self, answer: TargetAnswer, settle: Settle, *, streams: bool = False) -> Callable[[], None]:
-        """The transfer completed; its size is not counted."""
-        settle(NOT_COUNTED)
-        return _do_nothing
-
-    def forget(self) -> None:
-        """Nothing is known."""
-
-    async def close(self, within_s: float) -> None:
-        """Nothing is waited for."""
-
-
-def _do_nothing() -> None:
-    """No counters are to be read."""

@@ -50,7 +50,6 @@ class Attribution(NamedTuple):
 
 
 def read_counters(page: bytes) -> Counters:
-    """The counters in a page of metrics."""
     external: float | None = None
     moved: float | None = None
     block: int | None = None

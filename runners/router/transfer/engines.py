@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 
 from launch.transfer_request import TransferRefused, check_leg
 from runners.router.failure import REFUSALS
-from runners.router.instances.internal_request import InternalRequestFailed, fetch
-from runners.router.instances.link import Answer
-from runners.router.instances.upstream import Pool, resolve
+from runners.router.instances.internal_request import InternalRequestFailed, fetch, fetch_metrics
+from runners.router.instances.upstream import Answer, Pool, resolve
 from runners.router.spec import InstanceSpec, RouterError
 from runners.router.transfer.counters import Counters, read_counters
 from runners.router.transfer.request_bodies import (
@@ -67,14 +66,14 @@ class Engines:
         """Send a prefill or decode request and wait for its whole answer; `sent` as in `fetch`. Raises StepFailed."""
         endpoint = self._specs[instance].transfer if instance in self._specs else None
         if endpoint is None:
-            _fail(f"the {who} was removed", strike=False)
+            raise StepFailed(f"the {who} was removed", strike=False)
         try:
             check_leg(body, connector_part(endpoint), f"the {who}")
         except TransferRefused as error:
-            _fail(f"not sent: {error}", strike=True)
-        answer, page = await self._post(instance, who, path, headers, msgspec.json.encode(body), sent)
+            raise StepFailed(f"not sent: {error}", strike=True) from error
+        answer, page = await self._post_body(instance, who, path, headers, msgspec.json.encode(body), sent)
         if answer.status != 200:
-            self._fail_by_status(who, answer.status, page)
+            raise _status_failure(who, answer.status, page)
         try:
             return read_answer(page)
         except Unfit as error:
@@ -82,24 +81,20 @@ class Engines:
 
     async def tokenize(self, instance: str, headers: bytes, asked: ClientRequest) -> tuple[int, ...]:
         """The prompt of a request in tokens, by the instance's tokenizer. Raises StepFailed."""
-        answer, page = await self._post(instance, "target's /tokenize", "/tokenize", headers, tokenize_body(asked))
+        answer, page = await self._post_body(instance, "target's /tokenize", "/tokenize", headers, tokenize_body(asked))
         if answer.status != 200:
-            _fail(f"the target's /tokenize answers HTTP {answer.status}", strike=False)
+            raise StepFailed(f"the target's /tokenize answers HTTP {answer.status}", strike=False)
         try:
             return token_ids(page)
         except Unfit as error:
             raise StepFailed(f"the target: {error}", strike=False) from error
 
     async def counters(self, instance: str) -> Counters | None:
-        """Its counters; None where it cannot be asked."""
         pool = self._pools.get(instance)
         if pool is None:
             return None
-        try:
-            answer, page = await fetch(pool, b"/metrics", timeout_s=ASK_S)
-        except InternalRequestFailed:
-            return None
-        if answer.status != 200:
+        page = await fetch_metrics(pool, ASK_S)
+        if page is None:
             return None
         counters = read_counters(page)
         if counters.block_tokens:
@@ -121,7 +116,7 @@ class Engines:
         try:
             pool = self._bootstraps.get(url)
             if pool is None:
-                pool = self._bootstraps.setdefault(url, Pool(await resolve(url), QUERY_S, _uncounted))
+                pool = self._bootstraps.setdefault(url, Pool(await resolve(url), QUERY_S))
             answer, page = await fetch(pool, b"/query", timeout_s=QUERY_S)
             if answer.status != 200:
                 raise Unsound(f"its bootstrap server answers HTTP {answer.status}")
@@ -142,7 +137,7 @@ class Engines:
         for pool in self._bootstraps.values():
             pool.close()
 
-    async def _post(
+    async def _post_body(
         self,
         instance: str,
         who: str,
@@ -153,7 +148,7 @@ class Engines:
     ) -> tuple[Answer, bytes]:
         pool = self._pools.get(instance)
         if pool is None:
-            _fail(f"the {who} was removed", strike=False)
+            raise StepFailed(f"the {who} was removed", strike=False)
         try:
             name = path.encode("latin-1")
             return await fetch(pool, name, timeout_s=self._timeout_s, headers=headers, body=body, sent=sent)
@@ -162,17 +157,10 @@ class Engines:
             dropped = failure.kind == "timeout"
             raise StepFailed(f"the {who}: {failure.text}", strike=failure.kind != "own", frees=dropped) from error
 
-    def _fail_by_status(self, who: str, status: int, page: bytes) -> NoReturn:
-        text = page[:TEXT_LIMIT].decode("utf-8", "replace")
-        overloaded = status in REFUSALS
-        broken = status >= 500 and not overloaded
-        frees = status < 500 and not overloaded
-        _fail(f"the {who} answers HTTP {status}: {text}", strike=broken, retryable=broken, frees=frees)
 
-
-def _fail(text: str, *, strike: bool, retryable: bool = False, frees: bool = False) -> NoReturn:
-    raise StepFailed(text, strike=strike, retryable=retryable, frees=frees)
-
-
-def _uncounted(change: int) -> None:
-    """Connections to bootstrap servers are few: the router's limit on streams leaves them out."""
+def _status_failure(who: str, status: int, page: bytes) -> StepFailed:
+    text = page[:TEXT_LIMIT].decode("utf-8", "replace")
+    overloaded = status in REFUSALS
+    broken = status >= 500 and not overloaded
+    frees = status < 500 and not overloaded
+    return StepFailed(f"the {who} answers HTTP {status}: {text}", strike=broken, retryable=broken, frees=frees)

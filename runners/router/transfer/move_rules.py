@@ -113,13 +113,7 @@ class MoveRules:
 
     def count_end(self, admission: Admission, *, succeeded: bool = False, why: str | None = None) -> None:
         """What the transfer's end says of its pair; neither `succeeded` nor a failure (`why`): nothing."""
-        source, target, probe = admission.source, admission.target, admission.probe
-        if succeeded:
-            self.pairs.note_success(source, target, probe=probe)
-        elif why is None:
-            self.pairs.release_probe(source, target, probe=probe)
-        else:
-            self.pairs.note_failure(source, target, why, probe=probe)
+        self.pairs.count_end(admission.source, admission.target, probe=admission.probe, succeeded=succeeded, why=why)
 
     def movable_prefix(
         self, request: RoutedRequest, source: str, target: str, prompt_tokens: int, source_block_tokens: int

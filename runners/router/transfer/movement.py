@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
 
 from results.records.decisions import KvTransfer, RoutedRequest
 from runners.router.facts import ClientMessage
 from runners.router.transfer.counters import Attribution, TargetAnswer
+from runners.router.transfer.move_rules import Purpose
 
 UNDER_WAY = "under way"
 NOT_SERVED = "the target has not begun to answer"
 LEFT = "the client left"
 NOT_REPORTED = "the target does not tell what it had cached (its engine needs --enable-prompt-tokens-details)"
+
+
+class MoveRequest(NamedTuple):
+    """KV that a pick asks for."""
+
+    purpose: Purpose
+    request: RoutedRequest
+    source: str
+    target: str
+    message: ClientMessage
 
 
 class Mover(Protocol):
@@ -38,55 +49,37 @@ class KvTransport(Protocol):
 
     def cut_off(self, source: str, targets: Iterable[str]) -> Mapping[str, str]: ...
     def forget_process(self, instance: str) -> None: ...
-    def migrate(
-        self, request: RoutedRequest, source: str, target: str, message: ClientMessage, done: Callable[[Movement], None]
-    ) -> Movement: ...
-    def hand_over(
-        self, request: RoutedRequest, source: str, target: str, message: ClientMessage, done: Callable[[Movement], None]
-    ) -> Movement: ...
+    def start_movement(self, move: MoveRequest, done: Callable[[Movement], None]) -> Movement: ...
 
 
+@dataclass(eq=False, slots=True)
 class Movement:
     """KV on its way for one request."""
 
-    __slots__ = (
-        "_callbacks",
-        "_counted",
-        "_mover",
-        "_reported",
-        "block_tokens",
-        "body",
-        "closed",
-        "kv_bytes_per_token",
-        "on_answer_end",
-        "open",
-        "over",
-        "settled",
-        "transfer",
-    )
+    _mover: Mover
+    transfer: KvTransfer
+    """Its state, right at every moment."""
+    body: bytes
+    """What to send to the target: the client's body, in a handover with the parameters of the pull."""
+    over: bool = False
+    """The request may be sent, or will not be."""
+    open: bool = False
+    """A handover whose source is ready: the request is its decode request, and its outcome is not known."""
+    settled: bool = False
+    """`transfer` changes no more."""
+    closed: bool = False
+    """Abandoned: `transfer` keeps the state it had then."""
+    block_tokens: int | None = None
+    """Of the target."""
+    kv_bytes_per_token: int | None = None
+    on_answer_end: Callable[[], None] | None = None
+    """Handover: called when the target's answer has ended: its counters may be read from then on."""
+    _counted: TargetAnswer | None = None
+    _reported: TargetAnswer | None = None
+    _callbacks: list[Callable[[KvTransfer], None]] = field(default_factory=list)
 
-    def __init__(self, mover: Mover, transfer: KvTransfer, body: bytes) -> None:
-        self.transfer = replace(transfer, status="failed", reason=UNDER_WAY, t_begin_ns=mover.now_ns())
-        """Its state, right at every moment."""
-        self.body = body
-        """What to send to the target: the client's body, in a handover with the parameters of the pull."""
-        self.over = False
-        """The request may be sent, or will not be."""
-        self.open = False
-        """A handover whose source is ready: the request is its decode request, and its outcome is not known."""
-        self.settled = False
-        """`transfer` changes no more."""
-        self.closed = False
-        """Abandoned: `transfer` keeps the state it had then."""
-        self.block_tokens: int | None = None
-        """Of the target."""
-        self.kv_bytes_per_token: int | None = None
-        self.on_answer_end: Callable[[], None] | None = None
-        """Handover: called when the target's answer has ended: its counters may be read from then on."""
-        self._mover = mover
-        self._counted: TargetAnswer | None = None
-        self._reported: TargetAnswer | None = None
-        self._callbacks: list[Callable[[KvTransfer], None]] = []
+    def __post_init__(self) -> None:
+        self.change(status="failed", reason=UNDER_WAY, t_begin_ns=self.now_ns())
 
     def now_ns(self) -> int:
         return self._mover.now_ns()
@@ -126,7 +119,7 @@ class Movement:
             return
         if cached_tokens is not None:
             self._reported = TargetAnswer(prompt_tokens, cached_tokens)
-            self._divide()
+            self._divide_prompt()
         if self.on_answer_end is not None:
             self.on_answer_end()
 
@@ -167,10 +160,10 @@ class Movement:
             self.change(bytes=attribution.nixl_bytes, bytes_from="counter")
         elif external is not None and self.kv_bytes_per_token is not None and self.transfer.transport != "nixl":
             self.change(bytes=external * self.kv_bytes_per_token, bytes_from="tokens")
-        self._divide()
+        self._divide_prompt()
         self.settle()
 
-    def _divide(self) -> None:
+    def _divide_prompt(self) -> None:
         """Divide the rest of the prompt into what the target had in its cache and what it computed."""
         answer, external = self._counted, self.transfer.external_tokens
         if answer is None:

@@ -53,7 +53,6 @@ class Quarantine:
         return replace(self, probing=False) if probe else self
 
     def note_failure(self, now_s: float, why: str, *, probe: bool) -> Quarantine:
-        """A transfer has failed."""
         if self.times and not probe:
             return self
         counted = (*(at_s for at_s in self.failed_s if now_s - at_s <= self.rules.window_s), now_s)
@@ -83,7 +82,7 @@ class Pairs:
 
     def refusal(self, source: str, target: str) -> str:
         """As `Quarantine.refusal`, now."""
-        return self._of(source, target).refusal(self._clock())
+        return self._state_of(source, target).refusal(self._clock())
 
     def quarantined(self) -> Mapping[tuple[str, str], str]:
         """Pairs that refuse now: why."""
@@ -92,34 +91,36 @@ class Pairs:
 
     def begin(self, source: str, target: str) -> bool:
         """Begin a transfer that was not refused; returns whether it is a probe, which its end needs."""
-        before = self._of(source, target)
-        self._keep(source, target, before.begin())
+        before = self._state_of(source, target)
+        self._store_state(source, target, before.begin())
         return before.times > 0
 
-    def note_success(self, source: str, target: str, *, probe: bool) -> None:
-        self._keep(source, target, self._of(source, target).note_success(probe=probe))
-
-    def release_probe(self, source: str, target: str, *, probe: bool) -> None:
-        self._keep(source, target, self._of(source, target).release_probe(probe=probe))
-
-    def note_failure(self, source: str, target: str, why: str, *, probe: bool) -> None:
-        self._keep(source, target, self._of(source, target).note_failure(self._clock(), why, probe=probe))
+    def count_end(self, source: str, target: str, *, probe: bool, succeeded: bool, why: str | None) -> None:
+        """What a transfer's end says of the pair; neither `succeeded` nor a failure (`why`): nothing."""
+        state = self._state_of(source, target)
+        if succeeded:
+            state = state.note_success(probe=probe)
+        elif why is None:
+            state = state.release_probe(probe=probe)
+        else:
+            state = state.note_failure(self._clock(), why, probe=probe)
+        self._store_state(source, target, state)
 
     def allow_probe(self, instance: str) -> None:
         """It is another process now: its pairs may be probed at once."""
         now_s = self._clock()
         for pair, state in tuple(self._marked.items()):
             if instance in pair:
-                self._keep(*pair, state.allow_probe(now_s))
+                self._store_state(*pair, state.allow_probe(now_s))
 
     def remove_instance(self, instance: str) -> None:
         """It is gone: nothing of its pairs is remembered."""
         self._marked = {pair: state for pair, state in self._marked.items() if instance not in pair}
 
-    def _of(self, source: str, target: str) -> Quarantine:
+    def _state_of(self, source: str, target: str) -> Quarantine:
         return self._marked.get((source, target), self._sound)
 
-    def _keep(self, source: str, target: str, state: Quarantine) -> None:
+    def _store_state(self, source: str, target: str, state: Quarantine) -> None:
         if state == self._sound:
             self._marked.pop((source, target), None)
         else:

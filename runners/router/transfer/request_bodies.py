@@ -89,7 +89,6 @@ def require_one_prefill(asked: ClientRequest) -> None:
 
 
 def tokenize_body(asked: ClientRequest) -> bytes:
-    """The body of POST /tokenize, for a prompt that is not token ids."""
     names = TOKENIZED_CHAT if asked.chat else TOKENIZED_TEXT
     wanted = {name: asked.fields[name] for name in names if asked.fields.get(name) is not None}
     return msgspec.json.encode(wanted if asked.chat else {**wanted, "prompt": asked.fields["prompt"]})
@@ -155,7 +154,7 @@ def read_answer(page: bytes) -> StepAnswer:
     usage = usage if isinstance(usage, dict) else {}
     details = usage.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    return StepAnswer(body, str(reason), _count(usage.get("prompt_tokens")), _count(cached))
+    return StepAnswer(body, str(reason), _as_count(usage.get("prompt_tokens")), _as_count(cached))
 
 
 def _has_media(message: object) -> bool:
@@ -164,5 +163,5 @@ def _has_media(message: object) -> bool:
     return any(isinstance(part, dict) and part.get("type") not in TEXT_PARTS for part in parts)
 
 
-def _count(value: object) -> int | None:
+def _as_count(value: object) -> int | None:
     return value if type(value) is int and value >= 0 else None

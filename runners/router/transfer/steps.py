@@ -1,19 +1,70 @@
-"""The steps of a movement: a prefill request that makes the source retain blocks, what pulls and what frees them."""
+"""A movement on its way: a prefill request makes the source retain blocks, a decode request pulls and frees them."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+from runners.router.spec import KvEndpoint
 from runners.router.transfer.engines import Engines, StepFailed
-from runners.router.transfer.job import Job, RetainedBlocks, request_headers
+from runners.router.transfer.move_rules import Admission
+from runners.router.transfer.movement import Movement
 from runners.router.transfer.request_bodies import StepAnswer, release_body
-from runners.router.transfer.transports import Unsound
+from runners.router.transfer.transports import Transport, Unsound
 
 PATH = "/v1/completions"
 RELEASE_S = 30.0
 """For freeing the source's blocks; after it the time limit of its engine frees them."""
+
+
+Done = Callable[[Movement], None]
+
+
+class RetainedBlocks(NamedTuple):
+    """Blocks that a source retains until a target pulls them."""
+
+    transfer: str
+    answer: Mapping[str, Any]
+    """Body of the answer to the prefill request."""
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """A movement on its way."""
+
+    movement: Movement
+    admission: Admission
+    transport: Transport
+    endpoint: KvEndpoint
+    """The source's."""
+    authorization: bytes
+    """The client's header lines that authorize it."""
+    done: Done
+    task: asyncio.Task[None] | None = None
+    retained: RetainedBlocks | None = None
+    pulling: bool = False
+    """The decode request is on its way: the target's engine frees the source's blocks, whatever becomes of it."""
+    prompt_tokens: int | None = None
+
+    @property
+    def source(self) -> str:
+        return self.admission.source
+
+    @property
+    def target(self) -> str:
+        return self.admission.target
+
+
+def authorization_lines(headers: bytes) -> bytes:
+    return b"".join(line for line in headers.splitlines(keepends=True) if line.lower().startswith(b"authorization:"))
+
+
+def request_headers(job: Job) -> bytes:
+    """The head of the job's requests; engines put its id into their own for the request."""
+    name = job.movement.transfer.transfer.encode()
+    return b"content-type: application/json\r\nx-request-id: %b\r\n%b" % (name, job.authorization)
 
 
 async def send_prefill_request(

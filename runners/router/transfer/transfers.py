@@ -15,17 +15,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from functools import partial
 from typing import Any, Literal
 
-from results.records.decisions import KvTransfer, RoutedRequest
+from results.records.decisions import KvTransfer
 from runners.router.driver import Driver
-from runners.router.facts import ClientMessage
 from runners.router.instances.upstream import Pool
 from runners.router.spec import InstanceSpec, TransferRules
-from runners.router.transfer.accounting import TransferAccounting, Uncounted
+from runners.router.transfer.accounting import TransferAccounting
 from runners.router.transfer.counters import Attribution, TargetAnswer
 from runners.router.transfer.engines import Engines, StepFailed
-from runners.router.transfer.job import Done, Job, authorization_lines, request_headers
-from runners.router.transfer.move_rules import Admission, MoveRules, Purpose
-from runners.router.transfer.movement import NOT_SERVED, Movement
+from runners.router.transfer.move_rules import Admission, MoveRules
+from runners.router.transfer.movement import NOT_SERVED, Movement, MoveRequest
 from runners.router.transfer.request_bodies import (
     ClientRequest,
     Unfit,
@@ -36,7 +34,17 @@ from runners.router.transfer.request_bodies import (
     require_movable_prefix,
     require_one_prefill,
 )
-from runners.router.transfer.steps import PATH, free_blocks, pull_params, send_decode_request, send_prefill_request
+from runners.router.transfer.steps import (
+    PATH,
+    Done,
+    Job,
+    authorization_lines,
+    free_blocks,
+    pull_params,
+    request_headers,
+    send_decode_request,
+    send_prefill_request,
+)
 from runners.router.transfer.transports import TRANSPORTS
 
 CLOSE_S = 1.0
@@ -59,7 +67,7 @@ class Transfers:
         self._engines = Engines(pools, specs, rules.timeout_s)
         self._settings = rules
         self._driver = driver
-        self._accounts: dict[str, TransferAccounting | Uncounted] = {}
+        self._accounts: dict[str, TransferAccounting] = {}
         self._jobs: dict[Movement, Job] = {}
         self._background: set[asyncio.Task[None]] = set()
 
@@ -79,17 +87,31 @@ class Transfers:
         """Pairs (source, target) that are left alone: why."""
         return self.rules.pairs.quarantined()
 
-    def migrate(
-        self, request: RoutedRequest, source: str, target: str, message: ClientMessage, done: Done
-    ) -> Movement:
-        """Move what `source` holds of the request's prompt to `target`; then `done` is called, never from here."""
-        return self._start("migration", source, target, message, done, partial(self._migrate, request, message))
+    def start_movement(self, move: MoveRequest, done: Done) -> Movement:
+        """Start a movement; then `done` is called, never from here.
 
-    def hand_over(
-        self, request: RoutedRequest, source: str, target: str, message: ClientMessage, done: Done
-    ) -> Movement:
-        """Have `source` compute the prompt; then `done` is called, and the movement's body is the decode request."""
-        return self._start("handover", source, target, message, done, partial(self._hand_over, message))
+        Migration: move what the source holds of the request's prompt to the target. Handover: have the source compute
+        the prompt; the movement's body is the decode request.
+        """
+        source, target, message = move.source, move.target, move.message
+        endpoint, why = self.rules.endpoint(source), self.rules.refusal(source, target)
+        transport = "" if endpoint is None else endpoint.transport
+        transfer = KvTransfer(_new_id(), move.purpose, transport, source, target, "failed")
+        movement = Movement(self, transfer, message.body)
+        movement.block_tokens = self._engines.block_tokens(target)
+        if endpoint is not None:
+            movement.kv_bytes_per_token = endpoint.kv_bytes_per_token
+        if why or endpoint is None:
+            self._refuse_movement(movement, why)
+            self._driver.call_soon(partial(_finish_movement, movement, done))
+            return movement
+        run = self._run_migration if move.purpose == "migration" else self._hand_over
+        admission = self.rules.admit(source, target, move.purpose)
+        job = Job(movement, admission, TRANSPORTS[transport], endpoint, authorization_lines(message.headers), done)
+        self._jobs[movement] = job
+        job.task = asyncio.get_running_loop().create_task(self._run_job(job, partial(run, move)))
+        job.task.add_done_callback(partial(self._end_cancelled, job))
+        return movement
 
     def forget_process(self, instance: str) -> None:
         """Its process may be gone: ask again for what its engine reported."""
@@ -102,7 +124,7 @@ class Transfers:
         self.forget_process(instance)
         self.rules.pairs.allow_probe(instance)
         if self.rules.endpoint(instance) is not None:
-            self._run_in_background(self._account(instance).refresh())
+            self._run_in_background(self._account_of(instance).refresh())
 
     def remove_instance(self, instance: str) -> None:
         """Forget an instance that is removed from the router; no request waits for it."""
@@ -142,12 +164,12 @@ class Transfers:
             job.task.cancel()
         else:
             self._end_handover(job)
-            self._account(job.target).drop()
+            self._account_of(job.target).drop()
             self.rules.count_end(job.admission)
 
     def serve_handover(self, movement: Movement) -> None:
         job = self._end_handover(self._jobs[movement])
-        self._arrive(job, TargetAnswer(job.prompt_tokens, None), streams=True)
+        self._note_arrival(job, TargetAnswer(job.prompt_tokens, None), streams=True)
 
     def fail_handover(self, movement: Movement, *, strike: bool, freed: bool) -> None:
         job = self._end_handover(self._jobs[movement])
@@ -156,8 +178,8 @@ class Transfers:
         if strike:
             self._engines.forget(job.source)
         if not freed:
-            self._free(job)
-        self._account(job.target).drop()
+            self._free_source(job)
+        self._account_of(job.target).drop()
         movement.settle("the transfer failed")
 
     def _end_handover(self, job: Job) -> Job:
@@ -166,35 +188,13 @@ class Transfers:
         return job
 
     # beginning and end
-    def _start(
-        self, purpose: Purpose, source: str, target: str, message: ClientMessage, done: Done,
-        move: Callable[[Job], Awaitable[None]],
-    ) -> Movement:  # fmt: skip
-        endpoint, why = self.rules.endpoint(source), self.rules.refusal(source, target)
-        transport = "" if endpoint is None else endpoint.transport
-        transfer = KvTransfer(_new_id(), purpose, transport, source, target, "failed")
-        movement = Movement(self, transfer, message.body)
-        movement.block_tokens = self._engines.block_tokens(target)
-        if endpoint is not None:
-            movement.kv_bytes_per_token = endpoint.kv_bytes_per_token
-        if why or endpoint is None:
-            self._refuse(movement, why)
-            self._driver.call_soon(partial(_finish, movement, done))
-            return movement
-        admission = self.rules.admit(source, target, purpose)
-        job = Job(movement, admission, TRANSPORTS[transport], endpoint, authorization_lines(message.headers), done)
-        self._jobs[movement] = job
-        job.task = asyncio.get_running_loop().create_task(self._run(job, move))
-        job.task.add_done_callback(partial(self._end_cancelled, job))
-        return movement
-
-    async def _run(self, job: Job, move: Callable[[Job], Awaitable[None]]) -> None:
+    async def _run_job(self, job: Job, work: Callable[[Job], Awaitable[None]]) -> None:
         movement, why, strike = job.movement, "", True
         try:
             async with asyncio.timeout(self._settings.timeout_s):
-                await move(job)
+                await work(job)
         except (Unneeded, Unfit) as error:
-            self._refuse(movement, str(error), "unneeded" if isinstance(error, Unneeded) else "refused")
+            self._refuse_movement(movement, str(error), "unneeded" if isinstance(error, Unneeded) else "refused")
             strike = False
         except StepFailed as error:
             why, strike = str(error), error.strike
@@ -208,43 +208,45 @@ class Transfers:
         if why:
             movement.change(reason=why, t_done_ns=self.now_ns())
             movement.settle("the transfer failed")
-            self._free(job)
+            self._free_source(job)
         if why or not strike:
             self.rules.count_end(job.admission, why=why if strike else None)
-        _finish(movement, job.done)
+        _finish_movement(movement, job.done)
 
     def _end_cancelled(self, job: Job, task: asyncio.Task[None]) -> None:
         """It was abandoned before its decode request, maybe before it began."""
         if task.cancelled():
             self._drop_job(job)
-            self._free(job)
+            self._free_source(job)
             self.rules.count_end(job.admission)
 
     def _drop_job(self, job: Job) -> None:
         self._jobs.pop(job.movement, None)
         self.rules.finish(job.admission)
 
-    def _refuse(self, movement: Movement, why: str, status: Literal["refused", "unneeded"] = "refused") -> None:
+    def _refuse_movement(
+        self, movement: Movement, why: str, status: Literal["refused", "unneeded"] = "refused"
+    ) -> None:
         movement.change(status=status, reason=why, t_done_ns=self.now_ns())
         movement.settle("nothing was transferred")
 
     # the two kinds
-    async def _migrate(self, request: RoutedRequest, message: ClientMessage, job: Job) -> None:
-        asked = read_request(message.path.decode("latin-1"), message.body)
+    async def _run_migration(self, move: MoveRequest, job: Job) -> None:
+        asked = read_request(move.message.path.decode("latin-1"), move.message.body)
         require_movable_prefix(asked)
         ids = asked.ids or await self._engines.tokenize(job.target, request_headers(job), asked)
         block = self._engines.block_tokens(job.source) or 1
-        prefix = self.rules.movable_prefix(request, job.source, job.target, len(ids), block)
+        prefix = self.rules.movable_prefix(move.request, job.source, job.target, len(ids), block)
         tokens = prefix.source_tokens
         job.movement.change(prefix_tokens=tokens)
         if not self.rules.is_worth_moving(prefix):
             lacking = max(0, prefix.lacking_tokens)
             raise Unneeded(f"nothing to move: of {tokens} tokens the target lacks {lacking}")
-        async with self._turn(job.admission):
-            await self._retry(job, partial(self._move_prefix, job, asked, ids[:tokens]))
+        async with self._wait_turn(job.admission):
+            await self._retry_attempt(job, partial(self._move_prefix, job, asked, ids[:tokens]))
 
     async def _move_prefix(self, job: Job, asked: ClientRequest, prefix: tuple[int, ...]) -> None:
-        account, priority = self._account(job.target), self._settings.leg_priority
+        account, priority = self._account_of(job.target), self._settings.leg_priority
         reading = self._run_in_background(account.refresh())
         await send_prefill_request(self._engines, job, PATH, partial(prefix_body, asked, prefix, priority=priority))
         assert job.retained is not None
@@ -266,16 +268,17 @@ class Transfers:
             raise
         finally:
             job.pulling = False
-        self._arrive(job, TargetAnswer(len(prefix), answer.cached_tokens))
+        self._note_arrival(job, TargetAnswer(len(prefix), answer.cached_tokens))
 
-    async def _hand_over(self, message: ClientMessage, job: Job) -> None:
+    async def _hand_over(self, move: MoveRequest, job: Job) -> None:
+        message = move.message
         path = message.path.decode("latin-1")
         asked = read_request(path, message.body)
         require_one_prefill(asked)
-        account = self._account(job.target)
+        account = self._account_of(job.target)
         reading = self._run_in_background(account.refresh())
         body = partial(handover_prefill_body, asked)
-        await self._retry(job, partial(send_prefill_request, self._engines, job, path, body))
+        await self._retry_attempt(job, partial(send_prefill_request, self._engines, job, path, body))
         assert job.retained is not None
         await asyncio.wait((reading,), timeout=QUIET_S)
         movement = job.movement
@@ -285,8 +288,7 @@ class Transfers:
         movement.change(prefix_tokens=job.prompt_tokens or 0, reason=NOT_SERVED)
 
     @contextlib.asynccontextmanager
-    async def _turn(self, admission: Admission) -> AsyncIterator[None]:
-        """Wait until no other migration runs to the same target."""
+    async def _wait_turn(self, admission: Admission) -> AsyncIterator[None]:
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.rules.take_turn(admission, partial(_set_ready, ready))
         try:
@@ -295,7 +297,7 @@ class Transfers:
         finally:
             self.rules.end_turn(admission)
 
-    async def _retry(self, job: Job, attempt: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def _retry_attempt(self, job: Job, attempt: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Try until it works, no further try can help, or the tries are used up. Raises StepFailed."""
         for number in range(1, self._settings.attempts + 1):
             job.movement.change(attempts=number, transfer=_new_id() if number > 1 else job.movement.transfer.transfer)
@@ -304,31 +306,30 @@ class Transfers:
                 return
             except StepFailed as error:
                 self._engines.forget(job.source)
-                self._free(job)
+                self._free_source(job)
                 if not error.retryable or number == self._settings.attempts or job.movement.over:
                     raise
 
-    def _arrive(self, job: Job, answer: TargetAnswer, *, streams: bool = False) -> None:
+    def _note_arrival(self, job: Job, answer: TargetAnswer, *, streams: bool = False) -> None:
         """The target has answered its decode request, or begins to (`streams`)."""
         job.movement.change(status="transferred", reason="", t_done_ns=self.now_ns())
         self.rules.count_end(job.admission, succeeded=True)
-        settle = partial(self._settle, job, answer)
-        job.movement.on_answer_end = self._account(job.target).end(answer, settle, streams=streams)
+        settle = partial(self._settle_movement, job, answer)
+        job.movement.on_answer_end = self._account_of(job.target).end(answer, settle, streams=streams)
 
-    def _settle(self, job: Job, answer: TargetAnswer, attribution: Attribution) -> None:
+    def _settle_movement(self, job: Job, answer: TargetAnswer, attribution: Attribution) -> None:
         job.movement.block_tokens = self._engines.block_tokens(job.target)
         job.movement.attribute(answer, attribution)
 
-    def _free(self, job: Job) -> None:
-        """Have the source's blocks freed, in the background."""
+    def _free_source(self, job: Job) -> None:
         retained, job.retained = job.retained, None
         if retained is not None:
             self._run_in_background(free_blocks(self._engines, job, retained))
 
-    def _account(self, instance: str) -> TransferAccounting | Uncounted:
+    def _account_of(self, instance: str) -> TransferAccounting:
         if instance not in self._accounts:
-            counted = TransferAccounting(partial(self._engines.counters, instance), self._driver.now_s)
-            self._accounts[instance] = counted if self._settings.count else Uncounted()
+            fetch = partial(self._engines.counters, instance) if self._settings.count else None
+            self._accounts[instance] = TransferAccounting(fetch, self._driver.now_s)
         return self._accounts[instance]
 
     def _run_in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -347,7 +348,7 @@ def _set_ready(ready: asyncio.Future[None]) -> None:
         ready.set_result(None)
 
 
-def _finish(movement: Movement, done: Done) -> None:
+def _finish_movement(movement: Movement, done: Done) -> None:
     if not movement.over:
         movement.over = True
         done(movement)

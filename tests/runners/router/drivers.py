@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from runners.router.server.event_loop import EventLoop
+from runners.router.server.server import EventLoop
 
 LIMIT = 100_000
 """Callbacks of one `run`."""

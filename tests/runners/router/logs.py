@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
-from results.records.decisions import DecisionRecord, RoutedOutcome, RoutedRequest
+from results.records.decisions import ClusterView, Decision, DecisionRecord, RoutedOutcome, RoutedRequest
 from runners.router.policies import make_policy
 from runners.router.prefix_index import PrefixIndex, block_keys, cached_tokens
 from runners.router.sessions.bindings import Bindings
@@ -17,53 +19,68 @@ NEEDED: Mapping[str, Mapping[str, object]] = {"ear": {"hot_tokens": 150, "cooldo
 """Parameters without a default, so chosen that they matter in `simulate`."""
 
 
+class Sent(NamedTuple):
+    """A request on its way."""
+
+    request: RoutedRequest
+    view: ClusterView
+    decision: Decision
+    reservation: CounterReservation
+
+
+class PolicyRouter:
+    """A policy with real counters, bindings and prefix indexes: what the server does, without a network."""
+
+    def __init__(self, policy: str, instances: int, capacity: int | None = None, **parameters: object) -> None:
+        names = [f"e{number}" for number in range(instances)]
+        self.now = 0.0
+        self.bindings = Bindings()
+        members = [Member(name, kv_capacity_tokens=capacity) for name in names]
+        self.cluster = Cluster(members, lambda: 0.0, self.bindings)
+        self.indexes = {name: PrefixIndex(16) for name in names}
+        self.policy = make_policy(policy, {**NEEDED.get(policy, {}), **parameters})
+
+    def send(self, session: str, prompt: list[int], name: str = "r") -> Sent:
+        keys, bindings = block_keys(prompt, 16), self.bindings
+        cached = {name: cached_tokens(index, keys, len(prompt)) for name, index in self.indexes.items()}
+        turn, owner = bindings.arrive(session, self.now), bindings.owner(session)
+        since_s, moving_to = bindings.since_migration_s(session, self.now), bindings.moving_to(session)
+        request = RoutedRequest(
+            name, session, turn, len(prompt), 32, 16, cached, owner, since_s, moving_to=moving_to
+        )  # fmt: skip
+        view = self.cluster.view()
+        decision = self.policy.decide(request, view)
+        self.indexes[decision.instance].insert(keys)
+        return Sent(request, view, decision, self.cluster.reserve(decision, request))
+
+    def finish(self, sent: Sent) -> None:
+        decision = sent.decision
+        sent.reservation.end_prefill()
+        if decision.binds:
+            migrates = bool(decision.migrate_from)
+            self.bindings.commit(sent.request.session, decision.instance, self.now, migrates=migrates)
+        sent.reservation.end()
+
+
 def simulate(
     policy: str, *, sessions: int = 10, turns: int = 4, in_flight: int = 5, **parameters: object
 ) -> list[DecisionRecord]:
     """Records of `sessions` x `turns` requests over three instances, one a second, `in_flight` at a time."""
-    names = ("e0", "e1", "e2")
-    bindings, made = Bindings(), make_policy(policy, {**NEEDED.get(policy, {}), **parameters})
-    cluster = Cluster([Member(name, kv_capacity_tokens=50_000) for name in names], lambda: 0.0, bindings)
-    indexes = {name: PrefixIndex(16) for name in names}
+    router = PolicyRouter(policy, 3, 50_000, **parameters)
     records: list[DecisionRecord] = []
-    open_: list[tuple[DecisionRecord, CounterReservation]] = []
-
-    def finish() -> None:
-        record, reservation = open_.pop(0)
-        reservation.end_prefill()
-        if record.decision.binds:
-            migrates = bool(record.decision.migrate_from)
-            bindings.commit(record.request.session, record.decision.instance, float(len(records)), migrates=migrates)
-        reservation.end()
-
-    for turn in range(turns):
-        for number in range(sessions):
-            if len(open_) >= in_flight:
-                finish()
-            session, prompt = f"s{number}", [number] * (64 + 160 * turn + 32 * number)
-            keys = block_keys(prompt, 16)
-            cached = {name: cached_tokens(index, keys, len(prompt)) for name, index in indexes.items()}
-            request = RoutedRequest(
-                f"r{len(records):04d}",
-                session,
-                turn,
-                len(prompt),
-                32,
-                16,
-                cached,
-                bindings.owner(session),
-                bindings.since_migration_s(session, float(len(records))),
-                moving_to=bindings.moving_to(session),
-            )
-            seen = cluster.view()
-            decision = made.decide(request, seen)
-            indexes[decision.instance].insert(keys)
-            migration = "recomputed" if decision.migrate_from else ""
-            held = cached[decision.instance]
-            outcome = RoutedOutcome("ok", 200, 0.1, 0.5, len(prompt), held, 32, migration=migration)
-            record = DecisionRecord(len(records), len(records) * 10**9, 20.0, request, seen, decision, outcome)
-            records.append(record)
-            open_.append((record, cluster.reserve(decision, request)))
+    flying: list[Sent] = []
+    for turn, number in itertools.product(range(turns), range(sessions)):
+        router.now = float(len(records))
+        if len(flying) >= in_flight:
+            router.finish(flying.pop(0))
+        prompt = [number] * (64 + 160 * turn + 32 * number)
+        sent = router.send(f"s{number}", prompt, f"r{len(records):04d}")
+        flying.append(sent)
+        held = sent.request.cached_tokens[sent.decision.instance]
+        migration = "recomputed" if sent.decision.migrate_from else ""
+        outcome = RoutedOutcome("ok", 200, 0.1, 0.5, len(prompt), held, 32, migration=migration)
+        seq = len(records)
+        records.append(DecisionRecord(seq, seq * 10**9, 20.0, sent.request, sent.view, sent.decision, outcome))
     return records
 
 

@@ -17,7 +17,7 @@ from results.records.decisions import DecisionRecord
 from runners.router.policies import make_policy
 from runners.router.server.server import Server
 from runners.router.spec import HealthRules, InstanceSpec, Limits, RouterOutcome, RouterSpec, RouterTick
-from runners.router.view import is_idle
+from tests.runners.router.views import is_idle
 from tests.servers.backend import Backend
 
 SOON_S = 8.0
@@ -40,8 +40,17 @@ class Router:
     async def post(self, session: str = "", *, path: str = "/v1/completions", **body: Any) -> httpx.Response:
         """One whole request, streamed by default."""
         headers = {"x-session-id": session} if session else {}
-        given = {"model": "m", "prompt": [1, 2, 3, 4, 5, 6, 7, 8], "max_tokens": 4, "stream": True, **body}
-        return await self.http.post(path, json=given, headers=headers)
+        payload = {"model": "m", "prompt": [1, 2, 3, 4, 5, 6, 7, 8], "max_tokens": 4, "stream": True, **body}
+        return await self.http.post(path, json=payload, headers=headers)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, port = self.url.removeprefix("http://").split(":")
+        return host, int(port)
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection of a client that writes HTTP itself."""
+        return await asyncio.open_connection(*self.address)
 
     def counters_are_zero(self) -> bool:
         return is_idle(self.server.cluster.view().instances)

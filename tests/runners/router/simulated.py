@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from results.records.decisions import DecisionRecord, KvTransfer, RoutedRequest
+from results.records.decisions import DecisionRecord, KvTransfer
 from runners.router.dispatch import Dispatcher, Request
 from runners.router.facts import ClientMessage, Usage, read_facts
 from runners.router.failure import Failure
@@ -22,8 +22,8 @@ from runners.router.prefix_index import PrefixIndex
 from runners.router.sessions.bindings import Bindings
 from runners.router.spec import HealthRules, InstanceSpec, Limits, TransferRules
 from runners.router.traffic import Traffic
-from runners.router.transfer.move_rules import Admission, MoveRules, Purpose
-from runners.router.transfer.movement import Movement
+from runners.router.transfer.move_rules import Admission, MoveRules
+from runners.router.transfer.movement import Movement, MoveRequest
 from runners.router.view import Cluster, Member
 from tests.runners.router.drivers import HeapDriver
 
@@ -51,19 +51,8 @@ class SimulatedTransfers:
     def forget_process(self, instance: str) -> None:
         """Nothing is known of it."""
 
-    def migrate(
-        self, request: RoutedRequest, source: str, target: str, message: ClientMessage, done: Callable[[Movement], None]
-    ) -> Movement:
-        return self._start("migration", request, source, target, done)
-
-    def hand_over(
-        self, request: RoutedRequest, source: str, target: str, message: ClientMessage, done: Callable[[Movement], None]
-    ) -> Movement:
-        return self._start("handover", request, source, target, done)
-
-    def _start(
-        self, purpose: Purpose, request: RoutedRequest, source: str, target: str, done: Callable[[Movement], None]
-    ) -> Movement:
+    def start_movement(self, move: MoveRequest, done: Callable[[Movement], None]) -> Movement:
+        purpose, request, source, target, _ = move
         assert not self.rules.refusal(source, target)
         movement = Movement(self, KvTransfer("sim", purpose, "mooncake", source, target, "failed"), b"")
         admission = self.rules.admit(source, target, purpose)
@@ -174,7 +163,7 @@ class SimulatedWorld:
         self.ledger = Ledger(self.log, self.counts, self.driver)
         dispatcher = Dispatcher(
             make_policy(policy, parameters), self.cluster, self.bindings, self.indexes, self.ledger, self.counts, BLOCK,
-            self.driver, self.transfers.cut_off if policy == "ear" else None, None, TransferRules().min_tokens,
+            self.driver, self.transfers.cut_off if policy == "ear" else None, TransferRules().min_tokens,
         )  # fmt: skip
         self.traffic = Traffic(dispatcher, self.health, self.counts, limits, self.transfers)
         self.at_instances: dict[SimulatedRequest, str] = {}
@@ -222,9 +211,7 @@ class SimulatedWorld:
         facts = read_facts(body, BLOCK, chat=False)
         turn = self.traffic.dispatcher.count_arrival(session)
         name = f"r-{self.counts.requests - 1}"
-        request = SimulatedRequest(
-            self, Request(name, session, turn, facts.keys, facts.input_tokens, facts.max_tokens)
-        )
+        request = SimulatedRequest(self, Request(name, session, turn, facts.keys, facts.input_tokens, facts.max_tokens))
         self.requests[session] = request
         request.start()
 

@@ -11,11 +11,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from results.records.decisions import DecisionRecord
-from runners.router.prefix_index import PrefixIndex, block_keys, cached_tokens, reblock_keys
 from runners.router.spec import HealthRules, InstanceSpec
 from tests.runners.router.routers import SHORT, Router, instances, router, until
 from tests.runners.router.simulated import BLOCK, SimulatedWorld, run_without_loop
@@ -30,7 +27,7 @@ PROMPT = list(range(60))
 ROOT = Path(__file__).resolve().parents[3]
 CORE = (
     "breaker", "dispatch", "driver", "facts", "failure", "health", "ledger", "lifecycle", "metrics", "migration_feed",
-    "policies", "prefix_index", "sessions.binding_rules", "sessions.bindings", "spec", "traffic", "transfer.counters",
+    "policies", "prefix_index", "sessions.bindings", "spec", "traffic", "transfer.counters",
     "transfer.move_rules", "transfer.movement", "transfer.quarantine", "transfer.request_bodies",
     "transfer.transports", "view", "whatif", "why",
 )  # fmt: skip
@@ -275,35 +272,3 @@ def test_a_core_module_knows_no_clock_and_no_loop_nor_one_that_does(module: str)
         if name.startswith("runners.router.") and (ROOT / f"{name.replace('.', '/')}.py").exists()
     }
     assert ours <= set(core), f"{module} imports {ours - set(core)}, which is not of the core"
-
-
-@given(
-    st.lists(st.integers(0, 5), min_size=1, max_size=8),
-    st.lists(st.integers(0, 5), min_size=1, max_size=8),
-    st.integers(1, 12),
-    st.integers(1, 12),
-    st.integers(0, 12),
-)
-def test_hashes_share_in_engine_blocks_what_their_tokens_share(
-    one: list[int], other: list[int], hash_tokens: int, block: int, short: int
-) -> None:
-    """A trace's hashes stand for all before them, so each is made of its whole path."""
-    prompts, paths = [], []
-    for path in (one, other):
-        length = max(1, len(path) * hash_tokens - min(short, hash_tokens - 1))
-        prompts.append([100 * value + at for value in path for at in range(hash_tokens)][:length])
-        paths.append(([hash(tuple(path[: end + 1])) for end in range(len(path))], length))
-    keys = [reblock_keys(hashes, hash_tokens, block, length) for hashes, length in paths]
-    by_tokens = [block_keys(prompt, block) for prompt in prompts]
-    assert [len(row) for row in keys] == [len(row) for row in by_tokens]
-    matches = []
-    for first, second in (keys, by_tokens):
-        index = PrefixIndex(block)
-        index.insert(first)
-        matches.append(cached_tokens(index, second, paths[1][1]))
-    assert matches[0] == matches[1]
-
-
-def test_too_few_hashes_are_an_error() -> None:
-    with pytest.raises(ValueError, match="do not cover"):
-        reblock_keys([1, 2], 16, 4, 33)

@@ -73,18 +73,18 @@ def test_no_field_is_refused_here(prompt: object, session: object, user: object,
 def test_token_counts_are_found_at_the_end_of_a_stream() -> None:
     usage = {"prompt_tokens": 8, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}}
     chunk = b"data: " + json.dumps({"choices": [], "usage": usage}, separators=(",", ":")).encode() + b"\n\n"
-    found = read_usage(b'data: {"usage":null}\n\n' + chunk + b"data: [DONE]\n\n")
-    assert (found.prompt_tokens, found.cached_tokens, found.completion_tokens) == (8, 4, 3)
+    counts = read_usage(b'data: {"usage":null}\n\n' + chunk + b"data: [DONE]\n\n")
+    assert (counts.prompt_tokens, counts.cached_tokens, counts.completion_tokens) == (8, 4, 3)
     spaced = read_usage(b"data: " + json.dumps({"usage": usage}).encode())
-    assert spaced == found
+    assert spaced == counts
     none = read_usage(b'data: {"usage":null}\n\ndata: [DONE]\n\n')
     assert (none.prompt_tokens, none.cached_tokens, none.completion_tokens) == (None, None, None)
 
 
 @given(st.binary(max_size=120))
 def test_token_counts_are_never_made_up(tail: bytes) -> None:
-    found = read_usage(tail)
-    assert found.prompt_tokens is None or b'"prompt_tokens"' in tail
+    counts = read_usage(tail)
+    assert counts.prompt_tokens is None or b'"prompt_tokens"' in tail
 
 
 def test_an_instance_may_ask_for_a_pause() -> None:

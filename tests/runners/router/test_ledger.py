@@ -13,8 +13,8 @@ import pytest
 from results.records.decisions import Candidate, ClusterView, Decision, DecisionRecord, InstanceLoad, RoutedRequest
 from runners.router.ledger import AT_ONCE, Ledger, PendingOutcome
 from runners.router.metrics import Counts
-from runners.router.server.event_loop import EventLoop
 from runners.router.server.log import DecisionLog
+from runners.router.server.server import EventLoop
 from tests.runners.router.routers import until
 
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":8,"completion_tokens":3}}\n\n'

@@ -54,6 +54,7 @@ async def test_a_session_of_a_hot_instance_is_served_elsewhere_and_the_record_sa
     assert (record.decision.migrate_from, record.decision.instance) == (source.name, target.name)
     assert record.outcome is not None
     assert (record.outcome.status, record.outcome.migration) == ("ok", "recomputed")
+    assert record.outcome.transfer is None
     assert all(one.outcome is None or not one.outcome.migration for one in records if one is not record)
     later = [one for one in records if one.request.session == "s"][-1]
     assert later.request.since_migration_s is not None

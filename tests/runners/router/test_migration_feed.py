@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from time import perf_counter_ns
-from typing import cast
 
 from results.records.decisions import Decision, Gate, KvTransfer
 from runners.router import migration_feed
 from runners.router.migration_feed import NOT_ASKED, MigrationFeed
 from runners.router.transfer.movement import Movement
-from tests.runners.router.fake_transfers import FakeMovement
+from tests.runners.router.fake_transfers import FakeTransfers
 from tests.runners.router.views import ask
 
 HOT = Gate("hot", 5000, 4000, True, "a has 5000 prompt tokens pending > 4000")
@@ -19,18 +18,18 @@ STAYS = Decision("ear", "a", "hot_cooldown", gates=(HOT, Gate("cooldown", 20, 0,
 REQUEST = replace(ask(session="s", owner="a"), request="r-1")
 
 
-def movement(status: str = "transferred") -> FakeMovement:
-    transfer = KvTransfer(
-        "t-1", "migration", "nixl", "a", "b", status, "" if status == "transferred" else "timed out",  # type: ignore[arg-type]
-        external_tokens=480, bytes=9, t_begin_ns=10**9, t_done_ns=3 * 10**9,
-    )  # fmt: skip
-    return FakeMovement(REQUEST, transfer, b"", lambda movement: None)
+def movement(status: str = "transferred") -> Movement:
+    transfer = KvTransfer("t-1", "migration", "nixl", "a", "b", "failed", external_tokens=480, bytes=9)
+    moved = Movement(FakeTransfers(), transfer, b"")
+    reason = "" if status == "transferred" else "timed out"
+    moved.change(status=status, reason=reason, t_begin_ns=10**9, t_done_ns=3 * 10**9)
+    return moved
 
 
 def test_a_migration_is_told_from_its_pick_to_its_count() -> None:
     feed, moved = MigrationFeed(perf_counter_ns), movement()
     feed.add_decision(1, REQUEST, MOVES)
-    feed.add_served(perf_counter_ns(), REQUEST, MOVES, cast(Movement, moved))
+    feed.add_served(perf_counter_ns(), REQUEST, MOVES, moved)
     (started,) = feed.take()
     assert started.phase == "started", "its tokens are not counted yet"
     assert started.text == HOT.text, "why it moves"
@@ -46,22 +45,22 @@ def test_a_migration_is_told_from_its_pick_to_its_count() -> None:
 
 def test_what_is_never_counted_is_told_in_the_end() -> None:
     feed = MigrationFeed(perf_counter_ns)
-    feed.add_served(perf_counter_ns(), REQUEST, MOVES, cast(Movement, movement()))
+    feed.add_served(perf_counter_ns(), REQUEST, MOVES, movement())
     assert feed.take() == ()
     assert [line.phase for line in feed.take(last=True)] == ["done"]
     long_ago_ns = perf_counter_ns() - migration_feed.COUNTED_WITHIN_NS - 1
-    feed.add_served(long_ago_ns, REQUEST, MOVES, cast(Movement, movement()))
+    feed.add_served(long_ago_ns, REQUEST, MOVES, movement())
     assert [line.phase for line in feed.take()] == ["done"]
 
 
 def test_a_recomputed_migration_says_why_nothing_was_moved() -> None:
     feed, failed = MigrationFeed(perf_counter_ns), movement("failed")
     failed.settled = True
-    feed.add_served(1, REQUEST, MOVES, cast(Movement, failed))
+    feed.add_served(1, REQUEST, MOVES, failed)
     feed.add_served(2, REQUEST, MOVES, None)
     unneeded = movement("unneeded")
     unneeded.settled = True
-    feed.add_served(3, REQUEST, MOVES, cast(Movement, unneeded))
+    feed.add_served(3, REQUEST, MOVES, unneeded)
     taken = feed.take()
     assert [(line.reason, line.text) for line in taken] == [
         ("recomputed", "timed out"), ("recomputed", NOT_ASKED), ("unneeded", "timed out"),

@@ -7,15 +7,18 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
+import httpx
 import pytest
 
-from results.records.decisions import DecisionRecord, InstanceLoad, KvTransfer
+from results.records.decisions import InstanceLoad, KvTransfer, RoutedOutcome
 from runners.router.decision_log import read_log
 from runners.router.policies import make_policy
+from runners.router.spec import Limits
 from runners.router.whatif import what_if
-from tests.runners.router.fake_transfers import LEG, FakeMovement, FakeTransfers, fake_transport
-from tests.runners.router.routers import SHORT, Router, by, events, instances, router, until
+from tests.runners.router.fake_transfers import DECODE_BODY, FakeMovement, FakeTransfers, fake_transport
+from tests.runners.router.routers import SHORT, Router, by, instances, router, until
 from tests.runners.router.test_migration import EAR, OWN, hot
 from tests.servers.backend import Backend
 
@@ -26,16 +29,53 @@ def load_of(routed: Router, instance: str) -> InstanceLoad:
     return next(load for load in routed.server.cluster.view().instances if load.instance == instance)
 
 
-def migrated(records: list[DecisionRecord]) -> tuple[DecisionRecord, KvTransfer]:
-    """The one pick that wanted to migrate, and its transfer."""
-    (record,) = [one for one in records if one.decision.migrate_from]
-    assert record.outcome is not None
-    assert record.outcome.transfer is not None
-    return record, record.outcome.transfer
+def owner_of(routed: Router) -> str:
+    return routed.server.cluster.bindings.owner("s")
+
+
+def migrated(folder: Path) -> tuple[RoutedOutcome, KvTransfer]:
+    """What became of the one pick that wanted to migrate, and of its transfer; its router has ended."""
+    log = read_log(folder / "decisions.jsonl", "log")
+    (outcome,) = [one.outcome for one in log.records if one.decision.migrate_from]
+    assert outcome is not None
+    assert outcome.transfer is not None
+    return outcome, outcome.transfer
+
+
+class Moving(NamedTuple):
+    """A request of session `s` whose KV is on its way from `source` to `target`."""
+
+    routed: Router
+    fake: FakeTransfers
+    source: Backend
+    target: Backend
+    asking: asyncio.Task[httpx.Response]
+    movement: FakeMovement
 
 
 @contextlib.asynccontextmanager
-async def asked(routed: Router, fake: FakeTransfers) -> AsyncIterator[tuple[asyncio.Task, FakeMovement]]:  # type: ignore[type-arg]
+async def migrating(folder: Path | None = None, limits: Limits = SHORT) -> AsyncIterator[Moving]:
+    """Its instance is hot, and EAR migrates it."""
+    async with instances("a", "b") as both, router(both, "ear", folder=folder, parameters=EAR, limits=limits) as routed:
+        fake = fake_transport(routed)
+        async with hot(routed, both) as (source, target), asked(routed, fake) as (asking, movement):
+            yield Moving(routed, fake, source, target, asking, movement)
+
+
+@contextlib.asynccontextmanager
+async def handing_over(folder: Path | None = None, limits: Limits = SHORT) -> AsyncIterator[Moving]:
+    """Static pools: `a` prefills, `b` decodes."""
+    backends = instances("a", "b")
+    async with backends as both, router(both, "static_pd", folder=folder, parameters=PD, limits=limits) as routed:
+        fake = fake_transport(routed)
+        async with asked(routed, fake) as (asking, movement):
+            yield Moving(routed, fake, both[0], both[1], asking, movement)
+
+
+@contextlib.asynccontextmanager
+async def asked(
+    routed: Router, fake: FakeTransfers
+) -> AsyncIterator[tuple[asyncio.Task[httpx.Response], FakeMovement]]:
     """A request of session `s`, and the transfer that its pick asked for, under way."""
     count = len(fake.movements)
     asking = asyncio.create_task(routed.post("s", prompt=OWN))
@@ -48,40 +88,36 @@ async def asked(routed: Router, fake: FakeTransfers) -> AsyncIterator[tuple[asyn
 
 
 async def test_it_is_sent_when_its_kv_has_arrived_and_is_recorded_counted_and_told_so(tmp_path: Path) -> None:
-    async with instances("a", "b") as both, router(both, "ear", folder=tmp_path, parameters=EAR) as routed:
-        fake = fake_transport(routed)
-        async with hot(routed, both) as (source, target), asked(routed, fake) as (asking, movement):
-            seen = len(target.seen)
-            assert (movement.transfer.source, movement.transfer.target) == (source.name, target.name)
-            assert movement.request.cached_tokens[source.name] == 12
-            assert load_of(routed, target.name).pending_prefill_tokens == 4, "12 of 16 are on their way"
-            await asyncio.sleep(0.05)
-            assert len(target.seen) == seen, "not before it is there"
-            movement.finish("transferred")
-            answer = await asking
-            assert (answer.status_code, by(answer)) == (200, target.name)
-            assert target.seen[-1].json["prompt"] == OWN, "as the client sent it"
-            assert routed.server.cluster.bindings.owner("s") == target.name
-            assert await routed.metric('migrations_total{status="transferred"}') == 1
-            await routed.metric("picks_total")
-            assert not [one for one in (tmp_path / "decisions.jsonl").read_text().splitlines() if '"t-0"' in one]
-            movement.settle()
-            assert await routed.metric('transfers_total{purpose="migration",status="transferred"}') == 1
-            assert await routed.metric("transferred_tokens_total") == 48
-            assert await routed.metric("transfer_seconds_count") == 1
-            assert by(await routed.post("s")) == target.name
-            await until(lambda: any(line.phase == "done" for tick in routed.ticks for line in tick.migrations))
-        records = await routed.records(7)
-    record, transfer = migrated(records)
-    assert record.outcome is not None
-    assert (record.outcome.status, record.outcome.migration) == ("ok", "transferred")
+    async with migrating(tmp_path) as on:
+        seen = len(on.target.seen)
+        assert (on.movement.transfer.source, on.movement.transfer.target) == (on.source.name, on.target.name)
+        assert on.movement.request.cached_tokens[on.source.name] == 12
+        assert load_of(on.routed, on.target.name).pending_prefill_tokens == 4, "12 of 16 are on their way"
+        await asyncio.sleep(0.05)
+        assert len(on.target.seen) == seen, "not before it is there"
+        on.movement.finish("transferred")
+        answer = await on.asking
+        assert (answer.status_code, by(answer)) == (200, on.target.name)
+        assert on.target.seen[-1].json["prompt"] == OWN, "as the client sent it"
+        assert owner_of(on.routed) == on.target.name
+        assert await on.routed.metric('migrations_total{status="transferred"}') == 1
+        await on.routed.metric("picks_total")
+        assert not [one for one in (tmp_path / "decisions.jsonl").read_text().splitlines() if '"t-0"' in one]
+        on.movement.settle()
+        assert await on.routed.metric('transfers_total{purpose="migration",status="transferred"}') == 1
+        assert await on.routed.metric("transferred_tokens_total") == 48
+        assert await on.routed.metric("transfer_seconds_count") == 1
+        assert by(await on.routed.post("s")) == on.target.name
+        await until(lambda: any(line.phase == "done" for tick in on.routed.ticks for line in tick.migrations))
+    outcome, transfer = migrated(tmp_path)
+    assert (outcome.status, outcome.migration) == ("ok", "transferred")
     assert (transfer.status, transfer.external_tokens) == ("transferred", 48)
-    assert record.outcome.ttft_s is not None
-    assert record.outcome.ttft_s >= (transfer.t_done_ns - transfer.t_begin_ns) / 1e9, "the client waited for it"
-    steps = [line for tick in routed.ticks for line in tick.migrations]
+    assert outcome.ttft_s is not None
+    assert outcome.ttft_s >= (transfer.t_done_ns - transfer.t_begin_ns) / 1e9, "the client waited for it"
+    steps = [line for tick in on.routed.ticks for line in tick.migrations]
     assert [(line.phase, line.reason) for line in steps] == [("started", "migrated"), ("done", "transferred")]
-    assert {line.migration for line in steps} == {record.request.request}
-    assert (steps[1].external_tokens, steps[1].source, steps[1].target) == (48, source.name, target.name)
+    assert {line.migration for line in steps} == {on.movement.request.request}
+    assert (steps[1].external_tokens, steps[1].source, steps[1].target) == (48, on.source.name, on.target.name)
     assert steps[1].transfer_s is not None
     log = read_log(tmp_path / "decisions.jsonl", "log")
     assert log.gaps == ()
@@ -92,51 +128,32 @@ async def test_it_is_sent_when_its_kv_has_arrived_and_is_recorded_counted_and_to
 async def test_a_transfer_that_comes_to_nothing_costs_only_that_the_target_computes(
     status: str, tmp_path: Path
 ) -> None:
-    async with instances("a", "b") as both, router(both, "ear", folder=tmp_path, parameters=EAR) as routed:
-        fake = fake_transport(routed)
-        async with hot(routed, both) as (_, target), asked(routed, fake) as (asking, movement):
-            target.hang = True
-            seen = len(target.seen)
-            movement.finish(status, "the link was cut")  # type: ignore[arg-type]
-            await until(lambda: len(target.seen) > seen)
-            assert load_of(routed, target.name).pending_prefill_tokens == 16, "nothing of it is coming any more"
-            await target.kill()
-            target.hang = False
-            await target.start()
-            answer = await asking
-            assert answer.status_code == 200
-        records = await routed.records(7)
-    _, transfer = migrated(records)
+    async with migrating(tmp_path) as on:
+        on.target.hang = True
+        seen = len(on.target.seen)
+        on.movement.finish(status, "the link was cut")  # type: ignore[arg-type]
+        await until(lambda: len(on.target.seen) > seen)
+        assert load_of(on.routed, on.target.name).pending_prefill_tokens == 16, "nothing of it is coming any more"
+        await on.target.kill()
+        on.target.hang = False
+        await on.target.start()
+        answer = await on.asking
+        assert answer.status_code == 200
+    _, transfer = migrated(tmp_path)
     assert (transfer.status, transfer.reason) == (status, "the link was cut")
 
 
 async def test_a_recomputed_migration_moves_the_session_all_the_same(tmp_path: Path) -> None:
     """Its KV lives at the target from then on, wherever it came from."""
-    async with instances("a", "b") as both, router(both, "ear", folder=tmp_path, parameters=EAR) as routed:
-        fake = fake_transport(routed)
-        async with hot(routed, both) as (_, target), asked(routed, fake) as (asking, movement):
-            movement.finish("failed", "no answer")
-            assert by(await asking) == target.name
-            assert routed.server.cluster.bindings.owner("s") == target.name
-            assert await routed.metric('migrations_total{status="recomputed"}') == 1
-        records = await routed.records(6)
-    record, _ = migrated(records)
-    assert record.outcome is not None
-    assert record.outcome.migration == "recomputed"
-    steps = [line for tick in routed.ticks for line in tick.migrations]
+    async with migrating(tmp_path) as on:
+        on.movement.finish("failed", "no answer")
+        assert by(await on.asking) == on.target.name
+        assert owner_of(on.routed) == on.target.name
+        assert await on.routed.metric('migrations_total{status="recomputed"}') == 1
+    outcome, _ = migrated(tmp_path)
+    assert outcome.migration == "recomputed"
+    steps = [line for tick in on.routed.ticks for line in tick.migrations]
     assert ("done", "recomputed", "no answer") in [(line.phase, line.reason, line.text) for line in steps]
-
-
-async def test_without_a_transport_it_is_sent_at_once_and_nothing_is_said_of_a_transfer(tmp_path: Path) -> None:
-    async with instances("a", "b") as both, router(both, "ear", folder=tmp_path, parameters=EAR) as routed:
-        fake = fake_transport(routed, configured=False)
-        async with hot(routed, both) as (_, target):
-            assert by(await routed.post("s", prompt=OWN)) == target.name
-        assert fake.movements == []
-        records = await routed.records(6)
-    (record,) = [one for one in records if one.decision.migrate_from]
-    assert record.outcome is not None
-    assert (record.outcome.migration, record.outcome.transfer) == ("recomputed", None)
 
 
 async def test_a_client_that_leaves_ends_the_transfer_and_the_target_never_hears_of_it(tmp_path: Path) -> None:
@@ -152,120 +169,100 @@ async def test_a_client_that_leaves_ends_the_transfer_and_the_target_never_hears
             assert load_of(routed, target.name).num_requests == 0
             assert routed.server.cluster.bindings.owner("s") == source.name
             assert routed.server.cluster.bindings.moving_to("s") == ""
-        records = await routed.records(6)
-    record, transfer = migrated(records)
-    assert record.outcome is not None
-    assert (record.outcome.status, record.outcome.migration) == ("aborted", "failed")
+    outcome, transfer = migrated(tmp_path)
+    assert (outcome.status, outcome.migration) == ("aborted", "failed")
     assert (transfer.status, transfer.reason) == ("failed", "the client left")
 
 
 @pytest.mark.parametrize("how", ["killed", "removed"])
 async def test_a_target_that_is_lost_meanwhile_is_left_for_another(how: str, tmp_path: Path) -> None:
-    async with instances("a", "b") as both, router(both, "ear", folder=tmp_path, parameters=EAR) as routed:
-        fake = fake_transport(routed)
-        async with hot(routed, both) as (source, target), asked(routed, fake) as (asking, movement):
-            if how == "killed":
-                await target.kill()
-            else:
-                assert (await routed.http.delete(f"/admin/instances/{target.name}?now=1")).status_code == 200
-            answer = await asking
-            assert (answer.status_code, by(answer)) == (200, source.name)
-            assert len(movement.calls) == 1
-            assert (f"removed {target.name}" in fake.calls) == (how == "removed")
-            assert routed.server.cluster.bindings.owner("s") == source.name
-        records = await routed.records(7)
-    record, transfer = migrated(records)
-    assert record.outcome is not None
-    assert (record.outcome.status, record.outcome.migration, transfer.status) == ("retried", "failed", "failed")
+    async with migrating(tmp_path) as on:
+        if how == "killed":
+            await on.target.kill()
+        else:
+            assert (await on.routed.http.delete(f"/admin/instances/{on.target.name}?now=1")).status_code == 200
+        answer = await on.asking
+        assert (answer.status_code, by(answer)) == (200, on.source.name)
+        assert len(on.movement.calls) == 1
+        assert (f"removed {on.target.name}" in on.fake.calls) == (how == "removed")
+        assert owner_of(on.routed) == on.source.name
+    outcome, transfer = migrated(tmp_path)
+    assert (outcome.status, outcome.migration, transfer.status) == ("retried", "failed", "failed")
 
 
 @pytest.mark.parametrize("how", ["killed", "silent", "removed"])
 async def test_a_source_that_is_lost_meanwhile_is_not_waited_for(how: str, tmp_path: Path) -> None:
-    async with instances("a", "b") as both, router(both, "ear", folder=tmp_path, parameters=EAR) as routed:
-        fake = fake_transport(routed)
-        async with hot(routed, both) as (source, target), asked(routed, fake) as (asking, movement):
-            if how == "killed":
-                await source.kill()
-            elif how == "silent":
-                source.health_hangs = True
-            else:
-                assert (await routed.http.delete(f"/admin/instances/{source.name}?now=1")).status_code == 200
-            answer = await asking
-            assert (answer.status_code, by(answer)) == (200, target.name)
-            assert source.name in movement.transfer.reason
-            assert f"lost {source.name}" in fake.calls
-        records = await routed.records(6)
-    record, _ = migrated(records)
-    assert record.outcome is not None
-    assert (record.outcome.status, record.outcome.migration) == ("ok", "recomputed")
+    async with migrating(tmp_path) as on:
+        if how == "killed":
+            await on.source.kill()
+        elif how == "silent":
+            on.source.health_hangs = True
+        else:
+            assert (await on.routed.http.delete(f"/admin/instances/{on.source.name}?now=1")).status_code == 200
+        answer = await on.asking
+        assert (answer.status_code, by(answer)) == (200, on.target.name)
+        assert on.source.name in on.movement.transfer.reason
+        assert f"lost {on.source.name}" in on.fake.calls
+    outcome, _ = migrated(tmp_path)
+    assert (outcome.status, outcome.migration) == ("ok", "recomputed")
 
 
 async def test_a_target_that_drains_still_serves_what_is_moving_to_it() -> None:
-    async with instances("a", "b") as both, router(both, "ear", parameters=EAR) as routed:
-        fake = fake_transport(routed)
-        async with hot(routed, both) as (_, target), asked(routed, fake) as (asking, movement):
-            assert (await routed.http.post(f"/admin/instances/{target.name}/drain")).status_code == 200
-            movement.finish("transferred")
-            assert by(await asking) == target.name
-            movement.settle()
+    async with migrating() as on:
+        assert (await on.routed.http.post(f"/admin/instances/{on.target.name}/drain")).status_code == 200
+        on.movement.finish("transferred")
+        assert by(await on.asking) == on.target.name
+        on.movement.settle()
 
 
 async def test_a_transfer_that_takes_as_long_as_a_first_byte_may_is_done_without() -> None:
     limits = replace(SHORT, first_byte_s=1.5)
-    async with instances("a", "b") as both, router(both, "ear", parameters=EAR, limits=limits) as routed:
-        fake = fake_transport(routed)
-        async with hot(routed, both) as (_, target), asked(routed, fake) as (asking, movement):
-            answer = await asking
-            assert (answer.status_code, by(answer)) == (200, target.name)
-            assert movement.calls == ["abandoned: the transfer was not over within 1.5 s"]
+    async with migrating(limits=limits) as on:
+        answer = await on.asking
+        assert (answer.status_code, by(answer)) == (200, on.target.name)
+        assert on.movement.calls == ["abandoned: the transfer was not over within 1.5 s"]
 
 
 @pytest.mark.parametrize("hurried", [False, True])
 async def test_a_router_that_ends_gives_it_up_and_says_so(hurried: bool) -> None:
-    async with instances("a", "b") as both, router(both, "ear", parameters=EAR) as routed:
-        fake = fake_transport(routed)
-        async with hot(routed, both), asked(routed, fake) as (asking, movement):
-            ending = asyncio.create_task(routed.server.end(5.0 if hurried else 0.1))
-            await asyncio.sleep(0.02)
-            assert not ending.done(), "it is in flight"
-            if hurried:
-                routed.server.hurry()
-            await ending
-            answer = await asking
-            assert answer.status_code == 503
-            assert "shutting down" in answer.json()["error"]["message"]
-            assert len(movement.calls) == 1
-            assert fake.calls[-1] == "closed"
+    async with migrating() as on:
+        ending = asyncio.create_task(on.routed.server.end(5.0 if hurried else 0.1))
+        await asyncio.sleep(0.02)
+        assert not ending.done(), "it is in flight"
+        if hurried:
+            on.routed.server.hurry()
+        await ending
+        answer = await on.asking
+        assert answer.status_code == 503
+        assert "shutting down" in answer.json()["error"]["message"]
+        assert len(on.movement.calls) == 1
+        assert on.fake.calls[-1] == "closed"
 
 
 async def test_a_drain_waits_for_what_is_moving() -> None:
-    async with instances("a", "b") as both, router(both, "ear", parameters=EAR) as routed:
-        fake = fake_transport(routed)
-        async with hot(routed, both) as (source, target), asked(routed, fake) as (asking, movement):
-            source.hang = False
-            ending = asyncio.create_task(routed.server.end(5.0))
-            await asyncio.sleep(0.02)
-            movement.finish("transferred")
-            assert by(await asking) == target.name
-            movement.settle()
-            routed.server.hurry()  # the neighbour that made the source hot never ends
-            await ending
+    async with migrating() as on:
+        on.source.hang = False
+        ending = asyncio.create_task(on.routed.server.end(5.0))
+        await asyncio.sleep(0.02)
+        on.movement.finish("transferred")
+        assert by(await on.asking) == on.target.name
+        on.movement.settle()
+        on.routed.server.hurry()  # the neighbour that made the source hot never ends
+        await ending
 
 
 async def test_a_second_turn_stays_while_the_first_ones_kv_is_on_its_way(tmp_path: Path) -> None:
-    async with instances("a", "b") as both, router(both, "ear", folder=tmp_path, parameters=EAR) as routed:
-        fake = fake_transport(routed)
-        async with hot(routed, both) as (source, target), asked(routed, fake) as (asking, movement):
-            second = await routed.post("s", prompt=OWN)
-            assert by(second) == source.name, "its KV is still there"
-            assert routed.server.cluster.bindings.owner("s") == source.name
-            movement.finish("transferred")
-            movement.settle()
-            assert by(await asking) == target.name
-            assert routed.server.cluster.bindings.owner("s") == target.name
-            assert by(await routed.post("s", prompt=OWN)) == target.name
-        assert len(fake.movements) == 1
-        records = await routed.records(8)
+    async with migrating(tmp_path) as on:
+        second = await on.routed.post("s", prompt=OWN)
+        assert by(second) == on.source.name, "its KV is still there"
+        assert owner_of(on.routed) == on.source.name
+        on.movement.finish("transferred")
+        on.movement.settle()
+        assert by(await on.asking) == on.target.name
+        assert owner_of(on.routed) == on.target.name
+        assert by(await on.routed.post("s", prompt=OWN)) == on.target.name
+        assert len(on.fake.movements) == 1
+    records = read_log(tmp_path / "decisions.jsonl", "log").records
     assert [one.decision.reason for one in records if one.request.session == "s"].count("hot_moving") == 1
 
 
@@ -276,9 +273,9 @@ async def test_where_no_kv_can_be_moved_to_the_session_stays_and_the_record_says
             assert by(await routed.post("s", prompt=OWN)) == source.name
         records = await routed.records(6)
         await until(lambda: any(line.phase == "refused" for tick in routed.ticks for line in tick.migrations))
-    (kept,) = [one for one in records if one.decision.reason == "hot_no_target"]
-    assert kept.request.cut_off == {target.name: "quarantined for 9 s"}
-    assert any("quarantined for 9 s" in one.ruled_out for one in kept.decision.candidates)
+    (stays,) = [one for one in records if one.decision.reason == "hot_no_target"]
+    assert stays.request.cut_off == {target.name: "quarantined for 9 s"}
+    assert any("quarantined for 9 s" in one.ruled_out for one in stays.decision.candidates)
 
 
 async def test_only_a_policy_that_may_migrate_asks_where_kv_can_go() -> None:
@@ -332,38 +329,32 @@ async def test_a_defect_in_a_later_pick_is_a_500_as_well(
 
 
 async def test_the_target_failing_after_the_transfer_is_retried_as_any_other(tmp_path: Path) -> None:
-    async with instances("a", "b") as both, router(both, "ear", folder=tmp_path, parameters=EAR) as routed:
-        fake = fake_transport(routed)
-        async with hot(routed, both) as (source, target), asked(routed, fake) as (asking, movement):
-            target.status = 500
-            movement.finish("transferred")
-            movement.settle()
-            assert by(await asking) == source.name
-            assert routed.server.cluster.bindings.owner("s") == source.name
-        records = await routed.records(7)
-    record, transfer = migrated(records)
-    assert record.outcome is not None
-    assert (record.outcome.status, record.outcome.migration, transfer.status) == ("retried", "failed", "transferred")
+    async with migrating(tmp_path) as on:
+        on.target.status = 500
+        on.movement.finish("transferred")
+        on.movement.settle()
+        assert by(await on.asking) == on.source.name
+        assert owner_of(on.routed) == on.source.name
+    outcome, transfer = migrated(tmp_path)
+    assert (outcome.status, outcome.migration, transfer.status) == ("retried", "failed", "transferred")
 
 
 async def test_a_record_whose_transfer_is_never_counted_is_written_with_the_reason(tmp_path: Path) -> None:
-    async with instances("a", "b") as both, router(both, "ear", folder=tmp_path, parameters=EAR) as routed:
-        fake = fake_transport(routed)
-        async with hot(routed, both), asked(routed, fake) as (asking, movement):
-            movement.finish("transferred")
-            assert (await asking).status_code == 200
-    lines = read_log(tmp_path / "decisions.jsonl", "log").records
-    _, transfer = migrated(list(lines))
+    async with migrating(tmp_path) as on:
+        on.movement.finish("transferred")
+        assert (await on.asking).status_code == 200
+    _, transfer = migrated(tmp_path)
     assert "not read before the record was written" in transfer.counted_reason
 
 
 # prefill and decode pools
-def of_pools(records: list[DecisionRecord]) -> tuple[list[str], list[KvTransfer]]:
+def of_pools(folder: Path) -> tuple[list[str], list[KvTransfer]]:
+    records = read_log(folder / "decisions.jsonl", "log").records
     outcomes = [record.outcome for record in records if record.outcome is not None]
     return [one.status for one in outcomes], [one.transfer for one in outcomes if one.transfer is not None]
 
 
-async def test_a_handover_sends_the_decode_leg_and_counts_the_prompt_where_it_is_computed(tmp_path: Path) -> None:
+async def test_a_handover_sends_the_decode_request_and_counts_the_prompt_where_it_is_computed(tmp_path: Path) -> None:
     async with instances("a", "b") as both, router(both, "static_pd", folder=tmp_path, parameters=PD) as routed:
         fake = fake_transport(routed)
         async with asked(routed, fake) as (asking, movement):
@@ -375,7 +366,7 @@ async def test_a_handover_sends_the_decode_leg_and_counts_the_prompt_where_it_is
             assert [load_of(routed, name).pending_prefill_tokens for name in "ab"] == [0, 1], "its last token is left"
             assert [load_of(routed, name).num_requests for name in "ab"] == [0, 1], "the first has done its part"
             assert [load_of(routed, name).kept_tokens for name in "ab"] == [16, 0], "and keeps what it did"
-            assert both[1].seen[-1].body == LEG
+            assert both[1].seen[-1].body == DECODE_BODY
             assert both[1].seen[-1].headers["x-session-id"] == "s"
             assert movement.calls == []
             await both[1].kill()
@@ -390,85 +381,74 @@ async def test_a_handover_sends_the_decode_leg_and_counts_the_prompt_where_it_is
             assert (answer.status_code, by(answer)) == (200, "b")
             assert movement.calls == ["served"]
         assert not both[0].seen
-        records = await routed.records(2)
-    statuses, transfers = of_pools(records)
+    statuses, transfers = of_pools(tmp_path)
     assert statuses.count("ok") == 1
     assert [one.status for one in transfers if one.purpose == "handover"].count("transferred") == 1
 
 
 async def test_a_handover_whose_source_fails_is_computed_where_it_decodes(tmp_path: Path) -> None:
-    async with instances("a", "b") as both, router(both, "static_pd", folder=tmp_path, parameters=PD) as routed:
-        fake = fake_transport(routed)
-        async with asked(routed, fake) as (asking, movement):
-            movement.finish("failed", "the source answers HTTP 500")
-            answer = await asking
-            assert (answer.status_code, by(answer)) == (200, "b")
-            assert both[1].seen[-1].json["prompt"] == OWN
-            assert movement.calls == []
-        records = await routed.records(1)
-    _, (transfer,) = of_pools(records)
+    async with handing_over(tmp_path) as on:
+        on.movement.finish("failed", "the source answers HTTP 500")
+        answer = await on.asking
+        assert (answer.status_code, by(answer)) == (200, "b")
+        assert on.target.seen[-1].json["prompt"] == OWN
+        assert on.movement.calls == []
+    _, (transfer,) = of_pools(tmp_path)
     assert (transfer.status, transfer.reason) == ("failed", "the source answers HTTP 500")
 
 
-async def test_a_decode_leg_that_fails_is_computed_there_and_speaks_against_the_transfer_only(tmp_path: Path) -> None:
-    async with instances("a", "b") as both, router(both, "static_pd", folder=tmp_path, parameters=PD) as routed:
-        fake = fake_transport(routed)
-        async with asked(routed, fake) as (asking, movement):
-            both[1].status, both[1].errors = 500, 1
-            movement.finish("transferred")
-            answer = await asking
-            assert (answer.status_code, by(answer)) == (200, "b")
-            assert [one.body == LEG for one in both[1].seen] == [True, False]
-            assert movement.calls == ["failed: HTTP 500, a strike"]
-            assert routed.available() == {"a", "b"}
-        records = await routed.records(1)
-    (status,), (transfer,) = of_pools(records)
+async def test_a_decode_request_that_fails_is_computed_there_and_counts_against_the_pair_only(
+    tmp_path: Path,
+) -> None:
+    async with handing_over(tmp_path) as on:
+        on.target.status, on.target.errors = 500, 1
+        on.movement.finish("transferred")
+        answer = await on.asking
+        assert (answer.status_code, by(answer)) == (200, "b")
+        assert [one.body == DECODE_BODY for one in on.target.seen] == [True, False]
+        assert on.movement.calls == ["failed: HTTP 500, a strike"]
+        assert on.routed.available() == {"a", "b"}
+    (status,), (transfer,) = of_pools(tmp_path)
     assert (status, transfer.status, transfer.reason) == ("ok", "failed", "HTTP 500")
 
 
-async def test_a_decode_leg_that_hangs_is_computed_there_in_time() -> None:
+async def test_a_decode_request_that_hangs_is_computed_there_in_time() -> None:
     limits = replace(SHORT, first_byte_s=0.3)
-    async with instances("a", "b") as both, router(both, "static_pd", parameters=PD, limits=limits) as routed:
-        fake = fake_transport(routed)
-        async with asked(routed, fake) as (asking, movement):
-            both[1].hang = True
-            movement.finish("transferred")
-            await until(lambda: bool(both[1].seen))
-            both[1].hang = False
-            answer = await asking
-            assert answer.status_code == 200
-            assert movement.calls == ["failed: no byte of the response within 0.3 s, a strike, freed"]
+    async with handing_over(limits=limits) as on:
+        on.target.hang = True
+        on.movement.finish("transferred")
+        await until(lambda: bool(on.target.seen))
+        on.target.hang = False
+        answer = await on.asking
+        assert answer.status_code == 200
+        assert on.movement.calls == ["failed: no byte of the response within 0.3 s, a strike, freed"]
 
 
 @pytest.mark.parametrize("moment", ["before", "during"])
 async def test_a_client_that_leaves_a_handover_frees_both(moment: str) -> None:
-    async with instances("a", "b") as both, router(both, "static_pd", parameters=PD) as routed:
-        fake = fake_transport(routed)
-        async with asked(routed, fake) as (asking, movement):
-            if moment == "during":
-                both[1].ttft_s = 5.0
-                movement.finish("transferred")
-                await until(lambda: bool(both[1].seen))
-            asking.cancel()
-            await until(lambda: bool(movement.calls))
+    async with handing_over() as on:
+        if moment == "during":
+            on.target.ttft_s = 5.0
+            on.movement.finish("transferred")
+            await until(lambda: bool(on.target.seen))
+        on.asking.cancel()
+        await until(lambda: bool(on.movement.calls))
         expected = "abandoned: the client left" if moment == "before" else "failed: the client left, freed"
-        assert movement.calls == [expected]
-        await until(routed.counters_are_zero)
+        assert on.movement.calls == [expected]
+        await until(on.routed.counters_are_zero)
 
 
-async def test_a_4xx_of_the_decode_leg_is_the_clients_own(tmp_path: Path) -> None:
-    async with instances("a", "b") as both, router(both, "static_pd", parameters=PD) as routed:
-        fake = fake_transport(routed)
-        async with asked(routed, fake) as (asking, movement):
-            both[1].status = 422
-            movement.finish("transferred")
-            assert (await asking).status_code == 422
-            assert movement.calls == ["failed: HTTP 422, freed"]
+async def test_a_4xx_of_the_decode_request_is_the_clients_own(tmp_path: Path) -> None:
+    async with handing_over() as on:
+        on.target.status = 422
+        on.movement.finish("transferred")
+        assert (await on.asking).status_code == 422
+        assert on.movement.calls == ["failed: HTTP 422, freed"]
 
 
 @pytest.mark.parametrize("status", [429, 503])
 @pytest.mark.parametrize("decoders", [1, 2])
-async def test_a_decode_leg_that_is_not_admitted_speaks_against_nobody_and_nothing_has_freed_the_source(
+async def test_a_decode_request_that_is_not_admitted_speaks_against_nobody_and_nothing_has_freed_the_source(
     status: int, decoders: int
 ) -> None:
     """It is full, and never looked at what it was to pull."""
@@ -485,51 +465,36 @@ async def test_a_decode_leg_that_is_not_admitted_speaks_against_nobody_and_nothi
             assert movement.calls == [f"failed: HTTP {status}"]
 
 
-async def test_a_router_that_ends_before_the_decode_leg_is_served_strikes_nobody() -> None:
-    """The leg is dropped, and the engine that held it frees the source."""
-    async with instances("a", "b") as both, router(both, "static_pd", parameters=PD) as routed:
-        fake = fake_transport(routed)
-        async with asked(routed, fake) as (asking, movement):
-            both[1].hang = True
-            movement.finish("transferred")
-            await until(lambda: bool(both[1].seen))
-            await routed.server.end(0.05)
-            assert (await asking).status_code == 503
-            assert movement.calls == ["failed: the router is shutting down, freed"]
+async def test_a_router_that_ends_before_the_decode_request_is_served_strikes_nobody() -> None:
+    """The request is dropped, and the engine that held it frees the source."""
+    async with handing_over() as on:
+        on.target.hang = True
+        on.movement.finish("transferred")
+        await until(lambda: bool(on.target.seen))
+        await on.routed.server.end(0.05)
+        assert (await on.asking).status_code == 503
+        assert on.movement.calls == ["failed: the router is shutting down, freed"]
 
 
 @pytest.mark.parametrize("how", ["killed", "silent"])
-async def test_a_decode_leg_whose_source_is_lost_is_not_waited_for(how: str, tmp_path: Path) -> None:
+async def test_a_decode_request_whose_source_is_lost_is_not_waited_for(how: str, tmp_path: Path) -> None:
     """Its pull may never end; what did come is in the cache that the request hits as it is sent again."""
-    async with instances("a", "b") as both, router(both, "static_pd", folder=tmp_path, parameters=PD) as routed:
-        fake = fake_transport(routed)
-        async with asked(routed, fake) as (asking, movement):
-            both[1].hang = True
-            movement.finish("transferred")
-            await until(lambda: bool(both[1].seen))
-            both[1].hang = False
-            if how == "killed":
-                await both[0].kill()
-            else:
-                both[0].health_hangs = True
-            answer = await asking
-            assert (answer.status_code, by(answer)) == (200, "b")
-            assert [one.body == LEG for one in both[1].seen] == [True, False]
-            assert len(movement.calls) == 1
-            assert movement.calls[0].startswith("failed: a is lost")
-            assert movement.calls[0].endswith(", a strike, freed")
-        records = await routed.records(1)
-    assert of_pools(records)[0] == ["ok"]
-
-
-async def test_a_stream_that_breaks_after_a_handover_is_told_as_any_other() -> None:
-    async with instances("a", "b") as both, router(both, "static_pd", parameters=PD) as routed:
-        fake = fake_transport(routed)
-        async with asked(routed, fake) as (asking, movement):
-            both[1].die_after = 1
-            movement.finish("transferred")
-            assert "connection closed" in events(await asking)[-1]["error"]["message"]
-            assert movement.calls == ["served"]
+    async with handing_over(tmp_path) as on:
+        on.target.hang = True
+        on.movement.finish("transferred")
+        await until(lambda: bool(on.target.seen))
+        on.target.hang = False
+        if how == "killed":
+            await on.source.kill()
+        else:
+            on.source.health_hangs = True
+        answer = await on.asking
+        assert (answer.status_code, by(answer)) == (200, "b")
+        assert [one.body == DECODE_BODY for one in on.target.seen] == [True, False]
+        assert len(on.movement.calls) == 1
+        assert on.movement.calls[0].startswith("failed: a is lost")
+        assert on.movement.calls[0].endswith(", a strike, freed")
+    assert of_pools(tmp_path)[0] == ["ok"]
 
 
 async def test_an_instance_with_an_endpoint_may_join_a_router_without_any() -> None:

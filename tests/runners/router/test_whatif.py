@@ -10,7 +10,7 @@ import pytest
 from runners.errors import RunnerError
 from runners.router.decision_log import read_log, read_logs
 from runners.router.policies import POLICIES, make_policy
-from runners.router.policies.errors import PolicyError
+from runners.router.policies.policy import PolicyError
 from runners.router.whatif import what_if
 from tests.runners.router.logs import NEEDED, simulate, write_log
 
@@ -19,11 +19,11 @@ from tests.runners.router.logs import NEEDED, simulate, write_log
 def test_a_policy_agrees_with_its_own_log_read_back_from_disk(name: str, tmp_path: Path) -> None:
     log = read_log(write_log(tmp_path / "decisions.jsonl", simulate(name)), "log")
     assert log.gaps == ()
-    found = what_if(log.records, make_policy(name, NEEDED.get(name, {})))
-    assert (found.picks, found.agreement, found.differences) == (40, 1.0, ())
-    assert found.migrations[0] == found.migrations[1]
-    assert bool(found.migrations[0]) == (name == "ear")
-    assert found.recorded_met == found.instead_met
+    comparison = what_if(log.records, make_policy(name, NEEDED.get(name, {})))
+    assert (comparison.picks, comparison.agreement, comparison.differences) == (40, 1.0, ())
+    assert comparison.migrations[0] == comparison.migrations[1]
+    assert bool(comparison.migrations[0]) == (name == "ear")
+    assert comparison.recorded_met == comparison.instead_met
 
 
 def test_it_agrees_with_itself_although_picks_are_missing() -> None:
@@ -33,26 +33,32 @@ def test_it_agrees_with_itself_although_picks_are_missing() -> None:
 
 def test_another_policy_differs_and_every_difference_is_told() -> None:
     records = simulate("round_robin")
-    found = what_if(records, make_policy("sticky", {}))
-    assert 0 < found.agree < found.picks
-    assert len(found.differences) == found.picks - found.agree
-    assert sum(pair.picks for pair in found.reasons) == found.picks
-    assert sum(pair.differ for pair in found.reasons) == len(found.differences)
-    assert sum(was for was, _ in found.shares.values()) == sum(then for _, then in found.shares.values()) == 40
-    assert all("places from the session's hash" in one.why_not_recorded for one in found.differences)
-    assert "recorded view" in found.limits
+    comparison = what_if(records, make_policy("sticky", {}))
+    assert 0 < comparison.agree < comparison.picks
+    assert len(comparison.differences) == comparison.picks - comparison.agree
+    assert sum(pair.picks for pair in comparison.reasons) == comparison.picks
+    assert sum(pair.differ for pair in comparison.reasons) == len(comparison.differences)
+    assert (
+        sum(was for was, _ in comparison.shares.values()) == sum(then for _, then in comparison.shares.values()) == 40
+    )
+    assert all("places from the session's hash" in one.why_not_recorded for one in comparison.differences)
+    assert "recorded view" in comparison.limits
 
 
 def test_ties_take_turns_although_the_recorded_policy_never_advanced_them() -> None:
     records = simulate("sticky", in_flight=1, turns=1)
-    found = what_if(records, make_policy("lmetric", {}))
-    assert {name for name, (_, then) in found.shares.items() if then} == {"e0", "e1", "e2"}
+    comparison = what_if(records, make_policy("lmetric", {}))
+    assert {name for name, (_, then) in comparison.shares.items() if then} == {"e0", "e1", "e2"}
 
 
 def test_it_counts_the_migrations_that_there_would_have_been() -> None:
-    found = what_if(simulate("sticky"), make_policy("ear", NEEDED["ear"]))
-    assert found.migrations[0] == 0
-    assert found.migrations[1] == sum(pair.picks for pair in found.reasons if pair.instead_reason == "migrated") > 0
+    comparison = what_if(simulate("sticky"), make_policy("ear", NEEDED["ear"]))
+    assert comparison.migrations[0] == 0
+    assert (
+        comparison.migrations[1]
+        == sum(pair.picks for pair in comparison.reasons if pair.instead_reason == "migrated")
+        > 0
+    )
     stays = what_if(simulate("ear"), make_policy("ear", {"hot_tokens": 10**9, "cooldown_s": 5.0}))
     assert stays.migrations[0] > stays.migrations[1] == 0
     assert {pair.recorded_reason for pair in stays.reasons if pair.differ} == {"migrated"}
@@ -69,15 +75,15 @@ def test_owners_may_be_taken_from_who_served() -> None:
 
 
 def test_cache_aware_policies_would_have_met_less_to_compute() -> None:
-    found = what_if(simulate("round_robin"), make_policy("leastwork", {}))
-    assert found.recorded_met.new_tokens is not None
-    assert found.instead_met.new_tokens is not None
-    assert found.instead_met.new_tokens < found.recorded_met.new_tokens
+    comparison = what_if(simulate("round_robin"), make_policy("leastwork", {}))
+    assert comparison.recorded_met.new_tokens is not None
+    assert comparison.instead_met.new_tokens is not None
+    assert comparison.instead_met.new_tokens < comparison.recorded_met.new_tokens
 
 
 def test_no_picks_give_no_agreement_instead_of_a_number() -> None:
-    found = what_if([], make_policy("lmetric", {}))
-    assert (found.agreement, found.recorded_met.new_tokens) == (None, None)
+    comparison = what_if([], make_policy("lmetric", {}))
+    assert (comparison.agreement, comparison.recorded_met.new_tokens) == (None, None)
 
 
 def test_a_cut_log_is_used_as_far_as_it_goes_and_says_so(tmp_path: Path) -> None:

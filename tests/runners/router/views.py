@@ -45,3 +45,15 @@ def ask(
         rejects=rejects or {},
         tried=tuple(tried),
     )
+
+
+def is_idle(loads: Sequence[InstanceLoad]) -> bool:
+    """Whether every counter of every instance is back at zero."""
+    return not any(
+        load.num_requests
+        or load.pending_prefill_tokens
+        or load.ongoing_tokens
+        or load.ongoing_decode_tokens
+        or load.kept_tokens
+        for load in loads
+    )

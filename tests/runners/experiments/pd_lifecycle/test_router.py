@@ -91,7 +91,8 @@ async def test_no_engine_is_asked_for_metrics_between_a_send_and_its_last_token(
             spec = replace(spec, transfer=replace(spec.transfer, count=True))
         during = await asked_during(prefill, decode, spec, tmp_path)
         assert bool(during) is counts
-        assert (len(prefill.legs), len(decode.legs)) == (3, 3), "the combined requests ask the decode engine alone"
+        transfer_requests = (len(prefill.transfer_requests), len(decode.transfer_requests))
+        assert transfer_requests == (3, 3), "the combined requests ask the decode engine alone"
         assert decode.served == 6
     actual = msgspec.json.Decoder(DecisionRecord).decode_lines((tmp_path / "decisions.jsonl").read_bytes())
     assert [(one.decision.reason, one.decision.prefill) for one in actual] == [

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from runners.router.failure import Failure
 from runners.router.instances import upstream
 from runners.router.instances.internal_request import unchunked
-from runners.router.instances.link import Answer, Caller, Link, whole_chunks
-from runners.router.instances.upstream import resolve
+from runners.router.instances.upstream import Answer, Caller, Link, resolve, whole_chunks
 from tests.runners.router.routers import until
 
 BODIES = st.lists(st.binary(min_size=1, max_size=40), max_size=8)
@@ -51,7 +50,7 @@ class Taker:
         self.ends.append(failure)
 
 
-class Pool:
+class Pool(upstream.Pool):
     """An owner that keeps what it is given."""
 
     def __init__(self) -> None:
@@ -260,7 +259,7 @@ async def _send_to_one_who_does_not_read() -> None:
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     target = await resolve(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-    pool = upstream.Pool(target, 2.0, lambda change: None)
+    pool = upstream.Pool(target, 2.0)
     taker = Taker()
     pool.send(taker, (b"head", bytes(32 << 20)))
     await until(lambda: taker.link is not None)

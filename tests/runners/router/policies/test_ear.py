@@ -10,7 +10,7 @@ import pytest
 from results.records.decisions import Decision, InstanceLoad, RoutedRequest
 from runners.router.policies import make_policy
 from runners.router.policies.ear import EAR
-from runners.router.policies.errors import PolicyError
+from runners.router.policies.policy import PolicyError
 from tests.runners.router.views import ask, load, view
 
 POLICY = EAR(hot_tokens=4000, cooldown_s=30)
@@ -38,13 +38,13 @@ def gates(made: Decision) -> dict[str, bool]:
     return {gate.name: gate.passed for gate in made.gates}
 
 
-@pytest.mark.parametrize("given", [{}, {"hot_tokens": 4000}, {"cooldown_s": 30}])
-def test_thresholds_have_no_silent_default(given: dict[str, object]) -> None:
+@pytest.mark.parametrize("parameters", [{}, {"hot_tokens": 4000}, {"cooldown_s": 30}])
+def test_thresholds_have_no_silent_default(parameters: dict[str, object]) -> None:
     with pytest.raises(PolicyError, match="there is no default") as caught:
-        make_policy("ear", given)
+        make_policy("ear", parameters)
     for name, how in (("hot_tokens", "prefill tokens per second"), ("cooldown_s", "mean time of a turn")):
-        assert (name in str(caught.value)) == (name not in given)
-        assert (how in caught.value.remedy) == (name not in given), "it says how to choose"
+        assert (name in str(caught.value)) == (name not in parameters)
+        assert (how in caught.value.remedy) == (name not in parameters), "it says how to choose"
     assert caught.value.exit_code == 2
 
 

@@ -14,9 +14,10 @@ from results.records.decisions import Decision, InstanceLoad, RoutedRequest
 from results.routing.migrations import find_migrations, pending_at
 from runners.router.policies.ear import EAR
 from runners.router.sessions.bindings import Bindings
-from runners.router.view import Cluster, CounterReservation, Member, is_idle
+from runners.router.view import Cluster, CounterReservation, Member
 from tests.examples import examples
 from tests.runners.router.logs import simulate
+from tests.runners.router.views import is_idle
 
 COOLDOWN_S = 10.0
 HOT_TOKENS = 300
@@ -87,7 +88,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(instance=st.sampled_from("abc"), tokens=st.sampled_from((150, 310, 800, 1200)))
     def load(self, instance: str, tokens: int) -> None:
-        """Somebody else's request."""
+        """A request of another client."""
         request = RoutedRequest("other", "", 0, tokens, 50, 16, {})
         made = Decision("other", instance, "other", binds=False)
         self.flying.append(Flight(request, made, self.cluster.reserve(made, request), 0))
@@ -166,16 +167,16 @@ TestLifeWithoutAffinity = LifeWithoutAffinity.TestCase
 
 def test_the_microbenchmark_agrees_with_the_policy_about_its_log() -> None:
     records = simulate("ear", turns=8)
-    found = find_migrations(records, hot_tokens=150, cooldown_s=5.0)
-    assert found.thrash_rate.value == 0.0
-    assert found.asked == sum(record.decision.reason == "migrated" for record in records) > 5
+    measured = find_migrations(records, hot_tokens=150, cooldown_s=5.0)
+    assert measured.thrash_rate.value == 0.0
+    assert measured.asked == sum(record.decision.reason == "migrated" for record in records) > 5
     held = Counter(record.decision.reason for record in records)
-    assert found.refused == {
+    assert measured.refused == {
         gate: held[reason]
         for gate, reason in (("cooldown", "hot_cooldown"), ("one_at_a_time", "hot_moving"), ("target", "hot_no_target"))
         if held[reason]
     }
-    assert all((pending_at(event.pick, event.pick.decision.migrate_from) or 0) > 150 for event in found.events)
+    assert all((pending_at(event.pick, event.pick.decision.migrate_from) or 0) > 150 for event in measured.events)
 
 
 def test_a_session_whose_instance_stays_hot_migrates_once_in_a_cooldown() -> None:

@@ -170,8 +170,8 @@ def test_a_turn_goes_straight_to_its_sessions_instance_while_that_holds_the_prom
     assert KvAware().decide(request, pools()).prefill == ""
     assert KvAware(direct_share=0.75).decide(request, pools()).prefill == "p0"
     assert KvAware(direct_share=1).decide(ask(20 * BLOCK, {"d1": 19 * BLOCK}, owner="d1"), pools()).prefill == "p0"
-    said = [gate for gate in KvAware().decide(request, pools()).gates if gate.name == "direct"]
-    assert [(gate.value, gate.passed) for gate in said] == [(0.75, True)]
+    direct = [gate for gate in KvAware().decide(request, pools()).gates if gate.name == "direct"]
+    assert [(gate.value, gate.passed) for gate in direct] == [(0.75, True)]
 
 
 def test_what_other_sessions_left_there_is_no_reason_to_go_straight() -> None:

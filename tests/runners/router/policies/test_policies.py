@@ -105,8 +105,8 @@ def test_sticky_places_by_hash_and_never_leaves_while_its_instance_is_up(place: 
     assert set(Counter(homes.values())) == set("abcd")
     assert max(Counter(homes.values()).values()) < 90
     busy = [load(name, bs=50, pp=10**6) if name == homes["s1"] else load(name) for name in "abcd"]
-    kept = policy.decide(ask(session="s1", owner=homes["s1"]), view(*busy))
-    assert (kept.instance, kept.reason) == (homes["s1"], "bound")
+    later = policy.decide(ask(session="s1", owner=homes["s1"]), view(*busy))
+    assert (later.instance, later.reason) == (homes["s1"], "bound")
 
 
 def test_a_new_instance_takes_few_sessions_from_a_ring() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from runners.router.policies import POLICIES, describe_policies, make_policy, parameters_of, policy_class
-from runners.router.policies.errors import PolicyError
 from runners.router.policies.kv_aware import KvAware
+from runners.router.policies.policy import PolicyError
 from runners.router.policies.unified import Unified
 from tests.runners.router.logs import NEEDED
 from tests.runners.router.views import ask, load, view
@@ -46,8 +46,8 @@ def test_every_policy_of_the_specifications_is_there_with_a_source() -> None:
         assert all(one.text and one.kind for one in info.parameters), info.name
         needed = NEEDED.get(info.name, {})
         assert {one.name for one in info.parameters if one.required} == set(needed)
-        given = {one.name: one.default for one in info.parameters} | dict(needed)
-        assert parameters_of(make_policy(info.name, needed)) == given
+        values = {one.name: one.default for one in info.parameters} | dict(needed)
+        assert parameters_of(make_policy(info.name, needed)) == values
 
 
 def test_parameters_may_be_text_as_the_command_line_has_them() -> None:

@@ -12,11 +12,8 @@ from hypothesis import given, settings
 from results.records.decisions import ClusterView, Decision, RoutedRequest
 from runners.router.policies import POLICIES, make_policy
 from runners.router.policies.reasons import REASONS
-from runners.router.prefix_index import PrefixIndex, block_keys, cached_tokens
-from runners.router.sessions.bindings import Bindings
-from runners.router.view import Cluster, CounterReservation, Member
 from tests.examples import examples
-from tests.runners.router.logs import NEEDED
+from tests.runners.router.logs import NEEDED, PolicyRouter, Sent
 from tests.runners.router.strategies import asked, clusters
 
 VARIANTS = (
@@ -73,57 +70,20 @@ def test_a_policy_picks_only_what_may_be_picked_and_the_same_each_time(
     holds()
 
 
-class Router:
-    """A policy with real counters, bindings and prefix indexes: what the server does, without a network."""
-
-    def __init__(self, policy: str, instances: int, **parameters: object) -> None:
-        names = [f"e{n}" for n in range(instances)]
-        self.now = 0.0
-        self.bindings = Bindings()
-        self.cluster = Cluster([Member(name) for name in names], lambda: self.now, self.bindings)
-        self.indexes = {name: PrefixIndex(16) for name in names}
-        self.policy = make_policy(policy, parameters)
-
-    def send(self, session: str, prompt: list[int]) -> tuple[Decision, CounterReservation]:
-        keys = block_keys(prompt, 16)
-        cached = {name: cached_tokens(index, keys, len(prompt)) for name, index in self.indexes.items()}
-        request = RoutedRequest(
-            "r",
-            session,
-            self.bindings.arrive(session, self.now),
-            len(prompt),
-            8,
-            16,
-            cached,
-            self.bindings.owner(session),
-        )
-        made = self.policy.decide(request, self.cluster.view())
-        reservation = self.cluster.reserve(made, request)
-        self.indexes[made.instance].insert(keys)
-        return made, reservation
-
-    def finish(self, session: str, made: Decision, reservation: CounterReservation) -> None:
-        reservation.end_prefill()
-        if made.binds:
-            self.bindings.commit(session, made.instance, self.now)
-        reservation.end()
-
-
 def spread(policy: str, concurrency: int, shared: int, turns: int = 3, **parameters: object) -> Counter[str]:
     """Where the last turns of 20 sessions went on 4 instances, `concurrency` at a time in flight."""
-    router, last = Router(policy, 4, **parameters), {}
-    flying: list[tuple[str, Decision, CounterReservation]] = []
+    router, last = PolicyRouter(policy, 4, None, **parameters), {}
+    flying: list[Sent] = []
     common = list(range(shared))
     for turn in range(turns):
         for number in range(20):
             if len(flying) >= concurrency:
-                router.finish(*flying.pop(0))
-            prompt = common + [number + 1000] * (200 + 100 * turn)
-            made, reservation = router.send(f"s{number}", prompt)
-            flying.append((f"s{number}", made, reservation))
-            last[number] = made.instance
+                router.finish(flying.pop(0))
+            sent = router.send(f"s{number}", common + [number + 1000] * (200 + 100 * turn))
+            flying.append(sent)
+            last[number] = sent.decision.instance
     while flying:
-        router.finish(*flying.pop())
+        router.finish(flying.pop())
     assert not any(load.num_requests or load.ongoing_tokens for load in router.cluster.view().instances)
     return Counter(last.values())
 
@@ -131,16 +91,16 @@ def spread(policy: str, concurrency: int, shared: int, turns: int = 3, **paramet
 @pytest.mark.parametrize("name", ["lmetric", "unified", "leastwork"])
 @pytest.mark.parametrize("concurrency", [1, 4, 16])
 def test_twenty_sessions_on_four_instances_use_all_four(name: str, concurrency: int) -> None:
-    found = spread(name, concurrency, shared=0)
-    assert len(found) == 4
-    assert max(found.values()) <= 12
+    homes = spread(name, concurrency, shared=0)
+    assert len(homes) == 4
+    assert max(homes.values()) <= 12
 
 
 @pytest.mark.parametrize("name", ["lmetric", "unified", "leastwork"])
 def test_a_shared_prompt_does_not_draw_all_sessions_to_one_while_requests_overlap(name: str) -> None:
-    found = spread(name, 8, shared=320)
-    assert len(found) > 1
-    assert max(found.values()) < 20
+    homes = spread(name, 8, shared=320)
+    assert len(homes) > 1
+    assert max(homes.values()) < 20
 
 
 def test_with_nothing_in_flight_a_shared_prompt_pins_the_hybrid_unless_cold_sessions_are_spread() -> None:
@@ -154,11 +114,11 @@ def test_with_nothing_in_flight_a_shared_prompt_draws_least_work_unless_cold_ses
 
 
 def test_later_turns_stay_with_their_cache_under_unified() -> None:
-    router = Router("unified", 4)
+    router = PolicyRouter("unified", 4)
     homes: dict[str, set[str]] = {}
     for turn in range(4):
         for number in range(8):
-            made, reservation = router.send(f"s{number}", [number + 5] * (200 * (turn + 1)))
-            router.finish(f"s{number}", made, reservation)
-            homes.setdefault(f"s{number}", set()).add(made.instance)
+            sent = router.send(f"s{number}", [number + 5] * (200 * (turn + 1)))
+            router.finish(sent)
+            homes.setdefault(f"s{number}", set()).add(sent.decision.instance)
     assert all(len(home) == 1 for home in homes.values())

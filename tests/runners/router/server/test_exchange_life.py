@@ -13,23 +13,22 @@ from runners.router.dispatch import Dispatcher, Request
 from runners.router.facts import ClientMessage
 from runners.router.failure import Failure
 from runners.router.health import Health
-from runners.router.instances.link import Answer
-from runners.router.instances.upstream import Pool
+from runners.router.instances.upstream import Answer, Pool
 from runners.router.ledger import Ledger, PendingOutcome
 from runners.router.metrics import Counts
 from runners.router.prefix_index import PrefixIndex
+from runners.router.server.front import ClientConnection
 from runners.router.server.proxy import Exchange
-from runners.router.server.response import Client
 from runners.router.sessions.bindings import Bindings
 from runners.router.spec import HealthRules, Limits
 from runners.router.traffic import Traffic
 from runners.router.transfer.movement import Movement
-from runners.router.transfer.transfers import Transfers
-from runners.router.view import Cluster, Member, is_idle
+from runners.router.view import Cluster, Member
 from runners.target import Target
 from tests.examples import examples
 from tests.runners.router.drivers import HeapDriver
 from tests.runners.router.fake_transfers import FakeMovement, FakeTransfers
+from tests.runners.router.views import is_idle
 
 NAMES = ("a", "b", "c")
 BLOCK = 4
@@ -131,8 +130,7 @@ class Life(RuleBasedStateMachine):
         dispatcher = Dispatcher(
             Choosing(), self.cluster, self.bindings, indexes, cast(Ledger, self.notes), self.counts, BLOCK, self.driver
         )
-        transfers = cast(Transfers, self.fake)
-        self.traffic = Traffic(dispatcher, health, self.counts, Limits(first_byte_s=10.0), transfers)
+        self.traffic = Traffic(dispatcher, health, self.counts, Limits(first_byte_s=10.0), self.fake)
         self.clients: dict[Exchange, FakeClient] = {}
         self.answered: set[Exchange] = set()
 
@@ -143,7 +141,9 @@ class Life(RuleBasedStateMachine):
         turn = self.traffic.dispatcher.count_arrival(session)
         request = Request(name, session, turn, tuple(range(blocks)), blocks * BLOCK + 1, 16)
         message = ClientMessage(b"/v1/completions", b"", b'{"prompt": [1]}')
-        exchange = Exchange(self.traffic, cast(dict[str, Pool], self.pools), cast(Client, client), request, message)
+        exchange = Exchange(
+            self.traffic, cast(dict[str, Pool], self.pools), cast(ClientConnection, client), request, message
+        )
         self.clients[exchange] = client
         exchange.start()
 

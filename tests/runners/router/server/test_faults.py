@@ -306,12 +306,11 @@ async def test_clients_that_leave_at_any_moment_leave_all_counters_at_zero() -> 
     async with instances("a", "b") as both, router(both, "unified") as routed:
         for backend in both:
             backend.tokens, backend.itl_s, backend.ttft_s = 30, 0.004, 0.01
-        host, port = routed.url.removeprefix("http://").split(":")
         body = b'{"prompt":[1,2,3],"stream":true,"user":"u"}'
         head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
 
         async def leave(after_s: float) -> None:
-            _, writer = await asyncio.open_connection(host, int(port))
+            _, writer = await routed.connect()
             writer.write(head + body)
             await asyncio.sleep(after_s)
             writer.transport.abort()

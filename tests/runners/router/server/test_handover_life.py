@@ -37,7 +37,7 @@ class Pools:
 
     async def pull_out(self) -> None:
         """Let the pull that is under way take longer than it may."""
-        await until(lambda: bool(self.decode.legs))
+        await until(lambda: bool(self.decode.transfer_requests))
         self.routed.server._traffic.sweep_waiting(monotonic() + PULL_S + 1)
 
     async def outcomes(self, count: int) -> list[RoutedOutcome]:
@@ -83,16 +83,16 @@ async def test_a_pull_that_does_not_end_is_given_up_and_computed_there(fault: st
         await on.pull_out()
         answer = await asking
         assert (answer.status_code, by(answer)) == (200, "d")
-        legs = [seen.json for seen in on.decode.seen if "completions" in seen.path]
-        assert ["kv_transfer_params" in leg for leg in legs] == [True, False]
-        assert legs[1]["prompt"] == PROMPT, "as the client sent it"
+        transfer_requests = [seen.json for seen in on.decode.seen if "completions" in seen.path]
+        assert ["kv_transfer_params" in one for one in transfer_requests] == [True, False]
+        assert transfer_requests[1]["prompt"] == PROMPT, "as the client sent it"
         await until(lambda: on.decode.dropped == 1)
         assert on.decode.computed == len(PROMPT)
         (transfer,) = await on.transfers(1)
         assert (transfer.status, transfer.external_tokens) == ("failed", None)
         assert transfer.reason == "no byte of the response to the decode request within 20 s"
         if fault == "full":
-            assert on.prefill.kept == {}, "its engine has them freed where the leg never ran"
+            assert on.prefill.retained == {}, "its engine has them freed where the request never ran"
         assert not [seen for seen in (*on.prefill.seen, *on.decode.seen) if seen.json.get("prompt") == []]
         setattr(on.decode, fault, False)
         again = await on.routed.post("s", prompt=PROMPT)
@@ -109,7 +109,7 @@ async def test_a_pull_that_is_made_after_all_is_nobodys(tmp_path: Path) -> None:
         await on.pull_out()
         assert (await asking).status_code == 200
         on.decode.external += len(PROMPT)
-        on.prefill.kept.clear()
+        on.prefill.retained.clear()
         on.decode.hang_target = False
         other = [token + 1000 for token in PROMPT]
         assert (await on.routed.post("t", prompt=other)).status_code == 200
@@ -125,7 +125,7 @@ async def test_blocks_that_a_source_keeps_are_not_free(end: str, tmp_path: Path)
     async with pools(tmp_path) as on:
         on.decode.gate = asyncio.Event()
         asking = asyncio.create_task(on.routed.post("s", prompt=PROMPT))
-        await until(lambda: bool(on.prefill.kept) and bool(on.decode.seen))
+        await until(lambda: bool(on.prefill.retained) and bool(on.decode.seen))
         await until(lambda: on.load("p").num_requests == 0)
         assert (on.load("p").kept_tokens, on.load("p").free_kv_tokens) == (len(PROMPT), 4096 - len(PROMPT))
         assert await on.routed.metric('instance_kept_tokens{instance="p"}') == len(PROMPT)
@@ -134,7 +134,7 @@ async def test_blocks_that_a_source_keeps_are_not_free(end: str, tmp_path: Path)
             await asyncio.gather(asking, return_exceptions=True)
         else:
             if end == "failed":
-                on.prefill.kept.clear()
+                on.prefill.retained.clear()
             on.decode.gate.set()
             assert (await asking).status_code == 200
         await until(lambda: on.load("p").kept_tokens == 0)
@@ -150,13 +150,13 @@ async def test_a_prompt_waits_until_what_the_source_keeps_has_been_pulled(on_ful
         await until(lambda: on.load("p").kept_tokens > 0)
         second = asyncio.create_task(on.routed.post("t", prompt=[token + 1000 for token in PROMPT]))
         await until(lambda: on.routed.server.tick().decisions.get(f"{on_full}_prefill_kv", 0) == 1)
-        assert len(on.prefill.legs) == 1
+        assert len(on.prefill.transfer_requests) == 1
         on.decode.gate.set()
         assert (await first).status_code == 200
         answer = await second
         assert answer.status_code == (200 if on_full == "wait" else 503)
         assert on_full == "wait" or "reject_prefill_kv" in answer.text
-        assert len(on.prefill.legs) == (2 if on_full == "wait" else 1)
+        assert len(on.prefill.transfer_requests) == (2 if on_full == "wait" else 1)
 
 
 async def test_without_a_prefill_instance_the_prompt_is_computed_where_it_is_decoded(tmp_path: Path) -> None:
@@ -180,17 +180,3 @@ async def test_a_prefill_instance_is_nobody_to_try_again(tmp_path: Path) -> None
         assert "instance d" in answer.text
         (outcome,) = await on.outcomes(1)
         assert outcome.status == "error"
-
-
-async def test_nothing_is_read_of_engines_where_the_rules_say_so(tmp_path: Path) -> None:
-    async with pools(tmp_path, count=False) as on:
-        assert (await on.routed.post("s", prompt=PROMPT)).status_code == 200
-        await on.decode.kill()
-        await until(lambda: on.routed.available() == {"p"})
-        await on.decode.start()
-        await until(lambda: on.routed.available() == {"p", "d"})
-        assert (await on.routed.post("s", prompt=[*PROMPT, *PROMPT])).status_code == 200
-        for transfer in await on.transfers(2):
-            assert (transfer.status, transfer.external_tokens, transfer.counted_by) == ("transferred", None, "")
-            assert transfer.counted_reason == "not counted: the rules say so"
-        assert on.prefill.pages == on.decode.pages == 0

@@ -31,8 +31,8 @@ async def test_every_live_pick_is_made_again_from_its_record(policy: str, tmp_pa
         log = read_log(tmp_path / "decisions.jsonl", "log")
         assert log.gaps == ()
         assert len(log.records) == 32
-        found = what_if(log.records, make_policy(policy, {}))
-        assert found.agreement == 1.0
+        comparison = what_if(log.records, make_policy(policy, {}))
+        assert comparison.agreement == 1.0
         for record in log.records:
             text = "\n".join(explain([record]))
             assert f"went to {record.decision.instance}." in text

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Callable
 from time import monotonic
 
 from runners.router.metrics import Counts
-from runners.router.sessions.binding_rules import BindingRules
-from runners.router.sessions.bindings import BindingVersion
+from runners.router.sessions.bindings import BindingVersion, MigrationClaim
 from runners.router.sessions.redis_rows import TableRow
-from runners.router.sessions.shared_bindings import Claim, SharedBindings
+from runners.router.sessions.shared_bindings import SharedBindings
+from runners.router.spec import BindingRules
 
 NAMES = ("a", "b", "c")
 WAIT_S = 8.0
@@ -27,20 +27,32 @@ class Watched(SharedBindings):
         """Commits that Redis granted: session, version that its pick saw, version after it, whether it migrated."""
         self.open = 0
 
-    def _call(
-        self, operation: str, session: str, values: tuple[object, ...], answered: Callable[[TableRow | None], None]
+    def _call_script(
+        self,
+        operation: str,
+        session: str,
+        values: tuple[object, ...],
+        answered: Callable[[TableRow], None],
+        unanswered: Callable[[], None] = lambda: None,
     ) -> None:
-        heard_of = [False]
+        waiting = [operation]
 
-        def heard(found: TableRow | None) -> None:
-            self.open -= not heard_of[0]  # an answer that nobody waited for may still come
-            heard_of[0] = True
-            if operation == "commit" and found is not None and found.granted:
-                self.made.append((session, int(str(values[1])), found.version, bool(values[3])))
-            answered(found)
+        def end_wait() -> None:
+            self.open -= len(waiting)  # an answer that is not waited for may still come
+            waiting.clear()
+
+        def note_answer(row: TableRow) -> None:
+            end_wait()
+            if operation == "commit" and row.granted:
+                self.made.append((session, int(str(values[1])), row.version, bool(values[3])))
+            answered(row)
+
+        def note_silence() -> None:
+            end_wait()
+            unanswered()
 
         self.open += 1
-        super()._call(operation, session, values, heard)
+        super()._call_script(operation, session, values, note_answer, note_silence)
 
     async def turn(self, session: str) -> int:
         """Ask for a session as a request does; returns its turn."""
@@ -48,14 +60,14 @@ class Watched(SharedBindings):
         self.ask(session, asked.set_result)
         return await asked
 
-    async def claimed(self, session: str, instance: str) -> tuple[Claim | None, bool]:
-        """Ask for a migration; returns the claim (None = nobody could be asked) and whether it was given."""
+    async def claimed(self, session: str, instance: str) -> tuple[MigrationClaim | None, bool]:
+        """Ask for a migration; returns the claim (None = Redis is away) and whether it was granted."""
         asked: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         made = self.claim(session, instance, self.version_of(session), asked.set_result)
         return made, made is None or await asked
 
     def serve(
-        self, session: str, instance: str, binding: BindingVersion | None = None, claim: Claim | None = None
+        self, session: str, instance: str, binding: BindingVersion | None = None, claim: MigrationClaim | None = None
     ) -> None:
         """What a router does when an instance has begun to answer."""
         binding = self.version_of(session) if binding is None else binding

@@ -12,10 +12,9 @@ import httpx
 import pytest
 
 from runners.router.server.process import RouterProcess
-from runners.router.sessions.binding_rules import PASSWORD, BindingRules
-from runners.router.sessions.bindings import BindingVersion
-from runners.router.sessions.shared_bindings import Claim, SharedBindings
-from runners.router.spec import InstanceSpec, RouterSpec
+from runners.router.sessions.bindings import BindingVersion, MigrationClaim
+from runners.router.sessions.shared_bindings import SharedBindings
+from runners.router.spec import PASSWORD, BindingRules, InstanceSpec, RouterSpec
 from tests.runners.router.fake_transfers import fake_transport
 from tests.runners.router.routers import Router, by, instances, router, until
 from tests.runners.router.test_migration import EAR, LONG, OWN, hot
@@ -84,13 +83,13 @@ async def test_turns_of_a_session_through_two_router_processes_go_to_one_instanc
                     answer = await clients[(turn + number) % 2].post("/v1/completions", json=body)
                     assert answer.status_code == 200
                     homes.setdefault(f"s{number}", []).append(by(answer))
-            assert all(len(set(found)) == 1 for found in homes.values()), homes
-            assert {found[0] for found in homes.values()} == {"a", "b"}
+            assert all(len(set(names)) == 1 for names in homes.values()), homes
+            assert {names[0] for names in homes.values()} == {"a", "b"}
             page = (await clients[0].get("/metrics")).text
             assert 'tracon_router_bindings_round_trips_total{operation="arrive"} 16.0' in page
             assert "tracon_router_bindings_seconds_count" in page
-    kept = [tmp_path / f"{name}.{kind}" for name in ("one", "other") for kind in ("json", "jsonl")]
-    assert not [path for path in kept if "s3cret" in path.read_text()]
+    files = [tmp_path / f"{name}.{kind}" for name in ("one", "other") for kind in ("json", "jsonl")]
+    assert not [path for path in files if "s3cret" in path.read_text()]
 
 
 async def test_a_session_that_migrated_through_one_router_stays_in_its_cooldown_through_the_other(
@@ -152,7 +151,7 @@ async def test_a_router_that_comes_second_with_a_migration_picks_again(
 
         def too_late(
             session: str, instance: str, binding: BindingVersion, then: Callable[[bool], None]
-        ) -> Claim | None:
+        ) -> MigrationClaim | None:
             row = f"tracon:s:{session}"
             redis_server.client().hset(row, items=["to", instance, "by", "another", "until", 1 << 60])
             return ask(session, instance, binding, then)
@@ -185,7 +184,7 @@ async def test_requests_go_on_while_redis_is_killed_and_comes_back_empty(redis_s
                 homes.setdefault(session, []).append(by(answer))
 
         async def further(turns: int) -> None:
-            least = {session: len(found) + turns for session, found in homes.items()}
+            least = {session: len(names) + turns for session, names in homes.items()}
             await until(lambda: bool(least) and all(len(homes[session]) >= least[session] for session in least))
 
         clients = [asyncio.create_task(client(f"s{number}")) for number in range(6)]
@@ -200,7 +199,7 @@ async def test_requests_go_on_while_redis_is_killed_and_comes_back_empty(redis_s
         stop = True
         await asyncio.gather(*clients)
         assert not failed
-        assert all(len(set(found)) == 1 for found in homes.values()), "both copies knew where each one lives"
+        assert all(len(set(names)) == 1 for names in homes.values()), "both copies knew where each one lives"
         assert by(await pair[0].post("new")) == by(await pair[1].post("new")), "and new ones are shared again"
         assert await pair[0].metric('bindings_failures_total{kind="away"}') > 0
 

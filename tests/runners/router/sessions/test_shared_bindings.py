@@ -9,9 +9,8 @@ from time import monotonic
 
 import pytest
 
-from runners.router.sessions.binding_rules import PASSWORD, BindingRules
 from runners.router.sessions.shared_bindings import PENDING_LOSSES
-from runners.router.spec import InstanceSpec, RouterError, RouterSpec
+from runners.router.spec import PASSWORD, BindingRules, InstanceSpec, RouterError, RouterSpec
 from tests.runners.router.routers import until
 from tests.runners.router.sessions.shared import sharing
 from tests.servers.redis_server import RedisServer
@@ -150,7 +149,7 @@ async def test_a_lost_cache_frees_all_its_sessions_for_all_routers_once(redis_se
         await a.settled()
         assert a.active("a") == 1
         late = b._places["a"]._replace(epoch=0)
-        b._lose("a", late)
+        b._report_loss("a", late)
         await b.settled()
         assert await a.turn("s0") == 2
         assert a.owner("s0") == "a", "a router that notices the same loss later removes nothing"
@@ -225,9 +224,9 @@ async def test_while_redis_is_away_the_working_copy_decides_and_tells_it_afterwa
         assert b.since_migration_s("s", monotonic()) is not None
         await b.turn("t")
         assert b.owner("t") == "a"
-    said = capfd.readouterr().err
-    assert said.count("does not answer") == 2, "once for each router"
-    assert said.count("through Redis again") == 2
+    stderr = capfd.readouterr().err
+    assert stderr.count("does not answer") == 2, "once for each router"
+    assert stderr.count("through Redis again") == 2
     assert a._counts.binding_failures["away"] + a._counts.binding_failures["lost"] > 0
 
 
@@ -296,9 +295,9 @@ async def test_a_redis_that_refuses_the_password_or_is_not_there_stops_no_router
             assert a.shared
     async with sharing(server.url, 1) as (a,):
         assert await a.turn("s") == 0
-    said = capfd.readouterr().err
-    assert said.count("does not answer") == 2
-    assert "s3cret" not in said
+    stderr = capfd.readouterr().err
+    assert stderr.count("does not answer") == 2
+    assert "s3cret" not in stderr
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from runners.router.sessions.bindings import BindingVersion
-from runners.router.sessions.shared_bindings import Claim
+from runners.router.sessions.bindings import BindingVersion, MigrationClaim
 from tests.examples import examples
 from tests.runners.router.sessions.shared import NAMES, Watched, sharing
 from tests.servers.redis_server import RedisServer
@@ -31,7 +30,7 @@ class Flight:
     instance: str
     binding: BindingVersion
     may_migrate: bool = False
-    claim: Claim | None = None
+    claim: MigrationClaim | None = None
     granted: bool | None = None
     """None = not answered, or not asked."""
 
@@ -137,7 +136,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(router=ROUTERS, instance=st.sampled_from(NAMES))
     def lose(self, router: int, instance: str) -> None:
-        """Its sessions have no owner, whoever is asked."""
+        """Its sessions have no owner, at either router."""
         self.settle()
         self._do(self.routers[router].release_instance, instance)
         self.settle()
@@ -202,7 +201,7 @@ class Life(RuleBasedStateMachine):
             self._do(flight.claim.release)
 
     def _do(self, what: object, *values: object, **named: object) -> None:
-        """In a running loop, which is not waited for: Redis hears of it some time later."""
+        """In a running loop, which is not waited for: Redis learns of it some time later."""
 
         async def now() -> None:
             assert callable(what)

@@ -1,7 +1,7 @@
 """In-process instances that move KV as vLLM's engines do: a source keeps blocks, a target pulls what it lacks.
 
-Prompts are cached in whole blocks; a pull that cannot be served fails with HTTP 500, and a target leg that is refused
-frees what it would have pulled. Bytes do not move.
+Prompts are cached in whole blocks; a pull that cannot be served fails with HTTP 500, and a decode request that is
+refused frees what it would have pulled. Bytes do not move.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ class World(dict[str, "Engine"]):
 
 @dataclass
 class Engine(Backend):
-    """One engine. The faults hold for the legs that come after."""
+    """One engine. The faults hold for the requests that come after."""
 
     world: World = field(default_factory=World)
     transport: str = "mooncake"
     kv_role: str = "kv_both"
     finish: str = "length"
-    """How legs end."""
+    """How they end."""
     source_status: int = 200
     target_status: int = 200
     hang_source: bool = False
     hang_target: bool = False
     full: bool = False
-    """Target legs wait for room."""
+    """Decode requests wait for room."""
     forgets: bool = False
     """A source that keeps nothing, though it says so."""
     recomputes: bool = False
@@ -58,7 +58,7 @@ class Engine(Backend):
     """Tokens that every pull adds for another request."""
     cached: set[tuple[int, ...]] = field(default_factory=set)
     """Prompts whose whole blocks are in its prefix cache."""
-    kept: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    retained: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Per transfer: the prompt whose blocks it keeps."""
     external: int = 0
     local: int = 0
@@ -78,12 +78,12 @@ class Engine(Backend):
             del self.world[known]
         self.engine_id = f"{self.name}-{next(_ids)}"
         self.world[self.engine_id] = self
-        self.cached, self.kept = set(), {}
+        self.cached, self.retained = set(), {}
         self.external = self.local = self.computed = self.nixl_bytes = 0
 
     @property
-    def legs(self) -> list[dict[str, Any]]:
-        """Bodies of the legs that came, in their order; what only frees is none."""
+    def transfer_requests(self) -> list[dict[str, Any]]:
+        """Bodies of its prefill and decode requests, in their order; what only frees is none."""
         bodies = [seen.json for seen in self.seen if "completions" in seen.path]
         return [body for body in bodies if body.get("kv_transfer_params") and body.get("prompt") != []]
 
@@ -93,13 +93,13 @@ class Engine(Backend):
 
     def hits(self, prompt: tuple[int, ...]) -> int:
         """Tokens of the prompt in its prefix cache; as with vLLM, never its last one."""
-        found = 0
+        longest = 0
         for known in self.cached:
             same = sum(
                 1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(known, prompt, strict=False))
             )
-            found = max(found, same // BLOCK * BLOCK)
-        return min(found, (len(prompt) - 1) // BLOCK * BLOCK)
+            longest = max(longest, same // BLOCK * BLOCK)
+        return min(longest, (len(prompt) - 1) // BLOCK * BLOCK)
 
     async def _answer(self, seen: Seen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         if seen.path == "/metrics":
@@ -126,14 +126,14 @@ class Engine(Backend):
         body = seen.json
         params = body.get("kv_transfer_params") or {}
         if params.get("do_remote_decode"):
-            return await self._source_leg(body, params, reader, writer)
+            return await self._serve_prefill(body, params, reader, writer)
         if params.get("do_remote_prefill"):
-            return await self._target_leg(body, params, reader, writer)
+            return await self._serve_decode(body, params, reader, writer)
         if self.status != 200 or self.hang:
             return await super()._complete(seen, reader, writer)
         return self._serve_prompt(writer, body)
 
-    async def _source_leg(
+    async def _serve_prefill(
         self, body: dict[str, Any], params: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
         assert self.kv_role != "kv_consumer", "the engine would die of it"
@@ -147,7 +147,7 @@ class Engine(Backend):
         prompt = _tokens(body)
         transfer = params.get("transfer_id") or f"r-{next(_ids)}"
         if not self.forgets and (self.finish == "length" or self.transport == "nixl"):
-            self.kept[transfer] = prompt
+            self.retained[transfer] = prompt
         offered = None
         if self.transport == "nixl":
             offered = {
@@ -157,7 +157,7 @@ class Engine(Backend):
             }  # fmt: skip
         return self._serve_prompt(writer, body, offered)
 
-    async def _target_leg(
+    async def _serve_decode(
         self, body: dict[str, Any], params: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
         assert self.kv_role != "kv_producer", "the engine would die of it"
@@ -165,25 +165,25 @@ class Engine(Backend):
         transfer = params.get("transfer_id") or params["remote_request_id"]
         if body.get("prompt") == []:
             if source is not None:
-                source.kept.pop(transfer, None)
+                source.retained.pop(transfer, None)
             return self._refuse(writer, 400)
         if self.hang_target or self.full:
             await self._wait_for_close(reader)
             self.dropped += 1
             if self.full and source is not None:  # dropped before it was scheduled: its engine lets the source know
-                source.kept.pop(transfer, None)
+                source.retained.pop(transfer, None)
             return False
         if self.target_status != 200:
             if self.target_status < 500 and source is not None:
-                source.kept.pop(transfer, None)
+                source.retained.pop(transfer, None)
             return self._refuse(writer, self.target_status)
         if self.gate is not None:
             await self.gate.wait()
         prompt = _tokens(body)
-        pulled = source.kept.pop(transfer, None) if source is not None else None
+        pulled = source.retained.pop(transfer, None) if source is not None else None
         if pulled is None and not self.recomputes:
             return self._refuse(writer, 500)
-        assert pulled is None or pulled == prompt, "both legs have the same tokens"
+        assert pulled is None or pulled == prompt, "both requests have the same tokens"
         self.external += self.also_external
         return self._serve_prompt(writer, body, pulled=pulled is not None)
 
@@ -252,7 +252,7 @@ async def bench(transport: str = "mooncake", **rules: Any) -> AsyncIterator[Benc
         Engine("h", world=world, transport=transport) as source,
         Engine("t", world=world, transport=transport) as target,
     ):
-        pools = {engine.name: Pool(await resolve(engine.url), 2.0, lambda change: None) for engine in (source, target)}
+        pools = {engine.name: Pool(await resolve(engine.url), 2.0) for engine in (source, target)}
         specs = {engine.name: engine.spec() for engine in (source, target)}
         made = Bench(source, target, None, specs, pools)  # type: ignore[arg-type]
         made.transfers = Transfers(pools, specs, TransferRules(**rules), SetClock(lambda: made.now_s))

@@ -1,4 +1,4 @@
-"""Prefill here, decode there: the source computes the client's prompt, and the request itself is the target leg."""
+"""Prefill here, decode there: the source computes the client's prompt, and the request itself is the decode request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from results.records.decisions import RoutedRequest
 from runners.router.facts import ClientMessage
-from runners.router.transfer.movement import Movement
+from runners.router.transfer.movement import Movement, MoveRequest
 from tests.runners.router.routers import SOON_S, until
 from tests.runners.router.transfer.engines import BLOCK, Bench, bench
 
@@ -26,15 +26,15 @@ def body(prompt: object = PROMPT, **fields: object) -> bytes:
     return json.dumps({"model": "m", "prompt": prompt, "max_tokens": 8, "n": 1, "stop": ["x"], **fields}).encode()
 
 
-def begin(on: Bench, given: bytes, path: str = "/v1/completions") -> tuple[Movement, asyncio.Future[Movement]]:
+def begin(on: Bench, client_body: bytes, path: str = "/v1/completions") -> tuple[Movement, asyncio.Future[Movement]]:
     over: asyncio.Future[Movement] = asyncio.get_running_loop().create_future()
-    message = ClientMessage(path.encode(), HEADERS, given)
-    return on.transfers.hand_over(REQUEST, "h", "t", message, over.set_result), over
+    message = ClientMessage(path.encode(), HEADERS, client_body)
+    return on.transfers.start_movement(MoveRequest("handover", REQUEST, "h", "t", message), over.set_result), over
 
 
-async def handed_over(on: Bench, given: bytes | None = None, path: str = "/v1/completions") -> Movement:
-    """A handover whose source leg is over."""
-    movement, over = begin(on, given or body(), path)
+async def handed_over(on: Bench, client_body: bytes | None = None, path: str = "/v1/completions") -> Movement:
+    """A handover whose prefill request is over."""
+    movement, over = begin(on, client_body or body(), path)
     async with asyncio.timeout(SOON_S):
         assert await over is movement
     return movement
@@ -64,7 +64,7 @@ async def test_the_target_gets_the_prompts_kv_and_the_clients_request(transport:
         assert sent == json.loads(body()), "all that the client asked for"
         assert params["do_remote_prefill"] is True
         assert "remote_prefill_cached_tokens" not in params
-        assert "stop" not in on.source.legs[0]
+        assert "stop" not in on.source.transfer_requests[0]
         answer = (await decode(on, movement)).json()
         movement.serve_handover()
         movement.serve_handover()
@@ -89,20 +89,20 @@ async def test_the_target_gets_the_prompts_kv_and_the_clients_request(transport:
         )
 
 
-async def test_a_chats_source_leg_is_the_chat() -> None:
+async def test_a_chats_prefill_request_is_the_chat() -> None:
     async with bench() as on:
-        given = json.dumps({"model": "m", **CHAT}).encode()
-        movement = await handed_over(on, given, "/v1/chat/completions")
-        (leg,) = on.source.legs
-        assert (leg["messages"], leg["tools"], leg["max_tokens"]) == (CHAT["messages"], CHAT["tools"], 1)
-        assert "max_completion_tokens" not in leg
-        assert next(seen for seen in on.source.seen if seen.json == leg).path == "/v1/chat/completions"
+        client_body = json.dumps({"model": "m", **CHAT}).encode()
+        movement = await handed_over(on, client_body, "/v1/chat/completions")
+        (prefill,) = on.source.transfer_requests
+        assert (prefill["messages"], prefill["tools"], prefill["max_tokens"]) == (CHAT["messages"], CHAT["tools"], 1)
+        assert "max_completion_tokens" not in prefill
+        assert next(seen for seen in on.source.seen if seen.json == prefill).path == "/v1/chat/completions"
         assert (await decode(on, movement, "/v1/chat/completions")).status_code == 200
         movement.serve_handover()
 
 
 @pytest.mark.parametrize(
-    ("given", "why"),
+    ("client_body", "why"),
     [
         (body(n=2), "several answers"),
         (body(prompt_logprobs=1), "log probabilities"),
@@ -110,13 +110,13 @@ async def test_a_chats_source_leg_is_the_chat() -> None:
         (body(kv_transfer_params={"do_remote_decode": True}), "of its own"),
     ],
 )
-async def test_what_cannot_be_handed_over_goes_to_the_target_as_it_came(given: bytes, why: str) -> None:
+async def test_what_cannot_be_handed_over_goes_to_the_target_as_it_came(client_body: bytes, why: str) -> None:
     async with bench() as on:
-        movement = await handed_over(on, given)
+        movement = await handed_over(on, client_body)
         assert movement.transfer.status == "refused"
         assert why in movement.transfer.reason
-        assert (movement.body, movement.open, movement.settled) == (given, False, True)
-        assert on.source.legs == []
+        assert (movement.body, movement.open, movement.settled) == (client_body, False, True)
+        assert on.source.transfer_requests == []
         movement.serve_handover()
         movement.fail_handover("nothing", strike=True, freed=False)
         assert movement.transfer.status == "refused"
@@ -131,21 +131,21 @@ async def test_a_source_that_fails_leaves_the_target_to_compute() -> None:
         refused = await handed_over(on)
         assert (refused.transfer.status, refused.body) == ("refused", body())
         assert "quarantined" in refused.transfer.reason
-        assert len(on.source.legs) == 2
+        assert len(on.source.transfer_requests) == 2
 
 
-async def test_a_target_that_fails_the_decode_leg_is_told_and_the_source_freed() -> None:
+async def test_a_target_that_fails_the_decode_request_is_told_and_the_source_freed() -> None:
     async with bench(failures_to_quarantine=1) as on:
         on.target.target_status = 500
         movement = await handed_over(on)
         answer = await decode(on, movement)
         assert answer.status_code == 500
-        assert len(on.source.kept) == 1
+        assert len(on.source.retained) == 1
         movement.fail_handover("HTTP 500", strike=True, freed=False)
         movement.fail_handover("again", strike=True, freed=False)
         assert (movement.transfer.status, movement.transfer.reason) == ("failed", "HTTP 500")
         assert movement.settled
-        await until(lambda: not on.source.kept)
+        await until(lambda: not on.source.retained)
         assert on.transfers.rules.refusal("h", "t")
 
 
@@ -156,14 +156,14 @@ async def test_a_request_at_fault_speaks_against_nobody() -> None:
         await decode(on, movement)
         movement.fail_handover("HTTP 400", strike=False, freed=True)
         assert on.transfers.rules.refusal("h", "t") == ""
-        assert on.source.kept == {}
+        assert on.source.retained == {}
 
 
 async def test_a_target_that_does_not_admit_the_request_is_not_counted_on_to_free_the_source() -> None:
     async with bench(failures_to_quarantine=1) as on:
         movement = await handed_over(on)
         movement.fail_handover("HTTP 429", strike=False, freed=False)
-        await until(lambda: not on.source.kept)
+        await until(lambda: not on.source.retained)
         assert on.transfers.rules.refusal("h", "t") == ""
 
 
@@ -196,7 +196,7 @@ async def test_a_client_that_leaves_during_the_prefill_ends_it() -> None:
     async with bench() as on:
         on.source.hang_source = True
         movement, over = begin(on, body())
-        await until(lambda: bool(on.source.legs))
+        await until(lambda: bool(on.source.transfer_requests))
         movement.abandon()
         await until(lambda: on.source.dropped == 1)
         assert not over.done()
@@ -278,5 +278,5 @@ async def test_where_the_rules_say_so_no_page_is_read_and_nothing_is_waited_for(
         assert movement.transfer.computed_tokens == 1
         failed = await handed_over(on)
         failed.fail_handover("HTTP 500", strike=True, freed=False)
-        await until(lambda: not on.source.kept)
+        await until(lambda: not on.source.retained)
         assert on.source.pages == on.target.pages == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,17 +14,13 @@ import pytest
 from results.records.decisions import KvTransfer, RoutedRequest
 from runners.router.facts import ClientMessage
 from runners.router.instances.upstream import Pool, resolve
-from runners.router.transfer.movement import Movement
+from runners.router.transfer.movement import Movement, MoveRequest
 from tests.runners.router.routers import SOON_S, until
 from tests.runners.router.transfer.engines import BLOCK, Bench, bench
 
 PROMPT = tuple(range(100, 100 + 10 * BLOCK + 2))
 """Ten whole blocks, and two tokens of the next."""
 HEADERS = b"content-type: application/json\r\nauthorization: Bearer sesame\r\nx-session-id: s\r\n"
-
-
-def completions(body: bytes) -> ClientMessage:
-    return ClientMessage(b"/v1/completions", HEADERS, body)
 
 
 def asked(held: int = 9 * BLOCK, at_target: int = 0, tokens: int = len(PROMPT)) -> RoutedRequest:
@@ -37,13 +34,29 @@ def body(prompt: object = PROMPT, **fields: object) -> bytes:
     return json.dumps({"model": "m", "prompt": prompt, "max_tokens": 8, "stream": True, **fields}).encode()
 
 
+def begin(
+    on: Bench,
+    request: RoutedRequest | None = None,
+    client_body: bytes | None = None,
+    done: Callable[[Movement], None] | None = None,
+    path: str = "/v1/completions",
+    source: str = "h",
+) -> Movement:
+    """A migration to t; without `done` no request waits for its end."""
+    message = ClientMessage(path.encode(), HEADERS, client_body or body())
+    move = MoveRequest("migration", request or asked(), source, "t", message)
+    return on.transfers.start_movement(move, done or _never)
+
+
 async def migrated(
-    on: Bench, request: RoutedRequest | None = None, given: bytes | None = None, path: str = "/v1/completions"
+    on: Bench, request: RoutedRequest | None = None, client_body: bytes | None = None, path: str = "/v1/completions"
 ) -> Movement:
     """A migration from h to t that is over, its counters read."""
     over: asyncio.Future[Movement] = asyncio.get_running_loop().create_future()
-    message = ClientMessage(path.encode(), HEADERS, given or body())
-    movement = on.transfers.migrate(request or asked(), "h", "t", message, over.set_result)
+    message = ClientMessage(path.encode(), HEADERS, client_body or body())
+    movement = on.transfers.start_movement(
+        MoveRequest("migration", request or asked(), "h", "t", message), over.set_result
+    )
     assert not over.done()
     assert not movement.over
     async with asyncio.timeout(SOON_S):
@@ -79,13 +92,13 @@ async def test_what_the_source_holds_is_in_the_targets_cache_and_counted(transpo
         assert 0 < stamps[0] <= stamps[1] <= stamps[2] <= stamps[3] <= transfer.t_done_ns
         assert movement.body == body(), "the request goes to the target as it came"
         assert on.target.hits(PROMPT) == 9 * BLOCK
-        assert on.source.kept == {}
+        assert on.source.retained == {}
 
 
-async def test_the_legs_are_the_clients_prefix_under_the_transfers_id() -> None:
+async def test_its_requests_are_the_clients_prefix_under_the_transfers_id() -> None:
     async with bench(leg_priority=-1) as on:
-        movement = await migrated(on, given=body(cache_salt="pepper", stop=["x"], n=2))
-        (source,), (target,) = on.source.legs, on.target.legs
+        movement = await migrated(on, client_body=body(cache_salt="pepper", stop=["x"], n=2))
+        (source,), (target,) = on.source.transfer_requests, on.target.transfer_requests
         assert source["prompt"] == target["prompt"] == list(PROMPT[: 9 * BLOCK])
         assert (source["cache_salt"], source["priority"], target["priority"]) == ("pepper", -1, -1)
         assert not {"stop", "n"} & (set(source) | set(target))
@@ -112,7 +125,7 @@ async def test_nothing_worth_moving_is_not_moved(held: int, at_target: int, rule
         transfer = (await migrated(on, asked(held, at_target))).transfer
         assert (transfer.status, transfer.attempts) == ("unneeded", 0)
         assert transfer.reason.startswith("nothing to move")
-        assert on.source.legs == on.target.legs == []
+        assert on.source.transfer_requests == on.target.transfer_requests == []
 
 
 @pytest.mark.parametrize("transport", ["mooncake", "nixl"])
@@ -134,7 +147,7 @@ async def test_text_and_chats_are_moved_in_the_targets_tokens() -> None:
         request = asked(held=20, tokens=25)
         transfer = (await migrated(on, request, body(text))).transfer
         assert (transfer.status, transfer.prefix_tokens) == ("transferred", 80), "the same share of 100 tokens"
-        assert on.source.legs[-1]["prompt"] == list(text.encode())[:80]
+        assert on.source.transfer_requests[-1]["prompt"] == list(text.encode())[:80]
         chat = json.dumps({"model": "m", "messages": [{"role": "user", "content": text}]}).encode()
         assert (await migrated(on, request, chat, "/v1/chat/completions")).transfer.status == "transferred"
         image = {"role": "user", "content": [{"type": "image_url"}]}
@@ -151,15 +164,15 @@ async def test_a_restarted_source_is_asked_for_its_new_id_and_the_move_tried_aga
         await migrated(on)
         assert on.source.queries == 1
         on.source.reborn()
-        transfer = (await migrated(on, given=body([*range(7, 7 + len(PROMPT))]))).transfer
+        transfer = (await migrated(on, client_body=body([*range(7, 7 + len(PROMPT))]))).transfer
         assert (transfer.status, transfer.attempts) == ("transferred", 2)
-        assert transfer.transfer == on.target.legs[-1]["kv_transfer_params"]["transfer_id"]
-        await until(lambda: not on.source.kept)
+        assert transfer.transfer == on.target.transfer_requests[-1]["kv_transfer_params"]["transfer_id"]
+        await until(lambda: not on.source.retained)
         asked_so_far = on.source.queries
         on.source.reborn()
         on.transfers.forget_process("h")
         on.transfers.recover_instance("h")
-        transfer = (await migrated(on, given=body([*range(9, 9 + len(PROMPT))]))).transfer
+        transfer = (await migrated(on, client_body=body([*range(9, 9 + len(PROMPT))]))).transfer
         assert (transfer.attempts, on.source.queries) == (1, asked_so_far + 1), "after the outage it asks first"
 
 
@@ -196,7 +209,7 @@ async def test_a_failure_is_told_bounded_counted_against_the_pair_and_leaves_not
         assert movement.body == body(), "the target serves it as it came"
         assert bool(on.transfers.rules.refusal("h", "t")) == strike
         if not hangs or at_target:
-            await until(lambda: not on.source.kept)
+            await until(lambda: not on.source.retained)
 
 
 async def test_a_dead_target_or_source_is_found_out_at_once_and_not_tried_twice() -> None:
@@ -205,73 +218,73 @@ async def test_a_dead_target_or_source_is_found_out_at_once_and_not_tried_twice(
         transfer = (await migrated(on)).transfer
         assert (transfer.status, transfer.attempts) == ("failed", 1)
         assert "the target: cannot connect" in transfer.reason
-        await until(lambda: not on.source.kept)
+        await until(lambda: not on.source.retained)
         await on.source.kill()
         transfer = (await migrated(on)).transfer
         assert (transfer.status, transfer.attempts) == ("failed", 1)
         assert "the source" in transfer.reason
 
 
-async def test_a_client_that_leaves_during_the_source_leg_has_it_dropped() -> None:
+async def test_a_client_that_leaves_during_the_prefill_request_has_it_dropped() -> None:
     async with bench(failures_to_quarantine=1) as on:
         on.source.hang_source = True
-        movement = on.transfers.migrate(asked(), "h", "t", completions(body()), _never)
-        await until(lambda: bool(on.source.legs))
+        movement = begin(on)
+        await until(lambda: bool(on.source.transfer_requests))
         movement.abandon()
         movement.abandon()
         assert (movement.transfer.status, movement.transfer.reason) == ("failed", "the client left")
         assert movement.settled
         await until(lambda: on.source.dropped == 1)
-        assert on.target.legs == []
+        assert on.target.transfer_requests == []
         assert on.transfers.rules.refusal("h", "t") == "", "neither instance is at fault"
 
 
 async def test_a_client_that_leaves_before_anything_was_sent_leaves_nothing() -> None:
     async with bench() as on:
-        on.transfers.migrate(asked(), "h", "t", completions(body()), _never).abandon()
-        refused = on.transfers.migrate(asked(0), "h", "t", completions(body()), _never)
+        begin(on).abandon()
+        refused = begin(on, asked(0))
         refused.abandon()
         await migrated(on)
-        assert len(on.source.legs) == 1
+        assert len(on.source.transfer_requests) == 1
 
 
 @pytest.mark.parametrize("transport", ["mooncake", "nixl"])
-async def test_a_client_that_leaves_between_the_legs_has_the_sources_blocks_freed(transport: str) -> None:
+async def test_a_client_that_leaves_between_the_requests_has_the_sources_blocks_freed(transport: str) -> None:
     async with bench(transport) as on:
         gate = on.target.metrics_gate = asyncio.Event()
-        movement = on.transfers.migrate(asked(), "h", "t", completions(body()), _never)
+        movement = begin(on)
         await until(lambda: movement.transfer.t_source_done_ns > 0)
-        assert len(on.source.kept) == 1
+        assert len(on.source.retained) == 1
         movement.abandon()
         gate.set()
-        await until(lambda: not on.source.kept)
-        assert on.target.legs == []
+        await until(lambda: not on.source.retained)
+        assert on.target.transfer_requests == []
 
 
-async def test_a_target_leg_on_its_way_is_ended_properly_though_its_client_left() -> None:
+async def test_a_decode_request_on_its_way_is_ended_properly_though_its_client_left() -> None:
     async with bench() as on:
         on.target.gate = asyncio.Event()
-        movement = on.transfers.migrate(asked(), "h", "t", completions(body()), _never)
-        await until(lambda: bool(on.target.legs))
+        movement = begin(on)
+        await until(lambda: bool(on.target.transfer_requests))
         movement.abandon()
         transfer = movement.transfer
         on.target.gate.set()
-        await until(lambda: not on.source.kept)
-        await migrated(on, given=body([*range(7, 7 + len(PROMPT))]))
+        await until(lambda: not on.source.retained)
+        await migrated(on, client_body=body([*range(7, 7 + len(PROMPT))]))
         assert movement.transfer is transfer, "what is recorded changes no more"
         assert on.target.dropped == 0
 
 
-async def test_a_target_leg_that_fails_after_its_client_left_is_not_tried_again() -> None:
+async def test_a_decode_request_that_fails_after_its_client_left_is_not_tried_again() -> None:
     async with bench() as on:
         on.target.gate, on.source.forgets = asyncio.Event(), True
-        movement = on.transfers.migrate(asked(), "h", "t", completions(body()), _never)
-        await until(lambda: bool(on.target.legs))
+        movement = begin(on)
+        await until(lambda: bool(on.target.transfer_requests))
         movement.abandon()
         on.target.gate.set()
         on.source.forgets = False
-        await migrated(on, given=body([*range(7, 7 + len(PROMPT))]))
-        assert len(on.source.legs) == len(on.target.legs) == 2, "one each"
+        await migrated(on, client_body=body([*range(7, 7 + len(PROMPT))]))
+        assert len(on.source.transfer_requests) == len(on.target.transfer_requests) == 2, "one each"
 
 
 async def test_transfers_to_one_target_are_made_one_at_a_time_and_told_apart() -> None:
@@ -279,7 +292,7 @@ async def test_transfers_to_one_target_are_made_one_at_a_time_and_told_apart() -
         done: list[Movement] = []
         prompts = [[*range(100 * n, 100 * n + len(PROMPT))] for n in range(1, 6)]
         movements = [
-            on.transfers.migrate(asked(held), "h", "t", completions(body(prompt)), done.append)
+            begin(on, asked(held), body(prompt), done.append)
             for prompt, held in zip(prompts, (8, 12, 16, 20, 24), strict=True)
         ]
         await until(lambda: len(done) == 5)
@@ -297,10 +310,10 @@ async def test_a_transfer_that_only_waited_for_its_turn_speaks_against_nobody() 
         done: list[Movement] = []
         on.specs["h2"] = replace(on.specs["h"], instance="h2")
         early = replace(asked(held=20, tokens=25), cached_tokens={"h2": 20})
-        waiting = on.transfers.migrate(early, "h2", "t", completions(body("word " * 20)), done.append)
+        waiting = begin(on, early, body("word " * 20), done.append, source="h2")
         await until(lambda: bool(on.target.seen))
-        stuck = on.transfers.migrate(asked(), "h", "t", completions(body()), done.append)
-        await until(lambda: bool(on.target.legs))
+        stuck = begin(on, done=done.append)
+        await until(lambda: bool(on.target.transfer_requests))
         gate.set()
         await until(lambda: len(done) == 2)
         assert done == [waiting, stuck]
@@ -342,9 +355,9 @@ async def test_a_pair_is_quarantined_after_failures_and_probed_back() -> None:
         assert on.transfers.cut_off("h", ["h", "t"]).keys() == {"t"}
         assert on.transfers.quarantined().keys() == {("h", "t")}
         assert on.transfers.rules.refusal("t", "h") == "", "the other way may work"
-        legs = len(on.source.legs)
+        transfer_requests = len(on.source.transfer_requests)
         refused = (await migrated(on)).transfer
-        assert (refused.status, len(on.source.legs)) == ("refused", legs)
+        assert (refused.status, len(on.source.transfer_requests)) == ("refused", transfer_requests)
         assert "quarantined" in refused.reason
         on.advance(10.0)
         on.source.finish = "length"
@@ -370,7 +383,7 @@ async def test_of_an_instance_that_is_removed_nothing_is_waited_for_or_remembere
         assert on.transfers.rules.refusal("h", "t")
         on.target.target_status, on.target.hang_target = 200, True
         on.advance(1000.0)
-        movement = on.transfers.migrate(asked(), "h", "t", completions(body()), _never)
+        movement = begin(on)
         await until(lambda: movement.transfer.t_target_sent_ns > 0)
         movement.abandon()
         on.pools.pop("t").close()  # as the fleet does
@@ -379,7 +392,7 @@ async def test_of_an_instance_that_is_removed_nothing_is_waited_for_or_remembere
         assert on.transfers.quarantined() == {}
         await until(lambda: not on.transfers._jobs)
         assert len(on.transfers.rules.pairs) == 0
-        on.specs["t"], on.pools["t"] = endpoint, Pool(await resolve(on.target.url), 2.0, lambda change: None)
+        on.specs["t"], on.pools["t"] = endpoint, Pool(await resolve(on.target.url), 2.0)
         on.target.hang_target = False
         on.transfers.recover_instance("t")
         assert (await migrated(on)).transfer.status == "transferred", "no transfer blocks its turn"
@@ -393,7 +406,7 @@ async def test_a_target_for_which_sessions_queue_is_said_to_be_none(queue: int) 
         moving: list[Movement] = []
         for _ in range(queue + 1):
             assert on.transfers.cut_off("h", ["t"]) == {}, [move.transfer for move in moving]
-            moving.append(on.transfers.migrate(asked(), "h", "t", completions(body()), _never))
+            moving.append(begin(on))
         assert on.transfers.cut_off("h", ["t"]) == {"t": f"{queue + 1} sessions are on their way there"}
         assert on.transfers.cut_off("t", ["h"]) == {}
         assert on.transfers.rules.refusal("h", "t") == "", "one that was decided before may still go"
@@ -437,8 +450,8 @@ async def test_what_can_never_exchange_kv_is_said_and_not_tried() -> None:
 async def test_the_router_ends_with_transfers_on_their_way() -> None:
     async with bench() as on:
         on.source.hang_source = True
-        on.transfers.migrate(asked(), "h", "t", completions(body()), _never)
-        await until(lambda: bool(on.source.legs))
+        begin(on)
+        await until(lambda: bool(on.source.transfer_requests))
         await on.transfers.close()
         await until(lambda: on.source.dropped == 1)
 

@@ -1,4 +1,4 @@
-"""The bodies of legs: the client's prompt and nothing that would end a leg early, or move the wrong tokens."""
+"""The bodies of prefill and decode requests: the prompt, nothing that ends one early or moves the wrong tokens."""
 
 from __future__ import annotations
 
@@ -48,23 +48,38 @@ def encoded(fields: dict[str, Any]) -> bytes:
 
 
 @given(ids, sampling, st.integers(0, 40), st.none() | st.integers(-3, 3))
-def test_a_migrations_legs_are_the_prefix_and_one_token(
+def test_a_migrations_requests_are_the_prefix_and_one_token(
     prompt: list[int], fields: dict[str, Any], cut: int, priority: int | None
 ) -> None:
     asked = read_request(COMPLETIONS, encoded({**fields, "prompt": prompt}))
     assert asked.ids == tuple(prompt)
-    leg = prefix_body(asked, prompt[:cut], PARAMS, priority)
-    assert leg["prompt"] == prompt[:cut]
-    assert (leg["max_tokens"], leg["ignore_eos"], leg["stream"], leg["temperature"]) == (1, True, False, 0.0)
-    assert leg[OWN] == PARAMS
-    assert leg.get("priority") == priority
-    kept = {"prompt", "max_tokens", "ignore_eos", "stream", "temperature", OWN, "priority", "model", "cache_salt"}
-    assert set(leg) <= kept, "nothing else of the client's"
-    assert all(leg.get(name) == fields.get(name) for name in ("model", "cache_salt"))
+    request = prefix_body(asked, prompt[:cut], PARAMS, priority)
+    assert request["prompt"] == prompt[:cut]
+    assert (request["max_tokens"], request["ignore_eos"], request["stream"], request["temperature"]) == (
+        1,
+        True,
+        False,
+        0.0,
+    )
+    assert request[OWN] == PARAMS
+    assert request.get("priority") == priority
+    fields_left = {
+        "prompt",
+        "max_tokens",
+        "ignore_eos",
+        "stream",
+        "temperature",
+        OWN,
+        "priority",
+        "model",
+        "cache_salt",
+    }
+    assert set(request) <= fields_left, "nothing else of the client's"
+    assert all(request.get(name) == fields.get(name) for name in ("model", "cache_salt"))
 
 
 @given(st.sampled_from([COMPLETIONS, CHAT]), sampling, json_values)
-def test_a_handovers_source_leg_has_the_same_prompt_and_cannot_end_before_its_one_token(
+def test_a_handovers_prefill_request_has_the_same_prompt_and_cannot_end_before_its_one_token(
     path: str,
     fields: dict[str, Any],
     tools: Any,  # noqa: ANN401
@@ -72,11 +87,16 @@ def test_a_handovers_source_leg_has_the_same_prompt_and_cannot_end_before_its_on
     prompt: dict[str, Any] = (
         {"messages": MESSAGES, "tools": tools} if path == CHAT else {"prompt": "Once", "tools": tools}
     )
-    leg = handover_prefill_body(read_request(path, encoded({**fields, **prompt})), PARAMS)
-    assert {name: leg[name] for name in prompt} == prompt
-    assert (leg["max_tokens"], leg["ignore_eos"], leg["stream"], leg["temperature"]) == (1, True, False, 0.0)
-    assert leg[OWN] == PARAMS
-    assert not set(leg) & {
+    request = handover_prefill_body(read_request(path, encoded({**fields, **prompt})), PARAMS)
+    assert {name: request[name] for name in prompt} == prompt
+    assert (request["max_tokens"], request["ignore_eos"], request["stream"], request["temperature"]) == (
+        1,
+        True,
+        False,
+        0.0,
+    )
+    assert request[OWN] == PARAMS
+    assert not set(request) & {
         "stop",
         "stop_token_ids",
         "min_tokens",
@@ -85,7 +105,7 @@ def test_a_handovers_source_leg_has_the_same_prompt_and_cannot_end_before_its_on
         "stream_options",
         "max_completion_tokens",
     }
-    assert leg.get("top_p") == fields.get("top_p")
+    assert request.get("top_p") == fields.get("top_p")
 
 
 @given(sampling, st.sampled_from([None, 2]), st.sampled_from(["", " ", "\n"]), st.booleans())
@@ -186,8 +206,8 @@ def test_a_share_of_text_is_taken_for_the_same_share_of_its_tokens() -> None:
     ],
 )
 def test_an_answer_says_how_it_ended_and_what_was_cached(page: dict[str, Any], reported: tuple[Any, ...]) -> None:
-    leg = read_answer(encoded(page))
-    assert (leg.finish_reason, leg.prompt_tokens, leg.cached_tokens) == reported
+    request = read_answer(encoded(page))
+    assert (request.finish_reason, request.prompt_tokens, request.cached_tokens) == reported
 
 
 @pytest.mark.parametrize("page", [b"", b"{}", b'{"choices": []}', b'{"choices": 1}', b"[]", b"\xff"])
