@@ -1,5 +1,5 @@
 # Two commands do everything: `make demo` and `make test`.
-PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
+PYTHON ?= $(shell for python in python3.11 python3 python3.13 python3.12; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$python && break; done)
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -15,7 +15,8 @@ $(STAMP): pyproject.toml requirements.lock
 	@[ -n "$(PYTHON)" ] || { \
 		echo "Tracon needs Python 3.11, 3.12 or 3.13, and PATH has none of them: install one, or name it with make PYTHON=/path/to/python3.12." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 13) else "Tracon needs Python 3.11, 3.12 or 3.13, and $(PYTHON) is %d.%d: name another with make PYTHON=python3.12." % sys.version_info[:2])'
-	$(PYTHON) -m venv .venv
+	@$(PYTHON) -m venv .venv || { \
+		echo "$(PYTHON) cannot make a virtual environment: install its venv module (Debian, Ubuntu: apt install python3-venv)." >&2; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --requirements requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .

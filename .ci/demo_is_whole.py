@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
+CONFIGS, LAUNCHES = 5, 3
 TRACON = Path(sys.executable).with_name("tracon")
 
 
@@ -22,6 +24,9 @@ def main() -> None:
     wrong = [f"{cell['cell']}: {cell['state']} {cell['reason'] or ''}" for cell in cells if cell["state"] != "done"]
     if status["state"] != "done" or wrong or not cells:
         sys.exit("\n".join([f"the demo's run {status['run']} is {status['state']}", *wrong]))
+    launches = Counter(cell["cell"].split("/")[1] for cell in cells if cell["cell"].startswith("phase-a/"))
+    if len(launches) != CONFIGS or min(launches.values()) < LAUNCHES:
+        sys.exit(f"the demo's run {status['run']} has {dict(launches)}, not {CONFIGS} configs in {LAUNCHES} launches")
     output = Path(sys.argv[1]).read_text(encoding="utf-8", errors="replace")
     missing = [text for text in ("against plain", "plain_again", "report.html", "tracon report") if text not in output]
     if missing:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ from console.findings import Report
 from results.report.chart import Chart
 
 if TYPE_CHECKING:
-    from results.report.table import Table
+    from results.report.table import Table, Value
 
 
 def export_folders(folder: Path, read_only: bool) -> tuple[Path, ...]:
@@ -53,6 +53,19 @@ def _list_rows(part: Table | Chart) -> Iterator[tuple[object, ...]]:
         yield ("name", part.x_name, part.y_name, "low", "high", "mark")
         for line in part.lines:
             yield from ((line.name, *astuple(point)) for point in line.points)
-    else:
-        yield part.columns
-        yield from part.rows
+        return
+    from results.statistics.estimates import Estimate
+
+    rows: Sequence[tuple[Value, ...]] = part.values or part.rows
+    bounded = {place for row in rows for place, value in enumerate(row) if isinstance(value, Estimate)}
+    headings = [(name, f"{name} low", f"{name} high") if place in bounded else (name,)
+                for place, name in enumerate(part.columns)]  # fmt: skip
+    yield tuple(name for names in headings for name in names)
+    for row in rows:
+        cells: list[object] = []
+        for place, value in enumerate(row):
+            if isinstance(value, Estimate):
+                cells += [value.value, value.low, value.high]
+            else:
+                cells += [value, None, None] if place in bounded else [value]
+        yield tuple(cells)

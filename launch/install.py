@@ -174,7 +174,7 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
      "free space, or set TRACON_HOME (and UV_CACHE_DIR for the downloads) to a folder on a larger disk"),
     (r"python-build-standalone|No interpreter found", f"no Python {PYTHON} was found, and none could be downloaded",
      f"install Python {PYTHON} beside the one that runs Tracon, so that `python{PYTHON}` is on PATH: the engine's "
-     f"packages have wheels for {PYTHON} only"),
+     f"environment is locked and tested for {PYTHON}"),
     (r"download\.pytorch\.org", "the CPU build of torch could not be had from PyTorch's index",
      "check the network and its proxy, or point PIP_FIND_LINKS at a folder that holds the torch wheel"),
     (r"dns error|failed to lookup address|error sending request|tcp connect|Connection refused|operation timed out"

@@ -65,7 +65,7 @@ def label_sections(sections: Mapping[str, str], section: str, width: int) -> Map
     shown = [(name, label if name == section else str(n)) for n, (name, label) in enumerate(sections.items(), 1)]
     while len(shown) > 1 and sum(_count_columns(label) for _, label in shown) > width:
         open_at = next((index for index, (name, _) in enumerate(shown) if name == section), 0)
-        shown.pop(0 if open_at > len(shown) // 2 else -1)
+        shown.pop(0 if 2 * open_at >= len(shown) else -1)
     return dict(shown)
 
 

@@ -214,7 +214,7 @@ def _compare_taxes(first: Analysis, second: Analysis) -> tuple[TaxChange, ...]:
 
 def _compare_tax(key: tuple[str, str, Shape, str, Metric], first: TaxRow | None, second: TaxRow | None) -> TaxChange:
     absent = unknown("this run has no such tax")
-    ours, theirs = (row.estimate if row is not None else absent for row in (first, second))
+    ours, theirs = (absent if row is None else row.alone or row.estimate for row in (first, second))
     rate, other_rate = (row.rate_per_s if row is not None else None for row in (first, second))
     if first is not None and second is not None and not math.isclose(first.rate_per_s, second.rate_per_s):
         moved = unknown(f"measured at {first.rate_per_s:g} and at {second.rate_per_s:g} req/s")

@@ -29,7 +29,7 @@ from results.records.baseline import BASELINE
 from results.records.errors import ArtifactError
 from results.report.figure import Figure, in_order
 from results.statistics.estimates import LEVEL, Estimate, Samples, unknown
-from results.statistics.judgement import Verdict, judged
+from results.statistics.judgement import Verdict
 from results.statistics.trials import MIN_PAIRED, SPREAD
 
 PARTS = (MOONCAKE, LMCACHE)
@@ -125,7 +125,7 @@ def additivity_figure(analysis: Analysis) -> Figure:
     if not sums:
         why = next((row.reason for row in analysis.additivity if row.reason), "") or _why_unsummed(analysis)
         return Figure(8, title, missing=f"it needs the taxes of {', '.join(PARTS)} and {WHOLE}: {why}")
-    table = pd.DataFrame([line for row in sums for line in _sum_rows(row)])
+    table = pd.DataFrame([line for row in sums for line in _sum_rows(row, analysis.taxes)])
     outcome = "; ".join(f"{row.metric}: {row.verdict}{f' ({row.reason})' if row.reason else ''}" for row in sums)
     caption = (
         f"Taxes of {PARTS[0]}, of {PARTS[1]} and of both stacked in a MultiConnector, at "
@@ -170,8 +170,13 @@ def _split_steps(analysis: Analysis) -> list[Decomposition]:
     ]
 
 
-def _sum_rows(row: Additivity) -> list[dict[str, object]]:
-    """The three measured taxes and the sum of two."""
+def _sum_rows(row: Additivity, taxes: Sequence[TaxRow]) -> list[dict[str, object]]:
+    """The three measured taxes with their verdicts, and the sum of two, which has none."""
+    verdicts = {
+        tax.config: tax.verdict
+        for tax in taxes
+        if (tax.phase, tax.reference, tax.metric) == ("A", REF_SAFE, row.metric)
+    }
     measured = zip((*PARTS, SUM, WHOLE), (row.mooncake, row.lmcache, row.total, row.multi), strict=True)
     return [
         {
@@ -181,7 +186,7 @@ def _sum_rows(row: Additivity) -> list[dict[str, object]]:
             "low": estimate.low,
             "high": estimate.high,
             "launches": estimate.launches,
-            "verdict": str(judged(estimate) or ""),
+            "verdict": str(verdicts.get(config) or ""),
             "relative_excess": row.relative_excess.value,
             "additivity": str(row.verdict),
         }

@@ -11,6 +11,7 @@ from results.measures.saturation import ReferenceRates
 from results.measures.summary import Shape
 from results.statistics.blocks import BlockFit, detectable_effect, launches_for
 from results.statistics.estimates import Estimate
+from results.statistics.trials import MIN_PAIRED
 
 NAMED_TAX = 0.10
 """The tax that launches are planned for: H1's limit, never the tax that was observed."""
@@ -27,17 +28,17 @@ class LaunchNoise:
     shape: Shape
     metric: Metric
     launches: int
-    """Per config."""
+    """Of the config that has the fewest."""
     sigma: float
     """Standard deviation of one launch around its config and block."""
     degrees: int
     """Degrees of freedom of sigma."""
     repeat: Estimate | None
     """Plain's second name against its first; None where plain was measured under one."""
-    detectable: float
-    """The smallest tax that this many launches show with a probability of 80 %."""
+    detectable: float | None
+    """The smallest tax that this many launches tell from none with a probability of 80 %; None = too few to judge."""
     launches_for_named: int | None
-    """Launches per config that show NAMED_TAX; None = more than can be planned."""
+    """Launches per config that tell NAMED_TAX from none; None = more than can be planned."""
 
 
 def measure_launch_noise(measurements: Measurements, rates: ReferenceRates) -> tuple[LaunchNoise, ...]:
@@ -53,16 +54,18 @@ def measure_launch_noise(measurements: Measurements, rates: ReferenceRates) -> t
 
 def _describe_noise(reference: str, load: Load, metric: Metric, fit: BlockFit) -> LaunchNoise:
     configs, names = max(len(fit.contrasts), 1), 1 if fit.repeat is None else 2
+    launches = min(contrast.launches for contrast in (*fit.contrasts.values(), *([fit.repeat] if fit.repeat else [])))
+    smallest = detectable_effect(fit.sigma, launches, configs, references=names) if launches >= MIN_PAIRED else None
     return LaunchNoise(
         reference=reference,
         phase=load.phase,
         rate_per_s=load.rate_per_s,
         shape=load.shape,
         metric=metric,
-        launches=fit.blocks,
+        launches=launches,
         sigma=math.expm1(fit.sigma),
         degrees=fit.degrees,
         repeat=None if fit.repeat is None else convert_contrast(fit.repeat, metric, Estimate(None)),
-        detectable=math.expm1(detectable_effect(fit.sigma, fit.blocks, configs, references=names)),
+        detectable=None if smallest is None else math.expm1(smallest),
         launches_for_named=launches_for(math.log1p(NAMED_TAX), fit.sigma, configs, references=names),
     )

@@ -128,13 +128,12 @@ def _describe_noise(rows: Iterable[LaunchNoise]) -> str:
     if not shown:
         return ""
     sigmas = ", ".join(f"{name} p90 {_format_percents(row.sigma)}" for name, row in shown)
-    smallest = ", ".join(f"{name} {_format_percents(row.detectable)}" for name, row in shown)
     needed = [row.launches_for_named for _, row in shown]
     launches = "too many" if None in needed else str(max(count or 0 for count in needed))
-    return (
-        f"Noise: one launch differs from another by {sigmas} (sigma). Taxes that {shown[0][1].launches} launches show: "
-        f"from {smallest} on; {NAMED_TAX:.0%} takes {launches} launches."
-    )
+    smallest = [(name, row.detectable) for name, row in shown if row.detectable is not None]
+    taxes = ", ".join(f"{name} {_format_percents(tax)}" for name, tax in smallest)
+    shows = f" {shown[0][1].launches} launches tell taxes from none from {taxes} on;" if smallest else ""
+    return f"Noise of a launch (sigma): {sigmas}.{shows} {NAMED_TAX:.0%} takes {launches} launches."
 
 
 def _format_percents(fraction: float) -> str:
@@ -179,7 +178,8 @@ def _explain_reading(rows: list[TaxRow], floored: bool) -> str:
     latencies = [row for row in rows if row.metric in LATENCIES]
     judged = any(row.verdict is not None for row in latencies)
     why = next((row.withheld for row in latencies if row.withheld and row.estimate.value is not None), "")
-    brackets = "95 % interval over launches, for all configs together" if judged else "95 % spread within the launch"
+    together = "95 % interval over launches, for all configs together (hypotheses: by itself)"
+    brackets = together if judged else "95 % spread within the launch"
     noise = f" {REPEAT} is {BASELINE} again: noise." if floored else ""
     words = " n.d.: not distinguishable." if judged else f" No verdict: {why}." if why else ""
     return f"Brackets: {brackets}.{noise}{words}"

@@ -76,8 +76,10 @@ class TaxRow:
     """Why there is no verdict; empty where there is one, or nothing to compare with."""
     p: float | None = None
     """Two-sided, corrected for all configs at this load; None where they were not compared together."""
+    alone: Estimate | None = None
+    """The same tax with bounds that hold for this config by itself, as hypotheses and comparisons of runs use it."""
     own: Estimate | None = None
-    """The same tax with bounds from this config's own launches alone, which hold for one config by itself."""
+    """The same with the spread of this config's own launches only."""
 
 
 def list_connectors(measurements: Measurements, phase: str) -> tuple[str, ...]:
@@ -119,22 +121,33 @@ def measure_tax(measurements: Measurements, load: Load, config: str, metric: Met
         whole = measure_tax(measurements, load, config, REMAINDERS[metric])
         return combine(subtract, whole, measurements.get(load, config, CALLBACKS))
     series = RATIOS.get(metric) or DIFFERENCES[metric]
-    ours, base = measurements.get(load, config, series), measurements.get(load, BASELINE, series)
-    again = measurements.get(load, REPEAT, series)
-    if again.trials and config != REPEAT:
-        base = combine(_geometric_mean if metric in RATIOS else _mean, base, again)
-    taxed = combine(_relate if metric in RATIOS else subtract, ours, base)
-    return replace(taxed, joint=_find_joint(measurements, load, config, series))
-
-
-def _find_joint(measurements: Measurements, load: Load, config: str, series: str) -> Joint | None:
-    """The tax in the comparison of all configs at this load; None where there is none."""
     fit = measurements.compare(load, series)
-    if not isinstance(fit, BlockFit) or config not in fit.contrasts:
+    ours, base = measurements.get(load, config, series), measurements.get(load, BASELINE, series)
+    if config != REPEAT:
+        base = _merge_baselines(base, measurements.get(load, REPEAT, series), metric)
+    taxed = combine(_relate if metric in RATIOS else subtract, ours, base)
+    if isinstance(fit, str):
+        return replace(taxed, no_interval=fit)
+    return replace(taxed, joint=_find_joint(fit, measurements.draws(load, series), config, (load, series)))
+
+
+def _merge_baselines(first: Measured, again: Measured, metric: Metric) -> Measured:
+    """Per trial the mean of plain under both its names (of ratios the geometric one), or the one that is there."""
+    both = combine(_geometric_mean if metric in RATIOS else _mean, first, again)
+    trials = {**again.trials, **first.trials, **both.trials}
+    return Measured(trials, first.reason if not trials else "")
+
+
+def _find_joint(
+    fit: BlockFit, draws: Mapping[str, Samples], config: str, comparison: tuple[Load, str]
+) -> Joint | None:
+    """The tax in the comparison of all configs at this load; None where the config is not in it."""
+    if config not in fit.contrasts:
         return None
-    value, draws = fit.contrasts[config].difference, measurements.draws(load, series)[config]
-    key = load, series
-    return Joint(key, math.expm1(value), np.expm1(draws)) if series in LOGARITHMIC else Joint(key, value, draws)
+    value, drawn = fit.contrasts[config].difference, draws[config]
+    if comparison[1] in LOGARITHMIC:
+        return Joint(comparison, math.expm1(value), np.expm1(drawn))
+    return Joint(comparison, value, drawn)
 
 
 def list_references(load: Load, rates: ReferenceRates) -> tuple[str, ...]:
@@ -167,48 +180,47 @@ def _geometric_mean(first: Samples, second: Samples) -> Samples:
 
 
 def _build_rows(measurements: Measurements, reference: str, load: Load, configs: tuple[str, ...]) -> Iterator[TaxRow]:
-    metrics = tuple(Metric) if load.phase == "A" else tuple(RATIOS)
-    fits = {
-        metric: measurements.compare(load, series)
-        for metric, series in (RATIOS | DIFFERENCES).items()
-        if metric in metrics
-    }
     for config in configs:
-        for metric in metrics:
+        for metric in tuple(Metric) if load.phase == "A" else tuple(RATIOS):
             cost = estimate(measure_tax(measurements, load, config, metric))
-            own, p = None, None
-            fit = fits.get(metric)
-            if cost.launches >= MIN_PAIRED and isinstance(fit, str):
-                cost = replace(cost, low=None, high=None, reason=fit)
-            contrast = _find_contrast(fit, config)
-            if contrast is not None and cost.launches >= MIN_PAIRED:
-                own, p = convert_contrast(contrast, metric, cost, alone=True), contrast.p
-                cost = convert_contrast(contrast, metric, cost)
-            verdict, why = (None, "") if metric == Metric.CALLBACK_P50 else (judged(cost), withheld(cost))
-            yield TaxRow(
-                reference, load.phase, load.rate_per_s, load.shape, config, metric, cost, verdict, why, p, own
-            )
+            row = TaxRow(reference, load.phase, load.rate_per_s, load.shape, config, metric, cost, None, "")
+            series = RATIOS.get(metric) or DIFFERENCES.get(metric)
+            contrast = _find_contrast(measurements.compare(load, series), config) if series else None
+            if contrast is not None and contrast.launches >= MIN_PAIRED:
+                row = _apply_contrast(row, contrast)
+            if metric != Metric.CALLBACK_P50 and config != REPEAT:
+                row = replace(row, verdict=judged(row.estimate), withheld=withheld(row.estimate))
+            yield row
 
 
-def _find_contrast(fit: BlockFit | str | None, config: str) -> Contrast | None:
+def _find_contrast(fit: BlockFit | str, config: str) -> Contrast | None:
     if not isinstance(fit, BlockFit):
         return None
     return fit.repeat if config == REPEAT else fit.contrasts.get(config)
 
 
-def convert_contrast(contrast: Contrast, metric: Metric, cost: Estimate, *, alone: bool = False) -> Estimate:
-    """The contrast in the metric's unit: a fraction for a log ratio, microseconds as they are."""
-    low, high = (contrast.own_low, contrast.own_high) if alone else (contrast.low, contrast.high)
-    together = "by its own launches alone" if alone else "all configs together"
-    return replace(
-        cost,
-        value=_convert_unit(contrast.difference, metric),
-        low=None if low is None else _convert_unit(low, metric),
-        high=None if high is None else _convert_unit(high, metric),
-        basis=f"over {contrast.launches} launches, {together}",
-        launches=contrast.launches,
+def _apply_contrast(row: TaxRow, contrast: Contrast) -> TaxRow:
+    """The row with the bounds of the comparison of all configs; plain against plain is no config among others."""
+    alone = convert_contrast(contrast, row.metric, row.estimate)
+    own = _make_tax(row.metric, contrast, (contrast.own_low, contrast.own_high), alone, "its own spread")
+    if contrast.together is None:
+        return replace(row, estimate=alone, alone=alone, own=own)
+    bounds = contrast.together.low, contrast.together.high
+    together = _make_tax(row.metric, contrast, bounds, alone, "all configs together")
+    return replace(row, estimate=together, alone=alone, own=own, p=contrast.together.p)
+
+
+def convert_contrast(contrast: Contrast, metric: Metric, cost: Estimate) -> Estimate:
+    """The contrast by itself in the metric's unit: a fraction for a log ratio, microseconds as they are."""
+    return _make_tax(metric, contrast, (contrast.low, contrast.high), cost, "by itself")
+
+
+def _make_tax(
+    metric: Metric, contrast: Contrast, bounds: tuple[float | None, float | None], cost: Estimate, holds: str
+) -> Estimate:
+    value, low, high = (
+        None if part is None else math.expm1(part) if metric in RATIOS else part
+        for part in (contrast.difference, *bounds)
     )
-
-
-def _convert_unit(difference: float, metric: Metric) -> float:
-    return math.expm1(difference) if metric in RATIOS else difference
+    basis = f"over {contrast.launches} launches, {holds}"
+    return replace(cost, value=value, low=low, high=high, basis=basis, launches=contrast.launches)

@@ -148,6 +148,8 @@ def _tax_row(row: TaxRow) -> dict[str, Any]:
         "verdict": None if row.verdict is None else str(row.verdict),
         "withheld": row.withheld,
         "p_corrected": row.p,
+        "alone_low": None if row.alone is None else row.alone.low,
+        "alone_high": None if row.alone is None else row.alone.high,
         "own_low": None if row.own is None else row.own.low,
         "own_high": None if row.own is None else row.own.high,
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from results.records.frames import Gap
@@ -11,6 +11,7 @@ from results.statistics.estimates import Estimate, figure
 
 NOT_MEASURED = "-"
 Row = TypeVar("Row")
+Value = Estimate | float | str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,8 @@ class Table:
     """What to know before reading it."""
     facts: tuple[tuple[tuple[str, str], ...], ...] = ()
     """Per row what no column has, as label and text. The console shows it of the row that is opened."""
+    values: tuple[tuple[Value, ...], ...] = field(default=(), compare=False, repr=False)
+    """The cells in full precision, in the units of the headings; empty where the cells are text by nature."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,7 @@ class Column(Generic[Row]):
     """One column: its name, and the value it takes from a row."""
 
     name: str
-    value: Callable[[Row], Estimate | float | str | None]
+    value: Callable[[Row], Value]
     """None is shown as not measured."""
     unit: str = ""
     """After the name, in the heading."""
@@ -46,6 +49,13 @@ class Column(Generic[Row]):
     def heading(self) -> str:
         return f"{self.name} {self.unit}".strip()
 
+    def read_value(self, row: Row) -> Value:
+        """What the cell shows, in full precision and in the shown unit."""
+        value = self.value(row)
+        if isinstance(value, Estimate):
+            return scale_estimate(value, self.scale)
+        return value * self.scale if isinstance(value, float) else value
+
     def show(self, row: Row) -> str:
         value = self.value(row)
         if isinstance(value, Estimate):
@@ -59,7 +69,16 @@ class Column(Generic[Row]):
 
 def make_table(title: str, columns: Sequence[Column[Row]], rows: Iterable[Row], note: str = "") -> Table:
     headings = tuple(column.heading for column in columns)
-    return Table(title, headings, tuple(tuple(column.show(row) for column in columns) for row in rows), note)
+    lines = tuple(rows)
+    shown = tuple(tuple(column.show(row) for column in columns) for row in lines)
+    values = tuple(tuple(column.read_value(row) for column in columns) for row in lines)
+    return Table(title, headings, shown, note, values=values)
+
+
+def scale_estimate(estimate: Estimate, scale: float) -> Estimate:
+    parts = (estimate.value, estimate.low, estimate.high)
+    value, low, high = (None if part is None else part * scale for part in parts)
+    return replace(estimate, value=value, low=low, high=high)
 
 
 def gap_table(gaps: Iterable[Gap]) -> Table:

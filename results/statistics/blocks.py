@@ -5,8 +5,8 @@ unit: y is one number of one launch (the logarithm of a p90, or microseconds). T
 so that three blocks of nine launches leave 16 degrees of freedom where one config's own differences leave two.
 
 All configs are judged together: Dunnett's intervals against a reference (Dunnett, JASA 50, 1955) hold for every config
-at once. The reference is the mean of the baseline's launches under all its names. Each comparison also has an interval
-from its own differences alone, for a config whose launches vary more than the others'; that one holds by itself only.
+at once. The reference is the mean of the baseline's launches under all its names. Each comparison also has two
+intervals that hold by itself only: with the residual of all configs, and from its own differences alone.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ import bisect
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import special  # not scipy.stats, which takes two seconds to import
 
 from results.statistics.estimates import LEVEL, Samples
+from results.statistics.trials import MIN_PAIRED
 
 POWER = 0.8
 """Probability with which a planned comparison shows the effect that it is planned for."""
@@ -29,11 +30,22 @@ DRAWS = 100_000
 """Of the largest |t| over all configs; the critical value that they give has a standard error of about 0.007."""
 JOINT_DRAWS = 20_000
 SEED = 1955
+LEVEL_OF_F = 0.05
 ROUNDING = 1e-12
 """A residual below this share of the largest y is rounding, not noise."""
 
 Launches = Mapping[str, Mapping[int, float]]
 """By config and block, what the launch measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Bounds and p-value of one config's contrast that hold for all configs of the fit together (Dunnett)."""
+
+    low: float
+    high: float
+    p: float
+    """Two-sided; never 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +55,16 @@ class Contrast:
     difference: float
     low: float
     high: float
-    """Bounds that hold for all configs of the fit together."""
+    """Bounds of this contrast by itself, with the residual of all configs."""
     own_low: float | None
     own_high: float | None
-    """Bounds of this config alone, from its differences to the reference in each block; None below two blocks."""
-    p: float
-    """Two-sided, corrected for all configs of the fit."""
+    """Bounds by itself, from its differences to the reference in each block alone; None below two blocks."""
     launches: int
     """Blocks in which both the config and the reference were measured."""
+    widening: float
+    """By how much its own bounds are wider, where its launches vary more than those of the others; else 1."""
+    together: Together | None = None
+    """None for the reference's second name, which is no config to be judged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +75,19 @@ class BlockFit:
     """Standard deviation of a launch around block + config, in the unit of y."""
     degrees: int
     """Degrees of freedom of `sigma`."""
-    blocks: int
     contrasts: Mapping[str, Contrast]
     """By config, without the names of the reference."""
     covariance: Samples
     """Of the contrasts' differences, in their order."""
     repeat: Contrast | None
-    """The reference's second name less its first: the A/A diagnostic, uncorrected. None where it has one name."""
+    """The reference's second name less its first: the A/A diagnostic. None where it has one name."""
 
 
 def fit_blocks(launches: Launches, references: Sequence[str], level: float = LEVEL) -> BlockFit | str:
     """Compare every config with the mean of the references that were measured; a sentence where that cannot be done.
 
-    Launches may be missing. Without any residual nothing tells chance from effect: then there is no fit.
+    Launches may be missing. Without any residual nothing tells chance from effect: then there is no fit. Where the
+    launches of one config vary more than the others' (F test, LEVEL_OF_F), its bounds are as wide as its own at least.
     """
     measured = {config: by_block for config, by_block in launches.items() if by_block}
     bases = [name for name in references if name in measured]
@@ -83,21 +97,22 @@ def fit_blocks(launches: Launches, references: Sequence[str], level: float = LEV
     model = _fit([*bases, *others], measured)
     if isinstance(model, str):
         return model
-    base = np.array([1 / len(bases) if name in bases else 0.0 for name in model.names])
-    weights = np.array([_unit(model, name) - base for name in others]).reshape(len(others), len(model.names))
+    reference = np.array([1 / len(bases) if name in bases else 0.0 for name in model.names])
+    weights = np.array([_unit(model, name) - reference for name in others]).reshape(len(others), len(model.names))
     differences, covariance = model.compare(weights)
     errors = np.sqrt(np.diag(covariance))
     correlation = covariance / np.outer(errors, errors)
-    critical = dunnett_critical(correlation, model.degrees, level) if others else 0.0
+    reference_launches = [measured[name] for name in bases]
     contrasts: dict[str, Contrast] = {}
-    for name, difference, error in zip(others, differences, errors, strict=True):
-        own = _own_differences(measured[name], [measured[base] for base in bases])
-        p = dunnett_p(correlation, model.degrees, difference / error)
-        half = critical * float(error)
-        bounds = _t_bounds(own, level)
-        contrasts[name] = Contrast(difference, difference - half, difference + half, *bounds, p, own.size)
-    repeat = _compare_two(model, measured, bases[0], bases[1], level) if len(bases) > 1 else None
-    return BlockFit(model.sigma, model.degrees, model.blocks, contrasts, covariance, repeat)
+    for name, difference, error in zip(others, differences, map(float, errors), strict=True):
+        own = _own_differences(measured[name], reference_launches)
+        rest = _fit([other for other in model.names if other != name], measured)
+        alone = _contrast(model, rest, difference, error, own, level)
+        half = dunnett_critical(correlation, model.degrees, level) * error * alone.widening
+        p = dunnett_p(correlation, model.degrees, difference / error / alone.widening)
+        contrasts[name] = replace(alone, together=Together(difference - half, difference + half, p))
+    repeat = _compare_references(model, measured, bases, level)
+    return BlockFit(model.sigma, model.degrees, contrasts, covariance, repeat)
 
 
 def draw_differences(fit: BlockFit) -> Mapping[str, Samples]:
@@ -109,7 +124,7 @@ def draw_differences(fit: BlockFit) -> Mapping[str, Samples]:
     normal = rng.standard_normal((JOINT_DRAWS, len(fit.contrasts))) @ _root(fit.covariance).T
     scale = np.sqrt(fit.degrees / rng.chisquare(fit.degrees, JOINT_DRAWS))
     return {
-        name: contrast.difference + normal[:, column] * scale
+        name: contrast.difference + normal[:, column] * scale * contrast.widening
         for column, (name, contrast) in enumerate(fit.contrasts.items())
     }
 
@@ -123,7 +138,6 @@ class _Model:
     """Covariance of the effects in units of sigma^2."""
     sigma: float
     degrees: int
-    blocks: int
 
     def compare(self, weights: Samples) -> tuple[list[float], Samples]:
         """Of each row of weights over the effects: its value; and the covariance of the rows."""
@@ -148,7 +162,7 @@ def _fit(names: Sequence[str], launches: Launches) -> _Model | str:
     spread = np.zeros((len(names), len(names)))
     spread[1:, 1:] = inverse[len(blocks) :, len(blocks) :]
     effects = np.concatenate(([0.0], solution[len(blocks) :]))
-    return _Model(tuple(names), effects, spread, sigma, degrees, len(blocks))
+    return _Model(tuple(names), effects, spread, sigma, degrees)
 
 
 @functools.lru_cache(maxsize=256)
@@ -170,32 +184,43 @@ def _unit(model: _Model, name: str) -> Samples:
     return np.array([1.0 if other == name else 0.0 for other in model.names])
 
 
-def _compare_two(model: _Model, launches: Launches, first: str, second: str, level: float) -> Contrast:
+def _compare_references(model: _Model, launches: Launches, bases: Sequence[str], level: float) -> Contrast | None:
+    if len(bases) < 2:
+        return None
+    first, second = bases[:2]
     (difference,), variance = model.compare(np.array([_unit(model, second) - _unit(model, first)]))
-    error = math.sqrt(float(variance[0, 0]))
-    half = float(special.stdtrit(model.degrees, (1 + level) / 2)) * error
     own = _own_differences(launches[second], [launches[first]])
-    p = float(2 * special.stdtr(model.degrees, -abs(difference / error)))
-    return Contrast(difference, difference - half, difference + half, *_t_bounds(own, level), p, own.size)
+    return _contrast(model, model, difference, math.sqrt(float(variance[0, 0])), own, level)
 
 
-def _own_differences(ours: Mapping[int, float], bases: Sequence[Mapping[int, float]]) -> Samples:
-    """The config less the mean of the bases, in each block that has both."""
+def _own_differences(ours: Mapping[int, float], references: Sequence[Mapping[int, float]]) -> Samples:
+    """The config less the mean of the references, in each block that has both."""
     return np.array(
         [
-            value - float(np.mean([base[block] for base in bases if block in base]))
+            value - float(np.mean([launches[block] for launches in references if block in launches]))
             for block, value in ours.items()
-            if any(block in base for base in bases)
+            if any(block in launches for launches in references)
         ]
     )
 
 
-def _t_bounds(values: Samples, level: float) -> tuple[float | None, float | None]:
-    """Student's t bounds of their mean."""
-    if values.size < 2:
-        return None, None
-    half = float(special.stdtrit(values.size - 1, (1 + level) / 2)) * float(values.std(ddof=1)) / math.sqrt(values.size)
-    return float(values.mean()) - half, float(values.mean()) + half
+def _contrast(
+    model: _Model, rest: _Model | str, difference: float, error: float, own: Samples, level: float
+) -> Contrast:
+    """`rest`: the fit of the other configs, against which this one's spread is tested."""
+    half = float(special.stdtrit(model.degrees, (1 + level) / 2)) * error
+    if own.size < 2:
+        return Contrast(difference, difference - half, difference + half, None, None, own.size, 1.0)
+    own_error = float(own.std(ddof=1)) / math.sqrt(own.size)
+    own_half = float(special.stdtrit(own.size - 1, (1 + level) / 2)) * own_error
+    widening = 1.0
+    if isinstance(rest, _Model):
+        ratio = (own_error / (error * rest.sigma / model.sigma)) ** 2
+        if special.fdtrc(own.size - 1, rest.degrees, ratio) < LEVEL_OF_F:
+            widening = max(own_half / half, 1.0)
+    half *= widening
+    own_low, own_high = difference - own_half, difference + own_half
+    return Contrast(difference, difference - half, difference + half, own_low, own_high, own.size, widening)
 
 
 def dunnett_critical(correlation: Samples, degrees: int, level: float = LEVEL) -> float:
@@ -228,17 +253,11 @@ def detectable_effect(
 
 def launches_for(effect: float, sigma: float, configs: int, *, references: int = 2) -> int | None:
     """The fewest launches per config that show this difference; None above MAX_PLANNED_LAUNCHES."""
-    counts = range(2, MAX_PLANNED_LAUNCHES + 1)
+    counts = range(MIN_PAIRED, MAX_PLANNED_LAUNCHES + 1)
     place = bisect.bisect_left(
         counts, -effect, key=lambda count: -detectable_effect(sigma, count, configs, references=references)
     )
     return counts[place] if place < len(counts) else None
-
-
-def pool_sigma(fits: Sequence[BlockFit]) -> float | None:
-    """Sigma over several fits, weighted by their degrees of freedom; None where there is none."""
-    degrees = sum(fit.degrees for fit in fits)
-    return math.sqrt(sum(fit.degrees * fit.sigma**2 for fit in fits) / degrees) if degrees else None
 
 
 def _planned_correlation(configs: int, references: int) -> Samples:
@@ -252,13 +271,13 @@ def _draw_largest_t(correlation: Samples, degrees: int) -> Samples:
     return _largest_t(np.round(correlation, 6).tobytes(), degrees)
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=32)
 def _largest_t(correlation: bytes, degrees: int) -> Samples:
     chi = np.random.default_rng([SEED, degrees]).chisquare(degrees, DRAWS)
     return np.sort(_largest_normal(correlation) / np.sqrt(chi / degrees))
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=16)
 def _largest_normal(correlation: bytes) -> Samples:
     flat = np.frombuffer(correlation)
     size = math.isqrt(flat.size)

@@ -56,6 +56,8 @@ class Measured:
     """Why it has no trial, or lacks one."""
     joint: Joint | None = None
     """Over all trials; None where it comes from no comparison, or from two."""
+    no_interval: str = ""
+    """Why its trials give no interval, however many they are; empty = they may."""
 
 
 def unmeasured(reason: str) -> Measured:
@@ -77,7 +79,8 @@ def combine(compute: Callable[..., Samples], *parts: Measured) -> Measured:
             f"no trial has every cell it needs: {reason}" if reason else "no trial has every cell it needs"
         )
     trials = {number: _combined(compute, [part.trials[number] for part in parts]) for number in common}
-    return Measured(trials, reason, _combine_joint(compute, [part.joint for part in parts]))
+    no_interval = next((part.no_interval for part in parts if part.no_interval), "")
+    return Measured(trials, reason, _combine_joint(compute, [part.joint for part in parts]), no_interval)
 
 
 def _combine_joint(compute: Callable[..., Samples], parts: Sequence[Joint | None]) -> Joint | None:
@@ -99,15 +102,17 @@ def _combined(compute: Callable[..., Samples], parts: list[Trial]) -> Trial:
 
 
 def estimate(measured: Measured, level: float = LEVEL) -> Estimate:
-    """The mean over the trials with its interval; `basis` says what the interval holds."""
+    """The mean over the trials, or the joint value, with its interval; `basis` says what the interval holds."""
     if not measured.trials:
         return unknown(measured.reason)
     values = _values(measured)
     value, n = float(values.mean()), _samples(measured)
     if values.size >= MIN_PAIRED and measured.joint is not None:
         low, high = _quantiles(measured.joint.draws, level)
-        together = f"over {values.size} launches, residual of all configs"
-        return Estimate(measured.joint.value, low, high, n, measured.reason or None, together, values.size)
+        by_itself = f"over {values.size} launches, by itself"
+        return Estimate(measured.joint.value, low, high, n, measured.reason or None, by_itself, values.size)
+    if values.size >= MIN_PAIRED and measured.no_interval:
+        return Estimate(value, n=n, reason=measured.no_interval, basis=basis(measured), launches=values.size)
     if values.size >= MIN_PAIRED:
         half = _t(values.size, level) * float(values.std(ddof=1)) / math.sqrt(values.size)
         return Estimate(value, value - half, value + half, n, measured.reason or None, basis(measured), values.size)
@@ -130,13 +135,15 @@ def share(part: Measured, whole: Measured, name: str, level: float = LEVEL) -> E
     """mean(part) / mean(whole), a fraction, over the trials that have both; `name`: what the whole is called.
 
     Its interval holds every fraction f at which mean(part - f whole) is not distinguishable from zero (Fieller), so
-    that it agrees with a test of that difference. It has none, and says so, where the whole is not above zero.
+    that it agrees with a test of that difference; of two numbers of one comparison, it is that of their joint draws.
+    It has none, and says so, where the whole is not above zero.
     """
     both = combine(lambda ours, theirs: ours - theirs, part, whole)
     if not both.trials:
         return unknown(both.reason)
     top, bottom = (
-        Measured({number: of.trials[number] for number in both.trials}, both.reason, of.joint) for of in (part, whole)
+        Measured({number: of.trials[number] for number in both.trials}, both.reason, of.joint, of.no_interval)
+        for of in (part, whole)
     )
     base = estimate(bottom, level)
     if base.value is None or base.value <= 0:

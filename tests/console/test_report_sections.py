@@ -15,7 +15,8 @@ from console.rows.report import Section, chart_table, row_facts, row_number, tab
 from console.widgets.section_bar import label_sections
 from results.report.chart import Chart, Line, Point
 from results.report.content import ReportText
-from results.report.table import Table
+from results.report.table import Column, Table, make_table
+from results.statistics.estimates import Estimate
 
 TABLES = (
     Table("Policies", ("policy", "TTFT p90, ms"), (("lmetric", "412"), ("sticky, 2", '1"9'))),
@@ -34,6 +35,19 @@ def test_the_page_every_table_every_chart_and_the_whole_report_are_sections() ->
     assert len(twice.sections) == 2
 
 
+def test_a_table_is_saved_in_full_precision_with_its_bounds() -> None:
+    columns: tuple[Column[tuple[str, Estimate]], ...] = (
+        Column("policy", lambda row: row[0]), Column("TTFT p90", lambda row: row[1], "ms", scale=1e3),
+    )  # fmt: skip
+    rows: list[tuple[str, Estimate]] = [("ear", Estimate(0.123456789, 0.1, 0.2)), ("sticky", Estimate(None))]
+    table = make_table("Policies", columns, rows)
+    assert table.rows[0] == ("ear", "123.5 [100.0, 200.0]")
+    _, data = export_content(Report(ReportText("", (table,), ())), "policies")
+    assert data.decode().splitlines() == [
+        "policy,TTFT p90 ms,TTFT p90 ms low,TTFT p90 ms high", "ear,123.456789,100.0,200.0", "sticky,,,",
+    ]  # fmt: skip
+
+
 def test_a_table_and_a_chart_are_saved_as_csv_and_the_report_as_markdown() -> None:
     ending, data = export_content(REPORT, "policies")
     assert ending == "csv"
@@ -47,6 +61,10 @@ def test_a_table_and_a_chart_are_saved_as_csv_and_the_report_as_markdown() -> No
 
 
 titles = st.dictionaries(st.text(min_size=1, max_size=6), st.text(min_size=1, max_size=30), min_size=1, max_size=12)
+
+
+def test_the_last_section_is_named_where_there_is_room_for_one_alone() -> None:
+    assert label_sections({"a": "A", "b": "B" * 16}, "b", 20) == {"b": "B" * 16}
 
 
 @given(titles, st.integers(20, 200), st.data())

@@ -21,6 +21,8 @@ from console.widgets.rate_plot import log_axis, rate_axis
 from results.connector_tax.analyse import analyse
 from results.connector_tax.curve_figures import ttft_by_rate
 from results.connector_tax.write import analyse_run
+from results.report.table import Table
+from results.statistics.estimates import Estimate
 from state.events import RunChanged
 from state.run import CellState, RunState
 from state.store import RunStore
@@ -180,8 +182,14 @@ async def test_export_saves_the_open_table(measured_run: Path) -> None:
         await pilot.press("e")
         await until(pilot, lambda: any((measured_run / "exports").glob(f"{TAXES}-*.csv")), "nothing was saved")
     (file,) = (measured_run / "exports").glob(f"{TAXES}-*.csv")
+    assert isinstance(table, Table)
     with file.open() as lines:
-        assert [tuple(row) for row in csv.reader(lines)] == [table.columns, *table.rows]  # type: ignore[union-attr]
+        rows = list(csv.DictReader(lines))
+    assert [row["config"] for row in rows] == [row[2] for row in table.rows]
+    tax = table.values[0][3]
+    assert isinstance(tax, Estimate)
+    saved = [float(rows[0][f"TTFT p90 vs plain{part}"]) for part in ("", " low", " high")]
+    assert saved == [tax.value, tax.low, tax.high], "in full precision"
 
 
 async def test_read_only_saves_nothing_in_the_run(

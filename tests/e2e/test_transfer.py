@@ -13,7 +13,6 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import httpx
 import pytest
@@ -21,6 +20,7 @@ import pytest_asyncio
 
 from launch import patching
 from launch.environment import find_engine
+from launch.instruction_sets import kernel_grants_amx, read_flags
 from launch.local import LocalBackend
 from results.records.decisions import KvTransfer, RoutedRequest
 from runners.router.facts import ClientMessage
@@ -35,7 +35,7 @@ pytestmark = [
     pytest.mark.engine, pytest.mark.fault, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module"),
 ]  # fmt: skip
 
-HAS_AMX = "amx_tile" in Path("/proc/cpuinfo").read_text().split()
+HAS_AMX = "amx_tile" in read_flags() and kernel_grants_amx()
 PREFIX = 64 * BLOCK
 RELEASED_S = {"mooncake": 4.0, "nixl": KEPT_S + 4.0}
 """NIXL's source learns of some failures by the end of its lease only: docs/transfer.md."""

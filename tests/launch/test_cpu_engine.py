@@ -30,7 +30,9 @@ from results.records.layout import ConfigLayout
 from tests.launch.engines import ignore_start, pid_with_model
 from tests.ports import own_port
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [
+    pytest.mark.engine, pytest.mark.timing, pytest.mark.timeout(240), pytest.mark.asyncio(loop_scope="module"),
+]  # fmt: skip
 
 PROFILE = load_profile("cpu-tiny")
 START_S = 180.0
@@ -100,7 +102,7 @@ def read_run_delays(pid: int) -> dict[int, int]:
 
 def longest_delay_s(before: Mapping[int, int], after: Mapping[int, int]) -> float:
     """Of the threads that were there before and after: what a busy host adds to a request, at least."""
-    return max(after[thread] - before[thread] for thread in before.keys() & after) / 1e9
+    return max((after[thread] - before[thread] for thread in before.keys() & after), default=0) / 1e9
 
 
 async def observe(backend: LocalBackend, engine: Engine, name: str, folder: Path, vllm_cache: Path) -> Observed:

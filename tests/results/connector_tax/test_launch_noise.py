@@ -20,7 +20,7 @@ from results.measures.saturation import REF_SAFE
 from results.measures.summary import Shape
 from results.records.baseline import BASELINE, REPEAT
 from results.statistics.judgement import Verdict
-from tests.results.connector_tax.synthetic import Behaviour, Run, write_run
+from tests.results.connector_tax.synthetic import DATE, Behaviour, Run, write_run
 
 SIGMA = 0.10
 RUN = Run(
@@ -71,6 +71,7 @@ def test_sigma_is_what_the_launches_were_made_with(analysis: Analysis) -> None:
     assert row.repeat.low is not None
     assert row.repeat.high is not None
     assert row.repeat.low < 0 < row.repeat.high
+    assert row.detectable is not None
     assert 1.2 < math.log1p(row.detectable) / math.log1p(row.sigma) < 1.8
     assert row.launches_for_named is not None
     assert row.launches_for_named > 8
@@ -97,6 +98,8 @@ def test_a_tax_is_the_geometric_mean_against_both_plains_and_judged_with_the_oth
     assert h1.low is not None
     assert row.estimate.low is not None
     assert h1.low > row.estimate.low, "one hypothesis alone needs no correction for the other configs"
+    assert row.alone is not None
+    assert h1.low == pytest.approx(row.alone.low, abs=0.02)
 
 
 def test_the_noise_stands_first_in_report_page_and_files(analysis: Analysis, root: Path) -> None:
@@ -104,13 +107,30 @@ def test_the_noise_stands_first_in_report_page_and_files(analysis: Analysis, roo
     tables = [line for line in report.splitlines() if line.startswith("## ")]
     assert tables.index("## Noise between launches") < tables.index("## Hypotheses")
     page = page_of(analysis, root)
-    assert page.noise.startswith("Noise: one launch differs from another by TTFT p90 ")
+    assert page.noise.startswith("Noise of a launch (sigma): TTFT p90 ")
     assert f"10% takes {max(row.launches_for_named or 0 for row in analysis.launch_noise)} launches" in page.noise
     written = json.loads((root / "tax.json").read_bytes())
     assert [row["metric"] for row in written["launch_noise"]] == ["tax_ttft_p90", "tax_tpot_p90"] * 2
     mooncake = next(row for row in written["taxes"] if row["config"] == "mooncake_both")
     assert 0 < mooncake["p_corrected"] < 0.05
     assert mooncake["own_low"] < mooncake["value"] < mooncake["own_high"]
+
+
+def test_a_launch_of_one_plain_that_is_missing_takes_no_launch_from_the_taxes(tmp_path: Path) -> None:
+    write_run(tmp_path, replace(RUN, trials=3))
+    (tmp_path / "results" / f"{DATE}_{REPEAT}" / "cell_A_r2_t2.json").unlink()
+    row = rows(analyse_run(tmp_path), "mooncake_both")
+    assert (row.estimate.launches, row.withheld) == (3, "")
+    assert row.verdict is not None
+
+
+def test_two_launches_promise_nothing_and_plain_against_plain_is_no_verdict(tmp_path: Path) -> None:
+    write_run(tmp_path, replace(RUN, trials=2))
+    analysis = analyse_run(tmp_path)
+    assert noise(analysis).detectable is None
+    assert "tell taxes" not in page_of(analysis, tmp_path).noise
+    assert "100% takes" not in page_of(analysis, tmp_path).noise
+    assert {(row.verdict, row.p) for row in analysis.noise_floor} == {(None, None)}
 
 
 def test_one_launch_per_config_has_no_noise_to_tell(tmp_path: Path) -> None:

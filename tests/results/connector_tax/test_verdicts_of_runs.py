@@ -91,7 +91,7 @@ def test_a_known_truth_is_recovered_and_judged(
     assert (found.outcome, found.label) == (outcome, label)
     assert covers(found.measured, truth)
     one_load = name in ("H1", "H2", "H3", "H4")
-    assert found.measured.basis == ("over 3 launches, residual of all configs" if one_load else "paired over 3 trials")
+    assert found.measured.basis == ("over 3 launches, by itself" if one_load else "paired over 3 trials")
 
 
 def test_every_success_criterion_of_a_whole_run_is_met(analysis: Analysis) -> None:

@@ -13,11 +13,11 @@ from results.statistics.blocks import (
     BlockFit,
     Launches,
     detectable_effect,
+    draw_differences,
     dunnett_critical,
     dunnett_p,
     fit_blocks,
     launches_for,
-    pool_sigma,
 )
 
 CONFIGS = ("plain", "plain_again", "noop", "mooncake", "producer", "consumer", "nixl", "lmcache", "multi")
@@ -70,12 +70,15 @@ def test_without_missing_launches_the_contrast_is_the_mean_difference_to_both_pl
     fit = fitted(launches)
     mean = {name: math.fsum(values.values()) / 4 for name, values in launches.items()}
     base = (mean["plain"] + mean["plain_again"]) / 2
-    assert (fit.blocks, fit.degrees) == (4, 3 * 8)
+    assert fit.degrees == 3 * 8
+    error = fit.sigma * math.sqrt(1.5 / 4)
     for name, contrast in fit.contrasts.items():
         assert contrast.difference == pytest.approx(mean[name] - base)
-        assert (contrast.low + contrast.high) / 2 == pytest.approx(contrast.difference)
-        half = (contrast.high - contrast.low) / 2
-        assert half == pytest.approx(dunnett_critical(equicorrelated(7, 1 / 3), 24) * fit.sigma * math.sqrt(1.5 / 4))
+        assert contrast.together is not None
+        half = stats.t.ppf(0.975, 24) * error * contrast.widening
+        assert contrast.high - contrast.difference == pytest.approx(half)
+        critical = dunnett_critical(equicorrelated(7, 1 / 3), 24)
+        assert contrast.difference - contrast.together.low == pytest.approx(critical * error * contrast.widening)
     assert fit.repeat is not None
     assert fit.repeat.difference == pytest.approx(mean["plain_again"] - mean["plain"])
     residual = [
@@ -113,7 +116,7 @@ def test_what_cannot_be_compared_is_a_sentence(launches: Launches, why: str) -> 
 
 def unequal(fit: BlockFit) -> bool:
     """Any config is called higher or lower."""
-    return any(one.low > 0 or one.high < 0 for one in fit.contrasts.values())
+    return any(one.together is not None and one.together.low * one.together.high > 0 for one in fit.contrasts.values())
 
 
 @pytest.mark.parametrize("blocks", [3, 5, 8])
@@ -138,7 +141,7 @@ def judge_by_one_launch(launches: Launches) -> bool:
 
 def judge_uncorrected(launches: Launches) -> bool:
     fit = fitted(launches)
-    t = stats.t.ppf(0.975, fit.degrees) * fit.sigma * math.sqrt(1.5 / fit.blocks)
+    t = stats.t.ppf(0.975, fit.degrees) * fit.sigma * math.sqrt(1.5 / len(launches["plain"]))
     return any(abs(one.difference) > t for one in fit.contrasts.values())
 
 
@@ -146,7 +149,7 @@ def judge_unpaired(launches: Launches) -> bool:
     """Each config's own spread over the blocks stands in for the residual, with nine columns' degrees of freedom."""
     spread = math.sqrt(np.mean([np.var(list(launches[name].values()), ddof=1) for name in CONFIGS]))
     fit = fitted(launches)
-    half = dunnett_critical(equicorrelated(7, 1 / 3), fit.degrees) * spread * math.sqrt(1.5 / fit.blocks)
+    half = dunnett_critical(equicorrelated(7, 1 / 3), fit.degrees) * spread * math.sqrt(1.5 / len(launches["plain"]))
     return any(abs(one.difference) > half for one in fit.contrasts.values())
 
 
@@ -164,7 +167,8 @@ def test_an_effect_of_the_size_that_was_planned_for_is_found_with_the_planned_po
         (dunnett_critical(equicorrelated(7, 1 / 3), 56) + stats.t.ppf(0.8, 56)) * SIGMA * math.sqrt(1.5 / 8), rel=1e-3
     )
     rng = np.random.default_rng(8)
-    found = np.mean([fitted(draw(rng, 8, {"nixl": effect})).contrasts["nixl"].low > 0 for _ in range(1000)])
+    contrasts = [fitted(draw(rng, 8, {"nixl": effect})).contrasts["nixl"] for _ in range(1000)]
+    found = np.mean([one.together is not None and one.together.low > 0 for one in contrasts])
     assert found == pytest.approx(0.8, abs=0.05)
 
 
@@ -176,9 +180,40 @@ def test_launches_are_planned_for_a_named_effect() -> None:
     assert math.isinf(detectable_effect(0.1, 1, 7))
 
 
-def test_sigma_is_pooled_by_degrees_of_freedom() -> None:
-    rng = np.random.default_rng(2)
-    fits = [fitted(draw(rng, 3)), fitted(draw(rng, 8))]
-    squares = sum(fit.degrees * fit.sigma**2 for fit in fits)
-    assert pool_sigma(fits) == pytest.approx(math.sqrt(squares / (16 + 56)))
-    assert pool_sigma([]) is None
+@pytest.mark.parametrize(("blocks", "most"), [(3, 0.11), (8, 0.07)])
+def test_a_config_whose_launches_vary_more_is_judged_by_its_own_spread(blocks: int, most: float) -> None:
+    """With a sigma four times that of the others; by the residual of all, 19 % of these would be called different."""
+    rng = np.random.default_rng(blocks)
+    noisy, others = [], []
+    for _ in range(RUNS // 2):
+        launches = {name: dict(values) for name, values in draw(rng, blocks).items()}
+        for block in range(blocks):
+            launches["nixl"][block] += float(rng.normal(0, math.sqrt(15) * SIGMA))
+        verdicts = {
+            name: one.together is not None and one.together.low * one.together.high > 0
+            for name, one in fitted(launches).contrasts.items()
+        }
+        noisy.append(verdicts.pop("nixl"))
+        others.append(any(verdicts.values()))
+    assert np.mean(noisy) < most
+    assert np.mean(others) < 0.05
+
+
+def test_joint_draws_have_the_spread_of_the_contrasts_and_of_their_sums() -> None:
+    fit = fitted(draw(np.random.default_rng(4), 5))
+    draws = draw_differences(fit)
+    for name, contrast in fit.contrasts.items():
+        low, high = np.quantile(draws[name], (0.025, 0.975))
+        assert (low, high) == pytest.approx((contrast.low, contrast.high), abs=0.05 * (contrast.high - contrast.low))
+    between = np.std(draws["nixl"] - draws["multi"]) / math.sqrt(fit.degrees / (fit.degrees - 2))
+    assert between == pytest.approx(fit.sigma * math.sqrt(2 / 5), rel=0.03), "the reference cancels"
+
+
+def test_a_missing_launch_leaves_the_own_bounds_around_the_difference() -> None:
+    launches = {name: dict(values) for name, values in draw(np.random.default_rng(6), 5).items()}
+    del launches["plain"][2], launches["nixl"][0], launches["plain_again"][4]
+    contrast = fitted(launches).contrasts["nixl"]
+    assert contrast.own_low is not None
+    assert contrast.own_high is not None
+    assert (contrast.own_low + contrast.own_high) / 2 == pytest.approx(contrast.difference)
+    assert contrast.launches == 4

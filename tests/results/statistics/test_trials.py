@@ -53,7 +53,7 @@ def test_only_trials_hold_what_varies_between_launches() -> None:
 
 @pytest.mark.parametrize(
     ("trials", "basis"),
-    [(1, "spread within the launch"), (2, "spread within 2 launches"), (3, "over 3 launches, residual of all configs")],
+    [(1, "spread within the launch"), (2, "spread within 2 launches"), (3, "over 3 launches, by itself")],
 )
 def test_an_interval_says_what_it_holds(trials: int, basis: str) -> None:
     assert taxes(trials, 0).basis == basis
