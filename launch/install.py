@@ -72,7 +72,7 @@ def install(kind: str, *, progress: Progress = lambda step, of, text: None) -> E
 
 def _build_environment(kind: str, folder: Path, progress: Progress) -> EngineRecord:
     check_disk(kind, folder)
-    plan = install_plan(kind, folder, uv=uv.find_uv_bin(), interpreter=_choose_interpreter())
+    plan = install_plan(kind, folder, uv=uv.find_uv_bin(), interpreter=choose_interpreter())
     began = time.monotonic()
     shutil.rmtree(plan.partial, ignore_errors=True)
     try:
@@ -96,7 +96,7 @@ def _build_environment(kind: str, folder: Path, progress: Progress) -> EngineRec
     return record
 
 
-def _choose_interpreter() -> str:
+def choose_interpreter() -> str:
     """This process's own Python where it is of the version wanted, else the version: uv finds or downloads one."""
     here = Path(sys.base_prefix) / "bin" / f"python{PYTHON}"
     return str(here) if here.exists() else PYTHON

@@ -57,10 +57,12 @@ def bring_up(
     """Start an engine and wait until it is ready; raises LaunchError or RunnerError when it will not be."""
     checked, connector = load_profile(profile), load_config(config)
     engine = find_engine(checked.engine.kind, engine_python)
-    if "patches" in connector.requires_on(checked.engine.kind) and not patching.status(engine).applied:
+    kind = checked.engine.kind
+    needs_patches = kind == "cpu" or "patches" in connector.requires_on(kind)  # on a CPU they ask for AMX tiles
+    if needs_patches and not patching.status(engine).applied:
         raise RunnerError(
-            f"{config} on a {checked.engine.kind} engine needs Tracon's patches, which are not applied",
-            remedy=f"`tracon patch apply --kind {checked.engine.kind}`",
+            f"{config} on a {kind} engine needs Tracon's patches, which are not applied",
+            remedy=f"`tracon patch apply --kind {kind}`",
         )
     folder = _folder(workspace, name)
     old = _read(folder)

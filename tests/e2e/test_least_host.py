@@ -17,14 +17,22 @@ import psutil
 import pytest
 
 from launch import patching
+from launch.command import build_launch
 from launch.environment import find_engine
 from launch.environment import home as tracon_home
+from launch.instance import http_client
+from launch.local import LocalBackend
 from launch.patching import NOT_WRITABLE
+from launch.profile import config_names, load_config
+from results.records.layout import ConfigLayout
 from tests.cgroups import Cgroup, limited_cgroup
-from tests.e2e.least_host import PREFIX
+from tests.e2e.engine_pair import draw
+from tests.e2e.least_host import PREFIX, READY_S, kernels, profile_without_avx512
+from tests.launch.engines import ignore_start
+from tests.ports import own_port
 from tests.unprivileged import UID, OtherUser, another_user, drop_capabilities
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
 
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -157,3 +165,23 @@ def test_under_a_strict_umask_the_owner_reads_everything(seen: dict[str, Any]) -
     files = [path for path in (seen["folder"] / "engines").rglob("*") if path.is_file()]
     assert any(path.suffix == ".jsonl" for path in files)
     assert not [path for path in files if stat.S_IMODE(path.stat().st_mode) & 0o477 != 0o400]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("config", config_names())
+async def test_every_config_answers_with_the_avx2_kernels(config: str, tmp_path: Path) -> None:
+    profile, engine = profile_without_avx512(), find_engine("cpu")
+    patching.apply(engine)
+    async with LocalBackend(profile, engine) as backend:
+        spec = build_launch(
+            profile, load_config(config), engine,
+            instance="older", port=own_port(23_600, 4), layout=ConfigLayout(tmp_path), launch=1,
+        )  # fmt: skip
+        instance = await backend.start(spec, ignore_start)
+        await instance.wait_ready(READY_S)
+        async with http_client(instance.url) as client:
+            body = {"model": instance.model, "prompt": draw(PREFIX), "max_tokens": 4, "ignore_eos": True}
+            answer = await client.post("/v1/completions", json=body, timeout=60.0)
+        assert answer.status_code == 200, answer.text
+        assert kernels(instance) == {"_C_AVX2"}
+        await instance.stop(profile.launch.stop_grace_s, 0.0)

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from launch import install as installing
 from launch.environment import REDACTED, capture, environments, find_engine, home, redact, redact_text
 from launch.errors import EngineMissing, InstallFailed
-from launch.install import diagnose, exclusive, install, run_step
-from launch.install_plan import Step
+from launch.install import choose_interpreter, diagnose, exclusive, install, run_step
+from launch.install_plan import PYTHON, Step
 from launch.libraries import Library, apt_remedy, provide
 from tests.launch import fake_uv
 
@@ -344,3 +344,14 @@ def test_the_real_environment_imports_every_connector() -> None:
     engine = install("cpu")
     assert engine.imports == {"mooncake": "", "nixl": "", "lmcache": ""}
     assert engine.lacking == ()
+
+
+def test_the_engine_takes_the_python_that_runs_tracon_where_it_is_of_the_version_else_one_that_uv_looks_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "base_prefix", str(tmp_path))
+    assert choose_interpreter() == PYTHON
+    own = tmp_path / "bin" / f"python{PYTHON}"
+    own.parent.mkdir()
+    own.touch()
+    assert choose_interpreter() == str(own)

@@ -22,8 +22,8 @@ from results.records.layout import is_complete, write_atomic
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import Outcome
 from runners.errors import CellSkipped
+from runners.experiments.connector_tax.cell import measure_load
 from runners.experiments.connector_tax.grid import EXPERIMENT, Grid
-from runners.experiments.connector_tax.load_cell import measure_load
 from runners.experiments.connector_tax.plan import REF_LOAD, REF_SAFE
 from runners.experiments.patched_cells import PatchedCells, RunCell
 from state.events import Noted
