@@ -195,8 +195,8 @@ async def test_a_chat_is_moved_in_the_targets_tokens(bench: Bench) -> None:
 async def test_the_legs_overtake_the_prompts_that_wait(bench: Bench) -> None:
     prompt = draw(PREFIX)
     await bench.pair.complete("h", prompt)
-    waiting = [asyncio.create_task(bench.pair.complete("h", draw(4000))) for _ in range(16)]
-    await bench.pair.queued("h", 8)
+    waiting = [asyncio.create_task(bench.pair.complete("h", draw(4000))) for _ in range(40)]
+    await bench.pair.queued("h", 16)
     movement, over = bench.begin(prompt + draw(8))
     await over.wait()
     left = sum(not task.done() for task in waiting)

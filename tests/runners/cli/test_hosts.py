@@ -90,8 +90,10 @@ def test_make_refuses_a_python_it_was_given_and_names_it(tmp_path: Path) -> None
 
 def test_make_takes_the_first_python_that_fits(tmp_path: Path) -> None:
     fits = f'case "$2" in *venv*) echo "would make $3" >&2; exit 9;; esac\n{version("3.12")}'
-    done = make(tmp_path, {"python3": version("3.14"), "python3.13": "exit 127", "python3.12": fits})
+    lacking = {"python3.11": "exit 127", "python3": version("3.14"), "python3.13": "exit 127"}
+    done = make(tmp_path, {**lacking, "python3.12": fits})
     assert "would make .venv" in done.stderr
+    assert "python3.12 cannot make a virtual environment: install its venv module" in done.stderr
     none = {name: version("3.9") for name in ("python3", "python3.11", "python3.12", "python3.13")}
     (tmp_path / "none").mkdir()
     assert "PATH has none of them" in make(tmp_path / "none", none).stderr
