@@ -56,7 +56,7 @@ class OtherUser:
 
 @contextmanager
 def another_user(engine_root: Path) -> Iterator[OtherUser]:
-    """Pythons that everybody may run, and a folder of this user's own; removed at the end."""
+    """Pythons that any user may run, and a folder of this user's own; removed at the end."""
     folder = Path(tempfile.mkdtemp(prefix="tracon-other-user-"))
     try:
         folder.chmod(0o755)

@@ -36,9 +36,9 @@ class LaunchNoise:
     repeat: Estimate | None
     """Plain's second name against its first; None where plain was measured under one."""
     detectable: float | None
-    """The smallest tax that this many launches tell from none with a probability of 80 %; None = too few to judge."""
+    """The smallest tax that this many launches detect with a probability of 80 %; None = too few to judge."""
     launches_for_named: int | None
-    """Launches per config that tell NAMED_TAX from none; None = more than can be planned."""
+    """Launches per config that detect NAMED_TAX; None = more than can be planned."""
 
 
 def measure_launch_noise(measurements: Measurements, rates: ReferenceRates) -> tuple[LaunchNoise, ...]:

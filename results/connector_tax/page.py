@@ -132,7 +132,7 @@ def _describe_noise(rows: Iterable[LaunchNoise]) -> str:
     launches = "too many" if None in needed else str(max(count or 0 for count in needed))
     smallest = [(name, row.detectable) for name, row in shown if row.detectable is not None]
     taxes = ", ".join(f"{name} {_format_percents(tax)}" for name, tax in smallest)
-    shows = f" {shown[0][1].launches} launches tell taxes from none from {taxes} on;" if smallest else ""
+    shows = f" {shown[0][1].launches} launches detect taxes from {taxes} on;" if smallest else ""
     return f"Noise of a launch (sigma): {sigmas}.{shows} {NAMED_TAX:.0%} takes {launches} launches."
 
 

@@ -161,8 +161,8 @@ def _noise_floor(analysis: Analysis) -> Table:
 
 def _launch_noise_table(analysis: Analysis) -> Table:
     note = (
-        "sigma: the standard deviation of one launch around its config and block. A tax below the smallest that is "
-        "told from none (with a probability of 80 %) may well exist and stay undecided."
+        "sigma: the standard deviation of one launch around its config and block. A tax below the smallest "
+        "detectable one (with a probability of 80 %) may exist and stay undecided."
     )
     return make_table("Noise between launches", LAUNCH_NOISE_COLUMNS, analysis.launch_noise, note)
 
@@ -180,7 +180,7 @@ LAUNCH_NOISE_COLUMNS: tuple[Column[LaunchNoise], ...] = (
     Column("launches", lambda row: row.launches),
     Column("sigma", lambda row: row.sigma, form=".1%"),
     Column("plain_again", lambda row: None if row.repeat is None else row.repeat.percent()),
-    Column("smallest tax told from none", lambda row: row.detectable, form=".1%"),
+    Column("smallest detectable tax", lambda row: row.detectable, form=".1%"),
     Column(f"launches for {NAMED_TAX:.0%}", _count_for_named),
 )
 

@@ -108,6 +108,7 @@ def test_the_noise_stands_first_in_report_page_and_files(analysis: Analysis, roo
     assert tables.index("## Noise between launches") < tables.index("## Hypotheses")
     page = page_of(analysis, root)
     assert page.noise.startswith("Noise of a launch (sigma): TTFT p90 ")
+    assert " 8 launches detect taxes from TTFT " in page.noise
     assert f"10% takes {max(row.launches_for_named or 0 for row in analysis.launch_noise)} launches" in page.noise
     written = json.loads((root / "tax.json").read_bytes())
     assert [row["metric"] for row in written["launch_noise"]] == ["tax_ttft_p90", "tax_tpot_p90"] * 2
@@ -128,7 +129,7 @@ def test_two_launches_promise_nothing_and_plain_against_plain_is_no_verdict(tmp_
     write_run(tmp_path, replace(RUN, trials=2))
     analysis = analyse_run(tmp_path)
     assert noise(analysis).detectable is None
-    assert "tell taxes" not in page_of(analysis, tmp_path).noise
+    assert "detect taxes" not in page_of(analysis, tmp_path).noise
     assert "100% takes" not in page_of(analysis, tmp_path).noise
     assert {(row.verdict, row.p) for row in analysis.noise_floor} == {(None, None)}
 
