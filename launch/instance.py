@@ -29,8 +29,9 @@ from launch.errors import LaunchError
 from launch.gpu import wait_for_release
 from launch.link import GuardLink, first_of
 from launch.ports import PortTaken, holders
-from launch.processes import ProcessIdentity, end_members, is_same, members
+from launch.processes import end_members, members
 from state.events import EngineDeath
+from state.process import ProcessIdentity, is_alive, is_verifiable
 
 POLL_S = 0.1
 REQUEST_TIMEOUT_S = 5.0
@@ -81,7 +82,7 @@ class StopReport:
 
 
 class Served(Protocol):
-    """What other packages need of a server, launched by Tracon or attached."""
+    """What pre-flight needs of an engine."""
 
     @property
     def name(self) -> str: ...
@@ -93,9 +94,6 @@ class Served(Protocol):
     def pid(self) -> int | None: ...
     @property
     def ports(self) -> Mapping[str, int]: ...
-    async def wait_ready(self, timeout_s: float) -> float: ...
-    def alive(self) -> bool: ...
-    async def stop(self, grace_s: float, release_wait_s: float) -> StopReport | None: ...
     async def explain_death(self) -> str: ...
     def log(self) -> str: ...
 
@@ -127,7 +125,7 @@ class Instance:
 
     def alive(self) -> bool:
         """Whether the very process that was started still runs."""
-        return not self._link.exited.done() and not self._link.gone.done() and is_same(self.identity)
+        return not self._link.exited.done() and not self._link.gone.done() and is_alive(self.identity)
 
     async def wait_ready(self, timeout_s: float) -> float:
         """Wait until it serves its model; seconds since the start.
@@ -299,13 +297,12 @@ async def missing_from(client: httpx.AsyncClient, model: str) -> str:
     return "" if model in served else f"/v1/models lists {', '.join(served) or 'nothing'}, not {model}"
 
 
-def end_leftover(pid: int, pgid: int, process_start: float, boot_id: str, grace_s: float = 1.0) -> bool:
-    """End what a dead run process left of an engine, if that very process group is still there; whether there was any.
+def end_leftover(identity: ProcessIdentity, grace_s: float = 1.0) -> bool:
+    """End what a dead run process left of an engine; returns whether it is verified that nothing of it is left.
 
     Blocks for some seconds at most. Raises StillThere.
     """
-    identity = ProcessIdentity(pid, pgid, process_start, boot_id)
-    if not members(identity):
+    if not is_verifiable(identity):
         return False
     left = end_members(identity, grace_s)
     if left:

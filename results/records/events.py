@@ -185,7 +185,7 @@ class InstanceFacts:
     pgid: int | None = None
     """Of its process group; None = as before, or not known."""
     process_start: float | None = None
-    """Creation time of `pid` (psutil, seconds since the epoch): tells a reused pid from the engine."""
+    """Creation time of `pid` (psutil, seconds since the epoch)."""
     boot_id: str = ""
     """Of its host since the last boot; empty = as before."""
     url: str = ""
@@ -203,6 +203,12 @@ class InstanceChanged(InstanceFacts, Event):
     kind: ClassVar[str] = "instance_changed"
     death: EngineDeath | None = None
     """With FAILED: how it ended; None = it did not end by itself, or an older Tracon wrote this."""
+    start_ticks: int | None = None
+    """Start of `pid` in clock ticks since boot: tells a reused pid from the engine; None = as before, or not known."""
+    host: str = ""
+    """Of `pid`; empty = as before, or an older Tracon wrote this."""
+    pid_namespace: str = ""
+    """In which `pid` means something; empty = as before, or not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,8 @@ from runners.samplers.host import HostSampler
 from state.errors import StateError
 from state.events import CellChanged, Event, InstanceChanged, Noted, RunChanged, StageChanged
 from state.lease import HEARTBEAT_S, Lease
+from state.model import InstanceView
+from state.process import ProcessIdentity, this_process
 from state.run import CellPlan, CellState, InstanceState, RunState, StageState
 from state.store import RunStore
 from state.view import fold
@@ -69,13 +71,8 @@ class CellLoop:
 
     def recover(self) -> None:
         """Bring the journal in line with the world after a sudden death: end engines, settle half-run cells."""
-        for name, instance in self._view.instances.items():
-            if instance.state in (InstanceState.GONE, InstanceState.FAILED):
-                continue
-            if instance.pid is not None and instance.pgid is not None and instance.process_start is not None:
-                end_leftover(instance.pid, instance.pgid, instance.process_start, instance.boot_id)
-            reason = "left behind by a run process that died"
-            self._append(InstanceChanged(name, instance.config, InstanceState.GONE, pid=instance.pid, reason=reason))
+        for instance in self._view.live_instances:
+            self._end_leftover(instance)
         for plan in self._view.plan.cells:
             cell = self._view.cells[plan.cell]
             if cell.state is not CellState.RUNNING:
@@ -88,6 +85,19 @@ class CellLoop:
                 self._append(
                     CellChanged(plan.cell, CellState.PENDING, cell.attempt, "interrupted: the run process died")
                 )
+
+    def _end_leftover(self, instance: InstanceView) -> None:
+        """GONE only where it is verified; otherwise the instance stays what it was, and the feed says so."""
+        process = _find_process(instance)
+        if process is not None and end_leftover(process):
+            reason = "left behind by a run process that died"
+            gone = InstanceChanged(
+                instance.instance, instance.config, InstanceState.GONE, pid=instance.pid, reason=reason
+            )
+            self._append(gone)
+        else:
+            text = f"whether its process {instance.pid} has ended cannot be verified from here: end it if it still runs"
+            self._append(Noted("warning", instance.instance, text))
 
     async def _work(self) -> ExitCode:
         analysed = self._is_analysed()
@@ -265,6 +275,21 @@ class CellLoop:
         """Fold what the journal has gained, by us or by an operator's process."""
         for recorded in self._store.events(after=self._view.last_seq):
             self._view = fold(self._view, recorded)
+
+
+def _find_process(instance: InstanceView) -> ProcessIdentity | None:
+    """The main process of an engine. One without a host, recorded by an older Tracon, is taken for one of this host."""
+    if instance.pid is None or instance.process_start is None:
+        return None
+    here = this_process()
+    return ProcessIdentity(
+        instance.pid,
+        instance.process_start,
+        instance.start_ticks,
+        instance.boot_id,
+        instance.host or here.host,
+        instance.pid_namespace if instance.host else here.pid_namespace,
+    )
 
 
 def _join_remedy(error: BaseException) -> str:

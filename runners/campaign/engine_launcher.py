@@ -20,6 +20,7 @@ from launch.profile import ConnectorConfig, Profile
 from results.records.layout import ConfigLayout, RunLayout, write_atomic
 from results.records.schemas import EngineFault
 from state.events import EngineDeath, InstanceChanged, Noted
+from state.process import ProcessIdentity
 from state.run import InstanceState
 from state.store import RunStore
 
@@ -106,21 +107,22 @@ class Launcher:
         self._watches[instance.name] = asyncio.create_task(self._watch_stalls(instance))
         return instance
 
-    def _record_start(
-        self, spec: LaunchSpec, pid: int, pgid: int, process_start: float, boot_id: str, started_by: str
-    ) -> None:
+    def _record_start(self, spec: LaunchSpec, process: ProcessIdentity, started_by: str) -> None:
         """Before the engine's first instruction, so that whichever process takes the run over can end it."""
         self._store.append(
             InstanceChanged(
                 spec.instance,
                 spec.config,
                 InstanceState.STARTING,
-                pid,
-                pgid,
-                process_start,
-                boot_id,
-                spec.url,
-                started_by,
+                pid=process.pid,
+                pgid=process.pid,
+                process_start=process.process_start,
+                boot_id=process.boot_id,
+                url=spec.url,
+                started_by=started_by,
+                start_ticks=process.start_ticks,
+                host=process.host,
+                pid_namespace=process.pid_namespace,
             )
         )
 
