@@ -21,13 +21,14 @@ from results import registry as results_registry
 from results.records.layout import RunLayout
 from runners.campaign.cell_loop import CellLoop
 from runners.campaign.experiment import RunOptions
-from runners.campaign.start import create_run, prepare
+from runners.campaign.start import create_run
 from runners.cli import app
 from runners.errors import ExitCode
 from runners.experiments import registry
 from state import lease as leases
 from state.store import RunStore
 from state.workspace import Workspace
+from tests.runners.prepared import prepare
 
 DOC = Path(__file__).resolve().parent.parent / "docs" / "extending.md"
 NAME = "start-time"
@@ -80,7 +81,7 @@ class Slot:
 
 def measured(profile: str, workspace: Path) -> Path:
     """A finished run of the toy experiment, its engines replaced."""
-    prepared = prepare(RunOptions(NAME, profile), need_engine=False)
+    prepared = prepare(RunOptions(NAME, profile))
     folder = create_run(Workspace(workspace), prepared)
     context: Any = SimpleNamespace(layout=RunLayout(folder), slot=Slot())
     with RunStore.open(folder) as store, leases.acquire(store) as lease:
