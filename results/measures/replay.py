@@ -43,6 +43,11 @@ def apc_usage(turns: Turns, where: Mask) -> Estimate:
     return Estimate(float(turns.cached_tokens[stated].sum()) / prompts, n=int(stated.sum()))
 
 
+def apc_by_counters(cached_tokens: float, prompt_tokens: float) -> Estimate:
+    """Cached over all prompt tokens by engines' own counters."""
+    return Estimate(cached_tokens / prompt_tokens) if prompt_tokens > 0 else unknown("no prompt token was counted")
+
+
 def apc_bounds(turns: Turns) -> dict[str, Estimate]:
     """`apc_bound_any` and `apc_bound_intra`: the trace's bounds over the completed turns."""
     done = turns.completed

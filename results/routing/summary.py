@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from results.measures.replay import UNREADABLE, apc_bounds, apc_usage, latency_numbers
+from results.measures.replay import UNREADABLE, apc_bounds, apc_by_counters, apc_usage, latency_numbers
 from results.measures.turns import Turns, session_times, turn_table, turns_of
 from results.records.decisions import DecisionRecord
 from results.records.schemas import RequestStatus
@@ -166,9 +166,7 @@ def engines_apc(engines: Sequence[RoutedEngine]) -> Estimate:
         named = ", ".join(unread) or "any instance"
         return unknown(f"the counters of {named} were not read")
     prompts = sum(engine.prompt_tokens or 0.0 for engine in engines)
-    if prompts <= 0:
-        return unknown("the engines counted no prompt token")
-    return Estimate(sum(engine.cached_tokens or 0.0 for engine in engines) / prompts)
+    return apc_by_counters(sum(engine.cached_tokens or 0.0 for engine in engines), prompts)
 
 
 def moved_apc(engines: Sequence[RoutedEngine], picks: PickCounts) -> Estimate:

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from results.measures.replay import replay_numbers
+from results.measures.replay import apc_by_counters, replay_numbers
 from results.records.layout import AttemptLayout
 from results.statistics.estimates import Estimate, unknown
 from runners.errors import ExitCode, RunnerError
@@ -179,4 +179,4 @@ def _engine_apc(scrapes: Path) -> Estimate:
     prompts, cached = span.gained("prompt_tokens"), span.gained("cached_tokens")
     if prompts is None or cached is None:
         return unknown("its /metrics holds no prompt counters: it is no engine, or could not be read")
-    return Estimate(cached / prompts) if prompts > 0 else unknown("the engine counted no prompt token")
+    return apc_by_counters(cached, prompts)

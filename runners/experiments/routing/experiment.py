@@ -16,6 +16,7 @@ from results.records.layout import is_complete, write_atomic
 from results.records.samples import InterferenceRecord
 from results.records.turns import TraceRecord
 from results.routing.write import analyse_routing
+from results.statistics.estimates import median_of_known
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import Outcome
 from runners.errors import CellFailed
@@ -141,8 +142,4 @@ def _read_rows(path: Path) -> tuple[InterferenceRecord, ...]:
 def _interference_headline(rows: tuple[InterferenceRecord, ...]) -> dict[str, Any]:
     """Medians over the repeats."""
     names = ("tpot_before_s", "tpot_during_s", "worst_gap_during_s", "prefill_ttft_s")
-    return {name: _median_of([value for row in rows if (value := getattr(row, name)) is not None]) for name in names}
-
-
-def _median_of(values: list[float]) -> float | None:
-    return sorted(values)[len(values) // 2] if values else None
+    return {name: median_of_known(getattr(row, name) for row in rows) for name in names}
