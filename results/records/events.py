@@ -212,22 +212,14 @@ class InstanceChanged(InstanceFacts, Event):
 
 
 @dataclass(frozen=True, slots=True)
-class InstanceSampled(Event):
+class InstanceSampled(LiveLatency, Event):
     """One second of one instance under load. None = not measured in this second."""
 
     kind: ClassVar[str] = "instance_sampled"
-    instance: str
+    instance: str = field(kw_only=True)
     """As `instance_changed` names it."""
-    cell: str
+    cell: str = field(kw_only=True)
     """The cell that loads it."""
-    ttft_p50_s: float | None = None
-    """Nearest rank over the last seconds, as the next three."""
-    ttft_p90_s: float | None = None
-    """Of requests by their first token."""
-    tpot_p50_s: float | None = None
-    """Of completed requests."""
-    tpot_p90_s: float | None = None
-    """Of completed requests."""
     running: float | None = None
     """Requests, from the engine's gauge."""
     waiting: float | None = None
