@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
+
 from results.records.decisions import Role
 from results.records.migrations import TickMigration
+from results.records.plan import RENAMED_RULES
 from runners.child_process import ChildLine, read_spec
 from runners.errors import RunnerError
 
@@ -69,7 +72,7 @@ class TransferRules:
     count: bool = True
     """Read the target's counters after each transfer. Without, moved tokens are null: for measurements in which a
     page of metrics would cost the engine time, and which count otherwise."""
-    leg_priority: int | None = None
+    priority: int | None = None
     """`priority` of a migration's requests, where the engines schedule by priority (lower = sooner): KV is asked of an
     instance because that one is busy, and would wait behind all that made it so. None = no such field is sent."""
 
@@ -387,4 +390,10 @@ class RouterLine(ChildLine[RouterTick], frozen=True, omit_defaults=True):
 
 def router_spec(path: Path) -> RouterSpec:
     """The spec in a JSON file. Raises RouterError naming the file and the field that is wrong."""
-    return read_spec(path, RouterSpec, "router spec", RouterError)
+    spec = read_spec(path, RouterSpec, "router spec", RouterError)
+    for old in RENAMED_RULES.keys() & msgspec.json.decode(path.read_bytes()).get("transfer", {}):
+        raise RouterError(
+            f"router spec {path}: transfer.{old} is now called {RENAMED_RULES[old]}",
+            remedy="Correct that field of the router spec.",
+        )
+    return spec
