@@ -136,9 +136,9 @@ class Instance:
         async with http_client(self.url) as client:
             while (missing := await missing_from(client, self.model)) or not self.alive():
                 if not self.alive():
-                    raise await self._crash()
+                    raise await self._explain_crash()
                 if time.monotonic() > deadline:
-                    raise self._timeout(timeout_s, missing)
+                    raise self._make_timeout(timeout_s, missing)
                 await first_of(POLL_S, self._link.exited, self._link.gone)
         await asyncio.to_thread(self._refuse_other_server)
         return (time.perf_counter_ns() - self._started_ns) / 1e9
@@ -151,10 +151,6 @@ class Instance:
         if self._stopped is None:
             self._stopped = asyncio.create_task(self._stop(grace_s, release_wait_s))
         return await asyncio.shield(self._stopped)
-
-    def hurry(self, grace_s: float = 0.0) -> None:
-        """Shorten the grace of a stop that is under way."""
-        self._link.stop(grace_s)
 
     async def find_death(self) -> EngineDeath | None:
         """How it ended; None while it lives, and where it was stopped before its death was asked for.
@@ -225,7 +221,7 @@ class Instance:
         if await asyncio.shield(self._link.gone) is None:
             await asyncio.to_thread(end_members, self.identity, 0.0)
 
-    async def _crash(self) -> CrashedAtStart:
+    async def _explain_crash(self) -> CrashedAtStart:
         await first_of(STOP_SLACK_S, self._link.gone)  # so that its children's last words are in the log
         seconds = (time.perf_counter_ns() - self._started_ns) / 1e9
         death = await self.find_death()
@@ -261,7 +257,7 @@ class Instance:
     def _read_recent_log(self) -> str:
         return "\n".join(_read_from(path, start, DEATH_BYTES) for path, start in self._log_from.items())
 
-    def _timeout(self, timeout_s: float, missing: str) -> ReadyTimeout:
+    def _make_timeout(self, timeout_s: float, missing: str) -> ReadyTimeout:
         tail = self.tail(LAST_LINES)
         remedy = diagnose(self.log()) or "raise launch.ready_timeout_s in the profile if the model is still loading"
         return ReadyTimeout(f"{self.name} runs but after {timeout_s:.0f} s {missing}:\n{tail}", remedy=remedy)

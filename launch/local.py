@@ -165,7 +165,9 @@ class LocalBackend:
         await asyncio.to_thread(require_free, dict(spec.ports), spec.host)
         await asyncio.to_thread(_prepare_launch, spec)
         link = (
-            await (await self._server(spec)).fork() if spec.method == "fork_server" else await spawn_guard(spec.stderr)
+            await (await self._ensure_fork_server(spec)).fork()
+            if spec.method == "fork_server"
+            else await spawn_guard(spec.stderr)
         )
         try:
             pid = await link.start(spec.argv, whole_env(spec.env), cwd=spec.cwd, stdout=spec.stdout, stderr=spec.stderr)
@@ -179,7 +181,7 @@ class LocalBackend:
         link.go()
         return instance
 
-    async def _server(self, spec: LaunchSpec) -> ForkServer:
+    async def _ensure_fork_server(self, spec: LaunchSpec) -> ForkServer:
         """The warm fork server, started at the first launch that wants it."""
         if spec.kind != "cpu":
             raise ForkServerFailed(

@@ -122,7 +122,7 @@ def decision_rows(picture: Picture, routing: RoutingView, columns: tuple[Column,
     colors = {load.instance: routed_tone(picture.view, engine_of(load), index)
               for index, load in enumerate(routing.latest.instances)}  # fmt: skip
     rows = []
-    for key, line in _keyed(routing):
+    for key, line in _key_lines(routing):
         cells = {
             "time": cell(say.clock(line.t_unix_s), "dim"),
             "session": cell(line.session or "no session", "" if line.session else "dim"),
@@ -134,14 +134,14 @@ def decision_rows(picture: Picture, routing: RoutingView, columns: tuple[Column,
     return tuple(rows)
 
 
-def _keyed(routing: RoutingView) -> Iterator[tuple[str, RoutedLine]]:
+def _key_lines(routing: RoutingView) -> Iterator[tuple[str, RoutedLine]]:
     for line in routing.lines:
         yield f"{line.t_unix_s!r} {line.request} {line.instance} {line.reason}", line
 
 
 def decision_of(routing: RoutingView, key: str) -> RoutedLine | None:
     """The decision of a row; None where the view has dropped it."""
-    return dict(_keyed(routing)).get(key)
+    return dict(_key_lines(routing)).get(key)
 
 
 def decision_detail(routing: RoutingView, line: RoutedLine) -> list[Fact]:
@@ -205,14 +205,14 @@ class RoutingPanel(Panel):
         self._head.show_lines(describe_router(picture, routing))
         self._warnings.show_lines(*lines)
         self._warnings.display = bool(lines)
-        self._divide(height - 1 - len(lines), len(routing.latest.instances) + 2, width >= BESIDE)
+        self._divide_room(height - 1 - len(lines), len(routing.latest.instances) + 2, width >= BESIDE)
         columns = load_columns(width - 1, has_ttft(picture, routing))
         self.loads.show(columns, load_rows(picture, routing, self.look.glyphs, columns))
         self._reason_line.show_lines(reason_line(routing))
         if self._lower.display:
             self._show_decisions(picture, routing, width)
 
-    def _divide(self, room: int, wanted: int, beside: bool) -> None:
+    def _divide_room(self, room: int, wanted: int, beside: bool) -> None:
         """Give the instances their lines, and what is left to reasons and decisions."""
         lines = min(wanted, max(room - DECISIONS_KEPT, min(room, LOADS_LEAST)))
         left = room - lines

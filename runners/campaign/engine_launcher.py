@@ -90,7 +90,7 @@ class Launcher:
         )
         write_launch(spec, layout)
         if not layout.env_txt.exists():
-            write_atomic(layout.env_txt, await self._environment())
+            write_atomic(layout.env_txt, await self._capture_environment())
 
         instance = await self._backend.start(spec, partial(self._record_start, spec))
         try:
@@ -101,9 +101,9 @@ class Launcher:
             self._note_stalls(instance, last=True)
             failed = isinstance(error, LaunchError)
             death = error.death if isinstance(error, EngineDied) else None
-            self._record(instance, InstanceState.FAILED if failed else InstanceState.GONE, str(error), death)
+            self._record_state(instance, InstanceState.FAILED if failed else InstanceState.GONE, str(error), death)
             raise
-        self._record(instance, InstanceState.READY, "")
+        self._record_state(instance, InstanceState.READY, "")
         self._watches[instance.name] = asyncio.create_task(self._watch_stalls(instance))
         return instance
 
@@ -129,13 +129,13 @@ class Launcher:
     async def stop(self, instance: Instance, reason: str) -> None:
         """End it and wait until all of it is gone."""
         death = await instance.find_death()
-        self._record(instance, InstanceState.STOPPING, reason)
+        self._record_state(instance, InstanceState.STOPPING, reason)
         await instance.stop(self.profile.launch.stop_grace_s, self.profile.launch.release_wait_s)
         await self._end_watch(instance)
         if death is None:
-            self._record(instance, InstanceState.GONE, reason)
+            self._record_state(instance, InstanceState.GONE, reason)
         else:
-            self._record(instance, InstanceState.FAILED, f"the engine {explain_death(death)}", death)
+            self._record_state(instance, InstanceState.FAILED, f"the engine {explain_death(death)}", death)
 
     async def _watch_stalls(self, instance: Instance) -> None:
         while True:
@@ -166,14 +166,16 @@ class Launcher:
         except OSError as error:
             raise unwritable(path, error) from error
 
-    async def _environment(self) -> bytes:
+    async def _capture_environment(self) -> bytes:
         """What the engines run with, looked up once per run process: it takes a second of a core."""
         async with self._capturing:
             if not self._captured:
                 self._captured = (await asyncio.to_thread(capture, self._engine)).encode()
             return self._captured
 
-    def _record(self, instance: Instance, state: InstanceState, reason: str, death: EngineDeath | None = None) -> None:
+    def _record_state(
+        self, instance: Instance, state: InstanceState, reason: str, death: EngineDeath | None = None
+    ) -> None:
         spec = instance.spec
         self._store.append(
             InstanceChanged(

@@ -28,17 +28,17 @@ async def run_load(
     Setting `cut` ends the cell now, with an outcome (`cancelled`). Cancelling this coroutine ends the process at once,
     without one. Raises LoadError where nothing was measured.
     """
-    return await _run(spec, LoadLine[LoadTick, LoadOutcome], on_tick, cut or asyncio.Event())
+    return await _run_child(spec, LoadLine[LoadTick, LoadOutcome], on_tick, cut or asyncio.Event())
 
 
 async def run_replay(
     spec: ReplaySpec, on_tick: Callable[[ReplayTick], None], *, cut: asyncio.Event | None = None
 ) -> ReplayOutcome:
     """The same for a replay."""
-    return await _run(spec, LoadLine[ReplayTick, ReplayOutcome], on_tick, cut or asyncio.Event(), "replay")
+    return await _run_child(spec, LoadLine[ReplayTick, ReplayOutcome], on_tick, cut or asyncio.Event(), "replay")
 
 
-async def _run(
+async def _run_child(
     spec: LoadSpec | ReplaySpec,
     line_type: type[LoadLine[Tick, Outcome]],
     on_tick: Callable[[Tick], None],

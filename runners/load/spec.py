@@ -103,7 +103,7 @@ class LoadSpec(LoadOptions):
     """Where the stamps of every token chunk go (JSONL: index, t_ns); empty = not written."""
 
     def __post_init__(self) -> None:
-        refuse_problems("load", (*common_problems(self), *_problems(self)))
+        refuse_problems("load", (*common_problems(self), *_list_problems(self)))
 
     @property
     def horizon_s(self) -> float:
@@ -151,7 +151,7 @@ def common_problems(spec: LoadOptions) -> tuple[Rule, ...]:
     )
 
 
-def _problems(spec: LoadSpec) -> tuple[Rule, ...]:
+def _list_problems(spec: LoadSpec) -> tuple[Rule, ...]:
     return (
         (spec.rate_per_s > 0, f"rate_per_s is {spec.rate_per_s}", "a rate above 0"),
         (spec.input_tokens >= 1, f"input_tokens is {spec.input_tokens}", "at least 1"),

@@ -90,15 +90,15 @@ async def replay_trace(
     the server does not answer, a turn is longer than its model takes, or `cut` came first; TraceError; LoadError.
     """
     on_step(f"asking {wish.url} what it serves")
-    served = await _served(wish)
+    served = await _ask_models(wish)
 
     def read(share: float) -> None:
         on_step(f"reading {wish.trace.name}: {share:.0%}")
 
-    path = await asyncio.to_thread(_own_form, wish, served, read, cut)
+    path = await asyncio.to_thread(_convert_trace, wish, served, read, cut)
     scrapes = AttemptLayout(wish.folder).scrapes
     async with MetricsSampler(wish.url, scrapes) as _:
-        block_tokens, source = _block_tokens(wish, scrapes)
+        block_tokens, source = _find_block_tokens(wish, scrapes)
         settings = {**wish.settings, "block_tokens": block_tokens}
         spec = ReplaySpec(
             url=wish.url,
@@ -114,7 +114,7 @@ async def replay_trace(
     return ReplayReport(spec, outcome, numbers, source)
 
 
-async def _served(wish: ReplayWish) -> _Served:
+async def _ask_models(wish: ReplayWish) -> _Served:
     url = f"{wish.url.rstrip('/')}/v1/models"
     remedy = "See that an engine or a router listens there, or correct --url."
     try:
@@ -135,10 +135,10 @@ async def _served(wish: ReplayWish) -> _Served:
     return _Served(model, known.get(model))
 
 
-def _own_form(wish: ReplayWish, served: _Served, on_progress: Callable[[float], None], cut: asyncio.Event) -> Path:
+def _convert_trace(wish: ReplayWish, served: _Served, on_progress: Callable[[float], None], cut: asyncio.Event) -> Path:
     """The path of the trace in the project's own form, every turn of it short enough for the model."""
     facts, sessions = open_trace(wish.trace, wish.format, on_progress)
-    checked = _fitting(sessions, served, cut)
+    checked = _require_fitting(sessions, served, cut)
     if facts.format == "tracon":
         for _ in checked:
             pass
@@ -148,7 +148,7 @@ def _own_form(wish: ReplayWish, served: _Served, on_progress: Callable[[float], 
     return path
 
 
-def _fitting(sessions: Iterable[Session], served: _Served, cut: asyncio.Event) -> Iterator[Session]:
+def _require_fitting(sessions: Iterable[Session], served: _Served, cut: asyncio.Event) -> Iterator[Session]:
     limit = served.max_model_len
     for session in sessions:
         if cut.is_set():
@@ -164,7 +164,7 @@ def _fitting(sessions: Iterable[Session], served: _Served, cut: asyncio.Event) -
         yield session
 
 
-def _block_tokens(wish: ReplayWish, scrapes: Path) -> tuple[int, str]:
+def _find_block_tokens(wish: ReplayWish, scrapes: Path) -> tuple[int, str]:
     """The block size that the trace's bounds are computed for, and who said so."""
     asked = wish.settings.get("block_tokens")
     if asked is not None:
