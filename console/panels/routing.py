@@ -82,7 +82,7 @@ REASON_COLUMNS = (
 )
 
 
-def _reasons(routing: RoutingView) -> list[tuple[str, int, float]]:
+def _count_reasons(routing: RoutingView) -> list[tuple[str, int, float]]:
     """Reason, picks and 0..1 of all, the most frequent first."""
     total = sum(routing.latest.decisions.values())
     by_picks = sorted(routing.latest.decisions.items(), key=lambda item: (-item[1], item[0]))
@@ -92,7 +92,7 @@ def _reasons(routing: RoutingView) -> list[tuple[str, int, float]]:
 def reason_rows(routing: RoutingView, glyphs: Glyphs) -> tuple[Row, ...]:
     """Decisions by reason as a table."""
     rows = []
-    for reason, picks, share in _reasons(routing):
+    for reason, picks, share in _count_reasons(routing):
         full, empty = say.bar(share, REASON_COLUMNS[-1].width, glyphs.full, glyphs.empty)
         bar: Cell = ((full, "live"), (empty, "faint"))
         rows.append(Row(reason, (cell(reason), cell(str(picks)), cell(say.percent(share)), bar)))
@@ -102,7 +102,7 @@ def reason_rows(routing: RoutingView, glyphs: Glyphs) -> tuple[Row, ...]:
 def reason_line(routing: RoutingView) -> Cell:
     """Decisions by reason on one line."""
     parts = (((f"  {reason} ", ""), (f"{picks}, {say.percent(share)} %", "dim")) for reason, picks, share in
-             _reasons(routing))  # fmt: skip
+             _count_reasons(routing))  # fmt: skip
     return (("decided by", "bold"), *(span for spans in parts for span in spans))
 
 

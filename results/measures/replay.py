@@ -43,11 +43,6 @@ def apc_usage(turns: Turns, where: Mask) -> Estimate:
     return Estimate(float(turns.cached_tokens[stated].sum()) / prompts, n=int(stated.sum()))
 
 
-def apc_by_counters(cached_tokens: float, prompt_tokens: float) -> Estimate:
-    """Cached over all prompt tokens by engines' own counters."""
-    return Estimate(cached_tokens / prompt_tokens) if prompt_tokens > 0 else unknown("no prompt token was counted")
-
-
 def apc_bounds(turns: Turns) -> dict[str, Estimate]:
     """`apc_bound_any` and `apc_bound_intra`: the trace's bounds over the completed turns."""
     done = turns.completed
@@ -59,3 +54,17 @@ def apc_bounds(turns: Turns) -> dict[str, Estimate]:
         else unknown("no turn was completed")
         for kind, tokens in reusable.items()
     }
+
+
+def apc_of_totals(prompt_tokens: float, cached_tokens: float) -> Estimate:
+    """APC by engines' own counters: cached over all prompt tokens."""
+    if prompt_tokens <= 0:
+        return unknown("the engines counted no prompt token")
+    return Estimate(cached_tokens / prompt_tokens)
+
+
+def apc_with_transfers(prompt_tokens: float, computed_tokens: float) -> Estimate:
+    """APC where KV was moved: the share of the clients' prompt tokens that no engine computed."""
+    if prompt_tokens <= 0:
+        return unknown("the engines counted no prompt token but those of transfers")
+    return Estimate(max(1 - computed_tokens / prompt_tokens, 0.0))

@@ -13,7 +13,7 @@ neighbouring steps share a batch. It holds what varies inside the two cells, not
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,12 +69,6 @@ class Estimate:
         if self.low is None or self.high is None:
             return f"{self.value * 100:+.1f} pp"
         return f"{self.value * 100:+.1f} pp [{self.low * 100:+.1f}, {self.high * 100:+.1f}]"
-
-
-def median_of_known(values: Iterable[float | None]) -> float | None:
-    """The median of those that were measured; None where none was."""
-    known = [value for value in values if value is not None]
-    return float(np.median(known)) if known else None
 
 
 def figure(value: float, digits: int = 4) -> str:

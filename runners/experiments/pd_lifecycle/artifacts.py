@@ -21,9 +21,10 @@ from typing import Any
 
 import msgspec
 
+from results.measures.columns import floats_or_nan
 from results.records.layout import AttemptLayout, LifecycleLayout, is_complete, publish, sha256, write_indented_json
 from results.records.lifecycle import LifecycleRecord, write_record
-from results.statistics.estimates import median_of_known
+from results.statistics.estimates import percentile
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import Outcome
 from runners.campaign.provenance import commit_of
@@ -104,13 +105,13 @@ def write_failure(cell: CellPlan, attempt: int, reason: str, measurements: Measu
 def headline_numbers(measurements: Measurements) -> dict[str, Any]:
     """Medians over the counted repetitions; None = not measured."""
     counted = [record for record in measurements.records.values() if record.counted]
-    moved = median_of_known([record.transfer_detail.bytes_transferred for record in counted])
+    moved = _median_of([record.transfer_detail.bytes_transferred for record in counted])
     return {
-        **{f"{name}_ms": median_of_known([record.ms(name) for record in counted]) for name in MEDIANS},
-        "colo_ttft_ms": median_of_known([record.colo.ttft_ms for record in counted]),
+        **{f"{name}_ms": _median_of([record.ms(name) for record in counted]) for name in MEDIANS},
+        "colo_ttft_ms": _median_of([record.colo.ttft_ms for record in counted]),
         "bytes_transferred": None if moved is None else round(moved),
-        "effective_bw_gbps": median_of_known([record.transfer_detail.effective_bw_gbps for record in counted]),
-        "residual_share": median_of_known([record.residual_share for record in counted]),
+        "effective_bw_gbps": _median_of([record.transfer_detail.effective_bw_gbps for record in counted]),
+        "residual_share": _median_of([record.residual_share for record in counted]),
         "counted": len(counted),
         "discarded": len(measurements.discarded),
     }
@@ -130,6 +131,10 @@ def why_degraded(measurements: Measurements) -> str:
 
 def _first_gap(records: Sequence[LifecycleRecord], name: str) -> str:
     return next((record.gaps[name] for record in records if name in record.gaps), "no reason given")
+
+
+def _median_of(values: Sequence[float | None]) -> float | None:
+    return percentile(floats_or_nan(values), 0.5).value
 
 
 def _cell_facts(
