@@ -14,11 +14,11 @@ from typer.main import get_command
 
 from launch.profile import load_profile
 from runners.campaign.experiment import RunOptions
-from runners.campaign.start import prepare
 from runners.cli import app
 from runners.cli.simulate import read_policy
 from runners.experiments.settings import find_preset
 from runners.router.policies import make_policy
+from tests.runners.prepared import prepare
 from tests.test_docs import EXAMPLES, PAGES, ROOT
 
 SPAN = re.compile(r"`tracon ([^`{]+)`")
@@ -75,7 +75,7 @@ def check_run(values: dict[str, Any]) -> None:
     presets = load_profile(options.profile).experiments[options.experiment]
     find_preset(presets, options.experiment, options.profile, options.preset)
     if not any(Path(name).suffix for name in files):
-        prepare(options, need_engine=False)
+        prepare(options)
 
 
 def on_pages() -> list[Any]:
