@@ -29,9 +29,7 @@ def choose_cells(
         return tuple(cells)
     swept = next((cell.shape for cell in cells if cell.phase == "A"), None)
     shapes = {*planned, *(str(cell.shape) for cell in cells if cell.phase == "B")}
-    return tuple(
-        replace(cell, phase=phase) for cell in confirmed for phase in _list_phases(cell, rates, swept, shapes)
-    )
+    return tuple(replace(cell, phase=phase) for cell in confirmed for phase in _list_phases(cell, rates, swept, shapes))
 
 
 def _list_phases(

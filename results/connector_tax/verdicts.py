@@ -249,7 +249,8 @@ def _judge_reported(
     measured = verdict.measured
     missing = next((number for number in verdict.numbers.values() or (measured,) if number.value is None), None)
     if missing is not None:
-        return Judgement(name, claim, rule, Outcome.FAILS, missing.reason or "not measured", measured, verdict.numbers)
+        reason = missing.reason or "not measured"
+        return Judgement(name, claim, rule, Outcome.FAILS, reason, measured, verdict.numbers, verdict.quantity)
     outcome = Outcome.HOLDS if decided and not withheld(measured) else Outcome.UNDECIDED
     by_interval = f"by the interval: {answer if outcome == Outcome.HOLDS else verdict.reason}"
     reason = f"by the point: {point}; {by_interval}" if point else by_interval

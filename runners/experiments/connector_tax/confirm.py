@@ -52,9 +52,7 @@ def draw_blocks(configs: Sequence[str], loads: int, count: int, seed: int) -> li
     rows: list[tuple[str, ...]] = []
     while len(rows) < count:
         rows += latin_square(configs, of_configs)
-    return [
-        Block(number, row, tuple(of_loads.sample(range(loads), loads))) for number, row in enumerate(rows[:count])
-    ]
+    return [Block(number, row, tuple(of_loads.sample(range(loads), loads))) for number, row in enumerate(rows[:count])]
 
 
 def list_loads(grid: Grid) -> tuple[PlannedLoad, ...]:
