@@ -24,7 +24,7 @@ RUN_OPTIONS: Mapping[str, ParameterInfo] = {
     "trials": typer.Option(
         "--trials",
         min=1,
-        help="Measure every load cell, or those of the confirm stage, N times on fresh engines (default: the preset's).",
+        help="Measure each load cell, or those of the confirm stage, N times on fresh engines (default: the preset's).",
     ),
     "policies": typer.Option("--policy", help="Routing policy."),
     "settings": typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the preset (repeatable)."),
