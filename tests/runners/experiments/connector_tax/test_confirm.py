@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 
 from launch.profile import load_profile
 from runners.campaign.experiment import RunOptions
-from runners.campaign.start import prepare
 from runners.experiments.connector_tax.confirm import draw_blocks, latin_square, list_loads
 from runners.experiments.connector_tax.grid import EXPERIMENT, read_grid
 from state.run import CellPlan, RunPlan
+from tests.runners.prepared import prepare
 
 FULL = read_grid(load_profile("cpu-tiny").experiments[EXPERIMENT], "cpu-tiny", "full")
 
 
 def plan_of(preset: str = "full", **more: object) -> RunPlan:
-    return prepare(RunOptions(EXPERIMENT, "cpu-tiny", preset, **more), need_engine=False).plan  # type: ignore[arg-type]
+    return prepare(RunOptions(EXPERIMENT, "cpu-tiny", preset, **more)).plan  # type: ignore[arg-type]
 
 
 def confirm_cells(plan: RunPlan) -> list[CellPlan]:
