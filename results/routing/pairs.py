@@ -16,7 +16,7 @@ from results.statistics.trials import MIN_PAIRED, p_value
 
 ORDER = (
     "round_robin", "load_only", "leastwork", "lmetric", "kv_linear", "kv_aware", "sticky", "approach_a", "unified",
-    "static_pd", "ear",
+    "unified_spread", "static_pd", "ear",
 )  # fmt: skip
 """In the order in which tables and figures show them; policies of other names come after, by name. The first one that
 was measured is what the others are set against."""
