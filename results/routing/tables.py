@@ -12,11 +12,11 @@ from results.report.table import NOT_MEASURED, Column, Table, gap_table, make_ta
 from results.routing import comparison_tables, floor_tables, migration_tables, transfer_tables
 from results.routing.analyse import RoutingAnalysis, mean_of_known
 from results.routing.cautions import why_no_verdict
-from results.routing.coupling import Coupling
+from results.routing.coupling import LITTLE_WITHIN, Coupling
 from results.routing.interference import Interference
 from results.routing.metrics import HEADLINE, metric_named
 from results.routing.occupancy import DEPLOYMENTS
-from results.routing.shown import POLICY, TableKind, metric_column, ms_column, table_with_cut_note
+from results.routing.shown import POLICY, TableKind, metric_column, ms_column, percent_column, table_with_cut_note
 from results.routing.summary import InstanceNumbers, RoutedSummary
 from results.statistics.estimates import Estimate
 
@@ -161,6 +161,11 @@ def _value_or_reason(estimate: Estimate) -> str:
     return f"{NOT_MEASURED} ({estimate.reason})" if estimate.value is None and estimate.reason else estimate.text(3)
 
 
+def _of_the_loop(row: Coupling, estimate: Estimate) -> str:
+    """Why there is no loop is said once, beside its gain."""
+    return NOT_MEASURED if row.why_no_loop else _value_or_reason(estimate)
+
+
 COUPLING: TableKind[Coupling] = TableKind(
     "Dispatch coupling",
     lambda analysis: analysis.couplings,
@@ -171,14 +176,19 @@ COUPLING: TableKind[Coupling] = TableKind(
         Column("W", lambda row: row.service_s, "s", 3),
         Column("T", lambda row: row.think_s, "s", 3),
         Column("L", lambda row: row.concurrency, digits=3),
+        Column("L over time", lambda row: row.in_system, digits=3),
+        percent_column("held back", lambda row: row.held_back),
+        Column("session delay", lambda row: row.session_delay_s, "s", 3),
         ms_column("W'", lambda row: row.slope_s),
-        Column("Lambda N W'", lambda row: row.loop_gain, digits=3),
-        Column("L*", lambda row: _value_or_reason(row.equilibrium)),
-        Column("gain", lambda row: _value_or_reason(row.gain)),
-        Column("L* x gain", lambda row: _value_or_reason(row.sensitivity)),
+        Column("Lambda N W'", lambda row: _value_or_reason(row.loop_gain)),
+        Column("L*", lambda row: _of_the_loop(row, row.equilibrium)),
+        Column("gain", lambda row: _of_the_loop(row, row.gain)),
+        Column("L* x gain", lambda row: _of_the_loop(row, row.sensitivity)),
     ),
     "L = Lambda N (W + T). W': ms per turn that one more session in the system adds, fitted inside the cells; gain "
-    "= 1 / (1 - Lambda N W'), how often the loop returns a small slow-down; L* x gain: sessions that it adds.",
+    "= 1 / (1 - Lambda N W'), how often the loop returns a small slow-down; L* x gain: sessions that it adds. Held "
+    "back: sessions that the limit on sessions in flight let in late. Then, and where Lambda N (W + T) is more than "
+    f"{LITTLE_WITHIN:.0%} off L over time, no loop is stated.",
 )
 
 

@@ -24,7 +24,7 @@ REASONS: Mapping[str, str] = {
     "migrated": "the session's instance is hot; of those that are less busy and have room it had the lowest score",
     "hot_cooldown": "the session's instance is hot, but the session migrated too short a time ago: it stays",
     "hot_moving": "the session's instance is hot, but another of its requests is being migrated: this one stays",
-    "hot_no_kv": "in logs of older versions: the instance is hot, but holds too little KV that others lack: the session stays",
+    "hot_no_kv": "in older logs: the session's instance is hot, but holds too little KV that others lack: it stays",
     "hot_no_target": "the session's instance is hot, but no other is both less busy and has room: it stays",
 }
 
