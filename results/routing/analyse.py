@@ -27,7 +27,14 @@ from results.routing.logs import facts_by_label, read_logs
 from results.routing.measure import Measurements, odd_gaps
 from results.routing.metrics import all_metrics
 from results.routing.moves import Moves, collect_moves
-from results.routing.occupancy import Footprints, Occupancy, compute_occupancies, measure_footprints
+from results.routing.occupancy import (
+    Deployment,
+    Footprints,
+    Occupancy,
+    compute_occupancies,
+    measure_deployments,
+    measure_footprints,
+)
 from results.routing.pairs import (
     Pair,
     Standing,
@@ -71,6 +78,9 @@ class RoutingAnalysis:
     curve_reason: str
     """Why there is no curve."""
     footprints: Footprints
+    deployments: tuple[Deployment, ...]
+    deployments_reason: str
+    """Why there are none; empty where there are."""
     occupancies: tuple[Occupancy, ...]
     interference: tuple[Interference, ...]
     moves: Moves
@@ -144,7 +154,9 @@ def analyse(root: Path) -> RoutingAnalysis:
     pairs = compare_labels(measurements, labels)
     couplings = fit_couplings(measurements, labels)
     curve = predict_curve(measurements, couplings, {(cell.record.label, cell.record.trial): cell for cell in cells})
-    footprints = measure_footprints([cell for cell in cells if not cell.degraded])
+    counted = [cell for cell in cells if not cell.degraded]
+    footprints, deployments = measure_footprints(counted), measure_deployments(counted, labels)
+    known = () if isinstance(deployments, str) else deployments
     parameters = {summary.label: summary.parameters for summary in summaries}
     logs, log_gaps = read_logs(root, cells)
     log_facts = facts_by_label(logs, cells, labels, measurements)
@@ -167,7 +179,9 @@ def analyse(root: Path) -> RoutingAnalysis:
         curve=None if isinstance(curve, str) else curve,
         curve_reason=curve if isinstance(curve, str) else curve.reason,
         footprints=footprints,
-        occupancies=compute_occupancies(footprints),
+        deployments=known,
+        deployments_reason=deployments if isinstance(deployments, str) else "",
+        occupancies=compute_occupancies(footprints, known),
         interference=summarise_interference(rows),
         moves=moves,
         floor=floor,

@@ -15,7 +15,6 @@ from results.routing.cautions import why_no_verdict
 from results.routing.coupling import LITTLE_WITHIN, Coupling
 from results.routing.interference import Interference
 from results.routing.metrics import HEADLINE, metric_named
-from results.routing.occupancy import DEPLOYMENTS
 from results.routing.shown import POLICY, TableKind, metric_column, ms_column, percent_column, table_with_cut_note
 from results.routing.summary import InstanceNumbers, RoutedSummary
 from results.statistics.estimates import Estimate
@@ -197,17 +196,22 @@ def occupancy_table(analysis: RoutingAnalysis) -> Table:
     at = {(row.deployment, row.point): row for row in analysis.occupancies if row.point}
 
     def deployment_column(name: str) -> Column[str]:
-        return Column(name, lambda point: f"{at[name, point].p90:.0%} (fits {at[name, point].fit_per_pool})")
+        return Column(name, lambda point: f"{at[name, point].p90:.0%} (fits {at[name, point].fit_in_all_pools})")
 
-    first = next(iter(DEPLOYMENTS))
+    names = [one.name for one in analysis.deployments]
     columns: tuple[Column[str], ...] = (
         Column("footprint", str),
-        Column("tokens", lambda point: f"{at[first, point].footprint_tokens:.0f}"),
-        *map(deployment_column, DEPLOYMENTS),
+        Column("tokens", lambda point: f"{at[names[0], point].footprint_tokens:.0f}"),
+        *map(deployment_column, names),
+    )
+    of = ", ".join(
+        f"{one.name} of {one.arm}" + ("" if one.is_measured else " (which had no such pools: a model)")
+        for one in analysis.deployments
     )
     note = (
         "Share of the decode pools held by the decodes passed a tenth of the time, if each were of this footprint; and "
-        "how many fit. Computed from this run's concurrency and KV capacity; no KV was moved."
+        "how many fit: whole footprints in an instance's pool, times the instances that decode. Concurrency: "
+        f"{of}."
     )
     return make_table("Decode pools by footprint", columns, dict.fromkeys(point for _, point in at), note)
 
