@@ -70,7 +70,7 @@ class SessionTimes:
 
     session: tuple[str, ...]
     arrival_s: Samples
-    """When its first turn was due, less what a limit on sessions in flight held it back: when the trace has it arrive."""
+    """When the trace has it arrive: its first turn's due time, less what a limit on sessions in flight held it back."""
     begin_s: Samples
     """First send."""
     busy_s: Samples

@@ -17,6 +17,7 @@ from results.records.layout import RunLayout
 from results.records.run_folder import RunFacts, run_facts
 from results.records.samples import InterferenceRecord
 from results.routing import specification
+from results.routing.claims import UNIFIED, judge_claims, measure_scale
 from results.routing.coupling import Coupling, Curve, fit_couplings, predict_curve
 from results.routing.decision_points import judge_decision_points
 from results.routing.floor_facts import KV_AWARE
@@ -164,6 +165,7 @@ def analyse(root: Path) -> RoutingAnalysis:
     floor = measure_load_floor(policies, log_facts, measurements)
     moving = _moving_policies(cells, policies)
     ablation = specification.ablation_rows(moving, parameters)
+    paper = specification.end_to_end_rows(moving, parameters, _even_pools(summaries))
     return RoutingAnalysis(
         facts=facts,
         cells=summaries,
@@ -187,10 +189,12 @@ def analyse(root: Path) -> RoutingAnalysis:
         floor=floor,
         decision_points=() if floor is None else judge_decision_points(floor),
         pools=measure_pools(cells, labels),
-        paper=specification.end_to_end_rows(moving, parameters, _even_pools(summaries)),
+        paper=paper,
         ablation=ablation,
         settings=specification.threshold_settings(moving, parameters),
-        claims=specification.judge_claims(ablation, pairs, moves),
+        claims=judge_claims(
+            _label_rows(paper, ablation, moving), pairs, moves, measure_scale(cells, facts.engine_kind)
+        ),
         planned=Counter(cell.label for cell in planned if cell.kind == "replay"),
         trace=dict(cells[0].record.trace) if cells else {},
         replay=dict(cells[0].record.replay) if cells else {},
@@ -202,6 +206,17 @@ def _moving_policies(cells: Sequence[LoadedCell], policies: Mapping[str, str]) -
     """Labels with their policies, without the arms whose migrations compute the KV again."""
     computed_again = set(recomputing_arms(cell.record for cell in cells).values())
     return {label: policy for label, policy in policies.items() if label not in computed_again}
+
+
+def _label_rows(
+    paper: Sequence[specification.SpecifiedRow],
+    ablation: Sequence[specification.SpecifiedRow],
+    policies: Mapping[str, str],
+) -> dict[str, str]:
+    """What was measured for each row that claims speak of."""
+    unified = [label for label, policy in policies.items() if policy == UNIFIED]
+    labels = {row.name: row.label for row in (*paper, *ablation)}
+    return labels | ({UNIFIED: unified[0]} if len(unified) == 1 else {})
 
 
 def _even_pools(summaries: Sequence[RoutedSummary]) -> set[str]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from results.routing.floor_facts import TargetLegs
 from results.routing.load_floor import BONUS, NO_FIX, NON_TRIVIAL, TTFT_RATIO, FloorVariant, LoadFloor, TimeoutPair
 from results.statistics.estimates import Estimate
-from results.statistics.judgement import Judgement, Outcome, Verdict, judged
+from results.statistics.judgement import Judgement, Outcome, Verdict, decisive, few_launches, judged
 
 OVERLAP_WITHIN = 0.05
 """Wins by overlap survive where at most this much less of it is kept; the specification states no number."""
@@ -255,6 +255,8 @@ def _judge_q1d(floor: LoadFloor) -> tuple[Outcome, str]:
         f"{moved.failed} transfers failed; {moved.pairs_quarantined} pairs were quarantined ({moved.quarantined} "
         f"transfers refused), {moved.pairs_recovered} of them moved KV again"
     )
+    if few := few_launches(floor.trials, "policy"):
+        return Outcome.UNDECIDED, f"{few}: {text}"
     if not moved.pairs_quarantined:
         return Outcome.HOLDS, f"{text}: at one failure each of those pairs would have been closed for good"
     return (Outcome.HOLDS if moved.pairs_recovered else Outcome.UNDECIDED), text
@@ -262,7 +264,7 @@ def _judge_q1d(floor: LoadFloor) -> tuple[Outcome, str]:
 
 def _is_working(one: FloorVariant) -> bool | None:
     """Whether it gives every D a share and keeps the overlap within OVERLAP_WITHIN; None: the intervals cross it."""
-    kept = one.differences.get("overlap_kept", Estimate(None))
+    kept = decisive(one.differences.get("overlap_kept", Estimate(None)))
     keeps = kept.low is not None and kept.high is not None and kept.low >= -OVERLAP_WITHIN
     costs = kept.low is not None and kept.high is not None and kept.high < -OVERLAP_WITHIN
     if one.spread is False or costs:

@@ -12,7 +12,7 @@ from results.report.figure import Figure
 from results.report.ink import Pen, pens, plain_ticks, shares, sheet
 from results.routing import marks
 from results.routing.analyse import RoutingAnalysis
-from results.routing.occupancy import WALL
+from results.routing.occupancy import WALL, Deployment
 from results.statistics.estimates import LEVEL
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def collect_occupancy(analysis: RoutingAnalysis) -> marks.FigureData | str:
     )
     caption = (
         "What the requests that decode at once would take of the KV pools that decode, if each held this many tokens: "
-        f"{_describe_deployments(analysis)}. Lines: the number passed a tenth of the time; bands reach down to the mean. "
+        f"{_describe_deployments(analysis)}. Lines: the number passed a tenth of the time; bands reach to the mean. "
         f"Dotted: the percentiles of this trace's footprints, and the wall at {WALL:.0%}. {beside}Lines are computed "
         "from measured concurrency."
     )
@@ -62,10 +62,14 @@ def collect_occupancy(analysis: RoutingAnalysis) -> marks.FigureData | str:
 
 
 def _describe_deployments(analysis: RoutingAnalysis) -> str:
-    return "; ".join(
-        f"{one.name}: {one.decoding} x {one.pool_tokens:.0f} tokens, mean {one.decodes_mean:.2f} at once under {one.arm}, "
-        f"{one.decodes_p90:.0f} or more a tenth of the time{'' if one.is_measured else ' (a model: it had no such pools)'}"
-        for one in analysis.deployments
+    return "; ".join(_describe_deployment(one) for one in analysis.deployments)
+
+
+def _describe_deployment(one: Deployment) -> str:
+    model = "" if one.is_measured else ", which had no such pools: a model"
+    return (
+        f"{one.name}: {one.decoding} x {one.pool_tokens:.0f} tokens, {one.decodes_mean:.2f} at once on average and "
+        f"{one.decodes_p90:.0f} or more a tenth of the time under {one.arm}{model}"
     )
 
 

@@ -118,7 +118,7 @@ def _measure_arm(label: str, cells: Sequence[LoadedCell], split: tuple[int, int]
     loads = [load for cell in cells if cell.turns is not None and (load := _decodes_at_once(cell.turns)) is not None]
     sizes = [engine.kv_capacity_tokens for engine in cells[0].record.engines if engine.role != "prefill"]
     known = [size for size in sizes if size is not None]
-    if not loads or len(known) < len(sizes):
+    if not loads or not known or len(known) < len(sizes):
         return None
     mean, p90 = (float(np.mean(numbers)) for numbers in zip(*loads, strict=True))
     return Deployment(_name_split(split), label, True, split[1], float(min(known)), mean, p90)

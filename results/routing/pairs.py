@@ -106,8 +106,8 @@ class Standing:
 
     @property
     def alone(self) -> bool:
-        """Whether every other policy is distinguishably worse."""
-        return bool(self.behind) and not self.level and not self.untold
+        """Whether every other policy is distinguishably worse after the correction for all comparisons (Holm)."""
+        return bool(self.behind) and self.corrected == self.behind and not self.level and not self.untold
 
 
 def order_of(label: str, policy: str) -> tuple[int, str]:

@@ -257,7 +257,7 @@ def test_turn_by_turn_says_how_many_turns_were_faster() -> None:
 def test_who_wins_is_told_only_where_all_others_are_distinguishably_worse() -> None:
     third = Truth("sticky", ttft_s=0.302)
     names = ["round_robin", "sticky", "unified"]
-    found = _of(WORLD, FAST, SLOW, third)
+    found = _of(replace(WORLD, trials=8), FAST, SLOW, third)
     standing = {row.metric: row for row in rank_labels(found, names, compare_labels(found, names))}
     assert set(standing) == set(HEADLINE)
     p50 = standing["ttft_p50_s"]
@@ -291,3 +291,10 @@ def test_policies_stand_in_the_order_of_the_specification() -> None:
     names = [("mine", "mine"), ("unified x=2", "unified"), ("sticky", "sticky"), ("round_robin", "round_robin")]
     found = [label for label, _ in sorted(names, key=lambda item: order_of(*item))]
     assert found == ["round_robin", "sticky", "unified x=2", "mine"]
+
+
+def test_a_policy_leads_alone_only_if_that_stands_after_the_correction() -> None:
+    row = Standing("ttft_p90_s", "a", Estimate(1.0), ("b", "c"), (), (), "")
+    assert not replace(row, corrected=("b",)).alone
+    assert replace(row, corrected=("b", "c")).alone
+    assert not replace(row, corrected=("b", "c"), level=("d",)).alone
