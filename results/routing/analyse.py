@@ -152,7 +152,8 @@ def analyse(root: Path) -> RoutingAnalysis:
     policies = _ordered_policies(summaries)
     labels = tuple(policies)
     planned = _read_plan(root)
-    pairs = compare_labels(measurements, labels)
+    groups = _group_by_rate(cells, labels)
+    pairs = tuple(pair for group in groups for pair in compare_labels(measurements, group))
     couplings = fit_couplings(measurements, labels)
     curve = predict_curve(measurements, couplings, {(cell.record.label, cell.record.trial): cell for cell in cells})
     counted = [cell for cell in cells if not cell.degraded]
@@ -175,8 +176,8 @@ def analyse(root: Path) -> RoutingAnalysis:
         trials=measurements.trials,
         values={label: {one.name: value_of(measurements, label, one) for one in all_metrics()} for label in labels},
         pairs=pairs,
-        turn_pairs=compare_turns(measurements, labels),
-        standings=rank_labels(measurements, labels, pairs),
+        turn_pairs=tuple(pair for group in groups for pair in compare_turns(measurements, group)),
+        standings=rank_labels(measurements, groups, pairs),
         couplings=couplings,
         curve=None if isinstance(curve, str) else curve,
         curve_reason=curve if isinstance(curve, str) else curve.reason,
@@ -203,9 +204,11 @@ def analyse(root: Path) -> RoutingAnalysis:
 
 
 def _moving_policies(cells: Sequence[LoadedCell], policies: Mapping[str, str]) -> dict[str, str]:
-    """Labels with their policies, without the arms whose migrations compute the KV again."""
-    computed_again = set(recomputing_arms(cell.record for cell in cells).values())
-    return {label: policy for label, policy in policies.items() if label not in computed_again}
+    """Labels with their policies, without the arms whose migrations compute the KV again or whose outputs are known."""
+    records = [cell.record for cell in cells]
+    beside = set(recomputing_arms(records).values())
+    beside |= {record.label for record in records if record.router.get("reserved_output") == "max_tokens"}
+    return {label: policy for label, policy in policies.items() if label not in beside}
 
 
 def _label_rows(
@@ -217,6 +220,15 @@ def _label_rows(
     unified = [label for label, policy in policies.items() if policy == UNIFIED]
     labels = {row.name: row.label for row in (*paper, *ablation)}
     return labels | ({UNIFIED: unified[0]} if len(unified) == 1 else {})
+
+
+def _group_by_rate(cells: Sequence[LoadedCell], labels: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """Labels whose sessions arrived at one rate: only these are compared. In the order of labels."""
+    scales = {cell.record.label: cell.record.replay.get("time_scale") for cell in cells}
+    groups: dict[object, list[str]] = {}
+    for label in labels:
+        groups.setdefault(scales.get(label), []).append(label)
+    return tuple(tuple(group) for group in groups.values())
 
 
 def _even_pools(summaries: Sequence[RoutedSummary]) -> set[str]:

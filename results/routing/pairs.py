@@ -179,9 +179,11 @@ def compare_turns(measurements: Measurements, labels: Sequence[str]) -> tuple[Tu
     )
 
 
-def rank_labels(measurements: Measurements, labels: Sequence[str], pairs: Sequence[Pair]) -> tuple[Standing, ...]:
-    """Who is best on each of HEADLINE; a metric that no policy has is left out."""
-    rows = (_rank_by_metric(measurements, labels, pairs, metric_named(name)) for name in HEADLINE)
+def rank_labels(
+    measurements: Measurements, groups: Sequence[Sequence[str]], pairs: Sequence[Pair]
+) -> tuple[Standing, ...]:
+    """Who is best of each group on each of HEADLINE; a metric that no policy has is left out."""
+    rows = (_rank_by_metric(measurements, labels, pairs, metric_named(name)) for labels in groups for name in HEADLINE)
     return correct_standings([row for row in rows if row is not None], pairs)
 
 
