@@ -38,13 +38,13 @@ class _Counters:
     pending_prefill_tokens: int = 0
     ongoing_tokens: int = 0
     ongoing_decode_tokens: int = 0
-    kept_tokens: int = 0
+    retained_tokens: int = 0
     reserved_tokens: int = 0
     """KV tokens for the answers of its open requests, by the router's setting."""
 
     def load(self, bindings: Bindings, now: float) -> InstanceLoad:
         capacity = self.member.kv_capacity_tokens
-        used = self.ongoing_tokens + self.kept_tokens + self.reserved_tokens
+        used = self.ongoing_tokens + self.retained_tokens + self.reserved_tokens
         free = None if capacity is None else max(0, capacity - used)
         name = self.member.instance
         return InstanceLoad(
@@ -57,7 +57,7 @@ class _Counters:
             ongoing_tokens=self.ongoing_tokens,
             ongoing_decode_tokens=self.ongoing_decode_tokens,
             kv_capacity_tokens=capacity,
-            kept_tokens=self.kept_tokens,
+            retained_tokens=self.retained_tokens,
             free_kv_tokens=free,
             assigned=bindings.assigned(name),
             active_sessions=bindings.active(name),
@@ -99,13 +99,13 @@ class _Share:
         if self._open and not self._retains:
             self.end()
             self._retains = True
-            self._counters.kept_tokens += self._tokens
+            self._counters.retained_tokens += self._tokens
 
     def end(self) -> None:
         counters = self._counters
         if self._retains:
             self._retains = False
-            counters.kept_tokens -= self._tokens
+            counters.retained_tokens -= self._tokens
         if not self._open:
             return
         self._open = False
@@ -191,12 +191,12 @@ class CounterReservation:
             self._bindings = None
 
     def _pin_blocks(self, source: _Counters, tokens: int) -> None:
-        source.kept_tokens += tokens
+        source.retained_tokens += tokens
         self._pinned_at, self._pinned_tokens = source, tokens
 
     def _unpin_blocks(self) -> None:
         if self._pinned_at is not None:
-            self._pinned_at.kept_tokens -= self._pinned_tokens
+            self._pinned_at.retained_tokens -= self._pinned_tokens
             self._pinned_at = None
 
 
