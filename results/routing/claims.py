@@ -211,8 +211,7 @@ def _gate_by_scale(claim: _Claim, scale: Scale) -> _Claim:
     """A claim that the run is too small for is open, whatever its numbers say."""
     if not scale.lacks:
         return claim
-    reason = f"{TOO_SMALL}: {scale.lacks}"
-    return _Claim(replace(claim.judgement, outcome=Outcome.OPEN, reason=reason, label=TOO_SMALL), None)
+    return _Claim(replace(claim.judgement, outcome=Outcome.OPEN, reason=scale.lacks, label=TOO_SMALL), None)
 
 
 def _judge_dominance(labels: Mapping[str, str], pairs: Sequence[Pair]) -> _Claim:

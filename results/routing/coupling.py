@@ -219,7 +219,7 @@ def _fit_coupling(measurements: Measurements, label: str) -> Coupling:
     ]
     slope_s = Measured(slopes, reason) if slopes else unmeasured(reason)
     loop_terms = [terms[names.index(name)] for name in LOOP_TERMS]
-    invalid = "; ".join(dict.fromkeys(text for loop in loops.values() if (text := why_no_loop(loop))))
+    invalid = _summarise_reasons([why_no_loop(loop) for loop in loops.values()])
     loop_gain = unknown(invalid) if invalid else widest_interval(combine(_compute_loop_gain, *loop_terms, slope_s))
     gain = compute_gain(loop_gain)
     return Coupling(
@@ -232,6 +232,14 @@ def _fit_coupling(measurements: Measurements, label: str) -> Coupling:
         sensitivity=_estimate_settled(combine(_compute_sensitivity, *loop_terms, slope_s), gain),
         why_no_loop=invalid,
     )
+
+
+def _summarise_reasons(reasons: Sequence[str]) -> str:
+    """Of a policy's trials: the first reason, and in how many there is one; empty where there is none."""
+    known = [reason for reason in reasons if reason]
+    if not known:
+        return ""
+    return known[0] if len(reasons) == 1 else f"{known[0]} (so in {len(known)} of {len(reasons)} trials)"
 
 
 def _repeat_value(value: float) -> Trial:

@@ -56,7 +56,7 @@ class PolicyChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     moves_kv: bool = True
     """False = it decides as with KV that can be moved, and the target of a migration or handover recomputes."""
     reserved_output: int | Literal["max_tokens"] = 0
-    """As in RouterSpec: KV tokens counted for an answer where room is asked for; `max_tokens` is the recorded output."""
+    """As in RouterSpec: KV tokens counted for an answer where room is asked for; `max_tokens` = the recorded output."""
     time_scale: float | None = None
     """Of its own, over `replay.time_scale`: half of it is twice the arrival rate. Policies are compared at one rate."""
 

@@ -139,8 +139,10 @@ def _row(arrivals: float, turns: float, service: float, think: float, at: float,
         ("concurrency", at), ("slope_s", slope),
     )}  # fmt: skip
     none = Estimate(None)
-    beside = dict.fromkeys(("in_system", "held_back", "session_delay_s"), none)
-    return Coupling("a", **one, **beside, loop_gain=none, equilibrium=none, gain=none, sensitivity=none)
+    return Coupling(
+        label="a", **one, in_system=none, held_back=none, session_delay_s=none, loop_gain=none, equilibrium=none,
+        gain=none, sensitivity=none, why_no_loop="",
+    )  # fmt: skip
 
 
 def test_the_curve_is_the_specifications_formula_where_nothing_is_scaled() -> None:

@@ -193,11 +193,11 @@ def test_it_decides_as_the_specification_is_written() -> None:
         names = "abcdefgh"[: int(rng.integers(2, 9))]
         cluster = view(*(room(name, int(rng.integers(0, 9000)), int(rng.integers(0, 12_000))) for name in names))
         tokens = int(rng.integers(1, 8000))
-        cached = {name: int(rng.choice([0, rng.integers(0, tokens + 1), tokens])) for name in names}
+        cached = {name: (0, int(rng.integers(0, tokens + 1)), tokens)[int(rng.integers(3))] for name in names}
         since = None if rng.random() < 0.5 else float(rng.uniform(0, 60))
         asked = replace(
-            turn(tokens, owner=str(rng.choice(list(names))), cached=cached, since=since, max_tokens=3000),
-            min_move_tokens=int(rng.choice([0, 1, 1000])),
+            turn(tokens, owner=names[int(rng.integers(len(names)))], cached=cached, since=since, max_tokens=3000),
+            min_move_tokens=(0, 1, 1000)[int(rng.integers(3))],
         )
         made = EAR(hot_tokens=2000, cooldown_s=30, tie="first").decide(asked, cluster)
         migrated += bool(made.migrate_from)
