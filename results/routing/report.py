@@ -124,9 +124,9 @@ def list_limits(analysis: RoutingAnalysis) -> tuple[str, ...]:
     unseen = dict.fromkeys(reason for reason in blind if reason)
     if unseen:
         limits.append(f"GPU utilisation was not measured: {'; '.join(unseen)}.")
-    if analysis.occupancies:
+    if not all(one.is_measured for one in analysis.deployments):
         limits.append(
-            "Decode pools: computed for deployments that were not run, from the concurrency of those that were."
+            "Decode pools of deployments that were not run are computed from the concurrency of one that was."
         )
     if analysis.moves.transfers:
         limits.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -24,7 +25,7 @@ from results.routing.coupling import (
 from results.routing.summary import summary_of
 from results.statistics.estimates import Estimate
 from tests.results.routing.synthetic import T0_NS, Truth, World, loaded, measured, records
-from tests.results.statistics.in_memory import SEEDS, as_promised, covers
+from tests.results.statistics.in_memory import SIMULATIONS, as_promised, covers
 
 WORLD = World(sessions=32, turns=5, gap_s=0.8, random_gaps=True, turn_sigma=0.05, session_sigma=0.05)
 COUPLED = Truth("unified", slope_s=0.02)
@@ -34,18 +35,20 @@ def _loop(world: World, *truths: Truth) -> tuple[Coupling, ...]:
     return fit_couplings(measured(world, truths), [truth.label for truth in truths])
 
 
+@SIMULATIONS
 @pytest.mark.parametrize("trials", [1, 3])
-def test_a_known_slope_lies_in_its_interval_as_often_as_promised(trials: int) -> None:
+def test_a_known_slope_lies_in_its_interval_as_often_as_promised(trials: int, seeds: Sequence[int]) -> None:
     hits = []
-    for seed in SEEDS:
+    for seed in seeds:
         (row,) = _loop(replace(WORLD, seed=seed, trials=trials), COUPLED)
         hits.append(covers(row.slope_s, 0.02))
     assert as_promised(hits)
 
 
-def test_without_coupling_the_slope_is_not_told_from_zero() -> None:
+@SIMULATIONS
+def test_without_coupling_the_slope_is_not_told_from_zero(seeds: Sequence[int]) -> None:
     world = replace(WORLD, trials=1)
-    assert as_promised(covers(_loop(replace(world, seed=seed), Truth("a"))[0].slope_s, 0.0) for seed in SEEDS)
+    assert as_promised(covers(_loop(replace(world, seed=seed), Truth("a"))[0].slope_s, 0.0) for seed in seeds)
 
 
 def test_a_slope_holds_what_varies_between_sessions_however_many_trials_there_are() -> None:

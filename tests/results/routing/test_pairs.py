@@ -28,7 +28,7 @@ from results.routing.summary import summary_of
 from results.statistics.estimates import Estimate
 from results.statistics.judgement import Verdict
 from tests.results.routing.synthetic import T0_NS, Truth, World, loaded, measured, measurements_of, records
-from tests.results.statistics.in_memory import SEEDS, as_promised, bounds, covers
+from tests.results.statistics.in_memory import SIMULATIONS, as_promised, bounds, covers
 
 WORLD = World(sessions=24, turns=4)
 FAST, SLOW = Truth("round_robin"), Truth("unified", ttft_s=0.3)
@@ -51,21 +51,23 @@ def _expected(world: World) -> float:
     return 0.1 * float(costs.mean()) * float(np.exp(world.turn_sigma**2 / 2))
 
 
+@SIMULATIONS
 @pytest.mark.parametrize("trials", [1, 3])
-def test_a_known_difference_lies_in_its_interval_as_often_as_promised(trials: int) -> None:
+def test_a_known_difference_lies_in_its_interval_as_often_as_promised(trials: int, seeds: Sequence[int]) -> None:
     hits = []
-    for seed in SEEDS:
+    for seed in seeds:
         world = replace(WORLD, trials=trials, seed=seed)
         hits.append(covers(mean_interval(_of(world).difference("unified", "round_robin", MEAN)), _expected(world)))
     assert as_promised(hits)
 
 
-def test_only_trials_hold_what_varies_between_launches() -> None:
+@SIMULATIONS
+def test_only_trials_hold_what_varies_between_launches(seeds: Sequence[int]) -> None:
     """With launches that differ by a fifth, sessions of one trial promise too much and five trials do not."""
 
     def estimate_of(trials: int) -> list[bool]:
         found = []
-        for seed in SEEDS:
+        for seed in seeds:
             world = replace(WORLD, sessions=12, trials=trials, seed=seed, launch_sigma=0.2)
             truth = _expected(world) * float(np.exp(0.02))
             found.append(covers(mean_interval(_of(world).difference("unified", "round_robin", MEAN)), truth))
@@ -105,9 +107,10 @@ def test_a_difference_turned_round_is_its_negative(three: Measurements, measure:
     assert bounds(other) == pytest.approx([-bound for bound in reversed(bounds(one))], abs=1e-12)
 
 
-def test_the_same_policy_twice_is_not_distinguishable() -> None:
+@SIMULATIONS
+def test_the_same_policy_twice_is_not_distinguishable(seeds: Sequence[int]) -> None:
     hits = []
-    for seed in SEEDS:
+    for seed in seeds:
         found = _of(replace(WORLD, seed=seed), FAST, Truth("load_only"))
         hits.append(
             compare_two(found, "load_only", "round_robin", metric_named("ttft_p90_s")).verdict
@@ -156,9 +159,10 @@ def test_three_launches_that_agree_and_differ_widely_are_not_told_and_said_to_ag
     assert format_ratio(row.turned()).endswith(" n.d., lower in all 3")
 
 
-def test_a_known_ratio_lies_in_its_interval_as_often_as_promised() -> None:
+@SIMULATIONS
+def test_a_known_ratio_lies_in_its_interval_as_often_as_promised(seeds: Sequence[int]) -> None:
     hits = []
-    for seed in SEEDS:
+    for seed in seeds:
         world = replace(WORLD, trials=4, seed=seed, launch_sigma=0.2, turn_sigma=0.0)
         found = ratio_interval(_of(world).log_ratio("unified", "round_robin", MEAN))
         hits.append(covers(found, SLOW.ttft_s / FAST.ttft_s))
