@@ -157,8 +157,8 @@ def analyse(root: Path) -> RoutingAnalysis:
     couplings = fit_couplings(measurements, labels)
     curve = predict_curve(measurements, couplings, {(cell.record.label, cell.record.trial): cell for cell in cells})
     counted = [cell for cell in cells if not cell.degraded]
-    footprints, deployments = measure_footprints(counted), measure_deployments(counted, labels)
-    known = () if isinstance(deployments, str) else deployments
+    footprints = measure_footprints(counted)
+    deployments, no_deployments = measure_deployments(counted, labels)
     parameters = {summary.label: summary.parameters for summary in summaries}
     logs, log_gaps = read_logs(root, cells)
     log_facts = facts_by_label(logs, cells, labels, measurements)
@@ -167,6 +167,7 @@ def analyse(root: Path) -> RoutingAnalysis:
     moving = _moving_policies(cells, policies)
     ablation = specification.ablation_rows(moving, parameters)
     paper = specification.end_to_end_rows(moving, parameters, _even_pools(summaries))
+    named = _label_rows(paper, ablation, moving)
     return RoutingAnalysis(
         facts=facts,
         cells=summaries,
@@ -182,9 +183,9 @@ def analyse(root: Path) -> RoutingAnalysis:
         curve=None if isinstance(curve, str) else curve,
         curve_reason=curve if isinstance(curve, str) else curve.reason,
         footprints=footprints,
-        deployments=known,
-        deployments_reason=deployments if isinstance(deployments, str) else "",
-        occupancies=compute_occupancies(footprints, known),
+        deployments=deployments,
+        deployments_reason=no_deployments,
+        occupancies=compute_occupancies(footprints, deployments),
         interference=summarise_interference(rows),
         moves=moves,
         floor=floor,
@@ -193,14 +194,18 @@ def analyse(root: Path) -> RoutingAnalysis:
         paper=paper,
         ablation=ablation,
         settings=specification.threshold_settings(moving, parameters),
-        claims=judge_claims(
-            _label_rows(paper, ablation, moving), pairs, moves, measure_scale(cells, facts.engine_kind)
-        ),
+        claims=judge_claims(named, pairs, moves, measure_scale(cells, facts.engine_kind)),
         planned=Counter(cell.label for cell in planned if cell.kind == "replay"),
-        trace=dict(cells[0].record.trace) if cells else {},
-        replay=dict(cells[0].record.replay) if cells else {},
+        **_describe_replay(cells),
         gaps=(*fact_gaps, *cell_gaps, *row_gaps, *log_gaps, *_find_gaps(root, cells, planned, rows)),
     )
+
+
+def _describe_replay(cells: Sequence[LoadedCell]) -> dict[str, dict[str, Any]]:
+    """The trace and the replay's settings, of the first cell."""
+    if not cells:
+        return {"trace": {}, "replay": {}}
+    return {"trace": dict(cells[0].record.trace), "replay": dict(cells[0].record.replay)}
 
 
 def _moving_policies(cells: Sequence[LoadedCell], policies: Mapping[str, str]) -> dict[str, str]:

@@ -105,8 +105,7 @@ def _describe_decode_requests(label: str, requests: DecodeRequests, *limits_s: f
     )
     longest = "" if requests.longest_s is None else f", the longest in {requests.longest_s:.3g} s"
     return (
-        f"{label} ({limit}): {requests.done} decode requests brought their KV{longest}, "
-        f"{requests.timed_out} timed out"
+        f"{label} ({limit}): {requests.done} decode requests brought their KV{longest}, {requests.timed_out} timed out"
     )
 
 

@@ -91,14 +91,14 @@ def measure_footprints(cells: Sequence[LoadedCell]) -> Footprints:
     )
 
 
-def measure_deployments(cells: Sequence[LoadedCell], labels: Sequence[str]) -> tuple[Deployment, ...] | str:
-    """The combined deployment, those that an arm had, and those of MODELLED_SHARES; or why there are none.
+def measure_deployments(cells: Sequence[LoadedCell], labels: Sequence[str]) -> tuple[tuple[Deployment, ...], str]:
+    """The combined deployment, those that an arm had, and those of MODELLED_SHARES; and why there are none.
 
     `labels`: in the order of tables. Of several arms with one deployment the first counts.
     """
     arms = {label: own for label in labels if (own := [cell for cell in cells if cell.record.label == label])}
     if not any(cell.turns is not None for cell in cells):
-        return UNREAD
+        return (), UNREAD
     measured: dict[tuple[int, int], Deployment] = {}
     for label, own in arms.items():
         roles = [engine.role for engine in own[0].record.engines]
@@ -106,12 +106,12 @@ def measure_deployments(cells: Sequence[LoadedCell], labels: Sequence[str]) -> t
         if split not in measured and (one := _measure_arm(label, own, split)) is not None:
             measured[split] = one
     if not measured:
-        return "an instance's KV capacity is not known, or no turn got past its first token"
+        return (), "an instance's KV capacity is not known, or no turn got past its first token"
     combined = next((one for (prefilling, _), one in measured.items() if not prefilling), None)
     if combined is not None:
         for split in _modelled_splits(combined.decoding):
             measured.setdefault(split, _model_split(combined, split))
-    return tuple(measured[split] for split in sorted(measured))
+    return tuple(measured[split] for split in sorted(measured)), ""
 
 
 def _measure_arm(label: str, cells: Sequence[LoadedCell], split: tuple[int, int]) -> Deployment | None:

@@ -25,8 +25,8 @@ WORLD = World(sessions=4, turns=5, gap_s=100.0, turn_sigma=0.0, session_sigma=0.
 
 
 def _measured(*cells: LoadedCell, labels: Sequence[str] = ("a",)) -> tuple[Deployment, ...]:
-    deployments = measure_deployments(cells, labels)
-    assert not isinstance(deployments, str), deployments
+    deployments, why = measure_deployments(cells, labels)
+    assert not why
     return deployments
 
 
@@ -84,8 +84,8 @@ def test_the_specifications_case() -> None:
 
 def test_an_unknown_capacity_is_a_reason() -> None:
     unknown_size = loaded(replace(WORLD, capacity_tokens=None), Truth("a"))
-    assert "KV capacity is not known" in str(measure_deployments([unknown_size], ["a"]))
-    assert measure_footprints([]).reason == measure_deployments([], []) == "no turn records can be read"
+    assert "KV capacity is not known" in measure_deployments([unknown_size], ["a"])[1]
+    assert measure_footprints([]).reason == measure_deployments([], [])[1] == "no turn records can be read"
 
 
 def test_a_known_slowdown_is_found(tmp_path: Path) -> None:
