@@ -83,8 +83,8 @@ def describe_verdict(analysis: RoutingAnalysis) -> str:
 def _name_leader(row: Standing) -> str:
     metric = metric_named(row.metric)
     by_chance = [label for label in row.behind if label not in row.corrected]
-    beside = (*row.level, *row.untold, *by_chance)
-    others = len(row.level) + len(row.untold) + len(row.behind)
+    beside = (*row.level, *row.unjudged, *by_chance)
+    others = len(row.level) + len(row.unjudged) + len(row.behind)
     shared = f", not distinguishable from {len(beside)} of {others} others" if beside else ", the only one"
     value = f"{row.value.text(3, metric.scale)} {metric.shown_unit}".strip()
     return f"{metric.title} {row.best} ({value}{shared})"

@@ -292,13 +292,13 @@ class _Narrator:
         self._down: Mapping[str, str] = {}
 
     def __call__(self, line: RouterLine) -> None:
-        from runners.router.policies import describe, policy_class
+        from runners.router.policies import describe_policy, policy_class
 
         say = output.err().print
         if line.ready is not None:
             names = ", ".join(f"{instance.instance} {instance.url}" for instance in self._spec.instances)
             say(f"router [bold]{line.ready.url}[/] before {names}", soft_wrap=True)
-            summary = describe(policy_class(self._spec.policy)).summary
+            summary = describe_policy(policy_class(self._spec.policy)).summary
             say(f"policy {self._spec.policy}: {summary}", markup=False, soft_wrap=True)
             say(f"blocks of {line.ready.block_tokens} tokens; Ctrl-C ends it")
         elif line.tick is not None:
