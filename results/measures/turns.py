@@ -70,7 +70,7 @@ class SessionTimes:
 
     session: tuple[str, ...]
     arrival_s: Samples
-    """When its first turn was due: before its first send where sessions wait to be let in."""
+    """When the trace has it arrive: its first turn's due time, less what a limit on sessions in flight held it back."""
     begin_s: Samples
     """First send."""
     busy_s: Samples
@@ -115,7 +115,7 @@ def session_times(turns: Turns) -> SessionTimes:
     busy = np.array([_union_s(own) for _, _, own in rows], dtype=np.float64)
     stay = np.array([max(end for _, end in own) - begin for begin, _, own in rows], dtype=np.float64)
     begins = np.array([begin for begin, _, _ in rows], dtype=np.float64)
-    due = _first_due(turns)
+    due = _first_arrivals(turns)
     arrivals = np.array([min(due.get(session, begin), begin) for begin, session, _ in rows], dtype=np.float64)
     return SessionTimes(tuple(session for _, session, _ in rows), arrivals, begins, busy, stay - busy)
 
@@ -129,9 +129,10 @@ def in_flight_over_time(begin_s: Samples, end_s: Samples) -> tuple[Samples, Samp
     return np.cumsum(steps[order])[:-1], np.diff(moments[order])
 
 
-def _first_due(turns: Turns) -> dict[str, float]:
+def _first_arrivals(turns: Turns) -> dict[str, float]:
+    """A session that was held back is due only once it is let in."""
     first: dict[str, float] = {}
-    for session, due in zip(turns.session, turns.due_s, strict=True):
+    for session, due in zip(turns.session, turns.due_s - turns.session_delay_s, strict=True):
         if np.isfinite(due):
             first[str(session)] = min(float(due), first.get(str(session), np.inf))
     return first

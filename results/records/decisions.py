@@ -38,9 +38,9 @@ class InstanceLoad:
     kv_capacity_tokens: int | None = None
     """Of its KV cache; None = not known."""
     free_kv_tokens: int | None = None
-    """Capacity less `ongoing_tokens`, `retained_tokens` and asked-for outputs; None where the capacity is not known."""
+    """Capacity less `ongoing_tokens`, `retained_tokens` and what is reserved for answers; None = capacity not known."""
     retained_tokens: int = 0
-    """Prompt tokens it has computed for a handover and retains until the decode instance has pulled them."""
+    """Prompt tokens whose blocks it holds for another instance (handover, migration), until that has pulled them."""
     assigned: int = 0
     """Sessions ever bound there."""
     active_sessions: int = 0
@@ -82,6 +82,8 @@ class RoutedRequest:
     min_move_tokens: int = 0
     """Where an instance lacks fewer prompt tokens of what the owner holds, nothing is moved there (the router's rules);
     0 = the record does not say."""
+    reserved_tokens: int = 0
+    """KV tokens that the router counts for its answer where room is asked for; 0 = its context alone."""
 
 
 @dataclass(frozen=True, slots=True)

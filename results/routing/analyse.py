@@ -17,6 +17,7 @@ from results.records.layout import RunLayout
 from results.records.run_folder import RunFacts, run_facts
 from results.records.samples import InterferenceRecord
 from results.routing import specification
+from results.routing.claims import UNIFIED, judge_claims, measure_scale
 from results.routing.coupling import Coupling, Curve, fit_couplings, predict_curve
 from results.routing.decision_points import judge_decision_points
 from results.routing.floor_facts import KV_AWARE
@@ -27,7 +28,14 @@ from results.routing.logs import facts_by_label, read_logs
 from results.routing.measure import Measurements, odd_gaps
 from results.routing.metrics import all_metrics
 from results.routing.moves import Moves, collect_moves
-from results.routing.occupancy import Footprints, Occupancy, compute_occupancies, measure_footprints
+from results.routing.occupancy import (
+    Deployment,
+    Footprints,
+    Occupancy,
+    compute_occupancies,
+    measure_deployments,
+    measure_footprints,
+)
 from results.routing.pairs import (
     Pair,
     Standing,
@@ -71,6 +79,9 @@ class RoutingAnalysis:
     curve_reason: str
     """Why there is no curve."""
     footprints: Footprints
+    deployments: tuple[Deployment, ...]
+    deployments_reason: str
+    """Why there are none; empty where there are."""
     occupancies: tuple[Occupancy, ...]
     interference: tuple[Interference, ...]
     moves: Moves
@@ -141,10 +152,13 @@ def analyse(root: Path) -> RoutingAnalysis:
     policies = _ordered_policies(summaries)
     labels = tuple(policies)
     planned = _read_plan(root)
-    pairs = compare_labels(measurements, labels)
+    groups = _group_by_rate(cells, labels)
+    pairs = tuple(pair for group in groups for pair in compare_labels(measurements, group))
     couplings = fit_couplings(measurements, labels)
     curve = predict_curve(measurements, couplings, {(cell.record.label, cell.record.trial): cell for cell in cells})
-    footprints = measure_footprints([cell for cell in cells if not cell.degraded])
+    counted = [cell for cell in cells if not cell.degraded]
+    footprints = measure_footprints(counted)
+    deployments, no_deployments = measure_deployments(counted, labels)
     parameters = {summary.label: summary.parameters for summary in summaries}
     logs, log_gaps = read_logs(root, cells)
     log_facts = facts_by_label(logs, cells, labels, measurements)
@@ -152,6 +166,8 @@ def analyse(root: Path) -> RoutingAnalysis:
     floor = measure_load_floor(policies, log_facts, measurements)
     moving = _moving_policies(cells, policies)
     ablation = specification.ablation_rows(moving, parameters)
+    paper = specification.end_to_end_rows(moving, parameters, _even_pools(summaries))
+    named = _label_rows(paper, ablation, moving)
     return RoutingAnalysis(
         facts=facts,
         cells=summaries,
@@ -161,33 +177,63 @@ def analyse(root: Path) -> RoutingAnalysis:
         trials=measurements.trials,
         values={label: {one.name: value_of(measurements, label, one) for one in all_metrics()} for label in labels},
         pairs=pairs,
-        turn_pairs=compare_turns(measurements, labels),
-        standings=rank_labels(measurements, labels, pairs),
+        turn_pairs=tuple(pair for group in groups for pair in compare_turns(measurements, group)),
+        standings=rank_labels(measurements, groups, pairs),
         couplings=couplings,
         curve=None if isinstance(curve, str) else curve,
         curve_reason=curve if isinstance(curve, str) else curve.reason,
         footprints=footprints,
-        occupancies=compute_occupancies(footprints),
+        deployments=deployments,
+        deployments_reason=no_deployments,
+        occupancies=compute_occupancies(footprints, deployments),
         interference=summarise_interference(rows),
         moves=moves,
         floor=floor,
         decision_points=() if floor is None else judge_decision_points(floor),
         pools=measure_pools(cells, labels),
-        paper=specification.end_to_end_rows(moving, parameters, _even_pools(summaries)),
+        paper=paper,
         ablation=ablation,
         settings=specification.threshold_settings(moving, parameters),
-        claims=specification.judge_claims(ablation, pairs, moves),
+        claims=judge_claims(named, pairs, moves, measure_scale(cells, facts.engine_kind)),
         planned=Counter(cell.label for cell in planned if cell.kind == "replay"),
-        trace=dict(cells[0].record.trace) if cells else {},
-        replay=dict(cells[0].record.replay) if cells else {},
+        **_describe_replay(cells),
         gaps=(*fact_gaps, *cell_gaps, *row_gaps, *log_gaps, *_find_gaps(root, cells, planned, rows)),
     )
 
 
+def _describe_replay(cells: Sequence[LoadedCell]) -> dict[str, dict[str, Any]]:
+    """The trace and the replay's settings, of the first cell."""
+    if not cells:
+        return {"trace": {}, "replay": {}}
+    return {"trace": dict(cells[0].record.trace), "replay": dict(cells[0].record.replay)}
+
+
 def _moving_policies(cells: Sequence[LoadedCell], policies: Mapping[str, str]) -> dict[str, str]:
-    """Labels with their policies, without the arms whose migrations compute the KV again."""
-    computed_again = set(recomputing_arms(cell.record for cell in cells).values())
-    return {label: policy for label, policy in policies.items() if label not in computed_again}
+    """Labels with their policies, without the arms whose migrations compute the KV again or whose outputs are known."""
+    records = [cell.record for cell in cells]
+    beside = set(recomputing_arms(records).values())
+    beside |= {record.label for record in records if record.router.get("reserved_output") == "max_tokens"}
+    return {label: policy for label, policy in policies.items() if label not in beside}
+
+
+def _label_rows(
+    paper: Sequence[specification.SpecifiedRow],
+    ablation: Sequence[specification.SpecifiedRow],
+    policies: Mapping[str, str],
+) -> dict[str, str]:
+    """What was measured for each row that claims speak of."""
+    unified = [label for label, policy in policies.items() if policy == UNIFIED]
+    labels = {row.name: row.label for row in (*paper, *ablation)}
+    return labels | ({UNIFIED: unified[0]} if len(unified) == 1 else {})
+
+
+def _group_by_rate(cells: Sequence[LoadedCell], labels: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """Labels whose sessions arrived at one rate: only these are compared. In the order of labels."""
+    scales = {cell.record.label: cell.record.replay.get("time_scale") for cell in cells}
+    groups: dict[object, list[str]] = {}
+    for label in labels:
+        groups.setdefault(scales.get(label), []).append(label)
+    return tuple(tuple(group) for group in groups.values())
 
 
 def _even_pools(summaries: Sequence[RoutedSummary]) -> set[str]:

@@ -5,6 +5,10 @@ turn is served + think time). W_turn(L) is fitted inside each cell as W + slope 
 turns' service time over the sessions in the system at their send, with input and output tokens beside it so that long
 turns at busy times are not taken for the coupling. Between policies the two move together by Little's law alone, so
 nothing is fitted across policies. Loop gain g = Lambda N slope; a slow-down by a small share moves L by L* / (1 - g).
+
+A loop is stated only where it could be seen: no session was held back by a limit on sessions in flight (with one, L is
+the limit and arrivals wait outside), and Little's law holds within LITTLE_WITHIN for what was measured on its own:
+arrivals, residence, and the mean over time of the sessions in the system.
 """
 
 from __future__ import annotations
@@ -22,8 +26,12 @@ from results.routing.metrics import metric_named
 from results.statistics.estimates import Estimate, Ranks, Samples, unknown
 from results.statistics.trials import Measured, Trial, combine, unmeasured
 
+LITTLE_WITHIN = 0.2
+"""Lambda N (W + T) may differ from the measured L by this share; beyond it the cell was in no steady state."""
 MIN_TURNS = 30
 """Fewer say nothing of a slope beside two covariates."""
+LOOP_TERMS = ("arrivals_per_s", "turns", "service_s", "think_s", "concurrency")
+"""Of Loop: what the loop's gain and equilibrium are computed from, with the slope."""
 UNBOUNDED = "the loop gain may reach 1: no bound"
 
 
@@ -41,6 +49,12 @@ class Loop:
     """T: pause per turn."""
     concurrency: float
     """L: mean over turns of the sessions in the system at their send."""
+    in_system: float
+    """The same as a mean over time while sessions arrive."""
+    held_back: float
+    """Share of the sessions that a limit on sessions in flight held back."""
+    session_delay_s: float
+    """Mean over all sessions of how long it held them back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +67,9 @@ class Coupling:
     service_s: Estimate
     think_s: Estimate
     concurrency: Estimate
+    in_system: Estimate
+    held_back: Estimate
+    session_delay_s: Estimate
     slope_s: Estimate
     """W'(L): seconds per turn that one more session adds."""
     loop_gain: Estimate
@@ -63,6 +80,8 @@ class Coupling:
     """1 / (1 - loop gain): how often the loop returns a small slow-down."""
     sensitivity: Estimate
     """L* / (1 - loop gain): sessions that a slow-down adds, per unit of it (specs/ear section 2.3)."""
+    why_no_loop: str = ""
+    """Why no loop gain is stated and no curve drawn, in a trial at least; empty where there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +111,7 @@ def loop_of(turns: Turns) -> Loop | str:
         return "no turn says how many sessions were in the system"
     if len(times.session) < 2 or spread <= 0:
         return "all sessions arrived at once: there is no arrival rate"
+    delay_s = _session_delays(turns)
     mean_s = float(service.mean())
     in_a_row = float(times.busy_s.mean()) / mean_s
     return Loop(
@@ -100,6 +120,40 @@ def loop_of(turns: Turns) -> Loop | str:
         service_s=mean_s,
         think_s=float(times.idle_s.mean()) / in_a_row,
         concurrency=float(seen.mean()),
+        in_system=_mean_in_system(times),
+        held_back=float((delay_s > 0).mean()),
+        session_delay_s=float(delay_s.mean()),
+    )
+
+
+def _session_delays(turns: Turns) -> Samples:
+    """Of the sessions with a turn that was sent."""
+    sent = np.isfinite(turns.send_s)
+    by_session = dict(zip(turns.session[sent], turns.session_delay_s[sent], strict=True))
+    return np.array(list(by_session.values()), dtype=np.float64)
+
+
+def _mean_in_system(times: SessionTimes) -> float:
+    """Over the time from the first arrival to the last, which are not the same."""
+    first, last = float(times.arrival_s.min()), float(times.arrival_s.max())
+    ends = times.begin_s + times.residence_s
+    inside = np.clip(ends, first, last) - np.clip(times.begin_s, first, last)
+    return float(inside.sum()) / (last - first)
+
+
+def why_no_loop(loop: Loop) -> str:
+    """Why a cell shows no loop; empty where it may."""
+    if loop.held_back > 0:
+        return (
+            f"a limit on sessions in flight held back {loop.held_back:.0%} of the sessions, by "
+            f"{loop.session_delay_s:.2g} s on average: L is the limit"
+        )
+    little = loop.arrivals_per_s * loop.turns * (loop.service_s + loop.think_s)
+    if abs(little / loop.in_system - 1) <= LITTLE_WITHIN:
+        return ""
+    return (
+        f"no steady state: Lambda N (W + T) = {little:.3g}, but {loop.in_system:.3g} sessions were in the system while "
+        "sessions arrived"
     )
 
 
@@ -164,17 +218,28 @@ def _fit_coupling(measurements: Measurements, label: str) -> Coupling:
         Measured({trial: _repeat_value(getattr(loop, name)) for trial, loop in loops.items()}, reason) for name in names
     ]
     slope_s = Measured(slopes, reason) if slopes else unmeasured(reason)
-    loop_gain = widest_interval(combine(_compute_loop_gain, *terms, slope_s))
-    gain = _compute_gain(loop_gain)
+    loop_terms = [terms[names.index(name)] for name in LOOP_TERMS]
+    invalid = _summarise_reasons([why_no_loop(loop) for loop in loops.values()])
+    loop_gain = unknown(invalid) if invalid else widest_interval(combine(_compute_loop_gain, *loop_terms, slope_s))
+    gain = compute_gain(loop_gain)
     return Coupling(
         label=label,
         **{name: _estimate_alone(term) for name, term in zip(names, terms, strict=True)},
         slope_s=widest_interval(slope_s),
         loop_gain=loop_gain,
-        equilibrium=_estimate_settled(combine(_compute_equilibrium, *terms, slope_s), gain),
+        equilibrium=_estimate_settled(combine(_compute_equilibrium, *loop_terms, slope_s), gain),
         gain=gain,
-        sensitivity=_estimate_settled(combine(_compute_sensitivity, *terms, slope_s), gain),
+        sensitivity=_estimate_settled(combine(_compute_sensitivity, *loop_terms, slope_s), gain),
+        why_no_loop=invalid,
     )
+
+
+def _summarise_reasons(reasons: Sequence[str]) -> str:
+    """Of a policy's trials: the first reason, and in how many there is one; empty where there is none."""
+    known = [reason for reason in reasons if reason]
+    if not known:
+        return ""
+    return known[0] if len(reasons) == 1 else f"{known[0]} (so in {len(known)} of {len(reasons)} trials)"
 
 
 def _repeat_value(value: float) -> Trial:
@@ -217,7 +282,7 @@ def _divide_by_rest(top: Samples, rest: Samples) -> Samples:
     return np.where(rest > 0, top / np.where(rest > 0, rest, 1.0), np.nan)
 
 
-def _compute_gain(loop_gain: Estimate) -> Estimate:
+def compute_gain(loop_gain: Estimate) -> Estimate:
     """1 / (1 - g) with the bounds of g; g grows to it, so bounds stay bounds."""
     if loop_gain.value is None:
         return loop_gain
@@ -297,6 +362,8 @@ def specified_curve(row: Coupling, at: Samples) -> Samples | str:
 
     W = (1 + e)(w0 + slope L) and L = Lambda N (W + T) give 1 + e, and the slope there is (1 + e) slope.
     """
+    if row.why_no_loop:
+        return row.why_no_loop
     terms = (row.arrivals_per_s, row.turns, row.service_s, row.think_s, row.concurrency, row.slope_s)
     if any(term.value is None for term in terms):
         return next(term.reason for term in terms if term.value is None) or "the loop was not fitted"

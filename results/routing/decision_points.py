@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from results.routing.floor_facts import DecodeRequests
 from results.routing.load_floor import BONUS, NO_FIX, NON_TRIVIAL, TTFT_RATIO, FloorVariant, LoadFloor, TimeoutPair
 from results.statistics.estimates import Estimate
-from results.statistics.judgement import Judgement, Outcome, Verdict, judged
+from results.statistics.judgement import Judgement, Outcome, Verdict, decisive, few_launches, judged
 
 OVERLAP_WITHIN = 0.05
 """Wins by overlap survive where at most this much less of it is kept; the specification states no number."""
@@ -105,8 +105,7 @@ def _describe_decode_requests(label: str, requests: DecodeRequests, *limits_s: f
     )
     longest = "" if requests.longest_s is None else f", the longest in {requests.longest_s:.3g} s"
     return (
-        f"{label} ({limit}): {requests.done} decode requests brought their KV{longest}, "
-        f"{requests.timed_out} timed out"
+        f"{label} ({limit}): {requests.done} decode requests brought their KV{longest}, {requests.timed_out} timed out"
     )
 
 
@@ -258,6 +257,8 @@ def _judge_q1d(floor: LoadFloor) -> tuple[Outcome, str]:
         f"{moved.failed} transfers failed; {moved.pairs_quarantined} pairs were quarantined ({moved.quarantined} "
         f"transfers refused), {moved.pairs_recovered} of them moved KV again"
     )
+    if few := few_launches(floor.trials, "policy"):
+        return Outcome.UNDECIDED, f"{few}: {text}"
     if not moved.pairs_quarantined:
         return Outcome.HOLDS, f"{text}: at one failure each of those pairs would have been closed for good"
     return (Outcome.HOLDS if moved.pairs_recovered else Outcome.UNDECIDED), text
@@ -265,7 +266,7 @@ def _judge_q1d(floor: LoadFloor) -> tuple[Outcome, str]:
 
 def _is_working(one: FloorVariant) -> bool | None:
     """Whether it gives every D a share and keeps the overlap within OVERLAP_WITHIN; None: the intervals cross it."""
-    kept = one.differences.get("overlap_kept", Estimate(None))
+    kept = decisive(one.differences.get("overlap_kept", Estimate(None)))
     keeps = kept.low is not None and kept.high is not None and kept.low >= -OVERLAP_WITHIN
     costs = kept.low is not None and kept.high is not None and kept.high < -OVERLAP_WITHIN
     if one.spread is False or costs:

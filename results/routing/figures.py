@@ -1,10 +1,10 @@
-"""Every figure of a `routing` report: f1, f4a to f4d, f6 to f10 of specs/ear."""
+"""Every figure of a `routing` report: f1 and f3 to f10 of specs/ear."""
 
 from __future__ import annotations
 
 from results.report.figure import Figure
 from results.report.figure_files import Drawers
-from results.routing import load_figures, migration_figures, policy_figures
+from results.routing import load_figures, migration_figures, policy_figures, schematics
 from results.routing.analyse import RoutingAnalysis
 
 FIGURES = (
@@ -19,6 +19,8 @@ FIGURES = (
     load_figures.COUPLING,
     migration_figures.SENSITIVITY,
     migration_figures.TIMELINE,
+    schematics.COUPLING,
+    schematics.ARCHITECTURE,
 )
 DRAWERS: Drawers = {kind.number: kind.draw for kind in FIGURES}
 

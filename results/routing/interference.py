@@ -49,9 +49,7 @@ def summarise_interference(rows: Sequence[InterferenceRecord]) -> tuple[Interfer
 
 
 def _summarise_repeats(decodes: int, prefill_tokens: int, rows: Sequence[InterferenceRecord]) -> Interference:
-    ratios = [
-        row.itl_during_s / row.itl_before_s for row in rows if row.itl_during_s is not None and row.itl_before_s
-    ]
+    ratios = [row.itl_during_s / row.itl_before_s for row in rows if row.itl_during_s is not None and row.itl_before_s]
     worst = [row.worst_gap_during_s for row in rows if row.worst_gap_during_s is not None]
     return Interference(
         prefill_tokens=prefill_tokens,

@@ -12,7 +12,7 @@ from results.report.figure import Figure
 from results.report.ink import Pen, pens, plain_ticks, shares, sheet
 from results.routing import marks
 from results.routing.analyse import RoutingAnalysis
-from results.routing.occupancy import DEPLOYMENTS, WALL
+from results.routing.occupancy import WALL, Deployment
 from results.statistics.estimates import LEVEL
 
 if TYPE_CHECKING:
@@ -25,23 +25,23 @@ MEASURED = "measured"
 """A row of figure 4b that is no model."""
 CELL, FIT, LITTLE, KINEMATIC, SPECIFIED = "cell", "fit", "little", "kinematic", "specified"
 """What a row of figure 8 is."""
-_LOOKS = {"combined 8C": ("-", "#000000"), "4P+4D": ((0, (5, 2)), "#0072b2"), "6P+2D": ((0, (1, 1)), "#d55e00")}
 
 
 def collect_occupancy(analysis: RoutingAnalysis) -> marks.FigureData | str:
     """f4b."""
     footprints = analysis.footprints
     if not analysis.occupancies:
-        return footprints.reason or "no turn was completed"
+        return analysis.deployments_reason or footprints.reason
     rows: list[dict[str, object]] = [
         {
             "deployment": row.deployment,
-            "decode_share": row.decode_share,
+            "arm": row.arm,
+            "modelled": not row.is_measured,
             "point": row.point,
             "footprint_tokens": row.footprint_tokens,
             "occupancy_mean": row.mean,
             "occupancy_p90": row.p90,
-            "fit_in_all_pools": row.fit_per_pool,
+            "fit_in_all_pools": row.fit_in_all_pools,
         }
         for row in analysis.occupancies
     ]
@@ -53,15 +53,24 @@ def collect_occupancy(analysis: RoutingAnalysis) -> marks.FigureData | str:
         else ""
     )
     caption = (
-        f"What the decoding requests of this run (mean {footprints.decodes_mean:.2f} at once, "
-        f"{footprints.decodes_p90:.0f} or more a tenth of the time; mean over all cells) would take of the KV pools "
-        "that decode, if each held this many tokens and only a share of the "
-        f"{footprints.pool_tokens:.0f} tokens of KV was there for decoding: all of it, half "
-        "(4P+4D), a quarter (6P+2D). Lines: the number passed a tenth of the time; bands reach down to the mean. "
+        "What the requests that decode at once would take of the KV pools that decode, if each held this many tokens: "
+        f"{_describe_deployments(analysis)}. Lines: the number passed a tenth of the time; bands reach to the mean. "
         f"Dotted: the percentiles of this trace's footprints, and the wall at {WALL:.0%}. {beside}Lines are computed "
-        "from measured concurrency: no KV was moved for them."
+        "from measured concurrency."
     )
     return marks.FigureData(pd.DataFrame([*rows, *measured]), caption, {"wall": WALL})
+
+
+def _describe_deployments(analysis: RoutingAnalysis) -> str:
+    return "; ".join(_describe_deployment(one) for one in analysis.deployments)
+
+
+def _describe_deployment(one: Deployment) -> str:
+    model = "" if one.is_measured else ", which had no such pools: a model"
+    return (
+        f"{one.name}: {one.decoding} x {one.pool_tokens:.0f} tokens, {one.decodes_mean:.2f} at once on average and "
+        f"{one.decodes_p90:.0f} or more a tenth of the time under {one.arm}{model}"
+    )
 
 
 def _measured_pools(analysis: RoutingAnalysis) -> Iterator[dict[str, object]]:
@@ -70,7 +79,8 @@ def _measured_pools(analysis: RoutingAnalysis) -> Iterator[dict[str, object]]:
         if pool.role == "decode" and mean is not None and high is not None:
             yield {
                 "deployment": f"{pool.label}, measured",
-                "decode_share": None,
+                "arm": pool.label,
+                "modelled": False,
                 "point": MEASURED,
                 "footprint_tokens": analysis.footprints.mean_tokens,
                 "occupancy_mean": mean,
@@ -84,9 +94,11 @@ def draw_occupancy(figure: Figure) -> Drawing:
     table = figure.table
     drawing = sheet(7.5, 4.2)
     axes = drawing.subplots()
-    for deployment in DEPLOYMENTS:
-        rows = table[table["deployment"] == deployment].sort_values("footprint_tokens", kind="stable")
-        dashes, color = _LOOKS[deployment]
+    lines = table[table["point"] != MEASURED]
+    for deployment, pen in pens(dict.fromkeys(lines["deployment"])).items():
+        rows = lines[lines["deployment"] == deployment].sort_values("footprint_tokens", kind="stable")
+        color = pen.color
+        dashes: Dashes = (0, (5, 2)) if rows["modelled"].any() else "-"
         size = rows["footprint_tokens"].to_numpy(dtype=np.float64)
         low, high = (rows[name].to_numpy(dtype=np.float64) for name in ("occupancy_mean", "occupancy_p90"))
         axes.fill_between(size, low, high, color=color, alpha=0.12, linewidth=0)
@@ -115,7 +127,7 @@ def draw_occupancy(figure: Figure) -> Drawing:
 
 def _mark_footprints(axes: Axes, table: pd.DataFrame) -> None:
     """Percentiles of the footprints; those too near each other share a name."""
-    percentiles = table[(table["point"] != "") & (table["deployment"] == next(iter(DEPLOYMENTS)))]
+    percentiles = table[(table["point"] != "") & (table["deployment"] == table["deployment"].iloc[0])]
     wide = float(table["footprint_tokens"].max() / table["footprint_tokens"].min()) ** 0.13  # the width of a name
     named: dict[float, list[str]] = {}
     for point, tokens in zip(percentiles["point"], percentiles["footprint_tokens"].tolist(), strict=True):

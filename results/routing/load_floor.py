@@ -27,7 +27,7 @@ from results.routing.measure import (
 from results.routing.metrics import metric_named
 from results.routing.transfers import Moved, is_enough, withhold_interval
 from results.statistics.estimates import Estimate
-from results.statistics.judgement import Verdict, judged
+from results.statistics.judgement import Verdict, decisive, judged
 from results.statistics.trials import Measured, Trial, combine
 
 NO_FIX = "none"
@@ -96,13 +96,12 @@ class FloorVariant:
     def spread(self) -> bool | None:
         """Whether every D has a share worth the name; None = not known, or the interval over the trials does not tell.
 
-        Too few trials for an interval: what was counted in them decides.
+        Too few trials for an interval: not known either.
         """
-        least, enough = self.values["least_share"], NON_TRIVIAL / self.instances
-        if least.value is None:
+        least, enough = decisive(self.values["least_share"]), NON_TRIVIAL / self.instances
+        if least.low is None or least.high is None or least.low < enough <= least.high:
             return None
-        low, high = (least.value if bound is None else bound for bound in (least.low, least.high))
-        return None if low < enough <= high else low >= enough
+        return least.low >= enough
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,15 @@
 """What the KV pools of decode instances would hold: occupancy against the footprint of a request (figure f4b).
 
-The run's own requests say how many decode at once. If each of them held a given number of tokens, and only some of the
-instances' pools were there for decoding, this is the share of those pools that they would take. A model over measured
-concurrency, not a measurement of a disaggregated deployment: no KV was moved.
+An arm's own requests say how many decode at once under it. If each of them held a given number of tokens, this is the
+share of the pools of the instances that decode which they would take, and how many fit: whole footprints per instance,
+times the instances, because a request's KV lies in one instance. For pools that no arm had, the concurrency is that of
+a combined arm: a model, not a measurement of a disaggregated deployment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,29 +18,44 @@ from results.measures.turns import Turns, in_flight_over_time
 from results.routing.load import LoadedCell
 from results.statistics.estimates import Estimate, Samples, percentiles, unknown
 
-DEPLOYMENTS: Mapping[str, float] = {"combined 8C": 1.0, "4P+4D": 0.5, "6P+2D": 0.25}
-"""The specification's deployments of 8 instances to the share of the KV pools that decodes."""
+MODELLED_SHARES = (2, 4)
+"""The specification's disaggregated deployments: one instance in this many decodes (of 8: 4P+4D and 6P+2D)."""
 WALL = 0.9
 """The specification's memory wall."""
 FOOTPRINT_POINTS: Mapping[str, float] = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
+UNREAD = "no turn records can be read"
 
 
 @dataclass(frozen=True, slots=True)
 class Footprints:
-    """What a run's requests hold, and how many decode at once."""
+    """What a run's requests hold."""
 
     tokens: Mapping[str, Estimate]
     """Percentiles of prompt + output tokens of a completed turn, by FOOTPRINT_POINTS."""
     mean_tokens: float | None
     """Mean of the same."""
-    pool_tokens: float | None
-    """KV capacity of all instances together."""
-    decodes_mean: float | None
-    """Requests past their first token at once, over all instances: mean over time and over cells."""
-    decodes_p90: float | None
-    """The number that is reached or passed a tenth of the time; mean over cells."""
     reason: str
-    """Why one of them is not known."""
+    """Why they are not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """Instances of which some decode, and how many requests decode at once there."""
+
+    name: str
+    """`combined 8C`, `4P+4D`."""
+    arm: str
+    """The label whose requests were counted."""
+    is_measured: bool
+    """The arm had these pools; else it was a combined one."""
+    decoding: int
+    """Instances that decode."""
+    pool_tokens: float
+    """KV capacity of one of them."""
+    decodes_mean: float
+    """Requests past their first token at once, over all instances: mean over time and over the arm's cells."""
+    decodes_p90: float
+    """The number that is reached or passed a tenth of the time; mean over the arm's cells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +63,9 @@ class Occupancy:
     """One deployment at one footprint."""
 
     deployment: str
-    decode_share: float
+    arm: str
+    is_measured: bool
+    decoding: int
     point: str
     """Which percentile of the footprints; empty = only a point of the curve."""
     footprint_tokens: float
@@ -54,64 +73,108 @@ class Occupancy:
     """Share of the decode pools held by the mean number of decodes; above 1 = does not fit."""
     p90: float
     """The same by the number that is passed a tenth of the time."""
-    fit_per_pool: int
-    """Requests of this footprint that all decode pools hold at once."""
+    fit_in_all_pools: int
+    """Requests of this footprint that the decode instances hold at once: whole ones in each."""
 
 
 def measure_footprints(cells: Sequence[LoadedCell]) -> Footprints:
     """Of all cells that count."""
-    read = [(cell, cell.turns) for cell in cells if cell.turns is not None]
+    read = [cell.turns for cell in cells if cell.turns is not None]
     if not read:
-        none = {name: unknown("no turn records") for name in FOOTPRINT_POINTS}
-        return Footprints(none, None, None, None, None, "no turn records can be read")
-    held = np.concatenate([_held_tokens(turns) for _, turns in read])
+        return Footprints({name: unknown("no turn records") for name in FOOTPRINT_POINTS}, None, UNREAD)
+    held = np.concatenate([_held_tokens(turns) for turns in read])
     points = percentiles(held, tuple(FOOTPRINT_POINTS.values()))
-    loads = [load for _, turns in read if (load := _decodes_at_once(turns)) is not None]
-    pool = _kv_capacity(cells)
-    why = [
-        *(["an instance's KV capacity is not known"] if pool is None else []),
-        *(["no turn got past its first token"] if not loads else []),
-    ]
     return Footprints(
         tokens=dict(zip(FOOTPRINT_POINTS, points, strict=True)),
         mean_tokens=float(held.mean()) if held.size else None,
-        pool_tokens=pool,
-        decodes_mean=float(np.mean([mean for mean, _ in loads])) if loads else None,
-        decodes_p90=float(np.mean([p90 for _, p90 in loads])) if loads else None,
-        reason="; ".join(why),
+        reason="" if held.size else "no turn was completed",
     )
 
 
-def compute_occupancies(footprints: Footprints, points: int = 40) -> tuple[Occupancy, ...]:
+def measure_deployments(cells: Sequence[LoadedCell], labels: Sequence[str]) -> tuple[tuple[Deployment, ...], str]:
+    """The combined deployment, those that an arm had, and those of MODELLED_SHARES; and why there are none.
+
+    `labels`: in the order of tables. Of several arms with one deployment the first counts.
+    """
+    arms = {label: own for label in labels if (own := [cell for cell in cells if cell.record.label == label])}
+    if not any(cell.turns is not None for cell in cells):
+        return (), UNREAD
+    measured: dict[tuple[int, int], Deployment] = {}
+    for label, own in arms.items():
+        roles = [engine.role for engine in own[0].record.engines]
+        split = roles.count("prefill"), len(roles) - roles.count("prefill")
+        if split not in measured and (one := _measure_arm(label, own, split)) is not None:
+            measured[split] = one
+    if not measured:
+        return (), "an instance's KV capacity is not known, or no turn got past its first token"
+    combined = next((one for (prefilling, _), one in measured.items() if not prefilling), None)
+    if combined is not None:
+        for split in _modelled_splits(combined.decoding):
+            measured.setdefault(split, _model_split(combined, split))
+    return tuple(measured[split] for split in sorted(measured)), ""
+
+
+def _measure_arm(label: str, cells: Sequence[LoadedCell], split: tuple[int, int]) -> Deployment | None:
+    loads = [load for cell in cells if cell.turns is not None and (load := _decodes_at_once(cell.turns)) is not None]
+    sizes = [engine.kv_capacity_tokens for engine in cells[0].record.engines if engine.role != "prefill"]
+    known = [size for size in sizes if size is not None]
+    if not loads or not known or len(known) < len(sizes):
+        return None
+    mean, p90 = (float(np.mean(numbers)) for numbers in zip(*loads, strict=True))
+    return Deployment(_name_split(split), label, True, split[1], float(min(known)), mean, p90)
+
+
+def _modelled_splits(instances: int) -> Iterator[tuple[int, int]]:
+    for share in MODELLED_SHARES:
+        decoding = instances // share
+        if decoding:
+            yield instances - decoding, decoding
+
+
+def _model_split(combined: Deployment, split: tuple[int, int]) -> Deployment:
+    """The combined arm's requests in fewer pools."""
+    return Deployment(
+        _name_split(split),
+        combined.arm,
+        False,
+        split[1],
+        combined.pool_tokens,
+        combined.decodes_mean,
+        combined.decodes_p90,
+    )
+
+
+def _name_split(split: tuple[int, int]) -> str:
+    prefilling, decoding = split
+    return f"{prefilling}P+{decoding}D" if prefilling else f"combined {decoding}C"
+
+
+def compute_occupancies(
+    footprints: Footprints, deployments: Sequence[Deployment], points: int = 40
+) -> tuple[Occupancy, ...]:
     """Every deployment at the footprints' percentiles and along a curve beyond them; empty where a term is missing."""
-    if footprints.pool_tokens is None or footprints.decodes_mean is None or footprints.decodes_p90 is None:
-        return ()
     marks = [(name, held.value) for name, held in footprints.tokens.items() if held.value]
-    if not marks:
+    if not (marks and deployments):
         return ()
     sizes = [size for _, size in marks]
-    walled = (
-        WALL * DEPLOYMENTS["4P+4D"] * footprints.pool_tokens / footprints.decodes_p90 if footprints.decodes_p90 else 0.0
-    )
-    farthest = max(4 * max(sizes), 1.2 * walled)  # as far as the wall, wherever this run stands
+    walls = [WALL * one.decoding * one.pool_tokens / one.decodes_p90 for one in deployments if one.decodes_p90]
+    farthest = max(4 * max(sizes), 1.2 * max(walls, default=0.0))  # as far as the wall, wherever this run stands
     along = [("", float(size)) for size in np.geomspace(min(sizes) / 4, farthest, points)]
-    return tuple(
-        _compute_occupancy(deployment, share, point, size, footprints)
-        for deployment, share in DEPLOYMENTS.items()
-        for point, size in (*marks, *along)
-    )
+    return tuple(_compute_occupancy(one, point, size) for one in deployments for point, size in (*marks, *along))
 
 
-def _compute_occupancy(deployment: str, share: float, point: str, size: float, footprints: Footprints) -> Occupancy:
-    pool = share * (footprints.pool_tokens or 0.0)
+def _compute_occupancy(one: Deployment, point: str, size: float) -> Occupancy:
+    pools = one.decoding * one.pool_tokens
     return Occupancy(
-        deployment=deployment,
-        decode_share=share,
+        deployment=one.name,
+        arm=one.arm,
+        is_measured=one.is_measured,
+        decoding=one.decoding,
         point=point,
         footprint_tokens=size,
-        mean=(footprints.decodes_mean or 0.0) * size / pool,
-        p90=(footprints.decodes_p90 or 0.0) * size / pool,
-        fit_per_pool=int(pool // size),
+        mean=one.decodes_mean * size / pools,
+        p90=one.decodes_p90 * size / pools,
+        fit_in_all_pools=math.floor(one.pool_tokens / size + 1e-9) * one.decoding,
     )
 
 
@@ -136,12 +199,3 @@ def _decodes_at_once(turns: Turns) -> tuple[float, float] | None:
     order = np.argsort(numbers, kind="stable")
     passed = np.cumsum(weights[order]) / weights.sum()
     return mean, float(numbers[order][int(np.searchsorted(passed, 0.9))])
-
-
-def _kv_capacity(cells: Sequence[LoadedCell]) -> float | None:
-    """KV capacity of one cell's instances: all cells of a run have the same engines."""
-    for cell in cells:
-        sizes = [engine.kv_capacity_tokens for engine in cell.record.engines]
-        if sizes and None not in sizes:
-            return float(sum(size or 0 for size in sizes))
-    return None

@@ -16,7 +16,7 @@ from results.statistics.trials import MIN_PAIRED, p_value
 
 ORDER = (
     "round_robin", "load_only", "leastwork", "lmetric", "kv_linear", "kv_aware", "sticky", "approach_a", "unified",
-    "static_pd", "ear",
+    "unified_spread", "static_pd", "ear",
 )  # fmt: skip
 """In the order in which tables and figures show them; policies of other names come after, by name. The first one that
 was measured is what the others are set against."""
@@ -106,8 +106,8 @@ class Standing:
 
     @property
     def alone(self) -> bool:
-        """Whether every other policy is distinguishably worse."""
-        return bool(self.behind) and not self.level and not self.unjudged
+        """Whether every other policy is distinguishably worse after the correction for all comparisons (Holm)."""
+        return bool(self.behind) and self.corrected == self.behind and not self.level and not self.unjudged
 
 
 def order_of(label: str, policy: str) -> tuple[int, str]:
@@ -179,9 +179,11 @@ def compare_turns(measurements: Measurements, labels: Sequence[str]) -> tuple[Tu
     )
 
 
-def rank_labels(measurements: Measurements, labels: Sequence[str], pairs: Sequence[Pair]) -> tuple[Standing, ...]:
-    """Who is best on each of HEADLINE; a metric that no policy has is left out."""
-    rows = (_rank_by_metric(measurements, labels, pairs, metric_named(name)) for name in HEADLINE)
+def rank_labels(
+    measurements: Measurements, groups: Sequence[Sequence[str]], pairs: Sequence[Pair]
+) -> tuple[Standing, ...]:
+    """Who is best of each group on each of HEADLINE; a metric that no policy has is left out."""
+    rows = (_rank_by_metric(measurements, labels, pairs, metric_named(name)) for labels in groups for name in HEADLINE)
     return correct_standings([row for row in rows if row is not None], pairs)
 
 

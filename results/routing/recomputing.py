@@ -152,7 +152,8 @@ def recomputing_arms(records: Iterable[RoutingCell]) -> dict[str, str]:
 def _common_to_arms(record: RoutingCell) -> str:
     roles = sorted(engine.role for engine in record.engines)
     transfer = record.router.get("transfer") or {}
-    return repr((record.policy, sorted(record.parameters.items()), roles, sorted(transfer.items())))
+    beside = record.router.get("reserved_output"), record.replay.get("time_scale")
+    return repr((record.policy, sorted(record.parameters.items()), roles, sorted(transfer.items()), beside))
 
 
 def compare_with_arm(

@@ -82,8 +82,9 @@ def describe_verdict(analysis: RoutingAnalysis) -> str:
 
 def _name_leader(row: Standing) -> str:
     metric = metric_named(row.metric)
-    beside = (*row.level, *row.unjudged)
-    others = len(beside) + len(row.behind)
+    by_chance = [label for label in row.behind if label not in row.corrected]
+    beside = (*row.level, *row.unjudged, *by_chance)
+    others = len(row.level) + len(row.unjudged) + len(row.behind)
     shared = f", not distinguishable from {len(beside)} of {others} others" if beside else ", the only one"
     value = f"{row.value.text(3, metric.scale)} {metric.shown_unit}".strip()
     return f"{metric.title} {row.best} ({value}{shared})"
@@ -123,9 +124,9 @@ def list_limits(analysis: RoutingAnalysis) -> tuple[str, ...]:
     unseen = dict.fromkeys(reason for reason in blind if reason)
     if unseen:
         limits.append(f"GPU utilisation was not measured: {'; '.join(unseen)}.")
-    if analysis.occupancies:
+    if not all(one.is_measured for one in analysis.deployments):
         limits.append(
-            "Decode pools: computed for deployments that were not run, from the concurrency of those that were."
+            "Decode pools of deployments that were not run are computed from the concurrency of one that was."
         )
     if analysis.moves.transfers:
         limits.append(

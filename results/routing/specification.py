@@ -1,20 +1,12 @@
-"""The rows of the specification's own tables (specs/ear.md 5.2 to 5.5), and its claims about migration (5.3, 5.6).
+"""The rows of the specification's own tables (specs/ear.md 5.2 to 5.5).
 
-Policies are known by their names and parameters, never by a label. A row that was not run stays, with no numbers. Each
-claim is judged by an interval.
+Policies are known by their names and parameters, never by a label. A row that was not run stays, with no numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-
-from results.routing.moves import Moves
-from results.routing.pairs import Pair, difference_of, pair_of
-from results.routing.recomputing import AgainstRecomputing
-from results.statistics.estimates import Estimate
-from results.statistics.judgement import Judgement, Outcome, Verdict, judged, leave_undecided
-from results.statistics.trials import MIN_PAIRED
+from dataclasses import dataclass
 
 EAR = "ear"
 FULL, AFFINITY_ONLY, MIGRATION_ONLY = "EAR", "EAR (affinity only)", "EAR (migration only)"
@@ -26,9 +18,6 @@ BASELINES: Mapping[str, str] = {
     "static PD-disagg": "static_pd",
 }
 """Rows of table 5.2 to the policies that they are."""
-NO_TRIALS = f"no interval over {MIN_PAIRED} trials or more"
-LOCALITY_WITHIN = 0.05
-"""Affinity alone keeps the locality where its APC is at most so far below EAR's: the specification says `keeps`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,95 +104,3 @@ def threshold_settings(
             groups.setdefault(rest, []).append(Setting(float(hot), float(cool), label))
     most = max(groups.values(), key=len, default=[])
     return tuple(sorted(most, key=lambda one: (one.hot_tokens, one.cooldown_s))) if len(most) > 1 else ()
-
-
-def judge_claims(rows: Sequence[SpecifiedRow], pairs: Sequence[Pair], moves: Moves) -> tuple[Judgement, ...]:
-    """What 5.3 and 5.6 expect, each judged; `rows` of table 5.3."""
-    labels = {row.name: row.label for row in rows}
-    affinity, migration, full = (labels.get(name, "") for name in (AFFINITY_ONLY, MIGRATION_ONLY, FULL))
-    ablation = [
-        _judge_locality(difference_of(pairs, affinity, full, "apc")),
-        _judge_direction(
-            "ablation: affinity only interferes",
-            "without migration the median instance's TTFT p90 is higher than EAR's",
-            *_compare_parts(pairs, affinity, full, "worker_ttft_p90_median_s"),
-            Verdict.HIGHER,
-        ),
-        _judge_direction(
-            "ablation: migration only loses locality",
-            "without affinity APC is lower than EAR's",
-            *_compare_parts(pairs, migration, full, "apc"),
-            Verdict.LOWER,
-        ),
-    ]
-    thrash = [
-        _judge_thrashing(row.label, row.values["thrash_rate"], row.thrashed)
-        for row in moves.migrations
-        if not row.why_none
-    ]
-    return (*(ablation if full else ()), *thrash, *(_judge_transfer(row) for row in moves.recomputing))
-
-
-def _compare_parts(pairs: Sequence[Pair], first: str, second: str, name: str) -> tuple[Estimate, Verdict | None]:
-    """What is judged of two labels, the ratio of times or else the difference, and its verdict."""
-    row = pair_of(pairs, first, second, name) if first and second else None
-    if row is None:
-        return difference_of(pairs, first, second, name), None
-    return row.ratio or row.difference, row.verdict
-
-
-def _judge_transfer(row: AgainstRecomputing) -> Judgement:
-    """By the arm that recomputes, where the run has it; else by the fit, where that carries a verdict."""
-    claim = "migrated turns begin sooner than if the target had computed what came"
-    measured, verdict = replace(row.difference_s, reason=row.withheld or row.difference_s.reason), row.verdict
-    if row.arm is not None:
-        claim = f"{claim}: against {row.arm.other}"
-        measured, verdict = row.arm.ratio, row.arm.verdict
-    return _judge_direction(f"transfer against recomputing: {row.label}", claim, measured, verdict, Verdict.LOWER)
-
-
-def _judge_locality(difference: Estimate) -> Judgement:
-    if difference.low is None or difference.high is None or judged(difference) is None:
-        outcome, reason = leave_undecided(difference), difference.reason or NO_TRIALS
-    elif difference.low >= -LOCALITY_WITHIN:
-        outcome, reason = Outcome.HOLDS, f"at most {max(-difference.low, 0.0):.1%} below"
-    elif difference.high < -LOCALITY_WITHIN:
-        outcome, reason = Outcome.FAILS, f"at least {-difference.high:.1%} below"
-    else:
-        outcome, reason = Outcome.UNDECIDED, "the interval allows both"
-    return Judgement(
-        "ablation: affinity only keeps locality",
-        "without migration APC is that of EAR",
-        f"holds where the interval of the difference is above -{LOCALITY_WITHIN:.0%}, fails where it is below",
-        outcome,
-        reason,
-        difference,
-    )
-
-
-def _judge_direction(
-    name: str, claim: str, measured: Estimate, verdict: Verdict | None, expected: Verdict
-) -> Judgement:
-    if verdict is None:
-        outcome, reason = leave_undecided(measured), measured.reason or NO_TRIALS
-    elif verdict == Verdict.NOT_DISTINGUISHABLE:
-        outcome, reason = Outcome.UNDECIDED, "the interval allows both"
-    else:
-        outcome = Outcome.HOLDS if verdict == expected else Outcome.FAILS
-        reason = f"distinguishably {verdict}"
-    rule = f"holds where it is distinguishably {expected} (times: their ratio), fails where it is the opposite"
-    return Judgement(name, claim, rule, outcome, reason, measured)
-
-
-def _judge_thrashing(label: str, rate: Estimate, sessions: Sequence[str]) -> Judgement:
-    if rate.value is None:
-        outcome, reason = Outcome.OPEN, rate.reason or "not measured"
-    elif sessions:
-        outcome = Outcome.FAILS
-        reason = f"{len(sessions)} sessions did: {', '.join(sessions[:5])}{', ...' if len(sessions) > 5 else ''}"
-    else:
-        outcome = Outcome.HOLDS
-        reason = f"none of {rate.n} migrated sessions did; the cooldown gate refuses it: this checks the gate alone"
-    claim = "no session migrates again within its cooldown"
-    rule = "holds where none did; fails where a single one did"
-    return Judgement(f"no thrashing: {label}", claim, rule, outcome, reason, rate)

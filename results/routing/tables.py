@@ -13,11 +13,10 @@ from results.report.terms import define_terms
 from results.routing import comparison_tables, floor_tables, migration_tables, transfer_tables
 from results.routing.analyse import RoutingAnalysis, mean_of_known
 from results.routing.cautions import why_no_verdict
-from results.routing.coupling import Coupling
+from results.routing.coupling import LITTLE_WITHIN, Coupling
 from results.routing.interference import Interference
 from results.routing.metrics import HEADLINE, metric_named
-from results.routing.occupancy import DEPLOYMENTS
-from results.routing.shown import POLICY, TableKind, metric_column, ms_column, table_with_cut_note
+from results.routing.shown import POLICY, TableKind, metric_column, ms_column, percent_column, table_with_cut_note
 from results.routing.summary import InstanceNumbers, RoutedSummary
 from results.statistics.estimates import Estimate
 
@@ -162,6 +161,11 @@ def _value_or_reason(estimate: Estimate) -> str:
     return f"{NOT_MEASURED} ({estimate.reason})" if estimate.value is None and estimate.reason else estimate.text(3)
 
 
+def _of_the_loop(row: Coupling, estimate: Estimate) -> str:
+    """Why there is no loop is said once, beside its gain."""
+    return NOT_MEASURED if row.why_no_loop else _value_or_reason(estimate)
+
+
 COUPLING: TableKind[Coupling] = TableKind(
     "Dispatch coupling",
     lambda analysis: analysis.couplings,
@@ -172,14 +176,19 @@ COUPLING: TableKind[Coupling] = TableKind(
         Column("W", lambda row: row.service_s, "s", 3),
         Column("T", lambda row: row.think_s, "s", 3),
         Column("L", lambda row: row.concurrency, digits=3),
+        Column("L over time", lambda row: row.in_system, digits=3),
+        percent_column("held back", lambda row: row.held_back),
+        Column("session delay", lambda row: row.session_delay_s, "s", 3),
         ms_column("W'", lambda row: row.slope_s),
-        Column("Lambda N W'", lambda row: row.loop_gain, digits=3),
-        Column("L*", lambda row: _value_or_reason(row.equilibrium)),
-        Column("gain", lambda row: _value_or_reason(row.gain)),
-        Column("L* x gain", lambda row: _value_or_reason(row.sensitivity)),
+        Column("Lambda N W'", lambda row: _value_or_reason(row.loop_gain)),
+        Column("L*", lambda row: _of_the_loop(row, row.equilibrium)),
+        Column("gain", lambda row: _of_the_loop(row, row.gain)),
+        Column("L* x gain", lambda row: _of_the_loop(row, row.sensitivity)),
     ),
     "L = Lambda N (W + T). W': ms per turn that one more session in the system adds, fitted inside the cells; gain "
-    "= 1 / (1 - Lambda N W'), how often the loop returns a small slow-down; L* x gain: sessions that it adds.",
+    "= 1 / (1 - Lambda N W'), how often the loop returns a small slow-down; L* x gain: sessions that it adds. Held "
+    "back: sessions that the limit on sessions in flight let in late. Then, and where Lambda N (W + T) is more than "
+    f"{LITTLE_WITHIN:.0%} off L over time, no loop is stated.",
 )
 
 
@@ -188,17 +197,22 @@ def occupancy_table(analysis: RoutingAnalysis) -> Table:
     at = {(row.deployment, row.point): row for row in analysis.occupancies if row.point}
 
     def deployment_column(name: str) -> Column[str]:
-        return Column(name, lambda point: f"{at[name, point].p90:.0%} (fits {at[name, point].fit_per_pool})")
+        return Column(name, lambda point: f"{at[name, point].p90:.0%} (fits {at[name, point].fit_in_all_pools})")
 
-    first = next(iter(DEPLOYMENTS))
+    names = [one.name for one in analysis.deployments]
     columns: tuple[Column[str], ...] = (
         Column("footprint", str),
-        Column("tokens", lambda point: f"{at[first, point].footprint_tokens:.0f}"),
-        *map(deployment_column, DEPLOYMENTS),
+        Column("tokens", lambda point: f"{at[names[0], point].footprint_tokens:.0f}"),
+        *map(deployment_column, names),
+    )
+    of = ", ".join(
+        f"{one.name} of {one.arm}" + ("" if one.is_measured else " (which had no such pools: a model)")
+        for one in analysis.deployments
     )
     note = (
         "Share of the decode pools held by the decodes passed a tenth of the time, if each were of this footprint; and "
-        "how many fit. Computed from this run's concurrency and KV capacity; no KV was moved."
+        "how many fit: whole footprints in an instance's pool, times the instances that decode. Concurrency: "
+        f"{of}."
     )
     return make_table("Decode pools by footprint", columns, dict.fromkeys(point for _, point in at), note)
 

@@ -105,6 +105,7 @@ def build_verdicts(analysis: RoutingAnalysis) -> dict[str, Any]:
         "load_floor": msgspec.to_builtins(analysis.decision_points),
         "coupling": msgspec.to_builtins(analysis.couplings),
         "footprints": msgspec.to_builtins(analysis.footprints),
+        "deployments": msgspec.to_builtins(analysis.deployments),
         "decode_pools": [msgspec.to_builtins(row) for row in analysis.occupancies if row.point],
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
@@ -15,7 +15,15 @@ from runners.cli.spec_options import SpecOption, SpecOptions, chosen, command_wi
 from runners.errors import RunnerError
 
 if TYPE_CHECKING:
-    from runners.router.spec import BindingRules, InstanceSpec, KvEndpoint, RouterLine, RouterSpec, TransferRules
+    from runners.router.spec import (
+        BindingRules,
+        InstanceSpec,
+        KvEndpoint,
+        Prewarm,
+        RouterLine,
+        RouterSpec,
+        TransferRules,
+    )
 
 ROLES = get_args(Role)
 SHAPE = "[NAME=]URL[,SETTING=VALUE]"
@@ -67,8 +75,8 @@ TRANSFERS = SpecOptions(
         ),
         SpecOption(
             "min_tokens", "--transfer-min-tokens",
-            "Move nothing where the target lacks fewer prompt tokens of what the source holds; EAR lets the session "
-            "stay. Choose the tokens that a target computes in the time of a prefill and a decode request", None, 1,
+            "Move nothing where the target lacks fewer prompt tokens of what the source holds: it computes them. "
+            "Choose the tokens that a target computes in the time of a prefill and a decode request", None, 1,
         ),
         SpecOption(
             "queue", "--transfer-queue",
@@ -155,6 +163,22 @@ TransportOption = Annotated[
         rich_help_panel=MOVES,
     ),
 ]
+PrewarmOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--prewarm",
+        help="Have every instance compute this prompt before the first request (JSON: `model` and `token_ids`, e.g. of "
+        "a shared system prompt, as vLLM's `/tokenize` gives them). With kv_aware, prewarm_tokens cuts it.",
+    ),
+]
+ReservedOption = Annotated[
+    str,
+    typer.Option(
+        "--reserved-output",
+        metavar="TOKENS|max_tokens",
+        help="Count this much KV for an answer, beside its prompt, where room is asked for.",
+    ),
+]
 SpecPathOption = Annotated[
     Path | None, typer.Option("--spec", help="Take everything from this router spec (JSON) instead.")
 ]
@@ -179,6 +203,8 @@ def route(
     kv_events: EventsOption = None,
     kv_capacity: CapacityOption = None,
     transfer: TransportOption = None,
+    prewarm: PrewarmOption = None,
+    reserved_output: ReservedOption = "0",
     spec: SpecPathOption = None,
     json: LinesOption = False,
 ) -> None:
@@ -192,6 +218,7 @@ def route(
     kv_producer, kv_consumer: as its connector was started) and `,kv_bytes_per_token=N` (to count bytes with Mooncake).
 
     Examples: `tracon route -i http://127.0.0.1:8000 -i http://127.0.0.1:8001 --policy unified`,
+    `tracon route -i http://127.0.0.1:8000 --prewarm system-prompt.json`,
     `tracon route -i a=http://10.0.0.1:8000 -i b=http://10.0.0.2:8000 --policy kv_aware --set load_floor_bonus=200
     --decisions decisions.jsonl`, then `tracon why decisions.jsonl REQUEST`,
     `tracon route --transfer mooncake --prefill p=http://127.0.0.1:8000,bootstrap=http://127.0.0.1:8998
@@ -208,18 +235,55 @@ def route(
         options = router_spec(spec)
     else:
         events = read_pairs(kv_events, "--kv-events", "NAME=ENDPOINT[,REPLAY]")
+        parameters = read_pairs(settings, "--set", "KEY=VALUE")
         options = _router_spec()(
             instances=_read_instances(
                 {"both": instance, "prefill": prefill, "decode": decode}, events, kv_capacity, transfer
             ),
-            parameters=read_pairs(settings, "--set", "KEY=VALUE"),
+            parameters=parameters,
             port=port,
             decisions_path=str(decisions) if decisions else "",
+            prewarm=_read_prewarm(prewarm, parameters),
+            reserved_output=_read_reserved(reserved_output),
             transfer=_transfer_rules()(**chosen(context, TRANSFERS)),
             bindings=_binding_rules()(**chosen(context, BINDINGS)),
             **chosen(context, ROUTER),
         )
     serve(options, (lambda line: typer.echo(msgspec.json.encode(line).decode())) if json else _Narrator(options))
+
+
+def _read_prewarm(path: Path | None, parameters: Mapping[str, str]) -> Prewarm | None:
+    """The prompt in the file, cut to the policy's `prewarm_tokens` where that is set."""
+    import msgspec
+
+    from runners.router.spec import Prewarm
+
+    tokens = parameters.get("prewarm_tokens", "0")
+    if path is None:
+        if tokens != "0":
+            raise RunnerError(
+                f"prewarm_tokens={tokens}, and no prompt is named",
+                remedy="Add --prewarm FILE with `model` and `token_ids`.",
+            )
+        return None
+    try:
+        prompt = msgspec.json.decode(path.read_bytes(), type=Prewarm)
+    except (OSError, msgspec.DecodeError) as error:
+        raise RunnerError(
+            f"--prewarm {path}: {error}", remedy='Give a JSON file such as {"model": "NAME", "token_ids": [1, 2, 3]}.'
+        ) from error
+    if not prompt.token_ids:
+        raise RunnerError(f"--prewarm {path}: token_ids is empty", remedy="Give at least one block of tokens.")
+    most = int(tokens) if tokens.isdigit() and tokens != "0" else len(prompt.token_ids)
+    return Prewarm(prompt.model, prompt.token_ids[:most])
+
+
+def _read_reserved(text: str) -> int | Literal["max_tokens"]:
+    if text == "max_tokens":
+        return "max_tokens"
+    if not text.isdigit():
+        raise RunnerError(f"--reserved-output {text}", remedy="Give a number of tokens, or max_tokens.")
+    return int(text)
 
 
 class _Narrator:
@@ -230,11 +294,15 @@ class _Narrator:
         self._down: Mapping[str, str] = {}
 
     def __call__(self, line: RouterLine) -> None:
+        from runners.router.policies import describe_policy, policy_class
+
         say = output.err().print
         if line.ready is not None:
             names = ", ".join(f"{instance.instance} {instance.url}" for instance in self._spec.instances)
             say(f"router [bold]{line.ready.url}[/] before {names}", soft_wrap=True)
-            say(f"policy {self._spec.policy}, blocks of {line.ready.block_tokens} tokens; Ctrl-C ends it")
+            summary = describe_policy(policy_class(self._spec.policy)).summary
+            say(f"policy {self._spec.policy}: {summary}", markup=False, soft_wrap=True)
+            say(f"blocks of {line.ready.block_tokens} tokens; Ctrl-C ends it")
         elif line.tick is not None:
             down = {row.instance: row.why for row in line.tick.instances if not row.available}
             for instance in sorted({*down, *self._down}):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from results.records.decisions import ClusterView, Decision, DecisionRecord, InstanceLoad, RoutedRequest
 from runners.router.driver import Driver
@@ -124,10 +124,11 @@ class Dispatcher:
         driver: Driver,
         cut_off: Callable[[str, Iterable[str]], Mapping[str, str]] | None = None,
         min_move_tokens: int = 0,
+        reserved_output: int | Literal["max_tokens"] = 0,
     ) -> None:
         """`cut_off`: which instances no KV of an owner can be moved to, with reasons; None = the policy needs no such.
 
-        `min_move_tokens`: as in RoutedRequest.
+        `min_move_tokens`: as in RoutedRequest. `reserved_output`: as in RouterSpec.
         """
         self.block_tokens = block_tokens
         self.driver = driver
@@ -139,6 +140,7 @@ class Dispatcher:
         self._counts = counts
         self._cut_off = cut_off
         self._min_move_tokens = min_move_tokens
+        self._reserved_output = reserved_output
         self._complained = False
         self._seq = 0
 
@@ -241,6 +243,7 @@ class Dispatcher:
             moving_to=bindings.moving_to(session) if session else "",
             cut_off=self._cut_off(owner, self._indexes) if owner and self._cut_off is not None else NO_REASONS,
             min_move_tokens=self._min_move_tokens,
+            reserved_tokens=request.max_tokens if self._reserved_output == "max_tokens" else self._reserved_output,
         )
 
     def _ask_policy(self, request: RoutedRequest, view: ClusterView) -> Decision:

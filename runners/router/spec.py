@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -64,8 +64,7 @@ class TransferRules:
     """Then one transfer is let through as a probe; doubles each time that fails, up to `quarantine_max_s`."""
     quarantine_max_s: float = 120.0
     min_tokens: int = 1
-    """Fewer prompt tokens that the target lacks are not worth a transfer: it computes them. EAR migrates no session
-    that has fewer."""
+    """Fewer prompt tokens that the target lacks are not worth a transfer: it computes them."""
     queue: int = 1
     """Migrations that may wait for their turn at one target, behind the one on its way; meanwhile a policy sees the
     target as cut off."""
@@ -165,7 +164,7 @@ class RouterSpec:
     """One router: where it listens, its instances, how it decides."""
 
     instances: tuple[InstanceSpec, ...]
-    policy: str = "unified"
+    policy: str = "unified_spread"
     """A policy's name, or the path of a Python file with one."""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     host: str = "127.0.0.1"
@@ -181,6 +180,9 @@ class RouterSpec:
     """Sessions whose binding is remembered."""
     session_ttl_s: float = 7200.0
     """A binding unused for this long is forgotten."""
+    reserved_output: int | Literal["max_tokens"] = 0
+    """KV tokens counted for an answer, beside its prompt, where room is asked for; `max_tokens` = what the request
+    allows, which is an oracle where a replay asks for exactly the recorded output."""
     bindings: BindingRules = field(default_factory=BindingRules)
     prewarm: Prewarm | None = None
     health: HealthRules = field(default_factory=HealthRules)
@@ -271,6 +273,7 @@ def _find_problems(spec: RouterSpec) -> list[tuple[str, str]]:
         (bool(names), "it has no instance", "at least one instance"),
         (not twice, f"instances are named twice: {', '.join(twice)}", "every instance a name of its own"),
         (0 <= spec.port < 65536, f"port is {spec.port}", "a port from 0 to 65535"),
+        (spec.reserved_output == "max_tokens" or spec.reserved_output >= 0, "reserved_output is below 0", "at least 0"),
         (spec.index in INDEXES, f"index is {spec.index!r}", f"one of {', '.join(INDEXES)}"),
         (
             spec.index != "events" or all(instance.kv_events for instance in spec.instances),

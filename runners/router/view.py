@@ -39,12 +39,12 @@ class _Counters:
     ongoing_tokens: int = 0
     ongoing_decode_tokens: int = 0
     retained_tokens: int = 0
-    promised_tokens: int = 0
-    """Outputs of its open requests: their `max_tokens`."""
+    reserved_tokens: int = 0
+    """KV tokens for the answers of its open requests, by the router's setting."""
 
     def make_load(self, bindings: Bindings, now: float) -> InstanceLoad:
         capacity = self.member.kv_capacity_tokens
-        used = self.ongoing_tokens + self.retained_tokens + self.promised_tokens
+        used = self.ongoing_tokens + self.retained_tokens + self.reserved_tokens
         free = None if capacity is None else max(0, capacity - used)
         name = self.member.instance
         return InstanceLoad(
@@ -68,19 +68,19 @@ class _Counters:
 class _Share:
     """What one request holds of one instance. Released in steps, each once, in any order."""
 
-    __slots__ = ("_counters", "_new", "_open", "_prefilling", "_promised", "_retains", "_tokens")
+    __slots__ = ("_counters", "_new", "_open", "_prefilling", "_reserved", "_retains", "_tokens")
 
-    def __init__(self, counters: _Counters, tokens: int, new: int, promised: int) -> None:
+    def __init__(self, counters: _Counters, tokens: int, new: int, reserved: int) -> None:
         self._counters = counters
         self._tokens = tokens
-        self._promised = promised
+        self._reserved = reserved
         self._new = new
         self._prefilling = self._open = True
         self._retains = False
         counters.num_requests += 1
         counters.pending_prefill_tokens += new
         counters.ongoing_tokens += tokens
-        counters.promised_tokens += promised
+        counters.reserved_tokens += reserved
 
     def recount_new(self, new: int) -> None:
         """Correct the prompt tokens to be computed there; without effect after the first byte."""
@@ -116,13 +116,16 @@ class _Share:
             counters.ongoing_decode_tokens -= self._tokens
         counters.num_requests -= 1
         counters.ongoing_tokens -= self._tokens
-        counters.promised_tokens -= self._promised
+        counters.reserved_tokens -= self._reserved
 
 
 class CounterReservation:
     """What a decision holds of its instances' counters. Its steps may be called at any time, any number of times."""
 
-    __slots__ = ("_bindings", "_decode", "_lacks", "_new_after_transfer", "_prefill", "decision", "request")
+    __slots__ = (
+        "_bindings", "_decode", "_lacks", "_new_after_transfer", "_pinned_at", "_pinned_tokens", "_prefill", "decision",
+        "request",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -139,6 +142,9 @@ class CounterReservation:
         self._new_after_transfer = self._lacks
         """What is to be computed where the request is served once the KV that is on its way has arrived."""
         self._prefill: _Share | None = None
+        self._pinned_at: _Counters | None = None
+        """The source of a migration, which keeps what it is to send until the transfer is over."""
+        self._pinned_tokens = 0
         new = self._lacks
         if decision.prefill and source is not None:
             self._prefill = _Share(source, tokens, _lacking_tokens(request, decision.prefill), 0)
@@ -147,7 +153,8 @@ class CounterReservation:
             block = source.member.block_tokens
             moved_tokens = request.cached_tokens.get(decision.migrate_from, 0) // block * block
             self._new_after_transfer = new = min(self._lacks, max(0, tokens - moved_tokens))
-        self._decode = _Share(serves, tokens, new, request.max_tokens)
+            self._pin_blocks(source, moved_tokens)
+        self._decode = _Share(serves, tokens, new, request.reserved_tokens)
         self._bindings: Bindings | None = bindings if decision.binds else None
         if self._bindings is not None:
             self._bindings.expect_binding(request.session, decision.instance, migrates=bool(decision.migrate_from))
@@ -163,6 +170,7 @@ class CounterReservation:
                 self._prefill.retain_blocks()
             else:
                 self._prefill.end()
+        self._unpin_blocks()
         self._decode.recount_new(self._new_after_transfer if arrived else self._lacks)
 
     def end_prefill(self) -> None:
@@ -173,6 +181,7 @@ class CounterReservation:
 
     def end(self) -> None:
         """The request is over: ended, failed, or left by its client. Commit its binding before, not after."""
+        self._unpin_blocks()
         self._decode.end()
         if self._prefill is not None:
             self._prefill.end()
@@ -180,6 +189,15 @@ class CounterReservation:
             migrates = bool(self.decision.migrate_from)
             self._bindings.drop_expected(self.request.session, self.decision.instance, migrates=migrates)
             self._bindings = None
+
+    def _pin_blocks(self, source: _Counters, tokens: int) -> None:
+        source.retained_tokens += tokens
+        self._pinned_at, self._pinned_tokens = source, tokens
+
+    def _unpin_blocks(self) -> None:
+        if self._pinned_at is not None:
+            self._pinned_at.retained_tokens -= self._pinned_tokens
+            self._pinned_at = None
 
 
 class Cluster:

@@ -61,8 +61,8 @@ EXPERIMENTS: Mapping[str, Expected] = {
     "connector-tax": Expected(write_tax_run, frozenset("123456"), frozenset("78")),
     "routing": Expected(
         write_routing_run,
-        frozenset({"1", "4a", "4b", "4c", "4d", "6", "6_full", "8"}),
-        frozenset({"7", "9", "10"}),
+        frozenset({"1", "3", "4a", "4b", "4c", "4d", "6", "6_full", "8"}),
+        frozenset({"5", "7", "9", "10"}),
     ),
     "pd-lifecycle": Expected(write_lifecycle_run, frozenset("12345")),
 }

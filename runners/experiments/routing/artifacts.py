@@ -130,9 +130,10 @@ def _make_record(
         place=cell.params["place"],
         seed=cell.params["replay_seed"],
         trace=_trace_facts(trace, outcome),
-        replay=_replay_facts(grid, outcome),
+        replay=_replay_facts(cell, grid, outcome),
         engines=tuple(_describe_engine(m, replayed.shapes[m.name], spans[m.name]) for m in replayed.members),
-        router=_router_facts(replayed.router) | {name: cell.params[name] for name in ("moves_kv", "transfer")},
+        router=_router_facts(replayed.router)
+        | {name: cell.params[name] for name in ("moves_kv", "transfer", "reserved_output") if name in cell.params},
         t_start_ns=outcome.t_start_ns,
         t_end_ns=outcome.t_end_ns,
         t_start_unix_s=outcome.t_start_unix_s,
@@ -154,9 +155,10 @@ def _trace_facts(trace: TraceRecord, outcome: ReplayOutcome) -> dict[str, Any]:
     }
 
 
-def _replay_facts(grid: Grid, outcome: ReplayOutcome) -> dict[str, Any]:
+def _replay_facts(cell: CellPlan, grid: Grid, outcome: ReplayOutcome) -> dict[str, Any]:
     """The settings and the outcome; `cut` counts what was in flight or still to come when it was ended."""
     asked: dict[str, Any] = msgspec.to_builtins(grid.replay)
+    asked["time_scale"] = cell.params.get("time_scale", grid.replay.time_scale)
     facts: dict[str, Any] = msgspec.to_builtins(outcome)
     why = why_degraded(outcome)
     return (

@@ -134,6 +134,7 @@ def _router_spec(
         index=grid.router.index,
         prewarm=_choose_prewarm(cell, context),
         transfer=msgspec.convert(cell.params["transfer"], TransferRules),
+        reserved_output=cell.params.get("reserved_output", "max_tokens"),  # a plan of a version that always reserved it
     )
 
 
@@ -174,5 +175,5 @@ def _replay_spec(
         vocab_low=model.vocab_low,
         vocab_high=model.vocab_high,
         block_tokens=common_block_tokens(shapes.values(), "the trace's bound is not defined for them"),
-        **msgspec.structs.asdict(grid.replay),
+        **(msgspec.structs.asdict(grid.replay) | {"time_scale": cell.params.get("time_scale", grid.replay.time_scale)}),
     )

@@ -35,6 +35,8 @@ POOLED = "static_pd"
 EXAMPLE = "unified.overload_factor=1.5"
 """Of a setting, for the error that one needs."""
 REMEDY = "correct that key in the profile or in --set; docs/routing.md lists them all"
+OWN_AXES = ("time_scale",)
+"""What a sweep may vary that is no parameter of the policy."""
 OWN_RULE = ".transfer"
 """Between a policy and one of its own rules, in a setting: `EAR.transfer.timeout_s=4`."""
 
@@ -53,6 +55,10 @@ class PolicyChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Rules for moving KV of its own, over `router.transfer`."""
     moves_kv: bool = True
     """False = it decides as with KV that can be moved, and the target of a migration or handover recomputes."""
+    reserved_output: int | Literal["max_tokens"] = 0
+    """As in RouterSpec: KV tokens counted for an answer where room is asked for; `max_tokens` = the recorded output."""
+    time_scale: float | None = None
+    """Of its own, over `replay.time_scale`: half of it is twice the arrival rate. Policies are compared at one rate."""
 
 
 class TraceChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -153,6 +159,8 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         changes = [f"{key}={_format_value(value)}" for key, value in sorted(policy.parameters.items())]
         changes += [f"transfer.{key}={_format_value(value)}" for key, value in sorted(policy.transfer.items())]
         pools = [f"{policy.prefill_instances}P+{self.instances - policy.prefill_instances}D"]
+        changes += [] if policy.reserved_output == 0 else [f"reserved_output={policy.reserved_output}"]
+        changes += [] if policy.time_scale is None else [f"time_scale={policy.time_scale:g}"]
         still = [] if policy.moves_kv else ["KV not moved"]
         return " ".join([stem, *(pools if policy.prefill_instances else []), *changes, *still])
 
@@ -161,6 +169,10 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         first = policy.prefill_instances
         rest: Role = "decode" if first else "both"
         return tuple("prefill" if place < first else rest for place in range(self.instances))
+
+    def time_scale(self, policy: PolicyChoice) -> float:
+        """Of the policy's replays."""
+        return self.replay.time_scale if policy.time_scale is None else policy.time_scale
 
     def transfer_rules(self, policy: PolicyChoice) -> TransferRules:
         """What `router.transfer` asks for, and the policy over it. Raises msgspec.ValidationError for a wrong value."""
@@ -216,17 +228,26 @@ def _list_policies(raw: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _expand_sweep(entry: dict[str, Any], where: str) -> list[dict[str, Any]]:
-    """`sweep = { a = [1, 2], b = [3, 4] }` gives a policy per combination, the last parameter changing fastest."""
+    """`sweep = { a = [1, 2], b = [3, 4] }` gives a policy per combination, the last parameter changing fastest.
+
+    `time_scale` is the policy's own, not a parameter; a label gets what is swept added.
+    """
     if "sweep" not in entry:
         return [entry]
     values, rest = entry["sweep"], {key: value for key, value in entry.items() if key != "sweep"}
     if not (isinstance(values, dict) and values and all(isinstance(each, list) and each for each in values.values())):
         raise RunnerError(f"{where}: sweep is no table of lists", remedy="write sweep = { PARAMETER = [VALUE, VALUE] }")
     fixed = rest.get("parameters", {})
-    return [
-        rest | {"parameters": fixed | dict(zip(values, chosen, strict=True))}
-        for chosen in itertools.product(*values.values())
-    ]
+    expanded = []
+    for combination in itertools.product(*values.values()):
+        chosen = dict(zip(values, combination, strict=True))
+        own = {key: chosen.pop(key) for key in OWN_AXES if key in chosen}
+        label = rest.get("label", "")
+        if label:
+            swept = [f"{key}={_format_value(value)}" for key, value in (own | chosen).items()]
+            own["label"] = " ".join([label, *swept])
+        expanded.append(rest | own | {"parameters": fixed | chosen})
+    return expanded
 
 
 def _choose_policies(grid: Grid, wanted: Sequence[str]) -> tuple[PolicyChoice, ...]:
@@ -262,7 +283,7 @@ def _with_parameter(grid: Grid, key: str, value: object) -> Grid:
     change: dict[str, Any]
     if rule:
         change = {"transfer": matches[0].transfer | {parameter: value}}
-    elif parameter in ("prefill_instances", "moves_kv"):
+    elif parameter in ("prefill_instances", "moves_kv", "reserved_output", "time_scale"):
         change = {parameter: value}
     else:
         change = {"parameters": matches[0].parameters | {parameter: value}}
@@ -292,7 +313,14 @@ def _check_grid(grid: Grid, where: str) -> None:
         (min(trace.sessions, trace.turns, trace.sessions_per_s) < 0, "a number of trace is below 0"),
         (replay.think not in THINKING, f"replay.think must be one of {', '.join(THINKING)}"),
         (replay.on_error not in ON_ERROR, f"replay.on_error must be one of {', '.join(ON_ERROR)}"),
-        (replay.time_scale <= 0, "replay.time_scale must be above 0"),
+        (
+            replay.time_scale <= 0 or any(grid.time_scale(one) <= 0 for one in grid.policies),
+            "replay.time_scale must be above 0, and a policy's own too",
+        ),
+        (
+            any(one.reserved_output != "max_tokens" and one.reserved_output < 0 for one in grid.policies),
+            "reserved_output must be at least 0",
+        ),
         (replay.max_inflight_sessions < 0, "replay.max_inflight_sessions must not be negative"),
         (replay.max_duration_s <= 0 or replay.drain_s < 0, "replay.max_duration_s must be above 0, drain_s not below"),
         (any(tokens < 1 for tokens in beside.prefill_tokens), "interference.prefill_tokens must be at least 1"),

@@ -108,6 +108,8 @@ def needs_patches(config: ConnectorConfig, kind: Kind) -> bool:
 def note_transfer_rules(grid: Grid) -> Iterator[str]:
     """Where policies move KV by other rules than the run's, a line each."""
     for policy in grid.policies:
+        if policy.reserved_output == "max_tokens":
+            yield f"{grid.label(policy)}: room counts each answer's recorded length, which no router knows"
         if not policy.moves_kv:
             yield f"{grid.label(policy)}: no KV is moved, the target of a migration or handover recomputes"
         for name in sorted(policy.transfer):
@@ -142,12 +144,14 @@ def estimate_stages(grid: Grid, release_wait_s: float) -> tuple[Sum, ...]:
     around = f"{grid.engine_start_s:g} s start + {{}} + {release_wait_s:g} s release"
     around_s, beside = grid.engine_start_s + release_wait_s, grid.interference
     count, repeat_s = len(grid.policies), _repeat_s(grid)
+    replays = [expect_replay_s(grid, policy) for policy in grid.policies]
+    replay = f"{sum(replays) / max(count, 1):g} s replay" + (" on average" if len(set(replays)) > 1 else "")
     lines = [
         Sum(PREPARE, f"1 config x ({around.format(f'{grid.preflight_s:g} s checks')})", around_s + grid.preflight_s),
         Sum(
             TRIALS,
-            f"{grid.trials} trials x {count} policies x ({around.format(f'{grid.expected_replay_s:g} s replay')})",
-            grid.trials * count * (around_s + grid.expected_replay_s),
+            f"{grid.trials} trials x {count} policies x ({around.format(replay)})",
+            grid.trials * (count * around_s + sum(replays)),
         ),
     ]
     if beside.prefill_tokens:
@@ -155,6 +159,11 @@ def estimate_stages(grid: Grid, release_wait_s: float) -> tuple[Sum, ...]:
         text = around.format(f"{lengths} lengths x {beside.repeats} x {repeat_s:g} s")
         lines.append(Sum(INTERFERENCE, text, around_s + lengths * beside.repeats * repeat_s))
     return tuple(lines)
+
+
+def expect_replay_s(grid: Grid, policy: PolicyChoice) -> float:
+    """Longer in proportion where the sessions arrive later than `replay.time_scale` has it."""
+    return grid.expected_replay_s * max(1.0, grid.time_scale(policy) / grid.replay.time_scale)
 
 
 def _trial_cells(grid: Grid, config: str, seed: int, around_s: float, moves_kv: bool) -> Iterator[CellPlan]:
@@ -170,7 +179,7 @@ def _trial_cells(grid: Grid, config: str, seed: int, around_s: float, moves_kv: 
                 config=config,
                 label=grid.label(policy),
                 params=_cell_params(grid, policy, seed, trial, place, moves_kv),
-                estimated_s=around_s + grid.expected_replay_s,
+                estimated_s=around_s + expect_replay_s(grid, policy),
                 trial=trial,
             )
             place += 1
@@ -179,7 +188,7 @@ def _trial_cells(grid: Grid, config: str, seed: int, around_s: float, moves_kv: 
 def _cell_params(grid: Grid, policy: PolicyChoice, seed: int, trial: int, place: int, moves_kv: bool) -> dict[str, Any]:
     """Prompts depend on seed and trial, never on the policy: all policies of a trial see the same ones.
 
-    `moves_kv` and `transfer` are what holds in the cell: whether KV is moved at all, and every rule for it.
+    `moves_kv`, `transfer`, `reserved_output` and `time_scale` are what holds in the cell.
     """
     return {
         "policy": policy.name,
@@ -187,6 +196,8 @@ def _cell_params(grid: Grid, policy: PolicyChoice, seed: int, trial: int, place:
         "roles": list(grid.roles(policy)),
         "moves_kv": moves_kv and policy.moves_kv,
         "transfer": msgspec.to_builtins(grid.transfer_rules(policy)),
+        "reserved_output": policy.reserved_output,
+        "time_scale": grid.time_scale(policy),
         "place": place,
         "replay_seed": seed * SEEDS_PER_RUN + trial,
     }

@@ -24,7 +24,7 @@ REASONS: Mapping[str, str] = {
     "migrated": "the session's instance is hot; of those that are less busy and have room it had the lowest score",
     "hot_cooldown": "the session's instance is hot, but the session migrated too short a time ago: it stays",
     "hot_moving": "the session's instance is hot, but another of its requests is being migrated: this one stays",
-    "hot_no_kv": "the session's instance is hot, but holds too little KV of it that others lack: it stays",
+    "hot_no_kv": "in older logs: the session's instance is hot, but holds too little KV that others lack: it stays",
     "hot_no_target": "the session's instance is hot, but no other is both less busy and has room: it stays",
 }
 
@@ -33,7 +33,6 @@ STAYS = {
     "hot": "bound",
     "cooldown": "hot_cooldown",
     "one_at_a_time": "hot_moving",
-    "kv": "hot_no_kv",
     "target": "hot_no_target",
 }
 """What a session stays for, by the gate that failed."""
@@ -149,7 +148,7 @@ class EAR(WholePolicy, frozen=True, kw_only=True):
         )
 
     def _check_trigger(self, turn: _Turn) -> tuple[Gate, ...]:
-        """Section 4.3.1, one migration of a session at a time, and KV to move; the later gates only where it is hot."""
+        """Section 4.3.1, and one migration of a session at a time; the later gates only where it is hot."""
         request, owner = turn.request, turn.owner
         pending, since = owner.pending_prefill_tokens, request.since_migration_s
         hot = Gate(
@@ -174,7 +173,6 @@ class EAR(WholePolicy, frozen=True, kw_only=True):
                 not moving,
                 f"no other request of the session is being migrated{moving and f' (one is, to {moving})'}",
             ),
-            *_kv_gate(turn),
         )
 
 
@@ -184,17 +182,6 @@ def _reason_to_stay(gates: tuple[Gate, ...]) -> str:
     return STAYS[failed] if failed else ""
 
 
-def _kv_gate(turn: _Turn) -> tuple[Gate, ...]:
-    """Whether a migration would move any KV; no gate without another instance, or without a minimum."""
-    least, owner = turn.request.min_move_tokens, turn.owner
-    lacking = [_count_movable(turn.request, owner, load) for load in turn.may.loads if load is not owner]
-    if not (least and lacking):
-        return ()
-    most = max(lacking)
-    text = f"of the KV that {owner.instance} holds of the prompt another instance lacks {most} tokens >= {least}"
-    return (Gate("kv", most, least, most >= least, text),)
-
-
 def _count_movable(request: RoutedRequest, owner: InstanceLoad, target: InstanceLoad) -> int:
     """Prompt tokens in whole blocks that the owner holds and the target lacks, by the index."""
     block = max(1, request.block_tokens)
@@ -202,44 +189,45 @@ def _count_movable(request: RoutedRequest, owner: InstanceLoad, target: Instance
     return max(0, held - there)
 
 
+def _count_needed(request: RoutedRequest) -> int:
+    """KV tokens that a target needs: the session's context, and what the router counts for an answer."""
+    return request.input_tokens + request.reserved_tokens
+
+
 def _find_unfit(turn: _Turn) -> dict[str, str]:
     """The instances that are no target by section 4.3.2, the owner apart, each with its reason.
 
-    Room that is not known is no room, and one that no KV can be moved to now would compute it all: a migration is never
-    necessary.
+    Room that is not known is no room. How much KV a target lacks does not matter: where nothing is worth moving it
+    computes what it lacks. Where something is, and cannot be moved there now, the instance is no target.
     """
     request, owner = turn.request, turn.owner
-    need = _needed_tokens(request)
+    need = _count_needed(request)
     limit = owner.pending_prefill_tokens
     unfit = {}
     for load in turn.may.loads:
         pending, free = load.pending_prefill_tokens, load.free_kv_tokens
         if load is owner:
             continue
-        if load.instance in request.cut_off:
-            unfit[load.instance] = f"no KV can be moved there: {request.cut_off[load.instance]}"
-        elif (movable := _count_movable(request, owner, load)) < request.min_move_tokens:
-            unfit[load.instance] = f"no KV to move: it lacks {movable} tokens of what {owner.instance} holds"
-        elif pending >= limit:
+        if pending >= limit:
             unfit[load.instance] = f"not less busy than {owner.instance}: {pending} tokens pending against {limit}"
         elif free is None:
             unfit[load.instance] = f"its free KV is not known, {need} tokens needed"
         elif free < need:
             unfit[load.instance] = f"{free} KV tokens free, {need} needed"
+        elif load.instance in request.cut_off and _is_worth_moving(turn, load):
+            unfit[load.instance] = f"no KV can be moved there: {request.cut_off[load.instance]}"
     return unfit
 
 
+def _is_worth_moving(turn: _Turn, target: InstanceLoad) -> bool:
+    return _count_movable(turn.request, turn.owner, target) >= max(1, turn.request.min_move_tokens)
+
+
 def _target_gate(turn: _Turn, unfit: Mapping[str, str]) -> Gate:
-    request = turn.request
     count = len(turn.may.loads) - 1 - len(unfit)
-    less_busy = f"less busy than {turn.owner.instance}" + (", can be sent its KV" if request.cut_off else "")
-    text = f"{count} instances are {less_busy} and have room for {_needed_tokens(request)} KV tokens >= 1"
+    less_busy = f"less busy than {turn.owner.instance}" + (", can be sent its KV" if turn.request.cut_off else "")
+    text = f"{count} instances are {less_busy} and have room for {_count_needed(turn.request)} KV tokens >= 1"
     return Gate("target", count, 1, count > 0, text)
-
-
-def _needed_tokens(request: RoutedRequest) -> int:
-    """KV tokens that the session needs where this request is served: its context and all it may add to it."""
-    return request.input_tokens + request.max_tokens
 
 
 def _free_kv(load: InstanceLoad) -> dict[str, float]:

@@ -150,13 +150,17 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
         direct = Gate("direct", share, self.direct_share, passed, f"{text} > {self.direct_share:g}" if own else text)
         if direct.passed:
             return replace(made, gates=(*made.gates, direct))
-        able = find_pickable(request, cluster, ("prefill",)).loads
-        text = f"{len(able)} prefill instances can be picked >= 1; with none {made.instance} computes the prompt"
+        up = find_pickable(request, cluster, ("prefill",)).loads
+        full = {load.instance: why for load in up if (why := _why_no_room(load, request.input_tokens + 1))}
+        able = [load for load in up if load.instance not in full]
+        text = (
+            f"{len(able)} prefill instances can be picked and have room for the prompt >= 1; with none "
+            f"{made.instance} computes it"
+        )
         made = replace(made, gates=(*made.gates, direct, Gate("prefill", len(able), 1, bool(able), text)))
-        if not able:
-            return made
+        weighed = {name: Candidate(name, (), ruled_out=why) for name, why in full.items()}
         works = by_prefill_work(request, able, cluster.fallbacks)
-        weighed = {
+        weighed |= {
             one.load.instance: Candidate(
                 one.load.instance,
                 (),
@@ -166,7 +170,7 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
             for one in works
         }
         candidates = by_name(weighed.get(one.instance, one) for one in made.candidates)
-        return replace(made, prefill=find_lowest(works).load.instance, candidates=candidates)
+        return replace(made, prefill=find_lowest(works).load.instance if works else "", candidates=candidates)
 
     def _with_room(self, may: Pickable) -> Pickable:
         """Q1.E: without instances that are too full, unless all are."""
@@ -271,6 +275,12 @@ class KvAware(WholePolicy, frozen=True, kw_only=True):
         if roomy.find_load(owner) is None:
             return "backpressure"
         return "left_owner" if left.find_load(owner) else "reject_migration"
+
+
+def _why_no_room(load: InstanceLoad, need: int) -> str:
+    """Empty where it fits, or its capacity is not known."""
+    free = load.free_kv_tokens
+    return "" if free is None or free >= need else f"{free} KV tokens free, {need} needed for the prompt"
 
 
 def _describe_refusals(name: str, count: int) -> str:

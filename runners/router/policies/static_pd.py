@@ -66,14 +66,14 @@ class StaticPD(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def decide(self, request: RoutedRequest, cluster: ClusterView) -> Decision:
         """P = argmin (pending prefill + new tokens) among those where the prompt fits, D = argmax free KV among those
-        where prompt and output fit."""
+        where prompt and reserved output fit."""
         names = self._prefill_names(cluster)
         may = find_pickable(request, cluster, ("both", "prefill", "decode"))
         first = [load for load in may.loads if load.instance in names]
         second = [load for load in may.loads if load.instance not in names]
         if not second or not names:
             return decide_nowhere(self.name, may, "no_decode_instance" if names else "no_prefill_instance")
-        need = request.input_tokens + request.max_tokens
+        need = request.input_tokens + request.reserved_tokens
         decode_gate, may = _check_room("fits", second, need, may)
         if not decode_gate.passed:
             return decide_nowhere(self.name, may, f"{self.on_full}_decode_kv", (decode_gate,))

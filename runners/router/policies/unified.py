@@ -76,7 +76,7 @@ class Unified(WholePolicy, frozen=True, kw_only=True):
             description="for a session without an owner, fewer bound sessions come before the cache: a shared system "
             "prompt cannot draw every new session to one idle instance; false = the spec's four keys alone"
         ),
-    ] = True
+    ] = False
     decode_iteration_s: Annotated[float, msgspec.Meta(description="accepted, not used (an input of approach_a)")] = 0.05
     prefill_throughput: Annotated[float, msgspec.Meta(description="accepted, not used (an input of approach_a)")] = (
         7000.0
@@ -153,6 +153,15 @@ class Unified(WholePolicy, frozen=True, kw_only=True):
             return work, *spread, new_tokens(request, load), load.num_requests
 
         return weigh_instances(request, may.loads, score, "rr", counter)
+
+
+class UnifiedSpread(Unified, frozen=True, kw_only=True):
+    """As unified, but new sessions go to the instance with fewer bound sessions before the cache is considered."""
+
+    name: ClassVar[str] = "unified_spread"
+    source: ClassVar[str] = "specs/routing_log.md, with a fifth key of Tracon's own for new sessions"
+
+    spread_cold: Annotated[bool, msgspec.Meta(description="as in unified, on")] = True
 
 
 def _name_fallback(request: RoutedRequest, owner: InstanceLoad | None, gates: tuple[Gate, ...]) -> str:

@@ -128,6 +128,7 @@ class Server:
             self._driver,
             transfers.cut_off if may_migrate(self._policy) else None,
             spec.transfer.min_tokens,
+            spec.reserved_output,
         )
         self._traffic = Traffic(self._dispatcher, fleet.health, self._counts, spec.limits, transfers)
         fleet.on_lost = self._traffic.lose_instance

@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure as Drawing
 
 from results.report.figure import Figure
 from results.routing.marks import WIDE
 from results.routing.migration_figures import ARROW, HEAT, draw_sensitivity, draw_timeline
 from results.routing.policy_figures import draw_latencies
+from results.routing.schematics import draw_architecture, draw_coupling_schematic
 
 
 def latencies(*values: tuple[float, float, float]) -> Figure:
@@ -114,3 +116,31 @@ def test_the_thresholds_show_intervals_counts_and_what_the_gate_makes_zero() -> 
     assert {text.get_text() for text in accuracy.texts} == {"75.0\n[19.0, 99.0]\nn = 4"}
     assert "0 by construction" in thrash.get_title(loc="left")
     assert "by construction" not in draw_sensitivity(grid(0.5)).axes[2].get_title(loc="left")
+
+
+def texts(drawing: Drawing) -> str:
+    return " | ".join(text.get_text() for axes in drawing.axes for text in axes.texts)
+
+
+def test_the_loops_schematic_has_the_runs_own_times() -> None:
+    times = [
+        ("chatbot", "system", 0.25),
+        ("chatbot", "pause", 30.0),
+        ("agentic", "system", 0.25),
+        ("agentic", "pause", 0.1),
+    ]
+    table = pd.DataFrame(times, columns=["timeline", "kind", "seconds"])
+    shown = texts(draw_coupling_schematic(Figure(12, "", "", table)))
+    assert "chatbot: 0.25 s in the system, 30 s until the next turn" in shown
+    assert "agentic: 0.25 s in the system, 0.1 s until the next turn" in shown
+    assert "sessions stay longer (L)" in shown
+
+
+@pytest.mark.parametrize("count", [1, 2, 8])
+def test_ears_schematic_has_the_policys_own_thresholds_and_instances(count: int) -> None:
+    router = {"kind": "router", "name": "EAR", "hot_tokens": 3000, "cooldown_s": 2.0}
+    table = pd.DataFrame([router, *({"kind": "instance", "name": f"e{place}"} for place in range(count))])
+    shown = texts(draw_architecture(Figure(13, "", "", table)))
+    assert "hot_tokens = 3000, cooldown_s = 2" in shown
+    assert all(f"e{place}\n" in shown for place in range(count))
+    assert ("the session's KV" in shown) == (count > 1)

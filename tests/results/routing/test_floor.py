@@ -466,3 +466,14 @@ def test_a_grid_without_the_asked_k_leaves_it_open() -> None:
     forms = [replace(both[0], label="max", parameters={"load_floor_bonus": 100, "floor_form": "max"}), both[0]]
     mixed = answered(run_of(variant("plain", **shares(COLD, None)), *forms))["D6"]
     assert "only K = " in mixed.reason
+
+
+def test_one_launch_answers_no_decision_point() -> None:
+    once = {name: replace(value, launches=1) for name, value in shares(EVEN, SAME)["values"].items()}
+    kept = {name: replace(value, launches=1) for name, value in shares(EVEN, SAME)["differences"].items()}
+    both = [variant(f"{k}", parameters={"load_floor_bonus": k}, values=once, differences=kept) for k in (50, 200)]
+    floor = replace(run_of(variant("plain", **shares(COLD, None)), *both), trials=1)
+    assert answered(floor)["D6"].outcome == Outcome.UNDECIDED
+    failed = TransportFacts(8, 3, 2, 3, 3, 2)
+    assert answered(replace(floor, transport=failed))["Q1.D"].outcome == Outcome.UNDECIDED
+    assert "one launch per policy" in answered(replace(floor, transport=failed))["Q1.D"].reason

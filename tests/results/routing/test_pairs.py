@@ -28,7 +28,7 @@ from results.routing.summary import summary_of
 from results.statistics.estimates import Estimate
 from results.statistics.judgement import Verdict
 from tests.results.routing.synthetic import T0_NS, Truth, World, loaded, measured, measurements_of, records
-from tests.results.statistics.in_memory import SEEDS, as_promised, bounds, covers
+from tests.results.statistics.in_memory import SIMULATIONS, as_promised, bounds, covers
 
 WORLD = World(sessions=24, turns=4)
 FAST, SLOW = Truth("round_robin"), Truth("unified", ttft_s=0.3)
@@ -51,21 +51,23 @@ def _expected(world: World) -> float:
     return 0.1 * float(costs.mean()) * float(np.exp(world.turn_sigma**2 / 2))
 
 
+@SIMULATIONS
 @pytest.mark.parametrize("trials", [1, 3])
-def test_a_known_difference_lies_in_its_interval_as_often_as_promised(trials: int) -> None:
+def test_a_known_difference_lies_in_its_interval_as_often_as_promised(trials: int, seeds: Sequence[int]) -> None:
     hits = []
-    for seed in SEEDS:
+    for seed in seeds:
         world = replace(WORLD, trials=trials, seed=seed)
         hits.append(covers(mean_interval(_of(world).difference("unified", "round_robin", MEAN)), _expected(world)))
     assert as_promised(hits)
 
 
-def test_only_trials_hold_what_varies_between_launches() -> None:
+@SIMULATIONS
+def test_only_trials_hold_what_varies_between_launches(seeds: Sequence[int]) -> None:
     """With launches that differ by a fifth, sessions of one trial promise too much and five trials do not."""
 
     def estimate_of(trials: int) -> list[bool]:
         found = []
-        for seed in SEEDS:
+        for seed in seeds:
             world = replace(WORLD, sessions=12, trials=trials, seed=seed, launch_sigma=0.2)
             truth = _expected(world) * float(np.exp(0.02))
             found.append(covers(mean_interval(_of(world).difference("unified", "round_robin", MEAN)), truth))
@@ -105,9 +107,10 @@ def test_a_difference_turned_round_is_its_negative(three: Measurements, measure:
     assert bounds(other) == pytest.approx([-bound for bound in reversed(bounds(one))], abs=1e-12)
 
 
-def test_the_same_policy_twice_is_not_distinguishable() -> None:
+@SIMULATIONS
+def test_the_same_policy_twice_is_not_distinguishable(seeds: Sequence[int]) -> None:
     hits = []
-    for seed in SEEDS:
+    for seed in seeds:
         found = _of(replace(WORLD, seed=seed), FAST, Truth("load_only"))
         hits.append(
             compare_two(found, "load_only", "round_robin", metric_named("ttft_p90_s")).verdict
@@ -156,9 +159,10 @@ def test_three_launches_that_agree_and_differ_widely_are_not_told_and_said_to_ag
     assert format_ratio(row.turned()).endswith(" n.d., lower in all 3")
 
 
-def test_a_known_ratio_lies_in_its_interval_as_often_as_promised() -> None:
+@SIMULATIONS
+def test_a_known_ratio_lies_in_its_interval_as_often_as_promised(seeds: Sequence[int]) -> None:
     hits = []
-    for seed in SEEDS:
+    for seed in seeds:
         world = replace(WORLD, trials=4, seed=seed, launch_sigma=0.2, turn_sigma=0.0)
         found = ratio_interval(_of(world).log_ratio("unified", "round_robin", MEAN))
         hits.append(covers(found, SLOW.ttft_s / FAST.ttft_s))
@@ -186,7 +190,7 @@ def test_within_a_launch_or_two_no_policy_is_told_from_another(trials: int) -> N
     assert (row.verdict, row.p_value) == (None, None)
     assert "(within launches)" in format_difference(row.difference, MEAN)
     names = ["round_robin", "unified"]
-    for standing in rank_labels(found, names, compare_labels(found, names)):
+    for standing in rank_labels(found, [names], compare_labels(found, names)):
         assert (standing.behind, standing.corrected, standing.alone) == ((), (), False)
 
 
@@ -257,14 +261,14 @@ def test_turn_by_turn_says_how_many_turns_were_faster() -> None:
 def test_who_wins_is_told_only_where_all_others_are_distinguishably_worse() -> None:
     third = Truth("sticky", ttft_s=0.302)
     names = ["round_robin", "sticky", "unified"]
-    found = _of(WORLD, FAST, SLOW, third)
-    standing = {row.metric: row for row in rank_labels(found, names, compare_labels(found, names))}
+    found = _of(replace(WORLD, trials=8), FAST, SLOW, third)
+    standing = {row.metric: row for row in rank_labels(found, [names], compare_labels(found, names))}
     assert set(standing) == set(HEADLINE)
     p50 = standing["ttft_p50_s"]
     assert (p50.best, p50.alone, p50.behind) == ("round_robin", True, ("sticky", "unified"))
     assert not standing["tpot_p90_s"].alone  # all three decode alike
     without = _of(WORLD, SLOW, third)
-    two = rank_labels(without, ["sticky", "unified"], compare_labels(without, ["sticky", "unified"]))
+    two = rank_labels(without, [["sticky", "unified"]], compare_labels(without, ["sticky", "unified"]))
     assert not next(row for row in two if row.metric == "ttft_p50_s").alone
 
 
@@ -283,7 +287,7 @@ def test_more_cache_hits_win_although_they_are_the_higher_number() -> None:
     better = Truth("unified", hit_share=0.99)
     found = _of(WORLD, Truth("round_robin", hit_share=0.5), better)
     names = ["round_robin", "unified"]
-    apc = next(row for row in rank_labels(found, names, compare_labels(found, names)) if row.metric == "apc")
+    apc = next(row for row in rank_labels(found, [names], compare_labels(found, names)) if row.metric == "apc")
     assert apc.best == "unified"
 
 
@@ -291,3 +295,10 @@ def test_policies_stand_in_the_order_of_the_specification() -> None:
     names = [("mine", "mine"), ("unified x=2", "unified"), ("sticky", "sticky"), ("round_robin", "round_robin")]
     found = [label for label, _ in sorted(names, key=lambda item: order_of(*item))]
     assert found == ["round_robin", "sticky", "unified x=2", "mine"]
+
+
+def test_a_policy_leads_alone_only_if_that_stands_after_the_correction() -> None:
+    row = Standing("ttft_p90_s", "a", Estimate(1.0), ("b", "c"), (), (), "")
+    assert not replace(row, corrected=("b",)).alone
+    assert replace(row, corrected=("b", "c")).alone
+    assert not replace(row, corrected=("b", "c"), level=("d",)).alone

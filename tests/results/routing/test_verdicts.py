@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from results.routing.claims import UNIFIED, Scale, find_p_value, judge_claims, measure_scale
 from results.routing.metrics import metric_named
 from results.routing.migrations import PolicyMigrations
 from results.routing.moves import Moves
@@ -19,15 +20,18 @@ from results.routing.specification import (
     FULL,
     MIGRATION_ONLY,
     Setting,
+    SpecifiedRow,
     ablation_rows,
     ear_part,
     end_to_end_rows,
-    judge_claims,
     threshold_settings,
 )
 from results.statistics.estimates import Estimate
 from results.statistics.judgement import Outcome, Verdict, judged
+from tests.results.routing.synthetic import Truth, World, loaded
 
+LARGE = Scale(8, shares_cores=False, hot_sessions=64, hot_turns=20, max_inflight_sessions=0)
+SMALL = Scale(2, shares_cores=True, hot_sessions=2, hot_turns=1, max_inflight_sessions=32)
 EAR: Mapping[str, Any] = {"hot_tokens": 100, "cooldown_s": 5.0}
 STAYS: Mapping[str, Any] = {**EAR, "migration": False}
 LEAVES: Mapping[str, Any] = {**EAR, "affinity": False}
@@ -47,6 +51,10 @@ def test_the_parts_of_ear_are_known_by_their_parameters(policy: str, parameters:
     assert ear_part(policy, parameters) == part
 
 
+def labels_of(rows: Sequence[SpecifiedRow]) -> dict[str, str]:
+    return {row.name: row.label for row in rows}
+
+
 def test_rows_are_found_whatever_they_are_called_and_stay_where_they_were_not_run() -> None:
     policies = {"load-balance": "round_robin", "x": "kv_linear", "mine": "ear"}
     rows = {row.name: row for row in end_to_end_rows(policies, {"mine": EAR})}
@@ -61,7 +69,9 @@ def test_no_setting_of_a_grid_stands_for_a_row_of_the_specification() -> None:
     rows = {row.name: row for row in end_to_end_rows(policies, parameters)}
     for name, labels in (("EAR", ("a", "b")), ("kvcache+load", ("x", "y"))):
         assert (rows[name].label, rows[name].others) == ("", labels)
-    assert judge_claims(ablation_rows(policies, parameters), [], moves()) == ()  # and none is judged by it
+    assert (
+        judge_claims(labels_of(ablation_rows(policies, parameters)), [], moves(), LARGE) == ()
+    )  # and none is judged by it
 
 
 def test_of_several_pools_the_even_ones_are_the_specifications() -> None:
@@ -113,7 +123,7 @@ ROWS = ablation_rows({"ear": "ear", "stays": "ear", "leaves": "ear"}, {"ear": EA
 
 
 def judged_claims(pairs: list[Pair], found: Moves) -> dict[str, Outcome]:
-    return {one.name: one.outcome for one in judge_claims(ROWS, pairs, found)}
+    return {one.name: one.outcome for one in judge_claims(labels_of(ROWS), pairs, found, LARGE)}
 
 
 def test_the_ablation_is_supported_where_the_intervals_say_so_whichever_way_a_pair_stands() -> None:
@@ -173,6 +183,84 @@ FASTER = AgainstArm("ear, KV not moved", 9, 9, SOME, SOME, Estimate(0.5, 0.4, 0.
 def test_moving_kv_is_judged_by_the_arm_that_computes_it_again_else_by_the_fit(
     took: AgainstRecomputing, outcome: Outcome
 ) -> None:
-    (claim,) = (one for one in judge_claims(ROWS, [], moves(took=(took,))) if one.name.startswith("transfer against"))
+    (claim,) = (
+        one
+        for one in judge_claims(labels_of(ROWS), [], moves(took=(took,)), LARGE)
+        if one.name.startswith("transfer against")
+    )
     assert claim.outcome == outcome
     assert took.withheld in claim.reason
+
+
+def test_a_claim_that_does_not_stand_among_all_claims_is_undecided() -> None:
+    """Alone each is decided (p = 0.03); three of them ask for more."""
+    pairs = [
+        compare_two("apc", "stays", "ear", -0.10, -0.055),
+        compare_two("worker_ttft_p90_median_s", "stays", "ear", 0.05, 0.5),
+        compare_two("apc", "leaves", "ear", -0.4, -0.03),
+    ]
+    claims = {one.name: one for one in judge_claims(labels_of(ROWS), pairs, moves(), LARGE)}
+    interferes = claims["ablation: affinity only interferes"]
+    assert interferes.outcome == Outcome.UNDECIDED
+    assert "by itself it holds, corrected it does not" in interferes.reason
+    assert interferes.alone == Outcome.HOLDS
+    assert (interferes.p or 1) < 0.05 < (interferes.p_corrected or 0)
+    (alone,) = (one for one in judge_claims(labels_of(ROWS), pairs[2:], moves(), LARGE) if one.outcome == Outcome.HOLDS)
+    assert alone.name == "ablation: migration only loses locality"
+
+
+def test_the_p_value_agrees_with_the_interval() -> None:
+    assert find_p_value(Estimate(0.5, 0.0, 1.0, launches=3), 0.0) == pytest.approx(0.05)
+    assert find_p_value(Estimate(2.0, 1.0, 4.0, launches=5), 1.0) == pytest.approx(0.05)
+    assert find_p_value(Estimate(0.5, 0.0, 1.0, launches=1), 0.0) is None
+    assert find_p_value(Estimate(0.5, 0.5, 0.5, launches=3), 0.0) == 0.25
+
+
+def test_what_two_instances_on_shared_cores_cannot_settle_says_what_would() -> None:
+    labels = labels_of(ROWS) | {"sticky": "sticky", UNIFIED: "unified"}
+    pairs = [
+        compare_two("worker_ttft_p90_median_s", "stays", "ear", -0.5, -0.4),
+        compare_two("worker_ttft_p90_median_s", "sticky", "unified", 0.5, 0.6),
+    ]
+    large, small = ({one.name: one for one in judge_claims(labels, pairs, moves(), scale)} for scale in (LARGE, SMALL))
+    assert large["ablation: affinity only interferes"].outcome == Outcome.FAILS
+    assert large["3.3: sticky slows every instance"].outcome == Outcome.HOLDS
+    for name in ("ablation: affinity only interferes", "3.3: sticky slows every instance", "C3: EAR dominates"):
+        assert (small[name].outcome, small[name].label) == (Outcome.OPEN, "not testable at this scale")
+        for part in ("2 instances that share a host's cores", "8 or more", "10 or more", "no limit"):
+            assert part in small[name].reason
+
+
+def paper(*pairs: Pair) -> dict[str, Outcome]:
+    names = ("load-balance", "LMetric", "kvcache+load", "sticky", "static PD-disagg")
+    labels = labels_of(ROWS) | {name: name for name in names}
+    return {one.name: one.outcome for one in judge_claims(labels, pairs, moves(), LARGE)}
+
+
+def test_the_papers_own_claims_are_judged() -> None:
+    found = paper(
+        compare_two("amplification", "ear", "load-balance", -0.9, -0.8),
+        compare_two("apc", "sticky", "LMetric", 0.2, 0.21),
+        compare_two("ttft_p50_s", "static PD-disagg", "load-balance", -0.52, -0.5),
+    )
+    assert found["C1: dispatch coupling"] == Outcome.HOLDS
+    assert found["3.1: load balance loses locality"] == Outcome.HOLDS
+    assert found["3.2: static pools meet the KV wall"] == Outcome.FAILS
+    assert found["C3: EAR dominates"] == Outcome.UNDECIDED
+
+
+@pytest.mark.parametrize(("apc", "outcome"), [((0.1, 0.101), Outcome.HOLDS), ((-0.101, -0.1), Outcome.FAILS)])
+def test_ear_dominates_only_where_every_comparison_says_so(apc: tuple[float, float], outcome: Outcome) -> None:
+    pairs = [
+        compare_two(metric, "ear", name, *(apc if metric == "apc" else (-0.501, -0.5)))
+        for name in ("load-balance", "LMetric", "kvcache+load", "sticky", "static PD-disagg")
+        for metric in ("ttft_p90_s", "tpot_p90_s", "apc", "worker_ttft_p90_max_s", "amplification")
+    ]
+    assert paper(*pairs)["C3: EAR dominates"] == outcome
+
+
+def test_the_scale_is_counted_from_the_turns() -> None:
+    cells = [loaded(World(sessions=10, turns=4, instances=2), Truth("a"))]
+    scale = measure_scale(cells, "cpu")
+    assert (scale.instances, scale.shares_cores, scale.hot_sessions, scale.hot_turns) == (2, True, 5, 4.0)
+    assert scale.max_inflight_sessions == 0

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 
 from results.connector_tax.measurements import Measurements
 from results.measures.saturation import ReferenceRates
@@ -66,13 +68,18 @@ def summary(
 
 SEEDS = range(20)
 """Each gives one run; a 95 % interval misses the truth in one of them, and in five or more once in 400 times."""
+MANY_SEEDS = range(400)
+SIMULATIONS = pytest.mark.parametrize(
+    "seeds", [pytest.param(SEEDS, id="20"), pytest.param(MANY_SEEDS, id="400", marks=pytest.mark.long)]
+)
+"""A few runs each time; 400, which tell 95 % from 91 %, with the long tests."""
 
 
 def as_promised(hits: Iterable[bool]) -> bool:
-    """Whether a statement that should hold for 95 % of the SEEDS holds for about as many."""
+    """Whether a statement that should hold for 95 % of the runs holds for as many, less 3 binomial standard errors."""
     found = list(hits)
-    assert len(found) == len(SEEDS)
-    return sum(found) >= 16
+    assert len(found) >= len(SEEDS)
+    return sum(found) >= math.floor(0.95 * len(found) - 3 * math.sqrt(0.95 * 0.05 * len(found)))
 
 
 def bounds(found: Estimate) -> tuple[float, float]:

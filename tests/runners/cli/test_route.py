@@ -18,7 +18,9 @@ from runners.errors import RunnerError
 from runners.router.spec import (
     InstanceSpec,
     KvEndpoint,
+    Prewarm,
     RouterLine,
+    RouterReady,
     RouterSpec,
     RouterTick,
     TickInstance,
@@ -145,3 +147,37 @@ def test_a_person_is_told_of_instances_that_come_and_go(capsys: pytest.CaptureFi
     for why in ("", "draining", "draining", ""):
         tell(tick(why))
     assert capsys.readouterr().err.splitlines() == ["a is not picked: draining", "a is picked again"]
+
+
+def test_a_prompt_is_computed_ahead_by_every_instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[RouterSpec] = []
+    monkeypatch.setattr("runners.router.server.serve.serve", lambda spec, tell: served.append(spec))
+    shared = tmp_path / "shared.json"
+    shared.write_text('{"model": "m", "token_ids": [1, 2, 3, 4]}')
+    route = ("route", "-i", "http://h:1", "--policy", "kv_aware", "--prewarm", str(shared))
+    main = get_command(app).main
+    main(route, standalone_mode=False)
+    main([*route, "--set", "prewarm_tokens=2"], standalone_mode=False)
+    assert [spec.prewarm for spec in served] == [Prewarm("m", (1, 2, 3, 4)), Prewarm("m", (1, 2))]
+    with pytest.raises(RunnerError, match="no prompt is named"):
+        main(["route", "-i", "http://h:1", "--policy", "kv_aware", "--set", "prewarm_tokens=2"], standalone_mode=False)
+    shared.write_text('{"model": "m"}')
+    with pytest.raises(RunnerError, match="token_ids"):
+        main(route, standalone_mode=False)
+
+
+@pytest.mark.parametrize(("text", "expected"), [((), 0), (("20",), 20), (("max_tokens",), "max_tokens")])
+def test_what_is_reserved_for_an_answer_is_an_option(
+    text: tuple[str, ...], expected: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[RouterSpec] = []
+    monkeypatch.setattr("runners.router.server.serve.serve", lambda spec, tell: served.append(spec))
+    options = [part for value in text for part in ("--reserved-output", value)]
+    get_command(app).main(["route", "-i", "http://h:1", *options], standalone_mode=False)
+    assert served[0].reserved_output == expected
+
+
+def test_it_says_by_which_rule_it_decides(capsys: pytest.CaptureFixture[str]) -> None:
+    tell = _Narrator(RouterSpec((InstanceSpec("a", "http://h:1"),)))
+    tell(RouterLine(ready=RouterReady("http://127.0.0.1:1", 1, ("a",), 16)))
+    assert "policy unified_spread: As unified, but new sessions go" in " ".join(capsys.readouterr().err.split())

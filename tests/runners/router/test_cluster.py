@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,10 +29,11 @@ def make(*names: str, capacity: int | None = None) -> Cluster:
 
 def test_a_request_is_counted_at_its_pick_and_released_in_two_steps() -> None:
     cluster = make("a", "b", capacity=5000)
-    reservation = cluster.reserve_counters(to("a"), ask(1000, {"a": 300, "b": 900}, max_tokens=200))
+    asked = replace(ask(1000, {"a": 300, "b": 900}, max_tokens=4000), reserved_tokens=200)
+    reservation = cluster.reserve_counters(to("a"), asked)
     now = at(cluster, "a")
     assert (now.num_requests, now.pending_prefill_tokens, now.ongoing_tokens) == (1, 700, 1000)
-    assert (now.ongoing_decode_tokens, now.free_kv_tokens) == (0, 3800)
+    assert (now.ongoing_decode_tokens, now.free_kv_tokens) == (0, 3800), "what is reserved, not what is asked for"
     reservation.end_prefill()
     now = at(cluster, "a")
     assert (now.num_requests, now.pending_prefill_tokens, now.ongoing_tokens) == (1, 0, 1000)
@@ -123,6 +126,22 @@ def test_what_is_on_its_way_is_not_pending_unless_it_does_not_come(
     reservation.end_prefill()
     reservation.end_transfer(arrived=True)
     reservation.end()
+    assert is_idle(cluster.take_view().instances)
+
+
+@pytest.mark.parametrize("how", ["arrived", "lost", "ended"])
+def test_what_a_migration_takes_along_is_not_free_at_its_source_until_it_is_over(how: str) -> None:
+    members = [Member(name, kv_capacity_tokens=5000, block_tokens=16) for name in "ht"]
+    cluster = Cluster(members, lambda: 0.0)
+    reservation = cluster.reserve_counters(Decision("test", "t", "test", migrate_from="h"), ask(1000, {"h": 920}))
+    assert (at(cluster, "h").retained_tokens, at(cluster, "h").free_kv_tokens) == (912, 5000 - 912)
+    if how == "ended":
+        reservation.end()
+    else:
+        reservation.end_transfer(arrived=how == "arrived")
+    assert (at(cluster, "h").retained_tokens, at(cluster, "h").free_kv_tokens) == (0, 5000)
+    reservation.end()
+    reservation.end_transfer(arrived=True)
     assert is_idle(cluster.take_view().instances)
 
 
@@ -220,7 +239,7 @@ def test_a_pause_ends_by_itself() -> None:
 def test_capacity_may_be_learnt_later() -> None:
     cluster = make("a")
     assert at(cluster, "a").free_kv_tokens is None
-    held: RoutedRequest = ask(900, max_tokens=300)
+    held: RoutedRequest = ask(1100)
     cluster.reserve_counters(to("a"), held)
     cluster.set_capacity("a", 1000)
     assert at(cluster, "a").free_kv_tokens == 0, "never below"

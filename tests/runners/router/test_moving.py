@@ -304,7 +304,10 @@ async def test_a_defect_in_a_later_pick_is_a_500_as_well(
 ) -> None:
     """Only the client would notice: the pick is made in a callback of a connection, or of the loop."""
     names = ("a", "b", "c") if moment == "retried" else ("a", "b")
-    async with instances(*names) as both, router(both, "static_pd", parameters=PD) as routed:
+    async with (
+        instances(*names) as both,
+        router(both, "static_pd", parameters=PD, reserved_output="max_tokens") as routed,
+    ):
         dispatcher, traffic = routed.server._dispatcher, routed.server._traffic
         pick = dispatcher.pick_instance
         both[1].gate = asyncio.Event()

@@ -61,7 +61,7 @@ def test_pools_compare_within_their_pool() -> None:
     assert "went to d1, its prompt computed by p1." in lines[""]
     assert "picked for the prompt" in lines["p1"]
     assert "2500 against 2100" in lines["p0"]
-    assert "ruled out: 1500 KV tokens free, 2100 needed" in lines["d0"]
+    assert "ruled out: 1500 KV tokens free, 2000 needed" in lines["d0"]
 
 
 def test_a_migration_is_told_with_its_gates_and_what_became_of_it() -> None:
@@ -77,12 +77,12 @@ def test_a_migration_is_told_with_its_gates_and_what_became_of_it() -> None:
         "its KV was to be moved from a first",
         "Gate hot passed: a has 5000 prompt tokens pending > 4000.",
         "Gate cooldown passed: 0.0 s of 30 s left <= 0 (migrated 41.5 s before).",
-        "Gate target passed: 1 instances are less busy than a and have room for 1100 KV tokens >= 1.",
+        "Gate target passed: 1 instances are less busy than a and have room for 1000 KV tokens >= 1.",
         "no KV was moved: the target computed what it did not hold",
     ):
         assert part in lines[""]
     assert "ruled out: it is hot: 5000 prompt tokens pending" in lines["a"]
-    assert "ruled out: 20 KV tokens free, 1100 needed" in lines["c"]
+    assert "ruled out: 20 KV tokens free, 1000 needed" in lines["c"]
     stays = why_lines(policy, replace(request, since_migration_s=1.0), cluster)
     assert "Gate cooldown failed: 29.0 s of 30 s left <= 0 (migrated 1.0 s before)." in stays[""]
     assert "prompt tokens pending there 0 against 5000), but the score did not decide" in stays["b"]

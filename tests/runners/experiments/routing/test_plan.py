@@ -108,7 +108,8 @@ def test_the_presets_of_this_machine_take_as_long_as_they_promise() -> None:
     assert plan_of(grid("full")).estimated_s < 30 * 60
     assert plan_of(grid("recorded")).estimated_s < 30 * 60
     assert plan_of(grid("demo")).estimated_s < 6 * 60
-    assert plan_of(grid("baselines")).estimated_s < 13 * 60
+    assert plan_of(grid("baselines")).estimated_s < 17 * 60
+    assert plan_of(grid("steady")).estimated_s < 40 * 60
     assert plan_of(grid("sensitivity")).estimated_s < 13 * 60
     assert plan_of(msgspec.structs.replace(grid("load-floor"), trials=1)).estimated_s < 8 * 60
     assert plan_of(msgspec.structs.replace(grid("load-floor-100"), trials=1)).estimated_s < 3 * 60
@@ -133,9 +134,11 @@ def test_the_specifications_comparisons_are_presets_of_every_profile(name: str) 
         for preset in ("baselines", "sensitivity", "load-floor")
     }
     baselines = {cell.params["policy"] for cell in replays(plans["baselines"])}
-    assert baselines == {"round_robin", "lmetric", "kv_linear", "sticky", "static_pd", "ear"}
+    assert baselines == {
+        "round_robin", "lmetric", "kv_linear", "sticky", "unified", "leastwork", "static_pd", "ear",
+    }  # fmt: skip
     ear = {cell.label: cell.params for cell in replays(plans["baselines"]) if cell.params["policy"] == "ear"}
-    assert set(ear) == {"EAR", "EAR, KV not moved", "EAR (affinity only)", "EAR (migration only)"}
+    assert set(ear) == {"EAR", "EAR, output known", "EAR, KV not moved", "EAR (affinity only)", "EAR (migration only)"}
     moved, kept = ear["EAR"], ear["EAR, KV not moved"]
     assert (moved["moves_kv"], kept["moves_kv"]) == (True, False)
     assert all(moved[name] == kept[name] for name in ("parameters", "roles", "transfer"))
@@ -418,6 +421,48 @@ def test_the_presets_engines_are_the_runs_engines() -> None:
     assert settings.kv_cache_memory_bytes == of.engine.kv_cache_memory_bytes
     plan = prepare(RunOptions(EXPERIMENT, "cpu-tiny", "smoke")).plan
     assert plan.inputs["profile"]["engine"]["block_size"] == 32
+
+
+def test_arrival_rates_are_swept_as_arms_of_one_run() -> None:
+    arm = {"name": "ear", "label": "EAR", "sweep": {"time_scale": [0.02, 0.01], "cooldown_s": [1.0]}}
+    of = of_arms([arm | {"parameters": {"hot_tokens": 100}}, "unified"])
+    cells = {cell.label: cell for cell in replays(plan_of(of))}
+    assert {label: cell.params["time_scale"] for label, cell in cells.items()} == {
+        "EAR time_scale=0.02 cooldown_s=1": 0.02,
+        "EAR time_scale=0.01 cooldown_s=1": 0.01,
+        "unified": 0.01,
+    }
+    assert cells["EAR time_scale=0.02 cooldown_s=1"].params["parameters"] == {"hot_tokens": 100, "cooldown_s": 1.0}
+    slow, fast = (cells[f"EAR time_scale={scale} cooldown_s=1"].estimated_s for scale in ("0.02", "0.01"))
+    assert slow - fast == pytest.approx(of.expected_replay_s)
+    with pytest.raises(RunnerError, match="a policy's own"):
+        of_arms(["unified"], ["unified.time_scale=0"])
+
+
+def test_what_knowing_the_output_is_worth_is_an_arm() -> None:
+    of = of_arms(["static_pd", {"name": "static_pd", "reserved_output": "max_tokens"}])
+    reserved = {cell.label: cell.params["reserved_output"] for cell in replays(plan_of(of))}
+    assert reserved == {"static_pd 1P+1D": 0, "static_pd 1P+1D reserved_output=max_tokens": "max_tokens"}
+    assert any("which no router knows" in line for line in note_transfer_rules(of))
+    assert of_arms(["static_pd"], ["static_pd.reserved_output=20"]).policies[0].reserved_output == 20
+    with pytest.raises(RunnerError, match="reserved_output"):
+        of_arms(["static_pd"], ["static_pd.reserved_output=-1"])
+
+
+@pytest.mark.parametrize("name", ["cpu-tiny", "h20-qwen3-coder-30b"])
+def test_the_baselines_stand_beside_unified_and_least_work_and_loads_are_swept_without_a_limit(name: str) -> None:
+    presets = load_profile(name).experiments[EXPERIMENT]
+    baselines = read_grid(presets, name, "baselines")
+    assert {"unified", "leastwork", "round_robin", "lmetric", "kv_linear", "sticky", "static_pd", "ear"} <= {
+        policy.name for policy in baselines.policies
+    }
+    steady = read_grid(presets, name, "steady")
+    assert steady.replay.max_inflight_sessions == 0
+    assert len({steady.time_scale(policy) for policy in steady.policies}) == 3
+    for limit in (64, 128):
+        assert read_grid(presets, name, f"inflight-{limit}").replay.max_inflight_sessions == limit
+    for preset in ("skew-low", "skew-high", "pool-small", "pool-large"):
+        assert {policy.name for policy in read_grid(presets, name, preset).policies} == {"sticky", "static_pd", "ear"}
 
 
 def test_a_run_planned_with_older_names_resumes_as_it_was() -> None:

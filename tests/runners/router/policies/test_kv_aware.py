@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -187,6 +188,17 @@ def test_without_a_prefill_instance_that_is_up_the_decode_instance_computes() ->
     assert made.instance.startswith("d")
     assert made.prefill == ""
     assert not next(gate for gate in made.gates if gate.name == "prefill").passed
+
+
+def test_a_prompt_is_computed_where_it_has_room() -> None:
+    full = load("p0", role="prefill", free_kv_tokens=2000)
+    room = load("p1", pp=9000, role="prefill", free_kv_tokens=2001)
+    made = KvAware().decide(ask(2000), pools(p0=full, p1=room))
+    assert made.prefill == "p1"
+    assert "2000 KV tokens free, 2001 needed" in next(one.ruled_out for one in made.candidates if one.instance == "p0")
+    nowhere = KvAware().decide(ask(2000), pools(p0=full, p1=replace(room, free_kv_tokens=0)))
+    assert (nowhere.prefill, nowhere.instance[0]) == ("", "d"), "the decode instance computes it"
+    assert not next(gate for gate in nowhere.gates if gate.name == "prefill").passed
 
 
 def test_the_floor_bonus_counts_the_instances_that_decode_alone() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -170,9 +171,13 @@ def test_static_pools_prefill_by_work_and_decode_by_free_kv() -> None:
     assert StaticPD().decide(ask(1000, {"p0": 900}), view(*PD)).prefill == "p0", "500 + 100 against 100 + 1000"
 
 
-def test_static_pools_check_that_prompt_and_output_fit() -> None:
+def test_static_pools_check_that_prompt_and_reserved_output_fit() -> None:
     made = StaticPD().decide(ask(2000), view(*PD))
-    assert {one.instance: one.ruled_out for one in made.candidates}["d0"] == "1500 KV tokens free, 2100 needed"
+    assert {one.instance: one.ruled_out for one in made.candidates}["d0"] == "1500 KV tokens free, 2000 needed"
+    longer = replace(ask(1450), reserved_tokens=100)
+    assert {one.instance: one.ruled_out for one in StaticPD().decide(longer, view(*PD)).candidates}["d0"] == (
+        "1500 KV tokens free, 1550 needed"
+    )
     assert made.instance == "d1"
     full = StaticPD().decide(ask(4500), view(*PD))
     assert (full.instance, full.reason) == ("", "wait_decode_kv")

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from results.records.decisions import InstanceLoad
-from runners.router.policies.unified import ApproachA, Unified
+from runners.router.policies.unified import ApproachA, Unified, UnifiedSpread
 from tests.runners.router.views import ask, load, view
 
 
@@ -95,13 +95,12 @@ def test_fresh_sessions_on_an_idle_cluster_take_turns() -> None:
 def test_a_shared_prompt_draws_fresh_sessions_together_unless_they_are_spread() -> None:
     loads = load("a", active_sessions=3), load("b"), load("c")
     request = ask(1000, {"a": 112})
-    literal = Unified(spread_cold=False)
-    assert literal.decide(request, view(*loads)).instance == "a", "as the specification's second key has it"
-    made = Unified().decide(request, view(*loads))
-    assert made.instance == "b"
+    assert Unified().decide(request, view(*loads)).instance == "a", "as the specification's second key has it"
+    made = UnifiedSpread().decide(request, view(*loads))
+    assert (made.policy, made.instance) == ("unified_spread", "b")
     assert made.keys[1] == "active_sessions"
     warm = ask(1000, {"a": 112}, owner="c")
-    assert Unified().decide(warm, view(*loads)).instance == "a", "only for sessions without an owner"
+    assert UnifiedSpread().decide(warm, view(*loads)).instance == "a", "only for sessions without an owner"
 
 
 def test_an_owner_that_is_down_or_paused_is_left() -> None:
