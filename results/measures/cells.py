@@ -20,8 +20,9 @@ from results.measures.step_durations import (
     step_series,
     step_values,
     steps_in_window,
+    whole_step,
 )
-from results.measures.summary import LATENCIES, CellSummary, Shape
+from results.measures.summary import LATENCIES, CellSummary, Shape, percentile_name
 from results.records.errors import ArtifactError
 from results.records.frames import Gap, artifact_name, read_cell, read_metrics, read_requests, read_steps
 from results.records.layout import ConfigLayout, RunLayout, beside_cell
@@ -67,6 +68,9 @@ def analyse_cell(cell_json: Path) -> CellSummary:
         path=artifact_name(cell_json),
         gaps=gaps,
         t_end_unix_s=record.t_start_unix_s + (record.t_window_end_ns - record.t_start_ns) / 1e9,
+        instance=str(record.instance.get("instance", "")),
+        settings=record.instance.get("settings") or {},
+        gpu=record.gpu,
     )
 
 
@@ -106,7 +110,7 @@ def headline(summary: CellSummary) -> dict[str, Any]:
         "completed": summary.counts["completed"],
         "dropped": summary.counts["dropped"],
         "failed": summary.counts["failed"],
-        "step_p50_us": summary.value("engine_step_p50_us"),
+        "step_p50_us": summary.value(percentile_name(whole_step([summary.step_timing]), "p50")),
         "connector_total_p50_us": summary.value("connector_total_p50_us"),
         "saturated": judge_alone(summary).saturated,
     }

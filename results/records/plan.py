@@ -63,3 +63,13 @@ class RunPlan:
     """Everything that shapes numbers (profile, configs, grid, engine and probe versions); the fingerprint covers it."""
     fingerprint: str
     """SHA-256 over the canonical JSON of `inputs`, `seed`, stages and cells."""
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedChanges:
+    """A resume with --accept-changes: a row of the run's `accepted_changes.jsonl`."""
+
+    t_unix_s: float
+    """When the run process started."""
+    changes: str
+    """`key: before -> after`, joined by semicolons."""

@@ -9,7 +9,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class GpuSample:
-    """A row of `gpu_util.csv`; the file holds its header alone where no GPU answers."""
+    """A row of `gpu_util.csv` or `gpu_util_<phase>_<cell>.csv`; the file holds its header alone where no GPU answers."""
 
     t_ns: int
     """When the sample was requested."""
@@ -19,6 +19,8 @@ class GpuSample:
     """Share of the last sample period with a kernel running."""
     memory_used_mib: float
     """Of the GPU's memory."""
+    clock_mhz: float | None = None
+    """Of its multiprocessors; None = the GPU does not state it."""
 
 
 @dataclass(frozen=True, slots=True)

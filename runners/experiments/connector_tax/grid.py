@@ -76,6 +76,8 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     phase_b_prime: PhaseBPrime = PhaseBPrime()
     hard_stop_factor: float = 3.0
     """A cell ends at this multiple of its expected duration whatever it has."""
+    drain_s: float = 300.0
+    """How long the requests in flight when sending stops may take at most; what is still open then is cut."""
     arrival: str = "constant"
     trials: int = 1
     """How often every load cell is measured, each time on fresh engines, the configs in a new random order."""
@@ -107,6 +109,7 @@ def _check_grid(grid: Grid, where: str) -> None:
         (grid.min_completed < 1, "min_completed must be at least 1"),
         (grid.trials < 1, "trials must be at least 1"),
         (grid.hard_stop_factor < 1, "hard_stop_factor must be at least 1"),
+        (grid.drain_s < 0, "drain_s must be 0 or more"),
         (grid.arrival not in ("constant", "poisson"), "arrival must be constant or poisson"),
         (
             bool(grid.phase_b.input_tokens) != bool(grid.phase_b.output_tokens),

@@ -172,6 +172,7 @@ class _Trial:
             "min_completed": grid.min_completed,
             "hard_stop_factor": grid.hard_stop_factor,
             "inflight_cap": grid.inflight_cap,
+            "drain_s": grid.drain_s,
             "lateness_p99_s": grid.fidelity.lateness_p99_s,
             "achieved_ratio": grid.fidelity.achieved_ratio,
         }
