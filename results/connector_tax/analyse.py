@@ -8,6 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from results.connector_tax.attribution import Attribution, attribute_taxes
+from results.connector_tax.capacity import Capacity, measure_capacity
 from results.connector_tax.combined_taxes import (
     Additivity,
     Amplification,
@@ -18,6 +20,7 @@ from results.connector_tax.combined_taxes import (
     decompose_taxes,
     follow_trends,
 )
+from results.connector_tax.engine_changes import EngineChange, list_engine_changes
 from results.connector_tax.launch_noise import LaunchNoise, measure_launch_noise
 from results.connector_tax.manifest import manifest_rows
 from results.connector_tax.measurements import Measurements
@@ -25,6 +28,7 @@ from results.connector_tax.tax import TaxRow, noise_floor, tax_table
 from results.connector_tax.verdicts import judge_hypotheses, judge_success
 from results.measures.cells import Collected, collect_cells, request_samples, step_samples
 from results.measures.drift import Drift, measure_drifts
+from results.measures.goodput import Slo, measure_goodput
 from results.measures.saturation import (
     REF_LOAD,
     REF_SAFE,
@@ -41,7 +45,7 @@ from results.records.frames import Gap
 from results.records.layout import RunLayout
 from results.records.manifest import ManifestRow
 from results.records.run_folder import Decision, RunFacts, missing_files, preflight_decisions, run_facts
-from results.statistics.estimates import Samples
+from results.statistics.estimates import Estimate, Samples
 from results.statistics.judgement import Judgement
 
 
@@ -68,6 +72,9 @@ class Analysis:
     drift: tuple[Drift, ...] = ()
     verdicts: tuple[Judgement, ...] = ()
     """H1 to H6."""
+    engine_changes: tuple[EngineChange, ...] = ()
+    attribution: tuple[Attribution, ...] = ()
+    capacity: tuple[Capacity, ...] = ()
     criteria: tuple[Judgement, ...] = ()
     """The success criteria 1 to 7."""
 
@@ -95,6 +102,8 @@ def analyse(root: Path) -> Analysis:
     lines = follow_trends(measurements)
     verdicts = judge_hypotheses(measurements, rates, decomposition, additivity, lines)
     kept_up = [cell for cell in collected.summaries if not cell.degraded]
+    taxes = tax_table(measurements, rates)
+    changes = list_engine_changes(collected.summaries)
     lacking = (*fact_gaps, *preflight_gaps, *manifest_gaps, *file_gaps, *collected.gaps)
     unmeasured = _find_unmeasured(facts, decisions, collected, rates)
     return Analysis(
@@ -102,7 +111,7 @@ def analyse(root: Path) -> Analysis:
         cells=collected.summaries,
         saturation=saturation,
         rates=rates,
-        taxes=tax_table(measurements, rates),
+        taxes=taxes,
         noise_floor=noise_floor(measurements, rates),
         launch_noise=measure_launch_noise(measurements, rates),
         manifest=manifest,
@@ -114,6 +123,9 @@ def analyse(root: Path) -> Analysis:
         trends=lines,
         drift=measure_drifts(cell for cell in kept_up if not saturation[cell.path].saturated),
         verdicts=verdicts,
+        engine_changes=changes,
+        attribution=attribute_taxes(taxes, collected.summaries, changes),
+        capacity=measure_capacity(collected.summaries, saturation, _goodput_reader(facts, collected.paths)),
         criteria=judge_success(verdicts, facts, manifest, decisions, collected.summaries, lacking, unmeasured),
     )
 
@@ -162,6 +174,12 @@ def _find_unmeasured(
         Gap(f"{config}, phase {phase}", f"not measured: {', '.join(stems)}")
         for (config, phase), stems in sorted(missing.items())
     )
+
+
+def _goodput_reader(facts: RunFacts, paths: Mapping[str, Path]) -> Callable[[CellSummary], Estimate] | None:
+    """Reads a cell's goodput; None where the plan has no SLO."""
+    slo = Slo(**facts.slo)
+    return (lambda cell: measure_goodput(paths[cell.path], slo)) if str(slo) else None
 
 
 def _sample_reader(paths: Mapping[str, Path]) -> Callable[[CellSummary], Mapping[str, Samples]]:

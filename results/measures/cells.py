@@ -35,8 +35,8 @@ def analyse_cell(cell_json: Path) -> CellSummary:
 
     Raises ArtifactError where the record itself cannot be read.
     """
-    record = _read_record(cell_json)
-    requests, request_gaps = _read_cell_requests(cell_json, record)
+    record = read_cell_record(cell_json)
+    requests, request_gaps = read_cell_requests(cell_json, record)
     metrics, metric_gaps = _read_cell_metrics(cell_json, record)
     steps, step_gaps = _read_cell_steps(cell_json, record)
     gaps = (*request_gaps, *metric_gaps, *step_gaps)
@@ -79,14 +79,14 @@ def request_samples(cell_json: Path) -> dict[str, Samples]:
 
     Empty arrays where they cannot be read. Raises ArtifactError as analyse_cell does.
     """
-    record = _read_record(cell_json)
-    frame, _ = _read_cell_requests(cell_json, record)
+    record = read_cell_record(cell_json)
+    frame, _ = read_cell_requests(cell_json, record)
     return {name: np.empty(0) for name in LATENCIES} if frame is None else latency_samples(frame, record)
 
 
 def step_samples(cell_json: Path) -> dict[str, Samples]:
     """The cell's step series (STEP_SERIES, us); empty arrays where not available. Raises ArtifactError."""
-    record = _read_record(cell_json)
+    record = read_cell_record(cell_json)
     frame, _ = _read_cell_steps(cell_json, record)
     return {name: np.empty(0) for name in STEP_SERIES} if frame is None else step_series(frame, record)
 
@@ -116,7 +116,8 @@ def headline(summary: CellSummary) -> dict[str, Any]:
     }
 
 
-def _read_record(cell_json: Path) -> CellRecord:
+def read_cell_record(cell_json: Path) -> CellRecord:
+    """Raises ArtifactError where it is missing, damaged, or has no load or window."""
     record = read_cell(cell_json)
     if isinstance(record, Gap):
         raise ArtifactError(
@@ -130,7 +131,8 @@ def _read_record(cell_json: Path) -> CellRecord:
     return record
 
 
-def _read_cell_requests(cell_json: Path, record: CellRecord) -> tuple[pd.DataFrame | None, tuple[Gap, ...]]:
+def read_cell_requests(cell_json: Path, record: CellRecord) -> tuple[pd.DataFrame | None, tuple[Gap, ...]]:
+    """The requests beside the record, or None and why not."""
     path = beside_cell(cell_json, "requests")
     loaded = read_requests(path, record.checksums.get(path.name))
     return loaded.frame, loaded.gaps

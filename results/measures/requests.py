@@ -7,22 +7,25 @@ Requests that the end of the drain cut are censored: they took at least as long 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+from scipy import special  # not scipy.stats, which takes two seconds to import
 
 from results.measures.columns import metric_samples
 from results.measures.latency import E2E, METRICS, TTFT, Samples
 from results.measures.summary import percentile_estimates
 from results.records.schemas import CellRecord, RequestStatus
-from results.statistics.estimates import Estimate, unknown
+from results.statistics.estimates import LEVEL, Estimate, unknown
 
 _UNREADABLE = "the request records cannot be read"
 
 
-def _due_in_window(frame: pd.DataFrame, record: CellRecord) -> pd.DataFrame:
+def due_in_window(frame: pd.DataFrame, record: CellRecord) -> pd.DataFrame:
+    """The requests whose intended send is in the measured window."""
     return frame[~frame["warmup"].astype(bool) & (frame["t_intended_ns"] < record.t_window_end_ns)]
 
 
@@ -30,7 +33,7 @@ def request_counts(frame: pd.DataFrame | None, record: CellRecord) -> dict[str, 
     """Requests due in the window by how they ended, and `warmup`, those due before it; None = unreadable."""
     if frame is None:
         return dict.fromkeys(("completed", "failed", "dropped", "cut", "warmup"))
-    states = _due_in_window(frame, record)["status"].value_counts()
+    states = due_in_window(frame, record)["status"].value_counts()
     names = {
         "completed": RequestStatus.OK,
         "failed": RequestStatus.ERROR,
@@ -46,14 +49,14 @@ def latency_samples(frame: pd.DataFrame, record: CellRecord) -> dict[str, Sample
 
     Those that were cut before they had a TTFT or an E2E follow as infinity: all that is known is that they were slow.
     """
-    samples = metric_samples(pa.Table.from_pandas(_due_in_window(frame, record), preserve_index=False))
+    samples = metric_samples(pa.Table.from_pandas(due_in_window(frame, record), preserve_index=False))
     cut = censored_samples(frame, record)
     return {name: np.append(values, np.full(len(cut.get(name, ())), np.inf)) for name, values in samples.items()}
 
 
 def censored_samples(frame: pd.DataFrame, record: CellRecord) -> Mapping[str, Samples]:
-    """Of the requests due in the window that were cut before they had a TTFT or an E2E: how long each was waited for."""
-    cut = _due_in_window(frame, record)
+    """How long the requests due in the window were waited for that were cut before they had a TTFT or an E2E."""
+    cut = due_in_window(frame, record)
     cut = cut[cut["status"] == RequestStatus.CUT.value]
     unanswered = cut[cut["t_first_token_ns"].isna()]
     return {TTFT.name: _waited_s(unanswered), E2E.name: _waited_s(cut)}
@@ -86,13 +89,13 @@ def throughput(frame: pd.DataFrame | None, record: CellRecord) -> dict[str, Esti
     whole = frame[frame["status"] == RequestStatus.OK.value]
     ended = whole["t_end_ns"]
     inside = int(((ended >= record.t_window_start_ns) & (ended < record.t_window_end_ns)).sum())
-    due = len(_due_in_window(frame, record))
-    cached = _due_in_window(whole, record)["cached_tokens"]
+    due = len(due_in_window(frame, record))
+    cached = due_in_window(whole, record)["cached_tokens"]
     return stated | {
         "effective_throughput_per_s": Estimate(inside / window_s, n=inside),
         "offered_throughput_per_s": Estimate(due / window_s, n=due),
         "throughput_ratio": Estimate(inside / window_s / requested, n=inside),
-        "cohort_ratio": _cohort_ratio(_due_in_window(frame, record)),
+        "cohort_ratio": _cohort_ratio(due_in_window(frame, record)),
         "cached_prompt_tokens": Estimate(float(cached.sum()), n=int(cached.count()))
         if cached.count()
         else unknown("the engine did not report cached tokens"),
@@ -120,4 +123,26 @@ def _cohort_ratio(due: pd.DataFrame) -> Estimate:
     if cut:
         why = f"{cut} of {len(due)} requests were cut by the end of the drain: the ratio is at most {ratio:.3f}"
         return Estimate(None, high=ratio, n=n, reason=why)
-    return Estimate(ratio, n=n)
+    low, high = _cohort_bounds(completed, ratio) if len(due) == n else (ratio, ratio)
+    return Estimate(ratio, low, high, n)
+
+
+def _cohort_bounds(completed: pd.DataFrame, ratio: float) -> tuple[float | None, float | None]:
+    """Bounds of the cohort's ratio: those of the slope of completion over send time (least squares, Student's t).
+
+    The ratio itself rests on the first and the last completion; one slow request at an end moves it, and not the slope.
+    """
+    sends = completed["t_send_ns"].to_numpy(dtype=np.int64)
+    ends = completed["t_end_ns"].to_numpy(dtype=np.int64)
+    x, y = (sends - sends.min()) / 1e9, (ends - ends.min()) / 1e9
+    degrees = x.size - 2
+    spread = float(((x - x.mean()) ** 2).sum())
+    if degrees < 1 or spread <= 0:
+        return None, None
+    slope = float(((x - x.mean()) * (y - y.mean())).sum()) / spread
+    residual = y - y.mean() - slope * (x - x.mean())
+    error = math.sqrt(float(residual @ residual) / degrees / spread)
+    half = float(special.stdtrit(degrees, (1 + LEVEL) / 2)) * error
+    low = 1 / (slope + half) if slope + half > 0 else None
+    high = 1 / (slope - half) if slope - half > 0 else None
+    return (None if low is None else min(low, ratio)), (None if high is None else max(high, ratio))

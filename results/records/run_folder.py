@@ -47,6 +47,8 @@ class RunFacts:
     cells: tuple[PlannedCell, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     thresholds: Mapping[str, float] = field(default_factory=dict)
+    slo: Mapping[str, float] = field(default_factory=dict)
+    """`ttft_s`, `tpot_s`: what a request must meet to count in the goodput; empty = the plan has no objective."""
     host_notes: tuple[str, ...] = ()
     """What the host did meanwhile, and what had changed where the run was resumed all the same, in sentences."""
     host: str = ""
@@ -109,6 +111,7 @@ def run_facts(root: Path) -> tuple[RunFacts, tuple[Gap, ...]]:
             cells=_read_cells(plan.get("cells")),
             versions=_read_strings(_read_object(_read_object(inputs, "engine"), "versions")),
             thresholds=_read_numbers(_read_object(_read_object(inputs, "grid"), "saturation")),
+            slo=_read_numbers(_read_object(_read_object(inputs, "grid"), "slo")),
             host_notes=(*_list_accepted(root), *host_notes(RunLayout(root).host_csv)),
             host=_describe_host(root),
         ),

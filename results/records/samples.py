@@ -9,7 +9,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class GpuSample:
-    """A row of `gpu_util.csv` or `gpu_util_<phase>_<cell>.csv`; the file holds its header alone where no GPU answers."""
+    """A sample of one GPU; the file holds its header alone where no GPU answers."""
 
     t_ns: int
     """When the sample was requested."""

@@ -69,7 +69,9 @@ async def measure_load(cell: CellPlan, attempt: int, rate_per_s: float, context:
             f"the first error was: {first_error(folder.requests)}"
         )
     await asyncio.sleep(STEP_SETTLE_S)
-    record_path = await asyncio.to_thread(_put_in_place, cell, attempt, spec, outcome, instance, context, folder, gpu.use)
+    record_path = await asyncio.to_thread(
+        _put_in_place, cell, attempt, spec, outcome, instance, context, folder, gpu.use
+    )
     summary = await asyncio.to_thread(analyse_cell, record_path)
     return Outcome(headline(summary), _why_degraded(outcome))
 

@@ -59,6 +59,13 @@ class Saturation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ttft_p90_growth: float = 1.5
 
 
+class Slo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a request must meet to count in the goodput (null = no limit)."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+
+
 class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One preset of the experiment."""
 
@@ -85,6 +92,7 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int = 1
     fidelity: Fidelity = Fidelity()
     saturation: Saturation = Saturation()
+    slo: Slo = Slo()
 
 
 def read_grid(tables: Tables, profile: str, preset: str, *, settings: Sequence[str] = ()) -> Grid:

@@ -32,7 +32,12 @@ def cell(
     trial: int = 0,
 ) -> CellSummary:
     """A Phase A cell with just the numbers the criteria read."""
-    values = {"cohort_ratio": ratio, "throughput_ratio": specified or ratio, "waiting_p50": waiting, "ttft_p90_s": ttft_p90_s}
+    values = {
+        "cohort_ratio": ratio,
+        "throughput_ratio": specified or ratio,
+        "waiting_p50": waiting,
+        "ttft_p90_s": ttft_p90_s,
+    }
     return CellSummary(
         cell=f"phase-a/{config}/r{rate:g}", config=config, phase="A", trial=trial, rate_per_s=rate, shape=SHAPE,
         arrival="constant", seed=1, window_s=60.0, t_start_unix_s=0.0, attempt=1, stop_reason="complete", counts={},
