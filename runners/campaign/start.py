@@ -24,6 +24,7 @@ from runners.campaign.experiment import DraftPlan, RunOptions
 from runners.campaign.plan import freeze
 from runners.errors import RunnerError
 from runners.experiments.registry import experiment_named
+from state.events import Noted
 from state.run import RunPlan
 from state.store import RunStore
 from state.workspace import Workspace
@@ -126,14 +127,19 @@ def options_of(plan: RunPlan) -> RunOptions:
     )
 
 
-def create_run(workspace: Workspace, prepared: Prepared) -> Path:
-    """A new run folder with its journal begun and its plan written; returns the folder."""
+def create_run(workspace: Workspace, prepared: Prepared, unrest: str = "") -> Path:
+    """A new run folder with its journal begun and its plan written; returns the folder.
+
+    unrest: why the host is not at rest, for the journal; empty = it is.
+    """
     plan = prepared.plan
     require_disk(workspace.root)
     folder = workspace.create_folder(plan.experiment, prepared.profile.name, datetime.now(UTC))
     write_indented_json(RunLayout(folder).plan, plan)
-    with RunStore.create(folder, folder.name, plan, tracon_version()):
-        return folder
+    with RunStore.create(folder, folder.name, plan, tracon_version()) as store:
+        if unrest:
+            store.append(Noted("warning", folder.name, unrest))
+    return folder
 
 
 def spawn_run_process(folder: Path, *, accept_changes: bool = False) -> subprocess.Popen[bytes]:

@@ -84,6 +84,7 @@ def run(
     """
     from runners.campaign.start import create_run, prepare, require_ports, spawn_run_process
     from runners.cli.asking import skip_stages
+    from runners.samplers.rest import explain_unrest, read_rest
 
     options = from_root(options)
     if dry_run:
@@ -91,8 +92,11 @@ def run(
         return
     prepared = prepare(options, need_engine=True)
     require_ports(prepared)
-    folder = create_run(workspace_of(workspace), prepared)
+    unrest = explain_unrest(read_rest())
+    folder = create_run(workspace_of(workspace), prepared, unrest)
     output.err().print(f"run [bold]{folder.name}[/] in {folder.parent}")
+    if unrest:
+        output.err().print(unrest, style="yellow", markup=False)
     skip_stages(folder, skip_stage or ())
     process = spawn_run_process(folder)
     _accompany_run(folder, process.pid, detach=detach, console=console, json=json)
@@ -271,12 +275,15 @@ def _console_argv(run: str | None, workspace: Path | None) -> list[str]:
 def _print_plan(options: RunOptions, json: bool) -> None:
     from runners.campaign.start import prepare
     from runners.cli.tables import plan_json, plan_tables
+    from runners.samplers.rest import explain_unrest, read_rest
 
     prepared = prepare(options, need_engine=False)
+    unrest = explain_unrest(read_rest())
+    notes = (*prepared.draft.notes, *([unrest] if unrest else []))
     if json:
-        output.print_json(plan_json(prepared.plan, prepared.draft.sums))
+        output.print_json(plan_json(prepared.plan, prepared.draft.sums, notes))
     else:
-        output.out().print(plan_tables(prepared.plan, prepared.draft.sums, prepared.draft.notes))
+        output.out().print(plan_tables(prepared.plan, prepared.draft.sums, notes))
 
 
 def from_root(options: RunOptions) -> RunOptions:
