@@ -83,7 +83,7 @@ def _find_engine(profile: Profile, engine_python: Path | None, need_engine: bool
 
 def _describe_inputs(draft: DraftPlan, engine: Engine | None) -> Mapping[str, Any]:
     described = msgspec.to_builtins(draft.profile)
-    for key in ("description", "experiments", "experiment"):
+    for key in ("description", "capacity", "experiments", "experiment"):
         described.pop(key, None)
     return {
         "profile": described,

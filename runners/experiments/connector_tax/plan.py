@@ -5,17 +5,19 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import msgspec
 
 from launch.command import ports_needed
-from launch.profile import ConnectorConfig, Profile, load_config
+from launch.profile import Capacity, ConnectorConfig, Profile, load_config
 from results.records.baseline import BASELINE, REPEAT
 from runners.campaign.experiment import DraftPlan, RunOptions
-from runners.campaign.plan import Sum, load_cell_s
+from runners.campaign.plan import Sum
 from runners.errors import RunnerError
 from runners.experiments.connector_tax.grid import EXPERIMENT, Grid, read_grid
+from runners.experiments.connector_tax.sustainable import expected_cell_s, list_unsustainable
 from state.run import CellPlan, StagePlan
 
 STAGES = (
@@ -28,6 +30,7 @@ STAGES = (
 REF_SAFE = "ref_safe"
 REF_LOAD = "ref_load"
 COMPUTE_S = 2.0
+NO_LIMIT = Capacity()
 
 PHASE_A, PHASE_B, PHASE_B_PRIME = "A", "B", "Bp"
 STAGE_OF = {PHASE_A: "phase-a", PHASE_B: "phase-b", PHASE_B_PRIME: "phase-b"}
@@ -52,7 +55,7 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
         seed=seed,
         configs=tuple(configs[name] for name in orders[0]),
         stages=STAGES,
-        cells=list_cells(grid, orders, seed, release_wait_s),
+        cells=list_cells(grid, orders, seed, release_wait_s, profile.capacity),
         ports=max(ports_needed(config) for config in configs.values()),
         inputs={
             "grid": msgspec.to_builtins(grid),
@@ -60,7 +63,8 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
             "config_names": list(options.configs or grid.configs),
             **({"settings": list(options.settings)} if options.settings else {}),
         },
-        sums=arithmetic(grid, list(configs), release_wait_s),
+        sums=arithmetic(grid, list(configs), release_wait_s, profile.capacity),
+        notes=list_unsustainable(grid, profile.capacity),
     )
 
 
@@ -87,10 +91,12 @@ def draw_orders(grid: Grid, configs: Sequence[str], seed: int) -> list[list[str]
     return [draw.sample(configs, len(configs)) for _ in range(grid.trials)]
 
 
-def list_cells(grid: Grid, orders: Sequence[Sequence[str]], seed: int, release_wait_s: float) -> list[CellPlan]:
+def list_cells(
+    grid: Grid, orders: Sequence[Sequence[str]], seed: int, release_wait_s: float, capacity: Capacity = NO_LIMIT
+) -> list[CellPlan]:
     """Every cell in the order it runs; `orders`: per trial, the configs' names."""
     engine_s = grid.engine_start_s + release_wait_s
-    trials = [_Trial(grid, seed, engine_s, number, tuple(order)) for number, order in enumerate(orders)]
+    trials = [_Trial(grid, seed, engine_s, number, tuple(order), capacity) for number, order in enumerate(orders)]
     return [
         *_preflight_cells(orders[0], grid, engine_s),
         *(cell for trial in trials for cell in trial.phase_a()),
@@ -117,6 +123,7 @@ class _Trial:
     engine_s: float
     number: int
     order: tuple[str, ...]
+    capacity: Capacity
 
     def phase_a(self) -> Iterator[CellPlan]:
         phase = self.grid.phase_a
@@ -185,17 +192,23 @@ class _Trial:
             config=config,
             label=label,
             params={**params, **load},
-            estimated_s=_load_s(grid, expected_rate_per_s) + (self.engine_s if first else 0.0),
+            estimated_s=expected_cell_s(
+                grid, self.capacity, expected_rate_per_s, (load["input_tokens"], load["output_tokens"])
+            )
+            + (self.engine_s if first else 0.0),
             trial=self.number,
         )
 
 
-def arithmetic(grid: Grid, configs: Sequence[str], release_wait_s: float) -> tuple[Sum, ...]:
+def arithmetic(
+    grid: Grid, configs: Sequence[str], release_wait_s: float, capacity: Capacity = NO_LIMIT
+) -> tuple[Sum, ...]:
     """How the estimate of the engine stages comes about (specs/connector_tax, "Updated runtime estimate")."""
     count, start_s, trials = len(configs), grid.engine_start_s, grid.trials
     around = f"{start_s:g} s start + {{}} + {release_wait_s:g} s release"
-    cells_a = [_load_s(grid, rate) for rate in grid.phase_a.rates_per_s]
-    shapes = len(grid.phase_b.input_tokens) * len(grid.phase_b.output_tokens)
+    swept = (grid.phase_a.input_tokens, grid.phase_a.output_tokens)
+    cells_a = [expected_cell_s(grid, capacity, rate, swept) for rate in grid.phase_a.rates_per_s]
+    shapes = [(i, o) for i in grid.phase_b.input_tokens for o in grid.phase_b.output_tokens]
     prime = len(set(configs) & set(grid.phase_b_prime.configs))
     times = f"{trials} trials x " if trials > 1 else ""
     lines = [
@@ -212,30 +225,24 @@ def arithmetic(grid: Grid, configs: Sequence[str], release_wait_s: float) -> tup
     ]
     if not shapes:
         return tuple(lines)
-    cell_b = _load_s(grid, grid.expected_ref_safe_per_s)
+    rate = grid.expected_ref_safe_per_s
+    cells_b = [expected_cell_s(grid, capacity, rate, shape) for shape in shapes]
     lines.append(
         Sum(
             "phase-b",
-            f"{times}{count} configs x ({around.format(f'{shapes} cells x {cell_b:g} s')}), "
-            f"if ref_safe is {grid.expected_ref_safe_per_s:g} req/s",
-            trials * count * (start_s + shapes * cell_b + release_wait_s),
+            f"{times}{count} configs x ({around.format(f'({_join_sum(cells_b)}) s of cells')}), "
+            f"if ref_safe is {rate:g} req/s",
+            trials * count * (start_s + sum(cells_b) + release_wait_s),
         )
     )
     if prime and grid.phase_b_prime.shapes:
-        cells = len(grid.phase_b_prime.shapes)
-        text = f"{times}{prime} configs x {cells} cells x {cell_b:g} s, where ref_load differs from ref_safe"
-        lines.append(Sum("phase-b", text, trials * prime * cells * cell_b))
+        cells_p = [expected_cell_s(grid, capacity, rate, shape) for shape in grid.phase_b_prime.shapes]
+        text = f"{times}{prime} configs x ({_join_sum(cells_p)}) s of cells, where ref_load differs from ref_safe"
+        lines.append(Sum("phase-b", text, trials * prime * sum(cells_p)))
     return tuple(lines)
 
 
-def _load_s(grid: Grid, rate_per_s: float) -> float:
-    return load_cell_s(
-        rate_per_s=rate_per_s,
-        min_duration_s=grid.min_duration_s,
-        min_completed=grid.min_completed,
-        warmup_s=grid.warmup_s,
-    )
-
-
 def _join_sum(values: Sequence[float]) -> str:
-    return " + ".join(f"{value:g}" for value in values)
+    """Equal neighbours as one product: `9 x 70`, `410 + 210 + 4 x 70`."""
+    runs = [(value, len(list(same))) for value, same in groupby(round(value) for value in values)]
+    return " + ".join(f"{count} x {value:g}" if count > 1 else f"{value:g}" for value, count in runs)

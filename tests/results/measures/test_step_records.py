@@ -44,7 +44,8 @@ def test_worker_callbacks_join_their_step(tmp_path: Path, worker_pid: int) -> No
     assert rows[0] | {"t_ns": 0} == {
         "t_ns": 0, "step_id": 0, "role": "engine", "step_duration_us": 40.0, "build_meta_us": 0.5,
         "get_finished_us": 1.0, "start_load_kv_us": 0.8, "wait_for_save_us": 0.6, "exec_us": 700.0, "update_us": 30.0,
-        "engine_step_us": 770.0, "period_us": 800.0, "child1_us": None, "child2_us": None, "num_running": 2, "num_waiting": 0, "prefill_tokens": 0,
+        "engine_step_us": 770.0, "period_us": 800.0, "child1_us": None, "child2_us": None, "num_running": 2,
+        "num_waiting": 0, "prefill_tokens": 0,
         "decode_tokens": 2, "scheduled_requests": 2,
     }  # fmt: skip
 
