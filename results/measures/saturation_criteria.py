@@ -79,6 +79,15 @@ class CellSaturation:
         return tuple(criterion.number for criterion in self.criteria if criterion.specified_fired)
 
 
+def as_specified(cell: CellSaturation) -> CellSaturation:
+    """The same cell by the specification's own rules."""
+    criteria = tuple(replace(one, fired=one.specified_fired) for one in cell.criteria)
+    saturated: bool | None = any(one.fired for one in criteria)
+    if not saturated and any(one.fired is None for one in criteria if one.number != GROWTH):
+        saturated = None
+    return replace(cell, saturated=saturated, criteria=criteria)
+
+
 def judge_alone(summary: CellSummary, thresholds: Thresholds = SPECIFIED) -> CellSaturation:
     """As `judge`, where half the rate was not measured."""
     return judge(summary, None, thresholds)
@@ -89,7 +98,7 @@ def judge(summary: CellSummary, half: CellSummary | None, thresholds: Thresholds
 
     A degraded cell is no evidence about the engine: its client sent less than was asked, so every criterion is open.
     """
-    criteria = (
+    criteria: tuple[Criterion, ...] = (
         _judge_throughput(summary, thresholds.throughput_ratio),
         _judge_queue(summary, thresholds.waiting_p50),
         _judge_growth(summary, half, thresholds.ttft_p90_growth),

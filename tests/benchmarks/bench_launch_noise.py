@@ -101,7 +101,7 @@ _TAILS = (CHI_SQUARE_TAIL, 1 - CHI_SQUARE_TAIL)
 def read_percentiles(requests: Path) -> dict[str, float]:
     """`TTFT p50` .. `TPOT p90` (seconds) of the requests due after the warm-up that completed."""
     rows = msgspec.json.Decoder(RequestRecord).decode_lines(requests.read_bytes())
-    numbers = {}
+    numbers: dict[str, float] = {}
     for metric in (TTFT, TPOT):
         values = [metric.value(*(getattr(row, name) for name in metric.reads)) for row in rows if not row.warmup]
         known = [value for value in values if value is not None]

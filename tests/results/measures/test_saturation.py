@@ -104,6 +104,12 @@ def test_requests_still_running_at_the_window_s_end_are_no_saturation() -> None:
     assert found.specified_fired == (THROUGHPUT,)
 
 
+def test_rates_that_an_older_run_chose_follow_from_the_specification_s_rules() -> None:
+    cells = [cell(rate=1.0), cell(rate=2.0, ratio=0.995, specified=91 / 96), cell(rate=4.0, waiting=9.0)]
+    assert reference_rates(cells).ref_load_per_s == 2.0
+    assert reference_rates(cells, specified=True).ref_load_per_s == 1.0
+
+
 def test_a_cut_cohort_is_judged_by_its_upper_bound() -> None:
     values = {**cell().values, "cohort_ratio": Estimate(None, high=0.7, reason="9 requests were cut")}
     assert judge_alone(replace(cell(), values=values)).fired == (THROUGHPUT,)
