@@ -14,7 +14,7 @@ from results.measures.summary import CellSummary
 from results.statistics.estimates import Estimate
 from tests.results.connector_tax.cells import SHAPE, make_cell
 
-NOOP = {"connector_total_p50_us": 7.0, "connector_total_mean_us": 9.0}
+NOOP: Mapping[str, Any] = {"connector_total_p50_us": 7.0, "connector_total_mean_us": 9.0}
 PLAIN = make_cell("plain", engine_step_p50_us=1721.0, engine_step_mean_us=1800.0)
 
 
@@ -84,7 +84,7 @@ def test_without_step_timing_nothing_is_said() -> None:
 
 def test_where_steps_overlap_the_period_stands_for_a_step() -> None:
     overlapping = {"available": True, "batch_queue": True}
-    values = {"engine_step_p50_us": 9000.0, "engine_step_mean_us": 9000.0, "period_p50_us": 700.0}
+    values: Mapping[str, Any] = {"engine_step_p50_us": 9000.0, "engine_step_mean_us": 9000.0, "period_p50_us": 700.0}
     plain = make_cell("plain", step_timing=overlapping, **values, period_mean_us=900.0)
     found = attribute(interval(0.06, 0.136), plain=plain)
     assert found.share_p50 == pytest.approx(0.01)
