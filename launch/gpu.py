@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import subprocess
+from collections.abc import Mapping
 
 QUERY = ("--query-gpu=memory.used", "--format=csv,noheader,nounits")
 QUERY_TIMEOUT_S = 10.0
@@ -39,3 +41,15 @@ def used_mib(nvidia_smi: str) -> tuple[int, ...] | None:
         return tuple(int(line) for line in answer.stdout.split())
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
+
+
+def second_devices(size: int, environ: Mapping[str, str] = os.environ) -> str:
+    """`CUDA_VISIBLE_DEVICES` of a second engine of `size` GPUs beside one on the first; empty = there are too few."""
+    named = environ.get("CUDA_VISIBLE_DEVICES")
+    nvidia_smi = shutil.which("nvidia-smi", path=environ.get("PATH"))
+    if named is not None:
+        devices = [device for device in named.split(",") if device]
+    else:
+        used = used_mib(nvidia_smi) if nvidia_smi else None
+        devices = [str(index) for index in range(len(used or ()))]
+    return ",".join(devices[size : 2 * size]) if len(devices) >= 2 * size else ""

@@ -44,7 +44,7 @@ class Subject:
     note: Callable[[str], None]
     """Adds a line to the log."""
     counterpart: Counterpart | None = None
-    """Launches a second engine; None where none fits beside this one."""
+    """Launches a second engine; None where none fits beside this one. Proofs that need one then fail."""
     bootstrap: DummyBootstrap | None = None
     """Runs for configs whose proof needs it."""
     took_s: list[float] = field(default_factory=list)

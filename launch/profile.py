@@ -73,6 +73,15 @@ class LaunchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     port_base: Port
 
 
+class Capacity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the hardware cannot exceed with this model, whatever the config; for warnings and time estimates only."""
+
+    tokens_per_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    """Tokens computed per second, prompt and output together; None = not known."""
+    source: str = ""
+    """How the number comes about."""
+
+
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A model on some hardware at some scale."""
 
@@ -81,6 +90,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: Model
     engine: EngineSettings
     launch: LaunchSettings
+    capacity: Capacity = Capacity()
     experiments: dict[str, dict[str, dict[str, Any]]] = msgspec.field(name="experiment", default_factory=dict)
     """Raw tables [experiment.<experiment>.<preset>]; each experiment validates its own."""
 

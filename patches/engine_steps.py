@@ -14,12 +14,14 @@ from time import perf_counter_ns as now
 from typing import Any, Protocol
 
 from . import hooks
+from .engine_settings import Setting, read_settings
 from .hooks import HookCheck, replace_on_instance
 from .ring import MISSING, Ring
 
 STAMP = "_tracon_step_id"
 """Attribute of the connector metadata that carries the step id; it is pickled to the workers with it."""
 _UNKNOWN = (MISSING, MISSING)
+_NO_CHILDREN = (MISSING,) * len(hooks.CHILD_FIELDS)
 _OPEN_STEPS = 64
 """Steps kept open; vLLM has a handful in flight, more means that some never came back."""
 
@@ -67,9 +69,14 @@ class EngineSteps:
         self.connector: str | None = None
         self.connector_misfits: dict[str, str] = {}
         self.batch_queue: bool | None = None
+        self.settings: dict[str, Setting] = {}
+        self.children: tuple[str, ...] = ()
+        """Classes of a MultiConnector's connectors."""
+        self.children_ns = [MISSING] * len(hooks.CHILD_FIELDS)
+        """What `build_connector_meta` of each took in this step."""
         self._stopped = False
         self._closed_step = 0
-        self._open: dict[int, tuple[int, tuple[int, ...]]] = {}
+        self._open: dict[int, tuple[int, tuple[int, ...], tuple[int, ...]]] = {}
         self._last_exit_ns = MISSING
         self._closes_at_update = check.fits(hooks.UPDATE)
         self._scheduled_known = check.fits(hooks.SCHEDULER_OUTPUT)
@@ -80,7 +87,9 @@ class EngineSteps:
     def constructed(self, scheduler: object) -> None:
         """The scheduler exists, last of all that matters here: open the ring with the complete status."""
         try:
-            batches = getattr(getattr(scheduler, "vllm_config", None), "max_concurrent_batches", None)
+            vllm_config = getattr(scheduler, "vllm_config", None)
+            self.settings = read_settings(vllm_config)
+            batches = getattr(vllm_config, "max_concurrent_batches", None)
             self.batch_queue = batches > 1 if isinstance(batches, int) else None
             self.ring.open()
         except Exception as error:  # noqa: BLE001 - the engine must come up
@@ -96,12 +105,13 @@ class EngineSteps:
             requests = len(output.num_scheduled_tokens) if self._scheduled_known else MISSING
             step_ns = t_exit - t_enter
             step = (t_enter, self.step_id, step_ns, self.build_meta_ns, running, waiting, prefill, decode, requests)
+            children = tuple(self.children_ns)
             if not self._closes_at_update:
-                self.ring.put((*step, MISSING, MISSING, MISSING, MISSING))
+                self.ring.put((*step, MISSING, MISSING, MISSING, MISSING, *children))
                 return
             if len(self._open) >= _OPEN_STEPS:
                 self._open.clear()
-            self._open[id(output)] = (t_exit, step)
+            self._open[id(output)] = (t_exit, step, children)
         except Exception as error:  # noqa: BLE001 - the engine's step must go on
             self._stop(error)
 
@@ -111,12 +121,12 @@ class EngineSteps:
         if opened is None:
             return
         try:
-            t_scheduled, step = opened
+            t_scheduled, step, children = opened
             self._closed_step = step[1]
             last = self._last_exit_ns
             self._last_exit_ns = t_exit if self._busy_known and scheduler.has_requests() else MISSING
             period = MISSING if last == MISSING else t_exit - last
-            self.ring.put((*step, t_enter - t_scheduled, t_exit - t_enter, t_exit - step[0], period))
+            self.ring.put((*step, t_enter - t_scheduled, t_exit - t_enter, t_exit - step[0], period, *children))
         except Exception as error:  # noqa: BLE001 - the engine's step must go on
             self._stop(error)
 
@@ -140,7 +150,12 @@ class EngineSteps:
         elif "build_connector_meta" in self.connector_misfits:
             unavailable["build_meta_ns"] = f"build_connector_meta: {self.connector_misfits['build_connector_meta']}"
         status = self.check.status(self.check.timing_reason, unavailable, self.connector_misfits)
-        return status | {"batch_queue": self.batch_queue, "connector": self.connector}
+        return status | {
+            "batch_queue": self.batch_queue,
+            "connector": self.connector,
+            "children": list(self.children),
+            "settings": self.settings,
+        }
 
     def _stop(self, error: Exception) -> None:
         self._stopped = True
@@ -153,6 +168,7 @@ def wrap_schedule(original: Callable[..., StepOutput], engine: EngineSteps) -> C
     def schedule(self: Scheduler, *args: Any, **kwargs: Any) -> StepOutput:
         engine.step_id += 1
         engine.build_meta_ns = MISSING
+        engine.children_ns[:] = _NO_CHILDREN
         t_enter = now()
         output = original(self, *args, **kwargs)
         engine.scheduled(self, output, t_enter, now())
@@ -193,6 +209,28 @@ def time_scheduler_connector(connector: object, engine: EngineSteps) -> None:
     why = replace_on_instance(connector, "build_connector_meta", 1, wrap)
     if why is not None:
         engine.note_misfit("build_connector_meta", why)
+    _time_children(connector, engine)
+
+
+def _time_children(connector: object, engine: EngineSteps) -> None:
+    """Time `build_connector_meta` of each connector inside a MultiConnector."""
+    children = hooks.children_of(connector)
+    engine.children = tuple(type(child).__name__ for child in children)
+    for place, child in enumerate(children):
+        why = replace_on_instance(child, "build_connector_meta", 1, functools.partial(_wrap_child, engine, place))
+        if why is not None:
+            engine.note_misfit(f"{type(child).__name__}.build_connector_meta", why)
+
+
+def _wrap_child(engine: EngineSteps, place: int, original: Callable[..., object]) -> Callable[..., object]:
+    @functools.wraps(original)
+    def build_connector_meta(scheduler_output: object) -> object:
+        t_enter = now()
+        metadata = original(scheduler_output)
+        engine.children_ns[place] = now() - t_enter
+        return metadata
+
+    return build_connector_meta
 
 
 def count_tokens(output: StepOutput) -> tuple[int, int]:

@@ -25,8 +25,12 @@ TESTED_VERSIONS = frozenset({"0.32.0"})
 ENGINE_FIELDS = (
     "t_ns", "step_id", "step_duration_ns", "build_meta_ns", "num_running", "num_waiting", "prefill_tokens",
     "decode_tokens", "scheduled_requests", "exec_ns", "update_ns", "engine_step_ns", "period_ns",
+    "child1_ns", "child2_ns",
 )  # fmt: skip
-WORKER_FIELDS = ("t_ns", "step_id", "get_finished_ns", "start_load_kv_ns", "wait_for_save_ns")
+CHILD_FIELDS = ("child1_ns", "child2_ns")
+"""The callbacks of the first two connectors inside a MultiConnector: `build_connector_meta` in the engine's ring,
+`get_finished` and `start_load_kv` together in a worker's."""
+WORKER_FIELDS = ("t_ns", "step_id", "get_finished_ns", "start_load_kv_ns", "wait_for_save_ns", *CHILD_FIELDS)
 
 SCHEDULER = "vllm.v1.core.sched.scheduler"
 OUTPUT = "vllm.v1.core.sched.output"
@@ -190,6 +194,12 @@ def replace_on_instance(
     except (TypeError, ValueError, AttributeError) as error:
         return f"not replaceable, called with {arguments} arguments: {error}"
     return None
+
+
+def children_of(connector: object) -> tuple[object, ...]:
+    """The connectors inside a MultiConnector, as many as are timed; empty for any other."""
+    children = getattr(connector, "_connectors", None)
+    return tuple(children[: len(CHILD_FIELDS)]) if isinstance(children, list) else ()
 
 
 def surround(before: Note | None = None, after: Note | None = None) -> Wrap:

@@ -8,13 +8,15 @@ from time import perf_counter_ns as now
 from typing import Any
 
 from .engine_steps import STAMP
-from .hooks import WORKER_FIELDS, HookCheck, replace_on_instance
+from .hooks import CHILD_FIELDS, WORKER_FIELDS, HookCheck, children_of, replace_on_instance
 from .ring import MISSING, Ring
 
 TRANSFER_RESULTS = ("get_transfer_results", "get_finished")
 """What the model runner asks a connector for at the end of a step, newest name first (0.32 calls the first)."""
 _GET_FINISHED, _START_LOAD, _WAIT_FOR_SAVE = 2, 3, 4
+_FIRST_CHILD = WORKER_FIELDS.index(CHILD_FIELDS[0])
 """Places in WORKER_FIELDS."""
+_UNTIMED = (MISSING,) * (len(WORKER_FIELDS) - _GET_FINISHED)
 
 
 class WorkerSteps:
@@ -41,7 +43,7 @@ class WorkerSteps:
 def time_worker_connector(connector: object, worker: WorkerSteps) -> None:
     """Time this instance's callbacks; what cannot be timed stays as it is and its field null."""
     worker.connector = type(connector).__name__
-    results = next((name for name in TRANSFER_RESULTS if hasattr(connector, name)), TRANSFER_RESULTS[0])
+    results = _find_results(connector)
     for column, method, arguments in (
         (_GET_FINISHED, results, 1),
         (_START_LOAD, "start_load_kv", 1),
@@ -51,6 +53,7 @@ def time_worker_connector(connector: object, worker: WorkerSteps) -> None:
         if why is not None:
             worker.misfits[method] = why
             worker.unavailable[WORKER_FIELDS[column]] = f"{method}: {why}"
+    _time_children(connector, worker)
     for method, arguments, wrap in (
         ("clear_connector_metadata", 0, _wrap_clear),
         ("bind_connector_metadata", 1, _wrap_bind),
@@ -59,6 +62,20 @@ def time_worker_connector(connector: object, worker: WorkerSteps) -> None:
         if why is not None:
             worker.misfits[method] = why
     worker.ring.open()
+
+
+def _find_results(connector: object) -> str:
+    return next((name for name in TRANSFER_RESULTS if hasattr(connector, name)), TRANSFER_RESULTS[0])
+
+
+def _time_children(connector: object, worker: WorkerSteps) -> None:
+    """Time the callbacks of each connector inside a MultiConnector, added up by connector."""
+    for column, child in enumerate(children_of(connector), _FIRST_CHILD):
+        for method in (_find_results(child), "start_load_kv"):
+            why = replace_on_instance(child, method, 1, functools.partial(_wrap_timed, worker, column))
+            if why is not None:
+                worker.misfits[f"{type(child).__name__}.{method}"] = why
+                worker.unavailable[WORKER_FIELDS[column]] = f"{method}: {why}"
 
 
 def _wrap_timed(worker: WorkerSteps, column: int, original: Callable[..., object]) -> Callable[..., object]:
@@ -81,7 +98,7 @@ def _wrap_bind(worker: WorkerSteps, original: Callable[..., object]) -> Callable
 
     @functools.wraps(original)
     def bind_connector_metadata(connector_metadata: object) -> object:
-        values[:] = (now(), getattr(connector_metadata, STAMP, MISSING), MISSING, MISSING, MISSING)
+        values[:] = (now(), getattr(connector_metadata, STAMP, MISSING), *_UNTIMED)
         return original(connector_metadata)
 
     return bind_connector_metadata

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from results.connector_tax.attribution import Attribution, attribute_taxes
+from results.connector_tax.capacity import Capacity, measure_capacity
 from results.connector_tax.combined_taxes import (
     Additivity,
     Amplification,
@@ -18,6 +20,7 @@ from results.connector_tax.combined_taxes import (
     decompose_taxes,
     follow_trends,
 )
+from results.connector_tax.engine_changes import EngineChange, list_engine_changes
 from results.connector_tax.judged_cells import CONFIRM, choose_cells
 from results.connector_tax.launch_noise import LaunchNoise, measure_launch_noise
 from results.connector_tax.manifest import manifest_rows
@@ -26,6 +29,7 @@ from results.connector_tax.tax import TaxRow, noise_floor, tax_table
 from results.connector_tax.verdicts import judge_hypotheses, judge_success
 from results.measures.cells import Collected, collect_cells, request_samples, step_samples
 from results.measures.drift import Drift, measure_drifts
+from results.measures.goodput import Slo, measure_goodput
 from results.measures.saturation import (
     REF_LOAD,
     REF_SAFE,
@@ -49,7 +53,7 @@ from results.records.run_folder import (
     preflight_decisions,
     run_facts,
 )
-from results.statistics.estimates import Samples
+from results.statistics.estimates import Estimate, Samples
 from results.statistics.judgement import Judgement
 
 
@@ -76,6 +80,9 @@ class Analysis:
     drift: tuple[Drift, ...] = ()
     verdicts: tuple[Judgement, ...] = ()
     """H1 to H6."""
+    engine_changes: tuple[EngineChange, ...] = ()
+    attribution: tuple[Attribution, ...] = ()
+    capacity: tuple[Capacity, ...] = ()
     criteria: tuple[Judgement, ...] = ()
     """The success criteria 1 to 7."""
 
@@ -108,6 +115,8 @@ def analyse(root: Path) -> Analysis:
     lines = follow_trends(measurements)
     verdicts = judge_hypotheses(measurements, rates, decomposition, additivity, lines)
     kept_up = [cell for cell in collected.summaries if not cell.degraded]
+    taxes = tax_table(measurements, rates)
+    changes = list_engine_changes(collected.summaries)
     lacking = (*fact_gaps, *preflight_gaps, *manifest_gaps, *file_gaps, *collected.gaps)
     unmeasured = _find_unmeasured(facts, decisions, collected, rates)
     return Analysis(
@@ -115,7 +124,7 @@ def analyse(root: Path) -> Analysis:
         cells=collected.summaries,
         saturation=saturation,
         rates=rates,
-        taxes=tax_table(measurements, rates),
+        taxes=taxes,
         noise_floor=noise_floor(measurements, rates),
         launch_noise=measure_launch_noise(measurements, rates),
         manifest=manifest,
@@ -127,6 +136,9 @@ def analyse(root: Path) -> Analysis:
         trends=lines,
         drift=measure_drifts(cell for cell in kept_up if not saturation[cell.path].saturated),
         verdicts=verdicts,
+        engine_changes=changes,
+        attribution=attribute_taxes(taxes, collected.summaries, changes),
+        capacity=measure_capacity(collected.summaries, saturation, _goodput_reader(facts, collected.paths)),
         criteria=judge_success(verdicts, facts, manifest, decisions, collected.summaries, lacking, unmeasured),
     )
 
@@ -146,7 +158,9 @@ def _read_rates(
     except ArtifactError as error:
         now = reference_rates(summaries, thresholds=thresholds)
         return now, (Gap(path.name, f"{error}; the reference rates are those Phase A gives now"),)
-    now = reference_rates(summaries, thresholds=written.thresholds)
+    # a run whose file states no number of the specification chose its rates by the specification's rules
+    ours = any(criterion.specified is not None for cell in written.cells for criterion in cell.criteria)
+    now = reference_rates(summaries, thresholds=written.thresholds, specified=not ours)
     rates = ((name, written.rate(name), now.rate(name)) for name in (REF_SAFE, REF_LOAD))
     differing = [
         Gap(path.name, f"says {name} = {describe_rate(before)}, but the cells now give {describe_rate(after)}")
@@ -177,6 +191,12 @@ def _is_needless(cell: PlannedCell, rates: ReferenceRates) -> bool:
     if cell.phase == "Bp" or (cell.phase == CONFIRM and REF_LOAD in cell.stem):
         return rates.ref_load_per_s is None or rates.ref_load_per_s == rates.ref_safe_per_s
     return cell.phase in ("B", CONFIRM) and rates.ref_safe_per_s is None
+
+
+def _goodput_reader(facts: RunFacts, paths: Mapping[str, Path]) -> Callable[[CellSummary], Estimate] | None:
+    """Reads a cell's goodput; None where the plan has no SLO."""
+    slo = Slo(**facts.slo)
+    return (lambda cell: measure_goodput(paths[cell.path], slo)) if str(slo) else None
 
 
 def _sample_reader(

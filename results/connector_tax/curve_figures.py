@@ -13,6 +13,7 @@ import pandas as pd
 
 from results.connector_tax.analyse import Analysis
 from results.measures.saturation import REF_LOAD, REF_SAFE
+from results.measures.step_durations import LATENCY, PERIOD, whole_step
 from results.measures.summary import CellSummary
 from results.report.figure import Figure, in_order
 from results.statistics.estimates import LEVEL, Estimate, Samples
@@ -22,7 +23,8 @@ StepsOf = Callable[[CellSummary], Mapping[str, Samples]]
 """Reads a cell's step series (`results.measures.cells.step_samples`)."""
 
 CDF_SERIES: Mapping[str, str] = {
-    "engine_step_us": "whole engine step",
+    LATENCY: "whole engine step",
+    PERIOD: "whole engine step, from the end of the one before",
     "step_duration_us": "schedule() alone",
 }
 CDF_POINTS = np.concatenate((np.linspace(0, 0.98, 99), np.linspace(0.981, 1, 20)))
@@ -169,8 +171,9 @@ def _cdf_rows(cells: Sequence[CellSummary], steps_of: StepsOf) -> list[dict[str,
     by_config: dict[str, list[Mapping[str, Samples]]] = defaultdict(list)
     for cell in cells:
         by_config[cell.config].append(steps_of(cell))
+    whole = whole_step(cell.step_timing for cell in cells)
     for config in sorted(by_config, key=in_order):
-        for series in CDF_SERIES:
+        for series in (whole, "step_duration_us"):
             samples = np.concatenate([steps[series] for steps in by_config[config]])
             n = samples.size
             if n == 0:

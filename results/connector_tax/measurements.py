@@ -8,10 +8,12 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Literal
 
 import numpy as np
 
-from results.measures.summary import CellSummary, Shape
+from results.measures.step_durations import LATENCY, PERIOD, whole_step
+from results.measures.summary import CellSummary, Shape, percentile_name
 from results.records.baseline import BASELINE, REPEAT
 from results.statistics.blocks import BlockFit, draw_differences, fit_blocks
 from results.statistics.estimates import DRAWS, Samples, bootstrap_quantiles, samples_needed, too_small
@@ -25,7 +27,8 @@ POINTS: Mapping[str, float] = {
     "ttft_s": 0.9,
     "tpot_s": 0.9,
     "step_duration_us": 0.5,
-    "engine_step_us": 0.5,
+    LATENCY: 0.5,
+    PERIOD: 0.5,
     "connector_total_us": 0.5,
 }
 """The percentile that stands for each series (specs/connector_tax, "Substrate tax definition")."""
@@ -62,6 +65,8 @@ class Measurements:
         for summary in summaries:
             load = Load(summary.phase, summary.rate_per_s, summary.shape)
             self._cells[load][summary.config].append(summary)
+        self.whole_step = whole_step(summary.step_timing for summary in summaries)
+        """The series that stands for a whole step in this run."""
         self._samples_of = samples_of
         self._saturated = saturated or {}
         self._points: dict[str, Mapping[str, Trial]] = {}
@@ -146,7 +151,8 @@ class Measurements:
                 for name, p in POINTS.items()
                 if name in samples and samples[name].size
             }
-            self._points[cell.path] = {name: trial for name, trial in trials.items() if trial.value > 0}
+            # a percentile among requests that were cut is infinite: it was not measured
+            self._points[cell.path] = {name: trial for name, trial in trials.items() if 0 < trial.value < math.inf}
         return self._points[cell.path]
 
 
@@ -157,9 +163,17 @@ def _make_trial(samples: Samples, p: float, seed: int) -> Trial:
     def draws() -> Samples | str:
         if n < samples_needed(p):
             return too_small(n, p)
+        if np.isinf(samples).any():
+            return f"{np.isinf(samples).sum()} of {n} requests were cut by the end of the drain"
         return bootstrap_quantiles(samples, p, DRAWS, np.random.default_rng(seed))
 
-    return Trial(float(np.quantile(samples, p)), n, draws)
+    return Trial(float(np.quantile(samples, p, method=_quantile_method(samples, p))), n, draws)
+
+
+def _quantile_method(samples: Samples, p: float) -> Literal["higher", "linear"]:
+    """Between a finite value and an infinite one nothing is interpolated."""
+    infinite = np.isinf(np.sort(samples)[math.ceil((samples.size - 1) * p)])
+    return "higher" if infinite else "linear"
 
 
 def _why_not(cell: CellSummary, series: str) -> str:
@@ -167,4 +181,7 @@ def _why_not(cell: CellSummary, series: str) -> str:
         return f"{cell.config} is degraded at this load: {cell.degraded}"
     if series == "connector_total_us":
         return cell.estimate("connector_total_p50_us").reason or "no step has it"
+    censored = cell.estimate(percentile_name(series, f"p{POINTS[series] * 100:g}"))
+    if censored.value is None and censored.low is not None:
+        return f"{cell.config}: {censored.reason}"
     return f"{cell.config} has no {series}"

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from results.connector_tax.analyse import Analysis
 from results.connector_tax.tables import build_tables
 from results.measures.drift import DriftVerdict
+from results.measures.step_durations import LATENCY, whole_step
+from results.measures.summary import CellSummary
 from results.records.baseline import BASELINE
 from results.report.content import ReportText
 from results.report.document import describe_engine
@@ -33,6 +37,14 @@ def describe_brackets(analysis: Analysis) -> str:
     return f"Brackets of a tax hold its {LEVEL:.0%} interval over trials, those of one cell the {SPREAD}"
 
 
+def describe_whole_step(cells: Sequence[CellSummary]) -> str:
+    """Which series stands for a step, and why."""
+    if whole_step(cell.step_timing for cell in cells) == LATENCY:
+        return "`engine_step_us`, because no engine of this run overlaps its steps"
+    overlapping = sorted({cell.config for cell in cells if cell.step_timing.get("batch_queue")})
+    return f"`period_us`, the time between the ends of two steps, because steps overlap in {', '.join(overlapping)}"
+
+
 def list_limits(analysis: Analysis) -> tuple[str, ...]:
     limits = [*analysis.facts.host_notes]
     if analysis.facts.engine_kind == "cpu":
@@ -55,7 +67,8 @@ def list_limits(analysis: Analysis) -> tuple[str, ...]:
     )
     limits.append(
         "`tax_step` times schedule() alone, as specified; worker-side callbacks do not run inside it, so its remainder "
-        "over `tax_callback` can be negative. `tax_engine_step` times the whole step."
+        "over `tax_callback` can be negative. `tax_engine_step` times the whole step: "
+        f"{describe_whole_step(analysis.cells)}."
     )
     unprobed = sorted({cell.config for cell in analysis.cells if not cell.step_timing.get("available", False)})
     if unprobed:

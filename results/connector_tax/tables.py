@@ -6,12 +6,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from results.connector_tax.analyse import Analysis
+from results.connector_tax.attribution import attribution_table
+from results.connector_tax.capacity import capacity_table
+from results.connector_tax.children import children_table
 from results.connector_tax.combined_taxes import MOONCAKE, Additivity, Amplification, Decomposition, Trend
+from results.connector_tax.engine_changes import engine_changes_table
 from results.connector_tax.judged_cells import CONFIRM
 from results.connector_tax.launch_noise import NAMED_TAX, LaunchNoise
 from results.connector_tax.launch_table import build_launch_table
 from results.connector_tax.tax import RATIOS, TITLES, Metric, TaxRow
+from results.measures.cells import headline
 from results.measures.drift import Drift
+from results.measures.goodput import Slo
 from results.measures.saturation import REF_LOAD, REF_SAFE, ReferenceRates, describe_rate
 from results.measures.saturation_criteria import CellSaturation, Criterion
 from results.measures.summary import CellSummary
@@ -37,6 +43,10 @@ def build_tables(analysis: Analysis) -> tuple[Table, ...]:
         _reference_rates(analysis.rates),
         _noise_floor(analysis),
         _latency_taxes(analysis),
+        attribution_table(analysis.attribution),
+        engine_changes_table(analysis.engine_changes),
+        children_table(analysis.cells),
+        capacity_table(analysis.capacity, Slo(**analysis.facts.slo)),
         *contrast_tables(analysis),
         _step_taxes(analysis),
         _shape_taxes(analysis),
@@ -96,7 +106,7 @@ CELL_COLUMNS: tuple[Column[CellSummary], ...] = (
     Column("E2E p90", lambda cell: cell.value("e2e_p90_s"), "s", form=".3g"),
     Column("throughput ratio", lambda cell: cell.value("throughput_ratio"), form=".3f"),
     Column("waiting p50", lambda cell: cell.value("waiting_p50"), form=".1f"),
-    Column("step p50", lambda cell: cell.value("engine_step_p50_us"), "us", form=".0f"),
+    Column("step p50", lambda cell: headline(cell)["step_p50_us"], "us", form=".0f"),
     Column("n", lambda cell: cell.counts["completed"]),
 )
 
@@ -132,20 +142,28 @@ def _saturation_table(analysis: Analysis) -> Table:
     columns: tuple[Column[CellSaturation], ...] = (
         Column("config", lambda cell: cell.config),
         Column("req/s", lambda cell: cell.rate_per_s, form="g"),
-        Column(f"1: throughput/rate < {limit.throughput_ratio:g}", lambda cell: _criterion_text(cell.criteria[0])),
+        Column(f"1: completed/sent < {limit.throughput_ratio:g}", lambda cell: _criterion_text(cell.criteria[0])),
         Column(f"2: waiting p50 > {limit.waiting_p50:g}", lambda cell: _criterion_text(cell.criteria[1])),
         Column(f"3: TTFT p90 growth > {limit.ttft_p90_growth:g}", lambda cell: _criterion_text(cell.criteria[2])),
+        Column("specification: throughput/rate", lambda cell: cell.criteria[0].specified, form=".3f"),
+        Column("its criteria fire", lambda cell: ", ".join(map(str, cell.specified_fired)) or "none"),
         Column("saturated", lambda cell: {True: "yes", False: "no", None: f"not known: {cell.reason}"}[cell.saturated]),
         Column("config saturates at", describe_knee),
     )
-    note = "A star marks the criterion that fired. Growth is against half the rate."
+    note = (
+        "A star marks the criterion that fired. 1: completions of the requests due in the window, until the last, over "
+        "their sends; the specification counts completions inside the window over the rate. 3: growth against half "
+        "the rate. 1 and 3 fire where their whole spread (in brackets) is beyond the limit; the specification goes by "
+        "the number alone."
+    )
     return make_table("Saturation", columns, judged, note)
 
 
 def _criterion_text(criterion: Criterion) -> str:
     if criterion.measured is None:
         return NOT_MEASURED
-    return f"{criterion.measured:.3g}{' *' if criterion.fired else ''}{' ?' if criterion.fired is None else ''}"
+    shown = Estimate(criterion.measured, criterion.low, criterion.high).text(digits=3)
+    return f"{shown}{' *' if criterion.fired else ''}{' ?' if criterion.fired is None else ''}"
 
 
 def _reference_rates(rates: ReferenceRates) -> Table:

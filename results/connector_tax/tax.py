@@ -32,7 +32,7 @@ class Metric(StrEnum):
     STEP_P50 = "tax_step_p50_us"
     """Of `step_duration_us`, as specified: schedule() alone, about 2 % of a step."""
     ENGINE_STEP_P50 = "tax_engine_step_p50_us"
-    """Of `engine_step_us`: the whole step, worker-side callbacks included."""
+    """Of the whole step, worker-side callbacks included: `engine_step_us`, or `period_us` where steps overlap."""
     CALLBACK_P50 = "tax_callback_p50_us"
     """`connector_total_us` of the config itself; plain has no callbacks."""
     REMAINDER_P50 = "tax_remainder_p50_us"
@@ -48,7 +48,7 @@ TITLES: Mapping[Metric, str] = {
 }
 """What is taxed, as tables and figures name it."""
 RATIOS: dict[Metric, str] = {Metric.TTFT_P90: "ttft_s", Metric.TPOT_P90: "tpot_s"}
-DIFFERENCES: dict[Metric, str] = {Metric.STEP_P50: "step_duration_us", Metric.ENGINE_STEP_P50: "engine_step_us"}
+DIFFERENCES = (Metric.STEP_P50, Metric.ENGINE_STEP_P50)
 CALLBACKS = "connector_total_us"
 REMAINDERS: Mapping[Metric, Metric] = {
     Metric.REMAINDER_P50: Metric.STEP_P50,
@@ -82,6 +82,13 @@ class TaxRow:
     """The same with the spread of this config's own launches only."""
     saturated: str = ""
     """The config where it is saturated at this load, else `plain` where that is; empty where neither is."""
+
+
+def series_of(measurements: Measurements, metric: Metric) -> str | None:
+    """The series that a tax compares with plain's; None where it follows from other taxes."""
+    if metric == Metric.ENGINE_STEP_P50:
+        return measurements.whole_step
+    return "step_duration_us" if metric == Metric.STEP_P50 else RATIOS.get(metric)
 
 
 def list_connectors(measurements: Measurements, phase: str) -> tuple[str, ...]:
@@ -125,7 +132,8 @@ def measure_tax(measurements: Measurements, load: Load, config: str, metric: Met
     if metric in REMAINDERS:
         whole = measure_tax(measurements, load, config, REMAINDERS[metric])
         return combine(subtract, whole, measurements.get(load, config, CALLBACKS))
-    series = RATIOS.get(metric) or DIFFERENCES[metric]
+    series = series_of(measurements, metric)
+    assert series is not None
     fit = measurements.compare(load, series)
     ours, base = measurements.get(load, config, series), measurements.get(load, BASELINE, series)
     if config != REPEAT:
@@ -190,7 +198,7 @@ def _build_rows(measurements: Measurements, reference: str, load: Load, configs:
                 reference, load.phase, load.rate_per_s, load.shape, config, metric, cost, None, "",
                 saturated=_name_saturated(measurements, load, config),
             )  # fmt: skip
-            series = (RATIOS.get(metric) or DIFFERENCES.get(metric)) if cost.value is not None else None
+            series = series_of(measurements, metric) if cost.value is not None else None
             contrast = _find_contrast(measurements.compare(load, series), config) if series else None
             if contrast is not None and contrast.launches >= MIN_PAIRED:
                 row = _apply_contrast(row, contrast)

@@ -20,8 +20,9 @@ from results.measures.step_durations import (
     step_series,
     step_values,
     steps_in_window,
+    whole_step,
 )
-from results.measures.summary import LATENCIES, CellSummary, Shape
+from results.measures.summary import LATENCIES, CellSummary, Shape, percentile_name
 from results.records.errors import ArtifactError
 from results.records.frames import Gap, artifact_name, read_cell, read_metrics, read_requests, read_steps
 from results.records.layout import ConfigLayout, RunLayout, beside_cell
@@ -34,8 +35,8 @@ def analyse_cell(cell_json: Path) -> CellSummary:
 
     Raises ArtifactError where the record itself cannot be read.
     """
-    record = _read_record(cell_json)
-    requests, request_gaps = _read_cell_requests(cell_json, record)
+    record = read_cell_record(cell_json)
+    requests, request_gaps = read_cell_requests(cell_json, record)
     metrics, metric_gaps = _read_cell_metrics(cell_json, record)
     steps, step_gaps = _read_cell_steps(cell_json, record)
     gaps = (*request_gaps, *metric_gaps, *step_gaps)
@@ -67,6 +68,9 @@ def analyse_cell(cell_json: Path) -> CellSummary:
         path=artifact_name(cell_json),
         gaps=gaps,
         t_end_unix_s=record.t_start_unix_s + (record.t_window_end_ns - record.t_start_ns) / 1e9,
+        instance=str(record.instance.get("instance", "")),
+        settings=record.instance.get("settings") or {},
+        gpu=record.gpu,
     )
 
 
@@ -75,14 +79,14 @@ def request_samples(cell_json: Path) -> dict[str, Samples]:
 
     Empty arrays where they cannot be read. Raises ArtifactError as analyse_cell does.
     """
-    record = _read_record(cell_json)
-    frame, _ = _read_cell_requests(cell_json, record)
+    record = read_cell_record(cell_json)
+    frame, _ = read_cell_requests(cell_json, record)
     return {name: np.empty(0) for name in LATENCIES} if frame is None else latency_samples(frame, record)
 
 
 def step_samples(cell_json: Path) -> dict[str, Samples]:
     """The cell's step series (STEP_SERIES, us); empty arrays where not available. Raises ArtifactError."""
-    record = _read_record(cell_json)
+    record = read_cell_record(cell_json)
     frame, _ = _read_cell_steps(cell_json, record)
     return {name: np.empty(0) for name in STEP_SERIES} if frame is None else step_series(frame, record)
 
@@ -106,13 +110,14 @@ def headline(summary: CellSummary) -> dict[str, Any]:
         "completed": summary.counts["completed"],
         "dropped": summary.counts["dropped"],
         "failed": summary.counts["failed"],
-        "step_p50_us": summary.value("engine_step_p50_us"),
+        "step_p50_us": summary.value(percentile_name(whole_step([summary.step_timing]), "p50")),
         "connector_total_p50_us": summary.value("connector_total_p50_us"),
         "saturated": judge_alone(summary).saturated,
     }
 
 
-def _read_record(cell_json: Path) -> CellRecord:
+def read_cell_record(cell_json: Path) -> CellRecord:
+    """Raises ArtifactError where it is missing, damaged, or has no load or window."""
     record = read_cell(cell_json)
     if isinstance(record, Gap):
         raise ArtifactError(
@@ -126,7 +131,8 @@ def _read_record(cell_json: Path) -> CellRecord:
     return record
 
 
-def _read_cell_requests(cell_json: Path, record: CellRecord) -> tuple[pd.DataFrame | None, tuple[Gap, ...]]:
+def read_cell_requests(cell_json: Path, record: CellRecord) -> tuple[pd.DataFrame | None, tuple[Gap, ...]]:
+    """The requests beside the record, or None and why not."""
     path = beside_cell(cell_json, "requests")
     loaded = read_requests(path, record.checksums.get(path.name))
     return loaded.frame, loaded.gaps

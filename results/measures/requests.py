@@ -2,23 +2,30 @@
 
 Only requests due in the measured window count for latencies; warm-up is cut. Completions inside the window count for
 throughput whenever they were sent, so that what a window's end cuts off is made up by what its beginning lets in.
+Requests that the end of the drain cut are censored: they took at least as long as they were waited for.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
+import numpy as np
 import pandas as pd
 import pyarrow as pa
+from scipy import special  # not scipy.stats, which takes two seconds to import
 
 from results.measures.columns import metric_samples
-from results.measures.latency import METRICS, Samples
+from results.measures.latency import E2E, METRICS, TTFT, Samples
 from results.measures.summary import percentile_estimates
 from results.records.schemas import CellRecord, RequestStatus
-from results.statistics.estimates import Estimate, unknown
+from results.statistics.estimates import LEVEL, Estimate, unknown
 
 _UNREADABLE = "the request records cannot be read"
 
 
-def _due_in_window(frame: pd.DataFrame, record: CellRecord) -> pd.DataFrame:
+def due_in_window(frame: pd.DataFrame, record: CellRecord) -> pd.DataFrame:
+    """The requests whose intended send is in the measured window."""
     return frame[~frame["warmup"].astype(bool) & (frame["t_intended_ns"] < record.t_window_end_ns)]
 
 
@@ -26,7 +33,7 @@ def request_counts(frame: pd.DataFrame | None, record: CellRecord) -> dict[str, 
     """Requests due in the window by how they ended, and `warmup`, those due before it; None = unreadable."""
     if frame is None:
         return dict.fromkeys(("completed", "failed", "dropped", "cut", "warmup"))
-    states = _due_in_window(frame, record)["status"].value_counts()
+    states = due_in_window(frame, record)["status"].value_counts()
     names = {
         "completed": RequestStatus.OK,
         "failed": RequestStatus.ERROR,
@@ -38,39 +45,104 @@ def request_counts(frame: pd.DataFrame | None, record: CellRecord) -> dict[str, 
 
 
 def latency_samples(frame: pd.DataFrame, record: CellRecord) -> dict[str, Samples]:
-    """Every declared metric of the requests due in the window that it applies to, in the order of the schedule."""
-    return metric_samples(pa.Table.from_pandas(_due_in_window(frame, record), preserve_index=False))
+    """Every declared metric of the requests due in the window that it applies to, in the order of the schedule.
+
+    Those that were cut before they had a TTFT or an E2E follow as infinity: all that is known is that they were slow.
+    """
+    samples = metric_samples(pa.Table.from_pandas(due_in_window(frame, record), preserve_index=False))
+    cut = censored_samples(frame, record)
+    return {name: np.append(values, np.full(len(cut.get(name, ())), np.inf)) for name, values in samples.items()}
+
+
+def censored_samples(frame: pd.DataFrame, record: CellRecord) -> Mapping[str, Samples]:
+    """How long the requests due in the window were waited for that were cut before they had a TTFT or an E2E."""
+    cut = due_in_window(frame, record)
+    cut = cut[cut["status"] == RequestStatus.CUT.value]
+    unanswered = cut[cut["t_first_token_ns"].isna()]
+    return {TTFT.name: _waited_s(unanswered), E2E.name: _waited_s(cut)}
+
+
+def _waited_s(frame: pd.DataFrame) -> Samples:
+    waited: Samples = ((frame["t_end_ns"] - frame["t_send_ns"]).to_numpy(dtype=np.float64)) / 1e9
+    return waited[np.isfinite(waited)]
 
 
 def latencies(frame: pd.DataFrame | None, record: CellRecord) -> dict[str, Estimate]:
     """p50, p90 and p99 of every declared metric with their order-statistic intervals."""
     samples = None if frame is None else latency_samples(frame, record)
+    waited = {} if frame is None else censored_samples(frame, record)
     estimates: dict[str, Estimate] = {}
     for name in METRICS:
-        estimates |= percentile_estimates(name, None if samples is None else samples[name], _UNREADABLE)
+        values = None if samples is None else samples[name]
+        estimates |= percentile_estimates(name, values, _UNREADABLE, waited.get(name))
     return estimates
 
 
 def throughput(frame: pd.DataFrame | None, record: CellRecord) -> dict[str, Estimate]:
-    """Effective (ended in the window), offered (due in it) and requested throughput per second, and their ratio."""
+    """Effective (ended in the window), offered (due in it) and requested throughput per second; both ratios."""
     requested = float(record.load["rate_per_s"])
     stated = {"requested_throughput_per_s": Estimate(requested)}
     if frame is None:
-        why = unknown(_UNREADABLE)
-        return stated | dict.fromkeys(
-            ("effective_throughput_per_s", "offered_throughput_per_s", "throughput_ratio", "cached_prompt_tokens"), why
-        )
+        names = ("effective_throughput_per_s", "offered_throughput_per_s", "throughput_ratio", "cohort_ratio")
+        return stated | dict.fromkeys((*names, "cached_prompt_tokens"), unknown(_UNREADABLE))
     window_s = (record.t_window_end_ns - record.t_window_start_ns) / 1e9
     whole = frame[frame["status"] == RequestStatus.OK.value]
     ended = whole["t_end_ns"]
     inside = int(((ended >= record.t_window_start_ns) & (ended < record.t_window_end_ns)).sum())
-    due = len(_due_in_window(frame, record))
-    cached = _due_in_window(whole, record)["cached_tokens"]
+    due = len(due_in_window(frame, record))
+    cached = due_in_window(whole, record)["cached_tokens"]
     return stated | {
         "effective_throughput_per_s": Estimate(inside / window_s, n=inside),
         "offered_throughput_per_s": Estimate(due / window_s, n=due),
         "throughput_ratio": Estimate(inside / window_s / requested, n=inside),
+        "cohort_ratio": _cohort_ratio(due_in_window(frame, record)),
         "cached_prompt_tokens": Estimate(float(cached.sum()), n=int(cached.count()))
         if cached.count()
         else unknown("the engine did not report cached tokens"),
     }
+
+
+def _cohort_ratio(due: pd.DataFrame) -> Estimate:
+    """Completion rate of the requests due in the window over the rate at which they were due.
+
+    (completions - 1) / (last - first completion) over (requests - 1) / (last - first send); a request that the cap on
+    requests in flight dropped has its intended send. Where the drain cut some, only an upper bound is known: they would
+    have completed after it.
+    """
+    sends = due["t_send_ns"].fillna(due["t_intended_ns"])
+    completed = due[due["status"] == RequestStatus.OK.value]
+    cut = int((due["status"] == RequestStatus.CUT.value).sum())
+    ends = due[due["status"].isin((RequestStatus.OK.value, RequestStatus.CUT.value))]["t_end_ns"]
+    n = len(completed)
+    if len(ends) < 2 or len(sends) < 2:
+        return unknown(f"{n} of the window's requests completed: too few for a rate", n)
+    sending_ns, completing_ns = int(sends.max() - sends.min()), int(ends.max() - ends.min())
+    if sending_ns <= 0 or completing_ns <= 0:
+        return unknown("all requests of the window were sent or completed at one moment", n)
+    ratio = (len(ends) - 1) / completing_ns / ((len(sends) - 1) / sending_ns)
+    if cut:
+        why = f"{cut} of {len(due)} requests were cut by the end of the drain: the ratio is at most {ratio:.3f}"
+        return Estimate(None, high=ratio, n=n, reason=why)
+    low, high = _cohort_bounds(completed, ratio) if len(due) == n else (ratio, ratio)
+    return Estimate(ratio, low, high, n)
+
+
+def _cohort_bounds(completed: pd.DataFrame, ratio: float) -> tuple[float | None, float | None]:
+    """Bounds of the cohort's ratio: those of the slope of completion over send time (least squares, Student's t).
+
+    The ratio itself rests on the first and the last completion; one slow request at an end moves it, and not the slope.
+    """
+    sends = completed["t_send_ns"].to_numpy(dtype=np.int64)
+    ends = completed["t_end_ns"].to_numpy(dtype=np.int64)
+    x, y = (sends - sends.min()) / 1e9, (ends - ends.min()) / 1e9
+    degrees = x.size - 2
+    spread = float(((x - x.mean()) ** 2).sum())
+    if degrees < 1 or spread <= 0:
+        return None, None
+    slope = float(((x - x.mean()) * (y - y.mean())).sum()) / spread
+    residual = y - y.mean() - slope * (x - x.mean())
+    error = math.sqrt(float(residual @ residual) / degrees / spread)
+    half = float(special.stdtrit(degrees, (1 + LEVEL) / 2)) * error
+    low = 1 / (slope + half) if slope + half > 0 else None
+    high = 1 / (slope - half) if slope - half > 0 else None
+    return (None if low is None else min(low, ratio)), (None if high is None else max(high, ratio))

@@ -16,7 +16,7 @@ from typing import Self
 import msgspec
 
 from results.measures.cells import collect_cells
-from results.measures.saturation_criteria import CRITERIA, SPECIFIED, CellSaturation, Thresholds, judge
+from results.measures.saturation_criteria import CRITERIA, SPECIFIED, CellSaturation, Thresholds, as_specified, judge
 from results.measures.summary import CellSummary
 from results.records.baseline import BASELINE
 from results.records.errors import ArtifactError
@@ -91,14 +91,21 @@ def choose_reference_rates(root: Path, thresholds: Mapping[str, float] | None = 
 
 
 def reference_rates(
-    summaries: Iterable[CellSummary], configs: Sequence[str] | None = None, thresholds: Thresholds = SPECIFIED
+    summaries: Iterable[CellSummary],
+    configs: Sequence[str] | None = None,
+    thresholds: Thresholds = SPECIFIED,
+    *,
+    specified: bool = False,
 ) -> ReferenceRates:
     """The reference rates of these Phase A cells; cells of other phases are ignored.
 
     `configs`: those that take part; by default every config that has a cell. A config that did not complete Phase A has
     no vote and is named in the reason. A rate at which a voting config's state is not known is not chosen.
+    `specified`: by the specification's own rules.
     """
     cells = judge_cells([summary for summary in summaries if summary.phase == "A"], thresholds)
+    if specified:
+        cells = tuple(as_specified(cell) for cell in cells)
     rates = tuple(sorted({cell.rate_per_s for cell in cells}))
     names = tuple(configs) if configs is not None else tuple(dict.fromkeys(cell.config for cell in cells))
     scanned = tuple(_scan_rates(name, [cell for cell in cells if cell.config == name], rates) for name in names)

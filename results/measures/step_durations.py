@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from results.measures.summary import STEP_POINTS, percentile_name
-from results.records.schemas import STEP_FIELDS_US, CellRecord
+from results.records.schemas import CHILD_FIELDS_US, STEP_FIELDS_US, CellRecord
 from results.statistics.estimates import Estimate, Samples, clean, unknown
 
 CALLBACKS_US = ("build_meta_us", "get_finished_us", "start_load_kv_us")
@@ -17,8 +18,19 @@ STEP_SERIES = (*STEP_FIELDS_US, "connector_total_us")
 _TOKENS = ("prefill_tokens", "decode_tokens")
 STEP_COLUMNS_READ = ("t_ns", *STEP_FIELDS_US, *_TOKENS)
 """Columns that are read of the step records."""
+LATENCY, PERIOD = "engine_step_us", "period_us"
 
 _NO_INTERVAL = "neighbouring steps are alike; intervals are given for differences only"
+
+
+def whole_step(timings: Iterable[Mapping[str, Any]]) -> str:
+    """The series that stands for a whole step in cells of these `step_timing`: LATENCY, or PERIOD where steps overlap.
+
+    vLLM schedules a step before the one before it has ended where it schedules asynchronously, or in pipeline stages:
+    latencies then overlap, and what a step costs is the time between the ends of two of them. Cells that are compared
+    need one series, so one overlapping cell decides for all.
+    """
+    return PERIOD if any(timing.get("batch_queue") for timing in timings) else LATENCY
 
 
 def steps_in_window(frame: pd.DataFrame, record: CellRecord) -> pd.DataFrame:
@@ -47,22 +59,30 @@ def step_series(frame: pd.DataFrame, record: CellRecord) -> dict[str, Samples]:
 
 
 def step_values(frame: pd.DataFrame | None, record: CellRecord) -> dict[str, Estimate]:
-    """p50 and p90 of every step series over the steps that had work (us)."""
-    if frame is None:
-        available = record.step_timing.get("available", False)
-        why = "the step records cannot be read" if available else f"no step timing: {record.step_timing.get('reason')}"
-        return {percentile_name(name, point): unknown(why) for name in STEP_SERIES for point in STEP_POINTS}
+    """Mean, p50 and p90 of every step series over the steps that had work (us).
+
+    Of the children of a MultiConnector only where the engine has some.
+    """
+    wanted = [name for name in STEP_SERIES if name not in CHILD_FIELDS_US or record.step_timing.get("children")]
+    series = None if frame is None else step_series(frame, record)
     estimates: dict[str, Estimate] = {}
-    for name, samples in step_series(frame, record).items():
-        if samples.size == 0:
-            values = [unknown(_why_unknown(_columns_of(name), record) or "no step has it")] * len(STEP_POINTS)
+    for name in wanted:
+        samples = np.empty(0) if series is None else series[name]
+        if samples.size:
+            numbers = (samples.mean(), *np.quantile(samples, tuple(STEP_POINTS.values())))
+            values = [Estimate(float(value), n=int(samples.size), reason=_NO_INTERVAL) for value in numbers]
         else:
-            values = [
-                Estimate(float(value), n=int(samples.size), reason=_NO_INTERVAL)
-                for value in np.quantile(samples, tuple(STEP_POINTS.values()))
-            ]
-        estimates |= {percentile_name(name, point): value for point, value in zip(STEP_POINTS, values, strict=True)}
+            values = [unknown(_why_no_samples(name, frame, record))] * (1 + len(STEP_POINTS))
+        names = [percentile_name(name, point) for point in ("mean", *STEP_POINTS)]
+        estimates |= dict(zip(names, values, strict=True))
     return estimates
+
+
+def _why_no_samples(series: str, frame: pd.DataFrame | None, record: CellRecord) -> str:
+    if frame is not None:
+        return _why_unknown(_columns_of(series), record) or "no step has it"
+    available = record.step_timing.get("available", False)
+    return "the step records cannot be read" if available else f"no step timing: {record.step_timing.get('reason')}"
 
 
 def _select_busy(frame: pd.DataFrame) -> pd.DataFrame:

@@ -16,11 +16,11 @@ import pyarrow.compute as pc
 from results.records.errors import RingError
 from results.records.frames import STEP_SCHEMA, write_parquet
 from results.records.rings import MISSING, Records, RingHeader, RingReader, ring_paths
-from results.records.schemas import STEP_COUNTS, STEP_FIELDS_US
+from results.records.schemas import CHILD_FIELDS_US, STEP_COUNTS, STEP_FIELDS_US
 
 JOIN_RATIO = 0.99
 """Below this share of joined steps the worker's fields are not available."""
-WORKER_FIELDS_US = ("get_finished_us", "start_load_kv_us", "wait_for_save_us")
+WORKER_FIELDS_US = ("get_finished_us", "start_load_kv_us", "wait_for_save_us", *CHILD_FIELDS_US)
 
 _WORKER_SLACK_NS = 60_000_000_000  # a worker may report a step that the engine scheduled up to this long before
 _CLOCK_SLACK_NS = 1_000_000_000
@@ -44,6 +44,12 @@ class StepCut:
     """Records overwritten before they were read that may lie in the window: an upper bound."""
     worker_join_ratio: float | None = None
     """Share of non-empty engine steps that have a worker record; None where no connector callback was seen."""
+    batch_queue: bool | None = None
+    """Whether a step may begin before the one before it has ended; None = the probe does not say."""
+    children: tuple[str, ...] = ()
+    """Classes of the connectors inside a MultiConnector, in the order of CHILD_FIELDS_US."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What vLLM settled on for the engine (patches/engine_settings.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +79,7 @@ def cut_steps(rings_dir: Path, t0_ns: int, t1_ns: int, jsonl_path: Path) -> Step
     workers, broken_workers = _read_role(rings_dir, "worker", t0_ns, t1_ns + _WORKER_SLACK_NS)
     table, ratio = _join_rings(engines, workers)
     write_steps(table, jsonl_path)
+    stated = engines[-1].header.info
     return StepCut(
         available=True,
         reason="; ".join((*broken, *broken_workers)) or None,
@@ -80,6 +87,9 @@ def cut_steps(rings_dir: Path, t0_ns: int, t1_ns: int, jsonl_path: Path) -> Step
         records=table.num_rows,
         records_lost=sum(ring.lost for ring in engines),
         worker_join_ratio=ratio,
+        batch_queue=stated.get("batch_queue"),
+        children=tuple(stated.get("children") or ()),
+        settings=stated.get("settings") or {},
     )
 
 
@@ -180,6 +190,8 @@ def _build_table(engine: _Ring, worker_us: Mapping[str, npt.NDArray[np.float64]]
     ]
     for name in STEP_FIELDS_US:
         values = worker_us[name] if name in worker_us else _to_microseconds(engine.column(_in_ring(name)))
+        if name in CHILD_FIELDS_US:  # both sides call it: what the engine measured and what the worker did
+            values = values + _to_microseconds(engine.column(_in_ring(name)))
         columns.append(pa.array(values, from_pandas=True))
     for name in STEP_COUNTS:
         counts = engine.column(name)
@@ -191,7 +203,10 @@ def _find_blind(table: pa.Table, engines: list[_Ring], workers: list[_Ring], rat
     """Every measured column that holds nothing, or nothing to be trusted, and why."""
     reasons = {_in_table(name): why for ring in (*workers, *engines) for name, why in ring.header.unavailable.items()}
     unavailable: dict[str, str] = {}
+    children = {name for engine in engines for name in CHILD_FIELDS_US[: len(engine.header.info.get("children") or ())]}
     for name in (*STEP_FIELDS_US, *STEP_COUNTS):
+        if name in CHILD_FIELDS_US and name not in children:
+            continue  # there is no such connector
         if table[name].null_count == table.num_rows:
             unavailable[name] = reasons.get(name, "not recorded in this window")
         elif name in WORKER_FIELDS_US and ratio is not None and ratio < JOIN_RATIO:

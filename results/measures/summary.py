@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from results.measures.latency import METRICS, RequestMetric
 from results.records.frames import Gap
-from results.statistics.estimates import Estimate, Samples, mean, percentiles, unknown
+from results.statistics.estimates import (
+    Estimate,
+    Samples,
+    clean,
+    mean,
+    order_statistic_ranks,
+    percentiles,
+    unknown,
+)
 
 LATENCIES: Mapping[str, RequestMetric] = METRICS
 """The declared metrics of a request, by name."""
@@ -58,6 +69,12 @@ class CellSummary:
     gaps: tuple[Gap, ...] = field(default_factory=tuple)
     t_end_unix_s: float | None = None
     """When the measured window ended."""
+    instance: str = ""
+    """The launch it was measured on; empty = not recorded."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What vLLM settled on for the engine; empty = not recorded."""
+    gpu: Mapping[str, Any] = field(default_factory=dict)
+    """utilisation, memory_used_mib, clock_mhz, reason; empty = not recorded."""
 
     def estimate(self, name: str) -> Estimate:
         """The value called `name`; one that no cell of this kind has is unknown, not an error."""
@@ -84,12 +101,43 @@ def percentile_name(series: str, point: str) -> str:
     return f"{stem}_{point}_{unit}"
 
 
-def percentile_estimates(series: str, samples: Samples | None, why: str) -> dict[str, Estimate]:
-    """Each of POINTS of a series with its interval, by its name; `why` it is unknown where there are no samples."""
+def percentile_estimates(
+    series: str, samples: Samples | None, why: str, waited: Samples | None = None
+) -> dict[str, Estimate]:
+    """Each of POINTS of a series with its interval, by its name; `why` it is unknown where there are no samples.
+
+    waited: of the samples that are infinite, because their request was cut, what they took at least.
+    """
     names = [percentile_name(series, point) for point in POINTS]
     if samples is None:
         return {name: unknown(why) for name in names}
-    return dict(zip(names, percentiles(samples, tuple(POINTS.values())), strict=True))
+    if waited is None or not waited.size:
+        return dict(zip(names, percentiles(samples, tuple(POINTS.values())), strict=True))
+    return {
+        name: _censored_percentile(clean(samples), waited, p) for name, p in zip(names, POINTS.values(), strict=True)
+    }
+
+
+def _censored_percentile(known: Samples, waited: Samples, p: float) -> Estimate:
+    """The p-quantile of `known` and of requests that took at least `waited`: known where it is the same however long
+    they took, else between `low` and `high`."""
+    n = int(known.size + waited.size)
+    slowest = np.sort(np.concatenate((known, np.full(waited.size, np.inf))))
+    low_rank, high_rank = order_statistic_ranks(n, p)
+    position = (n - 1) * p
+    least = float(np.quantile(np.concatenate((known, waited)), p))
+    most = math.inf
+    if math.ceil(position) < known.size:
+        most = float(np.interp(position, np.arange(known.size), slowest[: known.size]))
+    cut = f"{waited.size} of {n} requests were cut by the end of the drain"
+    if not math.isclose(least, most):
+        high = most if math.isfinite(most) else None
+        return Estimate(None, least, high, n, f"{cut}: p{p * 100:g} is at least {least:.3g} s")
+    low = None if low_rank is None else min(float(slowest[low_rank - 1]), most)
+    high = None if high_rank is None else float(slowest[high_rank - 1])
+    if high is None or math.isinf(high):
+        return Estimate(most, low, None, n, cut)
+    return Estimate(most, low, high, n)
 
 
 def mean_and_percentiles(series: str, samples: Samples | None, why: str) -> dict[str, Estimate]:

@@ -19,7 +19,7 @@ from results.records.link import LinkRecord
 from results.records.live import LiveLatency
 from results.records.manifest import ManifestRow
 from results.records.migrations import MigrationStep
-from results.records.plan import CellPlan, RunPlan, StagePlan
+from results.records.plan import AcceptedChanges, CellPlan, RunPlan, StagePlan
 from results.records.preflight import PreflightCheck, PreflightRecord
 from results.records.samples import CounterSpan, GpuSample, InterferenceRecord, PromptCounters
 from results.records.schemas import CellRecord, EngineFault, MetricsRecord, RequestRecord, StepRecord
@@ -83,6 +83,7 @@ def _declare_event(kind: type[events.Event]) -> Declared:
 DECLARED: tuple[Declared, ...] = (
     Declared(RunPlan, ("plan.json", "in RunPlanned")),
     *_inside(RunPlan, StagePlan, CellPlan),
+    Declared(AcceptedChanges, ("accepted_changes.jsonl",)),
     *(_declare_event(kind) for kind in events.EVENTS),
     *_inside(events.InstanceChanged, events.EngineDeath),
     *_inside(events.RouterSampled, events.RoutedLoad, events.RoutedLine, LiveLatency),
@@ -94,7 +95,7 @@ DECLARED: tuple[Declared, ...] = (
     Declared(ManifestRow, ("MANIFEST.tsv",)),
     Declared(EngineFault, ("engine_faults.jsonl",)),
     Declared(HostSample, ("host.csv",)),
-    Declared(GpuSample, (f"{TRIAL}gpu_util.csv",)),
+    Declared(GpuSample, (f"{CONFIG}gpu_util_<phase>_<cell>.csv", f"{TRIAL}gpu_util.csv")),
     Declared(RequestRecord, (f"{CONFIG}requests_<phase>_<cell>.jsonl",)),
     Declared(MetricsRecord, (f"{CONFIG}metrics_<phase>_<cell>.jsonl", f"{TRIAL}engines/<instance>/metrics.jsonl")),
     Declared(StepRecord, (f"{CONFIG}engine_step_<phase>_<cell>.jsonl",)),

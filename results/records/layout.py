@@ -75,6 +75,9 @@ class ConfigLayout:
     def engine_step(self, phase: str, cell: str) -> Path:
         return self.root / f"engine_step_{phase}_{cell}.jsonl"
 
+    def gpu_util(self, phase: str, cell: str) -> Path:
+        return self.root / f"gpu_util_{phase}_{cell}.csv"
+
     def cell(self, phase: str, cell: str) -> Path:
         return self.root / f"cell_{phase}_{cell}.json"
 
@@ -102,6 +105,8 @@ class RunLayout:
     plan = Below("plan.json")
     log = Below("run.log")
     host_csv = Below("host.csv")
+    accepted_changes = Below("accepted_changes.jsonl")
+    """What had changed where the run was resumed with --accept-changes; there is no file where it was not."""
     engine_faults = Below("engine_faults.jsonl")
     """Engines that died and steps that stalled; there is no file where there were none."""
     manifest = Below("MANIFEST.tsv")
@@ -252,6 +257,7 @@ class AttemptLayout:
     requests = Below("requests.jsonl")
     metrics = Below("metrics.jsonl")
     engine_step = Below("engine_step.jsonl")
+    gpu_util = Below("gpu_util.csv")
     scrapes = Below("engine.jsonl")
     """`/metrics` of a standalone replay's server."""
     trace = Below("trace.jsonl")

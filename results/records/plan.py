@@ -85,3 +85,13 @@ def _rename_all(value: Any) -> Any:  # noqa: ANN401  # a JSON value
     for old, new in RENAMED_RULES.items():
         value = value.replace(f"transfer.{old}=", f"transfer.{new}=")  # of `--set`
     return _RENAMED_PROOFS.get(value, value)
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedChanges:
+    """A resume with --accept-changes: a row of the run's `accepted_changes.jsonl`."""
+
+    t_unix_s: float
+    """When the run process started."""
+    changes: str
+    """`key: before -> after`, joined by semicolons."""

@@ -6,7 +6,7 @@ Read as plain JSON and text, so that a folder copied elsewhere, or written by an
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from results.records.environment import CapturedEnvironment, parse_environment
 from results.records.frames import Gap, artifact_name
 from results.records.host import host_notes
 from results.records.layout import ConfigLayout, RunLayout
+from results.records.plan import AcceptedChanges
 
 COMPONENTS = ("vllm", "torch", "mooncake", "nixl", "lmcache")
 
@@ -46,8 +47,10 @@ class RunFacts:
     cells: tuple[PlannedCell, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     thresholds: Mapping[str, float] = field(default_factory=dict)
+    slo: Mapping[str, float] = field(default_factory=dict)
+    """`ttft_s`, `tpot_s`: what a request must meet to count in the goodput; empty = the plan has no objective."""
     host_notes: tuple[str, ...] = ()
-    """What the host did meanwhile, in sentences; empty = the host was not sampled."""
+    """What the host did meanwhile, and what had changed where the run was resumed all the same, in sentences."""
     host: str = ""
     """CPU and usable cores, as the first config's env.txt has them; empty = not known."""
 
@@ -78,6 +81,7 @@ class ConfigFacts:
     vllm_sha: str
     gpu: str
     launch_command: tuple[str, ...]
+    """With what it adds to the environment before it (`env NAME=value ...`); secrets are masked."""
     gaps: tuple[Gap, ...] = ()
 
 
@@ -107,10 +111,27 @@ def run_facts(root: Path) -> tuple[RunFacts, tuple[Gap, ...]]:
             cells=_read_cells(plan.get("cells")),
             versions=_read_strings(_read_object(_read_object(inputs, "engine"), "versions")),
             thresholds=_read_numbers(_read_object(_read_object(inputs, "grid"), "saturation")),
-            host_notes=host_notes(RunLayout(root).host_csv),
+            slo=_read_numbers(_read_object(_read_object(inputs, "grid"), "slo")),
+            host_notes=(*_list_accepted(root), *host_notes(RunLayout(root).host_csv)),
             host=_describe_host(root),
         ),
         (),
+    )
+
+
+def _list_accepted(root: Path) -> tuple[str, ...]:
+    """A sentence for each time the run was resumed although something that shapes its numbers had changed."""
+    path = RunLayout(root).accepted_changes
+    try:
+        rows = msgspec.json.Decoder(AcceptedChanges).decode_lines(path.read_bytes())
+    except FileNotFoundError:
+        return ()
+    except (OSError, msgspec.DecodeError) as error:
+        return (f"The run was resumed with --accept-changes; what had changed cannot be read: {path.name}: {error}.",)
+    return tuple(
+        "The run was resumed with --accept-changes: its later cells were measured with "
+        f"{row.changes} (before -> after). Cells from before and after that are compared as if they were alike."
+        for row in rows
     )
 
 
@@ -158,9 +179,15 @@ def config_facts(layout: ConfigLayout) -> ConfigFacts:
         versions=_versions_in(environment) | _read_strings(_read_object(stated, "versions")),
         vllm_sha=str(stated.get("vllm_sha") or environment.stated("vllm commit")),
         gpu=str(stated.get("gpu") or "; ".join(environment.gpu)),
-        launch_command=tuple(map(str, command)) if isinstance(command, list) else (),
+        launch_command=_with_environment(stated, command) if isinstance(command, list) else (),
         gaps=tuple(gaps),
     )
+
+
+def _with_environment(stated: Mapping[str, Any], command: Sequence[object]) -> tuple[str, ...]:
+    added = _read_strings(_read_object(stated, "env"))
+    variables = ("env", *(f"{name}={value}" for name, value in sorted(added.items()))) if added else ()
+    return (*variables, *map(str, command))
 
 
 def missing_files(layout: ConfigLayout) -> tuple[Gap, ...]:

@@ -12,7 +12,7 @@ INTERFERENCE_VERSION = 2
 
 @dataclass(frozen=True, slots=True)
 class GpuSample:
-    """A row of `gpu_util.csv`; the file holds its header alone where no GPU answers."""
+    """A sample of one GPU; the file holds its header alone where no GPU answers."""
 
     t_ns: int
     """When the sample was requested."""
@@ -22,6 +22,8 @@ class GpuSample:
     """Share of the last sample period with a kernel running."""
     memory_used_mib: float
     """Of the GPU's memory."""
+    clock_mhz: float | None = None
+    """Of its multiprocessors; None = the GPU does not state it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,6 +117,11 @@ class StepRecord:
     """`schedule` entry to the exit of `update_from_output` of the same step."""
     period_us: float | None = None
     """Between consecutive `update_from_output` exits while the engine stayed busy."""
+    child1_us: float | None = None
+    """Callbacks of the first connector inside a MultiConnector: its `build_connector_meta`, `get_finished` and
+    `start_load_kv` together."""
+    child2_us: float | None = None
+    """The same of the second."""
     num_running: int | None = None
     """Requests in the scheduler's running queue."""
     num_waiting: int | None = None
@@ -132,6 +137,8 @@ class StepRecord:
 STEP_COLUMNS: tuple[str, ...] = tuple(one.name for one in fields(StepRecord))
 STEP_FIELDS_US: tuple[str, ...] = tuple(name for name in STEP_COLUMNS if name.endswith("_us"))
 """Durations of a step."""
+CHILD_FIELDS_US = ("child1_us", "child2_us")
+"""Null but inside a MultiConnector."""
 STEP_COUNTS: tuple[str, ...] = tuple(name for name in STEP_COLUMNS[3:] if name not in STEP_FIELDS_US)
 
 
@@ -150,7 +157,7 @@ class CellRecord:
     """`A`, `B` or `Bp` (B')."""
     load: Mapping[str, Any]
     """rate_per_s, input_tokens, output_tokens, seed, arrival, inflight_cap, warmup_s, min_duration_s, min_completed,
-    max_duration_s."""
+    max_duration_s, drain_s."""
     t_start_ns: int
     """Intended time of the first arrival."""
     t_window_start_ns: int
@@ -175,13 +182,18 @@ class CellRecord:
     """lateness_p50_s, lateness_p90_s, lateness_p99_s, lateness_max_s, achieved_rate_per_s, achieved_ratio, degraded,
     reason."""
     step_timing: Mapping[str, Any]
-    """available (bool), reason, unavailable_fields {field: why}, records_lost, worker_join_ratio."""
+    """available (bool), reason, unavailable_fields {field: why}, records_lost, worker_join_ratio, batch_queue (steps
+    overlap: asynchronous scheduling or pipeline stages), children (classes of a MultiConnector's connectors)."""
     instance: Mapping[str, Any]
-    """instance id, url, pid, started_by, launch number."""
+    """instance id, url, pid, started_by; settings: what vLLM settled on for it (async_scheduling, cudagraph_mode,
+    kv_blocks, kv_capacity_tokens ..), empty where the probe did not run."""
     checksums: Mapping[str, str] = field(default_factory=dict)
     """File name to SHA-256, of every file that cannot be made again from another."""
     client: Mapping[str, Any] = field(default_factory=dict)
     """How the load process fared: cut, retried, wrong_length, late_bodies, completed_in_window, realtime."""
+    gpu: Mapping[str, Any] = field(default_factory=dict)
+    """utilisation (0..1, mean), memory_used_mib (largest sum over all GPUs), clock_mhz (mean), reason (why none of
+    them was measured)."""
     version: int = CELL_VERSION
     """Of this record."""
 

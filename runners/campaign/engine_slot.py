@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -61,12 +61,14 @@ class EngineSlot:
             await self._launcher.stop(instance, reason)
 
     @asynccontextmanager
-    async def counterpart(self, config: str, folder: Path) -> AsyncIterator[Instance]:
+    async def counterpart(
+        self, config: str, folder: Path, extra_env: Mapping[str, str] | None = None
+    ) -> AsyncIterator[Instance]:
         """A second instance of the config, launched for pre-flight, with its files in `folder`. Raises LaunchError."""
         launcher = self._launcher
         needed = ports_needed(launcher.configs[config])
         port = await asyncio.to_thread(free_port, launcher.profile.launch.port_base + needed, needed)
-        instance = await launcher.launch(config, ConfigLayout(folder), port, preflight=True)
+        instance = await launcher.launch(config, ConfigLayout(folder), port, preflight=True, extra_env=extra_env)
         try:
             yield instance
         finally:

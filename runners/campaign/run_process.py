@@ -6,11 +6,15 @@ import asyncio
 import logging
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from launch.local import LocalBackend
 from results.records.layout import RunLayout
+from results.records.plan import AcceptedChanges
 from runners.campaign.cell_loop import CellLoop
 from runners.campaign.context import RunContext
 from runners.campaign.engine_launcher import Launcher
@@ -35,13 +39,19 @@ def work(folder: Path, find_experiment: Callable[[str], Experiment], *, accept_c
         lease = leases.acquire(store)
         try:
             experiment = find_experiment(store.plan.experiment)
-            prepared = _prepare_again(store, experiment, accept_changes=accept_changes)
+            prepared = _prepare_again(store, folder, experiment, accept_changes=accept_changes)
             return asyncio.run(_run_cells(store, lease, folder, experiment, prepared))
         finally:
             lease.release()
 
 
-def _prepare_again(store: RunStore, experiment: Experiment, *, accept_changes: bool) -> Prepared:
+def _keep_changes(folder: Path, changes: str) -> None:
+    """Add them to the run's folder, so that the report names them without the state file. Raises OSError."""
+    with RunLayout(folder).accepted_changes.open("ab") as file:
+        file.write(msgspec.json.encode(AcceptedChanges(time.time(), changes)) + b"\n")
+
+
+def _prepare_again(store: RunStore, folder: Path, experiment: Experiment, *, accept_changes: bool) -> Prepared:
     """What the frozen plan needs, as this machine has it now; a changed fingerprint stops the run unless accepted."""
     view = store.view()
     try:
@@ -53,6 +63,7 @@ def _prepare_again(store: RunStore, experiment: Experiment, *, accept_changes: b
             )
         if changes:
             store.append(Noted("warning", view.run, f"resumed although these changed: {changes}"))
+            _keep_changes(folder, changes)
     except Exception as error:
         if RunState.INTERRUPTED in RUN_TRANSITIONS[view.state]:
             store.append(RunChanged(RunState.INTERRUPTED, f"{error} {getattr(error, 'remedy', '')}".strip()))

@@ -23,6 +23,7 @@ from runners.campaign.disk import require_disk
 from runners.campaign.experiment import DraftPlan, Experiment, RunOptions
 from runners.campaign.plan import freeze
 from runners.errors import RunnerError
+from state.events import Noted
 from state.run import RunPlan
 from state.store import RunStore
 from state.workspace import Workspace
@@ -81,7 +82,7 @@ def _find_engine(profile: Profile, engine_python: Path | None, need_engine: bool
 
 def _describe_inputs(draft: DraftPlan, engine: Engine | None) -> Mapping[str, Any]:
     described = msgspec.to_builtins(draft.profile)
-    for key in ("description", "experiments", "experiment"):
+    for key in ("description", "capacity", "experiments", "experiment"):
         described.pop(key, None)
     return {
         "profile": described,
@@ -125,14 +126,19 @@ def options_of(plan: RunPlan) -> RunOptions:
     )
 
 
-def create_run(workspace: Workspace, prepared: Prepared) -> Path:
-    """A new run folder with its journal begun and its plan written; returns the folder."""
+def create_run(workspace: Workspace, prepared: Prepared, unrest: str = "") -> Path:
+    """A new run folder with its journal begun and its plan written; returns the folder.
+
+    unrest: why the host is not at rest, for the journal; empty = it is.
+    """
     plan = prepared.plan
     require_disk(workspace.root)
     folder = workspace.create_folder(plan.experiment, prepared.profile.name, datetime.now(UTC))
     write_indented_json(RunLayout(folder).plan, plan)
-    with RunStore.create(folder, folder.name, plan, tracon_version()):
-        return folder
+    with RunStore.create(folder, folder.name, plan, tracon_version()) as store:
+        if unrest:
+            store.append(Noted("warning", folder.name, unrest))
+    return folder
 
 
 def spawn_run_process(folder: Path, *, accept_changes: bool = False) -> subprocess.Popen[bytes]:

@@ -85,6 +85,7 @@ def run(
     """
     from runners.campaign.start import create_run, require_ports, spawn_run_process
     from runners.cli.asking import skip_stages
+    from runners.samplers.rest import explain_unrest, read_rest
 
     options = from_root(options)
     if dry_run:
@@ -92,8 +93,11 @@ def run(
         return
     prepared = _prepare_run(options, need_engine=True)
     require_ports(prepared)
-    folder = create_run(workspace_of(workspace), prepared)
+    unrest = explain_unrest(read_rest())
+    folder = create_run(workspace_of(workspace), prepared, unrest)
     output.err().print(f"run [bold]{folder.name}[/] in {folder.parent}")
+    if unrest:
+        output.err().print(unrest, style="yellow", markup=False)
     skip_stages(folder, skip_stage or ())
     process = spawn_run_process(folder)
     accompany_run(folder, process.pid, detach=detach, console=console, json=json)
@@ -279,12 +283,15 @@ def _prepare_run(options: RunOptions, *, need_engine: bool) -> Prepared:
 
 def _print_plan(options: RunOptions, json: bool) -> None:
     from runners.cli.tables import plan_json, plan_tables
+    from runners.samplers.rest import explain_unrest, read_rest
 
     prepared = _prepare_run(options, need_engine=False)
+    unrest = explain_unrest(read_rest())
+    notes = (*prepared.draft.notes, *([unrest] if unrest else []))
     if json:
-        output.print_json(plan_json(prepared.plan, prepared.draft.sums))
+        output.print_json(plan_json(prepared.plan, prepared.draft.sums, notes))
     else:
-        output.out().print(plan_tables(prepared.plan, prepared.draft.sums, prepared.draft.notes))
+        output.out().print(plan_tables(prepared.plan, prepared.draft.sums, notes))
 
 
 def from_root(options: RunOptions) -> RunOptions:

@@ -70,7 +70,7 @@ def number(value: float | None, scale: float = 1.0, digits: int = 1) -> str:
     return "–" if value is None else f"{value * scale:.{digits}f}"
 
 
-def plan_json(plan: RunPlan, sums: Sequence[Sum]) -> dict[str, Any]:
+def plan_json(plan: RunPlan, sums: Sequence[Sum], notes: Sequence[str] = ()) -> dict[str, Any]:
     """The plan as data; `estimated_s` in seconds, with the arithmetic behind it."""
     return {
         "experiment": plan.experiment,
@@ -89,6 +89,7 @@ def plan_json(plan: RunPlan, sums: Sequence[Sum]) -> dict[str, Any]:
         "cells": [asdict(cell) for cell in plan.cells],
         "estimated_s": plan.estimated_s,
         "arithmetic": [asdict(line) for line in sums],
+        "notes": list(notes),
         "fingerprint": plan.fingerprint,
     }
 

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from launch.errors import LaunchError
+from launch.gpu import second_devices
 from launch.preflight import verify
 from launch.preflight_checks import Counterpart
 from results.records.layout import RunLayout, write_indented_json
@@ -41,11 +42,16 @@ async def verify_config(cell: CellPlan, attempt: int, context: RunContext) -> Ou
 
 
 def _counterpart_of(context: RunContext, config: str) -> Counterpart | None:
-    """A second engine of the config for a proof that needs one; None where the first has all of a GPU's memory."""
-    if context.profile.engine.kind != "cpu":
-        return None
+    """A second engine of the config for a proof that needs one; None where the first has every GPU, as it has all of
+    one's memory."""
+    devices: dict[str, str] = {}
+    if context.profile.engine.kind == "cuda":
+        beside = second_devices(context.profile.engine.tensor_parallel_size)
+        if not beside:
+            return None
+        devices = {"CUDA_VISIBLE_DEVICES": beside}
     folder = context.layout.preflight_log(config).parent / f"counterpart_{config}"
-    return partial(context.slot.counterpart, config, folder)
+    return partial(context.slot.counterpart, config, folder, devices)
 
 
 def why_gated(cell: CellPlan, view: RunView) -> str:

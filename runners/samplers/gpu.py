@@ -1,4 +1,4 @@
-"""GPU utilisation at 1 Hz beside a cell, or the reason why there is none."""
+"""GPU utilisation, memory and clock at 1 Hz beside a cell, or the reason why there are none."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import shutil
 import time
 from dataclasses import dataclass, fields
 from pathlib import Path
+from statistics import fmean
 from types import TracebackType
 from typing import Self
 
 from results.records.samples import GpuSample
 
 HEADER = ",".join(one.name for one in fields(GpuSample)) + "\n"
-QUERY = ("--query-gpu=index,utilization.gpu,memory.used", "--format=csv,noheader,nounits")
+QUERY = ("--query-gpu=index,utilization.gpu,memory.used,clocks.sm", "--format=csv,noheader,nounits")
 QUERY_TIMEOUT_S = 5.0
 PERIOD_S = 1.0
 
@@ -25,8 +26,12 @@ class GpuUse:
 
     utilisation: float | None
     """0..1, the mean over all samples of all GPUs; None = not measured."""
+    memory_used_mib: float | None
+    """The largest sum over all GPUs; None = not measured."""
+    clock_mhz: float | None
+    """The mean over all samples that state it; None = none does."""
     reason: str
-    """Why not; empty where it was."""
+    """Why the utilisation was not measured; empty where it was."""
 
 
 class GpuSampler:
@@ -38,6 +43,8 @@ class GpuSampler:
         self._tool = shutil.which("nvidia-smi")
         self._sum_percent = 0.0
         self._samples = 0
+        self._clocks_mhz: list[float] = []
+        self._most_used_mib = 0.0
         self._reason = "" if self._tool else "this host has no nvidia-smi: no GPU is used"
         self._task: asyncio.Task[None] | None = None
 
@@ -45,8 +52,9 @@ class GpuSampler:
     def use(self) -> GpuUse:
         """So far."""
         if not self._samples:
-            return GpuUse(None, self._reason or "nvidia-smi gave no sample")
-        return GpuUse(self._sum_percent / self._samples / 100, "")
+            return GpuUse(None, None, None, self._reason or "nvidia-smi gave no sample")
+        clock_mhz = fmean(self._clocks_mhz) if self._clocks_mhz else None
+        return GpuUse(self._sum_percent / self._samples / 100, self._most_used_mib, clock_mhz, "")
 
     async def __aenter__(self) -> Self:
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -93,17 +101,29 @@ class GpuSampler:
             self._reason = self._reason or "nvidia-smi names no GPU with a utilisation"
             return
         with self._path.open("a") as file:
-            file.writelines(
-                f"{row.t_ns},{row.gpu},{row.utilisation_percent:g},{row.memory_used_mib:g}\n" for row in rows
-            )
+            file.writelines(_format_row(row) for row in rows)
+        self._clocks_mhz += [row.clock_mhz for row in rows if row.clock_mhz is not None]
+        self._most_used_mib = max(self._most_used_mib, sum(row.memory_used_mib for row in rows))
         self._sum_percent += sum(row.utilisation_percent for row in rows)
         self._samples += len(rows)
 
 
+def _format_row(row: GpuSample) -> str:
+    clock = "" if row.clock_mhz is None else f"{row.clock_mhz:g}"
+    return f"{row.t_ns},{row.gpu},{row.utilisation_percent:g},{row.memory_used_mib:g},{clock}\n"
+
+
 def _parse_row(t_ns: int, line: str) -> GpuSample | None:
-    """`0, 37, 81252`: GPU, utilisation in percent, memory in MiB; None where a GPU does not state them."""
+    """`0, 37, 81252, 1980`: GPU, utilisation in percent, memory in MiB, clock in MHz; None where it states no load."""
     try:
-        gpu, percent, used = (part.strip() for part in line.split(","))
-        return GpuSample(t_ns, int(gpu), float(percent), float(used))
+        gpu, percent, used, clock = (part.strip() for part in line.split(","))
+        return GpuSample(t_ns, int(gpu), float(percent), float(used), _parse_number(clock))
     except ValueError:
         return None
+
+
+def _parse_number(text: str) -> float | None:
+    """None for `[N/A]` and the like."""
+    with contextlib.suppress(ValueError):
+        return float(text)
+    return None

@@ -20,7 +20,15 @@ PRESSURE = Path("/proc/pressure/cpu")
 log = logging.getLogger("tracon.host")
 
 
-class _Clock(NamedTuple):
+class Shares(NamedTuple):
+    """Between two moments; None = not known."""
+
+    busy: float | None
+    stolen: float | None
+    waiting: float | None
+
+
+class HostClock(NamedTuple):
     """Counters of a moment."""
 
     t_s: float
@@ -59,28 +67,29 @@ class HostSampler:
                 rows = csv.writer(file)
                 if fresh:
                     rows.writerow(HEADER)
-                before, cell = _read_clock(), self.cell
+                before, cell = read_clock(), self.cell
                 while True:
                     due_s = time.monotonic() + self._period_s
                     if self._ended.wait(self._period_s):
                         return
                     late_s = max(0.0, time.monotonic() - due_s)
-                    now = _read_clock()
+                    now = read_clock()
                     if cell and cell == self.cell:
-                        rows.writerow([cell, f"{time.time():.3f}", f"{late_s:.4f}", *_compute_shares(before, now)])
+                        rows.writerow([cell, f"{time.time():.3f}", f"{late_s:.4f}", *_format_shares(before, now)])
                     before, cell = now, self.cell
         except OSError as error:
             log.warning("the host is not looked at any more: %s: %s", self._path.name, error.strerror)
 
 
-def _read_clock() -> _Clock:
+def read_clock() -> HostClock:
+    """Now."""
     cores = psutil.cpu_times(percpu=True)
     idle = [core.idle + getattr(core, "iowait", 0.0) for core in cores]
     stolen = tuple(getattr(core, "steal", 0.0) for core in cores)
     # guest time is in user time already
     total = tuple(sum(core) - getattr(core, "guest", 0.0) - getattr(core, "guest_nice", 0.0) for core in cores)
     worked = tuple(all_s - idle_s - stolen_s for all_s, idle_s, stolen_s in zip(total, idle, stolen, strict=True))
-    return _Clock(time.monotonic(), worked, total, stolen, _waited_s())
+    return HostClock(time.monotonic(), worked, total, stolen, _waited_s())
 
 
 def _waited_s() -> float | None:
@@ -91,17 +100,19 @@ def _waited_s() -> float | None:
     return None
 
 
-def _compute_shares(before: _Clock, now: _Clock) -> list[str]:
-    """Busy, stolen and waiting between two moments; empty = not known."""
+def shares_between(before: HostClock, now: HostClock) -> Shares:
+    """Busy, stolen and waiting between two moments."""
     passed = [after - then for then, after in zip(before.total_s, now.total_s, strict=True)]
     if min(passed, default=0.0) <= 0:
-        return ["", "", ""]
+        return Shares(None, None, None)
     worked = sum(now.worked_s) - sum(before.worked_s)
-    stolen = [
-        (after - then) / core
-        for then, after, core in zip(before.stolen_s, now.stolen_s, passed, strict=True)
-    ]  # fmt: skip
-    waiting = ""
+    stolen = [(after - then) / core for then, after, core in zip(before.stolen_s, now.stolen_s, passed, strict=True)]
+    waiting = None
     if before.waited_s is not None and now.waited_s is not None:
-        waiting = f"{(now.waited_s - before.waited_s) / (now.t_s - before.t_s):.4f}"
-    return [f"{max(0.0, worked) / sum(passed):.4f}", f"{max(0.0, *stolen):.4f}", waiting]
+        waiting = (now.waited_s - before.waited_s) / (now.t_s - before.t_s)
+    return Shares(min(max(0.0, worked) / sum(passed), 1.0), max(0.0, *stolen), waiting)
+
+
+def _format_shares(before: HostClock, now: HostClock) -> list[str]:
+    """Empty = not known."""
+    return ["" if share is None else f"{share:.4f}" for share in shares_between(before, now)]

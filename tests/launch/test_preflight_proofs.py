@@ -169,9 +169,9 @@ async def test_a_handshake_that_a_busy_host_missed_is_tried_again(reach: dict[st
         await moved(reach, pulls_to_fail=proofs.HANDSHAKES)
 
 
-async def test_without_a_second_engine_it_is_said_that_nothing_was_transferred() -> None:
-    said = await seen(FakeEngine(), NIXL, proofs.peer_transfer)
-    assert "NOT transferred: no second engine can run beside this one" in said
+async def test_without_a_second_engine_no_byte_moves_and_nothing_is_proven() -> None:
+    with pytest.raises(GateFailed, match="no byte was moved: no second engine can run beside this one"):
+        await seen(FakeEngine(), NIXL, proofs.peer_transfer)
 
 
 @pytest.mark.parametrize(("context", "tokens"), [(40_960, 4096), (200_000, 4096), (3000, 1280), (512, 256)])

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -122,7 +123,7 @@ def test_without_a_connector_there_is_no_worker_ring_and_the_field_says_why(
     assert list(tmp_path.glob("*.worker.*")) == []
 
 
-def test_multi_connector_is_timed_as_one_and_its_children_are_left_alone(
+def test_multi_connector_and_its_children_do_their_work_as_before(
     tmp_path: Path, put_modules: PutModules
 ) -> None:
     engine = start(put_modules, tmp_path, connector=fake_vllm.MultiConnector)
@@ -134,7 +135,6 @@ def test_multi_connector_is_timed_as_one_and_its_children_are_left_alone(
     assert work(engine.worker, output.kv_connector_metadata) == "results+results"
     for child in engine.worker._connectors:
         assert child.calls == ["start_load_kv", "get_finished"] * 2
-        assert "start_load_kv" not in vars(child)
 
 
 def test_versions_before_transfer_results_are_timed_at_get_finished(tmp_path: Path, put_modules: PutModules) -> None:
@@ -287,7 +287,7 @@ def test_a_scheduler_hook_that_does_not_fit_costs_its_fields(
     assert ring.status["step_timing_available"] is misfit.timing_available
     assert (ring.status["reason"] is None) is misfit.timing_available
     null = {field for field, value in ring.rows[-1].items() if value is None and not field.startswith("pad")}
-    assert null == misfit.null | {"build_meta_ns"}
+    assert null == misfit.null | {"build_meta_ns", *hooks.CHILD_FIELDS}
     assert misfit.null <= set(ring.status["unavailable"])
 
 
@@ -354,6 +354,40 @@ def test_a_connector_hook_that_does_not_fit_costs_its_field(
     assert set(status["unavailable"]) == lost
     assert status["step_timing_available"] is timed
     assert f"connector.{method}" in status["hooks"]
+
+
+def test_the_connectors_inside_a_multiconnector_are_timed_apart(tmp_path: Path, put_modules: PutModules) -> None:
+    engine = start(put_modules, tmp_path, connector=fake_vllm.MultiConnector)
+    engine.step(decode_step(1))
+    ring, worker = only_ring(tmp_path), only_ring(tmp_path, "worker")
+    assert ring.status["children"] == ["Connector", "Connector"]
+    for rows, whole in ((ring.rows, "build_meta_ns"), (worker.rows, "get_finished_ns")):
+        (row,) = rows
+        assert (row["child1_ns"] or 0) > 0
+        assert (row["child2_ns"] or 0) > 0
+        most = (row[whole] or 0) + (row.get("start_load_kv_ns") or 0)
+        assert (row["child1_ns"] or 0) + (row["child2_ns"] or 0) < most
+
+
+def test_a_connector_alone_has_no_children(tmp_path: Path, put_modules: PutModules) -> None:
+    start(put_modules, tmp_path).step(decode_step(1))
+    ring = only_ring(tmp_path)
+    assert ring.status["children"] == []
+    assert [row["child1_ns"] for row in (*ring.rows, *only_ring(tmp_path, "worker").rows)] == [None, None]
+
+
+def test_the_header_states_what_vllm_settled_on(tmp_path: Path, put_modules: PutModules) -> None:
+    config = fake_vllm.config(2)
+    config.scheduler_config = SimpleNamespace(async_scheduling=True, max_num_seqs=256)
+    config.compilation_config = SimpleNamespace(cudagraph_mode=SimpleNamespace(name="FULL_AND_PIECEWISE"))
+    config.cache_config = SimpleNamespace(num_gpu_blocks=4096)
+    put_modules(fake_vllm.modules(scheduler := make_scheduler(), make_factory(fake_vllm.Connector)))
+    step_probe.install(str(tmp_path / "engine_step.jsonl"))
+    scheduler(config)
+    settings = only_ring(tmp_path).status["settings"]
+    assert (settings["async_scheduling"], settings["max_num_seqs"]) == (True, 256)
+    assert (settings["cudagraph_mode"], settings["kv_blocks"]) == ("FULL_AND_PIECEWISE", 4096)
+    assert settings["kv_capacity_tokens"] is None
 
 
 def test_another_version_whose_hooks_fit_is_used_and_marked(tmp_path: Path, put_modules: PutModules) -> None:

@@ -22,6 +22,7 @@ from runners.experiments.requests import first_error
 from runners.load.process import run_load
 from runners.load.spec import LoadOutcome, LoadSpec, LoadTick
 from runners.samplers.engine import MetricsSampler, StepTail
+from runners.samplers.gpu import GpuSampler, GpuUse
 from state.events import CellProgressed, InstanceSampled
 from state.run import CellPlan
 
@@ -30,9 +31,12 @@ STEP_SETTLE_S = 0.3
 
 LOAD_FACTS = (
     "rate_per_s", "input_tokens", "output_tokens", "seed", "arrival", "inflight_cap", "warmup_s", "min_duration_s",
-    "min_completed", "max_duration_s",
+    "min_completed", "max_duration_s", "drain_s",
 )  # fmt: skip
-STEP_FACTS = ("available", "reason", "unavailable_fields", "records", "records_lost", "worker_join_ratio")
+STEP_FACTS = (
+    "available", "reason", "unavailable_fields", "records", "records_lost", "worker_join_ratio", "batch_queue",
+    "children",
+)  # fmt: skip
 CLIENT_FACTS = ("cut", "retried", "wrong_length", "late_bodies", "completed_in_window", "realtime")
 
 
@@ -47,7 +51,7 @@ async def measure_load(cell: CellPlan, attempt: int, rate_per_s: float, context:
     folder = AttemptLayout(context.attempt_folder(cell, attempt))
     spec = load_spec(cell, rate_per_s, instance, context, folder.requests)
     with StepTail(instance.spec.rings) as steps:
-        async with MetricsSampler(instance.spec.url, folder.metrics) as sampler:
+        async with MetricsSampler(instance.spec.url, folder.metrics) as sampler, GpuSampler(folder.gpu_util) as gpu:
             cut = asyncio.Event()
 
             def on_tick(tick: LoadTick) -> None:
@@ -65,7 +69,9 @@ async def measure_load(cell: CellPlan, attempt: int, rate_per_s: float, context:
             f"the first error was: {first_error(folder.requests)}"
         )
     await asyncio.sleep(STEP_SETTLE_S)
-    record_path = await asyncio.to_thread(_put_in_place, cell, attempt, spec, outcome, instance, context, folder)
+    record_path = await asyncio.to_thread(
+        _put_in_place, cell, attempt, spec, outcome, instance, context, folder, gpu.use
+    )
     summary = await asyncio.to_thread(analyse_cell, record_path)
     return Outcome(headline(summary), _why_degraded(outcome))
 
@@ -104,6 +110,7 @@ def load_spec(
         min_completed=params["min_completed"],
         max_duration_s=expected_s * params["hard_stop_factor"],
         inflight_cap=params["inflight_cap"],
+        drain_s=params["drain_s"],
         vocab_low=model.vocab_low,
         vocab_high=model.vocab_high,
         requests_path=str(requests_path),
@@ -151,6 +158,7 @@ def _put_in_place(
     instance: Instance,
     context: RunContext,
     folder: AttemptLayout,
+    gpu: GpuUse,
 ) -> Path:
     """Cut the steps, write the cell record, and rename everything into the config's folder, the record last."""
     assert cell.config is not None
@@ -162,6 +170,7 @@ def _put_in_place(
         folder.metrics: layout.metrics(phase, stem),
         folder.engine_step: layout.engine_step(phase, stem),
         parquet_beside(folder.engine_step): parquet_beside(layout.engine_step(phase, stem)),
+        folder.gpu_util: layout.gpu_util(phase, stem),
     }
     moves = {source: target for source, target in moves.items() if source.exists()}
     record = CellRecord(
@@ -186,8 +195,10 @@ def _put_in_place(
             "url": instance.spec.url,
             "pid": instance.pid,
             "started_by": instance.spec.started_by,
+            "settings": dict(cut.settings),
         },
         client=_pick_facts(outcome, CLIENT_FACTS),
+        gpu=msgspec.to_builtins(gpu),
         # Parquet is a copy that may be made again from the JSONL; only the JSONL is the measurement.
         checksums={t.name: sha256(source) for source, t in moves.items() if t.suffix == ".jsonl"},
     )

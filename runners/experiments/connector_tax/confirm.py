@@ -11,6 +11,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from launch.profile import Capacity
 from results.records.baseline import BASELINE, REPEAT
 from runners.experiments.connector_tax.grid import Grid
 from runners.experiments.connector_tax.load_cells import (
@@ -19,7 +20,6 @@ from runners.experiments.connector_tax.load_cells import (
     REF_LOAD,
     REF_SAFE,
     PlannedLoad,
-    expected_s,
     make_cell,
 )
 from state.run import CellPlan
@@ -77,7 +77,9 @@ def is_measured(grid: Grid, config: str, load: PlannedLoad) -> bool:
     return (BASELINE if config == REPEAT else config) in grid.phase_b_prime.configs
 
 
-def list_cells(grid: Grid, configs: Sequence[str], seed: int, engine_s: float) -> Iterator[CellPlan]:
+def list_cells(
+    grid: Grid, configs: Sequence[str], seed: int, engine_s: float, capacity: Capacity
+) -> Iterator[CellPlan]:
     """The stage's cells in the order they run; empty where the grid has no such stage."""
     if not grid.confirm:
         return
@@ -94,11 +96,14 @@ def list_cells(grid: Grid, configs: Sequence[str], seed: int, engine_s: float) -
                     trial=block.number,
                     cell_index=(SWEEP_BLOCKS + block.number) * PLACES_PER_BLOCK + place,
                     engine_s=engine_s if place == places[0] else 0.0,
+                    capacity=capacity,
                 )
 
 
-def stage_s(grid: Grid, configs: Sequence[str], engine_s: float, launches: int) -> float:
+def stage_s(grid: Grid, configs: Sequence[str], engine_s: float, launches: int, capacity: Capacity) -> float:
     """Seconds of the stage with this many launches per config."""
-    cells = sum(expected_s(grid, load.expected_rate_per_s) for config in configs for load in list_loads(grid)
-                if is_measured(grid, config, load))  # fmt: skip
+    loads = list_loads(grid)
+    cells = sum(
+        load.estimate_s(grid, capacity) for config in configs for load in loads if is_measured(grid, config, load)
+    )
     return launches * (len(configs) * engine_s + cells)

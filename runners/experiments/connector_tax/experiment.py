@@ -25,6 +25,7 @@ from runners.errors import CellSkipped
 from runners.experiments.connector_tax.cell import measure_load
 from runners.experiments.connector_tax.grid import EXPERIMENT, Grid
 from runners.experiments.connector_tax.load_cells import REF_LOAD, REF_SAFE
+from runners.experiments.connector_tax.sustainable import list_overloads
 from runners.experiments.patched_cells import PatchedCells, RunCell
 from state.events import Noted
 from state.run import CellPlan
@@ -96,6 +97,8 @@ class ConnectorTax(PatchedCells):
     async def _reference(self, cell: CellPlan, attempt: int) -> Outcome:
         rates = await asyncio.to_thread(choose_reference_rates, self._context.layout.root, self._grid_thresholds())
         write_atomic(self._context.layout.reference_rates, rates.to_json())
+        overloads = await asyncio.to_thread(list_overloads, self._context.layout.root, self._grid, rates)
+        self._context.emit(*(Noted("warning", cell.cell, text) for text in overloads))
         return Outcome({"ref_safe_per_s": rates.ref_safe_per_s, "ref_load_per_s": rates.ref_load_per_s})
 
     def _grid_thresholds(self) -> dict[str, float]:

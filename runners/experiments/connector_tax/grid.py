@@ -59,6 +59,13 @@ class Saturation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ttft_p90_growth: float = 1.5
 
 
+class Slo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a request must meet to count in the goodput (null = no limit)."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+
+
 class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One preset of the experiment."""
 
@@ -76,6 +83,8 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     phase_b_prime: PhaseBPrime = PhaseBPrime()
     hard_stop_factor: float = 3.0
     """A cell ends at this multiple of its expected duration whatever it has."""
+    drain_s: float = 300.0
+    """How long the requests in flight when sending stops may take at most; what is still open then is cut."""
     arrival: str = "constant"
     confirm: bool = False
     """Measure the reference loads and all shapes again, with `trials` launches per config; verdicts rest on these."""
@@ -85,6 +94,7 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int = 1
     fidelity: Fidelity = Fidelity()
     saturation: Saturation = Saturation()
+    slo: Slo = Slo()
 
 
 def read_grid(tables: Tables, profile: str, preset: str, *, settings: Sequence[str] = ()) -> Grid:
@@ -109,6 +119,7 @@ def _check_grid(grid: Grid, where: str) -> None:
         (grid.min_completed < 1, "min_completed must be at least 1"),
         (grid.trials < 1, "trials must be at least 1"),
         (grid.hard_stop_factor < 1, "hard_stop_factor must be at least 1"),
+        (grid.drain_s < 0, "drain_s must be 0 or more"),
         (grid.arrival not in ("constant", "poisson"), "arrival must be constant or poisson"),
         (
             bool(grid.phase_b.input_tokens) != bool(grid.phase_b.output_tokens),

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from runners.campaign.plan import load_cell_s
+from launch.profile import Capacity
 from runners.experiments.connector_tax.grid import Grid
+from runners.experiments.connector_tax.sustainable import expected_cell_s
 from state.run import CellPlan
 
 REF_SAFE = "ref_safe"
@@ -40,9 +41,21 @@ class PlannedLoad:
         rate = {"rate": self.rate} if isinstance(self.rate, str) else {"rate_per_s": self.rate}
         return {"input_tokens": input_tokens, "output_tokens": output_tokens, **rate}
 
+    def estimate_s(self, grid: Grid, capacity: Capacity) -> float:
+        """Seconds of the cell, without its engine's start."""
+        return expected_cell_s(grid, capacity, self.expected_rate_per_s, self.shape)
+
 
 def make_cell(
-    grid: Grid, seed: int, config: str, load: PlannedLoad, *, trial: int, cell_index: int, engine_s: float
+    grid: Grid,
+    seed: int,
+    config: str,
+    load: PlannedLoad,
+    *,
+    trial: int,
+    cell_index: int,
+    engine_s: float,
+    capacity: Capacity,
 ) -> CellPlan:
     """The cell of one config. `engine_s`: start and release of the engine, where this is its first cell.
 
@@ -59,6 +72,7 @@ def make_cell(
         "min_completed": grid.min_completed,
         "hard_stop_factor": grid.hard_stop_factor,
         "inflight_cap": grid.inflight_cap,
+        "drain_s": grid.drain_s,
         "lateness_p99_s": grid.fidelity.lateness_p99_s,
         "achieved_ratio": grid.fidelity.achieved_ratio,
     }
@@ -70,16 +84,6 @@ def make_cell(
         config=config,
         label=load.label,
         params={**params, **load.params},
-        estimated_s=expected_s(grid, load.expected_rate_per_s) + engine_s,
+        estimated_s=load.estimate_s(grid, capacity) + engine_s,
         trial=trial,
-    )
-
-
-def expected_s(grid: Grid, rate_per_s: float) -> float:
-    """Seconds that a cell of the grid takes where the engine keeps up."""
-    return load_cell_s(
-        rate_per_s=rate_per_s,
-        min_duration_s=grid.min_duration_s,
-        min_completed=grid.min_completed,
-        warmup_s=grid.warmup_s,
     )

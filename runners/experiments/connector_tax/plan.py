@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import msgspec
 
 from launch.command import ports_needed
-from launch.profile import ConnectorConfig, Profile, load_config
+from launch.profile import Capacity, ConnectorConfig, Profile, load_config
 from results.records.baseline import BASELINE, REPEAT
 from runners.campaign.experiment import DraftPlan, RunOptions
 from runners.campaign.plan import Sum, duration_text
@@ -25,9 +26,9 @@ from runners.experiments.connector_tax.load_cells import (
     REF_LOAD,
     REF_SAFE,
     PlannedLoad,
-    expected_s,
     make_cell,
 )
+from runners.experiments.connector_tax.sustainable import NO_LIMIT, expected_cell_s, list_unsustainable
 from state.run import CellPlan, StagePlan
 
 STAGES = (
@@ -62,7 +63,7 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
         seed=seed,
         configs=tuple(configs[name] for name in order),
         stages=STAGES,
-        cells=list_cells(grid, orders, order, seed, release_wait_s),
+        cells=list_cells(grid, orders, order, seed, release_wait_s, profile.capacity),
         ports=max(ports_needed(config) for config in configs.values()),
         inputs={
             "grid": _describe_grid(grid),
@@ -70,8 +71,11 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
             "config_names": list(options.configs or grid.configs),
             **({"settings": list(options.settings)} if options.settings else {}),
         },
-        sums=arithmetic(grid, list(configs), release_wait_s),
-        notes=_describe_hours(grid, list(configs), release_wait_s),
+        sums=arithmetic(grid, list(configs), release_wait_s, profile.capacity),
+        notes=(
+            *_describe_hours(grid, list(configs), release_wait_s, profile.capacity),
+            *list_unsustainable(grid, profile.capacity),
+        ),
     )
 
 
@@ -113,17 +117,22 @@ def draw_orders(grid: Grid, configs: Sequence[str], seed: int) -> list[list[str]
 
 
 def list_cells(
-    grid: Grid, orders: Sequence[Sequence[str]], configs: Sequence[str], seed: int, release_wait_s: float
+    grid: Grid,
+    orders: Sequence[Sequence[str]],
+    configs: Sequence[str],
+    seed: int,
+    release_wait_s: float,
+    capacity: Capacity = NO_LIMIT,
 ) -> list[CellPlan]:
     """Every cell in the order it runs; `orders`: per pass of the sweep, the configs' names; `configs`: all of them."""
     engine_s = grid.engine_start_s + release_wait_s
-    passes = [_Pass(grid, seed, engine_s, number, tuple(order)) for number, order in enumerate(orders)]
+    passes = [_Pass(grid, seed, engine_s, number, tuple(order), capacity) for number, order in enumerate(orders)]
     return [
         *_preflight_cells(configs, grid, engine_s),
         *(cell for one in passes for cell in one.phase_a()),
         CellPlan("reference/rates", "reference", "reference", None, "ref_safe and ref_load", {}, COMPUTE_S),
         *(cell for one in passes for cell in one.phase_b()),
-        *confirm.list_cells(grid, configs, seed, engine_s),
+        *confirm.list_cells(grid, configs, seed, engine_s, capacity),
         CellPlan("analysis/revert", "analysis", "revert", None, "remove the step probe", {}, COMPUTE_S),
         CellPlan("analysis/report", "analysis", "analysis", None, "numbers, tax, manifest, report", {}, 2 * COMPUTE_S),
     ]
@@ -145,6 +154,7 @@ class _Pass:
     engine_s: float
     number: int
     order: tuple[str, ...]
+    capacity: Capacity
 
     def phase_a(self) -> Iterator[CellPlan]:
         phase = self.grid.phase_a
@@ -183,10 +193,13 @@ class _Pass:
             trial=self.number,
             cell_index=block * PLACES_PER_BLOCK + place,
             engine_s=self.engine_s if first else 0.0,
+            capacity=self.capacity,
         )
 
 
-def arithmetic(grid: Grid, configs: Sequence[str], release_wait_s: float) -> tuple[Sum, ...]:
+def arithmetic(
+    grid: Grid, configs: Sequence[str], release_wait_s: float, capacity: Capacity = NO_LIMIT
+) -> tuple[Sum, ...]:
     """How the estimate of the engine stages comes about (specs/connector_tax, "Updated runtime estimate")."""
     start_s = grid.engine_start_s
     around = f"{start_s:g} s start + {{}} + {release_wait_s:g} s release"
@@ -196,24 +209,25 @@ def arithmetic(grid: Grid, configs: Sequence[str], release_wait_s: float) -> tup
             f"{len(configs)} configs x ({around.format(f'{grid.preflight_s:g} s checks')})",
             len(configs) * (start_s + grid.preflight_s + release_wait_s),
         ),
-        *_sweep_arithmetic(grid, configs, release_wait_s, around),
+        *_sweep_arithmetic(grid, configs, release_wait_s, around, capacity),
     ]
     if grid.confirm:
-        seconds = confirm.stage_s(grid, configs, start_s + release_wait_s, grid.trials)
-        loads = confirm.list_loads(grid)
-        cells = f"up to {len(loads)} cells x {expected_s(grid, loads[0].expected_rate_per_s):g} s"
-        lines.append(
-            Sum("confirm", f"{grid.trials} launches x {len(configs)} configs x ({around.format(cells)})", seconds)
-        )
+        seconds = confirm.stage_s(grid, configs, start_s + release_wait_s, grid.trials, capacity)
+        cells = [load.estimate_s(grid, capacity) for load in confirm.list_loads(grid)]
+        each = around.format(f"up to ({_join_sum(cells)}) s of cells")
+        lines.append(Sum("confirm", f"{grid.trials} launches x {len(configs)} configs x ({each})", seconds))
     return tuple(lines)
 
 
-def _sweep_arithmetic(grid: Grid, configs: Sequence[str], release_wait_s: float, around: str) -> Iterator[Sum]:
+def _sweep_arithmetic(
+    grid: Grid, configs: Sequence[str], release_wait_s: float, around: str, capacity: Capacity
+) -> Iterator[Sum]:
     swept = [name for name in configs if not grid.confirm or name != REPEAT]
     count, trials = len(swept), 1 if grid.confirm else grid.trials
     engine_s = grid.engine_start_s + release_wait_s
-    cells_a = [expected_s(grid, rate) for rate in grid.phase_a.rates_per_s]
-    shapes = len(grid.phase_b.input_tokens) * len(grid.phase_b.output_tokens)
+    shape = (grid.phase_a.input_tokens, grid.phase_a.output_tokens)
+    cells_a = [expected_cell_s(grid, capacity, rate, shape) for rate in grid.phase_a.rates_per_s]
+    shapes = [(i, o) for i in grid.phase_b.input_tokens for o in grid.phase_b.output_tokens]
     prime = len(set(swept) & set(grid.phase_b_prime.configs))
     times = f"{trials} trials x " if trials > 1 else ""
     yield Sum(
@@ -223,27 +237,29 @@ def _sweep_arithmetic(grid: Grid, configs: Sequence[str], release_wait_s: float,
     )
     if not shapes:
         return
-    cell_b = expected_s(grid, grid.expected_ref_safe_per_s)
+    rate = grid.expected_ref_safe_per_s
+    cells_b = [expected_cell_s(grid, capacity, rate, each) for each in shapes]
     yield Sum(
         "phase-b",
-        f"{times}{count} configs x ({around.format(f'{shapes} cells x {cell_b:g} s')}), "
-        f"if ref_safe is {grid.expected_ref_safe_per_s:g} req/s",
-        trials * count * (engine_s + shapes * cell_b),
+        f"{times}{count} configs x ({around.format(f'({_join_sum(cells_b)}) s of cells')}), "
+        f"if ref_safe is {rate:g} req/s",
+        trials * count * (engine_s + sum(cells_b)),
     )
     if prime and grid.phase_b_prime.shapes:
-        cells = len(grid.phase_b_prime.shapes)
-        text = f"{times}{prime} configs x {cells} cells x {cell_b:g} s, where ref_load differs from ref_safe"
-        yield Sum("phase-b", text, trials * prime * cells * cell_b)
+        cells_p = [expected_cell_s(grid, capacity, rate, each) for each in grid.phase_b_prime.shapes]
+        text = f"{times}{prime} configs x ({_join_sum(cells_p)}) s of cells, where ref_load differs from ref_safe"
+        yield Sum("phase-b", text, trials * prime * sum(cells_p))
 
 
-def _describe_hours(grid: Grid, configs: Sequence[str], release_wait_s: float) -> tuple[str, ...]:
+def _describe_hours(
+    grid: Grid, configs: Sequence[str], release_wait_s: float, capacity: Capacity
+) -> tuple[str, ...]:
     """How long the confirm stage takes with more or fewer launches; empty where there is none."""
     if not grid.confirm:
         return ()
     engine_s = grid.engine_start_s + release_wait_s
-    times = ", ".join(
-        f"{duration_text(confirm.stage_s(grid, configs, engine_s, count))} with {count}" for count in PLANNED_LAUNCHES
-    )
+    hours = [duration_text(confirm.stage_s(grid, configs, engine_s, count, capacity)) for count in PLANNED_LAUNCHES]
+    times = ", ".join(f"{text} with {count}" for text, count in zip(hours, PLANNED_LAUNCHES, strict=True))
     return (
         "Verdicts come from the confirm stage. The sweep before it is descriptive: one launch per config and phase.",
         f"The confirm stage takes {times} launches per config (`--trials`).",
@@ -251,4 +267,6 @@ def _describe_hours(grid: Grid, configs: Sequence[str], release_wait_s: float) -
 
 
 def _join_sum(values: Sequence[float]) -> str:
-    return " + ".join(f"{value:g}" for value in values)
+    """Equal neighbours as one product: `9 x 70`, `410 + 210 + 4 x 70`."""
+    runs = [(value, len(list(same))) for value, same in groupby(round(value) for value in values)]
+    return " + ".join(f"{count} x {value:g}" if count > 1 else f"{value:g}" for value, count in runs)

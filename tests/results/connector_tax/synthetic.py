@@ -257,6 +257,8 @@ def step_table(cell: Cell, rng: np.random.Generator) -> pa.Table:
         "update_us": around(20.0),
         "engine_step_us": around(truth.engine_step_us),
         "period_us": around(truth.engine_step_us + 10),
+        "child1_us": nothing,
+        "child2_us": nothing,
         "num_running": counts,
         "num_waiting": pa.array(np.zeros(steps, dtype=np.int64)),
         "prefill_tokens": pa.array(np.zeros(steps, dtype=np.int64)),

@@ -34,7 +34,11 @@ def _analyse(folder: ConfigLayout, cell: Cell) -> CellSummary:
 
 def _rewrite(path: Path, records: list[RequestRecord]) -> None:
     """Other requests in the same cell, with the record's checksum made to fit."""
-    requests = path.with_name("requests_A_r4.jsonl")
+    _rewrite_at(path, 4, records)
+
+
+def _rewrite_at(path: Path, rate: int, records: list[RequestRecord]) -> None:
+    requests = path.with_name(f"requests_A_r{rate}.jsonl")
     requests.write_bytes(msgspec.json.Encoder().encode_lines(records))
     _edit(path, lambda row: row["checksums"].update({requests.name: sha256(requests)}))
 
@@ -106,7 +110,7 @@ def test_requests_that_did_not_end_well_are_counted_apart(folder: ConfigLayout) 
     summary = _analyse(folder, Cell("plain", Behaviour(), Load(), statuses=statuses))
     assert summary.counts["completed"] == 196
     assert (summary.counts["failed"], summary.counts["dropped"], summary.counts["cut"]) == (2, 1, 1)
-    assert summary.estimate("e2e_p50_s").n == 196
+    assert summary.estimate("e2e_p50_s").n == 197  # of the one that was cut it is known that it took longer
     assert summary.estimate("ttft_p50_s").n == 197  # the one that was cut had its first token
 
 
@@ -122,6 +126,79 @@ def test_throughput_counts_what_ended_inside_the_window(folder: ConfigLayout) ->
     assert summary.value("throughput_ratio") == pytest.approx(2 / 50 / 4)
     assert summary.value("requested_throughput_per_s") == 4
     assert summary.value("offered_throughput_per_s") == pytest.approx(3 / 50)
+
+
+def _cut_after(record: RequestRecord, waited_s: float) -> RequestRecord:
+    """The request without a token, cut when it had been waited for so long."""
+    assert record.t_send_ns is not None
+    return replace(
+        record, status=RequestStatus.CUT, t_first_token_ns=None, t_last_token_ns=None,
+        t_end_ns=record.t_send_ns + round(waited_s * 1e9), completion_tokens=None, chunks=0,
+    )  # fmt: skip
+
+
+def test_requests_that_the_drain_cut_are_slow_and_not_absent(folder: ConfigLayout) -> None:
+    """An engine that leaves a fifth of its requests without a token has no fast p90."""
+    cell = Cell("plain", Behaviour(), Load())
+    path = write_cell(folder, cell)
+    rows = request_records(cell, cell.rng())
+    _rewrite(path, [_cut_after(row, 30.0) if row.index % 5 == 0 else row for row in rows])
+    summary = analyse_cell(path)
+    p90 = summary.estimate("ttft_p90_s")
+    assert (p90.value, p90.n) == (None, 200)
+    assert p90.low == pytest.approx(30)
+    assert p90.reason == "40 of 200 requests were cut by the end of the drain: p90 is at least 30 s"
+    p50 = summary.estimate("ttft_p50_s")
+    answered = [row for row in rows if not row.warmup and row.index % 5]
+    known = sorted((row.t_first_token_ns or 0) - (row.t_send_ns or 0) for row in answered)
+    assert p50.value == pytest.approx((known[99] + known[100]) / 2e9, rel=1e-3)  # of 200, the slow ones after them
+    assert summary.estimate("e2e_p90_s").value is None
+    assert np.isinf(request_samples(path)["ttft_s"]).sum() == 40
+    cohort = summary.estimate("cohort_ratio")
+    assert cohort.value is None
+    assert cohort.high is not None
+    assert cohort.high < 1
+
+
+def test_a_request_cut_early_leaves_the_percentile_between_bounds(folder: ConfigLayout) -> None:
+    cell = Cell("plain", Behaviour(), Load())
+    path = write_cell(folder, cell)
+    rows = request_records(cell, cell.rng())
+    _rewrite(path, [_cut_after(row, 0.001) if row.index == 100 else row for row in rows])
+    p50 = analyse_cell(path).estimate("ttft_p50_s")
+    assert p50.value is None
+    assert p50.low is not None
+    assert p50.high is not None
+    assert p50.low < p50.high
+
+
+def test_the_cohort_is_followed_until_its_last_request_completes(folder: ConfigLayout) -> None:
+    """E2E of 15 s in a window of 50 s: fewer completions inside it than were sent, and an engine that keeps up."""
+    summary = _analyse(folder, Cell("plain", Behaviour(tpot_p50_s=15 / 255, sigma=0.001), Load()))
+    specified, cohort = summary.value("throughput_ratio"), summary.value("cohort_ratio")
+    assert specified is not None
+    assert specified < 0.95
+    assert cohort == pytest.approx(1, abs=0.01)
+    assert headline(summary)["saturated"] is False
+
+
+def test_one_slow_request_at_the_end_is_no_saturation(folder: ConfigLayout) -> None:
+    cell = Cell("plain", Behaviour(sigma=0.01), Load(requests=60, rate_per_s=10))
+    path = write_cell(folder, cell)
+    rows = request_records(cell, cell.rng())
+    _rewrite_at(path, 10, [replace(r, t_end_ns=(r.t_end_ns or 0) + 10**9) if r is rows[-1] else r for r in rows])
+    summary = analyse_cell(path)
+    cohort = summary.estimate("cohort_ratio")
+    assert cohort.value is not None
+    assert cohort.high is not None
+    assert cohort.value < 0.95 < cohort.high
+    assert headline(summary)["saturated"] is False
+
+
+def test_dropped_requests_were_due_all_the_same(folder: ConfigLayout) -> None:
+    dropped = dict.fromkeys(range(100, 200), RequestStatus.DROPPED)
+    cell = Cell("plain", Behaviour(sigma=0.001), Load(), statuses=dropped)
+    assert _analyse(folder, cell).value("cohort_ratio") == pytest.approx(0.5, abs=0.02)
 
 
 def test_an_engine_that_keeps_up_has_a_ratio_of_one_and_one_that_does_not_has_less(folder: ConfigLayout) -> None:

@@ -25,13 +25,19 @@ def cell(
     rate: float = 4.0,
     *,
     ratio: float | None = 1.0,
+    specified: float | None = None,
     waiting: float | None = 0.0,
     ttft_p90_s: float | None = 0.2,
     degraded: str = "",
     trial: int = 0,
 ) -> CellSummary:
     """A Phase A cell with just the numbers the criteria read."""
-    values = {"throughput_ratio": ratio, "waiting_p50": waiting, "ttft_p90_s": ttft_p90_s}
+    values = {
+        "cohort_ratio": ratio,
+        "throughput_ratio": specified or ratio,
+        "waiting_p50": waiting,
+        "ttft_p90_s": ttft_p90_s,
+    }
     return CellSummary(
         cell=f"phase-a/{config}/r{rate:g}", config=config, phase="A", trial=trial, rate_per_s=rate, shape=SHAPE,
         arrival="constant", seed=1, window_s=60.0, t_start_unix_s=0.0, attempt=1, stop_reason="complete", counts={},
@@ -86,6 +92,54 @@ def test_growth_needs_half_the_rate() -> None:
     assert "degraded" in str(growth.reason)
     growth = judge(cell(), cell(rate=2.0, ttft_p90_s=None)).criteria[2]
     assert "lost" in str(growth.reason)
+
+
+def test_requests_still_running_at_the_window_s_end_are_no_saturation() -> None:
+    """91 of 96 completions inside the window, nothing waiting: what was sent came back as fast as it was sent."""
+    found = judge_alone(cell(ratio=0.995, specified=91 / 96))
+    assert found.saturated is False
+    throughput = found.criteria[0]
+    assert (throughput.measured, throughput.fired) == (0.995, False)
+    assert (throughput.specified, throughput.specified_fired) == (91 / 96, True)
+    assert found.specified_fired == (THROUGHPUT,)
+
+
+def test_rates_that_an_older_run_chose_follow_from_the_specification_s_rules() -> None:
+    cells = [cell(rate=1.0), cell(rate=2.0, ratio=0.995, specified=91 / 96), cell(rate=4.0, waiting=9.0)]
+    assert reference_rates(cells).ref_load_per_s == 2.0
+    assert reference_rates(cells, specified=True).ref_load_per_s == 1.0
+
+
+def test_a_cut_cohort_is_judged_by_its_upper_bound() -> None:
+    values = {**cell().values, "cohort_ratio": Estimate(None, high=0.7, reason="9 requests were cut")}
+    assert judge_alone(replace(cell(), values=values)).fired == (THROUGHPUT,)
+    values["cohort_ratio"] = Estimate(None, high=0.99, reason="9 requests were cut")
+    open_ = judge_alone(replace(cell(), values=values))
+    assert open_.saturated is None
+    assert "9 requests were cut" in str(open_.reason)
+
+
+@pytest.mark.parametrize(
+    ("ours", "fired"),
+    [
+        (Estimate(0.40, 0.38, 0.42), True),
+        (Estimate(0.34, 0.25, 0.45), None),
+        (Estimate(0.20, 0.19, 0.21), False),
+        (Estimate(None, 9.0, None, reason="cut"), True),
+        (Estimate(None, 0.25, None, reason="cut"), None),
+    ],
+)
+def test_growth_fires_where_its_whole_interval_is_beyond(ours: Estimate, fired: bool | None) -> None:
+    half = replace(cell(rate=2.0), values={**cell().values, "ttft_p90_s": Estimate(0.2, 0.19, 0.21)})
+    found = judge(replace(cell(), values={**cell().values, "ttft_p90_s": ours}), half)
+    growth = found.criteria[2]
+    assert growth.fired is fired
+    assert found.saturated is bool(fired)
+    if ours.value is not None:
+        assert growth.low is not None
+        assert growth.high is not None
+        assert growth.low < ours.value / 0.2 < growth.high
+        assert growth.specified_fired is (ours.value / 0.2 > 1.5)
 
 
 def test_a_degraded_cell_says_nothing_about_the_engine() -> None:

@@ -44,9 +44,21 @@ def test_worker_callbacks_join_their_step(tmp_path: Path, worker_pid: int) -> No
     assert rows[0] | {"t_ns": 0} == {
         "t_ns": 0, "step_id": 0, "role": "engine", "step_duration_us": 40.0, "build_meta_us": 0.5,
         "get_finished_us": 1.0, "start_load_kv_us": 0.8, "wait_for_save_us": 0.6, "exec_us": 700.0, "update_us": 30.0,
-        "engine_step_us": 770.0, "period_us": 800.0, "num_running": 2, "num_waiting": 0, "prefill_tokens": 0,
+        "engine_step_us": 770.0, "period_us": 800.0, "child1_us": None, "child2_us": None, "num_running": 2,
+        "num_waiting": 0, "prefill_tokens": 0,
         "decode_tokens": 2, "scheduled_requests": 2,
     }  # fmt: skip
+
+
+def test_the_callbacks_of_a_multiconnector_s_children_are_those_of_both_processes(tmp_path: Path) -> None:
+    engine = engine_rows(3, child1_ns=1_000, child2_ns=500)
+    stated = {"children": ["Mooncake", "LMCache"], "batch_queue": True, "settings": {"kv_blocks": 1024}}
+    _ring(tmp_path, "engine", 11, engine, **stated)
+    _ring(tmp_path, "worker", 12, worker_rows(engine, child1_ns=120_000, child2_ns=4_000))
+    cut, rows = _cut(tmp_path)
+    assert [(row["child1_us"], row["child2_us"]) for row in rows] == [(121.0, 4.5)] * 3
+    assert (cut.children, cut.batch_queue, cut.settings) == (("Mooncake", "LMCache"), True, {"kv_blocks": 1024})
+    assert cut.unavailable_fields == {}
 
 
 def test_only_steps_scheduled_in_the_window_are_cut(tmp_path: Path) -> None:

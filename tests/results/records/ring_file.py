@@ -16,8 +16,11 @@ Values = int | npt.NDArray[Any]
 ENGINE_FIELDS = (
     "t_ns", "step_id", "step_duration_ns", "build_meta_ns", "num_running", "num_waiting", "prefill_tokens",
     "decode_tokens", "scheduled_requests", "exec_ns", "update_ns", "engine_step_ns", "period_ns",
+    "child1_ns", "child2_ns",
 )  # fmt: skip
-WORKER_FIELDS = ("t_ns", "step_id", "get_finished_ns", "start_load_kv_ns", "wait_for_save_ns")
+WORKER_FIELDS = (
+    "t_ns", "step_id", "get_finished_ns", "start_load_kv_ns", "wait_for_save_ns", "child1_ns", "child2_ns",
+)  # fmt: skip
 
 
 class RingFile:
@@ -98,6 +101,8 @@ def engine_rows(
         "update_ns": 30_000,
         "engine_step_ns": 770_000,
         "period_ns": 800_000,
+        "child1_ns": MISSING,
+        "child2_ns": MISSING,
     }
     for name, value in (plausible | columns).items():
         rows[:, ENGINE_FIELDS.index(name)] = value
@@ -113,6 +118,8 @@ def worker_rows(engine: npt.NDArray[np.int64], **columns: Values) -> npt.NDArray
         "get_finished_ns": 2_000,
         "start_load_kv_ns": 800,
         "wait_for_save_ns": 600,
+        "child1_ns": MISSING,
+        "child2_ns": MISSING,
     }
     for name, value in (plausible | columns).items():
         rows[:, WORKER_FIELDS.index(name)] = value

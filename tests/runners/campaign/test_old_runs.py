@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from launch.environment import Engine
+from results.registry import results_of
 from runners.campaign.run_process import work
 from runners.cli import app
 from runners.errors import ExitCode, RunnerError
@@ -41,6 +42,9 @@ def test_it_resumes_where_its_changes_are_accepted_and_says_so(run: Path) -> Non
         assert store.run_row().state is RunState.DONE
         notes = [recorded.event.text for recorded in store.events() if isinstance(recorded.event, Noted)]
     assert any("resumed although these changed" in note for note in notes)
+    report = results_of(run)
+    (limit,) = [one for one in report.report(report.analyse(run)).limits if "--accept-changes" in one]
+    assert "engine.versions.vllm: 0.32.0 -> 0.33.0" in limit
 
 
 def test_an_engine_environment_that_is_gone_is_not_looked_for_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

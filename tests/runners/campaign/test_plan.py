@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from launch.profile import CONFIGS_FOLDER, config_names, load_config, load_profile, profile_names
+from launch.profile import CONFIGS_FOLDER, Capacity, config_names, load_config, load_profile, profile_names
 from runners.campaign.experiment import RunOptions
 from runners.campaign.plan import differences, duration_text, load_cell_s
 from runners.campaign.start import options_of
@@ -31,21 +31,24 @@ def test_cell_durations_are_those_of_the_specification(rate_per_s: float, expect
     assert load_cell_s(rate_per_s=rate_per_s, min_duration_s=60, min_completed=200, warmup_s=10) == expected_s
 
 
-def test_the_h20_plan_takes_as_long_as_the_specification_says() -> None:
-    plan = plan_of("h20-qwen3-coder-30b")
+def test_the_h20_plan_takes_as_long_as_the_specification_says_where_every_load_is_sustained() -> None:
+    profile = load_profile("h20-qwen3-coder-30b")
+    draft = draft_plan(RunOptions(EXPERIMENT, profile.name), msgspec.structs.replace(profile, capacity=Capacity()))
     seconds: dict[str, float] = defaultdict(float)
-    for cell in plan.cells:
+    for cell in draft.cells:
         seconds[cell.stage] += cell.estimated_s
     assert seconds["phase-a"] == 8 * (90 + 1010 + 60)  # 155 min
     prime_s = 4 * 3 * 70  # 14 min
     assert seconds["phase-b"] == 8 * (90 + 630 + 60) + prime_s  # 104 min, the specification's best case, and B'
     engine_s, cells = 90 + 60, 9 + 1  # every config: Phase B's nine shapes, Phase A's at ref_load
     assert seconds["confirm"] == 5 * (9 * (engine_s + cells * 70) + 5 * 2 * 70)  # B' for its four and plain_again
-    assert 4.5 * 3600 < plan.estimated_s - seconds["confirm"] < 5.5 * 3600
+    assert 4.5 * 3600 < sum(seconds.values()) - seconds["confirm"] < 5.5 * 3600
+    assert plan_of("h20-qwen3-coder-30b").estimated_s > sum(seconds.values()) + 900  # queues and drains
 
 
 def test_a_plan_states_the_hours_for_three_five_and_eight_launches() -> None:
-    draft = draft_plan(RunOptions(EXPERIMENT, "h20-qwen3-coder-30b"), load_profile("h20-qwen3-coder-30b"))
+    profile = msgspec.structs.replace(load_profile("h20-qwen3-coder-30b"), capacity=Capacity())
+    draft = draft_plan(RunOptions(EXPERIMENT, profile.name), profile)
     assert "6 h 57 min with 3, 11 h 35 min with 5, 18 h 33 min with 8 launches" in draft.notes[1]
 
 

@@ -47,7 +47,7 @@ async def test_without_a_gpu_there_is_the_header_and_a_reason(tmp_path: Path, mo
 
 async def test_gpus_are_sampled_as_they_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho '0, 40, 1000'\necho '1, 60, 2000'\necho '2, [N/A], [N/A]'\n")
+    tool.write_text("#!/bin/sh\necho '0, 40, 1000, 1500'\necho '1, 60, 2000, [N/A]'\necho '2, [N/A], [N/A], [N/A]'\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     async with GpuSampler(tmp_path / "gpu_util.csv", period_s=0.01) as gpu:
@@ -57,4 +57,5 @@ async def test_gpus_are_sampled_as_they_answer(tmp_path: Path, monkeypatch: pyte
             await asyncio.sleep(0.01)
     assert gpu.use.utilisation == pytest.approx(0.5)
     rows = [line.split(",")[1:] for line in (tmp_path / "gpu_util.csv").read_text().splitlines()[1:]]
-    assert rows[:2] == [["0", "40", "1000"], ["1", "60", "2000"]]
+    assert rows[:2] == [["0", "40", "1000", "1500"], ["1", "60", "2000", ""]]
+    assert (gpu.use.memory_used_mib, gpu.use.clock_mhz) == (3000, 1500)

@@ -82,7 +82,10 @@ def test_a_dry_run_prints_the_plan_and_starts_nothing(tmp_path: Path) -> None:
     planned = tracon("plan", *lifecycle, workspace=tmp_path)
     dry = tracon("run", *lifecycle, "--dry-run", workspace=tmp_path)
     assert dry.returncode == 0, dry.stderr
-    assert json.loads(dry.stdout) == json.loads(planned.stdout)
+    dry_plan, plan = (json.loads(done.stdout) for done in (dry, planned))
+    for one in (dry_plan, plan):
+        del one["notes"]  # the host may come to rest, or be disturbed, between the two
+    assert dry_plan == plan
     assert not list(tmp_path.iterdir())
 
 

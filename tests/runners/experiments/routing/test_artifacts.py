@@ -112,7 +112,7 @@ class Subject:
             members=members,
             shapes=dict.fromkeys(self.scrapes, CacheShape(32, 8192)),
             scrapes=self.scrapes,
-            gpu=GpuUse(None, "no GPU here"),
+            gpu=GpuUse(None, None, None, "no GPU here"),
         )
         return put_in_place(cell, 1, GRID, TRACE, replayed, self.folder, self.context)
 

@@ -1,0 +1,38 @@
+"""What vLLM settled on for this engine: settings it may change by itself for a connector, read when its scheduler is
+made, after all of them are fixed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+SETTINGS: Mapping[str, tuple[str, str]] = {
+    "async_scheduling": ("scheduler_config", "async_scheduling"),
+    "max_num_seqs": ("scheduler_config", "max_num_seqs"),
+    "max_num_batched_tokens": ("scheduler_config", "max_num_batched_tokens"),
+    "disable_hybrid_kv_cache_manager": ("scheduler_config", "disable_hybrid_kv_cache_manager"),
+    "cudagraph_mode": ("compilation_config", "cudagraph_mode"),
+    "enforce_eager": ("model_config", "enforce_eager"),
+    "prefix_caching": ("cache_config", "enable_prefix_caching"),
+    "block_size": ("cache_config", "block_size"),
+    "kv_cache_dtype": ("cache_config", "cache_dtype"),
+    "kv_blocks": ("cache_config", "num_gpu_blocks"),
+    "kv_capacity_tokens": ("cache_config", "kv_cache_size_tokens"),
+}
+"""Name in the ring's header to the part of VllmConfig and its attribute."""
+
+Setting = bool | int | str | None
+
+
+def read_settings(vllm_config: object) -> dict[str, Setting]:
+    """Each of SETTINGS; None where this vLLM has no such attribute."""
+    return {
+        name: _plain(getattr(getattr(vllm_config, part, None), attribute, None))
+        for name, (part, attribute) in SETTINGS.items()
+    }
+
+
+def _plain(value: object) -> Setting:
+    """Enumerations by name."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    return str(getattr(value, "name", value))

@@ -1,0 +1,176 @@
+"""The causal anchor of a tax: what of it the connector's own callbacks can account for, and what vLLM changed.
+
+A tax is measured from outside. What a connector does inside a step is measured too: the sum of its callbacks, whose
+share of plain's step bounds what they can add to a latency that is made of steps. The mean stands beside the median,
+because work that comes with a few prefill steps does not move a median. A tax that lies beyond that share, of a config
+for which vLLM changed nothing, has no known cause: it may be noise, a queue, or something that nothing here measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import fmean
+
+from results.connector_tax.engine_changes import EngineChange
+from results.connector_tax.tax import RATIOS, TITLES, Metric, TaxRow
+from results.measures.step_durations import whole_step
+from results.measures.summary import CellSummary, Shape, percentile_name
+from results.records.baseline import BASELINE, REPEAT
+from results.report.table import NOT_MEASURED, Column, Table, make_table
+from results.statistics.estimates import Estimate
+from results.statistics.judgement import few_launches
+
+CALLBACKS = "connector_total_us"
+
+
+class Cause(StrEnum):
+    """What may account for a tax."""
+
+    CALLBACKS = "callbacks may account for it"
+    """The interval meets the range from zero to the callbacks' share of a step."""
+    CHANGES = "beyond its callbacks; vLLM changed the engine"
+    NOT_ATTRIBUTABLE = "not attributable"
+    """The whole interval is beyond that range, and vLLM changed nothing for the config."""
+    UNDECIDED = "undecided"
+    OPEN = "open"
+    """There is no tax, or the callbacks were not timed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """One tax beside what the config did inside a step at the same load."""
+
+    reference: str
+    phase: str
+    rate_per_s: float
+    shape: Shape
+    config: str
+    metric: Metric
+    tax: Estimate
+    callbacks_p50_us: float | None
+    callbacks_mean_us: float | None
+    step: str
+    """The series that stands for plain's step."""
+    plain_step_p50_us: float | None
+    plain_step_mean_us: float | None
+    share_p50: float | None
+    """Callbacks over plain's step, medians; 0.004 = 0.4 %."""
+    share_mean: float | None
+    changed: tuple[str, ...]
+    """What vLLM changed for the config."""
+    cause: Cause
+    reason: str
+
+    @property
+    def reach(self) -> float | None:
+        """The larger share; None where neither is known."""
+        return max((share for share in (self.share_p50, self.share_mean) if share is not None), default=None)
+
+
+def attribute_taxes(
+    taxes: Sequence[TaxRow], cells: Sequence[CellSummary], changes: Sequence[EngineChange]
+) -> tuple[Attribution, ...]:
+    """Every latency tax with its anchor, in the order of the taxes."""
+    changed = {change.config: change.changed for change in changes}
+    step = whole_step(cell.step_timing for cell in cells)
+    return tuple(_attribute(row, cells, step, changed.get(row.config, ())) for row in taxes if row.metric in RATIOS)
+
+
+def _attribute(row: TaxRow, cells: Sequence[CellSummary], step: str, changed: tuple[str, ...]) -> Attribution:
+    load = (row.phase, row.rate_per_s, row.shape)
+    here = [cell for cell in cells if (cell.phase, cell.rate_per_s, cell.shape) == load and not cell.degraded]
+    own = [cell for cell in here if cell.config == row.config]
+    plain = [cell for cell in here if cell.config in (BASELINE, REPEAT)]
+    callbacks = {point: _mean_over_launches(own, CALLBACKS, point) for point in ("p50", "mean")}
+    steps = {point: _mean_over_launches(plain, step, point) for point in ("p50", "mean")}
+    shares = {point: _divide(callbacks[point], steps[point]) for point in ("p50", "mean")}
+    cause, reason = _find_cause(row.estimate, shares, changed, _why_untimed(own, plain, step))
+    return Attribution(
+        reference=row.reference,
+        phase=row.phase,
+        rate_per_s=row.rate_per_s,
+        shape=row.shape,
+        config=row.config,
+        metric=row.metric,
+        tax=row.estimate,
+        callbacks_p50_us=callbacks["p50"],
+        callbacks_mean_us=callbacks["mean"],
+        step=step,
+        plain_step_p50_us=steps["p50"],
+        plain_step_mean_us=steps["mean"],
+        share_p50=shares["p50"],
+        share_mean=shares["mean"],
+        changed=changed,
+        cause=cause,
+        reason=reason,
+    )
+
+
+def _mean_over_launches(cells: Sequence[CellSummary], series: str, point: str) -> float | None:
+    values = [cell.value(percentile_name(series, point)) for cell in cells]
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def _divide(part: float | None, whole: float | None) -> float | None:
+    return None if part is None or not whole else part / whole
+
+
+def _why_untimed(own: Sequence[CellSummary], plain: Sequence[CellSummary], step: str) -> str:
+    for cells, series, whose in ((own, CALLBACKS, "its callbacks"), (plain, step, f"{BASELINE}'s steps")):
+        if not cells:
+            return f"{whose} were not measured at this load"
+        if _mean_over_launches(cells, series, "mean") is None:
+            return f"{whose}: {cells[0].estimate(percentile_name(series, 'mean')).reason}"
+    return ""
+
+
+def _find_cause(
+    tax: Estimate, shares: Mapping[str, float | None], changed: tuple[str, ...], untimed: str
+) -> tuple[Cause, str]:
+    if tax.value is None:
+        return Cause.OPEN, tax.reason or "there is no tax"
+    if untimed:
+        return Cause.OPEN, untimed
+    if tax.low is None or tax.high is None or few_launches(tax.launches):
+        return Cause.UNDECIDED, few_launches(tax.launches) or tax.reason or "the tax has no interval"
+    reach = max(share for share in shares.values() if share is not None)
+    if tax.low <= reach and tax.high >= 0:
+        return Cause.CALLBACKS, f"callbacks are up to {reach:.2%} of a step of {BASELINE}"
+    if changed:
+        return Cause.CHANGES, "; ".join(changed)
+    beyond = "above" if tax.low > reach else "below zero, and so outside"
+    return Cause.NOT_ATTRIBUTABLE, f"the interval is {beyond} the {reach:.2%} of a step that its callbacks take"
+
+
+def attribution_table(rows: Sequence[Attribution]) -> Table:
+    step = rows[0].step if rows else ""
+    note = (
+        f"Callbacks: build_connector_meta, get_finished and start_load_kv of a step. Plain's step is `{step}`"
+        f"{' because steps overlap' if step == 'period_us' else ''}. The mean holds bursts that come with a few "
+        "prefill steps. Under load a queue multiplies what a step costs, which no share of a step shows."
+    )
+    return make_table("What of a tax its callbacks can account for", ATTRIBUTION_COLUMNS, rows, note)
+
+
+def _share_text(share: float | None) -> str:
+    return NOT_MEASURED if share is None else f"{share:.2%}"
+
+
+ATTRIBUTION_COLUMNS: tuple[Column[Attribution], ...] = (
+    Column("reference", lambda row: row.reference),
+    Column("req/s", lambda row: row.rate_per_s, form="g"),
+    Column("shape", lambda row: str(row.shape)),
+    Column("config", lambda row: row.config),
+    Column("tax of", lambda row: TITLES[row.metric]),
+    Column("tax", lambda row: row.tax.percent()),
+    Column("callbacks p50", lambda row: row.callbacks_p50_us, "us", digits=3),
+    Column("mean", lambda row: row.callbacks_mean_us, "us", digits=3),
+    Column("plain's step p50", lambda row: row.plain_step_p50_us, "us", form=".0f"),
+    Column("of its p50", lambda row: _share_text(row.share_p50)),
+    Column("of its mean", lambda row: _share_text(row.share_mean)),
+    Column("cause", lambda row: str(row.cause)),
+    Column("why", lambda row: row.reason),
+)

@@ -1,0 +1,97 @@
+"""What vLLM settled on for each config's engine, and what of it differs from plain's.
+
+vLLM changes settings by itself for a connector: it may switch asynchronous scheduling off, choose another graph mode,
+or have fewer KV blocks left. Such a change costs what no callback shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from results.measures.summary import CellSummary
+from results.records.baseline import BASELINE, REPEAT
+from results.report.table import Column, Table, make_table
+
+KV_ROOM = ("kv_blocks", "kv_capacity_tokens")
+SAME_ROOM = 0.01
+"""What two launches of one config may differ by in KV blocks: free memory is measured anew at each."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChange:
+    """One config's engine."""
+
+    config: str
+    settings: Mapping[str, Any]
+    """As the probe read them when the engine was made; empty = not recorded."""
+    changed: tuple[str, ...]
+    """`name: plain's -> this config's`."""
+    reason: str
+    """Why there is nothing to compare; empty where there is."""
+    gpu_memory_mib: float | None = None
+    """The most that all GPUs together had in use in a cell; None = not measured."""
+    gpu_clock_mhz: float | None = None
+
+
+def list_engine_changes(cells: Sequence[CellSummary]) -> tuple[EngineChange, ...]:
+    """One row for each config, plain first; of several launches the last."""
+    last = {cell.config: cell for cell in cells}
+    baseline = last[BASELINE].settings if BASELINE in last else {}
+    ordered = sorted(last, key=lambda config: (config not in (BASELINE, REPEAT), config))
+    return tuple(
+        _compare(last[config], baseline, [cell for cell in cells if cell.config == config]) for config in ordered
+    )
+
+
+def _compare(cell: CellSummary, baseline: Mapping[str, Any], own: Sequence[CellSummary]) -> EngineChange:
+    reason = ""
+    if not cell.settings:
+        reason = "not recorded: the probe did not run, or the run is older than this record"
+    elif not baseline:
+        reason = f"the settings of {BASELINE} are not recorded"
+    changed = tuple(
+        f"{name}: {_text(baseline[name])} -> {_text(value)}"
+        for name, value in cell.settings.items()
+        if name in baseline and _differs(name, baseline[name], value)
+    )
+    memory = [one.gpu["memory_used_mib"] for one in own if one.gpu.get("memory_used_mib") is not None]
+    clock = [one.gpu["clock_mhz"] for one in own if one.gpu.get("clock_mhz") is not None]
+    lowest_clock = min(clock, default=None)
+    return EngineChange(cell.config, cell.settings, changed, reason, max(memory, default=None), lowest_clock)
+
+
+def _differs(name: str, before: object, after: object) -> bool:
+    if name in KV_ROOM and isinstance(before, int) and isinstance(after, int):
+        return abs(after - before) > SAME_ROOM * before
+    return before != after
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "not known"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)
+
+
+def engine_changes_table(changes: Sequence[EngineChange]) -> Table:
+    note = (
+        "Read from vLLM's own configuration when the engine was made. Changed: what differs from plain's "
+        f"(KV blocks and capacity from {SAME_ROOM:.0%} on)."
+    )
+    recorded = [change for change in changes if change.settings]
+    return make_table("What vLLM changed for each config", CHANGE_COLUMNS, recorded, note)
+
+
+CHANGE_COLUMNS: tuple[Column[EngineChange], ...] = (
+    Column("config", lambda row: row.config),
+    Column("async scheduling", lambda row: _text(row.settings.get("async_scheduling"))),
+    Column("graph mode", lambda row: _text(row.settings.get("cudagraph_mode"))),
+    Column("KV blocks", lambda row: _text(row.settings.get("kv_blocks"))),
+    Column("KV capacity tokens", lambda row: _text(row.settings.get("kv_capacity_tokens"))),
+    Column("GPU memory MiB", lambda row: row.gpu_memory_mib, form=".0f"),
+    Column("GPU clock MHz", lambda row: row.gpu_clock_mhz, form=".0f"),
+    Column("changed", lambda row: row.reason or "; ".join(row.changed) or "nothing"),
+)

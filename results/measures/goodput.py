@@ -1,0 +1,47 @@
+"""Goodput: the requests of a cell that met a latency objective (SLO), per second of its window."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from results.measures.cells import read_cell_record, read_cell_requests
+from results.measures.columns import metric_values
+from results.measures.latency import TPOT, TTFT
+from results.measures.requests import due_in_window
+from results.records.schemas import RequestStatus
+from results.statistics.estimates import Estimate, unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """What a request must meet to count. None = no limit."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+
+    def __str__(self) -> str:
+        limits = (("TTFT", self.ttft_s), ("TPOT", self.tpot_s))
+        return " and ".join(f"{name} <= {limit * 1e3:g} ms" for name, limit in limits if limit is not None)
+
+
+def measure_goodput(cell_json: Path, slo: Slo) -> Estimate:
+    """Requests due in the window that completed within the SLO, per second of it; a request of one token has no TPOT
+    to miss. Raises ArtifactError where the cell's record cannot be read."""
+    record = read_cell_record(cell_json)
+    frame, gaps = read_cell_requests(cell_json, record)
+    if frame is None:
+        return unknown("; ".join(gap.reason for gap in gaps))
+    due = due_in_window(frame, record)
+    completed = due[due["status"] == RequestStatus.OK.value]
+    values = metric_values(pa.Table.from_pandas(completed, preserve_index=False))
+    met = np.ones(len(completed), dtype=np.bool_)
+    if slo.ttft_s is not None:
+        met &= values[TTFT.name] <= slo.ttft_s
+    if slo.tpot_s is not None:
+        met &= np.isnan(values[TPOT.name]) | (values[TPOT.name] <= slo.tpot_s)
+    window_s = (record.t_window_end_ns - record.t_window_start_ns) / 1e9
+    return Estimate(float(met.sum()) / window_s, n=len(due))

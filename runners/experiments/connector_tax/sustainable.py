@@ -1,0 +1,103 @@
+"""Which loads no config can sustain, by the profile's limit or by what Phase A measured, and what they cost in time.
+
+A shape's tokens times its rate cannot exceed the tokens that the device computes in a second. Such a cell measures a
+queue, and runs until it has enough completions or to its hard stop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from launch.profile import Capacity
+from results.measures.cells import collect_cells
+from results.measures.saturation import ReferenceRates
+from runners.campaign.plan import load_cell_s
+from runners.experiments.connector_tax.grid import Grid
+
+USABLE = 0.8
+"""Share of the limit that an offered rate uses."""
+MEASURED = "the most that any config computed in Phase A"
+
+NO_LIMIT = Capacity()
+Shape = tuple[int, int]
+"""Input and output tokens."""
+
+
+def expected_cell_s(grid: Grid, capacity: Capacity, rate_per_s: float, shape: Shape) -> float:
+    """Seconds a load cell takes, warm-up, hard stop and drain included where the device cannot keep up."""
+    kept_up_s = load_cell_s(
+        rate_per_s=rate_per_s,
+        min_duration_s=grid.min_duration_s,
+        min_completed=grid.min_completed,
+        warmup_s=grid.warmup_s,
+    )
+    most_per_s = _sustained_rate(capacity.tokens_per_s, shape)
+    if most_per_s is None or rate_per_s <= most_per_s:
+        return kept_up_s
+    window_s = max(grid.min_duration_s, grid.min_completed / most_per_s)
+    window_s = min(window_s, kept_up_s * grid.hard_stop_factor)
+    left = min(grid.inflight_cap, (rate_per_s - most_per_s) * (grid.warmup_s + window_s))
+    return grid.warmup_s + window_s + min(left / most_per_s, grid.drain_s)
+
+
+def list_unsustainable(grid: Grid, capacity: Capacity) -> tuple[str, ...]:
+    """Sentences for the plan; empty where the profile states no limit, or none is passed."""
+    if capacity.tokens_per_s is None:
+        return ()
+    limit = f"{capacity.tokens_per_s:,.0f} tokens/s ({capacity.source or 'the profile'})"
+    swept = (grid.phase_a.input_tokens, grid.phase_a.output_tokens)
+    most_per_s = _sustained_rate(capacity.tokens_per_s, swept) or 0.0
+    beyond = [rate for rate in grid.phase_a.rates_per_s if rate > most_per_s]
+    lines = []
+    if beyond:
+        rates = ", ".join(f"{rate:g}" for rate in beyond)
+        lines.append(
+            f"Phase A: no config can sustain {rates} req/s of {swept[0]} x {swept[1]} tokens within {limit}. These "
+            "cells find the saturation; their time above holds queue, hard stop and drain."
+        )
+    shapes = [(i, o) for i in grid.phase_b.input_tokens for o in grid.phase_b.output_tokens]
+    rate = grid.expected_ref_safe_per_s
+    return (*lines, *_describe_overloads("ref_safe", rate, shapes, capacity.tokens_per_s, limit))
+
+
+def list_overloads(root: Path, grid: Grid, rates: ReferenceRates) -> tuple[str, ...]:
+    """The shapes of Phase B and B' that need more tokens/s than any config computed in Phase A while it was saturated.
+
+    Empty where nothing was saturated: then Phase A shows no limit.
+    """
+    if not any(cell.saturated for cell in rates.cells):
+        return ()
+    sums = []
+    for cell in collect_cells(root, phases=("A",)).summaries:
+        prompt, generated = cell.value("prompt_tokens_per_s"), cell.value("generation_tokens_per_s")
+        if prompt is not None and generated is not None:
+            sums.append(prompt + generated)
+    if not sums:
+        return ()
+    limit = f"{max(sums):,.0f} tokens/s ({MEASURED})"
+    shapes = [(i, o) for i in grid.phase_b.input_tokens for o in grid.phase_b.output_tokens]
+    return (
+        *_describe_overloads("ref_safe", rates.ref_safe_per_s, shapes, max(sums), limit),
+        *_describe_overloads("ref_load", rates.ref_load_per_s, grid.phase_b_prime.shapes, max(sums), limit),
+    )
+
+
+def _describe_overloads(
+    name: str, rate_per_s: float | None, shapes: Sequence[Shape], tokens_per_s: float, limit: str
+) -> Iterator[str]:
+    if rate_per_s is None:
+        return
+    for shape in shapes:
+        most_per_s = _sustained_rate(tokens_per_s, shape)
+        if most_per_s is not None and rate_per_s > most_per_s:
+            needed = rate_per_s * sum(shape)
+            yield (
+                f"No config can sustain {shape[0]} x {shape[1]} tokens at {name} = {rate_per_s:g} req/s: that needs "
+                f"{needed:,.0f} of {limit}. At {USABLE * most_per_s:.2g} req/s it would use {USABLE:.0%} of them; at "
+                f"{name} the cell measures a queue, and no tax."
+            )
+
+
+def _sustained_rate(tokens_per_s: float | None, shape: Shape) -> float | None:
+    return None if tokens_per_s is None else tokens_per_s / sum(shape)

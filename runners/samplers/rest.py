@@ -1,0 +1,66 @@
+"""Whether the host is at rest before a run starts, and what it costs where it is not."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from statistics import fmean
+
+from runners.samplers.host import read_clock, shares_between
+
+SAMPLE_S = 0.5
+BUSY = 0.2
+"""Share of all cores' time that others may take from a host at rest."""
+STOLEN = 0.02
+LOAD_PER_CORE = 0.5
+SIGMA_AT_REST = (0.04, 0.12)
+SIGMA_BUSY = (0.25, 0.37)
+"""Of log TTFT p90 between launches of one config: both measured, docs/analysis.md, "Noise between launches"."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostRest:
+    """The host just before a run. None = this host does not say."""
+
+    load_1m: float | None
+    """Mean number of tasks that ran or were ready over the last minute."""
+    cores: int
+    """Of the host, which its load average counts on."""
+    busy: float | None
+    """0..1: the share of all cores' time in which they worked."""
+    stolen: float | None
+    """0..1: the largest share of one core's time that a hypervisor gave to others."""
+
+
+def read_rest(sample_s: float = SAMPLE_S) -> HostRest:
+    """Looks at the host for `sample_s`, in which this process sleeps."""
+    before = read_clock()
+    time.sleep(sample_s)
+    shares = shares_between(before, read_clock())
+    load_1m = None
+    with suppress(OSError):
+        load_1m = os.getloadavg()[0]
+    return HostRest(load_1m, os.cpu_count() or 1, shares.busy, shares.stolen)
+
+
+def explain_unrest(rest: HostRest) -> str:
+    """Why the host is not at rest and what that costs, in sentences; empty where it is at rest."""
+    signs = []
+    if rest.load_1m is not None and rest.load_1m > LOAD_PER_CORE * rest.cores:
+        signs.append(f"load average {rest.load_1m:.1f} on {rest.cores} cores")
+    if rest.busy is not None and rest.busy > BUSY:
+        signs.append(f"{rest.busy:.0%} of its cores' time is taken")
+    if rest.stolen is not None and rest.stolen > STOLEN:
+        signs.append(f"a hypervisor takes {rest.stolen:.0%} of a core")
+    if not signs:
+        return ""
+    rest_low, rest_high = SIGMA_AT_REST
+    busy_low, busy_high = SIGMA_BUSY
+    times = round((fmean(SIGMA_BUSY) / fmean(SIGMA_AT_REST)) ** 2)
+    return (
+        f"This host is not at rest: {', '.join(signs)}. Launches of one config then differ more: sigma of log TTFT p90 "
+        f"between launches was {rest_low:g} to {rest_high:g} on a host at rest and {busy_low:g} to {busy_high:g} on a "
+        f"busy one, so that the same tax takes about {times} times as many launches. The run does not wait for rest."
+    )

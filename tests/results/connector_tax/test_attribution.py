@@ -1,0 +1,112 @@
+"""A tax stands beside what its connector does inside a step, and beside what vLLM changed for the config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from results.connector_tax.attribution import Attribution, Cause, attribute_taxes, attribution_table
+from results.connector_tax.engine_changes import engine_changes_table, list_engine_changes
+from results.connector_tax.tax import Metric, TaxRow
+from results.measures.summary import CellSummary
+from results.statistics.estimates import Estimate
+from tests.results.connector_tax.cells import SHAPE, make_cell
+
+NOOP: Mapping[str, Any] = {"connector_total_p50_us": 7.0, "connector_total_mean_us": 9.0}
+PLAIN = make_cell("plain", engine_step_p50_us=1721.0, engine_step_mean_us=1800.0)
+
+
+def attribute(
+    tax: Estimate,
+    *,
+    own: CellSummary | None = None,
+    plain: CellSummary = PLAIN,
+) -> Attribution:
+    cells = [plain, own or make_cell("noop_connector", **NOOP)]
+    row = TaxRow("ref_safe", "A", 4.0, SHAPE, "noop_connector", Metric.TTFT_P90, tax, None, "")
+    (found,) = attribute_taxes([row], cells, list_engine_changes(cells))
+    return found
+
+
+def interval(low: float, high: float, launches: int = 8) -> Estimate:
+    return Estimate((low + high) / 2, low, high, launches=launches)
+
+
+def test_seven_microseconds_of_a_step_are_not_ten_percent() -> None:
+    found = attribute(interval(0.06, 0.136))
+    assert found.share_p50 == pytest.approx(7 / 1721)
+    assert found.share_mean == pytest.approx(9 / 1800)
+    assert found.cause == Cause.NOT_ATTRIBUTABLE
+    table = attribution_table([found])
+    assert dict(zip(table.columns, table.rows[0], strict=True))["cause"] == "not attributable"
+    assert "0.41%" in table.rows[0]
+
+
+@pytest.mark.parametrize(
+    ("tax", "cause"),
+    [
+        (interval(-0.02, 0.04), Cause.CALLBACKS),
+        (interval(0.004, 0.04), Cause.CALLBACKS),
+        (interval(-0.2, -0.1), Cause.NOT_ATTRIBUTABLE),
+        (interval(0.1, 0.2, launches=1), Cause.UNDECIDED),
+        (Estimate(0.1, launches=8), Cause.UNDECIDED),
+        (Estimate(None, reason="degraded"), Cause.OPEN),
+    ],
+)
+def test_the_interval_decides(tax: Estimate, cause: Cause) -> None:
+    assert attribute(tax).cause == cause
+
+
+def test_bursts_in_prefill_steps_count_by_their_mean() -> None:
+    bursty = make_cell("noop_connector", connector_total_p50_us=7.0, connector_total_mean_us=270.0)
+    found = attribute(interval(0.06, 0.136), own=bursty)
+    assert found.reach == pytest.approx(0.15)
+    assert found.cause == Cause.CALLBACKS
+
+
+def test_what_vllm_changed_may_account_for_it() -> None:
+    plain = make_cell(
+        "plain", engine_step_p50_us=1721.0, engine_step_mean_us=1800.0, settings={"async_scheduling": True}
+    )
+    own = make_cell("noop_connector", settings={"async_scheduling": False}, **NOOP)
+    found = attribute(interval(0.06, 0.136), own=own, plain=plain)
+    assert (found.cause, found.reason) == (Cause.CHANGES, "async_scheduling: on -> off")
+
+
+def test_without_step_timing_nothing_is_said() -> None:
+    untimed = make_cell("noop_connector", connector_total_p50_us=None, connector_total_mean_us=None)
+    found = attribute(interval(0.06, 0.136), own=untimed)
+    assert (found.cause, found.share_p50) == (Cause.OPEN, None)
+    assert "lost" in found.reason
+
+
+def test_where_steps_overlap_the_period_stands_for_a_step() -> None:
+    overlapping = {"available": True, "batch_queue": True}
+    values: Mapping[str, Any] = {"engine_step_p50_us": 9000.0, "engine_step_mean_us": 9000.0, "period_p50_us": 700.0}
+    plain = make_cell("plain", step_timing=overlapping, **values, period_mean_us=900.0)
+    found = attribute(interval(0.06, 0.136), plain=plain)
+    assert found.share_p50 == pytest.approx(0.01)
+    assert found.share_mean == pytest.approx(0.01)
+
+
+def settings(**changed: object) -> Mapping[str, Any]:
+    return {"async_scheduling": True, "cudagraph_mode": "FULL", "kv_blocks": 10_000, **changed}
+
+
+def test_the_settings_of_each_config_are_shown_beside_plain_s() -> None:
+    cells = [
+        make_cell("lmcache_only", settings=settings(kv_blocks=9_000, cudagraph_mode="PIECEWISE")),
+        make_cell("plain", settings=settings()),
+        make_cell("nixl_both", settings=settings(kv_blocks=9_950)),
+        make_cell("mooncake_both"),
+    ]
+    changes = list_engine_changes(cells)
+    assert [change.config for change in changes] == ["plain", "lmcache_only", "mooncake_both", "nixl_both"]
+    by_config = {change.config: change.changed for change in changes}
+    assert by_config["lmcache_only"] == ("cudagraph_mode: FULL -> PIECEWISE", "kv_blocks: 10000 -> 9000")
+    assert by_config["nixl_both"] == ()  # half a percent: free memory was measured anew
+    table = engine_changes_table(changes)
+    assert [row[0] for row in table.rows] == ["plain", "lmcache_only", "nixl_both"]  # the fourth recorded none
+    assert table.rows[1][1:4] == ("on", "PIECEWISE", "9000")

@@ -1,0 +1,94 @@
+"""The rate that a config sustains, its highest throughput and its goodput, against plain's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from results.connector_tax.capacity import Capacity, capacity_table, measure_capacity
+from results.measures.goodput import Slo, measure_goodput
+from results.measures.saturation import judge_cells
+from results.measures.summary import CellSummary
+from results.records.layout import ConfigLayout
+from results.statistics.estimates import Estimate
+from results.statistics.judgement import Verdict
+from tests.results.connector_tax.cells import make_cell
+from tests.results.connector_tax.synthetic import Behaviour, Cell, Load, write_cell
+
+GOODPUT = {"plain": 10.0, "nixl_both": 7.0}
+
+
+def sweep(config: str, trial: int, peak_per_s: float, rates: tuple[float, ...] = (4, 8, 16)) -> list[CellSummary]:
+    """Rates of which those above the peak are saturated."""
+    return [
+        make_cell(
+            config, rate, trial=trial, cohort_ratio=min(1.0, peak_per_s / rate), waiting_p50=0.0,
+            effective_throughput_per_s=min(rate, peak_per_s),
+        )
+        for rate in rates
+    ]  # fmt: skip
+
+
+def measure(cells: list[CellSummary], *, goodput: bool = False) -> dict[str, Capacity]:
+    saturation = {cell.path: judged for cell in cells for judged in judge_cells([cell])}
+    found = measure_capacity(cells, saturation, (lambda cell: Estimate(GOODPUT[cell.config])) if goodput else None)
+    return {capacity.config: capacity for capacity in found}
+
+
+def test_a_config_sustains_the_rate_below_its_first_saturated_one() -> None:
+    found = measure([*sweep("plain", 0, 9.0), *sweep("nixl_both", 0, 6.0)])
+    assert (found["plain"].sustained_per_s, found["plain"].next_per_s) == ((8,), (16,))
+    assert (found["nixl_both"].sustained_per_s, found["nixl_both"].next_per_s) == ((4,), (8,))
+    assert found["nixl_both"].peak_per_s.value == 6.0
+
+
+def test_one_launch_costs_no_capacity_and_three_that_agree_do() -> None:
+    one = measure([*sweep("plain", 0, 9.0), *sweep("nixl_both", 0, 6.0)])["nixl_both"].peak_change
+    assert one is not None
+    assert one.change.value == pytest.approx(-1 / 3)
+    assert one.verdict is None
+    assert "one launch per config" in one.withheld
+    peaks = ((9.0, 6.0), (9.3, 6.3), (8.8, 5.7))
+    cells = [
+        cell
+        for trial, (plain, nixl) in enumerate(peaks)
+        for cell in (*sweep("plain", trial, plain), *sweep("nixl_both", trial, nixl))
+    ]
+    three = measure(cells)["nixl_both"].peak_change
+    assert three is not None
+    assert three.verdict == Verdict.LOWER
+    assert three.change.high is not None
+    assert three.change.high < 0
+
+
+def test_a_config_that_never_saturates_has_no_peak() -> None:
+    found = measure([*sweep("plain", 0, 99.0), *sweep("nixl_both", 0, 9.0)])
+    assert found["plain"].peak_per_s.value is None
+    assert found["plain"].peak_per_s.reason == "nothing saturated up to the highest rate measured"
+    assert found["nixl_both"].peak_change is not None
+    assert found["nixl_both"].peak_change.change.value is None
+    rows = {row[0]: row[1] for row in capacity_table(list(found.values()), Slo()).rows}
+    assert rows == {"plain": "at least 16", "nixl_both": "8 (saturated at 16)"}
+
+
+def test_goodput_is_shown_where_there_is_an_objective() -> None:
+    found = measure([*sweep("plain", 0, 9.0), *sweep("nixl_both", 0, 6.0)], goodput=True)
+    change = found["nixl_both"].goodput_change
+    assert change is not None
+    assert change.change.value == pytest.approx(-0.3)
+    without, with_ = (capacity_table(list(found.values()), slo) for slo in (Slo(), Slo(ttft_s=0.5)))
+    assert "slo.ttft_s" in without.note
+    assert len(with_.columns) == len(without.columns) + 2
+    assert "TTFT <= 500 ms" in with_.note
+
+
+def test_goodput_counts_requests_that_meet_both_limits(tmp_path: Path) -> None:
+    truth = Behaviour(ttft_p50_s=0.2, tpot_p50_s=0.01)
+    path = write_cell(ConfigLayout(tmp_path / "results" / "20260131_plain"), Cell("plain", truth, Load(requests=1000)))
+    all_of_them = measure_goodput(path, Slo(ttft_s=9.0, tpot_s=9.0))
+    assert all_of_them.value == pytest.approx(4.0)
+    half = measure_goodput(path, Slo(ttft_s=0.2)).value
+    quarter = measure_goodput(path, Slo(ttft_s=0.2, tpot_s=0.01)).value
+    assert half == pytest.approx(2.0, abs=0.2)
+    assert quarter == pytest.approx(1.0, abs=0.2)

@@ -1,0 +1,62 @@
+"""A load that no config can sustain is named before a run and after Phase A, with a rate that can be, and its time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launch.profile import Capacity, load_profile
+from results.measures.saturation import choose_reference_rates
+from runners.campaign.experiment import RunOptions
+from runners.campaign.plan import load_cell_s
+from runners.experiments.connector_tax.grid import Grid, PhaseA, PhaseB
+from runners.experiments.connector_tax.plan import draft_plan
+from runners.experiments.connector_tax.sustainable import expected_cell_s, list_overloads, list_unsustainable
+from tests.results.connector_tax.synthetic import Behaviour, Run, write_run
+
+GRID = Grid(
+    configs=("plain",), phase_a=PhaseA(4096, 256, (1.0, 2.0)), phase_b=PhaseB((512, 32768), (64,)),
+    expected_ref_safe_per_s=1.0, min_duration_s=60.0, min_completed=200, warmup_s=10.0, inflight_cap=256,
+    engine_start_s=90.0,
+)  # fmt: skip
+H20 = Capacity(22_400.0, "an H20's FLOPs")
+
+
+def test_a_shape_beyond_the_device_is_named_with_a_rate_that_it_sustains() -> None:
+    (line,) = list_unsustainable(GRID, H20)
+    assert "No config can sustain 32768 x 64 tokens at ref_safe = 1 req/s" in line
+    assert "32,832 of 22,400 tokens/s (an H20's FLOPs)" in line
+    assert "At 0.55 req/s it would use 80%" in line  # 0.8 x 22400 / 32832
+    assert list_unsustainable(GRID, Capacity()) == ()
+
+
+def test_the_specification_s_grid_on_an_h20_is_warned_of() -> None:
+    draft = draft_plan(RunOptions("connector-tax", "h20-qwen3-coder-30b"), load_profile("h20-qwen3-coder-30b"))
+    assert any("8, 16, 32 req/s of 4096 x 256" in note for note in draft.notes)
+    assert any("32768 x 1024" in note for note in draft.notes)
+
+
+def test_the_time_of_a_cell_holds_queue_hard_stop_and_drain() -> None:
+    kept_up_s = load_cell_s(rate_per_s=1.0, min_duration_s=60, min_completed=200, warmup_s=10)
+    assert expected_cell_s(GRID, H20, 1.0, (512, 64)) == kept_up_s == 210
+    assert expected_cell_s(GRID, Capacity(), 1.0, (32768, 64)) == kept_up_s
+    served_per_s = 22_400 / 32_832
+    window_s = 200 / served_per_s
+    left = (1 - served_per_s) * (10 + window_s)
+    assert expected_cell_s(GRID, H20, 1.0, (32768, 64)) == pytest.approx(10 + window_s + left / served_per_s)
+    assert expected_cell_s(GRID, Capacity(100.0), 1.0, (32768, 64)) == 10 + 3 * kept_up_s + GRID.drain_s
+
+
+def test_phase_a_shows_what_no_config_can_sustain(tmp_path: Path) -> None:
+    """5000 prompt and 1000 output tokens a second, the most that any config computed."""
+    saturating = {"plain": Behaviour(knee_per_s=4), "nixl_both": Behaviour(knee_per_s=2)}
+    write_run(tmp_path, Run(saturating, rates_per_s=(1, 2, 4), requests=100, steps=0))
+    (line,) = list_overloads(tmp_path, GRID, choose_reference_rates(tmp_path))
+    assert "No config can sustain 32768 x 64 tokens at ref_safe = 1 req/s" in line
+    assert "6,000 tokens/s" in line
+
+
+def test_where_nothing_saturated_no_limit_is_known(tmp_path: Path) -> None:
+    write_run(tmp_path, Run({"plain": Behaviour()}, rates_per_s=(1, 2), requests=60, steps=0))
+    assert list_overloads(tmp_path, GRID, choose_reference_rates(tmp_path)) == ()

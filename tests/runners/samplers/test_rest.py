@@ -1,0 +1,65 @@
+"""A host that is not at rest is named before a run starts, with what it costs; a run does not refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from runners.campaign.experiment import RunOptions
+from runners.campaign.start import create_run
+from runners.cli import app
+from runners.samplers.rest import HostRest, explain_unrest, read_rest
+from state.events import Noted
+from state.store import RunStore
+from state.workspace import Workspace
+from tests.runners.prepared import prepare
+
+AT_REST = HostRest(0.2, 2, 0.03, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("rest", "sign"),
+    [
+        (HostRest(3.2, 2, 0.03, 0.0), "load average 3.2 on 2 cores"),
+        (HostRest(0.2, 2, 0.45, 0.0), "45% of its cores' time is taken"),
+        (HostRest(None, 2, None, 0.08), "a hypervisor takes 8% of a core"),
+    ],
+)
+def test_each_sign_of_unrest_is_named_with_its_cost(rest: HostRest, sign: str) -> None:
+    text = explain_unrest(rest)
+    assert sign in text
+    assert "0.04 to 0.12 on a host at rest and 0.25 to 0.37 on a busy one" in text
+    assert "about 15 times as many launches" in text
+
+
+def test_a_host_at_rest_and_one_that_says_nothing_are_not_accused() -> None:
+    assert explain_unrest(AT_REST) == ""
+    assert explain_unrest(HostRest(None, 2, None, None)) == ""
+    assert explain_unrest(HostRest(20.0, 64, 0.1, 0.0)) == ""
+
+
+def test_this_host_is_read() -> None:
+    rest = read_rest(0.05)
+    assert rest.cores >= 1
+    assert rest.busy is None or 0 <= rest.busy <= 1
+
+
+@pytest.mark.parametrize("command", [["plan", "connector-tax"], ["run", "connector-tax", "--dry-run"]])
+def test_a_plan_says_so(monkeypatch: pytest.MonkeyPatch, command: list[str]) -> None:
+    monkeypatch.setattr("runners.samplers.rest.read_rest", lambda: HostRest(9.0, 2, 0.9, 0.0))
+    notes = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)["notes"]
+    assert any("This host is not at rest: load average 9.0" in note for note in notes)
+    monkeypatch.setattr("runners.samplers.rest.read_rest", lambda: AT_REST)
+    notes = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)["notes"]
+    assert not any("not at rest" in note for note in notes)
+
+
+def test_the_journal_of_the_run_says_so(tmp_path: Path) -> None:
+    prepared = prepare(RunOptions("connector-tax", preset="smoke"))
+    folder = create_run(Workspace(tmp_path), prepared, explain_unrest(HostRest(9.0, 2, 0.9, 0.0)))
+    with RunStore.open(folder, read_only=True) as store:
+        (note,) = [recorded.event for recorded in store.events() if isinstance(recorded.event, Noted)]
+    assert (note.level, "not at rest" in note.text) == ("warning", True)
