@@ -12,6 +12,7 @@ from results.pd_lifecycle.clock_offsets import Step, align_clocks
 from results.pd_lifecycle.consistency import Check, RunDrift, find_size_mismatches, measure_drifts, run_checks
 from results.pd_lifecycle.cost_model import Costs, fit_costs
 from results.pd_lifecycle.load import (
+    CellKey,
     Discard,
     Failure,
     Link,
@@ -59,8 +60,8 @@ class LifecycleAnalysis:
     criteria: tuple[Judgement, ...]
     checks: tuple[Check, ...]
     drifts: tuple[RunDrift, ...]
-    cells: Mapping[tuple[int, int, int], MeasuredCell]
-    """Commit marks of the finished cells, by C, N, O."""
+    cells: Mapping[CellKey, MeasuredCell]
+    """Commit marks of the finished cells."""
     failures: tuple[Failure, ...]
     discards: tuple[Discard, ...]
     planned: tuple[PlannedConfig, ...]
@@ -147,6 +148,7 @@ def recompute_durations(record: LifecycleRecord, clock: Clock, settings: Setting
         record.more_timestamps_ns,
         clock,
         record.colo,
+        record.plain,
         missing=record.gaps,
         write_side=record.counts.write_side,
         half_step_ms=None if half_step is None else half_step / 2,

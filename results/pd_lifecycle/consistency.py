@@ -108,13 +108,17 @@ def _check_prefill(counted: Sequence[LifecycleRecord]) -> Check:
 
 
 def find_size_mismatches(
-    records: Sequence[LifecycleRecord], block_tokens: Mapping[tuple[int, int, int], int]
+    records: Sequence[LifecycleRecord], block_tokens: Mapping[tuple[int, ...], int]
 ) -> tuple[Gap, ...]:
-    """Records whose bytes differ from blocks x block tokens x KV per token, as one gap per configuration."""
+    """Records whose bytes differ from blocks x block tokens x KV per token, as one gap per configuration.
+
+    block_tokens: by trial, C, N and O.
+    """
     ratios: dict[tuple[int, int, int], list[tuple[str, float]]] = {}
     for record in records:
         moved, blocks = record.transfer_detail.bytes_transferred, record.transfer_detail.num_blocks
-        each, per_token = block_tokens.get(record.config.key), record.counts.kv_bytes_per_token
+        key = (record.trial, *record.config.key)
+        each, per_token = block_tokens.get(key), record.counts.kv_bytes_per_token
         if record.counted and moved and blocks and each and per_token and moved != blocks * each * per_token:
             ratio = moved / (blocks * each * per_token)
             ratios.setdefault(record.config.key, []).append((record.config.label, ratio))

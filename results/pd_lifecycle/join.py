@@ -15,6 +15,7 @@ from results.pd_lifecycle.clock_offsets import clock_of, exchange_of
 from results.pd_lifecycle.phases import break_down
 from results.records.decisions import DecisionRecord, KvTransfer
 from results.records.lifecycle import (
+    NO_PLAIN,
     Colo,
     Counts,
     Ids,
@@ -113,6 +114,7 @@ def join_request(
     *,
     repetition: int,
     warmup: bool,
+    trial: int = 0,
     client: SentRequest,
     decision: DecisionRecord | None,
     prefill: ProbeLog,
@@ -120,13 +122,15 @@ def join_request(
     verification: Verification,
     router_boot_id: str,
     colo: Colo = Colo(),  # noqa: B008 - frozen
+    plain: Colo = Colo(reason=NO_PLAIN),  # noqa: B008 - frozen
     discarded: str = "",
     kv_bytes_per_token: int | None = None,
 ) -> LifecycleRecord:
     """The record of one request; its gaps name everything that is missing.
 
-    prefill, decode: the probe logs of the two instances. verification: what the decode instance held before. colo: the
-    same request on the combined instance. discarded: why it does not count, where the caller knows.
+    prefill, decode: the probe logs of the two instances. verification: what the decode instance held before. colo,
+    plain: the same request on a combined engine with and without the connector. discarded: why it does not count, where
+    the caller knows.
     kv_bytes_per_token: KV bytes of one token by the model's configuration.
     """
     moved = transfer_of(decision)
@@ -139,7 +143,7 @@ def join_request(
     stamps = Stamps(**{name: stamped.at.get(name) for name in Stamps.__dataclass_fields__})
     more = MoreStamps(**{name: stamped.at.get(name) for name in MoreStamps.__dataclass_fields__})
     clock = clock_of(router_boot_id, prefill.boot_id, decode.boot_id, exchange_of(stamps, more))
-    split = break_down(stamps, more, clock, colo, missing=stamped.missing, write_side=writer.name)
+    split = break_down(stamps, more, clock, colo, plain, missing=stamped.missing, write_side=writer.name)
     counts = replace(
         _read_counts(sides, writer, moved),
         kv_bytes_per_token=kv_bytes_per_token,
@@ -163,6 +167,8 @@ def join_request(
         counts=counts,
         clock=clock,
         colo=colo,
+        plain=plain,
+        trial=trial,
         transport=moved.transport if moved is not None else "",
         ids=_read_ids(decision, moved),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,6 +14,7 @@ import msgspec
 import pytest
 
 from launch.errors import LaunchError
+from results.pd_lifecycle.load import read_records
 from results.records.layout import RunLayout
 from results.records.lifecycle import RequestConfig
 from runners.campaign.context import RunContext
@@ -88,6 +90,20 @@ async def test_all_cells_share_the_engines_and_caches_are_emptied_between_contex
         assert outcome.summary["discarded"] == 0
     assert len(host.benches) == 1
     assert all(experiment.adopt(plan) is not None for plan in CELLS)
+
+
+async def test_every_trial_has_fresh_engines_and_its_own_files(host: Host) -> None:
+    experiment = host.experiment(grid())
+    plans = [replace(plan, cell=f"{plan.cell}/t{trial}", trial=trial) for trial in (0, 1) for plan in CELLS[:2]]
+    for plan in plans:
+        await experiment.run_cell(plan, 1)
+    assert [bench.handovers for bench in host.benches] == [10, 10]
+    assert host.ended == 1
+    assert all(experiment.adopt(plan) is not None for plan in plans)
+    collected = read_records(host.folder / "run")
+    assert [record.trial for record in collected.records] == [0] * 10 + [1] * 10
+    assert collected.gaps == ()
+    assert sorted(collected.cells) == [(0, 0, 64, 2), (0, 0, 96, 2), (1, 0, 64, 2), (1, 0, 96, 2)]
 
 
 async def test_with_restart_every_context_has_fresh_engines(host: Host) -> None:
