@@ -103,17 +103,16 @@ class MeasuredCell(msgspec.Struct, frozen=True):
         """Block size of the prefill instance, whose blocks the transfer moves."""
         return self.engines["prefill"].block_tokens if "prefill" in self.engines else None
 
-
-class _FailedCell(msgspec.Struct, frozen=True):
-    reason: str = ""
-    discarded: Sequence[_DiscardedRow] = ()
-
-
     @property
     def capacity_tokens(self) -> int | None:
         """Of the smaller KV cache of those reported."""
         known = [one.kv_capacity_tokens for one in self.engines.values() if one.kv_capacity_tokens]
         return min(known, default=None)
+
+
+class _FailedCell(msgspec.Struct, frozen=True):
+    reason: str = ""
+    discarded: Sequence[_DiscardedRow] = ()
 
 
 @dataclass(frozen=True, slots=True)

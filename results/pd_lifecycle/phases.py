@@ -12,6 +12,7 @@ from results.pd_lifecycle.clock_offsets import shift_ns
 from results.records.lifecycle import (
     HANDSHAKE,
     HANDSHAKE_PARTS,
+    NO_PLAIN,
     PHASES,
     PLAIN_OVERHEAD,
     Clock,
@@ -97,7 +98,7 @@ def break_down(
     more: MoreStamps,
     clock: Clock,
     colo: Colo,
-    plain: Colo,
+    plain: Colo = Colo(reason=NO_PLAIN),  # noqa: B008 - frozen
     *,
     missing: Mapping[str, str],
     write_side: Place = "prefill",

@@ -16,16 +16,15 @@ from results.pd_lifecycle.report import build_report
 from results.pd_lifecycle.summary import build_summary_rows
 from results.pd_lifecycle.tables import FIGURES_BEFORE
 from results.records.layout import LifecycleLayout, RunLayout
-from results.records.lifecycle import LifecycleRecord
+from results.records.lifecycle import AGGREGATE_FORMAT, LifecycleRecord
 from results.report.content import Report
 from results.report.document import report_title
 from results.report.judgements import VERDICTS_FORMAT
 from results.report.output import Outputs, write_outputs
 
-FORMAT = 2
-"""Version of aggregate.json."""
 _AGGREGATED = (
-    "settings", "configs", "costs", "links", "overheads", "order_effects", "break_evens", "volumes", "clock_steps",
+    "settings", "launches", "configs", "costs", "links", "grid_overheads", "overheads", "plain_overheads",
+    "order_effects", "break_evens", "plain_break_evens", "first_repetitions", "half_step", "volumes", "clock_steps",
     "checks", "drifts", "discards", "failures", "gaps",
 )  # fmt: skip
 """Fields of the analysis that aggregate.json holds under the same name."""
@@ -56,7 +55,7 @@ def analyse_lifecycle(root: Path) -> LifecycleAnalysis:
 def build_aggregate(analysis: LifecycleAnalysis) -> dict[str, Any]:
     """The content of `aggregate.json`."""
     return {
-        "format": FORMAT,
+        "format": AGGREGATE_FORMAT,
         "definitions": "docs/analysis.md",
         **analysis.facts.named,
         "transports": analysis.transports,

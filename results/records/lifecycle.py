@@ -370,11 +370,25 @@ def upgrade_from_2(row: dict[str, Any]) -> dict[str, Any]:
         "trial": 0,
         "plain": {"reason": NO_PLAIN},
         "more_ms": {**row.get("more_ms", {}), PLAIN_OVERHEAD: None},
-        "gaps": {**row.get("gaps", {}), PLAIN_OVERHEAD: NO_PLAIN},
+        "gaps": {**row.get("gaps", {}), PLAIN_OVERHEAD: f"plain: {NO_PLAIN}"},
         "version": 3,
     }
 
 
+AGGREGATE_FORMAT = 3
+"""Of `aggregate.json` of a run. 3: the sign of an overhead is `sign`, in format 2 it was `told`; the launches, both
+combined engines and the first repetitions."""
+
+
+def upgrade_aggregate(document: dict[str, Any]) -> dict[str, Any]:
+    """An `aggregate.json` of format 2 with the names of format 3; what it did not hold stays out."""
+    if document.get("format") != 2:
+        return document
+    cells = [{_NEW_FIELDS.get(name, name): value for name, value in cell.items()} for cell in document["overheads"]]
+    return document | {"format": AGGREGATE_FORMAT, "overheads": cells, "launches": 1}
+
+
+_NEW_FIELDS = {"told": "sign"}
 NO_PLAIN = "no combined engine without a connector was measured"
 PLAIN_OVERHEAD = "pdsep_overhead_vs_plain"
 """In `more_ms`: TTFT of the handover request less that of the same one on `plain`."""
