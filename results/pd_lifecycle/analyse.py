@@ -16,6 +16,7 @@ from results.pd_lifecycle.first_repetitions import FirstRepetitions, compare_fir
 from results.pd_lifecycle.half_step import HalfStep, assess_half_step
 from results.pd_lifecycle.load import (
     CellKey,
+    Collected,
     Discard,
     Failure,
     Link,
@@ -130,7 +131,6 @@ def analyse(root: Path) -> LifecycleAnalysis:
         verdicts.over_launches(verdicts.judge_overhead(overheads, crossings, order_effects), launches),
         *([verdicts.over_launches(verdicts.judge_overhead(plain, plain_crossings), launches)] if plain else []),
     )
-    blocks = {key: cell.block_tokens for key, cell in contents.cells.items() if cell.block_tokens is not None}
     return LifecycleAnalysis(
         facts=facts,
         settings=settings,
@@ -163,12 +163,22 @@ def analyse(root: Path) -> LifecycleAnalysis:
             *contents.gaps,
             *(Gap("clocks", step.text) for step in steps),
             *link_gaps,
-            *find_unmeasured(planned, records, contents.failures),
-            *_missing_phases(records),
-            *find_size_mismatches(records, blocks),
-            *engine_fault_gaps(root),
+            *_find_gaps(root, contents, planned, records),
         ),
     )
+
+
+def _find_gaps(
+    root: Path, contents: Collected, planned: Sequence[PlannedConfig], records: Sequence[LifecycleRecord]
+) -> list[Gap]:
+    """What the records lack, and what the engines had."""
+    blocks = {key: cell.block_tokens for key, cell in contents.cells.items() if cell.block_tokens is not None}
+    return [
+        *find_unmeasured(planned, records, contents.failures),
+        *_missing_phases(records),
+        *find_size_mismatches(records, blocks),
+        *engine_fault_gaps(root),
+    ]
 
 
 def _measure_plain(records: Sequence[LifecycleRecord]) -> tuple[OverheadCell, ...]:

@@ -125,7 +125,7 @@ def _check_prefill(counted: Sequence[LifecycleRecord]) -> Check:
 
 
 def find_size_mismatches(
-    records: Sequence[LifecycleRecord], block_tokens: Mapping[tuple[int, ...], int]
+    records: Sequence[LifecycleRecord], block_tokens: Mapping[CellKey, int]
 ) -> tuple[Gap, ...]:
     """Records whose bytes differ from blocks x block tokens x KV per token, as one gap per configuration.
 
@@ -134,7 +134,7 @@ def find_size_mismatches(
     ratios: dict[tuple[int, int, int], list[tuple[str, float]]] = {}
     for record in records:
         moved, blocks = record.transfer_detail.bytes_transferred, record.transfer_detail.num_blocks
-        key = (record.trial, *record.config.key)
+        key: CellKey = (record.trial, *record.config.key)
         each, per_token = block_tokens.get(key), record.counts.kv_bytes_per_token
         if record.counted and moved and blocks and each and per_token and moved != blocks * each * per_token:
             ratio = moved / (blocks * each * per_token)

@@ -53,6 +53,12 @@ class _Stamped:
     at: dict[str, int] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
 
+    def split(self) -> tuple[Stamps, MoreStamps]:
+        return (
+            Stamps(**{name: self.at.get(name) for name in Stamps.__dataclass_fields__}),
+            MoreStamps(**{name: self.at.get(name) for name in MoreStamps.__dataclass_fields__}),
+        )
+
     def put(self, name: str, t_ns: int | None, why: str) -> None:
         if t_ns is None:
             self.missing[name] = why
@@ -128,10 +134,8 @@ def join_request(
 ) -> LifecycleRecord:
     """The record of one request; its gaps name everything that is missing.
 
-    prefill, decode: the probe logs of the two instances. verification: what the decode instance held before. colo,
-    plain: the same request on a combined engine with and without the connector. discarded: why it does not count, where
-    the caller knows.
-    kv_bytes_per_token: KV bytes of one token by the model's configuration.
+    prefill, decode: their probe logs. verification: what the decode instance held before. colo, plain: the same request
+    on a combined engine with and without the connector. kv_bytes_per_token: by the model's configuration.
     """
     moved = transfer_of(decision)
     on_prefill, on_decode = events_of(decision, prefill, decode)
@@ -140,8 +144,7 @@ def join_request(
     late_ns = _correct_late_dispatch(stamped) if router_boot_id and router_boot_id == prefill.boot_id else 0
     writer = next((side for side in sides if side.first_event("write")), sides[0])
     detail, gaps = _sum_writes(stamped, writer, moved)
-    stamps = Stamps(**{name: stamped.at.get(name) for name in Stamps.__dataclass_fields__})
-    more = MoreStamps(**{name: stamped.at.get(name) for name in MoreStamps.__dataclass_fields__})
+    stamps, more = stamped.split()
     clock = clock_of(router_boot_id, prefill.boot_id, decode.boot_id, exchange_of(stamps, more))
     split = break_down(stamps, more, clock, colo, plain, missing=stamped.missing, write_side=writer.name)
     counts = replace(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -55,7 +56,7 @@ class Transfers:
         return tuple(self._select(self.launch == launch) for launch in np.unique(self.launch))
 
     def _select(self, chosen: Flags) -> Transfers:
-        arrays = {
+        arrays: dict[str, Any] = {
             name: value[chosen] for name in self.__slots__ if isinstance(value := getattr(self, name), np.ndarray)
         }
         return replace(self, **arrays)
@@ -128,7 +129,7 @@ def fit_least_squares(
     if count <= terms:
         why = f"{count} cells: an interval needs more than {terms}"
         return tuple(Estimate(float(value), n=n, reason=why) for value in solution / scale)
-    bread = np.linalg.inv(design.T @ (design * weights[:, None]))
+    bread = np.asarray(np.linalg.inv(design.T @ (design * weights[:, None])), dtype=np.float64)
     residual = values - design @ solution
     spread = np.array([
         _jackknifed_sum(design[groups == one], weights[groups == one], residual[groups == one], bread)

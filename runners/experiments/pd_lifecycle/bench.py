@@ -156,16 +156,11 @@ class BenchSlot:
         await stack.aclose()
 
 
-@asynccontextmanager
-async def open_bench(grid: Grid, context: RunContext, cell: CellPlan, folder: Path) -> AsyncIterator[Bench]:
-    """Start fresh engines with empty caches and a router; stops all on exit.
-
-    Raises LaunchError, RouterError or LoadError where a part does not start, CellFailed where an engine does not report
-    the layout of its cache.
-    """
-    profile, plain = context.profile, cell.params.get("plain", "")
+def plan_group(grid: Grid, context: RunContext, cell: CellPlan, folder: Path) -> GroupPlan:
+    """The engines of a bench; the plain one is among them if the cell asks for it."""
+    plain = cell.params.get("plain", "")
     configs = (grid.prefill_config, grid.decode_config, *([plain] if plain else []))
-    group = GroupPlan(
+    return GroupPlan(
         config=grid.decode_config,
         configs=configs,
         roles=ROLES[: len(configs)],
@@ -176,6 +171,17 @@ async def open_bench(grid: Grid, context: RunContext, cell: CellPlan, folder: Pa
         env=EXTRA_ENV,
         transfer_log=True,
     )
+
+
+@asynccontextmanager
+async def open_bench(grid: Grid, context: RunContext, cell: CellPlan, folder: Path) -> AsyncIterator[Bench]:
+    """Start fresh engines with empty caches and a router; stops all on exit.
+
+    Raises LaunchError, RouterError or LoadError where a part does not start, CellFailed where an engine does not report
+    the layout of its cache.
+    """
+    profile, group = context.profile, plan_group(grid, context, cell, folder)
+    plain = len(group.configs) > len(SIDES)
     model, timeout_s = profile.model, grid.request_timeout_s
     draw = Draw(cell.params["load_seed"], model.vocab_low, model.vocab_high)
     async with AsyncExitStack() as stack:
@@ -197,7 +203,7 @@ async def open_bench(grid: Grid, context: RunContext, cell: CellPlan, folder: Pa
         probes = {side: member.engine.spec.rings for side, member in zip(SIDES, members[:2], strict=True)}
         client = await stack.enter_async_context(OneAtATime(router.url, timeout_s))
         aged = await _age_pools(grid, caches, capacity_tokens, context, cell)
-        purposes = grid.order_requests(shape_of(cell), 1, cell.trial, plain=bool(plain))
+        purposes = grid.order_requests(shape_of(cell), 1, cell.trial, plain=plain)
         bench = Bench(
             prefill=members[0],
             decode=members[1],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,7 +57,7 @@ def test_repetitions_of_a_cell_are_no_independent_transfers() -> None:
 
 def test_from_three_launches_on_each_is_fitted_by_itself() -> None:
     launches = [_transfers(seed, alpha=alpha) for seed, alpha in enumerate((0.4, 0.5, 0.6))]
-    parts = {name: np.concatenate([getattr(one, name) for one in launches])
+    parts: dict[str, Any] = {name: np.concatenate([getattr(one, name) for one in launches])
              for name in ("bytes", "ms", "gbps", "operations", "size", "run_delay_ms")}  # fmt: skip
     count = launches[0].n
     both = replace(

@@ -167,11 +167,9 @@ async def test_the_plain_engine_is_measured_too_and_holds_the_context_as_the_oth
     measurements, _ = await measure(fake.bench(), tmp_path / "cell", RequestConfig(4 * BLOCK, 100, 3), WIDE, trial=1)
     assert (fake.handovers, fake.combined) == (5, 10)
     for record in measurements.records.values():
-        assert (record.trial, record.plain.ttft_ms, record.colo.ttft_ms) == (
-            1,
-            pytest.approx(18.0),
-            pytest.approx(20.0),
-        )
+        assert record.trial == 1
+        assert record.plain.ttft_ms == pytest.approx(18.0)
+        assert record.colo.ttft_ms == pytest.approx(20.0)
         assert record.ms("pdsep_overhead_vs_plain") == pytest.approx((record.ttft_ms or 0.0) - 18.0)
         order = WIDE.order_requests(record.config, record.repetition, 1, plain=True)
         assert record.plain.first == (order.index(PLAIN) < order.index(HANDOVER))
