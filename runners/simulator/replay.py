@@ -8,11 +8,9 @@ from results.records.schemas import RequestStatus
 from results.records.turns import TurnRecord
 from runners.load.replay_plan import PlannedTurn, ReplayPlan
 from runners.load.sessions import Sessions
-from runners.simulator.clock import SimulatedClock
+from runners.simulator.clock import HeapTimer, SimulatedClock
 from runners.simulator.fleet import Fleet
 from runners.trace.session import Trace
-
-_NEVER_NS = 1 << 62
 
 
 @dataclass(eq=False, slots=True)
@@ -49,7 +47,7 @@ class SimulatedReplay:
     max_inflight_sessions: int = 0
     records: list[TurnRecord] = field(default_factory=list)
     _sessions: Sessions = field(init=False)
-    _armed_ns: int = _NEVER_NS
+    _timer: HeapTimer | None = None
 
     @property
     def clock(self) -> SimulatedClock:
@@ -69,12 +67,14 @@ class SimulatedReplay:
 
     def _arm(self) -> None:
         due_ns = self._sessions.next_ns()
-        if due_ns is not None and due_ns < self._armed_ns:
-            self._armed_ns = due_ns
-            self.clock.call_at(max(due_ns, self.clock.now_ns()), self._send_due)
+        if due_ns is None or (self._timer is not None and self._timer.at_ns <= due_ns):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.clock.call_at(max(due_ns, self.clock.now_ns()), self._send_due)
 
     def _send_due(self) -> None:
-        self._armed_ns = _NEVER_NS
+        self._timer = None
         while (due := self._sessions.take_due(self.clock.now_ns())) is not None:
             self._send(*due)
         self._arm()
