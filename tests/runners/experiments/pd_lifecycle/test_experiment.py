@@ -14,13 +14,14 @@ import msgspec
 import pytest
 
 from launch.errors import LaunchError
+from launch.profile import load_config
 from results.pd_lifecycle.load import read_records
 from results.records.layout import RunLayout
 from results.records.lifecycle import RequestConfig
 from runners.campaign.context import RunContext
 from runners.errors import CellFailed
 from runners.experiments.pd_lifecycle import bench as pd_lifecycle_bench
-from runners.experiments.pd_lifecycle.bench import Bench
+from runners.experiments.pd_lifecycle.bench import Bench, plan_group
 from runners.experiments.pd_lifecycle.caches import EngineCache
 from runners.experiments.pd_lifecycle.experiment import PdLifecycle
 from runners.experiments.pd_lifecycle.grid import Grid
@@ -200,3 +201,14 @@ async def test_an_engine_that_does_not_say_what_was_cached_is_no_evidence(tmp_pa
     client = httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://engine")
     with pytest.raises(Exception, match="does not report the number of cached prompt tokens"):
         await EngineCache("decode", client, "tiny", 1.0).compute_prompt([1, 2, 3])
+
+
+def test_a_cell_of_an_older_plan_is_measured_as_it_was_planned(tmp_path: Path) -> None:
+    """A run from before the plain engine, resumed: its cells ask for none, though today's preset does."""
+    configs = {name: load_config(name) for name in ("mooncake_both", "plain")}
+    context = cast(RunContext, SimpleNamespace(configs=configs))
+    older = plan_group(grid(), context, CELLS[0], tmp_path)
+    assert (older.configs, older.roles) == (("mooncake_both", "mooncake_both"), ("prefill", "decode"))
+    today = replace(CELLS[0], params={**CELLS[0].params, "plain": "plain"})
+    group = plan_group(grid(), context, today, tmp_path)
+    assert (group.configs[2:], group.roles[2:]) == (("plain",), ("both",))
