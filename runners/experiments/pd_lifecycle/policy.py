@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from results.records.decisions import ClusterView, Decision, RoutedRequest
-from runners.router.policies.policy import decision, nowhere, pickable, weigh
+from runners.router.policies.policy import decide_for, decide_nowhere, find_pickable, weigh_instances
 from runners.router.policies.static_pd import StaticPD
 
 HANDOVER, COLO, PLAIN = "handover", "colo", "plain"
@@ -39,8 +39,8 @@ class StaticPDOrCombined(StaticPD, frozen=True, kw_only=True, forbid_unknown_fie
         return replace(picked, prefill="", reason="combined")
 
     def _decide_plain(self, request: RoutedRequest, cluster: ClusterView) -> Decision:
-        may = pickable(request, cluster)
+        may = find_pickable(request, cluster)
         if not may.loads:
-            return nowhere(self.name, may)
-        weighed = weigh(request, may.loads, lambda load: (load.num_requests,), "first", 0)
-        return decision(self.name, may, weighed, ("num_requests", "turns_away"), "plain")
+            return decide_nowhere(self.name, may)
+        weighed = weigh_instances(request, may.loads, lambda load: (load.num_requests,), "first", 0)
+        return decide_for(self.name, may, weighed, ("num_requests", "turns_away"), "plain")
