@@ -6,7 +6,7 @@ Those modules import what computes the results inside their functions: the regis
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -53,5 +53,7 @@ class ExperimentResults(Generic[Analysis]):
     """The result on one page, of the run in this folder, for a terminal of this many columns; shown when a run ends."""
     compare: Callable[[Path, Path], Compared] | None = None
     """Two runs side by side. Raises ResultsError where they share nothing."""
+    upgrades: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = field(default_factory=dict)
+    """By name of a document: brings one that an older version wrote to today's names."""
     why_no_compare: str = ""
     """Why two runs are not compared, and what is compared instead."""

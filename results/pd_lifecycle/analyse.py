@@ -8,10 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from results.pd_lifecycle import verdicts
+from results.pd_lifecycle.by_launch import count_launches
 from results.pd_lifecycle.clock_offsets import Step, align_clocks
 from results.pd_lifecycle.consistency import Check, RunDrift, find_size_mismatches, measure_drifts, run_checks
 from results.pd_lifecycle.cost_model import Costs, fit_costs
+from results.pd_lifecycle.first_repetitions import FirstRepetitions, compare_first_repetitions
+from results.pd_lifecycle.half_step import HalfStep, assess_half_step
 from results.pd_lifecycle.load import (
+    CellKey,
+    Collected,
     Discard,
     Failure,
     Link,
@@ -22,7 +27,15 @@ from results.pd_lifecycle.load import (
     read_plan,
     read_records,
 )
-from results.pd_lifecycle.overheads import BreakEven, OverheadCell, find_break_evens, group_by_size, measure_overheads
+from results.pd_lifecycle.overheads import (
+    BreakEven,
+    GridOverhead,
+    OverheadCell,
+    find_break_evens,
+    group_by_size,
+    measure_grid_overheads,
+    measure_overheads,
+)
 from results.pd_lifecycle.pairs import OrderEffect, measure_order_effects
 from results.pd_lifecycle.phases import break_down
 from results.pd_lifecycle.settings import Settings
@@ -50,17 +63,29 @@ class LifecycleAnalysis:
     """Bandwidths of the link, a stated one first; empty = unknown."""
     no_link: str
     """Why measuring the link failed; empty = it was measured, or not attempted."""
+    launches: int
+    """Of each engine: trials with a counted request."""
+    grid_overheads: tuple[GridOverhead, ...]
+    """Over the whole grid: the handover over both combined engines, and those over each other."""
     overheads: tuple[OverheadCell, ...]
+    """Over the combined engine with the connector."""
+    plain_overheads: tuple[OverheadCell, ...]
+    """Over the plain combined engine; empty where it was not measured."""
     order_effects: tuple[OrderEffect, ...]
     break_evens: tuple[BreakEven, ...]
+    """Of `overheads`."""
+    plain_break_evens: tuple[BreakEven, ...]
+    """Of `plain_overheads`."""
+    first_repetitions: tuple[FirstRepetitions, ...]
+    half_step: HalfStep
     volumes: tuple[Volume, ...]
     clock_steps: tuple[Step, ...]
     """Where the clock of one of two hosts was set."""
     criteria: tuple[Judgement, ...]
     checks: tuple[Check, ...]
     drifts: tuple[RunDrift, ...]
-    cells: Mapping[tuple[int, int, int], MeasuredCell]
-    """Commit marks of the finished cells, by C, N, O."""
+    cells: Mapping[CellKey, MeasuredCell]
+    """Commit marks of the finished cells."""
     failures: tuple[Failure, ...]
     discards: tuple[Discard, ...]
     planned: tuple[PlannedConfig, ...]
@@ -94,9 +119,18 @@ def analyse(root: Path) -> LifecycleAnalysis:
     links, no_link, link_gaps = read_links(LifecycleLayout(root), settings.link_gbps)
     link_gbps = links[0].gbps if links else None
     fitted = fit_costs(transfers_of(records), link_gbps=link_gbps, knee_share=settings.knee_share)
-    overheads, moved = measure_overheads(records), measure_volumes(records)
+    overheads, moved, launches = measure_overheads(records), measure_volumes(records), count_launches(records)
     crossings, order_effects = find_break_evens(overheads), measure_order_effects(group_by_size(records))
-    blocks = {key: cell.block_tokens for key, cell in contents.cells.items() if cell.block_tokens is not None}
+    plain = _measure_plain(records)
+    plain_crossings = find_break_evens(plain)
+    criteria = (
+        verdicts.judge_completeness(records),
+        verdicts.over_launches(verdicts.judge_dominance(records, settings.min_new_tokens), launches),
+        verdicts.over_launches(verdicts.judge_linearity(fitted), launches),
+        verdicts.judge_increment(moved),
+        verdicts.over_launches(verdicts.judge_overhead(overheads, crossings, order_effects), launches),
+        *([verdicts.over_launches(verdicts.judge_overhead(plain, plain_crossings), launches)] if plain else []),
+    )
     return LifecycleAnalysis(
         facts=facts,
         settings=settings,
@@ -105,19 +139,19 @@ def analyse(root: Path) -> LifecycleAnalysis:
         costs=fitted,
         links=links,
         no_link=no_link,
+        launches=launches,
+        grid_overheads=measure_grid_overheads(records),
         overheads=overheads,
+        plain_overheads=plain,
         order_effects=order_effects,
         break_evens=crossings,
+        plain_break_evens=plain_crossings,
+        first_repetitions=compare_first_repetitions(records),
+        half_step=assess_half_step(records),
         volumes=moved,
         clock_steps=steps,
-        criteria=(
-            verdicts.judge_completeness(records),
-            verdicts.over_launches(verdicts.judge_dominance(records, settings.min_new_tokens)),
-            verdicts.over_launches(verdicts.judge_linearity(fitted)),
-            verdicts.judge_increment(moved),
-            verdicts.over_launches(verdicts.judge_overhead(overheads, crossings, order_effects)),
-        ),
-        checks=run_checks(records),
+        criteria=criteria,
+        checks=run_checks(records, contents.cells),
         drifts=measure_drifts(records),
         cells=contents.cells,
         failures=contents.failures,
@@ -129,12 +163,28 @@ def analyse(root: Path) -> LifecycleAnalysis:
             *contents.gaps,
             *(Gap("clocks", step.text) for step in steps),
             *link_gaps,
-            *find_unmeasured(planned, records, contents.failures),
-            *_missing_phases(records),
-            *find_size_mismatches(records, blocks),
-            *engine_fault_gaps(root),
+            *_find_gaps(root, contents, planned, records),
         ),
     )
+
+
+def _find_gaps(
+    root: Path, contents: Collected, planned: Sequence[PlannedConfig], records: Sequence[LifecycleRecord]
+) -> list[Gap]:
+    """What the records lack, and what the engines had."""
+    blocks = {key: cell.block_tokens for key, cell in contents.cells.items() if cell.block_tokens is not None}
+    return [
+        *find_unmeasured(planned, records, contents.failures),
+        *_missing_phases(records),
+        *find_size_mismatches(records, blocks),
+        *engine_fault_gaps(root),
+    ]
+
+
+def _measure_plain(records: Sequence[LifecycleRecord]) -> tuple[OverheadCell, ...]:
+    if all(record.plain.ttft_ms is None for record in records):
+        return ()
+    return measure_overheads(records, plain=True)
 
 
 def recompute_durations(record: LifecycleRecord, clock: Clock, settings: Settings) -> LifecycleRecord:
@@ -147,6 +197,7 @@ def recompute_durations(record: LifecycleRecord, clock: Clock, settings: Setting
         record.more_timestamps_ns,
         clock,
         record.colo,
+        record.plain,
         missing=record.gaps,
         write_side=record.counts.write_side,
         half_step_ms=None if half_step is None else half_step / 2,

@@ -32,7 +32,7 @@ class BandwidthPoint:
     bytes: float
     """Median."""
     gbps: Estimate
-    """Median."""
+    """Median of the medians of its cells, `n` of them."""
     operations: float | None
     """Median count of write operations; None = unknown."""
     of_asymptote: float | None
@@ -95,7 +95,10 @@ def points_of(transfers: Transfers, link_gbps: float | None) -> tuple[BandwidthP
     points = []
     for group, tokens in enumerate(transfers.new_tokens):
         own = transfers.size == group
-        gbps, operations = percentile(transfers.gbps[own], 0.5), transfers.operations[own]
+        if not own.any():
+            continue
+        medians = [np.median(transfers.gbps[transfers.cell == one]) for one in np.unique(transfers.cell[own])]
+        gbps, operations = percentile(medians, 0.5), transfers.operations[own]
         points.append(
             BandwidthPoint(
                 new_tokens=tokens,
@@ -129,7 +132,7 @@ def _fit_limit(
     transfers: Transfers, weights: Samples, drawn: Samples | str, columns: Sequence[Samples], share: float
 ) -> tuple[float | None, Estimate, Estimate]:
     """alpha, 1 / beta and the knee."""
-    alpha, beta = fit_least_squares(columns, transfers.ms, weights)[:2]
+    alpha, beta = fit_least_squares(columns, transfers.ms, weights, transfers.cell)[:2]
     limit = bandwidth_of(beta)
     if limit.value is None or beta.value is None or alpha.value is None:
         return alpha.value, limit, unknown("larger transfers take no longer", transfers.n)

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from types import MappingProxyType
 
 import numpy as np
 
 from results.measures.drift import DriftVerdict, drift_of
+from results.pd_lifecycle.load import CellKey, MeasuredCell
 from results.pd_lifecycle.pairs import COMBINED, TTFT
 from results.pd_lifecycle.phases import TURNED
 from results.records.frames import Gap
@@ -31,7 +33,7 @@ _DRIFTS: Mapping[str, Callable[[LifecycleRecord], float | None]] = {
 
 @dataclass(frozen=True, slots=True)
 class RunDrift:
-    """How one TTFT changed from the begin of the run to its end."""
+    """How one TTFT changed from the begin of a launch to its end."""
 
     series: str
     over_run: Estimate
@@ -51,11 +53,26 @@ class Check:
     text: str
 
 
-def run_checks(records: Sequence[LifecycleRecord]) -> tuple[Check, ...]:
-    """The checks for which these records have data."""
+def run_checks(
+    records: Sequence[LifecycleRecord], cells: Mapping[CellKey, MeasuredCell] = MappingProxyType({})
+) -> tuple[Check, ...]:
+    """The checks for which these records, or the commit marks of their cells, have data."""
     counted = [record for record in records if record.counted]
-    results = _check_order(counted), _check_bytes(counted), _check_prefill(counted)
+    results = _check_order(counted), _check_bytes(counted), _check_prefill(counted), _check_preemptions(cells)
     return tuple(check for check in results if check.of)
+
+
+def _check_preemptions(cells: Mapping[CellKey, MeasuredCell]) -> Check:
+    """The KV cache, by the engines' counters; its usage is 0 between requests, so its largest share is computed."""
+    known = {
+        key: [load.preemptions for load in cell.load.values()]
+        for key, cell in cells.items()
+        if cell.load and all(load.preemptions is not None for load in cell.load.values())
+    }
+    quiet = sum(not any(counts) for counts in known.values())
+    shares = [sum(key[1:]) / cell.capacity_tokens for key, cell in cells.items() if cell.capacity_tokens]
+    text = f"the largest request takes {max(shares):.1%} of the smallest KV cache" if shares else ""
+    return Check("no engine preempted a request within the cell", quiet, len(known), text)
 
 
 def _check_order(counted: Sequence[LifecycleRecord]) -> Check:
@@ -108,13 +125,17 @@ def _check_prefill(counted: Sequence[LifecycleRecord]) -> Check:
 
 
 def find_size_mismatches(
-    records: Sequence[LifecycleRecord], block_tokens: Mapping[tuple[int, int, int], int]
+    records: Sequence[LifecycleRecord], block_tokens: Mapping[CellKey, int]
 ) -> tuple[Gap, ...]:
-    """Records whose bytes differ from blocks x block tokens x KV per token, as one gap per configuration."""
+    """Records whose bytes differ from blocks x block tokens x KV per token, as one gap per configuration.
+
+    block_tokens: by trial, C, N and O.
+    """
     ratios: dict[tuple[int, int, int], list[tuple[str, float]]] = {}
     for record in records:
         moved, blocks = record.transfer_detail.bytes_transferred, record.transfer_detail.num_blocks
-        each, per_token = block_tokens.get(record.config.key), record.counts.kv_bytes_per_token
+        key: CellKey = (record.trial, *record.config.key)
+        each, per_token = block_tokens.get(key), record.counts.kv_bytes_per_token
         if record.counted and moved and blocks and each and per_token and moved != blocks * each * per_token:
             ratio = moved / (blocks * each * per_token)
             ratios.setdefault(record.config.key, []).append((record.config.label, ratio))
@@ -129,7 +150,7 @@ def find_size_mismatches(
 
 
 def measure_drifts(records: Sequence[LifecycleRecord]) -> tuple[RunDrift, ...]:
-    """The change of each TTFT over the run, from the (C, N) that have several output lengths."""
+    """The change of each TTFT over a launch, from the (C, N) that have several output lengths."""
     counted = [record for record in records if record.counted]
     return tuple(_measure_drift(name, ttft_of, counted) for name, ttft_of in _DRIFTS.items())
 
@@ -137,18 +158,21 @@ def measure_drifts(records: Sequence[LifecycleRecord]) -> tuple[RunDrift, ...]:
 def _measure_drift(
     name: str, ttft_of: Callable[[LifecycleRecord], float | None], counted: Sequence[LifecycleRecord]
 ) -> RunDrift:
-    cells: dict[tuple[int, int], dict[int, list[tuple[float, float]]]] = {}
+    cells: dict[tuple[int, int, int], dict[int, list[tuple[float, float]]]] = {}
+    times: dict[int, list[float]] = {}
     for record in counted:
         config, at, value = record.config, record.timestamps_ns.t0_proxy_recv, ttft_of(record)
         if at is not None and value is not None and value > 0:
-            own = cells.setdefault((config.prior_context, config.current_new_tokens), {})
+            own = cells.setdefault((record.trial, config.prior_context, config.current_new_tokens), {})
             own.setdefault(config.output_length, []).append((at / 1e9, value))
-    times = [at for lengths in cells.values() for values in lengths.values() for at, _ in values]
-    span_s = max(times) - min(times) if times else 0.0
-    unit = 3600 / span_s if span_s > 0 else 1.0  # scale the run to an hour: its slope per hour is the change over it
+            times.setdefault(record.trial, []).append(at / 1e9)
+    span_s = max((max(own) - min(own) for own in times.values()), default=0.0)
+    unit = 3600 / span_s if span_s > 0 else 1.0  # scale a launch to an hour: its slope per hour is the change over it
     groups = {
-        f"C={context} N={size}": [[(at * unit, value) for at, value in map(_median_of, lengths.values())]]
-        for (context, size), lengths in cells.items()
+        f"launch {trial} C={context} N={size}": [
+            [(at * unit, value) for at, value in map(_median_of, lengths.values())]
+        ]
+        for (trial, context, size), lengths in cells.items()
         if len(lengths) > 1
     }
     what = "medians of cells of one size and several output lengths"

@@ -3,12 +3,14 @@
 The durations of long transfers vary more, about in proportion to their length. Under ordinary least squares the longest
 transfers would decide alpha, which only the shortest determine well. So the reported fit weights each transfer by
 1 / fitted^2 (relative errors, iterated). The ordinary fit is reported too: its R^2 is the specification's. Both have
-HC3 intervals, which hold for unequal errors, also where the weights are wrong.
+intervals over cells (CR3), which hold for unequal errors, also where the weights are wrong. From three launches on each
+launch is fitted by itself, and every number is the mean over the launches with Student's t interval.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -26,6 +28,8 @@ from results.pd_lifecycle.transfer_regression import (
     why_inseparable,
 )
 from results.statistics.estimates import Estimate, Samples, unknown
+from results.statistics.launches import mean_over_launches
+from results.statistics.trials import MIN_PAIRED
 
 SEED = 20_310
 MIN_SIZES = 3
@@ -56,7 +60,7 @@ class Spread:
     """R^2 of the ordinary fit to subsets of the transfers: stated, not judged."""
 
     medians: Estimate
-    """To the median transfer of each C, N and O."""
+    """To the median transfer of each cell."""
     without_slow: Estimate
     """Without those of more than SLOW times the median of their N."""
     slow: int
@@ -79,6 +83,16 @@ class Costs:
 
 def fit_costs(transfers: Transfers, *, link_gbps: float | None, knee_share: float, seed: int = SEED) -> Costs:
     """Fit all models; each is unknown with a reason where the transfers do not suffice."""
+    whole = _fit_together(transfers, link_gbps=link_gbps, knee_share=knee_share, seed=seed)
+    launches = transfers.split_launches()
+    if len(launches) < MIN_PAIRED:
+        return whole
+    each = [_fit_together(one, link_gbps=link_gbps, knee_share=knee_share, seed=seed) for one in launches]
+    return _over_launches(whole, each)
+
+
+def _fit_together(transfers: Transfers, *, link_gbps: float | None, knee_share: float, seed: int) -> Costs:
+    """All transfers alike, whatever their launch."""
     why = _why_no_fit(transfers)
     if why:
         none, nothing = CostModel("", unknown(why, transfers.n), unknown(why), unknown(why), unknown(why)), unknown(why)
@@ -98,11 +112,58 @@ def fit_costs(transfers: Transfers, *, link_gbps: float | None, knee_share: floa
     )
 
 
+def _over_launches(whole: Costs, each: Sequence[Costs]) -> Costs:
+    """The fits of the launches as one; what the fit of all transfers leaves out stays out."""
+    knee = whole.knee
+    asymptote = _merge_estimates(knee.asymptote_gbps, [one.knee.asymptote_gbps for one in each])
+    points = tuple(_merge_points(point, each, asymptote.value) for point in whole.curve)
+    return replace(
+        whole,
+        relative=_merge_models(whole.relative, [one.relative for one in each]),
+        ordinary=_merge_models(whole.ordinary, [one.ordinary for one in each]),
+        with_operations=_merge_models(whole.with_operations, [one.with_operations for one in each]),
+        curve=points,
+        knee=replace(
+            knee,
+            asymptote_gbps=asymptote,
+            bytes=_merge_estimates(knee.bytes, [one.knee.bytes for one in each]),
+        ),
+    )
+
+
+def _merge_models(whole: CostModel, each: Sequence[CostModel]) -> CostModel:
+    r2 = _merge_estimates(whole.r2, [one.r2 for one in each])
+    gammas = [one.gamma_ms for one in each if one.gamma_ms is not None]
+    return replace(
+        whole,
+        alpha_ms=_merge_estimates(whole.alpha_ms, [one.alpha_ms for one in each]),
+        beta_ms_per_mb=_merge_estimates(whole.beta_ms_per_mb, [one.beta_ms_per_mb for one in each]),
+        bandwidth_gbps=_merge_estimates(whole.bandwidth_gbps, [one.bandwidth_gbps for one in each]),
+        r2=r2 if r2.high is None else replace(r2, high=min(r2.high, 1.0)),
+        gamma_ms=None if whole.gamma_ms is None else _merge_estimates(whole.gamma_ms, gammas),
+    )
+
+
+def _merge_estimates(whole: Estimate, each: Sequence[Estimate]) -> Estimate:
+    """The mean over the launches; unknown where the fit of all transfers is."""
+    return whole if whole.value is None else mean_over_launches([one.value for one in each])
+
+
+def _merge_points(point: BandwidthPoint, each: Sequence[Costs], asymptote: float | None) -> BandwidthPoint:
+    own = [one.gbps.value for costs in each for one in costs.curve if one.new_tokens == point.new_tokens]
+    gbps = replace(mean_over_launches(own), n=point.gbps.n)
+    share = gbps.value / asymptote if asymptote and gbps.value is not None else None
+    link = point.of_link / point.gbps.value if point.of_link and point.gbps.value else None
+    of_link = gbps.value * link if link is not None and gbps.value is not None else None
+    return replace(point, gbps=gbps, of_asymptote=share, of_link=of_link)
+
+
 def _why_no_fit(transfers: Transfers) -> str:
     if transfers.n < MIN_TRANSFERS:
         return f"{transfers.n} counted transfers have a size and a duration; a line needs {MIN_TRANSFERS}"
-    if len(transfers.new_tokens) < MIN_SIZES:
-        return f"transfers of {len(transfers.new_tokens)} sizes; a line needs {MIN_SIZES}, since two always lie on one"
+    sizes = np.unique(transfers.size).size
+    if sizes < MIN_SIZES:
+        return f"transfers of {sizes} sizes; a line needs {MIN_SIZES}, since two always lie on one"
     return ""
 
 
@@ -119,7 +180,7 @@ def _relative_weights(transfers: Transfers) -> Samples:
 def _fit_model(
     transfers: Transfers, method: str, weights: Samples, drawn: Samples | str, points: tuple[BandwidthPoint, ...]
 ) -> CostModel:
-    alpha, beta = fit_least_squares([transfers.bytes / 1e6], transfers.ms, weights)
+    alpha, beta = fit_least_squares([transfers.bytes / 1e6], transfers.ms, weights, transfers.cell)
     return CostModel(method, alpha, beta, _asymptote_of(beta, points), _estimate_r2(transfers, weights, drawn))
 
 
@@ -148,7 +209,8 @@ def _fit_with_operations(transfers: Transfers, weights: Samples, points: tuple[B
     why = why_inseparable(transfers, weights)
     if why:
         return CostModel("relative", unknown(why), unknown(why), unknown(why), unknown(why), unknown(why))
-    alpha, beta, gamma = fit_least_squares([transfers.bytes / 1e6, transfers.operations], transfers.ms, weights)
+    columns = [transfers.bytes / 1e6, transfers.operations]
+    alpha, beta, gamma = fit_least_squares(columns, transfers.ms, weights, transfers.cell)
     slopes = [part.value or 0.0 for part in (beta, gamma)]
     error = transfers.ms - (alpha.value or 0.0) - slopes[0] * transfers.bytes / 1e6 - slopes[1] * transfers.operations
     r2 = 1 - float((error**2).sum() / ((transfers.ms - transfers.ms.mean()) ** 2).sum())
@@ -157,10 +219,10 @@ def _fit_with_operations(transfers: Transfers, weights: Samples, points: tuple[B
 
 
 def _estimate_spread(transfers: Transfers) -> Spread:
-    groups = [transfers.configuration == one for one in np.unique(transfers.configuration)]
+    groups = [transfers.cell == one for one in np.unique(transfers.cell)]
     size, ms = (np.array([np.median(values[own]) for own in groups]) for values in (transfers.bytes, transfers.ms))
-    usual = np.array([np.median(transfers.ms[transfers.size == group]) for group in range(len(transfers.new_tokens))])
-    not_slow = transfers.ms <= SLOW * usual[transfers.size]
+    usual = {group: np.median(transfers.ms[transfers.size == group]) for group in np.unique(transfers.size)}
+    not_slow = transfers.ms <= SLOW * np.array([usual[group] for group in transfers.size])
     delays = transfers.run_delay_ms[np.isfinite(transfers.run_delay_ms)]
     return Spread(
         medians=_plain_r2(size, ms),

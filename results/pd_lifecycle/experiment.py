@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from results.experiment import ExperimentResults
+from results.records.lifecycle import upgrade_aggregate
 from results.report.content import ReportText
 
 if TYPE_CHECKING:
@@ -37,5 +38,6 @@ RESULTS = ExperimentResults(
     analyse=_analyse,
     write=_write,
     report=_report,
+    upgrades={"aggregate": upgrade_aggregate},
     why_no_compare="its configurations are compared within it, with the same requests on a combined instance",
 )

@@ -15,6 +15,7 @@ from results.pd_lifecycle.clock_offsets import clock_of, exchange_of
 from results.pd_lifecycle.phases import break_down
 from results.records.decisions import DecisionRecord, KvTransfer
 from results.records.lifecycle import (
+    NO_PLAIN,
     Colo,
     Counts,
     Ids,
@@ -51,6 +52,12 @@ class _Stamped:
 
     at: dict[str, int] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
+
+    def split(self) -> tuple[Stamps, MoreStamps]:
+        return (
+            Stamps(**{name: self.at.get(name) for name in Stamps.__dataclass_fields__}),
+            MoreStamps(**{name: self.at.get(name) for name in MoreStamps.__dataclass_fields__}),
+        )
 
     def put(self, name: str, t_ns: int | None, why: str) -> None:
         if t_ns is None:
@@ -113,6 +120,7 @@ def join_request(
     *,
     repetition: int,
     warmup: bool,
+    trial: int = 0,
     client: SentRequest,
     decision: DecisionRecord | None,
     prefill: ProbeLog,
@@ -120,14 +128,14 @@ def join_request(
     verification: Verification,
     router_boot_id: str,
     colo: Colo = Colo(),  # noqa: B008 - frozen
+    plain: Colo = Colo(reason=NO_PLAIN),  # noqa: B008 - frozen
     discarded: str = "",
     kv_bytes_per_token: int | None = None,
 ) -> LifecycleRecord:
     """The record of one request; its gaps name everything that is missing.
 
-    prefill, decode: the probe logs of the two instances. verification: what the decode instance held before. colo: the
-    same request on the combined instance. discarded: why it does not count, where the caller knows.
-    kv_bytes_per_token: KV bytes of one token by the model's configuration.
+    prefill, decode: their probe logs. verification: what the decode instance held before. colo, plain: the same request
+    on a combined engine with and without the connector. kv_bytes_per_token: by the model's configuration.
     """
     moved = transfer_of(decision)
     on_prefill, on_decode = events_of(decision, prefill, decode)
@@ -136,10 +144,9 @@ def join_request(
     late_ns = _correct_late_dispatch(stamped) if router_boot_id and router_boot_id == prefill.boot_id else 0
     writer = next((side for side in sides if side.first_event("write")), sides[0])
     detail, gaps = _sum_writes(stamped, writer, moved)
-    stamps = Stamps(**{name: stamped.at.get(name) for name in Stamps.__dataclass_fields__})
-    more = MoreStamps(**{name: stamped.at.get(name) for name in MoreStamps.__dataclass_fields__})
+    stamps, more = stamped.split()
     clock = clock_of(router_boot_id, prefill.boot_id, decode.boot_id, exchange_of(stamps, more))
-    split = break_down(stamps, more, clock, colo, missing=stamped.missing, write_side=writer.name)
+    split = break_down(stamps, more, clock, colo, plain, missing=stamped.missing, write_side=writer.name)
     counts = replace(
         _read_counts(sides, writer, moved),
         kv_bytes_per_token=kv_bytes_per_token,
@@ -163,6 +170,8 @@ def join_request(
         counts=counts,
         clock=clock,
         colo=colo,
+        plain=plain,
+        trial=trial,
         transport=moved.transport if moved is not None else "",
         ids=_read_ids(decision, moved),
     )

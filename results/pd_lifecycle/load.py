@@ -12,12 +12,14 @@ import msgspec
 from results.pd_lifecycle.settings import DEFAULT, Settings
 from results.records.frames import Gap, artifact_name
 from results.records.layout import LifecycleLayout, RunLayout, sha256
-from results.records.lifecycle import LifecycleRecord, RequestConfig, labelled, read_lifecycle
+from results.records.lifecycle import LifecycleRecord, RequestConfig, parse_cell_name, read_lifecycle
 from results.records.link import LinkRecord
 from results.statistics.estimates import figure
 
 CELL = "lifecycle"
 """`kind` of a measured cell in the plan."""
+CellKey = tuple[int, int, int, int]
+"""Trial, C, N, O."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,7 @@ class PlannedConfig:
     config: RequestConfig
     why_not: str
     """Why the cell is skipped; empty = it is measured."""
+    trial: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,7 @@ class Discard:
     config: RequestConfig
     repetition: int
     reason: str
+    trial: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +44,12 @@ class Collected:
     """The contents of the run folder."""
 
     records: tuple[LifecycleRecord, ...]
-    """Of finished cells, by C, N, O and repetition; warm-ups and records that do not count included."""
+    """Of finished cells, by trial, C, N, O and repetition; warm-ups and records that do not count included."""
     discards: tuple[Discard, ...]
     """Repeated measurements, those of failed cells, and records that do not count."""
     gaps: tuple[Gap, ...]
-    cells: Mapping[tuple[int, int, int], MeasuredCell] = field(default_factory=dict)
-    """Finished cells, by C, N, O."""
+    cells: Mapping[CellKey, MeasuredCell] = field(default_factory=dict)
+    """Finished cells."""
     failures: tuple[Failure, ...] = ()
 
 
@@ -57,8 +61,6 @@ class _DiscardedRow(msgspec.Struct, frozen=True):
 class CacheState(msgspec.Struct, frozen=True):
     """The KV cache of an engine at one moment, by its counters; None = unknown, `reason` says why."""
 
-    kv_usage: float | None = None
-    """0 to 1: blocks held by requests, without cached prefixes."""
     preemptions: float | None = None
     """Since the engine started."""
     reason: str = ""
@@ -79,6 +81,9 @@ class EngineLoad(msgspec.Struct, frozen=True):
 
 class _Engine(msgspec.Struct, frozen=True):
     block_tokens: int | None = None
+    kv_capacity_tokens: int | None = None
+    files: str = ""
+    """Folder of its launch; two cells of one folder shared the engine."""
 
 
 class MeasuredCell(msgspec.Struct, frozen=True):
@@ -98,6 +103,12 @@ class MeasuredCell(msgspec.Struct, frozen=True):
         """Block size of the prefill instance, whose blocks the transfer moves."""
         return self.engines["prefill"].block_tokens if "prefill" in self.engines else None
 
+    @property
+    def capacity_tokens(self) -> int | None:
+        """Of the smaller KV cache of those reported."""
+        known = [one.kv_capacity_tokens for one in self.engines.values() if one.kv_capacity_tokens]
+        return min(known, default=None)
+
 
 class _FailedCell(msgspec.Struct, frozen=True):
     reason: str = ""
@@ -108,6 +119,7 @@ class _FailedCell(msgspec.Struct, frozen=True):
 class Failure:
     config: RequestConfig
     reason: str
+    trial: int = 0
 
 
 def read_records(root: Path) -> Collected:
@@ -116,20 +128,20 @@ def read_records(root: Path) -> Collected:
     records: list[LifecycleRecord] = []
     discards: list[Discard] = []
     gaps: list[Gap] = []
-    cells: dict[tuple[int, int, int], MeasuredCell | Gap] = {}
+    cells: dict[CellKey, MeasuredCell | Gap] = {}
     for path in layout.records():
         record = read_lifecycle(path)
         if isinstance(record, Gap):
             gaps.append(record)
             continue
-        config = record.config
-        if config.key not in cells:
-            cells[config.key] = cell = _read_cell(layout.cell(config))
+        config, key = record.config, (record.trial, *record.config.key)
+        if key not in cells:
+            cells[key] = cell = _read_cell(layout.cell(config, record.trial))
             if isinstance(cell, Gap):
                 gaps.append(cell)
             else:
-                discards += [Discard(config, one.repetition, one.reason) for one in cell.discarded]
-        cell = cells[config.key]
+                discards += [Discard(config, one.repetition, one.reason, record.trial) for one in cell.discarded]
+        cell = cells[key]
         if isinstance(cell, Gap):
             continue
         wrong = _find_alteration(path, cell)
@@ -138,7 +150,7 @@ def read_records(root: Path) -> Collected:
             continue
         records.append(record)
         if record.discarded:
-            discards.append(Discard(config, record.repetition, record.discarded))
+            discards.append(Discard(config, record.repetition, record.discarded, record.trial))
     failures, thrown, bad = _read_failures(layout)
     finished = {key: cell for key, cell in cells.items() if isinstance(cell, MeasuredCell)}
     return Collected(tuple(records), (*discards, *thrown), (*gaps, *bad), finished, failures)
@@ -150,15 +162,16 @@ def _read_failures(layout: LifecycleLayout) -> tuple[tuple[Failure, ...], list[D
     discards: list[Discard] = []
     gaps: list[Gap] = []
     for path in layout.failures():
-        config = labelled(path.parent.name)
+        named = parse_cell_name(path.parent.name)
         try:
             failed_cell = msgspec.json.decode(path.read_bytes(), type=_FailedCell)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             gaps.append(Gap(artifact_name(path.parent), f"{path.name} cannot be read: {error}"))
             continue
-        if config is not None:
-            failures.append(Failure(config, failed_cell.reason or "no reason given"))
-            discards += [Discard(config, one.repetition, one.reason) for one in failed_cell.discarded]
+        if named is not None:
+            config, trial = named
+            failures.append(Failure(config, failed_cell.reason or "no reason given", trial))
+            discards += [Discard(config, one.repetition, one.reason, trial) for one in failed_cell.discarded]
     return tuple(failures), discards, gaps
 
 
@@ -206,7 +219,8 @@ def _planned_config(cell: object) -> PlannedConfig | None:
         config = RequestConfig(*map(int, lengths))
     except (KeyError, TypeError, ValueError):
         return None
-    return PlannedConfig(str(cell.get("cell", "")), config, str(params.get("why_not") or ""))
+    trial = int(cell.get("trial") or 0)
+    return PlannedConfig(str(cell.get("cell", "")), config, str(params.get("why_not") or ""), trial)
 
 
 def _analysis_settings(plan: Mapping[str, Any]) -> tuple[Settings, tuple[Gap, ...]]:
@@ -224,21 +238,21 @@ def _analysis_settings(plan: Mapping[str, Any]) -> tuple[Settings, tuple[Gap, ..
 def find_unmeasured(
     planned: Sequence[PlannedConfig], records: Sequence[LifecycleRecord], failures: Sequence[Failure]
 ) -> tuple[Gap, ...]:
-    """One gap per planned configuration without a counted record, with the reason of its cell."""
-    failed = {one.config.key: one.reason for one in failures}
-    done = {record.config.key for record in records if record.counted}
-    tried = {record.config.key for record in records}
-    return tuple(
-        Gap(
-            one.cell or one.config.label,
-            f"not measured: {one.why_not}" if one.why_not
-            else f"failed: {failed[one.config.key]}" if one.config.key in failed
-            else "none of its records counts" if one.config.key in tried
-            else "not measured",
-        )
-        for one in planned
-        if one.config.key not in done
-    )  # fmt: skip
+    """One gap per planned cell without a counted record, with its reason."""
+    failed = {(one.trial, *one.config.key): one.reason for one in failures}
+    done = {(record.trial, *record.config.key) for record in records if record.counted}
+    tried = {(record.trial, *record.config.key) for record in records}
+
+    def explain_absence(one: PlannedConfig) -> str:
+        key = (one.trial, *one.config.key)
+        if one.why_not:
+            return f"not measured: {one.why_not}"
+        if key in failed:
+            return f"failed: {failed[key]}"
+        return "none of its records counts" if key in tried else "not measured"
+
+    missing = (one for one in planned if (one.trial, *one.config.key) not in done)
+    return tuple(Gap(one.cell or one.config.label, explain_absence(one)) for one in missing)
 
 
 GIVEN, MEASURED = "given", "measured here"

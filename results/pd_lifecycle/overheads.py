@@ -1,18 +1,26 @@
-"""The TTFT overhead over a combined instance by C and N, and where it changes its sign."""
+"""The TTFT overhead over a combined engine by C and N, and where it changes its sign.
+
+Two engines are such a baseline: the decode engine alone, which carries the connector, and a plain one without it. From
+three launches on, the launch is the unit: per (C, N) and launch the logarithm of the median ratio of both TTFTs, its
+spread over launches pooled over all (C, N) (results.statistics.launches). Means of milliseconds stand beside it. Below
+three launches the bounds are the spread within the launch (results.pd_lifecycle.pairs).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
+from statistics import fmean
 
 import msgspec
+import numpy as np
 
+from results.pd_lifecycle.by_launch import RatioOf, Size, count_launches, measure_log_ratios, split_launches, to_change
 from results.pd_lifecycle.pairs import (
-    OVERHEAD,
     PAIRED,
-    TTFT,
+    PAIRED_WITH_PLAIN,
     Balanced,
     Lengths,
     average_lengths,
@@ -25,13 +33,16 @@ from results.pd_lifecycle.pairs import (
 )
 from results.records.lifecycle import LifecycleRecord
 from results.statistics.estimates import LEVEL, Estimate, holm, unknown
+from results.statistics.launches import SizeFit, fit_sizes, mean_over_launches
 
-SIGN_FIELD = "told"
+SIGN_FIELD = "sign"
 """Name of the sign in aggregate.json and in the numbers of figure 4."""
+COMBINED_ENGINE, PLAIN_ENGINE = "combined engine with the connector", "plain combined engine"
+"""What a handover is compared with: the decode engine alone, and an engine without a connector."""
 
 
-class OverheadCell(msgspec.Struct, frozen=True, rename={"sign": SIGN_FIELD}):
-    """One (C, N) over all output lengths, on which TTFT does not depend. See results.pd_lifecycle.pairs."""
+class OverheadCell(msgspec.Struct, frozen=True):
+    """One (C, N) over all output lengths, on which TTFT does not depend."""
 
     prior_context: int
     new_tokens: int
@@ -42,13 +53,30 @@ class OverheadCell(msgspec.Struct, frozen=True, rename={"sign": SIGN_FIELD}):
     relative: float | None
     """overhead / colo_ttft, from the means."""
     sign: int | None = None
-    """1: slower than the combined instance, -1: faster, significant over all (C, N) (Holm); None: not significant."""
+    """1: slower than the combined engine, -1: faster, significant over all (C, N) (Holm); None: not significant."""
     p: float | None = None
     """p-value of zero overhead at this (C, N) alone."""
     lengths_differ: bool = False
     """The output lengths differ significantly: the interval is over their means."""
     lengths_f: float | None = None
     """Variance of the overhead between output lengths over the variance within them."""
+    change: Estimate = unknown("not measured")
+    """TTFT over that of the combined engine, less 1, from medians; from three launches on it decides the sign."""
+    median_ms: float | None = None
+    """Median of the paired differences; beside the mean, which few slow repetitions move."""
+    baseline: str = COMBINED_ENGINE
+
+
+@dataclass(frozen=True, slots=True)
+class GridOverhead:
+    """How one arm's TTFT differs from another's over the whole grid, C and N held fixed."""
+
+    arm: str
+    baseline: str
+    change: Estimate
+    """Relative: 0.2 = 20 % longer; the mean over the (C, N) that every launch measured."""
+    sizes: int
+    """(C, N) in the mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,22 +103,99 @@ def _size_of(record: LifecycleRecord) -> tuple[int, int]:
     return record.config.prior_context, record.config.current_new_tokens
 
 
-def measure_overheads(records: Sequence[LifecycleRecord]) -> tuple[OverheadCell, ...]:
-    """A cell for every (C, N) with a counted record, by C and N."""
+def measure_overheads(records: Sequence[LifecycleRecord], *, plain: bool = False) -> tuple[OverheadCell, ...]:
+    """A cell for every (C, N) with a counted record, by C and N. plain: over the plain combined engine."""
     sizes = group_by_size(records)
     if not sizes:
         return ()
-    lengths = [compare_output_lengths(*collect_pairs(own, OVERHEAD)) for own in sizes]
+    names = PAIRED_WITH_PLAIN if plain else PAIRED
+    lengths = [compare_output_lengths(*collect_pairs(own, names[0], plain=plain)) for own in sizes]
     apart = which_lengths_differ(lengths)
-    balanced = {name: _balance_sizes(sizes, name, apart) for name in PAIRED}
-    corrected = holm([one.p for one in balanced[OVERHEAD]])
-    cells = zip(sizes, *balanced.values(), corrected, lengths, apart, strict=True)
-    return tuple(_overhead_cell(*cell) for cell in cells)
+    balanced = [_balance_sizes(sizes, name, apart, plain=plain) for name in names]
+    corrected = holm([one.p for one in balanced[0]])
+    rows = zip(sizes, *balanced, corrected, lengths, apart, strict=True)
+    cells = [_overhead_cell(names, *row) for row in rows]
+    logs = measure_log_ratios(records, *_compare_with(plain=plain))
+    fit = fit_sizes(logs) if count_launches(records) > 1 else "one launch of each engine"
+    return tuple(_over_launches(cell, own, names, logs, fit) for cell, own in zip(cells, sizes, strict=True))
 
 
-def _balance_sizes(sizes: Sequence[Sequence[LifecycleRecord]], name: str, apart: Sequence[bool]) -> list[Balanced]:
+def measure_grid_overheads(records: Sequence[LifecycleRecord]) -> tuple[GridOverhead, ...]:
+    """The handover over both combined engines, and the combined engine with the connector over the plain one."""
+    compared = (
+        ("handover", COMBINED_ENGINE, *_compare_with(plain=False)),
+        ("handover", PLAIN_ENGINE, *_compare_with(plain=True)),
+        (COMBINED_ENGINE, PLAIN_ENGINE, lambda one: _ratio(one.colo.ttft_ms, one.plain.ttft_ms), None),
+    )
+    return tuple(_grid_overhead(arm, than, measure_log_ratios(records, *how)) for arm, than, *how in compared)
+
+
+def _grid_overhead(arm: str, baseline: str, logs: Mapping[Size, Mapping[int, float]]) -> GridOverhead:
+    if not logs:
+        return GridOverhead(arm, baseline, unknown("not measured"), 0)
+    fit = fit_sizes(logs)
+    if isinstance(fit, SizeFit):
+        return GridOverhead(arm, baseline, to_change(fit.overall), len(fit.estimates))
+    launches = {launch for own in logs.values() for launch in own}
+    value = fmean(value for own in logs.values() for value in own.values())
+    return GridOverhead(arm, baseline, to_change(Estimate(value, reason=fit, launches=len(launches))), len(logs))
+
+
+def _compare_with(*, plain: bool) -> tuple[RatioOf, Callable[[LifecycleRecord], bool | None]]:
+    """The ratio of the TTFTs of a repetition, and whether the combined engine's request came first."""
+    if plain:
+        return lambda record: _ratio(record.ttft_ms, record.plain.ttft_ms), lambda record: record.plain.first
+    return lambda record: _ratio(record.ttft_ms, record.colo.ttft_ms), lambda record: record.colo.first
+
+
+def _ratio(over: float | None, under: float | None) -> float | None:
+    return None if over is None or not under else over / under
+
+
+def _over_launches(
+    cell: OverheadCell,
+    own: Sequence[LifecycleRecord],
+    names: Sequence[str],
+    logs: Mapping[Size, Mapping[int, float]],
+    fit: SizeFit[Size] | str,
+) -> OverheadCell:
+    """The cell with its medians; where the launches give an interval, its numbers and its sign are theirs."""
+    size = (cell.prior_context, cell.new_tokens)
+    plain = names == PAIRED_WITH_PLAIN
+    differences = collect_pairs(own, names[0], plain=plain)[0]
+    cell = msgspec.structs.replace(
+        cell,
+        median_ms=float(np.median(differences)) if differences.size else None,
+        baseline=PLAIN_ENGINE if plain else COMBINED_ENGINE,
+    )
+    if isinstance(fit, str) or size not in fit.estimates:
+        why = fit if isinstance(fit, str) else "not measured in every launch"
+        known = logs.get(size, {})
+        value = fmean(known.values()) if known else None
+        change = to_change(Estimate(value, n=len(known), reason=why, launches=len(known)))
+        sign = cell.sign if isinstance(fit, str) else None
+        return msgspec.structs.replace(cell, change=change, sign=sign)
+    corrected = dict(zip(fit.p, holm(list(fit.p.values())), strict=True))
+    launches = split_launches(own).values()
+    overhead, ttft, alone = (
+        mean_over_launches(
+            [balance_orders(*collect_pairs(part, name, plain=plain)[:2]).mean.value for part in launches]
+        )
+        for name in names
+    )
+    change, decided = to_change(fit.estimates[size]), corrected[size] < 1 - LEVEL
+    above = 1 if (change.value or 0.0) > 0 else -1
+    return msgspec.structs.replace(
+        cell, overhead_ms=overhead, pdsep_ttft_ms=ttft, colo_ttft_ms=alone, change=change, p=fit.p[size],
+        relative=_ratio(overhead.value, alone.value), sign=above if decided else None,
+    )  # fmt: skip
+
+
+def _balance_sizes(
+    sizes: Sequence[Sequence[LifecycleRecord]], name: str, apart: Sequence[bool], *, plain: bool
+) -> list[Balanced]:
     """One number at every (C, N); the spread between output lengths widens its interval."""
-    pairs = [collect_pairs(own, name) for own in sizes]
+    pairs = [collect_pairs(own, name, plain=plain) for own in sizes]
     by = variance_inflation([compare_output_lengths(*one) for one in pairs])
     return [
         average_lengths(*one) if differs else widen_interval(balance_orders(*one[:2]), by)
@@ -99,6 +204,7 @@ def _balance_sizes(sizes: Sequence[Sequence[LifecycleRecord]], name: str, apart:
 
 
 def _overhead_cell(
+    names: Sequence[str],
     own: Sequence[LifecycleRecord],
     overhead: Balanced,
     ttft: Balanced,
@@ -113,9 +219,9 @@ def _overhead_cell(
     return OverheadCell(
         config.prior_context,
         config.current_new_tokens,
-        overhead.mean if value is not None else unknown(_why_unknown(own, OVERHEAD)),
-        ttft.mean if ttft.mean.value is not None else unknown(_why_unknown(own, TTFT)),
-        combined.mean if theirs is not None else unknown(_why_unknown(own, OVERHEAD)),
+        overhead.mean if value is not None else unknown(_why_unknown(own, names[0])),
+        ttft.mean if ttft.mean.value is not None else unknown(_why_unknown(own, names[1])),
+        combined.mean if theirs is not None else unknown(_why_unknown(own, names[0])),
         value / theirs if value is not None and theirs else None,
         sign=(1 if value > 0 else -1) if value is not None and corrected < 1 - LEVEL else None,
         p=overhead.p if known else None,

@@ -18,13 +18,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import special  # not scipy.stats, which takes two seconds to import
 
-from results.records.lifecycle import LifecycleRecord
+from results.records.lifecycle import PLAIN_OVERHEAD, LifecycleRecord
 from results.statistics.estimates import LEVEL, Estimate, Samples, holm, mean, unknown
 
-OVERHEAD, TTFT, COMBINED = "pdsep_overhead", "client_ttft", "colo_ttft"
+OVERHEAD, TTFT, COMBINED, PLAIN = "pdsep_overhead", "client_ttft", "colo_ttft", "plain_ttft"
 PAIRED = (OVERHEAD, TTFT, COMBINED)
-"""Names of the numbers that are estimated from pairs."""
+"""Names of the numbers that are estimated from pairs of the handover and the decode engine alone."""
+PAIRED_WITH_PLAIN = (PLAIN_OVERHEAD, TTFT, PLAIN)
+"""The same of the handover and the plain combined engine."""
 ONE_ORDER = "one order only, or the order is unknown: the value includes the effect of the first request on the second"
+_ORDERS = {None: 0, True: 1, False: -1}
 _MIN_DOF = 4
 """Within the lengths, to use an F: with fewer its mean has no stable value."""
 
@@ -71,23 +74,27 @@ class OrderEffect:
     """Mean over the (C, N), with Student's t."""
 
 
-def collect_pairs(records: Sequence[LifecycleRecord], name: str) -> tuple[Samples, Samples, Samples]:
+def collect_pairs(
+    records: Sequence[LifecycleRecord], name: str, *, plain: bool = False
+) -> tuple[Samples, Samples, Samples]:
     """(value, order, output length) of the records where the value is known, as arrays.
 
-    name: a duration, or `colo_ttft` or `colo_e2e`. Order: +1 = combined first, -1 = handover first, 0 = unknown.
+    name: a duration, or `colo_ttft`, `colo_e2e` or `plain_ttft`. Order: +1 = the combined engine (plain: the plain one)
+    first, -1 = handover first, 0 = unknown.
     """
     rows = [
-        (value, 0 if record.colo.first is None else 1 if record.colo.first else -1, record.config.output_length)
+        (value, _ORDERS[record.plain.first if plain else record.colo.first], record.config.output_length)
         for record in records
-        if (value := _value_of(record, name)) is not None
+        if (value := value_of(record, name)) is not None
     ]
     columns = np.array(rows, dtype=np.float64).reshape(-1, 3)
     return columns[:, 0], columns[:, 1], columns[:, 2]
 
 
-def _value_of(record: LifecycleRecord, name: str) -> float | None:
-    colo = {COMBINED: record.colo.ttft_ms, "colo_e2e": record.colo.e2e_ms}
-    return colo[name] if name in colo else record.ms(name)
+def value_of(record: LifecycleRecord, name: str) -> float | None:
+    """A duration, or the TTFT or E2E of a combined engine, by its name."""
+    alone = {COMBINED: record.colo.ttft_ms, "colo_e2e": record.colo.e2e_ms, PLAIN: record.plain.ttft_ms}
+    return alone[name] if name in alone else record.ms(name)
 
 
 def balance_orders(taken: Samples, order: Samples) -> Balanced:
@@ -172,7 +179,7 @@ def which_lengths_differ(lengths: Sequence[Lengths]) -> tuple[bool, ...]:
 
 
 def measure_order_effects(sizes: Sequence[Sequence[LifecycleRecord]]) -> tuple[OrderEffect, ...]:
-    """The effects over the grid, then at each C. `sizes`: the counted records of each (C, N)."""
+    """The effects over the grid, then at each C. `sizes`: the counted records of each (C, N), over all launches."""
     order_effects = []
     contexts = sorted({own[0].config.prior_context for own in sizes})
     for name in PAIRED:

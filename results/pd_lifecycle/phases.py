@@ -9,7 +9,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from results.pd_lifecycle.clock_offsets import shift_ns
-from results.records.lifecycle import HANDSHAKE, HANDSHAKE_PARTS, PHASES, Clock, Colo, MoreStamps, Place, Stamps
+from results.records.lifecycle import (
+    HANDSHAKE,
+    HANDSHAKE_PARTS,
+    NO_PLAIN,
+    PHASES,
+    PLAIN_OVERHEAD,
+    Clock,
+    Colo,
+    MoreStamps,
+    Place,
+    Stamps,
+)
 
 BREAKDOWN = (*PHASES, "transfer_total", "e2e")
 """The specification's keys of `breakdown_ms`, in its order."""
@@ -44,7 +55,7 @@ _SPANS: Mapping[str, tuple[str, str]] = {
 """Duration to its begin and end stamp."""
 MORE = (
     *HANDSHAKE_PARTS, *(name for name in _SPANS if name not in BREAKDOWN), "ttft_overhead_vs_colo", "pdsep_overhead",
-    "pdsep_e2e_overhead",
+    "pdsep_e2e_overhead", PLAIN_OVERHEAD,
 )  # fmt: skip
 """The keys of `more_ms`."""
 
@@ -87,6 +98,7 @@ def break_down(
     more: MoreStamps,
     clock: Clock,
     colo: Colo,
+    plain: Colo = Colo(reason=NO_PLAIN),  # noqa: B008 - frozen
     *,
     missing: Mapping[str, str],
     write_side: Place = "prefill",
@@ -114,12 +126,13 @@ def break_down(
     if half_step_ms is not None and spans["d_promotion"].ms is not None:
         spans["d_promotion"] = replace(spans["d_promotion"], ms=max(spans["d_promotion"].ms - half_step_ms, 0.0))
     spans["ttft_overhead_vs_colo"] = _subtract_span(spans["ttft"], spans["p_prefill"], "p_prefill")
-    for name, own, theirs in (
-        ("pdsep_overhead", "client_ttft", colo.ttft_ms),
-        ("pdsep_e2e_overhead", "client_e2e", colo.e2e_ms),
+    for name, own, theirs, baseline in (
+        ("pdsep_overhead", "client_ttft", colo.ttft_ms, colo),
+        ("pdsep_e2e_overhead", "client_e2e", colo.e2e_ms, colo),
+        (PLAIN_OVERHEAD, "client_ttft", plain.ttft_ms, plain),
     ):
-        baseline = _Span(theirs, gap=colo.reason or "the combined instance was not measured")
-        spans[name] = _subtract_span(spans[own], baseline, "colo")
+        alone = _Span(theirs, gap=baseline.reason or "the combined engine was not measured")
+        spans[name] = _subtract_span(spans[own], alone, "plain" if baseline is plain else "colo")
     parts = [spans[name] for name in PHASES]
     return Breakdown(
         breakdown_ms={name: spans[name].ms for name in BREAKDOWN},

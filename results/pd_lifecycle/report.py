@@ -8,7 +8,7 @@ from results.pd_lifecycle.tables import build_tables
 from results.report.content import ReportText
 from results.report.document import describe_engine
 from results.statistics.estimates import LEVEL
-from results.statistics.trials import SPREAD
+from results.statistics.trials import MIN_PAIRED, SPREAD
 
 
 def build_report(analysis: LifecycleAnalysis) -> ReportText:
@@ -20,11 +20,12 @@ def describe_opening(analysis: LifecycleAnalysis) -> str:
     transport = f" over {' and '.join(analysis.transports)}" if analysis.transports else ""
     outcomes = "; ".join(f"{one.claim.lower()}: {one.outcome}" for one in analysis.criteria)
     half_step = half_step_text(analysis)
+    brackets = SPREAD if analysis.launches < MIN_PAIRED else f"interval over {analysis.launches} launches"
     measured = f"{facts.label}{describe_engine(facts)}{transport}"
     return (
         f"Profile {measured}: {len(analysis.counted)} requests of {len(analysis.configs)} "
         f"configurations (C, N, O) count; also {sum(record.warmup for record in analysis.records)} warm-ups, "
-        f"{len(analysis.discards)} discarded, gaps: {len(analysis.gaps)}. Brackets hold the {LEVEL:.0%} {SPREAD}; "
+        f"{len(analysis.discards)} discarded, gaps: {len(analysis.gaps)}. Brackets hold the {LEVEL:.0%} {brackets}; "
         f"`-` is a value that was not measured. {half_step}{' ' if half_step else ''}Criteria: {outcomes}."
     )
 
@@ -32,14 +33,17 @@ def describe_opening(analysis: LifecycleAnalysis) -> str:
 _LIMITS = (
     "One request at a time on idle instances: no phase includes the load that other requests add to queues, steps or "
     "the link.",
-    "Repetitions of a configuration follow one another on the same engines: the brackets cover the variation between "
-    "repetitions, not between launches or hosts. So no comparison of times is a verdict: criteria 2, 3 and 5 stay "
-    "undecided, and `slower` and `faster` apply to these launches.",
     "The phases share their stamps: where every stamp exists and is in order, their sum is E2E by definition. "
     "Criterion 1 confirms that they do, and that the client's send and the router's t0 are close. It does not confirm "
     "that a stamp is in the right place: see the checks that do not follow from the definitions.",
 )
 """Limits of every run."""
+_FEW_LAUNCHES = (
+    "Repetitions of a configuration follow one another on the same engines: the brackets cover the variation between "
+    "repetitions, not between launches or hosts. So no comparison of times is a verdict: criteria 2, 3 and 5 stay "
+    "undecided, and `slower` and `faster` apply to these launches."
+)
+"""Below three launches of each engine."""
 
 
 def list_limits(analysis: LifecycleAnalysis) -> tuple[str, ...]:
@@ -52,7 +56,8 @@ def list_limits(analysis: LifecycleAnalysis) -> tuple[str, ...]:
             "share the cores: the durations do not apply to a GPU, and blocks move through memory or a socket, not "
             "RDMA."
         )
-    limits += [*_LIMITS, *_list_volume_limits(analysis)]
+    few = [_FEW_LAUNCHES] if analysis.launches < MIN_PAIRED else []
+    limits += [_LIMITS[0], *few, *_LIMITS[1:], *_list_volume_limits(analysis)]
     if has_overhead and any(one.effect_ms.value is None for one in analysis.order_effects):
         limits.append(
             "Not every (C, N) was measured in both orders: there the overhead includes the effect of the first "

@@ -11,7 +11,8 @@ class Settings:
 
     subtract_half_step: bool = False
     """Subtract half of the decode instance's median step from `d_promotion`: the mean wait of a signal for a step
-    (specs/pd_lifecycle, "Risks & Mitigations"). An idle engine polls instead: off by default."""
+    (specs/pd_lifecycle, "Risks & Mitigations"). Worthwhile where the decode instance serves other requests too; an idle
+    one polls instead, so it is off by default. The report says which it was (results.pd_lifecycle.half_step)."""
     link_gbps: float | None = None
     """Bandwidth of the link, 10^9 bits per second: 200 for the specification's RDMA; None = unknown."""
     knee_share: float = 0.9

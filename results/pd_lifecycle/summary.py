@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import groupby
+from statistics import median
 
 import numpy as np
 import pandas as pd
 
+from results.pd_lifecycle.by_launch import split_launches
 from results.pd_lifecycle.load import Discard
-from results.pd_lifecycle.pairs import COMBINED, OVERHEAD, TTFT, balance_orders, collect_pairs
+from results.pd_lifecycle.pairs import COMBINED, OVERHEAD, PLAIN, TTFT, balance_orders, collect_pairs, value_of
 from results.pd_lifecycle.phases import BREAKDOWN, MORE
-from results.records.lifecycle import LifecycleRecord, RequestConfig
+from results.records.lifecycle import PLAIN_OVERHEAD, LifecycleRecord, RequestConfig
 from results.statistics.estimates import Estimate, mean, unknown
+from results.statistics.launches import mean_over_launches
+from results.statistics.trials import MIN_PAIRED
 
 DURATIONS = (*BREAKDOWN, *MORE)
 """The names of all durations of a record."""
@@ -38,10 +42,13 @@ class ConfigSummary:
     warmups: int
     discarded: int
     values: Mapping[str, Estimate]
-    """Means over the counted repetitions with Student's t interval. Milliseconds: DURATIONS, `colo_ttft`, `colo_e2e`.
+    """Means over the counted repetitions with Student's t interval; from three launches on over the means of the
+    launches. Milliseconds: DURATIONS, `colo_ttft`, `colo_e2e`, `plain_ttft`.
     Others: `bytes_gb` (10^9), `bw_gbps` (all bytes over all time in which a write was in progress), `residual_share`,
     `client_residual_share`, and COUNTED. A value that is compared with the combined instance is the mean of the means
     of both orders (results.pd_lifecycle.pairs)."""
+    medians: Mapping[str, float] = field(default_factory=dict)
+    """Of the known durations and TTFTs, over all counted repetitions; a few slow ones do not move them."""
 
     def value(self, name: str) -> Estimate:
         return self.values.get(name, unknown("not measured"))
@@ -59,11 +66,30 @@ def summarise_configs(records: Sequence[LifecycleRecord], discards: Sequence[Dis
 def _summarise_config(own: Sequence[LifecycleRecord], discarded: int) -> ConfigSummary:
     counted = [record for record in own if record.counted]
     warmups = sum(record.warmup for record in own)
-    return ConfigSummary(own[0].config, len(counted), warmups, discarded, values_of(counted))
+    medians = {
+        name: median(known)
+        for name in (*DURATIONS, COMBINED, PLAIN)
+        if (known := [ms for record in counted if (ms := value_of(record, name)) is not None])
+    }
+    return ConfigSummary(own[0].config, len(counted), warmups, discarded, values_of(counted), medians)
 
 
 def values_of(counted: Sequence[LifecycleRecord]) -> dict[str, Estimate]:
     """The values of a ConfigSummary, from any counted records."""
+    launches = split_launches(counted)
+    if len(launches) < MIN_PAIRED:
+        return _values_together(counted)
+    each = [_values_together(own) for own in launches.values()]
+    whole = _values_together(counted)
+    return {
+        name: whole[name] if whole[name].value is None
+        else replace(mean_over_launches([one[name].value for one in each]), n=whole[name].n)
+        for name in whole
+    }  # fmt: skip
+
+
+def _values_together(counted: Sequence[LifecycleRecord]) -> dict[str, Estimate]:
+    """All repetitions alike, whatever their launch."""
     sizes = [record.transfer_detail.bytes_transferred for record in counted]
     values = {name: _mean_or_reason(counted, name, [record.ms(name) for record in counted]) for name in DURATIONS}
     gigabytes = [None if size is None else size / 1e9 for size in sizes]
@@ -71,6 +97,10 @@ def values_of(counted: Sequence[LifecycleRecord]) -> dict[str, Estimate]:
     values["bw_gbps"] = _mean_bandwidth(counted)
     values["colo_ttft"] = _mean_or_reason(counted, OVERHEAD, [record.colo.ttft_ms for record in counted])
     values["colo_e2e"] = _mean_or_reason(counted, E2E_OVERHEAD, [record.colo.e2e_ms for record in counted])
+    values["plain_ttft"] = _mean_or_reason(counted, PLAIN_OVERHEAD, [record.plain.ttft_ms for record in counted])
+    for name in (PLAIN_OVERHEAD, PLAIN):
+        if values[name].value is not None:
+            values[name] = balance_orders(*collect_pairs(counted, name, plain=True)[:2]).mean
     for name in (TTFT, COMBINED, OVERHEAD, E2E_OVERHEAD, "colo_e2e"):
         if values[name].value is not None:
             values[name] = balance_orders(*collect_pairs(counted, name)[:2]).mean
@@ -127,7 +157,7 @@ def _summary_row(row: ConfigSummary) -> dict[str, object]:
     for column, name in (SPECIFIED | _FURTHER | APPENDED).items():
         value = row.value(name)
         cells |= {column: value.value, f"{column}_low": value.low, f"{column}_high": value.high}
-    return cells
+    return cells | {f"{name}_median_ms": row.medians.get(name) for name in MEDIANS}
 
 
 E2E_OVERHEAD = "pdsep_e2e_overhead"
@@ -151,13 +181,21 @@ _FURTHER = {
 APPENDED = {
     **{f"{name}_ms": name for name in ("d_block_alloc", "d_schedule", "d_first_decode")},
     **{name: name for name in COUNTED},
+    "plain_ttft_ms": PLAIN,
+    f"{PLAIN_OVERHEAD}_ms": PLAIN_OVERHEAD,
 }
-"""The rest of the specification's Goal, and the counts of a transfer."""
+"""The rest of the specification's Goal, the counts of a transfer, and the plain combined engine."""
+MEDIANS = (
+    "p_prefill", "rdma_transfer", "transfer_total", "d_decode", "e2e", "client_ttft", "colo_ttft", "plain_ttft",
+    "pdsep_overhead", PLAIN_OVERHEAD,
+)  # fmt: skip
+"""Durations whose medians stand beside their means."""
 HALF_STEP = "d_promotion_less_half_step"
 COLUMNS = (
     "prior_context", "new_tokens", "output_length", *SPECIFIED, "counted", "warmups", "discarded",
     *(f"{name}_{side}" for name in SPECIFIED for side in ("low", "high")),
     *(column for name in _FURTHER for column in (name, f"{name}_low", f"{name}_high")), HALF_STEP,
     *(column for name in APPENDED for column in (name, f"{name}_low", f"{name}_high")),
+    *(f"{name}_median_ms" for name in MEDIANS),
 )  # fmt: skip
 """Columns of `summary.csv`: the specification's first."""

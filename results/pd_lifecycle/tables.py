@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from results.pd_lifecycle.analyse import LifecycleAnalysis
 from results.pd_lifecycle.bandwidth_curve import BandwidthPoint, Knee
 from results.pd_lifecycle.consistency import Check, RunDrift
 from results.pd_lifecycle.cost_model import SLOW, CostModel, Spread
 from results.pd_lifecycle.figures import UNWEIGHTED, WEIGHTED, format_slope, half_step_text, link_text
-from results.pd_lifecycle.load import EngineLoad
-from results.pd_lifecycle.overheads import BreakEven, OverheadCell
+from results.pd_lifecycle.first_repetitions import FirstRepetitions
+from results.pd_lifecycle.overheads import COMBINED_ENGINE, PLAIN_ENGINE, BreakEven, GridOverhead, OverheadCell
 from results.pd_lifecycle.pairs import COMBINED, OVERHEAD, TTFT, OrderEffect
 from results.pd_lifecycle.summary import ConfigSummary
-from results.pd_lifecycle.verdicts import LAUNCHES, MORE_LAUNCHES
 from results.pd_lifecycle.volumes import Volume
-from results.records.lifecycle import HANDSHAKE_PARTS, PHASES
+from results.records.lifecycle import HANDSHAKE_PARTS, PHASES, PLAIN_OVERHEAD
 from results.report.judgements import judgement_table, rules_table
 from results.report.table import NOT_MEASURED, Column, Table, gap_table, make_table
 from results.report.terms import term
@@ -33,16 +32,19 @@ def build_tables(analysis: LifecycleAnalysis) -> tuple[Table, ...]:
         judgement_table("Success criteria", "criterion", analysis.criteria, _CRITERIA_NOTE),
         cost_model_table(analysis),
         bandwidth_table(analysis),
-        overhead_table(analysis),
-        make_table("Break-even along N", BREAK_EVEN_COLUMNS, analysis.break_evens),
+        grid_table(analysis),
+        overhead_table(analysis, analysis.overheads),
+        make_table(f"Break-even along N, {COMBINED_ENGINE}", BREAK_EVEN_COLUMNS, analysis.break_evens),
+        overhead_table(analysis, analysis.plain_overheads),
+        make_table(f"Break-even along N, {PLAIN_ENGINE}", BREAK_EVEN_COLUMNS, analysis.plain_break_evens),
         order_table(analysis),
         make_table("Bytes moved by prior context", VOLUME_COLUMNS, analysis.volumes, _VOLUME_NOTE),
         make_table("Checks that do not follow from the definitions", CHECK_COLUMNS, analysis.checks, _CHECKS_NOTE),
-        make_table("Drift over the run", DRIFT_COLUMNS, analysis.drifts if analysis.counted else (), _DRIFT_NOTE),
+        make_table("First repetitions", FIRST_COLUMNS, analysis.first_repetitions, _FIRST_NOTE),
+        make_table("Drift over a launch", DRIFT_COLUMNS, analysis.drifts if analysis.counted else (), _DRIFT_NOTE),
         phases_table(analysis),
         totals_table(analysis),
         between_stamps_table(analysis),
-        kv_caches_table(analysis),
         clocks_table(analysis),
         discards_table(analysis),
         gap_table(analysis.gaps),
@@ -69,8 +71,9 @@ def cost_model_table(analysis: LifecycleAnalysis) -> Table:
         "weighted, with operations": fitted.with_operations,
     }
     note = (
-        "rdma_transfer_ms = alpha + beta x bytes (+ gamma x write operations). Intervals of the coefficients: HC3; of "
-        "R^2: transfers resampled within each size. R^2 of the ordinary fit, not judged: "
+        "rdma_transfer_ms = alpha + beta x bytes (+ gamma x write operations). Intervals: from three launches on over "
+        "the fits of the launches; within fewer, of the coefficients over cells (CR3), of R^2 cells resampled within "
+        "each size. R^2 of the ordinary fit, not judged: "
         f"{_spread_text(fitted.spread)}."
     )
     return make_table("Cost model of the transfer", MODEL_COLUMNS, models.items() if analysis.counted else (), note)
@@ -118,7 +121,7 @@ BANDWIDTH_COLUMNS: tuple[Column[BandwidthPoint], ...] = (
     Column("Gbit/s (median)", lambda row: row.gbps, digits=3),
     Column("of asymptote", lambda row: row.of_asymptote, form=".1%"),
     Column("of link", lambda row: row.of_link, form=".1%"),
-    Column("transfers", lambda row: row.gbps.n),
+    Column("cells", lambda row: row.gbps.n),
 )
 
 
@@ -133,14 +136,40 @@ def _limit_text(knee: Knee) -> str:
     )
 
 
-def overhead_table(analysis: LifecycleAnalysis) -> Table:
+def grid_table(analysis: LifecycleAnalysis) -> Table:
     note = (
-        "Both TTFTs by the client's clock from its send; the difference pairs each repetition with the combined "
-        f"instance's, both orders weighted equally. {_route_text(analysis)}Slower and faster hold within these "
-        f"launches and are no verdict: {few_launches(LAUNCHES, 'engine', MORE_LAUNCHES)}. n.s.: sign not significant, "
-        f"all (C, N) tested (Holm). {_lengths_text(analysis)}"
+        "TTFT of one arm over that of another, less 1: medians per (C, N) and launch, the mean over the (C, N) that "
+        "every launch measured, Student's t over the launches. The last row is what the connector costs a combined "
+        "engine."
     )
-    return make_table("Overhead over a combined instance", OVERHEAD_COLUMNS, analysis.overheads, note)
+    rows = [one for one in analysis.grid_overheads if one.change.value is not None]
+    return make_table("TTFT over the whole grid", GRID_COLUMNS, rows, note)
+
+
+GRID_COLUMNS: tuple[Column[GridOverhead], ...] = (
+    Column("arm", lambda row: row.arm),
+    Column("over", lambda row: row.baseline),
+    Column("change of TTFT", lambda row: row.change.percent()),
+    Column("launches", lambda row: row.change.launches),
+    Column("(C, N)", lambda row: row.sizes),
+    Column("", lambda row: row.change.reason),
+)
+
+
+def overhead_table(analysis: LifecycleAnalysis, cells: Sequence[OverheadCell]) -> Table:
+    baseline = cells[0].baseline if cells else ""
+    few = few_launches(analysis.launches, "engine")
+    within = f"Slower and faster hold within these launches and are no verdict: {few}. " if few else ""
+    units = (
+        "Change: ratio of the medians of both TTFTs less 1, its bounds and its sign over the launches, their spread "
+        "pooled over all (C, N). Milliseconds: means over the launches with their own spread. "
+    )
+    note = (
+        "Both TTFTs by the client's clock from its send; the difference pairs each repetition with the same request on "
+        f"the {baseline}, both orders weighted equally. {_route_text(analysis)}{within or units}n.s.: sign not "
+        f"significant, all (C, N) tested (Holm). {_lengths_text(cells)}"
+    )
+    return make_table(f"Overhead over the {baseline}", OVERHEAD_COLUMNS, cells, note)
 
 
 _SIGN_WORDS: Mapping[int | None, str] = {1: "slower", -1: "faster", None: "n.s."}
@@ -150,13 +179,23 @@ OVERHEAD_COLUMNS: tuple[Column[OverheadCell], ...] = (
     Column("TTFT", lambda row: row.pdsep_ttft_ms, "ms", 3),
     Column("combined TTFT", lambda row: row.colo_ttft_ms, "ms", 3),
     Column("overhead", lambda row: format_or_reason(row.overhead_ms), "ms"),
-    Column("relative", lambda row: row.relative, form="+.1%"),
-    Column("within the launch", lambda row: _SIGN_WORDS[row.sign]),
+    Column("median", lambda row: row.median_ms, "ms", 3),
+    Column("change", lambda row: row.change.percent()),
+    Column("sign", lambda row: _SIGN_WORDS[row.sign]),
 )
 BREAK_EVEN_COLUMNS: tuple[Column[BreakEven], ...] = (
     Column("C", lambda row: row.prior_context),
     Column("N", lambda row: row.new_tokens),
-    Column("within the launch", lambda row: row.text),
+    Column("", lambda row: row.text),
+)
+_FIRST_NOTE = (
+    "How much longer the first repetitions of a cell take than those that count, by the medians of each cell. "
+    "Connections are set up before the first cell."
+)
+FIRST_COLUMNS: tuple[Column[FirstRepetitions], ...] = (
+    Column("", lambda row: row.series),
+    Column("first over counted", lambda row: row.change.percent()),
+    Column("cells", lambda row: row.cells),
 )
 
 
@@ -167,11 +206,11 @@ def _route_text(analysis: LifecycleAnalysis) -> str:
     return "The combined request goes directly to the engine: the overhead includes the router. " if ways else ""
 
 
-def _lengths_text(analysis: LifecycleAnalysis) -> str:
-    known = [cell.lengths_f for cell in analysis.overheads if cell.lengths_f is not None]
+def _lengths_text(cells: Sequence[OverheadCell]) -> str:
+    known = [cell.lengths_f for cell in cells if cell.lengths_f is not None]
     if not known:
         return "One output length, or one repetition: whether output lengths differ cannot be tested."
-    apart = [f"C={cell.prior_context} N={cell.new_tokens}" for cell in analysis.overheads if cell.lengths_differ]
+    apart = [f"C={cell.prior_context} N={cell.new_tokens}" for cell in cells if cell.lengths_differ]
     own = f" Significantly different, intervals over the means of the lengths: {', '.join(apart)}." if apart else ""
     return (
         "Variance between output lengths over the variance within them, about 1 where they do not differ: mean "
@@ -232,12 +271,12 @@ CHECK_COLUMNS: tuple[Column[Check], ...] = (
     Column("", lambda row: row.text),
 )
 _DRIFT_NOTE = (
-    "Relative change from the begin of the run to its end; jackknife over the (C, N). Where the cells of a (C, N) ran "
+    "Relative change from the begin of a launch to its end; jackknife over the (C, N). Where the cells of a (C, N) ran "
     "by rising output length, the change includes the effect of that on TTFT."
 )
 DRIFT_COLUMNS: tuple[Column[RunDrift], ...] = (
     Column("", lambda row: row.series),
-    Column("over the run", lambda row: row.over_run.percent()),
+    Column("over a launch", lambda row: row.over_run.percent()),
     Column("minutes", lambda row: row.span_s, scale=1 / 60, form=".3g"),
     Column("", lambda row: str(row.verdict)),
     Column("rests on", lambda row: row.reason),
@@ -265,7 +304,7 @@ def phases_table(analysis: LifecycleAnalysis) -> Table:
         "Milliseconds, means of the counted repetitions; results/lifecycle/summary.csv has their intervals. The first "
         "nine add up to E2E; metadata_wait (from the end of the prefill until the prefill instance receives the "
         "metadata of the decode instance) and zmq_after_metadata are the two parts of zmq_handshake. "
-        f"{half_step_text(analysis)}"
+        f"{half_step_text(analysis)} {analysis.half_step.text}"
     )
     columns = (*CONFIG_COLUMNS, *phases, Column("counted", _count_text))
     return make_table(FIGURES_BEFORE, columns, analysis.configs, note.strip())
@@ -277,10 +316,14 @@ def _count_text(row: ConfigSummary) -> str:
 
 
 def totals_table(analysis: LifecycleAnalysis) -> Table:
-    names = ("transfer_total", "ttft_overhead_vs_colo", "client_ttft", "colo_ttft", "pdsep_overhead", "e2e")
+    names = (
+        "transfer_total", "ttft_overhead_vs_colo", "client_ttft", "colo_ttft", "pdsep_overhead", "plain_ttft",
+        PLAIN_OVERHEAD, "e2e",
+    )  # fmt: skip
     note = (
         "Milliseconds. transfer_total = t7 - t3. ttft_overhead_vs_colo = t9 - t0 - p_prefill, the specification's "
-        "estimate from this run alone; pdsep_overhead = client_ttft - colo_ttft, as measured. Residuals: shares of E2E."
+        "estimate from this run alone; pdsep_overhead = client_ttft - colo_ttft, over the combined engine with the "
+        f"connector; {PLAIN_OVERHEAD} = client_ttft - plain_ttft, over the plain one. Residuals: shares of E2E."
     )
     columns = (
         *CONFIG_COLUMNS,
@@ -305,24 +348,6 @@ def between_stamps_table(analysis: LifecycleAnalysis) -> Table:
     note = "Milliseconds. Parts of the phases above; with concurrent requests some end before the prefill does."
     columns = (*CONFIG_COLUMNS, *phases)
     return make_table("Between the stamps", columns, analysis.configs if phases else (), note)
-
-
-def kv_caches_table(analysis: LifecycleAnalysis) -> Table:
-    rows = []
-    for key, cell in sorted(analysis.cells.items()):
-        loads = [cell.load[side] for side in ("prefill", "decode") if side in cell.load]
-        if len(loads) == 2:
-            usage = (_format_usage(load) for load in loads)
-            preempted = (NOT_MEASURED if load.preemptions is None else f"{load.preemptions:g}" for load in loads)
-            rows.append((*map(str, key), *usage, *preempted))
-    note = "Read before the first and after the last request of a cell, while the engines are idle."
-    columns = ("C", "N", "O", "KV usage of P", "KV usage of D", "preemptions at P", "preemptions at D")
-    return Table("KV caches", columns, tuple(rows), note)
-
-
-def _format_usage(load: EngineLoad) -> str:
-    shares = (load.begin.kv_usage, load.end.kv_usage)
-    return " to ".join(NOT_MEASURED if share is None else f"{share:.1%}" for share in shares)
 
 
 def clocks_table(analysis: LifecycleAnalysis) -> Table:

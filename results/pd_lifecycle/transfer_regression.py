@@ -1,21 +1,29 @@
-"""Regression over transfers: weighted least squares with HC3 intervals (MacKinnon and White, 1985), and resampling."""
+"""Regression over transfers: weighted least squares with intervals over cells, and resampling of cells.
+
+The repetitions of a cell follow one another: they are no independent transfers. So the intervals are CR3 with the cell
+as unit (Bell and McCaffrey, 2002), which is HC3 (MacKinnon and White, 1985) where each cell has one transfer.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from scipy import special  # not scipy.stats, which takes two seconds to import
 
 from results.measures.columns import floats_or_nan
 from results.records.lifecycle import LifecycleRecord
 from results.statistics.estimates import DRAWS, LEVEL, Estimate, Ranks, Samples, resample
 
+Flags = npt.NDArray[np.bool_]
+
 MIN_TRANSFERS = 5
 MAX_INFLATION = 100.0
 """Variance inflation beyond which the effects of bytes and operations cannot be separated."""
-BASIS = "transfers resampled within each size"
+BASIS = "cells resampled within each size"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +40,26 @@ class Transfers:
     size: Ranks
     """Index of the transfer's N in `new_tokens`."""
     new_tokens: tuple[int, ...]
-    configuration: Ranks
-    """Index of the transfer's (C, N, O)."""
+    cell: Ranks
+    """Index of the transfer's cell: its launch, C, N and O."""
     run_delay_ms: Samples
     """Milliseconds that the writing threads waited for a core; NaN = not counted."""
+    launch: Ranks
+    """The transfer's trial."""
 
     @property
     def n(self) -> int:
         return int(self.bytes.size)
+
+    def split_launches(self) -> tuple[Transfers, ...]:
+        """The transfers of each launch."""
+        return tuple(self._select(self.launch == launch) for launch in np.unique(self.launch))
+
+    def _select(self, chosen: Flags) -> Transfers:
+        arrays: dict[str, Any] = {
+            name: value[chosen] for name in self.__slots__ if isinstance(value := getattr(self, name), np.ndarray)
+        }
+        return replace(self, **arrays)
 
 
 def transfers_of(records: Sequence[LifecycleRecord]) -> Transfers:
@@ -53,7 +73,7 @@ def transfers_of(records: Sequence[LifecycleRecord]) -> Transfers:
     ]
     counted = [row[0] for row in rows]
     sizes = tuple(sorted({record.config.current_new_tokens for record in counted}))
-    keys = sorted({record.config.key for record in counted})
+    keys = sorted({(record.trial, *record.config.key) for record in counted})
     return Transfers(
         bytes=np.array([row[1] for row in rows], dtype=np.float64),
         ms=np.array([row[2] for row in rows], dtype=np.float64),
@@ -61,8 +81,9 @@ def transfers_of(records: Sequence[LifecycleRecord]) -> Transfers:
         operations=floats_or_nan([record.transfer_detail.num_rdma_ops for record in counted]),
         size=np.array([sizes.index(record.config.current_new_tokens) for record in counted], dtype=np.int64),
         new_tokens=sizes,
-        configuration=np.array([keys.index(record.config.key) for record in counted], dtype=np.int64),
+        cell=np.array([keys.index((record.trial, *record.config.key)) for record in counted], dtype=np.int64),
         run_delay_ms=floats_or_nan([record.counts.run_delay_us for record in counted]) / 1e3,
+        launch=np.array([record.trial for record in counted], dtype=np.int64),
     )
 
 
@@ -91,32 +112,55 @@ def solve_each(columns: Sequence[Samples], values: Samples, weights: Samples) ->
     return np.asarray((np.linalg.pinv(squares) @ right[:, :, None])[:, :, 0] / scale, dtype=np.float64)
 
 
-def fit_least_squares(columns: Sequence[Samples], values: Samples, weights: Samples) -> tuple[Estimate, ...]:
-    """Constant and slopes of `values` over `columns`, each with its HC3 interval (Student's t)."""
+def fit_least_squares(
+    columns: Sequence[Samples], values: Samples, weights: Samples, cells: Ranks | None = None
+) -> tuple[Estimate, ...]:
+    """Constant and slopes of `values` over `columns`, each with its CR3 interval (Student's t).
+
+    cells: the cell of each value; None = each value is one of its own (HC3). Without more cells than terms there are no
+    bounds.
+    """
     design = design_of(columns)
     n, terms = design.shape
+    groups = np.arange(n) if cells is None else cells
     solution = solve_weighted(design, values, weights)
-    bread = np.linalg.inv(design.T @ (design * weights[:, None]))
-    leverage = weights * np.einsum("ij,jk,ik->i", design, bread, design)
-    residual = weights * (values - design @ solution) / np.maximum(1 - leverage, 1e-9)
-    spread = design * residual[:, None]
-    half = np.sqrt(np.diag(bread @ (spread.T @ spread) @ bread)) * special.stdtrit(n - terms, (1 + LEVEL) / 2)
     scale = np.array([1.0, *(_scale_of(column) for column in columns)])
+    count = np.unique(groups).size
+    if count <= terms:
+        why = f"{count} cells: an interval needs more than {terms}"
+        return tuple(Estimate(float(value), n=n, reason=why) for value in solution / scale)
+    bread = np.asarray(np.linalg.inv(design.T @ (design * weights[:, None])), dtype=np.float64)
+    residual = values - design @ solution
+    spread = np.array([
+        _jackknifed_sum(design[groups == one], weights[groups == one], residual[groups == one], bread)
+        for one in np.unique(groups)
+    ])  # fmt: skip
+    half = np.sqrt(np.diag(bread @ (spread.T @ spread) @ bread)) * special.stdtrit(count - terms, (1 + LEVEL) / 2)
+    basis = "HC3" if count == n else f"CR3 over {count} cells"
     return tuple(
-        Estimate(float(value), float(value - reach), float(value + reach), n, basis="HC3")
+        Estimate(float(value), float(value - reach), float(value + reach), n, basis=basis)
         for value, reach in zip(solution / scale, half / scale, strict=True)
     )
 
 
+def _jackknifed_sum(design: Samples, weights: Samples, residual: Samples, bread: Samples) -> Samples:
+    """A cell's part of the score, its residuals as if the fit had left the cell out."""
+    leverage = design @ bread @ (design * weights[:, None]).T
+    left_out = np.linalg.pinv(np.eye(residual.size) - leverage) @ residual
+    return np.asarray(design.T @ (weights * left_out), dtype=np.float64)
+
+
 def draw_weights(transfers: Transfers, seed: int) -> Samples | str:
-    """Weights of the replicates (draws x transfers), resampled within each size; or why that is impossible."""
+    """Weights of the replicates (draws x transfers), cells resampled within each size; or why that is impossible."""
     rng = np.random.default_rng(seed)
     weights = np.zeros((DRAWS, transfers.n))
-    counts = np.bincount(transfers.size)
-    if counts.max() < 2:
-        return "each size has one transfer: nothing to resample"
-    for group, count in enumerate(counts.tolist()):
-        weights[:, transfers.size == group] = resample(count, DRAWS, rng)
+    cells_of_size = [np.unique(transfers.cell[transfers.size == group]) for group in np.unique(transfers.size)]
+    if max(cells.size for cells in cells_of_size) < 2:
+        return "each size has one cell: nothing to resample"
+    for cells in cells_of_size:
+        own = np.isin(transfers.cell, cells)
+        drawn = resample(int(cells.size), DRAWS, rng)
+        weights[:, own] = drawn[:, np.searchsorted(cells, transfers.cell[own])]
     return weights
 
 

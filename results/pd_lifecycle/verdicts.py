@@ -2,31 +2,31 @@
 
 The interval decides: a criterion holds where the whole interval agrees with it and fails where the whole of it
 contradicts it. It is undecided otherwise, and open where a number is missing. What compares times stays undecided below
-three launches of each engine, whatever the numbers within a launch are. Stamps and bytes are counted: they need one.
+three launches of each engine, whatever the numbers within a launch are, and its intervals are over the launches from
+there on. Stamps and bytes are counted: they need one.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from results.pd_lifecycle.by_launch import Size, measure_log_ratios, to_ratio
 from results.pd_lifecycle.cost_model import SLOW, Costs
-from results.pd_lifecycle.overheads import BreakEven, OverheadCell
+from results.pd_lifecycle.overheads import COMBINED_ENGINE, BreakEven, OverheadCell
 from results.pd_lifecycle.pairs import OVERHEAD, OrderEffect
 from results.pd_lifecycle.volumes import Volume
 from results.records.lifecycle import LifecycleRecord
 from results.statistics.estimates import Estimate, mean, unknown
 from results.statistics.judgement import Judgement, Outcome, few_launches, leave_undecided, list_some
-from results.statistics.trials import MIN_PAIRED
+from results.statistics.launches import fit_sizes
 
 RESIDUAL_BELOW = 0.05
 """1."""
 R2_ABOVE = 0.95
 """3."""
-LAUNCHES = 1
-"""Of the prefill, the decode and the combined engine, in one run of pd-lifecycle."""
-MORE_LAUNCHES = f"{MIN_PAIRED} launches of each would give a verdict, and a run of pd-lifecycle makes one"
 
 
 def judge_completeness(records: Sequence[LifecycleRecord]) -> Judgement:
@@ -66,9 +66,9 @@ def judge_completeness(records: Sequence[LifecycleRecord]) -> Judgement:
     )
 
 
-def over_launches(within: Judgement, launches: int = LAUNCHES) -> Judgement:
+def over_launches(within: Judgement, launches: int) -> Judgement:
     """The criterion as this many launches of each engine allow it: below three undecided, with the reason within."""
-    few = few_launches(launches, "engine", MORE_LAUNCHES)
+    few = few_launches(launches, "engine")
     if not few or within.outcome is Outcome.OPEN:
         return within
     return replace(within, outcome=Outcome.UNDECIDED, reason=f"{few}. Within the launch: {within.reason}")
@@ -92,56 +92,71 @@ def _format_percent(estimate: Estimate) -> str:
 
 def judge_dominance(records: Sequence[LifecycleRecord], min_new_tokens: int) -> Judgement:
     """2: rdma_transfer_ms > p_prefill_ms for N >= 4k."""
-    excesses = {
-        f"C={context} N={size}": _mean_excess(records, context, size)
-        for context, size in sorted(
-            {(record.config.prior_context, record.config.current_new_tokens) for record in records if record.counted}
-        )
+    ratios = {
+        f"C={context} N={size}": ratio
+        for (context, size), ratio in _measure_dominance(records).items()
         if size >= min_new_tokens
     }
-    known = {name: one for name, one in excesses.items() if one.low is not None and one.high is not None}
-    above = [name for name, one in known.items() if one.low is not None and one.low > 0]
-    below = [name for name, one in known.items() if one.high is not None and one.high < 0]
+    known = {name: one for name, one in ratios.items() if one.low is not None and one.high is not None}
+    above = [name for name, one in known.items() if one.low is not None and one.low > 1]
+    below = [name for name, one in known.items() if one.high is not None and one.high < 1]
     if below:
         outcome = Outcome.FAILS
-        share = f"{len(below)} of {len(excesses)} (C, N)"
+        share = f"{len(below)} of {len(ratios)} (C, N)"
         reason = f"the transfer is shorter than the prefill at {share}: {list_some(below)}"
-    elif excesses and len(above) == len(excesses):
-        outcome, reason = Outcome.HOLDS, f"the transfer is longer than the prefill at all {len(excesses)} (C, N)"
+    elif ratios and len(above) == len(ratios):
+        outcome, reason = Outcome.HOLDS, f"the transfer is longer than the prefill at all {len(ratios)} (C, N)"
     else:
-        outcome = Outcome.UNDECIDED if excesses else Outcome.OPEN
-        rest = [name for name in excesses if name not in above]
+        outcome = Outcome.UNDECIDED if ratios else Outcome.OPEN
+        rest = [name for name in ratios if name not in above]
         reason = f"no (C, N) with N >= {min_new_tokens} was measured"
-        if excesses:
+        if ratios:
             reason = f"not significant at {list_some(rest)}"
-    decided = below or [name for name in excesses if name not in above] or above
-    shown = excesses[decided[0]] if decided else unknown(reason)
+    decided = below or [name for name in ratios if name not in above] or above
+    shown = ratios[decided[0]] if decided else unknown(reason)
     return Judgement(
         name="2",
         claim="Transfer dominates",
-        rule=f"at every (C, N) with N >= {min_new_tokens} the interval of mean(rdma_transfer - p_prefill) lies above "
-        "0; fails where one lies below",
+        rule=f"at every (C, N) with N >= {min_new_tokens} the interval of the median rdma_transfer / p_prefill lies "
+        "above 1; fails where one lies below. From three launches on it is over the launches; within one, over the "
+        "cells of the output lengths",
         outcome=outcome,
-        reason=f"{reason}{_example_text(decided, excesses)}",
+        reason=f"{reason}{_example_text(decided, ratios)}",
         measured=shown,
-        numbers={f"rdma_transfer - p_prefill, ms, {name}": one for name, one in excesses.items()},
+        numbers={f"rdma_transfer / p_prefill, {name}": one for name, one in ratios.items()},
     )
 
 
-def _mean_excess(records: Sequence[LifecycleRecord], context: int, size: int) -> Estimate:
-    pairs = [
-        (record.ms("rdma_transfer"), record.ms("p_prefill"))
-        for record in records
-        if record.counted and (record.config.prior_context, record.config.current_new_tokens) == (context, size)
-    ]
-    differences = [moved - computed for moved, computed in pairs if moved is not None and computed is not None]
-    return mean(differences) if differences else unknown("no request has both phases")
+def _measure_dominance(records: Sequence[LifecycleRecord]) -> Mapping[Size, Estimate]:
+    """Median rdma_transfer / p_prefill of every (C, N)."""
+    logs = measure_log_ratios(records, _transfer_over_prefill)
+    fit = fit_sizes(logs)
+    if not isinstance(fit, str):
+        lacking = unknown("not measured in every launch")
+        return {size: to_ratio(fit.estimates.get(size, lacking)) for size in logs}
+    cells: dict[Size, dict[tuple[int, int], list[LifecycleRecord]]] = {}
+    for record in records:
+        config = record.config
+        own = cells.setdefault((config.prior_context, config.current_new_tokens), {})
+        own.setdefault((record.trial, config.output_length), []).append(record)
+    return {size: to_ratio(mean([_median_log(own) for own in cells[size].values()])) for size in logs}
 
 
-def _example_text(decided: Sequence[str], excesses: Mapping[str, Estimate]) -> str:
-    if not decided or excesses[decided[0]].value is None:
+def _median_log(records: Sequence[LifecycleRecord]) -> float:
+    """Of one cell; NaN without a counted repetition, which a mean leaves out."""
+    by_launch = measure_log_ratios(records, _transfer_over_prefill).values()
+    return next((value for own in by_launch for value in own.values()), math.nan)
+
+
+def _transfer_over_prefill(record: LifecycleRecord) -> float | None:
+    moved, computed = record.ms("rdma_transfer"), record.ms("p_prefill")
+    return None if moved is None or not computed else moved / computed
+
+
+def _example_text(decided: Sequence[str], ratios: Mapping[str, Estimate]) -> str:
+    if not decided or ratios[decided[0]].value is None:
         return ""
-    return f"; rdma_transfer - p_prefill at {decided[0]}: {excesses[decided[0]].text(3)} ms"
+    return f"; rdma_transfer / p_prefill at {decided[0]}: {ratios[decided[0]].text(3)}"
 
 
 def judge_linearity(costs: Costs) -> Judgement:
@@ -244,7 +259,8 @@ def _agreement_text(one: Volume) -> str:
 def judge_overhead(
     cells: Sequence[OverheadCell], break_evens: Sequence[BreakEven], effects: Sequence[OrderEffect] = ()
 ) -> Judgement:
-    """5: a clear threshold (N, C) where the overhead exceeds co-located execution."""
+    """5: a clear threshold (N, C) where the overhead exceeds co-located execution, on one of the combined engines."""
+    baseline = cells[0].baseline if cells else COMBINED_ENGINE
     order = next((one.effect_ms for one in effects if one.name == OVERHEAD and one.prior_context is None), None)
     decided = [cell for cell in cells if cell.sign is not None]
     located = [one for one in break_evens if one.slower_above is not None]
@@ -265,18 +281,19 @@ def judge_overhead(
         reason = _one_sign_text(cells, decided)
     first = located[0].new_tokens if located else (cells[0].overhead_ms if cells else unknown(reason))
     return Judgement(
-        name="5",
-        claim="Overhead quantified",
-        rule="the sign of mean(pdsep_ttft - colo_ttft), both orders of a pair weighted equally, is significant on both "
-        "sides of a threshold, along N or along C; fails where it changes more than once along N; undecided where no "
-        "sign is significant or all are equal (a threshold, if any, lies outside the measured range). A sign is "
-        "significant where zero is rejected at 5% for all (C, N) together (Holm); the intervals are those of single "
-        "(C, N), widened by the spread between output lengths",
+        name="5" if baseline == COMBINED_ENGINE else "5 plain",
+        claim=f"Overhead quantified, over the {baseline}",
+        rule="the sign of pdsep_ttft - colo_ttft, both orders of a pair weighted equally, is significant on both sides "
+        "of a threshold, along N or along C; fails where it changes more than once along N; undecided where no sign is "
+        "significant or all are equal (a threshold, if any, lies outside the measured range). A sign is significant "
+        "where no overhead is rejected at 5% for all (C, N) together (Holm): from three launches on by the ratio of "
+        "medians over the launches, within one by the mean difference, widened by the spread between output lengths",
         outcome=outcome,
         reason=f"{reason}{_order_text(order)}",
         measured=first,
         numbers={
             **{f"overhead, ms, C={cell.prior_context} N={cell.new_tokens}": cell.overhead_ms for cell in cells},
+            **{f"relative, C={cell.prior_context} N={cell.new_tokens}": cell.change for cell in cells},
             **({} if order is None else {"overhead, combined first less handover first, ms": order}),
         },
     )
@@ -300,6 +317,7 @@ def _one_sign_text(cells: Sequence[OverheadCell], decided: Sequence[OverheadCell
     word = "slower" if decided[0].sign == 1 else "faster"
     values = [cell.overhead_ms.value for cell in decided if cell.overhead_ms.value is not None]
     return (
-        f"{word} than the combined instance at {len(decided)} of {len(cells)} (C, N), by {min(map(abs, values)):.3g} "
-        f"to {max(map(abs, values)):.3g} ms, and nowhere significantly the opposite: no threshold in the measured range"
+        f"{word} than the {decided[0].baseline} at {len(decided)} of {len(cells)} (C, N), by "
+        f"{min(map(abs, values)):.3g} to {max(map(abs, values)):.3g} ms, and nowhere significantly the opposite: no "
+        "threshold in the measured range"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,15 @@ from results.pd_lifecycle.report import build_report
 from results.pd_lifecycle.summary import build_summary_rows
 from results.pd_lifecycle.tables import FIGURES_BEFORE
 from results.records.layout import LifecycleLayout, RunLayout
-from results.records.lifecycle import LifecycleRecord
+from results.records.lifecycle import AGGREGATE_FORMAT, LifecycleRecord
 from results.report.content import Report
 from results.report.document import report_title
 from results.report.judgements import VERDICTS_FORMAT
 from results.report.output import Outputs, write_outputs
 
-FORMAT = 2
-"""Version of aggregate.json."""
 _AGGREGATED = (
-    "settings", "configs", "costs", "links", "overheads", "order_effects", "break_evens", "volumes", "clock_steps",
+    "settings", "launches", "configs", "costs", "links", "grid_overheads", "overheads", "plain_overheads",
+    "order_effects", "break_evens", "plain_break_evens", "first_repetitions", "half_step", "volumes", "clock_steps",
     "checks", "drifts", "discards", "failures", "gaps",
 )  # fmt: skip
 """Fields of the analysis that aggregate.json holds under the same name."""
@@ -55,7 +55,7 @@ def analyse_lifecycle(root: Path) -> LifecycleAnalysis:
 def build_aggregate(analysis: LifecycleAnalysis) -> dict[str, Any]:
     """The content of `aggregate.json`."""
     return {
-        "format": FORMAT,
+        "format": AGGREGATE_FORMAT,
         "definitions": "docs/analysis.md",
         **analysis.facts.named,
         "transports": analysis.transports,
@@ -85,6 +85,7 @@ def _request_row(record: LifecycleRecord) -> dict[str, Any]:
         "prior_context": record.config.prior_context,
         "new_tokens": record.config.current_new_tokens,
         "output_length": record.config.output_length,
+        "trial": record.trial,
         "repetition": record.repetition,
         "warmup": record.warmup,
         "counted": record.counted,
@@ -97,6 +98,9 @@ def _request_row(record: LifecycleRecord) -> dict[str, Any]:
         "colo_ttft_ms": record.colo.ttft_ms,
         "colo_e2e_ms": record.colo.e2e_ms,
         "colo_first": record.colo.first,
+        "plain_ttft_ms": record.plain.ttft_ms,
+        "plain_e2e_ms": record.plain.e2e_ms,
+        "plain_first": record.plain.first,
         "d_step_ms": counts.d_step_ms,
         "p_cached_tokens": counts.p_cached_tokens,
         "counted_tokens": record.verification.counted_tokens,
@@ -105,28 +109,29 @@ def _request_row(record: LifecycleRecord) -> dict[str, Any]:
 
 
 def build_manifest(analysis: LifecycleAnalysis) -> pd.DataFrame:
-    """The rows of `MANIFEST.tsv`: one per configuration of the plan or of a record. An empty field is unknown."""
-    planned = {one.config.key: one for one in analysis.planned}
-    done = {row.config.key: row for row in analysis.configs}
-    failed = {one.config.key: one.reason for one in analysis.failures}
-    discarded = [one.config.key for one in analysis.discards]
+    """The rows of `MANIFEST.tsv`: one per cell of the plan or of a record. An empty field is unknown."""
+    planned = {(one.trial, *one.config.key): one for one in analysis.planned}
+    done = Counter((record.trial, *record.config.key) for record in analysis.counted)
+    warm = Counter((record.trial, *record.config.key) for record in analysis.records if record.warmup)
+    failed = {(one.trial, *one.config.key): one.reason for one in analysis.failures}
+    discarded = Counter((one.trial, *one.config.key) for one in analysis.discards)
     rows = []
-    for key in sorted({*planned, *done, *failed}):
-        plan, row = planned.get(key), done.get(key)
-        counted = row.counted if row is not None else 0
+    for key in sorted({*planned, *done, *warm, *failed}):
+        plan, counted = planned.get(key), done[key]
         why = failed.get(key) or (plan.why_not if plan is not None else "")
         missing = "FAILED" if key in failed else "SKIP" if why else "not run"
         rows.append(
             {
-                "prior_context": str(key[0]),
-                "new_tokens": str(key[1]),
-                "output_length": str(key[2]),
+                "prior_context": str(key[1]),
+                "new_tokens": str(key[2]),
+                "output_length": str(key[3]),
+                "trial": str(key[0]),
                 "cell": plan.cell if plan is not None else "",
                 "status": "ran" if counted else missing,
                 "skip_reason": "" if counted else " ".join(why.split()),
                 "counted": str(counted),
-                "warmups": str(row.warmups) if row is not None else "0",
-                "discarded": str(discarded.count(key)),
+                "warmups": str(warm[key]),
+                "discarded": str(discarded[key]),
                 "transport": " ".join(analysis.transports),
                 "engine_versions": "; ".join(
                     f"{name} {text}" for name, text in sorted(analysis.facts.versions.items())

@@ -49,6 +49,7 @@ CONFIG = "results/<date>_<config>/"
 TRIAL = "results/<date>_<policy>/trial_<n>/"
 LIFECYCLE = "results/lifecycle/"
 LIFECYCLE_CELL = "results/lifecycle/cells/<configuration>/"
+"""In trials after the first, `<configuration>` ends in `_t<trial>`."""
 ENGINE_FOLDERS = (
     CONFIG,
     f"{TRIAL}engines/<instance>/",
@@ -124,7 +125,11 @@ DECLARED: tuple[Declared, ...] = (
     Declared(ProbeStatus, ("in the same files",)),
     Declared(
         lifecycle.LifecycleRecord,
-        (f"{LIFECYCLE}C<c>_N<n>_O<o>_rep<r>.json", f"{LIFECYCLE_CELL}discarded/rep<r>_<n>.json"),
+        (
+            f"{LIFECYCLE}C<c>_N<n>_O<o>_rep<r>.json",
+            f"{LIFECYCLE}C<c>_N<n>_O<o>_t<trial>_rep<r>.json",
+            f"{LIFECYCLE_CELL}discarded/rep<r>_<n>.json",
+        ),
     ),
     *_inside(
         lifecycle.LifecycleRecord,
@@ -169,8 +174,8 @@ OTHER_FILES: tuple[OtherFile, ...] = (
     OtherFile(f"{LIFECYCLE_CELL}failed.json", "Why the last attempt at a cell failed; replaces its other files."),
     OtherFile(
         f"{LIFECYCLE_CELL}requests.jsonl",
-        "A RequestRecord per request, with its name `request`, its `purpose` (`handover`, `colo`), `repetition`, "
-        "whether it came `first`, and the name of its `pair`.",
+        "A RequestRecord per request, with its name `request`, its `purpose` (`handover`, `colo`, `plain`), "
+        "`repetition`, its `place` in it, whether that is the `first`, and the names of the `others`.",
     ),
     OtherFile("reference_rates.json", "ref_safe, ref_load and why (results/measures/saturation.py)."),
     *(

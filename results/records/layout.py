@@ -219,16 +219,16 @@ class LifecycleLayout:
     instances = Below("results/lifecycle/engines")
     """Folder of the run's routers and instances, one folder per start."""
 
-    def record(self, config: Labelled, repetition: int) -> Path:
-        return self.folder / f"{config.label}_rep{repetition}.json"
+    def record(self, config: Labelled, repetition: int, trial: int = 0) -> Path:
+        return self.folder / f"{in_trial(config.label, trial)}_rep{repetition}.json"
 
-    def cell(self, config: Labelled) -> Path:
-        """The commit mark of a configuration's cell."""
-        return self.folder / "cells" / config.label / "cell.json"
+    def cell(self, config: Labelled, trial: int = 0) -> Path:
+        """The commit mark of a configuration's cell in one trial."""
+        return self.folder / "cells" / in_trial(config.label, trial) / "cell.json"
 
-    def failed(self, config: Labelled) -> Path:
+    def failed(self, config: Labelled, trial: int = 0) -> Path:
         """Why a cell failed, where it did."""
-        return self.cell(config).with_name("failed.json")
+        return self.cell(config, trial).with_name("failed.json")
 
     def failures(self) -> tuple[Path, ...]:
         """What the cells that failed left, by name."""
@@ -240,12 +240,21 @@ class LifecycleLayout:
         return self.instances / str(max(taken, default=0) + 1)
 
     def records(self) -> tuple[Path, ...]:
-        """Every record there is, by C, N, O and repetition."""
+        """Every record there is, by trial, C, N, O and repetition."""
         named = ((_NAME.fullmatch(path.name), path) for path in self.folder.glob("C*_rep*.json"))
-        return tuple(path for _, path in sorted((tuple(map(int, name.groups())), path) for name, path in named if name))
+        return tuple(path for _, path in sorted((_record_order(name), path) for name, path in named if name))
 
 
-_NAME = re.compile(r"C(\d+)_N(\d+)_O(\d+)_rep(\d+)\.json")
+_NAME = re.compile(r"C(?P<c>\d+)_N(?P<n>\d+)_O(?P<o>\d+)(_t(?P<trial>\d+))?_rep(?P<rep>\d+)\.json")
+
+
+def in_trial(name: str, trial: int) -> str:
+    """The name of something in one trial; the first trial has no number."""
+    return f"{name}_t{trial}" if trial else name
+
+
+def _record_order(name: re.Match[str]) -> tuple[int, ...]:
+    return tuple(int(name[part] or 0) for part in ("trial", "c", "n", "o", "rep"))
 
 
 @dataclass(frozen=True, slots=True)

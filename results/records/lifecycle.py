@@ -18,8 +18,9 @@ import msgspec
 from results.records.frames import Gap, read_record
 from results.records.layout import write_atomic
 
-VERSION = 2
-"""2: `breakdown_ms.zmq_handshake` is all of t5 - t3; in version 1 it was what came after the metadata message."""
+VERSION = 3
+"""2: `breakdown_ms.zmq_handshake` is all of t5 - t3; in version 1 it was what came after the metadata message.
+3: `trial`, and the plain combined engine (`plain`)."""
 Place = Literal["router", "prefill", "decode"]
 """Whose clock a stamp was read from; the client shares the router's."""
 
@@ -197,7 +198,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Colo:
-    """The same request on one combined instance, by the client's clock from its send."""
+    """The same request on one combined engine, by the client's clock from its send."""
 
     ttft_ms: float | None = None
     """None = not measured."""
@@ -264,11 +265,15 @@ class LifecycleRecord:
     clock: Clock = field(default_factory=Clock)
     """How the hosts' clocks compare."""
     colo: Colo = field(default_factory=Colo)
-    """The same request on one combined instance."""
+    """The same request on the decode engine alone: a combined engine with the connector."""
+    plain: Colo = field(default_factory=Colo)
+    """The same request on a combined engine without a connector."""
     transport: str = ""
     """`mooncake` or `nixl`; empty = not known."""
     ids: Ids = field(default_factory=Ids)
     """Names of the request and of its instances."""
+    trial: int = 0
+    """From 0. Each trial has launched its own engines."""
     version: int = VERSION
     """Of this record."""
 
@@ -315,13 +320,16 @@ def parts_of(known: Callable[[str], bool]) -> tuple[str, ...]:
     return (*PHASES[:place], *parts, *PHASES[place + 1 :])
 
 
-def labelled(label: str) -> RequestConfig | None:
-    """The configuration of a RequestConfig's label; None where it is none."""
-    match = _LABEL.fullmatch(label)
-    return RequestConfig(*map(int, match.groups())) if match else None
+def parse_cell_name(name: str) -> tuple[RequestConfig, int] | None:
+    """The configuration and the trial of a cell's folder; None where it is no cell's."""
+    match = _CELL_NAME.fullmatch(name)
+    if match is None:
+        return None
+    *lengths, trial = match.groups()
+    return RequestConfig(*map(int, lengths)), int(trial or 0)
 
 
-_LABEL = re.compile(r"C(\d+)_N(\d+)_O(\d+)")
+_CELL_NAME = re.compile(r"C(\d+)_N(\d+)_O(\d+)(?:_t(\d+))?")
 
 
 def write_record(path: Path, record: LifecycleRecord) -> None:
@@ -331,7 +339,7 @@ def write_record(path: Path, record: LifecycleRecord) -> None:
 
 def read_lifecycle(path: Path) -> LifecycleRecord | Gap:
     """The record at `path`, or what is wrong with it."""
-    return read_record(path, LifecycleRecord, VERSION, {1: upgrade_from_1})
+    return read_record(path, LifecycleRecord, VERSION, {1: upgrade_from_1, 2: upgrade_from_2})
 
 
 def upgrade_from_1(row: dict[str, Any]) -> dict[str, Any]:
@@ -356,5 +364,33 @@ def upgrade_from_1(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def upgrade_from_2(row: dict[str, Any]) -> dict[str, Any]:
+    """A record of version 2: its run had one trial and no plain combined engine."""
+    return row | {
+        "trial": 0,
+        "plain": {"reason": NO_PLAIN},
+        "more_ms": {**row.get("more_ms", {}), PLAIN_OVERHEAD: None},
+        "gaps": {**row.get("gaps", {}), PLAIN_OVERHEAD: f"plain: {NO_PLAIN}"},
+        "version": 3,
+    }
+
+
+AGGREGATE_FORMAT = 3
+"""Of `aggregate.json` of a run. 3: the sign of an overhead is `sign`, in format 2 it was `told`; the launches, both
+combined engines and the first repetitions."""
+
+
+def upgrade_aggregate(document: dict[str, Any]) -> dict[str, Any]:
+    """An `aggregate.json` of format 2 with the names of format 3; what it did not hold stays out."""
+    if document.get("format") != 2:
+        return document
+    cells = [{_NEW_FIELDS.get(name, name): value for name, value in cell.items()} for cell in document["overheads"]]
+    return document | {"format": AGGREGATE_FORMAT, "overheads": cells, "launches": 1}
+
+
+_NEW_FIELDS = {"told": "sign"}
+NO_PLAIN = "no combined engine without a connector was measured"
+PLAIN_OVERHEAD = "pdsep_overhead_vs_plain"
+"""In `more_ms`: TTFT of the handover request less that of the same one on `plain`."""
 _NEW_NAMES = {HANDSHAKE: "zmq_after_metadata", "ready_to_write": HANDSHAKE}
 """Old name to new."""

@@ -76,7 +76,8 @@ def report_json(folder: Path, *, again: bool) -> dict[str, Any]:
     files = results.documents(RunLayout(folder))
     if again or not all(path.exists() for path in files.values()):
         results.write(folder)
-    return {"run": folder.name} | {name: msgspec.json.decode(path.read_bytes()) for name, path in files.items()}
+    documents = {name: msgspec.json.decode(path.read_bytes()) for name, path in files.items()}
+    return {"run": folder.name} | documents | {name: up(documents[name]) for name, up in results.upgrades.items()}
 
 
 def render_ending(folder: Path) -> RenderableType:

@@ -1,11 +1,12 @@
 """The artifacts of a finished `pd-lifecycle` cell: its records and their sources. `cell.json` is written last.
 
 RUN/results/lifecycle/
-  C{c}_N{n}_O{o}_rep{r}.json      a record per repetition (specs/pd_lifecycle, "Per-Request Record")
-  cells/C{c}_N{n}_O{o}/
+  C{c}_N{n}_O{o}_rep{r}.json      a record per repetition (specs/pd_lifecycle, "Per-Request Record"); after the first
+                                  trial C{c}_N{n}_O{o}_t{k}_rep{r}.json, k from 1
+  cells/C{c}_N{n}_O{o}[_t{k}]/
     cell.json                     the measurement and its settings: the commit mark of a finished cell
     failed.json                   replaces all others: why the last attempt failed
-    requests.jsonl                the client's records of the handover and the combined instance
+    requests.jsonl                the client's records of all requests
     decisions.jsonl               the router's picks of this cell
     probe/{prefill,decode}/       the lines of each engine's transfer probe during this cell
     discarded/                    records of discarded measurements, which were repeated
@@ -26,11 +27,11 @@ from results.records.layout import AttemptLayout, LifecycleLayout, is_complete, 
 from results.records.lifecycle import LifecycleRecord, write_record
 from results.statistics.estimates import percentile
 from runners.campaign.context import RunContext
+from runners.campaign.engine_group import Member
 from runners.campaign.experiment import Outcome
 from runners.campaign.provenance import commit_of
 from runners.experiments.pd_lifecycle.bench import Bench
 from runners.experiments.pd_lifecycle.cell import THROUGH, Measurements
-from runners.experiments.pd_lifecycle.evidence import SIDES
 from runners.experiments.pd_lifecycle.grid import Grid, params_of, shape_of
 from state.process import boot_id
 from state.run import CellPlan
@@ -46,7 +47,7 @@ _HERE = Path(__file__).resolve().parent
 
 def adopt_outcome(cell: CellPlan, context: RunContext) -> Outcome | None:
     """The outcome of a finished cell whose files are complete and unchanged; None = it must be measured."""
-    mark = LifecycleLayout(context.layout.root).cell(shape_of(cell))
+    mark = LifecycleLayout(context.layout.root).cell(shape_of(cell), cell.trial)
     if not is_complete(mark, cell.cell):
         return None
     stored = msgspec.json.decode(mark.read_bytes())
@@ -65,8 +66,8 @@ def publish_cell(
     """Move the files of the attempt to the run folder, after removing those of an earlier one. Raises OSError."""
     layout, config = LifecycleLayout(context.layout.root), shape_of(cell)
     attempted = AttemptLayout(folder)
-    placed, records = layout.cell(config), attempted.records
-    names = {number: layout.record(config, number).name for number in sorted(measurements.records)}
+    placed, records = layout.cell(config, cell.trial), attempted.records
+    names = {number: layout.record(config, number, cell.trial).name for number in sorted(measurements.records)}
     for number, name in names.items():
         write_record(records / name, measurements.records[number])
     for number, record in enumerate(measurements.discarded):
@@ -98,7 +99,7 @@ def write_failure(cell: CellPlan, attempt: int, reason: str, measurements: Measu
         "discarded": _discarded_rows(measurements),
         "measured": len(measurements.records),
     }
-    path = LifecycleLayout(context.layout.root).failed(shape_of(cell))
+    path = LifecycleLayout(context.layout.root).failed(shape_of(cell), cell.trial)
     write_indented_json(path, failure)
 
 
@@ -109,6 +110,7 @@ def headline_numbers(measurements: Measurements) -> dict[str, Any]:
     return {
         **{f"{name}_ms": _median_of([record.ms(name) for record in counted]) for name in MEDIANS},
         "colo_ttft_ms": _median_of([record.colo.ttft_ms for record in counted]),
+        "plain_ttft_ms": _median_of([record.plain.ttft_ms for record in counted]),
         "bytes_transferred": None if moved is None else round(moved),
         "effective_bw_gbps": _median_of([record.transfer_detail.effective_bw_gbps for record in counted]),
         "residual_share": _median_of([record.residual_share for record in counted]),
@@ -161,15 +163,17 @@ def _cell_facts(
         "counted_by": bench.counted_by,
         "place": cell.params["place"],
         "turn": cell.params["turn"],
+        "trial": cell.trial,
         "aged": msgspec.to_builtins(bench.aged),
+        "warm_ups": msgspec.to_builtins(bench.warm_ups),
         "load": msgspec.to_builtins(measurements.load),
-        "engines": {side: _engine_facts(bench, side) for side in SIDES},
+        "engines": {name: _engine_facts(bench, member) for name, member in bench.members.items()},
         "clocks": {"client": boot_id(), "router": boot_id()},
         "headline": dict(outcome.summary),
         "degraded": outcome.degraded,
         "git_commit": commit.sha,
         "git_reason": commit.reason,
-        "version": 1,
+        "version": 2,
     }
 
 
@@ -177,8 +181,7 @@ def _discarded_rows(measurements: Measurements) -> list[dict[str, Any]]:
     return [{"repetition": one.repetition, "reason": one.discarded} for one in measurements.discarded]
 
 
-def _engine_facts(bench: Bench, side: str) -> dict[str, Any]:
-    member = bench.prefill if side == "prefill" else bench.decode
+def _engine_facts(bench: Bench, member: Member) -> dict[str, Any]:
     return {
         "instance": member.engine.name,
         "config": member.engine.spec.config,

@@ -1,12 +1,13 @@
-"""The bench of a `pd-lifecycle` run: a prefill engine, a decode engine, a router before them, and a client.
+"""The bench of a `pd-lifecycle` run: a prefill and a decode engine, a plain combined one, a router, and a client.
 
-Cells share it. Engines start once, and again where one died or where a restart empties the caches.
+The cells of a trial share it. Engines start once per trial, and again where one died or where a restart empties the
+caches.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Literal
 from launch.command import ports_needed
 from launch.errors import LaunchError
 from launch.instance import http_client
+from results.records.decisions import Role
 from results.records.layout import AttemptLayout, LifecycleLayout
 from results.records.transfer_log import read_probe
 from runners.campaign.context import RunContext
@@ -22,9 +24,10 @@ from runners.campaign.engine_group import GroupPlan, Member, engine_group
 from runners.experiments.engines import common_block_tokens
 from runners.experiments.pd_lifecycle import policy as pd_lifecycle_policy
 from runners.experiments.pd_lifecycle.caches import Aged, Caches, EngineCache, NotEmptied
-from runners.experiments.pd_lifecycle.client import OneAtATime
+from runners.experiments.pd_lifecycle.client import OneAtATime, completion_body
 from runners.experiments.pd_lifecycle.evidence import NEEDED, SIDES, WRITE
-from runners.experiments.pd_lifecycle.grid import Grid
+from runners.experiments.pd_lifecycle.grid import Grid, shape_of
+from runners.experiments.pd_lifecycle.policy import BEGINS, PLAIN
 from runners.experiments.routing.transfers import endpoint_of, kv_bytes_per_token
 from runners.load.prompts import token_ids
 from runners.router.server.process import RouterProcess
@@ -42,8 +45,14 @@ NEVER = 1_000_000
 HEALTH_S = 3600.0
 """Interval of the router's health checks, too long to fall into a measured request. A connection reveals a dead
 engine."""
-CHECK_PROMPTS, PREFIX_PROMPTS, CELL_PROMPTS = 0, 1, 1_000
+CHECK_PROMPTS, PREFIX_PROMPTS, WARM_PROMPTS, CELL_PROMPTS = 0, 1, 2, 1_000
 """Streams of prompts, which share no prefix. A cell has CELL_PROMPTS plus its index in the grid."""
+ENGINES = (*SIDES, PLAIN)
+ROLES: tuple[Role, ...] = ("prefill", "decode", "both")
+"""Of ENGINES. A bench without a plain engine has the first two."""
+WARM_ROUNDS = 2
+"""Requests of each kind that set up connections and transfers before the first cell: as many as the specification
+discards (specs/pd_lifecycle, "Risks & Mitigations")."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +72,26 @@ class Draw:
 
 
 @dataclass(frozen=True, slots=True)
+class WarmUp:
+    """One request that set up connections after the engines' start."""
+
+    purpose: str
+    ttft_ms: float | None
+    status: str
+
+
+@dataclass(frozen=True, slots=True)
 class Bench:
     prefill: Member
     decode: Member
+    plain: Member | None
+    """The combined engine without a connector; None = the cells have no request for it."""
     router: RouterProcess
     client: OneAtATime
-    """Sends to the router, which hands a request over or serves it on the decode engine, by the request's name."""
+    """Sends to the router, which hands a request over or serves it on a combined engine, by the request's name."""
     caches: Caches
     aged: Aged
+    warm_ups: tuple[WarmUp, ...]
     draw: Draw
     decisions: Path
     probes: Mapping[str, Path]
@@ -83,9 +104,15 @@ class Bench:
     counted_by: Literal["probe", "counters"] = "probe"
     """Source of the tokens that the decode engine held of a prompt: the probe, or its counters, read while idle."""
 
+    @property
+    def members(self) -> dict[str, Member]:
+        """Every engine by its name in messages and files."""
+        plain = [] if self.plain is None else [self.plain]
+        return dict(zip(ENGINES, (self.prefill, self.decode, *plain), strict=False))
+
     async def why_dead(self) -> str:
         """The part that ended, and how; empty = all parts are alive."""
-        for side, member in zip(SIDES, (self.prefill, self.decode), strict=True):
+        for side, member in self.members.items():
             if died := await member.engine.explain_death():
                 return f"the {side} engine {died}"
         return "" if self.router.alive else "the router died"
@@ -99,11 +126,16 @@ class BenchSlot:
         self._context = context
         self._stack = AsyncExitStack()
         self._bench: Bench | None = None
+        self._trial = 0
+        """Of the current bench."""
         self._failure: LaunchError | None = None
 
     async def get_bench(self, cell: CellPlan) -> Bench:
-        """The current bench if it is alive, else a fresh one. Raises LaunchError, RouterError or LoadError."""
-        if self._bench is not None and not await self._bench.why_dead():
+        """The current bench if it is of the cell's trial and alive, else a fresh one.
+
+        Raises LaunchError, RouterError or LoadError.
+        """
+        if self._bench is not None and self._trial == cell.trial and not await self._bench.why_dead():
             return self._bench
         await self.release()
         if self._failure is not None:
@@ -115,13 +147,30 @@ class BenchSlot:
         except LaunchError as error:
             self._failure = error
             raise
-        self._stack = stack
+        self._stack, self._trial = stack, cell.trial
         return self._bench
 
     async def release(self) -> None:
         """Stop router and engines, if any, and wait until they have ended."""
         stack, self._stack, self._bench = self._stack, AsyncExitStack(), None
         await stack.aclose()
+
+
+def plan_group(grid: Grid, context: RunContext, cell: CellPlan, folder: Path) -> GroupPlan:
+    """The engines of a bench; the plain one is among them if the cell asks for it."""
+    plain = cell.params.get("plain", "")
+    configs = (grid.prefill_config, grid.decode_config, *([plain] if plain else []))
+    return GroupPlan(
+        config=grid.decode_config,
+        configs=configs,
+        roles=ROLES[: len(configs)],
+        folder=folder,
+        ports=max(ports_needed(config) for config in context.configs.values()),
+        events=False,
+        gpus=grid.gpus,
+        env=EXTRA_ENV,
+        transfer_log=True,
+    )
 
 
 @asynccontextmanager
@@ -131,24 +180,15 @@ async def open_bench(grid: Grid, context: RunContext, cell: CellPlan, folder: Pa
     Raises LaunchError, RouterError or LoadError where a part does not start, CellFailed where an engine does not report
     the layout of its cache.
     """
-    profile, configs = context.profile, [context.configs[name] for name in (grid.prefill_config, grid.decode_config)]
-    group = GroupPlan(
-        config=grid.decode_config,
-        configs=(grid.prefill_config, grid.decode_config),
-        roles=("prefill", "decode"),
-        folder=folder,
-        ports=max(ports_needed(config) for config in configs),
-        events=False,
-        gpus=grid.gpus,
-        env=EXTRA_ENV,
-        transfer_log=True,
-    )
+    profile, group = context.profile, plan_group(grid, context, cell, folder)
+    plain = len(group.configs) > len(SIDES)
     model, timeout_s = profile.model, grid.request_timeout_s
     draw = Draw(cell.params["load_seed"], model.vocab_low, model.vocab_high)
     async with AsyncExitStack() as stack:
         members = await stack.enter_async_context(engine_group(context.launcher, group))
         clients = [await stack.enter_async_context(http_client(member.engine.url)) for member in members]
-        engines = [EngineCache(*each, model.served_name, timeout_s) for each in zip(SIDES, clients, strict=True)]
+        named = zip(ENGINES, clients, strict=False)
+        engines = [EngineCache(*each, model.served_name, timeout_s) for each in named]
         shapes = [parse_cache_shape(await engine.read_metrics()) for engine in engines]
         attempted = AttemptLayout(folder)
         decisions = attempted.decisions
@@ -159,15 +199,20 @@ async def open_bench(grid: Grid, context: RunContext, cell: CellPlan, folder: Pa
         block_tokens = common_block_tokens(shapes, "the tokens that they hold are unknown")
         capacities = [shape.capacity_tokens for shape in shapes if shape.capacity_tokens is not None]
         capacity_tokens = min(capacities) if len(capacities) == len(shapes) else None
-        caches = Caches((engines[0], engines[1]), block_tokens, _draw_check_prompts(draw))
-        probes = {side: member.engine.spec.rings for side, member in zip(SIDES, members, strict=True)}
+        caches = Caches(engines, block_tokens, _draw_check_prompts(draw))
+        probes = {side: member.engine.spec.rings for side, member in zip(SIDES, members[:2], strict=True)}
+        client = await stack.enter_async_context(OneAtATime(router.url, timeout_s))
+        aged = await _age_pools(grid, caches, capacity_tokens, context, cell)
+        purposes = grid.order_requests(shape_of(cell), 1, cell.trial, plain=plain)
         bench = Bench(
             prefill=members[0],
             decode=members[1],
+            plain=members[2] if plain else None,
             router=router,
-            client=await stack.enter_async_context(OneAtATime(router.url, timeout_s)),
+            client=client,
             caches=caches,
-            aged=await _age_pools(grid, caches, capacity_tokens, context, cell),
+            aged=aged,
+            warm_ups=await warm_up(client, purposes, draw, model.served_name, 2 * block_tokens),
             draw=draw,
             decisions=decisions,
             probes=probes,
@@ -181,6 +226,19 @@ async def open_bench(grid: Grid, context: RunContext, cell: CellPlan, folder: Pa
         yield bench
 
 
+async def warm_up(
+    client: OneAtATime, purposes: Sequence[str], draw: Draw, model: str, prompt_tokens: int
+) -> tuple[WarmUp, ...]:
+    """Send each kind of request WARM_ROUNDS times: the first ones between new engines set up connections."""
+    warm_ups = []
+    for number, purpose in enumerate(list(purposes) * WARM_ROUNDS):
+        body = completion_body(model, draw.draw_tokens(WARM_PROMPTS, number, prompt_tokens), 2)
+        exchange = await client.send_request(f"{BEGINS[purpose]}warm-{number}", body)
+        ttft_ms = None if exchange.ttft_s is None else exchange.ttft_s * 1e3
+        warm_ups.append(WarmUp(purpose, ttft_ms, str(exchange.status)))
+    return tuple(warm_ups)
+
+
 def build_router_spec(
     grid: Grid,
     context: RunContext,
@@ -189,21 +247,20 @@ def build_router_spec(
     decisions: Path,
     bytes_per_token: int | None,
 ) -> RouterSpec:
-    """The router before both engines: one attempt per request, and no query to an engine during a request."""
+    """The router before all engines: one attempt per request, and no query to an engine during a request."""
     kind, timeout_s = context.profile.engine.kind, grid.request_timeout_s
+    configs = (grid.prefill_config, grid.decode_config, grid.plain)
     return RouterSpec(
         instances=tuple(
             InstanceSpec(
-                instance=side,
+                instance=name,
                 url=member.engine.url,
                 role=member.role,
                 kv_capacity_tokens=shape.capacity_tokens,
                 block_tokens=shape.block_tokens,
                 transfer=endpoint_of(member, context.configs[config], kind, bytes_per_token),
             )
-            for side, member, shape, config in zip(
-                SIDES, members, shapes, (grid.prefill_config, grid.decode_config), strict=True
-            )
+            for name, member, shape, config in zip(ENGINES, members, shapes, configs, strict=False)
         ),
         policy=pd_lifecycle_policy.__file__,
         decisions_path=str(decisions),
@@ -217,7 +274,7 @@ def build_router_spec(
 async def _age_pools(
     grid: Grid, caches: Caches, capacity_tokens: int | None, context: RunContext, cell: CellPlan
 ) -> Aged:
-    """Fill both pools once, then empty the caches where `evict` is reset. Raises CellFailed."""
+    """Fill all pools once, then empty the caches where `evict` is reset. Raises CellFailed."""
     if not grid.age:
         return Aged(reason="the preset turns it off")
     if capacity_tokens is None:

@@ -1,4 +1,4 @@
-"""Ages, empties and seeds the prefix caches of both engines, and verifies that they hold exactly C tokens.
+"""Ages, empties and seeds the prefix caches of all engines, and verifies that they hold exactly C tokens.
 
 specs/pd_lifecycle, "Setup: Warm D's Prefix Cache" and "D-Side Cache Verification". To check an engine, send a request
 with one output token and read its count of cached prompt tokens: KV usage is zero on an idle engine, and hit rates
@@ -42,6 +42,8 @@ class Held:
 
     prefill: int
     decode: int
+    plain: int | None = None
+    """None = there is no plain combined engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +133,10 @@ class EngineCache:
 
 
 class Caches:
-    """The prefix caches of both engines. They hold one prefix of C tokens, and the requests sent since."""
+    """The prefix caches of all engines. They hold one prefix of C tokens, and the requests sent since."""
 
-    def __init__(
-        self, engines: tuple[EngineCache, EngineCache], block_tokens: int, fresh: Callable[[int], list[int]]
-    ) -> None:
-        """engines: prefill, decode. fresh: draws N tokens that no earlier request had."""
+    def __init__(self, engines: Sequence[EngineCache], block_tokens: int, fresh: Callable[[int], list[int]]) -> None:
+        """engines: prefill, decode, and the plain one if any. fresh: draws N tokens that no earlier request had."""
         self._engines = engines
         self._block_tokens = block_tokens
         self._fresh = fresh
@@ -156,11 +156,11 @@ class Caches:
 
     @property
     def prefix(self) -> list[int]:
-        """The tokens that both engines hold."""
+        """The tokens that all engines hold."""
         return self._prefix or []
 
     async def age_pools(self, capacity_tokens: int) -> Aged:
-        """Send random prompts of many lengths through both engines until each has filled its pool once.
+        """Send random prompts of many lengths through every engine until each has filled its pool once.
 
         A new engine allocates its blocks in order, and moves adjacent blocks in one operation; a used engine does not.
         Raises CellFailed.
@@ -170,30 +170,30 @@ class Caches:
         while tokens < capacity_tokens:
             prompts.append(self._fresh(piece * (1 + AGE_STEP * len(prompts) % AGE_PIECES)))
             tokens += len(prompts[-1])
-        await _await_both([_compute_all(engine, prompts) for engine in self._engines])
+        await _await_all([_compute_all(engine, prompts) for engine in self._engines])
         self.note_sent(max(prompts, key=len, default=[]))
         return Aged(len(prompts), tokens, time.monotonic() - t_s)
 
     async def read_metrics(self) -> list[Mapping[str, float]]:
-        """The prefill engine's metrics page, then the decode engine's. Raises CellFailed."""
-        return await _await_both([engine.read_metrics() for engine in self._engines])
+        """The metrics page of each engine, in their order. Raises CellFailed."""
+        return await _await_all([engine.read_metrics() for engine in self._engines])
 
     async def empty(self) -> None:
-        """Empty both caches, and verify it by the engines' counts. Raises NotEmptied or CellFailed."""
-        await _await_both([engine.empty() for engine in self._engines])
+        """Empty all caches, and verify it by the engines' counts. Raises NotEmptied or CellFailed."""
+        await _await_all([engine.empty() for engine in self._engines])
         self._prefix = None
         self._emptied = "POST /reset_prefix_cache"
         sample = self._sent[: 2 * self._block_tokens]
         if len(sample) <= self._block_tokens:
             return
-        left = await _await_both([engine.compute_prompt(sample) for engine in self._engines])
+        left = await _await_all([engine.compute_prompt(sample) for engine in self._engines])
         for engine, tokens in zip(self._engines, left, strict=True):
             if tokens:
                 raise NotEmptied(f"the {engine.name} engine still holds {tokens} tokens of a prompt after a reset")
         self._emptied += f", then 0 of {len(sample)} tokens of an earlier prompt were cached"
 
     async def seed(self, prefix: list[int]) -> Seeding:
-        """Have both engines compute the prefix, until both report that they hold all of it.
+        """Have every engine compute the prefix, until each reports that it holds all of it.
 
         Raises CellFailed where they do not hold it after SEED_TRIES.
         """
@@ -201,13 +201,14 @@ class Caches:
         self._sent = prefix or self._sent
         for number in range(1, SEED_TRIES + 1):
             if prefix:
-                await _await_both([engine.compute_prompt(prefix) for engine in self._engines])
+                await _await_all([engine.compute_prompt(prefix) for engine in self._engines])
             held = await self.count_held()
-            if held == Held(len(prefix), len(prefix)):
+            if held == self._whole():
                 return Seeding(len(prefix), self._emptied, number, held, time.time())
+        plain = "" if held.plain is None else f" and the plain engine {held.plain}"
         raise CellFailed(
             f"seeded {SEED_TRIES} times with {len(prefix)} tokens, the prefill engine holds {held.prefill} of them and "
-            f"the decode engine {held.decode}"
+            f"the decode engine {held.decode}{plain}"
         )
 
     async def count_held(self) -> Held:
@@ -216,22 +217,25 @@ class Caches:
         It runs without a prefix too, so that every measured request follows the same requests.
         """
         prompt = [*self.prefix, *self._fresh(FRESH_TOKENS)]
-        prefill, decode = await _await_both([engine.compute_prompt(prompt) for engine in self._engines])
-        return Held(prefill, decode)
+        return Held(*await _await_all([engine.compute_prompt(prompt) for engine in self._engines]))
 
     async def ensure_held(self) -> Seeding | None:
-        """Verify that both hold the whole prefix, and seed again after an eviction; returns that seeding, if any.
+        """Verify that all hold the whole prefix, and seed again after an eviction; returns that seeding, if any.
 
         Raises CellFailed as `seed` does.
         """
-        if await self.count_held() == Held(len(self.prefix), len(self.prefix)):
+        if await self.count_held() == self._whole():
             return None
         self._emptied = "not emptied: part of the prefix had been evicted"
         return await self.seed(self.prefix)
 
     def note_sent(self, prompt: list[int]) -> None:
-        """Record that a prompt was sent to both engines."""
+        """Record that a prompt was sent to an engine."""
         self._sent = prompt[: 2 * self._block_tokens]
+
+    def _whole(self) -> Held:
+        """What each engine holds where none of the prefix is evicted."""
+        return Held(*(len(self.prefix) for _ in self._engines))
 
 
 async def _compute_all(engine: EngineCache, prompts: Sequence[list[int]]) -> None:
@@ -245,7 +249,7 @@ async def _compute_all(engine: EngineCache, prompts: Sequence[list[int]]) -> Non
     await asyncio.gather(*(compute_next() for _ in range(AGE_AT_A_TIME)))
 
 
-async def _await_both(requests: Sequence[Awaitable[Any]]) -> list[Any]:
+async def _await_all(requests: Sequence[Awaitable[Any]]) -> list[Any]:
     return list(await asyncio.gather(*requests))
 
 

@@ -7,7 +7,7 @@ discards, counts and repeats a measurement whose C is wrong, whose transfer fail
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,17 +16,17 @@ import msgspec
 
 from results.measures.latency import E2E, TTFT, RequestMetric
 from results.pd_lifecycle.join import events_of, join_request, transfer_of
-from results.records.layout import AttemptLayout
-from results.records.lifecycle import Colo, LifecycleRecord, RequestConfig
+from results.records.layout import AttemptLayout, in_trial
+from results.records.lifecycle import NO_PLAIN, Colo, LifecycleRecord, RequestConfig
 from results.records.schemas import RequestRecord
 from runners.errors import CellFailed, CellSkipped
-from runners.experiments.pd_lifecycle.bench import CELL_PROMPTS, PREFIX_PROMPTS, Bench
+from runners.experiments.pd_lifecycle.bench import CELL_PROMPTS, ENGINES, PREFIX_PROMPTS, Bench
 from runners.experiments.pd_lifecycle.caches import Held, Seeding
 from runners.experiments.pd_lifecycle.client import completion_body
 from runners.experiments.pd_lifecycle.engine_load import EngineLoad, LoadSpan, read_load
 from runners.experiments.pd_lifecycle.evidence import SIDES, Evidence, verify_context
 from runners.experiments.pd_lifecycle.grid import Grid, shape_of
-from runners.experiments.pd_lifecycle.policy import COMBINED
+from runners.experiments.pd_lifecycle.policy import BEGINS, COLO, HANDOVER, PLAIN
 from runners.load.stream import Exchange
 from runners.samplers.engine_counters import parse_counters
 from state.events import CellProgressed, LifecycleMeasured
@@ -36,11 +36,9 @@ from state.run import CellPlan
 EVIDENCE_WITHIN_S = 5.0
 """After the answer: limit of the wait for the router's and the probes' lines about a request."""
 PROMPTS_PER_ATTEMPT = 10_000
-HANDOVER, COLO = "handover", "colo"
-BEGINS = {HANDOVER: "lc-", COLO: COMBINED}
-"""Prefixes of the requests' names. Neither name contains the other, since an engine's request id contains the name."""
 THROUGH = "router"
-"""The combined request goes through the router too, so that both include the cost of the router."""
+"""The requests for a combined engine go through the router too, so that all include its cost."""
+ENGINE_WORDS = {COLO: "the combined instance", PLAIN: "the plain combined engine"}
 LOCAL = "local_cache_hit"
 """Source of prompt tokens from an engine's own cache, in its counters."""
 
@@ -61,10 +59,17 @@ class Repetition:
     """The requests of one repetition, before the check whether it counts."""
 
     repetition: int
-    handover: SentRequest
-    colo: SentRequest | None
-    """None = no baseline."""
-    colo_first: bool
+    sent: Mapping[str, SentRequest]
+    """By purpose, in the order they were sent."""
+
+    @property
+    def handover(self) -> SentRequest:
+        return self.sent[HANDOVER]
+
+    def came_first(self, purpose: str) -> bool:
+        """Whether this request was sent before the handover request."""
+        order = list(self.sent)
+        return order.index(purpose) < order.index(HANDOVER)
 
 
 @dataclass(slots=True)
@@ -119,7 +124,7 @@ class LifecycleCell:
             if not self._file_record(tried):
                 todo.append(tried.repetition)
         end = await self._read_loads()
-        self._found.load |= {side: LoadSpan(begin[side], end[side]) for side in SIDES}
+        self._found.load |= {name: LoadSpan(begin[name], end[name]) for name in begin}
         self._require_no_preemption()
 
     def _require_room(self) -> None:
@@ -136,7 +141,7 @@ class LifecycleCell:
 
     async def _read_loads(self) -> dict[str, EngineLoad]:
         pages = await self._bench.caches.read_metrics()
-        return {side: read_load(page) for side, page in zip(SIDES, pages, strict=True)}
+        return {name: read_load(page) for name, page in zip(ENGINES, pages, strict=False)}
 
     def _require_no_preemption(self) -> None:
         """Discard all records where a request was preempted: the counter does not identify the request."""
@@ -151,7 +156,7 @@ class LifecycleCell:
         raise CellFailed(reason)
 
     async def _seed_caches(self) -> None:
-        """Seed both caches with C tokens; the caller has emptied those of another C."""
+        """Seed all caches with C tokens; the caller has emptied those of another C."""
         caches, prior = self._bench.caches, self.shape.prior_context
         if caches.is_seeded_with(prior):
             return
@@ -159,23 +164,22 @@ class LifecycleCell:
         self._found.seedings.append(await caches.seed(prefix))
 
     async def _measure_repetition(self, repetition: int, model: str) -> Repetition:
-        """Send the handover request, and one with other tokens of the same lengths on the combined instance.
+        """Send the handover request, and one with other tokens of the same lengths on each combined engine.
 
-        The same steps precede each: all evidence of the previous request is on disk, and both caches are checked.
+        The same steps precede each: all evidence of the previous request is on disk, and all caches are checked.
         """
-        first = self._grid.baseline and self._grid.combined_first(self.shape, repetition)
-        purposes = [HANDOVER, COLO] if self._grid.baseline else [HANDOVER]
-        if first:
-            purposes.reverse()
-        rest = f"{self.shape.label}-a{self._attempt}-r{repetition}-{self._sent}"
+        purposes = self._grid.order_requests(
+            self.shape, repetition, self._cell.trial, plain=self._bench.plain is not None
+        )
+        rest = f"{in_trial(self.shape.label, self._cell.trial)}-a{self._attempt}-r{repetition}-{self._sent}"
         names = {purpose: BEGINS[purpose] + rest for purpose in purposes}
         sent = {}
         for index, purpose in enumerate(purposes):
-            pair = {"first": not index, "pair": names[purposes[1 - index]] if self._grid.baseline else ""}
             before = await self._ensure_held()
-            row = {"repetition": repetition, **pair}
+            others = [names[other] for other in purposes if other != purpose]
+            row = {"repetition": repetition, "place": index, "first": not index, "others": others}
             sent[purpose] = await self._send_request(purpose, names[purpose], before, model, row)
-        return Repetition(repetition, sent[HANDOVER], sent.get(COLO), first)
+        return Repetition(repetition, sent)
 
     async def _ensure_held(self) -> Held:
         try:
@@ -215,7 +219,7 @@ class LifecycleCell:
         """Prompt tokens from the decode engine's cache so far; None where its probe reports them per request."""
         if self._bench.counted_by == "probe":
             return None
-        _, page = await self._bench.caches.read_metrics()
+        _, page, *_ = await self._bench.caches.read_metrics()
         tokens = parse_counters(page).by_source.get(LOCAL)
         return None if tokens is None else round(tokens)
 
@@ -244,10 +248,12 @@ class LifecycleCell:
         decision = self.evidence.find_decision(handover.request)
         prefill, decode = (self.evidence.read_probe_log(side) for side in SIDES)
         on_both = events_of(decision, prefill, decode)
-        colo, wrong = _read_baseline(self.shape, tried)
+        colo, colo_wrong = _read_baseline(self.shape, tried, COLO)
+        plain, plain_wrong = _read_baseline(self.shape, tried, PLAIN)
         return join_request(
             self.shape,
             repetition=tried.repetition,
+            trial=self._cell.trial,
             warmup=tried.repetition <= self._grid.warmup_repetitions,
             client=handover.client,
             decision=decision,
@@ -257,26 +263,28 @@ class LifecycleCell:
                 self.shape, handover.before, transfer_of(decision), *on_both, at_decode=handover.at_decode
             ),
             colo=colo,
+            plain=plain,
             router_boot_id=boot_id(),
-            discarded=wrong,
+            discarded=colo_wrong or plain_wrong,
             kv_bytes_per_token=self._bench.kv_bytes_per_token,
         )
 
 
-def _read_baseline(shape: RequestConfig, tried: Repetition) -> tuple[Colo, str]:
-    """(the combined instance's times, why the pair of requests does not count)."""
-    if tried.colo is None:
-        return Colo(reason="the run has no baseline"), ""
-    sent, colo = Colo(first=tried.colo_first, through=THROUGH, request=tried.colo.request), tried.colo.client
-    wrong = ""
+def _read_baseline(shape: RequestConfig, tried: Repetition, purpose: str) -> tuple[Colo, str]:
+    """(a combined engine's times, why the repetition does not count)."""
+    if purpose not in tried.sent:
+        return Colo(reason="the run has no baseline" if purpose == COLO else NO_PLAIN), ""
+    request, engine = tried.sent[purpose], ENGINE_WORDS[purpose]
+    sent = Colo(first=tried.came_first(purpose), through=THROUGH, request=request.request)
+    colo, wrong = request.client, ""
     if colo.status != "ok":
-        wrong = f"the request on the combined instance ended as {colo.status}: {colo.error or 'no reason given'}"
+        wrong = f"the request on {engine} ended as {colo.status}: {colo.error or 'no reason given'}"
     elif colo.cached_tokens is None or colo.completion_tokens is None:
-        wrong = "the combined instance does not report its cached tokens or its output tokens"
+        wrong = f"{engine} does not report its cached tokens or its output tokens"
     elif colo.cached_tokens != shape.prior_context:
-        wrong = f"the combined instance held {colo.cached_tokens} tokens of the prompt, not {shape.prior_context}"
+        wrong = f"{engine} held {colo.cached_tokens} tokens of the prompt, not {shape.prior_context}"
     elif colo.completion_tokens != shape.output_length:
-        wrong = f"the combined instance generated {colo.completion_tokens} tokens, not {shape.output_length}"
+        wrong = f"{engine} generated {colo.completion_tokens} tokens, not {shape.output_length}"
     if wrong:
         return replace(sent, reason=wrong), wrong
     return replace(sent, ttft_ms=_measure_ms(TTFT, colo), e2e_ms=_measure_ms(E2E, colo)), ""

@@ -1,7 +1,7 @@
 """The load of an engine at the begin and end of a `pd-lifecycle` cell, by its own metrics.
 
-specs/pd_lifecycle, "Risks & Mitigations": watch KV usage and cache metrics. They are read between requests only: a page
-of metrics takes milliseconds of the engine's process.
+specs/pd_lifecycle, "Risks & Mitigations": watch the caches. The counters are read between requests only: a page of
+metrics takes milliseconds of the engine's process. KV usage is not read: between requests it is 0.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-KV_USAGE = "vllm:kv_cache_usage_perc"
 PREEMPTIONS = "vllm:num_preemptions_total"
 QUERIES, HITS = "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"
 
@@ -18,8 +17,6 @@ QUERIES, HITS = "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total
 class EngineLoad:
     """One reading; counters start with the engine. None = the engine has no such metric, `reason` names it."""
 
-    kv_usage: float | None
-    """Share of the KV blocks in use, 0 to 1; 0 on an idle engine, also with a full prefix cache."""
     preemptions: int | None
     prefix_cache_queries: int | None
     """Tokens looked up."""
@@ -44,9 +41,8 @@ class LoadSpan:
 
 def read_load(values: Mapping[str, float]) -> EngineLoad:
     """`values`: the samples of one page (runners/samplers/engine.py, MetricsText)."""
-    missing = [name for name in (KV_USAGE, PREEMPTIONS, QUERIES, HITS) if name not in values]
+    missing = [name for name in (PREEMPTIONS, QUERIES, HITS) if name not in values]
     return EngineLoad(
-        kv_usage=values.get(KV_USAGE),
         preemptions=_round_count(values.get(PREEMPTIONS)),
         prefix_cache_queries=_round_count(values.get(QUERIES)),
         prefix_cache_hits=_round_count(values.get(HITS)),

@@ -22,6 +22,7 @@ from results.records.layout import TRANSFER_LOGS, AttemptLayout
 from results.records.lifecycle import RequestConfig, Verification
 from results.records.transfer_log import ProbeEvent, ProbeLog, read_probe
 from runners.experiments.pd_lifecycle.caches import Held
+from runners.experiments.pd_lifecycle.policy import PLAIN
 
 POLL_S = 0.05
 SIDES = ("prefill", "decode")
@@ -126,6 +127,8 @@ class Evidence:
         record = self.find_decision(request)
         if record is None:
             return "the router's decision"
+        if record.decision.instance == PLAIN:
+            return ""
         moved = transfer_of(record)
         if moved is None and record.decision.instance and not record.decision.prefill:
             log = self.read_probe_log("decode")

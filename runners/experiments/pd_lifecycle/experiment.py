@@ -53,7 +53,7 @@ class PdLifecycle(PatchedCells):
             return f"the probes could not be applied: {probe.reason}"
         if cell.kind == "preflight":
             return ""
-        gates = (why_gated(replace(cell, config=config), view) for config in self._grid.configs)
+        gates = (why_gated(replace(cell, config=config), view) for config in self._grid.all_configs)
         return str(cell.params["why_not"]) or next((why for why in gates if why), "")
 
     def adopt(self, cell: CellPlan) -> Outcome | None:
@@ -85,7 +85,7 @@ class PdLifecycle(PatchedCells):
     async def _prepare_bench(self, cell: CellPlan) -> Bench:
         """The current bench, with caches that are empty or hold the cell's C; else a fresh one."""
         await self._ensure_patches(self._grid.decode_config)
-        bench = await self._slot.get_bench(cell)
+        bench = await self._slot.get_bench(cell)  # of the cell's trial
         if not bench.caches.used or bench.caches.is_seeded_with(shape_of(cell).prior_context):
             return bench
         if self._grid.evict == "reset":

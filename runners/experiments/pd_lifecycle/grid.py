@@ -10,8 +10,10 @@ from typing import Literal
 import msgspec
 
 from results.pd_lifecycle.settings import Settings
+from results.records.layout import in_trial
 from results.records.lifecycle import RequestConfig
 from runners.experiments.engines import EngineChoice
+from runners.experiments.pd_lifecycle.policy import COLO, HANDOVER, PLAIN
 from runners.experiments.settings import (
     Tables,
     convert_grid,
@@ -73,10 +75,14 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     expected: Expected
     configs: tuple[str, ...] = ("mooncake_both",)
     """One config for both engines, or the prefill instance's and the decode instance's."""
+    plain: str = "plain"
+    """Config of a combined engine without a connector; empty = it is not measured."""
+    trials: int = 3
+    """Launches of every engine: each trial measures the whole grid on fresh engines."""
     repetitions: int = 5
-    """Repetitions of every cell: one handover request, and the same request on a combined instance."""
+    """Repetitions of every cell: one handover request, and the same request on each combined engine."""
     warmup_repetitions: int = 2
-    """The first N repetitions enter no result: the first transfers set up connections."""
+    """The first N repetitions are shown beside the others and enter no result."""
     discards: int = 5
     """Measurements of one cell that may be discarded and repeated before it fails."""
     max_input_tokens: int | None = None
@@ -84,14 +90,15 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     evict: Literal["reset", "restart"] = "reset"
     """How to empty the caches between two values of C: POST /reset_prefix_cache, or fresh engines."""
     order: Literal["counterbalanced", "handover_first"] = "counterbalanced"
-    """Order of a repetition's two requests: each comes first in half of the repetitions, or always the handover."""
+    """Order of a repetition's requests: of any two, each comes first in half of the repetitions; or always the
+    handover, then the decode engine alone, then the plain engine."""
     age: bool = True
     """Fill the whole KV pool of fresh engines once with random prompts, so that no cell uses blocks in the order of a
     new pool."""
     dispatch: str = "sequential"
     """`sequential`: the router sends the decode request after the answer to the prefill request."""
     baseline: bool = True
-    """Measure the same request on a combined instance in each repetition."""
+    """Measure the same request on the decode engine alone in each repetition."""
     request_timeout_s: float = 600.0
     seed: int = 1
     gpus: int = 0
@@ -107,31 +114,36 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 for output in self.output_length:
                     yield RequestConfig(prior, new, output)
 
-    def order_shapes(self, seed: int) -> list[RequestConfig]:
+    def order_shapes(self, seed: int, trial: int = 0) -> list[RequestConfig]:
         """Every cell in the order of measurement: all cells of one C in a row, so that each C is seeded once. The seed
-        decides the order of C, and of N and O within it.
+        and the trial decide the order of C, and of N and O within it.
 
         In rising order, the effects of C, N and O could not be separated from the time since the engines started.
         """
+        drawn = in_trial(str(seed), trial)
 
         def rank_of(shape: RequestConfig) -> tuple[bytes, bytes]:
-            return _draw_rank(seed, f"C{shape.prior_context}"), _draw_rank(seed, shape.label)
+            return _draw_rank(drawn, f"C{shape.prior_context}"), _draw_rank(drawn, shape.label)
 
         return sorted(self.list_shapes(), key=rank_of)
 
-    def combined_first(self, shape: RequestConfig, repetition: int) -> bool:
-        """Whether the combined request comes before the handover request.
+    def order_requests(self, shape: RequestConfig, repetition: int, trial: int, *, plain: bool) -> list[str]:
+        """The requests of a repetition in their order. plain: whether it has one on the plain combined engine.
 
-        It depends on the cell's indexes in the grid and the repetition, so a repeated measurement keeps its order.
+        Each trial begins with the next request; every second repetition has the order reversed. That depends on the
+        cell's indexes in the grid and the repetition, so a repeated measurement keeps its order.
         """
+        requests = [HANDOVER, *([COLO] if self.baseline else []), *([PLAIN] if plain else [])]
         if self.order == "handover_first":
-            return False
+            return requests
+        first = trial % len(requests)
+        requests = [*requests[first:], *requests[:first]]
         indexes = (
             self.prior_context.index(shape.prior_context),
             self.new_tokens.index(shape.current_new_tokens),
             self.output_length.index(shape.output_length),
         )
-        return (sum(indexes) + repetition) % 2 == 1
+        return requests[::-1] if (sum(indexes) + repetition) % 2 else requests
 
     @property
     def prefill_config(self) -> str:
@@ -140,6 +152,11 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def decode_config(self) -> str:
         return self.configs[-1]
+
+    @property
+    def all_configs(self) -> tuple[str, ...]:
+        """Each config once."""
+        return tuple(dict.fromkeys((*self.configs, *([self.plain] if self.plain else []))))
 
     def why_not(self, shape: RequestConfig, max_model_len: int) -> str:
         """Why a cell of the grid cannot be measured with this context; empty = it can."""
@@ -174,7 +191,7 @@ def read_grid(
     return grid
 
 
-def _draw_rank(seed: int, name: str) -> bytes:
+def _draw_rank(seed: str, name: str) -> bytes:
     """A stable sort key for a random order."""
     return hashlib.sha256(f"{seed}/{name}".encode()).digest()
 
@@ -198,6 +215,7 @@ def _grid_problems(grid: Grid) -> list[tuple[bool, str]]:
             not 0 <= grid.warmup_repetitions < grid.repetitions,
             "warmup_repetitions must leave a measured repetition",
         ),
+        (grid.trials < 1, "trials must be at least 1"),
         (grid.discards < 0, "discards must not be negative"),
         (
             grid.dispatch != "sequential",

@@ -1,4 +1,4 @@
-"""The plan of a `pd-lifecycle` run: a cell for every C x N x O, all of one C in a row, else in random order.
+"""The plan of a `pd-lifecycle` run: per trial a cell for every C x N x O, all of one C in a row, else in random order.
 
 specs/pd_lifecycle, "Protocol".
 """
@@ -38,11 +38,6 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
         raise RunnerError(
             f"{EXPERIMENT} has one policy, static_pd, and no trace", remedy="--policy and --trace belong to `routing`"
         )
-    if options.trials is not None:
-        raise RunnerError(
-            f"{EXPERIMENT} repeats requests, not cells: write --set repetitions={options.trials}",
-            remedy="omit --trials",
-        )
     grid = read_grid(
         profile.experiments.get(EXPERIMENT, {}),
         profile.name,
@@ -50,9 +45,15 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
         configs=options.configs,
         settings=options.settings,
     )
+    if options.trials is not None:
+        grid = msgspec.structs.replace(grid, trials=options.trials)
     profile = counting_profile(profile, grid.engine)
     configs = _load_configs(grid, profile.engine.kind)
-    grid = msgspec.structs.replace(grid, configs=tuple(load_config(config).name for config in grid.configs))
+    grid = msgspec.structs.replace(
+        grid,
+        configs=tuple(load_config(config).name for config in grid.configs),
+        plain=load_config(grid.plain).name if grid.plain else "",
+    )
     _require_cells(grid, profile)
     seed = grid.seed if options.seed is None else options.seed
     return DraftPlan(
@@ -62,7 +63,7 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
         configs=configs,
         stages=STAGES,
         cells=list_cells(grid, profile, seed),
-        ports=2 * max(ports_needed(config) for config in configs),
+        ports=(3 if grid.plain else 2) * max(ports_needed(config) for config in configs),
         inputs={
             "grid": msgspec.to_builtins(grid),
             "configs": {config.name: msgspec.to_builtins(config) for config in configs},
@@ -80,18 +81,18 @@ def list_cells(grid: Grid, profile: Profile, seed: int) -> list[CellPlan]:
         CellPlan(PROBE_CELL, PREFLIGHT, "probe", None, "apply the probes", {}, COMPUTE_S),
         *(
             CellPlan(f"preflight/{config}", PREFLIGHT, "preflight", config, config, {}, engine_s + grid.preflight_s)
-            for config in dict.fromkeys(grid.configs)
+            for config in grid.all_configs
         ),
         CellPlan(LINK_CELL, PREFLIGHT, "link", None, "bandwidth of the link between the engines", {}, COMPUTE_S),
-        *_sweep_cells(grid, profile, seed),
+        *(cell for trial in range(grid.trials) for cell in _sweep_cells(grid, profile, seed, trial)),
         CellPlan("analysis/revert", ANALYSIS, "revert", None, "remove the probes", {}, COMPUTE_S),
         CellPlan("analysis/report", ANALYSIS, "analysis", None, "records, fits, figures, report", {}, ANALYSIS_S),
     ]
 
 
 def estimate_sums(grid: Grid, profile: Profile, seed: int) -> tuple[Sum, ...]:
-    """The sums of the time estimate of the engine stages: a line per C, in the order of measurement."""
-    release_s, count = profile.launch.release_wait_s, len(set(grid.configs))
+    """The sums of the time estimate of the engine stages: a line per trial and C, in the order of measurement."""
+    release_s, count = profile.launch.release_wait_s, len(grid.all_configs)
     around = f"{grid.engine_start_s:g} s start + {{}} + {release_s:g} s release"
     once_s = grid.engine_start_s + release_s
     lines = [
@@ -101,9 +102,14 @@ def estimate_sums(grid: Grid, profile: Profile, seed: int) -> tuple[Sum, ...]:
             count * (once_s + grid.preflight_s),
         )
     ]
-    for turn, (prior, shapes) in enumerate(
-        groupby(_measured_shapes(grid, profile, seed), key=lambda shape: shape.prior_context)
-    ):
+    for trial in range(grid.trials):
+        lines += _sum_trial(grid, profile, seed, trial)
+    return tuple(lines)
+
+
+def _sum_trial(grid: Grid, profile: Profile, seed: int, trial: int) -> Iterator[Sum]:
+    shapes_by_prior = groupby(_measured_shapes(grid, profile, seed, trial), key=lambda shape: shape.prior_context)
+    for turn, (prior, shapes) in enumerate(shapes_by_prior):
         level = list(shapes)
         begins, seed_s = _begins_s(grid, profile, turn), _seed_s(grid, prior)
         work_s = sum(_cell_s(grid, shape) for shape in level)
@@ -111,21 +117,19 @@ def estimate_sums(grid: Grid, profile: Profile, seed: int) -> tuple[Sum, ...]:
         seeding = f"{seed_s:.1f} s seeding + " if prior else ""
         one_s = work_s / len(level) / grid.repetitions
         each = f"{len(level)} cells x {grid.repetitions} repetitions of {one_s:.2f} s on average"
-        text = f"C = {prior}: {start}{seeding}{each}"
-        lines.append(Sum(SWEEP, text, begins + seed_s + work_s))
-    return tuple(lines)
+        yield Sum(SWEEP, f"trial {trial + 1}, C = {prior}: {start}{seeding}{each}", begins + seed_s + work_s)
 
 
-def _sweep_cells(grid: Grid, profile: Profile, seed: int) -> Iterator[CellPlan]:
-    """The cells of the sweep. The first measured cell of a C includes the time for seeding and for fresh engines."""
-    measured, places = list(_measured_shapes(grid, profile, seed)), list(grid.list_shapes())
+def _sweep_cells(grid: Grid, profile: Profile, seed: int, trial: int) -> Iterator[CellPlan]:
+    """The sweep of one trial. The first measured cell of a C includes the time for seeding and for fresh engines."""
+    measured, places = list(_measured_shapes(grid, profile, seed, trial)), list(grid.list_shapes())
     levels = [next(shapes) for _, shapes in groupby(measured, key=lambda shape: shape.prior_context)]
-    for turn, shape in enumerate(grid.order_shapes(seed)):
+    for turn, shape in enumerate(grid.order_shapes(seed, trial)):
         estimated_s = _cell_s(grid, shape) if shape in measured else 0.0
         if shape in levels:
             estimated_s += _begins_s(grid, profile, levels.index(shape)) + _seed_s(grid, shape.prior_context)
         yield CellPlan(
-            cell=f"{SWEEP}/{shape.label}",
+            cell=f"{SWEEP}/{shape.label}" + (f"/t{trial}" if trial else ""),
             stage=SWEEP,
             kind="lifecycle",
             config=grid.decode_config,
@@ -135,18 +139,21 @@ def _sweep_cells(grid: Grid, profile: Profile, seed: int) -> Iterator[CellPlan]:
                 "place": places.index(shape),
                 "turn": turn,
                 "load_seed": seed,
+                "plain": grid.plain,
                 "why_not": grid.why_not(shape, profile.engine.max_model_len),
             },
             estimated_s=estimated_s,
+            trial=trial,
         )
 
 
-def _measured_shapes(grid: Grid, profile: Profile, seed: int) -> Iterator[RequestConfig]:
-    return (shape for shape in grid.order_shapes(seed) if not grid.why_not(shape, profile.engine.max_model_len))
+def _measured_shapes(grid: Grid, profile: Profile, seed: int, trial: int) -> Iterator[RequestConfig]:
+    ordered = grid.order_shapes(seed, trial)
+    return (shape for shape in ordered if not grid.why_not(shape, profile.engine.max_model_len))
 
 
 def _begins_s(grid: Grid, profile: Profile, level: int) -> float:
-    """Seconds for engine starts at a C: at the first C, and at every C where fresh engines empty the caches."""
+    """Seconds for engine starts at a C: at a trial's first C, and at every C where fresh engines empty the caches."""
     fresh = level == 0 or grid.evict == "restart"
     return grid.engine_start_s + _age_s(grid) + profile.launch.release_wait_s if fresh else 0.0
 
@@ -156,19 +163,33 @@ def _age_s(grid: Grid) -> float:
 
 
 def _seed_s(grid: Grid, prior_context: int) -> float:
-    """Both engines compute the prefix; on shared cores one after the other."""
-    return 2 * grid.expected.prefill_s(0, prior_context)
+    """Every engine computes the prefix; on shared cores one after the other."""
+    return (3 if grid.plain else 2) * grid.expected.prefill_s(0, prior_context)
 
 
 def _cell_s(grid: Grid, shape: RequestConfig) -> float:
-    expected, requests = grid.expected, 2 if grid.baseline else 1
+    expected, requests = grid.expected, 1 + grid.baseline + bool(grid.plain)
     prefill_s = expected.prefill_s(shape.prior_context, shape.current_new_tokens)
     one_s = prefill_s + (shape.output_length - 1) * expected.token_s
     return grid.repetitions * (requests * one_s + expected.around_s)
 
 
 def _load_configs(grid: Grid, kind: Kind) -> tuple[ConnectorConfig, ...]:
-    """The configs by name, each once. Raises RunnerError where they cannot hand a prompt over to each other."""
+    """Each config once. Raises RunnerError where one cannot play its part."""
+    pair = _load_pair(grid, kind)
+    if not grid.plain:
+        return pair
+    plain = load_config(grid.plain)
+    if plain.kv_transfer_on(kind) is not None:
+        raise RunnerError(
+            f"config {plain.name} has a connector: it cannot be the plain combined engine",
+            remedy="write --set plain=plain, or --set plain='' to leave that engine out",
+        )
+    return (*pair, plain)
+
+
+def _load_pair(grid: Grid, kind: Kind) -> tuple[ConnectorConfig, ...]:
+    """Raises RunnerError where P and D cannot hand a prompt over to each other."""
     prefill, decode = load_config(grid.prefill_config), load_config(grid.decode_config)
     sender, receiver = transferring(prefill, kind), transferring(decode, kind)
     for config, part, wrong, side in (
@@ -196,6 +217,6 @@ def _load_configs(grid: Grid, kind: Kind) -> tuple[ConnectorConfig, ...]:
 
 
 def _require_cells(grid: Grid, profile: Profile) -> None:
-    if not any(_measured_shapes(grid, profile, grid.seed)):
+    if not any(_measured_shapes(grid, profile, grid.seed, trial=0)):
         why = grid.why_not(next(grid.list_shapes()), profile.engine.max_model_len)
         raise RunnerError(f"no cell of the grid can be measured: {why}", remedy="make the grid smaller with --set")

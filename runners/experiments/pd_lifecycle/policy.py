@@ -1,7 +1,7 @@
-"""The router's policy in `pd-lifecycle`: `static_pd`, except for the requests of the combined instance.
+"""The router's policy in `pd-lifecycle`: `static_pd`, except for the requests of the two combined engines.
 
-Both kinds of requests pass the same router process and the same decision, so that both include the router's cost. The
-router loads this file by its path.
+All requests pass the same router process and the same decision, so that all include the router's cost. The router loads
+this file by its path.
 """
 
 from __future__ import annotations
@@ -10,20 +10,37 @@ from dataclasses import replace
 from typing import ClassVar
 
 from results.records.decisions import ClusterView, Decision, RoutedRequest
+from runners.router.policies.policy import decide_for, decide_nowhere, find_pickable, weigh_instances
 from runners.router.policies.static_pd import StaticPD
 
-COMBINED = "lcb-"
-"""Prefix of the names of combined requests."""
+HANDOVER, COLO, PLAIN = "handover", "colo", "plain"
+"""The requests of a repetition: with a handover, on the decode engine alone, on the plain combined engine. PLAIN is
+also the router's name of that engine."""
+COMBINED, ALONE = "lcb-", "lpc-"
+BEGINS = {HANDOVER: "lc-", COLO: COMBINED, PLAIN: ALONE}
+"""Prefixes of the requests' names. No name contains another, since an engine's request id contains the name."""
 
 
 class StaticPDOrCombined(StaticPD, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Picks like `static_pd`; for a request whose name begins with COMBINED, the decode instance alone."""
+    """Picks like `static_pd` among the engines with a connector; a request for a combined engine goes to that one."""
 
     name: ClassVar[str] = "static_pd"
     source: ClassVar[str] = 'specs/pd_lifecycle, "Overhead vs Co-Located Baseline"'
 
     def decide(self, request: RoutedRequest, cluster: ClusterView) -> Decision:
-        decision = super().decide(request, cluster)
-        if not request.request.startswith(COMBINED) or not decision.prefill:
-            return decision
-        return replace(decision, prefill="", reason="combined")
+        wants_plain = request.request.startswith(ALONE)
+        own = tuple(load for load in cluster.instances if (load.instance == PLAIN) == wants_plain)
+        cluster = replace(cluster, instances=own)
+        if wants_plain:
+            return self._decide_plain(request, cluster)
+        picked = super().decide(request, cluster)
+        if not request.request.startswith(COMBINED) or not picked.prefill:
+            return picked
+        return replace(picked, prefill="", reason="combined")
+
+    def _decide_plain(self, request: RoutedRequest, cluster: ClusterView) -> Decision:
+        may = find_pickable(request, cluster)
+        if not may.loads:
+            return decide_nowhere(self.name, may)
+        weighed = weigh_instances(request, may.loads, lambda load: (load.num_requests,), "first", 0)
+        return decide_for(self.name, may, weighed, ("num_requests", "turns_away"), "plain")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,9 +29,50 @@ def _transfers(seed: int, *, noise: float = 0.1, per_size: int = 12, alpha: floa
     return _made(size, ms, np.full(size.size, 2.0), group)
 
 
-def _made(size: Samples, ms: Samples, operations: Samples, group: np.ndarray) -> Transfers:
-    """Each configuration has the transfers of one N."""
-    return Transfers(size, ms, 8 * size / ms / 1e6, operations, group, SIZES, group, np.full(size.size, np.nan))
+def _made(
+    size: Samples, ms: Samples, operations: Samples, group: np.ndarray, cell: np.ndarray | None = None
+) -> Transfers:
+    """Each transfer is a cell of its own unless `cell` says otherwise."""
+    cells, nothing = np.arange(size.size) if cell is None else cell, np.full(size.size, np.nan)
+    launch = np.zeros(size.size, dtype=np.int64)
+    return Transfers(size, ms, 8 * size / ms / 1e6, operations, group, SIZES, cells, nothing, launch)
+
+
+def test_repetitions_of_a_cell_are_no_independent_transfers() -> None:
+    """What a whole cell is slower by widens the interval as much as if each cell had one transfer."""
+    covered = {"cells": 0, "transfers": 0}
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        group = np.repeat(np.arange(len(SIZES)), 12)
+        cell = np.repeat(np.arange(group.size // 3), 3)
+        size = np.array(SIZES, dtype=np.float64)[group] * 512
+        noise = 0.2 * np.repeat(rng.standard_normal(group.size // 3), 3) + 0.01 * rng.standard_normal(group.size)
+        ms = (ALPHA + BETA * size / 1e6) * (1 + noise)
+        for name, cells in (("cells", cell), ("transfers", None)):
+            beta = _fit(_made(size, ms, np.full(size.size, 2.0), group, cells)).relative.beta_ms_per_mb
+            covered[name] += (beta.low or 0.0) <= BETA <= (beta.high or 0.0)
+    assert covered["cells"] >= 53
+    assert covered["transfers"] <= 48
+
+
+def test_from_three_launches_on_each_is_fitted_by_itself() -> None:
+    launches = [_transfers(seed, alpha=alpha) for seed, alpha in enumerate((0.4, 0.5, 0.6))]
+    parts: dict[str, Any] = {name: np.concatenate([getattr(one, name) for one in launches])
+             for name in ("bytes", "ms", "gbps", "operations", "size", "run_delay_ms")}  # fmt: skip
+    count = launches[0].n
+    both = replace(
+        launches[0], **parts, launch=np.repeat(np.arange(3), count), cell=np.arange(3 * count),
+    )  # fmt: skip
+    costs, each = _fit(both), [_fit(one).relative.alpha_ms.value or 0.0 for one in launches]
+    alpha = costs.relative.alpha_ms
+    assert alpha.value == pytest.approx(np.mean(each))
+    assert alpha.launches == 3
+    assert (alpha.high or 0.0) - (alpha.value or 0.0) == pytest.approx(4.302653 * np.std(each, ddof=1) / math.sqrt(3))
+    assert costs.ordinary.r2.high is not None
+    assert costs.ordinary.r2.high <= 1.0
+    assert {point.gbps.launches for point in costs.curve} == {3}
+    two = replace(both, launch=np.minimum(both.launch, 1))
+    assert _fit(two).relative.alpha_ms.launches == 1
 
 
 def _fit(found: Transfers, link_gbps: float | None = None) -> Costs:
@@ -198,7 +240,7 @@ def test_the_r2_of_other_sets_of_the_transfers_stand_beside() -> None:
     assert _fit(base).spread.slow == 0
     slow = base.ms.copy()
     slow[:3] *= 300.0
-    costs = _fit(_made(base.bytes, slow, base.operations, base.size))
+    costs = _fit(_made(base.bytes, slow, base.operations, base.size, base.size))
     assert (costs.ordinary.r2.value or 0.0) < 0.5
     assert costs.spread.slow == 3
     assert (costs.spread.without_slow.value or 0.0) > 0.99

@@ -13,11 +13,14 @@ from results.records.frames import Gap
 from results.records.layout import LifecycleLayout
 from results.records.lifecycle import (
     HANDSHAKE_PARTS,
+    NO_PLAIN,
     PHASES,
     LifecycleRecord,
     RequestConfig,
     Verification,
+    parse_cell_name,
     read_lifecycle,
+    upgrade_aggregate,
     write_record,
 )
 from tests.results.pd_lifecycle.synthetic import Truth, seen
@@ -68,10 +71,30 @@ def test_a_damaged_record_is_a_gap(tmp_path: Path, raw: bytes) -> None:
 
 def test_a_record_of_another_version_is_a_gap(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
-    write_record(path, replace(seen(Truth(), CONFIG).record(), version=3))
+    write_record(path, replace(seen(Truth(), CONFIG).record(), version=4))
     gap = read_lifecycle(path)
     assert isinstance(gap, Gap)
-    assert "version 3" in gap.reason
+    assert "version 4" in gap.reason
+
+
+def test_a_record_of_version_2_is_of_the_first_trial_and_has_no_plain_engine(tmp_path: Path) -> None:
+    now = seen(Truth(), CONFIG).record()
+    old = msgspec.to_builtins(now) | {"version": 2}
+    del old["plain"], old["trial"], old["more_ms"]["pdsep_overhead_vs_plain"], old["gaps"]["pdsep_overhead_vs_plain"]
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps(old))
+    read = read_lifecycle(path)
+    assert isinstance(read, LifecycleRecord)
+    assert (read.trial, read.plain.ttft_ms, read.version) == (0, None, 3)
+    assert read.plain.reason == NO_PLAIN
+    assert read == now
+
+
+def test_an_aggregate_of_format_2_gets_the_plain_name_of_the_sign() -> None:
+    old = {"format": 2, "overheads": [{"prior_context": 0, "told": -1}], "gaps": []}
+    new = upgrade_aggregate(old)
+    assert new == {"format": 3, "overheads": [{"prior_context": 0, "sign": -1}], "gaps": [], "launches": 1}
+    assert upgrade_aggregate(new) == new
 
 
 @pytest.mark.parametrize("metadata", [True, False])
@@ -108,6 +131,20 @@ def test_a_record_of_version_1_is_read_by_the_names_of_version_2(tmp_path: Path,
     path = tmp_path / "record.json"
     path.write_text(json.dumps(old))
     assert read_lifecycle(path) == now
+
+
+def test_a_trial_has_its_own_names(tmp_path: Path) -> None:
+    layout = LifecycleLayout(tmp_path)
+    assert layout.record(CONFIG, 3, 1).name == "C4096_N8192_O128_t1_rep3.json"
+    assert layout.cell(CONFIG, 2).parent.name == "C4096_N8192_O128_t2"
+    assert parse_cell_name("C4096_N8192_O128_t2") == (CONFIG, 2)
+    assert parse_cell_name("C4096_N8192_O128") == (CONFIG, 0)
+    assert parse_cell_name("C4096_N8192") is None
+    layout.folder.mkdir(parents=True)
+    for trial, repetition in ((1, 1), (0, 2), (10, 1), (2, 1)):
+        layout.record(CONFIG, repetition, trial).touch()
+    names = [path.stem.removeprefix(f"{CONFIG.label}_") for path in layout.records()]
+    assert names == ["rep2", "t1_rep1", "t2_rep1", "t10_rep1"]
 
 
 def test_records_come_by_their_numbers_not_by_their_names(tmp_path: Path) -> None:

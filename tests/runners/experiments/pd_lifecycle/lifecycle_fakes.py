@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, cast
@@ -17,7 +17,7 @@ import msgspec
 from results.records.decisions import ClusterView, Decision, DecisionRecord, KvTransfer, RoutedOutcome, RoutedRequest
 from runners.experiments.pd_lifecycle.bench import Bench, Draw
 from runners.experiments.pd_lifecycle.caches import Aged, Caches, EngineCache
-from runners.experiments.pd_lifecycle.policy import COMBINED
+from runners.experiments.pd_lifecycle.policy import ALONE, COMBINED, PLAIN
 from runners.load.stream import Exchange
 from state.process import boot_id
 
@@ -97,6 +97,8 @@ class FakeBench:
     folder: Path
     prefill: FakeEngine = field(default_factory=FakeEngine)
     decode: FakeEngine = field(default_factory=FakeEngine)
+    plain: FakeEngine | None = None
+    """The combined engine without a connector."""
     before: Callable[[int], None] = lambda number: None
     failing: frozenset[int] = frozenset()
     """Handovers whose transfer fails: the decode engine computes the prompt."""
@@ -129,17 +131,18 @@ class FakeBench:
 
     def bench(self) -> Bench:
         """As a cell sees it."""
-        engines = [(side, getattr(self, side)) for side in ("prefill", "decode")]
-        prefill, decode = (EngineCache(side, engine.client(), "tiny", 5.0) for side, engine in engines)
+        engines = [EngineCache(side, engine.client(), "tiny", 5.0) for side, engine in self.engines.items()]
         draw = Draw(1, 0, 256)
         numbers = itertools.count()
         bench = Bench(
             prefill=cast(Any, self._member("prefill")),
             decode=cast(Any, self._member("decode")),
+            plain=None if self.plain is None else cast(Any, self._member(PLAIN)),
             router=cast(Any, SimpleNamespace(alive=True)),
             client=cast(Any, SimpleNamespace(send_request=self._send_request)),
             aged=Aged(reason="nothing here is new"),
-            caches=Caches((prefill, decode), BLOCK, lambda count: draw.draw_tokens(0, next(numbers), count)),
+            warm_ups=(),
+            caches=Caches(engines, BLOCK, lambda count: draw.draw_tokens(0, next(numbers), count)),
             draw=draw,
             decisions=self.folder / "decisions.jsonl",
             probes={side: self.probe(side) for side in ("prefill", "decode")},
@@ -149,6 +152,11 @@ class FakeBench:
             counted_by=self.counted_by,
         )
         return bench
+
+    @property
+    def engines(self) -> dict[str, FakeEngine]:
+        plain = {} if self.plain is None else {PLAIN: self.plain}
+        return {"prefill": self.prefill, "decode": self.decode, **plain}
 
     def _member(self, side: str) -> SimpleNamespace:
         spec = SimpleNamespace(config="mooncake_both", started_by="test")
@@ -163,23 +171,28 @@ class FakeBench:
         if any(not task.done() for task in self._writing):
             self.overtaken.append(name)
         self.sent.append(name)
-        for engine in (self.prefill, self.decode):
+        for engine in self.engines.values():
             engine.said.append(f"measured {name}")
-        exchange = await (self._combine if name.startswith(COMBINED) else self._hand_over)(name, body)
+        alone = name.startswith((COMBINED, ALONE))
+        exchange = await (self._combine if alone else self._hand_over)(name, body)
         for _ in range(3):  # what is not late is written before anybody has to wait for it
             await asyncio.sleep(0)
-        for engine in (self.prefill, self.decode):
+        for engine in self.engines.values():
             engine.said.append("end")
         return exchange
 
     async def _combine(self, name: str, body: bytes) -> Exchange:
         asked, number, t_ns = json.loads(body), self.combined, self._tick()
         self.combined += 1
-        cached = self.decode.complete(asked["prompt"])
+        engine = self.plain if name.startswith(ALONE) else self.decode
+        assert engine is not None
+        cached = engine.complete(asked["prompt"])
         alone = {"event": "scheduled", "t_ns": t_ns, "request": f"cmpl-{name}-0-1a", "leg": "none"}
         decision = _decision(name, number, t_ns, len(asked["prompt"]), None)
-        self._later(decision, [("decode", alone | {"cached_tokens": cached})])
-        exchange = self._answered(asked, cached, t_ns, 20 * MS)
+        if engine is self.plain:
+            decision = replace(decision, decision=replace(decision.decision, instance=PLAIN))
+        self._later(decision, [("decode", alone | {"cached_tokens": cached})] if engine is self.decode else [])
+        exchange = self._answered(asked, cached, t_ns, 20 * MS if engine is self.decode else 18 * MS)
         if not self.tells:
             exchange.cached_tokens = None
         return exchange

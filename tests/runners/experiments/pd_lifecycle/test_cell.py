@@ -19,6 +19,7 @@ from runners.experiments.pd_lifecycle.caches import FRESH_TOKENS, Held, NotEmpti
 from runners.experiments.pd_lifecycle.cell import LifecycleCell, Measurements
 from runners.experiments.pd_lifecycle.evidence import verify_context
 from runners.experiments.pd_lifecycle.grid import Expected, Grid, params_of
+from runners.experiments.pd_lifecycle.policy import COLO, HANDOVER, PLAIN
 from state.events import CellProgressed, LifecycleMeasured
 from state.run import CellPlan
 from tests.examples import examples
@@ -31,17 +32,20 @@ def grid(**changed: Any) -> Grid:
     return msgspec.structs.replace(base, **changed)
 
 
-def cell(shape: RequestConfig, place: int = 0) -> CellPlan:
+def cell(shape: RequestConfig, place: int = 0, trial: int = 0) -> CellPlan:
     params = {**params_of(shape), "place": place, "turn": place, "load_seed": 1, "why_not": ""}
-    return CellPlan(f"sweep/{shape.label}", "sweep", "lifecycle", "mooncake_both", shape.label, params, 1.0)
+    name = f"sweep/{shape.label}" + (f"/t{trial}" if trial else "")
+    return CellPlan(name, "sweep", "lifecycle", "mooncake_both", shape.label, params, 1.0, trial)
 
 
 async def measure(
-    bench: Bench, folder: Path, shape: RequestConfig, of: Grid, *, attempt: int = 1, place: int = 0
+    bench: Bench, folder: Path, shape: RequestConfig, of: Grid, *, attempt: int = 1, place: int = 0, trial: int = 0
 ) -> tuple[Measurements, list[Any]]:
     events: list[Any] = []
     measurements = Measurements()
-    one = LifecycleCell(cell(shape, place), attempt, of, bench, folder, lambda *said: events.extend(said), measurements)
+    one = LifecycleCell(
+        cell(shape, place, trial), attempt, of, bench, folder, lambda *said: events.extend(said), measurements
+    )
     await one.run("tiny")
     return measurements, events
 
@@ -135,13 +139,14 @@ async def test_both_requests_of_a_pair_come_after_the_same_and_either_comes_firs
     fake = FakeBench(tmp_path / "bench")
     measurements, events = await measure(fake.bench(), tmp_path / "cell", RequestConfig(prior, 100, 3), WIDE)
     assert [record.colo.first for record in measurements.records.values()] == [
-        WIDE.combined_first(RequestConfig(prior, 100, 3), number) for number in range(1, 6)
+        WIDE.order_requests(RequestConfig(prior, 100, 3), number, 0, plain=False)[0] == COLO for number in range(1, 6)
     ]
     assert {record.colo.first for record in measurements.records.values()} == {True, False}
     assert {record.colo.through for record in measurements.records.values()} == {"router"}
     firsts = {event.repetition: event.colo_first for event in events if isinstance(event, LifecycleMeasured)}
     assert firsts == {number: record.colo.first for number, record in measurements.records.items()}
     for row in lines(tmp_path / "cell" / "requests.jsonl"):
+        assert row["first"] == (row["place"] == 0)
         assert row["first"] == (measurements.records[row["repetition"]].colo.first == (row["purpose"] == "colo"))
     for engine in (fake.prefill, fake.decode):
         before = [engine.said[place - 1] for place, actual in enumerate(engine.said) if actual.startswith("measured")]
@@ -157,13 +162,49 @@ async def test_no_name_of_a_request_holds_that_of_its_pair(tmp_path: Path) -> No
         assert record.colo.request not in record.ids.request
 
 
+async def test_the_plain_engine_is_measured_too_and_holds_the_context_as_the_others(tmp_path: Path) -> None:
+    fake = FakeBench(tmp_path / "bench", plain=FakeEngine())
+    measurements, _ = await measure(fake.bench(), tmp_path / "cell", RequestConfig(4 * BLOCK, 100, 3), WIDE, trial=1)
+    assert (fake.handovers, fake.combined) == (5, 10)
+    for record in measurements.records.values():
+        assert record.trial == 1
+        assert record.plain.ttft_ms == pytest.approx(18.0)
+        assert record.colo.ttft_ms == pytest.approx(20.0)
+        assert record.ms("pdsep_overhead_vs_plain") == pytest.approx((record.ttft_ms or 0.0) - 18.0)
+        order = WIDE.order_requests(record.config, record.repetition, 1, plain=True)
+        assert record.plain.first == (order.index(PLAIN) < order.index(HANDOVER))
+    assert {record.plain.first for record in measurements.records.values()} == {True, False}
+    assert fake.plain is not None
+    asked = [actual for actual in fake.plain.said if actual.startswith("measured lpc-")]
+    assert len(asked) == 5
+    assert all("_t1-a1-" in actual for actual in asked)
+
+
+async def test_a_repetition_whose_plain_engine_lost_the_context_does_not_count(tmp_path: Path) -> None:
+    fake = FakeBench(tmp_path / "bench", plain=FakeEngine())
+    bench = fake.bench()
+    assert fake.plain is not None
+    measured = iter(range(100))
+
+    def forget(number: int) -> None:
+        if next(measured) == 1 and fake.plain is not None:
+            fake.plain.held.clear()
+
+    fake.before = forget
+    order = grid(order="handover_first", repetitions=2, warmup_repetitions=0)
+    measurements, _ = await measure(bench, tmp_path / "cell", RequestConfig(4 * BLOCK, 100, 3), order)
+    assert measurements.discarded == []
+    assert len(measurements.seedings) == 2, "the check before the request seeded the prefix again"
+
+
 async def test_a_repetition_that_is_made_again_keeps_its_order(tmp_path: Path) -> None:
     shape = RequestConfig(4 * BLOCK, 100, 3)
     fake = FakeBench(tmp_path / "bench", failing=frozenset({1, 3}))
     measurements, _ = await measure(fake.bench(), tmp_path / "cell", shape, WIDE)
     assert len(measurements.discarded) == 2
     for record in (*measurements.discarded, *measurements.records.values()):
-        assert record.colo.first == WIDE.combined_first(shape, record.repetition)
+        order = WIDE.order_requests(shape, record.repetition, 0, plain=False)
+        assert record.colo.first == (order[0] == COLO)
 
 
 async def test_a_combined_instance_that_does_not_tell_what_it_held_is_no_baseline(tmp_path: Path) -> None:
@@ -200,7 +241,7 @@ async def test_the_load_of_both_engines_is_kept_and_what_is_not_counted_is_null(
     measurements, _ = await measure(FakeBench(tmp_path / "bench").bench(), tmp_path / "cell", SHAPE, grid())
     assert set(measurements.load) == {"prefill", "decode"}
     for span in measurements.load.values():
-        assert (span.begin.kv_usage, span.end.preemptions, span.preemptions) == (0.0, 0, 0)
+        assert (span.begin.preemptions, span.end.preemptions, span.preemptions) == (0, 0, 0)
         assert span.end.prefix_cache_hits is None
         assert "prefix_cache_hits" in span.end.reason
 
@@ -353,7 +394,8 @@ async def test_the_cells_own_part_of_the_logs_is_kept(tmp_path: Path) -> None:
     assert (len(rows), len(handovers), len(combined)) == (10, 5, 5)
     decided = {row["request"]["request"] for row in lines(tmp_path / "second" / "decisions.jsonl")}
     assert decided == handovers | combined
-    assert all(row["pair"] in (combined if row["purpose"] == "handover" else handovers) for row in rows)
+    assert all(set(row["others"]) <= (combined if row["purpose"] == "handover" else handovers) for row in rows)
+    assert all(len(row["others"]) == 1 for row in rows)
     probe = lines(tmp_path / "second" / "probe" / "prefill" / "transfer.1.jsonl")
     assert probe[0]["event"] == "status"
     assert {row["transfer"] for row in probe[1:]} == {f"xfer-{number}" for number in range(5, 10)}

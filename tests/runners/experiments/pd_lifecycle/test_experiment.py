@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,12 +14,14 @@ import msgspec
 import pytest
 
 from launch.errors import LaunchError
+from launch.profile import load_config
+from results.pd_lifecycle.load import read_records
 from results.records.layout import RunLayout
 from results.records.lifecycle import RequestConfig
 from runners.campaign.context import RunContext
 from runners.errors import CellFailed
 from runners.experiments.pd_lifecycle import bench as pd_lifecycle_bench
-from runners.experiments.pd_lifecycle.bench import Bench
+from runners.experiments.pd_lifecycle.bench import Bench, plan_group
 from runners.experiments.pd_lifecycle.caches import EngineCache
 from runners.experiments.pd_lifecycle.experiment import PdLifecycle
 from runners.experiments.pd_lifecycle.grid import Grid
@@ -88,6 +91,20 @@ async def test_all_cells_share_the_engines_and_caches_are_emptied_between_contex
         assert outcome.summary["discarded"] == 0
     assert len(host.benches) == 1
     assert all(experiment.adopt(plan) is not None for plan in CELLS)
+
+
+async def test_every_trial_has_fresh_engines_and_its_own_files(host: Host) -> None:
+    experiment = host.experiment(grid())
+    plans = [replace(plan, cell=f"{plan.cell}/t{trial}", trial=trial) for trial in (0, 1) for plan in CELLS[:2]]
+    for plan in plans:
+        await experiment.run_cell(plan, 1)
+    assert [bench.handovers for bench in host.benches] == [10, 10]
+    assert host.ended == 1
+    assert all(experiment.adopt(plan) is not None for plan in plans)
+    collected = read_records(host.folder / "run")
+    assert [record.trial for record in collected.records] == [0] * 10 + [1] * 10
+    assert collected.gaps == ()
+    assert sorted(collected.cells) == [(0, 0, 64, 2), (0, 0, 96, 2), (1, 0, 64, 2), (1, 0, 96, 2)]
 
 
 async def test_with_restart_every_context_has_fresh_engines(host: Host) -> None:
@@ -184,3 +201,14 @@ async def test_an_engine_that_does_not_say_what_was_cached_is_no_evidence(tmp_pa
     client = httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://engine")
     with pytest.raises(Exception, match="does not report the number of cached prompt tokens"):
         await EngineCache("decode", client, "tiny", 1.0).compute_prompt([1, 2, 3])
+
+
+def test_a_cell_of_an_older_plan_is_measured_as_it_was_planned(tmp_path: Path) -> None:
+    """A run from before the plain engine, resumed: its cells ask for none, though today's preset does."""
+    configs = {name: load_config(name) for name in ("mooncake_both", "plain")}
+    context = cast(RunContext, SimpleNamespace(configs=configs))
+    older = plan_group(grid(), context, CELLS[0], tmp_path)
+    assert (older.configs, older.roles) == (("mooncake_both", "mooncake_both"), ("prefill", "decode"))
+    today = replace(CELLS[0], params={**CELLS[0].params, "plain": "plain"})
+    group = plan_group(grid(), context, today, tmp_path)
+    assert (group.configs[2:], group.roles[2:]) == (("plain",), ("both",))

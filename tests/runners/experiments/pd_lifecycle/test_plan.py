@@ -15,10 +15,12 @@ from launch.profile import load_profile
 from results.records.lifecycle import RequestConfig
 from runners.campaign.experiment import RunOptions
 from runners.campaign.plan import freeze
+from runners.campaign.start import options_of
 from runners.errors import RunnerError
 from runners.experiments.engines import counting_profile
 from runners.experiments.pd_lifecycle.grid import EXPERIMENT, Expected, Grid, read_grid, shape_of
 from runners.experiments.pd_lifecycle.plan import STAGES, estimate_sums, list_cells
+from runners.experiments.pd_lifecycle.policy import COLO, HANDOVER, PLAIN
 from state.run import CellPlan, RunPlan
 from tests.runners.prepared import prepare
 
@@ -49,13 +51,14 @@ def sweep(plan: RunPlan) -> list[CellPlan]:
 
 def test_the_specifications_grid_is_there_whole() -> None:
     plan = prepare(RunOptions(EXPERIMENT, H20, "full")).plan
-    shapes = [shape_of(cell) for cell in sweep(plan)]
+    shapes = [shape_of(cell) for cell in sweep(plan) if cell.trial == 0]
     assert len(shapes) == 144
+    assert len(sweep(plan)) == 3 * 144
     assert {shape.prior_context for shape in shapes} == {0, 4000, 16000, 32000, 64000, 100000}
     assert {shape.current_new_tokens for shape in shapes} == {512, 2048, 4096, 8192, 16384, 32768}
     assert {shape.output_length for shape in shapes} == {1, 32, 128, 512}
     assert not any(cell.params["why_not"] for cell in sweep(plan)), "C + N stays within 132k"
-    assert plan.configs == ("mooncake_producer", "mooncake_consumer"), "kv_producer and kv_consumer"
+    assert plan.configs == ("mooncake_producer", "mooncake_consumer", "plain"), "kv_producer and kv_consumer"
     assert plan.inputs["grid"]["repetitions"] == 5
     assert plan.inputs["grid"]["warmup_repetitions"] == 2
 
@@ -68,9 +71,9 @@ def test_every_preset_measures_every_cell_of_its_grid(profile: str) -> None:
 
 
 def test_the_presets_of_this_machine_take_as_long_as_they_promise() -> None:
-    assert plan_of(grid("full")).estimated_s < 18 * 60
-    assert plan_of(grid("demo")).estimated_s < 5 * 60
-    assert plan_of(grid("smoke")).estimated_s < 45
+    assert plan_of(grid("full")).estimated_s < 70 * 60
+    assert plan_of(grid("demo")).estimated_s < 12 * 60
+    assert plan_of(grid("smoke")).estimated_s < 60
 
 
 _tokens = st.lists(st.integers(1, 50_000), min_size=1, max_size=4, unique=True).map(sorted)
@@ -87,8 +90,15 @@ _grids = st.builds(
 
 
 @given(of=_grids)
-def test_a_plan_has_every_cell_once_and_those_of_one_context_in_a_row(of: Grid) -> None:
-    cells = sweep(plan_of(of))
+def test_a_trial_has_every_cell_once_and_those_of_one_context_in_a_row(of: Grid) -> None:
+    whole = sweep(plan_of(of))
+    assert len({cell.cell for cell in whole}) == len(whole)
+    assert [trial for trial, _ in groupby(cell.trial for cell in whole)] == [0, 1, 2]
+    for trial in range(3):
+        _check_trial(of, [cell for cell in whole if cell.trial == trial])
+
+
+def _check_trial(of: Grid, cells: list[CellPlan]) -> None:
     shapes = [shape_of(cell) for cell in cells]
     assert set(shapes) == {
         RequestConfig(prior, new, output)
@@ -107,8 +117,10 @@ def test_a_plan_has_every_cell_once_and_those_of_one_context_in_a_row(of: Grid) 
 
 def test_the_seed_decides_the_order_of_contexts_and_of_the_cells_within_one() -> None:
     """Else the effects of C, N and O could not be separated from the time since the engines started."""
-    orders = [[shape_of(cell) for cell in sweep(plan_of(grid("full"), seed))] for seed in range(8)]
-    assert orders[1] == [shape_of(cell) for cell in sweep(plan_of(grid("full"), 1))]
+    plans = [sweep(plan_of(grid("full", ["trials=3"]), seed)) for seed in range(3)]
+    assert plans[1] == sweep(plan_of(grid("full", ["trials=3"]), 1))
+    orders = [[shape_of(cell) for cell in cells if cell.trial == trial] for cells in plans for trial in range(3)]
+    assert len({tuple(shape.key for shape in order) for order in orders}) == 9, "each trial draws its own order"
     firsts = {order[0].prior_context for order in orders}
     assert len(firsts) > 2
     for order in orders:
@@ -118,20 +130,39 @@ def test_the_seed_decides_the_order_of_contexts_and_of_the_cells_within_one() ->
         assert level != [(shape.current_new_tokens, shape.output_length) for shape in order[18:36]]
 
 
-@given(of=_grids, repetitions=st.integers(2, 7))
-def test_either_request_of_a_pair_comes_first_in_half_of_them(of: Grid, repetitions: int) -> None:
+@given(of=_grids, repetitions=st.integers(2, 7), trial=st.integers(0, 4))
+def test_of_any_two_requests_either_comes_first_in_half_of_the_repetitions(
+    of: Grid, repetitions: int, trial: int
+) -> None:
     """Over the repetitions of a cell, and over those of one C and N: at most one more of either."""
-    for prior, new in itertools.product(of.prior_context, of.new_tokens):
-        shapes = [RequestConfig(prior, new, output) for output in of.output_length]
-        firsts = [[of.combined_first(shape, number + 1) for number in range(repetitions)] for shape in shapes]
-        for cell in firsts:
-            assert abs(2 * sum(cell) - len(cell)) <= 1
-        assert abs(2 * sum(map(sum, firsts)) - len(firsts) * repetitions) <= 1
+    requests = of.order_requests(next(of.list_shapes()), 1, trial, plain=True)
+    for one, other in itertools.combinations(requests, 2):
+        for prior, new in itertools.product(of.prior_context, of.new_tokens):
+            shapes = [RequestConfig(prior, new, output) for output in of.output_length]
+            firsts = [
+                [_comes_first(of, shape, number + 1, trial, one, other) for number in range(repetitions)]
+                for shape in shapes
+            ]
+            for cell in firsts:
+                assert abs(2 * sum(cell) - len(cell)) <= 1
+            assert abs(2 * sum(map(sum, firsts)) - len(firsts) * repetitions) <= 1
+
+
+def _comes_first(of: Grid, shape: RequestConfig, repetition: int, trial: int, one: str, other: str) -> bool:
+    order = of.order_requests(shape, repetition, trial, plain=True)
+    return order.index(one) < order.index(other)
+
+
+def test_each_trial_begins_with_another_request() -> None:
+    shape = next(grid("full").list_shapes())
+    firsts = [grid("full").order_requests(shape, 2, trial, plain=True)[0] for trial in range(3)]
+    assert sorted(firsts) == sorted([HANDOVER, COLO, PLAIN])
 
 
 def test_what_is_first_can_be_fixed_and_is_in_the_plan() -> None:
     fixed = grid("full", ["order=handover_first"])
-    assert not any(fixed.combined_first(shape, number) for shape in fixed.list_shapes() for number in range(1, 6))
+    for shape, number in itertools.product(fixed.list_shapes(), range(1, 6)):
+        assert fixed.order_requests(shape, number, 1, plain=True) == [HANDOVER, COLO, PLAIN]
     plans = [
         prepare(RunOptions(EXPERIMENT, "cpu-tiny", "smoke", settings=settings)).plan
         for settings in ((), ("order=handover_first",))
@@ -176,6 +207,7 @@ def test_a_setting_changes_the_grid() -> None:
         (["repetitions=2", "warmup_repetitions=2"], "warmup_repetitions"),
         (["dispatch=concurrent"], "sequential"),
         (["evict=never"], "evict"),
+        (["trials=0"], "trials"),
         (["order=random"], "order"),
         (["analysis.half_step=true"], "half_step"),
         (["engine.block_size=64", "prior_context=[0, 100]"], "whole number of blocks"),
@@ -199,7 +231,7 @@ def test_a_wrong_setting_is_refused_by_name(settings: list[str], named: str) -> 
         (RunOptions(EXPERIMENT, "cpu-tiny", "smoke", ("mooncake_both",) * 3), "configs"),
         (RunOptions(EXPERIMENT, "cpu-tiny", "smoke", policies=("ear",)), "static_pd"),
         (RunOptions(EXPERIMENT, "cpu-tiny", "smoke", trace="trace.jsonl"), "static_pd"),
-        (RunOptions(EXPERIMENT, "cpu-tiny", "smoke", trials=3), "repetitions=3"),
+        (RunOptions(EXPERIMENT, "cpu-tiny", "smoke", settings=("plain=nixl_both",)), "has a connector"),
         (RunOptions(EXPERIMENT, "cpu-tiny", "huge"), "huge"),
     ],
 )
@@ -213,7 +245,18 @@ def test_what_cannot_be_run_is_refused_before_anything_starts(options: RunOption
 def test_the_configs_of_both_engines(configs: tuple[str, ...]) -> None:
     prepared = prepare(RunOptions(EXPERIMENT, "cpu-tiny", "smoke", configs))
     expected = configs or ("mooncake_both",)
-    assert prepared.plan.configs == expected
-    assert {cell.config for cell in prepared.plan.cells if cell.kind == "preflight"} == set(expected)
+    assert prepared.plan.configs == (*expected, "plain")
+    assert {cell.config for cell in prepared.plan.cells if cell.kind == "preflight"} == {*expected, "plain"}
     assert {cell.config for cell in sweep(prepared.plan)} == {expected[-1]}
+    assert prepared.draft.ports == 6
+
+
+def test_the_trials_are_those_of_the_command_and_the_third_engine_can_be_left_out() -> None:
+    options = RunOptions(EXPERIMENT, "cpu-tiny", "smoke", trials=2, settings=("plain=''",))
+    prepared = prepare(options)
+    cells = sweep(prepared.plan)
+    assert {cell.trial for cell in cells} == {0, 1}
+    assert {cell.params["plain"] for cell in cells} == {""}
+    assert prepared.plan.configs == ("mooncake_both",)
     assert prepared.draft.ports == 4
+    assert prepare(options_of(prepared.plan)).plan.fingerprint == prepared.plan.fingerprint

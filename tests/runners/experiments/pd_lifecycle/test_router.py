@@ -17,8 +17,9 @@ import pytest
 from launch.profile import load_config, load_profile
 from results.records.decisions import DecisionRecord
 from runners.campaign.context import RunContext
-from runners.experiments.pd_lifecycle.bench import build_router_spec
-from runners.experiments.pd_lifecycle.policy import COMBINED
+from runners.experiments.pd_lifecycle.bench import Draw, build_router_spec, warm_up
+from runners.experiments.pd_lifecycle.client import OneAtATime, completion_body
+from runners.experiments.pd_lifecycle.policy import ALONE, COLO, COMBINED, HANDOVER, PLAIN
 from runners.experiments.routing.transfers import BOOTSTRAP_PORT
 from runners.router.server.process import RouterProcess
 from runners.router.spec import RouterSpec
@@ -47,17 +48,19 @@ class Watched(Engine):
         return await super()._complete(seen, reader, writer)
 
 
-def spec_of(prefill: Engine, decode: Engine, folder: Path) -> RouterSpec:
+def spec_of(prefill: Engine, decode: Engine, folder: Path, plain: Engine | None = None) -> RouterSpec:
     """As the bench makes it."""
+    engines = {"prefill": prefill, "decode": decode, **({} if plain is None else {"both": plain})}
     members = tuple(
         SimpleNamespace(
             role=side,
             engine=SimpleNamespace(url=engine.url, ports={BOOTSTRAP_PORT: urlsplit(engine.url).port}),
         )
-        for side, engine in (("prefill", prefill), ("decode", decode))
+        for side, engine in engines.items()
     )
-    context = SimpleNamespace(profile=load_profile("cpu-tiny"), configs={"mooncake_both": load_config("mooncake_both")})
-    shapes = [CacheShape(BLOCK, 4096)] * 2
+    configs = {name: load_config(name) for name in ("mooncake_both", "plain")}
+    context = SimpleNamespace(profile=load_profile("cpu-tiny"), configs=configs)
+    shapes = [CacheShape(BLOCK, 4096)] * len(engines)
     decisions = folder / "decisions.jsonl"
     return build_router_spec(grid(), cast(RunContext, context), cast(Any, members), shapes, decisions, 512)
 
@@ -101,3 +104,29 @@ async def test_no_engine_is_asked_for_metrics_between_a_send_and_its_last_token(
     ] * 3
     assert {one.decision.instance for one in actual} == {"decode"}
     assert [one.outcome is not None and one.outcome.transfer is not None for one in actual] == [True, False] * 3
+
+
+async def test_each_kind_of_request_reaches_its_engine_and_no_other(tmp_path: Path) -> None:
+    """The plain engine has the most free KV: `static_pd` alone would send it every decode."""
+    world, named = World(), {"lc-1": "decode", f"{COMBINED}2": "decode", f"{ALONE}3": PLAIN}
+    async with (
+        Watched("prefill", world=world) as prefill,
+        Watched("decode", world=world) as decode,
+        Watched(PLAIN, world=world) as plain,
+    ):
+        spec = spec_of(prefill, decode, tmp_path, plain)
+        async with RouterProcess(spec, tmp_path / "spec.json") as router:
+            client = OneAtATime(router.url, 30.0)
+            async with client:
+                draw = Draw(1, 0, 256)
+                warm_ups = await warm_up(client, [HANDOVER, COLO, PLAIN], draw, "m", 2 * BLOCK)
+                for name in named:
+                    exchange = await client.send_request(name, completion_body("m", [7] * 3 * BLOCK, 1))
+                    assert exchange.http_status == 200, exchange.error
+            await router.end()
+        assert (len(prefill.transfer_requests), len(decode.transfer_requests)) == (3, 3)
+        assert (decode.served, plain.served) == (6, 3)
+    assert [one.purpose for one in warm_ups] == [HANDOVER, COLO, PLAIN] * 2
+    actual = msgspec.json.Decoder(DecisionRecord).decode_lines((tmp_path / "decisions.jsonl").read_bytes())
+    picks = {one.request.request: one.decision.instance for one in actual}
+    assert {name: picks[name] for name in named} == named

@@ -1,0 +1,102 @@
+"""Sizes measured in every launch: y = size + launch + residual, the sizes fixed, the launch drawn anew each time.
+
+The launch is the unit: y is one number of one size in one launch, for example the logarithm of a ratio of medians. Its
+spread over launches is pooled over all sizes, so that many sizes make up for few launches. What all sizes of a launch
+share is one draw, however many sizes there are: the degrees of freedom are Satterthwaite's (Biometrics 2, 1946) for
+the variance of the launches and that of the rest. A size whose own launches vary significantly more has its own spread.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+from scipy import special  # not scipy.stats, which takes two seconds to import
+
+from results.statistics.blocks import LEVEL_OF_F, ROUNDING
+from results.statistics.estimates import LEVEL, Estimate, Samples, mean, unknown
+from results.statistics.trials import MIN_PAIRED
+
+Size = TypeVar("Size", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class SizeFit(Generic[Size]):
+    """All sizes that were measured in every launch."""
+
+    estimates: Mapping[Size, Estimate]
+    p: Mapping[Size, float]
+    """Two-sided, of a zero mean over launches."""
+    overall: Estimate
+    """The mean over the sizes; its interval is Student's t over the launches."""
+    degrees: float
+    """Degrees of freedom of the pooled spread."""
+
+
+def fit_sizes(values: Mapping[Size, Mapping[int, float]], level: float = LEVEL) -> SizeFit[Size] | str:
+    """The mean of each size over the launches; a sentence where there are too few launches, or no common size.
+
+    values: per size, the number of each launch. A size that lacks a launch is left out.
+    """
+    launches = sorted({launch for own in values.values() for launch in own})
+    if len(launches) < MIN_PAIRED:
+        return f"{len(launches)} launches of each engine: an interval over launches needs {MIN_PAIRED}"
+    sizes = [size for size, own in values.items() if len(own) == len(launches)]
+    if not sizes:
+        return "no size was measured in every launch"
+    y = np.array([[values[size][launch] for launch in launches] for size in sizes])
+    variances, degrees = _pool_variances(y)
+    means = y.mean(axis=1)
+    errors = np.sqrt(variances / len(launches))
+    halves = special.stdtrit(degrees, (1 + level) / 2) * errors
+    basis = f"over {len(launches)} launches"
+    estimates = {
+        size: Estimate(
+            float(value), float(value - half), float(value + half), len(launches), None, basis, len(launches)
+        )
+        for size, value, half in zip(sizes, means, halves, strict=True)
+    }
+    exact = errors <= ROUNDING * max(float(np.abs(y).max()), 1.0)
+    t = np.abs(means) / np.where(exact, 1.0, errors)
+    signs_alone = np.where(means == 0, 1.0, 2.0 ** (1 - len(launches)))  # no spread to hold them against
+    p = np.where(exact, signs_alone, 2 * special.stdtr(degrees, -t))
+    return SizeFit(
+        estimates,
+        {size: float(one) for size, one in zip(sizes, p, strict=True)},
+        mean_over_launches([float(one) for one in y.mean(axis=0)], level),
+        float(degrees.max()),
+    )
+
+
+def _pool_variances(y: Samples) -> tuple[Samples, Samples]:
+    """Per size, the variance of one launch around the size's mean, and its degrees of freedom."""
+    count, launches = y.shape
+    own = y.var(axis=1, ddof=1)
+    pooled = float(own.mean())
+    shared = float(y.mean(axis=0).var(ddof=1))  # of the launches, and a part of the rest
+    rest = max(pooled - shared, 0.0)
+    degrees = float(launches - 1)
+    if count > 1 and pooled > 0:
+        degrees = pooled**2 / (shared**2 / (launches - 1) + rest**2 / ((count - 1) * (launches - 1)))
+    variances, freedom = np.full(count, pooled), np.full(count, degrees)
+    for place in range(count if count > 1 else 0):
+        others = float(np.delete(own, place).mean())
+        if others > 0 and special.fdtrc(launches - 1, degrees, own[place] / others) < LEVEL_OF_F:
+            variances[place], freedom[place] = own[place], launches - 1
+    return variances, freedom
+
+
+def mean_over_launches(values: Sequence[float | None], level: float = LEVEL) -> Estimate:
+    """The mean of one number per launch with Student's t interval; none below three launches."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return unknown("not measured")
+    value, launches = math.fsum(known) / len(known), len(known)
+    if launches < MIN_PAIRED or launches < len(values):
+        why = f"{launches} of {len(values)} launches have this number"
+        return Estimate(value, n=launches, reason=why, launches=launches)
+    bounds = mean(known, level=level)
+    return Estimate(value, bounds.low, bounds.high, launches, None, f"over {launches} launches", launches)

@@ -1,0 +1,80 @@
+"""Intervals of many sizes over few launches cover what they say, and a shift that all sizes share counts once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from results.statistics.launches import SizeFit, fit_sizes, mean_over_launches
+
+SIZES, LAUNCHES = 12, 3
+
+
+def _draw(rng: np.random.Generator, *, shared: float, rest: float) -> dict[int, dict[int, float]]:
+    y = shared * rng.standard_normal(LAUNCHES) + rest * rng.standard_normal((SIZES, LAUNCHES))
+    return {size: dict(enumerate(map(float, row))) for size, row in enumerate(y)}
+
+
+@pytest.mark.parametrize(("shared", "rest"), [(0.0, 1.0), (1.0, 1.0), (1.0, 0.1)])
+def test_intervals_of_single_sizes_cover_as_often_as_they_say(shared: float, rest: float) -> None:
+    runs, covered, false = 400, 0, 0
+    for seed in range(runs):
+        fit = fit_sizes(_draw(np.random.default_rng([seed, 7]), shared=shared, rest=rest))
+        assert isinstance(fit, SizeFit)
+        one = fit.estimates[0]
+        covered += (one.low or 0.0) <= 0.0 <= (one.high or 0.0)
+        false += min(fit.p.values()) * SIZES < 0.05
+    assert covered >= 0.95 * runs - 3 * np.sqrt(0.05 * 0.95 * runs)
+    assert false <= 0.05 * runs + 3 * np.sqrt(0.05 * 0.95 * runs)
+
+
+def test_many_sizes_make_up_for_few_launches_only_where_they_share_nothing() -> None:
+    rng = np.random.default_rng(5)
+    apart, together = (fit_sizes(_draw(rng, shared=shared, rest=1.0)) for shared in (0.0, 100.0))
+    assert isinstance(apart, SizeFit)
+    assert isinstance(together, SizeFit)
+    assert apart.degrees > 10
+    assert together.degrees == pytest.approx(LAUNCHES - 1, abs=0.1)
+
+
+def test_one_size_is_students_t_over_its_launches() -> None:
+    values = [0.3, 0.5, 0.1, 0.4]
+    fit = fit_sizes({"only": dict(enumerate(values))})
+    assert isinstance(fit, SizeFit)
+    known = stats.ttest_1samp(values, 0.0)
+    assert fit.p["only"] == pytest.approx(known.pvalue)
+    interval = known.confidence_interval(0.95)
+    assert (fit.estimates["only"].low, fit.estimates["only"].high) == pytest.approx((interval.low, interval.high))
+    assert fit.overall.value == pytest.approx(np.mean(values))
+
+
+def test_a_size_that_varies_more_has_its_own_spread() -> None:
+    rng = np.random.default_rng(8)
+    values = _draw(rng, shared=0.0, rest=0.01) | {99: {0: -5.0, 1: 0.0, 2: 5.0}}
+    fit = fit_sizes(values)
+    assert isinstance(fit, SizeFit)
+    wild = fit.estimates[99]
+    assert (wild.high or 0.0) - (wild.value or 0.0) == pytest.approx(4.302653 * 5 / np.sqrt(3), rel=1e-5)
+
+
+def test_too_few_launches_and_sizes_that_lack_one_are_said() -> None:
+    assert "needs 3" in str(fit_sizes({1: {0: 1.0, 1: 2.0}}))
+    assert fit_sizes({1: {0: 1.0, 1: 2.0}, 2: {2: 1.0}}) == "no size was measured in every launch"
+    some = fit_sizes({1: {0: 1.0, 1: 2.0, 2: 3.0}, 2: {0: 1.0}})
+    assert isinstance(some, SizeFit)
+    assert set(some.estimates) == {1}
+
+
+def test_launches_that_agree_to_the_last_digit_have_only_their_signs() -> None:
+    fit = fit_sizes({1: dict.fromkeys(range(3), 1.0), 2: dict.fromkeys(range(3), 0.0)})
+    assert isinstance(fit, SizeFit)
+    assert fit.p == {1: 0.25, 2: 1.0}
+
+
+def test_a_mean_over_launches_needs_all_of_them() -> None:
+    assert mean_over_launches([1.0, 2.0, 3.0]).launches == 3
+    lacking = mean_over_launches([1.0, None, 3.0])
+    assert (lacking.value, lacking.low) == (2.0, None)
+    assert "2 of 3" in (lacking.reason or "")
+    assert mean_over_launches([None]).value is None
