@@ -217,7 +217,7 @@ def route(
             bindings=_binding_rules()(**chosen(context, BINDINGS)),
             **chosen(context, ROUTER),
         )
-    serve(options, (lambda line: typer.echo(to_json(line).decode())) if json else _Narrator(options))
+    serve(options, (lambda line: output.print_json_line(to_json(line))) if json else _Narrator(options))
 
 
 class _Narrator:

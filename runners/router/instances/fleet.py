@@ -20,6 +20,8 @@ from runners.router.view import Cluster, Member
 ASK_S = 3.0
 POLLS_AT_ONCE = 64
 """Streams go on between two batches of KV events."""
+UNKNOWN_CAPACITY_BLOCKS = 1 << 17
+"""Of an index whose instance does not report its capacity: some 16 MB of the router's memory at most."""
 BLOCK_TOKENS = 16
 """The default of vLLM's GPU builds, where neither spec nor engine names a block size."""
 _CACHE_CONFIG = re.compile(rb"^vllm:cache_config_info\{([^}]*)\}", re.MULTILINE)
@@ -144,8 +146,9 @@ class Fleet:
 
     def _make_index(self, instance: InstanceSpec, capacity_tokens: int | None) -> Index:
         if self._spec.index == "approximate":
-            blocks = None if capacity_tokens is None else max(1, capacity_tokens // self.block_tokens)
-            return PrefixIndex(self.block_tokens, blocks)
+            if capacity_tokens is None:
+                return PrefixIndex(self.block_tokens, UNKNOWN_CAPACITY_BLOCKS)
+            return PrefixIndex(self.block_tokens, max(1, capacity_tokens // self.block_tokens))
         index = EventIndex(self.block_tokens)
         wire = ZmqWire(instance.kv_events, instance.kv_replay)
         loop = asyncio.get_running_loop()
