@@ -54,6 +54,8 @@ class Pair:
     port: int = PORTS
     transport: str = ""
     profile: Profile = PROFILE
+    extra_env: Mapping[str, str] = field(default_factory=dict)
+    """Of engines started from now on."""
     running: dict[str, Instance] = field(default_factory=dict)
 
     async def ready(self, transport: str) -> None:
@@ -88,7 +90,9 @@ class Pair:
                 "--scheduling-policy", "priority", *extra,
             ),
             transfer_log=True,
-            extra_env={"VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": str(KEPT_S), "VLLM_SERVER_DEV_MODE": "1"},
+            extra_env={
+                "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": str(KEPT_S), "VLLM_SERVER_DEV_MODE": "1", **self.extra_env,
+            },
         )  # fmt: skip
         self.running[name] = await self.backend.start(spec, ignore_start)
 
@@ -250,7 +254,7 @@ async def routed(
             async with asyncio.timeout(30):
                 while any(row["num_requests"] for row in (await made.loads()).values()):  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
-            left = ("pending_prefill_tokens", "ongoing_tokens", "ongoing_decode_tokens", "kept_tokens")
+            left = ("pending_prefill_tokens", "ongoing_tokens", "ongoing_decode_tokens", "retained_tokens")
             assert not [row for row in (await made.loads()).values() if any(row[name] for name in left)]
         await process.end()
     made.records = sorted(
