@@ -88,7 +88,7 @@ def _describe_inputs(draft: DraftPlan, engine: Engine | None) -> Mapping[str, An
         "profile": redact_settings(described),
         "engine": None if engine is None else {"python": str(engine.python), "versions": dict(engine.versions)},
         "tracon": tracon_version(),
-        **draft.inputs,
+        **redact_settings(draft.inputs),
     }
 
 
