@@ -7,10 +7,10 @@ from pathlib import Path
 from state.errors import StoreUnusable
 
 MOUNTS = Path("/proc/self/mountinfo")
-NETWORK = frozenset(
-    ("nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "glusterfs", "fuse.glusterfs", "fuse.sshfs", "beegfs")
-    + ("gpfs", "lustre", "orangefs", "pvfs2", "fuse.juicefs")
-)
+NETWORK = frozenset((
+    "nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "glusterfs", "fuse.glusterfs", "fuse.sshfs", "beegfs",
+    "gpfs", "lustre", "orangefs", "pvfs2", "fuse.juicefs",
+))  # fmt: skip
 """SQLite's write-ahead log needs memory that all its users share: on these it may be damaged without a sign."""
 
 

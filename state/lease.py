@@ -86,9 +86,9 @@ def acquire(store: RunStore, *, takeover: bool = True, clock: Callable[[], float
     """Take the run for this process, from a dead holder too unless `takeover` is False.
 
     Judging the holder, taking its place and saying so in the journal are one transaction: of two processes that try,
-    one gets it. From then on nothing is written through `store` once another process has taken over, even where clocks of
-    two hosts made it look dead. Raises StoreUnusable on a network file system, LeaseHeld where a live process holds it (this one included), or where a dead one does and
-    `takeover` is False.
+    one gets it. From then on nothing is written through `store` once another process has taken over, even where the
+    clocks of two hosts made this one look dead. Raises StoreUnusable on a network file system, LeaseHeld where a live
+    process holds it (this one included), or where a dead one does and `takeover` is False.
     """
     require_local_disk(store.folder)
     me = this_process()

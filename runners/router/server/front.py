@@ -259,7 +259,8 @@ class ClientConnection(asyncio.Protocol):
             self._transport.close()
             return
         self._busy = False
-        self._resume_ahead()
+        if self._paused:
+            self._resume_ahead()
         if self._queue:
             asyncio.get_running_loop().call_soon(self._serve_next)
 
@@ -299,7 +300,8 @@ class ClientConnection(asyncio.Protocol):
         self.keep_alive = request.keep_alive
         self._serving_bytes = len(request.body)
         self._ahead_bytes -= self._serving_bytes
-        self._resume_ahead()
+        if self._paused:
+            self._resume_ahead()
         try:
             self._service.serve(self, request)
         except Exception as error:  # noqa: BLE001  (its client is to get an answer, and the log the error)
@@ -313,7 +315,7 @@ class ClientConnection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _resume_ahead(self) -> None:
-        if self._paused and self._transport is not None and self._ahead_bytes <= AHEAD_LIMIT_BYTES:
+        if self._transport is not None and self._ahead_bytes <= AHEAD_LIMIT_BYTES:
             self._paused = False
             self.t_begin_s = 0.0 if self._in_head else monotonic()
             self._transport.resume_reading()

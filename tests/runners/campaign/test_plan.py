@@ -191,4 +191,5 @@ def test_a_plan_holds_no_secret_and_notices_when_one_changes(tmp_path: Path) -> 
     for plan, secret in zip(plans, ("swordfish", "trout"), strict=True):
         assert secret not in str(plan.inputs["profile"])
         assert plan.inputs["profile"]["engine"]["extra_args"][:2] == ["--api-key", "<redacted>"]
-    assert any(line.startswith("profile.engine.env.MY_TOKEN:") for line in differences(plans[0].inputs, plans[1].inputs))
+    changes = differences(plans[0].inputs, plans[1].inputs)
+    assert any(line.startswith("profile.engine.env.MY_TOKEN:") for line in changes)

@@ -15,7 +15,10 @@ from runners.trace.formats.agentic import open_agentic
 from runners.trace.formats.bailian import open_bailian
 from runners.trace.source import MAX_HEADER_BYTES, TraceError, open_documents
 
-LINE = b'{"chat_id":%d,"parent_chat_id":-1,"timestamp":1,"input_length":16,"output_length":1,"type":"t","turn":1,"hash_ids":[%d]}\n'
+LINE = (
+    b'{"chat_id":%d,"parent_chat_id":-1,"timestamp":1,"input_length":16,"output_length":1,"type":"t","turn":1,'
+    b'"hash_ids":[%d]}\n'
+)
 
 
 @pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
