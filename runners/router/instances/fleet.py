@@ -58,6 +58,8 @@ class Fleet:
         self._events: dict[str, KvEvents] = {}
         self._wires: dict[str, ZmqWire] = {}
         self._asking: set[asyncio.Task[None]] = set()
+        self._adding: set[str] = set()
+        """Instances that are asked about themselves before they join."""
 
     async def start(self) -> None:
         """Add the instances of the spec. Raises RouterError."""
@@ -75,7 +77,7 @@ class Fleet:
         problem = instance_problem(instance)
         if problem is not None:
             raise RouterError(problem[0], remedy=f"Give {problem[1]}.")
-        known = self.specs.get(instance.instance)
+        known = None if instance.instance in self._adding else self.specs.get(instance.instance)
         if known is not None:
             if known.url != instance.url:
                 raise RouterError(
@@ -89,7 +91,13 @@ class Fleet:
             return
         if self._spec.index == "events" and not instance.kv_events:
             raise RouterError(f"instance {instance.instance} has no kv_events endpoint", remedy="Give it one.")
-        await self._add_member(instance, await self._connect_instance(instance))
+        if instance.instance in self._adding:
+            raise RouterError(f"instance {instance.instance} is being added already", remedy="Wait until it is.")
+        self._adding.add(instance.instance)
+        try:
+            await self._add_member(instance, await self._connect_instance(instance))
+        finally:
+            self._adding.discard(instance.instance)
 
     def drain(self, instance: str) -> None:
         """Send it no new requests. Raises RouterError for an unknown one."""

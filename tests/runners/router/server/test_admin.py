@@ -70,6 +70,14 @@ async def test_one_removed_at_once_loses_its_streams_with_a_reason_and_keeps_no_
         assert by(await waiting) == "b"
 
 
+async def test_an_instance_that_is_added_twice_at_once_joins_once_and_probed() -> None:
+    async with instances("a", "b") as (a, b), router([a], "round_robin") as routed:
+        body = {"instance": "b", "url": b.url}
+        answers = await asyncio.gather(*(routed.http.post("/admin/instances", json=body) for _ in range(3)))
+        assert sorted(answer.status_code for answer in answers) == [200, 409, 409]
+        assert routed.available() == {"a", "b"}
+
+
 async def test_what_cannot_be_done_is_refused_with_what_to_do() -> None:
     async with instances("a", "b") as (a, b), router([a]) as routed:
         unknown = await routed.http.post("/admin/instances/zzz/drain")
