@@ -46,7 +46,7 @@ class Breaker:
     why: str = ""
 
     @property
-    def passes(self) -> bool:
+    def lets_pass(self) -> bool:
         """Another request may be sent."""
         return self.state is BreakerState.CLOSED or (
             self.state is BreakerState.HALF_OPEN and self.trials < self.trials_at_once

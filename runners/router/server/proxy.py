@@ -58,11 +58,11 @@ class Arrival:
     def resume(self) -> None:
         """Nor was anything held back."""
 
-    def abandon(self) -> None:
+    def abandon_request(self) -> None:
         """The client is gone."""
         self._traffic.end_arrival(self)
 
-    def cut(self, why: str) -> None:
+    def cut_request(self, why: str) -> None:
         self._traffic.end_arrival(self)
         self._client.refuse(503, why, "cut")
 
@@ -93,11 +93,11 @@ class Exchange(RequestLifecycle):
         self.link = None
         self._pool = pool = self._pools[self.instance]
         message = self._message
-        pool.send(self, (pool.target.head("POST", message.path, message.headers, len(body)), body))
+        pool.send_request(self, (pool.target.head("POST", message.path, message.headers, len(body)), body))
 
     def _cancel_request(self) -> None:
         if self._pool is not None:
-            self._pool.cancel(self)
+            self._pool.cancel_request(self)
 
     def _refuse_client(self, status: int, message: str, kind: str, headers: bytes = b"") -> None:
         self._client.refuse(status, message, kind, headers)
@@ -143,7 +143,7 @@ class Exchange(RequestLifecycle):
         """The client has all of the response, which ends in `tail` where it is an event stream."""
         error = read_error_event(tail)
         if error is None or self._status >= 400:
-            self.complete()
+            self.complete_response()
         else:
             self.complete_with_error(*error)
 
@@ -153,26 +153,26 @@ class Exchange(RequestLifecycle):
         self._client.write(head + data)
 
     # the client's side
-    def abandon(self, why: str = "the client left") -> None:
+    def abandon_request(self, why: str = "the client left") -> None:
         """The client is gone. One that left after the stream's last event did not wait for the end of its framing."""
         tail = b"".join(self._tail) if self._is_open and self._answer.events and not self.t_paused_s else b""
         if is_done(tail):
             self._cancel_request()
             self._complete_stream(tail)
         else:
-            super().abandon(why)
+            super().abandon_request(why)
 
     def pause(self) -> None:
         """The client's buffers are full."""
         self.t_paused_s = monotonic()
         if self.link is not None:
-            self.link.pause()
+            self.link.pause_reading()
 
     def resume(self) -> None:
         """The client reads again."""
         self.t_paused_s, self.t_read_s = 0.0, monotonic()
         if self.link is not None:
-            self.link.resume()
+            self.link.resume_reading()
 
 
 class Proxy:
@@ -201,7 +201,7 @@ class Proxy:
         def begin(turn: int) -> None:
             routed = Request(name, session, turn, facts.keys, facts.input_tokens, facts.max_tokens)
             connection.in_flight = exchange = Exchange(self._traffic, self._pools, connection, routed, message)
-            exchange.start()
+            exchange.start_request()
 
         if session and dispatcher.asks_first:
             connection.in_flight = arrival = Arrival(self._traffic, connection, begin)

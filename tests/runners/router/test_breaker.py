@@ -35,7 +35,7 @@ def step(breaker: Breaker, what: str, now_s: float) -> Breaker:
         case "let go":
             return breaker.release_trial()
         case "send":
-            return breaker.note_dispatch() if breaker.passes else breaker
+            return breaker.note_dispatch() if breaker.lets_pass else breaker
         case _:
             why = "" if what == "probe ok" else what
             return breaker.note_probe(now_s, why, refused=what == "probe refused")
@@ -43,13 +43,13 @@ def step(breaker: Breaker, what: str, now_s: float) -> Breaker:
 
 def test_three_failures_in_a_row_open_it_and_a_success_between_does_not_count() -> None:
     twice = Breaker(RULES).note_failure(0, "500").note_failure(0, "500")
-    assert twice.passes
-    assert twice.note_success().note_failure(0, "500").passes
+    assert twice.lets_pass
+    assert twice.note_success().note_failure(0, "500").lets_pass
     assert twice.note_failure(0, "500").state is BreakerState.OPEN
 
 
 def test_a_connection_that_cannot_be_made_opens_it_at_once() -> None:
-    assert not Breaker(RULES).note_failure(0, "refused", dead=True).passes
+    assert not Breaker(RULES).note_failure(0, "refused", dead=True).lets_pass
 
 
 def test_it_half_opens_after_its_time_and_only_once_the_instance_is_well() -> None:
@@ -61,11 +61,11 @@ def test_it_half_opens_after_its_time_and_only_once_the_instance_is_well() -> No
 
 def test_half_open_lets_one_trial_through_and_its_first_byte_closes_it() -> None:
     half = Breaker(RULES).note_failure(0, "refused", dead=True).note_probe(2, "")
-    assert half.passes
+    assert half.lets_pass
     trying = half.note_dispatch()
-    assert not trying.passes
+    assert not trying.lets_pass
     assert trying.note_success().state is BreakerState.CLOSED
-    assert trying.release_trial().passes  # a 4xx proves nothing: another one may try
+    assert trying.release_trial().lets_pass  # a 4xx proves nothing: another one may try
 
 
 def test_half_open_takes_a_share_that_doubles_with_every_good_probe() -> None:
@@ -73,7 +73,7 @@ def test_half_open_takes_a_share_that_doubles_with_every_good_probe() -> None:
     taken = []
     for second in range(3, 9):
         sent = breaker
-        while sent.passes:
+        while sent.lets_pass:
             sent = sent.note_dispatch()
         taken.append(sent.trials)
         breaker = breaker.note_probe(second, "")
@@ -85,8 +85,8 @@ def test_responses_that_break_after_their_first_byte_open_it_too() -> None:
     breaker = Breaker(RULES)
     for _ in range(2):
         breaker = breaker.note_success().note_failure(0, "error event", begun=True)
-    assert breaker.passes
-    assert breaker.note_whole().note_success().note_failure(0, "error event", begun=True).passes
+    assert breaker.lets_pass
+    assert breaker.note_whole().note_success().note_failure(0, "error event", begun=True).lets_pass
     assert breaker.note_success().note_failure(0, "error event", begun=True).state is BreakerState.OPEN
 
 
@@ -101,9 +101,9 @@ def test_each_trial_that_fails_doubles_the_wait_up_to_its_limit() -> None:
 
 def test_silent_probes_open_it_and_one_that_answers_starts_the_count_again() -> None:
     silent = Breaker(RULES).note_probe(0, "timeout").note_probe(0, "timeout")
-    assert silent.note_probe(0, "").note_probe(0, "timeout").passes
-    assert not silent.note_probe(0, "timeout").passes
-    assert not Breaker(RULES).note_probe(0, "refused", refused=True).passes
+    assert silent.note_probe(0, "").note_probe(0, "timeout").lets_pass
+    assert not silent.note_probe(0, "timeout").lets_pass
+    assert not Breaker(RULES).note_probe(0, "refused", refused=True).lets_pass
 
 
 @given(STEPS)
@@ -113,7 +113,7 @@ def test_whatever_happened_it_closes_again_once_the_instance_is_well(steps: list
         now_s += after_s
         breaker = step(breaker, what, now_s)
     well = breaker.note_probe(now_s + RULES.open_max_s, "")
-    while not well.passes:
+    while not well.lets_pass:
         well = well.release_trial()
     assert well.note_dispatch().note_success().note_whole() == Breaker(RULES)
 

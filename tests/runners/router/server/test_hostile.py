@@ -260,7 +260,7 @@ async def test_an_index_whose_engine_does_not_report_its_capacity_is_bounded() -
     async with instances("a") as (a,), router([a], instances=(InstanceSpec("a", a.url),)) as routed:
         index = routed.server._fleet.indexes["a"]
         assert isinstance(index, PrefixIndex)
-        index.insert(range(UNKNOWN_CAPACITY_BLOCKS + 1000))
+        index.insert_keys(range(UNKNOWN_CAPACITY_BLOCKS + 1000))
         assert len(index) == UNKNOWN_CAPACITY_BLOCKS
 
 

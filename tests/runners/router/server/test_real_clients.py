@@ -56,7 +56,7 @@ async def test_an_error_event_in_a_stream_is_the_instances_failure(tmp_path: Pat
         broken = [answer for answer in answers if by(answer) == "a"]
         assert len(broken) == 3  # then its breaker is open
         assert all(events(answer)[-1] == DEAD_CORE for answer in broken)  # passed on as it came
-        assert routed.server._fleet.health.state("a") is not BreakerState.CLOSED
+        assert routed.server._fleet.health.state_of("a") is not BreakerState.CLOSED
         records = [record for record in await routed.records(10) if record.decision.instance == "a"]
         assert {record.outcome.status for record in records if record.outcome} == {"error"}
         assert "EngineCore encountered an issue" in records[0].outcome.error  # type: ignore[union-attr]
@@ -90,13 +90,13 @@ async def test_an_instance_that_came_back_takes_its_share_of_requests_at_once() 
         await until(lambda: routed.available() == {"b"})
         await a.start()
         health = routed.server._fleet.health
-        await until(lambda: health.state("a") is BreakerState.HALF_OPEN)
+        await until(lambda: health.state_of("a") is BreakerState.HALF_OPEN)
         await until(lambda: health._breakers["a"].trials_at_once >= 32)
         for one in (a, b):
             one.ttft_s = 0.3
         served = Counter(map(by, await asyncio.gather(*(routed.post(str(number)) for number in range(60)))))
         assert served["a"] >= 25
-        assert health.state("a") is BreakerState.CLOSED
+        assert health.state_of("a") is BreakerState.CLOSED
 
 
 async def test_an_instance_that_came_back_ill_fails_no_clients_request() -> None:
@@ -106,10 +106,10 @@ async def test_an_instance_that_came_back_ill_fails_no_clients_request() -> None
         a.status = 500
         await a.start()
         health = routed.server._fleet.health
-        await until(lambda: health.state("a") is BreakerState.HALF_OPEN and health._breakers["a"].trials_at_once >= 8)
+        await until(lambda: health.state_of("a") is BreakerState.HALF_OPEN and health._breakers["a"].trials_at_once >= 8)
         answers = await asyncio.gather(*(routed.post(str(number)) for number in range(30)))
         assert {answer.status_code for answer in answers} == {200}
-        assert health.state("a") is not BreakerState.CLOSED
+        assert health.state_of("a") is not BreakerState.CLOSED
 
 
 @pytest.mark.parametrize("path", sorted(ROUTED))
