@@ -106,7 +106,8 @@ async def test_an_instance_that_came_back_ill_fails_no_clients_request() -> None
         a.status = 500
         await a.start()
         health = routed.server._fleet.health
-        await until(lambda: health.state_of("a") is BreakerState.HALF_OPEN and health._breakers["a"].trials_at_once >= 8)
+        await until(lambda: health.state_of("a") is BreakerState.HALF_OPEN)
+        await until(lambda: health._breakers["a"].trials_at_once >= 8)
         answers = await asyncio.gather(*(routed.post(str(number)) for number in range(30)))
         assert {answer.status_code for answer in answers} == {200}
         assert health.state_of("a") is not BreakerState.CLOSED
