@@ -24,7 +24,7 @@ def main() -> None:
     wrong = [f"{cell['cell']}: {cell['state']} {cell['reason'] or ''}" for cell in cells if cell["state"] != "done"]
     if status["state"] != "done" or wrong or not cells:
         sys.exit("\n".join([f"the demo's run {status['run']} is {status['state']}", *wrong]))
-    launches = Counter(cell["cell"].split("/")[1] for cell in cells if cell["cell"].startswith("phase-a/"))
+    launches = Counter(cell["cell"].split("/")[1] for cell in cells if cell["cell"].startswith("confirm/"))
     if len(launches) != CONFIGS or min(launches.values()) < LAUNCHES:
         sys.exit(f"the demo's run {status['run']} has {dict(launches)}, not {CONFIGS} configs in {LAUNCHES} launches")
     output = Path(sys.argv[1]).read_text(encoding="utf-8", errors="replace")

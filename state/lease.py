@@ -58,11 +58,11 @@ class Lease:
         with self.store.transaction(durable=False) as transaction:
             self.require(transaction.connection)
             sql = f"UPDATE lease SET heartbeat_unix_s = ? WHERE {_MINE}"
-            transaction.connection.execute(sql, (self.clock(), *self._key()))
+            transaction.connection.execute(sql, (self.clock(), *self._holder_key()))
 
     def require(self, connection: sqlite3.Connection) -> None:
         """Raises LeaseLost where another process has taken over. Every write of the holder begins with it."""
-        if connection.execute(f"SELECT 1 FROM lease WHERE {_MINE}", self._key()).fetchone() is None:
+        if connection.execute(f"SELECT 1 FROM lease WHERE {_MINE}", self._holder_key()).fetchone() is None:
             message = f"process {self.holder.pid} no longer runs {self.store.run}: another one took it over"
             raise LeaseLost(message, remedy=f"`tracon status {self.store.run}` names the process that runs it")
 
@@ -70,9 +70,9 @@ class Lease:
         """Give the run back. Nothing happens where the lease is another's by now."""
         self.store.fence = None
         with self.store.transaction() as transaction:
-            transaction.connection.execute(f"DELETE FROM lease WHERE {_MINE}", self._key())
+            transaction.connection.execute(f"DELETE FROM lease WHERE {_MINE}", self._holder_key())
 
-    def _key(self) -> tuple[int, float, str, str]:
+    def _holder_key(self) -> tuple[int, float, str, str]:
         return self.holder.pid, self.holder.process_start, self.holder.boot_id, self.holder.host
 
     def __enter__(self) -> Self:
@@ -82,20 +82,20 @@ class Lease:
         self.release()
 
 
-def acquire(store: RunStore, *, takeover: bool = True, clock: Callable[[], float] = time.time) -> Lease:
-    """Take the run for this process, from a dead holder too unless `takeover` is False.
+def acquire(store: RunStore, *, clock: Callable[[], float] = time.time) -> Lease:
+    """Take the run for this process, from a dead holder too.
 
     Judging the holder, taking its place and saying so in the journal are one transaction: of two processes that try,
     one gets it. From then on nothing is written through `store` once another process has taken over, even where the
     clocks of two hosts made this one look dead. Raises StoreUnusable on a network file system, LeaseHeld where a live
-    process holds it (this one included), or where a dead one does and `takeover` is False.
+    process holds it, this one included.
     """
     require_local_disk(store.folder)
     me = this_process()
     with store.transaction() as transaction:
         row = transaction.connection.execute(f"SELECT {', '.join(_COLUMNS)} FROM lease").fetchone()
         before = _judge_holder(row, clock())
-        if before.live or (before.state == "dead" and not takeover):
+        if before.live:
             raise _refuse_held(store.run, before)
         if before.state == "dead":
             transaction.append(_takeover_event(me, before))
@@ -114,11 +114,9 @@ def _takeover_event(me: ProcessIdentity, before: LeaseState) -> RunTaken:
 
 
 def _refuse_held(run: str, lease: LeaseState) -> LeaseHeld:
-    where = f"process {lease.pid} on {lease.host}"
-    if lease.live:
-        message = f"{run} is being run by {where} (last heartbeat {lease.age_s:.0f} s ago)"
-        return LeaseHeld(message, remedy=f"`tracon stop {run}` ends it; `tracon console {run}` watches it")
-    return LeaseHeld(f"{run} was being run by {where}, which is gone", remedy=f"`tracon resume {run}` takes it over")
+    where = f"process {lease.pid} on {lease.host} (last heartbeat {lease.age_s:.0f} s ago)"
+    remedy = f"`tracon stop {run}` ends it; `tracon console {run}` watches it"
+    return LeaseHeld(f"{run} is being run by {where}", remedy=remedy)
 
 
 def lease_state(store: RunStore, now_unix_s: float | None = None) -> LeaseState:

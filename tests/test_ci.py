@@ -19,7 +19,7 @@ PAGE = "each config against plain\nplain_again\nreport.html\ntracon report"
 
 def a_status(launches: int = 3) -> dict[str, Any]:
     """What `tracon status --json` says of a whole demo."""
-    names = [f"phase-a/{config}/r16{f'/t{n}' if n else ''}" for n in range(launches) for config in CONFIGS]
+    names = [f"confirm/{config}/512x32-ref_safe{f'/t{n}' if n else ''}" for n in range(launches) for config in CONFIGS]
     cells = [{"cell": name, "state": "done", "reason": "", "degraded": ""} for name in ("preflight/probe", *names)]
     return {"run": "r", "state": "done", "cells": cells, "started_unix_s": 0.0, "ended_unix_s": 160.0}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from results.connector_tax.combined_taxes import (
     decompose_taxes,
     follow_trends,
 )
+from results.connector_tax.judged_cells import CONFIRM, choose_cells
 from results.connector_tax.launch_noise import LaunchNoise, measure_launch_noise
 from results.connector_tax.manifest import manifest_rows
 from results.connector_tax.measurements import Measurements
@@ -40,7 +41,14 @@ from results.records.errors import ArtifactError, ResultsError
 from results.records.frames import Gap
 from results.records.layout import RunLayout
 from results.records.manifest import ManifestRow
-from results.records.run_folder import PreflightDecision, RunFacts, missing_files, preflight_decisions, run_facts
+from results.records.run_folder import (
+    PlannedCell,
+    PreflightDecision,
+    RunFacts,
+    missing_files,
+    preflight_decisions,
+    run_facts,
+)
 from results.statistics.estimates import Samples
 from results.statistics.judgement import Judgement
 
@@ -90,7 +98,12 @@ def analyse(root: Path) -> Analysis:
     by_cell = {(judgement.cell, judgement.config): judgement for judgement in judged}
     file_gaps = [gap for layout in RunLayout(root).configs() for gap in missing_files(layout)]
     saturation = {cell.path: by_cell[cell.cell, cell.config] for cell in collected.summaries}
-    measurements = Measurements(collected.summaries, _sample_reader(collected.paths))
+    cells = choose_cells(collected.summaries, rates, [cell.stem for cell in facts.cells if cell.phase == "B"])
+    measurements = Measurements(
+        cells,
+        _sample_reader(collected.paths, {cell.path for cell in cells if cell.phase == "A"}),
+        {path: judgement.saturated for path, judgement in saturation.items()},
+    )
     decomposition, additivity = decompose_taxes(measurements, rates), add_up_taxes(measurements, rates)
     lines = follow_trends(measurements)
     verdicts = judge_hypotheses(measurements, rates, decomposition, additivity, lines)
@@ -148,15 +161,10 @@ def _find_unmeasured(
 ) -> tuple[Gap, ...]:
     """Planned cells without a record, one gap per config and phase; what was rightly not run is none."""
     done = {summary.cell for summary in collected.summaries}
-    needless = {
-        "A": False,
-        "B": rates.ref_safe_per_s is None,
-        "Bp": rates.ref_load_per_s is None or rates.ref_load_per_s == rates.ref_safe_per_s,
-    }
     missing: dict[tuple[str, str], list[str]] = {}
     for cell in facts.cells:
         skipped = cell.config in decisions and not decisions[cell.config].included
-        if cell.cell not in done and not skipped and not needless.get(cell.phase, False):
+        if cell.cell not in done and not skipped and not _is_needless(cell, rates):
             missing.setdefault((cell.config, cell.phase), []).append(cell.stem)
     return tuple(
         Gap(f"{config}, phase {phase}", f"not measured: {', '.join(stems)}")
@@ -164,12 +172,21 @@ def _find_unmeasured(
     )
 
 
-def _sample_reader(paths: Mapping[str, Path]) -> Callable[[CellSummary], Mapping[str, Samples]]:
-    """Reads a cell's samples; steps in Phase A only, where step taxes are computed."""
+def _is_needless(cell: PlannedCell, rates: ReferenceRates) -> bool:
+    """The cell's reference rate does not exist, or is one at which another cell measures the same."""
+    if cell.phase == "Bp" or (cell.phase == CONFIRM and REF_LOAD in cell.stem):
+        return rates.ref_load_per_s is None or rates.ref_load_per_s == rates.ref_safe_per_s
+    return cell.phase in ("B", CONFIRM) and rates.ref_safe_per_s is None
+
+
+def _sample_reader(
+    paths: Mapping[str, Path], timed: Collection[str]
+) -> Callable[[CellSummary], Mapping[str, Samples]]:
+    """Reads a cell's samples; the steps of `timed` cells only, of which step taxes are computed."""
 
     def read(summary: CellSummary) -> Mapping[str, Samples]:
         path = paths[summary.path]
         samples = request_samples(path)
-        return samples | step_samples(path) if summary.phase == "A" else samples
+        return samples | step_samples(path) if summary.path in timed else samples
 
     return read

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 
@@ -16,13 +16,17 @@ from results.measures.saturation import REF_LOAD, REF_SAFE, ReferenceRates
 from results.measures.summary import Shape
 from results.statistics.estimates import LEVEL, Estimate, Samples, unknown
 from results.statistics.judgement import Verdict, decisive, judged, withheld
-from results.statistics.trials import Measured, combine, estimate, share, unmeasured
+from results.statistics.trials import Measured, combine, estimate, p_value, share, unmeasured
 
 FRAMEWORK = "noop_connector"
 """Every hook does nothing: what is left is the engine's own connector framework."""
 MOONCAKE, NIXL, LMCACHE, MULTI = "mooncake_both", "nixl_both", "lmcache_only", "multi_mooncake_lmcache"
 ADDITIVE_WITHIN = 0.30
 """H4: |tax(multi) - sum| / tax(multi) up to this is linear."""
+FRAMEWORK_BELOW = 0.50
+"""H3: share of the tax of mooncake_both that noop_connector has; from here on the framework dominates."""
+FLAT_BELOW = 0.01
+"""H5, H6: growth per doubling of the length whose whole interval is below this is none; no limit is specified."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,8 @@ class Decomposition:
     """total - framework."""
     framework_share: Estimate
     """framework / total; no interval where the total is not distinguishable from zero."""
+    p_half: float | None = None
+    """Two-sided, of the share being FRAMEWORK_BELOW."""
 
 
 class Additive(StrEnum):
@@ -67,6 +73,8 @@ class Additivity:
     verdict: Additive
     reason: str
     """Why it is undecided; empty when it is not."""
+    p_limits: tuple[float | None, float | None] = (None, None)
+    """Two-sided, of the relative excess being -ADDITIVE_WITHIN, and being ADDITIVE_WITHIN."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +111,15 @@ class Trend:
     steps: tuple[Estimate, ...]
     """Successive differences; their intervals hold together (Bonferroni)."""
     slope: Estimate
-    """Least squares: tax per doubling of the length."""
+    """Least squares: tax per doubling of the length, each length weighted by the precision of its tax."""
+    left_out: tuple[str, ...] = ()
+    """Shapes that take no part, with the reason: the config or plain is saturated there."""
+    p_zero: float | None = None
+    """Two-sided, of the slope being 0."""
+    p_flat: float | None = None
+    """Two-sided, of the slope being FLAT_BELOW."""
+    p_fall: float | None = None
+    """Of no step going down, corrected for the number of steps (Bonferroni)."""
 
 
 def tax_at(measurements: Measurements, rates: ReferenceRates, reference: str, config: str, metric: Metric) -> Measured:
@@ -142,13 +158,19 @@ def _decompose(measurements: Measurements, rates: ReferenceRates, config: str, m
         framework=estimate(framework),
         implementation=estimate(combine(subtract, total, framework)),
         framework_share=share(framework, total, f"the tax of {config}"),
+        p_half=p_of_share(framework, total, FRAMEWORK_BELOW),
     )
 
 
-def nixl_gap(measurements: Measurements, rates: ReferenceRates, metric: Metric) -> Estimate:
+def p_of_share(part: Measured, whole: Measured, share: float) -> float | None:
+    """Two-sided, of part / whole being this share: of part - share x whole being zero."""
+    return p_value(combine(lambda ours, theirs: ours - share * theirs, part, whole))
+
+
+def nixl_gap(measurements: Measurements, rates: ReferenceRates, metric: Metric) -> Measured:
     """tax(mooncake_both) - tax(nixl_both) at ref_safe: 0.07 = 7 pp."""
     ours = (tax_at(measurements, rates, REF_SAFE, config, metric) for config in (MOONCAKE, NIXL))
-    return estimate(combine(subtract, *ours))
+    return combine(subtract, *ours)
 
 
 def add_up_taxes(measurements: Measurements, rates: ReferenceRates) -> tuple[Additivity, ...]:
@@ -176,6 +198,7 @@ def _add_up(measurements: Measurements, rates: ReferenceRates, metric: Metric) -
         relative_excess=relative,
         verdict=verdict,
         reason=reason,
+        p_limits=(p_of_share(excess, multi, -ADDITIVE_WITHIN), p_of_share(excess, multi, ADDITIVE_WITHIN)),
     )
 
 
@@ -241,63 +264,97 @@ def follow_trends(measurements: Measurements) -> tuple[Trend, ...]:
 
     One trend at each other length, and one of their mean; empty where Phase B has no two lengths.
     """
-    loads = [load for load in measurements.loads if load.phase == "B"]
+    loads = {load.shape: load for load in measurements.loads if load.phase == "B"}
     rows: list[Trend] = []
     for along, across, metric in ALONG:
-        lengths = sorted({getattr(load.shape, along) for load in loads})
+        lengths = sorted({getattr(shape, along) for shape in loads})
         if len(lengths) < 2:
             continue
         for config in list_connectors(measurements, "B"):
-            rows.extend(_follow_lines(_Line(config, metric, along, across, tuple(lengths)), measurements, loads))
+            rows.extend(_Surface(measurements, loads, config, metric, along, across).trends())
     return tuple(rows)
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
+class _Surface:
+    """One config's tax at every shape of Phase B."""
+
+    measurements: Measurements
+    loads: Mapping[Shape, Load]
     config: str
     metric: Metric
     along: str
     across: str
-    lengths: tuple[int, ...]
 
-    def trend(self, at: int | None, taxes: Sequence[Measured]) -> Trend:
+    def trends(self) -> Iterator[Trend]:
+        """At each other length, then of their mean; saturated shapes leave as few others out with them as can be."""
+        lengths = sorted({getattr(shape, self.along) for shape in self.loads})
+        others = sorted({getattr(shape, self.across) for shape in self.loads})
+        for other in others:
+            clear = [length for length in lengths if not self.why_left_out(length, other)]
+            yield self._trend(other, clear, [self.tax(length, other) for length in clear], [other])
+        clear = [length for length in lengths if any(not self.why_left_out(length, other) for other in others)]
+        whole = [other for other in others if not any(self.why_left_out(length, other) for length in clear)]
+        means = [combine(_average, *(self.tax(length, other) for other in whole)) for length in clear if whole]
+        yield self._trend(None, clear if whole else [], means, others)
+
+    def shape(self, length: int, other: int) -> Shape:
+        lengths = {self.along: length, self.across: other}
+        return Shape(lengths["input_tokens"], lengths["output_tokens"])
+
+    def tax(self, length: int, other: int) -> Measured:
+        shape = self.shape(length, other)
+        if shape not in self.loads:
+            return unmeasured(f"{self.along} {length} was not measured at {self.across} {other}")
+        return measure_tax(self.measurements, self.loads[shape], self.config, self.metric)
+
+    def why_left_out(self, length: int, other: int) -> str:
+        load = self.loads.get(self.shape(length, other))
+        return self.measurements.why_left_out(load, self.config) if load is not None else ""
+
+    def _list_left_out(self, others: Sequence[int]) -> tuple[str, ...]:
+        lengths = sorted({getattr(shape, self.along) for shape in self.loads})
+        whys = ((self.shape(length, other), self.why_left_out(length, other)) for other in others for length in lengths)
+        return tuple(f"{shape}: {why}" for shape, why in whys if why)
+
+    def _trend(self, at: int | None, lengths: Sequence[int], taxes: Sequence[Measured], others: Sequence[int]) -> Trend:
+        left_out = self._list_left_out(others)
+        taxes_known = tuple(estimate(measured) for measured in taxes)
+        row = Trend(self.config, self.metric, self.along, at, tuple(lengths), taxes_known, (), unknown(""), left_out)
+        if len(lengths) < 2:
+            why = "; ".join(left_out)
+            return replace(row, slope=unknown(f"fewer than two lengths are left without saturation: {why}"))
         steps = [combine(subtract, after, before) for before, after in pairwise(taxes)]
-        together = 1 - (1 - LEVEL) / len(steps)
-        return Trend(
-            config=self.config,
-            metric=self.metric,
-            along=self.along,
-            at=at,
-            lengths=self.lengths,
-            taxes=tuple(estimate(measured) for measured in taxes),
-            steps=tuple(estimate(measured, together) for measured in steps),
-            slope=estimate(combine(_fit_slope(self.lengths), *taxes)),
+        slope = combine(_fit_slope(lengths, _weigh_taxes(taxes)), *taxes)
+        falls = [p_value(step) for step in steps if (estimate(step).value or 0.0) < 0]
+        return replace(
+            row,
+            steps=tuple(estimate(step, 1 - (1 - LEVEL) / len(steps)) for step in steps),
+            slope=estimate(slope),
+            p_zero=p_value(slope),
+            p_flat=p_value(slope, FLAT_BELOW),
+            p_fall=min((min(1.0, p * len(steps)) for p in falls if p is not None), default=None),
         )
-
-
-def _follow_lines(line: _Line, measurements: Measurements, loads: Sequence[Load]) -> Iterator[Trend]:
-    rows: dict[int, list[Measured]] = {}
-    for at in sorted({getattr(load.shape, line.across) for load in loads}):
-        there = {getattr(load.shape, line.along): load for load in loads if getattr(load.shape, line.across) == at}
-        rows[at] = [
-            measure_tax(measurements, there[length], line.config, line.metric)
-            if length in there
-            else unmeasured(f"{line.along} {length} was not measured at {line.across} {at}")
-            for length in line.lengths
-        ]
-    for at, taxes in rows.items():
-        yield line.trend(at, taxes)
-    yield line.trend(None, [combine(_average, *column) for column in zip(*rows.values(), strict=True)])
 
 
 def _average(*parts: Samples) -> Samples:
     return np.asarray(np.mean(np.stack(parts), axis=0), dtype=np.float64)
 
 
-def _fit_slope(lengths: Sequence[int]) -> Callable[..., Samples]:
-    """The least-squares slope of taxes over log2 of these lengths."""
+def _weigh_taxes(taxes: Sequence[Measured]) -> Samples:
+    """The precision of each tax: one over the square of its interval; all alike where one has none."""
+    estimates = [estimate(measured) for measured in taxes]
+    widths = [one.high - one.low for one in estimates if one.low is not None and one.high is not None]
+    if len(widths) < len(estimates) or min(widths) <= 0:
+        return np.ones(len(estimates))
+    return np.asarray(1 / np.square(widths), dtype=np.float64)
+
+
+def _fit_slope(lengths: Sequence[int], precision: Samples) -> Callable[..., Samples]:
+    """The least-squares slope of taxes over log2 of these lengths, weighted by the taxes' precision."""
     x = np.array([math.log2(length) for length in lengths])
-    weights = (x - x.mean()) / np.square(x - x.mean()).sum()
+    x = x - np.average(x, weights=precision)
+    weights = precision * x / (precision * np.square(x)).sum()
 
     def slope(*taxes: Samples) -> Samples:
         return np.asarray(weights @ np.stack(taxes), dtype=np.float64)

@@ -2,13 +2,17 @@
 
 The interval decides: a hypothesis holds where the whole interval agrees with it and fails where the whole of it
 contradicts it. It is undecided otherwise, also where the number comes from fewer than three launches, and open where
-the number is missing. Pure functions of estimates.
+the number is missing. `p` is the smallest error level at which the interval would still decide; results.statistics
+corrects all six for each other. Pure functions of estimates.
 """
 
 from __future__ import annotations
 
 from results.connector_tax.combined_taxes import (
     ADDITIVE_WITHIN,
+    FLAT_BELOW,
+    FRAMEWORK,
+    FRAMEWORK_BELOW,
     MOONCAKE,
     Additive,
     Additivity,
@@ -17,7 +21,16 @@ from results.connector_tax.combined_taxes import (
     judge_sum,
 )
 from results.statistics.estimates import Estimate, unknown
-from results.statistics.judgement import Judgement, Outcome, decisive, leave_undecided
+from results.statistics.judgement import (
+    Judgement,
+    Outcome,
+    decisive,
+    excluded_above,
+    excluded_text,
+    leave_undecided,
+    list_some,
+    withheld,
+)
 
 TAX_AT_LEAST = 0.10
 """H1."""
@@ -27,16 +40,12 @@ _PRIOR_RANGE = "[25%, 60%]"
 GAP_WITHIN = (0.05, 0.10)
 """H2: tax(mooncake_both) - tax(nixl_both); the trace replay had 7 pp."""
 _GAP_RANGE = "[5 pp, 10 pp]"
-FRAMEWORK_BELOW = 0.50
-"""H3: share of the tax of mooncake_both that noop_connector has; from here on the framework dominates."""
 IMPLEMENTATION_BELOW = 0.30
 """H3: below this the implementation dominates."""
-FLAT_BELOW = 0.01
-"""H5, H6: growth per doubling of the length whose whole interval is below this is none; no limit is specified."""
 
 
-def judge_tax(tax: Estimate) -> Judgement:
-    """H1, from tax_ttft_p90(mooncake_both, ref_safe)."""
+def judge_tax(tax: Estimate, p: float | None = None) -> Judgement:
+    """H1, from tax_ttft_p90(mooncake_both, ref_safe); p: of the tax being TAX_AT_LEAST."""
     outcome, reason = _judge_against(tax, TAX_AT_LEAST)
     within = {
         True: "accepted: the interval lies in it",
@@ -53,11 +62,28 @@ def judge_tax(tax: Estimate) -> Judgement:
         measured=tax,
         prior=f"+45% in the trace replay, accepted in {_PRIOR_RANGE}: {within}",
         reason=reason,
+        p=_of_launches(tax, p),
     )
 
 
-def judge_gap(gap: Estimate, mooncake: Estimate, nixl: Estimate) -> Judgement:
-    """H2, from tax_ttft_p90(mooncake_both) - tax_ttft_p90(nixl_both) at ref_safe."""
+def _of_launches(measured: Estimate, p: float | None) -> float | None:
+    """None where the bounds are no interval over launches: a spread has no p."""
+    return None if withheld(measured) else p
+
+
+def _p_of_range(measured: Estimate, limits: tuple[float, float], p: tuple[float | None, float | None]) -> float | None:
+    """p: of the value being the lower and the upper limit. Inside, both must be excluded; outside, the nearer one."""
+    if measured.value is None or p[0] is None or p[1] is None:
+        return None
+    if measured.value < limits[0]:
+        return _of_launches(measured, p[0])
+    return _of_launches(measured, p[1] if measured.value > limits[1] else max(p[0], p[1]))
+
+
+def judge_gap(
+    gap: Estimate, mooncake: Estimate, nixl: Estimate, p: tuple[float | None, float | None] = (None, None)
+) -> Judgement:
+    """H2, from tax_ttft_p90(mooncake_both) - tax_ttft_p90(nixl_both) at ref_safe; p: of it being each of GAP_WITHIN."""
     held = is_inside(gap, GAP_WITHIN)
     outcome = {True: Outcome.HOLDS, False: Outcome.FAILS, None: leave_undecided(gap)}[held]
     label = ""
@@ -85,6 +111,7 @@ def judge_gap(gap: Estimate, mooncake: Estimate, nixl: Estimate) -> Judgement:
         numbers={"tax_ttft_p90(mooncake_both)": mooncake, "tax_ttft_p90(nixl_both)": nixl},
         prior=f"+7 pp (45% - 38%) in the trace replay, accepted in {_GAP_RANGE}: {agreement}",
         reason=reason,
+        p=_p_of_range(gap, GAP_WITHIN, p),
     )
 
 
@@ -99,6 +126,11 @@ def judge_framework(split: Decomposition | None) -> Judgement:
     label = cost_label(share)
     if not label and outcome in (Outcome.HOLDS, Outcome.FAILS):
         reason += f"; no label: {_why_undecided(share, IMPLEMENTATION_BELOW)}"
+    covered = excluded_text(total)
+    if covered:
+        flipped, label = Outcome.UNDECIDED, ""
+        reason = f"the tax of {MOONCAKE}, {total.percent()}, may be zero: it has no shares; {covered}"
+    reason += _name_no_share(share)
     return Judgement(
         name="H3",
         claim="The engine's connector framework is less than half of Mooncake's cost.",
@@ -111,7 +143,17 @@ def judge_framework(split: Decomposition | None) -> Judgement:
         measured=share,
         numbers={"tax_ttft_p90(noop_connector)": framework, "tax_ttft_p90(mooncake_both)": total},
         reason=reason,
+        p=_of_launches(share, split.p_half if split is not None else None),
     )
+
+
+def _name_no_share(share: Estimate) -> str:
+    """What a share above 100 % or below zero is, since it is no part of the whole."""
+    if share.value is None or 0 <= share.value <= 1:
+        return ""
+    if share.value > 1:
+        return f"; above 100%: {FRAMEWORK} costs more than {MOONCAKE} itself"
+    return f"; below zero: {FRAMEWORK} is faster than plain"
 
 
 def cost_label(share: Estimate) -> str:
@@ -119,11 +161,20 @@ def cost_label(share: Estimate) -> str:
     share = decisive(share)
     if share.low is None or share.high is None:
         return ""
+    if share.low > 1:
+        return f"{FRAMEWORK} costs more"
     if share.low >= FRAMEWORK_BELOW:
         return "framework-cost-dominated"
     if share.high < IMPLEMENTATION_BELOW:
         return "implementation-cost-dominated"
     return "mixed" if share.low >= IMPLEMENTATION_BELOW and share.high < FRAMEWORK_BELOW else ""
+
+
+def label_value(share: float) -> str:
+    """The specification's label of a share, by its value alone."""
+    if share >= FRAMEWORK_BELOW:
+        return "framework-cost-dominated"
+    return "implementation-cost-dominated" if share < IMPLEMENTATION_BELOW else "mixed"
 
 
 def judge_additivity(stacked: Additivity | None) -> Judgement:
@@ -154,11 +205,23 @@ def judge_additivity(stacked: Additivity | None) -> Judgement:
         if stacked is not None
         else {},
         reason=why or f"{excess.percent()} is {kind}{meaning}",
+        p=_p_of_range(excess, (-ADDITIVE_WITHIN, ADDITIVE_WITHIN), stacked.p_limits) if stacked is not None else None,
     )
 
 
 def judge_input_trend(trend: Trend | None) -> Judgement:
     """H5, from mooncake_both's TTFT tax along the input length, the mean over output lengths."""
+    claim = "The TTFT tax of mooncake_both grows monotonically with the input length."
+    return _judge_trend("H5", claim, "input", trend)
+
+
+def judge_output_trend(trend: Trend | None) -> Judgement:
+    """H6, from mooncake_both's TPOT tax along the output length, the mean over input lengths."""
+    claim = "The TPOT tax of mooncake_both grows with the output length: the connector works at every decode step."
+    return _judge_trend("H6", claim, "output", trend)
+
+
+def _judge_trend(name: str, claim: str, length: str, trend: Trend | None) -> Judgement:
     outcome, reason = _judge_growth(trend)
     steps = [decisive(step) for step in trend.steps] if trend is not None else []
     fell = any(step.high is not None and step.high < 0 for step in steps)
@@ -167,46 +230,34 @@ def judge_input_trend(trend: Trend | None) -> Judgement:
         outcome, reason = Outcome.FAILS, f"it falls from one length to the next: {_list_steps(trend)}"
     elif outcome == Outcome.HOLDS and dipped:
         outcome, reason = Outcome.UNDECIDED, f"it grows, but perhaps not at every step: {_list_steps(trend)}"
-    return _trend_verdict(
-        "H5",
-        "The TTFT tax of mooncake_both grows monotonically with the input length.",
-        f"The interval of the slope over log2(input tokens) lies above 0 and no step goes down; fails where a step's "
-        f"interval lies below 0, or the slope's below {FLAT_BELOW * 100:g} pp per doubling.",
-        trend,
-        outcome,
-        reason,
-    )
-
-
-def judge_output_trend(trend: Trend | None) -> Judgement:
-    """H6, from mooncake_both's TPOT tax along the output length, the mean over input lengths."""
-    return _trend_verdict(
-        "H6",
-        "The TPOT tax of mooncake_both grows with the output length: the connector works at every decode step.",
-        f"The interval of the slope over log2(output tokens) lies above 0; fails where it lies below "
-        f"{FLAT_BELOW * 100:g} pp per doubling.",
-        trend,
-        *_judge_growth(trend),
-    )
-
-
-def _trend_verdict(name: str, claim: str, rule: str, trend: Trend | None, outcome: Outcome, reason: str) -> Judgement:
-    numbers: dict[str, Estimate] = {}
-    if trend is not None:
-        numbers = {
-            f"{trend.metric} at {length} {trend.along}": tax
-            for length, tax in zip(trend.lengths, trend.taxes, strict=True)
-        }
+    if trend is not None and trend.left_out and trend.slope.value is not None:
+        reason += f"; left out: {list_some(trend.left_out, most=2)}"
     return Judgement(
         name=name,
         claim=claim,
-        rule=rule,
+        rule=f"The interval of the slope over log2({length} tokens) lies above 0 and no step goes down; fails where "
+        f"a step's interval lies below 0, or the slope's below {FLAT_BELOW * 100:g} pp per doubling.",
         outcome=outcome,
         quantity="tax per doubling of the length, at ref_safe",
         measured=trend.slope if trend is not None else unknown(_NO_TREND),
-        numbers=numbers,
+        numbers=_name_taxes(trend) if trend is not None else {},
         reason=reason,
+        p=_p_of_trend(trend, fell) if trend is not None else None,
     )
+
+
+def _p_of_trend(trend: Trend, fell: bool) -> float | None:
+    """Of the nearest decision: a step that falls, growth, or no growth."""
+    if trend.slope.value is None or fell:
+        return _of_launches(trend.slope, trend.p_fall)
+    return _of_launches(trend.slope, trend.p_zero if trend.slope.value > FLAT_BELOW else trend.p_flat)
+
+
+def _name_taxes(trend: Trend) -> dict[str, Estimate]:
+    return {
+        f"{trend.metric} at {length} {trend.along}": tax
+        for length, tax in zip(trend.lengths, trend.taxes, strict=True)
+    }
 
 
 _NO_TREND = f"Phase B did not measure {MOONCAKE} at two lengths"
@@ -224,7 +275,9 @@ def _judge_growth(trend: Trend | None) -> tuple[Outcome, str]:
         return Outcome.FAILS, f"it falls: {slope.points()} per doubling"
     if slope.high < FLAT_BELOW:
         return Outcome.FAILS, f"it is flat: {slope.points()} per doubling"
-    return Outcome.UNDECIDED, f"{slope.points()} per doubling covers zero"
+    limit = excluded_above(slope)
+    above = "" if limit is None else f"; growth above {limit * 100:.1f} pp per doubling is excluded"
+    return Outcome.UNDECIDED, f"{slope.points()} per doubling covers zero{above}"
 
 
 def _list_steps(trend: Trend | None) -> str:
@@ -262,4 +315,5 @@ def _why_undecided(estimate: Estimate, *limits: float, shown: str = "") -> str:
     if estimate.low is None or estimate.high is None:
         return f"{shown}: no verdict, {estimate.reason}"
     crossed = [f"{limit:.0%}" for limit in limits if estimate.low <= limit <= estimate.high]
-    return f"{shown} straddles {' and '.join(crossed)}"
+    excluded = excluded_text(estimate)
+    return f"{shown} straddles {' and '.join(crossed)}" + (f"; {excluded}" if excluded else "")

@@ -51,15 +51,22 @@ class Load:
 class Measurements:
     """The percentiles of POINTS of every cell; a cell's samples are read when one of them is first asked for."""
 
-    def __init__(self, summaries: Sequence[CellSummary], samples_of: SamplesOf) -> None:
+    def __init__(
+        self,
+        summaries: Sequence[CellSummary],
+        samples_of: SamplesOf,
+        saturated: Mapping[str, bool | None] | None = None,
+    ) -> None:
+        """saturated: by `CellSummary.path`; None = not known."""
         self._cells: dict[Load, dict[str, list[CellSummary]]] = defaultdict(lambda: defaultdict(list))
         for summary in summaries:
             load = Load(summary.phase, summary.rate_per_s, summary.shape)
             self._cells[load][summary.config].append(summary)
         self._samples_of = samples_of
+        self._saturated = saturated or {}
         self._points: dict[str, Mapping[str, Trial]] = {}
         self._fits: dict[tuple[Load, str], BlockFit | str] = {}
-        self._draws: dict[tuple[Load, str], Mapping[str, Samples]] = {}
+        self._draws: dict[str, Mapping[Load, Mapping[str, Samples]]] = {}
 
     @property
     def loads(self) -> tuple[Load, ...]:
@@ -84,10 +91,29 @@ class Measurements:
                 why[_why_not(cell, series)] = None
         return Measured(trials, "; ".join(why))
 
+    def why_left_out(self, load: Load, config: str) -> str:
+        """Why no tax of the config is quoted at this load: it, or plain, is saturated there; empty where one is.
+
+        In Phase B a tax is a cost without queueing, so both sides must be clear. B' asks what queueing adds to the
+        config, against a plain that is clear. Phase A's rates are chosen by the configs' saturation itself.
+        """
+        if load.phase == "A":
+            return ""
+        sides = (BASELINE, REPEAT, config) if load.phase == "B" else (BASELINE, REPEAT)
+        return next((f"{side} is saturated at this load" for side in sides if self.is_saturated(load, side)), "")
+
+    def is_saturated(self, load: Load, config: str) -> bool:
+        """At least half of the config's launches that could be judged are saturated at this load."""
+        cells = self._cells[load].get(config, ()) if load in self._cells else ()
+        known = [self._saturated.get(cell.path) for cell in cells]
+        judged = [saturated for saturated in known if saturated is not None]
+        return bool(judged) and sum(judged) * 2 >= len(judged)
+
     def compare(self, load: Load, series: str) -> BlockFit | str:
         """All configs at this load against both names of plain, or why they cannot be compared.
 
-        Seconds are compared as logarithms, microseconds of a step as they are.
+        Seconds are compared as logarithms, microseconds of a step as they are. A config that is left out at this load
+        takes no part: the noise of its queue is not that of the others.
         """
         key = load, series
         if key not in self._fits:
@@ -95,17 +121,21 @@ class Measurements:
             launches = {
                 config: {trial: scale(point.value) for trial, point in self.get(load, config, series).trials.items()}
                 for config in self._cells[load]
+                if not self.why_left_out(load, config)
             }
             self._fits[key] = fit_blocks(launches, (BASELINE, REPEAT))
         return self._fits[key]
 
     def draws(self, load: Load, series: str) -> Mapping[str, Samples]:
-        """By config, joint draws of its difference to plain out of `compare`; empty where there is no comparison."""
-        key = load, series
-        if key not in self._draws:
-            fit = self.compare(load, series)
-            self._draws[key] = draw_differences(fit) if isinstance(fit, BlockFit) else {}
-        return self._draws[key]
+        """By config, draws of its difference to plain out of `compare`; empty where there is no comparison.
+
+        Draws of one series belong together, at this load and across loads.
+        """
+        if series not in self._draws:
+            fits = {load: self.compare(load, series) for load in self.loads}
+            fitted = {load: fit for load, fit in fits.items() if isinstance(fit, BlockFit)}
+            self._draws[series] = draw_differences(fitted)
+        return self._draws[series].get(load, {})
 
     def _of(self, cell: CellSummary) -> Mapping[str, Trial]:
         if cell.path not in self._points:

@@ -7,7 +7,9 @@ from dataclasses import replace
 
 from results.connector_tax.analyse import Analysis
 from results.connector_tax.combined_taxes import MOONCAKE, Additivity, Amplification, Decomposition, Trend
+from results.connector_tax.judged_cells import CONFIRM
 from results.connector_tax.launch_noise import NAMED_TAX, LaunchNoise
+from results.connector_tax.launch_table import build_launch_table
 from results.connector_tax.tax import RATIOS, TITLES, Metric, TaxRow
 from results.measures.drift import Drift
 from results.measures.saturation import REF_LOAD, REF_SAFE, ReferenceRates, describe_rate
@@ -19,6 +21,7 @@ from results.report.table import NOT_MEASURED, Column, Table, gap_table, make_ta
 from results.report.terms import term
 from results.statistics.blocks import MAX_PLANNED_LAUNCHES
 from results.statistics.estimates import Estimate
+from results.statistics.judgement import Verdict, excluded_text
 from results.statistics.trials import MIN_PAIRED
 
 FIGURES_BEFORE = "Phase A"
@@ -38,6 +41,7 @@ def build_tables(analysis: Analysis) -> tuple[Table, ...]:
         _step_taxes(analysis),
         _shape_taxes(analysis),
         *trend_tables(analysis),
+        build_launch_table(analysis.cells, analysis.saturation),
         _phase_table(analysis, "A", "Phase A: rate sweep"),
         _saturation_table(analysis),
         _phase_table(analysis, "B", "Phase B: shape sweep at ref_safe"),
@@ -68,7 +72,10 @@ def _phase_table(analysis: Analysis, phase: str, title: str) -> Table:
     else:
         loads.append(Column("shape", lambda cell: str(cell.shape)))
     columns = (*loads, *CELL_COLUMNS, Column("marks", lambda cell: _list_marks(analysis, cell)))
-    table = make_table(f"{title} ({', '.join(shared)})" if shared else title, columns, cells)
+    swept = any(cell.phase == CONFIRM for cell in analysis.cells)
+    note = "Descriptive: one launch per config; no verdict rests on these cells, and their brackets are spreads."
+    full_title = f"{title} ({', '.join(shared)})" if shared else title
+    table = make_table(full_title, columns, cells, note if swept else "")
     return replace(table, facts=tuple(_cell_facts(cell) for cell in cells))
 
 
@@ -187,8 +194,7 @@ LAUNCH_NOISE_COLUMNS: tuple[Column[LaunchNoise], ...] = (
 
 def _latency_taxes(analysis: Analysis) -> Table:
     rows = [row for row in analysis.taxes if row.phase == "A" and row.metric in RATIOS]
-    config: Column[TaxRow] = Column("config", lambda row: _config_name(analysis, row))
-    return _tax_table("Substrate tax (Phase A shape)", (REFERENCE, RATE, config), rows, LATENCIES, _withheld_text(rows))
+    return _tax_table("Substrate tax (Phase A shape)", (REFERENCE, RATE, CONFIG), rows, LATENCIES, _withheld_text(rows))
 
 
 def _shape_taxes(analysis: Analysis) -> Table:
@@ -207,7 +213,9 @@ def _step_taxes(analysis: Analysis) -> Table:
 REFERENCE: Column[TaxRow] = Column("reference", lambda row: row.reference)
 RATE: Column[TaxRow] = Column("req/s", lambda row: row.rate_per_s, form="g")
 SHAPE: Column[TaxRow] = Column("shape", lambda row: str(row.shape))
-CONFIG: Column[TaxRow] = Column("config", lambda row: row.config)
+CONFIG: Column[TaxRow] = Column(
+    "config", lambda row: f"{row.config} (saturated)" if row.saturated == row.config else row.config
+)
 LATENCIES = ((Metric.TTFT_P90, "TTFT p90 vs plain"), (Metric.TPOT_P90, "TPOT p90 vs plain"))
 
 
@@ -244,21 +252,13 @@ def _withheld_text(rows: Iterable[TaxRow]) -> str:
     return f"No verdict: {'; '.join(why)}." if why else ""
 
 
-def _config_name(analysis: Analysis, row: TaxRow) -> str:
-    """The config, with a word where the tax includes its queue."""
-    saturated = any(
-        analysis.saturation[cell.path].saturated
-        for cell in analysis.cells
-        if (cell.phase, cell.config, cell.rate_per_s) == (row.phase, row.config, row.rate_per_s)
-    )
-    return f"{row.config} (saturated)" if saturated else row.config
-
-
 def _show_tax(row: TaxRow) -> str:
     """The tax, its bounds, and its verdict; of a latency, that there is none."""
     if row.estimate.value is None:
         return f"{NOT_MEASURED} ({row.estimate.reason})"
     shown = row.estimate.percent() if row.metric in RATIOS else row.estimate.text(digits=3)
+    if row.verdict == Verdict.NOT_DISTINGUISHABLE and row.metric in RATIOS:
+        return f"{shown} undecided; {excluded_text(row.estimate)}"
     if row.verdict is not None:
         return f"{shown} {row.verdict}"
     if row.metric not in RATIOS:
@@ -325,7 +325,10 @@ def contrast_tables(analysis: Analysis) -> tuple[Table, ...]:
 def trend_tables(analysis: Analysis) -> tuple[Table, ...]:
     """Taxes along the lengths (every line of mooncake_both, the mean of the others), and drift over the run."""
     shown = [row for row in analysis.trends if row.at is None or row.config == MOONCAKE]
-    slope = f"Slope: {term('slope of a tax').meaning}. Steps: from one length to the next, their bounds jointly."
+    slope = (
+        f"Slope: {term('slope of a tax').meaning}. Steps: from one length to the next, their bounds jointly. Shapes at "
+        "which the config or plain is saturated are left out."
+    )
     drift = "A config against itself under the same load at another time: what moved is not the config's."
     return (
         make_table("Taxes along the lengths (Phase B)", TREND_COLUMNS, shown, slope),
@@ -378,6 +381,7 @@ TREND_COLUMNS: tuple[Column[Trend], ...] = (
     Column("per doubling", lambda row: row.slope.points()),
     Column("taxes", _line_taxes),
     Column("steps", lambda row: "; ".join(step.points() for step in row.steps)),
+    Column("left out", lambda row: "; ".join(row.left_out)),
 )
 DRIFT_COLUMNS: tuple[Column[Drift], ...] = (
     Column("median of", lambda row: {"ttft_p50_s": "TTFT", "tpot_p50_s": "TPOT"}[row.series]),

@@ -21,7 +21,7 @@ from results.records.baseline import BASELINE, REPEAT
 from results.statistics.blocks import BlockFit, Contrast
 from results.statistics.estimates import Estimate, Samples
 from results.statistics.judgement import Verdict, judged, withheld
-from results.statistics.trials import MIN_PAIRED, Joint, Measured, combine, estimate
+from results.statistics.trials import MIN_PAIRED, Joint, Measured, combine, estimate, unmeasured
 
 
 class Metric(StrEnum):
@@ -80,6 +80,8 @@ class TaxRow:
     """The same tax with bounds that hold for this config by itself, as hypotheses and comparisons of runs use it."""
     own: Estimate | None = None
     """The same with the spread of this config's own launches only."""
+    saturated: str = ""
+    """The config where it is saturated at this load, else `plain` where that is; empty where neither is."""
 
 
 def list_connectors(measurements: Measurements, phase: str) -> tuple[str, ...]:
@@ -115,6 +117,9 @@ def tax_table(measurements: Measurements, rates: ReferenceRates) -> tuple[TaxRow
 
 def measure_tax(measurements: Measurements, load: Load, config: str, metric: Metric) -> Measured:
     """One tax of the config at this load, trial by trial: config and plain are compared inside a trial."""
+    left_out = measurements.why_left_out(load, config)
+    if left_out:
+        return unmeasured(left_out)
     if metric == Metric.CALLBACK_P50:
         return measurements.get(load, config, CALLBACKS)
     if metric in REMAINDERS:
@@ -128,7 +133,7 @@ def measure_tax(measurements: Measurements, load: Load, config: str, metric: Met
     taxed = combine(_relate if metric in RATIOS else subtract, ours, base)
     if isinstance(fit, str):
         return replace(taxed, no_interval=fit)
-    return replace(taxed, joint=_find_joint(fit, measurements.draws(load, series), config, (load, series)))
+    return replace(taxed, joint=_find_joint(fit, measurements.draws(load, series), config, series))
 
 
 def _merge_baselines(first: Measured, again: Measured, metric: Metric) -> Measured:
@@ -138,16 +143,14 @@ def _merge_baselines(first: Measured, again: Measured, metric: Metric) -> Measur
     return Measured(trials, first.reason if not trials else "")
 
 
-def _find_joint(
-    fit: BlockFit, draws: Mapping[str, Samples], config: str, comparison: tuple[Load, str]
-) -> Joint | None:
-    """The tax in the comparison of all configs at this load; None where the config is not in it."""
-    if config not in fit.contrasts:
+def _find_joint(fit: BlockFit, draws: Mapping[str, Samples], config: str, series: str) -> Joint | None:
+    """The tax in the comparison of all configs at this load; None where too few launches of the config are in it."""
+    if config not in fit.contrasts or fit.contrasts[config].launches < MIN_PAIRED:
         return None
     value, drawn = fit.contrasts[config].difference, draws[config]
-    if comparison[1] in LOGARITHMIC:
-        return Joint(comparison, math.expm1(value), np.expm1(drawn))
-    return Joint(comparison, value, drawn)
+    if series in LOGARITHMIC:
+        return Joint(series, math.expm1(value), np.expm1(drawn))
+    return Joint(series, value, drawn)
 
 
 def list_references(load: Load, rates: ReferenceRates) -> tuple[str, ...]:
@@ -183,14 +186,22 @@ def _build_rows(measurements: Measurements, reference: str, load: Load, configs:
     for config in configs:
         for metric in tuple(Metric) if load.phase == "A" else tuple(RATIOS):
             cost = estimate(measure_tax(measurements, load, config, metric))
-            row = TaxRow(reference, load.phase, load.rate_per_s, load.shape, config, metric, cost, None, "")
-            series = RATIOS.get(metric) or DIFFERENCES.get(metric)
+            row = TaxRow(
+                reference, load.phase, load.rate_per_s, load.shape, config, metric, cost, None, "",
+                saturated=_name_saturated(measurements, load, config),
+            )  # fmt: skip
+            series = (RATIOS.get(metric) or DIFFERENCES.get(metric)) if cost.value is not None else None
             contrast = _find_contrast(measurements.compare(load, series), config) if series else None
             if contrast is not None and contrast.launches >= MIN_PAIRED:
                 row = _apply_contrast(row, contrast)
             if metric != Metric.CALLBACK_P50 and config != REPEAT:
                 row = replace(row, verdict=judged(row.estimate), withheld=withheld(row.estimate))
             yield row
+
+
+def _name_saturated(measurements: Measurements, load: Load, config: str) -> str:
+    sides = ((config, config), (BASELINE, BASELINE), (REPEAT, BASELINE))
+    return next((name for side, name in sides if measurements.is_saturated(load, side)), "")
 
 
 def _find_contrast(fit: BlockFit | str, config: str) -> Contrast | None:

@@ -147,6 +147,7 @@ def _tax_row(row: TaxRow) -> dict[str, Any]:
         **msgspec.to_builtins(row.estimate),
         "verdict": None if row.verdict is None else str(row.verdict),
         "withheld": row.withheld,
+        "saturated": row.saturated,
         "p_corrected": row.p,
         "alone_low": None if row.alone is None else row.alone.low,
         "alone_high": None if row.alone is None else row.alone.high,

@@ -14,9 +14,10 @@ LEGEND = " ".join(f"{outcome}: {term(outcome).meaning}." for outcome in Outcome)
 
 
 def judgement_table(title: str, kind: str, judgements: Sequence[Judgement], note: str = "") -> Table:
-    """A row per judgement; `kind` heads the column of claims. The columns prior and brackets only where one has any."""
+    """A row per judgement; `kind` heads the column of claims. Columns prior, p and brackets only where one has any."""
     optional = (
         ("prior", [one.prior for one in judgements]),
+        ("p, after Holm", [_describe_p(one) for one in judgements]),
         ("brackets", [one.measured.basis for one in judgements]),
     )
     shown = [(column, cells) for column, cells in optional if any(cells)]
@@ -26,6 +27,10 @@ def judgement_table(title: str, kind: str, judgements: Sequence[Judgement], note
     )
     columns = ("", kind, "outcome", "why", *(column for column, _ in shown))
     return Table(title, columns, rows, f"{LEGEND} {note}".strip())
+
+
+def _describe_p(one: Judgement) -> str:
+    return "" if one.p is None or one.p_corrected is None else f"{one.p:.2g}, {one.p_corrected:.2g}"
 
 
 def rules_table(judgements: Sequence[Judgement]) -> Table:

@@ -55,6 +55,8 @@ _RUN = (
     Term("cell", "", "one measurement: one config (or policy) under one load in one trial"),
     Term("stage", "", "a group of cells that run one after the other"),
     Term("trial", "", "one pass over all configs (or policies) on fresh engines, in a new random order"),
+    Term("sweep", "", "Phase A and B of connector-tax: one launch per config, descriptive; finds the reference rates"),
+    Term("confirm stage", "", "several launches of every config at the loads that verdicts rest on"),
     Term("launch", "", "one start of an engine; what two launches of one config differ by is noise"),
     Term("progress", "%", "estimated time of the finished cells over that of all cells"),
     Term("ETA", "time", "estimated time of the remaining cells, scaled by how long finished cells took"),

@@ -14,8 +14,9 @@ from __future__ import annotations
 import bisect
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 from scipy import special  # not scipy.stats, which takes two seconds to import
@@ -34,6 +35,7 @@ LEVEL_OF_F = 0.05
 ROUNDING = 1e-12
 """A residual below this share of the largest y is rounding, not noise."""
 
+Key = TypeVar("Key", bound=Hashable)
 Launches = Mapping[str, Mapping[int, float]]
 """By config and block, what the launch measured."""
 
@@ -77,10 +79,14 @@ class BlockFit:
     """Degrees of freedom of `sigma`."""
     contrasts: Mapping[str, Contrast]
     """By config, without the names of the reference."""
-    covariance: Samples
-    """Of the contrasts' differences, in their order."""
     repeat: Contrast | None
     """The reference's second name less its first: the A/A diagnostic. None where it has one name."""
+    cells: tuple[tuple[str, int], ...]
+    """Config and block of every launch."""
+    residuals: Samples
+    """Of every launch: what block and config leave over."""
+    estimator: Samples
+    """Contrasts x launches: a contrast's difference is its row times the launches' y."""
 
 
 def fit_blocks(launches: Launches, references: Sequence[str], level: float = LEVEL) -> BlockFit | str:
@@ -100,6 +106,7 @@ def fit_blocks(launches: Launches, references: Sequence[str], level: float = LEV
     reference = np.array([1 / len(bases) if name in bases else 0.0 for name in model.names])
     weights = np.array([_unit(model, name) - reference for name in others]).reshape(len(others), len(model.names))
     differences, covariance = model.compare(weights)
+    estimator = weights @ model.estimator
     errors = np.sqrt(np.diag(covariance))
     correlation = covariance / np.outer(errors, errors)
     reference_launches = [measured[name] for name in bases]
@@ -112,21 +119,47 @@ def fit_blocks(launches: Launches, references: Sequence[str], level: float = LEV
         p = dunnett_p(correlation, model.degrees, difference / error / alone.widening)
         contrasts[name] = replace(alone, together=Together(difference - half, difference + half, p))
     repeat = _compare_references(model, measured, bases, level)
-    return BlockFit(model.sigma, model.degrees, contrasts, covariance, repeat)
+    return BlockFit(model.sigma, model.degrees, contrasts, repeat, model.cells, model.residuals, estimator)
 
 
-def draw_differences(fit: BlockFit) -> Mapping[str, Samples]:
-    """Draws of every contrast's difference, jointly: multivariate t around what was measured, the same each time.
+def draw_differences(fits: Mapping[Key, BlockFit]) -> dict[Key, dict[str, Samples]]:
+    """Draws of every contrast of every fit, jointly: around what was measured, the same each time.
 
-    Draw k of two configs belongs together, so that a share or a sum computed draw by draw has the right spread.
+    The fits are of one metric at several loads. A launch that measured them all left a residual at each, and these
+    correlate: their covariance, estimated over all configs, is that of the draws, together with the share of plain in
+    every contrast. So draw k of all contrasts belongs together, within a load and across loads; a share, a sum, a step
+    or a slope computed draw by draw has the right spread. A single contrast is Student's t with its fit's degrees of
+    freedom; with the same degrees at all loads, so is every linear combination.
     """
+    if not fits:
+        return {}
+    all_cells = {cell for fit in fits.values() for cell in fit.cells}
+    launches = {cell: place for place, cell in enumerate(sorted(all_cells))}
+    residuals = np.zeros((len(fits), len(launches)))
+    estimators: list[Samples] = []
+    for row, fit in enumerate(fits.values()):
+        places = [launches[cell] for cell in fit.cells]
+        residuals[row, places] = fit.residuals
+        estimator = np.zeros((len(fit.contrasts), len(launches)))
+        estimator[:, places] = fit.estimator
+        estimators.append(estimator)
+    degrees = np.array([fit.degrees for fit in fits.values()])
+    between_loads = residuals @ residuals.T / np.sqrt(np.outer(degrees, degrees))
+    load = np.repeat(np.arange(len(fits)), [len(estimator) for estimator in estimators])
+    estimator = np.vstack(estimators)
+    covariance = between_loads[np.ix_(load, load)] * (estimator @ estimator.T)
     rng = np.random.default_rng(SEED)
-    normal = rng.standard_normal((JOINT_DRAWS, len(fit.contrasts))) @ _root(fit.covariance).T
-    scale = np.sqrt(fit.degrees / rng.chisquare(fit.degrees, JOINT_DRAWS))
-    return {
-        name: contrast.difference + normal[:, column] * scale * contrast.widening
-        for column, (name, contrast) in enumerate(fit.contrasts.items())
-    }
+    normal = rng.standard_normal((JOINT_DRAWS, len(estimator))) @ _root(covariance).T
+    chance = rng.random(JOINT_DRAWS)  # one for all fits: they share the error of sigma
+    drawn: dict[Key, dict[str, Samples]] = {}
+    column = 0
+    for key, fit in fits.items():
+        scale = np.sqrt(fit.degrees / special.chdtri(fit.degrees, chance))
+        drawn[key] = {}
+        for name, contrast in fit.contrasts.items():
+            drawn[key][name] = contrast.difference + normal[:, column] * scale * contrast.widening
+            column += 1
+    return drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +171,10 @@ class _Model:
     """Covariance of the effects in units of sigma^2."""
     sigma: float
     degrees: int
+    cells: tuple[tuple[str, int], ...]
+    residuals: Samples
+    estimator: Samples
+    """Configs x launches: an effect is its row times y."""
 
     def compare(self, weights: Samples) -> tuple[list[float], Samples]:
         """Of each row of weights over the effects: its value; and the covariance of the rows."""
@@ -153,16 +190,19 @@ def _fit(names: Sequence[str], launches: Launches) -> _Model | str:
         return geometry
     design, inverse = geometry
     y = np.array([value for name in names for value in launches[name].values()])
-    solution = inverse @ design.T @ y
-    residual = y - design @ solution
+    solver = inverse @ design.T
+    solution = solver @ y
+    residuals = y - design @ solution
     degrees = y.size - design.shape[1]
-    sigma = math.sqrt(float(residual @ residual) / degrees)
+    sigma = math.sqrt(float(residuals @ residuals) / degrees)
     if sigma <= ROUNDING * float(np.abs(y).max()):
         return "all blocks agree to the last digit: nothing tells how two launches of one config differ"
     spread = np.zeros((len(names), len(names)))
     spread[1:, 1:] = inverse[len(blocks) :, len(blocks) :]
     effects = np.concatenate(([0.0], solution[len(blocks) :]))
-    return _Model(tuple(names), effects, spread, sigma, degrees)
+    estimator = np.vstack((np.zeros(y.size), solver[len(blocks) :]))
+    launches_of_y = tuple((name, block) for name in names for block in launches[name])
+    return _Model(tuple(names), effects, spread, sigma, degrees, launches_of_y, residuals, estimator)
 
 
 @functools.lru_cache(maxsize=256)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from results.statistics.estimates import Estimate
+from results.statistics.estimates import LEVEL, Estimate, holm
 from results.statistics.trials import MIN_PAIRED
 
 TRIALS_REMEDY = f"`--trials {MIN_PAIRED}` gives a verdict"
@@ -62,6 +62,12 @@ class Judgement:
     """What kind of outcome: the cost that dominates, the direction of a gap; may be empty."""
     prior: str = ""
     """What the specification expects or chooses by default, and how the run compares; may be empty."""
+    p: float | None = None
+    """Two-sided: one less the level up to which the interval still decides. None where there is no interval."""
+    p_corrected: float | None = None
+    """After Holm's correction over all rules that were judged with it; None where it was judged by itself."""
+    alone: Outcome | None = None
+    """The outcome by itself, where `p_corrected` decided over `outcome`."""
 
 
 def list_some(texts: Sequence[str], most: int = 4) -> str:
@@ -99,6 +105,39 @@ def decisive(estimate: Estimate) -> Estimate:
     """The estimate as a rule may use it: without bounds, and with the reason, where no verdict may rest on it."""
     why = withheld(estimate)
     return replace(estimate, low=None, high=None, reason=why) if why else estimate
+
+
+def correct_together(judgements: Sequence[Judgement], level: float = LEVEL) -> tuple[Judgement, ...]:
+    """Each judgement after Holm's correction over all that have a p: one that holds or fails must survive it."""
+    corrected = iter(holm([one.p for one in judgements if one.p is not None]))
+    count = sum(one.p is not None for one in judgements)
+    return tuple(
+        one if one.p is None else _require_survival(one, one.p, next(corrected), count, level) for one in judgements
+    )
+
+
+def _require_survival(one: Judgement, p: float, corrected: float, count: int, level: float) -> Judgement:
+    if one.outcome not in (Outcome.HOLDS, Outcome.FAILS):
+        return replace(one, p_corrected=corrected)
+    numbers = f"p = {p:.2g}, {corrected:.2g} after Holm over {count}"
+    judged_alone = replace(one, p_corrected=corrected, alone=one.outcome)
+    if corrected <= 1 - level:
+        return replace(judged_alone, reason=f"{one.reason} ({numbers})")
+    reason = f"by itself it {one.outcome}, corrected it does not ({numbers}): {one.reason}"
+    return replace(judged_alone, outcome=Outcome.UNDECIDED, label="", reason=reason)
+
+
+def excluded_above(estimate: Estimate) -> float | None:
+    """The upper bound of an interval over launches that covers no effect: larger effects are excluded; else None."""
+    if withheld(estimate) or estimate.low is None or estimate.high is None:
+        return None
+    return estimate.high if estimate.low <= 0 <= estimate.high else None
+
+
+def excluded_text(estimate: Estimate) -> str:
+    """Of a fraction: `effects above 12.0% are excluded`, or empty."""
+    limit = excluded_above(estimate)
+    return "" if limit is None else f"effects above {limit:.1%} are excluded"
 
 
 def judged(estimate: Estimate, none: float = 0.0) -> Verdict | None:

@@ -173,20 +173,26 @@ def share(part: Measured, whole: Measured, name: str, level: float = LEVEL) -> E
     return Estimate(value, low, high, base.n, base.reason, base.basis, launches)
 
 
-def p_value(measured: Measured) -> float | None:
-    """Two-sided, of the mean over the trials being zero: Student's t, or the draws where `estimate` takes those.
+def p_value(measured: Measured, none: float = 0.0) -> float | None:
+    """Two-sided, of the value being `none`: by the joint draws, Student's t or the draws, whichever `estimate` takes.
 
     None where there is no interval. Draws give nothing below 2 / (draws + 1).
     """
-    values = _values(measured)
+    values = _values(measured) - none
+    if values.size >= MIN_PAIRED and measured.joint is not None:
+        return _draws_p(measured.joint.draws - none)
+    if values.size >= MIN_PAIRED and measured.no_interval:
+        return None
     if values.size >= MIN_PAIRED:
         if not np.ptp(values):  # no spread to hold them against: only the signs tell (sign test)
             return 1.0 if not values.any() else 2.0 ** (1 - values.size)
         error = float(values.std(ddof=1)) / math.sqrt(values.size)
         return float(2 * special.stdtr(values.size - 1, -abs(float(values.mean())) / error))
     draws = _mean_draws(measured) if values.size else ""
-    if isinstance(draws, str):
-        return None
+    return None if isinstance(draws, str) else _draws_p(draws - none)
+
+
+def _draws_p(draws: Samples) -> float:
     finite = draws[np.isfinite(draws)]
     beyond = min(int((finite <= 0).sum()), int((finite >= 0).sum()))
     return min(1.0, 2 * (beyond + 1) / (finite.size + 1))

@@ -22,7 +22,9 @@ RUN_OPTIONS: Mapping[str, ParameterInfo] = {
     "configs": typer.Option("--config", "-c", help="Connector config by name, or path of a TOML file."),
     "seed": typer.Option("--seed", help="Seed of config order, schedules and prompts (default: the preset's)."),
     "trials": typer.Option(
-        "--trials", min=1, help="Measure every load cell N times, each time on fresh engines (default: the preset's)."
+        "--trials",
+        min=1,
+        help="Measure each load cell, or those of the confirm stage, N times on fresh engines (default: the preset's).",
     ),
     "policies": typer.Option("--policy", help="Routing policy."),
     "settings": typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of the preset (repeatable)."),

@@ -1,7 +1,7 @@
 """`connector-tax`: what a KV connector costs, measured on one instance under an open-loop load.
 
-Five barrier stages (specs/connector_tax, "Re-run script"): pre-flight and probe, rate sweep, reference rates, shape
-sweep, probe removal and analysis.
+Barrier stages (specs/connector_tax, "Re-run script"): pre-flight and probe, rate sweep, reference rates, shape sweep,
+probe removal and analysis. Before the last one stands our own confirm stage.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from runners.campaign.experiment import Outcome
 from runners.errors import CellSkipped
 from runners.experiments.connector_tax.cell import measure_load
 from runners.experiments.connector_tax.grid import EXPERIMENT, Grid
-from runners.experiments.connector_tax.plan import REF_LOAD, REF_SAFE
+from runners.experiments.connector_tax.load_cells import REF_LOAD, REF_SAFE
 from runners.experiments.patched_cells import PatchedCells, RunCell
 from state.events import Noted
 from state.run import CellPlan
@@ -87,7 +87,7 @@ class ConnectorTax(PatchedCells):
             raise CellSkipped("there are no reference rates: that stage was skipped or failed")
         rates = ReferenceRates.from_json(self._context.layout.reference_rates.read_bytes())
         if cell.params["rate"] == REF_LOAD and rates.ref_load_per_s == rates.ref_safe_per_s:
-            raise CellSkipped(f"ref_load equals ref_safe ({rates.ref_safe_per_s} req/s): it would repeat Phase B")
+            raise CellSkipped(f"ref_load equals ref_safe ({rates.ref_safe_per_s} req/s): it would repeat that cell")
         rate = rates.ref_safe_per_s if cell.params["rate"] == REF_SAFE else rates.ref_load_per_s
         if rate is None:
             raise CellSkipped(f"no {cell.params['rate']}: {rates.reason_for(cell.params['rate'])}")

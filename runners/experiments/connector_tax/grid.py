@@ -77,8 +77,10 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hard_stop_factor: float = 3.0
     """A cell ends at this multiple of its expected duration whatever it has."""
     arrival: str = "constant"
+    confirm: bool = False
+    """Measure the reference loads and all shapes again, with `trials` launches per config; verdicts rest on these."""
     trials: int = 1
-    """How often every load cell is measured, each time on fresh engines, the configs in a new random order."""
+    """Launches per config: in the confirm stage, or of every load cell where there is none."""
     preflight_s: float = 30.0
     seed: int = 1
     fidelity: Fidelity = Fidelity()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,21 @@ from launch.command import ports_needed
 from launch.profile import ConnectorConfig, Profile, load_config
 from results.records.baseline import BASELINE, REPEAT
 from runners.campaign.experiment import DraftPlan, RunOptions
-from runners.campaign.plan import Sum, load_cell_s
+from runners.campaign.plan import Sum, duration_text
 from runners.errors import RunnerError
+from runners.experiments.connector_tax import confirm
 from runners.experiments.connector_tax.grid import EXPERIMENT, Grid, read_grid
+from runners.experiments.connector_tax.load_cells import (
+    PHASE_A,
+    PHASE_B,
+    PHASE_B_PRIME,
+    PLACES_PER_BLOCK,
+    REF_LOAD,
+    REF_SAFE,
+    PlannedLoad,
+    expected_s,
+    make_cell,
+)
 from state.run import CellPlan, StagePlan
 
 STAGES = (
@@ -23,16 +35,12 @@ STAGES = (
     StagePlan("phase-a", "Phase A: rate sweep"),
     StagePlan("reference", "Reference rates"),
     StagePlan("phase-b", "Phase B: shape sweep"),
+    StagePlan("confirm", "Confirm: repeated launches"),
     StagePlan("analysis", "Probe removal and analysis"),
 )
-REF_SAFE = "ref_safe"
-REF_LOAD = "ref_load"
 COMPUTE_S = 2.0
-
-PHASE_A, PHASE_B, PHASE_B_PRIME = "A", "B", "Bp"
-STAGE_OF = {PHASE_A: "phase-a", PHASE_B: "phase-b", PHASE_B_PRIME: "phase-b"}
-PLACES_PER_PHASE = 1_000
-"""Cells of one phase and trial get numbers from a block of this size: no two cells of a run share a prompt."""
+PLANNED_LAUNCHES = (3, 5, 8)
+"""For how many launches per config a plan states the hours."""
 
 
 def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
@@ -43,25 +51,41 @@ def draft_plan(options: RunOptions, profile: Profile) -> DraftPlan:
     grid = read_grid(tables, profile.name, options.preset, settings=options.settings)
     if options.trials is not None:
         grid = msgspec.structs.replace(grid, trials=options.trials)
-    configs = {config.name: config for config in _load_configs(options.configs or grid.configs)}
+    names = options.configs or grid.configs
+    configs = {config.name: config for config in _load_configs(_add_repeat(names) if grid.confirm else names)}
     seed, release_wait_s = grid.seed if options.seed is None else options.seed, profile.launch.release_wait_s
     orders = draw_orders(grid, list(configs), seed)
+    order = [*orders[0], *(name for name in configs if name not in orders[0])]
     return DraftPlan(
         grid=grid,
         profile=profile,
         seed=seed,
-        configs=tuple(configs[name] for name in orders[0]),
+        configs=tuple(configs[name] for name in order),
         stages=STAGES,
-        cells=list_cells(grid, orders, seed, release_wait_s),
+        cells=list_cells(grid, orders, order, seed, release_wait_s),
         ports=max(ports_needed(config) for config in configs.values()),
         inputs={
-            "grid": msgspec.to_builtins(grid),
+            "grid": _describe_grid(grid),
             "configs": msgspec.to_builtins(configs),
             "config_names": list(options.configs or grid.configs),
             **({"settings": list(options.settings)} if options.settings else {}),
         },
         sums=arithmetic(grid, list(configs), release_wait_s),
+        notes=_describe_hours(grid, list(configs), release_wait_s),
     )
+
+
+def _describe_grid(grid: Grid) -> dict[str, Any]:
+    """The grid as a plan holds it; the plan of one without a confirm stage is that of versions that had none."""
+    described: dict[str, Any] = msgspec.to_builtins(grid)
+    if not grid.confirm:
+        del described["confirm"]
+    return described
+
+
+def _add_repeat(names: Sequence[str]) -> tuple[str, ...]:
+    """Plain is measured under both its names wherever launches are compared."""
+    return tuple(names) if REPEAT in names else (*names, REPEAT)
 
 
 def _load_configs(names: Sequence[str]) -> tuple[ConnectorConfig, ...]:
@@ -82,20 +106,24 @@ def _load_repeat() -> ConnectorConfig:
 
 
 def draw_orders(grid: Grid, configs: Sequence[str], seed: int) -> list[list[str]]:
-    """Per trial, the order of configs."""
+    """Per pass of the sweep, the order of configs. Before a confirm stage there is one pass, without plain's repeat."""
     draw = random.Random(seed)
-    return [draw.sample(configs, len(configs)) for _ in range(grid.trials)]
+    swept = [name for name in configs if name != REPEAT] if grid.confirm else list(configs)
+    return [draw.sample(swept, len(swept)) for _ in range(1 if grid.confirm else grid.trials)]
 
 
-def list_cells(grid: Grid, orders: Sequence[Sequence[str]], seed: int, release_wait_s: float) -> list[CellPlan]:
-    """Every cell in the order it runs; `orders`: per trial, the configs' names."""
+def list_cells(
+    grid: Grid, orders: Sequence[Sequence[str]], configs: Sequence[str], seed: int, release_wait_s: float
+) -> list[CellPlan]:
+    """Every cell in the order it runs; `orders`: per pass of the sweep, the configs' names; `configs`: all of them."""
     engine_s = grid.engine_start_s + release_wait_s
-    trials = [_Trial(grid, seed, engine_s, number, tuple(order)) for number, order in enumerate(orders)]
+    passes = [_Pass(grid, seed, engine_s, number, tuple(order)) for number, order in enumerate(orders)]
     return [
-        *_preflight_cells(orders[0], grid, engine_s),
-        *(cell for trial in trials for cell in trial.phase_a()),
+        *_preflight_cells(configs, grid, engine_s),
+        *(cell for one in passes for cell in one.phase_a()),
         CellPlan("reference/rates", "reference", "reference", None, "ref_safe and ref_load", {}, COMPUTE_S),
-        *(cell for trial in trials for cell in trial.phase_b()),
+        *(cell for one in passes for cell in one.phase_b()),
+        *confirm.list_cells(grid, configs, seed, engine_s),
         CellPlan("analysis/revert", "analysis", "revert", None, "remove the step probe", {}, COMPUTE_S),
         CellPlan("analysis/report", "analysis", "analysis", None, "numbers, tax, manifest, report", {}, 2 * COMPUTE_S),
     ]
@@ -109,8 +137,8 @@ def _preflight_cells(order: Sequence[str], grid: Grid, engine_s: float) -> Itera
 
 
 @dataclass(frozen=True, slots=True)
-class _Trial:
-    """Every load cell once: a block in which each config has its turn."""
+class _Pass:
+    """Every load cell of the sweep once: each config has its turn. Without a confirm stage each trial is a pass."""
 
     grid: Grid
     seed: int
@@ -120,11 +148,11 @@ class _Trial:
 
     def phase_a(self) -> Iterator[CellPlan]:
         phase = self.grid.phase_a
-        shape = {"input_tokens": phase.input_tokens, "output_tokens": phase.output_tokens}
+        shape = (phase.input_tokens, phase.output_tokens)
         for config in self.order:
             for place, rate in enumerate(phase.rates_per_s):
-                load = shape | {"rate_per_s": rate}
-                yield self._cell(PHASE_A, config, place, f"r{rate:g}", f"{rate:g} req/s", load, rate, first=place == 0)
+                load = PlannedLoad(PHASE_A, f"r{rate:g}", f"{rate:g} req/s", shape, rate, rate)
+                yield self._cell(config, load, place, first=place == 0)
 
     def phase_b(self) -> Iterator[CellPlan]:
         """Empty where the grid has no Phase B."""
@@ -139,100 +167,86 @@ class _Trial:
     def _shape_cell(
         self, phase: str, config: str, place: int, shape: tuple[int, int], rate: str, *, first: bool
     ) -> CellPlan:
-        input_tokens, output_tokens = shape
-        label = f"{input_tokens} x {output_tokens}" + (f" at {rate}" if phase == PHASE_B_PRIME else "")
-        load = {"input_tokens": input_tokens, "output_tokens": output_tokens, "rate": rate}
+        label = "{} x {}".format(*shape) + (f" at {rate}" if phase == PHASE_B_PRIME else "")
         expected = self.grid.expected_ref_safe_per_s
-        return self._cell(phase, config, place, f"{input_tokens}x{output_tokens}", label, load, expected, first=first)
+        load = PlannedLoad(phase, "{}x{}".format(*shape), label, shape, rate, expected)
+        return self._cell(config, load, place, first=first)
 
-    def _cell(
-        self,
-        phase: str,
-        config: str,
-        place: int,
-        stem: str,
-        label: str,
-        load: Mapping[str, Any],
-        expected_rate_per_s: float,
-        *,
-        first: bool,
-    ) -> CellPlan:
-        """A load cell. Its arrivals and prompts depend on seed, trial and place in the grid, never on the config: all
-        configs see the same ones. The first cell of a config on an engine pays for that engine's start and release."""
-        grid = self.grid
-        block = (PHASE_A, PHASE_B, PHASE_B_PRIME).index(phase) + 3 * self.number
-        params: dict[str, Any] = {
-            "phase": phase,
-            "stem": stem if self.number == 0 else f"{stem}_t{self.number}",
-            "load_seed": self.seed,
-            "cell_index": block * PLACES_PER_PHASE + place,
-            "arrival": grid.arrival,
-            "warmup_s": grid.warmup_s,
-            "min_duration_s": grid.min_duration_s,
-            "min_completed": grid.min_completed,
-            "hard_stop_factor": grid.hard_stop_factor,
-            "inflight_cap": grid.inflight_cap,
-            "lateness_p99_s": grid.fidelity.lateness_p99_s,
-            "achieved_ratio": grid.fidelity.achieved_ratio,
-        }
-        prime = "-prime" if phase == PHASE_B_PRIME else ""
-        trial = "" if self.number == 0 else f"/t{self.number}"
-        return CellPlan(
-            cell=f"{STAGE_OF[phase]}{prime}/{config}/{stem}{trial}",
-            stage=STAGE_OF[phase],
-            kind="load",
-            config=config,
-            label=label,
-            params={**params, **load},
-            estimated_s=_load_s(grid, expected_rate_per_s) + (self.engine_s if first else 0.0),
+    def _cell(self, config: str, load: PlannedLoad, place: int, *, first: bool) -> CellPlan:
+        """The first cell of a config on an engine pays for that engine's start and release."""
+        block = (PHASE_A, PHASE_B, PHASE_B_PRIME).index(load.phase) + confirm.SWEEP_BLOCKS * self.number
+        return make_cell(
+            self.grid,
+            self.seed,
+            config,
+            load,
             trial=self.number,
+            cell_index=block * PLACES_PER_BLOCK + place,
+            engine_s=self.engine_s if first else 0.0,
         )
 
 
 def arithmetic(grid: Grid, configs: Sequence[str], release_wait_s: float) -> tuple[Sum, ...]:
     """How the estimate of the engine stages comes about (specs/connector_tax, "Updated runtime estimate")."""
-    count, start_s, trials = len(configs), grid.engine_start_s, grid.trials
+    start_s = grid.engine_start_s
     around = f"{start_s:g} s start + {{}} + {release_wait_s:g} s release"
-    cells_a = [_load_s(grid, rate) for rate in grid.phase_a.rates_per_s]
-    shapes = len(grid.phase_b.input_tokens) * len(grid.phase_b.output_tokens)
-    prime = len(set(configs) & set(grid.phase_b_prime.configs))
-    times = f"{trials} trials x " if trials > 1 else ""
     lines = [
         Sum(
             "preflight",
-            f"{count} configs x ({around.format(f'{grid.preflight_s:g} s checks')})",
-            count * (start_s + grid.preflight_s + release_wait_s),
+            f"{len(configs)} configs x ({around.format(f'{grid.preflight_s:g} s checks')})",
+            len(configs) * (start_s + grid.preflight_s + release_wait_s),
         ),
-        Sum(
-            "phase-a",
-            f"{times}{count} configs x ({around.format(f'({_join_sum(cells_a)}) s of cells')})",
-            trials * count * (start_s + sum(cells_a) + release_wait_s),
-        ),
+        *_sweep_arithmetic(grid, configs, release_wait_s, around),
     ]
-    if not shapes:
-        return tuple(lines)
-    cell_b = _load_s(grid, grid.expected_ref_safe_per_s)
-    lines.append(
-        Sum(
-            "phase-b",
-            f"{times}{count} configs x ({around.format(f'{shapes} cells x {cell_b:g} s')}), "
-            f"if ref_safe is {grid.expected_ref_safe_per_s:g} req/s",
-            trials * count * (start_s + shapes * cell_b + release_wait_s),
+    if grid.confirm:
+        seconds = confirm.stage_s(grid, configs, start_s + release_wait_s, grid.trials)
+        loads = confirm.list_loads(grid)
+        cells = f"up to {len(loads)} cells x {expected_s(grid, loads[0].expected_rate_per_s):g} s"
+        lines.append(
+            Sum("confirm", f"{grid.trials} launches x {len(configs)} configs x ({around.format(cells)})", seconds)
         )
+    return tuple(lines)
+
+
+def _sweep_arithmetic(grid: Grid, configs: Sequence[str], release_wait_s: float, around: str) -> Iterator[Sum]:
+    swept = [name for name in configs if not grid.confirm or name != REPEAT]
+    count, trials = len(swept), 1 if grid.confirm else grid.trials
+    engine_s = grid.engine_start_s + release_wait_s
+    cells_a = [expected_s(grid, rate) for rate in grid.phase_a.rates_per_s]
+    shapes = len(grid.phase_b.input_tokens) * len(grid.phase_b.output_tokens)
+    prime = len(set(swept) & set(grid.phase_b_prime.configs))
+    times = f"{trials} trials x " if trials > 1 else ""
+    yield Sum(
+        "phase-a",
+        f"{times}{count} configs x ({around.format(f'({_join_sum(cells_a)}) s of cells')})",
+        trials * count * (engine_s + sum(cells_a)),
+    )
+    if not shapes:
+        return
+    cell_b = expected_s(grid, grid.expected_ref_safe_per_s)
+    yield Sum(
+        "phase-b",
+        f"{times}{count} configs x ({around.format(f'{shapes} cells x {cell_b:g} s')}), "
+        f"if ref_safe is {grid.expected_ref_safe_per_s:g} req/s",
+        trials * count * (engine_s + shapes * cell_b),
     )
     if prime and grid.phase_b_prime.shapes:
         cells = len(grid.phase_b_prime.shapes)
         text = f"{times}{prime} configs x {cells} cells x {cell_b:g} s, where ref_load differs from ref_safe"
-        lines.append(Sum("phase-b", text, trials * prime * cells * cell_b))
-    return tuple(lines)
+        yield Sum("phase-b", text, trials * prime * cells * cell_b)
 
 
-def _load_s(grid: Grid, rate_per_s: float) -> float:
-    return load_cell_s(
-        rate_per_s=rate_per_s,
-        min_duration_s=grid.min_duration_s,
-        min_completed=grid.min_completed,
-        warmup_s=grid.warmup_s,
+def _describe_hours(grid: Grid, configs: Sequence[str], release_wait_s: float) -> tuple[str, ...]:
+    """How long the confirm stage takes with more or fewer launches; empty where there is none."""
+    if not grid.confirm:
+        return ()
+    engine_s = grid.engine_start_s + release_wait_s
+    times = ", ".join(
+        f"{duration_text(confirm.stage_s(grid, configs, engine_s, count))} with {count}" for count in PLANNED_LAUNCHES
+    )
+    return (
+        "Verdicts come from the confirm stage. The sweep before it is descriptive: one launch per config and phase.",
+        f"The confirm stage takes {times} launches per config (`--trials`).",
     )
 
 

@@ -64,14 +64,17 @@ class Load:
     requests: int = 200
     warmup_s: float = 5.0
     trial: int = 0
+    reference: str = ""
+    """The reference rate that a cell of the confirm stage names."""
 
     @property
     def stem(self) -> str:
         place = f"r{self.rate_per_s:g}" if self.phase == "A" else f"{self.input_tokens}x{self.output_tokens}"
+        place += f"-{self.reference}" if self.reference else ""
         return f"{place}_t{self.trial}" if self.trial else place
 
     def cell(self, config: str) -> str:
-        stage = {"A": "phase-a", "B": "phase-b", "Bp": "phase-b-prime"}[self.phase]
+        stage = {"A": "phase-a", "B": "phase-b", "Bp": "phase-b-prime", "C": "confirm"}[self.phase]
         return f"{stage}/{config}/{self.stem.replace('_t', '/t')}"
 
 
@@ -286,10 +289,25 @@ class Run:
     """Between the starts of two cells."""
     prime: tuple[float, Sequence[tuple[int, int]]] = (0.0, ())
     """The rate and the shapes of Phase B'."""
+    confirm: int = 0
+    """Launches per config of the confirm stage."""
 
     @property
     def loads(self) -> list[Load]:
         """Every load, in the order the phases and their trials are run."""
+        return [*self.swept, *(load for trial in range(self.confirm) for load in self.confirmed(trial))]
+
+    def confirmed(self, trial: int) -> list[Load]:
+        """What a launch of the confirm stage measures."""
+        shape = (Load.input_tokens, Load.output_tokens)
+        safe_per_s = self.ref_safe_per_s or self.rates_per_s[0]
+        safe = [(safe_per_s, "ref_safe", one) for one in dict.fromkeys((shape, *self.shapes))]
+        loaded = dict.fromkeys((shape, *self.prime[1])) if self.prime[0] else {}
+        places = safe + [(self.prime[0], "ref_load", one) for one in loaded]
+        return [Load(rate, *one, "C", self.requests, trial=trial, reference=name) for rate, name, one in places]
+
+    @property
+    def swept(self) -> list[Load]:
         trials = range(self.trials)
         safe = self.ref_safe_per_s or self.rates_per_s[0]
         found = [Load(rate, requests=self.requests, trial=trial) for trial in trials for rate in self.rates_per_s]
@@ -333,7 +351,7 @@ def run_cells(run: Run) -> Iterator[Cell]:
     """The run's cells in the order of time: a block per phase and trial, in it the configs in a random order."""
     rng = np.random.default_rng([run.seed, 1])
     started_s = 1_800_000_000.0
-    blocks = groupby(run.loads, key=lambda load: (load.phase == "A", load.trial))
+    blocks = groupby(run.loads, key=lambda load: (load.phase[0], load.trial))
     for _, block in blocks:
         loads = list(block)
         for config in rng.permutation(list(run.configs)):
@@ -361,7 +379,7 @@ def _plan(run: Run, loads: Sequence[Load]) -> dict[str, Any]:
     cells = [
         {
             "cell": load.cell(config),
-            "stage": "phase-a" if load.phase == "A" else "phase-b",
+            "stage": {"A": "phase-a", "C": "confirm"}.get(load.phase, "phase-b"),
             "kind": "load",
             "config": config,
             "params": {"phase": load.phase, "stem": load.stem},

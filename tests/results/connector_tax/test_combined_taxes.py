@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+import numpy as np
 import pytest
 
 from results.connector_tax.combined_taxes import (
@@ -14,6 +15,7 @@ from results.connector_tax.combined_taxes import (
     Amplification,
     Decomposition,
     Trend,
+    _fit_slope,
     add_up_taxes,
     amplify_taxes,
     decompose_taxes,
@@ -28,6 +30,7 @@ from results.measures.saturation import REF_SAFE, ReferenceRates
 from results.measures.summary import Shape
 from results.statistics.estimates import Estimate
 from results.statistics.judgement import Verdict
+from results.statistics.trials import estimate
 from tests.results.statistics.in_memory import RATES, SEEDS, SHAPE, Truth, as_promised, bounds, covers, measurements
 
 TTFT = Metric.TTFT_P90
@@ -109,7 +112,7 @@ def test_a_missing_part_of_the_sum_is_named() -> None:
 
 def test_the_gap_between_mooncake_and_nixl_is_found() -> None:
     taxes = {"mooncake_both": 0.45, "nixl_both": 0.38}
-    assert as_promised(covers(nixl_gap(at_safe(taxes, seed), RATES, TTFT), 0.07) for seed in SEEDS)
+    assert as_promised(covers(estimate(nixl_gap(at_safe(taxes, seed), RATES, TTFT)), 0.07) for seed in SEEDS)
 
 
 def test_what_queueing_adds_is_found_per_config_and_shape() -> None:
@@ -183,6 +186,14 @@ def test_a_missing_shape_leaves_its_lines_unknown_with_its_name() -> None:
     assert line(rows, "input_tokens", 64).slope.reason == "mooncake_both was not measured at this load"
     assert line(rows, "input_tokens", None).slope.value is None
     assert line(rows, "input_tokens", 128).slope.value == pytest.approx(0.08, abs=0.03)
+
+
+def test_a_slope_weighs_every_length_by_the_precision_of_its_tax() -> None:
+    """With equal weights the middle one of three lengths would not count."""
+    lengths, taxes = (512, 1024, 2048), [np.array([tax]) for tax in (0.0, 0.3, 0.2)]
+    alike, precise_start = (_fit_slope(lengths, np.array([start, 1.0, 1.0])) for start in (1.0, 100.0))
+    assert alike(*taxes)[0] == pytest.approx(0.1)
+    assert precise_start(*taxes)[0] == pytest.approx((0.3 + 2 * 0.2) / 5, abs=0.005), "a line from the sure tax"
 
 
 def test_one_length_is_no_trend() -> None:

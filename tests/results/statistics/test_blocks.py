@@ -201,7 +201,7 @@ def test_a_config_whose_launches_vary_more_is_judged_by_its_own_spread(blocks: i
 
 def test_joint_draws_have_the_spread_of_the_contrasts_and_of_their_sums() -> None:
     fit = fitted(draw(np.random.default_rng(4), 5))
-    draws = draw_differences(fit)
+    draws = draw_differences({0: fit})[0]
     for name, contrast in fit.contrasts.items():
         low, high = np.quantile(draws[name], (0.025, 0.975))
         assert (low, high) == pytest.approx((contrast.low, contrast.high), abs=0.05 * (contrast.high - contrast.low))

@@ -12,15 +12,16 @@ import pytest
 from launch.profile import CONFIGS_FOLDER, config_names, load_config, load_profile, profile_names
 from runners.campaign.experiment import RunOptions
 from runners.campaign.plan import differences, duration_text, load_cell_s
-from runners.campaign.start import options_of, prepare
+from runners.campaign.start import options_of
 from runners.errors import RunnerError
 from runners.experiments.connector_tax.grid import EXPERIMENT, read_grid
 from runners.experiments.connector_tax.plan import draft_plan
 from state.run import RunPlan
+from tests.runners.prepared import prepare
 
 
 def plan_of(profile: str, preset: str = "full", seed: int = 1, **more: Any) -> RunPlan:  # RunOptions' fields
-    return prepare(RunOptions(EXPERIMENT, profile, preset, seed=seed, **more), need_engine=False).plan
+    return prepare(RunOptions(EXPERIMENT, profile, preset, seed=seed, **more)).plan
 
 
 @pytest.mark.parametrize(
@@ -38,14 +39,21 @@ def test_the_h20_plan_takes_as_long_as_the_specification_says() -> None:
     assert seconds["phase-a"] == 8 * (90 + 1010 + 60)  # 155 min
     prime_s = 4 * 3 * 70  # 14 min
     assert seconds["phase-b"] == 8 * (90 + 630 + 60) + prime_s  # 104 min, the specification's best case, and B'
-    assert 4.5 * 3600 < plan.estimated_s < 5.5 * 3600
+    engine_s, cells = 90 + 60, 9 + 1  # every config: Phase B's nine shapes, Phase A's at ref_load
+    assert seconds["confirm"] == 5 * (9 * (engine_s + cells * 70) + 5 * 2 * 70)  # B' for its four and plain_again
+    assert 4.5 * 3600 < plan.estimated_s - seconds["confirm"] < 5.5 * 3600
+
+
+def test_a_plan_states_the_hours_for_three_five_and_eight_launches() -> None:
+    draft = draft_plan(RunOptions(EXPERIMENT, "h20-qwen3-coder-30b"), load_profile("h20-qwen3-coder-30b"))
+    assert "6 h 57 min with 3, 11 h 35 min with 5, 18 h 33 min with 8 launches" in draft.notes[1]
 
 
 def test_the_full_grid_has_every_config_rate_and_shape_once() -> None:
     plan = plan_of("h20-qwen3-coder-30b")
     load = [cell for cell in plan.cells if cell.kind == "load"]
     phases = Counter(cell.params["phase"] for cell in load)
-    assert phases == {"A": 8 * 7, "B": 8 * 9, "Bp": 4 * 3}
+    assert phases == {"A": 8 * 7, "B": 8 * 9, "Bp": 4 * 3, "C": 5 * (9 * 10 + 5 * 2)}
     assert len({cell.cell for cell in plan.cells}) == len(plan.cells)
 
 
@@ -67,13 +75,15 @@ def test_the_demo_measures_plain_twice_three_times_at_one_rate_within_five_minut
     plan = plan_of("cpu-tiny", "demo")
     load = [cell for cell in plan.cells if cell.kind == "load"]
     configs = {"plain", "plain_again", "noop_connector", "mooncake_both", "nixl_both"}
-    assert Counter(cell.config for cell in load) == dict.fromkeys(configs, 3)
-    assert {(cell.params["phase"], cell.params["rate_per_s"]) for cell in load} == {("A", 10)}
-    assert [stage.stage for stage in plan.stages] == ["preflight", "phase-a", "reference", "analysis"]
+    confirmed = [cell for cell in load if cell.params["phase"] == "C"]
+    assert Counter(cell.config for cell in confirmed) == dict.fromkeys(configs, 3)
+    assert {cell.params["rate"] for cell in confirmed} == {"ref_safe"}
+    assert {cell.params["rate_per_s"] for cell in load if cell not in confirmed} == {10}
+    assert [stage.stage for stage in plan.stages] == ["preflight", "phase-a", "reference", "confirm", "analysis"]
     assert plan.estimated_s < 5 * 60
 
 
-def test_plain_again_is_plain_under_another_name_and_no_preset_but_the_demo_has_it() -> None:
+def test_plain_again_is_plain_under_another_name_in_every_preset_that_confirms() -> None:
     grid = read_grid(load_profile("cpu-tiny").experiments[EXPERIMENT], "cpu-tiny", "demo")
     options = RunOptions(EXPERIMENT, "cpu-tiny", "demo")
     configs = draft_plan(options, load_profile("cpu-tiny")).configs
@@ -84,7 +94,8 @@ def test_plain_again_is_plain_under_another_name_and_no_preset_but_the_demo_has_
     assert "plain_again" not in config_names()
     for name in profile_names():
         for preset, table in load_profile(name).experiments.get(EXPERIMENT, {}).items():
-            assert preset == "demo" or "plain_again" not in read_grid({preset: table}, name, preset).configs
+            other = read_grid({preset: table}, name, preset)
+            assert other.confirm == ("plain_again" in other.configs)
 
 
 @pytest.mark.parametrize(
@@ -148,27 +159,27 @@ def test_a_plan_can_be_made_again_from_what_it_holds_also_with_files_of_ones_own
     own = tmp_path / "my_noop.toml"
     own.write_text((CONFIGS_FOLDER / "noop_connector.toml").read_text().replace('"noop_connector"', '"my_noop"'))
     options = RunOptions(EXPERIMENT, "cpu-tiny", "smoke", ("plain", str(own)), seed=9, trials=2, port=19999)
-    plan = prepare(options, need_engine=False).plan
+    plan = prepare(options).plan
     assert set(plan.configs) == {"plain", "my_noop"}
-    assert prepare(options_of(plan), need_engine=False).plan.fingerprint == plan.fingerprint
+    assert prepare(options_of(plan)).plan.fingerprint == plan.fingerprint
 
 
 def test_a_config_named_twice_is_refused() -> None:
     with pytest.raises(RunnerError, match="twice"):
-        prepare(RunOptions(EXPERIMENT, "cpu-tiny", "smoke", ("plain", "plain")), need_engine=False)
+        prepare(RunOptions(EXPERIMENT, "cpu-tiny", "smoke", ("plain", "plain")))
 
 
 def test_a_setting_changes_the_grid_of_connector_tax_and_is_kept_for_the_resume() -> None:
     options = RunOptions("connector-tax", "cpu-tiny", "smoke", settings=("min_completed=7", "phase_a.output_tokens=9"))
-    plan = prepare(options, need_engine=False).plan
+    plan = prepare(options).plan
     assert plan.inputs["grid"]["min_completed"] == 7
     assert {cell.params["output_tokens"] for cell in plan.cells if cell.stage == "phase-a"} == {9}
-    assert prepare(options_of(plan), need_engine=False).plan.fingerprint == plan.fingerprint
+    assert prepare(options_of(plan)).plan.fingerprint == plan.fingerprint
 
 
 def test_a_plan_without_settings_has_the_inputs_it_always_had() -> None:
     """A run that was begun before connector-tax had settings resumes: its fingerprint is the same."""
-    assert "settings" not in prepare(RunOptions("connector-tax", "cpu-tiny", "smoke"), need_engine=False).plan.inputs
+    assert "settings" not in prepare(RunOptions("connector-tax", "cpu-tiny", "smoke")).plan.inputs
 
 
 @pytest.mark.parametrize(
@@ -177,7 +188,7 @@ def test_a_plan_without_settings_has_the_inputs_it_always_had() -> None:
 )
 def test_a_wrong_setting_is_named(setting: str, named: str) -> None:
     with pytest.raises(RunnerError, match=named):
-        prepare(RunOptions("connector-tax", "cpu-tiny", "smoke", settings=(setting,)), need_engine=False)
+        prepare(RunOptions("connector-tax", "cpu-tiny", "smoke", settings=(setting,)))
 
 
 def test_a_plan_holds_no_secret_and_notices_when_one_changes(tmp_path: Path) -> None:

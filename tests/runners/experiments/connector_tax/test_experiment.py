@@ -15,7 +15,6 @@ from results.measures.saturation import ReferenceRates
 from results.records.layout import RunLayout, write_atomic
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import Outcome, RunOptions
-from runners.campaign.start import prepare
 from runners.cli.asking import skip_stages
 from runners.errors import CellSkipped, RunnerError
 from runners.experiments.connector_tax.experiment import ConnectorTax
@@ -23,10 +22,12 @@ from runners.experiments.connector_tax.grid import EXPERIMENT, read_grid
 from state.events import CellChanged, Event, Noted
 from state.run import CellPlan, CellState
 from state.store import RunStore
+from tests.results.connector_tax.synthetic import DATE, Behaviour, Cell, Load, write_cell
+from tests.runners.prepared import prepare
 
 PROFILE = load_profile("cpu-tiny")
 GRID = read_grid(PROFILE.experiments[EXPERIMENT], PROFILE.name, "full")
-PLAN = prepare(RunOptions(EXPERIMENT), need_engine=False).plan
+PLAN = prepare(RunOptions(EXPERIMENT)).plan
 CELLS = {cell.cell: cell for cell in PLAN.cells}
 
 
@@ -71,8 +72,33 @@ async def test_a_cell_at_a_reference_rate_that_was_not_found_is_skipped_with_the
 
 async def test_phase_b_prime_is_skipped_where_it_would_repeat_phase_b(subject: Subject) -> None:
     subject.rates(8.0, 8.0)
-    with pytest.raises(CellSkipped, match="would repeat Phase B"):
+    with pytest.raises(CellSkipped, match="ref_load equals ref_safe"):
         await subject.run(CELLS["phase-b-prime/plain/512x32"])
+
+
+async def test_a_confirm_cell_needs_its_reference_rate_as_phase_b_does(subject: Subject) -> None:
+    subject.rates(8.0, 8.0)
+    with pytest.raises(CellSkipped, match="ref_load equals ref_safe"):
+        await subject.run(CELLS["confirm/plain/512x32-ref_load/t3"])
+    subject.rates(None, 8.0)
+    with pytest.raises(CellSkipped, match="no ref_safe: why safe"):
+        await subject.run(CELLS["confirm/plain/512x32-ref_safe/t3"])
+
+
+def test_a_resumed_confirm_stage_adopts_the_launches_that_are_whole(tmp_path: Path, subject: Subject) -> None:
+    measured = Load(4.0, 512, 32, "C", requests=40, trial=3, reference="ref_safe")
+    folder = subject.layout.config(DATE, "nixl_both")
+    record = write_cell(folder, Cell("nixl_both", Behaviour(), measured, steps=0))
+    cell = CELLS["confirm/nixl_both/512x32-ref_safe/t3"]
+    assert cell.cell == measured.cell("nixl_both")
+    outcome = subject.experiment.adopt(cell)
+    assert outcome is not None
+    assert outcome.summary["completed"] == 40
+    assert subject.experiment.adopt(CELLS["confirm/nixl_both/512x32-ref_safe/t4"]) is None
+    assert subject.experiment.adopt(CELLS["confirm/plain/512x32-ref_safe/t3"]) is None
+    folder.requests("C", measured.stem).write_bytes(b"cut short")
+    assert record.exists()
+    assert subject.experiment.adopt(cell) is None
 
 
 async def test_phase_b_without_reference_rates_is_skipped(subject: Subject) -> None:
@@ -101,4 +127,4 @@ def test_a_stage_can_be_skipped_by_number_or_id(tmp_path: Path, given: str) -> N
     assert skipped == {"phase-b"}
     with pytest.raises(RunnerError, match="no stage '9'") as refused:
         skip_stages(folder, ["9"])
-    assert "4 analysis" in refused.value.remedy
+    assert "5 analysis" in refused.value.remedy

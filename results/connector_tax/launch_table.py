@@ -1,0 +1,48 @@
+"""The cells of the confirm stage as a table: a line per config and load, over its launches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from results.connector_tax.judged_cells import CONFIRM
+from results.measures.saturation_criteria import CellSaturation
+from results.measures.summary import CellSummary
+from results.report.table import NOT_MEASURED, Column, Table, make_table
+from results.statistics.estimates import figure
+
+Launches = Sequence[CellSummary]
+"""The cells of one config at one load."""
+
+
+def build_launch_table(cells: Sequence[CellSummary], saturation: Mapping[str, CellSaturation]) -> Table:
+    """Median and range over the launches; a table without rows where there is no confirm stage."""
+    groups: dict[tuple[float, int, int, str], list[CellSummary]] = {}
+    for cell in cells:
+        if cell.phase == CONFIRM:
+            place = (cell.rate_per_s, cell.shape.input_tokens, cell.shape.output_tokens, cell.config)
+            groups.setdefault(place, []).append(cell)
+
+    def count_saturated(launches: Launches) -> int:
+        return sum(saturation[cell.path].saturated is True for cell in launches)
+
+    columns: tuple[Column[Launches], ...] = (
+        Column("req/s", lambda launches: launches[0].rate_per_s, form="g"),
+        Column("shape", lambda launches: str(launches[0].shape)),
+        Column("config", lambda launches: launches[0].config),
+        Column("launches", len),
+        Column("TTFT p90 ms", lambda launches: _describe_range(launches, "ttft_p90_s")),
+        Column("TPOT p90 ms", lambda launches: _describe_range(launches, "tpot_p90_s")),
+        Column("saturated", count_saturated),
+        Column("degraded", lambda launches: sum(bool(cell.degraded) for cell in launches)),
+    )
+    note = "Verdicts rest on these launches. Median over them, and in parentheses the lowest and the highest."
+    return make_table("Confirm stage", columns, (groups[place] for place in sorted(groups)), note)
+
+
+def _describe_range(launches: Launches, name: str) -> str:
+    values = [value * 1e3 for cell in launches if (value := cell.value(name)) is not None]
+    if not values:
+        return NOT_MEASURED
+    middle, low, high = (figure(value) for value in (median(values), min(values), max(values)))
+    return f"{middle} ({low} to {high})"

@@ -1,0 +1,104 @@
+"""The confirm stage: every config launched `trials` times, each launch measuring every load that a verdict rests on.
+
+A block is one launch of each config. The order of configs is a row of a randomly permuted Latin square, so that in a
+whole square every config runs once at every position. The order of loads is drawn per block and shared by all configs,
+as prompts and arrivals are: what comes before a load is the same for every config of the block.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from results.records.baseline import BASELINE, REPEAT
+from runners.experiments.connector_tax.grid import Grid
+from runners.experiments.connector_tax.load_cells import (
+    PHASE_CONFIRM,
+    PLACES_PER_BLOCK,
+    REF_LOAD,
+    REF_SAFE,
+    PlannedLoad,
+    expected_s,
+    make_cell,
+)
+from state.run import CellPlan
+
+SWEEP_BLOCKS = 3
+"""Blocks of cell numbers that the sweep uses: Phase A, B and B'."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One launch of each config."""
+
+    number: int
+    configs: tuple[str, ...]
+    """In the order they are launched."""
+    loads: tuple[int, ...]
+    """Places in `list_loads`, in the order that every launch measures them."""
+
+
+def latin_square(names: Sequence[str], draw: random.Random) -> list[tuple[str, ...]]:
+    """Rows of names; each name is once in every row and once in every column. Rows, columns and names are permuted."""
+    size = len(names)
+    rows, columns, symbols = (draw.sample(range(size), size) for _ in range(3))
+    return [tuple(names[symbols[(row + column) % size]] for column in columns) for row in rows]
+
+
+def draw_blocks(configs: Sequence[str], loads: int, count: int, seed: int) -> list[Block]:
+    """The first `count` rows of as many squares as that takes; fewer blocks are the first of more."""
+    of_configs, of_loads = random.Random(f"confirm configs {seed}"), random.Random(f"confirm loads {seed}")
+    rows: list[tuple[str, ...]] = []
+    while len(rows) < count:
+        rows += latin_square(configs, of_configs)
+    return [Block(number, row, tuple(of_loads.sample(range(loads), loads))) for number, row in enumerate(rows[:count])]
+
+
+def list_loads(grid: Grid) -> tuple[PlannedLoad, ...]:
+    """Phase A's shape at both reference rates, the shapes of Phase B at ref_safe and of B' at ref_load, each once."""
+    shape = (grid.phase_a.input_tokens, grid.phase_a.output_tokens)
+    shapes = [(i, o) for i in grid.phase_b.input_tokens for o in grid.phase_b.output_tokens]
+    at_safe = dict.fromkeys([shape, *shapes])
+    several = len(grid.phase_a.rates_per_s) > 1  # with one rate, ref_load is ref_safe
+    at_load = dict.fromkeys([shape, *grid.phase_b_prime.shapes]) if several else {}
+    expected = grid.expected_ref_safe_per_s or grid.phase_a.rates_per_s[0]
+    return tuple(
+        PlannedLoad(PHASE_CONFIRM, f"{i}x{o}-{rate}", f"{i} x {o} at {rate}", (i, o), rate, expected)
+        for rate, those in ((REF_SAFE, at_safe), (REF_LOAD, at_load))
+        for i, o in those
+    )
+
+
+def is_measured(grid: Grid, config: str, load: PlannedLoad) -> bool:
+    """Whether the config has this load: shapes of B' alone are for the configs that B' names, and plain's repeat."""
+    if load.rate == REF_SAFE or load.shape == (grid.phase_a.input_tokens, grid.phase_a.output_tokens):
+        return True
+    return (BASELINE if config == REPEAT else config) in grid.phase_b_prime.configs
+
+
+def list_cells(grid: Grid, configs: Sequence[str], seed: int, engine_s: float) -> Iterator[CellPlan]:
+    """The stage's cells in the order they run; empty where the grid has no such stage."""
+    if not grid.confirm:
+        return
+    loads = list_loads(grid)
+    for block in draw_blocks(configs, len(loads), grid.trials, seed):
+        for config in block.configs:
+            places = [place for place in block.loads if is_measured(grid, config, loads[place])]
+            for place in places:
+                yield make_cell(
+                    grid,
+                    seed,
+                    config,
+                    loads[place],
+                    trial=block.number,
+                    cell_index=(SWEEP_BLOCKS + block.number) * PLACES_PER_BLOCK + place,
+                    engine_s=engine_s if place == places[0] else 0.0,
+                )
+
+
+def stage_s(grid: Grid, configs: Sequence[str], engine_s: float, launches: int) -> float:
+    """Seconds of the stage with this many launches per config."""
+    cells = sum(expected_s(grid, load.expected_rate_per_s) for config in configs for load in list_loads(grid)
+                if is_measured(grid, config, load))  # fmt: skip
+    return launches * (len(configs) * engine_s + cells)

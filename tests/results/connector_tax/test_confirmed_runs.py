@@ -1,0 +1,169 @@
+"""A run with a confirm stage: verdicts come from its launches alone, and saturated shapes take no part in them."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from results.connector_tax.analyse import Analysis, analyse
+from results.connector_tax.tax import Metric, TaxRow
+from results.connector_tax.write import analyse_run
+from results.measures.saturation import ReferenceRates
+from results.statistics.judgement import Judgement, Outcome, Verdict
+from tests.goldens.fixture import write_checksums
+from tests.results.connector_tax.synthetic import DATE, Behaviour, Run, report_text, write_run
+from tests.results.statistics.in_memory import covers
+
+SHAPES = ((512, 64), (512, 256), (4096, 64), (4096, 256))
+
+
+def taxed(ttft: float, **more: object) -> Behaviour:
+    return Behaviour(ttft_p50_s=0.2 * (1 + ttft), sigma=0.05, **more)  # type: ignore[arg-type]
+
+
+RUN = Run(
+    {
+        "plain": taxed(0.0),
+        "plain_again": taxed(0.0),
+        "noop_connector": taxed(0.0),
+        "mooncake_both": taxed(0.45, slow_by_input={512: 0.85}),
+        "nixl_both": taxed(0.20),
+    },
+    (2, 4), SHAPES, ref_safe_per_s=2.0, prime=(4.0, ((512, 256),)), requests=60, steps=40, confirm=3,
+    launch_sigma=0.02, seed=4,
+)  # fmt: skip
+RATES = ReferenceRates(2.0, 4.0, "", "", rates_per_s=(2.0, 4.0))
+
+
+def write(root: Path, run: Run) -> Path:
+    write_run(root, run).reference_rates.write_bytes(RATES.to_json())
+    return root
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("confirmed") / "run", RUN)
+
+
+@pytest.fixture(scope="module")
+def analysis(original: Path) -> Analysis:
+    return analyse_run(original)
+
+
+def tax_of(analysis: Analysis, config: str, phase: str, shape: str, metric: Metric = Metric.TTFT_P90) -> TaxRow:
+    rate_per_s = 4.0 if phase == "Bp" else 2.0
+    wanted = (config, metric, phase, shape, rate_per_s)
+    rows = ((row.config, row.metric, row.phase, str(row.shape), row.rate_per_s) for row in analysis.taxes)
+    return analysis.taxes[list(rows).index(wanted)]
+
+
+def hypothesis(analysis: Analysis, name: str) -> Judgement:
+    return next(one for one in analysis.verdicts if one.name == name)
+
+
+def test_every_tax_comes_from_the_launches_of_the_confirm_stage(analysis: Analysis) -> None:
+    known = [row for row in analysis.taxes if row.estimate.value is not None]
+    assert {row.estimate.launches for row in known} == {3}
+    assert {row.phase for row in known} == {"A", "B", "Bp"}
+    assert all(row.estimate.n == 3 * 60 for row in known if row.metric == Metric.TTFT_P90)
+    assert covers(tax_of(analysis, "mooncake_both", "A", "4096x256").estimate, 0.45)
+    assert tax_of(analysis, "mooncake_both", "A", "4096x256").verdict == Verdict.HIGHER
+
+
+def test_the_same_load_has_one_tax_wherever_it_is_shown(analysis: Analysis) -> None:
+    """Phase A's shape at ref_safe is a shape of Phase B: one launch measured it, not two."""
+    for config in ("noop_connector", "mooncake_both", "nixl_both"):
+        one, other = (tax_of(analysis, config, phase, "4096x256") for phase in ("A", "B"))
+        assert one.estimate == other.estimate
+
+
+def test_the_sweep_decides_nothing(original: Path, tmp_path: Path, analysis: Analysis) -> None:
+    root = Path(shutil.copytree(original, tmp_path / "run"))
+    for path in root.glob("results/*/cell_[AB]*_*.json"):
+        if path.name != "cell_A_r2.json":  # one tells which shape Phase A has
+            path.unlink()
+    less = analyse(root)
+    assert [row.estimate for row in less.taxes] == [row.estimate for row in analysis.taxes]
+    assert [one.outcome for one in less.verdicts] == [one.outcome for one in analysis.verdicts]
+
+
+def test_a_confirm_stage_of_two_launches_gives_no_verdict(original: Path, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(original, tmp_path / "run"))
+    for path in root.glob("results/*/cell_C_*_t2.json"):
+        path.unlink()
+    found = analyse(root)
+    assert {row.verdict for row in found.taxes} == {None}
+    assert all("2 launches per config" in row.withheld for row in found.taxes if row.metric == Metric.TTFT_P90)
+    assert any("confirm" not in gap.artifact and "512x256-ref_safe_t2" in gap.reason for gap in found.gaps)
+
+
+def test_the_report_says_which_cells_are_descriptive(analysis: Analysis) -> None:
+    text = report_text(analysis)
+    assert "## Confirm stage\n\nVerdicts rest on these launches." in text
+    assert text.count("Descriptive: one launch per config; no verdict rests on these cells") == 3
+    assert "undecided; effects above" in text
+
+
+def test_what_queueing_adds_and_trends_come_from_joint_draws(analysis: Analysis) -> None:
+    rows = [row for row in analysis.amplification if row.amplification.value is not None]
+    assert {row.phases for row in rows} == {("A", "A"), ("B", "Bp")}
+    assert {row.amplification.basis for row in rows} == {"over 3 launches, by itself"}
+    trend = hypothesis(analysis, "H5")
+    assert trend.measured.basis == "over 3 launches, by itself"
+    assert covers(trend.measured, 1.45 * 0.15 / 3)
+    assert trend.outcome == Outcome.HOLDS
+    for one in analysis.verdicts:
+        assert (one.p is None) == (one.measured.low is None)
+        assert one.p is None or one.p <= (one.p_corrected or 0)
+
+
+@pytest.fixture(scope="module")
+def queued(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
+    """Mooncake is saturated at one shape, plain at another, in two of three launches."""
+    root = write(tmp_path_factory.mktemp("queued") / "run", replace(RUN, seed=5))
+    saturate(root, "mooncake_both", "512x64-ref_safe")
+    saturate(root, "plain", "4096x64-ref_safe")
+    saturate(root, "plain", "512x256-ref_load")
+    saturate(root, "nixl_both", "512x256-ref_safe", trials=("_t1",))
+    return analyse(root)
+
+
+def saturate(root: Path, config: str, stem: str, trials: tuple[str, ...] = ("", "_t1")) -> None:
+    """Let the engine report a queue in these launches."""
+    for trial in trials:
+        path = root / "results" / f"{DATE}_{config}" / f"metrics_C_{stem}{trial}.jsonl"
+        text = path.read_text().replace('"vllm:num_requests_waiting":0.0', '"vllm:num_requests_waiting":9.0')
+        path.write_text(text)
+    write_checksums(root)
+
+
+def test_saturated_shapes_are_marked_and_have_no_tax(queued: Analysis) -> None:
+    ours = tax_of(queued, "mooncake_both", "B", "512x64")
+    assert (ours.estimate.value, ours.saturated) == (None, "mooncake_both")
+    assert ours.estimate.reason == "mooncake_both is saturated at this load"
+    assert tax_of(queued, "nixl_both", "B", "512x64").estimate.value is not None
+    for config in ("mooncake_both", "nixl_both"):
+        row = tax_of(queued, config, "B", "4096x64")
+        assert (row.estimate.reason, row.saturated) == ("plain is saturated at this load", "plain")
+    assert tax_of(queued, "nixl_both", "B", "512x256").saturated == "", "one launch of three is noise"
+
+
+def test_b_prime_against_a_saturated_plain_prints_no_tax(queued: Analysis) -> None:
+    assert tax_of(queued, "mooncake_both", "Bp", "512x256").estimate.reason == "plain is saturated at this load"
+    rows = [row for row in queued.amplification if row.phases == ("B", "Bp")]
+    assert rows
+    assert all(row.amplification.value is None for row in rows)
+
+
+def test_trends_leave_saturated_shapes_out_and_name_them(queued: Analysis) -> None:
+    h5 = hypothesis(queued, "H5")
+    assert h5.measured.value is not None
+    assert "left out: 512x64: mooncake_both is saturated at this load; 4096x64: plain is saturated" in h5.reason
+    rows = [row for row in queued.trends if (row.config, row.along) == ("mooncake_both", "input_tokens")]
+    lines = {row.at: row for row in rows}
+    assert lines[None].taxes == lines[256].taxes, "only the output length whose shapes are all clear takes part"
+    assert lines[64].slope.value is None
+    assert "fewer than two lengths are left" in (lines[64].slope.reason or "")

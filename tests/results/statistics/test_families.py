@@ -1,0 +1,217 @@
+"""Several claims of one run: as many false ones as stated, alone and together, and draws that hold across loads."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import special
+
+from results.connector_tax.combined_taxes import tax_at
+from results.connector_tax.measurements import Load, Measurements
+from results.connector_tax.tax import Metric
+from results.measures.saturation import REF_SAFE
+from results.statistics.blocks import BlockFit, Launches, draw_differences, fit_blocks
+from results.statistics.estimates import Estimate, Samples, holm
+from results.statistics.judgement import Judgement, Outcome, correct_together, excluded_above, excluded_text
+from results.statistics.trials import Joint, Measured, Trial, combine, estimate, p_value
+from tests.results.statistics.in_memory import RATES, SHAPE, Truth, measurements
+from tests.results.statistics.test_blocks import CONFIGS, REFERENCES, SIGMA, draw
+
+RUNS = 4000
+CLAIMS = ("noop", "mooncake", "producer", "consumer", "nixl", "lmcache")
+"""Six claims of no difference, all of them true."""
+STEPS = 100
+ERROR = math.sqrt(0.05 * 0.95 / RUNS)
+PValues = list[float]
+Judge = Callable[[Launches], PValues]
+
+
+def by_blocks(launches: Launches) -> PValues:
+    """Each claim by itself, as hypotheses are judged."""
+    fit = fit_blocks(launches, REFERENCES)
+    assert isinstance(fit, BlockFit)
+    return [p_of(fit, name) for name in CLAIMS]
+
+
+def p_of(fit: BlockFit, name: str) -> float:
+    contrast = fit.contrasts[name]
+    error = (contrast.high - contrast.difference) / float(special.stdtrit(fit.degrees, 0.975))
+    return 2 * float(special.stdtr(fit.degrees, -abs(contrast.difference) / error))
+
+
+def unpaired(launches: Launches) -> PValues:
+    """Launches of two configs as two samples: what a block shares is noise."""
+    base = np.array([value for name in REFERENCES for value in launches[name].values()])
+    return [two_sample(np.array(list(launches[name].values())), base) for name in CLAIMS]
+
+
+def two_sample(ours: Samples, base: Samples) -> float:
+    degrees = ours.size + base.size - 2
+    pooled = (ours.var() * ours.size + base.var() * base.size) / degrees
+    t = (ours.mean() - base.mean()) / math.sqrt(pooled * (1 / ours.size + 1 / base.size))
+    return 2 * float(special.stdtr(degrees, -abs(t)))
+
+
+def by_one_launch(launches: Launches) -> PValues:
+    """The first launch alone, with the error that the requests inside it give: a third of that between launches."""
+    base = float(np.mean([launches[name][0] for name in REFERENCES]))
+    z = [(launches[name][0] - base) / (SIGMA / 3 * math.sqrt(1.5)) for name in CLAIMS]
+    return [2 * float(special.ndtr(-abs(one))) for one in z]
+
+
+@functools.cache
+def simulate(judge: Judge, blocks: int, runs: int) -> Samples:
+    """p-values of the claims, runs x claims."""
+    rng = np.random.default_rng([blocks, runs])
+    return np.array([judge(draw(rng, blocks)) for _ in range(runs)])
+
+
+def false_claims(p: Samples, correct: Callable[[PValues], tuple[float, ...]]) -> float:
+    """The share of runs in which any true claim of no difference is rejected."""
+    return float(np.mean([min(correct(list(row))) <= 0.05 for row in p]))
+
+
+@pytest.mark.parametrize("blocks", [3, 5, 8])
+def test_after_holm_a_family_of_six_is_wrong_as_rarely_as_stated_and_each_alone_too(blocks: int) -> None:
+    p = simulate(by_blocks, blocks, RUNS)
+    assert false_claims(p, holm) <= 0.05 + 3 * ERROR
+    assert false_claims(p, holm) >= 0.02, "and not because nothing can be rejected"
+    for claim in range(len(CLAIMS)):
+        # A config whose launches vary more by chance is widened: it is rejected a little more rarely than stated.
+        assert 0.03 <= float(np.mean(p[:, claim] <= 0.05)) <= 0.05 + 3 * ERROR
+
+
+def test_ways_that_are_wrong_fail_the_same_test() -> None:
+    """Uncorrected and one launch claim too much; unpaired can claim nothing."""
+    blocks, runs = 5, 1000
+    assert false_claims(simulate(by_blocks, blocks, runs), tuple) > 0.05 + 3 * math.sqrt(0.05 * 0.95 / runs)
+    assert false_claims(simulate(by_one_launch, blocks, runs), holm) > 0.5
+    assert float(np.mean(simulate(unpaired, blocks, runs) <= 0.05)) < 0.03
+
+
+def two_loads(rng: np.random.Generator, blocks: int, shared: float) -> Mapping[str, Launches]:
+    """All configs at two loads; `shared`: the part of a launch's variance that it has at both."""
+    own, both = SIGMA * math.sqrt(1 - shared), SIGMA * math.sqrt(shared)
+    launch = {(name, block): rng.normal(0, both) for name in CONFIGS for block in range(blocks)}
+    return {
+        load: {name: {block: launch[name, block] + rng.normal(0, own) for block in range(blocks)} for name in CONFIGS}
+        for load in ("light", "heavy")
+    }
+
+
+@pytest.mark.parametrize("shared", [0.0, 0.8])
+def test_a_step_between_two_loads_has_the_spread_that_the_launches_leave_it(shared: float) -> None:
+    """What a launch adds at both loads cancels in the step; taken as independent, the interval would be wider."""
+    rng = np.random.default_rng(3)
+    inside, widths = [], []
+    for _ in range(STEPS):
+        fits = {load: fit_blocks(launches, REFERENCES) for load, launches in two_loads(rng, 5, shared).items()}
+        draws = draw_differences({load: fit for load, fit in fits.items() if isinstance(fit, BlockFit)})
+        low, high = np.quantile(draws["heavy"]["nixl"] - draws["light"]["nixl"], (0.025, 0.975))
+        inside.append(low <= 0 <= high)
+        widths.append(high - low)
+    assert np.mean(inside) == pytest.approx(0.95, abs=3 * math.sqrt(0.05 * 0.95 / STEPS))
+    known = 2 * float(special.stdtrit(32, 0.975)) * SIGMA * math.sqrt(2 * (1 - shared) * 1.5 / 5)
+    assert np.median(widths) == pytest.approx(known, rel=0.1)
+
+
+def test_loads_that_lack_launches_are_drawn_from_what_they_have() -> None:
+    launches = {load: {name: dict(of) for name, of in one.items()} for load, one in
+                two_loads(np.random.default_rng(1), 5, 0.5).items()}  # fmt: skip
+    del launches["heavy"]["nixl"][2], launches["light"]["multi"]
+    fits = {load: fit_blocks(one, REFERENCES) for load, one in launches.items()}
+    known = {load: fit for load, fit in fits.items() if isinstance(fit, BlockFit)}
+    draws = draw_differences(known)
+    assert set(draws["light"]) == set(CONFIGS) - {*REFERENCES, "multi"}
+    for load, fit in known.items():
+        for name, contrast in fit.contrasts.items():
+            bounds = np.quantile(draws[load][name], (0.025, 0.975))
+            assert tuple(bounds) == pytest.approx((contrast.low, contrast.high), abs=0.04 * contrast.high + 0.01)
+
+
+LOAD = Load("A", 4.0, SHAPE)
+LAUNCHES = 8
+
+
+def bootstrap_width(of: Measurements, rng: np.random.Generator, *, launches: bool) -> float:
+    """Width of the log tax's interval by a bootstrap over launches, then blocks of requests; or of requests only."""
+    plain, again, ours = (
+        np.log(np.stack([np.asarray(trial.draws()) for trial in of.get(LOAD, config, "ttft_s").trials.values()]))
+        for config in ("plain", "plain_again", "mooncake_both")
+    )
+    ratios = ours - (plain + again) / 2
+    count = ratios.shape[1]
+    chosen = rng.integers(0, LAUNCHES, (LAUNCHES, count)) if launches else np.tile(np.arange(LAUNCHES)[:, None], count)
+    means = np.take_along_axis(ratios, chosen, axis=0).mean(axis=0)
+    low, high = np.quantile(means, (0.025, 0.975))
+    return float(high - low)
+
+
+def test_a_bootstrap_over_launches_and_requests_gives_intervals_as_wide() -> None:
+    rng = np.random.default_rng(9)
+    ratios, of_requests = [], []
+    for seed in range(12):
+        base = Truth("plain", trials=range(LAUNCHES), launch_sigma=0.1)
+        again = replace(base, config="plain_again")
+        found = measurements([base, again, replace(base, config="mooncake_both", tax=0.45)], seed)
+        tax = estimate(tax_at(found, RATES, REF_SAFE, "mooncake_both", Metric.TTFT_P90))
+        assert tax.low is not None
+        assert tax.high is not None
+        width = math.log((1 + tax.high) / (1 + tax.low))
+        ratios.append(bootstrap_width(found, rng, launches=True) / width)
+        of_requests.append(bootstrap_width(found, rng, launches=False) / width)
+    assert float(np.mean(ratios)) == pytest.approx(0.95, abs=0.2)
+    assert float(np.mean(of_requests)) < 0.6, "requests alone promise too much"
+
+
+@given(st.floats(-0.5, 0.5), st.floats(0.01, 0.5), st.floats(-0.5, 0.5))
+def test_a_p_value_is_below_five_percent_where_the_joint_interval_excludes_the_limit(
+    value: float, spread: float, limit: float
+) -> None:
+    draws = value + spread * special.ndtri((np.arange(2000) + 0.5) / 2000)
+    trials = {number: Trial(value + 0.01 * number, 100, lambda: "not drawn") for number in range(3)}
+    measured = Measured(trials, joint=Joint("one", value, draws))
+    found, p = estimate(measured), p_value(measured, limit)
+    assert found.low is not None
+    assert found.high is not None
+    assert p is not None
+    if min(abs(found.low - limit), abs(found.high - limit)) > 0.01 * spread:
+        assert (p < 0.05) == (not found.low <= limit <= found.high)
+
+
+def judged(name: str, p: float | None, outcome: Outcome = Outcome.HOLDS) -> Judgement:
+    return Judgement(name, "", "", outcome, "because", label="a label", p=p)
+
+
+def test_a_verdict_holds_only_where_it_survives_the_correction() -> None:
+    three = [judged("H1", 0.001), judged("H2", 0.02, Outcome.FAILS), judged("H3", 0.04)]
+    found = correct_together([*three, judged("H4", None)])
+    assert [one.outcome for one in found] == [Outcome.HOLDS, Outcome.FAILS, Outcome.HOLDS, Outcome.HOLDS]
+    assert [one.p_corrected for one in found] == pytest.approx([0.003, 0.04, 0.04, None])
+    found = correct_together([judged("H1", 0.001), judged("H2", 0.03), judged("H3", 0.4, Outcome.UNDECIDED)])
+    assert [one.outcome for one in found] == [Outcome.HOLDS, Outcome.UNDECIDED, Outcome.UNDECIDED]
+    assert (found[1].alone, found[1].label) == (Outcome.HOLDS, "")
+    assert found[1].reason == "by itself it holds, corrected it does not (p = 0.03, 0.06 after Holm over 3): because"
+    assert found[0].reason == "because (p = 0.001, 0.003 after Holm over 3)"
+    assert found[2].reason == "because"
+
+
+def test_an_interval_that_covers_no_effect_says_what_it_excludes() -> None:
+    covering = Estimate(0.02, -0.04, 0.08, 100, launches=3)
+    assert excluded_above(covering) == 0.08
+    assert excluded_text(covering) == "effects above 8.0% are excluded"
+    assert excluded_text(replace(covering, low=0.01)) == ""
+    assert excluded_text(replace(covering, launches=2)) == "", "a spread excludes nothing"
+
+
+def test_numbers_of_two_series_have_no_joint_draws() -> None:
+    trials = {number: Trial(0.1 + 0.01 * number, 100, lambda: "not drawn") for number in range(3)}
+    one, other = (Measured(trials, joint=Joint(name, 0.1, np.full(10, 0.1))) for name in ("ttft_s", "tpot_s"))
+    assert combine(np.add, one, other).joint is None
