@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from results.records.visible import visible
 from state.errors import StateError
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         run = Workspace(args.workspace or default_root()).find(args.run) if args.run else None
     except StateError as error:
-        print(f"tracon: {error}. {error.remedy}", file=sys.stderr)
+        print(visible(f"tracon: {error}. {error.remedy}"), file=sys.stderr)
         return error.exit_code
     options = Options(args.workspace, args.read_only, args.low_bandwidth, args.ascii)
     app = TraconApp(options, None if run is None else run.resolve())

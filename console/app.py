@@ -16,10 +16,11 @@ from textual.actions import parse
 from textual.app import SystemCommand
 from textual.binding import Binding, BindingType
 from textual.filter import LineFilter
+from textual.notifications import SeverityLevel
 from textual.screen import Screen
 
 from console import keys
-from console.glyphs import ASCII, UNICODE, PlainText
+from console.glyphs import ASCII, UNICODE, PlainText, VisibleText
 from console.host import Host, Options
 from console.panels.panel import Look
 from console.screens.base import ConsoleScreen
@@ -79,8 +80,20 @@ class TraconApp(Host):
         self.exit()
 
     def get_line_filters(self) -> Sequence[LineFilter]:
-        filters = super().get_line_filters()
+        filters = [*super().get_line_filters(), VisibleText()]
         return [*filters, PlainText()] if self.options.ascii else filters
+
+    def notify(
+        self,
+        message: str,
+        *,
+        title: str = "",
+        severity: SeverityLevel = "information",
+        timeout: float | None = None,
+        markup: bool = True,
+    ) -> None:
+        """As Textual's, but nothing is read as markup: an error's text could name an action to be clicked."""
+        super().notify(message, title=title, severity=severity, timeout=timeout, markup=False)
 
     def export_screenshot(self, *, title: str | None = None, simplify: bool = False) -> str:
         """The screen as SVG, with spaces that every viewer keeps."""

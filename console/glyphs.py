@@ -10,6 +10,7 @@ from rich.segment import Segment
 from textual.color import Color
 from textual.filter import LineFilter
 
+from results.records.visible import visible_line
 from state.run import CellState, InstanceState, RunState, StageState
 
 TONES: Mapping[str, str] = {
@@ -139,6 +140,19 @@ _PLAIN = {
     "▶": ">",
     "\u00a0": " ",
 }
+
+
+class VisibleText(LineFilter):
+    """Replaces control characters, wherever the text comes from, by signs in as many columns as the line has."""
+
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+        if all(segment.control or segment.text.isprintable() for segment in segments):
+            return segments
+        columns = sum(segment.cell_length for segment in segments)
+        shown = [
+            segment if segment.control else Segment(visible_line(segment.text), segment.style) for segment in segments
+        ]
+        return Segment.adjust_line_length(shown, columns)
 
 
 class PlainText(LineFilter):

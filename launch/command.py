@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from launch.environment import Engine, home, redact
+from launch.environment import Engine, home, inherited_env, redact, redact_arguments
 from launch.errors import LaunchError
 from launch.ports import LOOPBACK
 from launch.profile import TINY_MODEL, ConnectorConfig, EngineSettings, Profile
@@ -229,8 +229,10 @@ def unwritable(path: Path, error: OSError) -> Unwritable:
 
 
 def whole_env(added: Mapping[str, str], inherited: Mapping[str, str] | None = None) -> dict[str, str]:
-    """An engine's whole environment: the launching process's without its own Python's settings, plus what is added."""
-    base = os.environ if inherited is None else inherited
+    """An engine's whole environment: the launching process's without its own Python's settings and without secrets that
+    are none of the engine's (`inherited_env`), plus what is added.
+    """
+    base = inherited_env(os.environ if inherited is None else inherited)
     left_out = OWN_PYTHON | (PLACEMENT if "OMP_NUM_THREADS" in added else set())
     return {**{name: value for name, value in base.items() if name not in left_out}, **added}
 
@@ -239,7 +241,7 @@ def _launch_config(spec: LaunchSpec) -> LaunchConfig:
     return LaunchConfig(
         instance=spec.instance, config=spec.config, profile=spec.profile, launch=spec.launch,
         url=spec.url, model=spec.model, started_by=spec.started_by,
-        argv=tuple(spec.argv), env=redact(spec.env), ports=dict(spec.ports),
+        argv=redact_arguments(spec.argv), env=redact(spec.env), ports=dict(spec.ports),
         cwd=str(spec.cwd), rings=str(spec.rings),
     )  # fmt: skip
 
@@ -249,13 +251,18 @@ def _build_script(spec: LaunchSpec) -> str:
     shown = redact(spec.env)
     lines = ["exec env"]
     for name, value in spec.env.items():
-        secret = shown[name] != value
-        lines.append(f'{name}="${{{name}:?is a secret: set it}}"' if secret else f"{name}={shlex.quote(value)}")
-    for word in spec.argv:
-        if word.startswith("-") or word == spec.argv[0]:
-            lines.append(shlex.quote(word))
+        if not name.isidentifier():
+            lines.append(shlex.quote(f"{name}={shown[name]}"))
+        elif shown[name] != value:
+            lines.append(f'{name}="${{{name}:?is a secret: set it}}"')
         else:
-            lines[-1] += f" {shlex.quote(word)}"
+            lines.append(f"{name}={shlex.quote(value)}")
+    for word, text in zip(spec.argv, redact_arguments(spec.argv), strict=True):
+        quoted = shlex.quote(word) if text == word else '"${TRACON_SECRET_ARGUMENT:?is a secret: set it}"'
+        if word.startswith("-") or word == spec.argv[0]:
+            lines.append(quoted)
+        else:
+            lines[-1] += f" {quoted}"
     note = f"# {spec.instance}: started by {spec.started_by}"
     if spec.method == "fork_server":
         note += "; this is the same engine started from scratch"

@@ -96,6 +96,7 @@ def examine(
         _check_gpus(kind),
         _check_rdma(kind),
         _check_ports(port_base),
+        *([_describe_mooncake_ports()] if engine is not None and "mooncake" in engine.versions else []),
         _check_disk("disk for engines", home(), DISK_BYTES[kind] if engine is None else 0),
         _check_disk("disk for runs", workspace or default_root(), RUN_BYTES),
         _check_memory(kind),
@@ -252,6 +253,11 @@ def _check_ports(port_base: int) -> Row:
     remedy = "see who holds them with `ss -ltnp`, or set another launch.port_base in the profile"
     state = WARN if len(taken) < len(ports) else MISSING
     return Row("ports", state, f"taken of {ports.start}-{ports.stop - 1}: {listed}", remedy)
+
+
+def _describe_mooncake_ports() -> Row:
+    detail = "its bootstrap server and transfer engine listen on all interfaces and have no setting for an address"
+    return Row("mooncake ports", WARN, detail, "keep this host behind a firewall while engines of such configs run")
 
 
 def _check_disk(what: str, folder: Path, needed_bytes: int) -> Row:

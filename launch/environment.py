@@ -6,13 +6,14 @@ An engine environment holds vLLM and its connectors, apart from Tracon's own pac
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -42,6 +43,10 @@ REDACTED = "<redacted>"
 _SECRET_NAME = re.compile(
     r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|AUTH|COOKIE|_PWD$|_PAT$", re.IGNORECASE
 )
+_SECRET_OPTION = re.compile(r"--?[\w-]*?(?:api[-_]key|token|password|secret|credentials?)", re.IGNORECASE)
+PASS_ENV = "TRACON_PASS_ENV"
+"""Environment variable: names, separated by commas, that engines inherit although they are named as secrets."""
+ENGINE_PREFIXES = ("HF_", "HUGGING_FACE_", "VLLM_", "LMCACHE_", "MOONCAKE_", "MC_", "NIXL_", "UCX_", "TOKENIZERS_")
 _URL_CREDENTIALS = re.compile(r"(://)\S*@")
 _TOKEN = re.compile(r"\b(?:hf_|ghp_|gho_|github_pat_|glpat-|sk-|xox[abp]-)[A-Za-z0-9_-]{16,}|\bAKIA[A-Z0-9]{16}\b")
 _INSPECT = """
@@ -214,6 +219,57 @@ def redact(environ: Mapping[str, str]) -> dict[str, str]:
 def redact_text(text: str) -> str:
     """`text` without the credentials inside its URLs and without words that have the form of a known token."""
     return _TOKEN.sub(REDACTED, _URL_CREDENTIALS.sub(rf"\1{REDACTED}@", text))
+
+
+def redact_arguments(argv: Sequence[str]) -> tuple[str, ...]:
+    """A command line without the values of options that are named as secrets (`--api-key X`, `--hf-token=X`)."""
+    shown: list[str] = []
+    for word in argv:
+        option, sign, _ = word.partition("=")
+        if shown and _SECRET_OPTION.fullmatch(shown[-1]):
+            shown.append(REDACTED)
+        elif sign and _SECRET_OPTION.fullmatch(option):
+            shown.append(f"{option}={REDACTED}")
+        else:
+            shown.append(redact_text(word))
+    return tuple(shown)
+
+
+def redact_settings(settings: Any) -> Any:  # noqa: ANN401  (any JSON value)
+    """A profile's settings without secrets, for plans and artifacts: of `env`, command lines and every text.
+
+    A secret of `env` leaves 32 bits of its hash: enough to notice that it changed, too little to find it out.
+    """
+    if isinstance(settings, Mapping):
+        return {
+            name: _redact_env(value) if name == "env" and isinstance(value, Mapping) else redact_settings(value)
+            for name, value in settings.items()
+        }
+    if isinstance(settings, list | tuple):
+        words = all(isinstance(each, str) for each in settings)
+        return list(redact_arguments(settings) if words else map(redact_settings, settings))
+    return redact_text(settings) if isinstance(settings, str) else settings
+
+
+def _redact_env(environ: Mapping[str, str]) -> dict[str, str]:
+    shown = redact(environ)
+    return {
+        name: text if text == environ[name] else f"{text} {hashlib.sha256(environ[name].encode()).hexdigest()[:8]}"
+        for name, text in shown.items()
+    }
+
+
+def inherited_env(environ: Mapping[str, str]) -> dict[str, str]:
+    """What an engine inherits of this process's environment: nothing that is named as a secret.
+
+    Exceptions are the engine's own settings (ENGINE_PREFIXES) and the names that PASS_ENV lists.
+    """
+    named = {name.strip() for name in environ.get(PASS_ENV, "").split(",")}
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in named or name.startswith(ENGINE_PREFIXES) or not _SECRET_NAME.search(name)
+    }
 
 
 def capture(engine: Engine, environ: Mapping[str, str] | None = None) -> str:

@@ -6,6 +6,7 @@ judged by its process (pid, start, boot), however long it has been silent; from 
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, fields
@@ -13,6 +14,7 @@ from typing import Literal, Self
 
 from state.errors import LeaseHeld, LeaseLost
 from state.events import RunTaken
+from state.file_system import require_local_disk
 from state.process import ProcessIdentity, is_alive, sees, this_process
 from state.store import RunStore
 
@@ -54,13 +56,19 @@ class Lease:
     def heartbeat(self) -> None:
         """Say that this process is still there. Raises LeaseLost where another one has taken over."""
         with self.store.transaction(durable=False) as transaction:
+            self.require(transaction.connection)
             sql = f"UPDATE lease SET heartbeat_unix_s = ? WHERE {_MINE}"
-            if transaction.connection.execute(sql, (self.clock(), *self._holder_key())).rowcount == 0:
-                message = f"process {self.holder.pid} no longer runs {self.store.run}: another one took it over"
-                raise LeaseLost(message, remedy=f"`tracon status {self.store.run}` names the process that runs it")
+            transaction.connection.execute(sql, (self.clock(), *self._holder_key()))
+
+    def require(self, connection: sqlite3.Connection) -> None:
+        """Raises LeaseLost where another process has taken over. Every write of the holder begins with it."""
+        if connection.execute(f"SELECT 1 FROM lease WHERE {_MINE}", self._holder_key()).fetchone() is None:
+            message = f"process {self.holder.pid} no longer runs {self.store.run}: another one took it over"
+            raise LeaseLost(message, remedy=f"`tracon status {self.store.run}` names the process that runs it")
 
     def release(self) -> None:
         """Give the run back. Nothing happens where the lease is another's by now."""
+        self.store.fence = None
         with self.store.transaction() as transaction:
             transaction.connection.execute(f"DELETE FROM lease WHERE {_MINE}", self._holder_key())
 
@@ -78,8 +86,11 @@ def acquire(store: RunStore, *, clock: Callable[[], float] = time.time) -> Lease
     """Take the run for this process, from a dead holder too.
 
     Judging the holder, taking its place and saying so in the journal are one transaction: of two processes that try,
-    one gets it. Raises LeaseHeld where a live process holds it, this one included.
+    one gets it. From then on nothing is written through `store` once another process has taken over, even where the
+    clocks of two hosts made this one look dead. Raises StoreUnusable on a network file system, LeaseHeld where a live
+    process holds it, this one included.
     """
+    require_local_disk(store.folder)
     me = this_process()
     with store.transaction() as transaction:
         row = transaction.connection.execute(f"SELECT {', '.join(_COLUMNS)} FROM lease").fetchone()
@@ -91,7 +102,9 @@ def acquire(store: RunStore, *, clock: Callable[[], float] = time.time) -> Lease
         values = (1, *astuple(me), clock(), clock())
         sql = f"INSERT OR REPLACE INTO lease (id, {', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(values))})"
         transaction.connection.execute(sql, values)
-    return Lease(store, me, before, clock)
+    lease = Lease(store, me, before, clock)
+    store.fence = lease.require
+    return lease
 
 
 def _takeover_event(me: ProcessIdentity, before: LeaseState) -> RunTaken:

@@ -17,6 +17,7 @@ import msgspec
 from results.records.layout import sync_folder
 from state.errors import IllegalTransition, StateError, StoreUnusable
 from state.events import LIVE_KINDS, Event, Recorded, RunPlanned, decode, encode, wire_kind
+from state.file_system import require_local_disk
 from state.model import EMPTY, CellView, InstanceRow, RequestView, RunRow, RunView, StageRow
 from state.run import INSTANCE_ENDED, RunPlan, RunState
 from state.sqlite import begin_log, check_schema, explained, open_reader, open_writer, write_empty
@@ -81,6 +82,8 @@ class RunStore:
         self.folder = folder
         self.path = folder / STATE_FILE
         self.read_only = read_only
+        self.fence: Callable[[sqlite3.Connection], None] | None = None
+        """Called at the begin of every transaction; raises where this process may no longer write."""
         self._connection = connection
         self._clock = clock
         self._copy = copy
@@ -96,6 +99,7 @@ class RunStore:
 
         Raises StoreUnusable where the folder holds a run already or cannot be written.
         """
+        require_local_disk(folder)
         path = folder / STATE_FILE
         partial = path.with_name(f".{STATE_FILE}.partial")
         try:
@@ -215,6 +219,8 @@ class RunStore:
             self._connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
             self._connection.execute("BEGIN IMMEDIATE")
             try:
+                if self.fence is not None:
+                    self.fence(self._connection)
                 yield Transaction(self._connection, self._tables, self._clock)
                 self._connection.execute("COMMIT")
             except BaseException:

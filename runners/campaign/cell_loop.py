@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 
 from launch.errors import LaunchError
-from launch.instance import end_leftover
+from launch.instance import CrashedAtStart, end_leftover
 from results.records.layout import RunLayout
 from runners.campaign.disk import require_disk
 from runners.campaign.exit_code import exit_code
@@ -34,6 +34,7 @@ from state.view import fold
 log = logging.getLogger("tracon.campaign")
 
 POLL_S = 0.3
+AGAIN = "interrupted: tried again once on a fresh engine, because"
 UNMEASURED = frozenset({"preflight", "probe", "analysis"})
 """Kinds of cells that measure nothing a busy host could spoil."""
 
@@ -173,6 +174,7 @@ class CellLoop:
         require_disk(self._folder)
         attempt = self._view.cells[plan.cell].attempt + 1
         self._append_events(CellChanged(plan.cell, CellState.RUNNING, attempt))
+        begin_seq = self._view.last_seq
         self._host.cell = "" if plan.kind in UNMEASURED else plan.cell
         task = asyncio.create_task(self._cells.run_cell(plan, attempt))
         try:
@@ -183,7 +185,9 @@ class CellLoop:
         except CellSkipped as skipped:
             self._append_events(CellChanged(plan.cell, CellState.SKIPPED, attempt, str(skipped)))
         except (CellFailed, LaunchError, RunnerError) as failed:
-            self._append_events(CellChanged(plan.cell, CellState.FAILED, attempt, _join_remedy(failed)))
+            again = self._why_again(plan.cell, failed, begin_seq)
+            state = CellState.PENDING if again else CellState.FAILED
+            self._append_events(CellChanged(plan.cell, state, attempt, again or _join_remedy(failed)))
         except Exception as error:
             if isinstance(error, OSError) and error.errno == errno.ENOSPC:
                 self._append_events(CellChanged(plan.cell, CellState.PENDING, attempt, "interrupted: the disk is full"))
@@ -196,6 +200,23 @@ class CellLoop:
         finally:
             self._host.cell = ""
         return True
+
+    def _why_again(self, cell: str, failed: Exception, begin_seq: int) -> str:
+        """Why a cell that failed is tried again: an engine died by a signal in this attempt; empty = it is not.
+
+        Once for each cell. An engine that dies at its start has had its second try there.
+        """
+        self._sync_view()
+        if isinstance(failed, CrashedAtStart) or isinstance(failed.__cause__, CrashedAtStart):
+            return ""
+        deaths = (
+            f"{event.instance} died of {event.death.ended_by}"
+            for event in (recorded.event for recorded in self._store.events(after=begin_seq))
+            if isinstance(event, InstanceChanged) and event.death is not None and event.death.ended_by.startswith("SIG")
+        )
+        death = next(deaths, "")
+        was_tried_again = any(attempt.reason.startswith(AGAIN) for attempt in self._view.cells[cell].attempts)
+        return f"{AGAIN} {death}" if death and not was_tried_again else ""
 
     async def _follow_cell(self, plan: CellPlan, task: asyncio.Task[Outcome]) -> None:
         """Wait for the cell and answer operator requests meanwhile; cancels it on `stop_now` or when it is skipped."""

@@ -191,7 +191,13 @@ class Launcher:
 
 
 def _launches_so_far(store: RunStore) -> dict[str, int]:
-    counts: dict[str, int] = {}
+    """The highest number of a launch, by config.
+
+    Counting would not do: a launch that was cut before its record leaves a gap, and the next number would be taken.
+    """
+    numbers: dict[str, int] = {}
     for instance in store.view().instances.values():
-        counts[instance.config] = counts.get(instance.config, 0) + 1
-    return counts
+        number = instance.instance.rpartition("-")[2]
+        if number.isdigit():
+            numbers[instance.config] = max(numbers.get(instance.config, 0), int(number))
+    return numbers

@@ -60,6 +60,11 @@ class EngineSlot:
         if instance is not None:
             await self._launcher.stop(instance, reason)
 
+    async def release_dead(self) -> None:
+        """Release the instance if it has died, so that the journal has its death."""
+        if self._instance is not None and await self._instance.find_death() is not None:
+            await self.release("the engine died")
+
     @asynccontextmanager
     async def counterpart(
         self, config: str, folder: Path, extra_env: Mapping[str, str] | None = None

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from launch.environment import Engine, find_engine
+from launch.environment import Engine, find_engine, redact_settings
 from launch.errors import LaunchError
 from launch.ports import require_free
 from launch.profile import Profile, load_profile
@@ -85,10 +85,10 @@ def _describe_inputs(draft: DraftPlan, engine: Engine | None) -> Mapping[str, An
     for key in ("description", "capacity", "experiments", "experiment"):
         described.pop(key, None)
     return {
-        "profile": described,
+        "profile": redact_settings(described),
         "engine": None if engine is None else {"python": str(engine.python), "versions": dict(engine.versions)},
         "tracon": tracon_version(),
-        **draft.inputs,
+        **redact_settings(draft.inputs),
     }
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 import runners.cli.output as output
+from results.records.visible import visible
 from runners.cli.options import JsonOption, ProfileOption, PythonOption, WorkspaceOption
 from runners.errors import ExitCode
 
@@ -163,7 +164,7 @@ def logs(
     from runners.standalone_engine import log_lines
 
     for line in log_lines(name, lines, workspace):
-        print(line)
+        print(visible(line))
 
 
 def hold(name: str, config: str, profile: str, folder: Path, port: int, python: Path) -> None:

@@ -63,8 +63,7 @@ class _EventLines:
                 "kind": recorded.event.kind,
                 "event": recorded.event,
             }
-            sys.stdout.buffer.write(msgspec.json.encode(line) + b"\n")
-        sys.stdout.flush()
+            output.print_json_line(msgspec.json.encode(line))
 
 
 class _FeedLines:

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import msgspec
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.text import Text
 
+from results.records.visible import escape_controls, visible
+
 _color: bool | None = None
+
+
+class VisibleConsole(Console):
+    """A console whose text, wherever it comes from, contains no control character that the terminal would obey."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            text, style, control = segment
+            yield segment if control or text.isprintable() else Segment(visible(text), style)
 
 
 def use_color(wanted: bool | None) -> None:
@@ -35,7 +47,7 @@ def err() -> Console:
 def _make_console(*, stderr: bool) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() else 160
-    return Console(
+    return VisibleConsole(
         stderr=stderr,
         no_color=True if _color is False else None,
         force_terminal=True if _color else None,
@@ -57,7 +69,12 @@ def step_progress() -> Iterator[Callable[[int, int, str], None]]:
 
 def print_json(value: object) -> None:
     """One JSON document on stdout."""
-    sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+    print_json_line(msgspec.json.format(msgspec.json.encode(value), indent=2))
+
+
+def print_json_line(json: bytes) -> None:
+    """A JSON document that is encoded already, on stdout."""
+    sys.stdout.buffer.write(escape_controls(json) + b"\n")
     sys.stdout.flush()
 
 

@@ -249,7 +249,7 @@ def route(
             bindings=_binding_rules()(**chosen(context, BINDINGS)),
             **chosen(context, ROUTER),
         )
-    serve(options, (lambda line: typer.echo(msgspec.json.encode(line).decode())) if json else _Narrator(options))
+    serve(options, (lambda line: output.print_json_line(msgspec.json.encode(line))) if json else _Narrator(options))
 
 
 def _read_prewarm(path: Path | None, parameters: Mapping[str, str]) -> Prewarm | None:

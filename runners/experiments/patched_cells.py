@@ -7,9 +7,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import ClassVar
 
+from launch.errors import LaunchError
 from launch.patching import PatchUse
 from runners.campaign.context import RunContext
 from runners.campaign.experiment import Outcome
+from runners.errors import CellFailed, RunnerError
 from runners.experiments.gates import verify_config, why_gated
 from state.run import CellPlan
 from state.view import RunView
@@ -35,7 +37,11 @@ class PatchedCells:
         return why_gated(cell, view)
 
     async def run_cell(self, cell: CellPlan, attempt: int) -> Outcome:
-        return await self._kinds[cell.kind](cell, attempt)
+        try:
+            return await self._kinds[cell.kind](cell, attempt)
+        except (CellFailed, LaunchError, RunnerError):
+            await self._context.slot.release_dead()
+            raise
 
     async def finish(self) -> None:
         """Remove the patches and analyse again: cells were added after both had been done."""

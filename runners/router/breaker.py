@@ -1,7 +1,9 @@
 """Whether an instance may be picked, as far as its requests and probes say: a pure state machine.
 
 closed --(failures in a row, or a dead connection)--> open --(its time is over and /health answers)--> half open
-half open --(the trial's first byte)--> closed; --(the trial fails)--> open, for twice as long.
+half open --(a trial's first byte)--> closed; --(a trial fails)--> open, for twice as long.
+Half open it takes one trial at a time, and with every further /health that answers twice as many: an instance that has
+been well for a while takes its share of requests that come all at once.
 A 4xx is the request's own fault and says nothing here.
 """
 
@@ -11,6 +13,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from runners.router.spec import HealthRules
+
+TRIALS_MAX = 1 << 20
 
 
 class BreakerState(StrEnum):
@@ -33,35 +37,49 @@ class Breaker:
     """Times in a row it opened without a success between."""
     until_s: float = 0.0
     """Open at least until then."""
-    trial: bool = False
-    """Half open, and the one trial is on its way."""
+    broken: int = 0
+    """Responses in a row that failed after their first byte: another's first byte does not make up for them."""
+    trials: int = 0
+    """Half open: requests on their way."""
+    trials_at_once: int = 1
+    """Half open: as many may be."""
     why: str = ""
 
     @property
     def lets_pass(self) -> bool:
         """Another request may be sent."""
-        return self.state is BreakerState.CLOSED or (self.state is BreakerState.HALF_OPEN and not self.trial)
+        return self.state is BreakerState.CLOSED or (
+            self.state is BreakerState.HALF_OPEN and self.trials < self.trials_at_once
+        )
 
     def note_dispatch(self) -> Breaker:
-        return replace(self, trial=True) if self.state is BreakerState.HALF_OPEN else self
+        return replace(self, trials=self.trials + 1) if self.state is BreakerState.HALF_OPEN else self
 
     def note_success(self) -> Breaker:
         """A request got its first byte. While open it says nothing: it was sent before."""
         if self.state is BreakerState.OPEN:
             return self
-        return Breaker(self.rules)
+        return Breaker(self.rules, broken=self.broken)
+
+    def note_whole(self) -> Breaker:
+        """A response came to its proper end."""
+        return replace(self, broken=0) if self.broken else self
 
     def release_trial(self) -> Breaker:
         """A request ended without evidence: 4xx, or the client left."""
-        return replace(self, trial=False) if self.trial else self
+        return replace(self, trials=self.trials - 1) if self.trials else self
 
-    def note_failure(self, now_s: float, why: str, *, dead: bool = False) -> Breaker:
-        """A request failed there; `dead`: its connection was refused or cut, which is enough to open."""
+    def note_failure(self, now_s: float, why: str, *, dead: bool = False, begun: bool = False) -> Breaker:
+        """A request failed there; `dead`: its connection was refused or cut, which is enough to open.
+
+        `begun`: its response had begun.
+        """
         if self.state is BreakerState.OPEN:
             return self
-        failures = self.failures + 1
-        if self.state is BreakerState.CLOSED and not dead and failures < self.rules.failures_to_open:
-            return replace(self, failures=failures, why=why)
+        failures, broken = (self.failures, self.broken + 1) if begun else (self.failures + 1, self.broken)
+        enough = max(failures, broken) >= self.rules.failures_to_open
+        if self.state is BreakerState.CLOSED and not dead and not enough:
+            return replace(self, failures=failures, broken=broken, why=why)
         return self._open_breaker(now_s, why)
 
     def note_probe(self, now_s: float, why: str, *, refused: bool = False) -> Breaker:
@@ -69,7 +87,9 @@ class Breaker:
         if not why:
             well = replace(self, silent_probes=0)
             if self.state is BreakerState.OPEN and now_s >= self.until_s:
-                return replace(well, state=BreakerState.HALF_OPEN, trial=False)
+                return replace(well, state=BreakerState.HALF_OPEN, trials=0, trials_at_once=1)
+            if self.state is BreakerState.HALF_OPEN:
+                return replace(well, trials_at_once=min(TRIALS_MAX, 2 * self.trials_at_once))
             return well
         silent = self.silent_probes + 1
         if self.state is BreakerState.OPEN:

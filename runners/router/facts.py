@@ -20,17 +20,21 @@ BYTES_PER_TOKEN = 4
 COMPLETIONS_MAX_TOKENS = 16
 """The API's default for a completion without `max_tokens`."""
 SESSION_LIMIT = 256
+HASHED_TOKENS = 1 << 18
+"""Of a longer prompt only the beginning is known to the prefix index: hashing holds up every other request."""
 _raw_decode = json.JSONDecoder().raw_decode
 
 
 class _Body(msgspec.Struct):
     prompt: msgspec.Raw = msgspec.Raw(b"")
     messages: msgspec.Raw = msgspec.Raw(b"")
+    input: msgspec.Raw = msgspec.Raw(b"")
     tools: msgspec.Raw = msgspec.Raw(b"")
     session_id: Any = None
     user: Any = None
     max_tokens: Any = None
     max_completion_tokens: Any = None
+    max_output_tokens: Any = None
 
 
 _read_body = msgspec.json.Decoder(_Body).decode
@@ -69,17 +73,23 @@ class Usage(NamedTuple):
 
 
 def read_facts(body: bytes, block_tokens: int, *, chat: bool) -> Facts:
-    """The facts of a request body; never raises."""
+    """The facts of a request body; never raises. `chat`: everything but a completion, also `input` for `messages`."""
     try:
         read = _read_body(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Facts("", (), -(-len(body) // BYTES_PER_TOKEN), 0)
     if chat:
-        keys, count = _read_text(bytes(read.tools) + bytes(read.messages)[:-1], block_tokens)
+        conversation = bytes(read.messages) or bytes(read.input)
+        text = bytes(read.tools) + conversation[:-1]
+        if text:
+            keys, count = _read_text(text, block_tokens)
+        else:  # neither a conversation nor an input: it only has a length
+            keys, count = (), -(-len(body) // BYTES_PER_TOKEN)
     else:
         keys, count = _read_prompt(bytes(read.prompt), block_tokens)
     default = 0 if chat else COMPLETIONS_MAX_TOKENS
-    limit = read.max_completion_tokens if read.max_completion_tokens is not None else read.max_tokens
+    limits = (read.max_completion_tokens, read.max_output_tokens, read.max_tokens)
+    limit = next((value for value in limits if value is not None), None)
     return Facts(
         session_name(read.session_id) or session_name(read.user),
         keys,
@@ -91,10 +101,18 @@ def read_facts(body: bytes, block_tokens: int, *, chat: bool) -> Facts:
 def session_name(value: object) -> str:
     """A session id as it is stored: text or a number, at most SESSION_LIMIT characters; empty for anything else."""
     if isinstance(value, bytes):
-        value = value.decode("latin-1")
+        value = _decode_header(value)
     elif isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
     return value.strip()[:SESSION_LIMIT] if isinstance(value, str) else ""
+
+
+def _decode_header(value: bytes) -> str:
+    """UTF-8, as the body's session ids are, or else what HTTP says: latin-1."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
 
 
 def _read_prompt(prompt: bytes, block_tokens: int) -> tuple[tuple[int, ...], int]:
@@ -118,13 +136,14 @@ def _read_prompts(prompt: bytes, block_tokens: int) -> tuple[tuple[int, ...], in
 
 def _key_ids(ids: list[int], block_tokens: int) -> tuple[int, ...]:
     try:
-        return block_keys(ids, block_tokens)
+        return block_keys(ids[:HASHED_TOKENS] if len(ids) > HASHED_TOKENS else ids, block_tokens)
     except OverflowError:  # no token id is that large: the instance will refuse it
         return ()
 
 
 def _read_text(text: bytes, block_tokens: int) -> tuple[tuple[int, ...], int]:
-    return byte_keys(text, BYTES_PER_TOKEN * block_tokens), -(-len(text) // BYTES_PER_TOKEN)
+    hashed = text[: BYTES_PER_TOKEN * HASHED_TOKENS] if len(text) > BYTES_PER_TOKEN * HASHED_TOKENS else text
+    return byte_keys(hashed, BYTES_PER_TOKEN * block_tokens), -(-len(text) // BYTES_PER_TOKEN)
 
 
 def read_usage(text: bytes) -> Usage:
@@ -134,7 +153,7 @@ def read_usage(text: bytes) -> Usage:
         return Usage()
     try:
         usage, _ = _raw_decode(text[start + 8 :].decode("utf-8", "replace").lstrip())
-    except ValueError:
+    except (ValueError, RecursionError):
         return Usage()
     if not isinstance(usage, dict):
         return Usage()

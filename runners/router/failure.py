@@ -13,7 +13,8 @@ class Failure:
     """One failed attempt, as health, counters and records see it."""
 
     kind: str
-    """`connect`, `closed`, `timeout`, `stall`, `status`, `protocol`, `refused`, `down`, or `own` (this machine)."""
+    """`connect`, `closed`, `timeout`, `stall`, `status`, `event` (an error event in its stream), `protocol`, `refused`,
+    `down`, or `own` (this machine)."""
     text: str
     dead: bool = False
     """No connection could be made: enough to stop sending there."""

@@ -60,14 +60,19 @@ class Health:
     def note_success(self, instance: str) -> None:
         self._step_breaker(instance, Breaker.note_success)
 
+    def note_whole(self, instance: str) -> None:
+        """A response came from there to its proper end."""
+        self._step_breaker(instance, Breaker.note_whole)
+
     def release_trial(self, instance: str) -> None:
         """A request ended there and says nothing about it: a 4xx, or its client left."""
         self._step_breaker(instance, Breaker.release_trial)
 
-    def note_failure(self, instance: str, failure: Failure) -> None:
-        """A request failed there. A probe follows at once, so that one request is enough to detect a dead process.
+    def note_failure(self, instance: str, failure: Failure, *, begun: bool = False) -> None:
+        """A request failed there; `begun`: after the first byte of its response.
 
-        That the instance is full is no failure of it.
+        A probe follows at once, so that one request is enough to detect a dead process. That the instance is full is
+        no failure of it.
         """
         if failure.kind == "refused" and failure.status == 429:
             self.release_trial(instance)
@@ -75,7 +80,8 @@ class Health:
         breaker = self._breakers.get(instance)
         if breaker is None or failure.kind == "own":
             return
-        self._set_breaker(instance, breaker.note_failure(self._driver.now_s(), failure.text, dead=failure.dead))
+        now_s = self._driver.now_s()
+        self._set_breaker(instance, breaker.note_failure(now_s, failure.text, dead=failure.dead, begun=begun))
         if failure.dead:
             self._report_lost(instance, failure.text, gone=failure.gone)
         self.probe_now(instance)
@@ -101,7 +107,7 @@ class Health:
             return
         self._breakers[instance] = breaker
         if breaker.lets_pass != before.lets_pass or (not breaker.lets_pass and breaker.why != before.why):
-            why = "its trial after a failure is under way" if breaker.trial else breaker.why
+            why = "its trial after a failure is under way" if breaker.trials else breaker.why
             self._cluster.set_available(instance, breaker.lets_pass, why)
 
     def _report_lost(self, instance: str, why: str, *, gone: bool) -> None:

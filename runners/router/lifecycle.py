@@ -13,6 +13,7 @@ import traceback
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
+from results.records.visible import visible
 from runners.router.dispatch import HOLD, Request, Reservation
 from runners.router.facts import ClientMessage, Usage
 from runners.router.failure import REFUSALS, Failure
@@ -89,7 +90,7 @@ class RequestLifecycle(ABC):
         try:
             self._start_attempt()
         except Exception as error:  # noqa: BLE001  (its client is to get an answer, and the log the error)
-            sys.stderr.write(f"a request could not be routed:\n{traceback.format_exc()}")
+            sys.stderr.write(visible(f"a request could not be routed:\n{traceback.format_exc()}"))
             with contextlib.suppress(Exception):
                 self.abandon_request("a defect of the router")
             self._refuse_client(500, f"{type(error).__name__}: {error}", "router_defect")
@@ -261,6 +262,20 @@ class RequestLifecycle(ABC):
         status = self._status
         error = "" if status < 400 else f"HTTP {status}"
         self._end_attempt("ok" if status < 400 else "client_error" if status < 500 else "error", error)
+        if status < 400:
+            self._traffic.health.note_whole(self.instance)
+
+    def complete_with_error(self, message: str, code: int) -> None:
+        """The client has a whole response, at whose end the instance reports an error; `code` as HTTP's."""
+        traffic, instance = self._traffic, self.instance
+        text = f"error event at the end of the response: {message} (code {code})"
+        if code < 500:
+            self._end_attempt("client_error", text)
+            return
+        failure = Failure("event", text, status=code)
+        traffic.counts.failures[instance, failure.kind] += 1
+        self._end_attempt("error", text)
+        traffic.health.note_failure(instance, failure, begun=True)
 
     def request_failed(self, failure: Failure) -> None:
         """The instance failed, or its connection did."""
@@ -268,7 +283,7 @@ class RequestLifecycle(ABC):
         if self._is_open:
             traffic.counts.failures[instance, failure.kind] += 1
             self._end_attempt("error", failure.text)
-            traffic.health.note_failure(instance, failure)
+            traffic.health.note_failure(instance, failure, begun=True)
             self._break_off(f"instance {instance} failed in the middle of the response: {failure.text}")
         elif self.is_handed_over and failure.kind == "timeout":
             self._fail_handover(failure.text, strike=True, freed=True)

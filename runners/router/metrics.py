@@ -72,7 +72,8 @@ class Counts:
         self.placed: Counter[str] = Counter()
         """Picks by instance, an instance that only prefills included."""
         self.failures: Counter[tuple[str, str]] = Counter()
-        """By (instance, kind): `connect`, `closed`, `timeout`, `stall`, `status`, `protocol`, `refused`, `down`."""
+        """By (instance, kind): `connect`, `closed`, `timeout`, `stall`, `status`, `event`, `protocol`, `refused`,
+        `down`."""
         self.decide = Histogram(DECIDE_BUCKETS_S)
         self.binding_trips: Counter[str] = Counter()
         """Answers of the shared table, by operation."""

@@ -128,13 +128,21 @@ class Limits:
     """A client that takes nothing for this long is dropped."""
     client_idle_s: float = 300.0
     """A client connection without a request, or with half a one, is closed after it."""
+    head_s: float = 30.0
+    """From the first byte of a request to the end of its head; then the client gets a 408."""
+    body_s: float = 300.0
+    """From the first byte of a request to its last; then the client gets a 408."""
     drain_s: float = 30.0
     """At shutdown, requests in flight may take this long to finish."""
     attempts: int = 3
     """Instances that one request may be sent to."""
     body_bytes: int = 64 << 20
+    held_bytes: int = 1 << 30
+    """Of all request bodies held at a time: those that arrive, that wait and that are in flight."""
     streams: int = 0
     """Client connections at a time; 0 = as many as the process may open descriptors for, two each."""
+    peer_streams: int = 0
+    """Of these, from one address that is not this machine's own; 0 = half of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +212,8 @@ def instance_problem(spec: InstanceSpec) -> tuple[str, str] | None:
             f"instance name {name!r}",
             f"1 to {INSTANCE_NAME_LIMIT} printable characters without blank, slash or quote",
         )
+    if "@" in parts.netloc:
+        return f"instance {name}: its url contains a user or a password", "the URL without them, http://HOST:PORT"
     if parts.scheme not in ("http", "https") or not parts.hostname:
         return f"instance {name}: url {spec.url!r} is no http(s) URL", "http://127.0.0.1:8000"
     if (spec.block_tokens or 1) < 1 or (spec.kv_capacity_tokens or 1) < 1:
@@ -268,7 +278,15 @@ def _find_problems(spec: RouterSpec) -> list[tuple[str, str]]:
     twice = sorted({name for name in names if names.count(name) > 1})
     problems = [problem for instance in spec.instances if (problem := instance_problem(instance))]
     limits, health, moves = spec.limits, spec.health, spec.transfer
-    times = (limits.connect_s, limits.first_byte_s, limits.stall_s, limits.client_stall_s, limits.client_idle_s)
+    times = (
+        limits.connect_s,
+        limits.first_byte_s,
+        limits.stall_s,
+        limits.client_stall_s,
+        limits.client_idle_s,
+        limits.head_s,
+        limits.body_s,
+    )
     rules = (
         (bool(names), "it has no instance", "at least one instance"),
         (not twice, f"instances are named twice: {', '.join(twice)}", "every instance a name of its own"),
@@ -282,6 +300,8 @@ def _find_problems(spec: RouterSpec) -> list[tuple[str, str]]:
         ),
         (min(times) > 0 and limits.drain_s >= 0, "a limit in seconds is not above 0", "seconds above 0"),
         (limits.attempts >= 1 and limits.body_bytes >= 1, "limits.attempts or body_bytes is below 1", "at least 1"),
+        (limits.held_bytes >= limits.body_bytes, "limits.held_bytes is below body_bytes", "at least body_bytes"),
+        (min(limits.streams, limits.peer_streams) >= 0, "limits.streams or peer_streams is below 0", "at least 0"),
         (min(health.probe_interval_s, health.probe_timeout_s, health.open_s) > 0, "a health time is 0", "above 0"),
         (min(health.unhealthy_after, health.failures_to_open) >= 1, "a health count is below 1", "at least 1"),
         (

@@ -22,8 +22,16 @@ from runners.errors import RunnerError
 MAX_LINE_BYTES = 256 << 20
 """Longer lines are rejected, so that they do not fill the memory."""
 
+MAX_DOCUMENT_BYTES = 128 << 20
+"""Longer documents that are one object are rejected, for the same reason."""
+MAX_HEADER_BYTES = 1 << 20
+"""An archive's longer extended headers are rejected: they are read whole, before any of its files."""
+
 _GZIP = b"\x1f\x8b"
 _XZ = b"\xfd7zXZ\x00"
+_EXTENDED = (
+    tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK
+)  # fmt: skip
 _TAR = (257, b"ustar")
 _ENDINGS = (".json", ".jsonl")
 _PACKED = tuple(ending + packing for ending in _ENDINGS for packing in ("", ".gz", ".xz"))
@@ -151,16 +159,19 @@ def _open_unpacked(raw: io.FileIO) -> BinaryIO:
 
 
 class _Header(tarfile.TarInfo):
-    """Raises for a damaged or missing header, which tarfile treats as the end of the archive."""
+    """Raises for a damaged or missing header, which tarfile treats as the end of the archive, and for a huge one."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
         if len(buf) == tarfile.BLOCKSIZE and not any(buf):
             return super().frombuf(buf, encoding, errors)  # the end
         try:
-            return super().frombuf(buf, encoding, errors)
+            header = super().frombuf(buf, encoding, errors)
         except tarfile.HeaderError as error:
             raise tarfile.ReadError(f"an archive's header: {error}") from error
+        if header.type in _EXTENDED and header.size > MAX_HEADER_BYTES:
+            raise tarfile.ReadError(f"an archive's header of {header.size} bytes, more than {MAX_HEADER_BYTES}")
+        return header
 
 
 def _open_members(stream: BinaryIO, name: str) -> Iterator[Document]:

@@ -234,7 +234,10 @@ def bench(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, list
 
 
 def summary(rounds: dict[str, list[Figures]]) -> dict[str, Any]:
-    """What is added over direct, the cost, and the ratios to the peer; each a (median, low, high) of the rounds."""
+    """What is added over direct, the cost, and the ratios to the peer; each a (median, low, high) of the rounds.
+
+    `within_noise`: the ratios whose denominator, in some round, is no larger than the spread of the direct connection.
+    """
     direct = rounds[DIRECT]
     made: dict[str, Any] = {}
     added: dict[str, dict[str, list[float]]] = {}
@@ -256,13 +259,22 @@ def summary(rounds: dict[str, list[Figures]]) -> dict[str, Any]:
             key: spread([our / their for our, their in zip(values, added[PEER][key], strict=True) if their > 0])
             for key, values in added[OURS].items()
         }
+        noise = {
+            "added_ttft_p50_us": _width([r.overhead_p50_us for r in direct]),
+            "added_ttft_p99_us": _width([r.overhead_p99_us for r in direct]),
+        }
+        made["within_noise"] = [key for key in added[PEER] if min(added[PEER][key]) <= noise.get(key, 0.0)]
     else:
-        made["ratio"] = None
+        made["ratio"], made["within_noise"] = None, []
     made[DIRECT] = {
         "overhead_p50_us": spread([r.overhead_p50_us for r in direct]),
         "overhead_p99_us": spread([r.overhead_p99_us for r in direct]),
     }
     return made
+
+
+def _width(values: list[float]) -> float:
+    return max(values) - min(values)
 
 
 def spread(values: list[float]) -> tuple[float, float, float] | None:
@@ -279,7 +291,9 @@ def table(figures_by_scenario: dict[str, dict[str, list[Figures]]]) -> Table:
         for key in ("added_ttft_p50_us", "added_ttft_p99_us", "cpu_us_per_request", "cpu_us_per_chunk", "rss_mb"):
             ratio = made["ratio"] and made["ratio"][key]
             peer = made[PEER][key] if PEER in made else None
-            drawn.add_row(scenario, key, _show_spread(made[OURS][key]), _show_spread(peer), _show_spread(ratio, "x"))
+            mark = " (within noise)" if key in made["within_noise"] else ""
+            shown = _show_spread(ratio, "x") + mark
+            drawn.add_row(scenario, key, _show_spread(made[OURS][key]), _show_spread(peer), shown)
         drawn.add_row(scenario, "direct: overhead_p50_us", _show_spread(made[DIRECT]["overhead_p50_us"]), "", "")
         drawn.add_row(scenario, "direct: overhead_p99_us", _show_spread(made[DIRECT]["overhead_p99_us"]), "", "")
     return drawn

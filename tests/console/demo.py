@@ -178,12 +178,16 @@ def _measure(instance: str, cell: CellPlan, dice: random.Random) -> Iterator[tup
     yield 0.2, (CellChanged(cell.cell, CellState.DONE, 1, summary=summary(cell.config, cell, dice), degraded=late),)
 
 
+Story = Iterator[tuple[float, tuple[Event, ...]]]
+"""Seconds to wait, then what happened."""
+
+
 @dataclass(frozen=True)
 class Tale:
     """A run: its plan and what happens in it."""
 
     plan: Callable[[], RunPlan] = plan
-    story: Callable[[int], Iterator[tuple[float, tuple[Event, ...]]]] = story
+    story: Callable[[int], Story] = story
 
 
 CONNECTOR_TAX, ROUTING = Tale(), Tale(routing_demo.plan, routing_demo.story)

@@ -172,6 +172,32 @@ def test_a_secret_of_the_profile_reaches_no_artifact_and_the_script_still_runs(t
     )
 
 
+def test_no_secret_of_an_argument_is_written_and_the_script_asks_for_it(tmp_path: Path) -> None:
+    show = "import sys; print(sys.argv[2:])"
+    argv = (sys.executable, "-c", show, "--api-key", "swordfish", "--hf-token=trout", "--max-tokens", "5")
+    write_launch(replace(spec_of(tmp_path), argv=argv, env={"A;B": "1"}), ConfigLayout(tmp_path))
+    for path in tmp_path.rglob("*"):
+        assert path.is_dir() or not {"swordfish", "trout"} & set(path.read_text().replace("=", " ").split())
+    assert json.loads((tmp_path / "config.json").read_text())["argv"][3:] == [
+        "--api-key", "<redacted>", "--hf-token=<redacted>", "--max-tokens", "5",
+    ]  # fmt: skip
+    script, env = [str(tmp_path / "launch.sh")], {**os.environ, "TRACON_SECRET_ARGUMENT": "given"}
+    ran = subprocess.run(script, env=env, capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "['given', 'given', '--max-tokens', '5']"
+
+
+def test_an_engine_inherits_no_secret_but_its_own() -> None:
+    names = (
+        "TRACON_REDIS_PASSWORD", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AZURE_CLIENT_SECRET", "GITHUB_TOKEN",
+        "GOOGLE_APPLICATION_CREDENTIALS", "SSH_AUTH_SOCK", "DB_PASSWORD",
+    )  # fmt: skip
+    own = ("PATH", "HF_TOKEN", "VLLM_API_KEY", "TOKENIZERS_PARALLELISM", "CUDA_VISIBLE_DEVICES")
+    inherited = dict.fromkeys((*names, *own), "x")
+    assert set(whole_env({}, inherited)) == set(own)
+    assert "AWS_SESSION_TOKEN" in whole_env({}, {**inherited, "TRACON_PASS_ENV": "AWS_SESSION_TOKEN, OTHER"})
+    assert whole_env({"DB_PASSWORD": "profile's"}, inherited)["DB_PASSWORD"] == "profile's"
+
+
 def test_every_launch_is_kept_and_the_last_one_is_the_config(tmp_path: Path) -> None:
     layout = ConfigLayout(tmp_path)
     for launch in (1, 2):

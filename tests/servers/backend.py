@@ -54,6 +54,10 @@ class Backend:
     """Bodies end with the connection."""
     done: bool = True
     """Streams end with [DONE]."""
+    error_event: dict[str, Any] | None = None
+    """Sent in place of the usage: what an engine whose core has died sends before [DONE]."""
+    end_gate: asyncio.Event | None = None
+    """Waited for after [DONE], before the last chunk."""
     metrics: str = ""
     seen: list[Seen] = field(default_factory=list)
     served: int = 0
@@ -117,6 +121,9 @@ class Backend:
             _whole(writer, 200, self.metrics.encode())
         elif seen.path.endswith("/v1/models"):
             _whole(writer, 200, json.dumps({"object": "list", "data": [{"id": self.name}]}).encode())
+        elif seen.method == "GET" or seen.path.endswith("tokenize"):
+            self.seen.append(seen)
+            _whole(writer, 200, json.dumps({"path": seen.path, "by": self.name}).encode())
         else:
             self.seen.append(seen)
             return await self._complete(seen, reader, writer)
@@ -169,10 +176,13 @@ class Backend:
         if self.die_after >= self.tokens:
             return self._die(writer)
         usage = {"prompt_tokens": 8, "completion_tokens": self.tokens, "prompt_tokens_details": {"cached_tokens": 4}}
-        self._chunk(writer, {"choices": [], "usage": usage})
+        self._chunk(writer, {"choices": [], "usage": usage} if self.error_event is None else self.error_event)
         if self.done:
             self._raw(writer, b"data: [DONE]\n\n")
         self.served += 1
+        if self.end_gate is not None:
+            await writer.drain()
+            await self.end_gate.wait()
         if self.until_eof:
             await writer.drain()
             return False

@@ -201,3 +201,18 @@ def test_a_lease_does_not_fill_the_journal(store: RunStore) -> None:
             lease.heartbeat()
     store.append(Noted("info", "run", "x"))
     assert [recorded.seq for recorded in store.events()] == [1, 2]
+
+
+def test_a_holder_that_was_taken_over_writes_nothing_any_more(store: RunStore) -> None:
+    """It may not know yet: its heartbeat comes every few seconds, and clocks of two hosts may differ."""
+    lease = acquire(store)
+    store.append(Noted("info", "run", "mine"))
+    _put(RunStore.open(store.folder), replace(this_process(), host="elsewhere"), 0.0)
+    before = list(store.events())
+    with pytest.raises(LeaseLost, match="took it over"):
+        store.append(Noted("info", "run", "late"))
+    with pytest.raises(LeaseLost):
+        lease.heartbeat()
+    assert list(store.events()) == before
+    lease.release()
+    assert lease_state(store).host == "elsewhere"

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from launch.environment import redact_settings
 from results.records.decisions import DecisionRecord
 from results.records.layout import TrialLayout, publish, sha256, write_indented_json
 from results.records.rows import decode_rows
@@ -206,7 +207,7 @@ def _describe_config(cell: CellPlan, grid: Grid, trace: TraceRecord, context: Ru
         "router": msgspec.to_builtins(grid.router),
         "profile": profile.name,
         "model": msgspec.to_builtins(profile.model),
-        "engine": msgspec.to_builtins(profile.engine),
+        "engine": redact_settings(msgspec.to_builtins(profile.engine)),
         "decode_kv_cache_memory_bytes": grid.decode_kv_cache_memory_bytes,
         "engine_versions": dict(context.engine.versions),
     }

@@ -20,6 +20,8 @@ from runners.router.view import Cluster, Member
 ASK_S = 3.0
 POLLS_AT_ONCE = 64
 """Streams go on between two batches of KV events."""
+UNKNOWN_CAPACITY_BLOCKS = 1 << 17
+"""Of an index whose instance does not report its capacity: some 16 MB of the router's memory at most."""
 BLOCK_TOKENS = 16
 """The default of vLLM's GPU builds, where neither spec nor engine names a block size."""
 _CACHE_CONFIG = re.compile(rb"^vllm:cache_config_info\{([^}]*)\}", re.MULTILINE)
@@ -56,6 +58,8 @@ class Fleet:
         self._events: dict[str, KvEvents] = {}
         self._wires: dict[str, ZmqWire] = {}
         self._asking: set[asyncio.Task[None]] = set()
+        self._adding: set[str] = set()
+        """Instances that are asked about themselves before they join."""
 
     async def add_instances(self) -> None:
         """Add the instances of the spec. Raises RouterError."""
@@ -73,7 +77,7 @@ class Fleet:
         problem = instance_problem(instance)
         if problem is not None:
             raise RouterError(problem[0], remedy=f"Give {problem[1]}.")
-        known = self.specs.get(instance.instance)
+        known = None if instance.instance in self._adding else self.specs.get(instance.instance)
         if known is not None:
             if known.url != instance.url:
                 raise RouterError(
@@ -87,7 +91,13 @@ class Fleet:
             return
         if self._spec.index == "events" and not instance.kv_events:
             raise RouterError(f"instance {instance.instance} has no kv_events endpoint", remedy="Give it one.")
-        await self._add_member(instance, await self._connect_instance(instance))
+        if instance.instance in self._adding:
+            raise RouterError(f"instance {instance.instance} is being added already", remedy="Wait until it is.")
+        self._adding.add(instance.instance)
+        try:
+            await self._add_member(instance, await self._connect_instance(instance))
+        finally:
+            self._adding.discard(instance.instance)
 
     def drain_instance(self, instance: str) -> None:
         """Send it no new requests. Raises RouterError for an unknown one."""
@@ -144,8 +154,9 @@ class Fleet:
 
     def _make_index(self, instance: InstanceSpec, capacity_tokens: int | None) -> Index:
         if self._spec.index == "approximate":
-            blocks = None if capacity_tokens is None else max(1, capacity_tokens // self.block_tokens)
-            return PrefixIndex(self.block_tokens, blocks)
+            if capacity_tokens is None:
+                return PrefixIndex(self.block_tokens, UNKNOWN_CAPACITY_BLOCKS)
+            return PrefixIndex(self.block_tokens, max(1, capacity_tokens // self.block_tokens))
         index = EventIndex(self.block_tokens)
         wire = ZmqWire(instance.kv_events, instance.kv_replay)
         loop = asyncio.get_running_loop()

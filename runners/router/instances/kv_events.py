@@ -107,7 +107,11 @@ class EventIndex:
             self.orphans += len(event.block_hashes)
             return
         for index, name in enumerate(event.block_hashes):
-            parent = chain_key(parent, event.token_ids[index * size : (index + 1) * size])
+            try:
+                parent = chain_key(parent, event.token_ids[index * size : (index + 1) * size])
+            except OverflowError:  # no token id is below 0 or beyond 32 bits
+                self.orphans += len(event.block_hashes) - index
+                return
             if name not in self._keys:
                 self._keys[name] = parent
                 self._held[parent] = self._held.get(parent, 0) + 1

@@ -53,8 +53,8 @@ class Probes:
     async def _watch_instance(self, instance: str) -> None:
         wake = self._wake[instance]
         while True:
-            is_open = self.health.state_of(instance) is BreakerState.OPEN
-            pause_s = self._rules.open_s if is_open else self._rules.probe_interval_s
+            is_closed = self.health.state_of(instance) is BreakerState.CLOSED
+            pause_s = self._rules.probe_interval_s if is_closed else self._rules.open_s
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await wake.wait()

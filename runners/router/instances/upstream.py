@@ -30,6 +30,9 @@ HELD_LIMIT_BYTES = 256 << 10
 HOP_BY_HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer upgrade".split()
 )
+CONNECTION_ALONE = (b"keep-alive", b"close")
+"""Values of a `connection` header that name no other header."""
+_FRAMING = frozenset((b"content-length", b"transfer-encoding", b"content-type", b"content-encoding"))
 
 
 class Answer(NamedTuple):
@@ -290,12 +293,21 @@ def whole_chunks(data: bytes) -> int:
         position = end
 
 
+def without_named(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """The headers without those that a `connection` header names: they are for this hop only."""
+    options = [value for name, value in headers if name == b"connection"]
+    named = {option.strip().lower() for value in options for option in value.split(b",")} - _FRAMING
+    return [header for header in headers if header[0] not in named]
+
+
 def _read_head(status: int, headers: list[tuple[bytes, bytes]]) -> Answer:
     forwarded = []
     chunked, sized, events, plain = False, status in (204, 304), False, True
     for header in headers:
         name, value = header
         if name in HOP_BY_HOP:
+            if name == b"connection" and value.lower() not in CONNECTION_ALONE:
+                return _read_head(status, [kept for kept in without_named(headers) if kept[0] != b"connection"])
             continue
         forwarded.append(header)
         if name == b"transfer-encoding":

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+import sys
+import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,11 +17,15 @@ from typing import NamedTuple, Protocol, cast
 import httptools
 import msgspec
 
-from runners.router.instances.upstream import HOP_BY_HOP
+from results.records.visible import visible
+from runners.router.instances.upstream import CONNECTION_ALONE, HOP_BY_HOP, without_named
 
 HEAD_LIMIT_BYTES = 64 << 10
+"""Of a request's head, and of its trailers."""
 QUEUE_LIMIT = 16
 """Requests that a client may send ahead on one connection."""
+AHEAD_LIMIT_BYTES = 1 << 20
+"""Bodies that a client may send ahead on one connection; beyond it the router reads on when it is their turn."""
 STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 NOT_FORWARDED = HOP_BY_HOP | {b"host", b"content-length", b"transfer-encoding", b"expect", b"x-request-id"}
 
@@ -68,9 +74,12 @@ class Service(Protocol):
     closing: bool
     """No request is accepted any more."""
     body_limit_bytes: int
+    held_limit_bytes: int
+    held_bytes: int
+    """Of all bodies, from their first byte until their request has ended; connections add and subtract theirs."""
 
-    def admit(self, connection: ClientConnection) -> bool:
-        """Take a connection; False = there are as many as may be."""
+    def admit(self, connection: ClientConnection) -> str:
+        """Take a connection; why it is refused, empty = it is not."""
 
     def forget(self, connection: ClientConnection) -> None: ...
     def serve(self, connection: ClientConnection, request: HttpRequest) -> None: ...
@@ -85,7 +94,11 @@ class ClientConnection(asyncio.Protocol):
     keep_alive: bool = True
     local: bool = False
     """The client is on this machine."""
+    peer: str = ""
+    """Its address; empty = a socket without one."""
     t_read_s: float = field(default_factory=monotonic)
+    t_begin_s: float = 0.0
+    """When the first byte came of a request that is not whole yet; 0 = there is none."""
     write: Callable[[bytes], None] = _drop_data
     """The transport's own, without a step between."""
     _parser: httptools.HttpRequestParser = field(init=False)
@@ -95,9 +108,14 @@ class ClientConnection(asyncio.Protocol):
     _refused: bool = False
     _path: bytes = b""
     _headers: list[tuple[bytes, bytes]] = field(default_factory=list)
-    _body: list[bytes] = field(default_factory=list)
+    _body: bytes | bytearray = b""
+    """One piece as it came; several are gathered, since small ones would cost many times their bytes."""
     _head_bytes: int = 0
-    _body_bytes: int = 0
+    """Read since the request began, or since the last piece of its body."""
+    _ahead_bytes: int = 0
+    """Of the bodies in the queue."""
+    _serving_bytes: int = 0
+    _paused: bool = False
     _in_head: bool = True
 
     def __post_init__(self) -> None:
@@ -107,6 +125,11 @@ class ClientConnection(asyncio.Protocol):
     def idle(self) -> bool:
         return not self._busy
 
+    @property
+    def in_head(self) -> bool:
+        """Of the request that is not whole yet the head is not either."""
+        return self._in_head
+
     # asyncio.Protocol
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's own class derives from nothing of asyncio
@@ -115,26 +138,33 @@ class ClientConnection(asyncio.Protocol):
         if connected is not None:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         peer = transport.get_extra_info("peername")
-        self.local = bool(peer) and ipaddress.ip_address(peer[0]).is_loopback
-        if not self._service.admit(self):
-            self._reject_client(503, "the router holds as many connections as it may", "router_overloaded")
+        if peer:
+            self.peer = peer[0]
+            self.local = ipaddress.ip_address(peer[0]).is_loopback
+        why = self._service.admit(self)
+        if why:
+            self._reject_client(503, why, "router_overloaded")
 
     def data_received(self, data: bytes) -> None:
         self.t_read_s = monotonic()
         if self._refused:
             return
-        if self._in_head:
-            self._head_bytes += len(data)
+        self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self._reject_client(400, "the router speaks HTTP/1.1 only and upgrades to nothing", "bad_request")
+            self._reject_upgrade()
         except httptools.HttpParserError as error:
             self._reject_client(400, f"malformed HTTP request: {error}", "bad_request")
-        if self._in_head and self._head_bytes > HEAD_LIMIT_BYTES:
-            self._reject_client(431, f"a request head of more than {HEAD_LIMIT_BYTES} bytes", "bad_request")
+        if self._head_bytes > HEAD_LIMIT_BYTES:
+            part = "head" if self._in_head else "trailer section"
+            self._reject_client(431, f"a request {part} of more than {HEAD_LIMIT_BYTES} bytes", "bad_request")
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._clear_request()
+        self._service.held_bytes -= self._ahead_bytes + self._serving_bytes
+        self._ahead_bytes = self._serving_bytes = 0
+        self._queue.clear()
         self._transport, self.write = None, _drop_data
         self._parser = _SPENT
         self._service.forget(self)
@@ -153,27 +183,47 @@ class ClientConnection(asyncio.Protocol):
     # httptools
     def on_message_begin(self) -> None:
         self._clear_request()
+        self.t_begin_s = self.t_read_s
 
     def on_url(self, url: bytes) -> None:
         self._path += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.append((name.lower(), value))
+        if self._in_head:  # a trailer is dropped: what authorises or names a session belongs to the head
+            self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         self._in_head = False
         headers = dict(self._headers)
+        if headers.get(b"connection", b"keep-alive").lower() not in CONNECTION_ALONE:
+            self._headers = without_named(self._headers)
         length = headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > self._service.body_limit_bytes:
+        if self._parser.should_upgrade():  # before it is served as a request without a body
+            self._reject_upgrade()
+        elif length.isdigit() and int(length) > self._service.body_limit_bytes:
             self._reject_body()
         elif headers.get(b"expect", b"").lower() == b"100-continue" and not self._busy:
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, body: bytes) -> None:
-        self._body.append(body)
-        self._body_bytes += len(body)
-        if self._body_bytes > self._service.body_limit_bytes:
+        if self._refused:
+            return
+        self._head_bytes = 0
+        service = self._service
+        service.held_bytes += len(body)
+        if not self._body:
+            self._body = body
+        elif isinstance(self._body, bytearray):
+            self._body += body
+        else:
+            self._body = bytearray(self._body) + body
+        if len(self._body) > service.body_limit_bytes:
             self._reject_body()
+        elif service.held_bytes > service.held_limit_bytes:
+            why = f"the router holds {service.held_limit_bytes} bytes of request bodies, as many as it may"
+            self._reject_client(503, why, "router_overloaded")
+        elif self._busy:
+            self._pause_ahead()
 
     def on_message_complete(self) -> None:
         if self._refused:
@@ -183,14 +233,16 @@ class ClientConnection(asyncio.Protocol):
             parser.get_method().decode("latin-1"),
             self._path,
             tuple(self._headers),
-            self._body[0] if len(self._body) == 1 else b"".join(self._body),
+            bytes(self._body),
             parser.should_keep_alive(),
             parser.get_http_version(),
         )
-        self._clear_request()
         if len(self._queue) >= QUEUE_LIMIT:
             self._reject_client(400, f"more than {QUEUE_LIMIT} requests sent ahead", "bad_request")
             return
+        self._ahead_bytes += len(request.body)
+        self._body = b""
+        self._clear_request()
         self._queue.append(request)
         if not self._busy:
             self._serve_next()
@@ -198,6 +250,8 @@ class ClientConnection(asyncio.Protocol):
     # what a service answers with
     def finish(self, *, keep: bool) -> None:
         self.in_flight = None
+        self._service.held_bytes -= self._serving_bytes
+        self._serving_bytes = 0
         if self._transport is None:
             return
         self.t_read_s = monotonic()
@@ -205,6 +259,8 @@ class ClientConnection(asyncio.Protocol):
             self._transport.close()
             return
         self._busy = False
+        if self._paused:
+            self._resume_ahead()
         if self._queue:
             asyncio.get_running_loop().call_soon(self._serve_next)
 
@@ -242,13 +298,42 @@ class ClientConnection(asyncio.Protocol):
         request = self._queue.popleft()
         self._busy = True
         self.keep_alive = request.keep_alive
-        self._service.serve(self, request)
+        self._serving_bytes = len(request.body)
+        self._ahead_bytes -= self._serving_bytes
+        if self._paused:
+            self._resume_ahead()
+        try:
+            self._service.serve(self, request)
+        except Exception as error:  # noqa: BLE001  (its client is to get an answer, and the log the error)
+            sys.stderr.write(visible(f"a request could not be served:\n{traceback.format_exc()}"))
+            self.refuse(500, f"{type(error).__name__}: {error}", "router_defect")
+
+    def _pause_ahead(self) -> None:
+        """Read no further while more waits here than may be sent ahead."""
+        if self._transport is not None and self._ahead_bytes + len(self._body) > AHEAD_LIMIT_BYTES:
+            self._paused, self.t_begin_s = True, 0.0  # the wait is not the client's
+            self._transport.pause_reading()
+
+    def _resume_ahead(self) -> None:
+        if self._transport is not None and self._ahead_bytes <= AHEAD_LIMIT_BYTES:
+            self._paused = False
+            self.t_begin_s = 0.0 if self._in_head else monotonic()
+            self._transport.resume_reading()
 
     def _clear_request(self) -> None:
+        self._service.held_bytes -= len(self._body)
         self._path = b""
-        self._headers, self._body = [], []
-        self._head_bytes = self._body_bytes = 0
+        self._headers, self._body = [], b""
+        self._head_bytes = 0
+        self.t_begin_s = 0.0
         self._in_head = True
+
+    def reject_late(self, message: str) -> None:
+        """A request was not whole in time."""
+        self._reject_client(408, message, "bad_request")
+
+    def _reject_upgrade(self) -> None:
+        self._reject_client(400, "the router speaks HTTP/1.1 only and upgrades to nothing", "bad_request")
 
     def _reject_body(self) -> None:
         limit = self._service.body_limit_bytes

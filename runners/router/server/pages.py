@@ -1,7 +1,7 @@
 """What the router answers itself: models, health, metrics, and the operator's pages about instances.
 
-  GET    /v1/models                        as an instance answers it
-  GET    /health                           200 while a request could be placed, else 503
+  GET    /v1/models, POST /tokenize, ...   as an instance answers it (`PASSED_ON` in paths)
+  GET    /health, /ping                    200 while a request could be placed, else 503
   GET    /metrics                          Prometheus text
   GET    /admin/instances                  every instance with its counters
   POST   /admin/instances                  bring one in: {"instance", "url", "transfer", ...} as in the router's spec
@@ -9,13 +9,16 @@
   POST   /admin/instances/NAME/resume      take it back
   DELETE /admin/instances/NAME[?now=1]     forget it; `now` does not wait for its requests
 
-The operator's pages answer clients on this machine only.
+The operator's pages answer programs on this machine only: no browser, which a web page could steer, and no proxy,
+behind which every client would look local.
 """
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Callable
 from typing import Protocol
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -23,14 +26,17 @@ from runners.router.instances.fleet import Fleet
 from runners.router.instances.internal_request import InternalRequestFailed, fetch_answer
 from runners.router.metrics import metrics_page
 from runners.router.server.front import ClientConnection, HttpRequest
+from runners.router.server.paths import HEALTH, PASSED_ON, why_not_passed_on
 from runners.router.sessions.bindings import Bindings
 from runners.router.spec import InstanceSpec, RouterError
 from runners.router.traffic import Traffic
 from runners.router.transfer.transfers import Transfers
 from runners.router.view import Cluster
 
-MODELS_S = 10.0
+PASSED_ON_S = 10.0
 ADMIN = "/admin/instances"
+FOREIGN = frozenset((b"origin", b"referer", b"sec-fetch-site", b"forwarded", b"via", b"x-real-ip"))
+"""Headers of browsers and proxies, with every `x-forwarded-*`."""
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -67,23 +73,24 @@ class Pages:
     async def answer(self, connection: ClientConnection, request: HttpRequest) -> None:
         path, method = request.path.rstrip("/") or "/", request.method
         try:
-            if path == "/v1/models" and method == "GET":
-                await self._answer_models(connection, request)
-            elif path == "/health" and method == "GET":
+            if (method, path) in PASSED_ON:
+                await self._pass_on(connection, request)
+            elif path in HEALTH and method in ("GET", "POST"):
                 self._answer_health(connection)
             elif path == "/metrics" and method == "GET":
                 connection.reply(200, self._make_metrics(), TEXT)
             elif path == ADMIN or path.startswith(ADMIN + "/"):
                 await self._answer_admin(connection, request, path.removeprefix(ADMIN).strip("/"))
             else:
-                connection.refuse(404, f"the router has no {method} {path}", "not_found")
+                status, why = why_not_passed_on(method, path)
+                connection.refuse(status, why, "not_found")
         except RouterError as error:
             connection.refuse(409, f"{error}. {error.remedy}", "refused")
         except Exception as error:  # the client is owed an answer, and the log the error
             connection.refuse(500, f"{type(error).__name__}: {error}", "router_defect")
             raise
 
-    async def _answer_models(self, connection: ClientConnection, request: HttpRequest) -> None:
+    async def _pass_on(self, connection: ClientConnection, request: HttpRequest) -> None:
         """Whatever an instance says; the one with the fewest requests first."""
         may = sorted(
             (load.num_requests, load.instance) for load in self._cluster.take_view().instances if load.available
@@ -92,7 +99,11 @@ class Pages:
         for _, instance in may:
             try:
                 answer, body = await fetch_answer(
-                    self._fleet.pools[instance], request.target, timeout_s=MODELS_S, headers=request.forwarded()
+                    self._fleet.pools[instance],
+                    request.target,
+                    timeout_s=PASSED_ON_S,
+                    headers=request.forwarded(),
+                    body=request.body,
                 )
             except InternalRequestFailed as error:
                 why = f"instance {instance}: {error}"
@@ -119,15 +130,16 @@ class Pages:
         return metrics_page(self._traffic.counts, view, sessions, self._server.connections, self._server.records_lost)
 
     async def _answer_admin(self, connection: ClientConnection, request: HttpRequest, rest: str) -> None:
-        if not connection.local:
-            connection.refuse(403, "the operator's pages answer clients on this machine only", "forbidden")
+        why = why_forbidden(connection, request)
+        if why:
+            connection.refuse(403, f"the operator's pages answer programs on this machine only: {why}", "forbidden")
             return
         name, _, act = rest.partition("/")
         asked = (request.method, bool(name), act)
         if asked == ("GET", False, ""):
             pass
         elif asked == ("POST", False, ""):
-            if not await self._add_instance(connection, request.body):
+            if not await self._add_instance(connection, request):
                 return
         elif asked == ("POST", True, "drain"):
             self._fleet.drain_instance(name)
@@ -140,10 +152,14 @@ class Pages:
             return
         connection.reply_json(200, self._list_instances())
 
-    async def _add_instance(self, connection: ClientConnection, body: bytes) -> bool:
+    async def _add_instance(self, connection: ClientConnection, request: HttpRequest) -> bool:
+        kind = next((value for name, value in request.headers if name == b"content-type"), b"")
+        if kind.partition(b";")[0].strip().lower() != b"application/json":
+            connection.refuse(415, "an instance is added with content-type application/json", "bad_request")
+            return False
         try:
-            instance = msgspec.json.decode(body, type=InstanceSpec)
-        except msgspec.DecodeError as error:
+            instance = msgspec.json.decode(request.body, type=InstanceSpec)
+        except (msgspec.DecodeError, RecursionError) as error:
             connection.refuse(400, f"not an instance: {error}", "bad_request")
             return False
         await self._fleet.add_instance(instance)
@@ -187,3 +203,28 @@ class Pages:
                 for (source, target), why in self._transfers.list_quarantined().items()
             ],
         }
+
+
+def why_forbidden(connection: ClientConnection, request: HttpRequest) -> str:
+    """Why a client may not use the operator's pages; empty = it may.
+
+    A web page that is open in a browser on this machine connects from it too. Its requests say so: in `origin` or
+    `sec-fetch-site`, or, where a name of its own leads here (DNS rebinding), in `host`.
+    """
+    if not connection.local:
+        return "this client is on another"
+    hosts = [value for name, value in request.headers if name == b"host"]
+    if len(hosts) != 1 or not _is_loopback(hosts[0].decode("latin-1")):
+        return "the host header names no loopback address (use 127.0.0.1 or localhost)"
+    foreign = sorted({name for name, _ in request.headers if name in FOREIGN or name.startswith(b"x-forwarded-")})
+    if foreign:
+        return f"a browser or a proxy sends {foreign[0].decode('latin-1')}"
+    return ""
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False

@@ -5,13 +5,16 @@ The instance's head is held back until its first body byte, so that everything b
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Mapping
 from time import monotonic
+from typing import Any
 from uuid import uuid4
 
 import msgspec
 
+from results.records.visible import has_controls
 from runners.router.dispatch import Request
 from runners.router.facts import ClientMessage, Usage, pause_s, read_facts, session_name
 from runners.router.failure import REFUSALS, Failure
@@ -22,7 +25,11 @@ from runners.router.traffic import Traffic
 
 REQUEST_ID_LIMIT = 200
 TAIL_PIECES = 4
-"""Last pieces of a body, in which its usage and its end are looked for."""
+"""Last pieces of a body, in which its usage, its end and an error are looked for."""
+ERROR_LIMIT = 500
+_DONE = re.compile(rb"^data: ?\[DONE\]", re.MULTILINE)
+_ERROR = re.compile(rb'^data: ?(\{\s*"error"\s*:.*\})\s*$', re.MULTILINE)
+"""A line of its own: text that a model makes has its line feeds escaped."""
 
 
 class Arrival:
@@ -123,13 +130,22 @@ class Exchange(RequestLifecycle):
             self._open_response(data)
 
     def response_ended(self, *, proven: bool) -> None:
-        if not proven and self._answer.events and b"[DONE]" not in b"".join(self._tail):
+        tail = b"".join(self._tail) if self._answer.events else b""
+        if not proven and self._answer.events and not is_done(tail):
             self.request_failed(Failure("closed", "connection closed mid-stream"))
             return
         if not self._is_open:  # a body of no bytes that ended with its connection
             self._open_response(b"")
-        self.complete_response()
+        self._complete_stream(tail)
         self._client.finish(keep=proven)
+
+    def _complete_stream(self, tail: bytes) -> None:
+        """The client has all of the response, which ends in `tail` where it is an event stream."""
+        error = read_error_event(tail)
+        if error is None or self._status >= 400:
+            self.complete_response()
+        else:
+            self.complete_with_error(*error)
 
     def _open_response(self, data: bytes) -> None:
         self.start_response()
@@ -137,6 +153,15 @@ class Exchange(RequestLifecycle):
         self._client.write(head + data)
 
     # the client's side
+    def abandon_request(self, why: str = "the client left") -> None:
+        """The client is gone. One that left after the stream's last event did not wait for the end of its framing."""
+        tail = b"".join(self._tail) if self._is_open and self._answer.events and not self.t_paused_s else b""
+        if is_done(tail):
+            self._cancel_request()
+            self._complete_stream(tail)
+        else:
+            super().abandon_request(why)
+
     def pause(self) -> None:
         """The client's buffers are full."""
         self.t_paused_s = monotonic()
@@ -166,6 +191,9 @@ class Proxy:
                 session = session_name(value) or session
             elif header == b"x-request-id":
                 client_id = value
+        if has_controls(session):
+            connection.refuse(400, "the session id contains a control character", "bad_request")
+            return
         name = client_id.decode("latin-1") if 0 < len(client_id) <= REQUEST_ID_LIMIT else f"tracon-{uuid4().hex}"
         headers = request.forwarded() + b"x-request-id: %b\r\n" % name.encode("latin-1")
         message = ClientMessage(request.target, headers, request.body)
@@ -180,6 +208,33 @@ class Proxy:
             arrival.ask(session)
         else:
             begin(dispatcher.count_arrival(session))
+
+
+def is_done(tail: bytes) -> bool:
+    """Whether an event stream that ends in `tail` has had its last event."""
+    return _DONE.search(tail) is not None
+
+
+def read_error_event(tail: bytes) -> tuple[str, int] | None:
+    """Message and code of an error event at the end of an event stream; None = it has none. No code counts as 500."""
+    line = _ERROR.search(tail) if b'"error"' in tail else None
+    if line is None:
+        return None
+    try:
+        error = msgspec.json.decode(line[1], type=_ErrorEvent).error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    code = error.code if isinstance(error.code, int) and error.code >= 400 else 500
+    return str(error.message)[:ERROR_LIMIT], code
+
+
+class _Error(msgspec.Struct):
+    message: Any = ""
+    code: Any = 500
+
+
+class _ErrorEvent(msgspec.Struct):
+    error: _Error
 
 
 def response_head(answer: Answer, instance: str, request: str, *, keep_alive: bool) -> bytes:

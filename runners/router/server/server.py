@@ -8,6 +8,7 @@ import os
 import resource
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from time import monotonic, perf_counter_ns
@@ -22,6 +23,7 @@ from runners.router.policies.policy import Policy
 from runners.router.server.front import ClientConnection, HttpRequest
 from runners.router.server.log import DecisionLog
 from runners.router.server.pages import Pages
+from runners.router.server.paths import ROUTED
 from runners.router.server.prewarm import prewarm_fleet
 from runners.router.server.proxy import Proxy
 from runners.router.sessions.bindings import Bindings
@@ -41,8 +43,6 @@ DESCRIPTORS_KEPT = 64
 """For files, probes and the loop itself."""
 END_GRACE_S = 0.5
 """From the cut of what is in flight until its connections are closed."""
-ROUTED = {"/v1/completions": False, "/v1/chat/completions": True}
-"""Path -> whether it is a chat."""
 
 
 class EventLoop:
@@ -64,6 +64,8 @@ class Server:
     def __init__(self, spec: RouterSpec, policy: Policy, on_tick: Callable[[RouterTick], None]) -> None:
         self.closing = False
         self.body_limit_bytes = spec.limits.body_bytes
+        self.held_limit_bytes = spec.limits.held_bytes
+        self.held_bytes = 0
         self._spec = spec
         self._policy = policy
         self._on_tick = on_tick
@@ -71,6 +73,9 @@ class Server:
         self._counts = Counts()
         self._clients: set[ClientConnection] = set()
         self._limit = spec.limits.streams or _streams_possible()
+        self._limit_by_peer = spec.limits.peer_streams or max(1, self._limit // 2)
+        self._by_peer: Counter[str] = Counter()
+        """Connections by address, this machine's left out."""
         self._pages_open: set[asyncio.Task[None]] = set()
         self._log = DecisionLog(spec.decisions_path)
         self._driver = EventLoop()
@@ -220,12 +225,24 @@ class Server:
         )
 
     # the service of client connections
-    def admit(self, connection: ClientConnection) -> bool:
+    def admit(self, connection: ClientConnection) -> str:
         self._clients.add(connection)
-        return len(self._clients) <= self._limit and not self.closing
+        if not connection.local:
+            self._by_peer[connection.peer] += 1
+        if self.closing:
+            return "the router is shutting down"
+        if len(self._clients) > self._limit:
+            return "the router holds as many connections as it may"
+        if self._by_peer[connection.peer] > self._limit_by_peer:
+            return f"the router holds {self._limit_by_peer} connections of {connection.peer}, as many as it may"
+        return ""
 
     def forget(self, connection: ClientConnection) -> None:
         self._clients.discard(connection)
+        if connection.peer in self._by_peer:
+            self._by_peer[connection.peer] -= 1
+            if self._by_peer[connection.peer] <= 0:
+                del self._by_peer[connection.peer]
 
     def serve(self, connection: ClientConnection, request: HttpRequest) -> None:
         chat = ROUTED.get(request.path)
@@ -271,8 +288,8 @@ class Server:
             due["stall"] = now_s + min(5.0, max(BEAT_S, min(limits.stall_s, limits.client_stall_s) / 8))
             self._traffic.sweep_streaming(now_s)
         if now_s >= due["clients"]:
-            due["clients"] = now_s + min(CLIENT_SWEEP_S, limits.client_idle_s / 4)
-            self._sweep_clients(now_s - limits.client_idle_s)
+            due["clients"] = now_s + min(CLIENT_SWEEP_S, min(limits.client_idle_s, limits.head_s, limits.body_s) / 4)
+            self._sweep_clients(now_s)
         if now_s >= due["tick"]:
             due["tick"] = max(now_s, due["tick"] + TICK_S)
             self._each_second()
@@ -292,9 +309,14 @@ class Server:
             while lines := self._ledger.take_migrations(last=True):
                 self._on_tick(replace(self.tick(), migrations=lines))
 
-    def _sweep_clients(self, oldest_s: float) -> None:
+    def _sweep_clients(self, now_s: float) -> None:
+        limits = self._spec.limits
         for client in tuple(self._clients):
-            if client.idle and client.t_read_s < oldest_s:
+            limit_s = limits.head_s if client.in_head else limits.body_s
+            if client.t_begin_s and now_s - client.t_begin_s > limit_s:
+                part = "head" if client.in_head else "body"
+                client.reject_late(f"the {part} of the request was not whole within {limit_s:g} s")
+            elif client.idle and now_s - client.t_read_s > limits.client_idle_s:
                 client.abort()
 
     def _make_outcome(self) -> RouterOutcome:

@@ -55,7 +55,7 @@ def read_request(path: str, body: bytes) -> ClientRequest:
         raw = _read_fields(body)
         ids = None if chat else _read_ids(raw.pop("prompt", b""))
         fields = {name: msgspec.json.decode(value) for name, value in raw.items()}
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Unfit("its body is no JSON object, or has no prompt, or more than one") from error
     if fields.get(OWN) is not None:
         raise Unfit(f"it carries {OWN} of its own")

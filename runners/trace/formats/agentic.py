@@ -20,7 +20,7 @@ from runners.trace.formats.agentic_turns import Entry, Fault, Placed, SubAgent, 
 from runners.trace.formats.decode import Count, Positive, decode_row
 from runners.trace.session import Session, TraceFacts, shared_hashes
 from runners.trace.session_rules import MAX_CHAINED_ID, START, Chain, hash_count_fault
-from runners.trace.source import Document, OnProgress, TraceError, open_documents, read_lines
+from runners.trace.source import MAX_DOCUMENT_BYTES, Document, OnProgress, TraceError, open_documents, read_lines
 
 
 class _Tokens(msgspec.Struct):
@@ -83,8 +83,18 @@ def _split_objects(document: Document) -> Iterator[tuple[int, bytes]]:
         yield head
         yield from lines
     else:
-        rest = b"".join(text for _, text in lines)
-        yield head[0], head[1] + rest
+        yield head[0], _join_lines(document, head, lines)
+
+
+def _join_lines(document: Document, head: tuple[int, bytes], lines: Iterator[tuple[int, bytes]]) -> bytes:
+    """The whole document from its first line on. Raises TraceError for one that would fill the memory."""
+    text = bytearray(head[1])
+    for number, line in lines:
+        text += line
+        if len(text) > MAX_DOCUMENT_BYTES:
+            rule = f"the object that begins on line {head[0]} is longer than {MAX_DOCUMENT_BYTES >> 20} MiB"
+            raise TraceError(document.name, number, rule)
+    return bytes(text)
 
 
 def _ends_object(text: bytes) -> bool:

@@ -28,6 +28,8 @@ from runners.trace.source import OnProgress, TraceError, read_one_file
 
 BLOCK_TOKENS = 16
 ROOT = -1
+MAX_COPY_BYTES = 8 << 30
+"""Of the temporary file; a trace with more text is rejected, so that a packed one does not fill the disk."""
 
 
 class _Row(msgspec.Struct, forbid_unknown_fields=True):
@@ -103,6 +105,8 @@ class _Index:
             row = decode_row(_DECODER, text, file, line)
             self._add_row(row, line, offset, hash_count_fault(facts, row.input_length, len(row.hash_ids)))
             offset += copy.write(text)
+            if offset > MAX_COPY_BYTES:
+                raise TraceError(file, line, f"the trace has more than {MAX_COPY_BYTES >> 30} GiB of text")
         if not len(self):
             raise TraceError(self._file, 1, "the file has no requests")
 

@@ -16,16 +16,18 @@ from typing import Any
 
 import pytest
 
+from launch.instance import CrashedAtStart
 from runners.campaign import disk
 from runners.campaign.cell_loop import CellLoop
+from runners.campaign.experiment import Outcome
 from runners.cli.asking import ask
-from runners.errors import ExitCode, RunnerError
+from runners.errors import CellFailed, ExitCode, RunnerError
 from state import lease as leases
 from state import requests
 from state.errors import LeaseHeld
-from state.events import CellChanged, InstanceChanged
+from state.events import CellChanged, EngineDeath, InstanceChanged
 from state.process import this_process
-from state.run import CellState, InstanceState, RunState, StageState
+from state.run import CellPlan, CellState, InstanceState, RunState, StageState
 from state.store import RunStore
 from state.view import RunView
 from tests.runners.campaign.scripted import Scripted, scripted_plan, work
@@ -242,3 +244,45 @@ async def test_a_disk_that_fills_up_interrupts_the_run_between_cells(
     code, _ = await run_with(folder)
     assert code == ExitCode.DONE
     assert set(times_done(folder).values()) == {1}
+
+
+class Mortal(Scripted):
+    """A cell's engine dies by a signal in its first `deaths` attempts."""
+
+    def __init__(self, folder: Path, store: RunStore, deaths: int, error: Exception) -> None:
+        super().__init__(folder)
+        self._store, self._deaths, self._error = store, deaths, error
+
+    async def run_cell(self, cell: CellPlan, attempt: int) -> Outcome:
+        if cell.cell != "s0-c1" or attempt > self._deaths:
+            return await super().run_cell(cell, attempt)
+        name = f"plain-{attempt}"
+        died = InstanceChanged(name, "plain", InstanceState.FAILED, reason="it died", death=EngineDeath("SIGKILL"))
+        self._store.append(InstanceChanged(name, "plain", InstanceState.STARTING, 1, 1, 1.0), died)
+        raise self._error
+
+
+async def run_mortal(folder: Path, deaths: int, error: Exception) -> RunView:
+    with RunStore.open(folder) as store, leases.acquire(store) as lease:
+        await asyncio.wait_for(CellLoop(store, lease, folder, Mortal(folder, store, deaths, error)).run(), 20)
+        return store.view()
+
+
+async def test_a_cell_whose_engine_was_killed_is_tried_again_once_and_says_so(tmp_path: Path) -> None:
+    view = await run_mortal(new_run(tmp_path / "run"), 1, CellFailed("the engine died"))
+    cell = view.cells["s0-c1"]
+    assert (cell.state, cell.attempt) == (CellState.DONE, 2)
+    assert "plain-1 died of SIGKILL" in cell.attempts[0].reason
+    assert view.state is RunState.DONE
+
+
+async def test_a_cell_whose_engine_is_killed_every_time_fails(tmp_path: Path) -> None:
+    view = await run_mortal(new_run(tmp_path / "run"), 9, CellFailed("the engine died"))
+    cell = view.cells["s0-c1"]
+    assert (cell.state, cell.attempt, cell.reason) == (CellState.FAILED, 2, "the engine died")
+    assert len(cell.attempts) == 2
+
+
+async def test_an_engine_that_dies_at_its_start_was_tried_twice_already(tmp_path: Path) -> None:
+    view = await run_mortal(new_run(tmp_path / "run"), 9, CrashedAtStart("it died at once", remedy=""))
+    assert (view.cells["s0-c1"].state, view.cells["s0-c1"].attempt) == (CellState.FAILED, 1)

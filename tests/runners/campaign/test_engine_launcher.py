@@ -118,3 +118,24 @@ async def test_stalls_are_noted_while_the_engine_serves_and_at_its_end(tmp_path:
         await launcher.stop(engine, "the cell is over")
     assert last_change(store).state is InstanceState.GONE
     assert [(fault.what, fault.frame) for fault in faults(tmp_path)] == [("stall", "/x/core.py:1 in step")] * 2
+
+
+async def test_a_launch_that_was_cut_before_its_record_does_not_make_the_next_one_take_a_number_twice(
+    tmp_path: Path,
+) -> None:
+    async with launcher_of(tmp_path, Programs(SERVER)) as (launcher, store):
+        for number in (1, 3):  # 2 was cut before its record
+            for state in (InstanceState.STARTING, InstanceState.GONE):
+                store.append(InstanceChanged(f"plain-{number}", "plain", state, pid=1, pgid=1, process_start=1.0))
+        resumed = Launcher(
+            backend=launcher._backend,
+            profile=launcher.profile,
+            configs=launcher.configs,
+            engine=launcher._engine,
+            layout=launcher._layout,
+            date=launcher.date,
+            store=store,
+        )
+        engine = await resumed.launch("plain", launcher.config_layout("plain"), own_port(24_000, 2))
+        assert engine.name == "plain-4"
+        await resumed.stop(engine, "the cell is over")

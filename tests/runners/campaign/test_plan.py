@@ -192,3 +192,18 @@ def test_a_plan_without_settings_has_the_inputs_it_always_had() -> None:
 def test_a_wrong_setting_is_named(setting: str, named: str) -> None:
     with pytest.raises(RunnerError, match=named):
         prepare(RunOptions("connector-tax", "cpu-tiny", "smoke", settings=(setting,)))
+
+
+def test_a_plan_holds_no_secret_and_notices_when_one_changes(tmp_path: Path) -> None:
+    text = (CONFIGS_FOLDER.parent / "profiles" / "cpu-tiny.toml").read_text()
+    plans = []
+    for secret in ("swordfish", "trout"):
+        path = tmp_path / f"{secret}.toml"
+        profile = text.replace("extra_args = [", f'extra_args = ["--api-key", "{secret}", ', 1)
+        path.write_text(profile.replace("[engine.env]", f'[engine.env]\nMY_TOKEN = "{secret}"', 1))
+        plans.append(plan_of(str(path)))
+    for plan, secret in zip(plans, ("swordfish", "trout"), strict=True):
+        assert secret not in str(plan.inputs["profile"])
+        assert plan.inputs["profile"]["engine"]["extra_args"][:2] == ["--api-key", "<redacted>"]
+    changes = differences(plans[0].inputs, plans[1].inputs)
+    assert any(line.startswith("profile.engine.env.MY_TOKEN:") for line in changes)

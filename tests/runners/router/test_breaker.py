@@ -11,7 +11,9 @@ from runners.router.spec import HealthRules
 RULES = HealthRules(failures_to_open=3, unhealthy_after=3, open_s=1.0, open_max_s=8.0)
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["fail", "die", "serve", "let go", "probe ok", "probe silent", "probe refused", "send"]),
+        st.sampled_from(
+            ["fail", "die", "break", "serve", "end", "let go", "probe ok", "probe silent", "probe refused", "send"]
+        ),
         st.floats(0.0, 3.0),
     ),
     max_size=60,
@@ -24,8 +26,12 @@ def step(breaker: Breaker, what: str, now_s: float) -> Breaker:
             return breaker.note_failure(now_s, "500")
         case "die":
             return breaker.note_failure(now_s, "refused", dead=True)
+        case "break":
+            return breaker.note_failure(now_s, "error event", begun=True)
         case "serve":
             return breaker.note_success()
+        case "end":
+            return breaker.note_whole()
         case "let go":
             return breaker.release_trial()
         case "send":
@@ -62,6 +68,28 @@ def test_half_open_lets_one_trial_through_and_its_first_byte_closes_it() -> None
     assert trying.release_trial().lets_pass  # a 4xx proves nothing: another one may try
 
 
+def test_half_open_takes_a_share_that_doubles_with_every_good_probe() -> None:
+    breaker = Breaker(RULES).note_failure(0, "refused", dead=True).note_probe(2, "")
+    taken = []
+    for second in range(3, 9):
+        sent = breaker
+        while sent.lets_pass:
+            sent = sent.note_dispatch()
+        taken.append(sent.trials)
+        breaker = breaker.note_probe(second, "")
+    assert taken == [1, 2, 4, 8, 16, 32]
+    assert breaker.note_failure(9, "500").state is BreakerState.OPEN
+
+
+def test_responses_that_break_after_their_first_byte_open_it_too() -> None:
+    breaker = Breaker(RULES)
+    for _ in range(2):
+        breaker = breaker.note_success().note_failure(0, "error event", begun=True)
+    assert breaker.lets_pass
+    assert breaker.note_whole().note_success().note_failure(0, "error event", begun=True).lets_pass
+    assert breaker.note_success().note_failure(0, "error event", begun=True).state is BreakerState.OPEN
+
+
 def test_each_trial_that_fails_doubles_the_wait_up_to_its_limit() -> None:
     breaker, now_s, waits = Breaker(RULES).note_failure(0, "500", dead=True), 0.0, []
     for _ in range(6):
@@ -84,29 +112,31 @@ def test_whatever_happened_it_closes_again_once_the_instance_is_well(steps: list
     for what, after_s in steps:
         now_s += after_s
         breaker = step(breaker, what, now_s)
-    recovered = breaker.release_trial().note_probe(now_s + RULES.open_max_s, "").note_dispatch().note_success()
-    assert recovered == Breaker(RULES)
+    well = breaker.note_probe(now_s + RULES.open_max_s, "")
+    while not well.lets_pass:
+        well = well.release_trial()
+    assert well.note_dispatch().note_success().note_whole() == Breaker(RULES)
 
 
 @given(STEPS)
 def test_clients_alone_never_open_it(steps: list[tuple[str, float]]) -> None:
     breaker = Breaker(RULES)
     for what, after_s in steps:
-        if what in ("serve", "let go", "send", "probe ok"):
+        if what in ("serve", "end", "let go", "send", "probe ok"):
             breaker = step(breaker, what, after_s)
     assert breaker.state is BreakerState.CLOSED
 
 
 @given(STEPS)
-def test_never_more_than_one_trial_is_on_its_way(steps: list[tuple[str, float]]) -> None:
-    breaker, now_s, trials = Breaker(RULES), 0.0, 0
+def test_never_more_trials_are_on_their_way_than_probes_have_earned(steps: list[tuple[str, float]]) -> None:
+    breaker, now_s, earned = Breaker(RULES), 0.0, 1
     for what, after_s in steps:
         now_s += after_s
-        if what == "send" and breaker.lets_pass and breaker.state is BreakerState.HALF_OPEN:
-            trials += 1
         was = breaker
         breaker = step(breaker, what, now_s)
-        if was.trial and not breaker.trial:
-            trials = 0
-        assert trials <= 1
+        if what == "probe ok" and was.state is BreakerState.HALF_OPEN:
+            earned *= 2
+        elif breaker.state is not BreakerState.HALF_OPEN:
+            earned = 1
+        assert 0 <= breaker.trials <= earned
         assert breaker.until_s - now_s <= RULES.open_max_s + 1e-9

@@ -60,8 +60,12 @@ class Host:
             profile=SimpleNamespace(model=SimpleNamespace(served_name="tiny")),
             emit=lambda *events: self.events.extend(events),
             attempt_folder=attempt_folder,
+            slot=SimpleNamespace(release_dead=self._hold_no_engine),
         )
         return PdLifecycle(of, cast(RunContext, context))
+
+    async def _hold_no_engine(self) -> None:
+        """No engine is at hand between cells."""
 
     @asynccontextmanager
     async def _open(self, of: Grid, context: RunContext, plan: CellPlan, folder: Path) -> AsyncIterator[Bench]:

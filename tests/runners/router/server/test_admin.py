@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from runners.router.server.front import ClientConnection
 from tests.runners.router.routers import by, events, instances, router, tokens, until
 
@@ -68,6 +70,14 @@ async def test_one_removed_at_once_loses_its_streams_with_a_reason_and_keeps_no_
         assert by(await waiting) == "b"
 
 
+async def test_an_instance_that_is_added_twice_at_once_joins_once_and_probed() -> None:
+    async with instances("a", "b") as (a, b), router([a], "round_robin") as routed:
+        body = {"instance": "b", "url": b.url}
+        answers = await asyncio.gather(*(routed.http.post("/admin/instances", json=body) for _ in range(3)))
+        assert sorted(answer.status_code for answer in answers) == [200, 409, 409]
+        assert routed.available() == {"a", "b"}
+
+
 async def test_what_cannot_be_done_is_refused_with_what_to_do() -> None:
     async with instances("a", "b") as (a, b), router([a]) as routed:
         unknown = await routed.http.post("/admin/instances/zzz/drain")
@@ -90,3 +100,52 @@ async def test_the_operators_pages_are_closed_to_other_machines() -> None:
         assert (await routed.http.post("/admin/instances/a/drain")).status_code == 403
         assert routed.available() == {"a"}
         assert (await routed.post()).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"host": "evil.example"},
+        {"host": "evil.example:8080"},
+        {"origin": "http://127.0.0.1"},
+        {"origin": "null"},
+        {"sec-fetch-site": "cross-site"},
+        {"forwarded": "for=10.0.0.1"},
+        {"x-forwarded-for": "10.0.0.1"},
+        {"x-forwarded-proto": "https"},
+        {"via": "1.1 proxy"},
+    ],
+)
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/admin/instances"),
+        ("POST", "/admin/instances"),
+        ("POST", "/admin/instances/a/drain"),
+        ("DELETE", "/admin/instances/a"),
+    ],
+)
+async def test_neither_a_web_page_nor_a_proxy_reaches_the_operators_pages(
+    method: str, path: str, headers: dict[str, str]
+) -> None:
+    async with instances("a", "b") as (a, b), router([a]) as routed:
+        body = {"instance": "b", "url": b.url} if path == "/admin/instances" and method == "POST" else None
+        answer = await routed.http.request(method, path, json=body, headers=headers)
+        assert answer.status_code == 403
+        assert [row.instance for row in routed.server.tick().instances] == ["a"]
+        assert routed.available() == {"a"}
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
+async def test_an_instance_is_added_by_json_only(kind: str) -> None:
+    async with instances("a", "b") as (a, b), router([a]) as routed:
+        content = b'{"instance": "b", "url": "%b"}' % b.url.encode()
+        answer = await routed.http.post("/admin/instances", content=content, headers={"content-type": kind})
+        assert answer.status_code == 415
+        assert routed.available() == {"a"}
+
+
+@pytest.mark.parametrize("host", ["localhost:8080", "127.0.0.1", "127.0.0.2:80", "[::1]:8080"])
+async def test_an_operator_on_this_machine_is_let_in_by_any_of_its_own_names(host: str) -> None:
+    async with instances("a") as (a,), router([a]) as routed:
+        assert (await routed.http.get("/admin/instances", headers={"host": host})).status_code == 200

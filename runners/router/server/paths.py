@@ -1,0 +1,84 @@
+"""What becomes of a request by its path: routed by the policy, passed on to some instance, or refused with a reason."""
+
+from __future__ import annotations
+
+ROUTED = {
+    "/v1/completions": False,
+    **dict.fromkeys(
+        (
+            "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/v2/embed", "/pooling",
+            "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank", "/generative_scoring",
+            "/cohere/v2/chat",
+        ),
+        True,
+    ),
+}  # fmt: skip
+"""Path of a POST that an engine computes -> whether it is anything but a completion."""
+PASSED_ON = {
+    ("GET", "/v1/models"),
+    ("GET", "/version"),
+    ("GET", "/tokenizer_info"),
+    ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+    ("POST", "/v1/messages/count_tokens"),
+}
+"""What every instance answers alike."""
+HEALTH = ("/health", "/ping")
+
+_STORED = (
+    "a stored response is at the instance that made it (its answer's `x-tracon-instance`): send this to that "
+    "instance's own address"
+)
+_CONTROL = "this changes or describes one engine: send it to each instance's own address"
+_UPLOAD = "the router does not pass on uploads of audio or dispatching calls: send this to an instance's own address"
+_RENDER = "the router passes on no rendering calls: send this to an instance's own address"
+_CONTROLS = frozenset(
+    [
+        "abort_requests",
+        "collective_rpc",
+        "fault_tolerance",
+        "finish_weight_update",
+        "get_world_size",
+        "init_weight_transfer_engine",
+        "is_paused",
+        "is_scaling_elastic_ep",
+        "is_sleeping",
+        "kv_event_sources",
+        "load",
+        "pause",
+        "release_kv_cache_memory",
+        "reset_encoder_cache",
+        "reset_mm_cache",
+        "reset_prefix_cache",
+        "resume",
+        "scale_elastic_ep",
+        "server_info",
+        "shutdown_weight_transfer_engine",
+        "sleep",
+        "start_draft_weight_update",
+        "start_profile",
+        "start_weight_update",
+        "stop_profile",
+        "update_weight_version",
+        "update_weights",
+        "wake_up",
+        "weight_checker",
+        "weight_info",
+    ]
+)
+
+
+def why_not_passed_on(method: str, path: str) -> tuple[int, str]:
+    """Status and sentence for a request that the router does not answer."""
+    first = path.strip("/").partition("/")[0]
+    if path in ROUTED:
+        return 405, f"{path} takes POST, not {method}"
+    if path.startswith("/v1/responses/") and not path.endswith("/render"):
+        return 501, _STORED
+    if first in _CONTROLS or path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
+        return 501, _CONTROL
+    if path.endswith(("/render", "/derender")) or path in ("/v1/chat/completions/batch", "/inference/v1/generate"):
+        return 501, _RENDER
+    if path.startswith("/v1/audio/") or path in ("/invocations", "/v1/realtime"):
+        return 501, _UPLOAD
+    return 404, f"the router has no {method} {path}"

@@ -1,0 +1,39 @@
+"""Which file system a folder is on, and whether a run's state may be there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from state.errors import StoreUnusable
+
+MOUNTS = Path("/proc/self/mountinfo")
+NETWORK = frozenset((
+    "nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "glusterfs", "fuse.glusterfs", "fuse.sshfs", "beegfs",
+    "gpfs", "lustre", "orangefs", "pvfs2", "fuse.juicefs",
+))  # fmt: skip
+"""SQLite's write-ahead log needs memory that all its users share: on these it may be damaged without a sign."""
+
+
+def require_local_disk(folder: Path) -> None:
+    """Raises StoreUnusable where the folder is on a network file system."""
+    kind = file_system_of(folder)
+    if kind in NETWORK:
+        raise StoreUnusable(
+            f"{folder} is on a network file system ({kind}), where a run's state is not safe",
+            remedy="name a workspace on a local disk with --workspace; copy the run's folder when it has ended",
+        )
+
+
+def file_system_of(folder: Path) -> str:
+    """The type of the file system that holds the folder, which need not exist yet; empty where it is not known."""
+    try:
+        lines = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return ""
+    path, best, kind = folder.absolute().resolve(), -1, ""
+    for line in lines:
+        fields, _, described = line.partition(" - ")
+        point = Path(fields.split(" ")[4].replace("\\040", " "))
+        if path.is_relative_to(point) and len(point.parts) >= best:
+            best, kind = len(point.parts), described.split(" ")[0]
+    return kind

@@ -1,0 +1,119 @@
+"""Nothing that a journal, a log or a file's name holds makes the terminal of a command do anything."""
+
+from __future__ import annotations
+
+import ast
+import io
+import tarfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+import runners.cli.output as output
+from runners.cli import main
+from runners.errors import RunnerError
+from tests.console.test_sinks import write_poisoned
+from tests.poison import OBEYED, POISON
+from tests.runners.router.logs import simulate, write_log
+
+ROOT = Path(__file__).resolve().parents[3]
+ALLOWED = {
+    ("runners/cli/__init__.py", "typer.echo"),  # the version, and typer's own help
+    ("runners/cli/runs.py", "print"),  # the folder's name, which Tracon makes
+    ("runners/cli/output.py", "sys.stdout.buffer.write"),
+}
+"""Calls that reach a terminal without `visible`, and why they may."""
+
+
+def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str:
+    monkeypatch.setattr("sys.argv", ["tracon", *arguments])
+    with pytest.raises(SystemExit):
+        main()
+    shown = capsys.readouterr()
+    return shown.out + shown.err
+
+
+@pytest.mark.parametrize("which", ["middle", "migrating", "lifecycle"])
+@pytest.mark.parametrize("command", [("status",), ("status", "--json"), ("watch",), ("watch", "--events"), ("list",)])
+def test_no_command_passes_on_what_a_journal_holds(
+    command: tuple[str, ...],
+    which: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = write_poisoned(tmp_path, which)
+    named = () if command[0] == "list" else (run.name,)
+    shown = call(capsys, monkeypatch, command[0], *named, *command[1:], "--workspace", str(tmp_path))
+    assert len(shown) > 50
+    assert not OBEYED.search(shown)
+
+
+def test_a_pick_of_a_hostile_session_is_explained_harmlessly(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = [
+        replace(record, request=replace(record.request, session=f"s{POISON}", request=f"r{POISON}{record.seq}"))
+        for record in simulate("unified", sessions=3, turns=2)
+    ]
+    log = write_log(tmp_path / f"{POISON.replace(chr(0), '')}.jsonl", records)
+    for arguments in (("why", str(log), "#1"), ("why", str(log), "#1", "--json"), ("why", str(log), "none")):
+        shown = call(capsys, monkeypatch, *arguments)
+        assert "]52;c;" in shown
+        assert not OBEYED.search(shown)
+
+
+def test_the_names_in_an_archive_are_reported_harmlessly(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "trace.tar"
+    with tarfile.open(path, "w") as archive:
+        member = tarfile.TarInfo(f"x{POISON.replace(chr(0), '')}.jsonl")
+        member.size = 4
+        archive.addfile(member, io.BytesIO(b"{no\n"))
+    shown = call(capsys, monkeypatch, "trace", "describe", str(path))
+    assert "]52;c;" in shown
+    assert not OBEYED.search(shown)
+
+
+def renderables() -> Iterator[RenderableType]:
+    table = Table(title=POISON, caption=POISON)
+    table.add_column(POISON)
+    table.add_row(POISON)
+    yield from (POISON, Text(POISON), table, Group(Text(POISON), table))
+
+
+@pytest.mark.parametrize("stream", ["out", "err"])
+def test_every_renderable_is_made_harmless(stream: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for renderable in renderables():
+        getattr(output, stream)().print(renderable)
+    output.fail(RunnerError(f"a message{POISON}", remedy=f"a remedy{POISON}"))
+    output.print_json({"text": POISON})
+    with output.step_progress() as step:
+        step(1, 2, POISON)
+    shown = capsys.readouterr()
+    assert "\u241b]52" in shown.out + shown.err
+    assert not OBEYED.search(shown.out + shown.err)
+
+
+def calls_to_terminals(path: Path) -> Iterator[tuple[str, str]]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func)
+        if name in ("print", "typer.echo", "input", "Console") or name.endswith(("stdout.write", "buffer.write")):
+            arguments = [ast.unparse(argument) for argument in node.args]
+            if not (arguments and arguments[0].startswith("visible(")):
+                yield str(path.relative_to(ROOT)), name
+
+
+def test_every_place_that_writes_to_a_terminal_is_known() -> None:
+    paths = [*(ROOT / "runners" / "cli").rglob("*.py"), *(ROOT / "console").rglob("*.py")]
+    unknown = {call for path in paths for call in calls_to_terminals(path)} - ALLOWED
+    literal = {("console/__main__.py", "print")}  # one text without a variable
+    assert unknown <= literal

@@ -1,0 +1,282 @@
+"""Clients that mean harm, or are broken: each costs its own request, never the router or the others."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from runners.router.facts import HASHED_TOKENS, read_facts
+from runners.router.instances.fleet import UNKNOWN_CAPACITY_BLOCKS
+from runners.router.instances.upstream import without_named
+from runners.router.prefix_index import PrefixIndex
+from runners.router.server.front import AHEAD_LIMIT_BYTES, ClientConnection
+from runners.router.server.proxy import Proxy
+from runners.router.spec import InstanceSpec, Limits, RouterError, RouterSpec
+from tests.runners.router.routers import SHORT, Router, instances, router, until
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
+CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n"
+BODY = b'{"prompt":[1],"stream":true}'
+
+
+async def answer_to(routed: Router, *pieces: bytes) -> bytes:
+    """The first line of the answer to bytes sent as they are."""
+    reader, writer = await routed.connect()
+    for piece in pieces:
+        writer.write(piece)
+        await writer.drain()
+    line = await reader.readline()
+    writer.close()
+    return line
+
+
+@pytest.mark.parametrize("field", ["session_id", "user", "max_tokens", "prompt", "unknown"])
+async def test_deep_json_gets_an_answer(field: str) -> None:
+    async with instances("a") as (a,), router([a]) as routed:
+        deep = b'{"%b":' % field.encode() + b"[" * 100_000 + b"]" * 100_000 + b"}"
+        line = await answer_to(routed, HEAD + b"content-length: %d\r\n\r\n" % len(deep) + deep)
+        assert line.startswith(b"HTTP/1.1 ")
+        assert read_facts(deep, 4, chat=False).session == ""
+
+
+async def test_a_defect_while_serving_is_answered_and_written_down(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("a defect \x1b]52;c;AAAA\x07")
+
+    async with instances("a") as (a,), router([a]) as routed:
+        monkeypatch.setattr(Proxy, "route_request", fail)
+        answer = await routed.post()
+        assert answer.status_code == 500
+        assert answer.json()["error"]["type"] == "router_defect"
+        stderr = capsys.readouterr().err
+        assert "ZeroDivisionError" in stderr
+        assert "\x1b" not in stderr
+        assert (await routed.http.get("/health")).status_code == 200
+
+
+@pytest.mark.parametrize("session", ["\x1b]52;c;aGk=\x07", "a\x9bb", "right\u202eleft", "two\nlines", "\x7f"])
+async def test_a_session_id_with_control_characters_is_refused(session: str) -> None:
+    async with instances("a") as (a,), router([a]) as routed:
+        answer = await routed.post(session_id=session)
+        assert answer.status_code == 400
+        assert "control character" in answer.json()["error"]["message"]
+        assert not a.seen
+
+
+async def test_a_session_id_beyond_ascii_is_the_same_in_header_and_body() -> None:
+    async with instances("a") as (a,), router([a]) as routed:
+        name = "müller 会話"
+        assert (await routed.post(session_id=name)).status_code == 200
+        head = HEAD + b"x-session-id: %b\r\ncontent-length: %d\r\n\r\n" % (name.encode(), len(BODY))
+        assert b" 200 " in await answer_to(routed, head + BODY)
+        assert [pick.session for pick in routed.server.tick().latest] == [name, name]
+
+
+async def test_trailers_are_dropped_and_bounded() -> None:
+    async with instances("a") as (a,), router([a]) as routed:
+        sent = CHUNKED + b"%x\r\n%b\r\n" % (len(BODY), BODY)
+        trailers = b"0\r\nauthorization: Bearer stolen\r\nx-session-id: s\r\n\r\n"
+        assert b" 200 " in await answer_to(routed, sent + trailers)
+        assert "authorization" not in a.seen[0].headers
+        assert routed.server.tick().latest[-1].session == ""
+        many = [b"x-%d: %b\r\n" % (number, b"y" * 60_000) for number in range(20)]
+        assert b" 431 " in await answer_to(routed, sent + b"0\r\n", *many)
+        line_without_end = [b"x-endless: "] + [b"y" * 60_000] * 20
+        assert b" 431 " in await answer_to(routed, sent + b"0\r\n", *line_without_end)
+
+
+class Holding:
+    """A service that counts what connections hold, and answers nothing."""
+
+    closing = False
+    body_limit_bytes = 64 << 20
+    held_limit_bytes = 1 << 30
+    held_bytes = 0
+
+    def __init__(self) -> None:
+        self.served = 0
+
+    def admit(self, connection: ClientConnection) -> str:
+        return ""
+
+    def forget(self, connection: ClientConnection) -> None: ...
+
+    def serve(self, connection: ClientConnection, request: object) -> None:
+        self.served += 1
+
+
+class Wire(asyncio.Transport):
+    """A transport that remembers what was done to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.reading = True
+
+    def write(self, data: object) -> None:
+        assert isinstance(data, bytes)
+        self.written += data
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def close(self) -> None: ...
+
+
+def connected(service: Holding) -> tuple[ClientConnection, Wire]:
+    connection, wire = ClientConnection(service), Wire()
+    connection.connection_made(wire)
+    return connection, wire
+
+
+def test_small_chunks_cost_their_bytes() -> None:
+    connection, _ = connected(Holding())
+    connection.data_received(CHUNKED)
+    connection.data_received(b"2\r\nab\r\n" * 100_000)
+    assert len(connection._body) == 200_000
+    assert isinstance(connection._body, bytearray)
+
+
+async def test_bodies_sent_ahead_stay_in_the_clients_socket_beyond_a_bound() -> None:
+    service = Holding()
+    connection, wire = connected(service)
+    body = b"x" * (AHEAD_LIMIT_BYTES // 2)
+    one = HEAD + b"content-length: %d\r\n\r\n" % len(body) + body
+    connection.data_received(one)
+    assert wire.reading
+    sent = 0
+    while wire.reading:
+        connection.data_received(one)
+        sent += 1
+    assert sent == 3
+    assert service.held_bytes == 4 * len(body)
+    connection.finish(keep=True)
+    assert service.held_bytes == 3 * len(body)
+
+
+async def test_a_connection_that_was_held_up_goes_on_when_its_turn_comes() -> None:
+    service = Holding()
+    connection, wire = connected(service)
+    body = b"x" * AHEAD_LIMIT_BYTES
+    one = HEAD + b"content-length: %d\r\n\r\n" % len(body) + body
+    connection.data_received(one)
+    connection.data_received(one)
+    connection.data_received(one[: len(one) // 2])
+    assert not wire.reading
+    connection.finish(keep=True)
+    await asyncio.sleep(0)
+    assert wire.reading
+    connection.connection_lost(None)
+    assert service.held_bytes == 0
+
+
+def test_all_bodies_together_are_bounded() -> None:
+    service = Holding()
+    service.held_limit_bytes = 5_000
+    wires = []
+    for _ in range(3):
+        connection, wire = connected(service)
+        connection.data_received(HEAD + b"content-length: 4000\r\n\r\n" + b"x" * 2_000)
+        wires.append((connection, wire))
+    assert [wire.written[9:12] for _, wire in wires] == [b"", b"", b"503"]
+    for connection, _ in wires:
+        connection.connection_lost(None)
+    assert service.held_bytes == 0
+
+
+async def test_what_is_held_is_given_back_however_requests_end() -> None:
+    async with instances("a") as (a,), router([a]) as routed:
+        for _ in range(3):
+            await routed.post(prompt="x" * 300_000)
+        _, writer = await routed.connect()
+        writer.write(HEAD + b"content-length: 400000\r\n\r\n" + b"x" * 200_000)
+        await until(lambda: routed.server.held_bytes > 0)
+        writer.transport.abort()
+        await until(lambda: routed.server.held_bytes == 0)
+
+
+@pytest.mark.parametrize("part", ["head", "body"])
+async def test_a_request_that_drips_in_is_ended_by_an_absolute_limit(part: str) -> None:
+    limits = replace(SHORT, head_s=0.2, body_s=0.2)
+    async with instances("a") as (a,), router([a], limits=limits) as routed:
+        reader, writer = await routed.connect()
+        writer.write(HEAD if part == "head" else HEAD + b"content-length: 100000\r\n\r\n")
+        dripping = asyncio.create_task(drip(writer, b"x" if part == "body" else b"x: y\r\n"))
+        async with asyncio.timeout(5.0):
+            line = await reader.readline()
+        dripping.cancel()
+        assert b" 408 " in line
+        writer.close()
+
+
+async def drip(writer: asyncio.StreamWriter, piece: bytes) -> None:
+    while True:
+        writer.write(piece)
+        await asyncio.sleep(0.01)
+
+
+async def test_one_address_cannot_take_every_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = Limits(streams=8, peer_streams=2)
+    async with instances("a") as (a,), router([a], limits=limits) as routed:
+        there = [ClientConnection(routed.server, peer="10.0.0.9") for _ in range(3)]
+        assert [bool(routed.server.admit(one)) for one in there] == [False, False, True]
+        assert routed.server.admit(ClientConnection(routed.server, peer="10.0.0.8")) == ""
+        here = [ClientConnection(routed.server, peer="127.0.0.1", local=True) for _ in range(3)]
+        assert not any(routed.server.admit(one) for one in here)
+        for one in there:
+            routed.server.forget(one)
+        assert routed.server.admit(there[0]) == ""
+
+
+@pytest.mark.parametrize("upgrade", [b"h2c", b"websocket"])
+async def test_a_request_that_wants_another_protocol_is_refused_whole(upgrade: bytes) -> None:
+    async with instances("a") as (a,), router([a]) as routed:
+        head = HEAD + b"connection: upgrade\r\nupgrade: %b\r\ncontent-length: %d\r\n\r\n" % (upgrade, len(BODY))
+        assert b" 400 " in await answer_to(routed, head + BODY)
+        assert not a.seen
+
+
+async def test_headers_that_connection_names_go_no_further() -> None:
+    async with instances("a") as (a,), router([a]) as routed:
+        head = HEAD + b"connection: x-secret, close\r\nx-secret: 1\r\nx-open: 2\r\n"
+        await answer_to(routed, head + b"content-length: %d\r\n\r\n" % len(BODY) + BODY)
+        await until(lambda: bool(a.seen))
+        assert "x-secret" not in a.seen[0].headers
+        assert a.seen[0].headers["x-open"] == "2"
+        a.answer_headers = {"connection": "x-inner", "x-inner": "3"}
+        assert "x-inner" not in (await routed.post(stream=False)).headers
+    framed = [(b"connection", b"content-length, x"), (b"content-length", b"3"), (b"x", b"1")]
+    assert without_named(framed) == framed[:2]
+
+
+async def test_an_index_whose_engine_does_not_report_its_capacity_is_bounded() -> None:
+    async with instances("a") as (a,), router([a], instances=(InstanceSpec("a", a.url),)) as routed:
+        index = routed.server._fleet.indexes["a"]
+        assert isinstance(index, PrefixIndex)
+        index.insert_keys(range(UNKNOWN_CAPACITY_BLOCKS + 1000))
+        assert len(index) == UNKNOWN_CAPACITY_BLOCKS
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_hashing_a_prompt_takes_a_bounded_time(chat: bool) -> None:
+    text = "x" * (8 * HASHED_TOKENS)
+    body = b'{"messages":"%b"}' % text.encode() if chat else b'{"prompt":"%b"}' % text.encode()
+    facts = read_facts(body, 16, chat=chat)
+    assert len(facts.keys) == HASHED_TOKENS // 16
+    assert facts.input_tokens == pytest.approx(2 * HASHED_TOKENS, abs=2)
+    ids = b"[" + b",".join([b"1"] * (HASHED_TOKENS + 160)) + b"]"
+    facts = read_facts(b'{"prompt":%b}' % ids, 16, chat=False)
+    assert (len(facts.keys), facts.input_tokens) == (HASHED_TOKENS // 16, HASHED_TOKENS + 160)
+
+
+def test_an_instances_url_carries_no_credentials() -> None:
+    with pytest.raises(RouterError, match="contains a user or a password") as refused:
+        RouterSpec((InstanceSpec("a", "http://me:secret@127.0.0.1:8000"),))
+    assert "secret" not in f"{refused.value} {refused.value.remedy}"

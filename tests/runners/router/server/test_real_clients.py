@@ -1,0 +1,170 @@
+"""What real clients and engines do that a simple one does not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runners.router.breaker import BreakerState
+from runners.router.server.paths import ROUTED
+from runners.router.server.proxy import is_done, read_error_event
+from tests.runners.router.routers import FAST, by, events, instances, router, tokens, until
+
+REQUEST = (
+    b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-request-id: r\r\ncontent-length: 28\r\n\r\n"
+    b'{"prompt":[1],"stream":true}'
+)
+DEAD_CORE: dict[str, Any] = {"error": {"message": "EngineCore encountered an issue", "type": "Error", "code": 500}}
+
+
+async def test_a_client_that_leaves_after_the_last_event_got_the_whole_answer(tmp_path: Path) -> None:
+    async with instances("a") as (a,), router([a], folder=tmp_path) as routed:
+        a.end_gate = asyncio.Event()
+        reader, writer = await routed.connect()
+        writer.write(REQUEST)
+        await reader.readuntil(b"data: [DONE]\n\n")
+        writer.transport.abort()
+        record = (await routed.records(1))[0]
+        assert record.outcome is not None
+        assert (record.outcome.status, record.outcome.error) == ("ok", "")
+        assert (record.outcome.prompt_tokens, record.outcome.completion_tokens) == (8, 3)
+        assert routed.server.tick().errors == 0
+        a.end_gate.set()
+
+
+async def test_a_client_that_leaves_before_the_last_event_is_counted_as_aborted(tmp_path: Path) -> None:
+    async with instances("a") as (a,), router([a], folder=tmp_path) as routed:
+        a.gate, a.padding = asyncio.Event(), "data: [DONE]"
+        reader, writer = await routed.connect()
+        writer.write(REQUEST)
+        await reader.readuntil(b"a0")
+        writer.transport.abort()
+        record = (await routed.records(1))[0]
+        assert record.outcome is not None
+        assert record.outcome.status == "aborted"
+        a.gate.set()
+
+
+async def test_an_error_event_in_a_stream_is_the_instances_failure(tmp_path: Path) -> None:
+    async with instances("a", "b") as (a, b), router([a, b], "round_robin", folder=tmp_path) as routed:
+        a.error_event = DEAD_CORE
+        answers = [await routed.post(str(number)) for number in range(10)]
+        broken = [answer for answer in answers if by(answer) == "a"]
+        assert len(broken) == 3  # then its breaker is open
+        assert all(events(answer)[-1] == DEAD_CORE for answer in broken)  # passed on as it came
+        assert routed.server._fleet.health.state_of("a") is not BreakerState.CLOSED
+        records = [record for record in await routed.records(10) if record.decision.instance == "a"]
+        assert {record.outcome.status for record in records if record.outcome} == {"error"}
+        assert "EngineCore encountered an issue" in records[0].outcome.error  # type: ignore[union-attr]
+        assert await routed.metric('failures_total{instance="a",kind="event"}') == 3
+        assert await routed.metric('outcomes_total{instance="a",status="error"}') == 3
+
+
+async def test_an_error_event_that_blames_the_request_is_no_failure_of_the_instance(tmp_path: Path) -> None:
+    async with instances("a") as (a,), router([a], folder=tmp_path) as routed:
+        a.error_event = {"error": {"message": "too long", "code": 400}}
+        for _ in range(4):
+            await routed.post()
+        assert routed.available() == {"a"}
+        record = (await routed.records(4))[0]
+        assert record.outcome is not None
+        assert record.outcome.status == "client_error"
+
+
+def test_text_that_quotes_an_end_or_an_error_is_neither() -> None:
+    quoted = b'e0\r\ndata: {"choices":[{"text":"\\ndata: [DONE]\\ndata: {\\"error\\": {}}"}]}\n\n\r\n'
+    assert not is_done(quoted)
+    assert read_error_event(quoted) is None
+    assert is_done(b"e\r\ndata: [DONE]\n\n\r\n")
+    assert read_error_event(b'2a\r\ndata: {"error": {"message": "m", "code": 503}}\n\n\r\n') == ("m", 503)
+    assert read_error_event(b'data: {"error":{"message":"m"}}\n\ndata: [DONE]\n\n') == ("m", 500)
+
+
+async def test_an_instance_that_came_back_takes_its_share_of_requests_at_once() -> None:
+    async with instances("a", "b") as (a, b), router([a, b], "load_only") as routed:
+        await a.kill()
+        await until(lambda: routed.available() == {"b"})
+        await a.start()
+        health = routed.server._fleet.health
+        await until(lambda: health.state_of("a") is BreakerState.HALF_OPEN)
+        await until(lambda: health._breakers["a"].trials_at_once >= 32)
+        for one in (a, b):
+            one.ttft_s = 0.3
+        served = Counter(map(by, await asyncio.gather(*(routed.post(str(number)) for number in range(60)))))
+        assert served["a"] >= 25
+        assert health.state_of("a") is BreakerState.CLOSED
+
+
+async def test_an_instance_that_came_back_ill_fails_no_clients_request() -> None:
+    async with instances("a", "b") as (a, b), router([a, b], "load_only", health=FAST) as routed:
+        await a.kill()
+        await until(lambda: routed.available() == {"b"})
+        a.status = 500
+        await a.start()
+        health = routed.server._fleet.health
+        await until(lambda: health.state_of("a") is BreakerState.HALF_OPEN)
+        await until(lambda: health._breakers["a"].trials_at_once >= 8)
+        answers = await asyncio.gather(*(routed.post(str(number)) for number in range(30)))
+        assert {answer.status_code for answer in answers} == {200}
+        assert health.state_of("a") is not BreakerState.CLOSED
+
+
+@pytest.mark.parametrize("path", sorted(ROUTED))
+async def test_what_an_engine_computes_is_routed(path: str) -> None:
+    async with instances("a", "b") as both, router(both, "round_robin") as routed:
+        body = {"model": "m", "input": "some words", "query": "q", "documents": ["d"], "session_id": "s"}
+        assert {by(await routed.http.post(path, json=body)) for _ in range(2)} == {"a", "b"}
+        assert {seen.path for one in both for seen in one.seen} == {path}
+        pick = routed.server.tick().latest[-1]
+        assert pick.session == "s"
+
+
+async def test_a_streamed_response_of_the_responses_api_passes_through() -> None:
+    async with instances("a") as (a,), router([a]) as routed:
+        answer = await routed.post(path="/v1/responses", input="hello", stream=True)
+        assert len(tokens(answer)) == 3
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/version"), ("POST", "/tokenize"), ("POST", "/detokenize"), ("GET", "/tokenizer_info")],
+)
+async def test_what_every_instance_answers_alike_is_passed_on(method: str, path: str) -> None:
+    async with instances("a") as (a,), router([a]) as routed:
+        answer = await routed.http.request(method, path, json={"prompt": "x"} if method == "POST" else None)
+        assert answer.json() == {"path": path, "by": "a"}
+        assert by(answer) == "a"
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_a_ping_is_answered_as_health_is(method: str) -> None:
+    async with instances("a") as (a,), router([a]) as routed:
+        assert (await routed.http.request(method, "/ping")).json()["available"] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "says"),
+    [
+        ("GET", "/v1/responses/resp_1", 501, "x-tracon-instance"),
+        ("POST", "/v1/responses/resp_1/cancel", 501, "x-tracon-instance"),
+        ("POST", "/sleep", 501, "each instance"),
+        ("POST", "/reset_prefix_cache", 501, "each instance"),
+        ("POST", "/v1/load_lora_adapter", 501, "each instance"),
+        ("GET", "/load", 501, "each instance"),
+        ("POST", "/v1/audio/transcriptions", 501, "audio"),
+        ("POST", "/v1/completions/render", 501, "rendering"),
+        ("GET", "/v1/completions", 405, "POST"),
+        ("GET", "/nothing", 404, "/nothing"),
+    ],
+)
+async def test_what_is_not_passed_on_is_answered_with_the_reason(
+    method: str, path: str, status: int, says: str
+) -> None:
+    async with instances("a") as (a,), router([a]) as routed:
+        answer = await routed.http.request(method, path)
+        assert answer.status_code == status
+        assert says in answer.json()["error"]["message"]

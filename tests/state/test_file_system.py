@@ -1,0 +1,50 @@
+"""A run's state is kept on a local disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import state.file_system
+from state.errors import StoreUnusable
+from state.file_system import file_system_of
+from state.lease import acquire
+from state.store import RunStore
+from tests.state.plans import a_run
+
+MOUNTS = """\
+22 1 0:20 / / rw - overlay overlay rw
+30 22 0:30 / /home rw,relatime shared:1 - nfs4 server:/home rw
+31 30 0:31 / /home/me/local\\040disk rw - ext4 /dev/sda1 rw
+"""
+
+
+@pytest.fixture
+def mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "mountinfo"
+    path.write_text(MOUNTS)
+    monkeypatch.setattr(state.file_system, "MOUNTS", path)
+    return path
+
+
+def test_the_innermost_mount_counts(mounts: Path) -> None:
+    assert file_system_of(Path("/var/lib")) == "overlay"
+    assert file_system_of(Path("/home/me/runs/new")) == "nfs4"
+    assert file_system_of(Path("/home/me/local disk/runs")) == "ext4"
+    mounts.unlink()
+    assert file_system_of(Path("/home")) == ""
+
+
+def test_no_run_begins_or_goes_on_where_its_state_is_not_safe(tmp_path: Path, mounts: Path) -> None:
+    with a_run(tmp_path / "run") as store:
+        acquire(store).release()
+        mounts.write_text(MOUNTS + f"40 22 0:40 / {tmp_path} rw - nfs server:/x rw\n")
+        with pytest.raises(StoreUnusable, match="network file system"):
+            acquire(store)
+        with pytest.raises(StoreUnusable) as refused:
+            RunStore.create(tmp_path / "other", "other", store.plan, "test")
+        assert "--workspace" in refused.value.remedy
+        assert not (tmp_path / "other").exists()
+        with RunStore.open(store.folder, read_only=True) as reader:
+            assert reader.view().run
