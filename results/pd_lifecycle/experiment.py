@@ -10,6 +10,8 @@ from results.report.content import ReportText
 
 if TYPE_CHECKING:
     from results.pd_lifecycle.analyse import LifecycleAnalysis
+    from results.report.comparison import Comparable
+    from results.report.page import Page
 
 
 def _analyse(root: Path) -> LifecycleAnalysis:
@@ -30,6 +32,18 @@ def _report(analysis: LifecycleAnalysis) -> ReportText:
     return build_report(analysis)
 
 
+def _build_page(analysis: LifecycleAnalysis) -> Page:
+    from results.pd_lifecycle.page import build_page
+
+    return build_page(analysis)
+
+
+def _list_comparable(analysis: LifecycleAnalysis, _root: Path) -> Comparable:
+    from results.pd_lifecycle.compare import build_comparable
+
+    return build_comparable(analysis)
+
+
 RESULTS = ExperimentResults(
     name="pd-lifecycle",
     measured_kinds=frozenset({"lifecycle"}),
@@ -37,5 +51,6 @@ RESULTS = ExperimentResults(
     analyse=_analyse,
     write=_write,
     report=_report,
-    why_no_compare="its configurations are compared within it, with the same requests on a combined instance",
+    page=_build_page,
+    comparable=_list_comparable,
 )

@@ -141,7 +141,7 @@ async def test_taxes_are_those_of_tax_json(measured_run: Path, size: tuple[int, 
 @pytest.mark.parametrize(
     ("section", "parts"),
     [
-        ("page", ["cpu-tiny (demo)", "mooncake_both", "none", "H1", "undecided", "tracon report"]),
+        ("page", ["cpu-tiny (demo)", "mooncake_both", "no verdict", "H1", "Undecided", "tracon report"]),
         ("hypotheses", ["H1", "no verdict, one launch per config", "The substrate tax persists"]),
         ("reference-rates", ["ref_safe 4 req/s", "ref_load 4 req/s", "saturated at 8 req/s"]),
         ("ttft", ["TTFT p90, ms, over the send rate", "┤", "mooncake_both", "x"]),
