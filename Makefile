@@ -3,6 +3,12 @@ PYTHON ?= $(shell for python in python3.11 python3 python3.13 python3.12; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$python && break; done)
 BIN := .venv/bin
 STAMP := .venv/.installed
+# uv keeps its cache below HOME and fails where it may not write there.
+ifeq ($(UV_CACHE_DIR)$(XDG_CACHE_HOME),)
+ifneq ($(shell test -w "$$HOME" && echo writable),writable)
+export UV_CACHE_DIR := $(CURDIR)/.venv/uv-cache
+endif
+endif
 
 .PHONY: help demo test test-long check unit engine lock clean
 

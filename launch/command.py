@@ -120,6 +120,7 @@ def build_launch(
             **config.env_on(kind),
             **(config.preflight.env if preflight else {}),
             **{name: str(number) for name, number in ports.items() if name != "http"},
+            **_build_cpu_env(kind),
             "AGENTIC_STEP_LOG_PATH": str(rings / STEP_LOG),
             **({"TRACON_TRANSFER_LOG": str(rings)} if transfer_log else {}),
             **(extra_env or {}),
@@ -142,10 +143,19 @@ def build_launch(
 
 def _build_base_env(profile: Profile, engine: Engine) -> dict[str, str]:
     """What every engine of the profile has in its environment, whatever the config."""
-    env = {**DEATH_ENV, **engine.env, **profile.engine.env, **_build_executor_env(profile), "VLLM_PLUGINS": "tracon"}
-    if profile.engine.kind == "cpu":
-        env |= {"TRACON_CPU_CONNECTORS": "1", **NO_COMPILATION}
-    return env
+    return {
+        **DEATH_ENV,
+        **engine.env,
+        **profile.engine.env,
+        **_build_executor_env(profile),
+        "VLLM_PLUGINS": "tracon",
+        **_build_cpu_env(profile.engine.kind),
+    }
+
+
+def _build_cpu_env(kind: str) -> dict[str, str]:
+    """What no profile and no config may take from a CPU engine."""
+    return {"TRACON_CPU_CONNECTORS": "1", "TRACON_RUN_FIRST": "1", **NO_COMPILATION} if kind == "cpu" else {}
 
 
 def ports_needed(config: ConnectorConfig) -> int:

@@ -303,8 +303,8 @@ def _check_instruction_set(flags: frozenset[str]) -> Row:
 def _describe_part(part: Part) -> Row:
     if part.problem:
         return Row(part.part, MISSING, part.problem, part.remedy)
-    lacking = f" (this CPU has no {', '.join(part.lacking)})" if part.lacking else ""
-    return Row(part.part, OK, part.picks + lacking)
+    lacking = f"; this CPU has no {', '.join(part.lacking)}" if part.lacking else ""
+    return Row(part.part, OK, f"{part.picks} (fastest with {', '.join(part.needs)}{lacking})")
 
 
 def _check_config(config: str, requires: tuple[str, ...], engine: Row, parts: Mapping[str, Row]) -> ConfigRow:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -85,10 +86,11 @@ def count_oom_kills(own: Path = OWN_CGROUP, root: Path = CGROUP_ROOT) -> int | N
     """Processes that the OOM killer has ended in this process's cgroup; None where it does not say."""
     paths = read_cgroups(own)
     for controller, folder, name in (("memory", root / "memory", "memory.oom_control"), ("", root, "memory.events")):
-        try:
-            file = folder / paths[controller].lstrip("/") / name
-            counts = dict(line.split() for line in file.read_text().splitlines())
-            return int(counts["oom_kill"])
-        except (OSError, KeyError, ValueError):
+        if controller not in paths:
             continue
+        # A container that sees the host's path of its cgroup has the cgroup itself at the root.
+        for place in (folder / paths[controller].lstrip("/"), folder):
+            with contextlib.suppress(OSError, KeyError, ValueError):
+                counts = dict(line.split() for line in (place / name).read_text().splitlines())
+                return int(counts["oom_kill"])
     return None

@@ -13,6 +13,8 @@ TRANSFER_LOG_VARIABLE = "TRACON_TRANSFER_LOG"
 """Turns the transfer probe on; the folder of its `transfer.<pid>.jsonl`."""
 CPU_CONNECTORS_VARIABLE = "TRACON_CPU_CONNECTORS"
 """`1` lets connectors written for accelerators run on a CPU build, and asks the kernel for AMX tiles there."""
+RUN_FIRST_VARIABLE = "TRACON_RUN_FIRST"
+"""`1` runs the model once on a CPU build before it serves."""
 NAME_DEATHS_VARIABLE = "TRACON_NAME_DEATHS"
 """`1` writes the signal that ended a process of vLLM's to the log of the process that had started it."""
 REPAIRS_VARIABLE = "TRACON_REPAIRS"
@@ -31,6 +33,11 @@ def register() -> None:
             stalls.claim_fault_handler()
     if os.environ.get(CPU_CONNECTORS_VARIABLE) == "1":
         _make_fit_for_a_cpu()
+    if os.environ.get(RUN_FIRST_VARIABLE) == "1":
+        with _guard("run of the model before the first request"):
+            from . import cpu_engine
+
+            cpu_engine.warm_each_worker()
     if os.environ.get(REPAIRS_VARIABLE) == "1":
         with _guard("repair of MultiConnector's metrics"):
             from . import repairs
@@ -57,8 +64,6 @@ def _make_fit_for_a_cpu() -> None:
 
     with _guard("AMX tiles"):
         cpu_engine.request_amx_here_and_in_forks()
-    with _guard("run of the model before the first request"):
-        cpu_engine.warm_each_worker()
     with _guard("CPU connector shims"):
         for name, outcome in cpu_connectors.apply().items():
             if outcome.failed:

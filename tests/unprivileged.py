@@ -77,7 +77,7 @@ def _prepare(user: OtherUser, folder: Path, engine_root: Path) -> OtherUser:
         python.parent.mkdir(parents=True)
         python.symlink_to(folder / "python" / "bin" / f"python3.{sys.version_info[1]}")
         (python.parents[1] / "pyvenv.cfg").write_text(f"home = {folder / 'python' / 'bin'}\n")
-        for name in ("lib", "borrowed", "engine.json"):
+        for name in ("lib", "borrowed", "engine.json", "bin/uv"):
             if (root / name).exists():
                 (python.parents[1] / name).symlink_to(root / name)
     for path in (user.folder, user.folder / "home", user.folder / "tracon"):

@@ -95,7 +95,7 @@ def run(
     output.err().print(f"run [bold]{folder.name}[/] in {folder.parent}")
     skip_stages(folder, skip_stage or ())
     process = spawn_run_process(folder)
-    _accompany_run(folder, process.pid, detach=detach, console=console, json=json)
+    accompany_run(folder, process.pid, detach=detach, console=console, json=json)
 
 
 def resume(
@@ -127,7 +127,7 @@ def resume(
             _refuse_changes(store.view())
     skip_stages(folder, skip_stage or ())
     process = spawn_run_process(folder, accept_changes=accept_changes)
-    _accompany_run(folder, process.pid, detach=detach, console=console, json=json)
+    accompany_run(folder, process.pid, detach=detach, console=console, json=json)
 
 
 def status(run: RunArg = None, workspace: WorkspaceOption = None, json: JsonOption = False) -> None:
@@ -329,7 +329,7 @@ def _refuse_changes(view: RunView) -> None:
         )
 
 
-def _accompany_run(folder: Path, worker_pid: int, *, detach: bool, console: bool, json: bool) -> NoReturn:
+def accompany_run(folder: Path, worker_pid: int, *, detach: bool, console: bool, json: bool) -> NoReturn:
     """What the command that started a run process does while it works."""
     from runners.campaign.exit_code import shortfalls
     from runners.cli.follow import await_lease

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from console.__main__ import main
+from runners.errors import ExitCode
 from state.lease import lease_state
 from state.store import RunStore
 
@@ -67,8 +68,10 @@ class Terminal:
 
 
 @contextmanager
-def on_a_terminal(run: Path, *, ignore_hangup: bool = False) -> Iterator[tuple[Terminal, int]]:
-    """The console on `run` in a session of its own, and the slave side of its terminal."""
+def on_a_terminal(
+    run: Path, *, ignore_hangup: bool = False, program: tuple[str, ...] = ("-m", "console")
+) -> Iterator[tuple[Terminal, int]]:
+    """The console, or a program that shows it, on `run` in a session of its own; the slave side of its terminal."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 110, 0, 0))
 
@@ -79,7 +82,7 @@ def on_a_terminal(run: Path, *, ignore_hangup: bool = False) -> Iterator[tuple[T
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     process = subprocess.Popen(
-        [sys.executable, "-m", "console", str(run)],
+        [sys.executable, *program, str(run)],
         stdin=slave,
         stdout=slave,
         stderr=slave,
@@ -108,6 +111,36 @@ def test_q_leaves_with_0_and_the_terminal_as_it_was(live_run: Path) -> None:
         assert terminal.drain() == 0
         assert termios.tcgetattr(slave) == before
     assert LEAVE_ALTERNATE_SCREEN in terminal.output
+
+
+ACCOMPANY = """
+import sys
+from pathlib import Path
+import typer
+from runners.cli.runs import accompany_run
+try:
+    accompany_run(Path(sys.argv[1]), 0, detach=False, console=True, json=False)
+except typer.Exit as end:
+    sys.exit(end.exit_code)
+"""
+
+
+def test_the_command_that_began_a_run_ends_with_its_outcome_when_the_console_is_closed(ended_run: Path) -> None:
+    with RunStore.open(ended_run, read_only=True) as store:
+        (failed,) = (cell.plan.cell for cell in store.view().cells.values() if cell.state == "failed")
+    with on_a_terminal(ended_run, program=("-c", ACCOMPANY)) as (terminal, _):
+        terminal.read_until(lambda out: b"Phase A" in out, "the run was not drawn")
+        os.write(terminal.master, b"q")
+        assert terminal.drain() == ExitCode.CELLS_FAILED
+    assert failed.encode() in terminal.output.rpartition(LEAVE_ALTERNATE_SCREEN)[2]
+
+
+def test_it_says_that_a_run_goes_on_when_the_console_is_closed_before_its_end(live_run: Path) -> None:
+    with on_a_terminal(live_run, program=("-c", ACCOMPANY)) as (terminal, _):
+        terminal.read_until(lambda out: b"Phase A" in out, "the run was not drawn")
+        os.write(terminal.master, b"q")
+        assert terminal.drain() == ExitCode.INTERRUPTED
+    assert b"goes on" in terminal.output.rpartition(LEAVE_ALTERNATE_SCREEN)[2]
 
 
 def test_ctrl_c_leaves_the_console_and_not_the_run(live_run: Path) -> None:

@@ -54,6 +54,8 @@ class Pair:
     port: int = PORTS
     transport: str = ""
     profile: Profile = PROFILE
+    extra_env: Mapping[str, str] = field(default_factory=dict)
+    """Of engines started from now on."""
     running: dict[str, Instance] = field(default_factory=dict)
 
     async def ready(self, transport: str) -> None:
@@ -88,7 +90,9 @@ class Pair:
                 "--scheduling-policy", "priority", *extra,
             ),
             transfer_log=True,
-            extra_env={"VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": str(KEPT_S), "VLLM_SERVER_DEV_MODE": "1"},
+            extra_env={
+                "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": str(KEPT_S), "VLLM_SERVER_DEV_MODE": "1", **self.extra_env,
+            },
         )  # fmt: skip
         self.running[name] = await self.backend.start(spec, ignore_start)
 

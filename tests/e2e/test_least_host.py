@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -23,11 +25,11 @@ from launch.environment import home as tracon_home
 from launch.instance import http_client
 from launch.local import LocalBackend
 from launch.patching import NOT_WRITABLE
-from launch.profile import config_names, load_config
+from launch.profile import PROFILES_FOLDER, config_names, load_config
 from results.records.layout import ConfigLayout
 from tests.cgroups import Cgroup, limited_cgroup
 from tests.e2e.engine_pair import draw
-from tests.e2e.least_host import PREFIX, READY_S, kernels, profile_without_avx512
+from tests.e2e.least_host import OLDER_CPU, PREFIX, READY_S, kernels, profile_without_avx512
 from tests.launch.engines import ignore_start
 from tests.ports import own_port
 from tests.unprivileged import UID, OtherUser, another_user, drop_capabilities
@@ -135,7 +137,42 @@ def test_a_user_who_may_only_read_the_engine_runs_it_and_leaves_its_patches(
     assert (user.folder / "tracon" / "models" / "tiny-qwen3" / "model.safetensors").stat().st_uid == UID
 
 
-def test_a_user_who_may_only_read_the_engine_asks_the_doctor_and_runs_a_run(user: OtherUser) -> None:
+def write_older_profile(folder: Path) -> Path:
+    """The CPU profile whose engines see AVX2 alone."""
+    path = folder / "older.toml"
+    lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in OLDER_CPU.items())
+    text = (PROFILES_FOLDER / "cpu-tiny.toml").read_text()
+    path.write_text(text.replace("[engine.env]\n", f"[engine.env]\n{lines}", 1))
+    return path
+
+
+def test_a_run_is_done_on_the_least_host(user: OtherUser, cgroup: Cgroup, tmp_path: Path) -> None:
+    """`tracon run` itself: pre-flight, a KV transfer proven, load, analysis."""
+    if user.reason:
+        pytest.skip(user.reason)
+    profile = write_older_profile(tmp_path)
+    shared = Path(tempfile.mkdtemp(prefix="tracon-older-"))
+    try:
+        shared.chmod(0o755)
+        shutil.copy(profile, shared)
+        done = subprocess.run(
+            [
+                user.python, "-m", "runners.cli", "run", "connector-tax", "--profile", shared / profile.name,
+                "--preset", "smoke", "--config", "plain", "--config", "nixl_both", "--json",
+                "--port", str(own_port(23_700, 12)), "--engine-python", user.engine_python,
+            ],
+            env=user.environ(TRACON_WORKSPACE=str(user.folder / "runs")), cwd=REPOSITORY, umask=0o077,
+            preexec_fn=partial(become_least, cgroup, user.become), capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+    finally:
+        shutil.rmtree(shared)
+    assert done.returncode == 0, done.stderr
+    status = json.loads(done.stdout)
+    assert {cell["state"] for cell in status["cells"]} == {"done"}
+    assert {cell["cell"] for cell in status["cells"]} >= {"preflight/nixl_both", "phase-a/nixl_both/r8"}
+
+
+def test_a_user_who_may_only_read_the_engine_asks_the_doctor_and_holds_a_lease(user: OtherUser) -> None:
     if user.reason:
         pytest.skip(user.reason)
 

@@ -16,23 +16,25 @@ import pytest
 
 from launch.command import LaunchSpec, Unwritable, build_launch, ports_needed, whole_env, write_launch
 from launch.environment import Engine
-from launch.profile import Profile, config_names, load_config, load_profile, profile_names
+from launch.profile import ConnectorConfig, Profile, config_names, load_config, load_profile, profile_names
 from results.records.layout import ConfigLayout
 
 SECRET = "hf_" + "x" * 30
 
 
 def spec_of(
-    folder: Path, config: str = "plain", profile: str | Profile = "cpu-tiny", launch: int = 1, **options: Any
+    folder: Path, config: str | ConnectorConfig = "plain", profile: str | Profile = "cpu-tiny", launch: int = 1,
+    **options: Any,
 ) -> LaunchSpec:
     settings = load_profile(profile) if isinstance(profile, str) else profile
     engine = Engine(
         kind=settings.engine.kind, python=Path(sys.executable), root=folder, site_packages=folder, versions={},
         env={"LD_LIBRARY_PATH": "/somewhere/lib"},
     )  # fmt: skip
+    config = load_config(config) if isinstance(config, str) else config
     return build_launch(
-        settings, load_config(config), engine,
-        instance=f"{config}-{launch}", port=18123, layout=ConfigLayout(folder), launch=launch, **options,
+        settings, config, engine,
+        instance=f"{config.name}-{launch}", port=18123, layout=ConfigLayout(folder), launch=launch, **options,
     )  # fmt: skip
 
 
@@ -65,6 +67,12 @@ def test_a_profile_cannot_let_a_cpu_engine_compile(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, profile=with_engine(enforce_eager=False, env=compiling))
     assert "--enforce-eager" not in spec.argv
     assert (spec.env["TORCHDYNAMO_DISABLE"], spec.env["TORCH_COMPILE_DISABLE"]) == ("1", "1")
+
+
+def test_neither_can_a_config_nor_take_what_a_cpu_engine_needs(tmp_path: Path) -> None:
+    taken = {"TORCHDYNAMO_DISABLE": "0", "TRACON_CPU_CONNECTORS": "0", "TRACON_RUN_FIRST": "0"}
+    spec = spec_of(tmp_path, msgspec.structs.replace(load_config("plain"), env=taken))
+    assert {name: spec.env[name] for name in taken} == dict.fromkeys(taken, "1")
 
 
 def option(spec: LaunchSpec, name: str) -> str:

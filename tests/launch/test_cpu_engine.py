@@ -67,7 +67,10 @@ KINDS: tuple[Kind, ...] = (("completions", False), ("completions", True), ("chat
 class Observed:
     name: str
     took_s: Mapping[Kind, tuple[float, ...]]
-    """Of each kind's requests, in order; the first without the time for which a thread of the engine had no core."""
+    """Of each kind's requests, in order; the first without the time for which a thread of the engine had no core.
+
+    The kinds follow one another on one engine, so that only one kind's first is the engine's own first request.
+    """
     compiled: tuple[str, ...]
     """Files in the caches of TorchInductor and of vLLM's compilation at the end."""
     log: str
@@ -105,8 +108,12 @@ def longest_delay_s(before: Mapping[int, int], after: Mapping[int, int]) -> floa
     return max((after[thread] - before[thread] for thread in before.keys() & after), default=0) / 1e9
 
 
-async def observe(backend: LocalBackend, engine: Engine, name: str, folder: Path, vllm_cache: Path) -> Observed:
+async def observe(
+    backend: LocalBackend, engine: Engine, name: str, folder: Path, vllm_cache: Path, later: int = 0
+) -> Observed:
     """Start the engine and send it every kind of request; each launch begins with another kind.
+
+    `later`: begin that many kinds further on.
 
     `vllm_cache` is shared: with an empty one vLLM inspects the model in a process that imports everything.
     """
@@ -118,7 +125,7 @@ async def observe(backend: LocalBackend, engine: Engine, name: str, folder: Path
         instance=f"{name}-1", port=own_port(24_000, 2), layout=ConfigLayout(folder), launch=1,
         extra_env={"TORCHINDUCTOR_CACHE_DIR": str(caches[0]), "VLLM_CACHE_ROOT": str(vllm_cache)},
     )  # fmt: skip
-    begin = list(LAUNCHES).index(name) % len(KINDS)
+    begin = (list(LAUNCHES).index(name) + later) % len(KINDS)
     times_of: dict[Kind, tuple[float, ...]] = {}
     instance = await backend.start(spec, ignore_start)
     try:
@@ -168,6 +175,16 @@ async def observed(
 
 async def test_the_first_request_of_every_kind_is_not_slow(observed: Observed) -> None:
     assert observed.slow == {}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("later", range(1, len(KINDS)))
+@pytest.mark.parametrize("name", LAUNCHES)
+async def test_an_engine_may_begin_with_a_request_of_any_kind(
+    name: str, later: int, backend: LocalBackend, tmp_path: Path, vllm_cache: Path
+) -> None:
+    seen = await observe(backend, find_engine("cpu"), name, tmp_path / "engine", vllm_cache, later)
+    assert seen.slow == {}
 
 
 async def test_the_model_has_run_before_the_first_request(observed: Observed) -> None:

@@ -160,13 +160,15 @@ def test_a_kill_is_explained_by_what_could_be_read(
         ("4:memory:/c\n0::/\n", "memory/c/memory.oom_control", "under_oom 0\noom_kill 2\n", 2),
         ("0::/a\n", "a/memory.events", "damaged\n", None),
         ("0::/a\n", "elsewhere/memory.events", "oom_kill 1\n", None),
+        ("0::/path/on/the/host\n", "memory.events", "oom_kill 1\n", 1),
+        ("4:memory:/on/the/host\n0::/\n", "memory/memory.oom_control", "oom_kill 5\n", 5),
     ],
 )
 def test_the_cgroup_counts_its_oom_kills(
     tmp_path: Path, cgroup: str, counters: str, content: str, kills: int | None
 ) -> None:
     (tmp_path / "cgroup").write_text(cgroup)
-    (tmp_path / counters).parent.mkdir(parents=True)
+    (tmp_path / counters).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / counters).write_text(content)
     assert count_oom_kills(tmp_path / "cgroup", tmp_path) == kills
     assert count_oom_kills(tmp_path / "none", tmp_path) is None

@@ -19,6 +19,13 @@ ZEN5 = SKYLAKE | {"avx512_vnni", "avx512_bf16"}
 SAPPHIRE_RAPIDS = ZEN5 | {"amx_tile", "amx_bf16", "amx_int8"}
 
 
+NEEDS = {
+    "vLLM kernels": ("avx2", "fma", "f16c", "avx512f", "avx512_bf16"),
+    "CPU attention": ("amx_tile", "amx_bf16"),
+    "matrix products": ("avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "amx_bf16"),
+}
+
+
 def parts(flags: frozenset[str], grants_amx: bool = True) -> dict[str, Part]:
     return {part.part: part for part in describe_parts(flags, grants_amx)}
 
@@ -39,6 +46,7 @@ def test_a_part_says_what_it_picks_and_what_it_lacks(flags: frozenset[str], kern
     assert described["CPU attention"].picks.startswith(attention)
     assert not [part for part in described.values() if part.problem]
     for part in described.values():
+        assert part.needs == NEEDS[part.part]
         assert set(part.lacking) == set(part.needs) - flags
 
 
@@ -74,6 +82,8 @@ def test_the_doctor_names_the_sets_in_words_and_as_json(tmp_path: Path, monkeypa
     document = json.loads(json.dumps(to_json(report)))
     assert document["instruction_sets"]["avx512f"] is True
     assert document["instruction_sets"]["amx_tile"] is False
+    shown = next(row.detail for row in report.rows if row.what == "CPU attention")
+    assert "fastest with amx_tile, amx_bf16; this CPU has no amx_tile, amx_bf16" in shown
     kernels = next(part for part in document["parts"] if part["part"] == "vLLM kernels")
     assert kernels["lacking"] == ["avx512_bf16"]
     assert {"picks", "needs", "problem", "remedy"} <= set(kernels)

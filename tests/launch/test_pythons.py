@@ -13,6 +13,7 @@ import pytest
 import uv
 
 from launch.install import diagnose
+from tests.console import demo
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("console", "runners", "launch", "state", "results")
@@ -88,3 +89,14 @@ def test_the_command_runs(python: Path) -> None:
     assert {config["config"] for config in report["configs"]} >= {"plain", "mooncake_both"}
     (row,) = (row for row in report["rows"] if row["what"] == "python")
     assert row["state"] == "ok"
+    plan = json.loads(run(python, "-m", "runners.cli", "plan", "connector-tax", "--json"))
+    assert len(plan["cells"]) > 100
+
+
+def test_a_run_made_by_another_python_is_read_and_drawn(python: Path, tmp_path: Path) -> None:
+    folder, picture = tmp_path / "20260101-120000-connector-tax-cpu-tiny", tmp_path / "console.svg"
+    demo.write(folder, tale=demo.CONNECTOR_TAX)
+    status = json.loads(run(python, "-m", "runners.cli", "status", "--json", str(folder)))
+    assert {cell["state"] for cell in status["cells"]} == {"done", "failed"}
+    run(python, "-m", "console", str(folder), "--screenshot", str(picture))
+    assert "mooncake" in picture.read_text()

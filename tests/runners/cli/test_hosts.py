@@ -54,8 +54,10 @@ def test_package_and_command_promise_the_same_pythons() -> None:
     assert declared == f">={first[0]}.{first[1]},<{last[0]}.{last[1] + 1}"
 
 
-def make(folder: Path, programs: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Make the console's environment with these shell scripts first on PATH."""
+def make(
+    folder: Path, programs: Mapping[str, str], *arguments: str, environ: Mapping[str, str] = MappingProxyType({})
+) -> subprocess.CompletedProcess[str]:
+    """Make the console's environment without root's rights, with these shell scripts first on PATH."""
     for name in ("Makefile", "pyproject.toml", "requirements.lock"):
         shutil.copy(REPOSITORY / name, folder)
     (folder / "bin").mkdir()
@@ -64,7 +66,7 @@ def make(folder: Path, programs: Mapping[str, str], *arguments: str) -> subproce
         (folder / "bin" / name).chmod(0o755)
     return subprocess.run(
         ["make", ".venv/.installed", *arguments], cwd=folder, capture_output=True, text=True, timeout=60,
-        env={"PATH": f"{folder / 'bin'}:/usr/bin:/bin"},
+        env={"PATH": f"{folder / 'bin'}:/usr/bin:/bin", **environ}, preexec_fn=drop_capabilities,
     )  # fmt: skip
 
 
@@ -97,6 +99,26 @@ def test_make_takes_the_first_python_that_fits(tmp_path: Path) -> None:
     none = {name: version("3.9") for name in ("python3", "python3.11", "python3.12", "python3.13")}
     (tmp_path / "none").mkdir()
     assert "PATH has none of them" in make(tmp_path / "none", none).stderr
+
+
+@pytest.mark.parametrize(
+    ("mode", "named", "cache"),
+    [(0o500, {}, ".venv/uv-cache"), (0o700, {}, ""), (0o500, {"UV_CACHE_DIR": "/elsewhere"}, "/elsewhere")],
+    ids=["read-only home", "home of one's own", "named"],
+)
+def test_make_gives_uv_a_cache_that_it_may_write(
+    tmp_path: Path, mode: int, named: Mapping[str, str], cache: str
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir(mode=mode)
+    uv = '#!/bin/sh\necho "uv keeps its cache in [$UV_CACHE_DIR]" >&2\nexit 9\n'
+    ends = f"""case "$2" in *venv*)
+        mkdir -p .venv/bin; printf '#!/bin/sh\\n' >.venv/bin/python; printf '%s' '{uv}' >.venv/bin/uv
+        chmod +x .venv/bin/*; exit 0;; esac
+    {version("3.12")}"""
+    done = make(tmp_path, {"python3.12": ends}, "PYTHON=python3.12", environ={"HOME": str(home), **named})
+    expected = str(tmp_path / cache) if cache else ""
+    assert f"uv keeps its cache in [{expected}]" in done.stderr, done.stderr
 
 
 COMMANDS = (

@@ -1,0 +1,100 @@
+"""What continuous integration relies on: an empty machine, both commands, and a demo that is whole."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+CI = (ROOT / ".ci" / "run").read_text()
+CONFIGS = ("plain", "plain_again", "noop_connector", "mooncake_both", "nixl_both")
+PAGE = "each config against plain\nplain_again\nreport.html\ntracon report"
+
+
+def a_status(launches: int = 3) -> dict[str, Any]:
+    """What `tracon status --json` says of a whole demo."""
+    names = [f"phase-a/{config}/r16{f'/t{n}' if n else ''}" for n in range(launches) for config in CONFIGS]
+    cells = [{"cell": name, "state": "done", "reason": "", "degraded": ""} for name in ("preflight/probe", *names)]
+    return {"run": "r", "state": "done", "cells": cells, "started_unix_s": 0.0, "ended_unix_s": 160.0}
+
+
+def judge(tmp_path: Path, status: dict[str, Any], page: str = PAGE) -> subprocess.CompletedProcess[str]:
+    """Run the check with a `tracon` that prints this status beside the Python that runs it."""
+    python = tmp_path / "python"
+    python.symlink_to(sys.executable)
+    (tmp_path / "status.json").write_text(json.dumps(status))
+    (tmp_path / "tracon").write_text(f"#!/bin/sh\ncat {tmp_path / 'status.json'}\n")
+    (tmp_path / "tracon").chmod(0o755)
+    (tmp_path / "demo").write_text(page)
+    check = ROOT / ".ci" / "demo_is_whole.py"
+    return subprocess.run(
+        [python, "-S", check, tmp_path / "demo"], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_a_whole_demo_passes(tmp_path: Path) -> None:
+    done = judge(tmp_path, a_status())
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "16 cells, all done in 160 s" in done.stdout
+
+
+@pytest.mark.parametrize("state", ["failed", "skipped", "pending"])
+def test_a_cell_that_is_not_done_fails_and_is_named(tmp_path: Path, state: str) -> None:
+    status = a_status()
+    status["cells"][3] |= {"state": state, "reason": "why"}
+    done = judge(tmp_path, status)
+    assert done.returncode == 1
+    assert f"{status['cells'][3]['cell']}: {state} why" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("status", "page", "said"),
+    [
+        (a_status(launches=2), PAGE, "in 3 launches"),
+        (a_status() | {"state": "interrupted"}, PAGE, "interrupted"),
+        (a_status() | {"cells": []}, PAGE, "the demo's run"),
+        (a_status(), PAGE.replace("report.html", ""), "no report.html"),
+    ],
+    ids=["two launches", "interrupted", "no cell", "no page"],
+)
+def test_a_demo_that_lacks_something_fails(tmp_path: Path, status: dict[str, Any], page: str, said: str) -> None:
+    done = judge(tmp_path, status, page)
+    assert done.returncode == 1
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        "HOME", "TMPDIR", "UV_CACHE_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME",
+        "XDG_RUNTIME_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR",
+    ],
+)  # fmt: skip
+def test_ci_starts_from_an_empty_folder(variable: str) -> None:
+    exported = " ".join(line for line in CI.splitlines() if line.startswith("export "))
+    folder = re.search(rf'\b{variable}="\$root/(\w+)"', exported)
+    assert folder is not None, f"{variable} is not a folder of the run"
+    assert re.search(rf"^for folder in .*\b{folder[1]}\b", CI, re.MULTILINE)
+
+
+def test_ci_runs_both_commands_and_checks_the_demo() -> None:
+    parts = dict(re.findall(r"^part (\w+) (.+)$", CI, re.MULTILINE))
+    assert parts["test"] == "make test"
+    assert "demo_is_whole.py" in parts["whole"]
+    assert "make demo" in CI
+    assert "test-long" not in CI
+
+
+def test_what_takes_longer_has_a_command_of_its_own_that_the_readme_names() -> None:
+    make = (ROOT / "Makefile").read_text()
+    commands = re.search(r"^test: .*\n((?:\t.*\n)+)", make, re.MULTILINE)
+    assert commands is not None
+    assert all("not long" in line for line in commands[1].splitlines())
+    assert re.search(r"^test-long:", make, re.MULTILINE)
+    assert "make test-long" in (ROOT / "README.md").read_text()
