@@ -77,7 +77,11 @@ class Page:
     @property
     def figures(self) -> tuple[int, ...]:
         """The numbers of the figures that support its sentences, in their order."""
-        return tuple(dict.fromkeys(one.figure for one in (*self.answers, *self.undecided) if one.figure))
+        return tuple(dict.fromkeys(one.figure for one in self.sentences if one.figure))
+
+    @property
+    def sentences(self) -> tuple[Answer | OpenQuestion, ...]:
+        return (*self.answers, *self.undecided)
 
 
 def split_judgements(

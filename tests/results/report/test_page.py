@@ -59,7 +59,7 @@ def test_the_page_comes_first_is_short_and_the_appendix_has_the_tables(written: 
 def test_every_number_has_its_interval_or_the_reason_why_it_has_none(written: tuple[Path, Page]) -> None:
     _, page = written
     assert page.answers
-    for one in (*page.answers, *page.undecided):
+    for one in page.sentences:
         assert is_explained(one.text), one.text
     assert "sigma" not in page.noise or "no interval" in page.noise
     assert page.noise.startswith("Noise floor: ")
@@ -76,7 +76,7 @@ def test_every_form_has_every_sentence(written: tuple[Path, Page]) -> None:
     first = (root / "report.md").read_text().partition(f"## {APPENDIX}")[0]
     html = (root / "report.html").read_text().partition('<div id="appendix">')[0]
     terminal = " ".join(render_terminal(page, root, 80).plain.split())
-    for one in (*page.answers, *page.undecided):
+    for one in page.sentences:
         assert one.text in first
         assert escape(one.text) in html
         assert " ".join(one.text.split()) in terminal

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from results.report.figure import Figure
-from results.routing.marks import WIDE
+from results.report.marks import WIDE
 from results.routing.migration_figures import ARROW, HEAT, draw_sensitivity, draw_timeline
 from results.routing.policy_figures import draw_latencies
 
