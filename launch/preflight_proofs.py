@@ -75,14 +75,14 @@ async def self_transfer(subject: Subject) -> str:
     address, engine_id = await _ask_bootstrap(subject)
     transfer_id = f"preflight-{uuid.uuid4().hex}"
     reference = require_answered(await complete(subject, prompt, "reference", salt="reference"), "the reference")
-    await _send_prefill_leg(subject, prompt, {"transfer_id": transfer_id})
+    await _send_prefill_request(subject, prompt, {"transfer_id": transfer_id})
     before = await exposition(subject.client)
     decode = {
         DECODE: True, PREFILL: False, "transfer_id": transfer_id, "remote_engine_id": engine_id,
         "remote_bootstrap_addr": address,
     }  # fmt: skip
-    answer = await complete(subject, prompt, "decode leg", salt="decode", transfer=decode)
-    require_answered(answer, "the decode leg")
+    answer = await complete(subject, prompt, "decode request", salt="decode", transfer=decode)
+    require_answered(answer, "the decode request")
     loaded = await _require_loaded(subject.client, before, prompt)
     contents = await _compare_answers(subject, prompt, reference, answer)
     return f"{loaded:g} of {len(prompt)} tokens pulled from itself in {answer.took_s:.3f} s; {contents}"
@@ -93,7 +93,7 @@ async def peer_transfer(subject: Subject) -> str:
     prompt = draw_prompt(subject.profile, proof_tokens(subject))
     if subject.counterpart is None:
         blocks = sum(map(len, (await _read_offered_blocks(subject, prompt, subject.client))["remote_block_ids"]))
-        return f"prefill leg offers {blocks} blocks; NOT transferred: no second engine can run beside this one"
+        return f"prefill request offers {blocks} blocks; NOT transferred: no second engine can run beside this one"
     reference = require_answered(await complete(subject, prompt, "reference", salt="reference"), "the reference")
     async with subject.counterpart() as peer, http_client(peer.url) as client:
         subject.note(f"  counterpart: {peer.name} at {peer.url}, pid {peer.pid}")
@@ -108,12 +108,12 @@ async def peer_transfer(subject: Subject) -> str:
     return f"{outcome}; {outcome_back}; {await _compare_answers(subject, prompt, reference, there, back)}"
 
 
-async def prefill_leg(subject: Subject) -> str:
+async def check_retained_blocks(subject: Subject) -> str:
     """A producer takes its prefill request, holds the blocks for a pull, and frees them when none came in time."""
     prompt = draw_prompt(subject.profile, proof_tokens(subject))
     address, engine_id = await _ask_bootstrap(subject)
     idle = await _read_kv_usage(subject)
-    await _send_prefill_leg(subject, prompt, {"transfer_id": f"preflight-{uuid.uuid4().hex}"})
+    await _send_prefill_request(subject, prompt, {"transfer_id": f"preflight-{uuid.uuid4().hex}"})
     began = time.monotonic()
     held = await _read_kv_usage(subject)
     if held <= idle:
@@ -150,7 +150,7 @@ PROOFS: Mapping[str, Gate] = {
     "store_and_retrieve": store_and_retrieve,
     "self_transfer": self_transfer,
     "peer_transfer": peer_transfer,
-    "prefill_leg": prefill_leg,
+    "prefill_request": check_retained_blocks,
     "bootstrap_query": bootstrap_query,
 }
 
@@ -197,22 +197,22 @@ async def _ask_bootstrap(subject: Subject) -> tuple[str, str]:
     return address, str(next(iter(answer.json().values()))["engine_id"])
 
 
-async def _send_prefill_leg(
+async def _send_prefill_request(
     subject: Subject, prompt: Sequence[int], fields: Mapping[str, Any], client: httpx.AsyncClient | None = None
 ) -> Answer:
-    leg = {PREFILL: True, DECODE: False, **fields}
-    answer = await complete(subject, prompt, "prefill leg", salt="prefill", transfer=leg, client=client)
-    require_answered(answer, "the prefill leg")
+    transfer = {PREFILL: True, DECODE: False, **fields}
+    answer = await complete(subject, prompt, "prefill request", salt="prefill", transfer=transfer, client=client)
+    require_answered(answer, "the prefill request")
     if answer.finish_reason != "length":
-        raise GateFailed(f"the prefill leg ended by {answer.finish_reason}, not by length: its blocks are not sent")
+        raise GateFailed(f"the prefill request ended by {answer.finish_reason}, not by length: its blocks are not sent")
     return answer
 
 
 async def _read_offered_blocks(subject: Subject, prompt: Sequence[int], client: httpx.AsyncClient) -> dict[str, Any]:
     """What NIXL's prefill request hands to the decode request."""
-    offered = (await _send_prefill_leg(subject, prompt, {}, client)).body.get("kv_transfer_params")
+    offered = (await _send_prefill_request(subject, prompt, {}, client)).body.get("kv_transfer_params")
     if not offered or not any(offered.get("remote_block_ids") or []):
-        raise GateFailed(f"the prefill leg offers no blocks: kv_transfer_params is {offered}")
+        raise GateFailed(f"the prefill request offers no blocks: kv_transfer_params is {offered}")
     return dict(offered)
 
 
@@ -223,11 +223,11 @@ async def _move_blocks(
     for again in range(HANDSHAKES):
         offered = await _read_offered_blocks(subject, prompt, source)
         before = await exposition(target)
-        leg, salt = f"decode leg {where}", f"decode-{again}"
-        answer = await complete(subject, prompt, leg, salt=salt, transfer=offered, client=target)
+        name, salt = f"decode request {where}", f"decode-{again}"
+        answer = await complete(subject, prompt, name, salt=salt, transfer=offered, client=target)
         if answer.status == 200:
             break
-    require_answered(answer, f"the decode leg {where}, {HANDSHAKES} times,")
+    require_answered(answer, f"the decode request {where}, {HANDSHAKES} times,")
     loaded = await _require_loaded(target, before, prompt)
     moved = await _wait_for_rise(target, NIXL_BYTES, counter(before, NIXL_BYTES) or 0.0, 1.0)
     if moved <= 0:

@@ -19,7 +19,7 @@ TINY_MODEL = "builtin:tiny"
 
 Kind = Literal["cpu", "cuda"]
 Need = Literal["patches", "mooncake", "nixl", "lmcache"]
-Proof = Literal["store_and_retrieve", "self_transfer", "peer_transfer", "prefill_leg", "bootstrap_query"]
+Proof = Literal["store_and_retrieve", "self_transfer", "peer_transfer", "prefill_request", "bootstrap_query"]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]

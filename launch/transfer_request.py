@@ -56,24 +56,24 @@ def check_request(body: Mapping[str, Any], config: ConnectorConfig, kind: Kind) 
     decode request waits for minutes.
     """
     if body.get("kv_transfer_params") is not None:
-        check_leg(body, transferring(config, kind), f"an engine of {config.name}")
+        check_transfer_request(body, transferring(config, kind), f"an engine of {config.name}")
 
 
-def check_leg(body: Mapping[str, Any], part: Transferring | None, engine: str) -> None:
+def check_transfer_request(body: Mapping[str, Any], part: Transferring | None, engine: str) -> None:
     """Raise TransferRefused unless `engine` (how it is called), whose connector is `part`, can take this request."""
     params = body["kv_transfer_params"]
     if part is None:
         raise _refusal(engine, "has no connector that transfers", "send the request without kv_transfer_params")
-    legs = [leg for leg in (PREFILL, DECODE) if params.get(leg)]
-    if len(legs) != 1:
-        raise _refusal(engine, f"needs one of {PREFILL} and {DECODE}, not {len(legs)}", "ask for one leg at a time")
-    leg = legs[0]
-    if (part.role, leg) in _FORBIDDEN:
-        raise _refusal(engine, f"is a {part.role} and dies of {leg}", "send it to an engine of the other role")
-    wrong = [name for name in _FIELDS[part.connector][leg] if not _is_sound(name, params.get(name))]
+    asked = [name for name in (PREFILL, DECODE) if params.get(name)]
+    if len(asked) != 1:
+        raise _refusal(engine, f"needs one of {PREFILL} and {DECODE}, not {len(asked)}", "ask for one at a time")
+    kind = asked[0]
+    if (part.role, kind) in _FORBIDDEN:
+        raise _refusal(engine, f"is a {part.role} and dies of {kind}", "send it to an engine of the other role")
+    wrong = [name for name in _FIELDS[part.connector][kind] if not _is_sound(name, params.get(name))]
     if wrong:
-        raise _refusal(engine, f"needs {', '.join(wrong)} for {leg}", "fill them in from the other leg's engine")
-    if leg == PREFILL and (body.get("max_tokens"), body.get("ignore_eos")) != (1, True):
+        raise _refusal(engine, f"needs {', '.join(wrong)} for {kind}", "fill them in from the other answer")
+    if kind == PREFILL and (body.get("max_tokens"), body.get("ignore_eos")) != (1, True):
         raise _refusal(engine, "sends blocks only after exactly one token", "set max_tokens=1 and ignore_eos=true")
 
 

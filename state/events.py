@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import msgspec
@@ -31,6 +31,7 @@ from results.records.events import (
     StageChanged,
 )
 from results.records.live import LiveLatency
+from results.records.plan import upgrade_plan
 
 __all__ = [
     "STEP_BUCKETS_US",
@@ -114,4 +115,5 @@ def decode(kind: str, body: bytes | str) -> Event:
     cls = KINDS.get(kind)
     if cls is None:
         return Unknown(wire_kind=kind, body=msgspec.json.decode(body))
-    return msgspec.json.decode(body, type=cls)
+    event = msgspec.json.decode(body, type=cls)
+    return replace(event, plan=upgrade_plan(event.plan)) if isinstance(event, RunPlanned) else event

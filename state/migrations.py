@@ -62,7 +62,7 @@ class MigrationCounts:
 class MigrationsView:
     """The migrations of a run."""
 
-    kept: tuple[Migration, ...] = ()
+    rows: tuple[Migration, ...] = ()
     """Of all cells, in the order they began, at most `MIGRATIONS_KEPT` and `REFUSALS_KEPT` refusals."""
     counts: tuple[MigrationCounts, ...] = ()
     """Per cell, of its last attempt; the cell of the newest event last."""
@@ -70,8 +70,8 @@ class MigrationsView:
     """By reason of the newest cell's refusals: when one made a line last, and how many made none since."""
 
     def of(self, cell: str) -> tuple[Migration, ...]:
-        """What is kept of one cell."""
-        return tuple(each for each in self.kept if each.cell == cell)
+        """The rows of one cell."""
+        return tuple(each for each in self.rows if each.cell == cell)
 
     def counts_of(self, cell: str) -> MigrationCounts:
         """The counts of one cell; of one without a migration, none."""
@@ -85,7 +85,7 @@ def migrations_after(before: MigrationsView | None, event: MigrationChanged, att
         view = _without_cell(view, event.cell)
     counts = _count_step(view.counts_of(event.cell), event, attempt)
     return MigrationsView(
-        kept=_drop_oldest(_add_step(view.kept, event, attempt)),
+        rows=_drop_oldest(_add_step(view.rows, event, attempt)),
         counts=(*(each for each in view.counts if each.cell != event.cell), counts),
         quiet=_note_refusal(view.quiet if _goes_on(view, event, attempt) else {}, event),
     )
@@ -93,7 +93,7 @@ def migrations_after(before: MigrationsView | None, event: MigrationChanged, att
 
 def failed_of(view: MigrationsView | None, cell: str) -> frozenset[tuple[str, str]]:
     """(migration, target) of the cell's migrations that have failed, as far as they are held."""
-    rows = () if view is None else view.kept
+    rows = () if view is None else view.rows
     return frozenset((row.migration, row.target) for row in rows if row.phase == "failed" and row.cell == cell)
 
 
@@ -127,13 +127,13 @@ def migrations_json(view: MigrationsView) -> dict[str, Any]:
             }
             for each in view.counts
         ],
-        "latest": [asdict(each) for each in view.kept[-SHOWN:]],
+        "latest": [asdict(each) for each in view.rows[-SHOWN:]],
     }
 
 
 def _without_cell(view: MigrationsView, cell: str) -> MigrationsView:
     return MigrationsView(
-        tuple(each for each in view.kept if each.cell != cell),
+        tuple(each for each in view.rows if each.cell != cell),
         tuple(each for each in view.counts if each.cell != cell),
     )
 

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+DECISION_VERSION = 2
+"""Of a row of `decisions.jsonl`; `results.records.rows` reads the older ones."""
 Role = Literal["both", "prefill", "decode"]
 
 
@@ -36,9 +38,9 @@ class InstanceLoad:
     kv_capacity_tokens: int | None = None
     """Of its KV cache; None = not known."""
     free_kv_tokens: int | None = None
-    """Capacity less `ongoing_tokens`, `kept_tokens` and asked-for outputs; None where the capacity is not known."""
-    kept_tokens: int = 0
-    """Prompt tokens it has computed for a handover and keeps until the decode instance has pulled them."""
+    """Capacity less `ongoing_tokens`, `retained_tokens` and asked-for outputs; None where the capacity is not known."""
+    retained_tokens: int = 0
+    """Prompt tokens it has computed for a handover and retains until the decode instance has pulled them."""
     assigned: int = 0
     """Sessions ever bound there."""
     active_sessions: int = 0
@@ -160,7 +162,7 @@ class KvTransfer:
     """
 
     transfer: str
-    """Its id: both legs carry it."""
+    """Its id: both requests of the transfer carry it."""
     purpose: Literal["migration", "handover"]
     """`migration`: a session's prefix moves, then the request is served; `handover`: a prefill instance computed the
     prompt for the one that decodes."""
@@ -204,7 +206,7 @@ class KvTransfer:
     t_source_sent_ns: int = 0
     """The router sent the prefill request to the source."""
     t_source_done_ns: int = 0
-    """The source has answered its leg."""
+    """The source has answered the prefill request."""
     t_target_sent_ns: int = 0
     """The router sent the decode request to the target."""
     t_done_ns: int = 0
@@ -228,10 +230,10 @@ class RoutedOutcome:
     had room; as with `retried`)."""
     http_status: int | None = None
     """None = no response head came."""
-    ttft_s: float | None = None
+    first_byte_s: float | None = None
     """Pick to the first body byte from the instance; a transfer before it is part of it."""
-    e2e_s: float | None = None
-    """Pick to the last body byte."""
+    last_byte_s: float | None = None
+    """Pick to the last body byte; of a pick that failed, to its failure."""
     prompt_tokens: int | None = None
     """By the response's usage."""
     cached_tokens: int | None = None
@@ -254,7 +256,7 @@ class DecisionRecord:
     """One pick: a row of `decisions.jsonl`, written when its outcome is known."""
 
     seq: int
-    """Place among the router's picks, 0-based."""
+    """Position among the router's picks, 0-based."""
     t_ns: int
     """`time.perf_counter_ns()` at the pick."""
     decide_us: float
@@ -267,3 +269,5 @@ class DecisionRecord:
     """What the policy decided."""
     outcome: RoutedOutcome | None = None
     """None: the router ended first."""
+    version: int = DECISION_VERSION
+    """Of this record; a row that states none is of version 1."""

@@ -81,15 +81,20 @@ def json_schema(record: type) -> dict[str, Any]:
 
 
 def decode_versioned(
-    raw: bytes, record: type[_Record], version: int, upgrades: Mapping[int, Upgrade] | None = None
+    raw: bytes,
+    record: type[_Record],
+    version: int,
+    upgrades: Mapping[int, Upgrade] | None = None,
+    unstated: int | None = None,
 ) -> _Record:
     """The record in `raw`, brought to `version` by one upgrade per older version.
 
-    Raises msgspec.DecodeError (also msgspec.ValidationError) for a damaged one, UnknownVersion for another version.
+    `unstated`: of a record without a version; None = it has the present one. Raises msgspec.DecodeError (also
+    msgspec.ValidationError) for a damaged one, UnknownVersion for another version.
     """
     row = msgspec.json.decode(raw, type=dict[str, Any])
-    written = row.get("version", version)
-    while row.get("version", version) != version:
+    written = row.setdefault("version", version if unstated is None else unstated)
+    while row["version"] != version:
         upgrade = (upgrades or {}).get(row["version"]) if isinstance(row["version"], int) else None
         if upgrade is None:
             known = " and ".join(map(str, (*sorted(upgrades or ()), version)))

@@ -70,7 +70,7 @@ class Stamps:
     t3_p_prefill_done: int | None = None
     """Its last chunk is done and the blocks may be sent."""
     t4_zmq_metadata: int | None = None
-    """It has heard from the decode instance which blocks to send where. With concurrent legs this is before t3."""
+    """The decode instance has stated which blocks to send where. Where both requests are sent at once, before t3."""
     t5_rdma_start: int | None = None
     """The first write call begins."""
     t6_rdma_complete: int | None = None

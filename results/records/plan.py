@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+RENAMED_RULES = {"leg_priority": "priority"}
+"""Rules of a KV transfer, `[router.transfer]` of a grid: old name to new."""
+_RENAMED_PROOFS = {"prefill_leg": "prefill_request"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +67,21 @@ class RunPlan:
     """Everything that shapes numbers (profile, configs, grid, engine and probe versions); the fingerprint covers it."""
     fingerprint: str
     """SHA-256 over the canonical JSON of `inputs`, `seed`, stages and cells."""
+
+
+def upgrade_plan(plan: RunPlan) -> RunPlan:
+    """A plan of an older version with the present names of transfer rules and of proofs; its fingerprint stays."""
+    cells = tuple(replace(cell, params=_rename_all(cell.params)) for cell in plan.cells)
+    return replace(plan, inputs=_rename_all(plan.inputs), cells=cells)
+
+
+def _rename_all(value: Any) -> Any:  # noqa: ANN401  # a JSON value
+    if isinstance(value, Mapping):
+        return {RENAMED_RULES.get(name, name): _rename_all(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rename_all(each) for each in value]
+    if not isinstance(value, str):
+        return value
+    for old, new in RENAMED_RULES.items():
+        value = value.replace(f"transfer.{old}=", f"transfer.{new}=")  # of `--set`
+    return _RENAMED_PROOFS.get(value, value)

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+INTERFERENCE_VERSION = 2
+"""Of a row of `interference.jsonl`; `results.records.rows` reads the older ones."""
+
 
 @dataclass(frozen=True, slots=True)
 class GpuSample:
@@ -69,11 +72,11 @@ class InterferenceRecord:
     """Requests that decode beside it."""
     repeat: int = 0
     """From 0."""
-    tpot_before_s: float | None = None
-    """Mean gap between two tokens of a decode in the settling time before the prefill's send."""
-    tpot_during_s: float | None = None
+    itl_before_s: float | None = None
+    """Mean ITL of the decodes (gap between two neighbouring tokens) in the settling time before the prefill's send."""
+    itl_during_s: float | None = None
     """The same of gaps that overlap the time from the prefill's send to its token."""
-    tpot_after_s: float | None = None
+    itl_after_s: float | None = None
     """The same in the settling time after its token."""
     worst_gap_before_s: float | None = None
     """The longest gap of any decode before."""
@@ -89,3 +92,5 @@ class InterferenceRecord:
     """Number of gaps in the mean."""
     t_unix_s: float | None = None
     """When the prefill was sent."""
+    version: int = INTERFERENCE_VERSION
+    """Of this record; a row that states none is of version 1."""

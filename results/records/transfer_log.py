@@ -60,7 +60,7 @@ class ProbeEvent(msgspec.Struct, frozen=True, kw_only=True):
     t6_from: str | None = None
     """How the end of a write is known: `return`, `telemetry`, or `poll` (when the worker looked)."""
     status: str | None = None
-    """How the prefill leg ended."""
+    """How the prefill request ended."""
     build_params_us: float | None = None
     """Time to build a write's parameters."""
     submit_us: float | None = None

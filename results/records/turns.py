@@ -18,9 +18,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from results.records.plan import RENAMED_RULES
 from results.records.schemas import SentRequest
 
-CELL_VERSION = 1
+CELL_VERSION = 2
 """Of `cell.json`."""
 
 
@@ -175,3 +176,11 @@ class RoutingCell:
     """File name to SHA-256, of every file that cannot be made again from another."""
     version: int = CELL_VERSION
     """Of this record."""
+
+
+def upgrade_cell_from_1(row: dict[str, Any]) -> dict[str, Any]:
+    """A cell of version 1 with the present names of its transfer rules."""
+    router = dict(row["router"])
+    if router.get("transfer"):
+        router["transfer"] = {RENAMED_RULES.get(name, name): value for name, value in router["transfer"].items()}
+    return row | {"router": router, "version": 2}

@@ -101,6 +101,11 @@ _ROUTING = (
     Term("router requests", "requests", "requests the router has sent to the instance that have not ended"),
     Term("pick share", "%", "share of the cell's picks that went to the instance"),
     Term("pick", "picks", "one decision of the policy: which instance serves the request"),
+    Term(
+        "first byte, last byte", "s",
+        "from the pick to the first and to the last byte of the response body, at the router; TTFT and E2E are of the "
+        "client",
+    ),
     Term("trace span", "s", "the time between a trace's first and last turn"),
     Term("replay amplification", "", "wall-clock time of a replay over the span of its trace"),
     Term("hot", "", "an instance with far more pending prefill tokens than the others (under EAR: at least T_hot)"),
@@ -140,6 +145,10 @@ _TRANSFER = (
         "transfer", "tokens, MB, ms",
         "one instance pulls the KV of a prompt's beginning from another; its size is the target's own count of prompt "
         "tokens by source",
+    ),
+    Term(
+        "prefill request, decode request", "",
+        "the two requests of a transfer: the source computes or holds the prompt's KV, the target pulls it",
     ),
     Term(
         "disaggregation", "", "prefill and decode of one request on two instances: the prefill instance P computes the "

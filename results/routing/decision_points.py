@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from results.routing.floor_facts import TargetLegs
+from results.routing.floor_facts import DecodeRequests
 from results.routing.load_floor import BONUS, NO_FIX, NON_TRIVIAL, TTFT_RATIO, FloorVariant, LoadFloor, TimeoutPair
 from results.statistics.estimates import Estimate
 from results.statistics.judgement import Judgement, Outcome, Verdict, judged
@@ -66,7 +66,7 @@ def _judge_d2(floor: LoadFloor) -> tuple[Outcome, str]:
     if not floor.timeouts:
         return (
             Outcome.OPEN,
-            f"it needs two policies that differ in transfer.timeout_s alone; {_describe_all_legs(floor)}",
+            f"it needs two policies that differ in transfer.timeout_s alone; {_describe_all_decode_requests(floor)}",
         )
     judged_pairs = [_judge_timeout(pair) for pair in floor.timeouts]
     outcomes = {outcome for outcome, _ in judged_pairs}
@@ -76,8 +76,8 @@ def _judge_d2(floor: LoadFloor) -> tuple[Outcome, str]:
 
 def _judge_timeout(pair: TimeoutPair) -> tuple[Outcome, str]:
     short, long = (
-        _describe_legs(pair.short, pair.short_legs, pair.short_s),
-        _describe_legs(pair.long, pair.long_legs, pair.long_s),
+        _describe_decode_requests(pair.short, pair.short_decode_requests, pair.short_s),
+        _describe_decode_requests(pair.long, pair.long_decode_requests, pair.long_s),
     )
     text = (
         f"{short}; {long}, {pair.over_short} of these took more than {pair.short_s:g} s; transfers failed or "
@@ -86,25 +86,28 @@ def _judge_timeout(pair: TimeoutPair) -> tuple[Outcome, str]:
     verdict = judged(pair.lost_share)
     if verdict in (Verdict.LOWER, Verdict.HIGHER):
         return (Outcome.HOLDS if verdict == Verdict.LOWER else Outcome.FAILS), text
-    if not pair.over_short and not pair.short_legs.timed_out:
+    if not pair.over_short and not pair.short_decode_requests.timed_out:
         return Outcome.UNDECIDED, f"{text}: the limit made no difference in this run"
     return Outcome.UNDECIDED, text
 
 
-def _describe_all_legs(floor: LoadFloor) -> str:
-    own = [one.legs for one in floor.variants]
+def _describe_all_decode_requests(floor: LoadFloor) -> str:
+    own = [one.decode_requests for one in floor.variants]
     longest = max((one.longest_s for one in own if one.longest_s is not None), default=None)
     limits = sorted({one.rules.timeout_s for one in floor.variants if one.rules.timeout_s is not None})
-    every = TargetLegs(sum(one.done for one in own), longest, sum(one.timed_out for one in own))
-    return _describe_legs("all", every, *limits)
+    every = DecodeRequests(sum(one.done for one in own), longest, sum(one.timed_out for one in own))
+    return _describe_decode_requests("all", every, *limits)
 
 
-def _describe_legs(label: str, legs: TargetLegs, *limits_s: float) -> str:
+def _describe_decode_requests(label: str, requests: DecodeRequests, *limits_s: float) -> str:
     limit = (
         f"at {', '.join(f'{one:g}' for one in limits_s)} s" if limits_s else "the limit is not in the cells' records"
     )
-    longest = "" if legs.longest_s is None else f", the longest in {legs.longest_s:.3g} s"
-    return f"{label} ({limit}): {legs.done} target legs brought their KV{longest}, {legs.timed_out} timed out"
+    longest = "" if requests.longest_s is None else f", the longest in {requests.longest_s:.3g} s"
+    return (
+        f"{label} ({limit}): {requests.done} decode requests brought their KV{longest}, "
+        f"{requests.timed_out} timed out"
+    )
 
 
 def _judge_d3(floor: LoadFloor) -> tuple[Outcome, str]:

@@ -1,9 +1,9 @@
 """What specs/load_floor.md asks of one cell or of all transfers: who got which sessions, what became of the overlap,
-how transfers ended, and how long their target legs took.
+how transfers ended, and how long their decode requests took.
 
-Pure functions of decision records. "D" is an instance that decodes: of role `decode` in pools, else every one. A target
-leg lasts from its sending to the KV at the target (handover: to its first byte), with the target's queue: what a
-transfer timeout bounds. "Lost" is a transfer that failed or was refused: its target computed.
+Pure functions of decision records. "D" is an instance that decodes: of role `decode` in pools, else every one. A
+decode request lasts from its sending to the KV at the target (handover: to its first byte), with the target's queue:
+what a transfer timeout bounds. "Lost" is a transfer that failed or was refused: its target computed.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class TransportFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class TargetLegs:
-    """The target legs of one label's transfers."""
+class DecodeRequests:
+    """The decode requests of one label's transfers."""
 
     done: int
     """Those that brought the KV."""
@@ -169,19 +169,19 @@ def is_lost(transfer: KvTransfer) -> bool:
     return transfer.status in LOST
 
 
-def summarise_legs(moved: Sequence[Moved]) -> TargetLegs:
+def summarise_decode_requests(moved: Sequence[Moved]) -> DecodeRequests:
     """Of these transfers."""
-    took = leg_times(moved)
+    took = list_decode_times(moved)
     timed_out = sum(
         one.transfer.status == "failed" and bool(one.transfer.t_target_sent_ns) and _timed_out(one.transfer.reason)
         for one in moved
     )
-    return TargetLegs(len(took), max(took, default=None), timed_out)
+    return DecodeRequests(len(took), max(took, default=None), timed_out)
 
 
-def leg_times(moved: Sequence[Moved]) -> list[float]:
-    """Seconds of each target leg that brought the KV."""
-    return [seconds for one in moved if (seconds := one.target_leg_s) is not None]
+def list_decode_times(moved: Sequence[Moved]) -> list[float]:
+    """Seconds of each decode request that brought the KV."""
+    return [seconds for one in moved if (seconds := one.decode_request_s) is not None]
 
 
 def transport_facts(logs: Sequence[Sequence[Moved]]) -> TransportFacts:

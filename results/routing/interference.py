@@ -22,7 +22,7 @@ class Interference:
     decodes: int
     repeats: int
     before_s: Estimate
-    """TPOT of the running decodes before the prefill joined: mean over repeats with Student's t interval."""
+    """ITL of the running decodes before the prefill joined: mean over repeats with Student's t interval."""
     during_s: Estimate
     """While it ran: gaps between tokens that overlap the time from its send to its token."""
     after_s: Estimate
@@ -50,16 +50,16 @@ def summarise_interference(rows: Sequence[InterferenceRecord]) -> tuple[Interfer
 
 def _summarise_repeats(decodes: int, prefill_tokens: int, rows: Sequence[InterferenceRecord]) -> Interference:
     ratios = [
-        row.tpot_during_s / row.tpot_before_s for row in rows if row.tpot_during_s is not None and row.tpot_before_s
+        row.itl_during_s / row.itl_before_s for row in rows if row.itl_during_s is not None and row.itl_before_s
     ]
     worst = [row.worst_gap_during_s for row in rows if row.worst_gap_during_s is not None]
     return Interference(
         prefill_tokens=prefill_tokens,
         decodes=decodes,
         repeats=len(rows),
-        before_s=_mean_of_repeats(row.tpot_before_s for row in rows),
-        during_s=_mean_of_repeats(row.tpot_during_s for row in rows),
-        after_s=_mean_of_repeats(row.tpot_after_s for row in rows),
+        before_s=_mean_of_repeats(row.itl_before_s for row in rows),
+        during_s=_mean_of_repeats(row.itl_during_s for row in rows),
+        after_s=_mean_of_repeats(row.itl_after_s for row in rows),
         slowdown=_mean_of_repeats(ratios),
         worst_gap_s=max(worst, default=None),
     )

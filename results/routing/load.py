@@ -15,7 +15,8 @@ from results.measures.turns import Turns, turns_of
 from results.records.decisions import DecisionRecord, KvTransfer
 from results.records.frames import TURN_SCHEMA, Gap, artifact_name, read_record, read_table, verified_bytes
 from results.records.layout import TrialLayout, sha256, trial_layouts
-from results.records.turns import CELL_VERSION, EngineSample, RoutingCell
+from results.records.rows import decode_rows
+from results.records.turns import CELL_VERSION, EngineSample, RoutingCell, upgrade_cell_from_1
 
 _Row = TypeVar("_Row")
 
@@ -33,7 +34,7 @@ class PickCounts:
     migrations: int
     transfers: Mapping[str, int] = field(default_factory=dict)
     """KV movements by what came of them, e.g. `migration transferred`, `handover failed`."""
-    leg_tokens: int = 0
+    transfer_prompt_tokens: int = 0
     """Prompt tokens that the engines were sent to move KV, beside those of the clients' requests."""
 
     @property
@@ -107,7 +108,7 @@ def count_picks(picks: Iterable[DecisionRecord]) -> PickCounts:
     statuses: Counter[str] = Counter()
     transfers: Counter[str] = Counter()
     by_instance: dict[str, Counter[str]] = {}
-    migrations = leg_tokens = 0
+    migrations = transfer_prompt_tokens = 0
     for pick in picks:
         decision, outcome = pick.decision, pick.outcome
         reasons[decision.reason] += 1
@@ -116,7 +117,7 @@ def count_picks(picks: Iterable[DecisionRecord]) -> PickCounts:
         migrations += bool(decision.migrate_from)
         if outcome is not None and outcome.transfer is not None:
             transfers[f"{outcome.transfer.purpose} {outcome.transfer.status}"] += 1
-            leg_tokens += leg_tokens_of(outcome.transfer)
+            transfer_prompt_tokens += count_transfer_prompt_tokens(outcome.transfer)
     return PickCounts(
         picks=reasons.total(),
         reasons=_sort_by_name(reasons),
@@ -124,12 +125,12 @@ def count_picks(picks: Iterable[DecisionRecord]) -> PickCounts:
         statuses=_sort_by_name(statuses),
         migrations=migrations,
         transfers=_sort_by_name(transfers),
-        leg_tokens=leg_tokens,
+        transfer_prompt_tokens=transfer_prompt_tokens,
     )
 
 
-def leg_tokens_of(transfer: KvTransfer) -> int:
-    """Prompt tokens of its legs that some engine counted; the leg that a handover's target gets is the request itself.
+def count_transfer_prompt_tokens(transfer: KvTransfer) -> int:
+    """Prompt tokens of its requests that some engine counted; the decode request of a handover is the client's own.
 
     Of a transfer that took several attempts, the last one's.
     """
@@ -150,7 +151,7 @@ def number_or_none(value: object) -> float | None:
 def _read_record(path: Path) -> RoutingCell | Gap:
     if not path.exists():
         return Gap(artifact_name(path), "is missing: the cell was not finished and is not counted")
-    record = read_record(path, RoutingCell, CELL_VERSION)
+    record = read_record(path, RoutingCell, CELL_VERSION, {1: upgrade_cell_from_1})
     return replace(record, reason=f"{record.reason}; the cell is not counted") if isinstance(record, Gap) else record
 
 
@@ -170,8 +171,7 @@ def _read_picks(layout: TrialLayout, record: RoutingCell) -> tuple[PickCounts | 
     """From `breakdown.json`, which is counted from the decision log when the cell ends; else from the log itself."""
     gaps = _find_altered(layout.decisions, record)
     try:
-        breakdown = msgspec.json.decode(layout.breakdown.read_bytes(), type=dict[str, Any])
-        return msgspec.convert(breakdown["picks"], PickCounts), gaps
+        return _decode_picks(layout.breakdown.read_bytes()), gaps
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, KeyError) as error:
         absent = isinstance(error, FileNotFoundError)  # then it is among the missing files already
         own = () if absent else (Gap(artifact_name(layout.breakdown), "is damaged; counted from the decision log"),)
@@ -179,6 +179,19 @@ def _read_picks(layout: TrialLayout, record: RoutingCell) -> tuple[PickCounts | 
         return None, (*gaps, *own)
     picks, row_gaps = read_rows(layout.decisions, DecisionRecord, record)
     return (None if row_gaps else count_picks(picks)), (*own, *row_gaps)
+
+
+def _decode_picks(raw: bytes) -> PickCounts:
+    """Of a `breakdown.json`. Raises msgspec.DecodeError, or KeyError where it holds none."""
+    breakdown = msgspec.json.decode(raw, type=dict[str, Any])
+    picks = breakdown["picks"]
+    if breakdown.get("format", 1) == 1:
+        picks = {_RENAMED_PICKS.get(name, name): value for name, value in picks.items()}
+    return msgspec.convert(picks, PickCounts)
+
+
+_RENAMED_PICKS = {"leg_tokens": "transfer_prompt_tokens"}
+"""Old name to new, of `picks` in format 1."""
 
 
 def _find_altered(path: Path, record: RoutingCell) -> tuple[Gap, ...]:
@@ -203,6 +216,6 @@ def read_rows(
     if isinstance(raw, Gap):
         return (), (raw,)
     try:
-        return tuple(msgspec.json.Decoder(kind).decode_lines(raw)), ()
+        return decode_rows(raw, kind), ()
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return (), (Gap(artifact_name(path), f"is damaged: {error}"),)

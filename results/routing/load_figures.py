@@ -138,9 +138,9 @@ def collect_interference(analysis: RoutingAnalysis) -> FigureData | str:
             "prefill_tokens": row.prefill_tokens,
             "decodes": row.decodes,
             "repeats": row.repeats,
-            "tpot_before_s": row.before_s.value,
-            "tpot_during_s": row.during_s.value,
-            "tpot_after_s": row.after_s.value,
+            "itl_before_s": row.before_s.value,
+            "itl_during_s": row.during_s.value,
+            "itl_after_s": row.after_s.value,
             "slowdown": row.slowdown.value,
             "slowdown_low": row.slowdown.low,
             "slowdown_high": row.slowdown.high,
@@ -152,8 +152,8 @@ def collect_interference(analysis: RoutingAnalysis) -> FigureData | str:
     if not rows:
         return "no repeat has a time before and during" if analysis.interference else "it was not measured in this run"
     caption = (
-        "Left: time per token before a prompt of this many tokens joins the same instance and while it runs (gaps "
-        "between tokens that overlap its time from send to first token), means over repeats. Right: their ratio, with "
+        "Left: ITL of running decodes before a prompt of this many tokens joins the same instance, and while it runs "
+        "(gaps that overlap its time from send to first token), means over repeats. Right: their ratio, with "
         f"the {LEVEL:.0%} interval over repeats: it depends on how small a decode step is beside a prefill step here."
     )
     return FigureData(pd.DataFrame(rows), caption)
@@ -168,13 +168,13 @@ def draw_interference(figure: Figure) -> Drawing:
     for name, pen in pens(f"{number} decodes" for number in sorted(set(table["decodes"]))).items():
         rows = table[table["decodes"] == int(name.split()[0])].sort_values("prefill_tokens", kind="stable")
         size = rows["prefill_tokens"].to_numpy(dtype=np.float64)
-        times.plot(size, rows["tpot_before_s"] * 1e3, color=pen.color, marker=pen.marker, markerfacecolor="white",
+        times.plot(size, rows["itl_before_s"] * 1e3, color=pen.color, marker=pen.marker, markerfacecolor="white",
                    linestyle=":", label=f"{name}, before")  # fmt: skip
-        times.plot(size, rows["tpot_during_s"] * 1e3, color=pen.color, marker=pen.marker, label=f"{name}, during")
+        times.plot(size, rows["itl_during_s"] * 1e3, color=pen.color, marker=pen.marker, label=f"{name}, during")
         value = rows["slowdown"].to_numpy(dtype=np.float64)
         below, above = marks.error_lengths(value, rows, ("slowdown_low", "slowdown_high"))
         ratio.errorbar(size, value, yerr=(below, above), color=pen.color, marker=pen.marker, capsize=2, elinewidth=0.9)
-    for axes, values in ((times, table[["tpot_before_s", "tpot_during_s"]].to_numpy().ravel() * 1e3), (ratio, [])):
+    for axes, values in ((times, table[["itl_before_s", "itl_during_s"]].to_numpy().ravel() * 1e3), (ratio, [])):
         if len(lengths) > 1:
             axes.set_xscale("log", base=2)
         axes.set_xticks(lengths, [f"{length:g}" for length in lengths])
@@ -182,7 +182,7 @@ def draw_interference(figure: Figure) -> Drawing:
         plain_ticks(axes, "y", [float(value) for value in values if np.isfinite(value)])
         axes.set_xlabel("tokens of the joining prefill")
     ratio.axhline(1, color="#808080", linestyle="--", linewidth=1)
-    times.set_ylabel("time per token of the decodes (ms)")
+    times.set_ylabel("ITL of the decodes (ms)")
     ratio.set_ylabel("during / before")
     times.legend(loc="upper left")
     title_sheet(drawing, figure.title)
@@ -327,6 +327,6 @@ def _show_all_cells(axes: Axes, across: pd.Series[float], up: pd.Series[float]) 
 
 OCCUPANCY = FigureKind(3, "4b", "Decode pools against the footprint of a request", collect_occupancy, draw_occupancy)
 INTERFERENCE = FigureKind(
-    5, "4d", "TPOT of running decodes while a prefill joins", collect_interference, draw_interference
+    5, "4d", "ITL of running decodes while a prefill joins", collect_interference, draw_interference
 )
 COUPLING = FigureKind(9, "8", "Dispatch coupling: turns, sessions and wall clock", collect_coupling, draw_coupling)

@@ -77,7 +77,7 @@ class FloorVariant:
     """Turns that were not completed."""
     transfers: int
     lost_transfers: int
-    legs: floor_facts.TargetLegs
+    decode_requests: floor_facts.DecodeRequests
     rejects: int
     reject_moves: int
     held: int
@@ -113,8 +113,8 @@ class TimeoutPair:
     long: str
     short_s: float
     long_s: float
-    short_legs: floor_facts.TargetLegs
-    long_legs: floor_facts.TargetLegs
+    short_decode_requests: floor_facts.DecodeRequests
+    long_decode_requests: floor_facts.DecodeRequests
     over_short: int
     """Of the long one's that brought the KV: those that took longer than the short timeout."""
     lost_share: Estimate
@@ -249,9 +249,9 @@ def _timeout_pair(one: _Label, other: _Label) -> TimeoutPair | None:
         long=long.label,
         short_s=short_s,
         long_s=max(times[0], times[1]),
-        short_legs=floor_facts.summarise_legs(short.moved),
-        long_legs=floor_facts.summarise_legs(long.moved),
-        over_short=sum(seconds > short_s for seconds in floor_facts.leg_times(long.moved)),
+        short_decode_requests=floor_facts.summarise_decode_requests(short.moved),
+        long_decode_requests=floor_facts.summarise_decode_requests(long.moved),
+        over_short=sum(seconds > short_s for seconds in floor_facts.list_decode_times(long.moved)),
         lost_share=mean_interval(combine(np.subtract, long.measured["lost_share"], short.measured["lost_share"])),
     )
 
@@ -286,7 +286,7 @@ def _measure_variant(
         failed_turns=turns - completed,
         transfers=len(own.moved),
         lost_transfers=sum(floor_facts.is_lost(one.transfer) for one in own.moved),
-        legs=floor_facts.summarise_legs(own.moved),
+        decode_requests=floor_facts.summarise_decode_requests(own.moved),
         rejects=sum(floor.rejects for floor in floors.values()),
         reject_moves=sum(floor.reject_moves for floor in floors.values()),
         held=sum(floor.held for floor in floors.values()),

@@ -173,7 +173,7 @@ COSTS: shown.TableKind[tuple[str, CostRow]] = shown.TableKind(
         Column("recomputed", lambda row: row[1].recomputed),
         Column("tokens computed again", lambda row: row[1].lost_tokens, digits=3),
         Column("per turn left", lambda row: row[1].lost_per_turn_left, digits=3),
-        shown.ms_column("first byte", lambda row: row[1].ttft_s),
+        shown.ms_column("first byte", lambda row: row[1].first_byte_s),
     ),
     "Served migrations of all trials, by the turns of their session that came after. Computed again: by the "
     "recomputed ones, held by the source and not found at the target. First byte: from the pick. Intervals, from "

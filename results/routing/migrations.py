@@ -60,8 +60,8 @@ class Migration:
         return (self.pick.outcome.migration if self.pick.outcome else "") or "unknown"
 
     @property
-    def ttft_s(self) -> float | None:
-        return None if self.pick.outcome is None else self.pick.outcome.ttft_s
+    def first_byte_s(self) -> float | None:
+        return None if self.pick.outcome is None else self.pick.outcome.first_byte_s
 
     @property
     def waited_s(self) -> float | None:
@@ -103,7 +103,7 @@ MIGRATION_FIELDS: Mapping[str, Callable[[Migration], object]] = {
     "target_pending_tokens": lambda one: pending_at(one.pick, one.pick.decision.instance),
     "context_tokens": lambda one: one.pick.request.input_tokens,
     "lost_tokens": lambda one: one.lost_tokens,
-    "ttft_s": lambda one: one.ttft_s,
+    "first_byte_s": lambda one: one.first_byte_s,
     "turns_left": lambda one: one.turns_left,
     "stayed_cool": lambda one: one.stayed_cool,
     "next_cool": lambda one: one.next_cool,
@@ -126,7 +126,7 @@ class CostRow:
     """Mean; from five migrations on with Student's t interval, as all of these."""
     lost_per_turn_left: Estimate
     """The same shared out among the turns left; unknown for 0."""
-    ttft_s: Estimate
+    first_byte_s: Estimate
     transfer_s: Estimate
     """Of those whose KV came."""
     transfer_per_turn_left_s: Estimate
@@ -268,9 +268,9 @@ def moved_ns(record: DecisionRecord) -> int | None:
     """When the target began to answer well: the moment the binding moved. The time to it counts from the pick, the
     transfer included."""
     outcome = record.outcome
-    if outcome is None or outcome.ttft_s is None or outcome.migration == "failed":
+    if outcome is None or outcome.first_byte_s is None or outcome.migration == "failed":
         return None
-    return record.t_ns + round(record.decide_us * 1e3 + outcome.ttft_s * 1e9)
+    return record.t_ns + round(record.decide_us * 1e3 + outcome.first_byte_s * 1e9)
 
 
 def pending_at(record: DecisionRecord, instance: str) -> int | None:
@@ -328,7 +328,7 @@ def _cost_row(own: Sequence[Migration], low: int, end: int | None) -> CostRow:
         recomputed=len(recomputed),
         lost_tokens=_mean_cost(lost),
         lost_per_turn_left=_mean_cost(lost / left) if low else none_left,
-        ttft_s=_mean_cost(floats_or_nan(event.ttft_s for event in own)),
+        first_byte_s=_mean_cost(floats_or_nan(event.first_byte_s for event in own)),
         transfer_s=_mean_cost(took_s),
         transfer_per_turn_left_s=_mean_cost(took_s / left) if low else none_left,
     )

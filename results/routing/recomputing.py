@@ -50,8 +50,11 @@ class Prefill:
     """Of its prompt, by the engine's count."""
     pending_tokens: int
     """Prompt tokens pending at its instance when it was picked."""
-    ttft_s: float
+    first_byte_s: float
     """From the pick to the first byte."""
+
+
+PREFILL_COLUMNS = ("computed_tokens", "pending_tokens", "first_byte_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class Brought:
     """What the target would have computed, had nothing come."""
     pending_tokens: int
     """At the target when it was picked."""
-    ttft_s: float
+    first_byte_s: float
     """From the pick to the first byte, the transfer included."""
 
 
@@ -187,10 +190,10 @@ def find_prefills(records: Iterable[DecisionRecord]) -> tuple[Prefill, ...]:
         if outcome is None or outcome.status != "ok" or outcome.transfer is not None or decision.prefill:
             continue
         pending = pending_at(record, decision.instance)
-        if None in (outcome.ttft_s, outcome.prompt_tokens, outcome.cached_tokens, pending):
+        if None in (outcome.first_byte_s, outcome.prompt_tokens, outcome.cached_tokens, pending):
             continue
         computed = (outcome.prompt_tokens or 0) - (outcome.cached_tokens or 0)
-        turns.append(Prefill(record.request.session, computed, pending or 0, outcome.ttft_s or 0.0))
+        turns.append(Prefill(record.request.session, computed, pending or 0, outcome.first_byte_s or 0.0))
     return tuple(turns)
 
 
@@ -203,11 +206,11 @@ def find_brought(records: Iterable[DecisionRecord]) -> tuple[Brought, ...]:
             continue
         took, came = transfer_s(outcome.transfer), outcome.transfer.external_tokens
         pending = pending_at(record, record.decision.instance)
-        if not came or None in (took, pending, outcome.ttft_s, outcome.prompt_tokens, outcome.cached_tokens):
+        if not came or None in (took, pending, outcome.first_byte_s, outcome.prompt_tokens, outcome.cached_tokens):
             continue
         uncached = (outcome.prompt_tokens or 0) - max((outcome.cached_tokens or 0) - came, 0)
-        session, ttft_s = record.request.session, outcome.ttft_s or 0.0
-        turns.append(Brought(session, came, took or 0.0, uncached, pending or 0, ttft_s))
+        session, first_byte_s = record.request.session, outcome.first_byte_s or 0.0
+        turns.append(Brought(session, came, took or 0.0, uncached, pending or 0, first_byte_s))
     return tuple(turns)
 
 
@@ -260,7 +263,7 @@ def why_withheld(fits: Sequence[Fit]) -> str:
 
 def describe_fit(computed: Sequence[Prefill], moved: Sequence[Brought]) -> Fit:
     """Of one cell with MIN_FIT turns or more; the same least squares as `fit_times`."""
-    tokens, pending, took_s = (_column_of(computed, name) for name in ("computed_tokens", "pending_tokens", "ttft_s"))
+    tokens, pending, took_s = (_column_of(computed, name) for name in PREFILL_COLUMNS)
     terms = np.column_stack([np.ones(tokens.size), tokens, pending])
     left = took_s - terms @ np.linalg.lstsq(terms, took_s, rcond=None)[0]
     spread = float(((took_s - took_s.mean()) ** 2).sum())
@@ -301,7 +304,7 @@ def _fit_draws(
 ) -> Mapping[str, Samples]:
     """NAMES in each draw of the groups; NaN where a draw tells no time per token above 0, or has no migrated turn."""
     first, second = group[: len(computed)], group[len(computed) :]
-    tokens, pending, took_s = (_column_of(computed, name) for name in ("computed_tokens", "pending_tokens", "ttft_s"))
+    tokens, pending, took_s = (_column_of(computed, name) for name in PREFILL_COLUMNS)
     middle = float(tokens.mean()), float(pending.mean()), float(took_s.mean())  # squares of large numbers lose digits
     x, p, y = tokens - middle[0], pending - middle[1], took_s - middle[2]
 
@@ -321,7 +324,7 @@ def _fit_draws(
         count = summed(np.ones(len(moved)), second)
         came, spent, uncached, waiting, seen = (
             summed(_column_of(moved, name), second) / count
-            for name in ("external_tokens", "transfer_s", "uncached_tokens", "pending_tokens", "ttft_s")
+            for name in ("external_tokens", "transfer_s", "uncached_tokens", "pending_tokens", "first_byte_s")
         )
         base = middle[2] + sy - per_token * (sx + middle[0]) - per_pending * (sp + middle[1])
         without = base + per_token * uncached + per_pending * waiting

@@ -17,8 +17,8 @@ from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TurnR
 from results.routing.load import LoadedCell, PickCounts, count_picks, number_or_none, own_cache
 from results.statistics.estimates import Estimate, percentiles, unknown
 
-FORMAT = 1
-"""Version of `metrics.summary.json` and `breakdown.json`."""
+FORMAT = 2
+"""Version of `metrics.summary.json` and `breakdown.json`; `load` reads the `picks` of 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,9 @@ def _count_turns(turns: Turns | None, picks: PickCounts | None, record: RoutingC
 def _measure_caching(turns: Turns | None, picks: PickCounts | None, record: RoutingCell) -> dict[str, Estimate]:
     """APC by the engines' counters and by the responses, the bounds of the completed turns, and APC over its bound."""
     why = unknown(UNREADABLE)
-    apc = engines_apc(record.engines) if picks is None or not picks.leg_tokens else moved_apc(record.engines, picks)
+    apc = engines_apc(record.engines)
+    if picks is not None and picks.transfer_prompt_tokens:
+        apc = moved_apc(record.engines, picks)
     if turns is None:
         return {"apc": apc, **dict.fromkeys(("apc_usage", "apc_bound_any", "apc_bound_intra", "apc_of_bound"), why)}
     bounds = apc_bounds(turns)
@@ -174,13 +176,13 @@ def engines_apc(engines: Sequence[RoutedEngine]) -> Estimate:
 def moved_apc(engines: Sequence[RoutedEngine], picks: PickCounts) -> Estimate:
     """APC where KV was moved: the share of the clients' prompt tokens that no instance computed.
 
-    The legs of a transfer are prompts of their own to an engine, so they are taken out of what the engines counted.
+    The requests of a transfer are prompts of their own to an engine, so they are taken out of what the engines counted.
     """
     computed = [engine.prompt_tokens_by_source.get("local_compute") for engine in engines]
     counted = [engine.prompt_tokens for engine in engines]
     if None in computed or None in counted:
         return unknown("KV was moved, and an engine's prompt tokens by source were not read")
-    prompts = sum(tokens or 0.0 for tokens in counted) - picks.leg_tokens
+    prompts = sum(tokens or 0.0 for tokens in counted) - picks.transfer_prompt_tokens
     if prompts <= 0:
         return unknown("the engines counted no prompt token but those of transfers")
     return Estimate(max(1 - sum(tokens or 0.0 for tokens in computed) / prompts, 0.0))

@@ -9,6 +9,7 @@ from functools import partial
 from results.measures import latency
 from results.measures.summary import POINTS, percentile_name
 from results.report.table import NOT_MEASURED, Column, Table, gap_table, make_table
+from results.report.terms import define_terms
 from results.routing import comparison_tables, floor_tables, migration_tables, transfer_tables
 from results.routing.analyse import RoutingAnalysis, mean_of_known
 from results.routing.cautions import why_no_verdict
@@ -208,13 +209,13 @@ INTERFERENCE: TableKind[Interference] = TableKind(
     (
         Column("prefill tokens", lambda row: row.prefill_tokens),
         Column("decodes", lambda row: row.decodes),
-        ms_column("TPOT before", lambda row: row.before_s),
-        ms_column("TPOT during", lambda row: row.during_s),
+        ms_column("ITL before", lambda row: row.before_s),
+        ms_column("ITL during", lambda row: row.during_s),
         Column("during / before", lambda row: row.slowdown, digits=3),
         Column("longest gap", lambda row: None if row.worst_gap_s is None else f"{1e3 * row.worst_gap_s:.1f}", "ms"),
         Column("repeats", lambda row: row.repeats),
     ),
-    "Means over repeats; during: while the prefill runs.",
+    "Means over repeats; during: while the prefill runs. " + define_terms("ITL"),
 )
 
 DEGRADED: TableKind[RoutedSummary] = TableKind(

@@ -23,7 +23,7 @@ LOG = "log"
 ALLOCATED, SCHEDULED, PROMOTED, WRITE = "blocks_allocated", "scheduled", "promoted", "write"
 KINDS = frozenset({ALLOCATED, SCHEDULED, PROMOTED, WRITE})
 DECODE = "decode"
-"""The leg of the target's request."""
+"""`leg` of the decode request."""
 NOT_LOGGED = "the target's transfer log does not tell it"
 """Below an instance's folder."""
 

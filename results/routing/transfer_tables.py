@@ -17,7 +17,7 @@ from results.statistics.judgement import Verdict
 def transfers_table(analysis: RoutingAnalysis) -> Table:
     note = (
         "Of those transferred: from the router's beginning to the KV at the target (handover: to its first byte). "
-        "Waited: what neither leg took, above all for a turn at the target. Legs: queues of their engines included."
+        "Waited: what neither request took, above all for a turn at the target. Both with their engine's queue."
     )
     note += note_cut(value for row in analysis.moves.transfers for value in row.values.values())
     return make_table("KV transfers", TRANSFER_COLUMNS, analysis.moves.transfers, note)
@@ -38,8 +38,8 @@ TRANSFER_COLUMNS: tuple[Column[PolicyTransfers], ...] = (
     *map(_status_column, ("transferred", "unneeded", "failed", "refused")),
     *(_mean_column(point, f"transfer_{point}_s", "ms", 1e3) for point in ("mean", "p50", "p90", "max")),
     _mean_column("waited", "wait_mean_s", "ms", 1e3),
-    _mean_column("source leg", "source_leg_mean_s", "ms", 1e3),
-    _mean_column("target leg", "target_leg_mean_s", "ms", 1e3),
+    _mean_column("prefill request", "prefill_request_mean_s", "ms", 1e3),
+    _mean_column("decode request", "decode_request_mean_s", "ms", 1e3),
     Column("why not", lambda row: format_counts(row.reasons) or None),
 )
 
@@ -64,7 +64,7 @@ BROUGHT: TableKind[PolicyTransfers] = TableKind(
     "log: external came by the transfer, local it had, computed it did itself, MB; where fewer than "
     f"{COUNTED_SHARE:.0%} were counted they are no sample of all, and have no interval. By totals: what all "
     "engines' counters say came by transfer, for each transferred one. Source computed: of the prefix, what the "
-    "source had lost. MB/s: over the target's leg, its queue included.",
+    "source had lost. MB/s: over the decode request, its queue included.",
 )
 
 
@@ -167,5 +167,5 @@ POOLS: TableKind[Pool] = TableKind(
         Column("transferred tokens", lambda row: row.values["external_tokens"]),
     ),
     "KV in use by requests that run, of the pool's instances together, at 1 Hz during the replay. Prompt tokens by "
-    "the engines' counters, per cell: those of a transfer's legs count too. From its cache: the pool's own APC.",
+    "the engines' counters, per cell: those of a transfer's requests count too. From its cache: the pool's own APC.",
 )

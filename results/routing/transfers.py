@@ -33,21 +33,21 @@ class Moved:
         return transfer_s(self.transfer)
 
     @property
-    def source_leg_s(self) -> float | None:
-        """The source's answer to its leg: what it had to compute, and its queue."""
+    def prefill_request_s(self) -> float | None:
+        """Until the source's answer: what it had to compute, and its queue."""
         return _between_s(self.transfer.t_source_sent_ns, self.transfer.t_source_done_ns)
 
     @property
-    def target_leg_s(self) -> float | None:
-        """From the target's leg to the KV there: the pull, the target's queue and what it computed beside."""
+    def decode_request_s(self) -> float | None:
+        """From its sending to the KV at the target: the pull, the target's queue and what it computed beside."""
         done = self.transfer.status == "transferred"
         return _between_s(self.transfer.t_target_sent_ns, self.transfer.t_done_ns) if done else None
 
     @property
     def wait_s(self) -> float | None:
-        """What neither leg took: transfers to one target are made one at a time."""
-        legs = self.transfer_s, self.source_leg_s, self.target_leg_s
-        return None if None in legs else (legs[0] or 0.0) - (legs[1] or 0.0) - (legs[2] or 0.0)
+        """What neither request took: transfers to one target are made one at a time."""
+        parts = self.transfer_s, self.prefill_request_s, self.decode_request_s
+        return None if None in parts else (parts[0] or 0.0) - (parts[1] or 0.0) - (parts[2] or 0.0)
 
     @property
     def source_computed_tokens(self) -> int | None:
@@ -66,8 +66,8 @@ POINTS = {"transfer_p50_s": 0.50, "transfer_p90_s": 0.90, "transfer_p99_s": 0.99
 MEANS: Mapping[str, Value] = {
     "transfer_mean_s": lambda one: one.transfer_s,
     "wait_mean_s": lambda one: one.wait_s,
-    "source_leg_mean_s": lambda one: one.source_leg_s,
-    "target_leg_mean_s": lambda one: one.target_leg_s,
+    "prefill_request_mean_s": lambda one: one.prefill_request_s,
+    "decode_request_mean_s": lambda one: one.decode_request_s,
     "prefix_tokens_mean": lambda one: one.transfer.prefix_tokens,
     "external_tokens_mean": lambda one: one.transfer.external_tokens,
     "local_tokens_mean": lambda one: one.transfer.local_tokens,
@@ -77,7 +77,7 @@ MEANS: Mapping[str, Value] = {
 RATIOS: Mapping[str, tuple[Value, Value]] = {
     "external_share": (lambda one: one.transfer.external_tokens, lambda one: one.transfer.prefix_tokens),
     "source_computed_share": (lambda one: one.source_computed_tokens, lambda one: one.transfer.prefix_tokens),
-    "bandwidth_bytes_per_s": (lambda one: one.transfer.bytes, lambda one: one.target_leg_s),
+    "bandwidth_bytes_per_s": (lambda one: one.transfer.bytes, lambda one: one.decode_request_s),
 }
 SHARES = ("external_share", "source_computed_share")
 """Those of RATIOS that cannot be above 1."""

@@ -72,8 +72,11 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
 
 
 def find_changes(old: RunPlan, new: RunPlan) -> str:
-    """What shapes the numbers of `new` otherwise than those of `old`; empty where their fingerprints are the same."""
-    if old.fingerprint == new.fingerprint:
+    """What shapes the numbers of `new` otherwise than those of `old`; empty where nothing does.
+
+    The fingerprint of `old` is taken again: what it names may have had other names when it was stored.
+    """
+    if fingerprint(old.inputs, old.seed, old.stages, old.cells) == new.fingerprint:
         return ""
     return "; ".join(differences(old.inputs, new.inputs)) or "stages or cells are laid out differently"
 

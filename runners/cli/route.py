@@ -89,7 +89,7 @@ TRANSFERS = SpecOptions(
         ),
         SpecOption("quarantine_max_s", "--quarantine-max", "Do not double the quarantine beyond this", "SECONDS"),
         SpecOption(
-            "leg_priority", "--leg-priority",
+            "priority", "--transfer-priority",
             "Send the requests that move a session's KV with this `priority`, e.g. -1, so that they pass the prompts "
             "that wait at a hot engine. Only for engines started with `--scheduling-policy priority`",
         ),

@@ -69,7 +69,7 @@ class SessionPick:
     """Of these, what the router believed `instance` to hold."""
     cached_tokens: int | None
     """Prompt tokens that the engine reports it had cached."""
-    ttft_s: float | None
+    first_byte_s: float | None
     status: str
     """Of the outcome; empty = the router ended first."""
     migrate_from: str
@@ -130,7 +130,7 @@ def _describe_pick(record: DecisionRecord, start_ns: int) -> SessionPick:
         input_tokens=request.input_tokens,
         indexed_tokens=request.cached_tokens.get(decision.instance, 0),
         cached_tokens=None if outcome is None else outcome.cached_tokens,
-        ttft_s=None if outcome is None else outcome.ttft_s,
+        first_byte_s=None if outcome is None else outcome.first_byte_s,
         status="" if outcome is None else outcome.status,
         migrate_from=decision.migrate_from,
         migration="" if outcome is None else outcome.migration,
@@ -165,7 +165,7 @@ def life_table(life: Life) -> RenderableType:
     from runners.cli.tables import table
 
     way = " -> ".join(f"{stay.instance} ({stay.migration})" if stay.migration else stay.instance for stay in life.stays)
-    rows = table(">turn", ">at s", "instance", "decided by", ">prompt", ">cached", ">TTFT ms", "what was moved")
+    rows = table(">turn", ">at s", "instance", "decided by", ">prompt", ">cached", ">first byte ms", "what was moved")
     for turn in life.turns:
         rows.add_row(*_format_turn(turn))
     head = Text.assemble((f"{life.cell}  session {life.session}", "bold"), f"  lived at {way or 'no instance'}")
@@ -183,7 +183,7 @@ def _format_turn(turn: SessionPick) -> tuple[str, ...]:
         turn.reason if turn.status in (_SERVED, "") else f"{turn.reason}; {turn.status}",
         f"{turn.input_tokens}",
         f"~{turn.indexed_tokens}" if turn.cached_tokens is None else f"{turn.cached_tokens}",
-        number(None if turn.ttft_s is None else turn.ttft_s * 1e3),
+        number(None if turn.first_byte_s is None else turn.first_byte_s * 1e3),
         _describe_movement(turn),
     )
 

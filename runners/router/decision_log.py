@@ -11,6 +11,7 @@ import msgspec
 from results.records.decisions import DecisionRecord
 from results.records.frames import Gap
 from results.records.layout import TrialLayout, sha256, trial_layouts
+from results.records.rows import decode_row
 from results.records.turns import RoutingCell
 from runners.errors import RunnerError
 
@@ -53,7 +54,7 @@ def read_log(path: Path, name: str) -> LoggedPicks:
     try:
         for number, line in _read_lines(path):
             try:
-                records.append(decoder.decode(line))
+                records.append(decode_row(line, decoder))
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 why = str(error) if line.endswith(b"\n") else "is cut short"
                 damaged.append((number, why))

@@ -144,10 +144,10 @@ class Ledger:
     def _count_outcome(self, outcome: PendingOutcome) -> None:
         counts, record = self._counts, outcome.record
         counts.outcomes[record.decision.instance, outcome.status] += 1
-        ttft_s = _ttft_s(outcome)
-        if outcome.status == "ok" and ttft_s is not None:
-            counts.ttft.add(ttft_s)
-            counts.e2e.add(_e2e_s(outcome))
+        first_byte_s = _first_byte_s(outcome)
+        if outcome.status == "ok" and first_byte_s is not None:
+            counts.first_byte.add(first_byte_s)
+            counts.last_byte.add(_last_byte_s(outcome))
         migration = _migration_result(outcome)
         if migration:
             counts.migrations[migration] += 1
@@ -180,8 +180,8 @@ class Ledger:
         routed = RoutedOutcome(
             status=outcome.status,
             http_status=outcome.http_status,
-            ttft_s=_ttft_s(outcome),
-            e2e_s=_e2e_s(outcome),
+            first_byte_s=_first_byte_s(outcome),
+            last_byte_s=_last_byte_s(outcome),
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
             completion_tokens=usage.completion_tokens,
@@ -192,11 +192,11 @@ class Ledger:
         self._log.append(replace(outcome.record, outcome=routed))
 
 
-def _ttft_s(outcome: PendingOutcome) -> float | None:
+def _first_byte_s(outcome: PendingOutcome) -> float | None:
     return (outcome.t_first_ns - outcome.t_dispatch_ns) / 1e9 if outcome.t_first_ns else None
 
 
-def _e2e_s(outcome: PendingOutcome) -> float:
+def _last_byte_s(outcome: PendingOutcome) -> float:
     return (outcome.t_end_ns - outcome.t_dispatch_ns) / 1e9
 
 

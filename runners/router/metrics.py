@@ -79,8 +79,8 @@ class Counts:
         self.binding_failures: Counter[str] = Counter()
         """By kind: `away` (not asked), `timeout`, `lost` (the connection), `refused` (another router came first)."""
         self.binding_trip = Histogram(TRIP_BUCKETS_S)
-        self.ttft = Histogram(LATENCY_BUCKETS_S)
-        self.e2e = Histogram(LATENCY_BUCKETS_S)
+        self.first_byte = Histogram(LATENCY_BUCKETS_S)
+        self.last_byte = Histogram(LATENCY_BUCKETS_S)
         self._decide_us = array("d")
 
     def add_decide_time(self, decide_us: float) -> None:
@@ -175,7 +175,7 @@ def _make_gauges(view: ClusterView, sessions: Mapping[str, int]) -> Iterator[Met
             lambda load: load.pending_prefill_tokens,
         ),
         ("ongoing_tokens", "Prompt tokens of requests that have not ended.", lambda load: load.ongoing_tokens),
-        ("kept_tokens", "Prompt tokens kept there for a handover's pull.", lambda load: load.kept_tokens),
+        ("retained_tokens", "Prompt tokens retained for the pull of a handover.", lambda load: load.retained_tokens),
         ("sessions", "Sessions bound there.", lambda load: sessions.get(load.instance, 0)),
     )
     for name, text, value in rows:
@@ -191,8 +191,8 @@ def _make_histograms(counts: Counts) -> Iterator[Metric]:
     for name, text, histogram in (
         ("decide_seconds", "Time to decide.", counts.decide),
         ("bindings_seconds", "A question to the shared table until its answer.", counts.binding_trip),
-        ("ttft_seconds", "Dispatch to first body byte.", counts.ttft),
-        ("e2e_seconds", "Dispatch to the end of the response.", counts.e2e),
+        ("first_byte_seconds", "Pick to the first body byte.", counts.first_byte),
+        ("last_byte_seconds", "Pick to the last body byte.", counts.last_byte),
         ("transfer_seconds", "A transfer that moved KV, from begin to end.", counts.transfer),
     ):
         yield HistogramMetricFamily(PREFIX + name, text, buckets=histogram.buckets(), sum_value=histogram.total)

@@ -15,6 +15,7 @@ import msgspec
 
 from results.records.decisions import Role
 from results.records.migrations import TickMigration
+from results.records.plan import RENAMED_RULES
 from runners.errors import RunnerError
 
 INDEXES = ("approximate", "events")
@@ -70,7 +71,7 @@ class TransferRules:
     count: bool = True
     """Read the target's counters after each transfer. Without, moved tokens are null: for measurements in which a
     page of metrics would cost the engine time, and which count otherwise."""
-    leg_priority: int | None = None
+    priority: int | None = None
     """`priority` of a migration's requests, where the engines schedule by priority (lower = sooner): KV is asked of an
     instance because that one is busy, and would wait behind all that made it so. None = no such field is sent."""
 
@@ -403,8 +404,15 @@ def to_json(value: RouterSpec | RouterLine) -> bytes:
 def router_spec(path: Path) -> RouterSpec:
     """The spec in a JSON file. Raises RouterError naming the file and the field that is wrong."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=RouterSpec)
+        raw = path.read_bytes()
+        spec = msgspec.json.decode(raw, type=RouterSpec)
     except OSError as error:
         raise RouterError(f"router spec {path}: {error.strerror}", remedy="Give the path of a router spec.") from error
     except msgspec.DecodeError as error:
         raise RouterError(f"router spec {path}: {error}", remedy="Correct that field of the router spec.") from error
+    for old in RENAMED_RULES.keys() & msgspec.json.decode(raw).get("transfer", {}):
+        raise RouterError(
+            f"router spec {path}: transfer.{old} is now called {RENAMED_RULES[old]}",
+            remedy="Correct that field of the router spec.",
+        )
+    return spec

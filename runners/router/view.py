@@ -38,13 +38,13 @@ class _Counters:
     pending_prefill_tokens: int = 0
     ongoing_tokens: int = 0
     ongoing_decode_tokens: int = 0
-    kept_tokens: int = 0
+    retained_tokens: int = 0
     promised_tokens: int = 0
     """Outputs of its open requests: their `max_tokens`."""
 
     def load(self, bindings: Bindings, now: float) -> InstanceLoad:
         capacity = self.member.kv_capacity_tokens
-        used = self.ongoing_tokens + self.kept_tokens + self.promised_tokens
+        used = self.ongoing_tokens + self.retained_tokens + self.promised_tokens
         free = None if capacity is None else max(0, capacity - used)
         name = self.member.instance
         return InstanceLoad(
@@ -57,7 +57,7 @@ class _Counters:
             ongoing_tokens=self.ongoing_tokens,
             ongoing_decode_tokens=self.ongoing_decode_tokens,
             kv_capacity_tokens=capacity,
-            kept_tokens=self.kept_tokens,
+            retained_tokens=self.retained_tokens,
             free_kv_tokens=free,
             assigned=bindings.assigned(name),
             active_sessions=bindings.active(name),
@@ -99,13 +99,13 @@ class _Share:
         if self._open and not self._retains:
             self.end()
             self._retains = True
-            self._counters.kept_tokens += self._tokens
+            self._counters.retained_tokens += self._tokens
 
     def end(self) -> None:
         counters = self._counters
         if self._retains:
             self._retains = False
-            counters.kept_tokens -= self._tokens
+            counters.retained_tokens -= self._tokens
         if not self._open:
             return
         self._open = False

@@ -139,10 +139,11 @@ def _explain_outcome(outcome: RoutedOutcome | None, record: DecisionRecord) -> s
     if outcome is None:
         return "Outcome: not known, the router ended first."
     parts = [outcome.status if outcome.http_status is None else f"{outcome.status} (HTTP {outcome.http_status})"]
-    if outcome.ttft_s is not None:
-        parts.append(f"first byte after {outcome.ttft_s:.3f} s")
-    if outcome.e2e_s is not None:
-        parts.append(f"over after {outcome.e2e_s:.3f} s")
+    if outcome.first_byte_s is not None:
+        parts.append(f"first byte after {outcome.first_byte_s:.3f} s")
+    if outcome.last_byte_s is not None:
+        last = "last byte" if outcome.status == "ok" else "over"
+        parts.append(f"{last} after {outcome.last_byte_s:.3f} s")
     expected = record.request.cached_tokens.get(record.decision.prefill or record.decision.instance, 0)
     if outcome.prompt_tokens is not None:
         had = "an unknown number" if outcome.cached_tokens is None else str(outcome.cached_tokens)

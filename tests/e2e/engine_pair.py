@@ -254,7 +254,7 @@ async def routed(
             async with asyncio.timeout(30):
                 while any(row["num_requests"] for row in (await made.loads()).values()):  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
-            left = ("pending_prefill_tokens", "ongoing_tokens", "ongoing_decode_tokens", "kept_tokens")
+            left = ("pending_prefill_tokens", "ongoing_tokens", "ongoing_decode_tokens", "retained_tokens")
             assert not [row for row in (await made.loads()).values() if any(row[name] for name in left)]
         await process.end()
     made.records = sorted(

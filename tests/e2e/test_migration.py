@@ -31,7 +31,7 @@ PREFIX = 64 * BLOCK
 WAITING = 14
 """Prompts that the router knows nothing of, each as long as a context may be: a second of work. `h` has room for all of
 them twice, so that the sessions' prefixes stay."""
-RULES = TransferRules(timeout_s=20.0, leg_priority=-1)
+RULES = TransferRules(timeout_s=20.0, priority=-1)
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -156,7 +156,7 @@ async def test_a_transfer_that_is_dropped_is_recomputed_and_then_not_tried_for_a
 ) -> None:
     """No server listens at the source's bootstrap address."""
     members = (pair.member("h", bootstrap="http://127.0.0.1:9"), pair.member("t"))
-    rules = TransferRules(timeout_s=10.0, attempts=1, failures_to_quarantine=1, quarantine_s=60.0, leg_priority=-1)
+    rules = TransferRules(timeout_s=10.0, attempts=1, failures_to_quarantine=1, quarantine_s=60.0, priority=-1)
     context = draw(PREFIX)
     async with ear(pair, tmp_path, rules, members) as made:
         await made.turn("s", context)
@@ -178,7 +178,7 @@ async def test_a_transfer_that_is_dropped_is_recomputed_and_then_not_tried_for_a
 
 
 async def test_a_target_that_stays_full_is_given_up_on_and_serves_once_it_has_room(pair: Pair, tmp_path: Path) -> None:
-    rules = TransferRules(timeout_s=3.0, attempts=1, failures_to_quarantine=1, quarantine_s=60.0, leg_priority=-1)
+    rules = TransferRules(timeout_s=3.0, attempts=1, failures_to_quarantine=1, quarantine_s=60.0, priority=-1)
     context = draw(PREFIX)
     async with ear(pair, tmp_path, rules) as made:
         await made.turn("s", context)
@@ -333,7 +333,7 @@ async def test_a_source_that_dies_costs_a_recompute_at_most(pair: Pair, tmp_path
 async def test_a_source_that_stands_still_during_the_pull_costs_the_time_limit_and_a_recompute(
     pair: Pair, tmp_path: Path
 ) -> None:
-    rules = TransferRules(timeout_s=4.0, attempts=1, leg_priority=-1)
+    rules = TransferRules(timeout_s=4.0, attempts=1, priority=-1)
     context = draw(PREFIX)
     later = context + draw(60)
     async with ear(pair, tmp_path, rules) as made:

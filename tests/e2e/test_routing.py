@@ -196,7 +196,7 @@ def test_the_console_saw_the_router_live(folder: Path) -> None:
 def test_a_prefill_holds_up_the_decodes_beside_it(folder: Path) -> None:
     rows = [msgspec.json.decode(line) for line in (folder / "results" / "interference.jsonl").open("rb")]
     assert rows
-    assert all(row["tpot_during_s"] > row["tpot_before_s"] for row in rows)
+    assert all(row["itl_during_s"] > row["itl_before_s"] for row in rows)
 
 
 def test_the_report_sets_the_policies_side_by_side(folder: Path) -> None:

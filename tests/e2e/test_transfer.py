@@ -105,10 +105,10 @@ async def bench(pair: Pair) -> AsyncIterator[Bench]:
 
 
 @contextlib.asynccontextmanager
-async def transport(pair: Pair, timeout_s: float = 60.0, leg_priority: int | None = -1) -> AsyncIterator[Bench]:
+async def transport(pair: Pair, timeout_s: float = 60.0, priority: int | None = -1) -> AsyncIterator[Bench]:
     specs = {name: pair.member(name) for name in NAMES}
     pools = {name: Pool(await resolve(spec.url), 3.0) for name, spec in specs.items()}
-    transfers = Transfers(pools, specs, TransferRules(timeout_s=timeout_s, leg_priority=leg_priority), EventLoop())
+    transfers = Transfers(pools, specs, TransferRules(timeout_s=timeout_s, priority=priority), EventLoop())
     try:
         yield Bench(pair, transfers)
     finally:

@@ -78,12 +78,12 @@ async def test_an_engine_pulls_from_itself_what_its_own_prefix_cache_does_not_ho
 ) -> None:
     engine = reach["http://127.0.0.1:18002"] = FakeEngine()
     assert "4095 of 4096 tokens pulled from itself" in await seen(engine, BOTH, proofs.self_transfer)
-    legs = [body for body in engine.asked if "kv_transfer_params" in body]
-    assert len({body["cache_salt"] for body in legs}) == 2
-    first, second = (body["kv_transfer_params"] for body in legs)
+    requests = [body for body in engine.asked if "kv_transfer_params" in body]
+    assert len({body["cache_salt"] for body in requests}) == 2
+    first, second = (body["kv_transfer_params"] for body in requests)
     assert first["transfer_id"] == second["transfer_id"]
     assert second["remote_engine_id"] == "e1"
-    assert (legs[0]["max_tokens"], legs[0]["ignore_eos"]) == (1, True)
+    assert (requests[0]["max_tokens"], requests[0]["ignore_eos"]) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ async def test_a_transfer_that_does_not_happen_fails(reach: dict[str, FakeEngine
 
 async def test_a_producer_keeps_its_blocks_and_frees_them(reach: dict[str, FakeEngine]) -> None:
     engine = reach["http://127.0.0.1:18002"] = FakeEngine()
-    said = await seen(engine, PRODUCER, proofs.prefill_leg)
+    said = await seen(engine, PRODUCER, proofs.check_retained_blocks)
     assert "names engine e1; blocks held (0.2500), freed after" in said
 
 
@@ -114,7 +114,7 @@ async def test_a_producer_that_keeps_no_blocks_or_never_frees_them_fails(
 ) -> None:
     engine = reach["http://127.0.0.1:18002"] = broken(fault)
     with pytest.raises(GateFailed, match=reason):
-        await seen(engine, PRODUCER, proofs.prefill_leg)
+        await seen(engine, PRODUCER, proofs.check_retained_blocks)
 
 
 async def test_a_consumer_asks_the_bootstrap_it_is_told() -> None:

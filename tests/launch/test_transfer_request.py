@@ -49,12 +49,12 @@ def test_a_leg_is_only_for_an_engine_of_its_role(config: str, prefill: bool, dec
 
 
 @pytest.mark.parametrize("params", [{}, {**PREFILL, "do_remote_prefill": True}])
-def test_a_request_asks_for_exactly_one_leg(params: dict[str, Any]) -> None:
+def test_a_request_has_exactly_one_kind(params: dict[str, Any]) -> None:
     assert not accepted("mooncake_both", params)
 
 
 @pytest.mark.parametrize("body", [{"max_tokens": 2}, {"ignore_eos": False}])
-def test_a_prefill_leg_makes_exactly_one_token(body: dict[str, object]) -> None:
+def test_a_prefill_request_makes_exactly_one_token(body: dict[str, object]) -> None:
     assert not accepted("mooncake_both", PREFILL, **body)
     assert accepted("mooncake_both", DECODE, **body)
 

@@ -36,13 +36,13 @@ def lines(*events: Event) -> list[str]:
 
 def test_a_migration_is_one_row_from_its_beginning_to_its_end() -> None:
     begun = step("started", 3.0, text="e0 is hot")
-    (row,) = migrations(begun).kept
+    (row,) = migrations(begun).rows
     assert (row.phase, row.t_unix_s, row.ended_unix_s, row.text) == ("started", 3.0, None, "e0 is hot")
     assert migrations(begun).counts_of(CELL).under_way == 1
-    (row,) = migrations(step("started", 3.0, reason="hot"), step("failed", 4.0, reason="error", text="no answer")).kept
+    (row,) = migrations(step("started", 3.0, reason="hot"), step("failed", 4.0, reason="error", text="no answer")).rows
     assert (row.reason, row.text) == ("error", "hot, no answer")
     done = step("done", 3.4, reason="transferred", external_tokens=1024, bytes=524_288, transfer_s=0.031)
-    (row,) = migrations(begun, done).kept
+    (row,) = migrations(begun, done).rows
     assert (row.phase, row.reason, row.t_unix_s, row.ended_unix_s) == ("done", "transferred", 3.0, 3.4)
     assert (row.external_tokens, row.bytes, row.transfer_s, row.text) == (1024, 524_288, 0.031, "e0 is hot")
     counts = migrations(begun, done).counts_of(CELL)
@@ -51,13 +51,13 @@ def test_a_migration_is_one_row_from_its_beginning_to_its_end() -> None:
 
 def test_one_request_id_in_two_cells_is_two_migrations() -> None:
     view = migrations(step("started", 3.0), replace(step("started", 9.0), cell=OTHER))
-    assert [(row.cell, row.t_unix_s) for row in view.kept] == [(CELL, 3.0), (OTHER, 9.0)]
+    assert [(row.cell, row.t_unix_s) for row in view.rows] == [(CELL, 3.0), (OTHER, 9.0)]
     assert len(view.of(CELL)) == 1
     assert view.counts_of("no/cell").of("started") == 0
 
 
 def test_an_end_whose_beginning_was_not_seen_is_a_row_too() -> None:
-    (row,) = migrations(step("failed", 3.0, reason="no answer")).kept
+    (row,) = migrations(step("failed", 3.0, reason="no answer")).rows
     assert (row.phase, row.t_unix_s, row.ended_unix_s) == ("failed", 3.0, 3.0)
 
 
@@ -70,7 +70,7 @@ def test_another_attempt_begins_its_cell_anew_and_leaves_the_others() -> None:
         step("started", 5.0, "x"),
     )
     view = migrations(*first, *other, *again)
-    assert [(row.cell, row.attempt, row.migration) for row in view.kept] == [(OTHER, 1, "r3-0"), (CELL, 2, "x")]
+    assert [(row.cell, row.attempt, row.migration) for row in view.rows] == [(OTHER, 1, "r3-0"), (CELL, 2, "x")]
     assert view.counts_of(CELL).by_phase == {"started": {"": 1}}
     assert view.counts_of(OTHER).of("started") == 1
 
@@ -94,9 +94,9 @@ def test_the_past_is_bounded_and_refusals_push_no_migration_out() -> None:
     events = [step("started", float(n), f"m{n}") for n in range(MIGRATIONS_KEPT + 5)]
     refusals = [step("refused", float(n), f"x{n}", reason=f"{n}") for n in range(REFUSALS_KEPT + 50)]
     view = migrations(*events, *refusals)
-    phases = Counter(row.phase for row in view.kept)
+    phases = Counter(row.phase for row in view.rows)
     assert phases == {"started": MIGRATIONS_KEPT, "refused": REFUSALS_KEPT}
-    assert view.kept[0].migration == "m5"
+    assert view.rows[0].migration == "m5"
     counts = view.counts_of(CELL)
     assert counts.of("refused") == len(refusals)
     assert len(counts.by_phase["refused"]) < 30, "reasons without end are counted together"
@@ -157,8 +157,8 @@ def test_no_story_is_counted_twice_or_lost(story: list[tuple[str, int, float]]) 
     view = migrations(*events)
     counts = view.counts_of(CELL)
     assert {phase: counts.of(phase) for phase in PHASES if counts.of(phase)} == Counter(p for p, _, _ in story)
-    assert {row.migration for row in view.kept} == {event.migration for event in events}
-    assert all((row.phase == "started") == (row.ended_unix_s is None) for row in view.kept if row.phase != "refused")
+    assert {row.migration for row in view.rows} == {event.migration for event in events}
+    assert all((row.phase == "started") == (row.ended_unix_s is None) for row in view.rows if row.phase != "refused")
     assert json.loads(json.dumps(migrations_json(view), allow_nan=False))
 
 

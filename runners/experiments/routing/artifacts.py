@@ -6,12 +6,13 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from results.records.decisions import DecisionRecord
 from results.records.layout import TrialLayout, publish, sha256, write_indented_json
+from results.records.rows import decode_rows
 from results.records.samples import CounterSpan
 from results.records.turns import EngineSample, RoutedEngine, RoutingCell, TraceRecord, TurnRecord
 from results.routing.summary import summarise_cell
@@ -41,7 +42,6 @@ HEADLINE = (
 """Values of the summary that the journal keeps of a cell."""
 COUNTS = ("completed", "failed", "cut", "sessions_done", "retried")
 _HERE = Path(__file__).resolve().parent
-_Row = TypeVar("_Row")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +75,16 @@ def put_in_place(
     """From the attempt's folder to the cell's; returns the headline numbers."""
     written, layout = TrialLayout(folder), trial_layout(context, cell)
     spans = {name: read_span(path) for name, path in replayed.scrapes.items()}
-    turns, decisions = _read_rows(written.metrics, TurnRecord), _read_rows(written.decisions, DecisionRecord)
+    turns = decode_rows(written.metrics.read_bytes(), TurnRecord)
+    decisions = decode_rows(written.decisions.read_bytes(), DecisionRecord)
+    samples = decode_rows(written.engines.read_bytes(), EngineSample)
     record = _make_record(cell, attempt, grid, trace, replayed, spans)
     write_indented_json(written.config, _describe_config(cell, grid, trace, context))
     write_indented_json(written.apc, {name: msgspec.to_builtins(span) for name, span in spans.items()})
     measured = (written.config, written.metrics, written.decisions, written.engines, written.apc, written.gpu_util)
     logs = written.transfer_logs()
     record = replace(record, checksums={str(path.relative_to(folder)): sha256(path) for path in (*measured, *logs)})
-    summary, breakdown = summarise_cell(turns, decisions, record, _read_rows(written.engines, EngineSample))
+    summary, breakdown = summarise_cell(turns, decisions, record, samples)
     summary["movements"] = movements(decisions)
     write_indented_json(written.summary, summary)
     write_indented_json(written.breakdown, breakdown)
@@ -206,10 +208,6 @@ def _describe_config(cell: CellPlan, grid: Grid, trace: TraceRecord, context: Ru
         "decode_kv_cache_memory_bytes": grid.decode_kv_cache_memory_bytes,
         "engine_versions": dict(context.engine.versions),
     }
-
-
-def _read_rows(path: Path, kind: type[_Row]) -> list[_Row]:
-    return msgspec.json.Decoder(kind).decode_lines(path.read_bytes())
 
 
 def _move_instances(source: Path, target: Path) -> None:

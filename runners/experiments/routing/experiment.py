@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from results.records.layout import is_complete, write_atomic
+from results.records.rows import decode_rows
 from results.records.samples import InterferenceRecord
 from results.records.turns import TraceRecord
 from results.routing.write import analyse_routing
@@ -67,7 +68,8 @@ class Routing(PatchedCells):
             return Outcome(headline(summary), summary["degraded"])
         if cell.kind == "interference" and self._rows_of(cell).is_file():
             self._gather_interference()
-            return Outcome(_interference_headline(_read_rows(self._rows_of(cell))))
+            rows = decode_rows(self._rows_of(cell).read_bytes(), InterferenceRecord)
+            return Outcome(_interference_headline(rows))
         return None
 
     async def _prepare_trace(self, cell: CellPlan, attempt: int) -> Outcome:
@@ -134,13 +136,9 @@ class Routing(PatchedCells):
         return Outcome({"cells": len(analysis.cells), "gaps": len(analysis.gaps)})
 
 
-def _read_rows(path: Path) -> tuple[InterferenceRecord, ...]:
-    return tuple(msgspec.json.Decoder(InterferenceRecord).decode_lines(path.read_bytes()))
-
-
 def _interference_headline(rows: tuple[InterferenceRecord, ...]) -> dict[str, Any]:
     """Medians over the repeats."""
-    names = ("tpot_before_s", "tpot_during_s", "worst_gap_during_s", "prefill_ttft_s")
+    names = ("itl_before_s", "itl_during_s", "worst_gap_during_s", "prefill_ttft_s")
     return {name: _median_of([value for row in rows if (value := getattr(row, name)) is not None]) for name in names}
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from results.records.decisions import Role
+from results.records.plan import RENAMED_RULES
 from runners.errors import RunnerError
 from runners.experiments.engines import EngineChoice
 from runners.experiments.settings import (
@@ -317,6 +318,9 @@ def _transfer_problems(grid: Grid) -> list[tuple[bool, str]]:
 
 def _rule_problems(where: str, rules_table: Mapping[str, Any], scheduling: str | None) -> list[tuple[bool, str]]:
     known = TransferRules.__dataclass_fields__
+    old = sorted(set(rules_table) & set(RENAMED_RULES))
+    if old:
+        return [(True, f"{where}.{old[0]} is now called {RENAMED_RULES[old[0]]}")]
     unknown = sorted(set(rules_table) - set(known))
     if unknown:
         return [(True, f"{where} has no {', '.join(unknown)}; it has {', '.join(known)}")]
@@ -332,8 +336,8 @@ def _rule_problems(where: str, rules_table: Mapping[str, Any], scheduling: str |
         (rules.queue < 0, f"{where}.queue must not be below 0"),
         (rules.quarantine_max_s < rules.quarantine_s, f"{where}.quarantine_max_s is below quarantine_s"),
         (
-            rules.leg_priority is not None and scheduling != "priority",
-            f'{where}.leg_priority needs engine.scheduling = "priority": engines refuse it otherwise',
+            rules.priority is not None and scheduling != "priority",
+            f'{where}.priority needs engine.scheduling = "priority": engines refuse it otherwise',
         ),
     ]
 

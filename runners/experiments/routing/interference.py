@@ -1,4 +1,4 @@
-"""What a prefill does to the decodes beside it: time per token before, while and after it joins the same engine.
+"""What a prefill does to the decodes beside it: ITL before, while and after it joins the same engine.
 
 Figure f4d of specs/ear, section 3.3. A few requests decode; when all of them have run for a while, one prompt of N
 tokens is sent that asks for a single token. Every gap between two tokens of a decode that overlaps the time from that
@@ -57,8 +57,8 @@ class InterferenceSpec:
 class Gaps:
     """The gaps between tokens of one part of a repeat."""
 
-    tpot_s: float | None
-    """Their mean; None = there was none."""
+    itl_s: float | None
+    """Their mean, the ITL; None = there was none."""
     worst_s: float | None
     gaps: int
 
@@ -132,9 +132,9 @@ async def _measure_repeat(
         prefill_tokens=spec.prefill_tokens,
         decodes=spec.decodes,
         repeat=repeat,
-        tpot_before_s=before.tpot_s,
-        tpot_during_s=during.tpot_s,
-        tpot_after_s=after.tpot_s,
+        itl_before_s=before.itl_s,
+        itl_during_s=during.itl_s,
+        itl_after_s=after.itl_s,
         worst_gap_before_s=before.worst_s,
         worst_gap_during_s=during.worst_s,
         prefill_ttft_s=(prefill.t_first_ns - prefill.t_send_ns) / 1e9,

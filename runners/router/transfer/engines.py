@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from launch.transfer_request import TransferRefused, check_leg
+from launch.transfer_request import TransferRefused, check_transfer_request
 from runners.router.failure import REFUSALS
 from runners.router.instances.internal_request import InternalRequestFailed, fetch, fetch_metrics
 from runners.router.instances.upstream import Answer, Pool, resolve
@@ -68,7 +68,7 @@ class Engines:
         if endpoint is None:
             raise StepFailed(f"the {who} was removed", strike=False)
         try:
-            check_leg(body, connector_part(endpoint), f"the {who}")
+            check_transfer_request(body, connector_part(endpoint), f"the {who}")
         except TransferRefused as error:
             raise StepFailed(f"not sent: {error}", strike=True) from error
         answer, page = await self._post_body(instance, who, path, headers, msgspec.json.encode(body), sent)

@@ -246,7 +246,7 @@ class Transfers:
             await self._retry_attempt(job, partial(self._move_prefix, job, asked, ids[:tokens]))
 
     async def _move_prefix(self, job: Job, asked: ClientRequest, prefix: tuple[int, ...]) -> None:
-        account, priority = self._account_of(job.target), self._settings.leg_priority
+        account, priority = self._account_of(job.target), self._settings.priority
         reading = self._run_in_background(account.refresh())
         await send_prefill_request(self._engines, job, PATH, partial(prefix_body, asked, prefix, priority=priority))
         assert job.retained is not None

@@ -43,7 +43,7 @@ class Log:
         cached: Mapping[str, int] | None = None,
         counted: int | None = None,
         gates: tuple[Gate, ...] = (),
-        ttft_s: float | None = 0.5,
+        first_byte_s: float | None = 0.5,
         prompt_tokens: int = 2000,
         owner: str = "",
         prefill: str = "",
@@ -56,7 +56,7 @@ class Log:
         made = Decision("ear", to, "x", gates=gates, migrate_from=source, prefill=prefill)
         migration = status or ("recomputed" if source else "")
         outcome = RoutedOutcome(
-            "ok", 200, ttft_s, 1.0, prompt_tokens, counted, 10, migration=migration, transfer=transfer
+            "ok", 200, first_byte_s, 1.0, prompt_tokens, counted, 10, migration=migration, transfer=transfer
         )
         self.records.append(DecisionRecord(place, T0_NS + round(t_s * 1e9), 0.0, asked, view, made, outcome))
 
@@ -74,7 +74,7 @@ def moved(
     status: str = "transferred",
     reason: str = "",
 ) -> KvTransfer:
-    """A transfer whose source leg is a quarter of its time; 2 bytes a token."""
+    """A transfer whose prefill request is a quarter of its time; 2 bytes a token."""
     begin = T0_NS + round(begin_s * 1e9)
     step = round(took_s * 1e9 / 4)
     return KvTransfer(

@@ -243,7 +243,7 @@ def decisions(turns: Sequence[TurnRecord], policy: str, moves: int = 0) -> list[
             decision=Decision(policy, turn.instance, "affinity" if turn.turn else "cold"),
             outcome=RoutedOutcome(
                 "ok" if turn.status == RequestStatus.OK else "error",
-                ttft_s=0.01 + 1e-4 * ((turn.prompt_tokens or 0) - (turn.cached_tokens or 0)),
+                first_byte_s=0.01 + 1e-4 * ((turn.prompt_tokens or 0) - (turn.cached_tokens or 0)),
                 prompt_tokens=turn.prompt_tokens,
                 cached_tokens=turn.cached_tokens,
             ),
@@ -318,8 +318,8 @@ def write_interference(root: Path, slowdowns: Mapping[int, float], repeats: int 
     rows = [
         {
             "instance": "e0", "prefill_tokens": tokens, "decodes": 4, "repeat": repeat,
-            "tpot_before_s": 0.01 * (1 + 0.01 * repeat), "tpot_during_s": 0.01 * (1 + 0.01 * repeat) * slow,
-            "tpot_after_s": 0.01, "worst_gap_during_s": 0.03 * slow, "gaps_during": 8,
+            "itl_before_s": 0.01 * (1 + 0.01 * repeat), "itl_during_s": 0.01 * (1 + 0.01 * repeat) * slow,
+            "itl_after_s": 0.01, "worst_gap_during_s": 0.03 * slow, "gaps_during": 8,
         }
         for tokens, slow in slowdowns.items()
         for repeat in range(repeats)

@@ -10,7 +10,14 @@ import pytest
 
 from results.records.turns import RoutedEngine
 from results.routing.decision_points import judge_decision_points
-from results.routing.floor_facts import Rules, SessionFacts, TargetLegs, TransportFacts, floor_facts, transport_facts
+from results.routing.floor_facts import (
+    DecodeRequests,
+    Rules,
+    SessionFacts,
+    TransportFacts,
+    floor_facts,
+    transport_facts,
+)
 from results.routing.load_floor import NO_FIX, TTFT_RATIO, FloorVariant, LoadFloor, fix_of, measure_load_floor
 from results.routing.transfers import Moved
 from results.statistics.estimates import Estimate
@@ -91,7 +98,7 @@ def spread(shares: tuple[int, int, int], kept: float) -> Log:
 
 def with_handovers(log: Log, status: str, count: int, *, external: int | None = 1600, took_s: float = 0.2) -> Log:
     """The log with this many more requests whose prompt was handed over, and ended so."""
-    why = "no byte of the response to the target leg within 4 s" if status == "failed" else ""
+    why = "no byte of the response to the decode request within 4 s" if status == "failed" else ""
     for place in range(count):
         sent = moved("x", "a", purpose="handover", external=external, status=status, reason=why, took_s=took_s)
         log.pick(100 + place, f"s{place % WORLD.sessions:03d}", "a", prefill="x", cached={"a": 1000}, counted=1600,
@@ -241,14 +248,14 @@ def test_both_forms_and_a_grid_of_k_are_compared_where_they_were_run() -> None:
     assert said["D6"].reason.startswith("K = 200 of 50, 200 do")
 
 
-NO_LEGS = TargetLegs(0, None, 0)
+NO_REQUESTS = DecodeRequests(0, None, 0)
 
 
 def variant(label: str, **changes: Any) -> FloorVariant:
     values = dict.fromkeys(("least_share", "direct_rate", "overlap_kept", "ttft_p90_s", "lost_share"), Estimate(0.5))
     rules = Rules(None, None, "")
     whole = FloorVariant(
-        label, NO_FIX, {}, 3, {}, values, {}, {}, rules, 100, 100, 100, 0, 0, 0, NO_LEGS, 0, 0, 0
+        label, NO_FIX, {}, 3, {}, values, {}, {}, rules, 100, 100, 100, 0, 0, 0, NO_REQUESTS, 0, 0, 0
     )  # fmt: skip
     return replace(whole, **changes)
 
@@ -399,24 +406,24 @@ def of_timeouts(short: Log, long: Log, **others: Any) -> LoadFloor:
 
 
 def test_a_timeout_is_judged_by_two_arms_that_differ_in_it_alone() -> None:
-    """Legs that the short arm gave up on take longer than its timeout in the long one."""
+    """Decode requests that the short arm gave up on take longer than its timeout in the long one."""
     short = with_handovers(with_handovers(spread((5, 5, 0), 0.9), "failed", 6), "transferred", 4)
     long = with_handovers(spread((5, 5, 0), 0.9), "transferred", 10, took_s=8.0)
     found = of_timeouts(short, long)
     (pair,) = found.timeouts
     assert (pair.short, pair.short_s, pair.long, pair.long_s) == ("plain", 4, "patient", 15)
-    assert (pair.short_legs.timed_out, pair.over_short) == (18, 30)
-    assert pair.long_legs.longest_s == pytest.approx(6.0)
+    assert (pair.short_decode_requests.timed_out, pair.over_short) == (18, 30)
+    assert pair.long_decode_requests.longest_s == pytest.approx(6.0)
     assert pair.lost_share.value == pytest.approx(-0.6)
     said = answered(found)["D2"]
     assert said.outcome == Outcome.HOLDS
-    assert "plain (at 4 s): 12 target legs brought their KV, the longest in 0.15 s, 18 timed out" in said.reason
+    assert "plain (at 4 s): 12 decode requests brought their KV, the longest in 0.15 s, 18 timed out" in said.reason
     assert [one.label for one in found.compared] == ["plain", "bonus"], "an arm of other rules is compared in D2 alone"
     assert found.reference == "plain"
 
 
-def test_only_the_target_leg_is_held_against_the_timeout() -> None:
-    """A transfer of 5 s whose target leg took 3.75 s would not have timed out at 4 s."""
+def test_only_the_decode_request_is_held_against_the_timeout() -> None:
+    """A transfer of 5 s whose decode request took 3.75 s would not have timed out at 4 s."""
 
     def log() -> Log:
         return with_handovers(spread((5, 5, 0), 0.9), "transferred", 10, took_s=5.0)
@@ -432,7 +439,7 @@ def test_without_such_arms_the_timeout_is_open_and_says_this_runs_own() -> None:
     found = floor_of({"plain": ({}, log), "b": ({"load_floor_bonus": 9}, log)}, {"plain": rules(4), "b": rules(4)})
     said = answered(found)["D2"]
     assert said.outcome == Outcome.OPEN
-    assert "differ in transfer.timeout_s alone; all (at 4 s): 60 target legs" in said.reason
+    assert "differ in transfer.timeout_s alone; all (at 4 s): 60 decode requests" in said.reason
     assert not of_timeouts(log, log, attempts=9).timeouts, "they differ in more than the timeout"
 
 

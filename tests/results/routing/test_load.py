@@ -121,6 +121,15 @@ def test_without_the_breakdown_the_decision_log_is_counted(root: Path) -> None:
     assert after.picks.reasons == {"affinity": 18, "cold": 6}  # type: ignore[union-attr]
 
 
+def test_a_breakdown_of_format_1_is_read_by_the_present_names(root: Path) -> None:
+    layout = TrialLayout(root / CELL)
+    row = msgspec.json.decode(layout.breakdown.read_bytes())
+    row["picks"]["leg_tokens"] = row["picks"].pop("transfer_prompt_tokens") + 7
+    layout.breakdown.write_bytes(msgspec.json.encode(row | {"format": 1}))
+    cell = load_cell(layout)
+    assert cell.picks.transfer_prompt_tokens == 7  # type: ignore[union-attr]  # it is no gap
+
+
 def test_the_summary_a_cell_wrote_is_the_one_its_artifacts_give(root: Path) -> None:
     layout = TrialLayout(root / CELL)
     cell = load_cell(layout)

@@ -26,7 +26,7 @@ def test_the_trigger_rate_is_of_requests_and_not_of_picks() -> None:
     log = Log()
     for place in range(6):
         log.pick(place, f"s{place}", "a")
-    log.pick(7, "s0", "b", source="a", status="failed", request="again", ttft_s=None)
+    log.pick(7, "s0", "b", source="a", status="failed", request="again", first_byte_s=None)
     log.pick(7.1, "s0", "c", source="a", request="again")
     log.pick(8, "s1", "b", source="a")
     found = find_migrations(log.records, HOT, COOLDOWN_S)
@@ -125,7 +125,7 @@ def test_thrashing_is_a_session_that_migrates_again_within_the_cooldown() -> Non
 
 def test_a_migration_that_failed_is_no_thrashing() -> None:
     log = Log()
-    log.pick(0, "s", "b", source="a", status="failed", ttft_s=None)
+    log.pick(0, "s", "b", source="a", status="failed", first_byte_s=None)
     log.pick(1, "s", "b", source="a")
     found = find_migrations(log.records, HOT, COOLDOWN_S).thrash_rate
     assert (found.value, found.n) == (0.0, 1)
@@ -148,7 +148,7 @@ def test_the_cost_is_what_the_source_held_and_the_target_had_to_compute() -> Non
     log.pick(0, "s", "b", source="a", cached={"a": 1600, "b": 320}, counted=160)
     log.pick(1, "t", "b", source="a", cached={"a": 1600, "b": 320})
     log.pick(2, "u", "b", source="a", cached={"b": 320})
-    log.pick(3, "v", "b", source="a", status="failed", ttft_s=None, cached={"a": 1600})
+    log.pick(3, "v", "b", source="a", status="failed", first_byte_s=None, cached={"a": 1600})
     found = [event.lost_tokens for event in find_migrations(log.records, HOT, COOLDOWN_S).events]
     assert found == [1440, 1280, 0, None], "by the engine's count, by the index, nothing to lose, not served"
 
@@ -166,7 +166,7 @@ def test_costs_stand_against_the_turns_that_are_left_to_pay_for_them() -> None:
     assert rows["2-4"].lost_tokens.value == 650
     assert rows["2-4"].lost_per_turn_left.value == pytest.approx((900 / 3 + 400 / 4) / 2)
     assert rows["20+"].lost_per_turn_left.value == 100
-    assert rows["20+"].ttft_s.value == 0.5
+    assert rows["20+"].first_byte_s.value == 0.5
     assert find_migrations([], HOT, COOLDOWN_S).costs == ()
 
 
@@ -221,7 +221,7 @@ def test_figure_10_has_what_was_pending_at_each_instance() -> None:
     log.pick(0, "s", "a")
     log.pending["a"] = 1500
     log.pick(2.25, "s", "b", source="a")
-    log.pick(2.5, "t", "c", source="a", status="failed", ttft_s=None)
+    log.pick(2.5, "t", "c", source="a", status="failed", first_byte_s=None)
     samples = [
         EngineSample(T0_NS + 1_000_000_000, "a", 1.0, 0.0, 0.1, 700, 2),
         EngineSample(T0_NS + 1_000_000_000, "b", None, None, None, None, None),

@@ -32,8 +32,8 @@ def log_of(took_s: float = 0.1, recomputed: int = 0) -> Log:
     for place in range(COMES_AGAIN * SESSIONS):
         log.pending["a"] = 500 * (place % 3)
         prompt = 1000 + 200 * (place % 7)
-        ttft_s = 0.05 + PER_TOKEN_S * prompt + 3e-5 * log.pending["a"]
-        log.pick(place / 10, f"s{place % SESSIONS:03d}", "a", prompt_tokens=prompt, counted=0, ttft_s=ttft_s)
+        took = 0.05 + PER_TOKEN_S * prompt + 3e-5 * log.pending["a"]
+        log.pick(place / 10, f"s{place % SESSIONS:03d}", "a", prompt_tokens=prompt, counted=0, first_byte_s=took)
     log.pending["a"] = 5000
     for number in range(SESSIONS):
         begin_s = 50.0 + number
@@ -42,7 +42,8 @@ def log_of(took_s: float = 0.1, recomputed: int = 0) -> Log:
                      reason="no answer within 120 s")  # fmt: skip
         log.pick(
             begin_s, f"s{number:03d}", "b", source="a", status="transferred" if whole else "recomputed",
-            cached={"a": 1600}, counted=1600 if whole else 0, transfer=sent, ttft_s=took_s + 0.03 if whole else 0.35,
+            cached={"a": 1600}, counted=1600 if whole else 0, transfer=sent,
+            first_byte_s=took_s + 0.03 if whole else 0.35,
         )  # fmt: skip
     return log
 
@@ -72,10 +73,10 @@ def test_the_numbers_of_a_transfer_come_out_of_the_log() -> None:
     assert (row.purpose, row.asked, row.statuses) == ("migration", 36, {"transferred": 36})
     assert row.transports == ("mooncake",)
     expected = {
-        "transfer_mean_s": 0.1, "transfer_p50_s": 0.1, "transfer_max_s": 0.1, "source_leg_mean_s": 0.025,
-        "target_leg_mean_s": 0.075, "prefix_tokens_mean": 1600, "external_tokens_mean": 1600, "local_tokens_mean": 0,
-        "computed_tokens_mean": 0, "bytes_mean": 3200, "external_share": 1.0, "source_computed_share": 0.0,
-        "bandwidth_bytes_per_s": 3200 / 0.075,
+        "transfer_mean_s": 0.1, "transfer_p50_s": 0.1, "transfer_max_s": 0.1, "prefill_request_mean_s": 0.025,
+        "decode_request_mean_s": 0.075, "prefix_tokens_mean": 1600, "external_tokens_mean": 1600,
+        "local_tokens_mean": 0, "computed_tokens_mean": 0, "bytes_mean": 3200, "external_share": 1.0,
+        "source_computed_share": 0.0, "bandwidth_bytes_per_s": 3200 / 0.075,
     }  # fmt: skip
     for name, value in expected.items():
         assert row.values[name].value == pytest.approx(value), name

@@ -68,8 +68,8 @@ def test_a_repeat_that_was_not_measured_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
     path = tmp_path / "results" / "interference.jsonl"
     path.write_text(
-        '{"instance": "e0", "prefill_tokens": 64, "decodes": 2, "tpot_before_s": 0.01, "tpot_during_s": 0.02}\n'
-        '{"instance": "e0", "prefill_tokens": 64, "decodes": 2, "tpot_before_s": null, "tpot_during_s": null}\n'
+        '{"instance": "e0", "prefill_tokens": 64, "decodes": 2, "itl_before_s": 0.01, "itl_during_s": 0.02}\n'
+        '{"instance": "e0", "prefill_tokens": 64, "decodes": 2, "itl_before_s": null, "itl_during_s": null}\n'
     )
     (row,) = summarise_interference(read_interference(tmp_path)[0])
     assert (row.repeats, row.slowdown.n, row.slowdown.value) == (2, 1, 2.0)

@@ -83,20 +83,20 @@ def _log(*transfers: KvTransfer) -> list[DecisionRecord]:
 
 
 def test_apc_is_the_share_that_nobody_computed_without_the_legs_own_prompts() -> None:
-    """2000 prompt tokens counted, 1000 of them the prefill legs'; 750 computed of the clients' 1000."""
+    """2000 prompt tokens counted, 1000 of them the prefill requests'; 750 computed of the clients' 1000."""
     picks = count_picks(
         _log(moved("p", "d0", purpose="handover", prefix=800), moved("p", "d1", purpose="handover", prefix=200))
     )
-    assert (picks.leg_tokens, picks.handovers) == (1000, 2)
+    assert (picks.transfer_prompt_tokens, picks.handovers) == (1000, 2)
     assert moved_apc(ENGINES, picks).value == pytest.approx(0.25)
 
 
 def test_a_migration_has_two_legs_and_a_failed_one_the_source_alone() -> None:
     failed = replace(moved("a", "b", status="failed"), t_target_sent_ns=0)
     refused = replace(moved("a", "b", status="refused"), t_source_done_ns=0, t_target_sent_ns=0)
-    assert count_picks(_log(moved("a", "b"))).leg_tokens == 3200
-    assert count_picks(_log(failed)).leg_tokens == 1600
-    assert count_picks(_log(refused)).leg_tokens == 0
+    assert count_picks(_log(moved("a", "b"))).transfer_prompt_tokens == 3200
+    assert count_picks(_log(failed)).transfer_prompt_tokens == 1600
+    assert count_picks(_log(refused)).transfer_prompt_tokens == 0
 
 
 def test_apc_is_unknown_where_an_engine_does_not_say_what_it_computed() -> None:
@@ -120,4 +120,4 @@ def test_a_log_written_before_there_were_transfers_counts_none() -> None:
     log = Log()
     log.pick(0, "s", "a")
     picks = count_picks(log.records)
-    assert (picks.transfers, picks.leg_tokens, picks.handovers) == ({}, 0, 0)
+    assert (picks.transfers, picks.transfer_prompt_tokens, picks.handovers) == ({}, 0, 0)

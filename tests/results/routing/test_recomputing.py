@@ -157,7 +157,7 @@ def arms_of(with_kv_s: float, without_kv_s: float, trials: int) -> AgainstArm:
             logs[label].append(Log())
             for number in range(SESSIONS):
                 launch = 1 + 0.1 * trial  # of both arms alike
-                logs[label][trial].pick(number, f"s{number:03d}", "b", source="a", ttft_s=took_s * launch)
+                logs[label][trial].pick(number, f"s{number:03d}", "b", source="a", first_byte_s=took_s * launch)
     facts, measurements = facts_of_logs(world, "ear", logs, lambda _: {"parameters": PARAMETERS})
     migrations = {label: {trial: log.migrations for trial, log in own.items()} for label, own in facts.items()}
     return compare_with_arm("ear", "again", migrations, measurements)

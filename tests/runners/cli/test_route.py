@@ -121,13 +121,13 @@ def test_every_rule_of_transfers_can_be_told_and_the_help_names_its_default(monk
     values = {
         "--transfer-timeout": 9.0, "--transfer-attempts": 3, "--quarantine-failures": 4, "--quarantine-window": 5.0,
         "--quarantine": 6.0, "--quarantine-max": 7.0, "--transfer-min-tokens": 8, "--transfer-queue": 2,
-        "--leg-priority": -1,
+        "--transfer-priority": -1,
     }  # fmt: skip
     options = [text for name, value in values.items() for text in (name, str(value))]
     get_command(app).main([*route, *options, "--no-transfer-counts"], standalone_mode=False)
     usual, changed = (spec.transfer for spec in served)
     assert usual == TransferRules()
-    assert changed == TransferRules(9.0, 3, 4, 5.0, 6.0, 7.0, 8, 2, count=False, leg_priority=-1)
+    assert changed == TransferRules(9.0, 3, 4, 5.0, 6.0, 7.0, 8, 2, count=False, priority=-1)
     params = {name: param for param in get_command(app).commands["route"].params for name in param.opts}  # type: ignore[attr-defined]
     fields = ("timeout_s", "attempts", "failures_to_quarantine", "window_s", "quarantine_s", "quarantine_max_s")
     for name, field in zip(values, (*fields, "min_tokens", "queue"), strict=False):

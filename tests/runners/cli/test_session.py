@@ -44,11 +44,11 @@ def pick(
 
 
 RECORDS = (
-    pick(0, 0, "e0", "cold", RoutedOutcome("ok", ttft_s=0.1, cached_tokens=0)),
+    pick(0, 0, "e0", "cold", RoutedOutcome("ok", first_byte_s=0.1, cached_tokens=0)),
     pick(1, 0, "e1", "cold", RoutedOutcome("ok"), session="s-10"),
-    pick(2, 1, "e0", "affinity", RoutedOutcome("ok", ttft_s=0.2, cached_tokens=96)),
+    pick(2, 1, "e0", "affinity", RoutedOutcome("ok", first_byte_s=0.2, cached_tokens=96)),
     pick(3, 2, "e1", "migration",
-         RoutedOutcome("ok", ttft_s=0.3, cached_tokens=192, migration="transferred", transfer=MOVED),
+         RoutedOutcome("ok", first_byte_s=0.3, cached_tokens=192, migration="transferred", transfer=MOVED),
          migrate_from="e0"),
     pick(4, 3, "e0", "affinity", RoutedOutcome("error", error="connection refused")),
     pick(5, 3, "e1", "affinity", None),
@@ -81,7 +81,7 @@ def test_a_life_is_made_of_the_turns_that_were_served() -> None:
     ]  # fmt: skip
     assert [turn.seq for turn in lived.turns] == [0, 2, 3, 4, 5]
     assert [turn.at_s for turn in lived.turns] == [0.0, 2.0, 3.0, 4.0, 5.0]
-    assert lived.turns[-1].ttft_s is None
+    assert lived.turns[-1].first_byte_s is None
     assert lived.turns[2].transfer == MOVED
 
 

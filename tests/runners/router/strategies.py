@@ -27,7 +27,7 @@ def instance_loads(draw: st.DrawFn, name: str) -> InstanceLoad:
         ongoing_decode_tokens=draw(TOKENS),
         kv_capacity_tokens=capacity,
         free_kv_tokens=free,
-        kept_tokens=draw(TOKENS),
+        retained_tokens=draw(TOKENS),
         assigned=draw(COUNTS),
         active_sessions=draw(COUNTS),
         paused_for_s=draw(st.sampled_from((0.0, 0.0, 0.5, 30.0))),

@@ -54,7 +54,7 @@ def test_any_order_and_number_of_releases_ends_at_zero_and_never_below(steps: li
             held[place].end_prefill() if step == "first" else held[place].end()
         for load in cluster.view().instances:
             assert min(load.num_requests, load.pending_prefill_tokens, load.ongoing_decode_tokens) >= 0
-            assert min(load.ongoing_tokens, load.kept_tokens) >= 0
+            assert min(load.ongoing_tokens, load.retained_tokens) >= 0
     for reservation in held:
         reservation.end()
         reservation.end_prefill()
@@ -70,7 +70,7 @@ def test_with_pools_the_prompt_is_pending_where_it_is_computed() -> None:
     assert at(cluster, "d").pending_prefill_tokens == 1, "its last token"
     reservation.end_transfer(arrived=False)
     assert at(cluster, "d").pending_prefill_tokens == 400, "the decode request has failed: it computes"
-    assert at(cluster, "p").kept_tokens == 0
+    assert at(cluster, "p").retained_tokens == 0
     reservation.end_prefill()
     assert at(cluster, "d").ongoing_decode_tokens == 1000
     reservation.end()
@@ -81,9 +81,9 @@ def test_with_pools_the_prompt_is_pending_where_it_is_computed() -> None:
 def test_what_a_prefill_instance_keeps_is_not_free_until_it_is_pulled_or_given_up(how: str) -> None:
     cluster = make("p", "d", capacity=5000)
     reservation = cluster.reserve(to("d", prefill="p", binds=False), ask(1000, max_tokens=50))
-    assert (at(cluster, "p").free_kv_tokens, at(cluster, "p").kept_tokens) == (4000, 0)
+    assert (at(cluster, "p").free_kv_tokens, at(cluster, "p").retained_tokens) == (4000, 0)
     reservation.end_transfer(arrived=True)
-    assert (at(cluster, "p").free_kv_tokens, at(cluster, "p").kept_tokens) == (4000, 1000), "its blocks are still there"
+    assert (at(cluster, "p").free_kv_tokens, at(cluster, "p").retained_tokens) == (4000, 1000), "its blocks are there"
     assert (at(cluster, "p").num_requests, at(cluster, "p").ongoing_tokens) == (0, 0), "it has nothing more to do"
     assert not is_idle(cluster.view().instances)
     cluster.drain("p")
@@ -93,9 +93,9 @@ def test_what_a_prefill_instance_keeps_is_not_free_until_it_is_pulled_or_given_u
         reservation.end_transfer(arrived=False)
     else:
         reservation.end()
-    assert (at(cluster, "p").free_kv_tokens, at(cluster, "p").kept_tokens) == (5000, 0)
+    assert (at(cluster, "p").free_kv_tokens, at(cluster, "p").retained_tokens) == (5000, 0)
     reservation.end_transfer(arrived=True)
-    assert at(cluster, "p").kept_tokens == 0, "once"
+    assert at(cluster, "p").retained_tokens == 0, "once"
     reservation.end()
     assert is_idle(cluster.view().instances)
 

@@ -48,8 +48,8 @@ async def test_notes_settle_by_themselves_and_in_order(tmp_path: Path) -> None:
     assert (counts.picks, counts.retries, counts.placed["a"]) == (number, number // 2, number)
     outcome = records[0].outcome
     assert outcome is not None
-    assert outcome.ttft_s == pytest.approx(0.01)
-    assert outcome.e2e_s == pytest.approx(0.03)
+    assert outcome.first_byte_s == pytest.approx(0.01)
+    assert outcome.last_byte_s == pytest.approx(0.03)
     assert (outcome.prompt_tokens, outcome.cached_tokens, outcome.completion_tokens) == (8, None, 3)
 
 

@@ -112,8 +112,8 @@ async def test_it_is_sent_when_its_kv_has_arrived_and_is_recorded_counted_and_to
     outcome, transfer = migrated(tmp_path)
     assert (outcome.status, outcome.migration) == ("ok", "transferred")
     assert (transfer.status, transfer.external_tokens) == ("transferred", 48)
-    assert outcome.ttft_s is not None
-    assert outcome.ttft_s >= (transfer.t_done_ns - transfer.t_begin_ns) / 1e9, "the client waited for it"
+    assert outcome.first_byte_s is not None
+    assert outcome.first_byte_s >= (transfer.t_done_ns - transfer.t_begin_ns) / 1e9, "the client waited for it"
     steps = [line for tick in on.routed.ticks for line in tick.migrations]
     assert [(line.phase, line.reason) for line in steps] == [("started", "migrated"), ("done", "transferred")]
     assert {line.migration for line in steps} == {on.movement.request.request}
@@ -365,7 +365,7 @@ async def test_a_handover_sends_the_decode_request_and_counts_the_prompt_where_i
             await until(lambda: bool(both[1].seen))
             assert [load_of(routed, name).pending_prefill_tokens for name in "ab"] == [0, 1], "its last token is left"
             assert [load_of(routed, name).num_requests for name in "ab"] == [0, 1], "the first has done its part"
-            assert [load_of(routed, name).kept_tokens for name in "ab"] == [16, 0], "and keeps what it did"
+            assert [load_of(routed, name).retained_tokens for name in "ab"] == [16, 0], "and keeps what it did"
             assert both[1].seen[-1].body == DECODE_BODY
             assert both[1].seen[-1].headers["x-session-id"] == "s"
             assert movement.calls == []

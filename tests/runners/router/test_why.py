@@ -137,7 +137,7 @@ def test_nothing_picked_says_why() -> None:
 def test_the_outcome_compares_what_the_index_expected_with_what_the_engine_had() -> None:
     done = RoutedOutcome("ok", 200, 0.31, 1.2, 1000, 880, 100)
     lines = why_lines(LMetric(), ask(1000, {"a": 912}), view(load("a")), done)
-    assert "ok (HTTP 200), first byte after 0.310 s, over after 1.200 s" in lines[""]
+    assert "ok (HTTP 200), first byte after 0.310 s, last byte after 1.200 s" in lines[""]
     assert "1000 prompt tokens, 880 of them cached (912 expected by the index)" in lines[""]
 
 

@@ -54,6 +54,6 @@ def is_idle(loads: Sequence[InstanceLoad]) -> bool:
         or load.pending_prefill_tokens
         or load.ongoing_tokens
         or load.ongoing_decode_tokens
-        or load.kept_tokens
+        or load.retained_tokens
         for load in loads
     )

@@ -221,8 +221,8 @@ def test_interference_rows_are_gathered_from_the_cells_that_have_them(tmp_path: 
     experiment = Routing(GRID, context)
     rows = tmp_path / "results" / "interference"
     row = {
-        "instance": "plain-1", "prefill_tokens": 2048, "decodes": 4, "repeat": 0, "tpot_before_s": 0.002,
-        "tpot_during_s": 0.02, "tpot_after_s": 0.002, "worst_gap_before_s": 0.003, "worst_gap_during_s": 0.05,
+        "instance": "plain-1", "prefill_tokens": 2048, "decodes": 4, "repeat": 0, "itl_before_s": 0.002,
+        "itl_during_s": 0.02, "itl_after_s": 0.002, "worst_gap_before_s": 0.003, "worst_gap_during_s": 0.05,
         "prefill_ttft_s": 0.06, "gaps_before": 10, "gaps_during": 3, "gaps_after": 10, "t_unix_s": 1.0,
     }  # fmt: skip
     cell = next(cell for cell in CELLS if cell.kind == "interference")
@@ -231,6 +231,6 @@ def test_interference_rows_are_gathered_from_the_cells_that_have_them(tmp_path: 
     lines(rows / "n512.jsonl", row | {"prefill_tokens": 512})
     adopted = experiment.adopt(cell)
     assert adopted is not None
-    assert adopted.summary["tpot_during_s"] == 0.02
+    assert adopted.summary["itl_during_s"] == 0.02
     gathered = [msgspec.json.decode(line) for line in (tmp_path / "results" / "interference.jsonl").open("rb")]
     assert [each["prefill_tokens"] for each in gathered] == [512, 2048]

@@ -20,13 +20,13 @@ def test_only_gaps_inside_the_span_count_before_it_and_all_that_overlap_count_du
     streams = [stamps(0, 10, 20, 30, 130, 140), stamps(5, 15, 25, 125, 135)]
     before = between(streams, 0, 30 * MS, overlapping=False)
     during = between(streams, 30 * MS, 125 * MS, overlapping=True)
-    assert (before.gaps, before.tpot_s, before.worst_s) == (5, 0.010, 0.010)
-    assert (during.gaps, during.tpot_s, during.worst_s) == (2, 0.100, 0.100)
+    assert (before.gaps, before.itl_s, before.worst_s) == (5, 0.010, 0.010)
+    assert (during.gaps, during.itl_s, during.worst_s) == (2, 0.100, 0.100)
 
 
-def test_a_part_without_a_gap_has_no_time_per_token() -> None:
+def test_a_part_without_a_gap_has_no_itl() -> None:
     gaps = between([stamps(0, 10)], 20 * MS, 30 * MS, overlapping=True)
-    assert (gaps.gaps, gaps.tpot_s, gaps.worst_s) == (0, None, None)
+    assert (gaps.gaps, gaps.itl_s, gaps.worst_s) == (0, None, None)
     assert between([], 0, MS, overlapping=False).gaps == 0
 
 

@@ -16,7 +16,7 @@ from rich.console import Console, RenderableType
 
 from launch.profile import load_profile
 from runners.campaign.experiment import RunOptions
-from runners.campaign.plan import freeze
+from runners.campaign.plan import find_changes, freeze
 from runners.campaign.start import options_of, prepare
 from runners.cli.tables import plan_tables
 from runners.errors import RunnerError
@@ -24,6 +24,7 @@ from runners.experiments.engines import EngineChoice, counting_profile
 from runners.experiments.routing.grid import EXPERIMENT, Grid, PolicyChoice, read_grid, slug
 from runners.experiments.routing.plan import STAGES, list_cells, notes
 from runners.router.spec import TransferRules
+from state.events import RunPlanned, decode, encode
 from state.run import CellPlan, RunPlan
 
 CPU = load_profile("cpu-tiny")
@@ -204,11 +205,12 @@ def test_a_sweep_that_names_no_values_is_refused(sweep: object) -> None:
     ("settings", "named"),
     [
         (["router.transfer.timeout=3"], "timeout"),
+        (["router.transfer.leg_priority=-1"], "leg_priority is now called priority"),
         (["router.transfer.timeout_s=0"], "timeout_s"),
         (["router.transfer.attempts=0"], "attempts"),
         (["router.transfer.attempts=many"], "attempts"),
         (["router.transfer.quarantine_s=9", "router.transfer.quarantine_max_s=5"], "quarantine_max_s"),
-        (["router.transfer.leg_priority=-1", "engine.scheduling=fcfs"], "priority"),
+        (["router.transfer.priority=-1", "engine.scheduling=fcfs"], "priority"),
         (["router.kv_bytes_per_token=0"], "kv_bytes_per_token"),
         (["engine.scheduling=random"], "scheduling"),
     ],
@@ -241,7 +243,7 @@ def test_a_policy_may_have_rules_of_its_own_or_leave_kv_where_it_is() -> None:
     }
     rules = {label: msgspec.convert(cell_params["transfer"], TransferRules) for label, cell_params in params.items()}
     shared = rules["EAR, KV not moved"]
-    assert (shared.timeout_s, shared.leg_priority, shared.attempts) == (10.0, -1, 2)
+    assert (shared.timeout_s, shared.priority, shared.attempts) == (10.0, -1, 2)
     assert rules["EAR"] == replace(shared, attempts=1)
     assert rules["EAR, soon"] == replace(shared, timeout_s=2.0)
     fixed = ("policy", "parameters", "roles", "replay_seed")
@@ -296,13 +298,13 @@ def test_wrong_rules_of_one_policy_are_refused_with_its_name(arm: dict[str, obje
 
 
 def test_how_engines_order_their_queue_and_what_they_inherit_is_the_presets() -> None:
-    settings = ["engine.scheduling=priority", "router.transfer.leg_priority=-1", 'engine.env.SOME_LIMIT="7"']
+    settings = ["engine.scheduling=priority", "router.transfer.priority=-1", 'engine.env.SOME_LIMIT="7"']
     of = grid("smoke", settings=settings)
     engine = counting_profile(CPU, of.engine).engine
     assert engine.extra_args[-2:] == ("--scheduling-policy", "priority")
     assert engine.env == CPU.engine.env | of.engine.env
     assert engine.env["SOME_LIMIT"] == "7"
-    assert of.transfer_rules(of.policies[0]).leg_priority == -1
+    assert of.transfer_rules(of.policies[0]).priority == -1
     assert "--scheduling-policy" not in counting_profile(CPU, EngineChoice()).engine.extra_args
 
 
@@ -415,3 +417,15 @@ def test_the_presets_engines_are_the_runs_engines() -> None:
     assert settings.kv_cache_memory_bytes == of.engine.kv_cache_memory_bytes
     plan = prepare(RunOptions(EXPERIMENT, "cpu-tiny", "smoke"), need_engine=False).plan
     assert plan.inputs["profile"]["engine"]["block_size"] == 32
+
+
+def test_a_run_planned_with_older_names_resumes_as_it_was() -> None:
+    options = RunOptions(EXPERIMENT, "cpu-tiny", "smoke", settings=("router.transfer.priority=-2",))
+    plan = prepare(options, need_engine=False).plan
+    text = encode(RunPlanned("r", plan, "0")).decode()
+    old = text.replace('"priority":-2', '"leg_priority":-2').replace("transfer.priority=", "transfer.leg_priority=")
+    assert old.count("leg_priority") == 2 + len(replays(plan)), "grid, setting, and each cell"
+    stored = decode("run_planned", old)
+    assert isinstance(stored, RunPlanned)
+    assert find_changes(stored.plan, prepare(options_of(stored.plan), need_engine=False).plan) == ""
+    assert {cell.params["transfer"]["priority"] for cell in replays(stored.plan)} == {-2}

@@ -181,7 +181,7 @@ def test_static_pools_check_that_prompt_and_output_fit() -> None:
 
 def test_static_pools_check_that_the_prompt_fits_where_it_is_computed() -> None:
     """What it keeps for others is not free there."""
-    full = load("p0", role="prefill", kv_capacity_tokens=5000, free_kv_tokens=1000, kept_tokens=4000)
+    full = load("p0", role="prefill", kv_capacity_tokens=5000, free_kv_tokens=1000, retained_tokens=4000)
     room = load("p1", pp=9000, role="prefill", kv_capacity_tokens=5000, free_kv_tokens=1001)
     made = StaticPD().decide(ask(1000), view(full, room, *PD[2:]))
     assert (made.prefill, made.instance) == ("p1", "d1")

@@ -127,8 +127,8 @@ async def test_blocks_that_a_source_keeps_are_not_free(end: str, tmp_path: Path)
         asking = asyncio.create_task(on.routed.post("s", prompt=PROMPT))
         await until(lambda: bool(on.prefill.retained) and bool(on.decode.seen))
         await until(lambda: on.load("p").num_requests == 0)
-        assert (on.load("p").kept_tokens, on.load("p").free_kv_tokens) == (len(PROMPT), 4096 - len(PROMPT))
-        assert await on.routed.metric('instance_kept_tokens{instance="p"}') == len(PROMPT)
+        assert (on.load("p").retained_tokens, on.load("p").free_kv_tokens) == (len(PROMPT), 4096 - len(PROMPT))
+        assert await on.routed.metric('instance_retained_tokens{instance="p"}') == len(PROMPT)
         if end == "left":
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
@@ -137,7 +137,7 @@ async def test_blocks_that_a_source_keeps_are_not_free(end: str, tmp_path: Path)
                 on.prefill.retained.clear()
             on.decode.gate.set()
             assert (await asking).status_code == 200
-        await until(lambda: on.load("p").kept_tokens == 0)
+        await until(lambda: on.load("p").retained_tokens == 0)
         assert on.load("p").free_kv_tokens == 4096
         on.decode.gate.set()
 
@@ -147,7 +147,7 @@ async def test_a_prompt_waits_until_what_the_source_keeps_has_been_pulled(on_ful
     async with pools(tmp_path, p_capacity=NEED + 10, parameters={"on_full": on_full}) as on:
         on.decode.gate = asyncio.Event()
         first = asyncio.create_task(on.routed.post("s", prompt=PROMPT))
-        await until(lambda: on.load("p").kept_tokens > 0)
+        await until(lambda: on.load("p").retained_tokens > 0)
         second = asyncio.create_task(on.routed.post("t", prompt=[token + 1000 for token in PROMPT]))
         await until(lambda: on.routed.server.tick().decisions.get(f"{on_full}_prefill_kv", 0) == 1)
         assert len(on.prefill.transfer_requests) == 1

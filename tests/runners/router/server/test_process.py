@@ -153,3 +153,6 @@ def test_a_spec_that_is_wrong_names_the_field(tmp_path: Path) -> None:
     path.write_text('{"instances": [], "policy": 3}')
     with pytest.raises(RouterError, match="policy"):
         router_spec(path)
+    path.write_text('{"instances": [{"instance": "a", "url": "http://h"}], "transfer": {"leg_priority": -1}}')
+    with pytest.raises(RouterError, match="leg_priority is now called priority"):
+        router_spec(path)

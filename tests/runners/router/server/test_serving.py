@@ -98,9 +98,9 @@ async def test_a_decision_is_logged_with_everything_the_policy_saw_and_what_came
         assert two.outcome is not None
         assert two.outcome.status == "ok"
         assert (two.outcome.prompt_tokens, two.outcome.cached_tokens, two.outcome.completion_tokens) == (8, 4, 3)
-        assert two.outcome.ttft_s is not None
-        assert two.outcome.e2e_s is not None
-        assert 0 < two.outcome.ttft_s <= two.outcome.e2e_s
+        assert two.outcome.first_byte_s is not None
+        assert two.outcome.last_byte_s is not None
+        assert 0 < two.outcome.first_byte_s <= two.outcome.last_byte_s
 
 
 async def test_counters_follow_a_request_through_its_life() -> None:
@@ -323,7 +323,7 @@ async def test_the_metrics_page_counts_what_happened() -> None:
         assert await routed.metric('instance_available{instance="a"}') == 1
         assert await routed.metric('instance_num_requests{instance="a"}') == 0
         assert await routed.metric('instance_sessions{instance="a"}') == 1
-        assert await routed.metric("ttft_seconds_count") == 3
+        assert await routed.metric("first_byte_seconds_count") == 3
 
 
 async def test_models_and_health_are_answered() -> None:

@@ -96,7 +96,7 @@ async def test_what_the_source_holds_is_in_the_targets_cache_and_counted(transpo
 
 
 async def test_its_requests_are_the_clients_prefix_under_the_transfers_id() -> None:
-    async with bench(leg_priority=-1) as on:
+    async with bench(priority=-1) as on:
         movement = await migrated(on, client_body=body(cache_salt="pepper", stop=["x"], n=2))
         (source,), (target,) = on.source.transfer_requests, on.target.transfer_requests
         assert source["prompt"] == target["prompt"] == list(PROMPT[: 9 * BLOCK])

@@ -1,0 +1,96 @@
+"""Rows and plans that an older version wrote are read by the names of this one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from results.records.decisions import DecisionRecord
+from results.records.plan import CellPlan, RunPlan, upgrade_plan
+from results.records.rows import decode_row, decode_rows
+from results.records.samples import InterferenceRecord
+from results.records.turns import upgrade_cell_from_1
+from tests.results.routing.logs import Log
+
+ENCODE = msgspec.json.encode
+DECISIONS = msgspec.json.Decoder(DecisionRecord)
+
+
+def write_old(record: DecisionRecord) -> bytes:
+    """As version 1 wrote it."""
+    row: dict[str, Any] = msgspec.to_builtins(record)
+    del row["version"]
+    row["outcome"]["ttft_s"] = row["outcome"].pop("first_byte_s")
+    row["outcome"]["e2e_s"] = row["outcome"].pop("last_byte_s")
+    for load in row["cluster"]["instances"]:
+        load["kept_tokens"] = load.pop("retained_tokens")
+    return ENCODE(row)
+
+
+def test_a_decision_of_version_1_is_the_same_pick() -> None:
+    log = Log()
+    log.pick(0, "s0", "b", source="a", first_byte_s=0.25)
+    (record,) = log.records
+    old = write_old(record)
+    assert b"first_byte_s" not in old
+    assert decode_row(old, DECISIONS) == record
+    assert decode_rows(old + b"\n" + ENCODE(record) + b"\n", DecisionRecord) == (record, record), "of one file"
+
+
+def test_a_pick_without_an_outcome_is_read_as_well() -> None:
+    log = Log()
+    log.pick(0, "s0", "b")
+    row: dict[str, Any] = msgspec.to_builtins(log.records[0]) | {"outcome": None, "version": 1}
+    assert decode_row(ENCODE(row), DECISIONS).outcome is None
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (b'{"version": 3}', "has version 3; this Tracon reads versions 1 and 2"),
+        (b'{"seq": 0}', "version 1 without or with another 'cluster'"),
+        (b'{"seq": 0', "truncated"),
+    ],
+)
+def test_a_row_that_cannot_be_read_says_why(line: bytes, why: str) -> None:
+    with pytest.raises(msgspec.DecodeError, match=why):
+        decode_row(line, DECISIONS)
+
+
+def test_interference_rows_of_version_1_call_the_gaps_tpot() -> None:
+    row = {"instance": "e0", "prefill_tokens": 64, "decodes": 2, "tpot_before_s": 0.01, "tpot_during_s": None}
+    (record,) = decode_rows(ENCODE(row), InterferenceRecord)
+    assert (record.itl_before_s, record.itl_during_s, record.itl_after_s) == (0.01, None, None)
+
+
+RULES = {"leg_priority": -1, "timeout_s": 10.0}
+
+
+def test_a_plan_of_an_older_version_has_the_present_names() -> None:
+    plan = RunPlan(
+        "routing", "cpu-tiny", "full", ("mooncake_both",), 1, (),
+        (CellPlan("trials/ear/t0", "trials", "replay", None, "ear", {"transfer": RULES}),), 1.0,
+        {
+            "grid": {"router": {"transfer": RULES}, "policies": [{"transfer": RULES}]},
+            "settings": ["router.transfer.leg_priority=-1", "EAR.transfer.leg_priority=0", "seed=3"],
+            "configs": {"mooncake_producer": {"preflight": {"proofs": ["prefill_leg"]}}},
+        },
+        "f",
+    )  # fmt: skip
+    new = upgrade_plan(plan)
+    rules = {"priority": -1, "timeout_s": 10.0}
+    assert new.cells[0].params == {"transfer": rules}
+    assert new.inputs == {
+        "grid": {"router": {"transfer": rules}, "policies": [{"transfer": rules}]},
+        "settings": ["router.transfer.priority=-1", "EAR.transfer.priority=0", "seed=3"],
+        "configs": {"mooncake_producer": {"preflight": {"proofs": ["prefill_request"]}}},
+    }
+    assert upgrade_plan(new) == new
+
+
+def test_a_cell_of_version_1_has_the_present_names_of_its_transfer_rules() -> None:
+    row = {"cell": "a", "router": {"picks": 1, "transfer": RULES}, "version": 1}
+    assert upgrade_cell_from_1(row)["router"] == {"picks": 1, "transfer": {"priority": -1, "timeout_s": 10.0}}
+    assert upgrade_cell_from_1({"router": {}})["router"] == {}
