@@ -45,11 +45,11 @@ details { margin: .3rem 0; font-size: .88rem; }
 @page { size: A4; margin: 12mm; }
 @media print {
   :root { --paper: #fff; --ink: #000; --quiet: #444; }
-  body { font-size: 8.3pt; line-height: 1.3; max-width: none; padding: 0; }
+  body { font-size: 7.6pt; line-height: 1.24; max-width: none; padding: 0; }
   h1 { font-size: 12pt; } h2 { font-size: 9.5pt; margin: .6rem 0 .2rem; } .question { font-size: 9.5pt; }
   #appendix { display: none; }
   .beside { display: grid; grid-template-columns: 11fr 9fr; break-inside: avoid; }
-  .beside figure { margin: 0; } .beside img { max-height: 70mm; } .beside figcaption { display: none; }
+  .beside figure { margin: 0; } .beside img { max-height: 48mm; } .beside figcaption { display: none; }
   figure img { filter: none; border: 0; }
 }
 """

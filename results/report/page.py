@@ -147,16 +147,19 @@ def describe_sentence(one: Answer | OpenQuestion) -> str:
 
 
 def render_terminal(page: Page, folder: Path, width: int) -> Text:
-    """Folded at `width`, but for paths and commands, which stay whole to be copied."""
+    """Folded at `width`, but for paths and commands, which stay whole to be copied.
+
+    The answers come before the setting: a small terminal shows them without scrolling.
+    """
     text = Text(no_wrap=False)
-    for part in (page.question, *page.setting, page.noise):
-        _append_folded(text, part, width, bold=len(part) if part is page.question else 0)
+    _append_folded(text, page.question, width, bold=len(page.question))
+    _append_folded(text, page.noise, width)
     if page.trouble:
         _append_folded(text, page.trouble, width, tone="yellow")
     for title, sentences in (("Answers", page.answers), ("Undecided", page.undecided)):
         if not sentences:
             continue
-        text.append(f"\n{title}\n", "bold")
+        text.append(f"{title}\n", "bold underline")
         for one in sentences:
             tone = TONES.get(one.outcome.partition(":")[0], "") if isinstance(one, Answer) else ""
             joined = " " if describe_sentence(one).startswith("(") else ""
@@ -164,6 +167,8 @@ def render_terminal(page: Page, folder: Path, width: int) -> Text:
     for names, decides in group_remedies(page.undecided):
         _append_folded(text, f"Decides {names}: {decides}.", width, bold=len("Decides"))
     text.append("\n")
+    for part in page.setting:
+        _append_folded(text, part, width)
     for target, what in _list_next_steps(page, folder):
         text.append(target, "bold").append(f"  {what}\n" if len(target) + len(what) + 2 <= width else "\n", "dim")
     text.rstrip()
