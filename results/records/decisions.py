@@ -167,7 +167,7 @@ class KvTransfer:
     """`migration`: a session's prefix moves, then the request is served; `handover`: a prefill instance computed the
     prompt for the one that decodes."""
     transport: str
-    """`mooncake` or `nixl`; empty = it was refused before one was chosen."""
+    """`mooncake`, `nixl` or `simulated`; empty = it was refused before one was chosen."""
     source: str
     """Instance that holds or computes the KV."""
     target: str
@@ -197,8 +197,8 @@ class KvTransfer:
     blocks: int | None = None
     """External tokens in blocks of the target."""
     counted_by: str = ""
-    """Who counted: `counters` (the target's, over the time of the transfer) or `log` (the target's transfer log, this
-    very request). Empty: not counted."""
+    """Who counted: `counters` (the target's, over the time of the transfer), `log` (the target's transfer log, this
+    very request) or `model` (of a simulated engine). Empty: not counted."""
     counted_reason: str = ""
     """Why some of these are not known."""
     t_begin_ns: int = 0

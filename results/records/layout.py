@@ -245,7 +245,7 @@ _NAME = re.compile(r"C(\d+)_N(\d+)_O(\d+)_rep(\d+)\.json")
 
 @dataclass(frozen=True, slots=True)
 class AttemptLayout:
-    """What an attempt at a cell of `connector-tax` or `pd-lifecycle` writes while it runs, or a standalone replay."""
+    """What an attempt at a cell of `connector-tax` or `pd-lifecycle` writes, or a replay or simulation by itself."""
 
     root: Path
 
@@ -257,6 +257,8 @@ class AttemptLayout:
     trace = Below("trace.jsonl")
     """The trace of a standalone replay, in the project's own form."""
     decisions = Below("decisions.jsonl")
+    simulation = Below("simulation.json")
+    """What `tracon simulate run` simulated, and its numbers; written last."""
     router_spec = Below("router.spec.json")
     cell = Below("cell.json")
     records = Below("records")

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from runners.cli import engines, policies, replay, reports, route, runs, sessions, trace
+from runners.cli import engines, policies, replay, reports, route, runs, sessions, simulate, trace
 from runners.cli.output import fail, use_color
 from runners.errors import RunnerError
 
@@ -30,6 +30,7 @@ policies.add_to(app)
 sessions.add_to(app)
 route.add_to(app)
 replay.add_to(app)
+simulate.add_to(app)
 trace.add_to(app)
 
 _OTHER_FOLDER = "name a folder that this user can write: --workspace for runs, TRACON_HOME for engines and models"

@@ -25,7 +25,7 @@ from runners.router.traffic import Traffic
 from runners.router.transfer.move_rules import Admission, MoveRules
 from runners.router.transfer.movement import Movement, MoveRequest
 from runners.router.view import Cluster, Member
-from tests.runners.router.drivers import HeapDriver
+from runners.simulator.clock import SimulatedClock
 
 TRANSFER_S = 0.25
 BLOCK = 4
@@ -34,7 +34,7 @@ BLOCK = 4
 class SimulatedTransfers:
     """Transfers that take TRANSFER_S each under the router's own rules, and fail where the test says so."""
 
-    def __init__(self, specs: Mapping[str, InstanceSpec], rules: TransferRules, driver: HeapDriver) -> None:
+    def __init__(self, specs: Mapping[str, InstanceSpec], rules: TransferRules, driver: SimulatedClock) -> None:
         self.rules = MoveRules(specs, rules, driver.now_s)
         self.timeout_s = rules.timeout_s
         self.fails = False
@@ -142,7 +142,7 @@ class SimulatedWorld:
     def __init__(
         self, policy: str, parameters: Mapping[str, object], specs: Iterable[InstanceSpec], limits: Limits
     ) -> None:
-        self.driver = HeapDriver()
+        self.driver = SimulatedClock()
         self.bindings, self.counts, self.log = Bindings(), Counts(), RecordList()
         self.specs = {spec.instance: spec for spec in specs}
         members = [
@@ -192,13 +192,13 @@ class SimulatedWorld:
 
     async def leave(self, session: str) -> None:
         self.requests[session].abandon()
-        self.driver.run_due()
+        self.driver.advance(0.0)
 
     async def release(self, sessions: list[str]) -> None:
         """Requests that hang are answered, and those that wait for them, in this order."""
         for session in sessions:
             self.answer(session)
-            self.driver.run_due()
+            self.driver.advance(0.0)
 
     def set_status(self, instance: str, status: int) -> None:
         self._status[instance] = status

@@ -24,9 +24,9 @@ from runners.router.spec import HealthRules, Limits
 from runners.router.traffic import Traffic
 from runners.router.transfer.movement import Movement
 from runners.router.view import Cluster, Member
+from runners.simulator.clock import SimulatedClock
 from runners.target import Target
 from tests.examples import examples
-from tests.runners.router.drivers import HeapDriver
 from tests.runners.router.fake_transfers import FakeMovement, FakeTransfers
 from tests.runners.router.views import is_idle
 
@@ -123,7 +123,7 @@ class Life(RuleBasedStateMachine):
         members = [Member(name, kv_capacity_tokens=10_000, block_tokens=BLOCK) for name in NAMES]
         self.cluster = Cluster(members, lambda: 0.0, self.bindings)
         self.pools = {name: FakePool(name) for name in NAMES}
-        self.driver = HeapDriver()
+        self.driver = SimulatedClock()
         health = Health(self.cluster, HealthRules(), self.driver, lambda *_: None, lambda _: None, lambda _: None)
         self.fake = FakeTransfers()
         indexes = {name: PrefixIndex(BLOCK) for name in NAMES}

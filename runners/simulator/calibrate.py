@@ -1,0 +1,216 @@
+"""An engine model fitted to the step times of a real run, and held against the cells that it was not fitted to.
+
+Every second cell of one config, in the order of their load, gives the fit: the coefficients of a step by least squares
+of the relative error, none below 0, over the steps of its window; and `frontend_s`, the median over these cells of
+what a measured TTFT has beyond a simulated one. The other cells are simulated, arrival by arrival, and compared. What
+the step records do not hold (the KV tokens that a step reads) is not fitted.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pandas as pd
+from scipy.optimize import nnls
+
+from results.measures.requests import latency_samples
+from results.measures.step_durations import steps_in_window
+from results.records.frames import Gap, read_cell, read_requests, read_steps
+from results.records.layout import RunLayout, beside_cell
+from results.records.schemas import CellRecord, RequestStatus
+from runners.errors import RunnerError
+from runners.samplers.engine_counters import read_baseline_shape
+from runners.simulator.clock import SimulatedClock
+from runners.simulator.engine import Engine, EngineModel, Job
+from runners.simulator.engine_file import EngineFile
+from runners.simulator.step_time import StepTime
+
+FEWEST_STEPS = 100
+OUTLIERS = 0.99
+"""Steps that took longer than this share of all are left out of the fit: the host held them up."""
+COMPARED = ("ttft_s", "tpot_s", "e2e_s")
+PERCENTILE = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One measured cell."""
+
+    record: CellRecord
+    requests: pd.DataFrame
+    steps: pd.DataFrame
+
+    @property
+    def load_order(self) -> tuple[float, int, int, str]:
+        load = self.record.load
+        rate = float(load["rate_per_s"])
+        return rate, int(load["input_tokens"]), int(load["output_tokens"]), self.record.cell
+
+
+@dataclass(frozen=True, slots=True)
+class CellComparison:
+    """One cell: p90s in seconds, measured and simulated; None = there is no such number."""
+
+    cell: str
+    fitted: bool
+    """It gave the fit; the others say what the model is worth."""
+    measured: Mapping[str, float | None]
+    simulated: Mapping[str, float | None]
+
+    def error(self, metric: str) -> float | None:
+        """Simulated over measured, less 1."""
+        measured, simulated = self.measured[metric], self.simulated[metric]
+        return None if not measured or simulated is None else simulated / measured - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """A fit and what it is worth."""
+
+    engine: EngineFile
+    steps: int
+    step_mape: float
+    """Mean absolute relative error of a step, over the steps that gave the fit."""
+    cells: tuple[CellComparison, ...]
+
+    def held_out(self, metric: str) -> tuple[float, float] | None:
+        """Bias and mean absolute relative error over the cells that did not give the fit; None = there is none."""
+        errors = [error for cell in self.cells if not cell.fitted and (error := cell.error(metric)) is not None]
+        if not errors:
+            return None
+        return statistics.fmean(errors), statistics.fmean(map(abs, errors))
+
+
+def calibrate(run: Path, config: str = "plain") -> Calibration:
+    """Fit and compare. Raises RunnerError where the run has too little of this config."""
+    cells = sorted(read_cells(run, config), key=lambda cell: cell.load_order)
+    if len(cells) < 2:
+        raise RunnerError(
+            f"{run.name} has {len(cells)} cells of {config} with steps and requests; two are the least",
+            remedy="name a run of connector-tax with several rates, or another --config",
+        )
+    fitting = cells[::2]
+    step, count, mape = fit_steps(*_list_work([cell.steps for cell in fitting]))
+    model = EngineModel(step, **_read_limits(run, config))
+    first = [_compare(cell, model, fitted=True) for cell in fitting]
+    late = [
+        measured - simulated
+        for cell in first
+        if (measured := cell.measured["ttft_s"]) is not None and (simulated := cell.simulated["ttft_s"]) is not None
+    ]
+    model = msgspec.structs.replace(model, frontend_s=max(0.0, statistics.median(late)) if late else 0.0)
+    compared = tuple(_compare(cell, model, fitted=index % 2 == 0) for index, cell in enumerate(cells))
+    sources = (f"fitted to {count} steps of {len(fitting)} cells of {config} in {run.name}",)
+    return Calibration(EngineFile(f"{config} of {run.name}", model, True, sources), count, mape, compared)
+
+
+def fit_steps(prefill: np.ndarray, decode: np.ndarray, step_s: np.ndarray) -> tuple[StepTime, int, float]:
+    """Coefficients of a step, the number of steps, and their mean absolute relative error.
+
+    Raises RunnerError for fewer than FEWEST_STEPS, or where the steps say nothing of a coefficient's kind of work.
+    """
+    usual = step_s <= np.quantile(step_s, OUTLIERS) if step_s.size else np.zeros(0, dtype=bool)
+    prefill, decode, step_s = prefill[usual], decode[usual], step_s[usual]
+    if step_s.size < FEWEST_STEPS or not prefill.any() or not decode.any():
+        raise RunnerError(
+            f"{step_s.size} steps, {int((prefill > 0).sum())} of them with prompts, do not give a model",
+            remedy=f"name a run whose cells have at least {FEWEST_STEPS} steps, with prompts and answers",
+        )
+    work = np.column_stack([np.ones_like(step_s), prefill, decode])
+    coefficients, _ = nnls(work / step_s[:, None], np.ones_like(step_s))
+    base_s, prefill_token_s, decode_sequence_s = map(float, coefficients)
+    mape = float(np.mean(np.abs(work @ coefficients / step_s - 1)))
+    return StepTime(base_s, prefill_token_s, decode_sequence_s), int(step_s.size), mape
+
+
+def simulate_cell(requests: pd.DataFrame, model: EngineModel) -> pd.DataFrame:
+    """The cell's request records with the times that the model gives; what was never sent stays as it is."""
+    clock = SimulatedClock()
+    engine = Engine(model, 1, clock)
+    frame = requests.copy()
+    sent = frame[frame["t_send_ns"].notna()]
+    begin_ns, origin_ns = clock.now_ns(), int(sent["t_send_ns"].min())
+    firsts: dict[int, int] = {}
+    ends: dict[int, int] = {}
+
+    def note(times: dict[int, int], row: int) -> Callable[[], None]:
+        return lambda: times.__setitem__(row, clock.now_ns() - begin_ns + origin_ns)
+
+    def submit(row: int, prompt: int, answer: int) -> Callable[[], None]:
+        return lambda: engine.submit(Job((), prompt, answer, note(firsts, row), note(ends, row)))
+
+    for row, send_ns, prompt, answer in zip(
+        sent.index, sent["t_send_ns"], sent["input_tokens"], sent["output_tokens"], strict=True
+    ):
+        clock.call_at(begin_ns + int(send_ns) - origin_ns, submit(int(row), int(prompt), int(answer)))
+    clock.run()
+    frame["t_first_token_ns"] = pd.Series(firsts, dtype="int64[pyarrow]").reindex(frame.index)
+    for name in ("t_last_token_ns", "t_end_ns"):
+        frame[name] = pd.Series(ends, dtype="int64[pyarrow]").reindex(frame.index)
+    frame.loc[sent.index, "status"] = RequestStatus.OK.value
+    frame.loc[sent.index, "completion_tokens"] = sent["output_tokens"]
+    return frame
+
+
+def _compare(cell: Cell, model: EngineModel, *, fitted: bool) -> CellComparison:
+    measured, simulated = (
+        {name: _percentile(latency_samples(frame, cell.record)[name]) for name in COMPARED}
+        for frame in (cell.requests, simulate_cell(cell.requests, model))
+    )
+    return CellComparison(cell.record.cell, fitted, measured, simulated)
+
+
+def _percentile(samples: np.ndarray) -> float | None:
+    known = samples[np.isfinite(samples)]
+    return float(np.quantile(known, PERCENTILE)) if known.size else None
+
+
+def read_cells(run: Path, config: str) -> Iterator[Cell]:
+    """The run's cells of this config that have requests and steps."""
+    for layout in RunLayout(run).configs():
+        for path in layout.cells():
+            record = read_cell(path)
+            if isinstance(record, Gap) or record.config != config:
+                continue
+            requests = read_requests(beside_cell(path, "requests")).frame
+            steps = read_steps(beside_cell(path, "engine_step")).frame
+            if requests is not None and steps is not None:
+                yield Cell(record, requests, steps_in_window(steps, record))
+
+
+def _list_work(frames: Sequence[pd.DataFrame]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Prompt tokens, sequences that decode, and seconds of every step with work.
+
+    A step that follows an idle moment has no period; it takes its own time and what usually lies between two steps.
+    Where steps overlap (async scheduling) only periods count.
+    """
+    steps = pd.concat(frames)
+    steps = steps[(steps["prefill_tokens"] + steps["decode_tokens"]) > 0]
+    between_us = (steps["period_us"] - steps["engine_step_us"]).median()
+    step_us = steps["period_us"]
+    if between_us >= 0:
+        step_us = step_us.fillna(steps["engine_step_us"] + between_us)
+    known = step_us.notna()
+    columns = (steps["prefill_tokens"][known], steps["decode_tokens"][known], step_us[known] / 1e6)
+    prefill, decode, step_s = (column.to_numpy(dtype=np.float64) for column in columns)
+    return prefill, decode, step_s
+
+
+def _read_limits(run: Path, config: str) -> dict[str, int]:
+    """What the engine said of its KV cache."""
+    for layout in RunLayout(run).configs():
+        for path in layout.cells():
+            record = read_cell(path)
+            if isinstance(record, Gap) or record.config != config:
+                continue
+            capacity = read_baseline_shape(beside_cell(path, "metrics")).capacity_tokens
+            if capacity is not None:
+                return {"kv_capacity_tokens": capacity}
+    raise RunnerError(
+        f"no cell of {config} in {run.name} says how large its KV cache is", remedy="name another run or --config"
+    )

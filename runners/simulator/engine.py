@@ -1,0 +1,324 @@
+"""A model of one engine: continuous batching with chunked prefill, a token budget, a prefix cache and preemption.
+
+It schedules as vLLM's V1 scheduler does: those that run come first, in the order in which they were admitted, each with
+what it lacks, as far as the token budget of the step goes; then those that wait, the first come first. Where no block
+is free, the last admitted one is preempted and computed again later. A prompt is cached as soon as it is scheduled.
+Steps in which the same sequences decode and nothing else can happen are taken at once; an arrival cuts that short at
+the end of the step in which it comes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from runners.router.driver import Timer
+from runners.simulator.clock import SimulatedClock
+from runners.simulator.kv_blocks import KvBlocks
+from runners.simulator.step_time import StepTime, prefill_context
+
+
+class EngineModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One engine: the time of its steps, and its limits."""
+
+    step: StepTime
+    kv_capacity_tokens: int
+    max_batched_tokens: int = 8192
+    """Tokens computed in one step."""
+    max_sequences: int = 256
+    """Requests that run at once."""
+    frontend_s: float = 0.0
+    """From a request's arrival until it can be scheduled: HTTP, parsing, the way to the engine's process and back."""
+
+    def __post_init__(self) -> None:
+        for name in ("kv_capacity_tokens", "max_batched_tokens", "max_sequences"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if not (math.isfinite(self.frontend_s) and self.frontend_s >= 0):
+            raise ValueError(f"frontend_s is {self.frontend_s}; it must be a number of seconds, 0 or more")
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """One request at an engine. `on_first` and `on_end` are called when its first and its last token are there."""
+
+    keys: Sequence[int]
+    """Of the prompt's full blocks."""
+    input_tokens: int
+    output_tokens: int
+    on_first: Callable[[], None]
+    on_end: Callable[[], None]
+    cached_tokens: int = 0
+    """Of the prompt, when it was first scheduled."""
+    preemptions: int = 0
+    generated: int = 0
+    computed: int = 0
+    """Tokens whose KV is there, or will be at the end of this step."""
+    is_cancelled: bool = False
+    is_admitted: bool = False
+    """It has been scheduled at least once."""
+    named: list[int] = field(default_factory=list)
+    anonymous: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Of the prompt and of the answer so far."""
+        return self.input_tokens + self.generated
+
+    @property
+    def is_decoding(self) -> bool:
+        """One step gives one token."""
+        return self.generated > 0 and self.tokens - self.computed == 1
+
+
+class Engine:
+    """One engine under a simulated clock."""
+
+    def __init__(self, model: EngineModel, block_tokens: int, clock: SimulatedClock, *, jumps: bool = True) -> None:
+        """`jumps`: take decode steps in which nothing else can happen at once; without, the same slower."""
+        self.model = model
+        self.blocks = KvBlocks(max(1, model.kv_capacity_tokens // block_tokens), block_tokens)
+        self.steps = 0
+        self.busy_ns = 0
+        self.computed_tokens = 0
+        """Prompt tokens computed, those again after a preemption included."""
+        self._clock = clock
+        self._jumps = jumps
+        self._waiting: deque[Job] = deque()
+        self._running: list[Job] = []
+        self._batch: list[tuple[Job, int]] = []
+        self._timer: Timer | None = None
+        self._began_ns = 0
+        self._stride = 0
+        """Steps that end together at the timer; 0 = none is under way."""
+        self._reserved = 0
+        """Blocks that the steps under way will take."""
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def can_hold(self, input_tokens: int, output_tokens: int) -> bool:
+        """Whether such a request fits the KV cache at all."""
+        return self._count_blocks(input_tokens + output_tokens) <= self.blocks.capacity
+
+    def submit(self, job: Job) -> None:
+        """A request comes. Raises ValueError for one that can never be served."""
+        if job.input_tokens < 1 or job.output_tokens < 1 or not self.can_hold(job.input_tokens, job.output_tokens):
+            raise ValueError(f"{job.input_tokens} + {job.output_tokens} tokens do not fit this engine")
+        if self.model.frontend_s:
+            self._clock.call_later(self.model.frontend_s, lambda: self._queue(job))
+        else:
+            self._queue(job)
+
+    def _queue(self, job: Job) -> None:
+        if job.is_cancelled:
+            return
+        self._waiting.append(job)
+        if self._stride:
+            self._cut_stride()
+        else:
+            self._clock.call_soon(self._begin_step)  # with whatever else comes at this moment
+
+    def cancel(self, job: Job) -> None:
+        """The request is not wanted any more: its blocks are free at once, what the step under way computes is lost."""
+        job.is_cancelled = True
+        if job in self._waiting:
+            self._waiting.remove(job)
+        elif job in self._running:  # it is not among them where it has ended
+            self._cut_stride()
+            self._running.remove(job)
+            self._batch = [(one, new) for one, new in self._batch if one is not job]
+            self._free(job)
+
+    def fill(self, keys: Sequence[int]) -> int:
+        """KV of this prefix has come from elsewhere; returns how many blocks are new. What is needed now stays."""
+        return self.blocks.fill(keys, keep=self._reserved)
+
+    # a step
+    def _begin_step(self) -> None:
+        if self._stride:
+            return
+        preempted = self._schedule_running()
+        if not preempted:
+            self._admit_waiting()
+        if not self._batch:
+            return
+        decoding = [job for job, _ in self._batch if job.is_decoding]
+        self._stride = 1
+        if self._jumps and not preempted and len(decoding) == len(self._batch):
+            self._stride = self._find_stride(decoding)
+        self._began_ns = self._clock.now_ns()
+        self._timer = self._clock.call_at(self._began_ns + self._stride_ns(self._stride), self._end_step)
+
+    def _schedule_running(self) -> bool:
+        """Give each running request what it lacks; returns whether one had to be preempted."""
+        budget, place, preempted = self.model.max_batched_tokens, 0, False
+        while place < len(self._running) and budget:
+            job = self._running[place]
+            new = min(job.tokens - job.computed, budget)
+            while not self._extend(job, new):
+                preempted = True
+                victim = self._running.pop()
+                self._preempt(victim)
+                if victim is job:
+                    return True
+            self._batch.append((job, new))
+            budget -= new
+            place += 1
+        return preempted
+
+    def _admit_waiting(self) -> None:
+        budget = self.model.max_batched_tokens - sum(new for _, new in self._batch)
+        while self._waiting and budget and len(self._running) < self.model.max_sequences:
+            job = self._waiting[0]
+            new = self._admit(job, budget)
+            if not new:
+                break
+            self._waiting.popleft()
+            self._running.append(job)
+            self._batch.append((job, new))
+            budget -= new
+
+    def _admit(self, job: Job, budget: int) -> int:
+        """Give a waiting request its cached prefix and blocks for as much of the rest as the budget allows.
+
+        Returns the tokens to compute; 0 = there are not enough free blocks.
+        """
+        size = self.blocks.block_tokens
+        most = (job.tokens - 1) // size  # the last token is computed in any case: it gives the next one
+        cached = job.keys[: min(self.blocks.match(job.keys), most)]
+        new = min(job.tokens - len(cached) * size, budget)
+        lacking = self._count_blocks(len(cached) * size + new) - len(cached)
+        if lacking + self.blocks.idle_among(cached) > self.blocks.free:
+            return 0
+        self.blocks.use(cached)
+        job.named = list(cached)
+        job.computed = len(cached) * size
+        if not job.is_admitted:
+            job.is_admitted, job.cached_tokens = True, job.computed
+        self._extend(job, new)
+        return new
+
+    def _extend(self, job: Job, new: int) -> bool:
+        """Blocks for `new` more tokens; False = there are not enough."""
+        lacking = self._count_blocks(job.computed + new) - len(job.named) - job.anonymous
+        if lacking > 0:
+            if not self.blocks.take(lacking):
+                return False
+            job.anonymous += lacking
+        self._name_blocks(job, job.computed + new)
+        return True
+
+    def _name_blocks(self, job: Job, computed: int) -> None:
+        """Prompt blocks that are full at the end of this step can be found from now on."""
+        size = self.blocks.block_tokens
+        for place in range(job.computed // size, min(computed // size, len(job.keys))):
+            if self.blocks.name(job.keys[place]):
+                job.named.append(job.keys[place])
+                job.anonymous -= 1
+
+    def _preempt(self, job: Job) -> None:
+        self._free(job)
+        job.preemptions += 1
+        job.computed = 0
+        self._waiting.appendleft(job)
+
+    def _free(self, job: Job) -> None:
+        self.blocks.release(job.named, job.anonymous)
+        job.named, job.anonymous = [], 0
+
+    def _count_blocks(self, tokens: int) -> int:
+        return -(-tokens // self.blocks.block_tokens)
+
+    # steps taken at once
+    def _find_stride(self, decoding: Sequence[Job]) -> int:
+        """How many steps in a row differ in nothing but their context: until one ends, or a block cannot be had."""
+        low, high = 1, min(job.output_tokens - job.generated for job in decoding)
+        free = self.blocks.free
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._blocks_for(decoding, middle) <= free:
+                low = middle
+            else:
+                high = middle - 1
+        self._reserved = self._blocks_for(decoding, low)
+        return low
+
+    def _blocks_for(self, decoding: Sequence[Job], steps: int) -> int:
+        """Blocks that these take in so many steps beyond those they have."""
+        return sum(self._count_blocks(job.computed + steps) - len(job.named) - job.anonymous for job in decoding)
+
+    def _stride_ns(self, steps: int) -> int:
+        """From the begin of the step under way to the end of the last of `steps`."""
+        decode_sequences = decode_context = prefill_tokens = 0
+        attended = 0.0
+        for job, new in self._batch:
+            if job.is_decoding:
+                decode_sequences += 1
+                decode_context += job.computed
+            else:
+                prefill_tokens += new
+                attended += prefill_context(job.computed, new)
+        step = self.model.step
+        if steps == 1:
+            return round(1e9 * step.step_s(prefill_tokens, attended, decode_sequences, decode_context))
+        return round(1e9 * step.decode_s(steps, decode_sequences, decode_context))
+
+    def _cut_stride(self) -> None:
+        """Something has come: the steps taken at once end with the one under way now."""
+        if self._stride <= 1:
+            return
+        passed_ns = self._clock.now_ns() - self._began_ns
+        low, high = 1, self._stride
+        while low < high:
+            middle = (low + high) // 2
+            if self._stride_ns(middle) >= passed_ns:
+                high = middle
+            else:
+                low = middle + 1
+        assert self._timer is not None
+        self._timer.cancel()
+        self._stride = low
+        self._reserved = self._blocks_for([job for job, _ in self._batch], low)
+        self._timer = self._clock.call_at(self._began_ns + self._stride_ns(low), self._end_step)
+
+    def _end_step(self) -> None:
+        stride, batch = self._stride, self._batch
+        self._stride, self._reserved, self._batch, self._timer = 0, 0, [], None
+        self.steps += stride
+        self.busy_ns += self._clock.now_ns() - self._began_ns
+        begun: list[Job] = []
+        ended: list[Job] = []
+        for job, new in batch:
+            if job.is_decoding:
+                if stride > 1:
+                    self._extend(job, stride)
+                job.computed += stride
+                job.generated += stride
+            else:
+                self.computed_tokens += new
+                job.computed += new
+                if job.computed < job.tokens:
+                    continue
+                job.generated += 1
+                if job.generated == 1:
+                    begun.append(job)
+            if job.generated == job.output_tokens:
+                ended.append(job)
+        for job in ended:
+            self._running.remove(job)
+            self._free(job)
+        for job in begun:
+            job.on_first()
+        for job in ended:
+            job.on_end()
+        self._begin_step()

@@ -1,0 +1,111 @@
+"""The fit of an engine model: it finds what made the steps, refuses what says nothing, and compares like with like."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from results.measures.requests import latency_samples
+from runners.cli import app
+from runners.errors import RunnerError
+from runners.simulator.calibrate import calibrate, fit_steps, read_cells, simulate_cell
+from runners.simulator.engine import EngineModel
+from runners.simulator.engine_file import read_engine
+from runners.simulator.step_time import StepTime
+
+GOLDEN = Path(__file__).parents[2] / "goldens" / "connector-tax" / "run.tar.xz"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small real run of connector-tax."""
+    folder = tmp_path_factory.mktemp("run")
+    with tarfile.open(GOLDEN) as archive:
+        archive.extractall(folder, filter="data")
+    (made,) = folder.iterdir()
+    return made
+
+
+def test_the_fit_finds_the_coefficients_that_made_the_steps() -> None:
+    draw = np.random.default_rng(7)
+    prefill = np.where(draw.random(4000) < 0.3, draw.integers(1, 2000, 4000), 0).astype(float)
+    decode = draw.integers(0, 60, 4000).astype(float)
+    true = StepTime(0.002, 3e-5, 1e-4)
+    exact_s = np.array([true.step_s(int(p), 0.0, int(d), 0) for p, d in zip(prefill, decode, strict=True)])
+    step, count, mape = fit_steps(prefill, decode, exact_s * draw.lognormal(0.0, 0.05, 4000))
+    assert step.base_s == pytest.approx(true.base_s, rel=0.03)
+    assert step.prefill_token_s == pytest.approx(true.prefill_token_s, rel=0.03)
+    assert step.decode_sequence_s == pytest.approx(true.decode_sequence_s, rel=0.03)
+    assert count == pytest.approx(3960, abs=1)
+    assert 0.02 < mape < 0.06
+
+
+def test_a_few_steps_that_the_host_held_up_do_not_bend_the_fit() -> None:
+    prefill, decode = np.tile([0.0, 500.0], 1000), np.ones(2000)
+    step_s = 0.002 + 1e-5 * prefill + 1e-4 * decode
+    step_s[::250] += 5.0
+    step, _, _ = fit_steps(prefill, decode, step_s)
+    assert step.prefill_token_s == pytest.approx(1e-5, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode"),
+    [
+        (np.zeros(500), np.ones(500)),
+        (np.ones(500), np.zeros(500)),
+        (np.ones(20), np.ones(20)),
+        (np.zeros(0), np.zeros(0)),
+    ],
+    ids=["no prompts", "no answers", "few", "none"],
+)
+def test_steps_that_do_not_give_a_model_are_refused(prefill: np.ndarray, decode: np.ndarray) -> None:
+    with pytest.raises(RunnerError, match="do not give a model"):
+        fit_steps(prefill, decode, np.full(prefill.size, 0.01))
+
+
+def test_a_run_is_fitted_on_every_second_cell_and_compared_on_the_others(run: Path) -> None:
+    made = calibrate(run)
+    assert [cell.fitted for cell in made.cells] == [index % 2 == 0 for index in range(len(made.cells))]
+    assert made.engine.calibrated
+    assert made.engine.model.step.base_s > 0
+    assert made.engine.model.frontend_s > 0
+    assert made.steps >= 100
+    for metric in ("ttft_s", "tpot_s", "e2e_s"):
+        held_out = made.held_out(metric)
+        assert held_out is not None
+        assert abs(held_out[0]) <= held_out[1]
+    alone = next(cell for cell in made.cells if "64x16" in cell.cell)
+    ratio = (alone.simulated["e2e_s"] or 0) / (alone.measured["e2e_s"] or 1)
+    assert 0.5 < ratio < 1.5, "one request at a time, unsaturated: the model is of the right size"
+
+
+def test_a_simulated_cell_keeps_its_sends_and_is_measured_as_the_real_one(run: Path) -> None:
+    cell = next(read_cells(run, "plain"))
+    model = EngineModel(StepTime(0.010, 0.0, 0.0), kv_capacity_tokens=100_000)
+    simulated = simulate_cell(cell.requests, model)
+    assert list(simulated["t_send_ns"]) == list(cell.requests["t_send_ns"])
+    samples = latency_samples(simulated, cell.record)
+    assert samples["tpot_s"] == pytest.approx(np.full(samples["tpot_s"].size, 0.010), abs=1e-8)
+    assert samples["ttft_s"].min() >= 0.010
+
+
+def test_another_config_or_a_run_without_cells_is_refused(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunnerError, match="0 cells of nothing"):
+        calibrate(run, "nothing")
+    with pytest.raises(RunnerError, match="0 cells of plain"):
+        calibrate(tmp_path)
+
+
+def test_the_command_writes_a_model_that_a_simulation_reads(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "mine.json"
+    done = CliRunner().invoke(app, ["simulate", "calibrate", str(run), "--out", str(out)])
+    assert done.exit_code == 0, done.stderr
+    assert "of the cells not fitted: bias" in done.stdout
+    assert read_engine(str(out)).calibrated
+    shown = CliRunner().invoke(app, ["simulate", "calibrate", str(run), "--json"])
+    assert json.loads(shown.stdout)["engine"]["calibrated"] is True

@@ -1,0 +1,92 @@
+"""The simulated KV cache: no block is lost, and what goes first is what was unused for longest, tails before heads."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from runners.simulator.kv_blocks import KvBlocks
+
+CAPACITY = 8
+
+
+class Blocks(RuleBasedStateMachine):
+    """Requests take and give back blocks in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = KvBlocks(CAPACITY, 16)
+        self.open: list[tuple[list[int], int]] = []
+
+    @rule(family=st.integers(0, 2), depth=st.integers(0, 5), more=st.integers(0, 3))
+    def admit(self, family: int, depth: int, more: int) -> None:
+        keys = [10 * family + place + 1 for place in range(depth)]
+        cached = keys[: self.blocks.match(keys)]
+        lacking = depth - len(cached) + more
+        if lacking + self.blocks.idle_among(cached) > self.blocks.free:
+            return
+        self.blocks.use(cached)
+        assert self.blocks.take(lacking)
+        named, anonymous = list(cached), lacking
+        for key in keys[len(cached) :]:
+            if self.blocks.name(key):
+                named.append(key)
+                anonymous -= 1
+        self.open.append((named, anonymous))
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        named, anonymous = self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))
+        self.blocks.release(named, anonymous)
+
+    @rule(family=st.integers(0, 2), depth=st.integers(0, 9))
+    def fill(self, family: int, depth: int) -> None:
+        keys = [10 * family + place + 1 for place in range(depth)]
+        before, free = self.blocks.match(keys), self.blocks.free
+        new = self.blocks.fill(keys)
+        assert new <= free
+        assert self.blocks.free == free, "what came is cached, and used by no request"
+        assert self.blocks.match(keys) >= before
+
+    @invariant()
+    def every_block_is_free_or_used(self) -> None:
+        in_use = {key for named, _ in self.open for key in named}
+        assert self.blocks.used == len(in_use) + sum(anonymous for _, anonymous in self.open)
+        assert 0 <= self.blocks.free <= CAPACITY
+        for named, _ in self.open:
+            assert all(self.blocks.match((key,)) for key in named), "what a request uses stays"
+
+
+TestBlocks = Blocks.TestCase
+TestBlocks.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_the_least_recently_used_prefix_goes_first_and_its_tail_before_its_head() -> None:
+    blocks = KvBlocks(4, 16)
+    for keys in ((1, 2), (5, 6)):
+        assert blocks.take(2)
+        assert all(blocks.name(key) for key in keys)
+        blocks.release(keys, 0)
+    blocks.use((1, 2))
+    blocks.release((1, 2), 0)
+    assert blocks.take(1)
+    assert [blocks.match(keys) for keys in ((1, 2), (5, 6))] == [2, 1]
+    assert blocks.take(1)
+    assert [blocks.match(keys) for keys in ((1, 2), (5,))] == [2, 0]
+    assert blocks.evicted == 2
+
+
+def test_a_request_gets_all_its_blocks_or_none() -> None:
+    blocks = KvBlocks(3, 16)
+    assert blocks.take(2)
+    assert not blocks.take(2)
+    assert (blocks.free, blocks.used) == (1, 2)
+
+
+@pytest.mark.parametrize(("capacity", "block"), [(0, 16), (4, 0)])
+def test_a_cache_without_room_is_refused(capacity: int, block: int) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        KvBlocks(capacity, block)
